@@ -1,0 +1,48 @@
+//! Addresses of `AF_IB`.
+
+use core::ffi::c_int;
+
+use crate::bindings::*;
+
+/// Whether an address is all zero: 1 or 0.
+///
+/// # Safety
+/// `a` must be readable.
+#[inline]
+pub unsafe fn ib_addr_any(a: *const ib_addr) -> c_int {
+    // SAFETY: the caller vouches for the pointer; each view of the union has the same 16 bytes.
+    let words = unsafe { (*a).ib_u.uib_addr64 };
+    c_int::from(words == [0, 0])
+}
+
+/// Whether an address is the loopback address, `::1`: 1 or 0.
+///
+/// # Safety
+/// `a` must be readable.
+#[inline]
+pub unsafe fn ib_addr_loopback(a: *const ib_addr) -> c_int {
+    // SAFETY: the caller vouches for the pointer; each view of the union has the same 16 bytes.
+    let words = unsafe { (*a).ib_u.uib_addr32 };
+    c_int::from(words == [0, 0, 0, 1_u32.to_be()])
+}
+
+/// Sets an address from four words in network byte order.
+///
+/// # Safety
+/// `addr` must be writable.
+#[inline]
+pub unsafe fn ib_addr_set(addr: *mut ib_addr, w1: __be32, w2: __be32, w3: __be32, w4: __be32) {
+    // SAFETY: the caller vouches for the pointer.
+    unsafe { (*addr).ib_u.uib_addr32 = [w1, w2, w3, w4] }
+}
+
+/// Compares the bytes of two addresses: negative, 0 or positive.
+///
+/// # Safety
+/// Both must be readable.
+#[inline]
+pub unsafe fn ib_addr_cmp(a1: *const ib_addr, a2: *const ib_addr) -> c_int {
+    // SAFETY: the caller vouches for the pointers; each view of the union has the same 16 bytes.
+    let (a1, a2) = unsafe { ((*a1).ib_u.uib_addr8, (*a2).ib_u.uib_addr8) };
+    a1.cmp(&a2) as c_int
+}

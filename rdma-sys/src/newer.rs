@@ -1,0 +1,309 @@
+//! What rdma-core releases after that of `bindings.rs` added: types, constants and functions, by hand.
+//!
+//! A test compares sizes, offsets and values with the headers of such a release where they can be had. When
+//! `bindings.rs` moves to newer headers, the generator says what to remove here.
+
+use core::ffi::{c_char, c_int, c_void};
+
+use crate::bindings::*;
+
+/// Describes a memory region for `ibv_reg_mr_ex` (rdma-core 59).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_mr_init_attr {
+    /// Bytes to register.
+    pub length: usize,
+    /// Or-ed [`ibv_access_flags`].
+    pub access: c_int,
+    /// Which of the fields below count: or-ed [`ibv_mr_init_attr_mask`].
+    pub comp_mask: u64,
+    /// The address a peer uses for the first byte.
+    pub iova: u64,
+    /// The first byte.
+    pub addr: *mut c_void,
+    /// A dma-buf instead of `addr`.
+    pub fd: c_int,
+    /// Where in the dma-buf the region starts.
+    pub fd_offset: u64,
+    /// Hints for the transactions that reach this region.
+    pub dmah: *mut ibv_dmah,
+    /// The buffer that `addr` lies in (rdma-core 65).
+    pub buf: *mut ibv_buf,
+}
+
+/// Which fields of [`ibv_mr_init_attr`] count.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct ibv_mr_init_attr_mask(pub u32);
+/// `iova` counts.
+pub const IBV_REG_MR_MASK_IOVA: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 0);
+/// `addr` counts.
+pub const IBV_REG_MR_MASK_ADDR: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 1);
+/// `fd` counts.
+pub const IBV_REG_MR_MASK_FD: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 2);
+/// `fd_offset` counts.
+pub const IBV_REG_MR_MASK_FD_OFFSET: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 3);
+/// `dmah` counts.
+pub const IBV_REG_MR_MASK_DMAH: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 4);
+/// `buf` counts (rdma-core 65).
+pub const IBV_REG_MR_MASK_BUF: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 5);
+
+/// A handle with hints for DMA transactions (rdma-core 59).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_dmah {
+    /// The context that the handle belongs to.
+    pub context: *mut ibv_context,
+}
+
+/// Which fields of [`ibv_dmah_init_attr`] count.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct ibv_dmah_init_attr_mask(pub u32);
+/// `cpu_id` counts.
+pub const IBV_DMAH_INIT_ATTR_MASK_CPU_ID: ibv_dmah_init_attr_mask = ibv_dmah_init_attr_mask(1 << 0);
+/// `ph` counts.
+pub const IBV_DMAH_INIT_ATTR_MASK_PH: ibv_dmah_init_attr_mask = ibv_dmah_init_attr_mask(1 << 1);
+/// `tph_mem_type` counts.
+pub const IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE: ibv_dmah_init_attr_mask =
+    ibv_dmah_init_attr_mask(1 << 2);
+
+/// What memory a transaction hint speaks of.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct ibv_tph_mem_type(pub u32);
+/// Volatile memory.
+pub const IBV_TPH_MEM_TYPE_VM: ibv_tph_mem_type = ibv_tph_mem_type(0);
+/// Persistent memory.
+pub const IBV_TPH_MEM_TYPE_PM: ibv_tph_mem_type = ibv_tph_mem_type(1);
+
+/// Describes a DMA handle for `ibv_alloc_dmah` (rdma-core 59).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_dmah_init_attr {
+    /// Which of the fields below count: or-ed [`ibv_dmah_init_attr_mask`].
+    pub comp_mask: u32,
+    /// The CPU whose cache is meant.
+    pub cpu_id: u32,
+    /// Processing hint of PCIe.
+    pub ph: u8,
+    /// An [`ibv_tph_mem_type`].
+    pub tph_mem_type: u8,
+}
+
+/// A buffer from `ibv_alloc_buf` (rdma-core 64).
+#[repr(C)]
+#[derive(Debug)]
+pub struct ibv_buf {
+    _opaque: [u8; 0],
+}
+
+/// Which operations of a queue pair a completion counter counts.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct ibv_qp_attach_comp_cntr_op(pub u32);
+/// Sends.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_SEND: ibv_qp_attach_comp_cntr_op =
+    ibv_qp_attach_comp_cntr_op(1 << 0);
+/// Receives.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_RECV: ibv_qp_attach_comp_cntr_op =
+    ibv_qp_attach_comp_cntr_op(1 << 1);
+/// RDMA reads.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ: ibv_qp_attach_comp_cntr_op =
+    ibv_qp_attach_comp_cntr_op(1 << 2);
+/// RDMA reads by the peer.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_READ: ibv_qp_attach_comp_cntr_op =
+    ibv_qp_attach_comp_cntr_op(1 << 3);
+/// RDMA writes.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE: ibv_qp_attach_comp_cntr_op =
+    ibv_qp_attach_comp_cntr_op(1 << 4);
+/// RDMA writes by the peer.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_WRITE: ibv_qp_attach_comp_cntr_op =
+    ibv_qp_attach_comp_cntr_op(1 << 5);
+
+/// What completion counters of a device can do (rdma-core 65).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_comp_cntr_caps {
+    /// The largest value before a counter wraps.
+    pub max_value: u64,
+    /// How many counters there can be.
+    pub max_counters: u32,
+    /// Or-ed [`ibv_qp_attach_comp_cntr_op`].
+    pub supported_qp_attach_ops: u32,
+}
+
+/// A completion counter (rdma-core 65).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_comp_cntr {
+    /// The context that the counter belongs to.
+    pub context: *mut ibv_context,
+    /// The kernel's handle.
+    pub handle: u32,
+}
+
+/// What a completion counter counts.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct ibv_comp_cntr_type(pub u32);
+/// Work requests.
+pub const IBV_COMP_CNTR_TYPE_WRS: ibv_comp_cntr_type = ibv_comp_cntr_type(0);
+/// Bytes.
+pub const IBV_COMP_CNTR_TYPE_BYTES: ibv_comp_cntr_type = ibv_comp_cntr_type(1);
+
+/// Describes a completion counter for `ibv_create_comp_cntr` (rdma-core 65).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_comp_cntr_init_attr {
+    /// No bit is defined yet.
+    pub comp_mask: u32,
+    /// What is counted; the C field is called `type`.
+    pub type_: ibv_comp_cntr_type,
+    /// No flag is defined yet.
+    pub flags: u32,
+}
+
+/// Says what `ibv_qp_attach_comp_cntr` attaches (rdma-core 65).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_qp_attach_comp_cntr_attr {
+    /// No bit is defined yet.
+    pub comp_mask: u32,
+    /// Or-ed [`ibv_qp_attach_comp_cntr_op`].
+    pub op_mask: u32,
+}
+
+// Values that later releases added to enums of `bindings.rs`.
+
+/// The speed of a port changed (rdma-core 62).
+pub const IBV_EVENT_DEVICE_SPEED_CHANGE: ibv_event_type = ibv_event_type(20);
+/// Memory must be bounced for DMA: a confidential guest (rdma-core 65). A bit of `device_cap_flags_ex`.
+pub const IBV_DEVICE_CC_DMA_BOUNCE: u64 = 1 << 41;
+/// On-demand paging works for flush.
+pub const IBV_ODP_SUPPORT_FLUSH: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(1 << 6);
+/// On-demand paging works for atomic write.
+pub const IBV_ODP_SUPPORT_ATOMIC_WRITE: ibv_odp_transport_cap_bits =
+    ibv_odp_transport_cap_bits(1 << 7);
+/// Asks about data that only the device reads.
+pub const IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY: ibv_query_qp_data_in_order_flags =
+    ibv_query_qp_data_in_order_flags(1 << 1);
+/// Lets `ibv_alloc_buf` give memory that a confidential guest shares with its host (rdma-core 65).
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC: ibv_parent_domain_init_attr_mask =
+    ibv_parent_domain_init_attr_mask(1 << 2);
+/// `rdma_resolve_addrinfo` is done (rdma-core 60).
+pub const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = rdma_cm_event_type(16);
+/// `rdma_resolve_addrinfo` failed (rdma-core 60).
+pub const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = rdma_cm_event_type(17);
+/// An event that `rdma_write_cm_event` wrote; its argument is the first eight bytes of `param` (rdma-core 60).
+pub const RDMA_CM_EVENT_USER: rdma_cm_event_type = rdma_cm_event_type(18);
+/// An event of librdmacm itself (rdma-core 60).
+pub const RDMA_CM_EVENT_INTERNAL: rdma_cm_event_type = rdma_cm_event_type(19);
+/// Ask the subnet administrator (rdma-core 60).
+pub const RAI_SA: u32 = 0x10;
+/// Ask the name service (rdma-core 60).
+pub const RAI_DNS: u32 = 0x20;
+
+// The generator takes the fields of these names in the tables from here.
+
+/// `ibv_alloc_buf`
+pub type ibv_alloc_buf_fn =
+    unsafe extern "C" fn(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void;
+/// `ibv_alloc_dmah`
+pub type ibv_alloc_dmah_fn =
+    unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah;
+/// `ibv_create_comp_cntr`
+pub type ibv_create_comp_cntr_fn = unsafe extern "C" fn(
+    context: *mut ibv_context,
+    cc_attr: *mut ibv_comp_cntr_init_attr,
+) -> *mut ibv_comp_cntr;
+/// `ibv_dealloc_dmah`
+pub type ibv_dealloc_dmah_fn = unsafe extern "C" fn(dmah: *mut ibv_dmah) -> c_int;
+/// `ibv_destroy_comp_cntr`
+pub type ibv_destroy_comp_cntr_fn = unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr) -> c_int;
+/// `ibv_dm_export_dmabuf_fd`
+pub type ibv_dm_export_dmabuf_fd_fn = unsafe extern "C" fn(dm: *mut ibv_dm) -> c_int;
+/// `ibv_export_buf_dmabuf_fd`
+pub type ibv_export_buf_dmabuf_fd_fn = unsafe extern "C" fn(buf: *mut ibv_buf) -> c_int;
+/// `ibv_free_buf`
+pub type ibv_free_buf_fn = unsafe extern "C" fn(buf: *mut ibv_buf);
+/// `ibv_inc_comp_cntr`
+pub type ibv_inc_comp_cntr_fn =
+    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
+/// `ibv_inc_err_comp_cntr`
+pub type ibv_inc_err_comp_cntr_fn =
+    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
+/// `ibv_qp_attach_comp_cntr`
+pub type ibv_qp_attach_comp_cntr_fn = unsafe extern "C" fn(
+    qp: *mut ibv_qp,
+    comp_cntr: *mut ibv_comp_cntr,
+    attr: *mut ibv_qp_attach_comp_cntr_attr,
+) -> c_int;
+/// `_ibv_query_comp_cntr_caps`
+pub type _ibv_query_comp_cntr_caps_fn = unsafe extern "C" fn(
+    context: *mut ibv_context,
+    caps: *mut ibv_comp_cntr_caps,
+    caps_size: usize,
+) -> c_int;
+/// `ibv_query_port_speed`
+pub type ibv_query_port_speed_fn =
+    unsafe extern "C" fn(context: *mut ibv_context, port_num: u32, port_speed: *mut u64) -> c_int;
+/// `ibv_read_comp_cntr`
+pub type ibv_read_comp_cntr_fn =
+    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+/// `ibv_read_err_comp_cntr`
+pub type ibv_read_err_comp_cntr_fn =
+    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+/// `ibv_reg_buf_mr`
+pub type ibv_reg_buf_mr_fn = unsafe extern "C" fn(
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr;
+/// `ibv_reg_mr_ex`
+pub type ibv_reg_mr_ex_fn =
+    unsafe extern "C" fn(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr;
+/// `ibv_set_comp_cntr`
+pub type ibv_set_comp_cntr_fn =
+    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
+/// `ibv_set_err_comp_cntr`
+pub type ibv_set_err_comp_cntr_fn =
+    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
+/// `rdma_query_addrinfo`
+pub type rdma_query_addrinfo_fn =
+    unsafe extern "C" fn(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int;
+/// `rdma_resolve_addrinfo`
+pub type rdma_resolve_addrinfo_fn = unsafe extern "C" fn(
+    id: *mut rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> c_int;
+/// `rdma_write_cm_event`
+pub type rdma_write_cm_event_fn = unsafe extern "C" fn(
+    id: *mut rdma_cm_id,
+    event: rdma_cm_event_type,
+    status: c_int,
+    arg: u64,
+) -> c_int;
+/// `repoll_create`
+pub type repoll_create_fn = unsafe extern "C" fn(flags: c_int) -> c_int;
+/// `repoll_ctl`
+pub type repoll_ctl_fn =
+    unsafe extern "C" fn(epfd: c_int, op: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
+/// `repoll_wait`
+pub type repoll_wait_fn = unsafe extern "C" fn(
+    epfd: c_int,
+    events: *mut libc::epoll_event,
+    maxevents: c_int,
+    timeout: c_int,
+) -> c_int;
+
+// Two functions older than any of these: exported, but declared in no header that is installed.
+
+/// `ibv_dontfork_range`
+pub type ibv_dontfork_range_fn = unsafe extern "C" fn(base: *mut c_void, size: usize) -> c_int;
+/// `ibv_dofork_range`
+pub type ibv_dofork_range_fn = unsafe extern "C" fn(base: *mut c_void, size: usize) -> c_int;

@@ -1,0 +1,41 @@
+//! What changed, in a few lines.
+
+/// Names the items that only one of the two files has, or the first line that differs.
+pub(crate) fn summary(name: &str, committed: &str, generated: &str) -> String {
+    const SHOWN: usize = 20;
+    let only = |left: &str, right: &str| {
+        let mut rest: Vec<&str> = right.lines().collect();
+        rest.sort_unstable();
+        left.lines()
+            .filter(|line| rest.binary_search(line).is_err())
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let gone = only(committed, generated);
+    let new = only(generated, committed);
+    let mut text = format!(
+        "rdma-sys/{name} is stale: {} lines only in the committed file, {} only in the generated one",
+        gone.len(),
+        new.len()
+    );
+    for (sign, lines) in [('-', &gone), ('+', &new)] {
+        for line in lines.iter().take(SHOWN) {
+            text.push_str(&format!("\n  {sign} {}", line.trim()));
+        }
+        if lines.len() > SHOWN {
+            text.push_str(&format!("\n  {sign} ... and {} more", lines.len() - SHOWN));
+        }
+    }
+    if gone.is_empty() && new.is_empty() {
+        let at = committed
+            .lines()
+            .zip(generated.lines())
+            .take_while(|(a, b)| a == b)
+            .count()
+            + 1;
+        text.push_str(&format!(
+            "\n  the same lines in another order from line {at} on"
+        ));
+    }
+    text
+}
