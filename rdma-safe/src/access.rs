@@ -1,0 +1,30 @@
+//! Access rights of memory regions and queue pairs.
+
+use bitflags::bitflags;
+use rdma_sys::*;
+
+bitflags! {
+    /// What may be done with a memory region, or by the peer of a queue pair: `enum ibv_access_flags`.
+    ///
+    /// Local reading is always allowed. The default is no more than that.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct Access: u32 {
+        /// The device may write for local work: receives, and results of reads and atomics.
+        const LOCAL_WRITE = IBV_ACCESS_LOCAL_WRITE.0;
+        /// Peers may write. Needs `LOCAL_WRITE` on a region.
+        const REMOTE_WRITE = IBV_ACCESS_REMOTE_WRITE.0;
+        /// Peers may read.
+        const REMOTE_READ = IBV_ACCESS_REMOTE_READ.0;
+        /// Peers may do atomic operations. Needs `LOCAL_WRITE` on a region.
+        const REMOTE_ATOMIC = IBV_ACCESS_REMOTE_ATOMIC.0;
+        /// The device may reorder accesses; ignored where it cannot.
+        const RELAXED_ORDERING = IBV_ACCESS_RELAXED_ORDERING.0;
+        /// Pages are not locked but faulted in by the device: on-demand paging.
+        const ON_DEMAND = IBV_ACCESS_ON_DEMAND.0;
+    }
+}
+
+impl Access {
+    /// The rights that let a peer reach memory.
+    pub const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+}

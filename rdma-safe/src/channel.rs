@@ -1,0 +1,136 @@
+//! Completion channels: events of completion queues, over a file descriptor.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_sys::*;
+
+use crate::cq::CqId;
+use crate::errno::check_ptr;
+use crate::{Context, Errno, Error, Result};
+
+/// A completion channel: `struct ibv_comp_channel`. Clones share it.
+///
+/// Its descriptor becomes readable when an armed completion queue gets a completion; it works with `poll(2)`, `epoll(7)`
+/// and the reactors of async runtimes. The descriptor is non-blocking: once it is readable, take events with
+/// [`CompletionChannel::try_event`] until there is none, which edge-triggered reactors need.
+///
+/// Events are acknowledged as they are read, so none can be left over to block the destruction of a queue.
+#[derive(Clone)]
+pub struct CompletionChannel {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    raw: NonNull<ibv_comp_channel>,
+    context: Context,
+}
+
+// SAFETY: libibverbs objects may be used from any thread (see `Context`).
+unsafe impl Send for Inner {}
+// SAFETY: as above; reading an event is one read(2) of a whole event.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: every completion queue on this channel holds an `Arc` of it, so none is left.
+        unsafe { (self.context.verbs().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
+    }
+}
+
+impl CompletionChannel {
+    pub(crate) fn new(context: &Context) -> Result<Self> {
+        // SAFETY: the context is valid.
+        let raw = check_ptr(|| unsafe { (context.verbs().ibv_create_comp_channel)(context.as_raw()) })
+            .map_err(|errno| Error::CreateChannel { errno })?;
+        let channel = CompletionChannel { inner: Arc::new(Inner { raw, context: context.clone() }) };
+        let fd = channel.as_fd().as_raw_fd();
+        // SAFETY: fcntl on a descriptor that the channel owns; flags are integers.
+        let set = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) };
+        if set < 0 {
+            return Err(Error::CreateChannel { errno: Errno::last() });
+        }
+        Ok(channel)
+    }
+
+    /// Takes one event if there is one, and acknowledges it: `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
+    ///
+    /// The queue is no longer armed then.
+    ///
+    /// # Errors
+    /// [`Error::Channel`], for instance when the device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
+    #[doc(alias = "ibv_ack_cq_events")]
+    pub fn try_event(&self) -> Result<Option<CqId>> {
+        let verbs = self.inner.context.verbs();
+        let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        loop {
+            // SAFETY: the channel is valid, and so are the out pointers.
+            if unsafe { (verbs.ibv_get_cq_event)(self.as_raw(), &mut cq, &mut context) } == 0 {
+                // SAFETY: the queue cannot be destroyed before the event is acknowledged: `ibv_destroy_cq` waits for it.
+                // That wait is why the acknowledgement is not put off.
+                unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
+                return Ok(Some(CqId::from_context(context)));
+            }
+            match Errno::last() {
+                Errno(libc::EINTR) => {}
+                Errno(libc::EAGAIN) => return Ok(None),
+                errno => return Err(Error::Channel { call: "ibv_get_cq_event", errno }),
+            }
+        }
+    }
+
+    /// Waits for an event, at most for `timeout`; `None` when it passed.
+    ///
+    /// # Errors
+    /// [`Error::Channel`].
+    pub fn wait(&self, timeout: Duration) -> Result<Option<CqId>> {
+        let start = Instant::now();
+        loop {
+            if let Some(event) = self.try_event()? {
+                return Ok(Some(event));
+            }
+            let Some(left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
+                return Ok(None);
+            };
+            let mut fd = libc::pollfd { fd: self.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // Rounded up, so that the last fraction of a millisecond is waited for and not spun through.
+            let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+            // SAFETY: one valid `pollfd` for the duration of the call.
+            let ready = unsafe { libc::poll(&mut fd, 1, millis) };
+            match Errno::last() {
+                _ if ready >= 0 => {}
+                Errno(libc::EINTR) => {}
+                errno => return Err(Error::Channel { call: "poll(2)", errno }),
+            }
+        }
+    }
+
+    /// The device that it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// The C object, valid while this channel is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_comp_channel {
+        self.inner.raw.as_ptr()
+    }
+}
+
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open while the channel is.
+        unsafe { BorrowedFd::borrow_raw((*self.as_raw()).fd) }
+    }
+}
+
+impl fmt::Debug for CompletionChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionChannel").field("fd", &self.as_fd().as_raw_fd()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,299 @@
+//! An opened device, and what it can be asked.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::*;
+
+use crate::errno::{check, check_neg, check_ptr};
+use crate::gid::recommended;
+use crate::quirks::Quirks;
+use crate::{
+    CompletionChannel, CompletionQueueBuilder, Device, DeviceAttributes, Errno, Error, Gid, GidEntry, GidType,
+    PortAttributes, ProtectionDomain, Result, TransportType,
+};
+
+/// An opened device: `struct ibv_context`. Clones share it; it closes when the last object made from it is gone.
+#[derive(Clone)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    raw: NonNull<ibv_context>,
+    verbs: &'static Verbs,
+    name: String,
+    transport: TransportType,
+    attributes: DeviceAttributes,
+    quirks: Quirks,
+}
+
+// SAFETY: libibverbs is thread-safe: every call on a context may come from any thread (rdma-core
+// Documentation/libibverbs.md, "Thread safety"). The other fields are immutable.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: every object made from this context holds an `Arc` of it, so none is left. A failure (it has none
+        // that is documented) would leak the descriptor; there is nobody to tell.
+        unsafe { (self.verbs.ibv_close_device)(self.raw.as_ptr()) };
+    }
+}
+
+impl Context {
+    pub(crate) fn open(device: &Device, verbs: &'static Verbs) -> Result<Context> {
+        // SAFETY: the device is valid while `device` is.
+        let raw = check_ptr(|| unsafe { (verbs.ibv_open_device)(device.as_raw()) })
+            .map_err(|errno| Error::OpenDevice { device: device.name(), errno })?;
+        // From here on an error must close the device: build `Inner` first, with attributes that are replaced.
+        let mut inner = Inner {
+            raw,
+            verbs,
+            name: device.name(),
+            transport: device.transport_type(),
+            attributes: DeviceAttributes::zeroed(),
+            quirks: Quirks::default(),
+        };
+        inner.attributes = query_device(&inner)?;
+        inner.quirks = Quirks::of(&inner.attributes, verbs);
+        Ok(Context { inner: Arc::new(inner) })
+    }
+
+    /// Kernel name of the device, such as `mlx5_0`.
+    #[must_use]
+    pub fn device_name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Kind of transport.
+    #[must_use]
+    pub fn transport_type(&self) -> TransportType {
+        self.inner.transport
+    }
+
+    /// Limits and capabilities as they were when the device was opened: `ibv_query_device_ex(3)`, or
+    /// `ibv_query_device(3)` where the provider lacks it.
+    #[must_use]
+    #[doc(alias = "ibv_query_device")]
+    #[doc(alias = "ibv_query_device_ex")]
+    pub fn attributes(&self) -> &DeviceAttributes {
+        &self.inner.attributes
+    }
+
+    /// Deviations of this device's provider that are worked around here.
+    #[must_use]
+    pub fn quirks(&self) -> Quirks {
+        self.inner.quirks
+    }
+
+    /// Number of completion vectors: event queues that completion notifications can be spread over.
+    #[must_use]
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is valid, and the field does not change after it was opened.
+        unsafe { (*self.as_raw()).num_comp_vectors }.max(0) as u32
+    }
+
+    /// State and tables of `port`, which counts from 1: `ibv_query_port(3)`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPort`], or [`Error::Query`].
+    #[doc(alias = "ibv_query_port")]
+    pub fn query_port(&self, port: u8) -> Result<PortAttributes> {
+        let ports = self.attributes().ports();
+        if port == 0 || port > ports {
+            return Err(Error::NoSuchPort { device: self.device_name().into(), port, ports });
+        }
+        let mut attributes = MaybeUninit::<ibv_port_attr>::zeroed();
+        // SAFETY: the context is valid and `attributes` has room for the structure whose size the shim passes along.
+        check(unsafe { ibv_query_port(self.as_raw(), port, attributes.as_mut_ptr()) })
+            .map_err(|errno| self.query_error("ibv_query_port", errno))?;
+        // SAFETY: all of it was zeroed, and zeros are valid for this structure of integers.
+        Ok(PortAttributes::from_raw(unsafe { attributes.assume_init() }))
+    }
+
+    /// The entry at `index` of the GID table of `port`: `ibv_query_gid_ex(3)`, or `ibv_query_gid(3)` with what sysfs
+    /// says of the type where the kernel lacks the former.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGid`] when the index is beyond the table or its entry is empty; [`Error::NoSuchPort`].
+    #[doc(alias = "ibv_query_gid_ex")]
+    #[doc(alias = "ibv_query_gid")]
+    pub fn gid(&self, port: u8, index: u32) -> Result<GidEntry> {
+        let table_len = self.query_port(port)?.gid_table_len();
+        let missing = || Error::NoSuchGid { device: self.device_name().into(), port, index, table_len };
+        if index >= table_len {
+            return Err(missing());
+        }
+        let mut entry = MaybeUninit::<ibv_gid_entry>::zeroed();
+        // SAFETY: the context is valid and `entry` has room for the structure whose size the shim passes along.
+        match check(unsafe { ibv_query_gid_ex(self.as_raw(), u32::from(port), index, entry.as_mut_ptr(), 0) }) {
+            // SAFETY: all of it was zeroed, and zeros are valid for this structure of integers.
+            Ok(()) => Ok(gid_entry(&unsafe { entry.assume_init() })),
+            Err(Errno(libc::ENODATA | libc::ENOENT)) => Err(missing()),
+            Err(errno) if errno.is_unsupported() => self.gid_from_sysfs(port, index)?.ok_or_else(missing),
+            Err(errno) => Err(self.query_error("ibv_query_gid_ex", errno)),
+        }
+    }
+
+    /// Every entry of the GID table of `port` that is not empty: `ibv_query_gid_table(3)`, or one by one where the
+    /// kernel lacks it.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPort`], [`Error::Query`].
+    #[doc(alias = "ibv_query_gid_table")]
+    pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>> {
+        let table_len = self.query_port(port)?.gid_table_len();
+        // The call reports the entries of all ports, so there must be room for all.
+        let mut room = 0_usize;
+        for port in 1..=self.attributes().ports() {
+            room += self.query_port(port)?.gid_table_len() as usize;
+        }
+        let mut entries = Vec::<ibv_gid_entry>::with_capacity(room);
+        // SAFETY: the context is valid and `entries` has room for `room` structures, whose size the shim passes along.
+        let found = unsafe { ibv_query_gid_table(self.as_raw(), entries.as_mut_ptr(), room, 0) };
+        match found {
+            0.. => {
+                // SAFETY: the call returned how many entries, at most `room`, it has written.
+                unsafe { entries.set_len((found as usize).min(room)) };
+                Ok(entries.iter().filter(|entry| entry.port_num == u32::from(port)).map(gid_entry).collect())
+            }
+            negative if Errno(negative.unsigned_abs() as i32).is_unsupported() => {
+                let entry = |index| self.gid_from_sysfs(port, index).transpose();
+                (0..table_len).filter_map(entry).collect()
+            }
+            negative => Err(self.query_error("ibv_query_gid_table", Errno(negative.unsigned_abs() as i32))),
+        }
+    }
+
+    /// The GID of `port` to connect from: RoCE v2 before InfiniBand before RoCE v1, an address that can be routed
+    /// before a link-local one, IPv4 before IPv6, the lowest index first.
+    ///
+    /// # Errors
+    /// [`Error::NoGid`] when the table is empty; those of [`Context::gids`].
+    pub fn recommended_gid(&self, port: u8) -> Result<GidEntry> {
+        recommended(&self.gids(port)?).ok_or_else(|| Error::NoGid { device: self.device_name().into(), port })
+    }
+
+    /// The partition key at `index` of the table of `port`, in host byte order: `ibv_query_pkey(3)`.
+    ///
+    /// # Errors
+    /// [`Error::Query`] when the index is beyond [`PortAttributes::pkey_table_len`]; [`Error::NoSuchPort`].
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
+        self.query_port(port)?;
+        let mut pkey = 0;
+        // SAFETY: the context is valid, and `pkey` is a valid out pointer.
+        check_neg(|| unsafe { (self.verbs().ibv_query_pkey)(self.as_raw(), port, c_int::from(index), &mut pkey) })
+            .map_err(|errno| self.query_error("ibv_query_pkey", errno))?;
+        Ok(u16::from_be(pkey))
+    }
+
+    /// The index of a partition key, in host byte order, in the table of `port`: `ibv_get_pkey_index(3)`.
+    ///
+    /// # Errors
+    /// [`Error::Query`] when the table does not hold it; [`Error::NoSuchPort`].
+    #[doc(alias = "ibv_get_pkey_index")]
+    pub fn pkey_index(&self, port: u8, pkey: u16) -> Result<u16> {
+        self.query_port(port)?;
+        // SAFETY: the context is valid.
+        let index = check_neg(|| unsafe { (self.verbs().ibv_get_pkey_index)(self.as_raw(), port, pkey.to_be()) })
+            .map_err(|errno| self.query_error("ibv_get_pkey_index", errno))?;
+        Ok(index as u16)
+    }
+
+    /// Allocates a protection domain: `ibv_alloc_pd(3)`.
+    ///
+    /// # Errors
+    /// [`Error::AllocPd`].
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
+        ProtectionDomain::new(self)
+    }
+
+    /// Creates a completion channel, over which completion queues report events: `ibv_create_comp_channel(3)`.
+    ///
+    /// # Errors
+    /// [`Error::CreateChannel`].
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_channel(&self) -> Result<CompletionChannel> {
+        CompletionChannel::new(self)
+    }
+
+    /// Starts describing a completion queue with room for at least `entries` completions.
+    pub fn completion_queue(&self, entries: u32) -> CompletionQueueBuilder {
+        CompletionQueueBuilder::new(self, entries)
+    }
+
+    /// The C object, valid while this `Context` or anything made from it is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_context {
+        self.inner.raw.as_ptr()
+    }
+
+    pub(crate) fn verbs(&self) -> &'static Verbs {
+        self.inner.verbs
+    }
+
+    fn query_error(&self, verb: &'static str, errno: Errno) -> Error {
+        Error::Query { verb, device: self.device_name().into(), errno }
+    }
+
+    /// `ibv_query_gid` gives no type, and success with zeros for an empty entry.
+    fn gid_from_sysfs(&self, port: u8, index: u32) -> Result<Option<GidEntry>> {
+        let mut raw = ibv_gid { raw: [0; 16] };
+        // SAFETY: the context is valid, and `raw` is a valid out pointer.
+        check_neg(|| unsafe { (self.verbs().ibv_query_gid)(self.as_raw(), port, index as c_int, &mut raw) })
+            .map_err(|errno| self.query_error("ibv_query_gid", errno))?;
+        let gid = Gid::from_raw(raw);
+        if gid.is_zero() {
+            return Ok(None);
+        }
+        let attrs = format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs", self.device_name());
+        let read = |what: &str| std::fs::read_to_string(format!("{attrs}/{what}/{index}")).unwrap_or_default();
+        let gid_type = match read("types").trim() {
+            "RoCE v2" => GidType::RoceV2,
+            "IB/RoCE v1" if self.query_port(port)?.link_layer() == crate::LinkLayer::ETHERNET => GidType::RoceV1,
+            _ => GidType::Infiniband,
+        };
+        let interface = std::fs::read_to_string(format!("/sys/class/net/{}/ifindex", read("ndevs").trim()));
+        let interface_index = interface.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        Ok(Some(GidEntry { gid, index, port, gid_type, interface_index }))
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("device", &self.device_name()).finish_non_exhaustive()
+    }
+}
+
+fn query_device(inner: &Inner) -> Result<DeviceAttributes> {
+    let mut attributes = MaybeUninit::<ibv_device_attr_ex>::zeroed();
+    // SAFETY: the context is valid, a NULL input asks for no extra, and `attributes` has room for the structure whose
+    // size the shim passes along.
+    check(unsafe { ibv_query_device_ex(inner.raw.as_ptr(), std::ptr::null(), attributes.as_mut_ptr()) })
+        .map_err(|errno| Error::Query { verb: "ibv_query_device_ex", device: inner.name.clone(), errno })?;
+    // SAFETY: all of it was zeroed, and zeros are valid for this structure of integers.
+    Ok(DeviceAttributes::from_raw(unsafe { attributes.assume_init() }))
+}
+
+fn gid_entry(raw: &ibv_gid_entry) -> GidEntry {
+    let gid_type = match ibv_gid_type(raw.gid_type) {
+        IBV_GID_TYPE_IB => GidType::Infiniband,
+        IBV_GID_TYPE_ROCE_V1 => GidType::RoceV1,
+        IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
+        ibv_gid_type(other) => GidType::Other(other),
+    };
+    GidEntry {
+        gid: Gid::from_raw(raw.gid),
+        index: raw.gid_index,
+        port: raw.port_num as u8,
+        gid_type,
+        interface_index: raw.ndev_ifindex,
+    }
+}

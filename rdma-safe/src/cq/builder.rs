@@ -1,0 +1,161 @@
+//! Creating completion queues.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::*;
+
+use super::{Classic, CompletionQueue, CqId, Shared, Source, WcFields};
+use crate::errno::check_ptr;
+use crate::{CompletionChannel, Context, Errno, Error, Quirks, Result};
+
+/// Describes a completion queue: `ibv_create_cq_ex(3)`, or `ibv_create_cq(3)` where the provider lacks it.
+///
+/// Made by [`Context::completion_queue`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder creates nothing until `build`"]
+pub struct CompletionQueueBuilder {
+    context: Context,
+    entries: u32,
+    fields: WcFields,
+    vector: u32,
+    channel: Option<CompletionChannel>,
+    classic: bool,
+}
+
+impl CompletionQueueBuilder {
+    pub(crate) fn new(context: &Context, entries: u32) -> Self {
+        CompletionQueueBuilder {
+            context: context.clone(),
+            entries,
+            fields: WcFields::STANDARD,
+            vector: 0,
+            channel: None,
+            classic: false,
+        }
+    }
+
+    /// Fields that completions shall have; [`WcFields::STANDARD`] unless set. Fewer can be faster on some devices.
+    pub fn fields(mut self, fields: WcFields) -> Self {
+        self.fields = fields;
+        self
+    }
+
+    /// Reports events over `channel`, when armed.
+    pub fn channel(mut self, channel: &CompletionChannel) -> Self {
+        self.channel = Some(channel.clone());
+        self
+    }
+
+    /// The completion vector that events are spread by; 0 unless set, below [`Context::completion_vectors`].
+    pub fn vector(mut self, vector: u32) -> Self {
+        self.vector = vector;
+        self
+    }
+
+    /// Uses `ibv_create_cq` and `ibv_poll_cq` even where the extended interface exists.
+    pub fn classic(mut self) -> Self {
+        self.classic = true;
+        self
+    }
+
+    /// Creates the queue.
+    ///
+    /// # Errors
+    /// [`Error::CreateCompletionQueue`] when the number of entries or the vector is beyond the device's limits;
+    /// [`Error::CompletionFields`] when the device cannot report the fields.
+    #[doc(alias = "ibv_create_cq_ex")]
+    #[doc(alias = "ibv_create_cq")]
+    pub fn build(self) -> Result<CompletionQueue> {
+        if !self.classic {
+            match self.create_extended() {
+                Ok(raw) => return Ok(self.finish_extended(raw)),
+                // Not all providers have extended queues, or all fields in them; what is left to try is the classic
+                // one. EINVAL is what a provider says of a field it does not know; the classic call repeats it when
+                // the reason is another.
+                Err(errno)
+                    if self.fields == WcFields::STANDARD && (errno.is_unsupported() || errno.0 == libc::EINVAL) => {}
+                Err(errno) if errno.is_unsupported() => return Err(Error::CompletionFields { fields: self.fields }),
+                Err(errno) => return Err(self.error(errno)),
+            }
+        }
+        if !WcFields::STANDARD.contains(self.fields) {
+            return Err(Error::CompletionFields { fields: self.fields });
+        }
+        let raw = self.create_classic().map_err(|errno| self.error(errno))?;
+        Ok(self.finish_classic(raw))
+    }
+
+    fn create_extended(&self) -> Result<(NonNull<ibv_cq_ex>, CqId), Errno> {
+        let id = CqId::next();
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe: self.entries,
+            cq_context: id.to_context(),
+            channel: self.channel_ptr(),
+            comp_vector: self.vector,
+            wc_flags: self.fields.bits(),
+            comp_mask: 0,
+            flags: 0,
+            parent_domain: std::ptr::null_mut(),
+        };
+        // SAFETY: the context and the channel are valid, and `attr` is for the duration of the call.
+        check_ptr(|| unsafe { ibv_create_cq_ex(self.context.as_raw(), &mut attr) }).map(|raw| (raw, id))
+    }
+
+    fn create_classic(&self) -> Result<(NonNull<ibv_cq>, CqId), Errno> {
+        let id = CqId::next();
+        let (Ok(entries), Ok(vector)) = (i32::try_from(self.entries), i32::try_from(self.vector)) else {
+            return Err(Errno(libc::EINVAL));
+        };
+        // SAFETY: the context and the channel are valid.
+        check_ptr(|| unsafe {
+            (self.context.verbs().ibv_create_cq)(
+                self.context.as_raw(),
+                entries,
+                id.to_context(),
+                self.channel_ptr(),
+                vector,
+            )
+        })
+        .map(|raw| (raw, id))
+    }
+
+    fn finish_extended(self, (raw, id): (NonNull<ibv_cq_ex>, CqId)) -> CompletionQueue {
+        let one_per_poll = self.context.quirks().contains(Quirks::ONE_COMPLETION_PER_POLL);
+        let fields = self.fields;
+        // SAFETY: the queue is valid; an extended one begins with the fields of a classic one.
+        let cq = unsafe { NonNull::new_unchecked(ibv_cq_ex_to_cq(raw.as_ptr())) };
+        CompletionQueue {
+            shared: self.share(cq, id),
+            fields,
+            source: Source::Extended { raw, open: false, one_per_poll },
+        }
+    }
+
+    fn finish_classic(self, (raw, id): (NonNull<ibv_cq>, CqId)) -> CompletionQueue {
+        CompletionQueue {
+            shared: self.share(raw, id),
+            fields: WcFields::STANDARD,
+            source: Source::Classic(Classic::new(raw)),
+        }
+    }
+
+    fn share(self, raw: NonNull<ibv_cq>, id: CqId) -> Arc<Shared> {
+        // SAFETY: the queue is valid, and the field is set at creation.
+        let capacity = unsafe { (*raw.as_ptr()).cqe }.max(0) as u32;
+        Arc::new(Shared { raw, parents: Some((self.context, self.channel)), id, capacity })
+    }
+
+    fn channel_ptr(&self) -> *mut ibv_comp_channel {
+        self.channel.as_ref().map_or(std::ptr::null_mut(), CompletionChannel::as_raw)
+    }
+
+    fn error(&self, errno: Errno) -> Error {
+        Error::CreateCompletionQueue {
+            entries: self.entries,
+            max_entries: self.context.attributes().max_cqe(),
+            vectors: self.context.completion_vectors(),
+            errno,
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Taking completions.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use rdma_sys::*;
+
+use super::{CompletionQueue, Source, WcFields, WcFlags, WcOpcode, WcStatus};
+use crate::Errno;
+
+/// A completion queue is of no more use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PollError {
+    /// The provider failed.
+    #[error(
+        "polling a completion queue failed ({0}): it overran, or the device is gone; create it anew, with more entries"
+    )]
+    Provider(Errno),
+
+    /// A completion names work that is not in flight: the provider repeated or invented it.
+    #[error("a completion with identifier {wr_id:#x} names work that is not in flight; the provider is faulty")]
+    Unexpected {
+        /// The identifier.
+        wr_id: u64,
+    },
+}
+
+/// A cursor over the completions of a queue: `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`, or `ibv_poll_cq(3)`.
+///
+/// It lends one completion at a time. Between the first [`Poll::next`] and the drop the provider holds a lock, so the
+/// cursor stays in its thread and borrows the queue mutably. What was not taken stays in the queue.
+#[must_use = "nothing is taken until `next` is called"]
+pub struct Poll<'cq> {
+    cq: &'cq mut CompletionQueue,
+    exhausted: bool,
+    not_send: PhantomData<*mut ()>,
+}
+
+impl CompletionQueue {
+    /// Starts taking completions.
+    ///
+    /// ```no_run
+    /// # fn example(cq: &mut rdma_safe::CompletionQueue) -> rdma_safe::Result<()> {
+    /// let mut poll = cq.poll();
+    /// while let Some(completion) = poll.next()? {
+    ///     println!("{}: {}", completion.wr_id(), completion.status());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn poll(&mut self) -> Poll<'_> {
+        // A cursor that was forgotten instead of dropped left the provider's lock held.
+        self.end_poll();
+        Poll { cq: self, exhausted: false, not_send: PhantomData }
+    }
+}
+
+impl Poll<'_> {
+    /// The next completion, or `None` when there is none at the moment.
+    ///
+    /// # Errors
+    /// [`PollError`] when the provider failed; it is never taken for an empty queue.
+    #[inline]
+    #[allow(clippy::should_implement_trait)] // A lending cursor cannot be an `Iterator`: collecting it would alias one cursor.
+    pub fn next(&mut self) -> Result<Option<WorkCompletion<'_>>, PollError> {
+        if self.exhausted {
+            return Ok(None);
+        }
+        let fields = self.cq.fields;
+        match &mut self.cq.source {
+            Source::Extended { raw, open, one_per_poll } => {
+                let cq = raw.as_ptr();
+                let result = if *open && !*one_per_poll {
+                    // SAFETY: the queue is valid, this thread is between start_poll and end_poll, and a provider that
+                    // has start_poll has next_poll.
+                    unsafe { ibv_next_poll(cq) }
+                } else {
+                    if *open {
+                        *open = false;
+                        // SAFETY: as above.
+                        unsafe { ibv_end_poll(cq) };
+                    }
+                    let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
+                    // SAFETY: the queue is valid and not being polled: `&mut CompletionQueue` is the only way here, and
+                    // `open` was false. No flag is defined for `attr`.
+                    let result = unsafe { ibv_start_poll(cq, &mut attr) };
+                    *open = result == 0;
+                    result
+                };
+                if result == 0 {
+                    return Ok(Some(WorkCompletion { row: Row::Extended(*raw), fields }));
+                }
+                self.exhausted = true;
+                match result {
+                    libc::ENOENT => Ok(None),
+                    errno => Err(PollError::Provider(Errno(errno))),
+                }
+            }
+            Source::Classic(classic) => {
+                if classic.next == classic.len && !classic.refill()? {
+                    self.exhausted = true;
+                    return Ok(None);
+                }
+                let row = classic.next as usize;
+                classic.next += 1;
+                // A short batch means that the queue was empty: no need to ask once more.
+                self.exhausted = classic.next == classic.len && classic.next < classic.rows.len() as u32;
+                Ok(Some(WorkCompletion { row: Row::Classic(&classic.rows[row]), fields }))
+            }
+        }
+    }
+}
+
+impl Drop for Poll<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.cq.end_poll();
+    }
+}
+
+impl fmt::Debug for Poll<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poll").field("exhausted", &self.exhausted).finish_non_exhaustive()
+    }
+}
+
+/// One completion, valid until the cursor moves on.
+///
+/// Fields that the queue was created without are `None`. When the status is not success, only
+/// [`wr_id`](Self::wr_id), [`status`](Self::status), [`qp_num`](Self::qp_num) and [`vendor_error`](Self::vendor_error)
+/// mean anything (ibv_poll_cq(3)).
+pub struct WorkCompletion<'a> {
+    row: Row<'a>,
+    fields: WcFields,
+}
+
+enum Row<'a> {
+    /// The queue itself: its cursor stands on the completion for as long as `'a` borrows the `Poll`.
+    Extended(NonNull<ibv_cq_ex>),
+    Classic(&'a ibv_wc),
+}
+
+/// Reads a field by its extended accessor where the queue was created with it, else from `ibv_wc`.
+macro_rules! field {
+    ($self:ident, $field:expr, $read:ident, |$wc:ident| $classic:expr) => {
+        match $self.row {
+            Row::Extended(cq) if $self.fields.contains($field) => {
+                // SAFETY: the cursor stands on a completion, and the queue was created with this field, so the provider
+                // has set the accessor.
+                Some(unsafe { $read(cq.as_ptr()) })
+            }
+            Row::Extended(_) => None,
+            Row::Classic($wc) => $classic,
+        }
+    };
+}
+
+impl WorkCompletion<'_> {
+    /// What the work request was given as its identifier.
+    #[must_use]
+    #[inline]
+    pub fn wr_id(&self) -> u64 {
+        match self.row {
+            // SAFETY: the queue is valid, and the cursor stands on a completion.
+            Row::Extended(cq) => unsafe { (*cq.as_ptr()).wr_id },
+            Row::Classic(wc) => wc.wr_id,
+        }
+    }
+
+    /// How it ended.
+    #[must_use]
+    #[inline]
+    pub fn status(&self) -> WcStatus {
+        match self.row {
+            // SAFETY: as in `wr_id`.
+            Row::Extended(cq) => WcStatus(unsafe { (*cq.as_ptr()).status }.0),
+            Row::Classic(wc) => WcStatus(wc.status.0),
+        }
+    }
+
+    /// Success, or the error to report.
+    ///
+    /// # Errors
+    /// [`CompletionError`] when the status is not success.
+    #[inline]
+    pub fn ok(&self) -> Result<(), CompletionError> {
+        match self.status() {
+            WcStatus::SUCCESS => Ok(()),
+            status => Err(CompletionError {
+                status,
+                vendor_error: self.vendor_error(),
+                wr_id: self.wr_id(),
+                qp_num: self.qp_num(),
+            }),
+        }
+    }
+
+    /// What completed.
+    #[must_use]
+    #[inline]
+    pub fn opcode(&self) -> WcOpcode {
+        match self.row {
+            // SAFETY: the cursor stands on a completion, and providers always set this accessor.
+            Row::Extended(cq) => WcOpcode(unsafe { ibv_wc_read_opcode(cq.as_ptr()) }.0),
+            Row::Classic(wc) => WcOpcode(wc.opcode.0),
+        }
+    }
+
+    /// The vendor's own code for an error.
+    #[must_use]
+    #[inline]
+    pub fn vendor_error(&self) -> u32 {
+        match self.row {
+            // SAFETY: as in `opcode`.
+            Row::Extended(cq) => unsafe { ibv_wc_read_vendor_err(cq.as_ptr()) },
+            Row::Classic(wc) => wc.vendor_err,
+        }
+    }
+
+    /// Flags.
+    #[must_use]
+    #[inline]
+    pub fn flags(&self) -> WcFlags {
+        WcFlags::from_bits_retain(match self.row {
+            // SAFETY: as in `opcode`.
+            Row::Extended(cq) => unsafe { ibv_wc_read_wc_flags(cq.as_ptr()) },
+            Row::Classic(wc) => wc.wc_flags,
+        })
+    }
+
+    /// Bytes transferred; meaningful for receives, reads and atomics.
+    #[must_use]
+    #[inline]
+    pub fn byte_len(&self) -> Option<u32> {
+        field!(self, WcFields::BYTE_LEN, ibv_wc_read_byte_len, |wc| Some(wc.byte_len))
+    }
+
+    /// Immediate data of the peer in host byte order, if the message has it.
+    #[must_use]
+    #[inline]
+    pub fn imm(&self) -> Option<u32> {
+        if !self.flags().contains(WcFlags::WITH_IMM) {
+            return None;
+        }
+        // SAFETY: with this flag the union holds immediate data.
+        field!(self, WcFields::IMM, ibv_wc_read_imm_data, |wc| Some(unsafe { wc.__bindgen_anon_1.imm_data }))
+            .map(u32::from_be)
+    }
+
+    /// The key that the peer's send invalidated, if it did.
+    #[must_use]
+    #[inline]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        if !self.flags().contains(WcFlags::WITH_INV) {
+            return None;
+        }
+        field!(self, WcFields::IMM, ibv_wc_read_invalidated_rkey, |wc| {
+            // SAFETY: with this flag the union holds the key.
+            Some(unsafe { wc.__bindgen_anon_1.invalidated_rkey })
+        })
+    }
+
+    /// Number of the local queue pair.
+    #[must_use]
+    #[inline]
+    pub fn qp_num(&self) -> Option<u32> {
+        field!(self, WcFields::QP_NUM, ibv_wc_read_qp_num, |wc| Some(wc.qp_num))
+    }
+
+    /// Number of the sending queue pair; UD only.
+    #[must_use]
+    #[inline]
+    pub fn src_qp(&self) -> Option<u32> {
+        field!(self, WcFields::SRC_QP, ibv_wc_read_src_qp, |wc| Some(wc.src_qp))
+    }
+
+    /// LID of the sender; UD on InfiniBand only.
+    #[must_use]
+    #[inline]
+    pub fn slid(&self) -> Option<u32> {
+        field!(self, WcFields::SLID, ibv_wc_read_slid, |wc| Some(u32::from(wc.slid)))
+    }
+
+    /// Service level; UD only.
+    #[must_use]
+    #[inline]
+    pub fn sl(&self) -> Option<u8> {
+        field!(self, WcFields::SL, ibv_wc_read_sl, |wc| Some(wc.sl))
+    }
+
+    /// Low bits of the destination LID; UD on InfiniBand only.
+    #[must_use]
+    #[inline]
+    pub fn dlid_path_bits(&self) -> Option<u8> {
+        field!(self, WcFields::DLID_PATH_BITS, ibv_wc_read_dlid_path_bits, |wc| Some(wc.dlid_path_bits))
+    }
+
+    /// When it completed, in ticks of the device's clock (`hca_core_clock` kHz of the device attributes).
+    #[must_use]
+    #[inline]
+    pub fn completion_timestamp(&self) -> Option<u64> {
+        field!(self, WcFields::COMPLETION_TIMESTAMP, ibv_wc_read_completion_ts, |_wc| None)
+    }
+
+    /// When it completed, in nanoseconds of the wall clock.
+    #[must_use]
+    #[inline]
+    pub fn completion_wallclock_ns(&self) -> Option<u64> {
+        field!(self, WcFields::COMPLETION_TIMESTAMP_WALLCLOCK, ibv_wc_read_completion_wallclock_ns, |_wc| None)
+    }
+
+    /// VLAN tag that the device stripped.
+    #[must_use]
+    #[inline]
+    pub fn cvlan(&self) -> Option<u16> {
+        field!(self, WcFields::CVLAN, ibv_wc_read_cvlan, |_wc| None)
+    }
+
+    /// Tag of the flow that matched.
+    #[must_use]
+    #[inline]
+    pub fn flow_tag(&self) -> Option<u32> {
+        field!(self, WcFields::FLOW_TAG, ibv_wc_read_flow_tag, |_wc| None)
+    }
+}
+
+impl fmt::Debug for WorkCompletion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("WorkCompletion");
+        debug.field("wr_id", &self.wr_id()).field("status", &self.status());
+        match self.ok() {
+            Ok(()) => debug.field("opcode", &self.opcode()).field("byte_len", &self.byte_len()),
+            Err(_) => debug.field("vendor_error", &self.vendor_error()),
+        }
+        .finish()
+    }
+}
+
+/// A work request that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "work request {wr_id}{} failed: {status} (vendor error {vendor_error:#x}): {}",
+    qp_num.map(|qp| format!(" of QP {qp:#08x}")).unwrap_or_default(), status.explain()
+)]
+pub struct CompletionError {
+    /// How it ended.
+    pub status: WcStatus,
+    /// The vendor's own code.
+    pub vendor_error: u32,
+    /// Identifier of the work request.
+    pub wr_id: u64,
+    /// Number of the local queue pair, if the completion queue reports it.
+    pub qp_num: Option<u32>,
+}

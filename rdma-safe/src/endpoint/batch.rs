@@ -1,0 +1,197 @@
+//! Several pieces of work, one doorbell.
+
+use std::fmt;
+
+use super::ring::Ring;
+use super::work::{Data, Verb};
+use super::{Endpoint, Outcome, Rejected, Sent, Work, WorkId};
+use crate::qp::Shared;
+use crate::{Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
+
+/// Work to post at once. Dropping it posts nothing, and drops the buffers that were moved in.
+///
+/// Made by [`Endpoint::batch`].
+#[must_use = "dropping a batch posts nothing; call `post`"]
+pub struct Batch<'e> {
+    /// `None` once posted.
+    raw: Option<SendBatch<'e>>,
+    qp: &'e Shared,
+    sends: &'e mut Ring<Sent>,
+    pd: &'e ProtectionDomain,
+    unsignaled: &'e mut u32,
+    poisoned: &'e mut bool,
+    max_unsignaled: u32,
+    max_message: u32,
+}
+
+impl<'e> Batch<'e> {
+    #[inline]
+    pub(super) fn new(endpoint: &'e mut Endpoint) -> Result<Self, PostError> {
+        if endpoint.poisoned {
+            return Err(PostError::Poisoned);
+        }
+        let (queue, qp) = endpoint.qp.send_and_shared();
+        Ok(Batch {
+            raw: Some(queue.batch()?),
+            qp,
+            sends: &mut endpoint.sends,
+            pd: &endpoint.pd,
+            unsignaled: &mut endpoint.unsignaled,
+            poisoned: &mut endpoint.poisoned,
+            max_unsignaled: endpoint.settings.max_unsignaled,
+            max_message: endpoint.settings.max_message,
+        })
+    }
+}
+
+impl Batch<'_> {
+    /// Adds a piece of work.
+    ///
+    /// # Errors
+    /// [`Rejected`] gives the buffer back; the batch is as before then. [`PostError::QueueFull`] means that completions
+    /// have to be taken first.
+    #[inline]
+    pub fn add(&mut self, mut work: Work<'_>) -> Result<WorkId, Rejected> {
+        match self.try_add(&mut work) {
+            Ok(id) => Ok(id),
+            Err(error) => Err(Rejected { error, buffer: work.into_buffer() }),
+        }
+    }
+
+    #[inline]
+    fn try_add(&mut self, work: &mut Work<'_>) -> Result<WorkId, PostError> {
+        if self.sends.is_full() {
+            return Err(PostError::QueueFull { posted: 0 });
+        }
+        work.prepare(self.max_message)?;
+        let sequence = self.sends.next_sequence();
+        let signaled = work.flags.contains(SendFlags::SIGNALED) || *self.unsignaled + 1 >= self.max_unsignaled;
+        let flags = if signaled { work.flags | SendFlags::SIGNALED } else { work.flags };
+        let wr = WorkRequest::new(WorkId::send(sequence).0).with(flags);
+        let raw = self.raw.as_mut().expect("only `post` takes it, with the batch");
+        match &work.data {
+            Data::Buffer(buffer) => {
+                if !buffer.pd().is_same(self.pd) {
+                    return Err(PostError::ForeignBuffer);
+                }
+                // SAFETY: the memory belongs to the buffer alone, which moves into the ring just below, and stays there
+                // until the work has completed, or the queue pair was destroyed, or, if the batch is not posted, `drop`.
+                // Nothing of this process is harmed by a write to `remote`: memory that is registered with remote access
+                // is exposed, of which there are no references, or was registered by an `unsafe` call that says so.
+                unsafe { add_buffer(raw, wr, &work.verb, work.imm, buffer.sge())? }
+            }
+            // SAFETY: the bytes are copied in the call. As to the peer's memory, as above.
+            Data::Inline(bytes) => unsafe { add_inline(raw, wr, &work.verb, work.imm, Inline(bytes))? },
+        }
+        *self.unsignaled = if signaled { 0 } else { *self.unsignaled + 1 };
+        let operation = work.operation();
+        let silent = !work.flags.contains(SendFlags::SIGNALED);
+        let buffer = match std::mem::replace(&mut work.data, Data::Inline(&[])) {
+            Data::Buffer(buffer) => Some(buffer),
+            Data::Inline(_) => None,
+        };
+        let sent = Sent { silent: silent && buffer.is_none(), buffer, operation, outcome: Outcome::DONE };
+        if self.sends.push(sent).is_err() {
+            unreachable!("there was room above");
+        }
+        Ok(WorkId::send(sequence))
+    }
+
+    /// How many pieces it holds.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.raw.as_ref().map_or(0, SendBatch::len)
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Posts all of it. An empty batch does nothing.
+    ///
+    /// # Errors
+    /// Whatever it is, the provider may have taken part of the work: the endpoint goes into error, the buffers stay in it,
+    /// and come back as the work flushes or from [`Endpoint::close`].
+    #[inline]
+    pub fn post(mut self) -> Result<(), PostError> {
+        match self.raw.take().map(SendBatch::post) {
+            None | Some(Ok(())) => Ok(()),
+            Some(Err(error)) => {
+                *self.poisoned = true;
+                self.qp.fail();
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(raw) = self.raw.take() {
+            let count = raw.len();
+            // Aborts it first: then the device has nothing of these buffers.
+            drop(raw);
+            for _ in 0..count {
+                drop(self.sends.pop_newest());
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// # Safety
+///
+/// The contract of [`SendBatch`].
+#[inline]
+unsafe fn add_buffer(
+    raw: &mut SendBatch<'_>,
+    wr: WorkRequest,
+    verb: &Verb,
+    imm: Option<u32>,
+    sge: Sge,
+) -> Result<(), PostError> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match (verb, imm) {
+            (Verb::Send, None) => raw.send(wr, sge),
+            (Verb::Send, Some(imm)) => raw.send_imm(wr, imm, sge),
+            (Verb::SendInvalidate(rkey), _) => raw.send_invalidate(wr, *rkey, sge),
+            (Verb::Write(remote), None) => raw.write(wr, *remote, sge),
+            (Verb::Write(remote), Some(imm)) => raw.write_imm(wr, *remote, imm, sge),
+            (Verb::Read(remote), _) => raw.read(wr, *remote, sge),
+            (Verb::CompareSwap { remote, compare, swap }, _) => raw.compare_swap(wr, *remote, *compare, *swap, sge),
+            (Verb::FetchAdd { remote, add }, _) => raw.fetch_add(wr, *remote, *add, sge),
+        }
+    }
+}
+
+/// # Safety
+///
+/// The contract of [`SendBatch`].
+#[inline]
+unsafe fn add_inline(
+    raw: &mut SendBatch<'_>,
+    wr: WorkRequest,
+    verb: &Verb,
+    imm: Option<u32>,
+    data: Inline<'_>,
+) -> Result<(), PostError> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match (verb, imm) {
+            (Verb::Send, None) => raw.send(wr, data),
+            (Verb::Send, Some(imm)) => raw.send_imm(wr, imm, data),
+            (Verb::Write(remote), None) => raw.write(wr, *remote, data),
+            (Verb::Write(remote), Some(imm)) => raw.write_imm(wr, *remote, imm, data),
+            _ => unreachable!("`Work` makes no other verb with inline data"),
+        }
+    }
+}

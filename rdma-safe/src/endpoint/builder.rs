@@ -1,0 +1,210 @@
+//! Creating endpoints.
+
+use std::mem::ManuallyDrop;
+
+use super::ring::Ring;
+use super::{Endpoint, Settings};
+use crate::{
+    Access, Context, Error, Gid, GidEntry, LinkLayer, ProtectionDomain, QueuePairAddress, QueuePairAttributes,
+    QueuePairState, Result, WcFields,
+};
+
+/// Describes an endpoint. Made by [`Endpoint::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder creates nothing until `build`"]
+pub struct EndpointBuilder<'a> {
+    pd: &'a ProtectionDomain,
+    port: u8,
+    gid_index: Option<u32>,
+    send_depth: u32,
+    recv_depth: u32,
+    inline_data: u32,
+    events: bool,
+    peer_access: Access,
+    psn: Option<u32>,
+    classic_post: bool,
+    classic_poll: bool,
+}
+
+impl<'a> EndpointBuilder<'a> {
+    pub(super) fn new(pd: &'a ProtectionDomain) -> Self {
+        EndpointBuilder {
+            pd,
+            port: 1,
+            gid_index: None,
+            send_depth: 128,
+            recv_depth: 128,
+            inline_data: 0,
+            events: false,
+            peer_access: Access::empty(),
+            psn: None,
+            classic_post: false,
+            classic_poll: false,
+        }
+    }
+
+    /// Port of the device, counted from 1; 1 unless set.
+    pub fn port(mut self, port: u8) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Index of the GID to connect from; [`Context::recommended_gid`] unless set.
+    pub fn gid_index(mut self, index: u32) -> Self {
+        self.gid_index = Some(index);
+        self
+    }
+
+    /// Pieces of work that can be in flight, or done and not yet taken, besides receives; 128 unless set.
+    pub fn send_depth(mut self, work: u32) -> Self {
+        self.send_depth = work;
+        self
+    }
+
+    /// Receives that can be posted, or done and not yet taken; 128 unless set.
+    pub fn recv_depth(mut self, receives: u32) -> Self {
+        self.recv_depth = receives;
+        self
+    }
+
+    /// Bytes that can be sent inline; 0 unless set. Small messages are faster that way on most devices, which allow some
+    /// hundred bytes.
+    pub fn inline_data(mut self, bytes: u32) -> Self {
+        self.inline_data = bytes;
+        self
+    }
+
+    /// Lets [`Endpoint::wait`] sleep until there is an event, instead of spinning.
+    pub fn events(mut self, events: bool) -> Self {
+        self.events = events;
+        self
+    }
+
+    /// What the peer may do to exposed regions of this domain, of the remote rights; nothing unless set.
+    pub fn peer_access(mut self, access: Access) -> Self {
+        self.peer_access = access;
+        self
+    }
+
+    /// First packet sequence number to send, 24 bits; a random one unless set.
+    pub fn psn(mut self, psn: u32) -> Self {
+        self.psn = Some(psn);
+        self
+    }
+
+    /// Posts by `ibv_post_send` even where `ibv_wr_*` exists.
+    pub fn classic_post(mut self, classic: bool) -> Self {
+        self.classic_post = classic;
+        self
+    }
+
+    /// Polls by `ibv_poll_cq` even where `ibv_start_poll` exists.
+    pub fn classic_poll(mut self, classic: bool) -> Self {
+        self.classic_poll = classic;
+        self
+    }
+
+    /// Creates a completion queue and a queue pair, and brings the queue pair to INIT, so that receives can be posted.
+    ///
+    /// # Errors
+    /// Those of [`Context::query_port`], [`Context::gid`], [`CompletionQueueBuilder::build`] and
+    /// [`QueuePairBuilder::build`]; [`Error::Modify`].
+    ///
+    /// [`CompletionQueueBuilder::build`]: crate::CompletionQueueBuilder::build
+    /// [`QueuePairBuilder::build`]: crate::QueuePairBuilder::build
+    pub fn build(self) -> Result<Endpoint> {
+        let context = self.pd.context();
+        let port = context.query_port(self.port)?;
+        let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
+        let gid = self.source_gid(context, is_ethernet)?;
+
+        let entries = self.send_depth.saturating_add(self.recv_depth).max(1);
+        let mut cq = context.completion_queue(entries).fields(WcFields::BYTE_LEN | WcFields::IMM);
+        if self.classic_poll {
+            cq = cq.classic();
+        }
+        if self.events {
+            cq = cq.channel(&context.create_channel()?);
+        }
+        let cq = cq.build()?;
+        let mut qp = self
+            .pd
+            .queue_pair(&cq, &cq)
+            .send_depth(self.send_depth)
+            .recv_depth(self.recv_depth)
+            .inline_data(self.inline_data);
+        if self.classic_post {
+            qp = qp.classic();
+        }
+        let mut qp = qp.build()?;
+        qp.modify(
+            &QueuePairAttributes::new()
+                .set_state(QueuePairState::INIT)
+                .set_port(self.port)
+                .set_pkey_index(0)
+                .set_access(self.peer_access & Access::REMOTE),
+        )?;
+
+        let local = QueuePairAddress {
+            qp_num: qp.number(),
+            psn: self.psn.unwrap_or_else(random_psn),
+            lid: port.lid(),
+            gid: gid.map_or(Gid::ZERO, |entry| entry.gid),
+            mtu: port.active_mtu(),
+            rd_atomic: rd_atomic(context.attributes().max_qp_rd_atom()),
+        };
+        let settings = Settings {
+            port: self.port,
+            gid_index: gid.map(|entry| entry.index as u8),
+            is_ethernet,
+            max_message: port.max_message_size(),
+            // At least every other entry, so that a full ring always has a completion coming.
+            max_unsignaled: (self.send_depth / 2).max(1),
+        };
+        Ok(Endpoint {
+            qp: ManuallyDrop::new(qp),
+            cq,
+            sends: Ring::new(self.send_depth),
+            receives: Ring::new(self.recv_depth),
+            pd: self.pd.clone(),
+            settings,
+            local,
+            unsignaled: 0,
+            poisoned: false,
+            armed: false,
+            destroyed: false,
+        })
+    }
+
+    /// On InfiniBand a port can do without a GID.
+    fn source_gid(&self, context: &Context, is_ethernet: bool) -> Result<Option<GidEntry>> {
+        match self.gid_index {
+            // `sgid_index` of an address vector has eight bits.
+            Some(index) if index > 255 => Err(Error::NoSuchGid {
+                device: context.device_name().into(),
+                port: self.port,
+                index,
+                table_len: context.query_port(self.port)?.gid_table_len().min(256),
+            }),
+            Some(index) => context.gid(self.port, index).map(Some),
+            None => match context.recommended_gid(self.port) {
+                Ok(entry) => Ok(Some(entry)),
+                Err(Error::NoGid { .. }) if !is_ethernet => Ok(None),
+                Err(error) => Err(error),
+            },
+        }
+    }
+}
+
+/// Reads and atomics that an end serves at a time, of what its device can.
+pub(super) fn rd_atomic(device: u32) -> u8 {
+    device.min(16) as u8
+}
+
+/// 24 bits that a peer of an earlier connection cannot guess, so that its late packets are not taken for ours.
+fn random_psn() -> u32 {
+    let mut bytes = [0; 4];
+    // SAFETY: four writable bytes. A short read, which for so few bytes does not happen, leaves zeros, a valid number.
+    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    u32::from_ne_bytes(bytes) & 0xff_ffff
+}

@@ -1,0 +1,125 @@
+//! What comes back from an endpoint.
+
+use std::fmt;
+
+use crate::{Buffer, CompletionError, PostError, WcStatus};
+
+/// Identifies posted work of one endpoint; increases with each posting of a direction, and is never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WorkId(pub(super) u64);
+
+/// In which queue work was: the highest bit of `wr_id`. The rest is the sequence number in the ring.
+const RECEIVE: u64 = 1 << 63;
+
+impl WorkId {
+    pub(super) fn send(sequence: u64) -> Self {
+        WorkId(sequence)
+    }
+
+    pub(super) fn receive(sequence: u64) -> Self {
+        WorkId(sequence | RECEIVE)
+    }
+
+    pub(super) fn sequence(self) -> u64 {
+        self.0 & !RECEIVE
+    }
+
+    /// Whether it is of a receive.
+    #[must_use]
+    pub fn is_receive(self) -> bool {
+        self.0 & RECEIVE != 0
+    }
+}
+
+/// What completed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Operation {
+    /// A send.
+    Send,
+    /// An RDMA write.
+    Write,
+    /// An RDMA read: the buffer holds what was read.
+    Read,
+    /// An atomic operation: the buffer holds the old value, in host byte order.
+    Atomic,
+    /// A message arrived: the buffer holds it.
+    Receive,
+    /// The peer wrote with immediate: that took a posted receive, whose buffer comes back empty.
+    ReceiveWrite,
+}
+
+/// Work that is done, and the buffer that was in it.
+#[derive(Debug)]
+#[must_use = "dropping a completion drops its buffer"]
+pub struct Completion {
+    /// As returned when it was posted.
+    pub id: WorkId,
+    /// What it was. For a receive that failed, [`Operation::Receive`].
+    pub operation: Operation,
+    /// How it ended.
+    pub status: WcStatus,
+    /// The vendor's own code for an error.
+    pub vendor_error: u32,
+    /// The buffer; `None` for data that was sent inline. After a receive its length is that of the message.
+    pub buffer: Option<Buffer>,
+    /// Bytes received, written by the peer with immediate, or read.
+    pub byte_len: u32,
+    /// Immediate data of the peer, in host byte order.
+    pub imm: Option<u32>,
+    /// The key that the peer's send invalidated.
+    pub invalidated_rkey: Option<u32>,
+}
+
+impl Completion {
+    /// The completion if it succeeded.
+    ///
+    /// # Errors
+    /// [`FailedWork`], which holds the completion and with it the buffer.
+    pub fn ok(self) -> Result<Completion, FailedWork> {
+        if self.status == WcStatus::SUCCESS { Ok(self) } else { Err(FailedWork(Box::new(self))) }
+    }
+}
+
+/// Work that failed, with the buffer that was in it.
+pub struct FailedWork(pub Box<Completion>);
+
+impl FailedWork {
+    fn error(&self) -> CompletionError {
+        let Completion { status, vendor_error, id, .. } = *self.0;
+        CompletionError { status, vendor_error, wr_id: id.sequence(), qp_num: None }
+    }
+}
+
+impl fmt::Display for FailedWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.0.operation, self.error())
+    }
+}
+
+impl fmt::Debug for FailedWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FailedWork").field(&self.0).finish()
+    }
+}
+
+impl std::error::Error for FailedWork {}
+
+/// Work that was not posted, and its buffer back.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Rejected {
+    /// Why.
+    #[source]
+    pub error: PostError,
+    /// The buffer, unless the work had none, or the provider may have it ([`PostError::InDoubt`]): then it comes back
+    /// from [`Endpoint::close`](crate::Endpoint::close).
+    pub buffer: Option<Buffer>,
+}
+
+impl From<Rejected> for crate::Error {
+    /// Drops the buffer.
+    fn from(rejected: Rejected) -> Self {
+        rejected.error.into()
+    }
+}

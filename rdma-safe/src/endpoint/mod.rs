@@ -1,0 +1,422 @@
+//! The owned door: buffers move in with work and come back with its completion.
+
+mod batch;
+mod builder;
+mod completion;
+mod connect;
+mod ring;
+mod work;
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
+
+use crate::{
+    Buffer, CompletionChannel, CompletionQueue, Error, PollError, PostError, ProtectionDomain, QueuePair, RemoteMemory,
+    Result, WcOpcode, WcStatus, WorkCompletion,
+};
+use ring::Ring;
+
+pub use batch::Batch;
+pub use builder::EndpointBuilder;
+pub use completion::{Completion, FailedWork, Operation, Rejected, WorkId};
+pub use connect::{ConnectOptions, QueuePairAddress};
+pub use work::Work;
+
+/// A reliable connection whose user needs no `unsafe`.
+///
+/// A buffer that is posted is *moved* into the endpoint; it comes back with the completion of its work, so that nobody can
+/// touch, free or post it in between. Work is kept in rings of fixed size, one for sends and one for receives, allocated
+/// with the endpoint: posting and polling allocate nothing, and a full ring is back-pressure ([`PostError::QueueFull`]).
+///
+/// ```no_run
+/// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use rdma_safe::{Device, Endpoint};
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let mut endpoint = Endpoint::builder(&pd).build()?;
+/// let (inbox, mut outbox) = pd.allocate(8192)?.split_at(4096)?;
+///
+/// endpoint.receive(inbox)?; // before the peer can send
+/// let remote = exchange(endpoint.address()); // over TCP, a file, …
+/// endpoint.connect(&remote)?;
+///
+/// outbox.fill_from(b"hello")?;
+/// endpoint.send(outbox)?;
+/// for _ in 0..2 {
+///     let done = endpoint.wait(Duration::from_secs(5))?.ok()?;
+///     println!("{:?}: {:?}", done.operation, done.buffer.as_deref());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Endpoint {
+    /// Destroyed in `drop`, before the rings.
+    qp: ManuallyDrop<QueuePair>,
+    cq: CompletionQueue,
+    sends: Ring<Sent>,
+    receives: Ring<Posted>,
+    pd: ProtectionDomain,
+    settings: Settings,
+    local: QueuePairAddress,
+    /// Work was posted since the last signaled one, that no completion would release.
+    unsignaled: u32,
+    /// A posting failed, and whether the provider has its work is not known.
+    poisoned: bool,
+    armed: bool,
+    /// `qp` was taken.
+    destroyed: bool,
+}
+
+/// What is fixed when an endpoint is built.
+struct Settings {
+    port: u8,
+    gid_index: Option<u8>,
+    is_ethernet: bool,
+    max_message: u32,
+    /// Unsignaled sends in a row, before one is signaled anyway.
+    max_unsignaled: u32,
+}
+
+struct Sent {
+    buffer: Option<Buffer>,
+    operation: Operation,
+    outcome: Outcome,
+    /// Nobody waits for it unless it fails: it has no buffer, and was not signaled.
+    silent: bool,
+}
+
+struct Posted {
+    buffer: Buffer,
+    operation: Operation,
+    outcome: Outcome,
+    imm: Option<u32>,
+    invalidated_rkey: Option<u32>,
+}
+
+#[derive(Clone, Copy)]
+struct Outcome {
+    status: WcStatus,
+    vendor_error: u32,
+    byte_len: u32,
+}
+
+impl Outcome {
+    /// Of work that a later completion released: it was done before that.
+    const DONE: Outcome = Outcome { status: WcStatus::SUCCESS, vendor_error: 0, byte_len: 0 };
+
+    #[inline]
+    fn of(completion: &WorkCompletion<'_>) -> Self {
+        match completion.status() {
+            WcStatus::SUCCESS => Outcome { byte_len: completion.byte_len().unwrap_or(0), ..Outcome::DONE },
+            status => Outcome { status, vendor_error: completion.vendor_error(), byte_len: 0 },
+        }
+    }
+}
+
+impl Endpoint {
+    /// Starts describing an endpoint in this domain.
+    pub fn builder(pd: &ProtectionDomain) -> EndpointBuilder<'_> {
+        EndpointBuilder::new(pd)
+    }
+
+    /// What a peer needs to connect to this end. Exchange it out of band.
+    #[must_use]
+    pub fn address(&self) -> QueuePairAddress {
+        self.local
+    }
+
+    /// The queue pair, to look at.
+    #[must_use]
+    pub fn queue_pair(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// Posts a receive: the next message of the peer goes into `buffer`, up to its capacity.
+    ///
+    /// Possible as soon as the endpoint is built; post before the peer sends.
+    ///
+    /// # Errors
+    /// [`Rejected`] gives the buffer back.
+    pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+        let reject = |buffer, error| Err(Rejected { error, buffer: Some(buffer) });
+        if self.poisoned {
+            return reject(buffer, PostError::Poisoned);
+        }
+        if !buffer.pd().is_same(&self.pd) {
+            return reject(buffer, PostError::ForeignBuffer);
+        }
+        let sge = buffer.whole_sge();
+        let posted =
+            Posted { buffer, operation: Operation::Receive, outcome: Outcome::DONE, imm: None, invalidated_rkey: None };
+        let id = match self.receives.push(posted) {
+            Ok(sequence) => WorkId::receive(sequence),
+            Err(posted) => return reject(posted.buffer, PostError::QueueFull { posted: 0 }),
+        };
+        // SAFETY: the memory belongs to the buffer alone, which is in the ring until the work has completed or the queue
+        // pair was destroyed: entries leave it by a completion, in `close` and `drop` after the destruction, or just below.
+        match unsafe { self.qp.recv_queue().receive(id.0, sge) } {
+            Ok(()) => Ok(id),
+            // The provider says that it did not take it.
+            Err(error @ (PostError::NotReady { .. } | PostError::QueueFull { .. } | PostError::Refused { .. })) => {
+                Err(Rejected { error, buffer: self.receives.pop_newest().map(|posted| posted.buffer) })
+            }
+            Err(error) => {
+                self.poisoned = true;
+                self.qp.send_and_shared().1.fail();
+                Err(Rejected { error, buffer: None })
+            }
+        }
+    }
+
+    /// Posts one piece of work.
+    ///
+    /// # Errors
+    /// [`Rejected`] gives the buffer back.
+    #[inline]
+    pub fn post(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
+        let mut batch = match self.batch() {
+            Ok(batch) => batch,
+            Err(error) => return Err(Rejected { error, buffer: work.into_buffer() }),
+        };
+        let id = batch.add(work)?;
+        batch.post().map_err(|error| Rejected { error, buffer: None })?;
+        Ok(id)
+    }
+
+    /// Sends the bytes of `buffer` up to its length: [`Work::send`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    #[inline]
+    pub fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+        self.post(Work::send(buffer))
+    }
+
+    /// Sends bytes that are copied as they are posted: [`Work::send_inline`].
+    ///
+    /// # Errors
+    /// [`PostError::InlineTooLong`] when they are more than [`EndpointBuilder::inline_data`]; as [`Endpoint::post`].
+    #[inline]
+    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<WorkId, PostError> {
+        self.post(Work::send_inline(bytes)).map_err(|rejected| rejected.error)
+    }
+
+    /// Writes the bytes of `buffer` up to its length to the start of `remote`: [`Work::write`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`]; [`PostError::RemoteTooShort`].
+    #[inline]
+    pub fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+        self.post(Work::write(buffer, remote))
+    }
+
+    /// Reads from the start of `remote` into `buffer`, as many bytes as its length: [`Work::read`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`]; [`PostError::RemoteTooShort`].
+    #[inline]
+    pub fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+        self.post(Work::read(buffer, remote))
+    }
+
+    /// Begins a batch of work to be posted with one doorbell.
+    ///
+    /// # Errors
+    /// [`PostError::NotReady`] before [`Endpoint::connect`]; [`PostError::Poisoned`].
+    #[inline]
+    pub fn batch(&mut self) -> Result<Batch<'_>, PostError> {
+        Batch::new(self)
+    }
+
+    /// Takes one piece of work that is done, if there is any. It never waits.
+    ///
+    /// Work of each direction comes in the order in which it was posted; no order is kept between the two.
+    ///
+    /// # Errors
+    /// [`PollError`] when the provider failed: the endpoint is of no more use, and the buffers come back from
+    /// [`Endpoint::close`].
+    #[inline]
+    pub fn poll(&mut self) -> Result<Option<Completion>, PollError> {
+        if let Some(completion) = self.pop() {
+            return Ok(Some(completion));
+        }
+        self.reap()?;
+        Ok(self.pop())
+    }
+
+    /// Waits for a piece of work to be done, at most for `timeout`.
+    ///
+    /// It spins, or, when the endpoint was built with [`EndpointBuilder::events`], sleeps until there is an event.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; [`Error::Poll`]; [`Error::Channel`].
+    pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
+        let start = Instant::now();
+        loop {
+            if let Some(completion) = self.poll()? {
+                return Ok(completion);
+            }
+            if self.cq.channel().is_some() && !self.armed {
+                // What completed before arming causes no event, so the queue has to be looked at once more.
+                self.cq.arm(false)?;
+                self.armed = true;
+                continue;
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(Error::Timeout { waited: timeout });
+            }
+            match self.cq.channel() {
+                Some(channel) => self.armed = channel.wait(left)?.is_none(),
+                None => std::hint::spin_loop(),
+            }
+        }
+    }
+
+    /// The channel that becomes readable when work is done, if the endpoint was built with
+    /// [`EndpointBuilder::events`]: for `epoll(7)` and async runtimes. [`Endpoint::arm`] it first.
+    #[must_use]
+    pub fn channel(&self) -> Option<&CompletionChannel> {
+        self.cq.channel()
+    }
+
+    /// Asks for an event at the next completion, and says whether there is one to wait for: `false` means that work is
+    /// done already, and [`Endpoint::poll`] returns it.
+    ///
+    /// # Errors
+    /// [`Error::CompletionQueueLacks`] without [`EndpointBuilder::events`]; [`Error::Arm`]; [`Error::Poll`].
+    pub fn arm(&mut self) -> Result<bool> {
+        if let Some(channel) = self.cq.channel() {
+            while channel.try_event()?.is_some() {}
+        }
+        self.cq.arm(false)?;
+        self.armed = true;
+        self.reap()?;
+        Ok(!self.sends.has_completed() && !self.receives.has_completed())
+    }
+
+    /// Work posted and not done.
+    #[must_use]
+    pub fn in_flight(&self) -> (u64, u64) {
+        (self.sends.in_flight(), self.receives.in_flight())
+    }
+
+    /// Destroys the queue pair, and returns the buffers of all work that was not handed out, done or not.
+    ///
+    /// # Errors
+    /// [`Error::Query`] when the queue pair cannot be destroyed; the buffers are then leaked, as the device may still use
+    /// them.
+    pub fn close(mut self) -> Result<Vec<Buffer>> {
+        self.destroy()?;
+        let Endpoint { sends, receives, .. } = &mut self;
+        let sends = std::iter::from_fn(|| sends.pop_oldest()).filter_map(|sent| sent.buffer);
+        let receives = std::iter::from_fn(|| receives.pop_oldest()).map(|posted| posted.buffer);
+        Ok(sends.chain(receives).collect())
+    }
+
+    /// Takes completions out of the queue and notes them in the rings, a limited number at a time.
+    fn reap(&mut self) -> Result<(), PollError> {
+        const BATCH: usize = 16;
+        let mut poll = self.cq.poll();
+        for _ in 0..BATCH {
+            let Some(completion) = poll.next()? else { break };
+            let id = WorkId(completion.wr_id());
+            let known = if id.is_receive() {
+                self.receives.complete(id.sequence()).map(|posted| posted.finish(&completion)).is_some()
+            } else {
+                self.sends.complete(id.sequence()).map(|sent| sent.outcome = Outcome::of(&completion)).is_some()
+            };
+            if !known {
+                return Err(PollError::Unexpected { wr_id: id.0 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands out work that is done.
+    #[inline]
+    fn pop(&mut self) -> Option<Completion> {
+        while let Some((sequence, sent)) = self.sends.pop_completed() {
+            if sent.silent && sent.outcome.status == WcStatus::SUCCESS {
+                continue;
+            }
+            return Some(Completion {
+                id: WorkId::send(sequence),
+                operation: sent.operation,
+                status: sent.outcome.status,
+                vendor_error: sent.outcome.vendor_error,
+                buffer: sent.buffer,
+                byte_len: sent.outcome.byte_len,
+                imm: None,
+                invalidated_rkey: None,
+            });
+        }
+        let (sequence, posted) = self.receives.pop_completed()?;
+        Some(Completion {
+            id: WorkId::receive(sequence),
+            operation: posted.operation,
+            status: posted.outcome.status,
+            vendor_error: posted.outcome.vendor_error,
+            buffer: Some(posted.buffer),
+            byte_len: posted.outcome.byte_len,
+            imm: posted.imm,
+            invalidated_rkey: posted.invalidated_rkey,
+        })
+    }
+
+    /// Destroys the queue pair, once.
+    fn destroy(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.destroyed, true) {
+            return Ok(());
+        }
+        // SAFETY: `destroyed` was false, so it has not been taken. It is not used after: `close` and `drop`, the only
+        // callers, end the endpoint.
+        let qp = unsafe { ManuallyDrop::take(&mut self.qp) };
+        let result = qp.destroy();
+        if result.is_err() {
+            // The device may still read and write the buffers.
+            self.sends.leak();
+            self.receives.leak();
+        }
+        result
+    }
+}
+
+impl Posted {
+    #[inline]
+    fn finish(&mut self, completion: &WorkCompletion<'_>) {
+        self.outcome = Outcome::of(completion);
+        if self.outcome.status != WcStatus::SUCCESS {
+            return;
+        }
+        self.imm = completion.imm();
+        self.invalidated_rkey = completion.invalidated_rkey();
+        let mut len = self.outcome.byte_len as usize;
+        if completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM {
+            self.operation = Operation::ReceiveWrite;
+            len = 0;
+        }
+        // A provider that claims more than it was given does not get the buffer to lie about it.
+        let len = len.min(self.buffer.capacity());
+        let _ = self.buffer.set_len(len);
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let _ = self.destroy();
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("queue_pair", &*self.qp)
+            .field("sends_in_flight", &self.sends.in_flight())
+            .field("receives_in_flight", &self.receives.in_flight())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,225 @@
+//! Work in flight, in the order in which it was posted.
+
+use std::mem::MaybeUninit;
+
+/// A ring of entries with consecutive sequence numbers, allocated once.
+///
+/// ```text
+///   head ........ done ........ tail
+///   completed,    in flight     next to be posted
+///   not handed
+///   out yet
+/// ```
+///
+/// Sequence numbers start at 1 and never repeat, so that neither a completion of zeros nor a repeated one names an entry.
+pub(crate) struct Ring<T> {
+    slots: Box<[MaybeUninit<T>]>,
+    /// At most `slots.len()`, which is a power of two.
+    capacity: u64,
+    head: u64,
+    done: u64,
+    tail: u64,
+}
+
+impl<T> Ring<T> {
+    pub(crate) fn new(capacity: u32) -> Self {
+        let slots = (0..capacity.next_power_of_two()).map(|_| MaybeUninit::uninit()).collect();
+        Ring { slots, capacity: capacity.into(), head: 1, done: 1, tail: 1 }
+    }
+
+    /// The number that the next entry gets.
+    #[inline]
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.tail
+    }
+
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.tail - self.head >= self.capacity
+    }
+
+    /// Entries that were pushed and not completed.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.tail - self.done
+    }
+
+    /// Whether there is an entry to be handed out.
+    pub(crate) fn has_completed(&self) -> bool {
+        self.head < self.done
+    }
+
+    /// Appends an entry; gives it back when the ring is full.
+    #[inline]
+    pub(crate) fn push(&mut self, entry: T) -> Result<u64, T> {
+        if self.is_full() {
+            return Err(entry);
+        }
+        let sequence = self.tail;
+        self.slot(sequence).write(entry);
+        self.tail += 1;
+        Ok(sequence)
+    }
+
+    /// Takes back the newest entry, unless it has completed.
+    pub(crate) fn pop_newest(&mut self) -> Option<T> {
+        if self.tail == self.done {
+            return None;
+        }
+        self.tail -= 1;
+        let sequence = self.tail;
+        // SAFETY: `head <= done <= sequence < tail` before the decrement, so the slot holds an entry; now it counts as
+        // empty.
+        Some(unsafe { self.slot(sequence).assume_init_read() })
+    }
+
+    /// Completes every entry up to `sequence`, and returns that one; `None` when it is not in flight.
+    #[inline]
+    pub(crate) fn complete(&mut self, sequence: u64) -> Option<&mut T> {
+        if sequence < self.done || sequence >= self.tail {
+            return None;
+        }
+        self.done = sequence + 1;
+        // SAFETY: `head <= done <= sequence < tail` before `done` moved, so the slot holds an entry.
+        Some(unsafe { self.slot(sequence).assume_init_mut() })
+    }
+
+    /// Hands out the oldest entry if it has completed.
+    #[inline]
+    pub(crate) fn pop_completed(&mut self) -> Option<(u64, T)> {
+        if self.head == self.done {
+            return None;
+        }
+        let sequence = self.head;
+        self.head += 1;
+        // SAFETY: `head < done <= tail` before the increment, so the slot holds an entry; now it counts as empty.
+        Some((sequence, unsafe { self.slot(sequence).assume_init_read() }))
+    }
+
+    /// Hands out the oldest entry, whether it has completed or not.
+    pub(crate) fn pop_oldest(&mut self) -> Option<T> {
+        self.done = self.done.max((self.head + 1).min(self.tail));
+        self.pop_completed().map(|(_, entry)| entry)
+    }
+
+    /// Forgets all entries without dropping them.
+    pub(crate) fn leak(&mut self) {
+        self.head = self.tail;
+        self.done = self.tail;
+    }
+
+    #[inline]
+    fn slot(&mut self, sequence: u64) -> &mut MaybeUninit<T> {
+        let index = sequence as usize & (self.slots.len() - 1);
+        // SAFETY: the length is a power of two, so the mask keeps the index below it.
+        unsafe { self.slots.get_unchecked_mut(index) }
+    }
+}
+
+impl<T> Drop for Ring<T> {
+    fn drop(&mut self) {
+        while self.pop_oldest().is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+    use std::rc::Rc;
+
+    #[test]
+    fn one_completion_releases_every_entry_up_to_it() {
+        let mut ring = Ring::new(4);
+        for value in 10..14 {
+            ring.push(value).unwrap();
+        }
+        assert_eq!(ring.push(14), Err(14), "a full ring gives the entry back");
+        assert_eq!(ring.complete(3), Some(&mut 12));
+        assert_eq!(ring.complete(3), None, "a repeated completion names nothing");
+        assert_eq!(ring.complete(5), None, "neither does one of the future");
+        assert_eq!(ring.pop_completed(), Some((1, 10)));
+        assert_eq!(ring.pop_completed(), Some((2, 11)));
+        assert_eq!(ring.pop_completed(), Some((3, 12)));
+        assert_eq!(ring.pop_completed(), None, "the fourth is in flight");
+        assert_eq!(ring.in_flight(), 1);
+    }
+
+    #[test]
+    fn a_completion_of_zeros_names_no_entry() {
+        let mut ring = Ring::new(2);
+        ring.push(()).unwrap();
+        assert_eq!(ring.complete(0), None);
+    }
+
+    #[test]
+    fn the_newest_entry_can_be_taken_back_until_it_completes() {
+        let mut ring = Ring::new(2);
+        ring.push('a').unwrap();
+        ring.push('b').unwrap();
+        assert_eq!(ring.pop_newest(), Some('b'));
+        ring.complete(1).unwrap();
+        assert_eq!(ring.pop_newest(), None);
+        assert_eq!(ring.pop_completed(), Some((1, 'a')));
+    }
+
+    #[test]
+    fn every_entry_is_dropped_once_or_leaked() {
+        let witness = Rc::new(());
+        let mut ring = Ring::new(3);
+        for _ in 0..3 {
+            ring.push(Rc::clone(&witness)).unwrap();
+        }
+        ring.complete(1).unwrap();
+        drop(ring.pop_completed());
+        assert_eq!(Rc::strong_count(&witness), 3);
+        drop(ring);
+        assert_eq!(Rc::strong_count(&witness), 1);
+
+        let mut ring = Ring::new(1);
+        ring.push(Rc::clone(&witness)).unwrap();
+        ring.leak();
+        drop(ring);
+        assert_eq!(Rc::strong_count(&witness), 2);
+        // SAFETY: takes the place of the leaked reference, so that the test itself does not leak.
+        unsafe { Rc::decrement_strong_count(Rc::as_ptr(&witness)) };
+    }
+
+    /// Against a model, over a fixed stream of pseudo-random steps and capacities that are no powers of two.
+    #[test]
+    fn it_behaves_like_a_queue() {
+        let mut random = 0x2545_f491_4f6c_dd1d_u64;
+        let mut next = move |bound: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % bound
+        };
+        for capacity in [1, 2, 3, 5, 8, 13] {
+            let mut ring = Ring::new(capacity);
+            let (mut completed, mut in_flight) = (VecDeque::new(), VecDeque::new());
+            for _ in 0..if cfg!(miri) { 100 } else { 5000 } {
+                match next(4) {
+                    0 | 1 => {
+                        let value = Box::new(next(1000));
+                        let room = completed.len() + in_flight.len() < capacity as usize;
+                        match ring.push(value.clone()) {
+                            Ok(sequence) => {
+                                assert!(room);
+                                in_flight.push_back((sequence, value));
+                            }
+                            Err(_) => assert!(!room),
+                        }
+                    }
+                    2 if !in_flight.is_empty() => {
+                        let upto = next(in_flight.len() as u64) as usize;
+                        let (sequence, value) = in_flight[upto].clone();
+                        assert_eq!(ring.complete(sequence), Some(&mut value.clone()));
+                        completed.extend(in_flight.drain(..=upto));
+                    }
+                    _ => assert_eq!(ring.pop_completed(), completed.pop_front()),
+                }
+                assert_eq!(ring.in_flight(), in_flight.len() as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Work for an endpoint.
+
+use super::Operation;
+use crate::{Buffer, PostError, RemoteMemory, SendFlags};
+
+/// A piece of work for [`Endpoint::post`](crate::Endpoint::post): what to do, with which data, and how.
+///
+/// ```no_run
+/// # fn example(endpoint: &mut rdma_safe::Endpoint, buffer: rdma_safe::Buffer, remote: rdma_safe::RemoteMemory)
+/// #     -> Result<(), rdma_safe::Rejected> {
+/// use rdma_safe::Work;
+/// endpoint.post(Work::write(buffer, remote).imm(7).unsignaled())?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "work does nothing until it is posted"]
+pub struct Work<'a> {
+    pub(super) verb: Verb,
+    pub(super) data: Data<'a>,
+    pub(super) imm: Option<u32>,
+    pub(super) flags: SendFlags,
+}
+
+#[derive(Debug)]
+pub(super) enum Verb {
+    Send,
+    SendInvalidate(u32),
+    Write(RemoteMemory),
+    Read(RemoteMemory),
+    CompareSwap { remote: RemoteMemory, compare: u64, swap: u64 },
+    FetchAdd { remote: RemoteMemory, add: u64 },
+}
+
+#[derive(Debug)]
+pub(super) enum Data<'a> {
+    Buffer(Buffer),
+    Inline(&'a [u8]),
+}
+
+impl<'a> Work<'a> {
+    fn new(verb: Verb, data: Data<'a>) -> Self {
+        Work { verb, data, imm: None, flags: SendFlags::SIGNALED }
+    }
+
+    /// Sends the bytes of `buffer` up to its length, into a receive of the peer.
+    #[inline]
+    pub fn send(buffer: Buffer) -> Self {
+        Work::new(Verb::Send, Data::Buffer(buffer))
+    }
+
+    /// Sends bytes that are copied as they are posted; see [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data).
+    #[inline]
+    pub fn send_inline(bytes: &'a [u8]) -> Self {
+        Work::new(Verb::Send, Data::Inline(bytes))
+    }
+
+    /// Sends the bytes of `buffer` and invalidates `rkey` at the peer. Immediate data cannot go with it and is ignored.
+    #[inline]
+    pub fn send_invalidate(buffer: Buffer, rkey: u32) -> Self {
+        Work::new(Verb::SendInvalidate(rkey), Data::Buffer(buffer))
+    }
+
+    /// Writes the bytes of `buffer` up to its length to the start of `remote`.
+    #[inline]
+    pub fn write(buffer: Buffer, remote: RemoteMemory) -> Self {
+        Work::new(Verb::Write(remote), Data::Buffer(buffer))
+    }
+
+    /// Writes bytes that are copied as they are posted to the start of `remote`.
+    #[inline]
+    pub fn write_inline(bytes: &'a [u8], remote: RemoteMemory) -> Self {
+        Work::new(Verb::Write(remote), Data::Inline(bytes))
+    }
+
+    /// Reads from the start of `remote` into `buffer`, as many bytes as its length.
+    #[inline]
+    pub fn read(buffer: Buffer, remote: RemoteMemory) -> Self {
+        Work::new(Verb::Read(remote), Data::Buffer(buffer))
+    }
+
+    /// Replaces the 64-bit word at `remote` by `swap` if it equals `compare`. The old value comes back in the first eight
+    /// bytes of `buffer`, in host byte order.
+    #[inline]
+    pub fn compare_swap(buffer: Buffer, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
+        Work::new(Verb::CompareSwap { remote, compare, swap }, Data::Buffer(buffer))
+    }
+
+    /// Adds to the 64-bit word at `remote`. The old value comes back in the first eight bytes of `buffer`, in host byte
+    /// order.
+    #[inline]
+    pub fn fetch_add(buffer: Buffer, remote: RemoteMemory, add: u64) -> Self {
+        Work::new(Verb::FetchAdd { remote, add }, Data::Buffer(buffer))
+    }
+
+    /// Adds immediate data to a send or a write, in host byte order. Other work ignores it.
+    #[inline]
+    pub fn imm(mut self, imm: u32) -> Self {
+        self.imm = Some(imm);
+        self
+    }
+
+    /// Does not ask for a completion of its own: the buffer comes back together with that of later work. What has no
+    /// buffer comes back only if it fails.
+    #[inline]
+    pub fn unsignaled(mut self) -> Self {
+        self.flags.remove(SendFlags::SIGNALED);
+        self
+    }
+
+    /// Starts only when earlier reads and atomics are done.
+    #[inline]
+    pub fn fenced(mut self) -> Self {
+        self.flags |= SendFlags::FENCE;
+        self
+    }
+
+    /// Wakes a peer that waits for solicited events only.
+    #[inline]
+    pub fn solicited(mut self) -> Self {
+        self.flags |= SendFlags::SOLICITED;
+        self
+    }
+
+    pub(super) fn operation(&self) -> Operation {
+        match self.verb {
+            Verb::Send | Verb::SendInvalidate(_) => Operation::Send,
+            Verb::Write(_) => Operation::Write,
+            Verb::Read(_) => Operation::Read,
+            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Operation::Atomic,
+        }
+    }
+
+    /// Gives the buffer back.
+    pub(super) fn into_buffer(self) -> Option<Buffer> {
+        match self.data {
+            Data::Buffer(buffer) => Some(buffer),
+            Data::Inline(_) => None,
+        }
+    }
+
+    /// Checks lengths, and sets that of an atomic's result.
+    #[inline]
+    pub(super) fn prepare(&mut self, max_message: u32) -> Result<(), PostError> {
+        let remote = match &self.verb {
+            Verb::Send | Verb::SendInvalidate(_) => None,
+            Verb::Write(remote) | Verb::Read(remote) => Some(remote.len),
+            Verb::CompareSwap { remote, .. } | Verb::FetchAdd { remote, .. } => {
+                if let Data::Buffer(buffer) = &mut self.data {
+                    buffer.set_len(8).map_err(|_| PostError::AtomicOperand)?;
+                }
+                Some(remote.len)
+            }
+        };
+        let len = match &self.data {
+            Data::Buffer(buffer) => buffer.len(),
+            Data::Inline(bytes) => bytes.len(),
+        };
+        if len > max_message as usize {
+            return Err(PostError::MessageTooLong { len, max: max_message });
+        }
+        match remote {
+            Some(remote) if remote < len as u64 => Err(PostError::RemoteTooShort { len, remote }),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Error numbers, and the three conventions by which verbs report them.
+
+use std::fmt;
+use std::io;
+
+/// An `errno` value as a verb reported it.
+///
+/// Zero means that the provider failed without saying why: rdma-core does not set `errno` on every path.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// The calling thread's `errno`.
+    #[must_use]
+    pub fn last() -> Self {
+        Errno(io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// Whether the device, provider or library lacks the operation.
+    #[must_use]
+    pub fn is_unsupported(self) -> bool {
+        matches!(self.0, libc::EOPNOTSUPP | libc::ENOSYS)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("the provider gave no reason (errno 0)"),
+            errno => write!(f, "{}", io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Errno({}: {self})", self.0)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+impl From<Errno> for io::Error {
+    fn from(errno: Errno) -> Self {
+        io::Error::from_raw_os_error(errno.0)
+    }
+}
+
+/// Verbs that return 0 or a positive `errno` (`ibv_modify_qp`, `ibv_destroy_*`, …).
+///
+/// A few providers return -1 here and leave the reason in `errno`.
+#[inline]
+pub(crate) fn check(result: i32) -> Result<(), Errno> {
+    match result {
+        0 => Ok(()),
+        positive if positive > 0 => Err(Errno(positive)),
+        _ => Err(Errno::last()),
+    }
+}
+
+/// Verbs that return NULL and set `errno` (`ibv_create_*`, `ibv_alloc_*`, `ibv_reg_*`, `ibv_open_*`).
+///
+/// `call` runs with `errno` cleared, because rdma-core leaves it alone on some failures and a stale value would mislead.
+pub(crate) fn check_ptr<T>(call: impl FnOnce() -> *mut T) -> Result<std::ptr::NonNull<T>, Errno> {
+    clear();
+    std::ptr::NonNull::new(call()).ok_or_else(Errno::last)
+}
+
+/// Verbs that return -1 and set `errno` (`ibv_query_gid`, `ibv_query_pkey`, `ibv_get_cq_event`).
+pub(crate) fn check_neg(call: impl FnOnce() -> i32) -> Result<i32, Errno> {
+    clear();
+    match call() {
+        result if result >= 0 => Ok(result),
+        _ => Err(Errno::last()),
+    }
+}
+
+fn clear() {
+    // SAFETY: `__errno_location` returns a valid pointer to the calling thread's errno and cannot fail.
+    unsafe { *libc::__errno_location() = 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_convention_yields_the_errno_of_its_own_family() {
+        assert_eq!(check(0), Ok(()));
+        assert_eq!(check(libc::EBUSY), Err(Errno(libc::EBUSY)));
+        assert_eq!(check_neg(|| 3), Ok(3));
+        assert_eq!(check_ptr::<u8>(std::ptr::null_mut), Err(Errno(0)), "a stale errno is not reported");
+        let minus_one = || {
+            // SAFETY: as in `clear`.
+            unsafe { *libc::__errno_location() = libc::EINVAL };
+            -1
+        };
+        assert_eq!(check_neg(minus_one), Err(Errno(libc::EINVAL)));
+        assert_eq!(check(minus_one()), Err(Errno(libc::EINVAL)), "-1 is never shown as an errno");
+    }
+
+    #[test]
+    fn an_unknown_reason_is_never_shown_as_success() {
+        assert_eq!(Errno(0).to_string(), "the provider gave no reason (errno 0)");
+        assert!(Errno(libc::EINVAL).to_string().contains("Invalid argument"));
+    }
+}

@@ -1,0 +1,279 @@
+//! What can go wrong on the control path, and what to do about it.
+
+use std::time::Duration;
+
+use rdma_sys::LoadError;
+
+use crate::{Errno, ModifyError, PollError, PostError};
+
+/// A failed control-path operation: which verb, its `errno`, and what to change.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// libibverbs could not be loaded.
+    #[error(transparent)]
+    Load(#[from] &'static LoadError),
+
+    /// The device list could not be read: `ibv_get_device_list(3)`.
+    #[error(
+        "ibv_get_device_list failed: {errno}; check that the ib_uverbs kernel module is loaded (modprobe ib_uverbs) \
+         and that /sys/class/infiniband_verbs can be read"
+    )]
+    DeviceList {
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// libibverbs works and reports no RDMA device.
+    #[error(
+        "no RDMA device found (libibverbs is loaded and ibv_get_device_list is empty); check `rdma link` and \
+         `ls /sys/class/infiniband`, load the driver of your RNIC, or make a software device: \
+         `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`"
+    )]
+    NoDevice,
+
+    /// There are devices, but not this one.
+    #[error("no RDMA device {wanted}; present: {}", available.join(", "))]
+    DeviceNotFound {
+        /// What was asked for.
+        wanted: String,
+        /// Names of the devices there are.
+        available: Vec<String>,
+    },
+
+    /// `ibv_open_device(3)` failed.
+    #[error(
+        "ibv_open_device({device}) failed: {errno}; check that /dev/infiniband/uverbs* exists and that this user may \
+         open it"
+    )]
+    OpenDevice {
+        /// Name of the device.
+        device: String,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// A query of the device failed.
+    #[error("{verb} failed on {device}: {errno}")]
+    Query {
+        /// The verb.
+        verb: &'static str,
+        /// Name of the device.
+        device: String,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// The device has no such port; ports count from 1.
+    #[error("{device} has no port {port}: its ports are 1 to {ports}")]
+    NoSuchPort {
+        /// Name of the device.
+        device: String,
+        /// The port asked for.
+        port: u8,
+        /// How many there are.
+        ports: u8,
+    },
+
+    /// The port's GID table has no entry at this index, or the entry is empty.
+    #[error(
+        "{device} port {port} has no GID at index {index} (the table has {table_len} entries, many may be empty); \
+         list them with the show_gids example or /sys/class/infiniband/{device}/ports/{port}/gids"
+    )]
+    NoSuchGid {
+        /// Name of the device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// The index asked for.
+        index: u32,
+        /// Length of the port's GID table.
+        table_len: u32,
+    },
+
+    /// The port has no usable GID at all.
+    #[error(
+        "{device} port {port} has no usable GID; on RoCE a GID appears when the network interface below the device is \
+         up and has an address"
+    )]
+    NoGid {
+        /// Name of the device.
+        device: String,
+        /// The port.
+        port: u8,
+    },
+
+    /// `ibv_alloc_pd(3)` failed.
+    #[error("ibv_alloc_pd failed: {errno}; the device may be out of protection domains")]
+    AllocPd {
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// Memory could not be allocated for registration.
+    #[error("cannot allocate {len} bytes to register")]
+    Allocate {
+        /// How many bytes.
+        len: usize,
+    },
+
+    /// Nothing to register: a zero-length region.
+    #[error("a memory region must have at least one byte")]
+    EmptyRegion,
+
+    /// `ibv_reg_mr(3)` failed.
+    #[error("ibv_reg_mr of {len} bytes with {access:?} failed: {errno}{}", registration_advice(*errno))]
+    RegisterMemory {
+        /// Length of the region in bytes.
+        len: usize,
+        /// Access asked for.
+        access: crate::Access,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// A range does not lie within its region.
+    #[error("bytes {offset}..{offset}+{len} do not lie within a region of {region} bytes")]
+    OutOfBounds {
+        /// Start of the range.
+        offset: usize,
+        /// Length of the range.
+        len: usize,
+        /// Length of the region.
+        region: usize,
+    },
+
+    /// Atomic access at an address that is not a multiple of the operand's size.
+    #[error("offset {offset} is not aligned to the {align} bytes that an atomic operand needs")]
+    Misaligned {
+        /// Offset into the region.
+        offset: usize,
+        /// Alignment needed.
+        align: usize,
+    },
+
+    /// `ibv_create_comp_channel(3)` failed.
+    #[error("ibv_create_comp_channel failed: {errno}; check the limit of open files (ulimit -n)")]
+    CreateChannel {
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// Waiting on or reading a completion channel failed.
+    #[error("{call} on a completion channel failed: {errno}")]
+    Channel {
+        /// The call.
+        call: &'static str,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_create_cq_ex(3)` or `ibv_create_cq(3)` failed.
+    #[error(
+        "creating a completion queue of {entries} entries failed: {errno}; the device allows 1 to {max_entries} \
+         entries and completion vectors 0 to {}", vectors.saturating_sub(1)
+    )]
+    CreateCompletionQueue {
+        /// Entries asked for.
+        entries: u32,
+        /// The device's `max_cqe`.
+        max_entries: u32,
+        /// The device's number of completion vectors.
+        vectors: u32,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// The provider cannot report these completion fields.
+    #[error("this device cannot report {fields:?} in a completion; leave them out of CompletionQueueBuilder::fields")]
+    CompletionFields {
+        /// The fields asked for.
+        fields: crate::WcFields,
+    },
+
+    /// An operation needs a completion field or channel that the completion queue was made without.
+    #[error("this needs a completion queue made with {need}")]
+    CompletionQueueLacks {
+        /// What is missing.
+        need: &'static str,
+    },
+
+    /// `ibv_req_notify_cq(3)` failed.
+    #[error("ibv_req_notify_cq failed: {errno}; the queue must have been made with a completion channel")]
+    Arm {
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_create_qp_ex(3)` or `ibv_create_qp(3)` failed.
+    #[error("creating a queue pair failed: {errno}; asked for {asked}; the device allows {allowed}")]
+    CreateQueuePair {
+        /// The capacities asked for.
+        asked: crate::QueuePairCapacity,
+        /// The device's limits.
+        allowed: String,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// The provider does not support these send operations.
+    #[error("this device does not support {ops:?} on a queue pair of this type")]
+    UnsupportedOperations {
+        /// The operations asked for.
+        ops: crate::SendOps,
+    },
+
+    /// `ibv_modify_qp(3)` failed, or would.
+    #[error(transparent)]
+    Modify(#[from] Box<ModifyError>),
+
+    /// A posting was refused.
+    #[error(transparent)]
+    Post(#[from] PostError),
+
+    /// Polling a completion queue failed.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+
+    /// A queue pair is used as if it were in another state.
+    #[error("the queue pair is in {state}; {needs}")]
+    WrongState {
+        /// The state it is in.
+        state: crate::QueuePairState,
+        /// What the operation needs.
+        needs: &'static str,
+    },
+
+    /// A deadline passed.
+    #[error("no completion within {waited:?}: the peer may be gone, or it never posted the matching work")]
+    Timeout {
+        /// How long was waited.
+        waited: Duration,
+    },
+
+    /// The device lacks a feature.
+    #[error("{device} does not support {feature}")]
+    Unsupported {
+        /// Name of the device.
+        device: String,
+        /// The feature.
+        feature: &'static str,
+    },
+}
+
+/// The result of a control-path operation.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn registration_advice(errno: Errno) -> &'static str {
+    match errno.0 {
+        libc::ENOMEM => {
+            "; registered memory is locked, so the locked-memory limit may be too small: see `ulimit -l`, raise it in \
+             /etc/security/limits.conf (memlock) or with LimitMEMLOCK= of the systemd unit"
+        }
+        libc::EINVAL => {
+            "; remote write and remote atomic access need local write access, and some devices refuse flags they lack"
+        }
+        libc::EOPNOTSUPP => "; the device does not support one of the access flags",
+        _ => "",
+    }
+}

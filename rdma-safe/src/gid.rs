@@ -1,0 +1,236 @@
+//! Global identifiers: addresses of ports (GID) and of hardware (GUID).
+
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+/// A 128-bit global identifier, in network byte order.
+///
+/// On RoCE v2 it is an IPv6 address, or an IPv4 address mapped as `::ffff:a.b.c.d`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[repr(transparent)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(into = "String", try_from = "String")
+)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The empty entry of a GID table.
+    pub const ZERO: Gid = Gid([0; 16]);
+
+    /// Whether all bits are zero: an empty table entry, or "no GID" in an exchange.
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self == Gid::ZERO
+    }
+
+    /// Whether it is link-local (`fe80::/10`): valid on one link only.
+    #[must_use]
+    pub fn is_link_local(self) -> bool {
+        self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80
+    }
+
+    /// The IPv4 address that it maps, if it does.
+    #[must_use]
+    pub fn ipv4(self) -> Option<Ipv4Addr> {
+        Ipv6Addr::from(self.0).to_ipv4_mapped()
+    }
+
+    pub(crate) fn from_raw(raw: rdma_sys::ibv_gid) -> Self {
+        // SAFETY: `ibv_gid` is a union of 16 plain bytes and two 64-bit integers over the same 16 bytes; every bit
+        // pattern is a valid `[u8; 16]`.
+        Gid(unsafe { raw.raw })
+    }
+
+    pub(crate) fn to_raw(self) -> rdma_sys::ibv_gid {
+        rdma_sys::ibv_gid { raw: self.0 }
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gid({self})")
+    }
+}
+
+impl From<Ipv6Addr> for Gid {
+    fn from(address: Ipv6Addr) -> Self {
+        Gid(address.octets())
+    }
+}
+
+impl From<Ipv4Addr> for Gid {
+    fn from(address: Ipv4Addr) -> Self {
+        Gid(address.to_ipv6_mapped().octets())
+    }
+}
+
+impl From<Gid> for Ipv6Addr {
+    fn from(gid: Gid) -> Self {
+        Ipv6Addr::from(gid.0)
+    }
+}
+
+impl From<Gid> for String {
+    fn from(gid: Gid) -> Self {
+        gid.to_string()
+    }
+}
+
+impl FromStr for Gid {
+    type Err = std::net::AddrParseError;
+
+    /// Parses the IPv6 notation, with or without zero compression.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<Ipv6Addr>().map(Gid::from)
+    }
+}
+
+impl TryFrom<String> for Gid {
+    type Error = std::net::AddrParseError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+/// A 64-bit hardware identifier (EUI-64), in host byte order.
+///
+/// Prints as `ibv_devinfo` does: `0200:00ff:fe00:0001`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[repr(transparent)]
+pub struct Guid(pub u64);
+
+impl Guid {
+    /// From the big-endian form of the C API (`__be64`).
+    pub(crate) fn from_be(raw: u64) -> Self {
+        Guid(u64::from_be(raw))
+    }
+}
+
+impl fmt::Display for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d] = [48, 32, 16, 0].map(|shift| (self.0 >> shift) as u16);
+        write!(f, "{a:04x}:{b:04x}:{c:04x}:{d:04x}")
+    }
+}
+
+impl fmt::Debug for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Guid({self})")
+    }
+}
+
+impl FromStr for Guid {
+    type Err = std::num::ParseIntError;
+
+    /// Parses 16 hexadecimal digits, with or without colons.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        u64::from_str_radix(&text.replace(':', ""), 16).map(Guid)
+    }
+}
+
+/// The RDMA protocol that a GID table entry stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum GidType {
+    /// InfiniBand.
+    Infiniband,
+    /// RoCE version 1: Ethernet without IP.
+    RoceV1,
+    /// RoCE version 2: UDP port 4791 over IPv4 or IPv6.
+    RoceV2,
+    /// A type that this crate does not know.
+    Other(u32),
+}
+
+impl fmt::Display for GidType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GidType::Infiniband => f.write_str("IB"),
+            GidType::RoceV1 => f.write_str("RoCE v1"),
+            GidType::RoceV2 => f.write_str("RoCE v2"),
+            GidType::Other(value) => write!(f, "GID type {value}"),
+        }
+    }
+}
+
+/// One entry of a port's GID table.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct GidEntry {
+    /// The address.
+    pub gid: Gid,
+    /// Index in the port's table: `sgid_index` of an address vector.
+    pub index: u32,
+    /// The port, counted from 1.
+    pub port: u8,
+    /// The protocol.
+    pub gid_type: GidType,
+    /// Index of the network interface that owns the address (`if_indextoname(3)`); 0 where there is none or it is not
+    /// known.
+    pub interface_index: u32,
+}
+
+/// The entry to connect from, if there is one: RoCE v2 before InfiniBand before RoCE v1, an address that can be routed
+/// before a link-local one, IPv4 before IPv6, the lowest index first.
+pub(crate) fn recommended(entries: &[GidEntry]) -> Option<GidEntry> {
+    let rank = |entry: &GidEntry| {
+        let protocol = match entry.gid_type {
+            GidType::RoceV2 => 0,
+            GidType::Infiniband => 1,
+            GidType::RoceV1 => 2,
+            GidType::Other(_) => 3,
+        };
+        (protocol, entry.gid.is_link_local(), entry.gid.ipv4().is_none(), entry.index)
+    };
+    entries.iter().filter(|entry| !entry.gid.is_zero()).min_by_key(|entry| rank(entry)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u32, gid: &str, gid_type: GidType) -> GidEntry {
+        GidEntry { gid: gid.parse().unwrap(), index, port: 1, gid_type, interface_index: 0 }
+    }
+
+    #[test]
+    fn a_guid_prints_most_significant_byte_first() {
+        let guid = Guid::from_be(u64::from_ne_bytes([0x02, 0, 0, 0xff, 0xfe, 0, 0, 0x01]));
+        assert_eq!(guid.to_string(), "0200:00ff:fe00:0001");
+        assert_eq!("0200:00ff:fe00:0001".parse::<Guid>().unwrap(), guid);
+    }
+
+    #[test]
+    fn the_recommended_gid_is_roce_v2_and_routable() {
+        let entries = [
+            entry(0, "fe80::1", GidType::RoceV1),
+            entry(1, "fe80::1", GidType::RoceV2),
+            entry(2, "::ffff:10.9.9.1", GidType::RoceV1),
+            entry(3, "2001:db8::1", GidType::RoceV2),
+            entry(4, "::ffff:10.9.9.1", GidType::RoceV2),
+            entry(5, "::ffff:10.9.9.2", GidType::RoceV2),
+        ];
+        assert_eq!(recommended(&entries).unwrap().index, 4);
+        assert_eq!(recommended(&entries[..4]).unwrap().index, 3);
+        assert_eq!(recommended(&entries[..2]).unwrap().index, 1, "link-local RoCE v2 before RoCE v1");
+        assert_eq!(recommended(&[entry(0, "::", GidType::RoceV2)]), None, "an empty entry is not an address");
+    }
+
+    #[test]
+    fn a_mapped_gid_knows_its_ipv4_address() {
+        let gid = Gid::from(Ipv4Addr::new(10, 9, 9, 1));
+        assert_eq!(gid.to_string(), "::ffff:10.9.9.1");
+        assert_eq!(gid.ipv4(), Some(Ipv4Addr::new(10, 9, 9, 1)));
+        assert_eq!("fe80::1".parse::<Gid>().unwrap().ipv4(), None);
+    }
+}

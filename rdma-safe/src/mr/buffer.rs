@@ -1,0 +1,169 @@
+//! Registered memory of one owner.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::Region;
+use crate::{Error, ProtectionDomain, Result};
+
+/// Registered bytes with one owner: a whole region, or a part of one that nothing else overlaps.
+///
+/// It derefs to its bytes. Handing it to an [`Endpoint`](crate::Endpoint) moves it into the queue; it comes back with
+/// its completion. As a `Vec` it has a length within a capacity: a send takes `len` bytes, a receive offers `capacity`
+/// bytes and sets `len` to what arrived. All bytes are initialised, so the length may be set freely.
+///
+/// The region is deregistered, and its memory freed, when the last buffer of it is dropped.
+pub struct Buffer {
+    region: Arc<Region>,
+    address: NonNull<u8>,
+    capacity: usize,
+    len: usize,
+}
+
+// SAFETY: a buffer is the only way to its bytes, like a `Box<[u8]>`; the region is `Send + Sync`.
+unsafe impl Send for Buffer {}
+// SAFETY: a shared reference gives only `&[u8]`.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    pub(super) fn whole(region: Arc<Region>) -> Self {
+        let (address, capacity) = (region.address, region.len);
+        Buffer { region, address, capacity, len: capacity }
+    }
+
+    /// Bytes that it can hold.
+    #[must_use]
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Sets the length to `len` bytes. Bytes that come into view are whatever was there before.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when it exceeds the capacity; the length stays.
+    #[inline]
+    pub fn set_len(&mut self, len: usize) -> Result<()> {
+        if len > self.capacity {
+            return Err(Error::OutOfBounds { offset: 0, len, region: self.capacity });
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    /// Copies `bytes` to the start and sets the length to theirs.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when they exceed the capacity; nothing is copied.
+    pub fn fill_from(&mut self, bytes: &[u8]) -> Result<()> {
+        self.set_len(bytes.len())?;
+        self.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Cuts it into parts of `size` bytes each; what is left over, less than `size`, stays unused in the region.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when `size` is zero or exceeds the capacity.
+    pub fn split(self, size: usize) -> Result<Vec<Buffer>> {
+        if size == 0 || size > self.capacity {
+            return Err(Error::OutOfBounds { offset: 0, len: size, region: self.capacity });
+        }
+        let part = |index: usize| Buffer {
+            region: Arc::clone(&self.region),
+            // SAFETY: `index * size + size` is at most the capacity, so the part lies within this buffer. The parts do
+            // not overlap, and `self`, which could reach all of them, is consumed.
+            address: unsafe { self.address.add(index * size) },
+            capacity: size,
+            len: size,
+        };
+        Ok((0..self.capacity / size).map(part).collect())
+    }
+
+    /// Splits it in two at `at` bytes of its capacity.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when either part would be empty.
+    pub fn split_at(self, at: usize) -> Result<(Buffer, Buffer)> {
+        if at == 0 || at >= self.capacity {
+            return Err(Error::OutOfBounds { offset: at, len: 0, region: self.capacity });
+        }
+        let rest = self.capacity - at;
+        let second = Buffer {
+            region: Arc::clone(&self.region),
+            // SAFETY: `at` is less than the capacity, and `first` below ends there, so the two do not overlap.
+            address: unsafe { self.address.add(at) },
+            capacity: rest,
+            len: rest,
+        };
+        Ok((Buffer { capacity: at, len: at, ..self }, second))
+    }
+
+    /// The domain it is registered in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.region.registration.pd()
+    }
+
+    /// Local key, for the raw door.
+    #[must_use]
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
+
+    /// Address of the first byte, for the raw door.
+    ///
+    /// Posting it there while this buffer is read or written is what the contract of
+    /// [`SendBatch`](crate::SendBatch) forbids.
+    #[must_use]
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.address.as_ptr() as u64
+    }
+
+    /// The bytes up to the length, at most 4 GiB - 1, as a scatter/gather element for the raw door.
+    #[must_use]
+    #[inline]
+    pub fn sge(&self) -> crate::Sge {
+        crate::Sge { address: self.address(), len: u32::try_from(self.len).unwrap_or(u32::MAX), lkey: self.lkey() }
+    }
+
+    /// The same up to the capacity: what a receive may fill.
+    #[inline]
+    pub(crate) fn whole_sge(&self) -> crate::Sge {
+        crate::Sge { len: u32::try_from(self.capacity).unwrap_or(u32::MAX), ..self.sge() }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len <= capacity` bytes from `address` are allocated and initialised (`Backing`), and belong to this
+        // buffer alone; the device does not write them while the buffer is here and not in a queue.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; the device does not read them either.
+        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .field("capacity", &self.capacity)
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .finish()
+    }
+}

@@ -1,0 +1,120 @@
+//! Registered memory that peers may reach.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Region, RemoteMemory};
+use crate::{Error, Result};
+
+/// Registered bytes that peers may read or write at any time, as the access given at registration says.
+///
+/// It never gives a slice: a peer's write would change bytes behind a `&[u8]`. Bytes are copied in and out by volatile
+/// access, and 64-bit words can be read and changed atomically. What several bytes say together is the protocol's
+/// business; a copy that races with a peer's write sees some bytes of the old and some of the new value.
+///
+/// Writing takes `&mut self`, so that two threads of this process do not race with each other. A write by the CPU is
+/// atomic towards a peer's atomic operations only if the device says so (`atomic_cap`, `IBV_ATOMIC_GLOB`).
+pub struct ExposedRegion {
+    region: Arc<Region>,
+}
+
+impl ExposedRegion {
+    pub(super) fn new(region: Arc<Region>) -> Self {
+        ExposedRegion { region }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.region.len
+    }
+
+    /// Always `false`: a region has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What a peer needs to reach it. Give it to those you trust with the access of this region.
+    #[must_use]
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory {
+            address: self.region.address.as_ptr() as u64,
+            len: self.region.len as u64,
+            rkey: self.region.registration.rkey,
+        }
+    }
+
+    /// Copies bytes from `offset` on into `target`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        let source = self.range(offset, target.len())?;
+        for (index, byte) in target.iter_mut().enumerate() {
+            // SAFETY: `range` found `offset..offset + target.len()` within the region, whose memory is initialised and
+            // stays while `self` does. Volatile, because a peer may write at the same time. No thread of this process
+            // writes, since that takes `&mut self`.
+            *byte = unsafe { source.add(index).read_volatile() };
+        }
+        Ok(())
+    }
+
+    /// Copies `source` to `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied.
+    pub fn write(&mut self, offset: usize, source: &[u8]) -> Result<()> {
+        let target = self.range(offset, source.len())?;
+        for (index, byte) in source.iter().enumerate() {
+            // SAFETY: as in `read`; `&mut self` keeps other threads of this process out.
+            unsafe { target.add(index).write_volatile(*byte) };
+        }
+        Ok(())
+    }
+
+    /// Reads the 64-bit word at `offset`, in host byte order, with acquire ordering: what a peer wrote before it is
+    /// seen by later reads, where the device keeps the order of its writes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Misaligned`].
+    pub fn load_u64(&self, offset: usize) -> Result<u64> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores a 64-bit word at `offset`, in host byte order, with release ordering.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Misaligned`].
+    pub fn store_u64(&mut self, offset: usize, value: u64) -> Result<()> {
+        self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn range(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
+        match offset.checked_add(len) {
+            // SAFETY: `offset` is at most the length of the region.
+            Some(end) if end <= self.region.len => Ok(unsafe { self.region.address.add(offset) }),
+            _ => Err(Error::OutOfBounds { offset, len, region: self.region.len }),
+        }
+    }
+
+    fn word(&self, offset: usize) -> Result<&AtomicU64> {
+        let address = self.range(offset, size_of::<u64>())?;
+        let align = align_of::<AtomicU64>();
+        if address.addr().get() % align != 0 {
+            return Err(Error::Misaligned { offset, align });
+        }
+        // SAFETY: eight initialised, aligned bytes within the region, which stays while `self` does. Threads of this
+        // process access them by this function or, excluded by `&mut self`, by `write`.
+        Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
+    }
+}
+
+impl fmt::Debug for ExposedRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExposedRegion").field("address", &self.region.address).field("len", &self.len()).finish()
+    }
+}

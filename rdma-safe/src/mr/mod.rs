@@ -1,0 +1,194 @@
+//! Registered memory.
+//!
+//! Three kinds, told apart by type:
+//!
+//! | type | who may access the bytes | the CPU sees them as |
+//! |---|---|---|
+//! | [`Buffer`] | this process, and the device while the buffer is in flight | `&[u8]`, `&mut [u8]` |
+//! | [`ExposedRegion`] | this process, and peers at any time | volatile and atomic access only, never a slice |
+//! | [`RawMemoryRegion`] | whoever the `unsafe` caller says | nothing: keys and an address |
+
+mod backing;
+mod buffer;
+mod exposed;
+mod raw;
+mod remote;
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::*;
+
+use crate::errno::{check, check_ptr};
+use crate::{Access, Error, ProtectionDomain, Result};
+
+pub use backing::{Backing, HugePages, Pages};
+pub use buffer::Buffer;
+pub use exposed::ExposedRegion;
+pub use raw::RawMemoryRegion;
+pub use remote::RemoteMemory;
+
+/// `struct ibv_mr`, deregistered on drop. What it covers is the owner's business.
+pub(crate) struct Registration {
+    raw: NonNull<ibv_mr>,
+    pd: Option<ProtectionDomain>,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+}
+
+// SAFETY: libibverbs objects may be used from any thread (see `Context`); the keys are immutable.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// # Safety
+    ///
+    /// `address..address + len` must be allocated memory that stays so until the registration is released, and that
+    /// tolerates whatever `access` lets the device and peers do with it.
+    unsafe fn new(pd: &ProtectionDomain, address: *mut u8, len: usize, access: Access) -> Result<Self> {
+        if len == 0 {
+            return Err(Error::EmptyRegion);
+        }
+        // SAFETY: the domain is valid; the caller vouches for the memory.
+        let raw =
+            check_ptr(|| unsafe { ibv_reg_mr(pd.as_raw(), address.cast(), len, access.bits() as std::ffi::c_int) })
+                .map_err(|errno| Error::RegisterMemory { len, access, errno })?;
+        // SAFETY: a successful registration returns a valid object, and these fields do not change.
+        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        Ok(Registration { raw, pd: Some(pd.clone()), lkey, rkey })
+    }
+
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        self.pd.as_ref().expect("only `release` takes it")
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut ibv_mr {
+        self.raw.as_ptr()
+    }
+
+    /// Deregisters: `ibv_dereg_mr(3)`. On `false` the device may still use the memory, so the owner must leak it.
+    #[must_use]
+    fn release(&mut self) -> bool {
+        let Some(pd) = self.pd.take() else { return true };
+        // SAFETY: the region is valid and, since `pd` was just taken, released once. Objects that could still name its
+        // keys to the device are the device's business: it refuses a key that is gone.
+        let released = check(unsafe { (pd.context().verbs().ibv_dereg_mr)(self.raw.as_ptr()) }).is_ok();
+        if !released {
+            // The domain cannot go before the region that is still in it.
+            std::mem::forget(pd);
+        }
+        released
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let _ = self.release();
+    }
+}
+
+/// A registration and the memory it covers, which outlives it.
+pub(crate) struct Region {
+    registration: Registration,
+    address: NonNull<u8>,
+    len: usize,
+    backing: std::mem::ManuallyDrop<Box<dyn Backing>>,
+}
+
+// SAFETY: `Registration` is; the backing is `Send` and only dropped; the address is used by those who own the range.
+unsafe impl Send for Region {}
+// SAFETY: as above; nothing here gives access to the memory through a shared reference.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn new(pd: &ProtectionDomain, backing: Box<dyn Backing>, access: Access) -> Result<Arc<Self>> {
+        let (address, len) = (backing.address(), backing.len());
+        if !Access::all().contains(access) {
+            // A right that this crate has no name for could let peers in behind a slice: memory window binding does.
+            return Err(Error::RegisterMemory { len, access, errno: crate::Errno(libc::EINVAL) });
+        }
+        // The device reaches the memory by address alone, so its provenance has to be exposed once.
+        let _ = address.as_ptr().expose_provenance();
+        // SAFETY: `Backing` promises that the memory stays until it is dropped, which `drop` below does only after the
+        // registration was released. Who may see which bytes when is kept by `Buffer` and `ExposedRegion`.
+        let registration = unsafe { Registration::new(pd, address.as_ptr(), len, access)? };
+        Ok(Arc::new(Region { registration, address, len, backing: std::mem::ManuallyDrop::new(backing) }))
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.registration.lkey
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.registration.release() {
+            // SAFETY: dropped here only, and not used after.
+            unsafe { std::mem::ManuallyDrop::drop(&mut self.backing) }
+        }
+    }
+}
+
+impl ProtectionDomain {
+    /// Allocates `len` zeroed bytes and registers them for local use.
+    ///
+    /// One registration costs a system call and locks pages: allocate a large buffer once and [`Buffer::split`] it.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::register`].
+    pub fn allocate(&self, len: usize) -> Result<Buffer> {
+        self.register(Pages::new(len)?)
+    }
+
+    /// Registers memory for local use, that is for sends, receives, and as the local side of writes and reads:
+    /// `ibv_reg_mr(3)` with local write access.
+    ///
+    /// # Errors
+    /// [`Error::RegisterMemory`], with `ENOMEM` when the limit of locked memory (`ulimit -l`) is too small;
+    /// [`Error::EmptyRegion`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(&self, backing: impl Backing) -> Result<Buffer> {
+        self.register_with(backing, Access::empty())
+    }
+
+    /// As [`ProtectionDomain::register`], with more access flags; those in [`Access::REMOTE`] are refused, since a
+    /// buffer hands out slices: use [`ProtectionDomain::expose`].
+    ///
+    /// # Errors
+    /// [`Error::RegisterMemory`] with `EINVAL` for a remote right, and those of [`ProtectionDomain::register`].
+    pub fn register_with(&self, backing: impl Backing, access: Access) -> Result<Buffer> {
+        if access.intersects(Access::REMOTE) {
+            let errno = crate::Errno(libc::EINVAL);
+            return Err(Error::RegisterMemory { len: backing.len(), access, errno });
+        }
+        Region::new(self, Box::new(backing), access | Access::LOCAL_WRITE).map(Buffer::whole)
+    }
+
+    /// Registers memory that peers may reach as `access` says: `ibv_reg_mr(3)`.
+    ///
+    /// Peers need the address and key from [`ExposedRegion::remote`], and a queue pair that allows the same access
+    /// ([`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access)).
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::register`].
+    pub fn expose(&self, backing: impl Backing, access: Access) -> Result<ExposedRegion> {
+        Region::new(self, Box::new(backing), access | Access::LOCAL_WRITE).map(ExposedRegion::new)
+    }
+
+    /// Registers memory that the caller keeps: `ibv_reg_mr(3)` with exactly `access`.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::register`].
+    ///
+    /// # Safety
+    ///
+    /// Until the returned object is dropped and every work request that names its keys has completed,
+    /// `address..address + len` must stay allocated, and must tolerate what `access` allows at any time: with a remote
+    /// right, or with local write access and a posted work request, bytes change under the program's hands, so no
+    /// reference to them may exist and they must be read with volatile or atomic access.
+    pub unsafe fn register_raw(&self, address: *mut u8, len: usize, access: Access) -> Result<RawMemoryRegion> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { Registration::new(self, address, len, access) }.map(|inner| RawMemoryRegion::new(inner, address, len))
+    }
+}

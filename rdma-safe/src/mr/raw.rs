@@ -1,0 +1,80 @@
+//! Registered memory that the caller keeps.
+
+use std::fmt;
+
+use rdma_sys::ibv_mr;
+
+use super::Registration;
+use crate::ProtectionDomain;
+
+/// A registration over memory that the caller keeps, for the raw door; deregistered on drop.
+///
+/// Made by [`ProtectionDomain::register_raw`].
+pub struct RawMemoryRegion {
+    inner: Registration,
+    address: u64,
+    len: usize,
+}
+
+impl RawMemoryRegion {
+    pub(super) fn new(inner: Registration, address: *mut u8, len: usize) -> Self {
+        RawMemoryRegion { inner, address: address.expose_provenance() as u64, len }
+    }
+
+    /// Local key.
+    #[must_use]
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.inner.lkey
+    }
+
+    /// Remote key; meaningful only with a remote right.
+    #[must_use]
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.inner.rkey
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Always `false`: a region has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The domain it is registered in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.inner.pd()
+    }
+
+    /// The C object, valid while this region is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_mr {
+        self.inner.as_raw()
+    }
+}
+
+impl fmt::Debug for RawMemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawMemoryRegion")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("len", &self.len)
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .field("rkey", &format_args!("{:#x}", self.rkey()))
+            .finish()
+    }
+}

@@ -1,0 +1,48 @@
+//! Memory of a peer.
+
+use crate::{Error, Result};
+
+/// Where memory of a peer is, and the key to it: what [`ExposedRegion::remote`](crate::ExposedRegion::remote) gives.
+///
+/// Exchange it out of band; with the feature `serde` it can be serialised.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RemoteMemory {
+    /// Address in the peer's space.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+impl RemoteMemory {
+    /// The part of `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when it does not lie within.
+    pub fn slice(&self, offset: u64, len: u64) -> Result<RemoteMemory> {
+        let out_of_bounds =
+            || Error::OutOfBounds { offset: offset as usize, len: len as usize, region: self.len as usize };
+        match (offset.checked_add(len), self.address.checked_add(offset)) {
+            (Some(end), Some(address)) if end <= self.len => Ok(RemoteMemory { address, len, rkey: self.rkey }),
+            _ => Err(out_of_bounds()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_never_leaves_its_memory() {
+        let memory = RemoteMemory { address: 0x1000, len: 100, rkey: 7 };
+        assert_eq!(memory.slice(40, 60).unwrap(), RemoteMemory { address: 0x1028, len: 60, rkey: 7 });
+        assert_eq!(memory.slice(100, 0).unwrap().len, 0);
+        assert!(memory.slice(41, 60).is_err());
+        assert!(memory.slice(u64::MAX, 2).is_err());
+        let forged = RemoteMemory { address: u64::MAX - 10, len: u64::MAX, rkey: 7 };
+        assert!(forged.slice(11, 1).is_err(), "an address that wraps is refused");
+    }
+}

@@ -1,0 +1,195 @@
+//! Ports: state, link layer, MTU, tables.
+
+use std::fmt;
+
+use rdma_sys::*;
+
+use crate::named::named;
+
+named! {
+    /// Logical state of a port: `enum ibv_port_state`.
+    pub struct PortState(u32) as "port state" {
+        /// No state change is reported.
+        NOP = IBV_PORT_NOP.0 => "PORT_NOP",
+        /// No link.
+        DOWN = IBV_PORT_DOWN.0 => "PORT_DOWN",
+        /// Link up, not configured by the subnet manager.
+        INIT = IBV_PORT_INIT.0 => "PORT_INIT",
+        /// Configured, waiting for activation.
+        ARMED = IBV_PORT_ARMED.0 => "PORT_ARMED",
+        /// Ready for traffic.
+        ACTIVE = IBV_PORT_ACTIVE.0 => "PORT_ACTIVE",
+        /// Active, and in a deferred link failure.
+        ACTIVE_DEFER = IBV_PORT_ACTIVE_DEFER.0 => "PORT_ACTIVE_DEFER",
+    }
+}
+
+named! {
+    /// Link layer of a port: `IBV_LINK_LAYER_*`.
+    pub struct LinkLayer(u8) as "link layer" {
+        /// Not specified: older InfiniBand drivers.
+        UNSPECIFIED = IBV_LINK_LAYER_UNSPECIFIED as u8 => "Unspecified",
+        /// InfiniBand: addressed by LID.
+        INFINIBAND = IBV_LINK_LAYER_INFINIBAND as u8 => "InfiniBand",
+        /// Ethernet (RoCE, iWARP): addressed by GID.
+        ETHERNET = IBV_LINK_LAYER_ETHERNET as u8 => "Ethernet",
+    }
+}
+
+/// Path MTU, by its code in `enum ibv_mtu`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(into = "u32", try_from = "u32"))]
+pub struct Mtu(pub u32);
+
+impl Mtu {
+    /// 256 bytes.
+    pub const MTU_256: Mtu = Mtu(1);
+    /// 512 bytes.
+    pub const MTU_512: Mtu = Mtu(2);
+    /// 1024 bytes.
+    pub const MTU_1024: Mtu = Mtu(3);
+    /// 2048 bytes.
+    pub const MTU_2048: Mtu = Mtu(4);
+    /// 4096 bytes.
+    pub const MTU_4096: Mtu = Mtu(5);
+
+    /// The payload of a packet in bytes; `None` for a code that is not defined.
+    #[must_use]
+    pub fn bytes(self) -> Option<u32> {
+        matches!(self.0, 1..=5).then(|| 128 << self.0)
+    }
+}
+
+/// A number of bytes that is not a path MTU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0} is not a path MTU: it is 256, 512, 1024, 2048 or 4096 bytes")]
+pub struct InvalidMtu(pub u32);
+
+impl TryFrom<u32> for Mtu {
+    type Error = InvalidMtu;
+
+    /// From a number of bytes.
+    fn try_from(bytes: u32) -> Result<Self, InvalidMtu> {
+        (1..=5).map(Mtu).find(|mtu| mtu.bytes() == Some(bytes)).ok_or(InvalidMtu(bytes))
+    }
+}
+
+impl From<Mtu> for u32 {
+    /// Bytes, or 0 for a code that is not defined.
+    fn from(mtu: Mtu) -> u32 {
+        mtu.bytes().unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Mtu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes() {
+            Some(bytes) => write!(f, "{bytes}"),
+            None => write!(f, "MTU code {}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Mtu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mtu({}: {self})", self.0)
+    }
+}
+
+/// What `ibv_query_port(3)` reports.
+#[derive(Clone, Copy)]
+pub struct PortAttributes {
+    raw: ibv_port_attr,
+}
+
+impl PortAttributes {
+    pub(crate) fn from_raw(raw: ibv_port_attr) -> Self {
+        PortAttributes { raw }
+    }
+
+    /// Logical state; traffic flows in [`PortState::ACTIVE`].
+    #[must_use]
+    pub fn state(&self) -> PortState {
+        PortState(self.raw.state.0)
+    }
+
+    /// Link layer.
+    #[must_use]
+    pub fn link_layer(&self) -> LinkLayer {
+        LinkLayer(self.raw.link_layer)
+    }
+
+    /// Largest MTU that the port can have.
+    #[must_use]
+    pub fn max_mtu(&self) -> Mtu {
+        Mtu(self.raw.max_mtu.0)
+    }
+
+    /// MTU in force.
+    #[must_use]
+    pub fn active_mtu(&self) -> Mtu {
+        Mtu(self.raw.active_mtu.0)
+    }
+
+    /// Base local identifier; 0 on Ethernet.
+    #[must_use]
+    pub fn lid(&self) -> u16 {
+        self.raw.lid
+    }
+
+    /// Number of entries in the GID table, empty ones included.
+    #[must_use]
+    pub fn gid_table_len(&self) -> u32 {
+        self.raw.gid_tbl_len.max(0) as u32
+    }
+
+    /// Number of entries in the P_Key table.
+    #[must_use]
+    pub fn pkey_table_len(&self) -> u16 {
+        self.raw.pkey_tbl_len
+    }
+
+    /// Longest message in bytes.
+    #[must_use]
+    pub fn max_message_size(&self) -> u32 {
+        self.raw.max_msg_sz
+    }
+
+    /// Every field as C has it.
+    #[must_use]
+    pub fn as_raw(&self) -> &ibv_port_attr {
+        &self.raw
+    }
+}
+
+impl fmt::Debug for PortAttributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PortAttributes")
+            .field("state", &self.state())
+            .field("link_layer", &self.link_layer())
+            .field("active_mtu", &self.active_mtu())
+            .field("max_mtu", &self.max_mtu())
+            .field("lid", &self.lid())
+            .field("gid_table_len", &self.gid_table_len())
+            .field("pkey_table_len", &self.pkey_table_len())
+            .field("max_message_size", &self.max_message_size())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mtu_codes_and_bytes_agree() {
+        for (code, bytes) in [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096)] {
+            assert_eq!(Mtu(code).bytes(), Some(bytes));
+            assert_eq!(Mtu::try_from(bytes), Ok(Mtu(code)));
+        }
+        assert_eq!(Mtu(0).bytes(), None);
+        assert_eq!(Mtu(6).bytes(), None);
+        assert_eq!(Mtu::try_from(1500), Err(InvalidMtu(1500)));
+    }
+}

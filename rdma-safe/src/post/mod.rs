@@ -1,0 +1,156 @@
+//! Posting work: the raw door.
+
+mod payload;
+mod recv;
+mod send;
+
+use rdma_sys::ibv_sge;
+
+use crate::{Errno, QueuePairState};
+
+pub use payload::{Gather, Inline, InlineList, Payload};
+pub use recv::{RecvBatch, RecvQueue};
+pub use send::{Remote, SendBatch, SendFlags, SendOps, SendQueue, WorkRequest};
+
+/// A scatter/gather element: `len` bytes at `address`, registered under `lkey`. Layout of `struct ibv_sge`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(C)]
+pub struct Sge {
+    /// Address of the first byte.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// Local key of the region that covers them.
+    pub lkey: u32,
+}
+
+impl Sge {
+    /// No bytes.
+    pub const EMPTY: Sge = Sge { address: 0, len: 0, lkey: 0 };
+
+    fn to_raw(self) -> ibv_sge {
+        ibv_sge { addr: self.address, length: self.len, lkey: self.lkey }
+    }
+}
+
+// `&[Sge]` is handed to C as an array of `struct ibv_sge`.
+const _: () = {
+    assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
+    assert!(std::mem::offset_of!(Sge, address) == std::mem::offset_of!(ibv_sge, addr));
+    assert!(std::mem::offset_of!(Sge, len) == std::mem::offset_of!(ibv_sge, length));
+    assert!(std::mem::offset_of!(Sge, lkey) == std::mem::offset_of!(ibv_sge, lkey));
+};
+
+/// Work that was not posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The state of the queue pair does not allow it.
+    #[error("the queue pair is in {state}: sends need RTS, receives need INIT or later; connect it first")]
+    NotReady {
+        /// The state it is in.
+        state: QueuePairState,
+    },
+
+    /// The queue pair was created without this operation.
+    #[error("{op:?} was not enabled when the queue pair was created; see QueuePairBuilder::operations")]
+    NotEnabled {
+        /// The operation.
+        op: SendOps,
+    },
+
+    /// More scatter/gather elements than the queue pair was created for.
+    #[error("{count} scatter/gather elements, but the queue pair was created for {max}")]
+    TooManySges {
+        /// How many.
+        count: usize,
+        /// How many it can have.
+        max: u32,
+    },
+
+    /// More inline data than the queue pair was created for.
+    #[error("{len} bytes of inline data, but the queue pair was created for {max}; see QueuePairBuilder::inline_data")]
+    InlineTooLong {
+        /// How many.
+        len: usize,
+        /// How many it can have.
+        max: u32,
+    },
+
+    /// More work requests than fit in one batch.
+    #[error("a batch holds {max} work requests; see QueuePairBuilder::max_batch")]
+    BatchFull {
+        /// How many.
+        max: u32,
+    },
+
+    /// The queue has no room: take completions first. Back-pressure, not a fault.
+    #[error("the queue is full after {posted} work requests of the batch: take completions first")]
+    QueueFull {
+        /// Work requests of the batch that were posted, from its start.
+        posted: u32,
+    },
+
+    /// The provider refused a work request.
+    #[error("the provider refused work request {posted} of the batch, counted from 0: {errno}")]
+    Refused {
+        /// Work requests of the batch that were posted, from its start.
+        posted: u32,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// An atomic operation needs eight bytes at an address that is a multiple of eight.
+    #[error("an atomic operation needs 8 bytes at an address that is a multiple of 8")]
+    AtomicOperand,
+
+    /// The buffer is registered in another protection domain.
+    #[error("the buffer is registered in another protection domain than the endpoint's")]
+    ForeignBuffer,
+
+    /// The peer's memory is shorter than the message.
+    #[error("{len} bytes to transfer, but the peer's memory has {remote}; see RemoteMemory::slice and Buffer::set_len")]
+    RemoteTooShort {
+        /// How many bytes.
+        len: usize,
+        /// How many there are.
+        remote: u64,
+    },
+
+    /// An earlier posting of this endpoint is in doubt.
+    #[error("an earlier posting failed and left the endpoint in error; drop it and make another")]
+    Poisoned,
+
+    /// The message is longer than a work request can carry.
+    #[error("a message of {len} bytes, but the device carries at most {max}")]
+    MessageTooLong {
+        /// How many bytes.
+        len: usize,
+        /// How many it can be.
+        max: u32,
+    },
+
+    /// The provider failed. How much of the batch it took is not known, so memory that was posted may still be in use:
+    /// only destroying the queue pair ends that.
+    #[error(
+        "the provider refused the work ({errno}) and may have taken part of it; destroy the queue pair before the memory \
+         is used again"
+    )]
+    InDoubt {
+        /// As reported.
+        errno: Errno,
+    },
+}
+
+impl PostError {
+    /// From an `errno` of `ibv_post_send`, `ibv_post_recv` or `ibv_wr_complete`, where `posted` is what the provider says
+    /// of how far it got.
+    #[cold]
+    fn from_provider(errno: i32, posted: Option<u32>) -> Self {
+        match (errno, posted) {
+            (libc::ENOMEM | libc::ENOSPC, Some(posted)) => PostError::QueueFull { posted },
+            (errno, Some(posted)) => PostError::Refused { posted, errno: Errno(errno) },
+            (errno, None) => PostError::InDoubt { errno: Errno(errno) },
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What a work request sends: elements of registered memory, or bytes copied as it is posted.
+
+use rdma_sys::*;
+
+use super::{PostError, Sge};
+
+/// Data of a send or an RDMA write: an [`Sge`], a slice of them, [`Inline`] or [`InlineList`].
+pub trait Payload: sealed::Payload {}
+
+/// Registered memory that takes the result of an RDMA read, or the data of a receive: an [`Sge`] or a slice of them.
+pub trait Gather: Payload + sealed::Gather {}
+
+/// Bytes that are copied into the work request as it is posted; they need not be registered, and are free again at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Inline<'a>(pub &'a [u8]);
+
+/// Pieces that are copied into the work request one after another, as it is posted.
+#[derive(Clone, Copy, Debug)]
+pub struct InlineList<'a>(pub &'a [&'a [u8]]);
+
+impl Payload for Sge {}
+impl Payload for &[Sge] {}
+impl Payload for Inline<'_> {}
+impl Payload for InlineList<'_> {}
+impl Gather for Sge {}
+impl Gather for &[Sge] {}
+
+/// Limits of the queue pair that a payload has to keep, and memory to assemble it in.
+#[derive(Debug)]
+pub struct Limits {
+    pub(super) max_sge: u32,
+    pub(super) max_inline: u32,
+    /// Room for `max_inline` bytes, in which inline lists are put together.
+    pub(super) scratch: Box<[u8]>,
+    /// See `Quirks::INLINE_LISTS_EMPTY`.
+    pub(super) copy_inline_lists: bool,
+}
+
+/// Where a payload goes in a work request of `ibv_post_send`.
+#[allow(missing_debug_implementations)] // Of no use outside: it is made and consumed within one posting.
+pub struct Slot<'a> {
+    pub(super) wr: &'a mut ibv_send_wr,
+    pub(super) sges: &'a mut [ibv_sge],
+    pub(super) inline: &'a mut [u8],
+}
+
+pub(super) mod sealed {
+    use super::*;
+
+    /// Not implementable elsewhere: the unsafe methods have to hand the provider memory that is what they say.
+    pub trait Payload {
+        /// Whether the bytes are copied as the work is posted.
+        const INLINE: bool;
+
+        /// Checks the payload against the queue pair.
+        fn check(&self, limits: &Limits) -> Result<(), PostError>;
+
+        /// Sets the payload of the work request that was just begun.
+        ///
+        /// # Safety
+        ///
+        /// `qp` must be between a builder call and the next, and `check` must have passed.
+        unsafe fn set(&self, qp: *mut ibv_qp_ex, limits: &mut Limits);
+
+        /// Writes the payload into a work request whose memory is big enough for what `check` passed.
+        fn fill(&self, slot: Slot<'_>);
+    }
+
+    pub trait Gather {}
+
+    impl Gather for Sge {}
+    impl Gather for &[Sge] {}
+}
+
+impl sealed::Payload for Sge {
+    const INLINE: bool = false;
+
+    #[inline]
+    fn check(&self, _limits: &Limits) -> Result<(), PostError> {
+        Ok(())
+    }
+
+    #[inline]
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, _limits: &mut Limits) {
+        // SAFETY: the caller's contract.
+        unsafe { ibv_wr_set_sge(qp, self.lkey, self.address, self.len) }
+    }
+
+    #[inline]
+    fn fill(&self, slot: Slot<'_>) {
+        slot.sges[0] = self.to_raw();
+        slot.wr.num_sge = 1;
+    }
+}
+
+impl sealed::Payload for &[Sge] {
+    const INLINE: bool = false;
+
+    #[inline]
+    fn check(&self, limits: &Limits) -> Result<(), PostError> {
+        if self.len() > limits.max_sge as usize {
+            return Err(PostError::TooManySges { count: self.len(), max: limits.max_sge });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, _limits: &mut Limits) {
+        // SAFETY: the caller's contract; `Sge` has the layout of `struct ibv_sge`, and the provider copies the list.
+        unsafe {
+            match self {
+                [] => ibv_wr_set_sge(qp, 0, 0, 0),
+                [one] => ibv_wr_set_sge(qp, one.lkey, one.address, one.len),
+                list => ibv_wr_set_sge_list(qp, list.len(), list.as_ptr().cast()),
+            }
+        }
+    }
+
+    #[inline]
+    fn fill(&self, slot: Slot<'_>) {
+        for (raw, sge) in slot.sges.iter_mut().zip(*self) {
+            *raw = sge.to_raw();
+        }
+        slot.wr.num_sge = self.len() as i32;
+    }
+}
+
+impl sealed::Payload for Inline<'_> {
+    const INLINE: bool = true;
+
+    #[inline]
+    fn check(&self, limits: &Limits) -> Result<(), PostError> {
+        if self.0.len() > limits.max_inline as usize {
+            return Err(PostError::InlineTooLong { len: self.0.len(), max: limits.max_inline });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, _limits: &mut Limits) {
+        // SAFETY: the caller's contract; the provider copies the bytes.
+        unsafe { ibv_wr_set_inline_data(qp, self.0.as_ptr().cast_mut().cast(), self.0.len()) }
+    }
+
+    #[inline]
+    fn fill(&self, slot: Slot<'_>) {
+        InlineList(&[self.0]).fill(slot);
+    }
+}
+
+impl sealed::Payload for InlineList<'_> {
+    const INLINE: bool = true;
+
+    #[inline]
+    fn check(&self, limits: &Limits) -> Result<(), PostError> {
+        let len = self.0.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len()));
+        if len > limits.max_inline as usize {
+            return Err(PostError::InlineTooLong { len, max: limits.max_inline });
+        }
+        Ok(())
+    }
+
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, limits: &mut Limits) {
+        /// Pieces that are handed over as a list; more are put together first.
+        const DIRECT: usize = 16;
+        if limits.copy_inline_lists || self.0.len() > DIRECT {
+            let len = concatenate(self.0, &mut limits.scratch);
+            // SAFETY: the caller's contract; `len` bytes of `scratch` were written, and the provider copies them.
+            return unsafe { ibv_wr_set_inline_data(qp, limits.scratch.as_mut_ptr().cast(), len) };
+        }
+        let mut list = [ibv_data_buf { addr: std::ptr::null_mut(), length: 0 }; DIRECT];
+        for (raw, piece) in list.iter_mut().zip(self.0) {
+            *raw = ibv_data_buf { addr: piece.as_ptr().cast_mut().cast(), length: piece.len() };
+        }
+        // SAFETY: the caller's contract; the provider copies the pieces.
+        unsafe { ibv_wr_set_inline_data_list(qp, self.0.len(), list.as_ptr()) }
+    }
+
+    fn fill(&self, slot: Slot<'_>) {
+        let len = concatenate(self.0, slot.inline);
+        slot.sges[0] = ibv_sge { addr: slot.inline.as_ptr().expose_provenance() as u64, length: len as u32, lkey: 0 };
+        slot.wr.num_sge = i32::from(len > 0);
+    }
+}
+
+/// Copies the pieces one after another to the start of `target`, which `check` found long enough; returns their length.
+fn concatenate(pieces: &[&[u8]], target: &mut [u8]) -> usize {
+    let mut len = 0;
+    for piece in pieces {
+        target[len..][..piece.len()].copy_from_slice(piece);
+        len += piece.len();
+    }
+    len
+}

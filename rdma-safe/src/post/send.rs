@@ -1,0 +1,626 @@
+//! The send queue.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use bitflags::bitflags;
+use rdma_sys::*;
+
+use super::payload::{Limits, Slot};
+use super::{Gather, Payload, PostError, Sge};
+use crate::qp::Shared;
+use crate::{QueuePairState, Quirks, RemoteMemory};
+
+bitflags! {
+    /// Flags of a send: `enum ibv_send_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct SendFlags: u32 {
+        /// Starts only when earlier reads and atomics are done.
+        const FENCE = IBV_SEND_FENCE.0;
+        /// Completes with an entry in the completion queue; otherwise only a failure does.
+        const SIGNALED = IBV_SEND_SIGNALED.0;
+        /// Wakes a peer that waits for solicited events only.
+        const SOLICITED = IBV_SEND_SOLICITED.0;
+    }
+}
+
+bitflags! {
+    /// Send operations that a queue pair can be created with: `enum ibv_qp_create_send_ops_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct SendOps: u64 {
+        /// RDMA write.
+        const RDMA_WRITE = IBV_QP_EX_WITH_RDMA_WRITE.0 as u64;
+        /// RDMA write with immediate data.
+        const RDMA_WRITE_WITH_IMM = IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0 as u64;
+        /// Send.
+        const SEND = IBV_QP_EX_WITH_SEND.0 as u64;
+        /// Send with immediate data.
+        const SEND_WITH_IMM = IBV_QP_EX_WITH_SEND_WITH_IMM.0 as u64;
+        /// RDMA read.
+        const RDMA_READ = IBV_QP_EX_WITH_RDMA_READ.0 as u64;
+        /// Atomic compare and swap.
+        const ATOMIC_CMP_AND_SWP = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0 as u64;
+        /// Atomic fetch and add.
+        const ATOMIC_FETCH_AND_ADD = IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0 as u64;
+        /// Send that invalidates a key of the peer.
+        const SEND_WITH_INV = IBV_QP_EX_WITH_SEND_WITH_INV.0 as u64;
+    }
+}
+
+impl SendOps {
+    /// Send, write and read, with and without immediate data.
+    pub const BASIC: SendOps = SendOps::SEND
+        .union(SendOps::SEND_WITH_IMM)
+        .union(SendOps::RDMA_WRITE)
+        .union(SendOps::RDMA_WRITE_WITH_IMM)
+        .union(SendOps::RDMA_READ);
+
+    /// All of a reliable connection.
+    pub const RC: SendOps = SendOps::BASIC
+        .union(SendOps::ATOMIC_CMP_AND_SWP)
+        .union(SendOps::ATOMIC_FETCH_AND_ADD)
+        .union(SendOps::SEND_WITH_INV);
+}
+
+/// What every send has: an identifier, given back with its completion, and flags.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct WorkRequest {
+    id: u64,
+    flags: SendFlags,
+}
+
+impl WorkRequest {
+    /// A work request without flags: it completes silently unless it fails.
+    #[inline]
+    pub fn new(id: u64) -> Self {
+        WorkRequest { id, flags: SendFlags::empty() }
+    }
+
+    /// Completes with an entry in the completion queue.
+    #[inline]
+    pub fn signaled(self) -> Self {
+        self.with(SendFlags::SIGNALED)
+    }
+
+    /// Starts only when earlier reads and atomics are done.
+    #[inline]
+    pub fn fenced(self) -> Self {
+        self.with(SendFlags::FENCE)
+    }
+
+    /// Wakes a peer that waits for solicited events only.
+    #[inline]
+    pub fn solicited(self) -> Self {
+        self.with(SendFlags::SOLICITED)
+    }
+
+    /// Adds flags.
+    #[inline]
+    pub fn with(self, flags: SendFlags) -> Self {
+        WorkRequest { flags: self.flags | flags, ..self }
+    }
+}
+
+/// An address of the peer and the key to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Remote {
+    /// Address in the peer's space.
+    pub address: u64,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+impl From<RemoteMemory> for Remote {
+    fn from(memory: RemoteMemory) -> Self {
+        Remote { address: memory.address, rkey: memory.rkey }
+    }
+}
+
+/// The send queue of a queue pair.
+pub struct SendQueue {
+    shared: Arc<Shared>,
+    interface: Interface,
+    enabled: SendOps,
+    limits: Limits,
+    /// A batch was begun and neither posted nor aborted. Here and not in the batch, so that forgetting one is not fatal.
+    open: bool,
+}
+
+enum Interface {
+    /// `ibv_wr_*`.
+    Extended(NonNull<ibv_qp_ex>),
+    /// `ibv_post_send` of work requests collected here.
+    Classic(Chain),
+}
+
+// SAFETY: the C objects may be used from any thread (see `Context`); a batch, which may not, borrows the queue.
+unsafe impl Send for SendQueue {}
+// SAFETY: through a shared reference there are only immutable fields to be read.
+unsafe impl Sync for SendQueue {}
+
+impl SendQueue {
+    pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, max_batch: u32) -> Self {
+        let capacity = shared.capacity();
+        let limits = Limits {
+            max_sge: capacity.max_send_sge,
+            max_inline: capacity.max_inline_data,
+            scratch: vec![0; capacity.max_inline_data as usize].into_boxed_slice(),
+            copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
+        };
+        let interface = match qp_ex {
+            Some(qp_ex) => Interface::Extended(qp_ex),
+            None => Interface::Classic(Chain::new(&limits, max_batch.min(capacity.max_send_wr.max(1)))),
+        };
+        SendQueue { shared: Arc::clone(shared), interface, enabled: ops, limits, open: false }
+    }
+
+    pub(crate) fn is_extended(&self) -> bool {
+        matches!(self.interface, Interface::Extended(_))
+    }
+
+    /// Operations that can be posted.
+    #[must_use]
+    pub fn operations(&self) -> SendOps {
+        self.enabled
+    }
+
+    /// Begins a batch: `ibv_wr_start`. Nothing is posted before [`SendBatch::post`].
+    ///
+    /// # Errors
+    /// [`PostError::NotReady`] unless the queue pair was brought to RTS.
+    #[doc(alias = "ibv_wr_start")]
+    #[inline]
+    pub fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
+        // A batch that was forgotten instead of dropped left the provider's lock held.
+        self.abort();
+        let state = self.shared.state();
+        if !matches!(state, QueuePairState::RTS | QueuePairState::SQD | QueuePairState::SQE | QueuePairState::ERR) {
+            return Err(PostError::NotReady { state });
+        }
+        if let Interface::Extended(qp) = &self.interface {
+            self.open = true;
+            // SAFETY: the queue pair is valid and no batch is open on it: this is the only send queue, borrowed mutably.
+            unsafe { ibv_wr_start(qp.as_ptr()) }
+        }
+        Ok(SendBatch { queue: self, count: 0, not_send: PhantomData })
+    }
+
+    #[inline]
+    fn abort(&mut self) {
+        match &mut self.interface {
+            Interface::Extended(qp) if self.open => {
+                self.open = false;
+                // SAFETY: the queue pair is valid and a batch is open on it.
+                unsafe { ibv_wr_abort(qp.as_ptr()) }
+            }
+            Interface::Extended(_) => {}
+            Interface::Classic(chain) => chain.len = 0,
+        }
+    }
+}
+
+impl Drop for SendQueue {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+impl fmt::Debug for SendQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendQueue").field("extended", &self.is_extended()).field("operations", &self.enabled).finish()
+    }
+}
+
+/// Work to post at once, with one doorbell. Dropping it posts nothing.
+///
+/// Each method adds one whole work request, so none can be left half-built.
+///
+/// # Safety
+///
+/// The methods that add work are `unsafe`, for the device works on memory behind the compiler's back. From
+/// [`SendBatch::post`] until the work request has completed (its own completion, or that of a later one of the same send
+/// queue, was polled; or the queue pair was destroyed), the caller must see to it that
+/// - the memory named by an [`Sge`] stays allocated and registered under its key, is not written, and, where it takes a
+///   result (reads, atomics), is neither read nor referred to by a reference;
+/// - what the peer's memory is overwritten with harms nobody: a queue pair can be connected to one of the same process,
+///   and a write then reaches any memory that this process registered with remote write access.
+#[must_use = "dropping a batch posts nothing; call `post`"]
+pub struct SendBatch<'q> {
+    queue: &'q mut SendQueue,
+    count: u32,
+    not_send: PhantomData<*mut ()>,
+}
+
+impl SendBatch<'_> {
+    /// Sends `payload`: `ibv_wr_send`.
+    ///
+    /// # Errors
+    /// [`PostError::NotEnabled`], [`PostError::TooManySges`], [`PostError::InlineTooLong`], [`PostError::BatchFull`]. The
+    /// batch is as before then.
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_send")]
+    #[inline]
+    pub unsafe fn send(&mut self, wr: WorkRequest, payload: impl Payload) -> Result<(), PostError> {
+        // SAFETY: the caller's contract; the operation and its builder belong together.
+        unsafe { self.add(SendOps::SEND, IBV_WR_SEND, wr, payload, |qp| ibv_wr_send(qp), |_| {}) }
+    }
+
+    /// Sends `payload` with immediate data, given in host byte order: `ibv_wr_send_imm`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_send_imm")]
+    #[inline]
+    pub unsafe fn send_imm(&mut self, wr: WorkRequest, imm: u32, payload: impl Payload) -> Result<(), PostError> {
+        let imm = imm.to_be();
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_send_imm(qp, imm) }
+        };
+        let classic = |wr: &mut ibv_send_wr| wr.__bindgen_anon_1.imm_data = imm;
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM, wr, payload, extended, classic) }
+    }
+
+    /// Sends `payload` and invalidates a key of the peer: `ibv_wr_send_inv`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_send_inv")]
+    #[inline]
+    pub unsafe fn send_invalidate(
+        &mut self,
+        wr: WorkRequest,
+        rkey: u32,
+        payload: impl Payload,
+    ) -> Result<(), PostError> {
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_send_inv(qp, rkey) }
+        };
+        let classic = |wr: &mut ibv_send_wr| wr.__bindgen_anon_1.invalidate_rkey = rkey;
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::SEND_WITH_INV, IBV_WR_SEND_WITH_INV, wr, payload, extended, classic) }
+    }
+
+    /// Writes `payload` to memory of the peer: `ibv_wr_rdma_write`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_rdma_write")]
+    #[inline]
+    pub unsafe fn write(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        payload: impl Payload,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_rdma_write(qp, rkey, address) }
+        };
+        let classic = |wr: &mut ibv_send_wr| set_rdma(wr, address, rkey);
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::RDMA_WRITE, IBV_WR_RDMA_WRITE, wr, payload, extended, classic) }
+    }
+
+    /// Writes `payload` to memory of the peer and completes a receive there, with immediate data, given in host byte
+    /// order: `ibv_wr_rdma_write_imm`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_rdma_write_imm")]
+    #[inline]
+    pub unsafe fn write_imm(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        imm: u32,
+        payload: impl Payload,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        let imm = imm.to_be();
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_rdma_write_imm(qp, rkey, address, imm) }
+        };
+        let classic = |wr: &mut ibv_send_wr| {
+            set_rdma(wr, address, rkey);
+            wr.__bindgen_anon_1.imm_data = imm;
+        };
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM, wr, payload, extended, classic) }
+    }
+
+    /// Reads memory of the peer into `target`: `ibv_wr_rdma_read`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_rdma_read")]
+    #[inline]
+    pub unsafe fn read(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        target: impl Gather,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_rdma_read(qp, rkey, address) }
+        };
+        let classic = |wr: &mut ibv_send_wr| set_rdma(wr, address, rkey);
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::RDMA_READ, IBV_WR_RDMA_READ, wr, target, extended, classic) }
+    }
+
+    /// Replaces the 64-bit word at `remote` by `swap` if it equals `compare`, and puts its old value into the eight bytes
+    /// of `result`, in host byte order: `ibv_wr_atomic_cmp_swp`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`]; [`PostError::AtomicOperand`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_atomic_cmp_swp")]
+    #[inline]
+    pub unsafe fn compare_swap(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        compare: u64,
+        swap: u64,
+        result: Sge,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        check_atomic(address, result)?;
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_atomic_cmp_swp(qp, rkey, address, compare, swap) }
+        };
+        let classic = |wr: &mut ibv_send_wr| set_atomic(wr, address, rkey, compare, swap);
+        let (op, opcode) = (SendOps::ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_CMP_AND_SWP);
+        // SAFETY: as in `send`.
+        unsafe { self.add(op, opcode, wr, result, extended, classic) }
+    }
+
+    /// Adds `add` to the 64-bit word at `remote`, and puts its old value into the eight bytes of `result`, in host byte
+    /// order: `ibv_wr_atomic_fetch_add`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`]; [`PostError::AtomicOperand`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_atomic_fetch_add")]
+    #[inline]
+    pub unsafe fn fetch_add(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        add: u64,
+        result: Sge,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        check_atomic(address, result)?;
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_atomic_fetch_add(qp, rkey, address, add) }
+        };
+        let classic = |wr: &mut ibv_send_wr| set_atomic(wr, address, rkey, add, 0);
+        let (op, opcode) = (SendOps::ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_FETCH_AND_ADD);
+        // SAFETY: as in `send`.
+        unsafe { self.add(op, opcode, wr, result, extended, classic) }
+    }
+
+    /// How many work requests it holds.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Posts all of it: `ibv_wr_complete`, or `ibv_post_send(3)`. An empty batch does nothing.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when the provider failed otherwise.
+    #[doc(alias = "ibv_wr_complete")]
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub fn post(self) -> Result<(), PostError> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        let queue = &mut *self.queue;
+        match &mut queue.interface {
+            Interface::Extended(qp) => {
+                queue.open = false;
+                // SAFETY: the queue pair is valid and a batch is open on it.
+                match unsafe { ibv_wr_complete(qp.as_ptr()) } {
+                    0 => Ok(()),
+                    // ibv_wr_post(3): on failure none of the batch was posted. That holds for a batch that does not
+                    // fit; a provider whose doorbell failed may not know.
+                    errno @ (libc::ENOMEM | libc::ENOSPC) => Err(PostError::from_provider(errno, Some(0))),
+                    errno => Err(PostError::from_provider(errno, None)),
+                }
+            }
+            Interface::Classic(chain) => chain.post(queue.shared.as_raw()),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`SendBatch`]; `extended` and `classic` must make the work request that `op` and `opcode` name.
+    /// `extended` is called with a queue pair between `ibv_wr_start` and `ibv_wr_complete` that has the operation.
+    #[inline(always)]
+    unsafe fn add<P: Payload>(
+        &mut self,
+        op: SendOps,
+        opcode: ibv_wr_opcode,
+        wr: WorkRequest,
+        payload: P,
+        extended: impl FnOnce(*mut ibv_qp_ex),
+        classic: impl FnOnce(&mut ibv_send_wr),
+    ) -> Result<(), PostError> {
+        let queue = &mut *self.queue;
+        if !queue.enabled.contains(op) {
+            return Err(PostError::NotEnabled { op });
+        }
+        payload.check(&queue.limits)?;
+        let flags = wr.flags.bits() | if P::INLINE { IBV_SEND_INLINE.0 } else { 0 };
+        match &mut queue.interface {
+            Interface::Extended(qp) => {
+                let qp = qp.as_ptr();
+                // SAFETY: the queue pair is valid and a batch is open. Its identifier and flags are read by the builder
+                // call, which `op` says exists. `check` has passed. See `Quirks::INLINE_NEEDS_FLAG` for the flag.
+                unsafe {
+                    (*qp).wr_id = wr.id;
+                    (*qp).wr_flags = flags;
+                    extended(qp);
+                    payload.set(qp, &mut queue.limits);
+                }
+            }
+            Interface::Classic(chain) => {
+                let slot = chain.push()?;
+                slot.wr.wr_id = wr.id;
+                slot.wr.opcode = opcode;
+                slot.wr.send_flags = flags;
+                classic(slot.wr);
+                payload.fill(slot);
+            }
+        }
+        self.count += 1;
+        Ok(())
+    }
+}
+
+impl Drop for SendBatch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.queue.abort();
+    }
+}
+
+impl fmt::Debug for SendBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendBatch").field("len", &self.count).finish_non_exhaustive()
+    }
+}
+
+#[inline]
+fn check_atomic(address: u64, result: Sge) -> Result<(), PostError> {
+    if address % 8 != 0 || result.address % 8 != 0 || result.len != 8 {
+        return Err(PostError::AtomicOperand);
+    }
+    Ok(())
+}
+
+#[inline]
+fn set_rdma(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32) {
+    wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
+}
+
+#[inline]
+fn set_atomic(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) {
+    wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
+}
+
+/// Work requests for `ibv_post_send`, and the memory they refer to, allocated once.
+struct Chain {
+    wrs: Box<[ibv_send_wr]>,
+    sges: Box<[ibv_sge]>,
+    inline: Box<[u8]>,
+    len: u32,
+}
+
+impl Chain {
+    fn new(limits: &Limits, max_batch: u32) -> Self {
+        let count = max_batch as usize;
+        let sges = limits.max_sge.max(1) as usize;
+        // SAFETY: a structure of integers, pointers and unions of such, for which zeros are valid.
+        let wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+        Chain {
+            wrs: vec![wr; count].into_boxed_slice(),
+            sges: vec![Sge::EMPTY.to_raw(); count * sges].into_boxed_slice(),
+            inline: vec![0; count * limits.max_inline as usize].into_boxed_slice(),
+            len: 0,
+        }
+    }
+
+    /// The next work request, zeroed, and the memory for its payload.
+    #[inline]
+    fn push(&mut self) -> Result<Slot<'_>, PostError> {
+        let max = self.wrs.len();
+        let index = self.len as usize;
+        if index >= max {
+            return Err(PostError::BatchFull { max: max as u32 });
+        }
+        self.len += 1;
+        let (sges, inline) = (self.sges.len() / max, self.inline.len() / max);
+        let wr = &mut self.wrs[index];
+        // SAFETY: as in `new`. Providers check fields of unions that other operations have set.
+        *wr = unsafe { std::mem::zeroed() };
+        Ok(Slot {
+            wr,
+            sges: &mut self.sges[index * sges..][..sges],
+            inline: &mut self.inline[index * inline..][..inline],
+        })
+    }
+
+    fn post(&mut self, qp: *mut ibv_qp) -> Result<(), PostError> {
+        let len = std::mem::take(&mut self.len) as usize;
+        let stride = self.sges.len() / self.wrs.len();
+        let first = self.wrs.as_mut_ptr();
+        for index in 0..len {
+            // SAFETY: `index` is below `len`, which is at most the length of `wrs`, and the elements of each work request
+            // are `stride` of `sges`.
+            unsafe {
+                let wr = first.add(index);
+                (*wr).sg_list = self.sges.as_mut_ptr().add(index * stride);
+                (*wr).next = if index + 1 < len { first.add(index + 1) } else { std::ptr::null_mut() };
+            }
+        }
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair is valid, and `first` is a chain of at least one work request, whose memory the callers of
+        // the batch's methods vouch for.
+        match unsafe { ibv_post_send(qp, first, &mut bad) } {
+            0 => Ok(()),
+            errno => Err(PostError::from_provider(errno, position(first, bad, len))),
+        }
+    }
+}
+
+/// Where in the chain the work request is that the provider refused; `None` where it did not say.
+pub(super) fn position<T>(first: *const T, bad: *const T, len: usize) -> Option<u32> {
+    let offset = (bad as usize).checked_sub(first as usize)?;
+    let index = offset / size_of::<T>();
+    (index < len && offset % size_of::<T>() == 0).then_some(index as u32)
+}

@@ -1,0 +1,194 @@
+//! Creating queue pairs.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32};
+
+use rdma_sys::*;
+
+use super::{Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
+use crate::errno::check_ptr;
+use crate::post::{RecvQueue, SendOps, SendQueue};
+use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result};
+
+/// Describes a queue pair: `ibv_create_qp_ex(3)`, or `ibv_create_qp(3)` where the provider lacks it.
+///
+/// Made by [`ProtectionDomain::queue_pair`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder creates nothing until `build`"]
+pub struct QueuePairBuilder<'a> {
+    pd: &'a ProtectionDomain,
+    send_cq: &'a CompletionQueue,
+    recv_cq: &'a CompletionQueue,
+    capacity: QueuePairCapacity,
+    ops: Option<SendOps>,
+    max_batch: u32,
+    classic: bool,
+}
+
+impl<'a> QueuePairBuilder<'a> {
+    pub(crate) fn new(pd: &'a ProtectionDomain, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> Self {
+        let capacity = QueuePairCapacity {
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        QueuePairBuilder { pd, send_cq, recv_cq, capacity, ops: None, max_batch: 64, classic: false }
+    }
+
+    /// Work requests that the send queue holds; 128 unless set.
+    pub fn send_depth(mut self, work_requests: u32) -> Self {
+        self.capacity.max_send_wr = work_requests;
+        self
+    }
+
+    /// Work requests that the receive queue holds; 128 unless set.
+    pub fn recv_depth(mut self, work_requests: u32) -> Self {
+        self.capacity.max_recv_wr = work_requests;
+        self
+    }
+
+    /// Scatter/gather elements in a send; 1 unless set.
+    pub fn send_sges(mut self, elements: u32) -> Self {
+        self.capacity.max_send_sge = elements;
+        self
+    }
+
+    /// Scatter/gather elements in a receive; 1 unless set.
+    pub fn recv_sges(mut self, elements: u32) -> Self {
+        self.capacity.max_recv_sge = elements;
+        self
+    }
+
+    /// Bytes that can be sent inline, that is copied when posted; 0 unless set.
+    pub fn inline_data(mut self, bytes: u32) -> Self {
+        self.capacity.max_inline_data = bytes;
+        self
+    }
+
+    /// Send operations to enable. Unless set, all of reliable connections that the device has.
+    pub fn operations(mut self, ops: SendOps) -> Self {
+        self.ops = Some(ops);
+        self
+    }
+
+    /// Work requests in one batch where they are collected in memory, that is of receives, and of sends posted by
+    /// `ibv_post_send`; 64 unless set.
+    pub fn max_batch(mut self, work_requests: u32) -> Self {
+        self.max_batch = work_requests.max(1);
+        self
+    }
+
+    /// Posts by `ibv_post_send` even where `ibv_wr_*` exists.
+    pub fn classic(mut self) -> Self {
+        self.classic = true;
+        self
+    }
+
+    /// Creates a reliable-connected queue pair in the state RESET.
+    ///
+    /// # Errors
+    /// [`Error::CreateQueuePair`] names the capacities and the device's limits; [`Error::UnsupportedOperations`].
+    #[doc(alias = "ibv_create_qp_ex")]
+    #[doc(alias = "ibv_create_qp")]
+    pub fn build(self) -> Result<QueuePair> {
+        let device = self.pd.context().attributes();
+        if let Some(ops) = self.ops {
+            if !SendOps::RC.contains(ops) {
+                return Err(Error::UnsupportedOperations { ops: ops - SendOps::RC });
+            }
+        }
+        let quirks = self.pd.context().quirks();
+        let lists_miscounted = quirks.contains(Quirks::SGE_LISTS_MISCOUNTED) && self.capacity.max_send_sge > 1;
+        if !self.classic && !lists_miscounted {
+            // Not every provider has all operations in the extended interface; those that lack one refuse the whole set.
+            let tries: &[SendOps] = match &self.ops {
+                Some(ops) => std::slice::from_ref(ops),
+                None => &[SendOps::RC, SendOps::RC.difference(SendOps::SEND_WITH_INV), SendOps::BASIC],
+            };
+            for ops in tries {
+                match self.create_extended(*ops) {
+                    Ok(created) => return Ok(self.finish(created, *ops, true)),
+                    Err(errno) if errno.is_unsupported() => {}
+                    Err(errno) => return Err(self.error(errno, device)),
+                }
+            }
+        }
+        let created = self.create_classic().map_err(|errno| self.error(errno, device))?;
+        let ops = self.ops.unwrap_or(SendOps::RC);
+        Ok(self.finish(created, ops, false))
+    }
+
+    fn create_extended(&self, ops: SendOps) -> Result<(NonNull<ibv_qp>, QueuePairCapacity), Errno> {
+        // SAFETY: a structure of integers and pointers, for which zeros are valid.
+        let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
+        attr.send_cq = self.send_cq.as_raw();
+        attr.recv_cq = self.recv_cq.as_raw();
+        attr.cap = self.capacity.to_raw();
+        attr.qp_type = IBV_QPT_RC;
+        attr.pd = self.pd.as_raw();
+        attr.send_ops_flags = ops.bits();
+        attr.comp_mask = (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0;
+        // SAFETY: the context, the domain and the completion queues are valid, and `attr` is for the duration of the call.
+        let raw = check_ptr(|| unsafe { ibv_create_qp_ex(self.pd.context().as_raw(), &mut attr) })?;
+        Ok((raw, QueuePairCapacity::from_raw(&attr.cap)))
+    }
+
+    fn create_classic(&self) -> Result<(NonNull<ibv_qp>, QueuePairCapacity), Errno> {
+        // SAFETY: a structure of integers and pointers, for which zeros are valid.
+        let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        attr.send_cq = self.send_cq.as_raw();
+        attr.recv_cq = self.recv_cq.as_raw();
+        attr.cap = self.capacity.to_raw();
+        attr.qp_type = IBV_QPT_RC;
+        let verbs = self.pd.context().verbs();
+        // SAFETY: the domain and the completion queues are valid, and `attr` is for the duration of the call.
+        let raw = check_ptr(|| unsafe { (verbs.ibv_create_qp)(self.pd.as_raw(), &mut attr) })?;
+        Ok((raw, QueuePairCapacity::from_raw(&attr.cap)))
+    }
+
+    fn finish(&self, created: (NonNull<ibv_qp>, QueuePairCapacity), ops: SendOps, extended: bool) -> QueuePair {
+        let (raw, capacity) = created;
+        // SAFETY: the queue pair is valid, and the field is set at creation.
+        let number = unsafe { (*raw.as_ptr()).qp_num };
+        let shared = Arc::new(Shared {
+            raw,
+            parents: Some(Parents {
+                pd: self.pd.clone(),
+                _send_cq: self.send_cq.shared().clone(),
+                _recv_cq: self.recv_cq.shared().clone(),
+            }),
+            number,
+            qp_type: QueuePairType::RC,
+            capacity,
+            state: AtomicU32::new(QueuePairState::RESET.0),
+            port: AtomicU8::new(0),
+        });
+        // SAFETY: the queue pair is valid. For one made with operations this returns the extended interface, else NULL.
+        let qp_ex = extended
+            .then(|| unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(raw.as_ptr()) })
+            .and_then(NonNull::new);
+        QueuePair {
+            send: SendQueue::new(&shared, qp_ex, ops, self.max_batch),
+            recv: RecvQueue::new(&shared, self.max_batch),
+            shared,
+        }
+    }
+
+    fn error(&self, errno: Errno, device: &crate::DeviceAttributes) -> Error {
+        if errno.is_unsupported() {
+            if let Some(ops) = self.ops {
+                return Error::UnsupportedOperations { ops };
+            }
+        }
+        let allowed = format!(
+            "{} work requests and {} elements each way, {} queue pairs",
+            device.max_qp_wr(),
+            device.max_sge(),
+            device.max_qp()
+        );
+        Error::CreateQueuePair { asked: self.capacity, allowed, errno }
+    }
+}

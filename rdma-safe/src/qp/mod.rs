@@ -1,0 +1,254 @@
+//! Queue pairs.
+
+mod attributes;
+mod builder;
+mod modify;
+mod state;
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use rdma_sys::*;
+
+use crate::cq;
+use crate::errno::check;
+use crate::post::{RecvQueue, SendQueue};
+use crate::{Context, Error, ProtectionDomain, Result};
+
+pub use attributes::{AttributeMask, QueuePairAttributes, QueuePairCapacity, Transition};
+pub use builder::QueuePairBuilder;
+pub use modify::ModifyError;
+pub use state::{QueuePairState, QueuePairType};
+
+/// A queue pair: `struct ibv_qp`, with `struct ibv_qp_ex` for posting where the provider has it.
+///
+/// This is the raw door: [`SendQueue`] and [`RecvQueue`] post memory by address and key, which is `unsafe`. The owned
+/// door is [`Endpoint`](crate::Endpoint).
+pub struct QueuePair {
+    // Before `shared`, so that an open batch is aborted before the queue pair is destroyed.
+    send: SendQueue,
+    recv: RecvQueue,
+    shared: Arc<Shared>,
+}
+
+/// What both queues hold of their queue pair.
+pub(crate) struct Shared {
+    raw: NonNull<ibv_qp>,
+    parents: Option<Parents>,
+    number: u32,
+    qp_type: QueuePairType,
+    capacity: QueuePairCapacity,
+    /// As last set or queried here; the device may have gone on to the error state.
+    state: AtomicU32,
+    port: AtomicU8,
+}
+
+struct Parents {
+    pd: ProtectionDomain,
+    // Held, not used: completion queues must outlive the queue pairs that complete to them.
+    _send_cq: Arc<cq::Shared>,
+    _recv_cq: Arc<cq::Shared>,
+}
+
+// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable or atomic.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl QueuePair {
+    /// Number of the queue pair, 24 bits: what a peer needs to reach it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.shared.number
+    }
+
+    /// Capacities as the device granted them; at least what was asked for.
+    #[must_use]
+    pub fn capacity(&self) -> QueuePairCapacity {
+        self.shared.capacity
+    }
+
+    /// Type.
+    #[must_use]
+    pub fn qp_type(&self) -> QueuePairType {
+        self.shared.qp_type
+    }
+
+    /// State as last set or queried here. A device moves a queue pair to the error state by itself: see
+    /// [`QueuePair::query`].
+    #[must_use]
+    pub fn state(&self) -> QueuePairState {
+        self.shared.state()
+    }
+
+    /// Whether work is posted by `ibv_wr_*`; otherwise by `ibv_post_send`.
+    #[must_use]
+    pub fn is_extended(&self) -> bool {
+        self.send.is_extended()
+    }
+
+    /// Sets attributes: `ibv_modify_qp(3)`.
+    ///
+    /// # Errors
+    /// [`Error::Modify`] says which attribute is missing, not allowed or out of range, or what is wrong with the
+    /// address, instead of the kernel's `EINVAL`.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
+        self.shared.modify(attributes)
+    }
+
+    /// Reads attributes from the device: `ibv_query_qp(3)`.
+    ///
+    /// All attributes are asked for; some devices report only part of them and leave the rest zero.
+    ///
+    /// # Errors
+    /// [`Error::Query`].
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<QueuePairAttributes> {
+        self.shared.query()
+    }
+
+    /// The send queue.
+    #[inline]
+    pub fn send_queue(&mut self) -> &mut SendQueue {
+        &mut self.send
+    }
+
+    /// The receive queue.
+    #[inline]
+    pub fn recv_queue(&mut self) -> &mut RecvQueue {
+        &mut self.recv
+    }
+
+    /// Both queues at once: two threads may use one each.
+    #[inline]
+    pub fn split(&mut self) -> (&mut SendQueue, &mut RecvQueue) {
+        (&mut self.send, &mut self.recv)
+    }
+
+    /// The send queue, and the queue pair behind it.
+    pub(crate) fn send_and_shared(&mut self) -> (&mut SendQueue, &Shared) {
+        (&mut self.send, &self.shared)
+    }
+
+    /// The device that it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.shared.context()
+    }
+
+    /// The C object, valid while this queue pair is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_qp {
+        self.shared.as_raw()
+    }
+
+    /// Destroys it: `ibv_destroy_qp(3)`. Dropping does the same and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::Query`] names the verb; the object then stays until the process ends, and so does all it depends on.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(self) -> Result<()> {
+        let QueuePair { send, recv, shared } = self;
+        drop((send, recv));
+        match Arc::into_inner(shared) {
+            Some(mut shared) => shared.release(),
+            None => unreachable!("the two queues held the only other references"),
+        }
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("number", &format_args!("{:#08x}", self.number()))
+            .field("type", &self.qp_type())
+            .field("state", &self.state())
+            .field("extended", &self.is_extended())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn context(&self) -> &Context {
+        self.parents.as_ref().expect("only `release` takes them").pd.context()
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut ibv_qp {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn capacity(&self) -> QueuePairCapacity {
+        self.capacity
+    }
+
+    /// Makes all work in flight flush. A failure leaves the work to be ended by destroying the queue pair, which is what
+    /// it comes to anyway.
+    #[cold]
+    pub(crate) fn fail(&self) {
+        let _ = self.modify(&QueuePairAttributes::new().set_state(QueuePairState::ERR));
+    }
+
+    #[inline]
+    pub(crate) fn state(&self) -> QueuePairState {
+        QueuePairState(self.state.load(Ordering::Relaxed))
+    }
+
+    fn set_state(&self, state: QueuePairState) {
+        self.state.store(state.0, Ordering::Relaxed);
+    }
+
+    /// Port given at INIT; 0 before.
+    fn port(&self) -> u8 {
+        self.port.load(Ordering::Relaxed)
+    }
+
+    fn set_port(&self, port: u8) {
+        self.port.store(port, Ordering::Relaxed);
+    }
+
+    fn query(&self) -> Result<QueuePairAttributes> {
+        let mut attributes = QueuePairAttributes::new();
+        let mask = AttributeMask::all() - AttributeMask::RATE_LIMIT;
+        // SAFETY: a structure of integers and pointers, for which zeros are valid.
+        let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the queue pair and both out pointers are valid.
+        let result = unsafe {
+            (self.context().verbs().ibv_query_qp)(
+                self.as_raw(),
+                &mut attributes.raw,
+                mask.bits() as std::ffi::c_int,
+                &mut init,
+            )
+        };
+        check(result).map_err(|errno| self.error("ibv_query_qp", errno))?;
+        attributes.mask = mask;
+        self.set_state(QueuePairState(attributes.raw.qp_state.0));
+        Ok(attributes)
+    }
+
+    /// Destroys the queue pair once; on failure all it depends on is leaked, since the device may still use it.
+    fn release(&mut self) -> Result<()> {
+        let Some(parents) = self.parents.take() else { return Ok(()) };
+        let verbs = parents.pd.context().verbs();
+        // SAFETY: `parents` was just taken, so this happens once. `&mut self` says that no queue refers to it.
+        let destroyed = check(unsafe { (verbs.ibv_destroy_qp)(self.raw.as_ptr()) });
+        destroyed.map_err(|errno| {
+            let device = parents.pd.context().device_name().to_owned();
+            std::mem::forget(parents);
+            Error::Query { verb: "ibv_destroy_qp", device, errno }
+        })
+    }
+
+    fn error(&self, verb: &'static str, errno: crate::Errno) -> Error {
+        Error::Query { verb, device: self.context().device_name().into(), errno }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = self.release();
+    }
+}

@@ -1,0 +1,334 @@
+//! Changing attributes, and saying why the kernel would not.
+//!
+//! The kernel answers every mistake with the same `EINVAL`. What can be told beforehand is checked beforehand; what only
+//! the device knows is looked up after the refusal.
+
+use super::attributes::{AttributeMask, QueuePairAttributes, Transition};
+use super::state::{ignored, rule};
+use super::{QueuePairState, Shared};
+use crate::errno::check;
+use crate::{Context, Errno, Error, Gid, LinkLayer, TransportType};
+
+/// Why `ibv_modify_qp(3)` was refused, or would have been.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModifyError {
+    /// There is no such change of state.
+    #[error("no change from {transition}; from there it can go to: {}", reachable(*.transition))]
+    InvalidTransition {
+        /// The change asked for.
+        transition: Transition,
+    },
+
+    /// The attributes do not fit the change of state.
+    #[error("the attributes do not fit a change from {transition}{}", mismatch(*.missing, *.excess))]
+    Attributes {
+        /// The change asked for.
+        transition: Transition,
+        /// Attributes that it needs and that were not set.
+        missing: AttributeMask,
+        /// Attributes that were set and that it does not allow.
+        excess: AttributeMask,
+    },
+
+    /// A value is out of its range.
+    #[error("{attribute} is {value}, but must be {allowed}")]
+    OutOfRange {
+        /// The attribute.
+        attribute: &'static str,
+        /// The value.
+        value: u64,
+        /// What is allowed.
+        allowed: String,
+    },
+
+    /// The address vector names another port than the queue pair was initialised with.
+    #[error("the address vector sends from port {address_port}, but the queue pair was set up on port {port} in INIT")]
+    PortMismatch {
+        /// Port given at INIT.
+        port: u8,
+        /// Port of the address vector.
+        address_port: u8,
+    },
+
+    /// On Ethernet an address vector needs a global route.
+    #[error("port {port} is Ethernet (RoCE), where a peer is addressed by GID: give the address vector a global route")]
+    MissingGlobalRoute {
+        /// The port.
+        port: u8,
+    },
+
+    /// The GID to send from does not exist.
+    #[error(
+        "port {port} has no GID at index {index} to send from; list them with the show_gids example, or take \
+         Context::recommended_gid"
+    )]
+    NoSourceGid {
+        /// The port.
+        port: u8,
+        /// The index asked for.
+        index: u8,
+    },
+
+    /// The peer's GID cannot be resolved to a link address.
+    #[error(
+        "no route from GID {source_gid} (index {index} of port {port}) to GID {dgid}: {errno}; check that both are of the \
+         same kind and network, that `ip route get` and `ip neigh` know the peer, and that its interface is up"
+    )]
+    Unreachable {
+        /// The port.
+        port: u8,
+        /// Index of the local GID.
+        index: u8,
+        /// The local GID.
+        source_gid: Gid,
+        /// The peer's GID.
+        dgid: Gid,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// Refused for a reason that could not be found out.
+    #[error("ibv_modify_qp from {transition} failed: {errno}; attributes: {attributes:?}")]
+    Refused {
+        /// The change asked for.
+        transition: Transition,
+        /// What was set.
+        attributes: Box<QueuePairAttributes>,
+        /// As reported.
+        errno: Errno,
+    },
+}
+
+impl Shared {
+    /// Changes attributes, and keeps track of the state.
+    pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), Error> {
+        let context = self.context();
+        let from = self.state();
+        let to = attributes.state().unwrap_or(from);
+        let transition = Transition { from, to, qp_type: self.qp_type };
+        self.preflight(context, transition, attributes).map_err(Box::new)?;
+
+        let mut raw = attributes.raw;
+        // SAFETY: the queue pair is valid; `raw` is a copy that the call may read.
+        let result = unsafe {
+            (context.verbs().ibv_modify_qp)(self.as_raw(), &mut raw, attributes.mask.bits() as std::ffi::c_int)
+        };
+        if let Err(errno) = check(result) {
+            return Err(Box::new(self.diagnose(context, transition, attributes, errno)).into());
+        }
+        if attributes.mask.contains(AttributeMask::PORT) {
+            self.set_port(attributes.raw.port_num);
+        }
+        self.set_state(to);
+        Ok(())
+    }
+
+    /// What can be told without the device.
+    fn preflight(
+        &self,
+        context: &Context,
+        transition: Transition,
+        attributes: &QueuePairAttributes,
+    ) -> Result<(), ModifyError> {
+        // Drivers of iWARP devices have rules of their own.
+        if context.transport_type() == TransportType::IB {
+            check_table(transition, attributes.mask)?;
+        }
+        check_ranges(context, attributes)?;
+        if let Some(address) = attributes.address() {
+            let port = attributes.port().unwrap_or(self.port());
+            if port != 0 && address.port != port {
+                return Err(ModifyError::PortMismatch { port, address_port: address.port });
+            }
+            if address.route.is_none() && is_ethernet(context, address.port) {
+                return Err(ModifyError::MissingGlobalRoute { port: address.port });
+            }
+        }
+        Ok(())
+    }
+
+    /// What the device knows, once the kernel has refused.
+    fn diagnose(
+        &self,
+        context: &Context,
+        transition: Transition,
+        attributes: &QueuePairAttributes,
+        errno: Errno,
+    ) -> ModifyError {
+        // An address that cannot be resolved is reported with other numbers, too.
+        if let Some((address, route)) = attributes.address().and_then(|address| Some((address, address.route?))) {
+            let index = route.sgid_index;
+            match context.gid(address.port, u32::from(index)) {
+                Err(Error::NoSuchGid { .. }) => return ModifyError::NoSourceGid { port: address.port, index },
+                Ok(source) if is_unresolved(errno) || errno.0 == libc::EINVAL && route.dgid.is_zero() => {
+                    return ModifyError::Unreachable {
+                        port: address.port,
+                        index,
+                        source_gid: source.gid,
+                        dgid: route.dgid,
+                        errno,
+                    };
+                }
+                _ => {}
+            }
+        }
+        if errno.0 == libc::EINVAL {
+            if let Err(error) = self.check_port_limits(context, attributes) {
+                return error;
+            }
+            if let Some((address, route)) = attributes.address().and_then(|address| Some((address, address.route?))) {
+                // Everything else fits: what is left is the route itself.
+                if let Ok(source) = context.gid(address.port, u32::from(route.sgid_index)) {
+                    return ModifyError::Unreachable {
+                        port: address.port,
+                        index: route.sgid_index,
+                        source_gid: source.gid,
+                        dgid: route.dgid,
+                        errno,
+                    };
+                }
+            }
+        }
+        ModifyError::Refused { transition, attributes: Box::new(*attributes), errno }
+    }
+
+    fn check_port_limits(&self, context: &Context, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
+        let Ok(port) = context.query_port(attributes.port().unwrap_or(self.port())) else { return Ok(()) };
+        if let Some(index) = attributes.pkey_index() {
+            let len = port.pkey_table_len();
+            in_range("pkey_index", index.into(), 0, u64::from(len.saturating_sub(1)))?;
+        }
+        if let Some(mtu) = attributes.path_mtu() {
+            if mtu > port.max_mtu() {
+                let allowed = format!("at most the port's max_mtu of {} bytes", port.max_mtu());
+                return Err(ModifyError::OutOfRange { attribute: "path_mtu", value: u32::from(mtu).into(), allowed });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_table(transition: Transition, mask: AttributeMask) -> Result<(), ModifyError> {
+    let Transition { from, to, qp_type } = transition;
+    let Some(rule) = rule(from, to, qp_type) else {
+        return match qp_type {
+            // Not in the table at all: the driver decides.
+            super::QueuePairType::DRIVER => Ok(()),
+            _ => Err(ModifyError::InvalidTransition { transition }),
+        };
+    };
+    let set = mask - ignored(qp_type);
+    let missing = rule.required - set;
+    let excess = set - rule.required - rule.optional;
+    if missing.is_empty() && excess.is_empty() {
+        return Ok(());
+    }
+    Err(ModifyError::Attributes { transition, missing, excess })
+}
+
+fn check_ranges(context: &Context, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
+    const PSN: u64 = 0xff_ffff;
+    let device = context.attributes();
+    let ports = u64::from(device.ports());
+    let ranges = [
+        ("port", attributes.port().map(u64::from), 1, ports),
+        ("port of the address vector", attributes.address().map(|address| address.port.into()), 1, ports),
+        ("sl of the address vector", attributes.address().map(|address| address.sl.into()), 0, 15),
+        ("timeout", attributes.timeout().map(u64::from), 0, 31),
+        ("retry_count", attributes.retry_count().map(u64::from), 0, 7),
+        ("rnr_retry", attributes.rnr_retry().map(u64::from), 0, 7),
+        ("min_rnr_timer", attributes.min_rnr_timer().map(u64::from), 0, 31),
+        ("rq_psn", attributes.rq_psn().map(u64::from), 0, PSN),
+        ("sq_psn", attributes.sq_psn().map(u64::from), 0, PSN),
+        ("dest_qp_num", attributes.dest_qp_num().map(u64::from), 0, PSN),
+        ("path_mtu (its code)", attributes.path_mtu().map(|mtu| mtu.0.into()), 1, 5),
+        ("max_rd_atomic", attributes.max_rd_atomic().map(u64::from), 0, device.max_qp_init_rd_atom().into()),
+        ("max_dest_rd_atomic", attributes.max_dest_rd_atomic().map(u64::from), 0, device.max_qp_rd_atom().into()),
+    ];
+    ranges
+        .into_iter()
+        .filter_map(|(name, value, low, high)| Some((name, value?, low, high)))
+        .try_for_each(|(name, value, low, high)| in_range(name, value, low, high))
+}
+
+fn in_range(attribute: &'static str, value: u64, low: u64, high: u64) -> Result<(), ModifyError> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(ModifyError::OutOfRange { attribute, value, allowed: format!("{low} to {high}") })
+}
+
+fn is_ethernet(context: &Context, port: u8) -> bool {
+    context.query_port(port).is_ok_and(|port| port.link_layer() == LinkLayer::ETHERNET)
+}
+
+fn is_unresolved(errno: Errno) -> bool {
+    matches!(
+        errno.0,
+        libc::ENODATA | libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT | libc::EADDRNOTAVAIL | libc::ENODEV
+    )
+}
+
+fn reachable(transition: Transition) -> String {
+    let states: Vec<String> = QueuePairState::KNOWN
+        .iter()
+        .filter(|to| rule(transition.from, **to, transition.qp_type).is_some())
+        .map(ToString::to_string)
+        .collect();
+    states.join(", ")
+}
+
+fn mismatch(missing: AttributeMask, excess: AttributeMask) -> String {
+    let mut text = String::new();
+    if !missing.is_empty() {
+        text += &format!("; missing: {missing}");
+    }
+    if !excess.is_empty() {
+        text += &format!("; not allowed: {excess}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::QueuePairType;
+
+    fn transition(from: QueuePairState, to: QueuePairState) -> Transition {
+        Transition { from, to, qp_type: QueuePairType::RC }
+    }
+
+    #[test]
+    fn what_is_missing_and_what_is_too_much_is_named() {
+        let change = transition(QueuePairState::RESET, QueuePairState::INIT);
+        let mask = AttributeMask::STATE | AttributeMask::PORT | AttributeMask::PKEY_INDEX | AttributeMask::SQ_PSN;
+        let error = check_table(change, mask).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the attributes do not fit a change from RESET to INIT of an RC queue pair; missing: ACCESS_FLAGS; not \
+             allowed: SQ_PSN"
+        );
+    }
+
+    #[test]
+    fn a_change_that_does_not_exist_names_those_that_do() {
+        let change = transition(QueuePairState::INIT, QueuePairState::RTS);
+        let error = check_table(change, AttributeMask::STATE).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "no change from INIT to RTS of an RC queue pair; from there it can go to: RESET, INIT, RTR, ERR"
+        );
+    }
+
+    #[test]
+    fn attributes_that_uverbs_ignores_are_not_held_against_an_xrc_queue_pair() {
+        let change =
+            Transition { from: QueuePairState::INIT, to: QueuePairState::RTR, qp_type: QueuePairType::XRC_SEND };
+        let path = AttributeMask::AV | AttributeMask::PATH_MTU | AttributeMask::RQ_PSN | AttributeMask::DEST_QPN;
+        let mask = AttributeMask::STATE | path | AttributeMask::MIN_RNR_TIMER | AttributeMask::MAX_DEST_RD_ATOMIC;
+        check_table(change, mask).unwrap();
+        let rc = Transition { qp_type: QueuePairType::UC, ..change };
+        assert!(check_table(rc, mask).is_err());
+    }
+}

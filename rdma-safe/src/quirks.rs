@@ -1,0 +1,85 @@
+//! Deviations of providers from their documentation, and where this crate works around them.
+//!
+//! The one home of such knowledge: other modules ask [`Quirks`], and say at the place what they do about it.
+
+use bitflags::bitflags;
+use rdma_sys::Verbs;
+
+use crate::DeviceAttributes;
+
+bitflags! {
+    /// What a device's provider does differently from its documentation.
+    ///
+    /// All entries so far are of the rxe provider (SoftRoCE). A library does not tell its patch level, so an entry that
+    /// was fixed in release N counts as fixed where a symbol is present that first came with N or later.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct Quirks: u32 {
+        /// `ibv_end_poll` after `ibv_next_poll` returned `ENOENT` advances the consumer index once too often, so that
+        /// the queue repeats stale entries for ever; some patched releases unlock the queue's lock twice instead.
+        ///
+        /// rxe before rdma-core 55 (index, commit b78b414e0) and before 59 (lock, commit 5e7aa4102). Here: each
+        /// `start_poll`/`end_poll` takes one completion, and `next_poll` is not called. Counts as fixed from 59.
+        const ONE_COMPLETION_PER_POLL = 1 << 0;
+
+        /// `ibv_wr_set_sge_list` counts the length of its first element for all of them.
+        ///
+        /// rxe before rdma-core 64 (commit 406cd2ad0). Here: queue pairs with more than one send element are posted to
+        /// by `ibv_post_send`.
+        const SGE_LISTS_MISCOUNTED = 1 << 1;
+
+        /// `ibv_wr_set_inline_data_list` sends zero bytes.
+        ///
+        /// rxe before rdma-core 64 (commit 1e8ed0aff). Here: the pieces are copied together and set as one.
+        const INLINE_LISTS_EMPTY = 1 << 2;
+
+        /// `ibv_wr_set_inline_data` does nothing unless `IBV_SEND_INLINE` is among the flags of the work request.
+        ///
+        /// rxe, all releases to 65. Here: the flag is always set with inline data; ibv_wr_post(3) allows it.
+        const INLINE_NEEDS_FLAG = 1 << 3;
+
+        /// `ibv_post_send` outside RTS answers `EINVAL` and yet executes the work once the queue pair gets there.
+        ///
+        /// rxe, all releases to 65. Here: postings are refused before the call unless the state allows them.
+        const REFUSED_SENDS_EXECUTE = 1 << 4;
+
+        /// A receive posted in the error state is never completed with a flush error.
+        ///
+        /// rxe of kernel 6.1. Here: buffers in flight come back by destroying the queue pair, not by waiting.
+        const LATE_RECEIVES_NOT_FLUSHED = 1 << 5;
+    }
+}
+
+impl Quirks {
+    /// `vendor_id` that rdma_rxe reports (kernel drivers/infiniband/sw/rxe/rxe_param.h).
+    const RXE_VENDOR_ID: u32 = 0xff_ffff;
+
+    pub(crate) fn of(attributes: &DeviceAttributes, verbs: &Verbs) -> Self {
+        if attributes.vendor_id() != Self::RXE_VENDOR_ID {
+            return Quirks::empty();
+        }
+        // First releases of these symbols: 59 and 64.
+        Self::of_rxe(verbs.ibv_alloc_dmah.is_some(), verbs.ibv_alloc_buf.is_some())
+    }
+
+    fn of_rxe(since_59: bool, since_64: bool) -> Self {
+        let mut quirks = Quirks::INLINE_NEEDS_FLAG | Quirks::REFUSED_SENDS_EXECUTE | Quirks::LATE_RECEIVES_NOT_FLUSHED;
+        quirks.set(Quirks::ONE_COMPLETION_PER_POLL, !since_59);
+        quirks.set(Quirks::SGE_LISTS_MISCOUNTED | Quirks::INLINE_LISTS_EMPTY, !since_64);
+        quirks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_release_of_rxe_has_the_quirks_that_it_has() {
+        let old = Quirks::of_rxe(false, false);
+        assert_eq!(old, Quirks::all());
+        assert_eq!(Quirks::of_rxe(true, false), Quirks::all() - Quirks::ONE_COMPLETION_PER_POLL);
+        let newest = Quirks::of_rxe(true, true);
+        assert!(!newest.intersects(Quirks::SGE_LISTS_MISCOUNTED | Quirks::INLINE_LISTS_EMPTY));
+        assert!(newest.contains(Quirks::INLINE_NEEDS_FLAG | Quirks::REFUSED_SENDS_EXECUTE));
+    }
+}
