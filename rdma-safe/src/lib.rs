@@ -1,4 +1,37 @@
-//! Safe RDMA verbs.
+//! Safe RDMA verbs over libibverbs, which is loaded at run time: nothing of rdma-core is needed to build.
+//!
+//! # Two doors
+//!
+//! | | [`Endpoint`], the owned door | [`QueuePair`], the raw door |
+//! |---|---|---|
+//! | memory | [`Buffer`]s move in with work and come back with its completion | addresses and keys: [`Sge`] |
+//! | `unsafe` | none | posting memory |
+//! | for | services, messaging, tests | storage engines and tools with a memory manager of their own |
+//!
+//! Both stand on the same objects, each of which keeps alive what it was made from, so that no order of dropping them is
+//! wrong:
+//!
+//! ```text
+//! Device ── Context ─┬─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
+//!                    │                    └─ QueuePair, Endpoint
+//!                    └─ CompletionChannel ── CompletionQueue ──┘
+//! ```
+//!
+//! # First steps
+//!
+//! [`Endpoint`] has an example of a whole connection. What a peer needs to connect is its [`QueuePairAddress`]; how the two
+//! get it to each other is up to the program (the feature `serde` helps).
+//!
+//! # Errors
+//!
+//! Control-path calls return [`Error`], which names the verb, its `errno` and what to change; the kernel's bare `EINVAL` of
+//! `ibv_modify_qp` becomes a [`ModifyError`]. Posting returns the small [`PostError`], polling [`PollError`], and a failed
+//! work request is a [`CompletionError`], whose [`WcStatus::explain`] names the usual causes.
+//!
+//! # Requirements
+//!
+//! 64-bit Linux, and at run time libibverbs of rdma-core 44 or newer (package `libibverbs1` and `ibverbs-providers` on
+//! Debian, `libibverbs` elsewhere). Without it every entry point returns [`Error::Load`], which says what was tried.
 #![deny(missing_docs)]
 
 mod access;

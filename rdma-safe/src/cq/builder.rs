@@ -71,10 +71,11 @@ impl CompletionQueueBuilder {
             match self.create_extended() {
                 Ok(raw) => return Ok(self.finish_extended(raw)),
                 // Not all providers have extended queues, or all fields in them; what is left to try is the classic
-                // one. EINVAL is what a provider says of a field it does not know; the classic call repeats it when
-                // the reason is another.
+                // one. EINVAL is what some say of a field they do not know; if the reason is another, the classic call
+                // repeats it.
                 Err(errno)
-                    if self.fields == WcFields::STANDARD && (errno.is_unsupported() || errno.0 == libc::EINVAL) => {}
+                    if WcFields::STANDARD.contains(self.fields)
+                        && (errno.is_unsupported() || errno.0 == libc::EINVAL) => {}
                 Err(errno) if errno.is_unsupported() => return Err(Error::CompletionFields { fields: self.fields }),
                 Err(errno) => return Err(self.error(errno)),
             }

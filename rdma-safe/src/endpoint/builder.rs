@@ -20,6 +20,7 @@ pub struct EndpointBuilder<'a> {
     recv_depth: u32,
     inline_data: u32,
     events: bool,
+    timestamps: bool,
     peer_access: Access,
     psn: Option<u32>,
     classic_post: bool,
@@ -36,6 +37,7 @@ impl<'a> EndpointBuilder<'a> {
             recv_depth: 128,
             inline_data: 0,
             events: false,
+            timestamps: false,
             peer_access: Access::empty(),
             psn: None,
             classic_post: false,
@@ -80,6 +82,13 @@ impl<'a> EndpointBuilder<'a> {
         self
     }
 
+    /// Notes when work completed: [`Completion::timestamp`](crate::Completion::timestamp). Devices without timestamps
+    /// refuse it with [`Error::CompletionFields`].
+    pub fn timestamps(mut self, timestamps: bool) -> Self {
+        self.timestamps = timestamps;
+        self
+    }
+
     /// What the peer may do to exposed regions of this domain, of the remote rights; nothing unless set.
     pub fn peer_access(mut self, access: Access) -> Self {
         self.peer_access = access;
@@ -119,7 +128,9 @@ impl<'a> EndpointBuilder<'a> {
         let gid = self.source_gid(context, is_ethernet)?;
 
         let entries = self.send_depth.saturating_add(self.recv_depth).max(1);
-        let mut cq = context.completion_queue(entries).fields(WcFields::BYTE_LEN | WcFields::IMM);
+        let mut fields = WcFields::BYTE_LEN | WcFields::IMM;
+        fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
+        let mut cq = context.completion_queue(entries).fields(fields);
         if self.classic_poll {
             cq = cq.classic();
         }

@@ -65,6 +65,8 @@ pub struct Completion {
     pub buffer: Option<Buffer>,
     /// Bytes received, written by the peer with immediate, or read.
     pub byte_len: u32,
+    /// When it completed, in ticks of the device's clock, with [`EndpointBuilder::timestamps`](crate::EndpointBuilder::timestamps).
+    pub timestamp: Option<u64>,
     /// Immediate data of the peer, in host byte order.
     pub imm: Option<u32>,
     /// The key that the peer's send invalidated.

@@ -101,17 +101,22 @@ struct Outcome {
     status: WcStatus,
     vendor_error: u32,
     byte_len: u32,
+    timestamp: Option<u64>,
 }
 
 impl Outcome {
     /// Of work that a later completion released: it was done before that.
-    const DONE: Outcome = Outcome { status: WcStatus::SUCCESS, vendor_error: 0, byte_len: 0 };
+    const DONE: Outcome = Outcome { status: WcStatus::SUCCESS, vendor_error: 0, byte_len: 0, timestamp: None };
 
     #[inline]
     fn of(completion: &WorkCompletion<'_>) -> Self {
         match completion.status() {
-            WcStatus::SUCCESS => Outcome { byte_len: completion.byte_len().unwrap_or(0), ..Outcome::DONE },
-            status => Outcome { status, vendor_error: completion.vendor_error(), byte_len: 0 },
+            WcStatus::SUCCESS => Outcome {
+                byte_len: completion.byte_len().unwrap_or(0),
+                timestamp: completion.completion_timestamp(),
+                ..Outcome::DONE
+            },
+            status => Outcome { status, vendor_error: completion.vendor_error(), ..Outcome::DONE },
         }
     }
 }
@@ -157,7 +162,7 @@ impl Endpoint {
         };
         // SAFETY: the memory belongs to the buffer alone, which is in the ring until the work has completed or the queue
         // pair was destroyed: entries leave it by a completion, in `close` and `drop` after the destruction, or just below.
-        match unsafe { self.qp.recv_queue().receive(id.0, sge) } {
+        match unsafe { self.qp.receive(id.0, sge) } {
             Ok(()) => Ok(id),
             // The provider says that it did not take it.
             Err(error @ (PostError::NotReady { .. } | PostError::QueueFull { .. } | PostError::Refused { .. })) => {
@@ -325,7 +330,7 @@ impl Endpoint {
             let Some(completion) = poll.next()? else { break };
             let id = WorkId(completion.wr_id());
             let known = if id.is_receive() {
-                self.receives.complete(id.sequence()).map(|posted| posted.finish(&completion)).is_some()
+                self.receives.complete_oldest(id.sequence()).map(|posted| posted.finish(&completion)).is_some()
             } else {
                 self.sends.complete(id.sequence()).map(|sent| sent.outcome = Outcome::of(&completion)).is_some()
             };
@@ -350,6 +355,7 @@ impl Endpoint {
                 vendor_error: sent.outcome.vendor_error,
                 buffer: sent.buffer,
                 byte_len: sent.outcome.byte_len,
+                timestamp: sent.outcome.timestamp,
                 imm: None,
                 invalidated_rkey: None,
             });
@@ -362,6 +368,7 @@ impl Endpoint {
             vendor_error: posted.outcome.vendor_error,
             buffer: Some(posted.buffer),
             byte_len: posted.outcome.byte_len,
+            timestamp: posted.outcome.timestamp,
             imm: posted.imm,
             invalidated_rkey: posted.invalidated_rkey,
         })

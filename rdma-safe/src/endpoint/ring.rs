@@ -83,6 +83,12 @@ impl<T> Ring<T> {
         Some(unsafe { self.slot(sequence).assume_init_mut() })
     }
 
+    /// As [`Ring::complete`], where every entry has a completion of its own: `None` unless it is the oldest in flight.
+    #[inline]
+    pub(crate) fn complete_oldest(&mut self, sequence: u64) -> Option<&mut T> {
+        if sequence == self.done { self.complete(sequence) } else { None }
+    }
+
     /// Hands out the oldest entry if it has completed.
     #[inline]
     pub(crate) fn pop_completed(&mut self) -> Option<(u64, T)> {
@@ -149,6 +155,16 @@ mod tests {
         let mut ring = Ring::new(2);
         ring.push(()).unwrap();
         assert_eq!(ring.complete(0), None);
+    }
+
+    #[test]
+    fn where_every_entry_completes_none_can_be_skipped() {
+        let mut ring = Ring::new(4);
+        ring.push('a').unwrap();
+        ring.push('b').unwrap();
+        assert_eq!(ring.complete_oldest(2), None);
+        assert_eq!(ring.complete_oldest(1), Some(&mut 'a'));
+        assert_eq!(ring.complete_oldest(2), Some(&mut 'b'));
     }
 
     #[test]

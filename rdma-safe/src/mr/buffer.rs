@@ -5,7 +5,10 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use rdma_sys::*;
+
 use super::Region;
+use crate::errno::check;
 use crate::{Error, ProtectionDomain, Result};
 
 /// Registered bytes with one owner: a whole region, or a part of one that nothing else overlaps.
@@ -99,6 +102,27 @@ impl Buffer {
             len: rest,
         };
         Ok((Buffer { capacity: at, len: at, ..self }, second))
+    }
+
+    /// Asks the device to fault in its pages for writing, where it was registered with
+    /// [`Access::ON_DEMAND`](crate::Access::ON_DEMAND): `ibv_advise_mr(3)`. Returns when that is done.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has no on-demand paging; [`Error::Query`].
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn prefetch(&self) -> Result<()> {
+        let context = self.pd().context();
+        let mut sge = self.whole_sge().to_raw();
+        let (advice, flags) = (IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH);
+        // SAFETY: the domain is valid, and `sge`, which lies in a region of it, is for the duration of the call. Faulting
+        // pages in changes no byte.
+        check(unsafe { ibv_advise_mr(self.pd().as_raw(), advice, flags.0, &mut sge, 1) }).map_err(|errno| {
+            let device = context.device_name().into();
+            if errno.is_unsupported() {
+                return Error::Unsupported { device, feature: "prefetching of memory (ibv_advise_mr)" };
+            }
+            Error::Query { verb: "ibv_advise_mr", device, errno }
+        })
     }
 
     /// The domain it is registered in.

@@ -9,7 +9,9 @@ use rdma_sys::ibv_sge;
 use crate::{Errno, QueuePairState};
 
 pub use payload::{Gather, Inline, InlineList, Payload};
+pub(crate) use recv::RecvState;
 pub use recv::{RecvBatch, RecvQueue};
+pub(crate) use send::SendState;
 pub use send::{Remote, SendBatch, SendFlags, SendOps, SendQueue, WorkRequest};
 
 /// A scatter/gather element: `len` bytes at `address`, registered under `lkey`. Layout of `struct ibv_sge`.
@@ -28,7 +30,7 @@ impl Sge {
     /// No bytes.
     pub const EMPTY: Sge = Sge { address: 0, len: 0, lkey: 0 };
 
-    fn to_raw(self) -> ibv_sge {
+    pub(crate) fn to_raw(self) -> ibv_sge {
         ibv_sge { addr: self.address, length: self.len, lkey: self.lkey }
     }
 }

@@ -10,8 +10,42 @@ use super::{PostError, Sge};
 use crate::QueuePairState;
 use crate::qp::Shared;
 
-/// The receive queue of a queue pair.
-pub struct RecvQueue {
+/// The receive queue of a queue pair, apart from its send queue: [`QueuePair::split`](crate::QueuePair::split).
+#[derive(Debug)]
+pub struct RecvQueue<'q> {
+    state: &'q mut RecvState,
+}
+
+impl<'q> RecvQueue<'q> {
+    pub(crate) fn new(state: &'q mut RecvState) -> Self {
+        RecvQueue { state }
+    }
+
+    /// Posts one receive: [`QueuePair::receive`](crate::QueuePair::receive).
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// See [`RecvBatch`].
+    #[inline]
+    pub unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.state.receive(wr_id, sge) }
+    }
+
+    /// Begins a batch of receives: [`QueuePair::recv_batch`](crate::QueuePair::recv_batch).
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        self.state.batch()
+    }
+}
+
+/// The receive side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
+pub(crate) struct RecvState {
     shared: Arc<Shared>,
     max_sge: u32,
     wrs: Box<[ibv_recv_wr]>,
@@ -20,16 +54,16 @@ pub struct RecvQueue {
 
 // SAFETY: the C objects may be used from any thread (see `Context`); the work requests are plain memory whose pointers
 // are set just before they are posted.
-unsafe impl Send for RecvQueue {}
+unsafe impl Send for RecvState {}
 // SAFETY: through a shared reference there are only immutable fields to be read.
-unsafe impl Sync for RecvQueue {}
+unsafe impl Sync for RecvState {}
 
-impl RecvQueue {
+impl RecvState {
     pub(crate) fn new(shared: &Arc<Shared>, max_batch: u32) -> Self {
         let max_sge = shared.capacity().max_recv_sge;
         let count = max_batch.min(shared.capacity().max_recv_wr.max(1)) as usize;
         let empty = ibv_recv_wr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
-        RecvQueue {
+        RecvState {
             shared: Arc::clone(shared),
             max_sge,
             wrs: vec![empty; count].into_boxed_slice(),
@@ -37,17 +71,10 @@ impl RecvQueue {
         }
     }
 
-    /// Posts one receive: `ibv_post_recv(3)`.
-    ///
-    /// # Errors
-    /// [`PostError::NotReady`] in RESET; [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when
-    /// the provider failed otherwise.
-    ///
     /// # Safety
     /// See [`RecvBatch`].
-    #[doc(alias = "ibv_post_recv")]
     #[inline]
-    pub unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
+    pub(crate) unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         self.check_state()?;
         let mut sge = sge.to_raw();
         let mut wr = ibv_recv_wr { wr_id, next: std::ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
@@ -55,12 +82,8 @@ impl RecvQueue {
         unsafe { self.post_chain(&mut wr, 1) }
     }
 
-    /// Begins a batch of receives. Nothing is posted before [`RecvBatch::post`].
-    ///
-    /// # Errors
-    /// [`PostError::NotReady`] in RESET.
     #[inline]
-    pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
+    pub(crate) fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         self.check_state()?;
         Ok(RecvBatch { queue: self, count: 0 })
     }
@@ -88,9 +111,9 @@ impl RecvQueue {
     }
 }
 
-impl fmt::Debug for RecvQueue {
+impl fmt::Debug for RecvState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecvQueue").field("max_sge", &self.max_sge).field("max_batch", &self.wrs.len()).finish()
+        f.debug_struct("RecvState").field("max_sge", &self.max_sge).field("max_batch", &self.wrs.len()).finish()
     }
 }
 
@@ -104,7 +127,7 @@ impl fmt::Debug for RecvQueue {
 /// arrives.
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct RecvBatch<'q> {
-    queue: &'q mut RecvQueue,
+    queue: &'q mut RecvState,
     count: usize,
 }
 
@@ -153,7 +176,7 @@ impl RecvBatch<'_> {
     /// Posts all of it: `ibv_post_recv(3)`. An empty batch does nothing.
     ///
     /// # Errors
-    /// As [`RecvQueue::receive`].
+    /// As [`QueuePair::receive`](crate::QueuePair::receive).
     #[doc(alias = "ibv_post_recv")]
     pub fn post(self) -> Result<(), PostError> {
         if self.count == 0 {

@@ -119,8 +119,29 @@ impl From<RemoteMemory> for Remote {
     }
 }
 
-/// The send queue of a queue pair.
-pub struct SendQueue {
+/// The send queue of a queue pair, apart from its receive queue: [`QueuePair::split`](crate::QueuePair::split).
+#[derive(Debug)]
+pub struct SendQueue<'q> {
+    state: &'q mut SendState,
+}
+
+impl<'q> SendQueue<'q> {
+    pub(crate) fn new(state: &'q mut SendState) -> Self {
+        SendQueue { state }
+    }
+
+    /// Begins a batch: [`QueuePair::send_batch`](crate::QueuePair::send_batch).
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
+        self.state.batch()
+    }
+}
+
+/// The send side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
+pub(crate) struct SendState {
     shared: Arc<Shared>,
     interface: Interface,
     enabled: SendOps,
@@ -137,11 +158,11 @@ enum Interface {
 }
 
 // SAFETY: the C objects may be used from any thread (see `Context`); a batch, which may not, borrows the queue.
-unsafe impl Send for SendQueue {}
+unsafe impl Send for SendState {}
 // SAFETY: through a shared reference there are only immutable fields to be read.
-unsafe impl Sync for SendQueue {}
+unsafe impl Sync for SendState {}
 
-impl SendQueue {
+impl SendState {
     pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, max_batch: u32) -> Self {
         let capacity = shared.capacity();
         let limits = Limits {
@@ -154,26 +175,19 @@ impl SendQueue {
             Some(qp_ex) => Interface::Extended(qp_ex),
             None => Interface::Classic(Chain::new(&limits, max_batch.min(capacity.max_send_wr.max(1)))),
         };
-        SendQueue { shared: Arc::clone(shared), interface, enabled: ops, limits, open: false }
+        SendState { shared: Arc::clone(shared), interface, enabled: ops, limits, open: false }
     }
 
     pub(crate) fn is_extended(&self) -> bool {
         matches!(self.interface, Interface::Extended(_))
     }
 
-    /// Operations that can be posted.
-    #[must_use]
-    pub fn operations(&self) -> SendOps {
+    pub(crate) fn operations(&self) -> SendOps {
         self.enabled
     }
 
-    /// Begins a batch: `ibv_wr_start`. Nothing is posted before [`SendBatch::post`].
-    ///
-    /// # Errors
-    /// [`PostError::NotReady`] unless the queue pair was brought to RTS.
-    #[doc(alias = "ibv_wr_start")]
     #[inline]
-    pub fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
+    pub(crate) fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
         // A batch that was forgotten instead of dropped left the provider's lock held.
         self.abort();
         let state = self.shared.state();
@@ -202,15 +216,15 @@ impl SendQueue {
     }
 }
 
-impl Drop for SendQueue {
+impl Drop for SendState {
     fn drop(&mut self) {
         self.abort();
     }
 }
 
-impl fmt::Debug for SendQueue {
+impl fmt::Debug for SendState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendQueue").field("extended", &self.is_extended()).field("operations", &self.enabled).finish()
+        f.debug_struct("SendState").field("extended", &self.is_extended()).field("operations", &self.enabled).finish()
     }
 }
 
@@ -229,7 +243,7 @@ impl fmt::Debug for SendQueue {
 ///   and a write then reaches any memory that this process registered with remote write access.
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct SendBatch<'q> {
-    queue: &'q mut SendQueue,
+    queue: &'q mut SendState,
     count: u32,
     not_send: PhantomData<*mut ()>,
 }

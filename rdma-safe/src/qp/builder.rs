@@ -8,7 +8,7 @@ use rdma_sys::*;
 
 use super::{Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
 use crate::errno::check_ptr;
-use crate::post::{RecvQueue, SendOps, SendQueue};
+use crate::post::{RecvState, SendOps, SendState};
 use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result};
 
 /// Describes a queue pair: `ibv_create_qp_ex(3)`, or `ibv_create_qp(3)` where the provider lacks it.
@@ -171,8 +171,8 @@ impl<'a> QueuePairBuilder<'a> {
             .then(|| unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(raw.as_ptr()) })
             .and_then(NonNull::new);
         QueuePair {
-            send: SendQueue::new(&shared, qp_ex, ops, self.max_batch),
-            recv: RecvQueue::new(&shared, self.max_batch),
+            send: SendState::new(&shared, qp_ex, ops, self.max_batch),
+            recv: RecvState::new(&shared, self.max_batch),
             shared,
         }
     }

@@ -14,8 +14,8 @@ use rdma_sys::*;
 
 use crate::cq;
 use crate::errno::check;
-use crate::post::{RecvQueue, SendQueue};
-use crate::{Context, Error, ProtectionDomain, Result};
+use crate::post::{RecvBatch, RecvQueue, RecvState, SendBatch, SendOps, SendQueue, SendState};
+use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge};
 
 pub use attributes::{AttributeMask, QueuePairAttributes, QueuePairCapacity, Transition};
 pub use builder::QueuePairBuilder;
@@ -24,12 +24,12 @@ pub use state::{QueuePairState, QueuePairType};
 
 /// A queue pair: `struct ibv_qp`, with `struct ibv_qp_ex` for posting where the provider has it.
 ///
-/// This is the raw door: [`SendQueue`] and [`RecvQueue`] post memory by address and key, which is `unsafe`. The owned
+/// This is the raw door: [`SendBatch`] and [`RecvBatch`] post memory by address and key, which is `unsafe`. The owned
 /// door is [`Endpoint`](crate::Endpoint).
 pub struct QueuePair {
     // Before `shared`, so that an open batch is aborted before the queue pair is destroyed.
-    send: SendQueue,
-    recv: RecvQueue,
+    send: SendState,
+    recv: RecvState,
     shared: Arc<Shared>,
 }
 
@@ -110,26 +110,54 @@ impl QueuePair {
         self.shared.query()
     }
 
-    /// The send queue.
-    #[inline]
-    pub fn send_queue(&mut self) -> &mut SendQueue {
-        &mut self.send
+    /// Send operations that can be posted.
+    #[must_use]
+    pub fn operations(&self) -> SendOps {
+        self.send.operations()
     }
 
-    /// The receive queue.
+    /// Begins a batch of sends: `ibv_wr_start`. Nothing is posted before [`SendBatch::post`].
+    ///
+    /// # Errors
+    /// [`PostError::NotReady`] unless the queue pair was brought to RTS.
+    #[doc(alias = "ibv_wr_start")]
     #[inline]
-    pub fn recv_queue(&mut self) -> &mut RecvQueue {
-        &mut self.recv
+    pub fn send_batch(&mut self) -> Result<SendBatch<'_>, PostError> {
+        self.send.batch()
     }
 
-    /// Both queues at once: two threads may use one each.
+    /// Begins a batch of receives. Nothing is posted before [`RecvBatch::post`].
+    ///
+    /// # Errors
+    /// [`PostError::NotReady`] in RESET.
     #[inline]
-    pub fn split(&mut self) -> (&mut SendQueue, &mut RecvQueue) {
-        (&mut self.send, &mut self.recv)
+    pub fn recv_batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        self.recv.batch()
+    }
+
+    /// Posts one receive: `ibv_post_recv(3)`.
+    ///
+    /// # Errors
+    /// [`PostError::NotReady`] in RESET; [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when
+    /// the provider failed otherwise.
+    ///
+    /// # Safety
+    /// See [`RecvBatch`].
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.recv.receive(wr_id, sge) }
+    }
+
+    /// Both queues apart: two threads may use one each.
+    #[inline]
+    pub fn split(&mut self) -> (SendQueue<'_>, RecvQueue<'_>) {
+        (SendQueue::new(&mut self.send), RecvQueue::new(&mut self.recv))
     }
 
     /// The send queue, and the queue pair behind it.
-    pub(crate) fn send_and_shared(&mut self) -> (&mut SendQueue, &Shared) {
+    pub(crate) fn send_and_shared(&mut self) -> (&mut SendState, &Shared) {
         (&mut self.send, &self.shared)
     }
 
