@@ -99,12 +99,14 @@ impl Batch<'_> {
 
     /// How many pieces it holds.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> u32 {
         self.raw.as_ref().map_or(0, SendBatch::len)
     }
 
     /// Whether it holds none.
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

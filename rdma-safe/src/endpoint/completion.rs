@@ -26,6 +26,7 @@ impl WorkId {
 
     /// Whether it is of a receive.
     #[must_use]
+    #[inline]
     pub fn is_receive(self) -> bool {
         self.0 & RECEIVE != 0
     }
@@ -78,6 +79,7 @@ impl Completion {
     ///
     /// # Errors
     /// [`FailedWork`], which holds the completion and with it the buffer.
+    #[inline]
     pub fn ok(self) -> Result<Completion, FailedWork> {
         if self.status == WcStatus::SUCCESS { Ok(self) } else { Err(FailedWork(Box::new(self))) }
     }

@@ -145,6 +145,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Rejected`] gives the buffer back.
+    #[inline]
     pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
         let reject = |buffer, error| Err(Rejected { error, buffer: Some(buffer) });
         if self.poisoned {
@@ -258,6 +259,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::Poll`]; [`Error::Channel`].
+    #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
         let start = Instant::now();
         loop {
@@ -293,6 +295,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::CompletionQueueLacks`] without [`EndpointBuilder::events`]; [`Error::Arm`]; [`Error::Poll`].
+    #[inline]
     pub fn arm(&mut self) -> Result<bool> {
         if let Some(channel) = self.cq.channel() {
             while channel.try_event()?.is_some() {}
@@ -305,6 +308,7 @@ impl Endpoint {
 
     /// Work posted and not done.
     #[must_use]
+    #[inline]
     pub fn in_flight(&self) -> (u64, u64) {
         (self.sends.in_flight(), self.receives.in_flight())
     }
@@ -323,6 +327,7 @@ impl Endpoint {
     }
 
     /// Takes completions out of the queue and notes them in the rings, a limited number at a time.
+    #[inline]
     fn reap(&mut self) -> Result<(), PollError> {
         const BATCH: usize = 16;
         let mut poll = self.cq.poll();

@@ -178,6 +178,7 @@ impl RecvBatch<'_> {
     /// # Errors
     /// As [`QueuePair::receive`](crate::QueuePair::receive).
     #[doc(alias = "ibv_post_recv")]
+    #[inline]
     pub fn post(self) -> Result<(), PostError> {
         if self.count == 0 {
             return Ok(());

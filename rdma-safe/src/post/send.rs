@@ -609,6 +609,7 @@ impl Chain {
         })
     }
 
+    #[inline]
     fn post(&mut self, qp: *mut ibv_qp) -> Result<(), PostError> {
         let len = std::mem::take(&mut self.len) as usize;
         let stride = self.sges.len() / self.wrs.len();

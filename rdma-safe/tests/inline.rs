@@ -1,0 +1,61 @@
+//! The data path is inlined into its callers: without `#[inline]` a call across crates costs a multiple of what C costs.
+
+/// Sources whose public functions are on the data path, all of them.
+const DATA_PATH: &[(&str, &str)] = &[
+    ("post/send.rs", include_str!("../src/post/send.rs")),
+    ("post/recv.rs", include_str!("../src/post/recv.rs")),
+    ("cq/poll.rs", include_str!("../src/cq/poll.rs")),
+    ("endpoint/batch.rs", include_str!("../src/endpoint/batch.rs")),
+    ("endpoint/work.rs", include_str!("../src/endpoint/work.rs")),
+];
+
+/// Functions of the data path in sources that have others as well.
+const NAMED: &[(&str, &str, &[&str])] = &[
+    (
+        "endpoint/mod.rs",
+        include_str!("../src/endpoint/mod.rs"),
+        &["receive", "post", "send", "send_inline", "write", "read", "batch", "poll", "wait", "arm", "reap", "pop"],
+    ),
+    ("endpoint/completion.rs", include_str!("../src/endpoint/completion.rs"), &["ok", "is_receive"]),
+    ("cq/mod.rs", include_str!("../src/cq/mod.rs"), &["arm", "end_poll", "refill"]),
+    ("qp/mod.rs", include_str!("../src/qp/mod.rs"), &["send_batch", "recv_batch", "receive", "split"]),
+];
+
+/// Names of the functions in `source` that lack `#[inline]`, and how many were looked at.
+fn without_inline(source: &str, is_data_path: impl Fn(&str, bool) -> bool) -> (Vec<String>, usize) {
+    let (mut missing, mut found, mut inline) = (Vec::new(), 0, false);
+    for line in source.lines().map(str::trim) {
+        match line.split_once("fn ") {
+            Some((declaration, rest))
+                if ["", "pub ", "pub unsafe ", "pub(crate) ", "unsafe "].contains(&declaration) =>
+            {
+                let name = rest.split(['(', '<']).next().unwrap_or_default();
+                if is_data_path(name, declaration.starts_with("pub ")) {
+                    found += 1;
+                    if !inline {
+                        missing.push(name.to_owned());
+                    }
+                }
+                inline = false;
+            }
+            _ if line.starts_with("#[inline") => inline = true,
+            _ if line.ends_with('}') => inline = false,
+            _ => {}
+        }
+    }
+    (missing, found)
+}
+
+#[test]
+fn every_function_of_the_data_path_is_inline() {
+    for (file, source) in DATA_PATH {
+        let (missing, found) = without_inline(source, |_, public| public);
+        assert!(found > 2, "{file}: no functions found");
+        assert_eq!(missing, [""; 0], "{file}");
+    }
+    for (file, source, names) in NAMED {
+        let (missing, found) = without_inline(source, |name, _| names.contains(&name));
+        assert_eq!(found, names.len(), "{file}: a function was renamed");
+        assert_eq!(missing, [""; 0], "{file}");
+    }
+}
