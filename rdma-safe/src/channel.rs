@@ -90,21 +90,25 @@ impl CompletionChannel {
     pub fn wait(&self, timeout: Duration) -> Result<Option<CqId>> {
         let start = Instant::now();
         loop {
-            if let Some(event) = self.try_event()? {
-                return Ok(Some(event));
-            }
-            let Some(left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
-                return Ok(None);
-            };
+            let left = timeout.saturating_sub(start.elapsed());
             let mut fd = libc::pollfd { fd: self.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // Rounded up, so that the last fraction of a millisecond is waited for and not spun through.
             let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
             // SAFETY: one valid `pollfd` for the duration of the call.
             let ready = unsafe { libc::poll(&mut fd, 1, millis) };
             match Errno::last() {
-                _ if ready >= 0 => {}
+                // Another thread may be faster: then there is none.
+                _ if ready > 0 => {
+                    if let Some(event) = self.try_event()? {
+                        return Ok(Some(event));
+                    }
+                }
+                _ if ready == 0 => {}
                 Errno(libc::EINTR) => {}
                 errno => return Err(Error::Channel { call: "poll(2)", errno }),
+            }
+            if left.is_zero() {
+                return Ok(None);
             }
         }
     }

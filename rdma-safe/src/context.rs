@@ -101,7 +101,7 @@ impl Context {
     /// State and tables of `port`, which counts from 1: `ibv_query_port(3)`.
     ///
     /// # Errors
-    /// [`Error::NoSuchPort`], or [`Error::Query`].
+    /// [`Error::NoSuchPort`], or [`Error::Verb`].
     #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port: u8) -> Result<PortAttributes> {
         let ports = self.attributes().ports();
@@ -144,7 +144,7 @@ impl Context {
     /// kernel lacks it.
     ///
     /// # Errors
-    /// [`Error::NoSuchPort`], [`Error::Query`].
+    /// [`Error::NoSuchPort`], [`Error::Verb`].
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>> {
         let table_len = self.query_port(port)?.gid_table_len();
@@ -182,7 +182,7 @@ impl Context {
     /// The partition key at `index` of the table of `port`, in host byte order: `ibv_query_pkey(3)`.
     ///
     /// # Errors
-    /// [`Error::Query`] when the index is beyond [`PortAttributes::pkey_table_len`]; [`Error::NoSuchPort`].
+    /// [`Error::Verb`] when the index is beyond [`PortAttributes::pkey_table_len`]; [`Error::NoSuchPort`].
     #[doc(alias = "ibv_query_pkey")]
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         self.query_port(port)?;
@@ -196,7 +196,7 @@ impl Context {
     /// The index of a partition key, in host byte order, in the table of `port`: `ibv_get_pkey_index(3)`.
     ///
     /// # Errors
-    /// [`Error::Query`] when the table does not hold it; [`Error::NoSuchPort`].
+    /// [`Error::Verb`] when the table does not hold it; [`Error::NoSuchPort`].
     #[doc(alias = "ibv_get_pkey_index")]
     pub fn pkey_index(&self, port: u8, pkey: u16) -> Result<u16> {
         self.query_port(port)?;
@@ -240,7 +240,7 @@ impl Context {
     }
 
     fn query_error(&self, verb: &'static str, errno: Errno) -> Error {
-        Error::Query { verb, device: self.device_name().into(), errno }
+        Error::Verb { verb, device: self.device_name().into(), errno }
     }
 
     /// `ibv_query_gid` gives no type, and success with zeros for an empty entry.
@@ -277,7 +277,7 @@ fn query_device(inner: &Inner) -> Result<DeviceAttributes> {
     // SAFETY: the context is valid, a NULL input asks for no extra, and `attributes` has room for the structure whose
     // size the shim passes along.
     check(unsafe { ibv_query_device_ex(inner.raw.as_ptr(), std::ptr::null(), attributes.as_mut_ptr()) })
-        .map_err(|errno| Error::Query { verb: "ibv_query_device_ex", device: inner.name.clone(), errno })?;
+        .map_err(|errno| Error::Verb { verb: "ibv_query_device_ex", device: inner.name.clone(), errno })?;
     // SAFETY: all of it was zeroed, and zeros are valid for this structure of integers.
     Ok(DeviceAttributes::from_raw(unsafe { attributes.assume_init() }))
 }

@@ -53,9 +53,9 @@ pub enum Error {
         errno: Errno,
     },
 
-    /// A query of the device failed.
+    /// A verb failed that has no variant of its own.
     #[error("{verb} failed on {device}: {errno}")]
-    Query {
+    Verb {
         /// The verb.
         verb: &'static str,
         /// Name of the device.

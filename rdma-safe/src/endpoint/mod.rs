@@ -316,7 +316,7 @@ impl Endpoint {
     /// Destroys the queue pair, and returns the buffers of all work that was not handed out, done or not.
     ///
     /// # Errors
-    /// [`Error::Query`] when the queue pair cannot be destroyed; the buffers are then leaked, as the device may still use
+    /// [`Error::Verb`] when the queue pair cannot be destroyed; the buffers are then leaked, as the device may still use
     /// them.
     pub fn close(mut self) -> Result<Vec<Buffer>> {
         self.destroy()?;

@@ -108,7 +108,7 @@ impl Buffer {
     /// [`Access::ON_DEMAND`](crate::Access::ON_DEMAND): `ibv_advise_mr(3)`. Returns when that is done.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has no on-demand paging; [`Error::Query`].
+    /// [`Error::Unsupported`] where the device has no on-demand paging; [`Error::Verb`].
     #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(&self) -> Result<()> {
         let context = self.pd().context();
@@ -121,7 +121,7 @@ impl Buffer {
             if errno.is_unsupported() {
                 return Error::Unsupported { device, feature: "prefetching of memory (ibv_advise_mr)" };
             }
-            Error::Query { verb: "ibv_advise_mr", device, errno }
+            Error::Verb { verb: "ibv_advise_mr", device, errno }
         })
     }
 

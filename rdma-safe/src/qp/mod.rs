@@ -104,7 +104,7 @@ impl QueuePair {
     /// All attributes are asked for; some devices report only part of them and leave the rest zero.
     ///
     /// # Errors
-    /// [`Error::Query`].
+    /// [`Error::Verb`].
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes> {
         self.shared.query()
@@ -176,7 +176,7 @@ impl QueuePair {
     /// Destroys it: `ibv_destroy_qp(3)`. Dropping does the same and tells nobody.
     ///
     /// # Errors
-    /// [`Error::Query`] names the verb; the object then stays until the process ends, and so does all it depends on.
+    /// [`Error::Verb`] names the verb; the object then stays until the process ends, and so does all it depends on.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
         let QueuePair { send, recv, shared } = self;
@@ -266,12 +266,12 @@ impl Shared {
         destroyed.map_err(|errno| {
             let device = parents.pd.context().device_name().to_owned();
             std::mem::forget(parents);
-            Error::Query { verb: "ibv_destroy_qp", device, errno }
+            Error::Verb { verb: "ibv_destroy_qp", device, errno }
         })
     }
 
     fn error(&self, verb: &'static str, errno: crate::Errno) -> Error {
-        Error::Query { verb, device: self.context().device_name().into(), errno }
+        Error::Verb { verb, device: self.context().device_name().into(), errno }
     }
 }
 
