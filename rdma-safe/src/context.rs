@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -108,12 +107,11 @@ impl Context {
         if port == 0 || port > ports {
             return Err(Error::NoSuchPort { device: self.device_name().into(), port, ports });
         }
-        let mut attributes = MaybeUninit::<ibv_port_attr>::zeroed();
+        let mut attributes = ibv_port_attr::zeroed();
         // SAFETY: the context is valid and `attributes` has room for the structure whose size the shim passes along.
-        check(unsafe { ibv_query_port(self.as_raw(), port, attributes.as_mut_ptr()) })
+        check(unsafe { ibv_query_port(self.as_raw(), port, &mut attributes) })
             .map_err(|errno| self.query_error("ibv_query_port", errno))?;
-        // SAFETY: all of it was zeroed, and zeros are valid for this structure of integers.
-        Ok(PortAttributes::from_raw(unsafe { attributes.assume_init() }))
+        Ok(PortAttributes::from_raw(attributes))
     }
 
     /// The entry at `index` of the GID table of `port`: `ibv_query_gid_ex(3)`, or `ibv_query_gid(3)` with what sysfs
@@ -129,11 +127,10 @@ impl Context {
         if index >= table_len {
             return Err(missing());
         }
-        let mut entry = MaybeUninit::<ibv_gid_entry>::zeroed();
+        let mut entry = ibv_gid_entry::zeroed();
         // SAFETY: the context is valid and `entry` has room for the structure whose size the shim passes along.
-        match check(unsafe { ibv_query_gid_ex(self.as_raw(), u32::from(port), index, entry.as_mut_ptr(), 0) }) {
-            // SAFETY: all of it was zeroed, and zeros are valid for this structure of integers.
-            Ok(()) => Ok(gid_entry(&unsafe { entry.assume_init() })),
+        match check(unsafe { ibv_query_gid_ex(self.as_raw(), u32::from(port), index, &mut entry, 0) }) {
+            Ok(()) => Ok(gid_entry(&entry)),
             Err(Errno(libc::ENODATA | libc::ENOENT)) => Err(missing()),
             Err(errno) if errno.is_unsupported() => self.gid_from_sysfs(port, index)?.ok_or_else(missing),
             Err(errno) => Err(self.query_error("ibv_query_gid_ex", errno)),
@@ -273,13 +270,12 @@ impl fmt::Debug for Context {
 }
 
 fn query_device(inner: &Inner) -> Result<DeviceAttributes> {
-    let mut attributes = MaybeUninit::<ibv_device_attr_ex>::zeroed();
+    let mut attributes = ibv_device_attr_ex::zeroed();
     // SAFETY: the context is valid, a NULL input asks for no extra, and `attributes` has room for the structure whose
     // size the shim passes along.
-    check(unsafe { ibv_query_device_ex(inner.raw.as_ptr(), std::ptr::null(), attributes.as_mut_ptr()) })
+    check(unsafe { ibv_query_device_ex(inner.raw.as_ptr(), std::ptr::null(), &mut attributes) })
         .map_err(|errno| Error::Verb { verb: "ibv_query_device_ex", device: inner.name.clone(), errno })?;
-    // SAFETY: all of it was zeroed, and zeros are valid for this structure of integers.
-    Ok(DeviceAttributes::from_raw(unsafe { attributes.assume_init() }))
+    Ok(DeviceAttributes::from_raw(attributes))
 }
 
 fn gid_entry(raw: &ibv_gid_entry) -> GidEntry {

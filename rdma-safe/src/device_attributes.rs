@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::fmt;
 
-use rdma_sys::ibv_device_attr_ex;
+use rdma_sys::{Zeroed, ibv_device_attr_ex};
 
 use crate::Guid;
 
@@ -30,8 +30,7 @@ impl DeviceAttributes {
     }
 
     pub(crate) fn zeroed() -> Self {
-        // SAFETY: a structure of integers and byte arrays, for which zeros are valid.
-        DeviceAttributes { raw: unsafe { std::mem::zeroed() } }
+        DeviceAttributes { raw: ibv_device_attr_ex::zeroed() }
     }
 
     limits! {

@@ -203,8 +203,7 @@ impl Drop for Shared {
 
 impl Classic {
     fn new(raw: NonNull<ibv_cq>) -> Box<Self> {
-        // SAFETY: `ibv_wc` is made of integers, for which zeros are valid.
-        Box::new(Classic { raw, rows: unsafe { std::mem::zeroed() }, next: 0, len: 0 })
+        Box::new(Classic { raw, rows: [ibv_wc::zeroed(); 16], next: 0, len: 0 })
     }
 
     /// Takes the next batch out of the queue; `false` when it is empty.

@@ -579,8 +579,7 @@ impl Chain {
     fn new(limits: &Limits, max_batch: u32) -> Self {
         let count = max_batch as usize;
         let sges = limits.max_sge.max(1) as usize;
-        // SAFETY: a structure of integers, pointers and unions of such, for which zeros are valid.
-        let wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+        let wr = ibv_send_wr::zeroed();
         Chain {
             wrs: vec![wr; count].into_boxed_slice(),
             sges: vec![Sge::EMPTY.to_raw(); count * sges].into_boxed_slice(),
@@ -600,8 +599,8 @@ impl Chain {
         self.len += 1;
         let (sges, inline) = (self.sges.len() / max, self.inline.len() / max);
         let wr = &mut self.wrs[index];
-        // SAFETY: as in `new`. Providers check fields of unions that other operations have set.
-        *wr = unsafe { std::mem::zeroed() };
+        // Providers check fields of unions that other operations have set.
+        *wr = ibv_send_wr::zeroed();
         Ok(Slot {
             wr,
             sges: &mut self.sges[index * sges..][..sges],

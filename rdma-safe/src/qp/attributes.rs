@@ -109,8 +109,7 @@ impl Default for QueuePairAttributes {
 impl QueuePairAttributes {
     /// No attributes.
     pub fn new() -> Self {
-        // SAFETY: a structure of integers, for which zeros are valid; enumerations are newtypes of integers.
-        QueuePairAttributes { raw: unsafe { std::mem::zeroed() }, mask: AttributeMask::empty() }
+        QueuePairAttributes { raw: ibv_qp_attr::zeroed(), mask: AttributeMask::empty() }
     }
 
     attributes! {

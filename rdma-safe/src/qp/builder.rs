@@ -122,8 +122,7 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     fn create_extended(&self, ops: SendOps) -> Result<(NonNull<ibv_qp>, QueuePairCapacity), Errno> {
-        // SAFETY: a structure of integers and pointers, for which zeros are valid.
-        let mut attr: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
+        let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.send_cq = self.send_cq.as_raw();
         attr.recv_cq = self.recv_cq.as_raw();
         attr.cap = self.capacity.to_raw();
@@ -137,8 +136,7 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     fn create_classic(&self) -> Result<(NonNull<ibv_qp>, QueuePairCapacity), Errno> {
-        // SAFETY: a structure of integers and pointers, for which zeros are valid.
-        let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        let mut attr = ibv_qp_init_attr::zeroed();
         attr.send_cq = self.send_cq.as_raw();
         attr.recv_cq = self.recv_cq.as_raw();
         attr.cap = self.capacity.to_raw();

@@ -240,8 +240,7 @@ impl Shared {
     fn query(&self) -> Result<QueuePairAttributes> {
         let mut attributes = QueuePairAttributes::new();
         let mask = AttributeMask::all() - AttributeMask::RATE_LIMIT;
-        // SAFETY: a structure of integers and pointers, for which zeros are valid.
-        let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        let mut init = ibv_qp_init_attr::zeroed();
         // SAFETY: the queue pair and both out pointers are valid.
         let result = unsafe {
             (self.context().verbs().ibv_query_qp)(
