@@ -3,6 +3,7 @@
 /// Sources whose public functions are on the data path, all of them.
 const DATA_PATH: &[(&str, &str)] = &[
     ("post/send.rs", include_str!("../src/post/send.rs")),
+    ("post/work_request.rs", include_str!("../src/post/work_request.rs")),
     ("post/recv.rs", include_str!("../src/post/recv.rs")),
     ("cq/poll.rs", include_str!("../src/cq/poll.rs")),
     ("endpoint/batch.rs", include_str!("../src/endpoint/batch.rs")),
@@ -16,6 +17,8 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         include_str!("../src/endpoint/mod.rs"),
         &["receive", "post", "send", "send_inline", "write", "read", "batch", "poll", "wait", "arm", "reap", "pop"],
     ),
+    ("post/chain.rs", include_str!("../src/post/chain.rs"), &["push", "post"]),
+    ("post/send.rs", include_str!("../src/post/send.rs"), &["abort", "add", "check_atomic", "set_rdma", "set_atomic"]),
     ("endpoint/completion.rs", include_str!("../src/endpoint/completion.rs"), &["ok", "is_receive"]),
     ("cq/mod.rs", include_str!("../src/cq/mod.rs"), &["arm", "end_poll", "refill"]),
     ("qp/mod.rs", include_str!("../src/qp/mod.rs"), &["send_batch", "recv_batch", "receive", "split"]),
@@ -27,7 +30,7 @@ fn without_inline(source: &str, is_data_path: impl Fn(&str, bool) -> bool) -> (V
     for line in source.lines().map(str::trim) {
         match line.split_once("fn ") {
             Some((declaration, rest))
-                if ["", "pub ", "pub unsafe ", "pub(crate) ", "unsafe "].contains(&declaration) =>
+                if ["", "pub ", "pub unsafe ", "pub(crate) ", "pub(super) ", "unsafe "].contains(&declaration) =>
             {
                 let name = rest.split(['(', '<']).next().unwrap_or_default();
                 if is_data_path(name, declaration.starts_with("pub ")) {
@@ -50,7 +53,7 @@ fn without_inline(source: &str, is_data_path: impl Fn(&str, bool) -> bool) -> (V
 fn every_function_of_the_data_path_is_inline() {
     for (file, source) in DATA_PATH {
         let (missing, found) = without_inline(source, |_, public| public);
-        assert!(found > 2, "{file}: no functions found");
+        assert!(found > 0, "{file}: no functions found");
         assert_eq!(missing, [""; 0], "{file}");
     }
     for (file, source, names) in NAMED {

@@ -1,8 +1,10 @@
 //! Posting work: the raw door.
 
+mod chain;
 mod payload;
 mod recv;
 mod send;
+mod work_request;
 
 use rdma_sys::ibv_sge;
 
@@ -12,7 +14,8 @@ pub use payload::{Gather, Inline, InlineList, Payload};
 pub(crate) use recv::RecvState;
 pub use recv::{RecvBatch, RecvQueue};
 pub(crate) use send::SendState;
-pub use send::{Remote, SendBatch, SendFlags, SendOps, SendQueue, WorkRequest};
+pub use send::{SendBatch, SendQueue};
+pub use work_request::{Remote, SendFlags, SendOps, WorkRequest};
 
 /// A scatter/gather element: `len` bytes at `address`, registered under `lkey`. Layout of `struct ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

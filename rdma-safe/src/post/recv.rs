@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
-use super::send::position;
+use super::chain::position;
 use super::{PostError, Sge};
 use crate::QueuePairState;
 use crate::qp::Shared;

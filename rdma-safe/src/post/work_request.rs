@@ -1,0 +1,112 @@
+//! What a send is: identifier, flags, operation, target.
+
+use bitflags::bitflags;
+use rdma_sys::*;
+
+use crate::RemoteMemory;
+
+bitflags! {
+    /// Flags of a send: `enum ibv_send_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct SendFlags: u32 {
+        /// Starts only when earlier reads and atomics are done.
+        const FENCE = IBV_SEND_FENCE.0;
+        /// Completes with an entry in the completion queue; otherwise only a failure does.
+        const SIGNALED = IBV_SEND_SIGNALED.0;
+        /// Wakes a peer that waits for solicited events only.
+        const SOLICITED = IBV_SEND_SOLICITED.0;
+    }
+}
+
+bitflags! {
+    /// Send operations that a queue pair can be created with: `enum ibv_qp_create_send_ops_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct SendOps: u64 {
+        /// RDMA write.
+        const RDMA_WRITE = IBV_QP_EX_WITH_RDMA_WRITE.0 as u64;
+        /// RDMA write with immediate data.
+        const RDMA_WRITE_WITH_IMM = IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0 as u64;
+        /// Send.
+        const SEND = IBV_QP_EX_WITH_SEND.0 as u64;
+        /// Send with immediate data.
+        const SEND_WITH_IMM = IBV_QP_EX_WITH_SEND_WITH_IMM.0 as u64;
+        /// RDMA read.
+        const RDMA_READ = IBV_QP_EX_WITH_RDMA_READ.0 as u64;
+        /// Atomic compare and swap.
+        const ATOMIC_CMP_AND_SWP = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0 as u64;
+        /// Atomic fetch and add.
+        const ATOMIC_FETCH_AND_ADD = IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0 as u64;
+        /// Send that invalidates a key of the peer.
+        const SEND_WITH_INV = IBV_QP_EX_WITH_SEND_WITH_INV.0 as u64;
+    }
+}
+
+impl SendOps {
+    /// Send, write and read, with and without immediate data.
+    pub const BASIC: SendOps = SendOps::SEND
+        .union(SendOps::SEND_WITH_IMM)
+        .union(SendOps::RDMA_WRITE)
+        .union(SendOps::RDMA_WRITE_WITH_IMM)
+        .union(SendOps::RDMA_READ);
+
+    /// All of a reliable connection.
+    pub const RC: SendOps = SendOps::BASIC
+        .union(SendOps::ATOMIC_CMP_AND_SWP)
+        .union(SendOps::ATOMIC_FETCH_AND_ADD)
+        .union(SendOps::SEND_WITH_INV);
+}
+
+/// What every send has: an identifier, given back with its completion, and flags.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct WorkRequest {
+    pub(super) id: u64,
+    pub(super) flags: SendFlags,
+}
+
+impl WorkRequest {
+    /// A work request without flags: it completes silently unless it fails.
+    #[inline]
+    pub fn new(id: u64) -> Self {
+        WorkRequest { id, flags: SendFlags::empty() }
+    }
+
+    /// Completes with an entry in the completion queue.
+    #[inline]
+    pub fn signaled(self) -> Self {
+        self.with(SendFlags::SIGNALED)
+    }
+
+    /// Starts only when earlier reads and atomics are done.
+    #[inline]
+    pub fn fenced(self) -> Self {
+        self.with(SendFlags::FENCE)
+    }
+
+    /// Wakes a peer that waits for solicited events only.
+    #[inline]
+    pub fn solicited(self) -> Self {
+        self.with(SendFlags::SOLICITED)
+    }
+
+    /// Adds flags.
+    #[inline]
+    pub fn with(self, flags: SendFlags) -> Self {
+        WorkRequest { flags: self.flags | flags, ..self }
+    }
+}
+
+/// An address of the peer and the key to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Remote {
+    /// Address in the peer's space.
+    pub address: u64,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+impl From<RemoteMemory> for Remote {
+    fn from(memory: RemoteMemory) -> Self {
+        Remote { address: memory.address, rkey: memory.rkey }
+    }
+}
