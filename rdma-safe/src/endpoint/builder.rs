@@ -182,7 +182,6 @@ impl<'a> EndpointBuilder<'a> {
             local,
             unsignaled: 0,
             poisoned: false,
-            armed: false,
             destroyed: false,
         })
     }

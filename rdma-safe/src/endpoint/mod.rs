@@ -65,7 +65,6 @@ pub struct Endpoint {
     unsignaled: u32,
     /// A posting failed, and whether the provider has its work is not known.
     poisoned: bool,
-    armed: bool,
     /// `qp` was taken.
     destroyed: bool,
 }
@@ -262,14 +261,15 @@ impl Endpoint {
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
         let start = Instant::now();
+        let mut armed = false;
         loop {
             if let Some(completion) = self.poll()? {
                 return Ok(completion);
             }
-            if self.cq.channel().is_some() && !self.armed {
+            if self.cq.channel().is_some() && !armed {
                 // What completed before arming causes no event, so the queue has to be looked at once more.
                 self.cq.arm(false)?;
-                self.armed = true;
+                armed = true;
                 continue;
             }
             let left = timeout.saturating_sub(start.elapsed());
@@ -277,7 +277,8 @@ impl Endpoint {
                 return Err(Error::Timeout { waited: timeout });
             }
             match self.cq.channel() {
-                Some(channel) => self.armed = channel.wait(left)?.is_none(),
+                // Events of other queues do not count, should the channel be shared with any.
+                Some(channel) => armed = channel.wait(left)? != Some(self.cq.id()),
                 None => std::hint::spin_loop(),
             }
         }
@@ -301,7 +302,6 @@ impl Endpoint {
             while channel.try_event()?.is_some() {}
         }
         self.cq.arm(false)?;
-        self.armed = true;
         self.reap()?;
         Ok(!self.sends.has_completed() && !self.receives.has_completed())
     }
