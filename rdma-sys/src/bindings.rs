@@ -3,8 +3,7 @@
 
 //! Types and constants of the C headers.
 use libc::{
-    pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
-    socklen_t, timespec,
+    pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t, timespec,
 };
 /// A 16-bit value in network byte order.
 pub type __be16 = u16;
@@ -50,10 +49,8 @@ pub const IB_UVERBS_ACCESS_ON_DEMAND: ib_uverbs_access_flags = ib_uverbs_access_
 pub const IB_UVERBS_ACCESS_HUGETLB: ib_uverbs_access_flags = ib_uverbs_access_flags(128);
 pub const IB_UVERBS_ACCESS_FLUSH_GLOBAL: ib_uverbs_access_flags = ib_uverbs_access_flags(256);
 pub const IB_UVERBS_ACCESS_FLUSH_PERSISTENT: ib_uverbs_access_flags = ib_uverbs_access_flags(512);
-pub const IB_UVERBS_ACCESS_RELAXED_ORDERING: ib_uverbs_access_flags =
-    ib_uverbs_access_flags(1048576);
-pub const IB_UVERBS_ACCESS_OPTIONAL_RANGE: ib_uverbs_access_flags =
-    ib_uverbs_access_flags(1072693248);
+pub const IB_UVERBS_ACCESS_RELAXED_ORDERING: ib_uverbs_access_flags = ib_uverbs_access_flags(1048576);
+pub const IB_UVERBS_ACCESS_OPTIONAL_RANGE: ib_uverbs_access_flags = ib_uverbs_access_flags(1072693248);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ib_uverbs_access_flags(pub u32);
@@ -100,10 +97,8 @@ const _: () = {
     ["Offset of field: ib_uverbs_flow_action_esp_keymat_aes_gcm::aes_key"]
         [::core::mem::offset_of!(ib_uverbs_flow_action_esp_keymat_aes_gcm, aes_key) - 24usize];
 };
-pub const IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE: ib_uverbs_flow_action_esp_replay =
-    ib_uverbs_flow_action_esp_replay(0);
-pub const IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP: ib_uverbs_flow_action_esp_replay =
-    ib_uverbs_flow_action_esp_replay(1);
+pub const IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE: ib_uverbs_flow_action_esp_replay = ib_uverbs_flow_action_esp_replay(0);
+pub const IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP: ib_uverbs_flow_action_esp_replay = ib_uverbs_flow_action_esp_replay(1);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ib_uverbs_flow_action_esp_replay(pub u32);
@@ -125,14 +120,11 @@ pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_INLINE_CRYPTO: ib_uverbs_flow_action_e
     ib_uverbs_flow_action_esp_flags(0);
 pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD: ib_uverbs_flow_action_esp_flags =
     ib_uverbs_flow_action_esp_flags(1);
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TUNNEL: ib_uverbs_flow_action_esp_flags =
-    ib_uverbs_flow_action_esp_flags(0);
+pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TUNNEL: ib_uverbs_flow_action_esp_flags = ib_uverbs_flow_action_esp_flags(0);
 pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT: ib_uverbs_flow_action_esp_flags =
     ib_uverbs_flow_action_esp_flags(2);
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_DECRYPT: ib_uverbs_flow_action_esp_flags =
-    ib_uverbs_flow_action_esp_flags(0);
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT: ib_uverbs_flow_action_esp_flags =
-    ib_uverbs_flow_action_esp_flags(4);
+pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_DECRYPT: ib_uverbs_flow_action_esp_flags = ib_uverbs_flow_action_esp_flags(0);
+pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT: ib_uverbs_flow_action_esp_flags = ib_uverbs_flow_action_esp_flags(4);
 pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW: ib_uverbs_flow_action_esp_flags =
     ib_uverbs_flow_action_esp_flags(8);
 #[repr(transparent)]
@@ -160,11 +152,8 @@ const _: () = {
         [::core::mem::align_of::<ib_uverbs_flow_action_esp_encap__bindgen_ty_1>() - 8usize];
     ["Offset of field: ib_uverbs_flow_action_esp_encap__bindgen_ty_1::val_ptr"]
         [::core::mem::offset_of!(ib_uverbs_flow_action_esp_encap__bindgen_ty_1, val_ptr) - 0usize];
-    ["Offset of field: ib_uverbs_flow_action_esp_encap__bindgen_ty_1::val_ptr_data_u64"][::core::mem::offset_of!(
-        ib_uverbs_flow_action_esp_encap__bindgen_ty_1,
-        val_ptr_data_u64
-    )
-        - 0usize];
+    ["Offset of field: ib_uverbs_flow_action_esp_encap__bindgen_ty_1::val_ptr_data_u64"]
+        [::core::mem::offset_of!(ib_uverbs_flow_action_esp_encap__bindgen_ty_1, val_ptr_data_u64) - 0usize];
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -180,16 +169,12 @@ const _: () = {
         [::core::mem::align_of::<ib_uverbs_flow_action_esp_encap__bindgen_ty_2>() - 8usize];
     ["Offset of field: ib_uverbs_flow_action_esp_encap__bindgen_ty_2::next_ptr"]
         [::core::mem::offset_of!(ib_uverbs_flow_action_esp_encap__bindgen_ty_2, next_ptr) - 0usize];
-    ["Offset of field: ib_uverbs_flow_action_esp_encap__bindgen_ty_2::next_ptr_data_u64"][::core::mem::offset_of!(
-        ib_uverbs_flow_action_esp_encap__bindgen_ty_2,
-        next_ptr_data_u64
-    )
-        - 0usize];
+    ["Offset of field: ib_uverbs_flow_action_esp_encap__bindgen_ty_2::next_ptr_data_u64"]
+        [::core::mem::offset_of!(ib_uverbs_flow_action_esp_encap__bindgen_ty_2, next_ptr_data_u64) - 0usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ib_uverbs_flow_action_esp_encap"]
-        [::core::mem::size_of::<ib_uverbs_flow_action_esp_encap>() - 24usize];
+    ["Size of ib_uverbs_flow_action_esp_encap"][::core::mem::size_of::<ib_uverbs_flow_action_esp_encap>() - 24usize];
     ["Alignment of ib_uverbs_flow_action_esp_encap"]
         [::core::mem::align_of::<ib_uverbs_flow_action_esp_encap>() - 8usize];
     ["Offset of field: ib_uverbs_flow_action_esp_encap::len"]
@@ -208,10 +193,8 @@ pub struct ib_uverbs_flow_action_esp {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ib_uverbs_flow_action_esp"]
-        [::core::mem::size_of::<ib_uverbs_flow_action_esp>() - 24usize];
-    ["Alignment of ib_uverbs_flow_action_esp"]
-        [::core::mem::align_of::<ib_uverbs_flow_action_esp>() - 8usize];
+    ["Size of ib_uverbs_flow_action_esp"][::core::mem::size_of::<ib_uverbs_flow_action_esp>() - 24usize];
+    ["Alignment of ib_uverbs_flow_action_esp"][::core::mem::align_of::<ib_uverbs_flow_action_esp>() - 8usize];
     ["Offset of field: ib_uverbs_flow_action_esp::spi"]
         [::core::mem::offset_of!(ib_uverbs_flow_action_esp, spi) - 0usize];
     ["Offset of field: ib_uverbs_flow_action_esp::seq"]
@@ -223,12 +206,9 @@ const _: () = {
     ["Offset of field: ib_uverbs_flow_action_esp::hard_limit_pkts"]
         [::core::mem::offset_of!(ib_uverbs_flow_action_esp, hard_limit_pkts) - 16usize];
 };
-pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH: ib_uverbs_advise_mr_advice =
-    ib_uverbs_advise_mr_advice(0);
-pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE: ib_uverbs_advise_mr_advice =
-    ib_uverbs_advise_mr_advice(1);
-pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT: ib_uverbs_advise_mr_advice =
-    ib_uverbs_advise_mr_advice(2);
+pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH: ib_uverbs_advise_mr_advice = ib_uverbs_advise_mr_advice(0);
+pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE: ib_uverbs_advise_mr_advice = ib_uverbs_advise_mr_advice(1);
+pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT: ib_uverbs_advise_mr_advice = ib_uverbs_advise_mr_advice(2);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ib_uverbs_advise_mr_advice(pub u32);
@@ -251,8 +231,7 @@ pub struct ibv_gid__bindgen_ty_1 {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_gid__bindgen_ty_1"][::core::mem::size_of::<ibv_gid__bindgen_ty_1>() - 16usize];
-    ["Alignment of ibv_gid__bindgen_ty_1"]
-        [::core::mem::align_of::<ibv_gid__bindgen_ty_1>() - 8usize];
+    ["Alignment of ibv_gid__bindgen_ty_1"][::core::mem::align_of::<ibv_gid__bindgen_ty_1>() - 8usize];
     ["Offset of field: ibv_gid__bindgen_ty_1::subnet_prefix"]
         [::core::mem::offset_of!(ibv_gid__bindgen_ty_1, subnet_prefix) - 0usize];
     ["Offset of field: ibv_gid__bindgen_ty_1::interface_id"]
@@ -285,14 +264,10 @@ const _: () = {
     ["Size of ibv_gid_entry"][::core::mem::size_of::<ibv_gid_entry>() - 32usize];
     ["Alignment of ibv_gid_entry"][::core::mem::align_of::<ibv_gid_entry>() - 8usize];
     ["Offset of field: ibv_gid_entry::gid"][::core::mem::offset_of!(ibv_gid_entry, gid) - 0usize];
-    ["Offset of field: ibv_gid_entry::gid_index"]
-        [::core::mem::offset_of!(ibv_gid_entry, gid_index) - 16usize];
-    ["Offset of field: ibv_gid_entry::port_num"]
-        [::core::mem::offset_of!(ibv_gid_entry, port_num) - 20usize];
-    ["Offset of field: ibv_gid_entry::gid_type"]
-        [::core::mem::offset_of!(ibv_gid_entry, gid_type) - 24usize];
-    ["Offset of field: ibv_gid_entry::ndev_ifindex"]
-        [::core::mem::offset_of!(ibv_gid_entry, ndev_ifindex) - 28usize];
+    ["Offset of field: ibv_gid_entry::gid_index"][::core::mem::offset_of!(ibv_gid_entry, gid_index) - 16usize];
+    ["Offset of field: ibv_gid_entry::port_num"][::core::mem::offset_of!(ibv_gid_entry, port_num) - 20usize];
+    ["Offset of field: ibv_gid_entry::gid_type"][::core::mem::offset_of!(ibv_gid_entry, gid_type) - 24usize];
+    ["Offset of field: ibv_gid_entry::ndev_ifindex"][::core::mem::offset_of!(ibv_gid_entry, ndev_ifindex) - 28usize];
 };
 pub const IBV_NODE_UNKNOWN: ibv_node_type = ibv_node_type(-1);
 pub const IBV_NODE_CA: ibv_node_type = ibv_node_type(1);
@@ -364,12 +339,10 @@ pub struct ibv_alloc_dm_attr {
 const _: () = {
     ["Size of ibv_alloc_dm_attr"][::core::mem::size_of::<ibv_alloc_dm_attr>() - 16usize];
     ["Alignment of ibv_alloc_dm_attr"][::core::mem::align_of::<ibv_alloc_dm_attr>() - 8usize];
-    ["Offset of field: ibv_alloc_dm_attr::length"]
-        [::core::mem::offset_of!(ibv_alloc_dm_attr, length) - 0usize];
+    ["Offset of field: ibv_alloc_dm_attr::length"][::core::mem::offset_of!(ibv_alloc_dm_attr, length) - 0usize];
     ["Offset of field: ibv_alloc_dm_attr::log_align_req"]
         [::core::mem::offset_of!(ibv_alloc_dm_attr, log_align_req) - 8usize];
-    ["Offset of field: ibv_alloc_dm_attr::comp_mask"]
-        [::core::mem::offset_of!(ibv_alloc_dm_attr, comp_mask) - 12usize];
+    ["Offset of field: ibv_alloc_dm_attr::comp_mask"][::core::mem::offset_of!(ibv_alloc_dm_attr, comp_mask) - 12usize];
 };
 pub const IBV_DM_MASK_HANDLE: ibv_dm_mask = ibv_dm_mask(1);
 #[repr(transparent)]
@@ -403,10 +376,8 @@ const _: () = {
     ["Size of ibv_dm"][::core::mem::size_of::<ibv_dm>() - 32usize];
     ["Alignment of ibv_dm"][::core::mem::align_of::<ibv_dm>() - 8usize];
     ["Offset of field: ibv_dm::context"][::core::mem::offset_of!(ibv_dm, context) - 0usize];
-    ["Offset of field: ibv_dm::memcpy_to_dm"]
-        [::core::mem::offset_of!(ibv_dm, memcpy_to_dm) - 8usize];
-    ["Offset of field: ibv_dm::memcpy_from_dm"]
-        [::core::mem::offset_of!(ibv_dm, memcpy_from_dm) - 16usize];
+    ["Offset of field: ibv_dm::memcpy_to_dm"][::core::mem::offset_of!(ibv_dm, memcpy_to_dm) - 8usize];
+    ["Offset of field: ibv_dm::memcpy_from_dm"][::core::mem::offset_of!(ibv_dm, memcpy_from_dm) - 16usize];
     ["Offset of field: ibv_dm::comp_mask"][::core::mem::offset_of!(ibv_dm, comp_mask) - 24usize];
     ["Offset of field: ibv_dm::handle"][::core::mem::offset_of!(ibv_dm, handle) - 28usize];
 };
@@ -458,40 +429,27 @@ pub struct ibv_device_attr {
 const _: () = {
     ["Size of ibv_device_attr"][::core::mem::size_of::<ibv_device_attr>() - 232usize];
     ["Alignment of ibv_device_attr"][::core::mem::align_of::<ibv_device_attr>() - 8usize];
-    ["Offset of field: ibv_device_attr::fw_ver"]
-        [::core::mem::offset_of!(ibv_device_attr, fw_ver) - 0usize];
-    ["Offset of field: ibv_device_attr::node_guid"]
-        [::core::mem::offset_of!(ibv_device_attr, node_guid) - 64usize];
+    ["Offset of field: ibv_device_attr::fw_ver"][::core::mem::offset_of!(ibv_device_attr, fw_ver) - 0usize];
+    ["Offset of field: ibv_device_attr::node_guid"][::core::mem::offset_of!(ibv_device_attr, node_guid) - 64usize];
     ["Offset of field: ibv_device_attr::sys_image_guid"]
         [::core::mem::offset_of!(ibv_device_attr, sys_image_guid) - 72usize];
-    ["Offset of field: ibv_device_attr::max_mr_size"]
-        [::core::mem::offset_of!(ibv_device_attr, max_mr_size) - 80usize];
+    ["Offset of field: ibv_device_attr::max_mr_size"][::core::mem::offset_of!(ibv_device_attr, max_mr_size) - 80usize];
     ["Offset of field: ibv_device_attr::page_size_cap"]
         [::core::mem::offset_of!(ibv_device_attr, page_size_cap) - 88usize];
-    ["Offset of field: ibv_device_attr::vendor_id"]
-        [::core::mem::offset_of!(ibv_device_attr, vendor_id) - 96usize];
+    ["Offset of field: ibv_device_attr::vendor_id"][::core::mem::offset_of!(ibv_device_attr, vendor_id) - 96usize];
     ["Offset of field: ibv_device_attr::vendor_part_id"]
         [::core::mem::offset_of!(ibv_device_attr, vendor_part_id) - 100usize];
-    ["Offset of field: ibv_device_attr::hw_ver"]
-        [::core::mem::offset_of!(ibv_device_attr, hw_ver) - 104usize];
-    ["Offset of field: ibv_device_attr::max_qp"]
-        [::core::mem::offset_of!(ibv_device_attr, max_qp) - 108usize];
-    ["Offset of field: ibv_device_attr::max_qp_wr"]
-        [::core::mem::offset_of!(ibv_device_attr, max_qp_wr) - 112usize];
+    ["Offset of field: ibv_device_attr::hw_ver"][::core::mem::offset_of!(ibv_device_attr, hw_ver) - 104usize];
+    ["Offset of field: ibv_device_attr::max_qp"][::core::mem::offset_of!(ibv_device_attr, max_qp) - 108usize];
+    ["Offset of field: ibv_device_attr::max_qp_wr"][::core::mem::offset_of!(ibv_device_attr, max_qp_wr) - 112usize];
     ["Offset of field: ibv_device_attr::device_cap_flags"]
         [::core::mem::offset_of!(ibv_device_attr, device_cap_flags) - 116usize];
-    ["Offset of field: ibv_device_attr::max_sge"]
-        [::core::mem::offset_of!(ibv_device_attr, max_sge) - 120usize];
-    ["Offset of field: ibv_device_attr::max_sge_rd"]
-        [::core::mem::offset_of!(ibv_device_attr, max_sge_rd) - 124usize];
-    ["Offset of field: ibv_device_attr::max_cq"]
-        [::core::mem::offset_of!(ibv_device_attr, max_cq) - 128usize];
-    ["Offset of field: ibv_device_attr::max_cqe"]
-        [::core::mem::offset_of!(ibv_device_attr, max_cqe) - 132usize];
-    ["Offset of field: ibv_device_attr::max_mr"]
-        [::core::mem::offset_of!(ibv_device_attr, max_mr) - 136usize];
-    ["Offset of field: ibv_device_attr::max_pd"]
-        [::core::mem::offset_of!(ibv_device_attr, max_pd) - 140usize];
+    ["Offset of field: ibv_device_attr::max_sge"][::core::mem::offset_of!(ibv_device_attr, max_sge) - 120usize];
+    ["Offset of field: ibv_device_attr::max_sge_rd"][::core::mem::offset_of!(ibv_device_attr, max_sge_rd) - 124usize];
+    ["Offset of field: ibv_device_attr::max_cq"][::core::mem::offset_of!(ibv_device_attr, max_cq) - 128usize];
+    ["Offset of field: ibv_device_attr::max_cqe"][::core::mem::offset_of!(ibv_device_attr, max_cqe) - 132usize];
+    ["Offset of field: ibv_device_attr::max_mr"][::core::mem::offset_of!(ibv_device_attr, max_mr) - 136usize];
+    ["Offset of field: ibv_device_attr::max_pd"][::core::mem::offset_of!(ibv_device_attr, max_pd) - 140usize];
     ["Offset of field: ibv_device_attr::max_qp_rd_atom"]
         [::core::mem::offset_of!(ibv_device_attr, max_qp_rd_atom) - 144usize];
     ["Offset of field: ibv_device_attr::max_ee_rd_atom"]
@@ -502,14 +460,10 @@ const _: () = {
         [::core::mem::offset_of!(ibv_device_attr, max_qp_init_rd_atom) - 156usize];
     ["Offset of field: ibv_device_attr::max_ee_init_rd_atom"]
         [::core::mem::offset_of!(ibv_device_attr, max_ee_init_rd_atom) - 160usize];
-    ["Offset of field: ibv_device_attr::atomic_cap"]
-        [::core::mem::offset_of!(ibv_device_attr, atomic_cap) - 164usize];
-    ["Offset of field: ibv_device_attr::max_ee"]
-        [::core::mem::offset_of!(ibv_device_attr, max_ee) - 168usize];
-    ["Offset of field: ibv_device_attr::max_rdd"]
-        [::core::mem::offset_of!(ibv_device_attr, max_rdd) - 172usize];
-    ["Offset of field: ibv_device_attr::max_mw"]
-        [::core::mem::offset_of!(ibv_device_attr, max_mw) - 176usize];
+    ["Offset of field: ibv_device_attr::atomic_cap"][::core::mem::offset_of!(ibv_device_attr, atomic_cap) - 164usize];
+    ["Offset of field: ibv_device_attr::max_ee"][::core::mem::offset_of!(ibv_device_attr, max_ee) - 168usize];
+    ["Offset of field: ibv_device_attr::max_rdd"][::core::mem::offset_of!(ibv_device_attr, max_rdd) - 172usize];
+    ["Offset of field: ibv_device_attr::max_mw"][::core::mem::offset_of!(ibv_device_attr, max_mw) - 176usize];
     ["Offset of field: ibv_device_attr::max_raw_ipv6_qp"]
         [::core::mem::offset_of!(ibv_device_attr, max_raw_ipv6_qp) - 180usize];
     ["Offset of field: ibv_device_attr::max_raw_ethy_qp"]
@@ -520,20 +474,14 @@ const _: () = {
         [::core::mem::offset_of!(ibv_device_attr, max_mcast_qp_attach) - 192usize];
     ["Offset of field: ibv_device_attr::max_total_mcast_qp_attach"]
         [::core::mem::offset_of!(ibv_device_attr, max_total_mcast_qp_attach) - 196usize];
-    ["Offset of field: ibv_device_attr::max_ah"]
-        [::core::mem::offset_of!(ibv_device_attr, max_ah) - 200usize];
-    ["Offset of field: ibv_device_attr::max_fmr"]
-        [::core::mem::offset_of!(ibv_device_attr, max_fmr) - 204usize];
+    ["Offset of field: ibv_device_attr::max_ah"][::core::mem::offset_of!(ibv_device_attr, max_ah) - 200usize];
+    ["Offset of field: ibv_device_attr::max_fmr"][::core::mem::offset_of!(ibv_device_attr, max_fmr) - 204usize];
     ["Offset of field: ibv_device_attr::max_map_per_fmr"]
         [::core::mem::offset_of!(ibv_device_attr, max_map_per_fmr) - 208usize];
-    ["Offset of field: ibv_device_attr::max_srq"]
-        [::core::mem::offset_of!(ibv_device_attr, max_srq) - 212usize];
-    ["Offset of field: ibv_device_attr::max_srq_wr"]
-        [::core::mem::offset_of!(ibv_device_attr, max_srq_wr) - 216usize];
-    ["Offset of field: ibv_device_attr::max_srq_sge"]
-        [::core::mem::offset_of!(ibv_device_attr, max_srq_sge) - 220usize];
-    ["Offset of field: ibv_device_attr::max_pkeys"]
-        [::core::mem::offset_of!(ibv_device_attr, max_pkeys) - 224usize];
+    ["Offset of field: ibv_device_attr::max_srq"][::core::mem::offset_of!(ibv_device_attr, max_srq) - 212usize];
+    ["Offset of field: ibv_device_attr::max_srq_wr"][::core::mem::offset_of!(ibv_device_attr, max_srq_wr) - 216usize];
+    ["Offset of field: ibv_device_attr::max_srq_sge"][::core::mem::offset_of!(ibv_device_attr, max_srq_sge) - 220usize];
+    ["Offset of field: ibv_device_attr::max_pkeys"][::core::mem::offset_of!(ibv_device_attr, max_pkeys) - 224usize];
     ["Offset of field: ibv_device_attr::local_ca_ack_delay"]
         [::core::mem::offset_of!(ibv_device_attr, local_ca_ack_delay) - 226usize];
     ["Offset of field: ibv_device_attr::phys_port_cnt"]
@@ -546,10 +494,8 @@ pub struct ibv_query_device_ex_input {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_query_device_ex_input"]
-        [::core::mem::size_of::<ibv_query_device_ex_input>() - 4usize];
-    ["Alignment of ibv_query_device_ex_input"]
-        [::core::mem::align_of::<ibv_query_device_ex_input>() - 4usize];
+    ["Size of ibv_query_device_ex_input"][::core::mem::size_of::<ibv_query_device_ex_input>() - 4usize];
+    ["Alignment of ibv_query_device_ex_input"][::core::mem::align_of::<ibv_query_device_ex_input>() - 4usize];
     ["Offset of field: ibv_query_device_ex_input::comp_mask"]
         [::core::mem::offset_of!(ibv_query_device_ex_input, comp_mask) - 0usize];
 };
@@ -577,10 +523,8 @@ pub struct ibv_odp_caps__bindgen_ty_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_odp_caps__bindgen_ty_1"]
-        [::core::mem::size_of::<ibv_odp_caps__bindgen_ty_1>() - 12usize];
-    ["Alignment of ibv_odp_caps__bindgen_ty_1"]
-        [::core::mem::align_of::<ibv_odp_caps__bindgen_ty_1>() - 4usize];
+    ["Size of ibv_odp_caps__bindgen_ty_1"][::core::mem::size_of::<ibv_odp_caps__bindgen_ty_1>() - 12usize];
+    ["Alignment of ibv_odp_caps__bindgen_ty_1"][::core::mem::align_of::<ibv_odp_caps__bindgen_ty_1>() - 4usize];
     ["Offset of field: ibv_odp_caps__bindgen_ty_1::rc_odp_caps"]
         [::core::mem::offset_of!(ibv_odp_caps__bindgen_ty_1, rc_odp_caps) - 0usize];
     ["Offset of field: ibv_odp_caps__bindgen_ty_1::uc_odp_caps"]
@@ -592,8 +536,7 @@ const _: () = {
 const _: () = {
     ["Size of ibv_odp_caps"][::core::mem::size_of::<ibv_odp_caps>() - 24usize];
     ["Alignment of ibv_odp_caps"][::core::mem::align_of::<ibv_odp_caps>() - 8usize];
-    ["Offset of field: ibv_odp_caps::general_caps"]
-        [::core::mem::offset_of!(ibv_odp_caps, general_caps) - 0usize];
+    ["Offset of field: ibv_odp_caps::general_caps"][::core::mem::offset_of!(ibv_odp_caps, general_caps) - 0usize];
     ["Offset of field: ibv_odp_caps::per_transport_caps"]
         [::core::mem::offset_of!(ibv_odp_caps, per_transport_caps) - 8usize];
 };
@@ -612,10 +555,8 @@ pub struct ibv_tso_caps {
 const _: () = {
     ["Size of ibv_tso_caps"][::core::mem::size_of::<ibv_tso_caps>() - 8usize];
     ["Alignment of ibv_tso_caps"][::core::mem::align_of::<ibv_tso_caps>() - 4usize];
-    ["Offset of field: ibv_tso_caps::max_tso"]
-        [::core::mem::offset_of!(ibv_tso_caps, max_tso) - 0usize];
-    ["Offset of field: ibv_tso_caps::supported_qpts"]
-        [::core::mem::offset_of!(ibv_tso_caps, supported_qpts) - 4usize];
+    ["Offset of field: ibv_tso_caps::max_tso"][::core::mem::offset_of!(ibv_tso_caps, max_tso) - 0usize];
+    ["Offset of field: ibv_tso_caps::supported_qpts"][::core::mem::offset_of!(ibv_tso_caps, supported_qpts) - 4usize];
 };
 pub const IBV_RX_HASH_FUNC_TOEPLITZ: ibv_rx_hash_function_flags = ibv_rx_hash_function_flags(1);
 #[repr(transparent)]
@@ -647,8 +588,7 @@ pub struct ibv_rss_caps {
 const _: () = {
     ["Size of ibv_rss_caps"][::core::mem::size_of::<ibv_rss_caps>() - 32usize];
     ["Alignment of ibv_rss_caps"][::core::mem::align_of::<ibv_rss_caps>() - 8usize];
-    ["Offset of field: ibv_rss_caps::supported_qpts"]
-        [::core::mem::offset_of!(ibv_rss_caps, supported_qpts) - 0usize];
+    ["Offset of field: ibv_rss_caps::supported_qpts"][::core::mem::offset_of!(ibv_rss_caps, supported_qpts) - 0usize];
     ["Offset of field: ibv_rss_caps::max_rwq_indirection_tables"]
         [::core::mem::offset_of!(ibv_rss_caps, max_rwq_indirection_tables) - 4usize];
     ["Offset of field: ibv_rss_caps::max_rwq_indirection_table_size"]
@@ -668,8 +608,7 @@ pub struct ibv_packet_pacing_caps {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_packet_pacing_caps"][::core::mem::size_of::<ibv_packet_pacing_caps>() - 12usize];
-    ["Alignment of ibv_packet_pacing_caps"]
-        [::core::mem::align_of::<ibv_packet_pacing_caps>() - 4usize];
+    ["Alignment of ibv_packet_pacing_caps"][::core::mem::align_of::<ibv_packet_pacing_caps>() - 4usize];
     ["Offset of field: ibv_packet_pacing_caps::qp_rate_limit_min"]
         [::core::mem::offset_of!(ibv_packet_pacing_caps, qp_rate_limit_min) - 0usize];
     ["Offset of field: ibv_packet_pacing_caps::qp_rate_limit_max"]
@@ -703,13 +642,10 @@ const _: () = {
     ["Alignment of ibv_tm_caps"][::core::mem::align_of::<ibv_tm_caps>() - 4usize];
     ["Offset of field: ibv_tm_caps::max_rndv_hdr_size"]
         [::core::mem::offset_of!(ibv_tm_caps, max_rndv_hdr_size) - 0usize];
-    ["Offset of field: ibv_tm_caps::max_num_tags"]
-        [::core::mem::offset_of!(ibv_tm_caps, max_num_tags) - 4usize];
+    ["Offset of field: ibv_tm_caps::max_num_tags"][::core::mem::offset_of!(ibv_tm_caps, max_num_tags) - 4usize];
     ["Offset of field: ibv_tm_caps::flags"][::core::mem::offset_of!(ibv_tm_caps, flags) - 8usize];
-    ["Offset of field: ibv_tm_caps::max_ops"]
-        [::core::mem::offset_of!(ibv_tm_caps, max_ops) - 12usize];
-    ["Offset of field: ibv_tm_caps::max_sge"]
-        [::core::mem::offset_of!(ibv_tm_caps, max_sge) - 16usize];
+    ["Offset of field: ibv_tm_caps::max_ops"][::core::mem::offset_of!(ibv_tm_caps, max_ops) - 12usize];
+    ["Offset of field: ibv_tm_caps::max_sge"][::core::mem::offset_of!(ibv_tm_caps, max_sge) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -720,19 +656,15 @@ pub struct ibv_cq_moderation_caps {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_cq_moderation_caps"][::core::mem::size_of::<ibv_cq_moderation_caps>() - 4usize];
-    ["Alignment of ibv_cq_moderation_caps"]
-        [::core::mem::align_of::<ibv_cq_moderation_caps>() - 2usize];
+    ["Alignment of ibv_cq_moderation_caps"][::core::mem::align_of::<ibv_cq_moderation_caps>() - 2usize];
     ["Offset of field: ibv_cq_moderation_caps::max_cq_count"]
         [::core::mem::offset_of!(ibv_cq_moderation_caps, max_cq_count) - 0usize];
     ["Offset of field: ibv_cq_moderation_caps::max_cq_period"]
         [::core::mem::offset_of!(ibv_cq_moderation_caps, max_cq_period) - 2usize];
 };
-pub const IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP: ibv_pci_atomic_op_size =
-    ibv_pci_atomic_op_size(1);
-pub const IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP: ibv_pci_atomic_op_size =
-    ibv_pci_atomic_op_size(2);
-pub const IBV_PCI_ATOMIC_OPERATION_16_BYTE_SIZE_SUP: ibv_pci_atomic_op_size =
-    ibv_pci_atomic_op_size(4);
+pub const IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP: ibv_pci_atomic_op_size = ibv_pci_atomic_op_size(1);
+pub const IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP: ibv_pci_atomic_op_size = ibv_pci_atomic_op_size(2);
+pub const IBV_PCI_ATOMIC_OPERATION_16_BYTE_SIZE_SUP: ibv_pci_atomic_op_size = ibv_pci_atomic_op_size(4);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_pci_atomic_op_size(pub u32);
@@ -749,8 +681,7 @@ const _: () = {
     ["Alignment of ibv_pci_atomic_caps"][::core::mem::align_of::<ibv_pci_atomic_caps>() - 2usize];
     ["Offset of field: ibv_pci_atomic_caps::fetch_add"]
         [::core::mem::offset_of!(ibv_pci_atomic_caps, fetch_add) - 0usize];
-    ["Offset of field: ibv_pci_atomic_caps::swap"]
-        [::core::mem::offset_of!(ibv_pci_atomic_caps, swap) - 2usize];
+    ["Offset of field: ibv_pci_atomic_caps::swap"][::core::mem::offset_of!(ibv_pci_atomic_caps, swap) - 2usize];
     ["Offset of field: ibv_pci_atomic_caps::compare_swap"]
         [::core::mem::offset_of!(ibv_pci_atomic_caps, compare_swap) - 4usize];
 };
@@ -779,30 +710,25 @@ pub struct ibv_device_attr_ex {
 const _: () = {
     ["Size of ibv_device_attr_ex"][::core::mem::size_of::<ibv_device_attr_ex>() - 400usize];
     ["Alignment of ibv_device_attr_ex"][::core::mem::align_of::<ibv_device_attr_ex>() - 8usize];
-    ["Offset of field: ibv_device_attr_ex::orig_attr"]
-        [::core::mem::offset_of!(ibv_device_attr_ex, orig_attr) - 0usize];
+    ["Offset of field: ibv_device_attr_ex::orig_attr"][::core::mem::offset_of!(ibv_device_attr_ex, orig_attr) - 0usize];
     ["Offset of field: ibv_device_attr_ex::comp_mask"]
         [::core::mem::offset_of!(ibv_device_attr_ex, comp_mask) - 232usize];
-    ["Offset of field: ibv_device_attr_ex::odp_caps"]
-        [::core::mem::offset_of!(ibv_device_attr_ex, odp_caps) - 240usize];
+    ["Offset of field: ibv_device_attr_ex::odp_caps"][::core::mem::offset_of!(ibv_device_attr_ex, odp_caps) - 240usize];
     ["Offset of field: ibv_device_attr_ex::completion_timestamp_mask"]
         [::core::mem::offset_of!(ibv_device_attr_ex, completion_timestamp_mask) - 264usize];
     ["Offset of field: ibv_device_attr_ex::hca_core_clock"]
         [::core::mem::offset_of!(ibv_device_attr_ex, hca_core_clock) - 272usize];
     ["Offset of field: ibv_device_attr_ex::device_cap_flags_ex"]
         [::core::mem::offset_of!(ibv_device_attr_ex, device_cap_flags_ex) - 280usize];
-    ["Offset of field: ibv_device_attr_ex::tso_caps"]
-        [::core::mem::offset_of!(ibv_device_attr_ex, tso_caps) - 288usize];
-    ["Offset of field: ibv_device_attr_ex::rss_caps"]
-        [::core::mem::offset_of!(ibv_device_attr_ex, rss_caps) - 296usize];
+    ["Offset of field: ibv_device_attr_ex::tso_caps"][::core::mem::offset_of!(ibv_device_attr_ex, tso_caps) - 288usize];
+    ["Offset of field: ibv_device_attr_ex::rss_caps"][::core::mem::offset_of!(ibv_device_attr_ex, rss_caps) - 296usize];
     ["Offset of field: ibv_device_attr_ex::max_wq_type_rq"]
         [::core::mem::offset_of!(ibv_device_attr_ex, max_wq_type_rq) - 328usize];
     ["Offset of field: ibv_device_attr_ex::packet_pacing_caps"]
         [::core::mem::offset_of!(ibv_device_attr_ex, packet_pacing_caps) - 332usize];
     ["Offset of field: ibv_device_attr_ex::raw_packet_caps"]
         [::core::mem::offset_of!(ibv_device_attr_ex, raw_packet_caps) - 344usize];
-    ["Offset of field: ibv_device_attr_ex::tm_caps"]
-        [::core::mem::offset_of!(ibv_device_attr_ex, tm_caps) - 348usize];
+    ["Offset of field: ibv_device_attr_ex::tm_caps"][::core::mem::offset_of!(ibv_device_attr_ex, tm_caps) - 348usize];
     ["Offset of field: ibv_device_attr_ex::cq_mod_caps"]
         [::core::mem::offset_of!(ibv_device_attr_ex, cq_mod_caps) - 368usize];
     ["Offset of field: ibv_device_attr_ex::max_dm_size"]
@@ -903,46 +829,31 @@ pub struct ibv_port_attr {
 const _: () = {
     ["Size of ibv_port_attr"][::core::mem::size_of::<ibv_port_attr>() - 56usize];
     ["Alignment of ibv_port_attr"][::core::mem::align_of::<ibv_port_attr>() - 4usize];
-    ["Offset of field: ibv_port_attr::state"]
-        [::core::mem::offset_of!(ibv_port_attr, state) - 0usize];
-    ["Offset of field: ibv_port_attr::max_mtu"]
-        [::core::mem::offset_of!(ibv_port_attr, max_mtu) - 4usize];
-    ["Offset of field: ibv_port_attr::active_mtu"]
-        [::core::mem::offset_of!(ibv_port_attr, active_mtu) - 8usize];
-    ["Offset of field: ibv_port_attr::gid_tbl_len"]
-        [::core::mem::offset_of!(ibv_port_attr, gid_tbl_len) - 12usize];
+    ["Offset of field: ibv_port_attr::state"][::core::mem::offset_of!(ibv_port_attr, state) - 0usize];
+    ["Offset of field: ibv_port_attr::max_mtu"][::core::mem::offset_of!(ibv_port_attr, max_mtu) - 4usize];
+    ["Offset of field: ibv_port_attr::active_mtu"][::core::mem::offset_of!(ibv_port_attr, active_mtu) - 8usize];
+    ["Offset of field: ibv_port_attr::gid_tbl_len"][::core::mem::offset_of!(ibv_port_attr, gid_tbl_len) - 12usize];
     ["Offset of field: ibv_port_attr::port_cap_flags"]
         [::core::mem::offset_of!(ibv_port_attr, port_cap_flags) - 16usize];
-    ["Offset of field: ibv_port_attr::max_msg_sz"]
-        [::core::mem::offset_of!(ibv_port_attr, max_msg_sz) - 20usize];
-    ["Offset of field: ibv_port_attr::bad_pkey_cntr"]
-        [::core::mem::offset_of!(ibv_port_attr, bad_pkey_cntr) - 24usize];
+    ["Offset of field: ibv_port_attr::max_msg_sz"][::core::mem::offset_of!(ibv_port_attr, max_msg_sz) - 20usize];
+    ["Offset of field: ibv_port_attr::bad_pkey_cntr"][::core::mem::offset_of!(ibv_port_attr, bad_pkey_cntr) - 24usize];
     ["Offset of field: ibv_port_attr::qkey_viol_cntr"]
         [::core::mem::offset_of!(ibv_port_attr, qkey_viol_cntr) - 28usize];
-    ["Offset of field: ibv_port_attr::pkey_tbl_len"]
-        [::core::mem::offset_of!(ibv_port_attr, pkey_tbl_len) - 32usize];
+    ["Offset of field: ibv_port_attr::pkey_tbl_len"][::core::mem::offset_of!(ibv_port_attr, pkey_tbl_len) - 32usize];
     ["Offset of field: ibv_port_attr::lid"][::core::mem::offset_of!(ibv_port_attr, lid) - 34usize];
-    ["Offset of field: ibv_port_attr::sm_lid"]
-        [::core::mem::offset_of!(ibv_port_attr, sm_lid) - 36usize];
+    ["Offset of field: ibv_port_attr::sm_lid"][::core::mem::offset_of!(ibv_port_attr, sm_lid) - 36usize];
     ["Offset of field: ibv_port_attr::lmc"][::core::mem::offset_of!(ibv_port_attr, lmc) - 38usize];
-    ["Offset of field: ibv_port_attr::max_vl_num"]
-        [::core::mem::offset_of!(ibv_port_attr, max_vl_num) - 39usize];
-    ["Offset of field: ibv_port_attr::sm_sl"]
-        [::core::mem::offset_of!(ibv_port_attr, sm_sl) - 40usize];
+    ["Offset of field: ibv_port_attr::max_vl_num"][::core::mem::offset_of!(ibv_port_attr, max_vl_num) - 39usize];
+    ["Offset of field: ibv_port_attr::sm_sl"][::core::mem::offset_of!(ibv_port_attr, sm_sl) - 40usize];
     ["Offset of field: ibv_port_attr::subnet_timeout"]
         [::core::mem::offset_of!(ibv_port_attr, subnet_timeout) - 41usize];
     ["Offset of field: ibv_port_attr::init_type_reply"]
         [::core::mem::offset_of!(ibv_port_attr, init_type_reply) - 42usize];
-    ["Offset of field: ibv_port_attr::active_width"]
-        [::core::mem::offset_of!(ibv_port_attr, active_width) - 43usize];
-    ["Offset of field: ibv_port_attr::active_speed"]
-        [::core::mem::offset_of!(ibv_port_attr, active_speed) - 44usize];
-    ["Offset of field: ibv_port_attr::phys_state"]
-        [::core::mem::offset_of!(ibv_port_attr, phys_state) - 45usize];
-    ["Offset of field: ibv_port_attr::link_layer"]
-        [::core::mem::offset_of!(ibv_port_attr, link_layer) - 46usize];
-    ["Offset of field: ibv_port_attr::flags"]
-        [::core::mem::offset_of!(ibv_port_attr, flags) - 47usize];
+    ["Offset of field: ibv_port_attr::active_width"][::core::mem::offset_of!(ibv_port_attr, active_width) - 43usize];
+    ["Offset of field: ibv_port_attr::active_speed"][::core::mem::offset_of!(ibv_port_attr, active_speed) - 44usize];
+    ["Offset of field: ibv_port_attr::phys_state"][::core::mem::offset_of!(ibv_port_attr, phys_state) - 45usize];
+    ["Offset of field: ibv_port_attr::link_layer"][::core::mem::offset_of!(ibv_port_attr, link_layer) - 46usize];
+    ["Offset of field: ibv_port_attr::flags"][::core::mem::offset_of!(ibv_port_attr, flags) - 47usize];
     ["Offset of field: ibv_port_attr::port_cap_flags2"]
         [::core::mem::offset_of!(ibv_port_attr, port_cap_flags2) - 48usize];
     ["Offset of field: ibv_port_attr::active_speed_ex"]
@@ -988,10 +899,8 @@ pub union ibv_async_event__bindgen_ty_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_async_event__bindgen_ty_1"]
-        [::core::mem::size_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
-    ["Alignment of ibv_async_event__bindgen_ty_1"]
-        [::core::mem::align_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
+    ["Size of ibv_async_event__bindgen_ty_1"][::core::mem::size_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
+    ["Alignment of ibv_async_event__bindgen_ty_1"][::core::mem::align_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
     ["Offset of field: ibv_async_event__bindgen_ty_1::cq"]
         [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, cq) - 0usize];
     ["Offset of field: ibv_async_event__bindgen_ty_1::qp"]
@@ -1007,10 +916,8 @@ const _: () = {
 const _: () = {
     ["Size of ibv_async_event"][::core::mem::size_of::<ibv_async_event>() - 16usize];
     ["Alignment of ibv_async_event"][::core::mem::align_of::<ibv_async_event>() - 8usize];
-    ["Offset of field: ibv_async_event::element"]
-        [::core::mem::offset_of!(ibv_async_event, element) - 0usize];
-    ["Offset of field: ibv_async_event::event_type"]
-        [::core::mem::offset_of!(ibv_async_event, event_type) - 8usize];
+    ["Offset of field: ibv_async_event::element"][::core::mem::offset_of!(ibv_async_event, element) - 0usize];
+    ["Offset of field: ibv_async_event::event_type"][::core::mem::offset_of!(ibv_async_event, event_type) - 8usize];
 };
 pub const IBV_WC_SUCCESS: ibv_wc_status = ibv_wc_status(0);
 pub const IBV_WC_LOC_LEN_ERR: ibv_wc_status = ibv_wc_status(1);
@@ -1074,8 +981,7 @@ pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: ibv_create_cq_wc_flags = ibv_crea
 pub const IBV_WC_EX_WITH_CVLAN: ibv_create_cq_wc_flags = ibv_create_cq_wc_flags(256);
 pub const IBV_WC_EX_WITH_FLOW_TAG: ibv_create_cq_wc_flags = ibv_create_cq_wc_flags(512);
 pub const IBV_WC_EX_WITH_TM_INFO: ibv_create_cq_wc_flags = ibv_create_cq_wc_flags(1024);
-pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: ibv_create_cq_wc_flags =
-    ibv_create_cq_wc_flags(2048);
+pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: ibv_create_cq_wc_flags = ibv_create_cq_wc_flags(2048);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_create_cq_wc_flags(pub u32);
@@ -1138,8 +1044,7 @@ const _: () = {
     ["Offset of field: ibv_wc::pkey_index"][::core::mem::offset_of!(ibv_wc, pkey_index) - 40usize];
     ["Offset of field: ibv_wc::slid"][::core::mem::offset_of!(ibv_wc, slid) - 42usize];
     ["Offset of field: ibv_wc::sl"][::core::mem::offset_of!(ibv_wc, sl) - 44usize];
-    ["Offset of field: ibv_wc::dlid_path_bits"]
-        [::core::mem::offset_of!(ibv_wc, dlid_path_bits) - 45usize];
+    ["Offset of field: ibv_wc::dlid_path_bits"][::core::mem::offset_of!(ibv_wc, dlid_path_bits) - 45usize];
 };
 pub const IBV_ACCESS_LOCAL_WRITE: ibv_access_flags = ibv_access_flags(1);
 pub const IBV_ACCESS_REMOTE_WRITE: ibv_access_flags = ibv_access_flags(2);
@@ -1167,12 +1072,9 @@ pub struct ibv_mw_bind_info {
 const _: () = {
     ["Size of ibv_mw_bind_info"][::core::mem::size_of::<ibv_mw_bind_info>() - 32usize];
     ["Alignment of ibv_mw_bind_info"][::core::mem::align_of::<ibv_mw_bind_info>() - 8usize];
-    ["Offset of field: ibv_mw_bind_info::mr"]
-        [::core::mem::offset_of!(ibv_mw_bind_info, mr) - 0usize];
-    ["Offset of field: ibv_mw_bind_info::addr"]
-        [::core::mem::offset_of!(ibv_mw_bind_info, addr) - 8usize];
-    ["Offset of field: ibv_mw_bind_info::length"]
-        [::core::mem::offset_of!(ibv_mw_bind_info, length) - 16usize];
+    ["Offset of field: ibv_mw_bind_info::mr"][::core::mem::offset_of!(ibv_mw_bind_info, mr) - 0usize];
+    ["Offset of field: ibv_mw_bind_info::addr"][::core::mem::offset_of!(ibv_mw_bind_info, addr) - 8usize];
+    ["Offset of field: ibv_mw_bind_info::length"][::core::mem::offset_of!(ibv_mw_bind_info, length) - 16usize];
     ["Offset of field: ibv_mw_bind_info::mw_access_flags"]
         [::core::mem::offset_of!(ibv_mw_bind_info, mw_access_flags) - 24usize];
 };
@@ -1198,8 +1100,7 @@ pub struct ibv_td_init_attr {
 const _: () = {
     ["Size of ibv_td_init_attr"][::core::mem::size_of::<ibv_td_init_attr>() - 4usize];
     ["Alignment of ibv_td_init_attr"][::core::mem::align_of::<ibv_td_init_attr>() - 4usize];
-    ["Offset of field: ibv_td_init_attr::comp_mask"]
-        [::core::mem::offset_of!(ibv_td_init_attr, comp_mask) - 0usize];
+    ["Offset of field: ibv_td_init_attr::comp_mask"][::core::mem::offset_of!(ibv_td_init_attr, comp_mask) - 0usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1229,12 +1130,9 @@ pub struct ibv_xrcd_init_attr {
 const _: () = {
     ["Size of ibv_xrcd_init_attr"][::core::mem::size_of::<ibv_xrcd_init_attr>() - 12usize];
     ["Alignment of ibv_xrcd_init_attr"][::core::mem::align_of::<ibv_xrcd_init_attr>() - 4usize];
-    ["Offset of field: ibv_xrcd_init_attr::comp_mask"]
-        [::core::mem::offset_of!(ibv_xrcd_init_attr, comp_mask) - 0usize];
-    ["Offset of field: ibv_xrcd_init_attr::fd"]
-        [::core::mem::offset_of!(ibv_xrcd_init_attr, fd) - 4usize];
-    ["Offset of field: ibv_xrcd_init_attr::oflags"]
-        [::core::mem::offset_of!(ibv_xrcd_init_attr, oflags) - 8usize];
+    ["Offset of field: ibv_xrcd_init_attr::comp_mask"][::core::mem::offset_of!(ibv_xrcd_init_attr, comp_mask) - 0usize];
+    ["Offset of field: ibv_xrcd_init_attr::fd"][::core::mem::offset_of!(ibv_xrcd_init_attr, fd) - 4usize];
+    ["Offset of field: ibv_xrcd_init_attr::oflags"][::core::mem::offset_of!(ibv_xrcd_init_attr, oflags) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1314,14 +1212,10 @@ pub struct ibv_global_route {
 const _: () = {
     ["Size of ibv_global_route"][::core::mem::size_of::<ibv_global_route>() - 24usize];
     ["Alignment of ibv_global_route"][::core::mem::align_of::<ibv_global_route>() - 8usize];
-    ["Offset of field: ibv_global_route::dgid"]
-        [::core::mem::offset_of!(ibv_global_route, dgid) - 0usize];
-    ["Offset of field: ibv_global_route::flow_label"]
-        [::core::mem::offset_of!(ibv_global_route, flow_label) - 16usize];
-    ["Offset of field: ibv_global_route::sgid_index"]
-        [::core::mem::offset_of!(ibv_global_route, sgid_index) - 20usize];
-    ["Offset of field: ibv_global_route::hop_limit"]
-        [::core::mem::offset_of!(ibv_global_route, hop_limit) - 21usize];
+    ["Offset of field: ibv_global_route::dgid"][::core::mem::offset_of!(ibv_global_route, dgid) - 0usize];
+    ["Offset of field: ibv_global_route::flow_label"][::core::mem::offset_of!(ibv_global_route, flow_label) - 16usize];
+    ["Offset of field: ibv_global_route::sgid_index"][::core::mem::offset_of!(ibv_global_route, sgid_index) - 20usize];
+    ["Offset of field: ibv_global_route::hop_limit"][::core::mem::offset_of!(ibv_global_route, hop_limit) - 21usize];
     ["Offset of field: ibv_global_route::traffic_class"]
         [::core::mem::offset_of!(ibv_global_route, traffic_class) - 22usize];
 };
@@ -1339,8 +1233,7 @@ pub struct ibv_grh {
 const _: () = {
     ["Size of ibv_grh"][::core::mem::size_of::<ibv_grh>() - 40usize];
     ["Alignment of ibv_grh"][::core::mem::align_of::<ibv_grh>() - 8usize];
-    ["Offset of field: ibv_grh::version_tclass_flow"]
-        [::core::mem::offset_of!(ibv_grh, version_tclass_flow) - 0usize];
+    ["Offset of field: ibv_grh::version_tclass_flow"][::core::mem::offset_of!(ibv_grh, version_tclass_flow) - 0usize];
     ["Offset of field: ibv_grh::paylen"][::core::mem::offset_of!(ibv_grh, paylen) - 4usize];
     ["Offset of field: ibv_grh::next_hdr"][::core::mem::offset_of!(ibv_grh, next_hdr) - 6usize];
     ["Offset of field: ibv_grh::hop_limit"][::core::mem::offset_of!(ibv_grh, hop_limit) - 7usize];
@@ -1392,14 +1285,10 @@ const _: () = {
     ["Offset of field: ibv_ah_attr::grh"][::core::mem::offset_of!(ibv_ah_attr, grh) - 0usize];
     ["Offset of field: ibv_ah_attr::dlid"][::core::mem::offset_of!(ibv_ah_attr, dlid) - 24usize];
     ["Offset of field: ibv_ah_attr::sl"][::core::mem::offset_of!(ibv_ah_attr, sl) - 26usize];
-    ["Offset of field: ibv_ah_attr::src_path_bits"]
-        [::core::mem::offset_of!(ibv_ah_attr, src_path_bits) - 27usize];
-    ["Offset of field: ibv_ah_attr::static_rate"]
-        [::core::mem::offset_of!(ibv_ah_attr, static_rate) - 28usize];
-    ["Offset of field: ibv_ah_attr::is_global"]
-        [::core::mem::offset_of!(ibv_ah_attr, is_global) - 29usize];
-    ["Offset of field: ibv_ah_attr::port_num"]
-        [::core::mem::offset_of!(ibv_ah_attr, port_num) - 30usize];
+    ["Offset of field: ibv_ah_attr::src_path_bits"][::core::mem::offset_of!(ibv_ah_attr, src_path_bits) - 27usize];
+    ["Offset of field: ibv_ah_attr::static_rate"][::core::mem::offset_of!(ibv_ah_attr, static_rate) - 28usize];
+    ["Offset of field: ibv_ah_attr::is_global"][::core::mem::offset_of!(ibv_ah_attr, is_global) - 29usize];
+    ["Offset of field: ibv_ah_attr::port_num"][::core::mem::offset_of!(ibv_ah_attr, port_num) - 30usize];
 };
 pub const IBV_SRQ_MAX_WR: ibv_srq_attr_mask = ibv_srq_attr_mask(1);
 pub const IBV_SRQ_LIMIT: ibv_srq_attr_mask = ibv_srq_attr_mask(2);
@@ -1417,12 +1306,9 @@ pub struct ibv_srq_attr {
 const _: () = {
     ["Size of ibv_srq_attr"][::core::mem::size_of::<ibv_srq_attr>() - 12usize];
     ["Alignment of ibv_srq_attr"][::core::mem::align_of::<ibv_srq_attr>() - 4usize];
-    ["Offset of field: ibv_srq_attr::max_wr"]
-        [::core::mem::offset_of!(ibv_srq_attr, max_wr) - 0usize];
-    ["Offset of field: ibv_srq_attr::max_sge"]
-        [::core::mem::offset_of!(ibv_srq_attr, max_sge) - 4usize];
-    ["Offset of field: ibv_srq_attr::srq_limit"]
-        [::core::mem::offset_of!(ibv_srq_attr, srq_limit) - 8usize];
+    ["Offset of field: ibv_srq_attr::max_wr"][::core::mem::offset_of!(ibv_srq_attr, max_wr) - 0usize];
+    ["Offset of field: ibv_srq_attr::max_sge"][::core::mem::offset_of!(ibv_srq_attr, max_sge) - 4usize];
+    ["Offset of field: ibv_srq_attr::srq_limit"][::core::mem::offset_of!(ibv_srq_attr, srq_limit) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1436,8 +1322,7 @@ const _: () = {
     ["Alignment of ibv_srq_init_attr"][::core::mem::align_of::<ibv_srq_init_attr>() - 8usize];
     ["Offset of field: ibv_srq_init_attr::srq_context"]
         [::core::mem::offset_of!(ibv_srq_init_attr, srq_context) - 0usize];
-    ["Offset of field: ibv_srq_init_attr::attr"]
-        [::core::mem::offset_of!(ibv_srq_init_attr, attr) - 8usize];
+    ["Offset of field: ibv_srq_init_attr::attr"][::core::mem::offset_of!(ibv_srq_init_attr, attr) - 8usize];
 };
 pub const IBV_SRQT_BASIC: ibv_srq_type = ibv_srq_type(0);
 pub const IBV_SRQT_XRC: ibv_srq_type = ibv_srq_type(1);
@@ -1464,8 +1349,7 @@ pub struct ibv_tm_cap {
 const _: () = {
     ["Size of ibv_tm_cap"][::core::mem::size_of::<ibv_tm_cap>() - 8usize];
     ["Alignment of ibv_tm_cap"][::core::mem::align_of::<ibv_tm_cap>() - 4usize];
-    ["Offset of field: ibv_tm_cap::max_num_tags"]
-        [::core::mem::offset_of!(ibv_tm_cap, max_num_tags) - 0usize];
+    ["Offset of field: ibv_tm_cap::max_num_tags"][::core::mem::offset_of!(ibv_tm_cap, max_num_tags) - 0usize];
     ["Offset of field: ibv_tm_cap::max_ops"][::core::mem::offset_of!(ibv_tm_cap, max_ops) - 4usize];
 };
 #[repr(C)]
@@ -1486,20 +1370,15 @@ const _: () = {
     ["Alignment of ibv_srq_init_attr_ex"][::core::mem::align_of::<ibv_srq_init_attr_ex>() - 8usize];
     ["Offset of field: ibv_srq_init_attr_ex::srq_context"]
         [::core::mem::offset_of!(ibv_srq_init_attr_ex, srq_context) - 0usize];
-    ["Offset of field: ibv_srq_init_attr_ex::attr"]
-        [::core::mem::offset_of!(ibv_srq_init_attr_ex, attr) - 8usize];
+    ["Offset of field: ibv_srq_init_attr_ex::attr"][::core::mem::offset_of!(ibv_srq_init_attr_ex, attr) - 8usize];
     ["Offset of field: ibv_srq_init_attr_ex::comp_mask"]
         [::core::mem::offset_of!(ibv_srq_init_attr_ex, comp_mask) - 20usize];
     ["Offset of field: ibv_srq_init_attr_ex::srq_type"]
         [::core::mem::offset_of!(ibv_srq_init_attr_ex, srq_type) - 24usize];
-    ["Offset of field: ibv_srq_init_attr_ex::pd"]
-        [::core::mem::offset_of!(ibv_srq_init_attr_ex, pd) - 32usize];
-    ["Offset of field: ibv_srq_init_attr_ex::xrcd"]
-        [::core::mem::offset_of!(ibv_srq_init_attr_ex, xrcd) - 40usize];
-    ["Offset of field: ibv_srq_init_attr_ex::cq"]
-        [::core::mem::offset_of!(ibv_srq_init_attr_ex, cq) - 48usize];
-    ["Offset of field: ibv_srq_init_attr_ex::tm_cap"]
-        [::core::mem::offset_of!(ibv_srq_init_attr_ex, tm_cap) - 56usize];
+    ["Offset of field: ibv_srq_init_attr_ex::pd"][::core::mem::offset_of!(ibv_srq_init_attr_ex, pd) - 32usize];
+    ["Offset of field: ibv_srq_init_attr_ex::xrcd"][::core::mem::offset_of!(ibv_srq_init_attr_ex, xrcd) - 40usize];
+    ["Offset of field: ibv_srq_init_attr_ex::cq"][::core::mem::offset_of!(ibv_srq_init_attr_ex, cq) - 48usize];
+    ["Offset of field: ibv_srq_init_attr_ex::tm_cap"][::core::mem::offset_of!(ibv_srq_init_attr_ex, tm_cap) - 56usize];
 };
 pub const IBV_WQT_RQ: ibv_wq_type = ibv_wq_type(0);
 #[repr(transparent)]
@@ -1534,20 +1413,13 @@ pub struct ibv_wq_init_attr {
 const _: () = {
     ["Size of ibv_wq_init_attr"][::core::mem::size_of::<ibv_wq_init_attr>() - 48usize];
     ["Alignment of ibv_wq_init_attr"][::core::mem::align_of::<ibv_wq_init_attr>() - 8usize];
-    ["Offset of field: ibv_wq_init_attr::wq_context"]
-        [::core::mem::offset_of!(ibv_wq_init_attr, wq_context) - 0usize];
-    ["Offset of field: ibv_wq_init_attr::wq_type"]
-        [::core::mem::offset_of!(ibv_wq_init_attr, wq_type) - 8usize];
-    ["Offset of field: ibv_wq_init_attr::max_wr"]
-        [::core::mem::offset_of!(ibv_wq_init_attr, max_wr) - 12usize];
-    ["Offset of field: ibv_wq_init_attr::max_sge"]
-        [::core::mem::offset_of!(ibv_wq_init_attr, max_sge) - 16usize];
-    ["Offset of field: ibv_wq_init_attr::pd"]
-        [::core::mem::offset_of!(ibv_wq_init_attr, pd) - 24usize];
-    ["Offset of field: ibv_wq_init_attr::cq"]
-        [::core::mem::offset_of!(ibv_wq_init_attr, cq) - 32usize];
-    ["Offset of field: ibv_wq_init_attr::comp_mask"]
-        [::core::mem::offset_of!(ibv_wq_init_attr, comp_mask) - 40usize];
+    ["Offset of field: ibv_wq_init_attr::wq_context"][::core::mem::offset_of!(ibv_wq_init_attr, wq_context) - 0usize];
+    ["Offset of field: ibv_wq_init_attr::wq_type"][::core::mem::offset_of!(ibv_wq_init_attr, wq_type) - 8usize];
+    ["Offset of field: ibv_wq_init_attr::max_wr"][::core::mem::offset_of!(ibv_wq_init_attr, max_wr) - 12usize];
+    ["Offset of field: ibv_wq_init_attr::max_sge"][::core::mem::offset_of!(ibv_wq_init_attr, max_sge) - 16usize];
+    ["Offset of field: ibv_wq_init_attr::pd"][::core::mem::offset_of!(ibv_wq_init_attr, pd) - 24usize];
+    ["Offset of field: ibv_wq_init_attr::cq"][::core::mem::offset_of!(ibv_wq_init_attr, cq) - 32usize];
+    ["Offset of field: ibv_wq_init_attr::comp_mask"][::core::mem::offset_of!(ibv_wq_init_attr, comp_mask) - 40usize];
     ["Offset of field: ibv_wq_init_attr::create_flags"]
         [::core::mem::offset_of!(ibv_wq_init_attr, create_flags) - 44usize];
 };
@@ -1578,15 +1450,11 @@ pub struct ibv_wq_attr {
 const _: () = {
     ["Size of ibv_wq_attr"][::core::mem::size_of::<ibv_wq_attr>() - 20usize];
     ["Alignment of ibv_wq_attr"][::core::mem::align_of::<ibv_wq_attr>() - 4usize];
-    ["Offset of field: ibv_wq_attr::attr_mask"]
-        [::core::mem::offset_of!(ibv_wq_attr, attr_mask) - 0usize];
-    ["Offset of field: ibv_wq_attr::wq_state"]
-        [::core::mem::offset_of!(ibv_wq_attr, wq_state) - 4usize];
-    ["Offset of field: ibv_wq_attr::curr_wq_state"]
-        [::core::mem::offset_of!(ibv_wq_attr, curr_wq_state) - 8usize];
+    ["Offset of field: ibv_wq_attr::attr_mask"][::core::mem::offset_of!(ibv_wq_attr, attr_mask) - 0usize];
+    ["Offset of field: ibv_wq_attr::wq_state"][::core::mem::offset_of!(ibv_wq_attr, wq_state) - 4usize];
+    ["Offset of field: ibv_wq_attr::curr_wq_state"][::core::mem::offset_of!(ibv_wq_attr, curr_wq_state) - 8usize];
     ["Offset of field: ibv_wq_attr::flags"][::core::mem::offset_of!(ibv_wq_attr, flags) - 12usize];
-    ["Offset of field: ibv_wq_attr::flags_mask"]
-        [::core::mem::offset_of!(ibv_wq_attr, flags_mask) - 16usize];
+    ["Offset of field: ibv_wq_attr::flags_mask"][::core::mem::offset_of!(ibv_wq_attr, flags_mask) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1600,17 +1468,14 @@ pub struct ibv_rwq_ind_table {
 const _: () = {
     ["Size of ibv_rwq_ind_table"][::core::mem::size_of::<ibv_rwq_ind_table>() - 24usize];
     ["Alignment of ibv_rwq_ind_table"][::core::mem::align_of::<ibv_rwq_ind_table>() - 8usize];
-    ["Offset of field: ibv_rwq_ind_table::context"]
-        [::core::mem::offset_of!(ibv_rwq_ind_table, context) - 0usize];
+    ["Offset of field: ibv_rwq_ind_table::context"][::core::mem::offset_of!(ibv_rwq_ind_table, context) - 0usize];
     ["Offset of field: ibv_rwq_ind_table::ind_tbl_handle"]
         [::core::mem::offset_of!(ibv_rwq_ind_table, ind_tbl_handle) - 8usize];
     ["Offset of field: ibv_rwq_ind_table::ind_tbl_num"]
         [::core::mem::offset_of!(ibv_rwq_ind_table, ind_tbl_num) - 12usize];
-    ["Offset of field: ibv_rwq_ind_table::comp_mask"]
-        [::core::mem::offset_of!(ibv_rwq_ind_table, comp_mask) - 16usize];
+    ["Offset of field: ibv_rwq_ind_table::comp_mask"][::core::mem::offset_of!(ibv_rwq_ind_table, comp_mask) - 16usize];
 };
-pub const IBV_CREATE_IND_TABLE_RESERVED: ibv_ind_table_init_attr_mask =
-    ibv_ind_table_init_attr_mask(1);
+pub const IBV_CREATE_IND_TABLE_RESERVED: ibv_ind_table_init_attr_mask = ibv_ind_table_init_attr_mask(1);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_ind_table_init_attr_mask(pub u32);
@@ -1623,10 +1488,8 @@ pub struct ibv_rwq_ind_table_init_attr {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_rwq_ind_table_init_attr"]
-        [::core::mem::size_of::<ibv_rwq_ind_table_init_attr>() - 24usize];
-    ["Alignment of ibv_rwq_ind_table_init_attr"]
-        [::core::mem::align_of::<ibv_rwq_ind_table_init_attr>() - 8usize];
+    ["Size of ibv_rwq_ind_table_init_attr"][::core::mem::size_of::<ibv_rwq_ind_table_init_attr>() - 24usize];
+    ["Alignment of ibv_rwq_ind_table_init_attr"][::core::mem::align_of::<ibv_rwq_ind_table_init_attr>() - 8usize];
     ["Offset of field: ibv_rwq_ind_table_init_attr::log_ind_tbl_size"]
         [::core::mem::offset_of!(ibv_rwq_ind_table_init_attr, log_ind_tbl_size) - 0usize];
     ["Offset of field: ibv_rwq_ind_table_init_attr::ind_tbl"]
@@ -1657,16 +1520,11 @@ pub struct ibv_qp_cap {
 const _: () = {
     ["Size of ibv_qp_cap"][::core::mem::size_of::<ibv_qp_cap>() - 20usize];
     ["Alignment of ibv_qp_cap"][::core::mem::align_of::<ibv_qp_cap>() - 4usize];
-    ["Offset of field: ibv_qp_cap::max_send_wr"]
-        [::core::mem::offset_of!(ibv_qp_cap, max_send_wr) - 0usize];
-    ["Offset of field: ibv_qp_cap::max_recv_wr"]
-        [::core::mem::offset_of!(ibv_qp_cap, max_recv_wr) - 4usize];
-    ["Offset of field: ibv_qp_cap::max_send_sge"]
-        [::core::mem::offset_of!(ibv_qp_cap, max_send_sge) - 8usize];
-    ["Offset of field: ibv_qp_cap::max_recv_sge"]
-        [::core::mem::offset_of!(ibv_qp_cap, max_recv_sge) - 12usize];
-    ["Offset of field: ibv_qp_cap::max_inline_data"]
-        [::core::mem::offset_of!(ibv_qp_cap, max_inline_data) - 16usize];
+    ["Offset of field: ibv_qp_cap::max_send_wr"][::core::mem::offset_of!(ibv_qp_cap, max_send_wr) - 0usize];
+    ["Offset of field: ibv_qp_cap::max_recv_wr"][::core::mem::offset_of!(ibv_qp_cap, max_recv_wr) - 4usize];
+    ["Offset of field: ibv_qp_cap::max_send_sge"][::core::mem::offset_of!(ibv_qp_cap, max_send_sge) - 8usize];
+    ["Offset of field: ibv_qp_cap::max_recv_sge"][::core::mem::offset_of!(ibv_qp_cap, max_recv_sge) - 12usize];
+    ["Offset of field: ibv_qp_cap::max_inline_data"][::core::mem::offset_of!(ibv_qp_cap, max_inline_data) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1683,20 +1541,13 @@ pub struct ibv_qp_init_attr {
 const _: () = {
     ["Size of ibv_qp_init_attr"][::core::mem::size_of::<ibv_qp_init_attr>() - 64usize];
     ["Alignment of ibv_qp_init_attr"][::core::mem::align_of::<ibv_qp_init_attr>() - 8usize];
-    ["Offset of field: ibv_qp_init_attr::qp_context"]
-        [::core::mem::offset_of!(ibv_qp_init_attr, qp_context) - 0usize];
-    ["Offset of field: ibv_qp_init_attr::send_cq"]
-        [::core::mem::offset_of!(ibv_qp_init_attr, send_cq) - 8usize];
-    ["Offset of field: ibv_qp_init_attr::recv_cq"]
-        [::core::mem::offset_of!(ibv_qp_init_attr, recv_cq) - 16usize];
-    ["Offset of field: ibv_qp_init_attr::srq"]
-        [::core::mem::offset_of!(ibv_qp_init_attr, srq) - 24usize];
-    ["Offset of field: ibv_qp_init_attr::cap"]
-        [::core::mem::offset_of!(ibv_qp_init_attr, cap) - 32usize];
-    ["Offset of field: ibv_qp_init_attr::qp_type"]
-        [::core::mem::offset_of!(ibv_qp_init_attr, qp_type) - 52usize];
-    ["Offset of field: ibv_qp_init_attr::sq_sig_all"]
-        [::core::mem::offset_of!(ibv_qp_init_attr, sq_sig_all) - 56usize];
+    ["Offset of field: ibv_qp_init_attr::qp_context"][::core::mem::offset_of!(ibv_qp_init_attr, qp_context) - 0usize];
+    ["Offset of field: ibv_qp_init_attr::send_cq"][::core::mem::offset_of!(ibv_qp_init_attr, send_cq) - 8usize];
+    ["Offset of field: ibv_qp_init_attr::recv_cq"][::core::mem::offset_of!(ibv_qp_init_attr, recv_cq) - 16usize];
+    ["Offset of field: ibv_qp_init_attr::srq"][::core::mem::offset_of!(ibv_qp_init_attr, srq) - 24usize];
+    ["Offset of field: ibv_qp_init_attr::cap"][::core::mem::offset_of!(ibv_qp_init_attr, cap) - 32usize];
+    ["Offset of field: ibv_qp_init_attr::qp_type"][::core::mem::offset_of!(ibv_qp_init_attr, qp_type) - 52usize];
+    ["Offset of field: ibv_qp_init_attr::sq_sig_all"][::core::mem::offset_of!(ibv_qp_init_attr, sq_sig_all) - 56usize];
 };
 pub const IBV_QP_INIT_ATTR_PD: ibv_qp_init_attr_mask = ibv_qp_init_attr_mask(1);
 pub const IBV_QP_INIT_ATTR_XRCD: ibv_qp_init_attr_mask = ibv_qp_init_attr_mask(2);
@@ -1717,25 +1568,18 @@ pub const IBV_QP_CREATE_PCI_WRITE_END_PADDING: ibv_qp_create_flags = ibv_qp_crea
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_qp_create_flags(pub u32);
 pub const IBV_QP_EX_WITH_RDMA_WRITE: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(1);
-pub const IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM: ibv_qp_create_send_ops_flags =
-    ibv_qp_create_send_ops_flags(2);
+pub const IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(2);
 pub const IBV_QP_EX_WITH_SEND: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(4);
-pub const IBV_QP_EX_WITH_SEND_WITH_IMM: ibv_qp_create_send_ops_flags =
-    ibv_qp_create_send_ops_flags(8);
+pub const IBV_QP_EX_WITH_SEND_WITH_IMM: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(8);
 pub const IBV_QP_EX_WITH_RDMA_READ: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(16);
-pub const IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP: ibv_qp_create_send_ops_flags =
-    ibv_qp_create_send_ops_flags(32);
-pub const IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: ibv_qp_create_send_ops_flags =
-    ibv_qp_create_send_ops_flags(64);
-pub const IBV_QP_EX_WITH_LOCAL_INV: ibv_qp_create_send_ops_flags =
-    ibv_qp_create_send_ops_flags(128);
+pub const IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(32);
+pub const IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(64);
+pub const IBV_QP_EX_WITH_LOCAL_INV: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(128);
 pub const IBV_QP_EX_WITH_BIND_MW: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(256);
-pub const IBV_QP_EX_WITH_SEND_WITH_INV: ibv_qp_create_send_ops_flags =
-    ibv_qp_create_send_ops_flags(512);
+pub const IBV_QP_EX_WITH_SEND_WITH_INV: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(512);
 pub const IBV_QP_EX_WITH_TSO: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(1024);
 pub const IBV_QP_EX_WITH_FLUSH: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(2048);
-pub const IBV_QP_EX_WITH_ATOMIC_WRITE: ibv_qp_create_send_ops_flags =
-    ibv_qp_create_send_ops_flags(4096);
+pub const IBV_QP_EX_WITH_ATOMIC_WRITE: ibv_qp_create_send_ops_flags = ibv_qp_create_send_ops_flags(4096);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_qp_create_send_ops_flags(pub u32);
@@ -1755,8 +1599,7 @@ const _: () = {
         [::core::mem::offset_of!(ibv_rx_hash_conf, rx_hash_function) - 0usize];
     ["Offset of field: ibv_rx_hash_conf::rx_hash_key_len"]
         [::core::mem::offset_of!(ibv_rx_hash_conf, rx_hash_key_len) - 1usize];
-    ["Offset of field: ibv_rx_hash_conf::rx_hash_key"]
-        [::core::mem::offset_of!(ibv_rx_hash_conf, rx_hash_key) - 8usize];
+    ["Offset of field: ibv_rx_hash_conf::rx_hash_key"][::core::mem::offset_of!(ibv_rx_hash_conf, rx_hash_key) - 8usize];
     ["Offset of field: ibv_rx_hash_conf::rx_hash_fields_mask"]
         [::core::mem::offset_of!(ibv_rx_hash_conf, rx_hash_fields_mask) - 16usize];
 };
@@ -1786,24 +1629,17 @@ const _: () = {
     ["Alignment of ibv_qp_init_attr_ex"][::core::mem::align_of::<ibv_qp_init_attr_ex>() - 8usize];
     ["Offset of field: ibv_qp_init_attr_ex::qp_context"]
         [::core::mem::offset_of!(ibv_qp_init_attr_ex, qp_context) - 0usize];
-    ["Offset of field: ibv_qp_init_attr_ex::send_cq"]
-        [::core::mem::offset_of!(ibv_qp_init_attr_ex, send_cq) - 8usize];
-    ["Offset of field: ibv_qp_init_attr_ex::recv_cq"]
-        [::core::mem::offset_of!(ibv_qp_init_attr_ex, recv_cq) - 16usize];
-    ["Offset of field: ibv_qp_init_attr_ex::srq"]
-        [::core::mem::offset_of!(ibv_qp_init_attr_ex, srq) - 24usize];
-    ["Offset of field: ibv_qp_init_attr_ex::cap"]
-        [::core::mem::offset_of!(ibv_qp_init_attr_ex, cap) - 32usize];
-    ["Offset of field: ibv_qp_init_attr_ex::qp_type"]
-        [::core::mem::offset_of!(ibv_qp_init_attr_ex, qp_type) - 52usize];
+    ["Offset of field: ibv_qp_init_attr_ex::send_cq"][::core::mem::offset_of!(ibv_qp_init_attr_ex, send_cq) - 8usize];
+    ["Offset of field: ibv_qp_init_attr_ex::recv_cq"][::core::mem::offset_of!(ibv_qp_init_attr_ex, recv_cq) - 16usize];
+    ["Offset of field: ibv_qp_init_attr_ex::srq"][::core::mem::offset_of!(ibv_qp_init_attr_ex, srq) - 24usize];
+    ["Offset of field: ibv_qp_init_attr_ex::cap"][::core::mem::offset_of!(ibv_qp_init_attr_ex, cap) - 32usize];
+    ["Offset of field: ibv_qp_init_attr_ex::qp_type"][::core::mem::offset_of!(ibv_qp_init_attr_ex, qp_type) - 52usize];
     ["Offset of field: ibv_qp_init_attr_ex::sq_sig_all"]
         [::core::mem::offset_of!(ibv_qp_init_attr_ex, sq_sig_all) - 56usize];
     ["Offset of field: ibv_qp_init_attr_ex::comp_mask"]
         [::core::mem::offset_of!(ibv_qp_init_attr_ex, comp_mask) - 60usize];
-    ["Offset of field: ibv_qp_init_attr_ex::pd"]
-        [::core::mem::offset_of!(ibv_qp_init_attr_ex, pd) - 64usize];
-    ["Offset of field: ibv_qp_init_attr_ex::xrcd"]
-        [::core::mem::offset_of!(ibv_qp_init_attr_ex, xrcd) - 72usize];
+    ["Offset of field: ibv_qp_init_attr_ex::pd"][::core::mem::offset_of!(ibv_qp_init_attr_ex, pd) - 64usize];
+    ["Offset of field: ibv_qp_init_attr_ex::xrcd"][::core::mem::offset_of!(ibv_qp_init_attr_ex, xrcd) - 72usize];
     ["Offset of field: ibv_qp_init_attr_ex::create_flags"]
         [::core::mem::offset_of!(ibv_qp_init_attr_ex, create_flags) - 80usize];
     ["Offset of field: ibv_qp_init_attr_ex::max_tso_header"]
@@ -1838,16 +1674,11 @@ pub struct ibv_qp_open_attr {
 const _: () = {
     ["Size of ibv_qp_open_attr"][::core::mem::size_of::<ibv_qp_open_attr>() - 32usize];
     ["Alignment of ibv_qp_open_attr"][::core::mem::align_of::<ibv_qp_open_attr>() - 8usize];
-    ["Offset of field: ibv_qp_open_attr::comp_mask"]
-        [::core::mem::offset_of!(ibv_qp_open_attr, comp_mask) - 0usize];
-    ["Offset of field: ibv_qp_open_attr::qp_num"]
-        [::core::mem::offset_of!(ibv_qp_open_attr, qp_num) - 4usize];
-    ["Offset of field: ibv_qp_open_attr::xrcd"]
-        [::core::mem::offset_of!(ibv_qp_open_attr, xrcd) - 8usize];
-    ["Offset of field: ibv_qp_open_attr::qp_context"]
-        [::core::mem::offset_of!(ibv_qp_open_attr, qp_context) - 16usize];
-    ["Offset of field: ibv_qp_open_attr::qp_type"]
-        [::core::mem::offset_of!(ibv_qp_open_attr, qp_type) - 24usize];
+    ["Offset of field: ibv_qp_open_attr::comp_mask"][::core::mem::offset_of!(ibv_qp_open_attr, comp_mask) - 0usize];
+    ["Offset of field: ibv_qp_open_attr::qp_num"][::core::mem::offset_of!(ibv_qp_open_attr, qp_num) - 4usize];
+    ["Offset of field: ibv_qp_open_attr::xrcd"][::core::mem::offset_of!(ibv_qp_open_attr, xrcd) - 8usize];
+    ["Offset of field: ibv_qp_open_attr::qp_context"][::core::mem::offset_of!(ibv_qp_open_attr, qp_context) - 16usize];
+    ["Offset of field: ibv_qp_open_attr::qp_type"][::core::mem::offset_of!(ibv_qp_open_attr, qp_type) - 24usize];
 };
 pub const IBV_QP_STATE: ibv_qp_attr_mask = ibv_qp_attr_mask(1);
 pub const IBV_QP_CUR_STATE: ibv_qp_attr_mask = ibv_qp_attr_mask(2);
@@ -1879,8 +1710,7 @@ pub const IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS: ibv_query_qp_data_in_order_fla
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_query_qp_data_in_order_flags(pub u32);
-pub const IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG: ibv_query_qp_data_in_order_caps =
-    ibv_query_qp_data_in_order_caps(1);
+pub const IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG: ibv_query_qp_data_in_order_caps = ibv_query_qp_data_in_order_caps(1);
 pub const IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES: ibv_query_qp_data_in_order_caps =
     ibv_query_qp_data_in_order_caps(2);
 #[repr(transparent)]
@@ -1937,56 +1767,34 @@ pub struct ibv_qp_attr {
 const _: () = {
     ["Size of ibv_qp_attr"][::core::mem::size_of::<ibv_qp_attr>() - 144usize];
     ["Alignment of ibv_qp_attr"][::core::mem::align_of::<ibv_qp_attr>() - 8usize];
-    ["Offset of field: ibv_qp_attr::qp_state"]
-        [::core::mem::offset_of!(ibv_qp_attr, qp_state) - 0usize];
-    ["Offset of field: ibv_qp_attr::cur_qp_state"]
-        [::core::mem::offset_of!(ibv_qp_attr, cur_qp_state) - 4usize];
-    ["Offset of field: ibv_qp_attr::path_mtu"]
-        [::core::mem::offset_of!(ibv_qp_attr, path_mtu) - 8usize];
-    ["Offset of field: ibv_qp_attr::path_mig_state"]
-        [::core::mem::offset_of!(ibv_qp_attr, path_mig_state) - 12usize];
+    ["Offset of field: ibv_qp_attr::qp_state"][::core::mem::offset_of!(ibv_qp_attr, qp_state) - 0usize];
+    ["Offset of field: ibv_qp_attr::cur_qp_state"][::core::mem::offset_of!(ibv_qp_attr, cur_qp_state) - 4usize];
+    ["Offset of field: ibv_qp_attr::path_mtu"][::core::mem::offset_of!(ibv_qp_attr, path_mtu) - 8usize];
+    ["Offset of field: ibv_qp_attr::path_mig_state"][::core::mem::offset_of!(ibv_qp_attr, path_mig_state) - 12usize];
     ["Offset of field: ibv_qp_attr::qkey"][::core::mem::offset_of!(ibv_qp_attr, qkey) - 16usize];
-    ["Offset of field: ibv_qp_attr::rq_psn"]
-        [::core::mem::offset_of!(ibv_qp_attr, rq_psn) - 20usize];
-    ["Offset of field: ibv_qp_attr::sq_psn"]
-        [::core::mem::offset_of!(ibv_qp_attr, sq_psn) - 24usize];
-    ["Offset of field: ibv_qp_attr::dest_qp_num"]
-        [::core::mem::offset_of!(ibv_qp_attr, dest_qp_num) - 28usize];
-    ["Offset of field: ibv_qp_attr::qp_access_flags"]
-        [::core::mem::offset_of!(ibv_qp_attr, qp_access_flags) - 32usize];
+    ["Offset of field: ibv_qp_attr::rq_psn"][::core::mem::offset_of!(ibv_qp_attr, rq_psn) - 20usize];
+    ["Offset of field: ibv_qp_attr::sq_psn"][::core::mem::offset_of!(ibv_qp_attr, sq_psn) - 24usize];
+    ["Offset of field: ibv_qp_attr::dest_qp_num"][::core::mem::offset_of!(ibv_qp_attr, dest_qp_num) - 28usize];
+    ["Offset of field: ibv_qp_attr::qp_access_flags"][::core::mem::offset_of!(ibv_qp_attr, qp_access_flags) - 32usize];
     ["Offset of field: ibv_qp_attr::cap"][::core::mem::offset_of!(ibv_qp_attr, cap) - 36usize];
-    ["Offset of field: ibv_qp_attr::ah_attr"]
-        [::core::mem::offset_of!(ibv_qp_attr, ah_attr) - 56usize];
-    ["Offset of field: ibv_qp_attr::alt_ah_attr"]
-        [::core::mem::offset_of!(ibv_qp_attr, alt_ah_attr) - 88usize];
-    ["Offset of field: ibv_qp_attr::pkey_index"]
-        [::core::mem::offset_of!(ibv_qp_attr, pkey_index) - 120usize];
-    ["Offset of field: ibv_qp_attr::alt_pkey_index"]
-        [::core::mem::offset_of!(ibv_qp_attr, alt_pkey_index) - 122usize];
+    ["Offset of field: ibv_qp_attr::ah_attr"][::core::mem::offset_of!(ibv_qp_attr, ah_attr) - 56usize];
+    ["Offset of field: ibv_qp_attr::alt_ah_attr"][::core::mem::offset_of!(ibv_qp_attr, alt_ah_attr) - 88usize];
+    ["Offset of field: ibv_qp_attr::pkey_index"][::core::mem::offset_of!(ibv_qp_attr, pkey_index) - 120usize];
+    ["Offset of field: ibv_qp_attr::alt_pkey_index"][::core::mem::offset_of!(ibv_qp_attr, alt_pkey_index) - 122usize];
     ["Offset of field: ibv_qp_attr::en_sqd_async_notify"]
         [::core::mem::offset_of!(ibv_qp_attr, en_sqd_async_notify) - 124usize];
-    ["Offset of field: ibv_qp_attr::sq_draining"]
-        [::core::mem::offset_of!(ibv_qp_attr, sq_draining) - 125usize];
-    ["Offset of field: ibv_qp_attr::max_rd_atomic"]
-        [::core::mem::offset_of!(ibv_qp_attr, max_rd_atomic) - 126usize];
+    ["Offset of field: ibv_qp_attr::sq_draining"][::core::mem::offset_of!(ibv_qp_attr, sq_draining) - 125usize];
+    ["Offset of field: ibv_qp_attr::max_rd_atomic"][::core::mem::offset_of!(ibv_qp_attr, max_rd_atomic) - 126usize];
     ["Offset of field: ibv_qp_attr::max_dest_rd_atomic"]
         [::core::mem::offset_of!(ibv_qp_attr, max_dest_rd_atomic) - 127usize];
-    ["Offset of field: ibv_qp_attr::min_rnr_timer"]
-        [::core::mem::offset_of!(ibv_qp_attr, min_rnr_timer) - 128usize];
-    ["Offset of field: ibv_qp_attr::port_num"]
-        [::core::mem::offset_of!(ibv_qp_attr, port_num) - 129usize];
-    ["Offset of field: ibv_qp_attr::timeout"]
-        [::core::mem::offset_of!(ibv_qp_attr, timeout) - 130usize];
-    ["Offset of field: ibv_qp_attr::retry_cnt"]
-        [::core::mem::offset_of!(ibv_qp_attr, retry_cnt) - 131usize];
-    ["Offset of field: ibv_qp_attr::rnr_retry"]
-        [::core::mem::offset_of!(ibv_qp_attr, rnr_retry) - 132usize];
-    ["Offset of field: ibv_qp_attr::alt_port_num"]
-        [::core::mem::offset_of!(ibv_qp_attr, alt_port_num) - 133usize];
-    ["Offset of field: ibv_qp_attr::alt_timeout"]
-        [::core::mem::offset_of!(ibv_qp_attr, alt_timeout) - 134usize];
-    ["Offset of field: ibv_qp_attr::rate_limit"]
-        [::core::mem::offset_of!(ibv_qp_attr, rate_limit) - 136usize];
+    ["Offset of field: ibv_qp_attr::min_rnr_timer"][::core::mem::offset_of!(ibv_qp_attr, min_rnr_timer) - 128usize];
+    ["Offset of field: ibv_qp_attr::port_num"][::core::mem::offset_of!(ibv_qp_attr, port_num) - 129usize];
+    ["Offset of field: ibv_qp_attr::timeout"][::core::mem::offset_of!(ibv_qp_attr, timeout) - 130usize];
+    ["Offset of field: ibv_qp_attr::retry_cnt"][::core::mem::offset_of!(ibv_qp_attr, retry_cnt) - 131usize];
+    ["Offset of field: ibv_qp_attr::rnr_retry"][::core::mem::offset_of!(ibv_qp_attr, rnr_retry) - 132usize];
+    ["Offset of field: ibv_qp_attr::alt_port_num"][::core::mem::offset_of!(ibv_qp_attr, alt_port_num) - 133usize];
+    ["Offset of field: ibv_qp_attr::alt_timeout"][::core::mem::offset_of!(ibv_qp_attr, alt_timeout) - 134usize];
+    ["Offset of field: ibv_qp_attr::rate_limit"][::core::mem::offset_of!(ibv_qp_attr, rate_limit) - 136usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1999,8 +1807,7 @@ pub struct ibv_qp_rate_limit_attr {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_qp_rate_limit_attr"][::core::mem::size_of::<ibv_qp_rate_limit_attr>() - 16usize];
-    ["Alignment of ibv_qp_rate_limit_attr"]
-        [::core::mem::align_of::<ibv_qp_rate_limit_attr>() - 4usize];
+    ["Alignment of ibv_qp_rate_limit_attr"][::core::mem::align_of::<ibv_qp_rate_limit_attr>() - 4usize];
     ["Offset of field: ibv_qp_rate_limit_attr::rate_limit"]
         [::core::mem::offset_of!(ibv_qp_rate_limit_attr, rate_limit) - 0usize];
     ["Offset of field: ibv_qp_rate_limit_attr::max_burst_sz"]
@@ -2056,8 +1863,7 @@ const _: () = {
     ["Size of ibv_data_buf"][::core::mem::size_of::<ibv_data_buf>() - 16usize];
     ["Alignment of ibv_data_buf"][::core::mem::align_of::<ibv_data_buf>() - 8usize];
     ["Offset of field: ibv_data_buf::addr"][::core::mem::offset_of!(ibv_data_buf, addr) - 0usize];
-    ["Offset of field: ibv_data_buf::length"]
-        [::core::mem::offset_of!(ibv_data_buf, length) - 8usize];
+    ["Offset of field: ibv_data_buf::length"][::core::mem::offset_of!(ibv_data_buf, length) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2096,10 +1902,8 @@ pub union ibv_send_wr__bindgen_ty_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_1"]
-        [::core::mem::size_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_1"]
-        [::core::mem::align_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
+    ["Size of ibv_send_wr__bindgen_ty_1"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
+    ["Alignment of ibv_send_wr__bindgen_ty_1"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_1::imm_data"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_1, imm_data) - 0usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_1::invalidate_rkey"]
@@ -2174,16 +1978,13 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_2"]
-        [::core::mem::size_of::<ibv_send_wr__bindgen_ty_2>() - 32usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_2"]
-        [::core::mem::align_of::<ibv_send_wr__bindgen_ty_2>() - 8usize];
+    ["Size of ibv_send_wr__bindgen_ty_2"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_2>() - 32usize];
+    ["Alignment of ibv_send_wr__bindgen_ty_2"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_2>() - 8usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_2::rdma"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_2, rdma) - 0usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_2::atomic"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_2, atomic) - 0usize];
-    ["Offset of field: ibv_send_wr__bindgen_ty_2::ud"]
-        [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_2, ud) - 0usize];
+    ["Offset of field: ibv_send_wr__bindgen_ty_2::ud"][::core::mem::offset_of!(ibv_send_wr__bindgen_ty_2, ud) - 0usize];
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -2206,10 +2007,8 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_3"]
-        [::core::mem::size_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_3"]
-        [::core::mem::align_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
+    ["Size of ibv_send_wr__bindgen_ty_3"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
+    ["Alignment of ibv_send_wr__bindgen_ty_3"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_3::xrc"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_3, xrc) - 0usize];
 };
@@ -2261,10 +2060,8 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_4"]
-        [::core::mem::size_of::<ibv_send_wr__bindgen_ty_4>() - 48usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_4"]
-        [::core::mem::align_of::<ibv_send_wr__bindgen_ty_4>() - 8usize];
+    ["Size of ibv_send_wr__bindgen_ty_4"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_4>() - 48usize];
+    ["Alignment of ibv_send_wr__bindgen_ty_4"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_4>() - 8usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_4::bind_mw"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_4, bind_mw) - 0usize];
     ["Offset of field: ibv_send_wr__bindgen_ty_4::tso"]
@@ -2276,17 +2073,12 @@ const _: () = {
     ["Alignment of ibv_send_wr"][::core::mem::align_of::<ibv_send_wr>() - 8usize];
     ["Offset of field: ibv_send_wr::wr_id"][::core::mem::offset_of!(ibv_send_wr, wr_id) - 0usize];
     ["Offset of field: ibv_send_wr::next"][::core::mem::offset_of!(ibv_send_wr, next) - 8usize];
-    ["Offset of field: ibv_send_wr::sg_list"]
-        [::core::mem::offset_of!(ibv_send_wr, sg_list) - 16usize];
-    ["Offset of field: ibv_send_wr::num_sge"]
-        [::core::mem::offset_of!(ibv_send_wr, num_sge) - 24usize];
-    ["Offset of field: ibv_send_wr::opcode"]
-        [::core::mem::offset_of!(ibv_send_wr, opcode) - 28usize];
-    ["Offset of field: ibv_send_wr::send_flags"]
-        [::core::mem::offset_of!(ibv_send_wr, send_flags) - 32usize];
+    ["Offset of field: ibv_send_wr::sg_list"][::core::mem::offset_of!(ibv_send_wr, sg_list) - 16usize];
+    ["Offset of field: ibv_send_wr::num_sge"][::core::mem::offset_of!(ibv_send_wr, num_sge) - 24usize];
+    ["Offset of field: ibv_send_wr::opcode"][::core::mem::offset_of!(ibv_send_wr, opcode) - 28usize];
+    ["Offset of field: ibv_send_wr::send_flags"][::core::mem::offset_of!(ibv_send_wr, send_flags) - 32usize];
     ["Offset of field: ibv_send_wr::wr"][::core::mem::offset_of!(ibv_send_wr, wr) - 40usize];
-    ["Offset of field: ibv_send_wr::qp_type"]
-        [::core::mem::offset_of!(ibv_send_wr, qp_type) - 72usize];
+    ["Offset of field: ibv_send_wr::qp_type"][::core::mem::offset_of!(ibv_send_wr, qp_type) - 72usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2302,10 +2094,8 @@ const _: () = {
     ["Alignment of ibv_recv_wr"][::core::mem::align_of::<ibv_recv_wr>() - 8usize];
     ["Offset of field: ibv_recv_wr::wr_id"][::core::mem::offset_of!(ibv_recv_wr, wr_id) - 0usize];
     ["Offset of field: ibv_recv_wr::next"][::core::mem::offset_of!(ibv_recv_wr, next) - 8usize];
-    ["Offset of field: ibv_recv_wr::sg_list"]
-        [::core::mem::offset_of!(ibv_recv_wr, sg_list) - 16usize];
-    ["Offset of field: ibv_recv_wr::num_sge"]
-        [::core::mem::offset_of!(ibv_recv_wr, num_sge) - 24usize];
+    ["Offset of field: ibv_recv_wr::sg_list"][::core::mem::offset_of!(ibv_recv_wr, sg_list) - 16usize];
+    ["Offset of field: ibv_recv_wr::num_sge"][::core::mem::offset_of!(ibv_recv_wr, num_sge) - 24usize];
 };
 pub const IBV_WR_TAG_ADD: ibv_ops_wr_opcode = ibv_ops_wr_opcode(0);
 pub const IBV_WR_TAG_DEL: ibv_ops_wr_opcode = ibv_ops_wr_opcode(1);
@@ -2362,16 +2152,13 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_ops_wr__bindgen_ty_1"]
-        [::core::mem::size_of::<ibv_ops_wr__bindgen_ty_1>() - 48usize];
-    ["Alignment of ibv_ops_wr__bindgen_ty_1"]
-        [::core::mem::align_of::<ibv_ops_wr__bindgen_ty_1>() - 8usize];
+    ["Size of ibv_ops_wr__bindgen_ty_1"][::core::mem::size_of::<ibv_ops_wr__bindgen_ty_1>() - 48usize];
+    ["Alignment of ibv_ops_wr__bindgen_ty_1"][::core::mem::align_of::<ibv_ops_wr__bindgen_ty_1>() - 8usize];
     ["Offset of field: ibv_ops_wr__bindgen_ty_1::unexpected_cnt"]
         [::core::mem::offset_of!(ibv_ops_wr__bindgen_ty_1, unexpected_cnt) - 0usize];
     ["Offset of field: ibv_ops_wr__bindgen_ty_1::handle"]
         [::core::mem::offset_of!(ibv_ops_wr__bindgen_ty_1, handle) - 4usize];
-    ["Offset of field: ibv_ops_wr__bindgen_ty_1::add"]
-        [::core::mem::offset_of!(ibv_ops_wr__bindgen_ty_1, add) - 8usize];
+    ["Offset of field: ibv_ops_wr__bindgen_ty_1::add"][::core::mem::offset_of!(ibv_ops_wr__bindgen_ty_1, add) - 8usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -2395,10 +2182,8 @@ const _: () = {
     ["Size of ibv_mw_bind"][::core::mem::size_of::<ibv_mw_bind>() - 48usize];
     ["Alignment of ibv_mw_bind"][::core::mem::align_of::<ibv_mw_bind>() - 8usize];
     ["Offset of field: ibv_mw_bind::wr_id"][::core::mem::offset_of!(ibv_mw_bind, wr_id) - 0usize];
-    ["Offset of field: ibv_mw_bind::send_flags"]
-        [::core::mem::offset_of!(ibv_mw_bind, send_flags) - 8usize];
-    ["Offset of field: ibv_mw_bind::bind_info"]
-        [::core::mem::offset_of!(ibv_mw_bind, bind_info) - 16usize];
+    ["Offset of field: ibv_mw_bind::send_flags"][::core::mem::offset_of!(ibv_mw_bind, send_flags) - 8usize];
+    ["Offset of field: ibv_mw_bind::bind_info"][::core::mem::offset_of!(ibv_mw_bind, bind_info) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2417,14 +2202,12 @@ const _: () = {
     ["Size of ibv_srq"][::core::mem::size_of::<ibv_srq>() - 128usize];
     ["Alignment of ibv_srq"][::core::mem::align_of::<ibv_srq>() - 8usize];
     ["Offset of field: ibv_srq::context"][::core::mem::offset_of!(ibv_srq, context) - 0usize];
-    ["Offset of field: ibv_srq::srq_context"]
-        [::core::mem::offset_of!(ibv_srq, srq_context) - 8usize];
+    ["Offset of field: ibv_srq::srq_context"][::core::mem::offset_of!(ibv_srq, srq_context) - 8usize];
     ["Offset of field: ibv_srq::pd"][::core::mem::offset_of!(ibv_srq, pd) - 16usize];
     ["Offset of field: ibv_srq::handle"][::core::mem::offset_of!(ibv_srq, handle) - 24usize];
     ["Offset of field: ibv_srq::mutex"][::core::mem::offset_of!(ibv_srq, mutex) - 32usize];
     ["Offset of field: ibv_srq::cond"][::core::mem::offset_of!(ibv_srq, cond) - 72usize];
-    ["Offset of field: ibv_srq::events_completed"]
-        [::core::mem::offset_of!(ibv_srq, events_completed) - 120usize];
+    ["Offset of field: ibv_srq::events_completed"][::core::mem::offset_of!(ibv_srq, events_completed) - 120usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2465,8 +2248,7 @@ const _: () = {
     ["Offset of field: ibv_wq::post_recv"][::core::mem::offset_of!(ibv_wq, post_recv) - 48usize];
     ["Offset of field: ibv_wq::mutex"][::core::mem::offset_of!(ibv_wq, mutex) - 56usize];
     ["Offset of field: ibv_wq::cond"][::core::mem::offset_of!(ibv_wq, cond) - 96usize];
-    ["Offset of field: ibv_wq::events_completed"]
-        [::core::mem::offset_of!(ibv_wq, events_completed) - 144usize];
+    ["Offset of field: ibv_wq::events_completed"][::core::mem::offset_of!(ibv_wq, events_completed) - 144usize];
     ["Offset of field: ibv_wq::comp_mask"][::core::mem::offset_of!(ibv_wq, comp_mask) - 148usize];
 };
 #[repr(C)]
@@ -2503,8 +2285,7 @@ const _: () = {
     ["Offset of field: ibv_qp::qp_type"][::core::mem::offset_of!(ibv_qp, qp_type) - 60usize];
     ["Offset of field: ibv_qp::mutex"][::core::mem::offset_of!(ibv_qp, mutex) - 64usize];
     ["Offset of field: ibv_qp::cond"][::core::mem::offset_of!(ibv_qp, cond) - 104usize];
-    ["Offset of field: ibv_qp::events_completed"]
-        [::core::mem::offset_of!(ibv_qp, events_completed) - 152usize];
+    ["Offset of field: ibv_qp::events_completed"][::core::mem::offset_of!(ibv_qp, events_completed) - 152usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2514,92 +2295,43 @@ pub struct ibv_qp_ex {
     pub wr_id: u64,
     pub wr_flags: ::core::ffi::c_uint,
     pub wr_atomic_cmp_swp: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            rkey: u32,
-            remote_addr: u64,
-            compare: u64,
-            swap: u64,
-        ),
+        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, compare: u64, swap: u64),
     >,
-    pub wr_atomic_fetch_add: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64),
-    >,
+    pub wr_atomic_fetch_add:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64)>,
     pub wr_bind_mw: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            mw: *mut ibv_mw,
-            rkey: u32,
-            bind_info: *const ibv_mw_bind_info,
-        ),
+        unsafe extern "C" fn(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info),
     >,
-    pub wr_local_inv:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
-    pub wr_rdma_read: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64),
-    >,
-    pub wr_rdma_write: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64),
-    >,
-    pub wr_rdma_write_imm: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: __be32),
-    >,
+    pub wr_local_inv: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
+    pub wr_rdma_read: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
+    pub wr_rdma_write: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
+    pub wr_rdma_write_imm:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: __be32)>,
     pub wr_send: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-    pub wr_send_imm:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: __be32)>,
-    pub wr_send_inv:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
+    pub wr_send_imm: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: __be32)>,
+    pub wr_send_inv: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
     pub wr_send_tso: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            hdr: *mut ::core::ffi::c_void,
-            hdr_sz: u16,
-            mss: u16,
-        ),
+        unsafe extern "C" fn(qp: *mut ibv_qp_ex, hdr: *mut ::core::ffi::c_void, hdr_sz: u16, mss: u16),
     >,
     pub wr_set_ud_addr: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            ah: *mut ibv_ah,
-            remote_qpn: u32,
-            remote_qkey: u32,
-        ),
+        unsafe extern "C" fn(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32),
     >,
-    pub wr_set_xrc_srqn:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>,
-    pub wr_set_inline_data: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, addr: *mut ::core::ffi::c_void, length: usize),
-    >,
-    pub wr_set_inline_data_list: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_buf: usize, buf_list: *const ibv_data_buf),
-    >,
-    pub wr_set_sge: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32),
-    >,
-    pub wr_set_sge_list: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge),
-    >,
+    pub wr_set_xrc_srqn: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>,
+    pub wr_set_inline_data:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, addr: *mut ::core::ffi::c_void, length: usize)>,
+    pub wr_set_inline_data_list:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_buf: usize, buf_list: *const ibv_data_buf)>,
+    pub wr_set_sge: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32)>,
+    pub wr_set_sge_list:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge)>,
     pub wr_start: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
-    pub wr_complete:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex) -> ::core::ffi::c_int>,
+    pub wr_complete: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex) -> ::core::ffi::c_int>,
     pub wr_abort: ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
     pub wr_atomic_write: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            rkey: u32,
-            remote_addr: u64,
-            atomic_wr: *const ::core::ffi::c_void,
-        ),
+        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, atomic_wr: *const ::core::ffi::c_void),
     >,
     pub wr_flush: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp_ex,
-            rkey: u32,
-            remote_addr: u64,
-            len: usize,
-            type_: u8,
-            level: u8,
-        ),
+        unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, len: usize, type_: u8, level: u8),
     >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -2608,54 +2340,34 @@ const _: () = {
     ["Size of ibv_qp_ex"][::core::mem::size_of::<ibv_qp_ex>() - 360usize];
     ["Alignment of ibv_qp_ex"][::core::mem::align_of::<ibv_qp_ex>() - 8usize];
     ["Offset of field: ibv_qp_ex::qp_base"][::core::mem::offset_of!(ibv_qp_ex, qp_base) - 0usize];
-    ["Offset of field: ibv_qp_ex::comp_mask"]
-        [::core::mem::offset_of!(ibv_qp_ex, comp_mask) - 160usize];
+    ["Offset of field: ibv_qp_ex::comp_mask"][::core::mem::offset_of!(ibv_qp_ex, comp_mask) - 160usize];
     ["Offset of field: ibv_qp_ex::wr_id"][::core::mem::offset_of!(ibv_qp_ex, wr_id) - 168usize];
-    ["Offset of field: ibv_qp_ex::wr_flags"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_flags) - 176usize];
-    ["Offset of field: ibv_qp_ex::wr_atomic_cmp_swp"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_atomic_cmp_swp) - 184usize];
+    ["Offset of field: ibv_qp_ex::wr_flags"][::core::mem::offset_of!(ibv_qp_ex, wr_flags) - 176usize];
+    ["Offset of field: ibv_qp_ex::wr_atomic_cmp_swp"][::core::mem::offset_of!(ibv_qp_ex, wr_atomic_cmp_swp) - 184usize];
     ["Offset of field: ibv_qp_ex::wr_atomic_fetch_add"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_atomic_fetch_add) - 192usize];
-    ["Offset of field: ibv_qp_ex::wr_bind_mw"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_bind_mw) - 200usize];
-    ["Offset of field: ibv_qp_ex::wr_local_inv"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_local_inv) - 208usize];
-    ["Offset of field: ibv_qp_ex::wr_rdma_read"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_rdma_read) - 216usize];
-    ["Offset of field: ibv_qp_ex::wr_rdma_write"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_rdma_write) - 224usize];
-    ["Offset of field: ibv_qp_ex::wr_rdma_write_imm"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_rdma_write_imm) - 232usize];
+    ["Offset of field: ibv_qp_ex::wr_bind_mw"][::core::mem::offset_of!(ibv_qp_ex, wr_bind_mw) - 200usize];
+    ["Offset of field: ibv_qp_ex::wr_local_inv"][::core::mem::offset_of!(ibv_qp_ex, wr_local_inv) - 208usize];
+    ["Offset of field: ibv_qp_ex::wr_rdma_read"][::core::mem::offset_of!(ibv_qp_ex, wr_rdma_read) - 216usize];
+    ["Offset of field: ibv_qp_ex::wr_rdma_write"][::core::mem::offset_of!(ibv_qp_ex, wr_rdma_write) - 224usize];
+    ["Offset of field: ibv_qp_ex::wr_rdma_write_imm"][::core::mem::offset_of!(ibv_qp_ex, wr_rdma_write_imm) - 232usize];
     ["Offset of field: ibv_qp_ex::wr_send"][::core::mem::offset_of!(ibv_qp_ex, wr_send) - 240usize];
-    ["Offset of field: ibv_qp_ex::wr_send_imm"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_send_imm) - 248usize];
-    ["Offset of field: ibv_qp_ex::wr_send_inv"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_send_inv) - 256usize];
-    ["Offset of field: ibv_qp_ex::wr_send_tso"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_send_tso) - 264usize];
-    ["Offset of field: ibv_qp_ex::wr_set_ud_addr"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_set_ud_addr) - 272usize];
-    ["Offset of field: ibv_qp_ex::wr_set_xrc_srqn"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_set_xrc_srqn) - 280usize];
+    ["Offset of field: ibv_qp_ex::wr_send_imm"][::core::mem::offset_of!(ibv_qp_ex, wr_send_imm) - 248usize];
+    ["Offset of field: ibv_qp_ex::wr_send_inv"][::core::mem::offset_of!(ibv_qp_ex, wr_send_inv) - 256usize];
+    ["Offset of field: ibv_qp_ex::wr_send_tso"][::core::mem::offset_of!(ibv_qp_ex, wr_send_tso) - 264usize];
+    ["Offset of field: ibv_qp_ex::wr_set_ud_addr"][::core::mem::offset_of!(ibv_qp_ex, wr_set_ud_addr) - 272usize];
+    ["Offset of field: ibv_qp_ex::wr_set_xrc_srqn"][::core::mem::offset_of!(ibv_qp_ex, wr_set_xrc_srqn) - 280usize];
     ["Offset of field: ibv_qp_ex::wr_set_inline_data"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_set_inline_data) - 288usize];
     ["Offset of field: ibv_qp_ex::wr_set_inline_data_list"]
         [::core::mem::offset_of!(ibv_qp_ex, wr_set_inline_data_list) - 296usize];
-    ["Offset of field: ibv_qp_ex::wr_set_sge"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_set_sge) - 304usize];
-    ["Offset of field: ibv_qp_ex::wr_set_sge_list"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_set_sge_list) - 312usize];
-    ["Offset of field: ibv_qp_ex::wr_start"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_start) - 320usize];
-    ["Offset of field: ibv_qp_ex::wr_complete"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_complete) - 328usize];
-    ["Offset of field: ibv_qp_ex::wr_abort"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_abort) - 336usize];
-    ["Offset of field: ibv_qp_ex::wr_atomic_write"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_atomic_write) - 344usize];
-    ["Offset of field: ibv_qp_ex::wr_flush"]
-        [::core::mem::offset_of!(ibv_qp_ex, wr_flush) - 352usize];
+    ["Offset of field: ibv_qp_ex::wr_set_sge"][::core::mem::offset_of!(ibv_qp_ex, wr_set_sge) - 304usize];
+    ["Offset of field: ibv_qp_ex::wr_set_sge_list"][::core::mem::offset_of!(ibv_qp_ex, wr_set_sge_list) - 312usize];
+    ["Offset of field: ibv_qp_ex::wr_start"][::core::mem::offset_of!(ibv_qp_ex, wr_start) - 320usize];
+    ["Offset of field: ibv_qp_ex::wr_complete"][::core::mem::offset_of!(ibv_qp_ex, wr_complete) - 328usize];
+    ["Offset of field: ibv_qp_ex::wr_abort"][::core::mem::offset_of!(ibv_qp_ex, wr_abort) - 336usize];
+    ["Offset of field: ibv_qp_ex::wr_atomic_write"][::core::mem::offset_of!(ibv_qp_ex, wr_atomic_write) - 344usize];
+    ["Offset of field: ibv_qp_ex::wr_flush"][::core::mem::offset_of!(ibv_qp_ex, wr_flush) - 352usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2683,12 +2395,9 @@ pub struct ibv_comp_channel {
 const _: () = {
     ["Size of ibv_comp_channel"][::core::mem::size_of::<ibv_comp_channel>() - 16usize];
     ["Alignment of ibv_comp_channel"][::core::mem::align_of::<ibv_comp_channel>() - 8usize];
-    ["Offset of field: ibv_comp_channel::context"]
-        [::core::mem::offset_of!(ibv_comp_channel, context) - 0usize];
-    ["Offset of field: ibv_comp_channel::fd"]
-        [::core::mem::offset_of!(ibv_comp_channel, fd) - 8usize];
-    ["Offset of field: ibv_comp_channel::refcnt"]
-        [::core::mem::offset_of!(ibv_comp_channel, refcnt) - 12usize];
+    ["Offset of field: ibv_comp_channel::context"][::core::mem::offset_of!(ibv_comp_channel, context) - 0usize];
+    ["Offset of field: ibv_comp_channel::fd"][::core::mem::offset_of!(ibv_comp_channel, fd) - 8usize];
+    ["Offset of field: ibv_comp_channel::refcnt"][::core::mem::offset_of!(ibv_comp_channel, refcnt) - 12usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2729,8 +2438,7 @@ pub struct ibv_poll_cq_attr {
 const _: () = {
     ["Size of ibv_poll_cq_attr"][::core::mem::size_of::<ibv_poll_cq_attr>() - 4usize];
     ["Alignment of ibv_poll_cq_attr"][::core::mem::align_of::<ibv_poll_cq_attr>() - 4usize];
-    ["Offset of field: ibv_poll_cq_attr::comp_mask"]
-        [::core::mem::offset_of!(ibv_poll_cq_attr, comp_mask) - 0usize];
+    ["Offset of field: ibv_poll_cq_attr::comp_mask"][::core::mem::offset_of!(ibv_poll_cq_attr, comp_mask) - 0usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2743,8 +2451,7 @@ const _: () = {
     ["Size of ibv_wc_tm_info"][::core::mem::size_of::<ibv_wc_tm_info>() - 16usize];
     ["Alignment of ibv_wc_tm_info"][::core::mem::align_of::<ibv_wc_tm_info>() - 8usize];
     ["Offset of field: ibv_wc_tm_info::tag"][::core::mem::offset_of!(ibv_wc_tm_info, tag) - 0usize];
-    ["Offset of field: ibv_wc_tm_info::priv_"]
-        [::core::mem::offset_of!(ibv_wc_tm_info, priv_) - 8usize];
+    ["Offset of field: ibv_wc_tm_info::priv_"][::core::mem::offset_of!(ibv_wc_tm_info, priv_) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2762,39 +2469,26 @@ pub struct ibv_cq_ex {
     pub status: ibv_wc_status,
     pub wr_id: u64,
     pub start_poll: ::core::option::Option<
-        unsafe extern "C" fn(
-            current: *mut ibv_cq_ex,
-            attr: *mut ibv_poll_cq_attr,
-        ) -> ::core::ffi::c_int,
+        unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> ::core::ffi::c_int,
     >,
-    pub next_poll:
-        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ::core::ffi::c_int>,
+    pub next_poll: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ::core::ffi::c_int>,
     pub end_poll: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex)>,
-    pub read_opcode:
-        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
-    pub read_vendor_err:
-        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+    pub read_opcode: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
+    pub read_vendor_err: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
     pub read_byte_len: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_imm_data:
-        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> __be32>,
+    pub read_imm_data: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> __be32>,
     pub read_qp_num: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
     pub read_src_qp: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_wc_flags: ::core::option::Option<
-        unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ::core::ffi::c_uint,
-    >,
+    pub read_wc_flags: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ::core::ffi::c_uint>,
     pub read_slid: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
     pub read_sl: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
-    pub read_dlid_path_bits:
-        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
-    pub read_completion_ts:
-        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
+    pub read_dlid_path_bits: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
+    pub read_completion_ts: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
     pub read_cvlan: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u16>,
     pub read_flow_tag: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_tm_info: ::core::option::Option<
-        unsafe extern "C" fn(current: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info),
-    >,
-    pub read_completion_wallclock_ns:
-        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
+    pub read_tm_info:
+        ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info)>,
+    pub read_completion_wallclock_ns: ::core::option::Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 #[cfg(target_arch = "x86_64")]
@@ -2803,8 +2497,7 @@ const _: () = {
     ["Alignment of ibv_cq_ex"][::core::mem::align_of::<ibv_cq_ex>() - 8usize];
     ["Offset of field: ibv_cq_ex::context"][::core::mem::offset_of!(ibv_cq_ex, context) - 0usize];
     ["Offset of field: ibv_cq_ex::channel"][::core::mem::offset_of!(ibv_cq_ex, channel) - 8usize];
-    ["Offset of field: ibv_cq_ex::cq_context"]
-        [::core::mem::offset_of!(ibv_cq_ex, cq_context) - 16usize];
+    ["Offset of field: ibv_cq_ex::cq_context"][::core::mem::offset_of!(ibv_cq_ex, cq_context) - 16usize];
     ["Offset of field: ibv_cq_ex::handle"][::core::mem::offset_of!(ibv_cq_ex, handle) - 24usize];
     ["Offset of field: ibv_cq_ex::cqe"][::core::mem::offset_of!(ibv_cq_ex, cqe) - 28usize];
     ["Offset of field: ibv_cq_ex::mutex"][::core::mem::offset_of!(ibv_cq_ex, mutex) - 32usize];
@@ -2813,43 +2506,28 @@ const _: () = {
         [::core::mem::offset_of!(ibv_cq_ex, comp_events_completed) - 120usize];
     ["Offset of field: ibv_cq_ex::async_events_completed"]
         [::core::mem::offset_of!(ibv_cq_ex, async_events_completed) - 124usize];
-    ["Offset of field: ibv_cq_ex::comp_mask"]
-        [::core::mem::offset_of!(ibv_cq_ex, comp_mask) - 128usize];
+    ["Offset of field: ibv_cq_ex::comp_mask"][::core::mem::offset_of!(ibv_cq_ex, comp_mask) - 128usize];
     ["Offset of field: ibv_cq_ex::status"][::core::mem::offset_of!(ibv_cq_ex, status) - 132usize];
     ["Offset of field: ibv_cq_ex::wr_id"][::core::mem::offset_of!(ibv_cq_ex, wr_id) - 136usize];
-    ["Offset of field: ibv_cq_ex::start_poll"]
-        [::core::mem::offset_of!(ibv_cq_ex, start_poll) - 144usize];
-    ["Offset of field: ibv_cq_ex::next_poll"]
-        [::core::mem::offset_of!(ibv_cq_ex, next_poll) - 152usize];
-    ["Offset of field: ibv_cq_ex::end_poll"]
-        [::core::mem::offset_of!(ibv_cq_ex, end_poll) - 160usize];
-    ["Offset of field: ibv_cq_ex::read_opcode"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_opcode) - 168usize];
-    ["Offset of field: ibv_cq_ex::read_vendor_err"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_vendor_err) - 176usize];
-    ["Offset of field: ibv_cq_ex::read_byte_len"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_byte_len) - 184usize];
-    ["Offset of field: ibv_cq_ex::read_imm_data"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_imm_data) - 192usize];
-    ["Offset of field: ibv_cq_ex::read_qp_num"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_qp_num) - 200usize];
-    ["Offset of field: ibv_cq_ex::read_src_qp"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_src_qp) - 208usize];
-    ["Offset of field: ibv_cq_ex::read_wc_flags"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_wc_flags) - 216usize];
-    ["Offset of field: ibv_cq_ex::read_slid"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_slid) - 224usize];
+    ["Offset of field: ibv_cq_ex::start_poll"][::core::mem::offset_of!(ibv_cq_ex, start_poll) - 144usize];
+    ["Offset of field: ibv_cq_ex::next_poll"][::core::mem::offset_of!(ibv_cq_ex, next_poll) - 152usize];
+    ["Offset of field: ibv_cq_ex::end_poll"][::core::mem::offset_of!(ibv_cq_ex, end_poll) - 160usize];
+    ["Offset of field: ibv_cq_ex::read_opcode"][::core::mem::offset_of!(ibv_cq_ex, read_opcode) - 168usize];
+    ["Offset of field: ibv_cq_ex::read_vendor_err"][::core::mem::offset_of!(ibv_cq_ex, read_vendor_err) - 176usize];
+    ["Offset of field: ibv_cq_ex::read_byte_len"][::core::mem::offset_of!(ibv_cq_ex, read_byte_len) - 184usize];
+    ["Offset of field: ibv_cq_ex::read_imm_data"][::core::mem::offset_of!(ibv_cq_ex, read_imm_data) - 192usize];
+    ["Offset of field: ibv_cq_ex::read_qp_num"][::core::mem::offset_of!(ibv_cq_ex, read_qp_num) - 200usize];
+    ["Offset of field: ibv_cq_ex::read_src_qp"][::core::mem::offset_of!(ibv_cq_ex, read_src_qp) - 208usize];
+    ["Offset of field: ibv_cq_ex::read_wc_flags"][::core::mem::offset_of!(ibv_cq_ex, read_wc_flags) - 216usize];
+    ["Offset of field: ibv_cq_ex::read_slid"][::core::mem::offset_of!(ibv_cq_ex, read_slid) - 224usize];
     ["Offset of field: ibv_cq_ex::read_sl"][::core::mem::offset_of!(ibv_cq_ex, read_sl) - 232usize];
     ["Offset of field: ibv_cq_ex::read_dlid_path_bits"]
         [::core::mem::offset_of!(ibv_cq_ex, read_dlid_path_bits) - 240usize];
     ["Offset of field: ibv_cq_ex::read_completion_ts"]
         [::core::mem::offset_of!(ibv_cq_ex, read_completion_ts) - 248usize];
-    ["Offset of field: ibv_cq_ex::read_cvlan"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_cvlan) - 256usize];
-    ["Offset of field: ibv_cq_ex::read_flow_tag"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_flow_tag) - 264usize];
-    ["Offset of field: ibv_cq_ex::read_tm_info"]
-        [::core::mem::offset_of!(ibv_cq_ex, read_tm_info) - 272usize];
+    ["Offset of field: ibv_cq_ex::read_cvlan"][::core::mem::offset_of!(ibv_cq_ex, read_cvlan) - 256usize];
+    ["Offset of field: ibv_cq_ex::read_flow_tag"][::core::mem::offset_of!(ibv_cq_ex, read_flow_tag) - 264usize];
+    ["Offset of field: ibv_cq_ex::read_tm_info"][::core::mem::offset_of!(ibv_cq_ex, read_tm_info) - 272usize];
     ["Offset of field: ibv_cq_ex::read_completion_wallclock_ns"]
         [::core::mem::offset_of!(ibv_cq_ex, read_completion_wallclock_ns) - 280usize];
 };
@@ -2868,10 +2546,8 @@ pub struct ibv_moderate_cq {
 const _: () = {
     ["Size of ibv_moderate_cq"][::core::mem::size_of::<ibv_moderate_cq>() - 4usize];
     ["Alignment of ibv_moderate_cq"][::core::mem::align_of::<ibv_moderate_cq>() - 2usize];
-    ["Offset of field: ibv_moderate_cq::cq_count"]
-        [::core::mem::offset_of!(ibv_moderate_cq, cq_count) - 0usize];
-    ["Offset of field: ibv_moderate_cq::cq_period"]
-        [::core::mem::offset_of!(ibv_moderate_cq, cq_period) - 2usize];
+    ["Offset of field: ibv_moderate_cq::cq_count"][::core::mem::offset_of!(ibv_moderate_cq, cq_count) - 0usize];
+    ["Offset of field: ibv_moderate_cq::cq_period"][::core::mem::offset_of!(ibv_moderate_cq, cq_period) - 2usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2883,10 +2559,8 @@ pub struct ibv_modify_cq_attr {
 const _: () = {
     ["Size of ibv_modify_cq_attr"][::core::mem::size_of::<ibv_modify_cq_attr>() - 8usize];
     ["Alignment of ibv_modify_cq_attr"][::core::mem::align_of::<ibv_modify_cq_attr>() - 4usize];
-    ["Offset of field: ibv_modify_cq_attr::attr_mask"]
-        [::core::mem::offset_of!(ibv_modify_cq_attr, attr_mask) - 0usize];
-    ["Offset of field: ibv_modify_cq_attr::moderate"]
-        [::core::mem::offset_of!(ibv_modify_cq_attr, moderate) - 4usize];
+    ["Offset of field: ibv_modify_cq_attr::attr_mask"][::core::mem::offset_of!(ibv_modify_cq_attr, attr_mask) - 0usize];
+    ["Offset of field: ibv_modify_cq_attr::moderate"][::core::mem::offset_of!(ibv_modify_cq_attr, moderate) - 4usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2945,10 +2619,8 @@ pub struct ibv_flow_eth_filter {
 const _: () = {
     ["Size of ibv_flow_eth_filter"][::core::mem::size_of::<ibv_flow_eth_filter>() - 16usize];
     ["Alignment of ibv_flow_eth_filter"][::core::mem::align_of::<ibv_flow_eth_filter>() - 2usize];
-    ["Offset of field: ibv_flow_eth_filter::dst_mac"]
-        [::core::mem::offset_of!(ibv_flow_eth_filter, dst_mac) - 0usize];
-    ["Offset of field: ibv_flow_eth_filter::src_mac"]
-        [::core::mem::offset_of!(ibv_flow_eth_filter, src_mac) - 6usize];
+    ["Offset of field: ibv_flow_eth_filter::dst_mac"][::core::mem::offset_of!(ibv_flow_eth_filter, dst_mac) - 0usize];
+    ["Offset of field: ibv_flow_eth_filter::src_mac"][::core::mem::offset_of!(ibv_flow_eth_filter, src_mac) - 6usize];
     ["Offset of field: ibv_flow_eth_filter::ether_type"]
         [::core::mem::offset_of!(ibv_flow_eth_filter, ether_type) - 12usize];
     ["Offset of field: ibv_flow_eth_filter::vlan_tag"]
@@ -2966,14 +2638,10 @@ pub struct ibv_flow_spec_eth {
 const _: () = {
     ["Size of ibv_flow_spec_eth"][::core::mem::size_of::<ibv_flow_spec_eth>() - 40usize];
     ["Alignment of ibv_flow_spec_eth"][::core::mem::align_of::<ibv_flow_spec_eth>() - 4usize];
-    ["Offset of field: ibv_flow_spec_eth::type_"]
-        [::core::mem::offset_of!(ibv_flow_spec_eth, type_) - 0usize];
-    ["Offset of field: ibv_flow_spec_eth::size"]
-        [::core::mem::offset_of!(ibv_flow_spec_eth, size) - 4usize];
-    ["Offset of field: ibv_flow_spec_eth::val"]
-        [::core::mem::offset_of!(ibv_flow_spec_eth, val) - 6usize];
-    ["Offset of field: ibv_flow_spec_eth::mask"]
-        [::core::mem::offset_of!(ibv_flow_spec_eth, mask) - 22usize];
+    ["Offset of field: ibv_flow_spec_eth::type_"][::core::mem::offset_of!(ibv_flow_spec_eth, type_) - 0usize];
+    ["Offset of field: ibv_flow_spec_eth::size"][::core::mem::offset_of!(ibv_flow_spec_eth, size) - 4usize];
+    ["Offset of field: ibv_flow_spec_eth::val"][::core::mem::offset_of!(ibv_flow_spec_eth, val) - 6usize];
+    ["Offset of field: ibv_flow_spec_eth::mask"][::core::mem::offset_of!(ibv_flow_spec_eth, mask) - 22usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2985,10 +2653,8 @@ pub struct ibv_flow_ipv4_filter {
 const _: () = {
     ["Size of ibv_flow_ipv4_filter"][::core::mem::size_of::<ibv_flow_ipv4_filter>() - 8usize];
     ["Alignment of ibv_flow_ipv4_filter"][::core::mem::align_of::<ibv_flow_ipv4_filter>() - 4usize];
-    ["Offset of field: ibv_flow_ipv4_filter::src_ip"]
-        [::core::mem::offset_of!(ibv_flow_ipv4_filter, src_ip) - 0usize];
-    ["Offset of field: ibv_flow_ipv4_filter::dst_ip"]
-        [::core::mem::offset_of!(ibv_flow_ipv4_filter, dst_ip) - 4usize];
+    ["Offset of field: ibv_flow_ipv4_filter::src_ip"][::core::mem::offset_of!(ibv_flow_ipv4_filter, src_ip) - 0usize];
+    ["Offset of field: ibv_flow_ipv4_filter::dst_ip"][::core::mem::offset_of!(ibv_flow_ipv4_filter, dst_ip) - 4usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3002,14 +2668,10 @@ pub struct ibv_flow_spec_ipv4 {
 const _: () = {
     ["Size of ibv_flow_spec_ipv4"][::core::mem::size_of::<ibv_flow_spec_ipv4>() - 24usize];
     ["Alignment of ibv_flow_spec_ipv4"][::core::mem::align_of::<ibv_flow_spec_ipv4>() - 4usize];
-    ["Offset of field: ibv_flow_spec_ipv4::type_"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv4, type_) - 0usize];
-    ["Offset of field: ibv_flow_spec_ipv4::size"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv4, size) - 4usize];
-    ["Offset of field: ibv_flow_spec_ipv4::val"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv4, val) - 8usize];
-    ["Offset of field: ibv_flow_spec_ipv4::mask"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv4, mask) - 16usize];
+    ["Offset of field: ibv_flow_spec_ipv4::type_"][::core::mem::offset_of!(ibv_flow_spec_ipv4, type_) - 0usize];
+    ["Offset of field: ibv_flow_spec_ipv4::size"][::core::mem::offset_of!(ibv_flow_spec_ipv4, size) - 4usize];
+    ["Offset of field: ibv_flow_spec_ipv4::val"][::core::mem::offset_of!(ibv_flow_spec_ipv4, val) - 8usize];
+    ["Offset of field: ibv_flow_spec_ipv4::mask"][::core::mem::offset_of!(ibv_flow_spec_ipv4, mask) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3023,18 +2685,15 @@ pub struct ibv_flow_ipv4_ext_filter {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_flow_ipv4_ext_filter"]
-        [::core::mem::size_of::<ibv_flow_ipv4_ext_filter>() - 12usize];
-    ["Alignment of ibv_flow_ipv4_ext_filter"]
-        [::core::mem::align_of::<ibv_flow_ipv4_ext_filter>() - 4usize];
+    ["Size of ibv_flow_ipv4_ext_filter"][::core::mem::size_of::<ibv_flow_ipv4_ext_filter>() - 12usize];
+    ["Alignment of ibv_flow_ipv4_ext_filter"][::core::mem::align_of::<ibv_flow_ipv4_ext_filter>() - 4usize];
     ["Offset of field: ibv_flow_ipv4_ext_filter::src_ip"]
         [::core::mem::offset_of!(ibv_flow_ipv4_ext_filter, src_ip) - 0usize];
     ["Offset of field: ibv_flow_ipv4_ext_filter::dst_ip"]
         [::core::mem::offset_of!(ibv_flow_ipv4_ext_filter, dst_ip) - 4usize];
     ["Offset of field: ibv_flow_ipv4_ext_filter::proto"]
         [::core::mem::offset_of!(ibv_flow_ipv4_ext_filter, proto) - 8usize];
-    ["Offset of field: ibv_flow_ipv4_ext_filter::tos"]
-        [::core::mem::offset_of!(ibv_flow_ipv4_ext_filter, tos) - 9usize];
+    ["Offset of field: ibv_flow_ipv4_ext_filter::tos"][::core::mem::offset_of!(ibv_flow_ipv4_ext_filter, tos) - 9usize];
     ["Offset of field: ibv_flow_ipv4_ext_filter::ttl"]
         [::core::mem::offset_of!(ibv_flow_ipv4_ext_filter, ttl) - 10usize];
     ["Offset of field: ibv_flow_ipv4_ext_filter::flags"]
@@ -3051,16 +2710,11 @@ pub struct ibv_flow_spec_ipv4_ext {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_flow_spec_ipv4_ext"][::core::mem::size_of::<ibv_flow_spec_ipv4_ext>() - 32usize];
-    ["Alignment of ibv_flow_spec_ipv4_ext"]
-        [::core::mem::align_of::<ibv_flow_spec_ipv4_ext>() - 4usize];
-    ["Offset of field: ibv_flow_spec_ipv4_ext::type_"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv4_ext, type_) - 0usize];
-    ["Offset of field: ibv_flow_spec_ipv4_ext::size"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv4_ext, size) - 4usize];
-    ["Offset of field: ibv_flow_spec_ipv4_ext::val"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv4_ext, val) - 8usize];
-    ["Offset of field: ibv_flow_spec_ipv4_ext::mask"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv4_ext, mask) - 20usize];
+    ["Alignment of ibv_flow_spec_ipv4_ext"][::core::mem::align_of::<ibv_flow_spec_ipv4_ext>() - 4usize];
+    ["Offset of field: ibv_flow_spec_ipv4_ext::type_"][::core::mem::offset_of!(ibv_flow_spec_ipv4_ext, type_) - 0usize];
+    ["Offset of field: ibv_flow_spec_ipv4_ext::size"][::core::mem::offset_of!(ibv_flow_spec_ipv4_ext, size) - 4usize];
+    ["Offset of field: ibv_flow_spec_ipv4_ext::val"][::core::mem::offset_of!(ibv_flow_spec_ipv4_ext, val) - 8usize];
+    ["Offset of field: ibv_flow_spec_ipv4_ext::mask"][::core::mem::offset_of!(ibv_flow_spec_ipv4_ext, mask) - 20usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3076,10 +2730,8 @@ pub struct ibv_flow_ipv6_filter {
 const _: () = {
     ["Size of ibv_flow_ipv6_filter"][::core::mem::size_of::<ibv_flow_ipv6_filter>() - 40usize];
     ["Alignment of ibv_flow_ipv6_filter"][::core::mem::align_of::<ibv_flow_ipv6_filter>() - 4usize];
-    ["Offset of field: ibv_flow_ipv6_filter::src_ip"]
-        [::core::mem::offset_of!(ibv_flow_ipv6_filter, src_ip) - 0usize];
-    ["Offset of field: ibv_flow_ipv6_filter::dst_ip"]
-        [::core::mem::offset_of!(ibv_flow_ipv6_filter, dst_ip) - 16usize];
+    ["Offset of field: ibv_flow_ipv6_filter::src_ip"][::core::mem::offset_of!(ibv_flow_ipv6_filter, src_ip) - 0usize];
+    ["Offset of field: ibv_flow_ipv6_filter::dst_ip"][::core::mem::offset_of!(ibv_flow_ipv6_filter, dst_ip) - 16usize];
     ["Offset of field: ibv_flow_ipv6_filter::flow_label"]
         [::core::mem::offset_of!(ibv_flow_ipv6_filter, flow_label) - 32usize];
     ["Offset of field: ibv_flow_ipv6_filter::next_hdr"]
@@ -3101,14 +2753,10 @@ pub struct ibv_flow_spec_ipv6 {
 const _: () = {
     ["Size of ibv_flow_spec_ipv6"][::core::mem::size_of::<ibv_flow_spec_ipv6>() - 88usize];
     ["Alignment of ibv_flow_spec_ipv6"][::core::mem::align_of::<ibv_flow_spec_ipv6>() - 4usize];
-    ["Offset of field: ibv_flow_spec_ipv6::type_"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv6, type_) - 0usize];
-    ["Offset of field: ibv_flow_spec_ipv6::size"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv6, size) - 4usize];
-    ["Offset of field: ibv_flow_spec_ipv6::val"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv6, val) - 8usize];
-    ["Offset of field: ibv_flow_spec_ipv6::mask"]
-        [::core::mem::offset_of!(ibv_flow_spec_ipv6, mask) - 48usize];
+    ["Offset of field: ibv_flow_spec_ipv6::type_"][::core::mem::offset_of!(ibv_flow_spec_ipv6, type_) - 0usize];
+    ["Offset of field: ibv_flow_spec_ipv6::size"][::core::mem::offset_of!(ibv_flow_spec_ipv6, size) - 4usize];
+    ["Offset of field: ibv_flow_spec_ipv6::val"][::core::mem::offset_of!(ibv_flow_spec_ipv6, val) - 8usize];
+    ["Offset of field: ibv_flow_spec_ipv6::mask"][::core::mem::offset_of!(ibv_flow_spec_ipv6, mask) - 48usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3120,10 +2768,8 @@ pub struct ibv_flow_esp_filter {
 const _: () = {
     ["Size of ibv_flow_esp_filter"][::core::mem::size_of::<ibv_flow_esp_filter>() - 8usize];
     ["Alignment of ibv_flow_esp_filter"][::core::mem::align_of::<ibv_flow_esp_filter>() - 4usize];
-    ["Offset of field: ibv_flow_esp_filter::spi"]
-        [::core::mem::offset_of!(ibv_flow_esp_filter, spi) - 0usize];
-    ["Offset of field: ibv_flow_esp_filter::seq"]
-        [::core::mem::offset_of!(ibv_flow_esp_filter, seq) - 4usize];
+    ["Offset of field: ibv_flow_esp_filter::spi"][::core::mem::offset_of!(ibv_flow_esp_filter, spi) - 0usize];
+    ["Offset of field: ibv_flow_esp_filter::seq"][::core::mem::offset_of!(ibv_flow_esp_filter, seq) - 4usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3137,14 +2783,10 @@ pub struct ibv_flow_spec_esp {
 const _: () = {
     ["Size of ibv_flow_spec_esp"][::core::mem::size_of::<ibv_flow_spec_esp>() - 24usize];
     ["Alignment of ibv_flow_spec_esp"][::core::mem::align_of::<ibv_flow_spec_esp>() - 4usize];
-    ["Offset of field: ibv_flow_spec_esp::type_"]
-        [::core::mem::offset_of!(ibv_flow_spec_esp, type_) - 0usize];
-    ["Offset of field: ibv_flow_spec_esp::size"]
-        [::core::mem::offset_of!(ibv_flow_spec_esp, size) - 4usize];
-    ["Offset of field: ibv_flow_spec_esp::val"]
-        [::core::mem::offset_of!(ibv_flow_spec_esp, val) - 8usize];
-    ["Offset of field: ibv_flow_spec_esp::mask"]
-        [::core::mem::offset_of!(ibv_flow_spec_esp, mask) - 16usize];
+    ["Offset of field: ibv_flow_spec_esp::type_"][::core::mem::offset_of!(ibv_flow_spec_esp, type_) - 0usize];
+    ["Offset of field: ibv_flow_spec_esp::size"][::core::mem::offset_of!(ibv_flow_spec_esp, size) - 4usize];
+    ["Offset of field: ibv_flow_spec_esp::val"][::core::mem::offset_of!(ibv_flow_spec_esp, val) - 8usize];
+    ["Offset of field: ibv_flow_spec_esp::mask"][::core::mem::offset_of!(ibv_flow_spec_esp, mask) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3155,8 +2797,7 @@ pub struct ibv_flow_tcp_udp_filter {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_flow_tcp_udp_filter"][::core::mem::size_of::<ibv_flow_tcp_udp_filter>() - 4usize];
-    ["Alignment of ibv_flow_tcp_udp_filter"]
-        [::core::mem::align_of::<ibv_flow_tcp_udp_filter>() - 2usize];
+    ["Alignment of ibv_flow_tcp_udp_filter"][::core::mem::align_of::<ibv_flow_tcp_udp_filter>() - 2usize];
     ["Offset of field: ibv_flow_tcp_udp_filter::dst_port"]
         [::core::mem::offset_of!(ibv_flow_tcp_udp_filter, dst_port) - 0usize];
     ["Offset of field: ibv_flow_tcp_udp_filter::src_port"]
@@ -3173,16 +2814,11 @@ pub struct ibv_flow_spec_tcp_udp {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_flow_spec_tcp_udp"][::core::mem::size_of::<ibv_flow_spec_tcp_udp>() - 16usize];
-    ["Alignment of ibv_flow_spec_tcp_udp"]
-        [::core::mem::align_of::<ibv_flow_spec_tcp_udp>() - 4usize];
-    ["Offset of field: ibv_flow_spec_tcp_udp::type_"]
-        [::core::mem::offset_of!(ibv_flow_spec_tcp_udp, type_) - 0usize];
-    ["Offset of field: ibv_flow_spec_tcp_udp::size"]
-        [::core::mem::offset_of!(ibv_flow_spec_tcp_udp, size) - 4usize];
-    ["Offset of field: ibv_flow_spec_tcp_udp::val"]
-        [::core::mem::offset_of!(ibv_flow_spec_tcp_udp, val) - 6usize];
-    ["Offset of field: ibv_flow_spec_tcp_udp::mask"]
-        [::core::mem::offset_of!(ibv_flow_spec_tcp_udp, mask) - 10usize];
+    ["Alignment of ibv_flow_spec_tcp_udp"][::core::mem::align_of::<ibv_flow_spec_tcp_udp>() - 4usize];
+    ["Offset of field: ibv_flow_spec_tcp_udp::type_"][::core::mem::offset_of!(ibv_flow_spec_tcp_udp, type_) - 0usize];
+    ["Offset of field: ibv_flow_spec_tcp_udp::size"][::core::mem::offset_of!(ibv_flow_spec_tcp_udp, size) - 4usize];
+    ["Offset of field: ibv_flow_spec_tcp_udp::val"][::core::mem::offset_of!(ibv_flow_spec_tcp_udp, val) - 6usize];
+    ["Offset of field: ibv_flow_spec_tcp_udp::mask"][::core::mem::offset_of!(ibv_flow_spec_tcp_udp, mask) - 10usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3197,10 +2833,8 @@ const _: () = {
     ["Alignment of ibv_flow_gre_filter"][::core::mem::align_of::<ibv_flow_gre_filter>() - 4usize];
     ["Offset of field: ibv_flow_gre_filter::c_ks_res0_ver"]
         [::core::mem::offset_of!(ibv_flow_gre_filter, c_ks_res0_ver) - 0usize];
-    ["Offset of field: ibv_flow_gre_filter::protocol"]
-        [::core::mem::offset_of!(ibv_flow_gre_filter, protocol) - 2usize];
-    ["Offset of field: ibv_flow_gre_filter::key"]
-        [::core::mem::offset_of!(ibv_flow_gre_filter, key) - 4usize];
+    ["Offset of field: ibv_flow_gre_filter::protocol"][::core::mem::offset_of!(ibv_flow_gre_filter, protocol) - 2usize];
+    ["Offset of field: ibv_flow_gre_filter::key"][::core::mem::offset_of!(ibv_flow_gre_filter, key) - 4usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3214,14 +2848,10 @@ pub struct ibv_flow_spec_gre {
 const _: () = {
     ["Size of ibv_flow_spec_gre"][::core::mem::size_of::<ibv_flow_spec_gre>() - 24usize];
     ["Alignment of ibv_flow_spec_gre"][::core::mem::align_of::<ibv_flow_spec_gre>() - 4usize];
-    ["Offset of field: ibv_flow_spec_gre::type_"]
-        [::core::mem::offset_of!(ibv_flow_spec_gre, type_) - 0usize];
-    ["Offset of field: ibv_flow_spec_gre::size"]
-        [::core::mem::offset_of!(ibv_flow_spec_gre, size) - 4usize];
-    ["Offset of field: ibv_flow_spec_gre::val"]
-        [::core::mem::offset_of!(ibv_flow_spec_gre, val) - 8usize];
-    ["Offset of field: ibv_flow_spec_gre::mask"]
-        [::core::mem::offset_of!(ibv_flow_spec_gre, mask) - 16usize];
+    ["Offset of field: ibv_flow_spec_gre::type_"][::core::mem::offset_of!(ibv_flow_spec_gre, type_) - 0usize];
+    ["Offset of field: ibv_flow_spec_gre::size"][::core::mem::offset_of!(ibv_flow_spec_gre, size) - 4usize];
+    ["Offset of field: ibv_flow_spec_gre::val"][::core::mem::offset_of!(ibv_flow_spec_gre, val) - 8usize];
+    ["Offset of field: ibv_flow_spec_gre::mask"][::core::mem::offset_of!(ibv_flow_spec_gre, mask) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3232,8 +2862,7 @@ pub struct ibv_flow_mpls_filter {
 const _: () = {
     ["Size of ibv_flow_mpls_filter"][::core::mem::size_of::<ibv_flow_mpls_filter>() - 4usize];
     ["Alignment of ibv_flow_mpls_filter"][::core::mem::align_of::<ibv_flow_mpls_filter>() - 4usize];
-    ["Offset of field: ibv_flow_mpls_filter::label"]
-        [::core::mem::offset_of!(ibv_flow_mpls_filter, label) - 0usize];
+    ["Offset of field: ibv_flow_mpls_filter::label"][::core::mem::offset_of!(ibv_flow_mpls_filter, label) - 0usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3247,14 +2876,10 @@ pub struct ibv_flow_spec_mpls {
 const _: () = {
     ["Size of ibv_flow_spec_mpls"][::core::mem::size_of::<ibv_flow_spec_mpls>() - 16usize];
     ["Alignment of ibv_flow_spec_mpls"][::core::mem::align_of::<ibv_flow_spec_mpls>() - 4usize];
-    ["Offset of field: ibv_flow_spec_mpls::type_"]
-        [::core::mem::offset_of!(ibv_flow_spec_mpls, type_) - 0usize];
-    ["Offset of field: ibv_flow_spec_mpls::size"]
-        [::core::mem::offset_of!(ibv_flow_spec_mpls, size) - 4usize];
-    ["Offset of field: ibv_flow_spec_mpls::val"]
-        [::core::mem::offset_of!(ibv_flow_spec_mpls, val) - 8usize];
-    ["Offset of field: ibv_flow_spec_mpls::mask"]
-        [::core::mem::offset_of!(ibv_flow_spec_mpls, mask) - 12usize];
+    ["Offset of field: ibv_flow_spec_mpls::type_"][::core::mem::offset_of!(ibv_flow_spec_mpls, type_) - 0usize];
+    ["Offset of field: ibv_flow_spec_mpls::size"][::core::mem::offset_of!(ibv_flow_spec_mpls, size) - 4usize];
+    ["Offset of field: ibv_flow_spec_mpls::val"][::core::mem::offset_of!(ibv_flow_spec_mpls, val) - 8usize];
+    ["Offset of field: ibv_flow_spec_mpls::mask"][::core::mem::offset_of!(ibv_flow_spec_mpls, mask) - 12usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3264,8 +2889,7 @@ pub struct ibv_flow_tunnel_filter {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_flow_tunnel_filter"][::core::mem::size_of::<ibv_flow_tunnel_filter>() - 4usize];
-    ["Alignment of ibv_flow_tunnel_filter"]
-        [::core::mem::align_of::<ibv_flow_tunnel_filter>() - 4usize];
+    ["Alignment of ibv_flow_tunnel_filter"][::core::mem::align_of::<ibv_flow_tunnel_filter>() - 4usize];
     ["Offset of field: ibv_flow_tunnel_filter::tunnel_id"]
         [::core::mem::offset_of!(ibv_flow_tunnel_filter, tunnel_id) - 0usize];
 };
@@ -3281,14 +2905,10 @@ pub struct ibv_flow_spec_tunnel {
 const _: () = {
     ["Size of ibv_flow_spec_tunnel"][::core::mem::size_of::<ibv_flow_spec_tunnel>() - 16usize];
     ["Alignment of ibv_flow_spec_tunnel"][::core::mem::align_of::<ibv_flow_spec_tunnel>() - 4usize];
-    ["Offset of field: ibv_flow_spec_tunnel::type_"]
-        [::core::mem::offset_of!(ibv_flow_spec_tunnel, type_) - 0usize];
-    ["Offset of field: ibv_flow_spec_tunnel::size"]
-        [::core::mem::offset_of!(ibv_flow_spec_tunnel, size) - 4usize];
-    ["Offset of field: ibv_flow_spec_tunnel::val"]
-        [::core::mem::offset_of!(ibv_flow_spec_tunnel, val) - 8usize];
-    ["Offset of field: ibv_flow_spec_tunnel::mask"]
-        [::core::mem::offset_of!(ibv_flow_spec_tunnel, mask) - 12usize];
+    ["Offset of field: ibv_flow_spec_tunnel::type_"][::core::mem::offset_of!(ibv_flow_spec_tunnel, type_) - 0usize];
+    ["Offset of field: ibv_flow_spec_tunnel::size"][::core::mem::offset_of!(ibv_flow_spec_tunnel, size) - 4usize];
+    ["Offset of field: ibv_flow_spec_tunnel::val"][::core::mem::offset_of!(ibv_flow_spec_tunnel, val) - 8usize];
+    ["Offset of field: ibv_flow_spec_tunnel::mask"][::core::mem::offset_of!(ibv_flow_spec_tunnel, mask) - 12usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3299,10 +2919,8 @@ pub struct ibv_flow_spec_action_tag {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_flow_spec_action_tag"]
-        [::core::mem::size_of::<ibv_flow_spec_action_tag>() - 12usize];
-    ["Alignment of ibv_flow_spec_action_tag"]
-        [::core::mem::align_of::<ibv_flow_spec_action_tag>() - 4usize];
+    ["Size of ibv_flow_spec_action_tag"][::core::mem::size_of::<ibv_flow_spec_action_tag>() - 12usize];
+    ["Alignment of ibv_flow_spec_action_tag"][::core::mem::align_of::<ibv_flow_spec_action_tag>() - 4usize];
     ["Offset of field: ibv_flow_spec_action_tag::type_"]
         [::core::mem::offset_of!(ibv_flow_spec_action_tag, type_) - 0usize];
     ["Offset of field: ibv_flow_spec_action_tag::size"]
@@ -3318,10 +2936,8 @@ pub struct ibv_flow_spec_action_drop {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_flow_spec_action_drop"]
-        [::core::mem::size_of::<ibv_flow_spec_action_drop>() - 8usize];
-    ["Alignment of ibv_flow_spec_action_drop"]
-        [::core::mem::align_of::<ibv_flow_spec_action_drop>() - 4usize];
+    ["Size of ibv_flow_spec_action_drop"][::core::mem::size_of::<ibv_flow_spec_action_drop>() - 8usize];
+    ["Alignment of ibv_flow_spec_action_drop"][::core::mem::align_of::<ibv_flow_spec_action_drop>() - 4usize];
     ["Offset of field: ibv_flow_spec_action_drop::type_"]
         [::core::mem::offset_of!(ibv_flow_spec_action_drop, type_) - 0usize];
     ["Offset of field: ibv_flow_spec_action_drop::size"]
@@ -3336,10 +2952,8 @@ pub struct ibv_flow_spec_action_handle {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_flow_spec_action_handle"]
-        [::core::mem::size_of::<ibv_flow_spec_action_handle>() - 16usize];
-    ["Alignment of ibv_flow_spec_action_handle"]
-        [::core::mem::align_of::<ibv_flow_spec_action_handle>() - 8usize];
+    ["Size of ibv_flow_spec_action_handle"][::core::mem::size_of::<ibv_flow_spec_action_handle>() - 16usize];
+    ["Alignment of ibv_flow_spec_action_handle"][::core::mem::align_of::<ibv_flow_spec_action_handle>() - 8usize];
     ["Offset of field: ibv_flow_spec_action_handle::type_"]
         [::core::mem::offset_of!(ibv_flow_spec_action_handle, type_) - 0usize];
     ["Offset of field: ibv_flow_spec_action_handle::size"]
@@ -3356,10 +2970,8 @@ pub struct ibv_flow_spec_counter_action {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_flow_spec_counter_action"]
-        [::core::mem::size_of::<ibv_flow_spec_counter_action>() - 16usize];
-    ["Alignment of ibv_flow_spec_counter_action"]
-        [::core::mem::align_of::<ibv_flow_spec_counter_action>() - 8usize];
+    ["Size of ibv_flow_spec_counter_action"][::core::mem::size_of::<ibv_flow_spec_counter_action>() - 16usize];
+    ["Alignment of ibv_flow_spec_counter_action"][::core::mem::align_of::<ibv_flow_spec_counter_action>() - 8usize];
     ["Offset of field: ibv_flow_spec_counter_action::type_"]
         [::core::mem::offset_of!(ibv_flow_spec_counter_action, type_) - 0usize];
     ["Offset of field: ibv_flow_spec_counter_action::size"]
@@ -3409,10 +3021,8 @@ const _: () = {
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_flow_spec__bindgen_ty_1"]
-        [::core::mem::size_of::<ibv_flow_spec__bindgen_ty_1>() - 88usize];
-    ["Alignment of ibv_flow_spec__bindgen_ty_1"]
-        [::core::mem::align_of::<ibv_flow_spec__bindgen_ty_1>() - 8usize];
+    ["Size of ibv_flow_spec__bindgen_ty_1"][::core::mem::size_of::<ibv_flow_spec__bindgen_ty_1>() - 88usize];
+    ["Alignment of ibv_flow_spec__bindgen_ty_1"][::core::mem::align_of::<ibv_flow_spec__bindgen_ty_1>() - 8usize];
     ["Offset of field: ibv_flow_spec__bindgen_ty_1::hdr"]
         [::core::mem::offset_of!(ibv_flow_spec__bindgen_ty_1, hdr) - 0usize];
     ["Offset of field: ibv_flow_spec__bindgen_ty_1::eth"]
@@ -3462,19 +3072,13 @@ pub struct ibv_flow_attr {
 const _: () = {
     ["Size of ibv_flow_attr"][::core::mem::size_of::<ibv_flow_attr>() - 20usize];
     ["Alignment of ibv_flow_attr"][::core::mem::align_of::<ibv_flow_attr>() - 4usize];
-    ["Offset of field: ibv_flow_attr::comp_mask"]
-        [::core::mem::offset_of!(ibv_flow_attr, comp_mask) - 0usize];
-    ["Offset of field: ibv_flow_attr::type_"]
-        [::core::mem::offset_of!(ibv_flow_attr, type_) - 4usize];
+    ["Offset of field: ibv_flow_attr::comp_mask"][::core::mem::offset_of!(ibv_flow_attr, comp_mask) - 0usize];
+    ["Offset of field: ibv_flow_attr::type_"][::core::mem::offset_of!(ibv_flow_attr, type_) - 4usize];
     ["Offset of field: ibv_flow_attr::size"][::core::mem::offset_of!(ibv_flow_attr, size) - 8usize];
-    ["Offset of field: ibv_flow_attr::priority"]
-        [::core::mem::offset_of!(ibv_flow_attr, priority) - 10usize];
-    ["Offset of field: ibv_flow_attr::num_of_specs"]
-        [::core::mem::offset_of!(ibv_flow_attr, num_of_specs) - 12usize];
-    ["Offset of field: ibv_flow_attr::port"]
-        [::core::mem::offset_of!(ibv_flow_attr, port) - 13usize];
-    ["Offset of field: ibv_flow_attr::flags"]
-        [::core::mem::offset_of!(ibv_flow_attr, flags) - 16usize];
+    ["Offset of field: ibv_flow_attr::priority"][::core::mem::offset_of!(ibv_flow_attr, priority) - 10usize];
+    ["Offset of field: ibv_flow_attr::num_of_specs"][::core::mem::offset_of!(ibv_flow_attr, num_of_specs) - 12usize];
+    ["Offset of field: ibv_flow_attr::port"][::core::mem::offset_of!(ibv_flow_attr, port) - 13usize];
+    ["Offset of field: ibv_flow_attr::flags"][::core::mem::offset_of!(ibv_flow_attr, flags) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3500,8 +3104,7 @@ pub struct ibv_flow_action {
 const _: () = {
     ["Size of ibv_flow_action"][::core::mem::size_of::<ibv_flow_action>() - 8usize];
     ["Alignment of ibv_flow_action"][::core::mem::align_of::<ibv_flow_action>() - 8usize];
-    ["Offset of field: ibv_flow_action::context"]
-        [::core::mem::offset_of!(ibv_flow_action, context) - 0usize];
+    ["Offset of field: ibv_flow_action::context"][::core::mem::offset_of!(ibv_flow_action, context) - 0usize];
 };
 pub const IBV_FLOW_ACTION_ESP_MASK_ESN: ibv_flow_action_esp_mask = ibv_flow_action_esp_mask(1);
 #[repr(transparent)]
@@ -3523,10 +3126,8 @@ pub struct ibv_flow_action_esp_attr {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_flow_action_esp_attr"]
-        [::core::mem::size_of::<ibv_flow_action_esp_attr>() - 56usize];
-    ["Alignment of ibv_flow_action_esp_attr"]
-        [::core::mem::align_of::<ibv_flow_action_esp_attr>() - 8usize];
+    ["Size of ibv_flow_action_esp_attr"][::core::mem::size_of::<ibv_flow_action_esp_attr>() - 56usize];
+    ["Alignment of ibv_flow_action_esp_attr"][::core::mem::align_of::<ibv_flow_action_esp_attr>() - 8usize];
     ["Offset of field: ibv_flow_action_esp_attr::esp_attr"]
         [::core::mem::offset_of!(ibv_flow_action_esp_attr, esp_attr) - 0usize];
     ["Offset of field: ibv_flow_action_esp_attr::keymat_proto"]
@@ -3552,10 +3153,7 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct _ibv_device_ops {
     pub _dummy1: ::core::option::Option<
-        unsafe extern "C" fn(
-            device: *mut ibv_device,
-            cmd_fd: ::core::ffi::c_int,
-        ) -> *mut ibv_context,
+        unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: ::core::ffi::c_int) -> *mut ibv_context,
     >,
     pub _dummy2: ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context)>,
 }
@@ -3563,10 +3161,8 @@ pub struct _ibv_device_ops {
 const _: () = {
     ["Size of _ibv_device_ops"][::core::mem::size_of::<_ibv_device_ops>() - 16usize];
     ["Alignment of _ibv_device_ops"][::core::mem::align_of::<_ibv_device_ops>() - 8usize];
-    ["Offset of field: _ibv_device_ops::_dummy1"]
-        [::core::mem::offset_of!(_ibv_device_ops, _dummy1) - 0usize];
-    ["Offset of field: _ibv_device_ops::_dummy2"]
-        [::core::mem::offset_of!(_ibv_device_ops, _dummy2) - 8usize];
+    ["Offset of field: _ibv_device_ops::_dummy1"][::core::mem::offset_of!(_ibv_device_ops, _dummy1) - 0usize];
+    ["Offset of field: _ibv_device_ops::_dummy2"][::core::mem::offset_of!(_ibv_device_ops, _dummy2) - 8usize];
 };
 pub const IBV_SYSFS_NAME_MAX: u32 = 64;
 pub const IBV_SYSFS_PATH_MAX: u32 = 256;
@@ -3586,17 +3182,12 @@ const _: () = {
     ["Size of ibv_device"][::core::mem::size_of::<ibv_device>() - 664usize];
     ["Alignment of ibv_device"][::core::mem::align_of::<ibv_device>() - 8usize];
     ["Offset of field: ibv_device::_ops"][::core::mem::offset_of!(ibv_device, _ops) - 0usize];
-    ["Offset of field: ibv_device::node_type"]
-        [::core::mem::offset_of!(ibv_device, node_type) - 16usize];
-    ["Offset of field: ibv_device::transport_type"]
-        [::core::mem::offset_of!(ibv_device, transport_type) - 20usize];
+    ["Offset of field: ibv_device::node_type"][::core::mem::offset_of!(ibv_device, node_type) - 16usize];
+    ["Offset of field: ibv_device::transport_type"][::core::mem::offset_of!(ibv_device, transport_type) - 20usize];
     ["Offset of field: ibv_device::name"][::core::mem::offset_of!(ibv_device, name) - 24usize];
-    ["Offset of field: ibv_device::dev_name"]
-        [::core::mem::offset_of!(ibv_device, dev_name) - 88usize];
-    ["Offset of field: ibv_device::dev_path"]
-        [::core::mem::offset_of!(ibv_device, dev_path) - 152usize];
-    ["Offset of field: ibv_device::ibdev_path"]
-        [::core::mem::offset_of!(ibv_device, ibdev_path) - 408usize];
+    ["Offset of field: ibv_device::dev_name"][::core::mem::offset_of!(ibv_device, dev_name) - 88usize];
+    ["Offset of field: ibv_device::dev_path"][::core::mem::offset_of!(ibv_device, dev_path) - 152usize];
+    ["Offset of field: ibv_device::ibdev_path"][::core::mem::offset_of!(ibv_device, ibdev_path) - 408usize];
 };
 #[repr(C)]
 #[derive(Debug)]
@@ -3607,10 +3198,7 @@ pub struct _compat_ibv_port_attr {
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_context_ops {
     pub _compat_query_device: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            device_attr: *mut ibv_device_attr,
-        ) -> ::core::ffi::c_int,
+        unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> ::core::ffi::c_int,
     >,
     pub _compat_query_port: ::core::option::Option<
         unsafe extern "C" fn(
@@ -3619,56 +3207,30 @@ pub struct ibv_context_ops {
             port_attr: *mut _compat_ibv_port_attr,
         ) -> ::core::ffi::c_int,
     >,
-    pub _compat_alloc_pd:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_dealloc_pd:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_alloc_pd: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_dealloc_pd: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
     pub _compat_reg_mr: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_rereg_mr:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_dereg_mr:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub alloc_mw: ::core::option::Option<
-        unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw,
-    >,
+    pub _compat_rereg_mr: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_dereg_mr: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub alloc_mw: ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw>,
     pub bind_mw: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp,
-            mw: *mut ibv_mw,
-            mw_bind: *mut ibv_mw_bind,
-        ) -> ::core::ffi::c_int,
+        unsafe extern "C" fn(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> ::core::ffi::c_int,
     >,
-    pub dealloc_mw:
-        ::core::option::Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> ::core::ffi::c_int>,
-    pub _compat_create_cq:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub dealloc_mw: ::core::option::Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> ::core::ffi::c_int>,
+    pub _compat_create_cq: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
     pub poll_cq: ::core::option::Option<
-        unsafe extern "C" fn(
-            cq: *mut ibv_cq,
-            num_entries: ::core::ffi::c_int,
-            wc: *mut ibv_wc,
-        ) -> ::core::ffi::c_int,
+        unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: ::core::ffi::c_int, wc: *mut ibv_wc) -> ::core::ffi::c_int,
     >,
     pub req_notify_cq: ::core::option::Option<
-        unsafe extern "C" fn(
-            cq: *mut ibv_cq,
-            solicited_only: ::core::ffi::c_int,
-        ) -> ::core::ffi::c_int,
+        unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: ::core::ffi::c_int) -> ::core::ffi::c_int,
     >,
-    pub _compat_cq_event:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_resize_cq:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_destroy_cq:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_create_srq:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_modify_srq:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_query_srq:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_destroy_srq:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_cq_event: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_resize_cq: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_destroy_cq: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_create_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_modify_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_query_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_destroy_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
     pub post_srq_recv: ::core::option::Option<
         unsafe extern "C" fn(
             srq: *mut ibv_srq,
@@ -3676,14 +3238,10 @@ pub struct ibv_context_ops {
             bad_recv_wr: *mut *mut ibv_recv_wr,
         ) -> ::core::ffi::c_int,
     >,
-    pub _compat_create_qp:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_query_qp:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_modify_qp:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_destroy_qp:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_create_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_query_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_modify_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_destroy_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
     pub post_send: ::core::option::Option<
         unsafe extern "C" fn(
             qp: *mut ibv_qp,
@@ -3698,16 +3256,11 @@ pub struct ibv_context_ops {
             bad_wr: *mut *mut ibv_recv_wr,
         ) -> ::core::ffi::c_int,
     >,
-    pub _compat_create_ah:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_destroy_ah:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_attach_mcast:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_detach_mcast:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
-    pub _compat_async_event:
-        ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_create_ah: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_destroy_ah: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_attach_mcast: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_detach_mcast: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
+    pub _compat_async_event: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -3727,16 +3280,12 @@ const _: () = {
         [::core::mem::offset_of!(ibv_context_ops, _compat_rereg_mr) - 40usize];
     ["Offset of field: ibv_context_ops::_compat_dereg_mr"]
         [::core::mem::offset_of!(ibv_context_ops, _compat_dereg_mr) - 48usize];
-    ["Offset of field: ibv_context_ops::alloc_mw"]
-        [::core::mem::offset_of!(ibv_context_ops, alloc_mw) - 56usize];
-    ["Offset of field: ibv_context_ops::bind_mw"]
-        [::core::mem::offset_of!(ibv_context_ops, bind_mw) - 64usize];
-    ["Offset of field: ibv_context_ops::dealloc_mw"]
-        [::core::mem::offset_of!(ibv_context_ops, dealloc_mw) - 72usize];
+    ["Offset of field: ibv_context_ops::alloc_mw"][::core::mem::offset_of!(ibv_context_ops, alloc_mw) - 56usize];
+    ["Offset of field: ibv_context_ops::bind_mw"][::core::mem::offset_of!(ibv_context_ops, bind_mw) - 64usize];
+    ["Offset of field: ibv_context_ops::dealloc_mw"][::core::mem::offset_of!(ibv_context_ops, dealloc_mw) - 72usize];
     ["Offset of field: ibv_context_ops::_compat_create_cq"]
         [::core::mem::offset_of!(ibv_context_ops, _compat_create_cq) - 80usize];
-    ["Offset of field: ibv_context_ops::poll_cq"]
-        [::core::mem::offset_of!(ibv_context_ops, poll_cq) - 88usize];
+    ["Offset of field: ibv_context_ops::poll_cq"][::core::mem::offset_of!(ibv_context_ops, poll_cq) - 88usize];
     ["Offset of field: ibv_context_ops::req_notify_cq"]
         [::core::mem::offset_of!(ibv_context_ops, req_notify_cq) - 96usize];
     ["Offset of field: ibv_context_ops::_compat_cq_event"]
@@ -3763,10 +3312,8 @@ const _: () = {
         [::core::mem::offset_of!(ibv_context_ops, _compat_modify_qp) - 184usize];
     ["Offset of field: ibv_context_ops::_compat_destroy_qp"]
         [::core::mem::offset_of!(ibv_context_ops, _compat_destroy_qp) - 192usize];
-    ["Offset of field: ibv_context_ops::post_send"]
-        [::core::mem::offset_of!(ibv_context_ops, post_send) - 200usize];
-    ["Offset of field: ibv_context_ops::post_recv"]
-        [::core::mem::offset_of!(ibv_context_ops, post_recv) - 208usize];
+    ["Offset of field: ibv_context_ops::post_send"][::core::mem::offset_of!(ibv_context_ops, post_send) - 200usize];
+    ["Offset of field: ibv_context_ops::post_recv"][::core::mem::offset_of!(ibv_context_ops, post_recv) - 208usize];
     ["Offset of field: ibv_context_ops::_compat_create_ah"]
         [::core::mem::offset_of!(ibv_context_ops, _compat_create_ah) - 216usize];
     ["Offset of field: ibv_context_ops::_compat_destroy_ah"]
@@ -3796,23 +3343,19 @@ const _: () = {
     ["Alignment of ibv_context"][::core::mem::align_of::<ibv_context>() - 8usize];
     ["Offset of field: ibv_context::device"][::core::mem::offset_of!(ibv_context, device) - 0usize];
     ["Offset of field: ibv_context::ops"][::core::mem::offset_of!(ibv_context, ops) - 8usize];
-    ["Offset of field: ibv_context::cmd_fd"]
-        [::core::mem::offset_of!(ibv_context, cmd_fd) - 264usize];
-    ["Offset of field: ibv_context::async_fd"]
-        [::core::mem::offset_of!(ibv_context, async_fd) - 268usize];
+    ["Offset of field: ibv_context::cmd_fd"][::core::mem::offset_of!(ibv_context, cmd_fd) - 264usize];
+    ["Offset of field: ibv_context::async_fd"][::core::mem::offset_of!(ibv_context, async_fd) - 268usize];
     ["Offset of field: ibv_context::num_comp_vectors"]
         [::core::mem::offset_of!(ibv_context, num_comp_vectors) - 272usize];
     ["Offset of field: ibv_context::mutex"][::core::mem::offset_of!(ibv_context, mutex) - 280usize];
-    ["Offset of field: ibv_context::abi_compat"]
-        [::core::mem::offset_of!(ibv_context, abi_compat) - 320usize];
+    ["Offset of field: ibv_context::abi_compat"][::core::mem::offset_of!(ibv_context, abi_compat) - 320usize];
 };
 pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: ibv_cq_init_attr_mask = ibv_cq_init_attr_mask(1);
 pub const IBV_CQ_INIT_ATTR_MASK_PD: ibv_cq_init_attr_mask = ibv_cq_init_attr_mask(2);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_cq_init_attr_mask(pub u32);
-pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: ibv_create_cq_attr_flags =
-    ibv_create_cq_attr_flags(1);
+pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: ibv_create_cq_attr_flags = ibv_create_cq_attr_flags(1);
 pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: ibv_create_cq_attr_flags = ibv_create_cq_attr_flags(2);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
@@ -3833,20 +3376,17 @@ pub struct ibv_cq_init_attr_ex {
 const _: () = {
     ["Size of ibv_cq_init_attr_ex"][::core::mem::size_of::<ibv_cq_init_attr_ex>() - 56usize];
     ["Alignment of ibv_cq_init_attr_ex"][::core::mem::align_of::<ibv_cq_init_attr_ex>() - 8usize];
-    ["Offset of field: ibv_cq_init_attr_ex::cqe"]
-        [::core::mem::offset_of!(ibv_cq_init_attr_ex, cqe) - 0usize];
+    ["Offset of field: ibv_cq_init_attr_ex::cqe"][::core::mem::offset_of!(ibv_cq_init_attr_ex, cqe) - 0usize];
     ["Offset of field: ibv_cq_init_attr_ex::cq_context"]
         [::core::mem::offset_of!(ibv_cq_init_attr_ex, cq_context) - 8usize];
-    ["Offset of field: ibv_cq_init_attr_ex::channel"]
-        [::core::mem::offset_of!(ibv_cq_init_attr_ex, channel) - 16usize];
+    ["Offset of field: ibv_cq_init_attr_ex::channel"][::core::mem::offset_of!(ibv_cq_init_attr_ex, channel) - 16usize];
     ["Offset of field: ibv_cq_init_attr_ex::comp_vector"]
         [::core::mem::offset_of!(ibv_cq_init_attr_ex, comp_vector) - 24usize];
     ["Offset of field: ibv_cq_init_attr_ex::wc_flags"]
         [::core::mem::offset_of!(ibv_cq_init_attr_ex, wc_flags) - 32usize];
     ["Offset of field: ibv_cq_init_attr_ex::comp_mask"]
         [::core::mem::offset_of!(ibv_cq_init_attr_ex, comp_mask) - 40usize];
-    ["Offset of field: ibv_cq_init_attr_ex::flags"]
-        [::core::mem::offset_of!(ibv_cq_init_attr_ex, flags) - 44usize];
+    ["Offset of field: ibv_cq_init_attr_ex::flags"][::core::mem::offset_of!(ibv_cq_init_attr_ex, flags) - 44usize];
     ["Offset of field: ibv_cq_init_attr_ex::parent_domain"]
         [::core::mem::offset_of!(ibv_cq_init_attr_ex, parent_domain) - 48usize];
 };
@@ -3884,10 +3424,8 @@ pub struct ibv_parent_domain_init_attr {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_parent_domain_init_attr"]
-        [::core::mem::size_of::<ibv_parent_domain_init_attr>() - 48usize];
-    ["Alignment of ibv_parent_domain_init_attr"]
-        [::core::mem::align_of::<ibv_parent_domain_init_attr>() - 8usize];
+    ["Size of ibv_parent_domain_init_attr"][::core::mem::size_of::<ibv_parent_domain_init_attr>() - 48usize];
+    ["Alignment of ibv_parent_domain_init_attr"][::core::mem::align_of::<ibv_parent_domain_init_attr>() - 8usize];
     ["Offset of field: ibv_parent_domain_init_attr::pd"]
         [::core::mem::offset_of!(ibv_parent_domain_init_attr, pd) - 0usize];
     ["Offset of field: ibv_parent_domain_init_attr::td"]
@@ -3909,8 +3447,7 @@ pub struct ibv_counters_init_attr {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_counters_init_attr"][::core::mem::size_of::<ibv_counters_init_attr>() - 4usize];
-    ["Alignment of ibv_counters_init_attr"]
-        [::core::mem::align_of::<ibv_counters_init_attr>() - 4usize];
+    ["Alignment of ibv_counters_init_attr"][::core::mem::align_of::<ibv_counters_init_attr>() - 4usize];
     ["Offset of field: ibv_counters_init_attr::comp_mask"]
         [::core::mem::offset_of!(ibv_counters_init_attr, comp_mask) - 0usize];
 };
@@ -3923,8 +3460,7 @@ pub struct ibv_counters {
 const _: () = {
     ["Size of ibv_counters"][::core::mem::size_of::<ibv_counters>() - 8usize];
     ["Alignment of ibv_counters"][::core::mem::align_of::<ibv_counters>() - 8usize];
-    ["Offset of field: ibv_counters::context"]
-        [::core::mem::offset_of!(ibv_counters, context) - 0usize];
+    ["Offset of field: ibv_counters::context"][::core::mem::offset_of!(ibv_counters, context) - 0usize];
 };
 pub const IBV_COUNTER_PACKETS: ibv_counter_description = ibv_counter_description(0);
 pub const IBV_COUNTER_BYTES: ibv_counter_description = ibv_counter_description(1);
@@ -3940,10 +3476,8 @@ pub struct ibv_counter_attach_attr {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of ibv_counter_attach_attr"]
-        [::core::mem::size_of::<ibv_counter_attach_attr>() - 12usize];
-    ["Alignment of ibv_counter_attach_attr"]
-        [::core::mem::align_of::<ibv_counter_attach_attr>() - 4usize];
+    ["Size of ibv_counter_attach_attr"][::core::mem::size_of::<ibv_counter_attach_attr>() - 12usize];
+    ["Alignment of ibv_counter_attach_attr"][::core::mem::align_of::<ibv_counter_attach_attr>() - 4usize];
     ["Offset of field: ibv_counter_attach_attr::counter_desc"]
         [::core::mem::offset_of!(ibv_counter_attach_attr, counter_desc) - 0usize];
     ["Offset of field: ibv_counter_attach_attr::index"]
@@ -3951,8 +3485,7 @@ const _: () = {
     ["Offset of field: ibv_counter_attach_attr::comp_mask"]
         [::core::mem::offset_of!(ibv_counter_attach_attr, comp_mask) - 8usize];
 };
-pub const IBV_READ_COUNTERS_ATTR_PREFER_CACHED: ibv_read_counters_flags =
-    ibv_read_counters_flags(1);
+pub const IBV_READ_COUNTERS_ATTR_PREFER_CACHED: ibv_read_counters_flags = ibv_read_counters_flags(1);
 #[repr(transparent)]
 #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
 pub struct ibv_read_counters_flags(pub u32);
@@ -3971,10 +3504,8 @@ pub struct ibv_values_ex {
 const _: () = {
     ["Size of ibv_values_ex"][::core::mem::size_of::<ibv_values_ex>() - 24usize];
     ["Alignment of ibv_values_ex"][::core::mem::align_of::<ibv_values_ex>() - 8usize];
-    ["Offset of field: ibv_values_ex::comp_mask"]
-        [::core::mem::offset_of!(ibv_values_ex, comp_mask) - 0usize];
-    ["Offset of field: ibv_values_ex::raw_clock"]
-        [::core::mem::offset_of!(ibv_values_ex, raw_clock) - 8usize];
+    ["Offset of field: ibv_values_ex::comp_mask"][::core::mem::offset_of!(ibv_values_ex, comp_mask) - 0usize];
+    ["Offset of field: ibv_values_ex::raw_clock"][::core::mem::offset_of!(ibv_values_ex, raw_clock) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -4013,14 +3544,10 @@ pub struct verbs_context {
         ) -> ::core::ffi::c_int,
     >,
     pub create_counters: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            init_attr: *mut ibv_counters_init_attr,
-        ) -> *mut ibv_counters,
+        unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_counters_init_attr) -> *mut ibv_counters,
     >,
-    pub destroy_counters: ::core::option::Option<
-        unsafe extern "C" fn(counters: *mut ibv_counters) -> ::core::ffi::c_int,
-    >,
+    pub destroy_counters:
+        ::core::option::Option<unsafe extern "C" fn(counters: *mut ibv_counters) -> ::core::ffi::c_int>,
     pub reg_dm_mr: ::core::option::Option<
         unsafe extern "C" fn(
             pd: *mut ibv_pd,
@@ -4031,47 +3558,26 @@ pub struct verbs_context {
         ) -> *mut ibv_mr,
     >,
     pub alloc_dm: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            attr: *mut ibv_alloc_dm_attr,
-        ) -> *mut ibv_dm,
+        unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm,
     >,
-    pub free_dm:
-        ::core::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> ::core::ffi::c_int>,
+    pub free_dm: ::core::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> ::core::ffi::c_int>,
     pub modify_flow_action_esp: ::core::option::Option<
-        unsafe extern "C" fn(
-            action: *mut ibv_flow_action,
-            attr: *mut ibv_flow_action_esp_attr,
-        ) -> ::core::ffi::c_int,
+        unsafe extern "C" fn(action: *mut ibv_flow_action, attr: *mut ibv_flow_action_esp_attr) -> ::core::ffi::c_int,
     >,
-    pub destroy_flow_action: ::core::option::Option<
-        unsafe extern "C" fn(action: *mut ibv_flow_action) -> ::core::ffi::c_int,
-    >,
+    pub destroy_flow_action:
+        ::core::option::Option<unsafe extern "C" fn(action: *mut ibv_flow_action) -> ::core::ffi::c_int>,
     pub create_flow_action_esp: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            attr: *mut ibv_flow_action_esp_attr,
-        ) -> *mut ibv_flow_action,
+        unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_flow_action_esp_attr) -> *mut ibv_flow_action,
     >,
     pub modify_qp_rate_limit: ::core::option::Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp,
-            attr: *mut ibv_qp_rate_limit_attr,
-        ) -> ::core::ffi::c_int,
+        unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> ::core::ffi::c_int,
     >,
     pub alloc_parent_domain: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            attr: *mut ibv_parent_domain_init_attr,
-        ) -> *mut ibv_pd,
+        unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd,
     >,
-    pub dealloc_td:
-        ::core::option::Option<unsafe extern "C" fn(td: *mut ibv_td) -> ::core::ffi::c_int>,
+    pub dealloc_td: ::core::option::Option<unsafe extern "C" fn(td: *mut ibv_td) -> ::core::ffi::c_int>,
     pub alloc_td: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            init_attr: *mut ibv_td_init_attr,
-        ) -> *mut ibv_td,
+        unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td,
     >,
     pub modify_cq: ::core::option::Option<
         unsafe extern "C" fn(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> ::core::ffi::c_int,
@@ -4083,37 +3589,25 @@ pub struct verbs_context {
             bad_op: *mut *mut ibv_ops_wr,
         ) -> ::core::ffi::c_int,
     >,
-    pub destroy_rwq_ind_table: ::core::option::Option<
-        unsafe extern "C" fn(rwq_ind_table: *mut ibv_rwq_ind_table) -> ::core::ffi::c_int,
-    >,
+    pub destroy_rwq_ind_table:
+        ::core::option::Option<unsafe extern "C" fn(rwq_ind_table: *mut ibv_rwq_ind_table) -> ::core::ffi::c_int>,
     pub create_rwq_ind_table: ::core::option::Option<
         unsafe extern "C" fn(
             context: *mut ibv_context,
             init_attr: *mut ibv_rwq_ind_table_init_attr,
         ) -> *mut ibv_rwq_ind_table,
     >,
-    pub destroy_wq:
-        ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq) -> ::core::ffi::c_int>,
-    pub modify_wq: ::core::option::Option<
-        unsafe extern "C" fn(wq: *mut ibv_wq, wq_attr: *mut ibv_wq_attr) -> ::core::ffi::c_int,
-    >,
+    pub destroy_wq: ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq) -> ::core::ffi::c_int>,
+    pub modify_wq:
+        ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq, wq_attr: *mut ibv_wq_attr) -> ::core::ffi::c_int>,
     pub create_wq: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            wq_init_attr: *mut ibv_wq_init_attr,
-        ) -> *mut ibv_wq,
+        unsafe extern "C" fn(context: *mut ibv_context, wq_init_attr: *mut ibv_wq_init_attr) -> *mut ibv_wq,
     >,
     pub query_rt_values: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            values: *mut ibv_values_ex,
-        ) -> ::core::ffi::c_int,
+        unsafe extern "C" fn(context: *mut ibv_context, values: *mut ibv_values_ex) -> ::core::ffi::c_int,
     >,
     pub create_cq_ex: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            init_attr: *mut ibv_cq_init_attr_ex,
-        ) -> *mut ibv_cq_ex,
+        unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex,
     >,
     pub priv_: *mut verbs_ex_private,
     pub query_device_ex: ::core::option::Option<
@@ -4124,39 +3618,26 @@ pub struct verbs_context {
             attr_size: usize,
         ) -> ::core::ffi::c_int,
     >,
-    pub ibv_destroy_flow:
-        ::core::option::Option<unsafe extern "C" fn(flow: *mut ibv_flow) -> ::core::ffi::c_int>,
+    pub ibv_destroy_flow: ::core::option::Option<unsafe extern "C" fn(flow: *mut ibv_flow) -> ::core::ffi::c_int>,
     pub ABI_placeholder2: ::core::option::Option<unsafe extern "C" fn()>,
-    pub ibv_create_flow: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp, flow_attr: *mut ibv_flow_attr) -> *mut ibv_flow,
-    >,
+    pub ibv_create_flow:
+        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp, flow_attr: *mut ibv_flow_attr) -> *mut ibv_flow>,
     pub ABI_placeholder1: ::core::option::Option<unsafe extern "C" fn()>,
     pub open_qp: ::core::option::Option<
         unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp,
     >,
     pub create_qp_ex: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
-        ) -> *mut ibv_qp,
+        unsafe extern "C" fn(context: *mut ibv_context, qp_init_attr_ex: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp,
     >,
-    pub get_srq_num: ::core::option::Option<
-        unsafe extern "C" fn(srq: *mut ibv_srq, srq_num: *mut u32) -> ::core::ffi::c_int,
-    >,
+    pub get_srq_num:
+        ::core::option::Option<unsafe extern "C" fn(srq: *mut ibv_srq, srq_num: *mut u32) -> ::core::ffi::c_int>,
     pub create_srq_ex: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            srq_init_attr_ex: *mut ibv_srq_init_attr_ex,
-        ) -> *mut ibv_srq,
+        unsafe extern "C" fn(context: *mut ibv_context, srq_init_attr_ex: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq,
     >,
     pub open_xrcd: ::core::option::Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            xrcd_init_attr: *mut ibv_xrcd_init_attr,
-        ) -> *mut ibv_xrcd,
+        unsafe extern "C" fn(context: *mut ibv_context, xrcd_init_attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd,
     >,
-    pub close_xrcd:
-        ::core::option::Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> ::core::ffi::c_int>,
+    pub close_xrcd: ::core::option::Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> ::core::ffi::c_int>,
     pub _ABI_placeholder3: u64,
     pub sz: usize,
     pub context: ibv_context,
@@ -4166,26 +3647,19 @@ pub struct verbs_context {
 const _: () = {
     ["Size of verbs_context"][::core::mem::size_of::<verbs_context>() - 648usize];
     ["Alignment of verbs_context"][::core::mem::align_of::<verbs_context>() - 8usize];
-    ["Offset of field: verbs_context::query_port"]
-        [::core::mem::offset_of!(verbs_context, query_port) - 0usize];
-    ["Offset of field: verbs_context::advise_mr"]
-        [::core::mem::offset_of!(verbs_context, advise_mr) - 8usize];
-    ["Offset of field: verbs_context::alloc_null_mr"]
-        [::core::mem::offset_of!(verbs_context, alloc_null_mr) - 16usize];
-    ["Offset of field: verbs_context::read_counters"]
-        [::core::mem::offset_of!(verbs_context, read_counters) - 24usize];
+    ["Offset of field: verbs_context::query_port"][::core::mem::offset_of!(verbs_context, query_port) - 0usize];
+    ["Offset of field: verbs_context::advise_mr"][::core::mem::offset_of!(verbs_context, advise_mr) - 8usize];
+    ["Offset of field: verbs_context::alloc_null_mr"][::core::mem::offset_of!(verbs_context, alloc_null_mr) - 16usize];
+    ["Offset of field: verbs_context::read_counters"][::core::mem::offset_of!(verbs_context, read_counters) - 24usize];
     ["Offset of field: verbs_context::attach_counters_point_flow"]
         [::core::mem::offset_of!(verbs_context, attach_counters_point_flow) - 32usize];
     ["Offset of field: verbs_context::create_counters"]
         [::core::mem::offset_of!(verbs_context, create_counters) - 40usize];
     ["Offset of field: verbs_context::destroy_counters"]
         [::core::mem::offset_of!(verbs_context, destroy_counters) - 48usize];
-    ["Offset of field: verbs_context::reg_dm_mr"]
-        [::core::mem::offset_of!(verbs_context, reg_dm_mr) - 56usize];
-    ["Offset of field: verbs_context::alloc_dm"]
-        [::core::mem::offset_of!(verbs_context, alloc_dm) - 64usize];
-    ["Offset of field: verbs_context::free_dm"]
-        [::core::mem::offset_of!(verbs_context, free_dm) - 72usize];
+    ["Offset of field: verbs_context::reg_dm_mr"][::core::mem::offset_of!(verbs_context, reg_dm_mr) - 56usize];
+    ["Offset of field: verbs_context::alloc_dm"][::core::mem::offset_of!(verbs_context, alloc_dm) - 64usize];
+    ["Offset of field: verbs_context::free_dm"][::core::mem::offset_of!(verbs_context, free_dm) - 72usize];
     ["Offset of field: verbs_context::modify_flow_action_esp"]
         [::core::mem::offset_of!(verbs_context, modify_flow_action_esp) - 80usize];
     ["Offset of field: verbs_context::destroy_flow_action"]
@@ -4196,30 +3670,21 @@ const _: () = {
         [::core::mem::offset_of!(verbs_context, modify_qp_rate_limit) - 104usize];
     ["Offset of field: verbs_context::alloc_parent_domain"]
         [::core::mem::offset_of!(verbs_context, alloc_parent_domain) - 112usize];
-    ["Offset of field: verbs_context::dealloc_td"]
-        [::core::mem::offset_of!(verbs_context, dealloc_td) - 120usize];
-    ["Offset of field: verbs_context::alloc_td"]
-        [::core::mem::offset_of!(verbs_context, alloc_td) - 128usize];
-    ["Offset of field: verbs_context::modify_cq"]
-        [::core::mem::offset_of!(verbs_context, modify_cq) - 136usize];
-    ["Offset of field: verbs_context::post_srq_ops"]
-        [::core::mem::offset_of!(verbs_context, post_srq_ops) - 144usize];
+    ["Offset of field: verbs_context::dealloc_td"][::core::mem::offset_of!(verbs_context, dealloc_td) - 120usize];
+    ["Offset of field: verbs_context::alloc_td"][::core::mem::offset_of!(verbs_context, alloc_td) - 128usize];
+    ["Offset of field: verbs_context::modify_cq"][::core::mem::offset_of!(verbs_context, modify_cq) - 136usize];
+    ["Offset of field: verbs_context::post_srq_ops"][::core::mem::offset_of!(verbs_context, post_srq_ops) - 144usize];
     ["Offset of field: verbs_context::destroy_rwq_ind_table"]
         [::core::mem::offset_of!(verbs_context, destroy_rwq_ind_table) - 152usize];
     ["Offset of field: verbs_context::create_rwq_ind_table"]
         [::core::mem::offset_of!(verbs_context, create_rwq_ind_table) - 160usize];
-    ["Offset of field: verbs_context::destroy_wq"]
-        [::core::mem::offset_of!(verbs_context, destroy_wq) - 168usize];
-    ["Offset of field: verbs_context::modify_wq"]
-        [::core::mem::offset_of!(verbs_context, modify_wq) - 176usize];
-    ["Offset of field: verbs_context::create_wq"]
-        [::core::mem::offset_of!(verbs_context, create_wq) - 184usize];
+    ["Offset of field: verbs_context::destroy_wq"][::core::mem::offset_of!(verbs_context, destroy_wq) - 168usize];
+    ["Offset of field: verbs_context::modify_wq"][::core::mem::offset_of!(verbs_context, modify_wq) - 176usize];
+    ["Offset of field: verbs_context::create_wq"][::core::mem::offset_of!(verbs_context, create_wq) - 184usize];
     ["Offset of field: verbs_context::query_rt_values"]
         [::core::mem::offset_of!(verbs_context, query_rt_values) - 192usize];
-    ["Offset of field: verbs_context::create_cq_ex"]
-        [::core::mem::offset_of!(verbs_context, create_cq_ex) - 200usize];
-    ["Offset of field: verbs_context::priv_"]
-        [::core::mem::offset_of!(verbs_context, priv_) - 208usize];
+    ["Offset of field: verbs_context::create_cq_ex"][::core::mem::offset_of!(verbs_context, create_cq_ex) - 200usize];
+    ["Offset of field: verbs_context::priv_"][::core::mem::offset_of!(verbs_context, priv_) - 208usize];
     ["Offset of field: verbs_context::query_device_ex"]
         [::core::mem::offset_of!(verbs_context, query_device_ex) - 216usize];
     ["Offset of field: verbs_context::ibv_destroy_flow"]
@@ -4230,23 +3695,16 @@ const _: () = {
         [::core::mem::offset_of!(verbs_context, ibv_create_flow) - 240usize];
     ["Offset of field: verbs_context::ABI_placeholder1"]
         [::core::mem::offset_of!(verbs_context, ABI_placeholder1) - 248usize];
-    ["Offset of field: verbs_context::open_qp"]
-        [::core::mem::offset_of!(verbs_context, open_qp) - 256usize];
-    ["Offset of field: verbs_context::create_qp_ex"]
-        [::core::mem::offset_of!(verbs_context, create_qp_ex) - 264usize];
-    ["Offset of field: verbs_context::get_srq_num"]
-        [::core::mem::offset_of!(verbs_context, get_srq_num) - 272usize];
-    ["Offset of field: verbs_context::create_srq_ex"]
-        [::core::mem::offset_of!(verbs_context, create_srq_ex) - 280usize];
-    ["Offset of field: verbs_context::open_xrcd"]
-        [::core::mem::offset_of!(verbs_context, open_xrcd) - 288usize];
-    ["Offset of field: verbs_context::close_xrcd"]
-        [::core::mem::offset_of!(verbs_context, close_xrcd) - 296usize];
+    ["Offset of field: verbs_context::open_qp"][::core::mem::offset_of!(verbs_context, open_qp) - 256usize];
+    ["Offset of field: verbs_context::create_qp_ex"][::core::mem::offset_of!(verbs_context, create_qp_ex) - 264usize];
+    ["Offset of field: verbs_context::get_srq_num"][::core::mem::offset_of!(verbs_context, get_srq_num) - 272usize];
+    ["Offset of field: verbs_context::create_srq_ex"][::core::mem::offset_of!(verbs_context, create_srq_ex) - 280usize];
+    ["Offset of field: verbs_context::open_xrcd"][::core::mem::offset_of!(verbs_context, open_xrcd) - 288usize];
+    ["Offset of field: verbs_context::close_xrcd"][::core::mem::offset_of!(verbs_context, close_xrcd) - 296usize];
     ["Offset of field: verbs_context::_ABI_placeholder3"]
         [::core::mem::offset_of!(verbs_context, _ABI_placeholder3) - 304usize];
     ["Offset of field: verbs_context::sz"][::core::mem::offset_of!(verbs_context, sz) - 312usize];
-    ["Offset of field: verbs_context::context"]
-        [::core::mem::offset_of!(verbs_context, context) - 320usize];
+    ["Offset of field: verbs_context::context"][::core::mem::offset_of!(verbs_context, context) - 320usize];
 };
 pub const IBV_REREG_MR_ERR_INPUT: ibv_rereg_mr_err_code = ibv_rereg_mr_err_code(-1);
 pub const IBV_REREG_MR_ERR_DONT_FORK_NEW: ibv_rereg_mr_err_code = ibv_rereg_mr_err_code(-2);
@@ -4272,8 +3730,7 @@ pub union ib_addr__bindgen_ty_1 {
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ib_addr__bindgen_ty_1"][::core::mem::size_of::<ib_addr__bindgen_ty_1>() - 16usize];
-    ["Alignment of ib_addr__bindgen_ty_1"]
-        [::core::mem::align_of::<ib_addr__bindgen_ty_1>() - 8usize];
+    ["Alignment of ib_addr__bindgen_ty_1"][::core::mem::align_of::<ib_addr__bindgen_ty_1>() - 8usize];
     ["Offset of field: ib_addr__bindgen_ty_1::uib_addr8"]
         [::core::mem::offset_of!(ib_addr__bindgen_ty_1, uib_addr8) - 0usize];
     ["Offset of field: ib_addr__bindgen_ty_1::uib_addr16"]
@@ -4304,20 +3761,13 @@ pub struct sockaddr_ib {
 const _: () = {
     ["Size of sockaddr_ib"][::core::mem::size_of::<sockaddr_ib>() - 48usize];
     ["Alignment of sockaddr_ib"][::core::mem::align_of::<sockaddr_ib>() - 8usize];
-    ["Offset of field: sockaddr_ib::sib_family"]
-        [::core::mem::offset_of!(sockaddr_ib, sib_family) - 0usize];
-    ["Offset of field: sockaddr_ib::sib_pkey"]
-        [::core::mem::offset_of!(sockaddr_ib, sib_pkey) - 2usize];
-    ["Offset of field: sockaddr_ib::sib_flowinfo"]
-        [::core::mem::offset_of!(sockaddr_ib, sib_flowinfo) - 4usize];
-    ["Offset of field: sockaddr_ib::sib_addr"]
-        [::core::mem::offset_of!(sockaddr_ib, sib_addr) - 8usize];
-    ["Offset of field: sockaddr_ib::sib_sid"]
-        [::core::mem::offset_of!(sockaddr_ib, sib_sid) - 24usize];
-    ["Offset of field: sockaddr_ib::sib_sid_mask"]
-        [::core::mem::offset_of!(sockaddr_ib, sib_sid_mask) - 32usize];
-    ["Offset of field: sockaddr_ib::sib_scope_id"]
-        [::core::mem::offset_of!(sockaddr_ib, sib_scope_id) - 40usize];
+    ["Offset of field: sockaddr_ib::sib_family"][::core::mem::offset_of!(sockaddr_ib, sib_family) - 0usize];
+    ["Offset of field: sockaddr_ib::sib_pkey"][::core::mem::offset_of!(sockaddr_ib, sib_pkey) - 2usize];
+    ["Offset of field: sockaddr_ib::sib_flowinfo"][::core::mem::offset_of!(sockaddr_ib, sib_flowinfo) - 4usize];
+    ["Offset of field: sockaddr_ib::sib_addr"][::core::mem::offset_of!(sockaddr_ib, sib_addr) - 8usize];
+    ["Offset of field: sockaddr_ib::sib_sid"][::core::mem::offset_of!(sockaddr_ib, sib_sid) - 24usize];
+    ["Offset of field: sockaddr_ib::sib_sid_mask"][::core::mem::offset_of!(sockaddr_ib, sib_sid_mask) - 32usize];
+    ["Offset of field: sockaddr_ib::sib_scope_id"][::core::mem::offset_of!(sockaddr_ib, sib_scope_id) - 40usize];
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4346,44 +3796,30 @@ pub struct ibv_sa_path_rec {
 const _: () = {
     ["Size of ibv_sa_path_rec"][::core::mem::size_of::<ibv_sa_path_rec>() - 64usize];
     ["Alignment of ibv_sa_path_rec"][::core::mem::align_of::<ibv_sa_path_rec>() - 8usize];
-    ["Offset of field: ibv_sa_path_rec::dgid"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, dgid) - 0usize];
-    ["Offset of field: ibv_sa_path_rec::sgid"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, sgid) - 16usize];
-    ["Offset of field: ibv_sa_path_rec::dlid"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, dlid) - 32usize];
-    ["Offset of field: ibv_sa_path_rec::slid"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, slid) - 34usize];
-    ["Offset of field: ibv_sa_path_rec::raw_traffic"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, raw_traffic) - 36usize];
-    ["Offset of field: ibv_sa_path_rec::flow_label"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, flow_label) - 40usize];
-    ["Offset of field: ibv_sa_path_rec::hop_limit"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, hop_limit) - 44usize];
+    ["Offset of field: ibv_sa_path_rec::dgid"][::core::mem::offset_of!(ibv_sa_path_rec, dgid) - 0usize];
+    ["Offset of field: ibv_sa_path_rec::sgid"][::core::mem::offset_of!(ibv_sa_path_rec, sgid) - 16usize];
+    ["Offset of field: ibv_sa_path_rec::dlid"][::core::mem::offset_of!(ibv_sa_path_rec, dlid) - 32usize];
+    ["Offset of field: ibv_sa_path_rec::slid"][::core::mem::offset_of!(ibv_sa_path_rec, slid) - 34usize];
+    ["Offset of field: ibv_sa_path_rec::raw_traffic"][::core::mem::offset_of!(ibv_sa_path_rec, raw_traffic) - 36usize];
+    ["Offset of field: ibv_sa_path_rec::flow_label"][::core::mem::offset_of!(ibv_sa_path_rec, flow_label) - 40usize];
+    ["Offset of field: ibv_sa_path_rec::hop_limit"][::core::mem::offset_of!(ibv_sa_path_rec, hop_limit) - 44usize];
     ["Offset of field: ibv_sa_path_rec::traffic_class"]
         [::core::mem::offset_of!(ibv_sa_path_rec, traffic_class) - 45usize];
-    ["Offset of field: ibv_sa_path_rec::reversible"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, reversible) - 48usize];
-    ["Offset of field: ibv_sa_path_rec::numb_path"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, numb_path) - 52usize];
-    ["Offset of field: ibv_sa_path_rec::pkey"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, pkey) - 54usize];
-    ["Offset of field: ibv_sa_path_rec::sl"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, sl) - 56usize];
+    ["Offset of field: ibv_sa_path_rec::reversible"][::core::mem::offset_of!(ibv_sa_path_rec, reversible) - 48usize];
+    ["Offset of field: ibv_sa_path_rec::numb_path"][::core::mem::offset_of!(ibv_sa_path_rec, numb_path) - 52usize];
+    ["Offset of field: ibv_sa_path_rec::pkey"][::core::mem::offset_of!(ibv_sa_path_rec, pkey) - 54usize];
+    ["Offset of field: ibv_sa_path_rec::sl"][::core::mem::offset_of!(ibv_sa_path_rec, sl) - 56usize];
     ["Offset of field: ibv_sa_path_rec::mtu_selector"]
         [::core::mem::offset_of!(ibv_sa_path_rec, mtu_selector) - 57usize];
-    ["Offset of field: ibv_sa_path_rec::mtu"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, mtu) - 58usize];
+    ["Offset of field: ibv_sa_path_rec::mtu"][::core::mem::offset_of!(ibv_sa_path_rec, mtu) - 58usize];
     ["Offset of field: ibv_sa_path_rec::rate_selector"]
         [::core::mem::offset_of!(ibv_sa_path_rec, rate_selector) - 59usize];
-    ["Offset of field: ibv_sa_path_rec::rate"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, rate) - 60usize];
+    ["Offset of field: ibv_sa_path_rec::rate"][::core::mem::offset_of!(ibv_sa_path_rec, rate) - 60usize];
     ["Offset of field: ibv_sa_path_rec::packet_life_time_selector"]
         [::core::mem::offset_of!(ibv_sa_path_rec, packet_life_time_selector) - 61usize];
     ["Offset of field: ibv_sa_path_rec::packet_life_time"]
         [::core::mem::offset_of!(ibv_sa_path_rec, packet_life_time) - 62usize];
-    ["Offset of field: ibv_sa_path_rec::preference"]
-        [::core::mem::offset_of!(ibv_sa_path_rec, preference) - 63usize];
+    ["Offset of field: ibv_sa_path_rec::preference"][::core::mem::offset_of!(ibv_sa_path_rec, preference) - 63usize];
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4411,38 +3847,30 @@ pub struct ibv_sa_mcmember_rec {
 const _: () = {
     ["Size of ibv_sa_mcmember_rec"][::core::mem::size_of::<ibv_sa_mcmember_rec>() - 64usize];
     ["Alignment of ibv_sa_mcmember_rec"][::core::mem::align_of::<ibv_sa_mcmember_rec>() - 8usize];
-    ["Offset of field: ibv_sa_mcmember_rec::mgid"]
-        [::core::mem::offset_of!(ibv_sa_mcmember_rec, mgid) - 0usize];
+    ["Offset of field: ibv_sa_mcmember_rec::mgid"][::core::mem::offset_of!(ibv_sa_mcmember_rec, mgid) - 0usize];
     ["Offset of field: ibv_sa_mcmember_rec::port_gid"]
         [::core::mem::offset_of!(ibv_sa_mcmember_rec, port_gid) - 16usize];
-    ["Offset of field: ibv_sa_mcmember_rec::qkey"]
-        [::core::mem::offset_of!(ibv_sa_mcmember_rec, qkey) - 32usize];
-    ["Offset of field: ibv_sa_mcmember_rec::mlid"]
-        [::core::mem::offset_of!(ibv_sa_mcmember_rec, mlid) - 36usize];
+    ["Offset of field: ibv_sa_mcmember_rec::qkey"][::core::mem::offset_of!(ibv_sa_mcmember_rec, qkey) - 32usize];
+    ["Offset of field: ibv_sa_mcmember_rec::mlid"][::core::mem::offset_of!(ibv_sa_mcmember_rec, mlid) - 36usize];
     ["Offset of field: ibv_sa_mcmember_rec::mtu_selector"]
         [::core::mem::offset_of!(ibv_sa_mcmember_rec, mtu_selector) - 38usize];
-    ["Offset of field: ibv_sa_mcmember_rec::mtu"]
-        [::core::mem::offset_of!(ibv_sa_mcmember_rec, mtu) - 39usize];
+    ["Offset of field: ibv_sa_mcmember_rec::mtu"][::core::mem::offset_of!(ibv_sa_mcmember_rec, mtu) - 39usize];
     ["Offset of field: ibv_sa_mcmember_rec::traffic_class"]
         [::core::mem::offset_of!(ibv_sa_mcmember_rec, traffic_class) - 40usize];
-    ["Offset of field: ibv_sa_mcmember_rec::pkey"]
-        [::core::mem::offset_of!(ibv_sa_mcmember_rec, pkey) - 42usize];
+    ["Offset of field: ibv_sa_mcmember_rec::pkey"][::core::mem::offset_of!(ibv_sa_mcmember_rec, pkey) - 42usize];
     ["Offset of field: ibv_sa_mcmember_rec::rate_selector"]
         [::core::mem::offset_of!(ibv_sa_mcmember_rec, rate_selector) - 44usize];
-    ["Offset of field: ibv_sa_mcmember_rec::rate"]
-        [::core::mem::offset_of!(ibv_sa_mcmember_rec, rate) - 45usize];
+    ["Offset of field: ibv_sa_mcmember_rec::rate"][::core::mem::offset_of!(ibv_sa_mcmember_rec, rate) - 45usize];
     ["Offset of field: ibv_sa_mcmember_rec::packet_life_time_selector"]
         [::core::mem::offset_of!(ibv_sa_mcmember_rec, packet_life_time_selector) - 46usize];
     ["Offset of field: ibv_sa_mcmember_rec::packet_life_time"]
         [::core::mem::offset_of!(ibv_sa_mcmember_rec, packet_life_time) - 47usize];
-    ["Offset of field: ibv_sa_mcmember_rec::sl"]
-        [::core::mem::offset_of!(ibv_sa_mcmember_rec, sl) - 48usize];
+    ["Offset of field: ibv_sa_mcmember_rec::sl"][::core::mem::offset_of!(ibv_sa_mcmember_rec, sl) - 48usize];
     ["Offset of field: ibv_sa_mcmember_rec::flow_label"]
         [::core::mem::offset_of!(ibv_sa_mcmember_rec, flow_label) - 52usize];
     ["Offset of field: ibv_sa_mcmember_rec::hop_limit"]
         [::core::mem::offset_of!(ibv_sa_mcmember_rec, hop_limit) - 56usize];
-    ["Offset of field: ibv_sa_mcmember_rec::scope"]
-        [::core::mem::offset_of!(ibv_sa_mcmember_rec, scope) - 57usize];
+    ["Offset of field: ibv_sa_mcmember_rec::scope"][::core::mem::offset_of!(ibv_sa_mcmember_rec, scope) - 57usize];
     ["Offset of field: ibv_sa_mcmember_rec::join_state"]
         [::core::mem::offset_of!(ibv_sa_mcmember_rec, join_state) - 58usize];
     ["Offset of field: ibv_sa_mcmember_rec::proxy_join"]
@@ -4466,26 +3894,16 @@ pub struct ibv_sa_service_rec {
 const _: () = {
     ["Size of ibv_sa_service_rec"][::core::mem::size_of::<ibv_sa_service_rec>() - 176usize];
     ["Alignment of ibv_sa_service_rec"][::core::mem::align_of::<ibv_sa_service_rec>() - 8usize];
-    ["Offset of field: ibv_sa_service_rec::id"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, id) - 0usize];
-    ["Offset of field: ibv_sa_service_rec::gid"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, gid) - 8usize];
-    ["Offset of field: ibv_sa_service_rec::pkey"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, pkey) - 24usize];
-    ["Offset of field: ibv_sa_service_rec::lease"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, lease) - 28usize];
-    ["Offset of field: ibv_sa_service_rec::key"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, key) - 32usize];
-    ["Offset of field: ibv_sa_service_rec::name"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, name) - 48usize];
-    ["Offset of field: ibv_sa_service_rec::data8"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, data8) - 112usize];
-    ["Offset of field: ibv_sa_service_rec::data16"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, data16) - 128usize];
-    ["Offset of field: ibv_sa_service_rec::data32"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, data32) - 144usize];
-    ["Offset of field: ibv_sa_service_rec::data64"]
-        [::core::mem::offset_of!(ibv_sa_service_rec, data64) - 160usize];
+    ["Offset of field: ibv_sa_service_rec::id"][::core::mem::offset_of!(ibv_sa_service_rec, id) - 0usize];
+    ["Offset of field: ibv_sa_service_rec::gid"][::core::mem::offset_of!(ibv_sa_service_rec, gid) - 8usize];
+    ["Offset of field: ibv_sa_service_rec::pkey"][::core::mem::offset_of!(ibv_sa_service_rec, pkey) - 24usize];
+    ["Offset of field: ibv_sa_service_rec::lease"][::core::mem::offset_of!(ibv_sa_service_rec, lease) - 28usize];
+    ["Offset of field: ibv_sa_service_rec::key"][::core::mem::offset_of!(ibv_sa_service_rec, key) - 32usize];
+    ["Offset of field: ibv_sa_service_rec::name"][::core::mem::offset_of!(ibv_sa_service_rec, name) - 48usize];
+    ["Offset of field: ibv_sa_service_rec::data8"][::core::mem::offset_of!(ibv_sa_service_rec, data8) - 112usize];
+    ["Offset of field: ibv_sa_service_rec::data16"][::core::mem::offset_of!(ibv_sa_service_rec, data16) - 128usize];
+    ["Offset of field: ibv_sa_service_rec::data32"][::core::mem::offset_of!(ibv_sa_service_rec, data32) - 144usize];
+    ["Offset of field: ibv_sa_service_rec::data64"][::core::mem::offset_of!(ibv_sa_service_rec, data64) - 160usize];
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4510,36 +3928,24 @@ pub struct ibv_path_record {
 const _: () = {
     ["Size of ibv_path_record"][::core::mem::size_of::<ibv_path_record>() - 64usize];
     ["Alignment of ibv_path_record"][::core::mem::align_of::<ibv_path_record>() - 8usize];
-    ["Offset of field: ibv_path_record::service_id"]
-        [::core::mem::offset_of!(ibv_path_record, service_id) - 0usize];
-    ["Offset of field: ibv_path_record::dgid"]
-        [::core::mem::offset_of!(ibv_path_record, dgid) - 8usize];
-    ["Offset of field: ibv_path_record::sgid"]
-        [::core::mem::offset_of!(ibv_path_record, sgid) - 24usize];
-    ["Offset of field: ibv_path_record::dlid"]
-        [::core::mem::offset_of!(ibv_path_record, dlid) - 40usize];
-    ["Offset of field: ibv_path_record::slid"]
-        [::core::mem::offset_of!(ibv_path_record, slid) - 42usize];
+    ["Offset of field: ibv_path_record::service_id"][::core::mem::offset_of!(ibv_path_record, service_id) - 0usize];
+    ["Offset of field: ibv_path_record::dgid"][::core::mem::offset_of!(ibv_path_record, dgid) - 8usize];
+    ["Offset of field: ibv_path_record::sgid"][::core::mem::offset_of!(ibv_path_record, sgid) - 24usize];
+    ["Offset of field: ibv_path_record::dlid"][::core::mem::offset_of!(ibv_path_record, dlid) - 40usize];
+    ["Offset of field: ibv_path_record::slid"][::core::mem::offset_of!(ibv_path_record, slid) - 42usize];
     ["Offset of field: ibv_path_record::flowlabel_hoplimit"]
         [::core::mem::offset_of!(ibv_path_record, flowlabel_hoplimit) - 44usize];
-    ["Offset of field: ibv_path_record::tclass"]
-        [::core::mem::offset_of!(ibv_path_record, tclass) - 48usize];
+    ["Offset of field: ibv_path_record::tclass"][::core::mem::offset_of!(ibv_path_record, tclass) - 48usize];
     ["Offset of field: ibv_path_record::reversible_numpath"]
         [::core::mem::offset_of!(ibv_path_record, reversible_numpath) - 49usize];
-    ["Offset of field: ibv_path_record::pkey"]
-        [::core::mem::offset_of!(ibv_path_record, pkey) - 50usize];
-    ["Offset of field: ibv_path_record::qosclass_sl"]
-        [::core::mem::offset_of!(ibv_path_record, qosclass_sl) - 52usize];
-    ["Offset of field: ibv_path_record::mtu"]
-        [::core::mem::offset_of!(ibv_path_record, mtu) - 54usize];
-    ["Offset of field: ibv_path_record::rate"]
-        [::core::mem::offset_of!(ibv_path_record, rate) - 55usize];
+    ["Offset of field: ibv_path_record::pkey"][::core::mem::offset_of!(ibv_path_record, pkey) - 50usize];
+    ["Offset of field: ibv_path_record::qosclass_sl"][::core::mem::offset_of!(ibv_path_record, qosclass_sl) - 52usize];
+    ["Offset of field: ibv_path_record::mtu"][::core::mem::offset_of!(ibv_path_record, mtu) - 54usize];
+    ["Offset of field: ibv_path_record::rate"][::core::mem::offset_of!(ibv_path_record, rate) - 55usize];
     ["Offset of field: ibv_path_record::packetlifetime"]
         [::core::mem::offset_of!(ibv_path_record, packetlifetime) - 56usize];
-    ["Offset of field: ibv_path_record::preference"]
-        [::core::mem::offset_of!(ibv_path_record, preference) - 57usize];
-    ["Offset of field: ibv_path_record::reserved"]
-        [::core::mem::offset_of!(ibv_path_record, reserved) - 58usize];
+    ["Offset of field: ibv_path_record::preference"][::core::mem::offset_of!(ibv_path_record, preference) - 57usize];
+    ["Offset of field: ibv_path_record::reserved"][::core::mem::offset_of!(ibv_path_record, reserved) - 58usize];
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4552,10 +3958,8 @@ pub struct ibv_path_data {
 const _: () = {
     ["Size of ibv_path_data"][::core::mem::size_of::<ibv_path_data>() - 72usize];
     ["Alignment of ibv_path_data"][::core::mem::align_of::<ibv_path_data>() - 8usize];
-    ["Offset of field: ibv_path_data::flags"]
-        [::core::mem::offset_of!(ibv_path_data, flags) - 0usize];
-    ["Offset of field: ibv_path_data::reserved"]
-        [::core::mem::offset_of!(ibv_path_data, reserved) - 4usize];
+    ["Offset of field: ibv_path_data::flags"][::core::mem::offset_of!(ibv_path_data, flags) - 0usize];
+    ["Offset of field: ibv_path_data::reserved"][::core::mem::offset_of!(ibv_path_data, reserved) - 4usize];
     ["Offset of field: ibv_path_data::path"][::core::mem::offset_of!(ibv_path_data, path) - 8usize];
 };
 pub const IBV_OPCODE_RC: u32 = 0;
@@ -4738,10 +4142,8 @@ pub union rdma_addr__bindgen_ty_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of rdma_addr__bindgen_ty_1"]
-        [::core::mem::size_of::<rdma_addr__bindgen_ty_1>() - 128usize];
-    ["Alignment of rdma_addr__bindgen_ty_1"]
-        [::core::mem::align_of::<rdma_addr__bindgen_ty_1>() - 8usize];
+    ["Size of rdma_addr__bindgen_ty_1"][::core::mem::size_of::<rdma_addr__bindgen_ty_1>() - 128usize];
+    ["Alignment of rdma_addr__bindgen_ty_1"][::core::mem::align_of::<rdma_addr__bindgen_ty_1>() - 8usize];
     ["Offset of field: rdma_addr__bindgen_ty_1::src_addr"]
         [::core::mem::offset_of!(rdma_addr__bindgen_ty_1, src_addr) - 0usize];
     ["Offset of field: rdma_addr__bindgen_ty_1::src_sin"]
@@ -4761,10 +4163,8 @@ pub union rdma_addr__bindgen_ty_2 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of rdma_addr__bindgen_ty_2"]
-        [::core::mem::size_of::<rdma_addr__bindgen_ty_2>() - 128usize];
-    ["Alignment of rdma_addr__bindgen_ty_2"]
-        [::core::mem::align_of::<rdma_addr__bindgen_ty_2>() - 8usize];
+    ["Size of rdma_addr__bindgen_ty_2"][::core::mem::size_of::<rdma_addr__bindgen_ty_2>() - 128usize];
+    ["Alignment of rdma_addr__bindgen_ty_2"][::core::mem::align_of::<rdma_addr__bindgen_ty_2>() - 8usize];
     ["Offset of field: rdma_addr__bindgen_ty_2::dst_addr"]
         [::core::mem::offset_of!(rdma_addr__bindgen_ty_2, dst_addr) - 0usize];
     ["Offset of field: rdma_addr__bindgen_ty_2::dst_sin"]
@@ -4781,10 +4181,8 @@ pub union rdma_addr__bindgen_ty_3 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of rdma_addr__bindgen_ty_3"]
-        [::core::mem::size_of::<rdma_addr__bindgen_ty_3>() - 40usize];
-    ["Alignment of rdma_addr__bindgen_ty_3"]
-        [::core::mem::align_of::<rdma_addr__bindgen_ty_3>() - 8usize];
+    ["Size of rdma_addr__bindgen_ty_3"][::core::mem::size_of::<rdma_addr__bindgen_ty_3>() - 40usize];
+    ["Alignment of rdma_addr__bindgen_ty_3"][::core::mem::align_of::<rdma_addr__bindgen_ty_3>() - 8usize];
     ["Offset of field: rdma_addr__bindgen_ty_3::ibaddr"]
         [::core::mem::offset_of!(rdma_addr__bindgen_ty_3, ibaddr) - 0usize];
 };
@@ -4806,10 +4204,8 @@ const _: () = {
     ["Size of rdma_route"][::core::mem::size_of::<rdma_route>() - 312usize];
     ["Alignment of rdma_route"][::core::mem::align_of::<rdma_route>() - 8usize];
     ["Offset of field: rdma_route::addr"][::core::mem::offset_of!(rdma_route, addr) - 0usize];
-    ["Offset of field: rdma_route::path_rec"]
-        [::core::mem::offset_of!(rdma_route, path_rec) - 296usize];
-    ["Offset of field: rdma_route::num_paths"]
-        [::core::mem::offset_of!(rdma_route, num_paths) - 304usize];
+    ["Offset of field: rdma_route::path_rec"][::core::mem::offset_of!(rdma_route, path_rec) - 296usize];
+    ["Offset of field: rdma_route::num_paths"][::core::mem::offset_of!(rdma_route, num_paths) - 304usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -4820,8 +4216,7 @@ pub struct rdma_event_channel {
 const _: () = {
     ["Size of rdma_event_channel"][::core::mem::size_of::<rdma_event_channel>() - 4usize];
     ["Alignment of rdma_event_channel"][::core::mem::align_of::<rdma_event_channel>() - 4usize];
-    ["Offset of field: rdma_event_channel::fd"]
-        [::core::mem::offset_of!(rdma_event_channel, fd) - 0usize];
+    ["Offset of field: rdma_event_channel::fd"][::core::mem::offset_of!(rdma_event_channel, fd) - 0usize];
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4848,26 +4243,19 @@ const _: () = {
     ["Alignment of rdma_cm_id"][::core::mem::align_of::<rdma_cm_id>() - 8usize];
     ["Offset of field: rdma_cm_id::verbs"][::core::mem::offset_of!(rdma_cm_id, verbs) - 0usize];
     ["Offset of field: rdma_cm_id::channel"][::core::mem::offset_of!(rdma_cm_id, channel) - 8usize];
-    ["Offset of field: rdma_cm_id::context"]
-        [::core::mem::offset_of!(rdma_cm_id, context) - 16usize];
+    ["Offset of field: rdma_cm_id::context"][::core::mem::offset_of!(rdma_cm_id, context) - 16usize];
     ["Offset of field: rdma_cm_id::qp"][::core::mem::offset_of!(rdma_cm_id, qp) - 24usize];
     ["Offset of field: rdma_cm_id::route"][::core::mem::offset_of!(rdma_cm_id, route) - 32usize];
     ["Offset of field: rdma_cm_id::ps"][::core::mem::offset_of!(rdma_cm_id, ps) - 344usize];
-    ["Offset of field: rdma_cm_id::port_num"]
-        [::core::mem::offset_of!(rdma_cm_id, port_num) - 348usize];
+    ["Offset of field: rdma_cm_id::port_num"][::core::mem::offset_of!(rdma_cm_id, port_num) - 348usize];
     ["Offset of field: rdma_cm_id::event"][::core::mem::offset_of!(rdma_cm_id, event) - 352usize];
-    ["Offset of field: rdma_cm_id::send_cq_channel"]
-        [::core::mem::offset_of!(rdma_cm_id, send_cq_channel) - 360usize];
-    ["Offset of field: rdma_cm_id::send_cq"]
-        [::core::mem::offset_of!(rdma_cm_id, send_cq) - 368usize];
-    ["Offset of field: rdma_cm_id::recv_cq_channel"]
-        [::core::mem::offset_of!(rdma_cm_id, recv_cq_channel) - 376usize];
-    ["Offset of field: rdma_cm_id::recv_cq"]
-        [::core::mem::offset_of!(rdma_cm_id, recv_cq) - 384usize];
+    ["Offset of field: rdma_cm_id::send_cq_channel"][::core::mem::offset_of!(rdma_cm_id, send_cq_channel) - 360usize];
+    ["Offset of field: rdma_cm_id::send_cq"][::core::mem::offset_of!(rdma_cm_id, send_cq) - 368usize];
+    ["Offset of field: rdma_cm_id::recv_cq_channel"][::core::mem::offset_of!(rdma_cm_id, recv_cq_channel) - 376usize];
+    ["Offset of field: rdma_cm_id::recv_cq"][::core::mem::offset_of!(rdma_cm_id, recv_cq) - 384usize];
     ["Offset of field: rdma_cm_id::srq"][::core::mem::offset_of!(rdma_cm_id, srq) - 392usize];
     ["Offset of field: rdma_cm_id::pd"][::core::mem::offset_of!(rdma_cm_id, pd) - 400usize];
-    ["Offset of field: rdma_cm_id::qp_type"]
-        [::core::mem::offset_of!(rdma_cm_id, qp_type) - 408usize];
+    ["Offset of field: rdma_cm_id::qp_type"][::core::mem::offset_of!(rdma_cm_id, qp_type) - 408usize];
 };
 pub const RDMA_MAX_RESP_RES: u32 = 255;
 pub const RDMA_MAX_INIT_DEPTH: u32 = 255;
@@ -4888,8 +4276,7 @@ pub struct rdma_conn_param {
 const _: () = {
     ["Size of rdma_conn_param"][::core::mem::size_of::<rdma_conn_param>() - 24usize];
     ["Alignment of rdma_conn_param"][::core::mem::align_of::<rdma_conn_param>() - 8usize];
-    ["Offset of field: rdma_conn_param::private_data"]
-        [::core::mem::offset_of!(rdma_conn_param, private_data) - 0usize];
+    ["Offset of field: rdma_conn_param::private_data"][::core::mem::offset_of!(rdma_conn_param, private_data) - 0usize];
     ["Offset of field: rdma_conn_param::private_data_len"]
         [::core::mem::offset_of!(rdma_conn_param, private_data_len) - 8usize];
     ["Offset of field: rdma_conn_param::responder_resources"]
@@ -4898,14 +4285,11 @@ const _: () = {
         [::core::mem::offset_of!(rdma_conn_param, initiator_depth) - 10usize];
     ["Offset of field: rdma_conn_param::flow_control"]
         [::core::mem::offset_of!(rdma_conn_param, flow_control) - 11usize];
-    ["Offset of field: rdma_conn_param::retry_count"]
-        [::core::mem::offset_of!(rdma_conn_param, retry_count) - 12usize];
+    ["Offset of field: rdma_conn_param::retry_count"][::core::mem::offset_of!(rdma_conn_param, retry_count) - 12usize];
     ["Offset of field: rdma_conn_param::rnr_retry_count"]
         [::core::mem::offset_of!(rdma_conn_param, rnr_retry_count) - 13usize];
-    ["Offset of field: rdma_conn_param::srq"]
-        [::core::mem::offset_of!(rdma_conn_param, srq) - 14usize];
-    ["Offset of field: rdma_conn_param::qp_num"]
-        [::core::mem::offset_of!(rdma_conn_param, qp_num) - 16usize];
+    ["Offset of field: rdma_conn_param::srq"][::core::mem::offset_of!(rdma_conn_param, srq) - 14usize];
+    ["Offset of field: rdma_conn_param::qp_num"][::core::mem::offset_of!(rdma_conn_param, qp_num) - 16usize];
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4920,16 +4304,12 @@ pub struct rdma_ud_param {
 const _: () = {
     ["Size of rdma_ud_param"][::core::mem::size_of::<rdma_ud_param>() - 56usize];
     ["Alignment of rdma_ud_param"][::core::mem::align_of::<rdma_ud_param>() - 8usize];
-    ["Offset of field: rdma_ud_param::private_data"]
-        [::core::mem::offset_of!(rdma_ud_param, private_data) - 0usize];
+    ["Offset of field: rdma_ud_param::private_data"][::core::mem::offset_of!(rdma_ud_param, private_data) - 0usize];
     ["Offset of field: rdma_ud_param::private_data_len"]
         [::core::mem::offset_of!(rdma_ud_param, private_data_len) - 8usize];
-    ["Offset of field: rdma_ud_param::ah_attr"]
-        [::core::mem::offset_of!(rdma_ud_param, ah_attr) - 16usize];
-    ["Offset of field: rdma_ud_param::qp_num"]
-        [::core::mem::offset_of!(rdma_ud_param, qp_num) - 48usize];
-    ["Offset of field: rdma_ud_param::qkey"]
-        [::core::mem::offset_of!(rdma_ud_param, qkey) - 52usize];
+    ["Offset of field: rdma_ud_param::ah_attr"][::core::mem::offset_of!(rdma_ud_param, ah_attr) - 16usize];
+    ["Offset of field: rdma_ud_param::qp_num"][::core::mem::offset_of!(rdma_ud_param, qp_num) - 48usize];
+    ["Offset of field: rdma_ud_param::qkey"][::core::mem::offset_of!(rdma_ud_param, qkey) - 52usize];
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4948,10 +4328,8 @@ pub union rdma_cm_event__bindgen_ty_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of rdma_cm_event__bindgen_ty_1"]
-        [::core::mem::size_of::<rdma_cm_event__bindgen_ty_1>() - 56usize];
-    ["Alignment of rdma_cm_event__bindgen_ty_1"]
-        [::core::mem::align_of::<rdma_cm_event__bindgen_ty_1>() - 8usize];
+    ["Size of rdma_cm_event__bindgen_ty_1"][::core::mem::size_of::<rdma_cm_event__bindgen_ty_1>() - 56usize];
+    ["Alignment of rdma_cm_event__bindgen_ty_1"][::core::mem::align_of::<rdma_cm_event__bindgen_ty_1>() - 8usize];
     ["Offset of field: rdma_cm_event__bindgen_ty_1::conn"]
         [::core::mem::offset_of!(rdma_cm_event__bindgen_ty_1, conn) - 0usize];
     ["Offset of field: rdma_cm_event__bindgen_ty_1::ud"]
@@ -4962,14 +4340,10 @@ const _: () = {
     ["Size of rdma_cm_event"][::core::mem::size_of::<rdma_cm_event>() - 80usize];
     ["Alignment of rdma_cm_event"][::core::mem::align_of::<rdma_cm_event>() - 8usize];
     ["Offset of field: rdma_cm_event::id"][::core::mem::offset_of!(rdma_cm_event, id) - 0usize];
-    ["Offset of field: rdma_cm_event::listen_id"]
-        [::core::mem::offset_of!(rdma_cm_event, listen_id) - 8usize];
-    ["Offset of field: rdma_cm_event::event"]
-        [::core::mem::offset_of!(rdma_cm_event, event) - 16usize];
-    ["Offset of field: rdma_cm_event::status"]
-        [::core::mem::offset_of!(rdma_cm_event, status) - 20usize];
-    ["Offset of field: rdma_cm_event::param"]
-        [::core::mem::offset_of!(rdma_cm_event, param) - 24usize];
+    ["Offset of field: rdma_cm_event::listen_id"][::core::mem::offset_of!(rdma_cm_event, listen_id) - 8usize];
+    ["Offset of field: rdma_cm_event::event"][::core::mem::offset_of!(rdma_cm_event, event) - 16usize];
+    ["Offset of field: rdma_cm_event::status"][::core::mem::offset_of!(rdma_cm_event, status) - 20usize];
+    ["Offset of field: rdma_cm_event::param"][::core::mem::offset_of!(rdma_cm_event, param) - 24usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -4994,36 +4368,24 @@ pub struct rdma_addrinfo {
 const _: () = {
     ["Size of rdma_addrinfo"][::core::mem::size_of::<rdma_addrinfo>() - 96usize];
     ["Alignment of rdma_addrinfo"][::core::mem::align_of::<rdma_addrinfo>() - 8usize];
-    ["Offset of field: rdma_addrinfo::ai_flags"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_flags) - 0usize];
-    ["Offset of field: rdma_addrinfo::ai_family"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_family) - 4usize];
-    ["Offset of field: rdma_addrinfo::ai_qp_type"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_qp_type) - 8usize];
-    ["Offset of field: rdma_addrinfo::ai_port_space"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_port_space) - 12usize];
-    ["Offset of field: rdma_addrinfo::ai_src_len"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_src_len) - 16usize];
-    ["Offset of field: rdma_addrinfo::ai_dst_len"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_dst_len) - 20usize];
-    ["Offset of field: rdma_addrinfo::ai_src_addr"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_src_addr) - 24usize];
-    ["Offset of field: rdma_addrinfo::ai_dst_addr"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_dst_addr) - 32usize];
+    ["Offset of field: rdma_addrinfo::ai_flags"][::core::mem::offset_of!(rdma_addrinfo, ai_flags) - 0usize];
+    ["Offset of field: rdma_addrinfo::ai_family"][::core::mem::offset_of!(rdma_addrinfo, ai_family) - 4usize];
+    ["Offset of field: rdma_addrinfo::ai_qp_type"][::core::mem::offset_of!(rdma_addrinfo, ai_qp_type) - 8usize];
+    ["Offset of field: rdma_addrinfo::ai_port_space"][::core::mem::offset_of!(rdma_addrinfo, ai_port_space) - 12usize];
+    ["Offset of field: rdma_addrinfo::ai_src_len"][::core::mem::offset_of!(rdma_addrinfo, ai_src_len) - 16usize];
+    ["Offset of field: rdma_addrinfo::ai_dst_len"][::core::mem::offset_of!(rdma_addrinfo, ai_dst_len) - 20usize];
+    ["Offset of field: rdma_addrinfo::ai_src_addr"][::core::mem::offset_of!(rdma_addrinfo, ai_src_addr) - 24usize];
+    ["Offset of field: rdma_addrinfo::ai_dst_addr"][::core::mem::offset_of!(rdma_addrinfo, ai_dst_addr) - 32usize];
     ["Offset of field: rdma_addrinfo::ai_src_canonname"]
         [::core::mem::offset_of!(rdma_addrinfo, ai_src_canonname) - 40usize];
     ["Offset of field: rdma_addrinfo::ai_dst_canonname"]
         [::core::mem::offset_of!(rdma_addrinfo, ai_dst_canonname) - 48usize];
-    ["Offset of field: rdma_addrinfo::ai_route_len"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_route_len) - 56usize];
-    ["Offset of field: rdma_addrinfo::ai_route"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_route) - 64usize];
+    ["Offset of field: rdma_addrinfo::ai_route_len"][::core::mem::offset_of!(rdma_addrinfo, ai_route_len) - 56usize];
+    ["Offset of field: rdma_addrinfo::ai_route"][::core::mem::offset_of!(rdma_addrinfo, ai_route) - 64usize];
     ["Offset of field: rdma_addrinfo::ai_connect_len"]
         [::core::mem::offset_of!(rdma_addrinfo, ai_connect_len) - 72usize];
-    ["Offset of field: rdma_addrinfo::ai_connect"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_connect) - 80usize];
-    ["Offset of field: rdma_addrinfo::ai_next"]
-        [::core::mem::offset_of!(rdma_addrinfo, ai_next) - 88usize];
+    ["Offset of field: rdma_addrinfo::ai_connect"][::core::mem::offset_of!(rdma_addrinfo, ai_connect) - 80usize];
+    ["Offset of field: rdma_addrinfo::ai_next"][::core::mem::offset_of!(rdma_addrinfo, ai_next) - 88usize];
 };
 pub const RDMA_CM_JOIN_MC_ATTR_ADDRESS: rdma_cm_join_mc_attr_mask = rdma_cm_join_mc_attr_mask(1);
 pub const RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS: rdma_cm_join_mc_attr_mask = rdma_cm_join_mc_attr_mask(2);
@@ -5046,16 +4408,13 @@ pub struct rdma_cm_join_mc_attr_ex {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of rdma_cm_join_mc_attr_ex"]
-        [::core::mem::size_of::<rdma_cm_join_mc_attr_ex>() - 16usize];
-    ["Alignment of rdma_cm_join_mc_attr_ex"]
-        [::core::mem::align_of::<rdma_cm_join_mc_attr_ex>() - 8usize];
+    ["Size of rdma_cm_join_mc_attr_ex"][::core::mem::size_of::<rdma_cm_join_mc_attr_ex>() - 16usize];
+    ["Alignment of rdma_cm_join_mc_attr_ex"][::core::mem::align_of::<rdma_cm_join_mc_attr_ex>() - 8usize];
     ["Offset of field: rdma_cm_join_mc_attr_ex::comp_mask"]
         [::core::mem::offset_of!(rdma_cm_join_mc_attr_ex, comp_mask) - 0usize];
     ["Offset of field: rdma_cm_join_mc_attr_ex::join_flags"]
         [::core::mem::offset_of!(rdma_cm_join_mc_attr_ex, join_flags) - 4usize];
-    ["Offset of field: rdma_cm_join_mc_attr_ex::addr"]
-        [::core::mem::offset_of!(rdma_cm_join_mc_attr_ex, addr) - 8usize];
+    ["Offset of field: rdma_cm_join_mc_attr_ex::addr"][::core::mem::offset_of!(rdma_cm_join_mc_attr_ex, addr) - 8usize];
 };
 pub const RDMA_OPTION_ID: ::core::ffi::c_int = 0;
 pub const RDMA_OPTION_IB: ::core::ffi::c_int = 1;
@@ -5077,45 +4436,36 @@ pub struct verbs_ex_private {
 pub type ibv_flow_action_esp_keymat = ib_uverbs_flow_action_esp_keymat;
 pub const IBV_FLOW_ACTION_ESP_KEYMAT_AES_GCM: ib_uverbs_flow_action_esp_keymat =
     IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM;
-pub type ibv_flow_action_esp_keymat_aes_gcm_iv_algo =
-    ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo;
+pub type ibv_flow_action_esp_keymat_aes_gcm_iv_algo = ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo;
 pub const IBV_FLOW_ACTION_IV_ALGO_SEQ: ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo =
     IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ;
 pub type ibv_flow_action_esp_keymat_aes_gcm = ib_uverbs_flow_action_esp_keymat_aes_gcm;
 pub type ibv_flow_action_esp_replay = ib_uverbs_flow_action_esp_replay;
-pub const IBV_FLOW_ACTION_ESP_REPLAY_NONE: ib_uverbs_flow_action_esp_replay =
-    IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE;
-pub const IBV_FLOW_ACTION_ESP_REPLAY_BMP: ib_uverbs_flow_action_esp_replay =
-    IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP;
+pub const IBV_FLOW_ACTION_ESP_REPLAY_NONE: ib_uverbs_flow_action_esp_replay = IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE;
+pub const IBV_FLOW_ACTION_ESP_REPLAY_BMP: ib_uverbs_flow_action_esp_replay = IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP;
 pub type ibv_flow_action_esp_replay_bmp = ib_uverbs_flow_action_esp_replay_bmp;
 pub type ibv_flow_action_esp_flags = ib_uverbs_flow_action_esp_flags;
 pub const IBV_FLOW_ACTION_ESP_FLAGS_INLINE_CRYPTO: ib_uverbs_flow_action_esp_flags =
     IB_UVERBS_FLOW_ACTION_ESP_FLAGS_INLINE_CRYPTO;
 pub const IBV_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD: ib_uverbs_flow_action_esp_flags =
     IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD;
-pub const IBV_FLOW_ACTION_ESP_FLAGS_TUNNEL: ib_uverbs_flow_action_esp_flags =
-    IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TUNNEL;
+pub const IBV_FLOW_ACTION_ESP_FLAGS_TUNNEL: ib_uverbs_flow_action_esp_flags = IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TUNNEL;
 pub const IBV_FLOW_ACTION_ESP_FLAGS_TRANSPORT: ib_uverbs_flow_action_esp_flags =
     IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT;
-pub const IBV_FLOW_ACTION_ESP_FLAGS_DECRYPT: ib_uverbs_flow_action_esp_flags =
-    IB_UVERBS_FLOW_ACTION_ESP_FLAGS_DECRYPT;
-pub const IBV_FLOW_ACTION_ESP_FLAGS_ENCRYPT: ib_uverbs_flow_action_esp_flags =
-    IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT;
+pub const IBV_FLOW_ACTION_ESP_FLAGS_DECRYPT: ib_uverbs_flow_action_esp_flags = IB_UVERBS_FLOW_ACTION_ESP_FLAGS_DECRYPT;
+pub const IBV_FLOW_ACTION_ESP_FLAGS_ENCRYPT: ib_uverbs_flow_action_esp_flags = IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT;
 pub const IBV_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW: ib_uverbs_flow_action_esp_flags =
     IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW;
 pub type ibv_flow_action_esp_encap = ib_uverbs_flow_action_esp_encap;
 pub type ibv_flow_action_esp = ib_uverbs_flow_action_esp;
 pub type ibv_advise_mr_advice = ib_uverbs_advise_mr_advice;
-pub const IBV_ADVISE_MR_ADVICE_PREFETCH: ib_uverbs_advise_mr_advice =
-    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH;
-pub const IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE: ib_uverbs_advise_mr_advice =
-    IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+pub const IBV_ADVISE_MR_ADVICE_PREFETCH: ib_uverbs_advise_mr_advice = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH;
+pub const IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE: ib_uverbs_advise_mr_advice = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE;
 pub const IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT: ib_uverbs_advise_mr_advice =
     IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
 pub const IBV_ADVISE_MR_FLAG_FLUSH: ib_uverbs_advise_mr_flag = IB_UVERBS_ADVISE_MR_FLAG_FLUSH;
 pub const IBV_QPF_GRH_REQUIRED: ib_uverbs_query_port_flags = IB_UVERBS_QPF_GRH_REQUIRED;
-pub const IBV_ACCESS_OPTIONAL_RANGE: ibv_access_flags =
-    ibv_access_flags(IB_UVERBS_ACCESS_OPTIONAL_RANGE.0);
+pub const IBV_ACCESS_OPTIONAL_RANGE: ibv_access_flags = ibv_access_flags(IB_UVERBS_ACCESS_OPTIONAL_RANGE.0);
 crate::macros::flags!(
     ib_uverbs_access_flags,
     ib_uverbs_advise_mr_flag,

@@ -66,9 +66,7 @@ fn named(default: &str, variable: &str) -> OsString {
 /// # Safety
 /// Each function must have the signature and the behaviour that rdma-core documents for its name.
 pub unsafe fn install_verbs(table: Verbs) -> Result<(), AlreadyLoaded> {
-    VERBS
-        .set(Ok(table))
-        .map_err(|_| AlreadyLoaded { library: IBVERBS })
+    VERBS.set(Ok(table)).map_err(|_| AlreadyLoaded { library: IBVERBS })
 }
 
 /// Makes [`rdmacm`] return `table`, for a connection manager that is linked into the program.
@@ -79,9 +77,7 @@ pub unsafe fn install_verbs(table: Verbs) -> Result<(), AlreadyLoaded> {
 /// # Safety
 /// As for [`install_verbs`].
 pub unsafe fn install_rdmacm(table: RdmaCm) -> Result<(), AlreadyLoaded> {
-    RDMACM
-        .set(Ok(table))
-        .map_err(|_| AlreadyLoaded { library: LIBRDMACM })
+    RDMACM.set(Ok(table)).map_err(|_| AlreadyLoaded { library: LIBRDMACM })
 }
 
 impl Verbs {
@@ -107,17 +103,9 @@ impl Verbs {
     /// # Safety
     /// What `find` returns must be null, or point to a function that has the signature and the behaviour that rdma-core
     /// documents for that name and that stays loaded.
-    pub unsafe fn from_lookup(
-        library: &str,
-        mut find: impl FnMut(&CStr) -> *mut c_void,
-    ) -> Result<Self, LoadError> {
+    pub unsafe fn from_lookup(library: &str, mut find: impl FnMut(&CStr) -> *mut c_void) -> Result<Self, LoadError> {
         // SAFETY: the caller vouches for `find`.
-        unsafe {
-            Self::resolve(&mut Lookup {
-                library,
-                find: &mut find,
-            })
-        }
+        unsafe { Self::resolve(&mut Lookup { library, find: &mut find }) }
     }
 }
 
@@ -142,17 +130,9 @@ impl RdmaCm {
     ///
     /// # Safety
     /// As for [`Verbs::from_lookup`].
-    pub unsafe fn from_lookup(
-        library: &str,
-        mut find: impl FnMut(&CStr) -> *mut c_void,
-    ) -> Result<Self, LoadError> {
+    pub unsafe fn from_lookup(library: &str, mut find: impl FnMut(&CStr) -> *mut c_void) -> Result<Self, LoadError> {
         // SAFETY: the caller vouches for `find`.
-        unsafe {
-            Self::resolve(&mut Lookup {
-                library,
-                find: &mut find,
-            })
-        }
+        unsafe { Self::resolve(&mut Lookup { library, find: &mut find }) }
     }
 }
 
@@ -167,12 +147,10 @@ unsafe fn load<T>(
     // LOCAL: librdmacm exports names as common as `rread` and `rpoll`, which must not stand in for anyone else's; the
     // providers find libibverbs through their own dependency on it, not through the global scope.
     // SAFETY: the caller vouches for the library's initialisers.
-    let handle = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-        LoadError::Library {
-            library: soname,
-            tried: vec![name.to_string_lossy().into_owned()],
-            source: Box::new(error),
-        }
+    let handle = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| LoadError::Library {
+        library: soname,
+        tried: vec![name.to_string_lossy().into_owned()],
+        source: Box::new(error),
     })?;
     let mut find = |symbol: &CStr| {
         // dlsym returns the default version of a symbol, which is the one that the table describes; the older one of
@@ -183,12 +161,7 @@ unsafe fn load<T>(
     };
     // SAFETY: the caller vouches for the library's functions, which stay: an error closes the handle and leaves no
     // pointer behind, success gives the handle up below.
-    let table = unsafe {
-        resolve(&mut Lookup {
-            library: &name.to_string_lossy(),
-            find: &mut find,
-        })
-    }?;
+    let table = unsafe { resolve(&mut Lookup { library: &name.to_string_lossy(), find: &mut find }) }?;
     // Never closed.
     _ = handle.into_raw();
     Ok(table)
@@ -203,11 +176,7 @@ pub(crate) struct Lookup<'a> {
 impl Lookup<'_> {
     /// # Safety
     /// `F` must be the type of a pointer to the function of that name.
-    pub(crate) unsafe fn required<F: Copy>(
-        &mut self,
-        name: &'static CStr,
-        since: u32,
-    ) -> Result<F, LoadError> {
+    pub(crate) unsafe fn required<F: Copy>(&mut self, name: &'static CStr, since: u32) -> Result<F, LoadError> {
         // SAFETY: the caller vouches for `F`.
         unsafe { self.optional(name) }.ok_or_else(|| LoadError::Symbol {
             library: self.library.to_owned(),
@@ -255,19 +224,11 @@ pub enum LoadError {
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Library {
-                library,
-                tried,
-                source,
-            } => {
+            Self::Library { library, tried, source } => {
                 let (debian, redhat, variable) = if *library == IBVERBS {
-                    (
-                        "libibverbs1 ibverbs-providers",
-                        "libibverbs",
-                        "RDMA_SYS_LIBIBVERBS",
-                    )
+                    ("libibverbs1 ibverbs-providers", "libibverbs", "RDMA_SYS_LIBIBVERBS")
                 } else {
-                    ("librdmacm1", "librdmacm", "RDMA_SYS_LIBRDMACM")
+                    ("librdmacm1t64, before Debian 13 and Ubuntu 24.04 librdmacm1", "librdmacm", "RDMA_SYS_LIBRDMACM")
                 };
                 write!(
                     f,
@@ -276,11 +237,7 @@ impl fmt::Display for LoadError {
                     tried.join(", ")
                 )
             }
-            Self::Symbol {
-                library,
-                name,
-                since,
-            } => write!(
+            Self::Symbol { library, name, since } => write!(
                 f,
                 "{library} lacks {name}, which rdma-core has had since release {since}: rdma-core 44 or newer is needed"
             ),
@@ -307,11 +264,7 @@ pub struct AlreadyLoaded {
 
 impl fmt::Display for AlreadyLoaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} was loaded or installed before; install a provider before the first verb",
-            self.library
-        )
+        write!(f, "{} was loaded or installed before; install a provider before the first verb", self.library)
     }
 }
 

@@ -79,8 +79,7 @@ pub(crate) use resolve;
 macro_rules! c_name {
     ($name:ident) => {
         const {
-            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes())
-            {
+            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                 Ok(name) => name,
                 Err(_) => unreachable!(),
             }

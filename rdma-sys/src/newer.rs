@@ -4,6 +4,7 @@
 //! `bindings.rs` moves to newer headers, the generator says what to remove here.
 
 use core::ffi::{c_char, c_int, c_void};
+use core::mem::offset_of;
 
 use crate::bindings::*;
 
@@ -65,8 +66,7 @@ pub const IBV_DMAH_INIT_ATTR_MASK_CPU_ID: ibv_dmah_init_attr_mask = ibv_dmah_ini
 /// `ph` counts.
 pub const IBV_DMAH_INIT_ATTR_MASK_PH: ibv_dmah_init_attr_mask = ibv_dmah_init_attr_mask(1 << 1);
 /// `tph_mem_type` counts.
-pub const IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE: ibv_dmah_init_attr_mask =
-    ibv_dmah_init_attr_mask(1 << 2);
+pub const IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE: ibv_dmah_init_attr_mask = ibv_dmah_init_attr_mask(1 << 2);
 
 /// What memory a transaction hint speaks of.
 #[repr(transparent)]
@@ -103,23 +103,17 @@ pub struct ibv_buf {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct ibv_qp_attach_comp_cntr_op(pub u32);
 /// Sends.
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_SEND: ibv_qp_attach_comp_cntr_op =
-    ibv_qp_attach_comp_cntr_op(1 << 0);
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_SEND: ibv_qp_attach_comp_cntr_op = ibv_qp_attach_comp_cntr_op(1 << 0);
 /// Receives.
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_RECV: ibv_qp_attach_comp_cntr_op =
-    ibv_qp_attach_comp_cntr_op(1 << 1);
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_RECV: ibv_qp_attach_comp_cntr_op = ibv_qp_attach_comp_cntr_op(1 << 1);
 /// RDMA reads.
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ: ibv_qp_attach_comp_cntr_op =
-    ibv_qp_attach_comp_cntr_op(1 << 2);
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ: ibv_qp_attach_comp_cntr_op = ibv_qp_attach_comp_cntr_op(1 << 2);
 /// RDMA reads by the peer.
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_READ: ibv_qp_attach_comp_cntr_op =
-    ibv_qp_attach_comp_cntr_op(1 << 3);
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_READ: ibv_qp_attach_comp_cntr_op = ibv_qp_attach_comp_cntr_op(1 << 3);
 /// RDMA writes.
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE: ibv_qp_attach_comp_cntr_op =
-    ibv_qp_attach_comp_cntr_op(1 << 4);
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE: ibv_qp_attach_comp_cntr_op = ibv_qp_attach_comp_cntr_op(1 << 4);
 /// RDMA writes by the peer.
-pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_WRITE: ibv_qp_attach_comp_cntr_op =
-    ibv_qp_attach_comp_cntr_op(1 << 5);
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_WRITE: ibv_qp_attach_comp_cntr_op = ibv_qp_attach_comp_cntr_op(1 << 5);
 
 /// What completion counters of a device can do (rdma-core 65).
 #[repr(C)]
@@ -174,6 +168,39 @@ pub struct ibv_qp_attach_comp_cntr_attr {
     pub op_mask: u32,
 }
 
+// What a C compiler says of these structures, on every 64-bit target.
+const _: () = {
+    assert!(size_of::<ibv_mr_init_attr>() == 72 && align_of::<ibv_mr_init_attr>() == 8);
+    assert!(offset_of!(ibv_mr_init_attr, access) == 8 && offset_of!(ibv_mr_init_attr, comp_mask) == 16);
+    assert!(offset_of!(ibv_mr_init_attr, iova) == 24 && offset_of!(ibv_mr_init_attr, addr) == 32);
+    assert!(offset_of!(ibv_mr_init_attr, fd) == 40 && offset_of!(ibv_mr_init_attr, fd_offset) == 48);
+    assert!(offset_of!(ibv_mr_init_attr, dmah) == 56 && offset_of!(ibv_mr_init_attr, buf) == 64);
+    assert!(size_of::<ibv_dmah>() == 8);
+    assert!(size_of::<ibv_dmah_init_attr>() == 12 && align_of::<ibv_dmah_init_attr>() == 4);
+    assert!(offset_of!(ibv_dmah_init_attr, cpu_id) == 4 && offset_of!(ibv_dmah_init_attr, ph) == 8);
+    assert!(offset_of!(ibv_dmah_init_attr, tph_mem_type) == 9);
+    assert!(size_of::<ibv_comp_cntr_caps>() == 16 && align_of::<ibv_comp_cntr_caps>() == 8);
+    assert!(offset_of!(ibv_comp_cntr_caps, max_counters) == 8);
+    assert!(offset_of!(ibv_comp_cntr_caps, supported_qp_attach_ops) == 12);
+    assert!(size_of::<ibv_comp_cntr>() == 16 && offset_of!(ibv_comp_cntr, handle) == 8);
+    assert!(size_of::<ibv_comp_cntr_init_attr>() == 12);
+    assert!(offset_of!(ibv_comp_cntr_init_attr, type_) == 4);
+    assert!(offset_of!(ibv_comp_cntr_init_attr, flags) == 8);
+    assert!(size_of::<ibv_qp_attach_comp_cntr_attr>() == 8);
+    assert!(offset_of!(ibv_qp_attach_comp_cntr_attr, op_mask) == 4);
+};
+
+crate::macros::flags!(ibv_mr_init_attr_mask, ibv_dmah_init_attr_mask, ibv_qp_attach_comp_cntr_op);
+crate::macros::zeroed!(
+    ibv_mr_init_attr,
+    ibv_dmah,
+    ibv_dmah_init_attr,
+    ibv_comp_cntr_caps,
+    ibv_comp_cntr,
+    ibv_comp_cntr_init_attr,
+    ibv_qp_attach_comp_cntr_attr
+);
+
 // Values that later releases added to enums of `bindings.rs`.
 
 /// The speed of a port changed (rdma-core 62).
@@ -183,8 +210,7 @@ pub const IBV_DEVICE_CC_DMA_BOUNCE: u64 = 1 << 41;
 /// On-demand paging works for flush.
 pub const IBV_ODP_SUPPORT_FLUSH: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(1 << 6);
 /// On-demand paging works for atomic write.
-pub const IBV_ODP_SUPPORT_ATOMIC_WRITE: ibv_odp_transport_cap_bits =
-    ibv_odp_transport_cap_bits(1 << 7);
+pub const IBV_ODP_SUPPORT_ATOMIC_WRITE: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(1 << 7);
 /// Asks about data that only the device reads.
 pub const IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY: ibv_query_qp_data_in_order_flags =
     ibv_query_qp_data_in_order_flags(1 << 1);
@@ -207,16 +233,13 @@ pub const RAI_DNS: u32 = 0x20;
 // The generator takes the fields of these names in the tables from here.
 
 /// `ibv_alloc_buf`
-pub type ibv_alloc_buf_fn =
-    unsafe extern "C" fn(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void;
+pub type ibv_alloc_buf_fn = unsafe extern "C" fn(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void;
 /// `ibv_alloc_dmah`
 pub type ibv_alloc_dmah_fn =
     unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah;
 /// `ibv_create_comp_cntr`
-pub type ibv_create_comp_cntr_fn = unsafe extern "C" fn(
-    context: *mut ibv_context,
-    cc_attr: *mut ibv_comp_cntr_init_attr,
-) -> *mut ibv_comp_cntr;
+pub type ibv_create_comp_cntr_fn =
+    unsafe extern "C" fn(context: *mut ibv_context, cc_attr: *mut ibv_comp_cntr_init_attr) -> *mut ibv_comp_cntr;
 /// `ibv_dealloc_dmah`
 pub type ibv_dealloc_dmah_fn = unsafe extern "C" fn(dmah: *mut ibv_dmah) -> c_int;
 /// `ibv_destroy_comp_cntr`
@@ -228,11 +251,9 @@ pub type ibv_export_buf_dmabuf_fd_fn = unsafe extern "C" fn(buf: *mut ibv_buf) -
 /// `ibv_free_buf`
 pub type ibv_free_buf_fn = unsafe extern "C" fn(buf: *mut ibv_buf);
 /// `ibv_inc_comp_cntr`
-pub type ibv_inc_comp_cntr_fn =
-    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
+pub type ibv_inc_comp_cntr_fn = unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
 /// `ibv_inc_err_comp_cntr`
-pub type ibv_inc_err_comp_cntr_fn =
-    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
+pub type ibv_inc_err_comp_cntr_fn = unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
 /// `ibv_qp_attach_comp_cntr`
 pub type ibv_qp_attach_comp_cntr_fn = unsafe extern "C" fn(
     qp: *mut ibv_qp,
@@ -240,20 +261,15 @@ pub type ibv_qp_attach_comp_cntr_fn = unsafe extern "C" fn(
     attr: *mut ibv_qp_attach_comp_cntr_attr,
 ) -> c_int;
 /// `_ibv_query_comp_cntr_caps`
-pub type _ibv_query_comp_cntr_caps_fn = unsafe extern "C" fn(
-    context: *mut ibv_context,
-    caps: *mut ibv_comp_cntr_caps,
-    caps_size: usize,
-) -> c_int;
+pub type _ibv_query_comp_cntr_caps_fn =
+    unsafe extern "C" fn(context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, caps_size: usize) -> c_int;
 /// `ibv_query_port_speed`
 pub type ibv_query_port_speed_fn =
     unsafe extern "C" fn(context: *mut ibv_context, port_num: u32, port_speed: *mut u64) -> c_int;
 /// `ibv_read_comp_cntr`
-pub type ibv_read_comp_cntr_fn =
-    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+pub type ibv_read_comp_cntr_fn = unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
 /// `ibv_read_err_comp_cntr`
-pub type ibv_read_err_comp_cntr_fn =
-    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+pub type ibv_read_err_comp_cntr_fn = unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
 /// `ibv_reg_buf_mr`
 pub type ibv_reg_buf_mr_fn = unsafe extern "C" fn(
     pd: *mut ibv_pd,
@@ -263,17 +279,13 @@ pub type ibv_reg_buf_mr_fn = unsafe extern "C" fn(
     access: c_int,
 ) -> *mut ibv_mr;
 /// `ibv_reg_mr_ex`
-pub type ibv_reg_mr_ex_fn =
-    unsafe extern "C" fn(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr;
+pub type ibv_reg_mr_ex_fn = unsafe extern "C" fn(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr;
 /// `ibv_set_comp_cntr`
-pub type ibv_set_comp_cntr_fn =
-    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
+pub type ibv_set_comp_cntr_fn = unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
 /// `ibv_set_err_comp_cntr`
-pub type ibv_set_err_comp_cntr_fn =
-    unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
+pub type ibv_set_err_comp_cntr_fn = unsafe extern "C" fn(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
 /// `rdma_query_addrinfo`
-pub type rdma_query_addrinfo_fn =
-    unsafe extern "C" fn(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int;
+pub type rdma_query_addrinfo_fn = unsafe extern "C" fn(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int;
 /// `rdma_resolve_addrinfo`
 pub type rdma_resolve_addrinfo_fn = unsafe extern "C" fn(
     id: *mut rdma_cm_id,
@@ -282,24 +294,16 @@ pub type rdma_resolve_addrinfo_fn = unsafe extern "C" fn(
     hints: *const rdma_addrinfo,
 ) -> c_int;
 /// `rdma_write_cm_event`
-pub type rdma_write_cm_event_fn = unsafe extern "C" fn(
-    id: *mut rdma_cm_id,
-    event: rdma_cm_event_type,
-    status: c_int,
-    arg: u64,
-) -> c_int;
+pub type rdma_write_cm_event_fn =
+    unsafe extern "C" fn(id: *mut rdma_cm_id, event: rdma_cm_event_type, status: c_int, arg: u64) -> c_int;
 /// `repoll_create`
 pub type repoll_create_fn = unsafe extern "C" fn(flags: c_int) -> c_int;
 /// `repoll_ctl`
 pub type repoll_ctl_fn =
     unsafe extern "C" fn(epfd: c_int, op: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
 /// `repoll_wait`
-pub type repoll_wait_fn = unsafe extern "C" fn(
-    epfd: c_int,
-    events: *mut libc::epoll_event,
-    maxevents: c_int,
-    timeout: c_int,
-) -> c_int;
+pub type repoll_wait_fn =
+    unsafe extern "C" fn(epfd: c_int, events: *mut libc::epoll_event, maxevents: c_int, timeout: c_int) -> c_int;
 
 // Two functions older than any of these: exported, but declared in no header that is installed.
 

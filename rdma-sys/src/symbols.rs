@@ -39,22 +39,16 @@ pub struct Verbs {
     /// `ibv_alloc_pd`
     pub ibv_alloc_pd: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_pd,
     /// `ibv_attach_mcast`
-    pub ibv_attach_mcast:
-        unsafe extern "C" fn(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> ::core::ffi::c_int,
+    pub ibv_attach_mcast: unsafe extern "C" fn(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> ::core::ffi::c_int,
     /// `ibv_close_device`
     pub ibv_close_device: unsafe extern "C" fn(context: *mut ibv_context) -> ::core::ffi::c_int,
     /// `ibv_create_ah`
     pub ibv_create_ah: unsafe extern "C" fn(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah,
     /// `ibv_create_ah_from_wc`
-    pub ibv_create_ah_from_wc: unsafe extern "C" fn(
-        pd: *mut ibv_pd,
-        wc: *mut ibv_wc,
-        grh: *mut ibv_grh,
-        port_num: u8,
-    ) -> *mut ibv_ah,
+    pub ibv_create_ah_from_wc:
+        unsafe extern "C" fn(pd: *mut ibv_pd, wc: *mut ibv_wc, grh: *mut ibv_grh, port_num: u8) -> *mut ibv_ah,
     /// `ibv_create_comp_channel`
-    pub ibv_create_comp_channel:
-        unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_comp_channel,
+    pub ibv_create_comp_channel: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_comp_channel,
     /// `ibv_create_comp_cntr`, since rdma-core 65
     pub ibv_create_comp_cntr: Option<ibv_create_comp_cntr_fn>,
     /// `ibv_create_cq`
@@ -66,13 +60,9 @@ pub struct Verbs {
         comp_vector: ::core::ffi::c_int,
     ) -> *mut ibv_cq,
     /// `ibv_create_qp`
-    pub ibv_create_qp:
-        unsafe extern "C" fn(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp,
+    pub ibv_create_qp: unsafe extern "C" fn(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp,
     /// `ibv_create_srq`
-    pub ibv_create_srq: unsafe extern "C" fn(
-        pd: *mut ibv_pd,
-        srq_init_attr: *mut ibv_srq_init_attr,
-    ) -> *mut ibv_srq,
+    pub ibv_create_srq: unsafe extern "C" fn(pd: *mut ibv_pd, srq_init_attr: *mut ibv_srq_init_attr) -> *mut ibv_srq,
     /// `ibv_dealloc_dmah`, since rdma-core 59
     pub ibv_dealloc_dmah: Option<ibv_dealloc_dmah_fn>,
     /// `ibv_dealloc_pd`
@@ -82,8 +72,7 @@ pub struct Verbs {
     /// `ibv_destroy_ah`
     pub ibv_destroy_ah: unsafe extern "C" fn(ah: *mut ibv_ah) -> ::core::ffi::c_int,
     /// `ibv_destroy_comp_channel`
-    pub ibv_destroy_comp_channel:
-        unsafe extern "C" fn(channel: *mut ibv_comp_channel) -> ::core::ffi::c_int,
+    pub ibv_destroy_comp_channel: unsafe extern "C" fn(channel: *mut ibv_comp_channel) -> ::core::ffi::c_int,
     /// `ibv_destroy_comp_cntr`, since rdma-core 65
     pub ibv_destroy_comp_cntr: Option<ibv_destroy_comp_cntr_fn>,
     /// `ibv_destroy_cq`
@@ -93,8 +82,7 @@ pub struct Verbs {
     /// `ibv_destroy_srq`
     pub ibv_destroy_srq: unsafe extern "C" fn(srq: *mut ibv_srq) -> ::core::ffi::c_int,
     /// `ibv_detach_mcast`
-    pub ibv_detach_mcast:
-        unsafe extern "C" fn(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> ::core::ffi::c_int,
+    pub ibv_detach_mcast: unsafe extern "C" fn(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> ::core::ffi::c_int,
     /// `ibv_dm_export_dmabuf_fd`, since rdma-core 62
     pub ibv_dm_export_dmabuf_fd: Option<ibv_dm_export_dmabuf_fd_fn>,
     /// `ibv_dofork_range`
@@ -102,8 +90,7 @@ pub struct Verbs {
     /// `ibv_dontfork_range`
     pub ibv_dontfork_range: ibv_dontfork_range_fn,
     /// `ibv_event_type_str`
-    pub ibv_event_type_str:
-        unsafe extern "C" fn(event: ibv_event_type) -> *const ::core::ffi::c_char,
+    pub ibv_event_type_str: unsafe extern "C" fn(event: ibv_event_type) -> *const ::core::ffi::c_char,
     /// `ibv_export_buf_dmabuf_fd`, since rdma-core 65
     pub ibv_export_buf_dmabuf_fd: Option<ibv_export_buf_dmabuf_fd_fn>,
     /// `ibv_fork_init`
@@ -113,10 +100,8 @@ pub struct Verbs {
     /// `ibv_free_device_list`
     pub ibv_free_device_list: unsafe extern "C" fn(list: *mut *mut ibv_device),
     /// `ibv_get_async_event`
-    pub ibv_get_async_event: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        event: *mut ibv_async_event,
-    ) -> ::core::ffi::c_int,
+    pub ibv_get_async_event:
+        unsafe extern "C" fn(context: *mut ibv_context, event: *mut ibv_async_event) -> ::core::ffi::c_int,
     /// `ibv_get_cq_event`
     pub ibv_get_cq_event: unsafe extern "C" fn(
         channel: *mut ibv_comp_channel,
@@ -128,27 +113,20 @@ pub struct Verbs {
     /// `ibv_get_device_index`
     pub ibv_get_device_index: unsafe extern "C" fn(device: *mut ibv_device) -> ::core::ffi::c_int,
     /// `ibv_get_device_list`
-    pub ibv_get_device_list:
-        unsafe extern "C" fn(num_devices: *mut ::core::ffi::c_int) -> *mut *mut ibv_device,
+    pub ibv_get_device_list: unsafe extern "C" fn(num_devices: *mut ::core::ffi::c_int) -> *mut *mut ibv_device,
     /// `ibv_get_device_name`
-    pub ibv_get_device_name:
-        unsafe extern "C" fn(device: *mut ibv_device) -> *const ::core::ffi::c_char,
+    pub ibv_get_device_name: unsafe extern "C" fn(device: *mut ibv_device) -> *const ::core::ffi::c_char,
     /// `ibv_get_pkey_index`
-    pub ibv_get_pkey_index: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        port_num: u8,
-        pkey: __be16,
-    ) -> ::core::ffi::c_int,
+    pub ibv_get_pkey_index:
+        unsafe extern "C" fn(context: *mut ibv_context, port_num: u8, pkey: __be16) -> ::core::ffi::c_int,
     /// `ibv_import_device`
     pub ibv_import_device: unsafe extern "C" fn(cmd_fd: ::core::ffi::c_int) -> *mut ibv_context,
     /// `ibv_import_dm`
-    pub ibv_import_dm:
-        unsafe extern "C" fn(context: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm,
+    pub ibv_import_dm: unsafe extern "C" fn(context: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm,
     /// `ibv_import_mr`
     pub ibv_import_mr: unsafe extern "C" fn(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr,
     /// `ibv_import_pd`
-    pub ibv_import_pd:
-        unsafe extern "C" fn(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd,
+    pub ibv_import_pd: unsafe extern "C" fn(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd,
     /// `ibv_inc_comp_cntr`, since rdma-core 65
     pub ibv_inc_comp_cntr: Option<ibv_inc_comp_cntr_fn>,
     /// `ibv_inc_err_comp_cntr`, since rdma-core 65
@@ -176,25 +154,20 @@ pub struct Verbs {
         srq_attr_mask: ::core::ffi::c_int,
     ) -> ::core::ffi::c_int,
     /// `ibv_node_type_str`
-    pub ibv_node_type_str:
-        unsafe extern "C" fn(node_type: ibv_node_type) -> *const ::core::ffi::c_char,
+    pub ibv_node_type_str: unsafe extern "C" fn(node_type: ibv_node_type) -> *const ::core::ffi::c_char,
     /// `ibv_open_device`
     pub ibv_open_device: unsafe extern "C" fn(device: *mut ibv_device) -> *mut ibv_context,
     /// `ibv_port_state_str`
-    pub ibv_port_state_str:
-        unsafe extern "C" fn(port_state: ibv_port_state) -> *const ::core::ffi::c_char,
+    pub ibv_port_state_str: unsafe extern "C" fn(port_state: ibv_port_state) -> *const ::core::ffi::c_char,
     /// `ibv_qp_attach_comp_cntr`, since rdma-core 65
     pub ibv_qp_attach_comp_cntr: Option<ibv_qp_attach_comp_cntr_fn>,
     /// `ibv_qp_to_qp_ex`
     pub ibv_qp_to_qp_ex: unsafe extern "C" fn(qp: *mut ibv_qp) -> *mut ibv_qp_ex,
     /// `ibv_query_device`
-    pub ibv_query_device: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        device_attr: *mut ibv_device_attr,
-    ) -> ::core::ffi::c_int,
+    pub ibv_query_device:
+        unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> ::core::ffi::c_int,
     /// `ibv_query_ece`
-    pub ibv_query_ece:
-        unsafe extern "C" fn(qp: *mut ibv_qp, ece: *mut ibv_ece) -> ::core::ffi::c_int,
+    pub ibv_query_ece: unsafe extern "C" fn(qp: *mut ibv_qp, ece: *mut ibv_ece) -> ::core::ffi::c_int,
     /// `ibv_query_gid`
     pub ibv_query_gid: unsafe extern "C" fn(
         context: *mut ibv_context,
@@ -228,8 +201,7 @@ pub struct Verbs {
     pub ibv_query_qp_data_in_order:
         unsafe extern "C" fn(qp: *mut ibv_qp, op: ibv_wr_opcode, flags: u32) -> ::core::ffi::c_int,
     /// `ibv_query_srq`
-    pub ibv_query_srq:
-        unsafe extern "C" fn(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr) -> ::core::ffi::c_int,
+    pub ibv_query_srq: unsafe extern "C" fn(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr) -> ::core::ffi::c_int,
     /// `ibv_rate_to_mbps`
     pub ibv_rate_to_mbps: unsafe extern "C" fn(rate: ibv_rate) -> ::core::ffi::c_int,
     /// `ibv_rate_to_mult`
@@ -284,8 +256,7 @@ pub struct Verbs {
         access: ::core::ffi::c_int,
     ) -> ::core::ffi::c_int,
     /// `ibv_resize_cq`
-    pub ibv_resize_cq:
-        unsafe extern "C" fn(cq: *mut ibv_cq, cqe: ::core::ffi::c_int) -> ::core::ffi::c_int,
+    pub ibv_resize_cq: unsafe extern "C" fn(cq: *mut ibv_cq, cqe: ::core::ffi::c_int) -> ::core::ffi::c_int,
     /// `ibv_resolve_eth_l2_from_gid`
     pub ibv_resolve_eth_l2_from_gid: unsafe extern "C" fn(
         context: *mut ibv_context,
@@ -306,8 +277,7 @@ pub struct Verbs {
     /// `ibv_unimport_pd`
     pub ibv_unimport_pd: unsafe extern "C" fn(pd: *mut ibv_pd),
     /// `ibv_wc_status_str`
-    pub ibv_wc_status_str:
-        unsafe extern "C" fn(status: ibv_wc_status) -> *const ::core::ffi::c_char,
+    pub ibv_wc_status_str: unsafe extern "C" fn(status: ibv_wc_status) -> *const ::core::ffi::c_char,
     /// `mbps_to_ibv_rate`
     pub mbps_to_ibv_rate: unsafe extern "C" fn(mbps: ::core::ffi::c_int) -> ibv_rate,
     /// `mult_to_ibv_rate`
@@ -433,20 +403,13 @@ pub struct RdmaCm {
         addrlen: socklen_t,
     ) -> ::core::ffi::c_int,
     /// `rdma_accept`
-    pub rdma_accept: unsafe extern "C" fn(
-        id: *mut rdma_cm_id,
-        conn_param: *mut rdma_conn_param,
-    ) -> ::core::ffi::c_int,
+    pub rdma_accept: unsafe extern "C" fn(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> ::core::ffi::c_int,
     /// `rdma_ack_cm_event`
     pub rdma_ack_cm_event: unsafe extern "C" fn(event: *mut rdma_cm_event) -> ::core::ffi::c_int,
     /// `rdma_bind_addr`
-    pub rdma_bind_addr:
-        unsafe extern "C" fn(id: *mut rdma_cm_id, addr: *mut sockaddr) -> ::core::ffi::c_int,
+    pub rdma_bind_addr: unsafe extern "C" fn(id: *mut rdma_cm_id, addr: *mut sockaddr) -> ::core::ffi::c_int,
     /// `rdma_connect`
-    pub rdma_connect: unsafe extern "C" fn(
-        id: *mut rdma_cm_id,
-        conn_param: *mut rdma_conn_param,
-    ) -> ::core::ffi::c_int,
+    pub rdma_connect: unsafe extern "C" fn(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> ::core::ffi::c_int,
     /// `rdma_create_ep`
     pub rdma_create_ep: unsafe extern "C" fn(
         id: *mut *mut rdma_cm_id,
@@ -470,21 +433,14 @@ pub struct RdmaCm {
         qp_init_attr: *mut ibv_qp_init_attr,
     ) -> ::core::ffi::c_int,
     /// `rdma_create_qp_ex`
-    pub rdma_create_qp_ex: unsafe extern "C" fn(
-        id: *mut rdma_cm_id,
-        qp_init_attr: *mut ibv_qp_init_attr_ex,
-    ) -> ::core::ffi::c_int,
+    pub rdma_create_qp_ex:
+        unsafe extern "C" fn(id: *mut rdma_cm_id, qp_init_attr: *mut ibv_qp_init_attr_ex) -> ::core::ffi::c_int,
     /// `rdma_create_srq`
-    pub rdma_create_srq: unsafe extern "C" fn(
-        id: *mut rdma_cm_id,
-        pd: *mut ibv_pd,
-        attr: *mut ibv_srq_init_attr,
-    ) -> ::core::ffi::c_int,
+    pub rdma_create_srq:
+        unsafe extern "C" fn(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> ::core::ffi::c_int,
     /// `rdma_create_srq_ex`
-    pub rdma_create_srq_ex: unsafe extern "C" fn(
-        id: *mut rdma_cm_id,
-        attr: *mut ibv_srq_init_attr_ex,
-    ) -> ::core::ffi::c_int,
+    pub rdma_create_srq_ex:
+        unsafe extern "C" fn(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> ::core::ffi::c_int,
     /// `rdma_destroy_ep`
     pub rdma_destroy_ep: unsafe extern "C" fn(id: *mut rdma_cm_id),
     /// `rdma_destroy_event_channel`
@@ -500,30 +456,22 @@ pub struct RdmaCm {
     /// `rdma_establish`
     pub rdma_establish: unsafe extern "C" fn(id: *mut rdma_cm_id) -> ::core::ffi::c_int,
     /// `rdma_event_str`
-    pub rdma_event_str:
-        unsafe extern "C" fn(event: rdma_cm_event_type) -> *const ::core::ffi::c_char,
+    pub rdma_event_str: unsafe extern "C" fn(event: rdma_cm_event_type) -> *const ::core::ffi::c_char,
     /// `rdma_free_devices`
     pub rdma_free_devices: unsafe extern "C" fn(list: *mut *mut ibv_context),
     /// `rdma_freeaddrinfo`
     pub rdma_freeaddrinfo: unsafe extern "C" fn(res: *mut rdma_addrinfo),
     /// `rdma_get_cm_event`
-    pub rdma_get_cm_event: unsafe extern "C" fn(
-        channel: *mut rdma_event_channel,
-        event: *mut *mut rdma_cm_event,
-    ) -> ::core::ffi::c_int,
+    pub rdma_get_cm_event:
+        unsafe extern "C" fn(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> ::core::ffi::c_int,
     /// `rdma_get_devices`
-    pub rdma_get_devices:
-        unsafe extern "C" fn(num_devices: *mut ::core::ffi::c_int) -> *mut *mut ibv_context,
+    pub rdma_get_devices: unsafe extern "C" fn(num_devices: *mut ::core::ffi::c_int) -> *mut *mut ibv_context,
     /// `rdma_get_dst_port`
     pub rdma_get_dst_port: unsafe extern "C" fn(id: *mut rdma_cm_id) -> __be16,
     /// `rdma_get_remote_ece`
-    pub rdma_get_remote_ece:
-        unsafe extern "C" fn(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> ::core::ffi::c_int,
+    pub rdma_get_remote_ece: unsafe extern "C" fn(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> ::core::ffi::c_int,
     /// `rdma_get_request`
-    pub rdma_get_request: unsafe extern "C" fn(
-        listen: *mut rdma_cm_id,
-        id: *mut *mut rdma_cm_id,
-    ) -> ::core::ffi::c_int,
+    pub rdma_get_request: unsafe extern "C" fn(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> ::core::ffi::c_int,
     /// `rdma_get_src_port`
     pub rdma_get_src_port: unsafe extern "C" fn(id: *mut rdma_cm_id) -> __be16,
     /// `rdma_getaddrinfo`
@@ -552,21 +500,14 @@ pub struct RdmaCm {
         context: *mut ::core::ffi::c_void,
     ) -> ::core::ffi::c_int,
     /// `rdma_leave_multicast`
-    pub rdma_leave_multicast:
-        unsafe extern "C" fn(id: *mut rdma_cm_id, addr: *mut sockaddr) -> ::core::ffi::c_int,
+    pub rdma_leave_multicast: unsafe extern "C" fn(id: *mut rdma_cm_id, addr: *mut sockaddr) -> ::core::ffi::c_int,
     /// `rdma_listen`
-    pub rdma_listen: unsafe extern "C" fn(
-        id: *mut rdma_cm_id,
-        backlog: ::core::ffi::c_int,
-    ) -> ::core::ffi::c_int,
+    pub rdma_listen: unsafe extern "C" fn(id: *mut rdma_cm_id, backlog: ::core::ffi::c_int) -> ::core::ffi::c_int,
     /// `rdma_migrate_id`
-    pub rdma_migrate_id: unsafe extern "C" fn(
-        id: *mut rdma_cm_id,
-        channel: *mut rdma_event_channel,
-    ) -> ::core::ffi::c_int,
+    pub rdma_migrate_id:
+        unsafe extern "C" fn(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> ::core::ffi::c_int,
     /// `rdma_notify`
-    pub rdma_notify:
-        unsafe extern "C" fn(id: *mut rdma_cm_id, event: ibv_event_type) -> ::core::ffi::c_int,
+    pub rdma_notify: unsafe extern "C" fn(id: *mut rdma_cm_id, event: ibv_event_type) -> ::core::ffi::c_int,
     /// `rdma_query_addrinfo`, since rdma-core 60
     pub rdma_query_addrinfo: Option<rdma_query_addrinfo_fn>,
     /// `rdma_reject`
@@ -591,13 +532,10 @@ pub struct RdmaCm {
     /// `rdma_resolve_addrinfo`, since rdma-core 60
     pub rdma_resolve_addrinfo: Option<rdma_resolve_addrinfo_fn>,
     /// `rdma_resolve_route`
-    pub rdma_resolve_route: unsafe extern "C" fn(
-        id: *mut rdma_cm_id,
-        timeout_ms: ::core::ffi::c_int,
-    ) -> ::core::ffi::c_int,
+    pub rdma_resolve_route:
+        unsafe extern "C" fn(id: *mut rdma_cm_id, timeout_ms: ::core::ffi::c_int) -> ::core::ffi::c_int,
     /// `rdma_set_local_ece`
-    pub rdma_set_local_ece:
-        unsafe extern "C" fn(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> ::core::ffi::c_int,
+    pub rdma_set_local_ece: unsafe extern "C" fn(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> ::core::ffi::c_int,
     /// `rdma_set_option`
     pub rdma_set_option: unsafe extern "C" fn(
         id: *mut rdma_cm_id,
@@ -615,11 +553,7 @@ pub struct RdmaCm {
     /// `repoll_wait`, since rdma-core 65
     pub repoll_wait: Option<repoll_wait_fn>,
     /// `rfcntl`
-    pub rfcntl: unsafe extern "C" fn(
-        socket: ::core::ffi::c_int,
-        cmd: ::core::ffi::c_int,
-        ...
-    ) -> ::core::ffi::c_int,
+    pub rfcntl: unsafe extern "C" fn(socket: ::core::ffi::c_int, cmd: ::core::ffi::c_int, ...) -> ::core::ffi::c_int,
     /// `rgetpeername`
     pub rgetpeername: unsafe extern "C" fn(
         socket: ::core::ffi::c_int,
@@ -664,28 +598,14 @@ pub struct RdmaCm {
         flags: ::core::ffi::c_int,
     ) -> usize,
     /// `rlisten`
-    pub rlisten: unsafe extern "C" fn(
-        socket: ::core::ffi::c_int,
-        backlog: ::core::ffi::c_int,
-    ) -> ::core::ffi::c_int,
+    pub rlisten: unsafe extern "C" fn(socket: ::core::ffi::c_int, backlog: ::core::ffi::c_int) -> ::core::ffi::c_int,
     /// `rpoll`
-    pub rpoll: unsafe extern "C" fn(
-        fds: *mut pollfd,
-        nfds: nfds_t,
-        timeout: ::core::ffi::c_int,
-    ) -> ::core::ffi::c_int,
+    pub rpoll: unsafe extern "C" fn(fds: *mut pollfd, nfds: nfds_t, timeout: ::core::ffi::c_int) -> ::core::ffi::c_int,
     /// `rread`
-    pub rread: unsafe extern "C" fn(
-        socket: ::core::ffi::c_int,
-        buf: *mut ::core::ffi::c_void,
-        count: usize,
-    ) -> isize,
+    pub rread: unsafe extern "C" fn(socket: ::core::ffi::c_int, buf: *mut ::core::ffi::c_void, count: usize) -> isize,
     /// `rreadv`
-    pub rreadv: unsafe extern "C" fn(
-        socket: ::core::ffi::c_int,
-        iov: *const iovec,
-        iovcnt: ::core::ffi::c_int,
-    ) -> isize,
+    pub rreadv:
+        unsafe extern "C" fn(socket: ::core::ffi::c_int, iov: *const iovec, iovcnt: ::core::ffi::c_int) -> isize,
     /// `rrecv`
     pub rrecv: unsafe extern "C" fn(
         socket: ::core::ffi::c_int,
@@ -703,11 +623,8 @@ pub struct RdmaCm {
         addrlen: *mut socklen_t,
     ) -> isize,
     /// `rrecvmsg`
-    pub rrecvmsg: unsafe extern "C" fn(
-        socket: ::core::ffi::c_int,
-        msg: *mut msghdr,
-        flags: ::core::ffi::c_int,
-    ) -> isize,
+    pub rrecvmsg:
+        unsafe extern "C" fn(socket: ::core::ffi::c_int, msg: *mut msghdr, flags: ::core::ffi::c_int) -> isize,
     /// `rselect`
     pub rselect: unsafe extern "C" fn(
         nfds: ::core::ffi::c_int,
@@ -724,11 +641,8 @@ pub struct RdmaCm {
         flags: ::core::ffi::c_int,
     ) -> isize,
     /// `rsendmsg`
-    pub rsendmsg: unsafe extern "C" fn(
-        socket: ::core::ffi::c_int,
-        msg: *const msghdr,
-        flags: ::core::ffi::c_int,
-    ) -> isize,
+    pub rsendmsg:
+        unsafe extern "C" fn(socket: ::core::ffi::c_int, msg: *const msghdr, flags: ::core::ffi::c_int) -> isize,
     /// `rsendto`
     pub rsendto: unsafe extern "C" fn(
         socket: ::core::ffi::c_int,
@@ -747,10 +661,7 @@ pub struct RdmaCm {
         optlen: socklen_t,
     ) -> ::core::ffi::c_int,
     /// `rshutdown`
-    pub rshutdown: unsafe extern "C" fn(
-        socket: ::core::ffi::c_int,
-        how: ::core::ffi::c_int,
-    ) -> ::core::ffi::c_int,
+    pub rshutdown: unsafe extern "C" fn(socket: ::core::ffi::c_int, how: ::core::ffi::c_int) -> ::core::ffi::c_int,
     /// `rsocket`
     pub rsocket: unsafe extern "C" fn(
         domain: ::core::ffi::c_int,
@@ -758,17 +669,11 @@ pub struct RdmaCm {
         protocol: ::core::ffi::c_int,
     ) -> ::core::ffi::c_int,
     /// `rwrite`
-    pub rwrite: unsafe extern "C" fn(
-        socket: ::core::ffi::c_int,
-        buf: *const ::core::ffi::c_void,
-        count: usize,
-    ) -> isize,
+    pub rwrite:
+        unsafe extern "C" fn(socket: ::core::ffi::c_int, buf: *const ::core::ffi::c_void, count: usize) -> isize,
     /// `rwritev`
-    pub rwritev: unsafe extern "C" fn(
-        socket: ::core::ffi::c_int,
-        iov: *const iovec,
-        iovcnt: ::core::ffi::c_int,
-    ) -> isize,
+    pub rwritev:
+        unsafe extern "C" fn(socket: ::core::ffi::c_int, iov: *const iovec, iovcnt: ::core::ffi::c_int) -> isize,
 }
 crate::macros::resolve!(
     RdmaCm,
@@ -842,12 +747,5 @@ crate::macros::resolve!(
         (rwrite, 13u32),
         (rwritev, 13u32)
     ],
-    [
-        rdma_query_addrinfo,
-        rdma_resolve_addrinfo,
-        rdma_write_cm_event,
-        repoll_create,
-        repoll_ctl,
-        repoll_wait
-    ]
+    [rdma_query_addrinfo, rdma_resolve_addrinfo, rdma_write_cm_event, repoll_create, repoll_ctl, repoll_wait]
 );

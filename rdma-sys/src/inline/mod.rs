@@ -58,8 +58,7 @@ pub unsafe fn verbs_get_ctx(ctx: *mut ibv_context) -> *mut verbs_context {
     if unsafe { (*ctx).abi_compat } != __VERBS_ABI_IS_EXTENDED {
         return ptr::null_mut();
     }
-    ctx.wrapping_byte_sub(offset_of!(verbs_context, context))
-        .cast()
+    ctx.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
 }
 
 /// The operation at `offset` of the extended context around `ctx`, if there is one, it reaches that far and the
@@ -68,11 +67,7 @@ pub unsafe fn verbs_get_ctx(ctx: *mut ibv_context) -> *mut verbs_context {
 /// # Safety
 /// `ctx` must point to a context, and `offset` must be that of the field that `_field` returns.
 #[inline]
-unsafe fn extended_op<F>(
-    ctx: *mut ibv_context,
-    offset: usize,
-    _field: fn(&verbs_context) -> Option<F>,
-) -> Option<F> {
+unsafe fn extended_op<F>(ctx: *mut ibv_context, offset: usize, _field: fn(&verbs_context) -> Option<F>) -> Option<F> {
     const CONTEXT: usize = offset_of!(verbs_context, context);
     const SZ: usize = offset_of!(verbs_context, sz);
     // SAFETY: the caller vouches for the context. Where abi_compat says that it is extended, `sz` lies right before it.
@@ -93,11 +88,7 @@ unsafe fn extended_op<F>(
 /// An operation of `verbs_context`, by name.
 macro_rules! op {
     ($ctx:expr, $op:ident) => {
-        crate::inline::extended_op(
-            $ctx,
-            core::mem::offset_of!(crate::bindings::verbs_context, $op),
-            |table| table.$op,
-        )
+        crate::inline::extended_op($ctx, core::mem::offset_of!(crate::bindings::verbs_context, $op), |table| table.$op)
     };
 }
 use op;

@@ -41,12 +41,7 @@ pub unsafe fn __ibv_reg_mr(
 /// `pd` must exist, and the memory must stay mapped, and be left to the device as far as `access` says, until the
 /// region is deregistered.
 #[inline]
-pub unsafe fn ibv_reg_mr(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> *mut ibv_mr {
+pub unsafe fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     // SAFETY: the caller's promise is the same.
     unsafe { __ibv_reg_mr(pd, addr, length, access as c_uint, 0) }
 }
@@ -183,12 +178,7 @@ extended! {
 /// `dm` must exist, as one of rdma-core does with its function pointers set, and `host_addr` must be readable for
 /// `length` bytes.
 #[inline]
-pub unsafe fn ibv_memcpy_to_dm(
-    dm: *mut ibv_dm,
-    dm_offset: u64,
-    host_addr: *const c_void,
-    length: usize,
-) -> c_int {
+pub unsafe fn ibv_memcpy_to_dm(dm: *mut ibv_dm, dm_offset: u64, host_addr: *const c_void, length: usize) -> c_int {
     // SAFETY: the caller vouches for all of it.
     unsafe { set((*dm).memcpy_to_dm)(dm, dm_offset, host_addr, length) }
 }
@@ -198,12 +188,7 @@ pub unsafe fn ibv_memcpy_to_dm(
 /// # Safety
 /// As for [`ibv_memcpy_to_dm`], with `host_addr` writable.
 #[inline]
-pub unsafe fn ibv_memcpy_from_dm(
-    host_addr: *mut c_void,
-    dm: *mut ibv_dm,
-    dm_offset: u64,
-    length: usize,
-) -> c_int {
+pub unsafe fn ibv_memcpy_from_dm(host_addr: *mut c_void, dm: *mut ibv_dm, dm_offset: u64, length: usize) -> c_int {
     // SAFETY: the caller vouches for all of it.
     unsafe { set((*dm).memcpy_from_dm)(host_addr, dm, dm_offset, length) }
 }

@@ -12,10 +12,7 @@ use crate::load::verbs;
 /// # Safety
 /// `context` must exist, and `qp_init_attr_ex` must be initialised as far as its `comp_mask` says.
 #[inline]
-pub unsafe fn ibv_create_qp_ex(
-    context: *mut ibv_context,
-    qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
-) -> *mut ibv_qp {
+pub unsafe fn ibv_create_qp_ex(context: *mut ibv_context, qp_init_attr_ex: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     // SAFETY: the caller vouches for the context and the attributes, which start with those of ibv_create_qp.
     unsafe {
         if (*qp_init_attr_ex).comp_mask == IBV_QP_INIT_ATTR_PD.0 {
@@ -51,11 +48,7 @@ extended! {
 /// `qp` must exist, the list must be initialised and its memory registered until the sends complete, `bad_wr` must be
 /// writable, and the context must have the operation, as every context of rdma-core does.
 #[inline]
-pub unsafe fn ibv_post_send(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad_wr: *mut *mut ibv_send_wr,
-) -> c_int {
+pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: the caller vouches for all of it.
     unsafe { set((*(*qp).context).ops.post_send)(qp, wr, bad_wr) }
 }
@@ -66,11 +59,7 @@ pub unsafe fn ibv_post_send(
 /// `qp` must exist, the list must be initialised and its memory registered until it is received into, `bad_wr` must be
 /// writable, and the context must have the operation, as every context of rdma-core does.
 #[inline]
-pub unsafe fn ibv_post_recv(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_recv_wr,
-    bad_wr: *mut *mut ibv_recv_wr,
-) -> c_int {
+pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: the caller vouches for all of it.
     unsafe { set((*(*qp).context).ops.post_recv)(qp, wr, bad_wr) }
 }

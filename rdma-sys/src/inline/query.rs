@@ -12,11 +12,7 @@ use crate::newer::ibv_comp_cntr_caps;
 /// # Safety
 /// As for [`ibv_query_port`].
 #[inline]
-pub unsafe fn ___ibv_query_port(
-    context: *mut ibv_context,
-    port_num: u8,
-    port_attr: *mut ibv_port_attr,
-) -> c_int {
+pub unsafe fn ___ibv_query_port(context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr) -> c_int {
     // SAFETY: the caller vouches for the context and the memory. The exported function writes the first part of the
     // structure, which is all that it knows of.
     unsafe {
@@ -38,11 +34,7 @@ pub unsafe fn ___ibv_query_port(
 /// # Safety
 /// `context` must exist and `port_attr` must be writable.
 #[inline]
-pub unsafe fn ibv_query_port(
-    context: *mut ibv_context,
-    port_num: u8,
-    port_attr: *mut ibv_port_attr,
-) -> c_int {
+pub unsafe fn ibv_query_port(context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr) -> c_int {
     // SAFETY: the caller's promise is the same.
     unsafe { ___ibv_query_port(context, port_num, port_attr) }
 }
@@ -62,14 +54,7 @@ pub unsafe fn ibv_query_gid_ex(
     match verbs() {
         // SAFETY: the caller vouches for the context and the memory, which is as large as is said.
         Ok(verbs) => unsafe {
-            (verbs._ibv_query_gid_ex)(
-                context,
-                port_num,
-                gid_index,
-                entry,
-                flags,
-                size_of::<ibv_gid_entry>(),
-            )
+            (verbs._ibv_query_gid_ex)(context, port_num, gid_index, entry, flags, size_of::<ibv_gid_entry>())
         },
         Err(_) => c_int::unsupported(),
     }
@@ -90,13 +75,7 @@ pub unsafe fn ibv_query_gid_table(
     match verbs() {
         // SAFETY: the caller vouches for the context and the memory, whose entries are as large as is said.
         Ok(verbs) => unsafe {
-            (verbs._ibv_query_gid_table)(
-                context,
-                entries,
-                max_entries,
-                flags,
-                size_of::<ibv_gid_entry>(),
-            )
+            (verbs._ibv_query_gid_table)(context, entries, max_entries, flags, size_of::<ibv_gid_entry>())
         },
         Err(_) => -(libc::EOPNOTSUPP as isize),
     }
@@ -108,14 +87,8 @@ pub unsafe fn ibv_query_gid_table(
 /// # Safety
 /// `context` must exist and `caps` must be writable.
 #[inline]
-pub unsafe fn ibv_query_comp_cntr_caps(
-    context: *mut ibv_context,
-    caps: *mut ibv_comp_cntr_caps,
-) -> c_int {
-    match verbs()
-        .ok()
-        .and_then(|verbs| verbs._ibv_query_comp_cntr_caps)
-    {
+pub unsafe fn ibv_query_comp_cntr_caps(context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps) -> c_int {
+    match verbs().ok().and_then(|verbs| verbs._ibv_query_comp_cntr_caps) {
         // SAFETY: the caller vouches for the context and the memory, which is as large as is said.
         Some(query) => unsafe { query(context, caps, size_of::<ibv_comp_cntr_caps>()) },
         None => c_int::unsupported(),

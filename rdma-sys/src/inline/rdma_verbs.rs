@@ -29,12 +29,7 @@ pub fn rdma_seterrno(ret: c_int) -> c_int {
 /// # Safety
 /// As for [`rdma_reg_msgs`].
 #[inline]
-unsafe fn register(
-    id: *mut rdma_cm_id,
-    addr: *mut c_void,
-    length: usize,
-    access: ibv_access_flags,
-) -> *mut ibv_mr {
+unsafe fn register(id: *mut rdma_cm_id, addr: *mut c_void, length: usize, access: ibv_access_flags) -> *mut ibv_mr {
     // SAFETY: the caller vouches for the identifier, its domain and the memory.
     unsafe { super::__ibv_reg_mr((*id).pd, addr, length, access.0, 1) }
 }
@@ -56,14 +51,7 @@ pub unsafe fn rdma_reg_msgs(id: *mut rdma_cm_id, addr: *mut c_void, length: usiz
 #[inline]
 pub unsafe fn rdma_reg_read(id: *mut rdma_cm_id, addr: *mut c_void, length: usize) -> *mut ibv_mr {
     // SAFETY: the caller's promise is the same.
-    unsafe {
-        register(
-            id,
-            addr,
-            length,
-            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ,
-        )
-    }
+    unsafe { register(id, addr, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ) }
 }
 
 /// Registers memory that the peer may write: `rdma_reg_write(3)`.
@@ -73,14 +61,7 @@ pub unsafe fn rdma_reg_read(id: *mut rdma_cm_id, addr: *mut c_void, length: usiz
 #[inline]
 pub unsafe fn rdma_reg_write(id: *mut rdma_cm_id, addr: *mut c_void, length: usize) -> *mut ibv_mr {
     // SAFETY: the caller's promise is the same.
-    unsafe {
-        register(
-            id,
-            addr,
-            length,
-            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
-        )
-    }
+    unsafe { register(id, addr, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) }
 }
 
 /// Deregisters memory: `rdma_dereg_mr(3)`.
@@ -102,18 +83,9 @@ pub unsafe fn rdma_dereg_mr(mr: *mut ibv_mr) -> c_int {
 /// `id` must exist and have a queue pair or a shared receive queue; the memory must stay registered until the receive
 /// completes.
 #[inline]
-pub unsafe fn rdma_post_recvv(
-    id: *mut rdma_cm_id,
-    context: *mut c_void,
-    sgl: *mut ibv_sge,
-    nsge: c_int,
-) -> c_int {
-    let mut wr = ibv_recv_wr {
-        wr_id: context.expose_provenance() as u64,
-        next: ptr::null_mut(),
-        sg_list: sgl,
-        num_sge: nsge,
-    };
+pub unsafe fn rdma_post_recvv(id: *mut rdma_cm_id, context: *mut c_void, sgl: *mut ibv_sge, nsge: c_int) -> c_int {
+    let mut wr =
+        ibv_recv_wr { wr_id: context.expose_provenance() as u64, next: ptr::null_mut(), sg_list: sgl, num_sge: nsge };
     let mut bad = ptr::null_mut();
     // SAFETY: the caller vouches for the queues and the memory; the request lives until the call returns, which is as
     // long as a provider reads it.
@@ -128,13 +100,7 @@ pub unsafe fn rdma_post_recvv(
 
 /// The part of a send request that all operations have.
 #[inline]
-fn request(
-    context: *mut c_void,
-    sgl: *mut ibv_sge,
-    nsge: c_int,
-    opcode: ibv_wr_opcode,
-    flags: c_int,
-) -> ibv_send_wr {
+fn request(context: *mut c_void, sgl: *mut ibv_sge, nsge: c_int, opcode: ibv_wr_opcode, flags: c_int) -> ibv_send_wr {
     ibv_send_wr {
         wr_id: context.expose_provenance() as u64,
         sg_list: sgl,
@@ -163,11 +129,7 @@ unsafe fn post(id: *mut rdma_cm_id, mut wr: ibv_send_wr) -> c_int {
 unsafe fn piece(addr: *mut c_void, length: usize, mr: *mut ibv_mr) -> ibv_sge {
     // SAFETY: the caller vouches for the region.
     let lkey = unsafe { if mr.is_null() { 0 } else { (*mr).lkey } };
-    ibv_sge {
-        addr: addr.expose_provenance() as u64,
-        length: length as u32,
-        lkey,
-    }
+    ibv_sge { addr: addr.expose_provenance() as u64, length: length as u32, lkey }
 }
 
 /// Posts a send from several pieces of memory: `rdma_post_sendv(3)`.
@@ -281,17 +243,7 @@ pub unsafe fn rdma_post_read(
     rkey: u32,
 ) -> c_int {
     // SAFETY: the caller's promise is the same; the list lives until the call returns.
-    unsafe {
-        rdma_post_readv(
-            id,
-            context,
-            &mut piece(addr, length, mr),
-            1,
-            flags,
-            remote_addr,
-            rkey,
-        )
-    }
+    unsafe { rdma_post_readv(id, context, &mut piece(addr, length, mr), 1, flags, remote_addr, rkey) }
 }
 
 /// Posts an RDMA write: `rdma_post_write(3)`. `mr` may be null for inline data.
@@ -310,17 +262,7 @@ pub unsafe fn rdma_post_write(
     rkey: u32,
 ) -> c_int {
     // SAFETY: the caller's promise is the same; the list lives until the call returns.
-    unsafe {
-        rdma_post_writev(
-            id,
-            context,
-            &mut piece(addr, length, mr),
-            1,
-            flags,
-            remote_addr,
-            rkey,
-        )
-    }
+    unsafe { rdma_post_writev(id, context, &mut piece(addr, length, mr), 1, flags, remote_addr, rkey) }
 }
 
 /// Posts a datagram with the Q_Key that librdmacm gives its datagram queue pairs: `rdma_post_ud_send(3)`.
@@ -341,11 +283,7 @@ pub unsafe fn rdma_post_ud_send(
     // SAFETY: the caller vouches for the region.
     let mut sge = unsafe { piece(addr, length, mr) };
     let mut wr = request(context, &mut sge, 1, IBV_WR_SEND, flags);
-    wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
-        ah,
-        remote_qpn,
-        remote_qkey: RDMA_UDP_QKEY,
-    };
+    wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey: RDMA_UDP_QKEY };
     // SAFETY: the caller vouches for the queue pair, the address handle and the memory; `sge` lives until the call
     // returns.
     unsafe { post(id, wr) }
@@ -357,12 +295,7 @@ pub unsafe fn rdma_post_ud_send(
 /// # Safety
 /// The queue must exist and report to the channel, with `id` as its context; `wc` must be writable.
 #[inline]
-unsafe fn completion(
-    id: *mut rdma_cm_id,
-    cq: *mut ibv_cq,
-    channel: *mut ibv_comp_channel,
-    wc: *mut ibv_wc,
-) -> c_int {
+unsafe fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_comp_channel, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller vouches for the queue, the channel and the memory.
     unsafe {
         let ret = loop {
@@ -387,10 +320,7 @@ unsafe fn completion(
             if ret != 0 {
                 return ret;
             }
-            debug_assert!(
-                event_cq == cq && context == id.cast(),
-                "an event of another queue"
-            );
+            debug_assert!(event_cq == cq && context == id.cast(), "an event of another queue");
             (verbs.ibv_ack_cq_events)(cq, 1);
         };
         if ret < 0 { rdma_seterrno(ret) } else { ret }

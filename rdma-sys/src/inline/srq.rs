@@ -25,9 +25,7 @@ pub unsafe fn ibv_create_srq_ex(
             && (!has(IBV_SRQ_INIT_ATTR_TYPE) || (*srq_init_attr_ex).srq_type == IBV_SRQT_BASIC)
         {
             return match verbs() {
-                Ok(verbs) => {
-                    (verbs.ibv_create_srq)((*srq_init_attr_ex).pd, srq_init_attr_ex.cast())
-                }
+                Ok(verbs) => (verbs.ibv_create_srq)((*srq_init_attr_ex).pd, srq_init_attr_ex.cast()),
                 Err(_) => <*mut ibv_srq>::unsupported(),
             };
         }
@@ -67,11 +65,7 @@ pub unsafe fn ibv_post_srq_recv(
 /// # Safety
 /// `srq` must exist, the list must be initialised and its memory registered, and `bad_op` must be writable.
 #[inline]
-pub unsafe fn ibv_post_srq_ops(
-    srq: *mut ibv_srq,
-    op: *mut ibv_ops_wr,
-    bad_op: *mut *mut ibv_ops_wr,
-) -> c_int {
+pub unsafe fn ibv_post_srq_ops(srq: *mut ibv_srq, op: *mut ibv_ops_wr, bad_op: *mut *mut ibv_ops_wr) -> c_int {
     // SAFETY: the caller vouches for all of it.
     unsafe {
         match op!((*srq).context, post_srq_ops) {

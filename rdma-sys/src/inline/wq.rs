@@ -21,10 +21,7 @@ object! {
 /// # Safety
 /// `context` must exist, and `wq_init_attr` must be initialised.
 #[inline]
-pub unsafe fn ibv_create_wq(
-    context: *mut ibv_context,
-    wq_init_attr: *mut ibv_wq_init_attr,
-) -> *mut ibv_wq {
+pub unsafe fn ibv_create_wq(context: *mut ibv_context, wq_init_attr: *mut ibv_wq_init_attr) -> *mut ibv_wq {
     // SAFETY: the caller vouches for the context and the attributes; a work queue that the provider returns is new and
     // nobody else's yet.
     unsafe {
