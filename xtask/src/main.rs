@@ -1,1 +1,67 @@
-fn main() {}
+//! What a contributor to this workspace runs: `cargo xtask COMMAND`.
+
+mod bench;
+mod bindgen;
+mod demo;
+mod headers;
+mod pingpong;
+mod process;
+mod softroce;
+mod test;
+mod wait;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Tests, a demonstration, and an RDMA device in software, for this workspace
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::Args),
+    Test(test::Args),
+    Softroce(softroce::Args),
+    Bench(bench::Args),
+    Bindgen(bindgen::Args),
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().collect();
+    match words.get(1).map(String::as_str) {
+        // Not subcommands, because nobody is to type them: what this program is told when it runs inside a guest.
+        Some(softroce::guest::ARGUMENT) => return finish(softroce::guest::init().map(|()| 0)),
+        Some(test::inside::ARGUMENT) => return finish(test::inside::main(&words[2..])),
+        Some(demo::inside::ARGUMENT) => return finish(demo::inside::main(&words[2..])),
+        Some(bench::inside::ARGUMENT) => return finish(bench::inside::main(&words[2..])),
+        _ => {}
+    }
+    let Cli { command } = Cli::parse();
+    finish(match &command {
+        Command::Demo(args) => demo::main(args),
+        Command::Test(args) => test::main(args),
+        Command::Softroce(args) => Ok(softroce::main(args).unwrap_or_else(|error| {
+            eprintln!("softroce: error: {error:#}");
+            softroce::UNAVAILABLE
+        })),
+        Command::Bench(args) => bench::main(args),
+        Command::Bindgen(args) => bindgen::main(args),
+    })
+}
+
+fn finish(status: Result<i32>) -> ExitCode {
+    match status {
+        Ok(status) => ExitCode::from(u8::try_from(status).unwrap_or(1)),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! `cargo xtask bench`: our programs beside their C originals.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::pingpong::{self, End, Program};
+use crate::softroce::{self, Options, Passthrough};
+
+/// Compares programs of this workspace with their C originals over SoftRoCE
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Benchmark {
+    Pingpong(Pingpong),
+}
+
+/// The example rc_pingpong and rdma-core's ibv_rc_pingpong, in turn and in one guest
+///
+/// Prints the time of one iteration (there and back) as each program's client reports it. On a machine that does other
+/// things, the best of each is what compares the programs.
+#[derive(Debug, clap::Args)]
+struct Pingpong {
+    #[command(flatten)]
+    softroce: Options,
+    /// Runs of each program
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: u32,
+    /// Options for both programs, such as `-e` for events or `-s 65536` for the size of a message
+    #[arg(last = true, value_name = "OPTIONS")]
+    options: Vec<String>,
+}
+
+/// Time for one run.
+const LIMIT: Duration = Duration::from_secs(120);
+
+pub(crate) fn main(args: &Args) -> Result<i32> {
+    let Benchmark::Pingpong(args) = &args.benchmark;
+    pingpong::build()?;
+    let program = std::env::current_exe()?.to_string_lossy().into_owned();
+    let mut command = vec![program, inside::ARGUMENT.to_owned(), args.pairs.to_string()];
+    command.extend(args.options.iter().cloned());
+    let ending = softroce::run(&command, &args.softroce, &mut Passthrough::new(false))?;
+    Ok(ending.status())
+}
+
+/// The part that runs where the device is.
+pub(crate) mod inside {
+    use super::{Context, LIMIT, Program, Result, Series, bail, measure};
+
+    /// The argument that makes this program run it.
+    pub(crate) const ARGUMENT: &str = "run-bench-pingpong";
+
+    pub(crate) fn main(words: &[String]) -> Result<i32> {
+        let [pairs, options @ ..] = words else { bail!("no number of pairs") };
+        let pairs: u32 = pairs.parse()?;
+        let (mut c, mut rust) = (Series::default(), Series::default());
+        println!("pair          C  rdma-safe   usec/iter");
+        for pair in 1..=pairs {
+            // The other one first every second time: what drifts falls on both.
+            let order = [Program::C, Program::Rust];
+            let mut times = [0.0; 2];
+            for turn in 0..2 {
+                let which = (turn + pair as usize) % 2;
+                times[which] = measure(order[which], options, LIMIT)
+                    .with_context(|| format!("{:?} in pair {pair}", order[which]))?;
+            }
+            println!("{pair:4} {:10.2} {:10.2}", times[0], times[1]);
+            c.0.push(times[0]);
+            rust.0.push(times[1]);
+        }
+        println!("\nusec/iter         min     median        max");
+        println!("C          {c}");
+        println!("rdma-safe  {rust}");
+        println!("\nbest of each, rdma-safe / C: {:.3}", rust.min() / c.min());
+        Ok(0)
+    }
+}
+
+/// The time of one iteration, as the client of `program` reports it.
+fn measure(program: Program, options: &[String], limit: Duration) -> Result<f64> {
+    let (mut time, mut output) = (None, String::new());
+    let statuses = pingpong::run(program, program, options, limit, |end, line| {
+        output.push_str(&format!("  {end:?}: {line}\n"));
+        if end == End::Client {
+            time = time.or(microseconds(line));
+        }
+    })?;
+    if statuses != [0, 0] {
+        bail!("statuses of server and client {statuses:?}:\n{output}");
+    }
+    time.with_context(|| format!("the client reported no time:\n{output}"))
+}
+
+/// 165.32 of `1000 iters in 0.17 seconds = 165.32 usec/iter`.
+fn microseconds(line: &str) -> Option<f64> {
+    line.strip_suffix(" usec/iter")?.rsplit_once("= ")?.1.parse().ok()
+}
+
+#[derive(Debug, Default)]
+struct Series(Vec<f64>);
+
+impl Series {
+    fn sorted(&self) -> Vec<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted
+    }
+
+    fn min(&self) -> f64 {
+        self.sorted().first().copied().unwrap_or(f64::NAN)
+    }
+
+    fn max(&self) -> f64 {
+        self.sorted().last().copied().unwrap_or(f64::NAN)
+    }
+
+    fn median(&self) -> f64 {
+        let sorted = self.sorted();
+        let middle = sorted.len() / 2;
+        match sorted.len() {
+            0 => f64::NAN,
+            length if length % 2 == 0 => f64::midpoint(sorted[middle - 1], sorted[middle]),
+            _ => sorted[middle],
+        }
+    }
+}
+
+impl fmt::Display for Series {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:10.2} {:10.2} {:10.2}", self.min(), self.median(), self.max())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_is_read_from_the_line_that_has_it() {
+        assert_eq!(microseconds("1000 iters in 0.17 seconds = 165.32 usec/iter"), Some(165.32));
+        assert_eq!(microseconds("8192000 bytes in 0.17 seconds = 396.41 Mbit/sec"), None);
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between_the_middle_two() {
+        assert_eq!(Series(vec![4.0, 1.0, 3.0, 2.0]).to_string(), "      1.00       2.50       4.00");
+        assert_eq!(Series(vec![5.0, 1.0, 3.0]).median(), 3.0);
+    }
+}

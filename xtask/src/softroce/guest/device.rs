@@ -1,0 +1,99 @@
+//! The guest's RDMA device: rxe0 over a dummy interface or over the wire to another guest.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::DEADLINE;
+use crate::process;
+use crate::softroce::config::Network;
+use crate::softroce::rxe;
+use crate::wait;
+
+/// Where two guests say hello to each other.
+const GREETING_PORT: u16 = 18_514;
+
+/// Creates the device, waits until it can be used, and for a wire until the other end answers.
+pub(super) fn create(network: &Network) -> Result<()> {
+    // SAFETY: this is the only thread of process 1.
+    unsafe { std::env::set_var("PATH", "/usr/sbin:/usr/bin:/sbin:/bin") };
+    modprobe(&["ib_uverbs", "rdma_ucm", "rdma_rxe"])?;
+    let _ = rustix::system::sethostname(b"softroce");
+    run("ip", &["link", "set", "lo", "up"])?;
+    let interface = match network {
+        Network::Alone => {
+            modprobe(&["dummy"])?;
+            run("ip", &["link", "add", rxe::INTERFACE, "type", "dummy"])?;
+            rxe::INTERFACE.to_owned()
+        }
+        Network::Wire { .. } => {
+            modprobe(&["virtio_net"])?;
+            virtio_interface()?
+        }
+    };
+    rxe::configure(&interface, network.own())?;
+    rxe::wait_until_ready(network.own(), DEADLINE)?;
+    if let Network::Wire { peer, own } = network {
+        greet(*own, *peer).context("the other guest does not answer")?;
+    }
+    Ok(())
+}
+
+fn modprobe(modules: &[&str]) -> Result<()> {
+    run("modprobe", &[&["--all"], modules].concat())
+}
+
+fn run(program: &str, args: &[&str]) -> Result<()> {
+    process::output(Command::new(program).args(args)).map(drop)
+}
+
+/// The interface whose driver is virtio_net.
+fn virtio_interface() -> Result<String> {
+    let found = wait::until(DEADLINE, || {
+        fs::read_dir("/sys/class/net").ok()?.flatten().find_map(|entry| {
+            let driver = fs::read_link(entry.path().join("device/driver")).ok()?;
+            let name = || entry.file_name().to_string_lossy().into_owned();
+            driver.ends_with("virtio_net").then(name)
+        })
+    });
+    found.context("no virtio network interface")
+}
+
+/// Returns when the other guest has answered, which it does once its own device is ready; goes on answering it.
+fn greet(own: Ipv4Addr, peer: Ipv4Addr) -> Result<()> {
+    const HELLO: &[u8] = b"hello";
+    const ANSWER: &[u8] = b"answer";
+    let socket = UdpSocket::bind(SocketAddrV4::new(own, GREETING_PORT))?;
+    socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let peer = SocketAddrV4::new(peer, GREETING_PORT);
+    // Longer than the other guest may take to boot.
+    let deadline = Instant::now() + 3 * DEADLINE;
+    let mut buffer = [0; 16];
+    loop {
+        // Fails while the wire has no other end; the deadline decides.
+        let _ = socket.send_to(HELLO, peer);
+        match socket.recv(&mut buffer).map(|length| &buffer[..length]) {
+            Ok(message) if message == ANSWER => break,
+            Ok(message) if message == HELLO => {
+                let _ = socket.send_to(ANSWER, peer);
+            }
+            _ => {}
+        }
+        if Instant::now() > deadline {
+            bail!("no greeting from {peer} within {} s", 3 * DEADLINE.as_secs());
+        }
+    }
+    socket.set_read_timeout(None)?;
+    std::thread::spawn(move || {
+        let mut buffer = [0; 16];
+        while let Ok(length) = socket.recv(&mut buffer) {
+            if &buffer[..length] == HELLO {
+                let _ = socket.send_to(ANSWER, peer);
+            }
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! Warnings of the guest's kernel, relayed as they come.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::OFlags;
+
+use super::port::Port;
+use crate::softroce::frame::Frame;
+
+/// The kernel's level for a warning; a lower number is worse.
+const WARNING: u32 = 4;
+
+/// The records of `/dev/kmsg` from now on.
+#[derive(Clone, Debug)]
+pub(super) struct KernelLog {
+    records: Arc<Mutex<File>>,
+    port: Port,
+}
+
+impl KernelLog {
+    /// Starts to relay warnings to `port`.
+    pub(super) fn relay(port: &Port) -> Result<Self> {
+        // 9p and the network may still be talking about the boot; from here on it is about the command. The console
+        // shows warnings too, for when the guest cannot relay them any more.
+        let _ = std::fs::write("/proc/sys/kernel/printk", "5");
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags(i32::try_from(OFlags::NONBLOCK.bits())?)
+            .open("/dev/kmsg")
+            .context("cannot open /dev/kmsg")?;
+        file.seek(SeekFrom::End(0))?;
+        let waiting = file.try_clone()?;
+        let log = Self { records: Arc::new(Mutex::new(file)), port: port.clone() };
+        let relay = log.clone();
+        std::thread::spawn(move || {
+            let mut descriptors = [PollFd::new(&waiting, PollFlags::IN)];
+            while poll(&mut descriptors, None).is_ok() {
+                relay.drain();
+            }
+        });
+        Ok(log)
+    }
+
+    /// Relays what has not been relayed.
+    pub(super) fn drain(&self) {
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        // One read is one record, at most this long.
+        let mut buffer = [0; 8192];
+        loop {
+            match records.read(&mut buffer) {
+                Ok(length) if length > 0 => {
+                    if let Some(line) = warning(&String::from_utf8_lossy(&buffer[..length])) {
+                        let _ = self.port.send(&Frame::Kernel(line));
+                    }
+                }
+                // EPIPE: records were overwritten before they were read; the next read goes on after them.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+                _ => return,
+            }
+        }
+    }
+}
+
+/// The text of a record `priority,sequence,microseconds,flags;text` if it is a warning or worse.
+fn warning(record: &str) -> Option<String> {
+    let (header, text) = record.split_once(';')?;
+    let mut fields = header.split(',');
+    let priority: u32 = fields.next()?.parse().ok()?;
+    let microseconds: u64 = fields.nth(1)?.parse().ok()?;
+    let text = text.lines().next()?;
+    let seconds = microseconds / 1_000_000;
+    (priority & 7 <= WARNING).then(|| format!("[{seconds:5}.{:06}] {text}", microseconds % 1_000_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_are_told_from_information() {
+        let record = "4,339,5140900,-;rdma_rxe: qp#17 moved to error state\n SUBSYSTEM=rdma\n";
+        assert_eq!(warning(record).as_deref(), Some("[    5.140900] rdma_rxe: qp#17 moved to error state"));
+        assert_eq!(warning("6,340,5140901,-;rdma_rxe: loaded\n"), None);
+        assert_eq!(warning("12,1,1,c;user warning").as_deref(), Some("[    0.000001] user warning"));
+        assert_eq!(warning("nonsense"), None);
+    }
+}

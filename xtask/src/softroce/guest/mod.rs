@@ -1,0 +1,56 @@
+//! The inside of a guest: this program as process 1, from the first module to the end of the command.
+//!
+//! If it fails before it can say so, it exits, which the kernel turns into a panic, which ends QEMU.
+
+mod command;
+mod device;
+mod kernel_log;
+mod port;
+mod root;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use self::port::Port;
+use super::config::Config;
+use super::frame::Frame;
+use super::initramfs;
+
+/// The argument that makes this program the init of a guest.
+pub(crate) const ARGUMENT: &str = "softroce-init";
+
+/// How long anything in the guest may take that takes milliseconds on an idle machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Runs the guest. Whoever started it ends it, once it has said [`Frame::Exit`] or [`Frame::Failed`].
+pub(crate) fn init() -> Result<()> {
+    root::mount_kernel_file_systems(Path::new("/"))?;
+    root::load_modules(Path::new(initramfs::MODULES))?;
+    let port = Port::open()?;
+    port.send(&Frame::Hello)?;
+    let message = match run(&port) {
+        Ok(()) => Ok(()),
+        Err(error) => port.send(&Frame::Failed(format!("{error:#}"))),
+    };
+    message?;
+    loop {
+        std::thread::park();
+    }
+}
+
+fn run(port: &Port) -> Result<()> {
+    let config = fs::read(initramfs::CONFIG).context("no configuration")?;
+    let config: Config = serde_json::from_slice(&config).context("unreadable configuration")?;
+    if config.probe {
+        return Ok(());
+    }
+    root::enter(&config)?;
+    device::create(&config.network)?;
+    let status = command::run(&config, port)?;
+    rustix::fs::sync();
+    port.send(&Frame::Exit(status))?;
+    Ok(())
+}

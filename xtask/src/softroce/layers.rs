@@ -1,0 +1,162 @@
+//! The file system of a guest: this machine's own, with a kernel's modules and an RDMA userland laid over it.
+//!
+//! Both come from distribution packages and stay below the target directory. A guest of another release would be
+//! another `base` (a directory that mmdebstrap filled) and no userland layer.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::FlockOperation;
+
+use super::apt::{self, Apt};
+use crate::process;
+
+/// What programs over RDMA need at run time, and the tools to set the device up and to compare with.
+const USERLAND: &[&str] = &[
+    "ibverbs-providers",
+    "ibverbs-utils",
+    "iproute2",
+    "kmod",
+    "libibverbs1",
+    "librdmacm1",
+    "perftest",
+    "rdmacm-utils",
+];
+
+/// Changes when what is unpacked, or how, changes.
+const FORMAT: u32 = 1;
+
+/// What a guest boots and sees.
+#[derive(Clone, Debug)]
+pub(crate) struct Layers {
+    /// The root file system below everything.
+    pub(crate) base: PathBuf,
+    /// The directory whose [`Layers::OVERLAYS`] are laid over the base.
+    pub(crate) overlays: PathBuf,
+    /// The kernel's version, the name of its module directory.
+    pub(crate) version: String,
+}
+
+impl Layers {
+    /// Directories of `overlays`, the topmost first.
+    pub(crate) const OVERLAYS: [&str; 2] = ["kernel", "userland"];
+
+    /// Prepares the layers below `directory`, downloading what is missing. `refresh` downloads all of it again.
+    pub(crate) fn prepare(directory: &Path, refresh: bool) -> Result<Self> {
+        if std::env::consts::ARCH != "x86_64" {
+            bail!("a SoftRoCE guest can be booted on x86-64 only, this is {}", std::env::consts::ARCH);
+        }
+        let overlays = directory.join("layers");
+        fs::create_dir_all(&overlays)?;
+        let lock = File::create(directory.join("lock"))?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+        let mut apt = LazyApt { directory: directory.join("apt"), apt: None };
+        if refresh {
+            for layer in Self::OVERLAYS {
+                remove(&overlays.join(layer))?;
+            }
+        }
+        userland(&overlays, &mut apt).context("cannot prepare the guest's RDMA userland")?;
+        let version = kernel(&overlays, &mut apt).context("cannot prepare the guest's kernel")?;
+        Ok(Self { base: PathBuf::from("/"), overlays, version })
+    }
+
+    /// The kernel image.
+    pub(crate) fn image(&self) -> PathBuf {
+        self.overlays.join("kernel/boot").join(format!("vmlinuz-{}", self.version))
+    }
+
+    /// The directory of the kernel's modules.
+    pub(crate) fn modules(&self) -> PathBuf {
+        self.overlays.join("kernel/usr/lib/modules").join(&self.version)
+    }
+}
+
+struct LazyApt {
+    directory: PathBuf,
+    apt: Option<Apt>,
+}
+
+impl LazyApt {
+    fn get(&mut self) -> Result<&mut Apt> {
+        if self.apt.is_none() {
+            self.apt = Some(Apt::new(&self.directory)?);
+        }
+        self.apt.as_mut().context("apt was just set")
+    }
+}
+
+fn kernel(overlays: &Path, apt: &mut LazyApt) -> Result<String> {
+    let layer = overlays.join("kernel");
+    let stamp = format!("format {FORMAT}\n");
+    if fs::read_to_string(layer.join(".stamp")).is_ok_and(|found| found == stamp) {
+        return version(&layer);
+    }
+    let package = apt.get()?.dependency("linux-image-amd64", "linux-image-")?;
+    eprintln!("softroce: downloading {package} into {}", overlays.display());
+    let archive = apt.get()?.download(&package)?;
+    let unpacked = overlays.join("kernel.new");
+    remove(&unpacked)?;
+    apt::unpack(&archive, &unpacked)?;
+    let version = version(&unpacked)?;
+    // The package runs depmod when it is installed; its modules.dep does not come with it.
+    let kmod = overlays.join("userland/usr/bin/kmod");
+    let kmod = if kmod.exists() { kmod } else { process::find("kmod").context("no kmod")? };
+    process::output(
+        Command::new(kmod)
+            .arg0("depmod")
+            .env("LD_LIBRARY_PATH", overlays.join("userland/usr/lib/x86_64-linux-gnu"))
+            .arg("--basedir")
+            .arg(&unpacked)
+            .arg(&version),
+    )?;
+    fs::write(unpacked.join(".stamp"), stamp)?;
+    remove(&layer)?;
+    fs::rename(unpacked, layer)?;
+    apt.get()?.clear_archives()?;
+    Ok(version)
+}
+
+fn userland(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
+    let layer = overlays.join("userland");
+    // What has to be downloaded depends on what is installed.
+    let installed = fs::metadata("/var/lib/dpkg/status").and_then(|status| status.modified());
+    let stamp = format!("format {FORMAT}\npackages {USERLAND:?}\ninstalled {installed:?}\n");
+    if fs::read_to_string(layer.join(".stamp")).is_ok_and(|found| found == stamp) {
+        return Ok(());
+    }
+    eprintln!("softroce: downloading the RDMA userland into {}", overlays.display());
+    let unpacked = overlays.join("userland.new");
+    remove(&unpacked)?;
+    fs::create_dir_all(&unpacked)?;
+    for archive in apt.get()?.download_missing(USERLAND)? {
+        apt::unpack(&archive, &unpacked)?;
+    }
+    fs::write(unpacked.join(".stamp"), stamp)?;
+    remove(&layer)?;
+    fs::rename(unpacked, layer)?;
+    apt.get()?.clear_archives()
+}
+
+/// The version of the one kernel in `layer`.
+fn version(layer: &Path) -> Result<String> {
+    for entry in fs::read_dir(layer.join("boot"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if let Some(version) = name.strip_prefix("vmlinuz-") {
+            return Ok(version.to_owned());
+        }
+    }
+    Err(anyhow!("no kernel image in {}", layer.display()))
+}
+
+fn remove(directory: &Path) -> Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", directory.display()))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,148 @@
+//! The command line of one guest.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::config::{ETHERNET_MTU, tag};
+use super::frame::PORT;
+use super::initramfs::{INIT, LIBRARIES};
+
+/// The emulator for this architecture.
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+
+/// What a guest is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    pub(crate) kvm: bool,
+    pub(crate) cpus: u32,
+    /// In MiB.
+    pub(crate) memory: u32,
+    pub(crate) kernel: PathBuf,
+    pub(crate) initramfs: String,
+    pub(crate) base: PathBuf,
+    pub(crate) overlays: PathBuf,
+    pub(crate) writable: PathBuf,
+    pub(crate) wire: Option<Wire>,
+    /// Descriptor that receives the frames.
+    pub(crate) frames: i32,
+    /// Descriptor that receives the console.
+    pub(crate) console: i32,
+}
+
+/// One end of a wire between two guests: UDP datagrams on the loopback interface carry its Ethernet frames.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wire {
+    /// The number of this end, 0 or 1.
+    pub(crate) end: u8,
+    pub(crate) own_port: u16,
+    pub(crate) peer_port: u16,
+}
+
+impl Machine {
+    /// The arguments for [`PROGRAM`].
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        let accelerator = if self.kvm { "kvm" } else { "tcg,thread=multi" };
+        let mut args: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
+        add(&["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        add(&["-machine", "q35", "-accel", accelerator, "-cpu", "max"]);
+        add(&["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory)]);
+
+        // Opened by this name and not handed over with -add-fd: QEMU would truncate that, which a pipe refuses.
+        let console = format!("file,id=console,path=/proc/self/fd/{}", self.console);
+        add(&["-chardev", &console, "-serial", "chardev:console"]);
+        let frames = format!("file,id=frames,path=/proc/self/fd/{}", self.frames);
+        add(&["-chardev", &frames, "-device", "virtio-serial-pci"]);
+        add(&["-device", &format!("virtserialport,chardev=frames,name={PORT}")]);
+        if let Some(wire) = self.wire {
+            let Wire { end, own_port, peer_port } = wire;
+            let host = "type=inet,{}.host=127.0.0.1";
+            let own = format!("local.{},local.port={own_port}", host.replace("{}", "local"));
+            let peer = format!("remote.{},remote.port={peer_port}", host.replace("{}", "remote"));
+            add(&["-netdev", &format!("dgram,id=wire,{own},{peer}")]);
+            let mac = format!("52:54:00:09:09:{:02x}", end + 1);
+            let nic = "virtio-net-pci,netdev=wire,romfile=";
+            add(&["-device", &format!("{nic},mac={mac},host_mtu={ETHERNET_MTU}")]);
+        }
+        // The words after `--` are init's arguments; NAME=VALUE becomes its environment.
+        let kernel_line = format!(
+            "console=ttyS0 quiet panic=-1 mitigations=off rdinit={INIT} LD_LIBRARY_PATH={LIBRARIES} \
+             RUST_BACKTRACE=1 -- {}",
+            super::guest::ARGUMENT
+        );
+        add(&["-initrd", &self.initramfs, "-append", &kernel_line]);
+
+        args.extend(["-kernel".into(), self.kernel.clone().into()]);
+        args.extend(share(&self.base, tag::BASE, true));
+        args.extend(share(&self.overlays, tag::OVERLAYS, true));
+        args.extend(share(&self.writable, tag::WRITABLE, false));
+        args
+    }
+}
+
+fn share(path: &Path, tag: &str, read_only: bool) -> [OsString; 2] {
+    let mut value = OsString::from("local,path=");
+    // A comma ends a value unless it is doubled.
+    value.push(path.to_string_lossy().replace(',', ",,"));
+    value.push(format!(",mount_tag={tag},security_model=none,multidevs=remap"));
+    if read_only {
+        value.push(",readonly=on");
+    }
+    ["-virtfs".into(), value]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            kvm: false,
+            cpus: 2,
+            memory: 2048,
+            kernel: "/k/vmlinuz".into(),
+            initramfs: "/proc/self/fd/9".into(),
+            base: "/".into(),
+            overlays: "/t,x/layers".into(),
+            writable: "/t".into(),
+            wire: None,
+            frames: 7,
+            console: 8,
+        }
+    }
+
+    fn line(machine: &Machine) -> String {
+        let args: Vec<_> = machine.arguments().iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+        args.join(" ")
+    }
+
+    #[test]
+    fn only_the_target_directory_is_writable() {
+        let line = line(&machine());
+        let shares: Vec<_> = line.split("-virtfs ").skip(1).collect();
+        assert_eq!(shares.len(), 3);
+        for share in shares {
+            let writable = share.contains("mount_tag=writable");
+            assert_eq!(share.contains("readonly=on"), !writable, "{share}");
+        }
+    }
+
+    #[test]
+    fn a_comma_in_a_path_does_not_end_it() {
+        assert!(line(&machine()).contains("path=/t,,x/layers,mount_tag=overlays"));
+    }
+
+    #[test]
+    fn the_two_ends_of_a_wire_mirror_each_other() {
+        let end =
+            |end, own_port, peer_port| line(&Machine { wire: Some(Wire { end, own_port, peer_port }), ..machine() });
+        let first = end(0, 1000, 2000);
+        assert!(first.contains(
+            "dgram,id=wire,local.type=inet,local.host=127.0.0.1,local.port=1000,\
+             remote.type=inet,remote.host=127.0.0.1,remote.port=2000"
+        ));
+        let second = end(1, 2000, 1000);
+        assert!(second.contains("local.port=2000") && second.contains("remote.port=1000"));
+        assert!(first.contains("mac=52:54:00:09:09:01") && second.contains("mac=52:54:00:09:09:02"));
+    }
+}

@@ -1,0 +1,315 @@
+//! Following what guests or a local command do, to a status: their output as it comes, a limit on every phase, and
+//! signals.
+
+use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+use super::frame::Frame;
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// By itself, with this status, which is 128 and the signal if one ended it.
+    Status(i32),
+    /// By its time limit.
+    TimedOut,
+    /// By this signal to this program.
+    Signal(i32),
+}
+
+impl Ending {
+    /// The status to exit with, which for a time limit is that of `timeout(1)`.
+    pub(crate) fn status(self) -> i32 {
+        match self {
+            Ending::Status(status) => status,
+            Ending::TimedOut => 124,
+            Ending::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+/// How long a guest may take to boot, emulated and on a busy machine.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// Lines of the kernel's log that are kept for a failed command.
+const KERNEL_LINES: usize = 100;
+
+/// What happens, with the number of the runner it happens to.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Frame(usize, Frame),
+    /// The runner has ended, or talks nonsense.
+    Closed(usize),
+    /// This program was asked to end.
+    Signal(i32),
+}
+
+/// Something that runs the command.
+pub(crate) trait Runner {
+    /// Ends it at once.
+    fn kill(&mut self);
+    /// Ends it and says what is known about why it did not work.
+    fn post_mortem(&mut self) -> String;
+}
+
+/// Where output goes.
+pub(crate) trait Sink {
+    fn stdout(&mut self, runner: usize, bytes: &[u8]) -> io::Result<()>;
+    fn stderr(&mut self, runner: usize, bytes: &[u8]) -> io::Result<()>;
+    /// The command starts, everything is ready.
+    fn started(&mut self, _runner: usize) {}
+}
+
+/// The events of a run, signals among them from creation to drop.
+#[derive(Debug)]
+pub(crate) struct Events {
+    sender: SyncSender<Event>,
+    receiver: Receiver<Event>,
+    signals: Handle,
+}
+
+impl Events {
+    pub(crate) fn new() -> Result<Self> {
+        // Small: a reader that is slower than the command slows the command, and nothing piles up.
+        let (sender, receiver) = sync_channel(64);
+        let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+        let handle = signals.handle();
+        let events = sender.clone();
+        std::thread::spawn(move || {
+            for signal in signals.forever() {
+                if events.send(Event::Signal(signal)).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { sender, receiver, signals: handle })
+    }
+
+    pub(crate) fn sender(&self) -> &SyncSender<Event> {
+        &self.sender
+    }
+
+    /// The next event before `deadline`.
+    pub(crate) fn next(&self, deadline: Instant) -> Option<Event> {
+        let limit = deadline.saturating_duration_since(Instant::now());
+        // Never disconnected: `self` holds a sender.
+        self.receiver.recv_timeout(limit).ok()
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.signals.close();
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Booting,
+    Running,
+    Ended(i32),
+}
+
+/// Follows `runners` until all have ended, and returns the first status that is not 0. A runner that cannot run its
+/// command ends all of them, and is an error; so does the limit `command`, counted from the last start.
+pub(crate) fn supervise(
+    runners: &mut [&mut dyn Runner],
+    events: &Events,
+    command: Duration,
+    sink: &mut dyn Sink,
+) -> Result<Ending> {
+    let outcome = follow(runners, events, command, sink);
+    for runner in runners {
+        runner.kill();
+    }
+    outcome
+}
+
+fn follow(runners: &mut [&mut dyn Runner], events: &Events, command: Duration, sink: &mut dyn Sink) -> Result<Ending> {
+    let several = runners.len() > 1;
+    let name = |runner: usize| {
+        if several { format!("guest {runner}") } else { "the guest".into() }
+    };
+    let mut phases = vec![Phase::Booting; runners.len()];
+    let mut kernel: Vec<String> = Vec::new();
+    let mut deadline = Instant::now() + BOOT_LIMIT;
+    loop {
+        let Some(event) = events.next(deadline) else {
+            if let Some(booting) = phases.iter().position(|phase| *phase == Phase::Booting) {
+                let report = runners[booting].post_mortem();
+                bail!("{} did not boot within {} s; {report}", name(booting), BOOT_LIMIT.as_secs());
+            }
+            report_kernel(&kernel);
+            eprintln!("ended after {} s, its time limit", command.as_secs());
+            return Ok(Ending::TimedOut);
+        };
+        match event {
+            Event::Frame(_, Frame::Hello) => {}
+            Event::Frame(runner, Frame::Started) => {
+                phases[runner] = Phase::Running;
+                if !phases.contains(&Phase::Booting) {
+                    deadline = Instant::now() + command;
+                }
+                sink.started(runner);
+            }
+            Event::Frame(runner, Frame::Stdout(bytes)) => match sink.stdout(runner, &bytes) {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Ending::Signal(SIGPIPE)),
+                written => written.context("cannot write to standard output")?,
+            },
+            Event::Frame(runner, Frame::Stderr(bytes)) => match sink.stderr(runner, &bytes) {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Ending::Signal(SIGPIPE)),
+                written => written.context("cannot write to standard error")?,
+            },
+            // A dummy interface has no speed, and every query of the port says so.
+            Event::Frame(_, Frame::Kernel(line)) if line.contains("speed is unknown") => {}
+            Event::Frame(runner, Frame::Kernel(line)) => {
+                kernel.push(if several { format!("[{runner}] {line}") } else { line });
+            }
+            Event::Frame(runner, Frame::Exit(status)) => {
+                phases[runner] = Phase::Ended(status);
+                runners[runner].kill();
+                let ended = |phase: &Phase| matches!(phase, Phase::Ended(_));
+                if phases.iter().all(ended) {
+                    let failed = phases.iter().find_map(|phase| match phase {
+                        Phase::Ended(status) if *status != 0 => Some(*status),
+                        _ => None,
+                    });
+                    if failed.is_some() {
+                        report_kernel(&kernel);
+                    }
+                    return Ok(Ending::Status(failed.unwrap_or(0)));
+                }
+            }
+            Event::Frame(runner, Frame::Failed(message)) => {
+                let report = runners[runner].post_mortem();
+                bail!("{} cannot run the command: {message}\n{report}", name(runner));
+            }
+            Event::Closed(runner) => {
+                if !matches!(phases[runner], Phase::Ended(_)) {
+                    let report = runners[runner].post_mortem();
+                    bail!("{} ended before the command did; {report}", name(runner));
+                }
+            }
+            Event::Signal(signal) => return Ok(Ending::Signal(signal)),
+        }
+    }
+}
+
+fn report_kernel(lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    eprintln!("softroce: warnings of the guest's kernel since the command started:");
+    let left_out = lines.len().saturating_sub(KERNEL_LINES);
+    if left_out > 0 {
+        eprintln!("  ({left_out} earlier lines left out)");
+    }
+    for line in &lines[left_out..] {
+        eprintln!("  {line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Fake {
+        killed: bool,
+    }
+
+    impl Runner for Fake {
+        fn kill(&mut self) {
+            self.killed = true;
+        }
+        fn post_mortem(&mut self) -> String {
+            self.killed = true;
+            "Kernel panic".into()
+        }
+    }
+
+    #[derive(Default)]
+    struct Memory(Vec<(usize, String)>);
+
+    impl Sink for Memory {
+        fn stdout(&mut self, runner: usize, bytes: &[u8]) -> io::Result<()> {
+            self.0.push((runner, format!("out {}", String::from_utf8_lossy(bytes))));
+            Ok(())
+        }
+        fn stderr(&mut self, runner: usize, bytes: &[u8]) -> io::Result<()> {
+            self.0.push((runner, format!("err {}", String::from_utf8_lossy(bytes))));
+            Ok(())
+        }
+    }
+
+    fn run(events: Vec<Event>, runners: usize) -> (Result<Ending>, Vec<(usize, String)>, bool) {
+        let queue = Events::new().unwrap();
+        for event in events {
+            queue.sender().send(event).unwrap();
+        }
+        let mut fakes: Vec<Fake> = (0..runners).map(|_| Fake::default()).collect();
+        let mut sink = Memory::default();
+        let mut borrowed: Vec<&mut dyn Runner> = fakes.iter_mut().map(|fake| fake as &mut dyn Runner).collect();
+        let outcome = supervise(&mut borrowed, &queue, Duration::from_millis(10), &mut sink);
+        (outcome, sink.0, fakes.iter().all(|fake| fake.killed))
+    }
+
+    #[test]
+    fn output_goes_to_its_stream_and_the_status_comes_through() {
+        let (status, output, killed) = run(
+            vec![
+                Event::Frame(0, Frame::Hello),
+                Event::Frame(0, Frame::Started),
+                Event::Frame(0, Frame::Stdout(b"a".to_vec())),
+                Event::Frame(0, Frame::Stderr(b"b".to_vec())),
+                Event::Frame(0, Frame::Exit(7)),
+            ],
+            1,
+        );
+        assert_eq!(status.unwrap(), Ending::Status(7));
+        assert_eq!(output, [(0, "out a".to_owned()), (0, "err b".to_owned())]);
+        assert!(killed);
+    }
+
+    #[test]
+    fn of_two_hosts_the_one_that_fails_decides_and_both_are_waited_for() {
+        let (status, output, _) = run(
+            vec![
+                Event::Frame(1, Frame::Started),
+                Event::Frame(0, Frame::Started),
+                Event::Frame(1, Frame::Exit(3)),
+                Event::Frame(0, Frame::Stdout(b"late".to_vec())),
+                Event::Frame(0, Frame::Exit(0)),
+            ],
+            2,
+        );
+        assert_eq!(status.unwrap(), Ending::Status(3));
+        assert_eq!(output, [(0, "out late".to_owned())]);
+    }
+
+    #[test]
+    fn a_guest_that_dies_is_an_error_with_its_last_words() {
+        let (status, _, killed) = run(vec![Event::Frame(0, Frame::Started), Event::Closed(0)], 2);
+        let error = status.unwrap_err().to_string();
+        assert!(error.contains("guest 0") && error.contains("Kernel panic"), "{error}");
+        assert!(killed);
+    }
+
+    #[test]
+    fn a_command_without_end_is_ended() {
+        let (status, _, killed) = run(vec![Event::Frame(0, Frame::Started)], 1);
+        assert_eq!(status.unwrap(), Ending::TimedOut);
+        assert!(killed);
+    }
+
+    #[test]
+    fn a_signal_ends_everything() {
+        let (status, _, killed) = run(vec![Event::Signal(SIGTERM)], 2);
+        assert_eq!(status.unwrap().status(), 143);
+        assert!(killed);
+    }
+}

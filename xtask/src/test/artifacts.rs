@@ -1,0 +1,87 @@
+//! What cargo says it has built.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+/// The package that owns the tests that need a device.
+pub(crate) const DEVICE_PACKAGE: &str = "rdma-stack";
+/// Tests of that package that need none: programs that must not compile.
+const WITHOUT_DEVICE: &[&str] = &["compile_fail", "ui"];
+
+/// A test program made of one file of a `tests/` folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct IntegrationTest {
+    pub(crate) name: String,
+    pub(crate) executable: PathBuf,
+    pub(crate) needs_device: bool,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    #[serde(default)]
+    package_id: String,
+    target: Option<Target>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+/// The integration test in one line of `cargo test --no-run --message-format=json`, if it is about one.
+pub(crate) fn integration_test(line: &str) -> Option<IntegrationTest> {
+    let message: Message = serde_json::from_str(line).ok()?;
+    let (target, executable) = (message.target?, message.executable?);
+    if !target.kind.iter().any(|kind| kind == "test") {
+        return None;
+    }
+    let of_device_package = package_name(&message.package_id) == DEVICE_PACKAGE;
+    let needs_device = of_device_package && !WITHOUT_DEVICE.contains(&target.name.as_str());
+    Some(IntegrationTest { name: target.name, executable, needs_device })
+}
+
+/// `rdma-sys` of `path+file:///home/me/work#rdma-sys@0.1.0` and of `path+file:///home/me/rdma-sys#0.1.0`.
+fn package_name(id: &str) -> &str {
+    let (place, version) = id.rsplit_once('#').unwrap_or(("", id));
+    match version.split_once('@') {
+        Some((name, _)) => name,
+        None => place.rsplit('/').next().unwrap_or(place),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(package: &str, kind: &str, name: &str) -> String {
+        format!(
+            r#"{{"reason":"compiler-artifact","package_id":"path+file:///w/{package}","target":{{"kind":["{kind}"],
+            "name":"{name}"}},"profile":{{"test":true}},"executable":"/t/{name}-1"}}"#
+        )
+    }
+
+    #[test]
+    fn tests_of_the_root_package_need_a_device() {
+        let test = integration_test(&message("x#rdma-stack@0.1.0", "test", "rc")).unwrap();
+        assert_eq!(test.executable, PathBuf::from("/t/rc-1"));
+        assert!(test.needs_device);
+    }
+
+    #[test]
+    fn compile_fail_tests_and_those_of_the_libraries_need_none() {
+        let test = integration_test(&message("x#rdma-stack@0.1.0", "test", "compile_fail")).unwrap();
+        assert!(!test.needs_device);
+        assert!(!integration_test(&message("rdma-sys#0.1.0", "test", "parity")).unwrap().needs_device);
+    }
+
+    #[test]
+    fn examples_unit_tests_and_other_messages_are_not_integration_tests() {
+        assert_eq!(integration_test(&message("x#rdma-stack@0.1.0", "example", "devinfo")), None);
+        assert_eq!(integration_test(&message("rdma-sys#0.1.0", "lib", "rdma_sys")), None);
+        assert_eq!(integration_test(r#"{"reason":"build-finished","success":true}"#), None);
+        assert_eq!(integration_test("not JSON"), None);
+    }
+}

@@ -1,0 +1,93 @@
+//! The tests that need a device, all of them in one guest.
+
+use anyhow::Result;
+
+use super::artifacts::DEVICE_PACKAGE;
+use super::inside::{self, Plan};
+use super::libtest::{Lines, Output};
+use super::{Args, Context, Outcome, Watching, uninterrupted};
+use crate::softroce::{self, Options};
+use crate::workspace;
+
+/// Runs every test program that needs a device where SoftRoCE is.
+pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
+    if !context.built {
+        return Ok(Outcome::Skipped("it does not compile".to_owned()));
+    }
+    let tests = context.integration_tests.iter().filter(|test| test.needs_device);
+    let programs: Vec<(String, String)> =
+        tests.map(|test| (test.name.clone(), test.executable.to_string_lossy().into_owned())).collect();
+    if programs.is_empty() {
+        return Ok(Outcome::Skipped("there are no tests that need a device".to_owned()));
+    }
+    let mut arguments = vec!["--test-threads=1".to_owned(), "--show-output".to_owned()];
+    arguments.extend(args.arguments.iter().cloned());
+    let count = u64::try_from(programs.len())? * u64::from(args.repeat);
+    let plan = Plan { rounds: args.repeat, limit: args.limit, programs, arguments };
+
+    let mut options = Options { timeout: args.limit * count + 60, ..Options::default() };
+    let root = workspace::root();
+    // What cargo would set, and what it has set for this program instead.
+    let variables = [
+        ("RDMA_REQUIRE_DEVICE", "1".to_owned()),
+        ("RUST_BACKTRACE", "1".to_owned()),
+        ("CARGO_MANIFEST_DIR", root.to_string_lossy().into_owned()),
+        ("CARGO_PKG_NAME", DEVICE_PACKAGE.to_owned()),
+    ];
+    options.environment.extend(variables.map(|(name, value)| (name.to_owned(), value)));
+    let program = std::env::current_exe()?.to_string_lossy().into_owned();
+    let command = [program, inside::ARGUMENT.to_owned(), serde_json::to_string(&plan)?];
+
+    let mut progress = Progress::default();
+    let mut sink = Watching { lines: Lines::default(), each: |line: &str| progress.line(line), silent: false };
+    std::env::set_current_dir(root)?;
+    let ending = softroce::run(&command, &options, &mut sink);
+    // Without an end a program was running when the guest ended.
+    if let Err(error) = &ending {
+        eprintln!("error: {error:#}");
+        progress.output.broken();
+        return Ok(Outcome::Tests(progress.output.tally()));
+    }
+    Ok(Outcome::tests(uninterrupted(ending?)?, progress.output))
+}
+
+/// Counts tests, and programs that ended badly though none of their tests did.
+#[derive(Default)]
+struct Progress {
+    output: Output,
+    failed_before: u64,
+}
+
+impl Progress {
+    fn line(&mut self, line: &str) {
+        self.output.line(line);
+        if let Some(status) = inside::ended(line) {
+            if status != 0 && self.output.tally().failed == self.failed_before {
+                self.output.broken();
+            }
+            self.failed_before = self.output.tally().failed;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_counts_once_and_a_failed_test_not_twice() {
+        let mut progress = Progress::default();
+        for line in [
+            "running 2 tests",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
+            "xtask: ended with status 101 after 0.1 s",
+            "running 1 test",
+            "xtask: ended with status 139 after 0.1 s",
+            "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out",
+            "xtask: ended with status 0 after 0.1 s",
+        ] {
+            progress.line(line);
+        }
+        assert_eq!(progress.output.tally().to_string(), "4 passed, 2 failed, 0 skipped");
+    }
+}

@@ -1,0 +1,98 @@
+//! The test programs one after the other, where the device is.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+use crate::process;
+
+/// The argument that makes this program run the [`Plan`] in the next one.
+pub(crate) const ARGUMENT: &str = "run-device-tests";
+
+/// Begins the line that tells how a test program has ended, for [`ended`].
+const ENDED: &str = "xtask: ended with status ";
+
+/// What to run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// How often to run all of it.
+    pub(crate) rounds: u32,
+    /// Seconds that one program may take.
+    pub(crate) limit: u64,
+    /// Name and file of each program.
+    pub(crate) programs: Vec<(String, String)>,
+    /// Arguments for each.
+    pub(crate) arguments: Vec<String>,
+}
+
+/// The status in a line of this program's output that tells how a test program has ended.
+pub(crate) fn ended(line: &str) -> Option<i32> {
+    line.strip_prefix(ENDED)?.split_whitespace().next()?.parse().ok()
+}
+
+/// Runs the plan in `words` to its end, whatever fails.
+pub(crate) fn main(words: &[String]) -> Result<i32> {
+    let plan: Plan = serde_json::from_str(words.first().context("no plan")?)?;
+    for round in 1..=plan.rounds {
+        for (name, executable) in &plan.programs {
+            let of = if plan.rounds > 1 { format!(", round {round}") } else { String::new() };
+            println!("--> {name}{of}");
+            let started = Instant::now();
+            let status = run(executable, &plan)?;
+            // A program that crashes leaves a line without its end.
+            println!("\n{ENDED}{status} after {:.1} s", started.elapsed().as_secs_f64());
+        }
+    }
+    Ok(0)
+}
+
+fn run(executable: &str, plan: &Plan) -> Result<i32> {
+    let limit = Duration::from_secs(plan.limit);
+    let child = Command::new(executable).args(&plan.arguments).stdin(Stdio::null()).spawn();
+    match child {
+        Ok(child) => wait(child, limit),
+        Err(error) => {
+            println!("cannot run {executable}: {error}");
+            Ok(127)
+        }
+    }
+}
+
+/// Waits for `child`, and kills it when `limit` has passed.
+fn wait(mut child: Child, limit: Duration) -> Result<i32> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("no process")?;
+    let (sender, receiver) = channel();
+    let waiter = std::thread::spawn(move || {
+        let status = child.wait();
+        let _ = sender.send(());
+        status
+    });
+    if receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+        println!("\nxtask: killed after {} s, its time limit", limit.as_secs());
+        // It may have ended this instant; nothing else can have its number within microseconds.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    let status = waiter.join().ok().context("the waiting thread panicked")??;
+    Ok(process::shell_status(status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_program_is_recognised() {
+        assert_eq!(ended("xtask: ended with status 139 after 1.2 s"), Some(139));
+        assert_eq!(ended("test a ... ok"), None);
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed() {
+        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        assert_eq!(wait(child, Duration::from_millis(20)).unwrap(), 137);
+    }
+}

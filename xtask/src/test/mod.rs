@@ -1,0 +1,277 @@
+//! `cargo xtask test`: everything that can be checked, stage by stage, with one line at the end.
+
+mod artifacts;
+mod device;
+pub(crate) mod inside;
+mod libtest;
+mod miri;
+mod stages;
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use self::artifacts::IntegrationTest;
+use self::libtest::{Lines, Output, Tally};
+use crate::softroce::{self, Ending, Sink};
+use crate::{process, workspace};
+
+/// No stage takes this long unless something hangs.
+const STAGE_LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// Runs every check and test of the workspace, those on a device over SoftRoCE
+///
+/// Every stage runs, whatever failed before it. The last line is `N passed, N failed, N skipped`: tests, and one for
+/// each stage that has none. A test that prints a line beginning `skipped: ` and passes counts as skipped.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Leave a stage out; may be given several times
+    #[arg(long, value_name = "STAGE")]
+    skip: Vec<Stage>,
+    /// Run only this stage and what it needs; may be given several times
+    #[arg(long, value_name = "STAGE")]
+    only: Vec<Stage>,
+    /// Run only the tests on a device
+    #[arg(long)]
+    device_only: bool,
+    /// Run the tests on a device this many times in a row
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// Seconds that one program of tests on a device may take
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    limit: u64,
+    /// Arguments for the test programs, such as a part of a test's name
+    #[arg(last = true, value_name = "TEST ARGS")]
+    arguments: Vec<String>,
+}
+
+/// A part of the whole; they run in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Stage {
+    /// cargo fmt --check
+    Fmt,
+    /// cargo clippy with warnings denied
+    Clippy,
+    /// Compile all tests and examples
+    Build,
+    /// Tests that need no device: unit, property, parity, compile-fail
+    Unit,
+    /// Examples in the documentation
+    Doctest,
+    /// The documentation, with warnings denied
+    Docs,
+    /// The committed bindings are what the generator writes
+    Drift,
+    /// The published crates can be packaged and compile from their packages
+    Package,
+    /// The libraries compile for 64-bit Arm
+    Aarch64,
+    /// What Miri can run
+    Miri,
+    /// Tests on an RDMA device
+    Device,
+}
+
+/// How a stage went.
+#[derive(Debug)]
+enum Outcome {
+    /// A stage without tests.
+    Whole {
+        passed: bool,
+    },
+    Tests(Tally),
+    Skipped(String),
+}
+
+/// What stages leave for later stages.
+#[derive(Debug, Default)]
+struct Context {
+    /// The C headers of the bindings, or why there are none.
+    headers: Option<Result<PathBuf, String>>,
+    integration_tests: Vec<IntegrationTest>,
+    built: bool,
+}
+
+pub(crate) fn main(args: &Args) -> Result<i32> {
+    let started = Instant::now();
+    let mut context = Context::default();
+    let mut tally = Tally::default();
+    let mut failures = Vec::new();
+    for stage in Stage::value_variants().iter().filter(|stage| args.wants(**stage)) {
+        let name = stage.name();
+        println!("==> {name}");
+        let stage_started = Instant::now();
+        let outcome = match stage.run(args, &mut context) {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                if let Some(Interrupted(signal)) = error.downcast_ref() {
+                    eprintln!("ended by signal {signal}");
+                    return Ok(128 + signal);
+                }
+                eprintln!("error: {error:#}");
+                Outcome::Whole { passed: false }
+            }
+        };
+        let counted = outcome.tally();
+        tally += counted;
+        if counted.failed > 0 {
+            failures.push(name.clone());
+        }
+        println!("    {name}: {outcome} ({:.1} s)", stage_started.elapsed().as_secs_f64());
+    }
+    println!("\nall stages: {:.0} s", started.elapsed().as_secs_f64());
+    if !failures.is_empty() {
+        println!("failed: {}", failures.join(", "));
+    }
+    println!("{tally}");
+    Ok(i32::from(tally.failed > 0))
+}
+
+impl Args {
+    fn wants(&self, stage: Stage) -> bool {
+        let chosen =
+            if self.device_only { stage == Stage::Device } else { self.only.is_empty() || self.only.contains(&stage) };
+        let needed = stage == Stage::Build && [Stage::Unit, Stage::Device].iter().any(|user| self.wants(*user));
+        (chosen || needed) && !self.skip.contains(&stage)
+    }
+}
+
+impl Stage {
+    fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(|| format!("{self:?}"), |value| value.get_name().to_owned())
+    }
+}
+
+impl Outcome {
+    fn whole(ending: Ending) -> Self {
+        Outcome::Whole { passed: ending == Ending::Status(0) }
+    }
+
+    /// Counts of the tests, with at least one failure if the program that ran them failed.
+    fn tests(ending: Ending, mut output: Output) -> Self {
+        if ending != Ending::Status(0) && output.tally().failed == 0 {
+            output.broken();
+        }
+        Outcome::Tests(output.tally())
+    }
+
+    fn tally(&self) -> Tally {
+        match self {
+            Outcome::Whole { passed: true } => Tally { passed: 1, ..Tally::default() },
+            Outcome::Whole { passed: false } => Tally { failed: 1, ..Tally::default() },
+            Outcome::Tests(tally) => *tally,
+            Outcome::Skipped(_) => Tally { skipped: 1, ..Tally::default() },
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Whole { passed: true } => f.write_str("passed"),
+            Outcome::Whole { passed: false } => f.write_str("failed"),
+            Outcome::Tests(tally) => tally.fmt(f),
+            Outcome::Skipped(reason) => write!(f, "skipped: {reason}"),
+        }
+    }
+}
+
+/// The user wants all of it to end.
+#[derive(Debug)]
+struct Interrupted(i32);
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ended by signal {}", self.0)
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// Shows output as it comes and hands each line of standard output to a function, which says whether to show it.
+struct Watching<F> {
+    lines: Lines,
+    each: F,
+    silent: bool,
+}
+
+impl<F: FnMut(&str)> Sink for Watching<F> {
+    fn stdout(&mut self, _: usize, bytes: &[u8]) -> io::Result<()> {
+        self.lines.feed(bytes, &mut self.each);
+        if self.silent {
+            return Ok(());
+        }
+        let mut out = io::stdout().lock();
+        out.write_all(bytes)?;
+        out.flush()
+    }
+
+    fn stderr(&mut self, _: usize, bytes: &[u8]) -> io::Result<()> {
+        io::stderr().lock().write_all(bytes)
+    }
+}
+
+/// Runs `command` in the workspace, shows what it writes, and hands each line of its standard output to `each`.
+/// `silent` shows only its standard error.
+fn watch(mut command: Command, silent: bool, each: impl FnMut(&str)) -> Result<Ending> {
+    command.current_dir(workspace::root());
+    if io::stderr().is_terminal() {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
+    let mut sink = Watching { lines: Lines::default(), each, silent };
+    println!("    {}", process::display(&command));
+    uninterrupted(softroce::run_local(command, STAGE_LIMIT, &mut sink)?)
+}
+
+fn uninterrupted(ending: Ending) -> Result<Ending> {
+    match ending {
+        Ending::Signal(signal) => Err(Interrupted(signal).into()),
+        ending => Ok(ending),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn wanted(words: &[&str]) -> Vec<Stage> {
+        let words = ["test"].iter().chain(words);
+        let Line { args } = clap::Parser::try_parse_from(words).unwrap();
+        Stage::value_variants().iter().copied().filter(|stage| args.wants(*stage)).collect()
+    }
+
+    #[test]
+    fn everything_runs_unless_told_otherwise() {
+        assert_eq!(wanted(&[]), Stage::value_variants());
+        let without = wanted(&["--skip", "miri", "--skip", "fmt"]);
+        assert_eq!(without.len(), Stage::value_variants().len() - 2);
+        assert!(!without.contains(&Stage::Miri));
+    }
+
+    #[test]
+    fn a_chosen_stage_brings_the_build_it_needs() {
+        assert_eq!(wanted(&["--only", "fmt"]), [Stage::Fmt]);
+        assert_eq!(wanted(&["--only", "unit"]), [Stage::Build, Stage::Unit]);
+        assert_eq!(wanted(&["--device-only", "--repeat", "5"]), [Stage::Build, Stage::Device]);
+    }
+
+    #[test]
+    fn a_failure_outside_the_tests_is_a_failure() {
+        let Outcome::Tests(tally) = Outcome::tests(Ending::Status(101), Output::default()) else {
+            panic!("not tests");
+        };
+        assert_eq!(tally.to_string(), "0 passed, 1 failed, 0 skipped");
+    }
+}

@@ -1,0 +1,125 @@
+//! What each stage does.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::artifacts::integration_test;
+use super::libtest::Output;
+use super::{Args, Context, Outcome, Stage, device, miri, watch};
+use crate::{bindgen, headers, process, workspace};
+
+/// The crates that are published.
+const LIBRARIES: [&str; 2] = ["rdma-sys", "rdma-safe"];
+
+const ARM: &str = "aarch64-unknown-linux-gnu";
+
+impl Stage {
+    /// Runs the stage. An error is a failure, unless it is [`super::Interrupted`].
+    pub(super) fn run(self, args: &Args, context: &mut Context) -> Result<Outcome> {
+        match self {
+            Stage::Fmt => whole(Command::new(workspace::cargo()).args(["fmt", "--all", "--check"])),
+            Stage::Clippy => whole(cargo(context).args([
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--all-features",
+                "--",
+                "-D",
+                "warnings",
+            ])),
+            Stage::Build => build(context),
+            Stage::Unit => unit(args, context),
+            Stage::Doctest => {
+                let mut command = cargo(context);
+                command.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
+                tests(command, args)
+            }
+            Stage::Docs => {
+                whole(cargo(context).args(["doc", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "-D warnings"))
+            }
+            Stage::Drift => drift(),
+            Stage::Package => {
+                let packages = LIBRARIES.iter().flat_map(|name| ["--package", name]);
+                whole(cargo(context).args(["package", "--allow-dirty"]).args(packages))
+            }
+            Stage::Aarch64 => aarch64(context),
+            Stage::Miri => miri::run(args),
+            Stage::Device => device::run(args, context),
+        }
+    }
+}
+
+fn whole(command: &mut Command) -> Result<Outcome> {
+    let command = std::mem::replace(command, Command::new(""));
+    watch(command, false, |_| {}).map(Outcome::whole)
+}
+
+/// Runs a `cargo test` and counts.
+pub(super) fn tests(mut command: Command, args: &Args) -> Result<Outcome> {
+    command.args(["--", "--show-output"]).args(&args.arguments);
+    let mut output = Output::default();
+    let ending = watch(command, false, |line| output.line(line))?;
+    Ok(Outcome::tests(ending, output))
+}
+
+/// A cargo that has the C headers where they can be had, so that every stage compiles the same.
+fn cargo(context: &mut Context) -> Command {
+    let headers = context.headers.get_or_insert_with(|| {
+        let target_dir = workspace::target_dir().map_err(|error| format!("{error:#}"))?;
+        headers::headers(&target_dir).map_err(|unavailable| {
+            println!("    without the C headers of the bindings: {unavailable}");
+            unavailable.to_string()
+        })
+    });
+    let mut command = Command::new(workspace::cargo());
+    if let Ok(include) = headers {
+        command.env("RDMA_CORE_INCLUDE", include).env("RDMA_REQUIRE_HEADERS", "1");
+    }
+    command
+}
+
+/// Compiles every test and example once. The same selection of packages everywhere keeps their features the same, and
+/// with them what is compiled.
+fn build(context: &mut Context) -> Result<Outcome> {
+    let mut command = cargo(context);
+    command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let mut found = Vec::new();
+    let ending = watch(command, true, |line| found.extend(integration_test(line)))?;
+    found.sort_by(|first, second| first.name.cmp(&second.name));
+    context.integration_tests = found;
+    let outcome = Outcome::whole(ending);
+    context.built = outcome.tally().failed == 0;
+    Ok(outcome)
+}
+
+fn unit(args: &Args, context: &mut Context) -> Result<Outcome> {
+    if !context.built {
+        return Ok(Outcome::Skipped("it does not compile".to_owned()));
+    }
+    let mut command = cargo(context);
+    command.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
+    for test in context.integration_tests.iter().filter(|test| !test.needs_device) {
+        command.args(["--test", &test.name]);
+    }
+    tests(command, args)
+}
+
+fn drift() -> Result<Outcome> {
+    match bindgen::generator(true) {
+        Ok(mut command) => whole(&mut command),
+        Err(unavailable) => Ok(Outcome::Skipped(unavailable.reason)),
+    }
+}
+
+fn aarch64(context: &mut Context) -> Result<Outcome> {
+    let mut query = Command::new("rustc");
+    query.args(["--print", "target-libdir", "--target", ARM]);
+    let installed = process::output(&mut query).is_ok_and(|dir| Path::new(dir.trim()).exists());
+    if !installed {
+        return Ok(Outcome::Skipped(format!("the target {ARM} is not installed (rustup target add {ARM})")));
+    }
+    let packages = LIBRARIES.iter().flat_map(|name| ["--package", name]);
+    whole(cargo(context).args(["check", "--target", ARM]).args(packages))
+}
