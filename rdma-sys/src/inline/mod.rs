@@ -180,3 +180,100 @@ fn set_errno(errno: c_int) {
     // SAFETY: libc returns a pointer to this thread's errno, which is always valid.
     unsafe { *libc::__errno_location() = errno }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+
+    use super::*;
+    use crate::bindings::{ibv_cq, ibv_modify_cq_attr};
+
+    /// A context, and before it what a library has whose verbs_context is `sz` bytes long: Miri sees each step beyond.
+    struct Context {
+        memory: *mut u8,
+        layout: Layout,
+        context: *mut ibv_context,
+    }
+
+    impl Context {
+        fn new(sz: usize) -> Self {
+            let layout = Layout::from_size_align(sz, align_of::<verbs_context>()).unwrap();
+            // SAFETY: no test asks for 0 bytes; a context lies at the end of at least as many bytes as it has.
+            unsafe {
+                let memory = alloc_zeroed(layout);
+                if memory.is_null() {
+                    handle_alloc_error(layout);
+                }
+                let context: *mut ibv_context = memory.add(sz - size_of::<ibv_context>()).cast();
+                Self { memory, layout, context }
+            }
+        }
+
+        fn extended(sz: usize) -> Self {
+            let this = Self::new(sz);
+            // SAFETY: the tests' lengths cover `sz`, which is right before the context.
+            unsafe {
+                (*this.context).abi_compat = __VERBS_ABI_IS_EXTENDED;
+                this.context.cast::<usize>().sub(1).write(sz);
+            }
+            this
+        }
+    }
+
+    impl Drop for Context {
+        fn drop(&mut self) {
+            // SAFETY: this is the allocation of `new`.
+            unsafe { dealloc(self.memory, self.layout) }
+        }
+    }
+
+    const FULL: usize = size_of::<verbs_context>();
+    const MODIFY_CQ: usize = offset_of!(verbs_context, modify_cq);
+
+    unsafe extern "C" fn answer(_: *mut ibv_cq, _: *mut ibv_modify_cq_attr) -> c_int {
+        42
+    }
+
+    fn found(context: &Context) -> Option<c_int> {
+        // SAFETY: the context exists; the function of the tests takes null.
+        unsafe { op!(context.context, modify_cq).map(|modify| modify(ptr::null_mut(), ptr::null_mut())) }
+    }
+
+    #[test]
+    fn the_first_operation_of_an_older_library_is_found() {
+        let context = Context::extended(FULL - MODIFY_CQ);
+        assert_eq!(found(&context), None, "not set yet");
+        // SAFETY: the memory starts with this operation.
+        unsafe { context.memory.cast::<Option<_>>().write(Some(answer as unsafe extern "C" fn(_, _) -> _)) };
+        assert_eq!(found(&context), Some(42));
+    }
+
+    #[test]
+    fn an_operation_that_the_library_predates_is_not_read() {
+        assert_eq!(found(&Context::extended(FULL - MODIFY_CQ - size_of::<usize>())), None);
+    }
+
+    #[test]
+    fn nothing_before_a_context_that_is_not_extended_is_read() {
+        let context = Context::new(size_of::<ibv_context>());
+        for abi_compat in [0, u32::MAX as usize, usize::MAX - 1] {
+            // SAFETY: the context exists.
+            unsafe { (*context.context).abi_compat = ptr::without_provenance_mut(abi_compat) };
+            assert_eq!(found(&context), None, "{abi_compat:#x}");
+            // SAFETY: the context exists.
+            assert!(unsafe { verbs_get_ctx(context.context) }.is_null(), "{abi_compat:#x}");
+        }
+    }
+
+    #[test]
+    fn the_extended_context_may_start_before_the_allocation() {
+        let context = Context::extended(FULL - MODIFY_CQ);
+        // SAFETY: the context exists.
+        let extended = unsafe { verbs_get_ctx(context.context) };
+        assert_eq!(extended.addr(), context.memory.addr() - MODIFY_CQ);
+        // `sz` is always there, and is read without a reference to the rest.
+        let sz = extended.wrapping_byte_add(offset_of!(verbs_context, sz)).cast::<usize>();
+        // SAFETY: the field lies inside the allocation.
+        assert_eq!(unsafe { sz.read() }, FULL - MODIFY_CQ);
+    }
+}

@@ -1,6 +1,6 @@
 //! Values of constants and layouts of types, as the C compiler sees them, beside those of the generated file.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_longlong};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -100,7 +100,7 @@ fn types_have_their_layout_of_c() {
     let Some(include) = c::include() else { return };
     // One line per assertion, however long.
     let file: String = BINDINGS.split_whitespace().collect::<Vec<_>>().join(" ");
-    let unions: BTreeSet<&str> = file
+    let unions: std::collections::BTreeSet<&str> = file
         .match_indices("pub union ")
         .filter_map(|(at, keyword)| file[at + keyword.len()..].split(' ').next())
         .collect();

@@ -47,8 +47,7 @@ const FROM_LIBC: [&str; 16] = [
 ];
 
 /// What glibc builds those types from.
-const INSIDE_LIBC: &str =
-    "__(atomic|fd|pthread|off|time|suseconds|syscall|socklen)_?.*|in6?_addr.*";
+const INSIDE_LIBC: &str = "__(atomic|fd|pthread|off|time|suseconds|syscall|socklen)_?.*|in6?_addr.*";
 
 /// The kernel's integer names.
 const INTEGERS: [(&str, &str); 6] = [
@@ -61,17 +60,8 @@ const INTEGERS: [(&str, &str); 6] = [
 ];
 
 /// The enums of which values are or-ed. `rdma_cm_mc_join_flags` is none: its values count 0, 1, 2.
-const FLAG_SUFFIXES: [&str; 9] = [
-    "_flags",
-    "_flags2",
-    "_flag",
-    "_mask",
-    "_caps",
-    "_cap_bits",
-    "_fields",
-    "_op_size",
-    "_placement_type",
-];
+const FLAG_SUFFIXES: [&str; 9] =
+    ["_flags", "_flags2", "_flag", "_mask", "_caps", "_cap_bits", "_fields", "_op_size", "_placement_type"];
 
 pub(crate) struct Generated {
     pub(crate) file: syn::File,
@@ -105,11 +95,7 @@ impl ParseCallbacks for Callbacks {
         }
     }
 
-    fn blocklisted_type_implements_trait(
-        &self,
-        _: &str,
-        derive: DeriveTrait,
-    ) -> Option<ImplementsTrait> {
+    fn blocklisted_type_implements_trait(&self, _: &str, derive: DeriveTrait) -> Option<ImplementsTrait> {
         matches!(derive, DeriveTrait::Copy | DeriveTrait::Debug).then_some(ImplementsTrait::Yes)
     }
 }
@@ -119,28 +105,15 @@ fn is_int(name: &str) -> bool {
 }
 
 pub(crate) fn generate(include: &Path) -> Result<Generated> {
-    let dir = include
-        .to_str()
-        .context("the include folder's path is not UTF-8")?;
+    let dir = include.to_str().context("the include folder's path is not UTF-8")?;
     let mut builder = bindgen::Builder::default()
-        .header_contents(
-            "all.h",
-            &HEADERS
-                .map(|header| format!("#include <{header}>\n"))
-                .concat(),
-        )
+        .header_contents("all.h", &HEADERS.map(|header| format!("#include <{header}>\n")).concat())
         .clang_args(["-I", dir])
         .rust_edition(bindgen::RustEdition::Edition2024)
-        .rust_target(
-            bindgen::RustTarget::stable(85, 0)
-                .map_err(|error| anyhow::anyhow!("Rust 1.85: {error}"))?,
-        )
+        .rust_target(bindgen::RustTarget::stable(85, 0).map_err(|error| anyhow::anyhow!("Rust 1.85: {error}"))?)
         .use_core()
         .ctypes_prefix("::core::ffi")
-        .default_enum_style(bindgen::EnumVariation::NewType {
-            is_bitfield: false,
-            is_global: true,
-        })
+        .default_enum_style(bindgen::EnumVariation::NewType { is_bitfield: false, is_global: true })
         // Anonymous enums have no type worth a name.
         .constified_enum("(IBV|IB|RDMA)_.*")
         .translate_enum_integer_types(true)
@@ -157,11 +130,7 @@ pub(crate) fn generate(include: &Path) -> Result<Generated> {
     for header in HEADERS {
         builder = builder.allowlist_file(format!("{}/{}", escape(dir), escape(header)));
     }
-    for name in FROM_LIBC
-        .into_iter()
-        .chain(INTEGERS.map(|(name, _)| name))
-        .chain(["__be16", "__be32", "__be64"])
-    {
+    for name in FROM_LIBC.into_iter().chain(INTEGERS.map(|(name, _)| name)).chain(["__be16", "__be32", "__be64"]) {
         builder = builder.blocklist_type(name);
     }
     builder = builder.blocklist_type(INSIDE_LIBC);
@@ -205,10 +174,7 @@ pub(crate) fn generate(include: &Path) -> Result<Generated> {
 pub(crate) fn libc_imports(tokens: &TokenStream) -> TokenStream {
     let mut words = BTreeSet::new();
     collect_words(tokens.clone(), &mut words);
-    let names = FROM_LIBC
-        .iter()
-        .filter(|name| words.contains(**name))
-        .map(|name| format_ident!("{name}"));
+    let names = FROM_LIBC.iter().filter(|name| words.contains(**name)).map(|name| format_ident!("{name}"));
     quote!(use libc::{#(#names),*};)
 }
 
@@ -224,12 +190,7 @@ fn collect_words(tokens: TokenStream, words: &mut BTreeSet<String>) {
 
 fn escape(text: &str) -> String {
     text.chars()
-        .flat_map(|c| {
-            (!c.is_alphanumeric() && c != '/' && c != '_')
-                .then_some('\\')
-                .into_iter()
-                .chain([c])
-        })
+        .flat_map(|c| (!c.is_alphanumeric() && c != '/' && c != '_').then_some('\\').into_iter().chain([c]))
         .collect()
 }
 
@@ -297,20 +258,14 @@ fn name_anonymous_enums(file: &mut syn::File) -> Result<()> {
 
 fn type_name(ty: &syn::Type) -> Option<String> {
     match ty {
-        syn::Type::Path(path) => path
-            .path
-            .segments
-            .last()
-            .map(|segment| segment.ident.to_string()),
+        syn::Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
         _ => None,
     }
 }
 
 /// The types that embed a mutex or a condition variable, whose sizes differ between architectures.
 fn contains_pthread(file: &syn::File) -> BTreeSet<String> {
-    let mut found: BTreeSet<String> = ["pthread_mutex_t", "pthread_cond_t"]
-        .map(str::to_owned)
-        .into();
+    let mut found: BTreeSet<String> = ["pthread_mutex_t", "pthread_cond_t"].map(str::to_owned).into();
     loop {
         let before = found.len();
         for item in &file.items {
@@ -320,11 +275,7 @@ fn contains_pthread(file: &syn::File) -> BTreeSet<String> {
                 _ => continue,
             };
             // Only what is embedded counts, and a pointer is no path.
-            if fields
-                .iter()
-                .filter_map(|field| type_name(&field.ty))
-                .any(|name| found.contains(&name))
-            {
+            if fields.iter().filter_map(|field| type_name(&field.ty)).any(|name| found.contains(&name)) {
                 found.insert(ident.to_string());
             }
         }
@@ -349,9 +300,7 @@ fn gate_layout(item: &mut syn::Item, with_pthread: &BTreeSet<String>) -> Result<
         .with_context(|| format!("an unnamed constant that asserts no size: {text}"))?
         .0;
     if with_pthread.contains(name) {
-        constant
-            .attrs
-            .push(syn::parse_quote!(#[cfg(target_arch = "x86_64")]));
+        constant.attrs.push(syn::parse_quote!(#[cfg(target_arch = "x86_64")]));
     }
     Ok(())
 }
@@ -370,13 +319,8 @@ fn enums(file: &syn::File) -> Result<BTreeMap<String, Vec<(String, i64)>>> {
             continue;
         };
         let value = quote!(#value).to_string().replace(' ', "");
-        let value = value
-            .parse()
-            .with_context(|| format!("the value of {}: {value}", constant.ident))?;
-        enums
-            .entry(ty)
-            .or_default()
-            .push((constant.ident.to_string(), value));
+        let value = value.parse().with_context(|| format!("the value of {}: {value}", constant.ident))?;
+        enums.entry(ty).or_default().push((constant.ident.to_string(), value));
     }
     Ok(enums)
 }
@@ -384,21 +328,13 @@ fn enums(file: &syn::File) -> Result<BTreeMap<String, Vec<(String, i64)>>> {
 fn flag_operators(file: &syn::File) -> Result<syn::Item> {
     let mut flags = Vec::new();
     for (name, values) in enums(file)? {
-        if !FLAG_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
-            || values.iter().any(|(_, value)| *value <= 0)
-        {
+        if !FLAG_SUFFIXES.iter().any(|suffix| name.ends_with(suffix)) || values.iter().any(|(_, value)| *value <= 0) {
             continue;
         }
-        let bits = values
-            .iter()
-            .filter(|(_, value)| value.count_ones() == 1)
-            .fold(0, |all, (_, value)| all | value);
+        let bits = values.iter().filter(|(_, value)| value.count_ones() == 1).fold(0, |all, (_, value)| all | value);
         for (constant, value) in &values {
             let union = value & !bits == 0 || constant.ends_with("_RANGE");
-            ensure!(
-                union,
-                "{constant} of {name} is not made of the other values: is it a set of flags?"
-            );
+            ensure!(union, "{constant} of {name} is not made of the other values: is it a set of flags?");
         }
         flags.push(format_ident!("{name}"));
     }
@@ -420,16 +356,14 @@ fn aliases(include: &Path, file: &syn::File) -> Result<Vec<syn::Item>> {
     let mut items = Vec::new();
     for header in HEADERS {
         let path = include.join(header);
-        let text =
-            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         for line in text.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             let ["#define", name, target] = words[..] else {
                 continue;
             };
             let ident = syn::parse_str::<syn::Ident>(name);
-            let (Ok(ident), Ok(target_ident)) = (ident, syn::parse_str::<syn::Ident>(target))
-            else {
+            let (Ok(ident), Ok(target_ident)) = (ident, syn::parse_str::<syn::Ident>(target)) else {
                 continue;
             };
             if types.contains(target) {
@@ -465,12 +399,75 @@ fn zeroed(file: &syn::File) -> syn::Item {
 }
 
 fn is_repr_c(item: &syn::ItemStruct) -> bool {
-    item.attrs
-        .iter()
-        .any(|attribute| quote!(#attribute).to_string().contains("repr (C"))
+    item.attrs.iter().any(|attribute| quote!(#attribute).to_string().contains("repr (C"))
 }
 
 /// A struct that the headers only name.
 fn is_opaque(item: &syn::ItemStruct) -> bool {
-    matches!(item.fields.iter().collect::<Vec<_>>()[..], [field] if field.ident.as_ref().is_some_and(|name| name == "_address" || name == "_unused"))
+    let mut fields = item.fields.iter().filter_map(|field| field.ident.as_ref());
+    fields.any(|name| name == "_address" || name == "_unused")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(source: &str) -> syn::File {
+        syn::parse_file(source).unwrap()
+    }
+
+    #[test]
+    fn declared_functions_become_types_and_nothing_to_link() {
+        let mut file = parse(
+            r#"
+            pub struct kept;
+            unsafe extern "C" {
+                pub fn one(a: u8, b: *mut kept) -> i32;
+                pub fn dots(a: u8, ...);
+            }
+            "#,
+        );
+        let functions = take_functions(&mut file).unwrap();
+        assert_eq!(file.items.len(), 1);
+        let expected: [(&str, syn::Type); 2] = [
+            ("dots", syn::parse_quote!(unsafe extern "C" fn(a: u8, ...))),
+            ("one", syn::parse_quote!(unsafe extern "C" fn(a: u8, b: *mut kept) -> i32)),
+        ];
+        for ((name, ty), (expected_name, expected)) in functions.iter().zip(expected) {
+            assert_eq!(name, expected_name);
+            let text = quote!(#ty).to_string().replace(" ,)", ")");
+            assert_eq!(text, quote!(#expected).to_string());
+        }
+    }
+
+    #[test]
+    fn a_mutex_counts_where_it_is_embedded_and_not_behind_a_pointer() {
+        let file = parse(
+            "
+            pub struct direct { pub mutex: pthread_mutex_t }
+            pub struct nested { pub inner: direct }
+            pub struct pointer { pub inner: *mut direct }
+            ",
+        );
+        let found = contains_pthread(&file);
+        assert!(found.contains("direct") && found.contains("nested"), "{found:?}");
+        assert!(!found.contains("pointer"), "{found:?}");
+    }
+
+    #[test]
+    fn operators_are_for_enums_whose_values_are_bits() {
+        let flags = |values: &str| {
+            let item = flag_operators(&parse(values))?;
+            anyhow::Ok(quote!(#item).to_string().replace(' ', ""))
+        };
+        let bits = "pub const A: x_flags = x_flags(1); pub const B: x_flags = x_flags(6);
+                    pub const C: x_flags = x_flags(2); pub const D: x_flags = x_flags(4);";
+        assert_eq!(flags(bits).unwrap(), "crate::macros::flags!(x_flags);");
+        let counted = "pub const A: x_flags = x_flags(0); pub const B: x_flags = x_flags(1);";
+        assert_eq!(flags(counted).unwrap(), "crate::macros::flags!();");
+        let state = "pub const A: x_state = x_state(1);";
+        assert_eq!(flags(state).unwrap(), "crate::macros::flags!();");
+        let neither = "pub const A: x_flags = x_flags(1); pub const B: x_flags = x_flags(5);";
+        assert!(flags(neither).is_err());
+    }
 }

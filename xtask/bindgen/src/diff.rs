@@ -6,10 +6,7 @@ pub(crate) fn summary(name: &str, committed: &str, generated: &str) -> String {
     let only = |left: &str, right: &str| {
         let mut rest: Vec<&str> = right.lines().collect();
         rest.sort_unstable();
-        left.lines()
-            .filter(|line| rest.binary_search(line).is_err())
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
+        left.lines().filter(|line| rest.binary_search(line).is_err()).map(str::to_owned).collect::<Vec<_>>()
     };
     let gone = only(committed, generated);
     let new = only(generated, committed);
@@ -27,15 +24,27 @@ pub(crate) fn summary(name: &str, committed: &str, generated: &str) -> String {
         }
     }
     if gone.is_empty() && new.is_empty() {
-        let at = committed
-            .lines()
-            .zip(generated.lines())
-            .take_while(|(a, b)| a == b)
-            .count()
-            + 1;
-        text.push_str(&format!(
-            "\n  the same lines in another order from line {at} on"
-        ));
+        let at = committed.lines().zip(generated.lines()).take_while(|(a, b)| a == b).count() + 1;
+        text.push_str(&format!("\n  the same lines in another order from line {at} on"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::summary;
+
+    #[test]
+    fn a_summary_names_the_lines_of_one_side() {
+        let text = summary("src/x.rs", "a\nb\n", "a\nc\nd\n");
+        assert!(text.contains("1 lines only in the committed file, 2 only in the generated one"), "{text}");
+        assert!(text.contains("- b") && text.contains("+ c") && text.contains("+ d"), "{text}");
+        assert!(!text.contains("- a"), "{text}");
+    }
+
+    #[test]
+    fn another_order_is_a_difference() {
+        let text = summary("src/x.rs", "a\nb\nc\n", "a\nc\nb\n");
+        assert!(text.contains("another order from line 2"), "{text}");
+    }
 }

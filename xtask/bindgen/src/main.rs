@@ -35,10 +35,7 @@ fn main() -> Result<()> {
         cfg!(all(target_arch = "x86_64", target_os = "linux")),
         "the committed layout assertions are those of x86-64 Linux: run the generator there"
     );
-    let include = args
-        .include
-        .canonicalize()
-        .with_context(|| format!("include folder {}", args.include.display()))?;
+    let include = args.include.canonicalize().with_context(|| format!("include folder {}", args.include.display()))?;
     for header in bindings::HEADERS {
         let path = include.join(header);
         ensure!(path.is_file(), "{} is missing", path.display());
@@ -50,10 +47,7 @@ fn main() -> Result<()> {
     let generated = bindings::generate(&include)?;
     let files = [
         ("src/bindings.rs", render::file(&generated.file)?),
-        (
-            "src/symbols.rs",
-            render::file(&table.generate(&generated.functions, &newer)?)?,
-        ),
+        ("src/symbols.rs", render::file(&table.generate(&generated.functions, &newer)?)?),
     ];
 
     let mut stale = Vec::new();
@@ -78,9 +72,7 @@ fn main() -> Result<()> {
         );
     }
     if args.check {
-        eprintln!(
-            "rdma-sys/src/bindings.rs and rdma-sys/src/symbols.rs are what rdma-core {RDMA_CORE}'s headers give"
-        );
+        eprintln!("rdma-sys/src/bindings.rs and rdma-sys/src/symbols.rs are what rdma-core {RDMA_CORE}'s headers give");
     }
     Ok(())
 }

@@ -36,21 +36,12 @@ fn rustfmt(source: &str) -> Result<String> {
         .stdout(Stdio::piped())
         .spawn()
         .context("starting rustfmt (rustup component add rustfmt)")?;
-    let mut stdin = child
-        .stdin
-        .take()
-        .context("rustfmt has no standard input")?;
+    let mut stdin = child.stdin.take().context("rustfmt has no standard input")?;
     let input = source.to_owned();
     // rustfmt may start to print before it has read everything.
     let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
     let output = child.wait_with_output().context("waiting for rustfmt")?;
-    writer
-        .join()
-        .expect("the writing thread does not panic")
-        .context("writing to rustfmt")?;
-    ensure!(
-        output.status.success(),
-        "rustfmt refused the generated source"
-    );
+    writer.join().expect("the writing thread does not panic").context("writing to rustfmt")?;
+    ensure!(output.status.success(), "rustfmt refused the generated source");
     String::from_utf8(output.stdout).context("rustfmt's output")
 }

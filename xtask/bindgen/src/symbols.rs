@@ -28,44 +28,20 @@ pub(crate) struct Table(Vec<Library>);
 
 impl Table {
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let text =
-            fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        let mut libraries =
-            [("libibverbs.so.1", "Verbs"), ("librdmacm.so.1", "RdmaCm")].map(|(soname, table)| {
-                Library {
-                    soname,
-                    table,
-                    symbols: Vec::new(),
-                }
-            });
-        let mut lines = text
-            .lines()
-            .enumerate()
-            .filter(|(_, line)| !line.starts_with('#'));
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let mut libraries = [("libibverbs.so.1", "Verbs"), ("librdmacm.so.1", "RdmaCm")]
+            .map(|(soname, table)| Library { soname, table, symbols: Vec::new() });
+        let mut lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with('#'));
         let heading = lines.next().map(|(_, line)| line);
-        ensure!(
-            heading == Some("library\tsymbol\tsince"),
-            "{}: heading is {heading:?}",
-            path.display()
-        );
+        ensure!(heading == Some("library\tsymbol\tsince"), "{}: heading is {heading:?}", path.display());
         for (number, line) in lines {
             let at = || format!("{}:{}: {line:?}", path.display(), number + 1);
             let [soname, name, since] = line.split('\t').collect::<Vec<_>>()[..] else {
                 bail!("{}: want three columns", at());
             };
-            let library = libraries
-                .iter_mut()
-                .find(|library| library.soname == soname)
-                .with_context(at)?;
-            ensure!(
-                library.symbols.iter().all(|symbol| symbol.name != name),
-                "{}: listed twice",
-                at()
-            );
-            library.symbols.push(Symbol {
-                name: name.to_owned(),
-                since: since.parse().with_context(at)?,
-            });
+            let library = libraries.iter_mut().find(|library| library.soname == soname).with_context(at)?;
+            ensure!(library.symbols.iter().all(|symbol| symbol.name != name), "{}: listed twice", at());
+            library.symbols.push(Symbol { name: name.to_owned(), since: since.parse().with_context(at)? });
         }
         Ok(Self(libraries.into()))
     }
@@ -76,12 +52,7 @@ impl Table {
         functions: &BTreeMap<String, syn::Type>,
         newer: &BTreeMap<String, syn::Type>,
     ) -> Result<syn::File> {
-        let listed = |name: &str| {
-            self.0
-                .iter()
-                .flat_map(|library| &library.symbols)
-                .any(|symbol| symbol.name == name)
-        };
+        let listed = |name: &str| self.0.iter().flat_map(|library| &library.symbols).any(|symbol| symbol.name == name);
         // Headers declare more than libraries export; each such name needs a reason.
         const DECLARED_ONLY: [&str; 1] = ["ibv_wr_opcode_str"];
         for name in functions.keys() {
@@ -90,11 +61,7 @@ impl Table {
                 "{name} is declared in the headers and not in symbols.tsv"
             );
         }
-        let tables = self
-            .0
-            .iter()
-            .map(|library| library.generate(functions, newer))
-            .collect::<Result<Vec<_>>>()?;
+        let tables = self.0.iter().map(|library| library.generate(functions, newer)).collect::<Result<Vec<_>>>()?;
         let libc = libc_imports(&quote!(#(#tables)*));
         Ok(syn::parse2(quote! {
             #![doc = " The exported functions of both libraries, as tables of function pointers."]
@@ -119,10 +86,7 @@ impl Library {
         for Symbol { name, since } in &self.symbols {
             let field = format_ident!("{name}");
             let alias = format_ident!("{name}_fn");
-            let ty = match (
-                functions.get(name),
-                newer.contains_key(&format!("{name}_fn")),
-            ) {
+            let ty = match (functions.get(name), newer.contains_key(&format!("{name}_fn"))) {
                 (Some(ty), false) => quote!(#ty),
                 (None, true) => quote!(#alias),
                 (Some(_), true) => {
@@ -167,4 +131,52 @@ pub(crate) fn function_types(path: &Path) -> Result<BTreeMap<String, syn::Type>>
             _ => None,
         })
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(name: &str, rows: &str) -> Result<Table> {
+        let path = std::env::temp_dir().join(format!("{name}-{}.tsv", std::process::id()));
+        fs::write(&path, format!("# comment\nlibrary\tsymbol\tsince\n{rows}"))?;
+        let table = Table::read(&path);
+        fs::remove_file(path)?;
+        table
+    }
+
+    fn types(names: &[&str]) -> BTreeMap<String, syn::Type> {
+        names.iter().map(|name| ((*name).to_owned(), syn::parse_quote!(unsafe extern "C" fn()))).collect()
+    }
+
+    #[test]
+    fn symbols_after_the_floor_are_optional() {
+        let rows = "libibverbs.so.1\told\t44\nlibibverbs.so.1\tnew\t45\nlibrdmacm.so.1\tnewest\t65\n";
+        let file = table("floor", rows).unwrap().generate(&types(&["old", "new"]), &types(&["newest_fn"])).unwrap();
+        let text = quote!(#file).to_string();
+        assert!(text.contains(r#"pub old : unsafe extern "C" fn ()"#), "{text}");
+        assert!(text.contains(r#"pub new : Option < unsafe extern "C" fn () >"#), "{text}");
+        assert!(text.contains("pub newest : Option < newest_fn >"), "{text}");
+    }
+
+    #[test]
+    fn the_list_and_the_headers_must_agree() {
+        let rows = "libibverbs.so.1\tlisted\t13\n";
+        let refused = |functions: &[&str], newer: &[&str]| {
+            let refused = table("agree", rows).unwrap().generate(&types(functions), &types(newer));
+            refused.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(refused(&["listed"], &[]), "");
+        assert!(refused(&[], &[]).contains("in no header"));
+        assert!(refused(&["listed", "another"], &[]).contains("another is declared"));
+        assert!(refused(&["listed"], &["listed_fn"]).contains("in the headers now"));
+    }
+
+    #[test]
+    fn a_bad_row_is_refused() {
+        for row in ["libibverbs.so.1\tx", "libother.so.1\tx\t13", "libibverbs.so.1\tx\tsoon"] {
+            assert!(table("bad", &format!("{row}\n")).is_err(), "{row}");
+        }
+        assert!(table("twice", &"libibverbs.so.1\tx\t13\n".repeat(2)).is_err());
+    }
 }
