@@ -42,8 +42,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub(crate) fn main(args: &Args) -> Result<i32> {
     let Benchmark::Pingpong(args) = &args.benchmark;
     pingpong::build()?;
-    let program = std::env::current_exe()?.to_string_lossy().into_owned();
-    let mut command = vec![program, inside::ARGUMENT.to_owned(), args.pairs.to_string()];
+    let mut command = vec![softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), args.pairs.to_string()];
     command.extend(args.options.iter().cloned());
     let ending = softroce::run(&command, &args.softroce, &mut Passthrough::new(false))?;
     Ok(ending.status())

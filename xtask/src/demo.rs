@@ -37,8 +37,11 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     if softroce::needs_guest() {
         println!("booting a Linux guest with SoftRoCE (no RDMA device here) …");
     }
-    let program = std::env::current_exe()?.to_string_lossy().into_owned();
-    let mut command = vec![program, inside::ARGUMENT.to_owned(), serde_json::to_string(&(args.server, args.client))?];
+    let mut command = vec![
+        softroce::THIS_PROGRAM.to_owned(),
+        inside::ARGUMENT.to_owned(),
+        serde_json::to_string(&(args.server, args.client))?,
+    ];
     command.extend(args.options.iter().cloned());
     let options = Options { quiet: true, ..args.softroce.clone() };
     let ending = softroce::run(&command, &options, &mut Show { since: Instant::now() })?;

@@ -38,6 +38,14 @@ pub(crate) fn shell_status(status: ExitStatus) -> i32 {
     }
 }
 
+/// The status a shell would report for a program that could not be started.
+pub(crate) fn status_of_unstarted(error: &std::io::Error) -> i32 {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => 127,
+        _ => 126,
+    }
+}
+
 /// The program `name` on the `PATH`, or in the directories of administration tools.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();

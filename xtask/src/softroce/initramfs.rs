@@ -33,12 +33,11 @@ pub(crate) struct Initramfs(File);
 impl Initramfs {
     /// Packs `modules` and `config` with this program.
     pub(crate) fn pack(modules: &[PathBuf], config: &Config) -> Result<Self> {
-        let program = std::env::current_exe()?;
         let mut archive = Archive::default();
         for directory in ["dev", "proc", "sys", "run", "base", "overlays", "changes", "root"] {
             archive.directory(directory);
         }
-        archive.file(INIT, &read(&program)?);
+        archive.file(INIT, &read(Path::new(super::THIS_PROGRAM))?);
         for library in loaded_libraries()? {
             if let Some(name) = library.file_name().and_then(|name| name.to_str()) {
                 let content = read(&library)?;

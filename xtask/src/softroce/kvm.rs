@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
+
 use super::config::{Config, Network};
 use super::frame::Frame;
 use super::layers::Layers;
@@ -14,23 +16,26 @@ use super::vm::{Guest, Hardware};
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Whether a guest really boots with KVM. Found out once for each pair of kernels and remembered in `directory`.
-pub(crate) fn usable(directory: &Path, layers: &Layers) -> bool {
+///
+/// # Errors
+/// When a signal asks this program to end meanwhile.
+pub(crate) fn usable(directory: &Path, layers: &Layers) -> Result<bool> {
     let access = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
     if access.is_err() {
-        return false;
+        return Ok(false);
     }
     let host = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let remembered = directory.join("kvm");
     let key = format!("guest {}, host {}", layers.version, host.trim());
     if let Some(answer) = fs::read_to_string(&remembered).ok().and_then(|text| recall(&text, &key)) {
-        return answer;
+        return Ok(answer);
     }
     eprintln!("softroce: finding out whether a guest boots with KVM (once, {} s at most)", LIMIT.as_secs());
-    let works = boots(layers);
+    let works = boots(layers)?;
     eprintln!("softroce: {}", if works { "it does" } else { "it does not: emulating" });
     // Without the file the next run asks again.
     let _ = fs::write(remembered, format!("{key}: {}\n", if works { "works" } else { "fails" }));
-    works
+    Ok(works)
 }
 
 fn recall(text: &str, key: &str) -> Option<bool> {
@@ -41,10 +46,8 @@ fn recall(text: &str, key: &str) -> Option<bool> {
     }
 }
 
-fn boots(layers: &Layers) -> bool {
-    let Ok(events) = Events::new() else {
-        return false;
-    };
+fn boots(layers: &Layers) -> Result<bool> {
+    let events = Events::new()?;
     let config = Config {
         probe: true,
         overlays: Vec::new(),
@@ -56,10 +59,12 @@ fn boots(layers: &Layers) -> bool {
     };
     let hardware = Hardware { kvm: true, cpus: 1, memory: 256, wire: None };
     let deadline = Instant::now() + LIMIT;
-    let Ok(_guest) = Guest::boot(0, layers, &hardware, &config, events.sender(), false) else {
-        return false;
-    };
-    matches!(events.next(deadline), Some(Event::Frame(0, Frame::Hello)))
+    let _guest = Guest::boot(0, layers, &hardware, &config, events.sender(), false)?;
+    match events.next(deadline) {
+        Some(Event::Frame(0, Frame::Hello)) => Ok(true),
+        Some(Event::Signal(signal)) => bail!("ended by signal {signal}"),
+        _ => Ok(false),
+    }
 }
 
 #[cfg(test)]

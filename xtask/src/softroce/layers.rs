@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, flock};
 
 use super::apt::{self, Apt};
 use crate::process;
@@ -29,8 +29,11 @@ const USERLAND: &[&str] = &[
 /// Changes when what is unpacked, or how, changes.
 const FORMAT: u32 = 1;
 
+/// The file in a layer that tells what the layer was made of.
+const STAMP: &str = ".stamp";
+
 /// What a guest boots and sees.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Layers {
     /// The root file system below everything.
     pub(crate) base: PathBuf,
@@ -38,6 +41,8 @@ pub(crate) struct Layers {
     pub(crate) overlays: PathBuf,
     /// The kernel's version, the name of its module directory.
     pub(crate) version: String,
+    /// Shared by everybody whose guest uses the layers, exclusive for who changes them.
+    _lock: File,
 }
 
 impl Layers {
@@ -52,16 +57,29 @@ impl Layers {
         let overlays = directory.join("layers");
         fs::create_dir_all(&overlays)?;
         let lock = File::create(directory.join("lock"))?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
-        let mut apt = LazyApt { directory: directory.join("apt"), apt: None };
-        if refresh {
-            for layer in Self::OVERLAYS {
-                remove(&overlays.join(layer))?;
+        let mut alone = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
+        if !alone {
+            // Somebody prepares the layers, or has a guest on them. As they then are they will do, unless a new format
+            // of them is needed.
+            flock(&lock, FlockOperation::LockShared)?;
+            if refresh || !Self::OVERLAYS.iter().all(|layer| is_usable(&overlays.join(layer))) {
+                flock(&lock, FlockOperation::LockExclusive)?;
+                alone = true;
             }
         }
-        userland(&overlays, &mut apt).context("cannot prepare the guest's RDMA userland")?;
-        let version = kernel(&overlays, &mut apt).context("cannot prepare the guest's kernel")?;
-        Ok(Self { base: PathBuf::from("/"), overlays, version })
+        if alone {
+            let mut apt = LazyApt { directory: directory.join("apt"), apt: None };
+            if refresh {
+                for layer in Self::OVERLAYS {
+                    remove(&overlays.join(layer))?;
+                }
+            }
+            userland(&overlays, &mut apt).context("cannot prepare the guest's RDMA userland")?;
+            kernel(&overlays, &mut apt).context("cannot prepare the guest's kernel")?;
+            flock(&lock, FlockOperation::LockShared)?;
+        }
+        let version = version(&overlays.join("kernel"))?;
+        Ok(Self { base: PathBuf::from("/"), overlays, version, _lock: lock })
     }
 
     /// The kernel image.
@@ -89,11 +107,19 @@ impl LazyApt {
     }
 }
 
-fn kernel(overlays: &Path, apt: &mut LazyApt) -> Result<String> {
+/// The first line of the stamp of a layer.
+fn format_line() -> String {
+    format!("format {FORMAT}\n")
+}
+
+fn is_usable(layer: &Path) -> bool {
+    fs::read_to_string(layer.join(STAMP)).is_ok_and(|stamp| stamp.starts_with(&format_line()))
+}
+
+fn kernel(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
     let layer = overlays.join("kernel");
-    let stamp = format!("format {FORMAT}\n");
-    if fs::read_to_string(layer.join(".stamp")).is_ok_and(|found| found == stamp) {
-        return version(&layer);
+    if is_usable(&layer) {
+        return Ok(());
     }
     let package = apt.get()?.dependency("linux-image-amd64", "linux-image-")?;
     eprintln!("softroce: downloading {package} into {}", overlays.display());
@@ -113,19 +139,18 @@ fn kernel(overlays: &Path, apt: &mut LazyApt) -> Result<String> {
             .arg(&unpacked)
             .arg(&version),
     )?;
-    fs::write(unpacked.join(".stamp"), stamp)?;
+    fs::write(unpacked.join(STAMP), format_line())?;
     remove(&layer)?;
     fs::rename(unpacked, layer)?;
-    apt.get()?.clear_archives()?;
-    Ok(version)
+    apt.get()?.clear_archives()
 }
 
 fn userland(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
     let layer = overlays.join("userland");
     // What has to be downloaded depends on what is installed.
     let installed = fs::metadata("/var/lib/dpkg/status").and_then(|status| status.modified());
-    let stamp = format!("format {FORMAT}\npackages {USERLAND:?}\ninstalled {installed:?}\n");
-    if fs::read_to_string(layer.join(".stamp")).is_ok_and(|found| found == stamp) {
+    let stamp = format!("{}packages {USERLAND:?}\ninstalled {installed:?}\n", format_line());
+    if fs::read_to_string(layer.join(STAMP)).is_ok_and(|found| found == stamp) {
         return Ok(());
     }
     eprintln!("softroce: downloading the RDMA userland into {}", overlays.display());
@@ -135,7 +160,7 @@ fn userland(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
     for archive in apt.get()?.download_missing(USERLAND)? {
         apt::unpack(&archive, &unpacked)?;
     }
-    fs::write(unpacked.join(".stamp"), stamp)?;
+    fs::write(unpacked.join(STAMP), stamp)?;
     remove(&layer)?;
     fs::rename(unpacked, layer)?;
     apt.get()?.clear_archives()

@@ -36,6 +36,10 @@ use self::supervise::{Events, Runner, supervise};
 use self::vm::{Guest, Hardware};
 use crate::{process, workspace};
 
+/// A name for this program that holds on the host, in the guest, and when cargo has replaced the file meanwhile: at
+/// `exec`, a new process is still the one that it was forked from.
+pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
+
 /// The exit status when the command could not be run at all.
 pub(crate) const UNAVAILABLE: i32 = 125;
 
@@ -149,6 +153,13 @@ pub(crate) fn run(command: &[String], options: &Options, sink: &mut dyn Sink) ->
     supervise(&mut [&mut guest], &events, Duration::from_secs(options.timeout), sink)
 }
 
+/// The status of a shell for a command that cannot be started, or `error` if it is another.
+fn not_started(program: &str, error: anyhow::Error) -> Result<Ending> {
+    let Some(io) = error.downcast_ref::<std::io::Error>() else { return Err(error) };
+    eprintln!("softroce: cannot run {program}: {io}");
+    Ok(Ending::Status(process::status_of_unstarted(io)))
+}
+
 /// Whether [`run`] will have to boot a guest.
 pub(crate) fn needs_guest() -> bool {
     rxe::devices().is_empty()
@@ -159,8 +170,11 @@ fn run_on_host(device: &HostDevice, command: &[String], options: &Options, sink:
     let (program, args) = command.split_first().context("no command")?;
     let mut local = Command::new(program);
     local.args(args).envs(options.environment.iter().map(|(name, value)| (name, value)));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_about_xtask)) {
+        local.env_remove(name);
+    }
     device.prepare(&mut local);
-    run_local(local, Duration::from_secs(options.timeout), sink)
+    run_local(local, Duration::from_secs(options.timeout), sink).or_else(|error| not_started(program, error))
 }
 
 /// Runs `command` on this machine, device or not, with its output to `sink`, a limit, and signals that reach it.
@@ -201,7 +215,7 @@ impl Prepared {
         std::fs::create_dir_all(&directory)?;
         require_qemu()?;
         let layers = Layers::prepare(&directory, options.refresh)?;
-        let kvm = !options.no_kvm && kvm::usable(&directory, &layers);
+        let kvm = !options.no_kvm && kvm::usable(&directory, &layers)?;
         let hardware =
             Hardware { kvm, cpus: options.cpus.unwrap_or(cpus), memory: options.memory.unwrap_or(memory), wire: None };
         Ok(Self { layers, hardware })
@@ -282,7 +296,15 @@ fn inherited_environment() -> Vec<(String, String)> {
 fn is_inherited(name: &str) -> bool {
     const NAMES: &[&str] = &["HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PWD", "TERM", "TZ", "USER"];
     const PREFIXES: &[&str] = &["CARGO", "IBV_", "LC_", "RDMA", "RUST"];
-    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    let named = NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    named && !is_about_xtask(name)
+}
+
+/// Whether cargo has set the variable to tell this program about its own package.
+fn is_about_xtask(name: &str) -> bool {
+    ["CARGO_BIN", "CARGO_CRATE", "CARGO_MANIFEST", "CARGO_PKG", "CARGO_PRIMARY"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// Two UDP ports of the loopback interface that were free a moment ago; QEMU can only be told numbers.
@@ -314,7 +336,7 @@ mod tests {
         for name in ["RDMA_REQUIRE_DEVICE", "RUST_LOG", "CARGO_TERM_COLOR", "PATH", "LC_ALL"] {
             assert!(is_inherited(name), "{name}");
         }
-        for name in ["SSH_AUTH_SOCK", "AWS_SECRET_ACCESS_KEY", "OLDPWD"] {
+        for name in ["SSH_AUTH_SOCK", "AWS_SECRET_ACCESS_KEY", "OLDPWD", "CARGO_MANIFEST_DIR"] {
             assert!(!is_inherited(name), "{name}");
         }
     }

@@ -14,6 +14,8 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     pub(crate) kvm: bool,
+    /// Whether the kernel tells everything on the console, instead of errors.
+    pub(crate) talkative: bool,
     pub(crate) cpus: u32,
     /// In MiB.
     pub(crate) memory: u32,
@@ -65,8 +67,9 @@ impl Machine {
             add(&["-device", &format!("{nic},mac={mac},host_mtu={ETHERNET_MTU}")]);
         }
         // The words after `--` are init's arguments; NAME=VALUE becomes its environment.
+        let verbosity = if self.talkative { "loglevel=7" } else { "quiet" };
         let kernel_line = format!(
-            "console=ttyS0 quiet panic=-1 mitigations=off rdinit={INIT} LD_LIBRARY_PATH={LIBRARIES} \
+            "console=ttyS0 {verbosity} panic=-1 mitigations=off rdinit={INIT} LD_LIBRARY_PATH={LIBRARIES} \
              RUST_BACKTRACE=1 -- {}",
             super::guest::ARGUMENT
         );
@@ -98,6 +101,7 @@ mod tests {
     fn machine() -> Machine {
         Machine {
             kvm: false,
+            talkative: false,
             cpus: 2,
             memory: 2048,
             kernel: "/k/vmlinuz".into(),

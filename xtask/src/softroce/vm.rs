@@ -65,6 +65,7 @@ impl Guest {
         let (console, console_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let machine = Machine {
             kvm: hardware.kvm,
+            talkative: verbose,
             cpus: hardware.cpus,
             memory: hardware.memory,
             kernel: layers.image(),
@@ -106,7 +107,9 @@ impl Runner for Guest {
             let _ = reader.join();
         }
         let tail = self.console.lock().unwrap_or_else(PoisonError::into_inner);
-        report.push_str("last lines of the guest's console:\n");
+        if !tail.is_empty() {
+            report.push_str("last lines of the guest's console:\n");
+        }
         for line in tail.iter() {
             report.push_str("  ");
             report.push_str(line);

@@ -35,8 +35,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
         ("CARGO_PKG_NAME", DEVICE_PACKAGE.to_owned()),
     ];
     options.environment.extend(variables.map(|(name, value)| (name.to_owned(), value)));
-    let program = std::env::current_exe()?.to_string_lossy().into_owned();
-    let command = [program, inside::ARGUMENT.to_owned(), serde_json::to_string(&plan)?];
+    let command = [softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), serde_json::to_string(&plan)?];
 
     let mut progress = Progress::default();
     let mut sink = Watching { lines: Lines::default(), each: |line: &str| progress.line(line), silent: false };
@@ -66,6 +65,7 @@ impl Progress {
                 self.output.broken();
             }
             self.failed_before = self.output.tally().failed;
+            self.output.forget_program();
         }
     }
 }
@@ -83,6 +83,7 @@ mod tests {
             "xtask: ended with status 101 after 0.1 s",
             "running 1 test",
             "xtask: ended with status 139 after 0.1 s",
+            "running 3 tests",
             "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out",
             "xtask: ended with status 0 after 0.1 s",
         ] {

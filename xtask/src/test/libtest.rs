@@ -1,5 +1,6 @@
 //! Reading what the test harness prints.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::AddAssign;
 
@@ -31,31 +32,37 @@ const SKIPPED: &str = "skipped: ";
 
 /// Counts the tests in the output of any number of test programs run with `--show-output`, fed line by line.
 ///
-/// A test that passed and has printed a line beginning `skipped: ` was skipped, as was an ignored one.
+/// A test that passed and has printed a line beginning `skipped: ` was skipped, as was an ignored one. Among what tests
+/// print there may be the output of other test programs, which they have run themselves; that is not counted.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     tally: Tally,
-    /// Passed tests of the current program that said they skipped.
-    said_skipped: u64,
-    /// Whether the sections that follow are of tests that failed.
-    failures: bool,
-    /// Whether the current section is of a passed test and has not said yet that it skipped.
-    counting: bool,
+    /// Tests of the current program, once it has said how many they are.
+    running: Option<u64>,
+    /// Those of them that passed.
+    passed: HashSet<String>,
+    /// Those that passed and said that they skipped.
+    said_skipped: HashSet<String>,
+    /// Whether the output of tests is being shown, in which anything may occur.
+    shows_output: bool,
+    /// The passed test whose output it is.
+    shown: Option<String>,
 }
 
 impl Output {
     /// Takes the next line, without its end.
     pub(crate) fn line(&mut self, line: &str) {
-        if line == "successes:" || line == "failures:" {
-            self.failures = line == "failures:";
-            self.counting = false;
-        } else if line.starts_with("---- ") && line.ends_with(" stdout ----") {
-            self.counting = !self.failures;
-        } else if self.counting && line.starts_with(SKIPPED) {
-            self.said_skipped += 1;
-            self.counting = false;
+        if let Some(number) = running(line) {
+            self.starts(number);
+        } else if let Some(name) = passed(line) {
+            self.passed.insert(name.to_owned());
+        } else if let Some(name) = heading(line) {
+            self.shows_output = true;
+            self.shown = self.passed.get(name).cloned();
         } else if let Some(result) = line.strip_prefix("test result: ") {
             self.result(result);
+        } else if line.starts_with(SKIPPED) {
+            self.said_skipped.extend(self.shown.clone());
         }
     }
 
@@ -67,7 +74,23 @@ impl Output {
     /// A program that ended without a result, or with a bad status although no test failed.
     pub(crate) fn broken(&mut self) {
         self.tally.failed += 1;
-        self.reset();
+        self.forget_program();
+    }
+
+    /// The next line is another program's.
+    pub(crate) fn forget_program(&mut self) {
+        *self = Self { tally: self.tally, ..Self::default() };
+    }
+
+    fn starts(&mut self, tests: u64) {
+        if self.shows_output {
+            return;
+        }
+        if self.running.is_some() {
+            // The program before has crashed.
+            self.broken();
+        }
+        self.running = Some(tests);
     }
 
     fn result(&mut self, result: &str) {
@@ -75,18 +98,31 @@ impl Output {
             let field = result.split([';', '.']).map(str::trim).find_map(|field| field.strip_suffix(what));
             field.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
         };
-        let passed = number(" passed");
-        let skipped = self.said_skipped.min(passed);
-        self.tally +=
-            Tally { passed: passed - skipped, failed: number(" failed"), skipped: skipped + number(" ignored") };
-        self.reset();
+        let [passed, failed, ignored] = [" passed", " failed", " ignored"].map(number);
+        if self.running != Some(passed + failed + ignored) {
+            return;
+        }
+        let skipped = passed.min(u64::try_from(self.said_skipped.len()).unwrap_or(passed));
+        self.tally += Tally { passed: passed - skipped, failed, skipped: skipped + ignored };
+        self.forget_program();
     }
+}
 
-    fn reset(&mut self) {
-        self.said_skipped = 0;
-        self.failures = false;
-        self.counting = false;
-    }
+/// 3 of `running 3 tests`.
+fn running(line: &str) -> Option<u64> {
+    let number = line.strip_prefix("running ")?;
+    number.strip_suffix(" tests").or(number.strip_suffix(" test"))?.parse().ok()
+}
+
+/// `a::b` of `test a::b ... ok`.
+fn passed(line: &str) -> Option<&str> {
+    let name = line.strip_prefix("test ")?.strip_suffix(" ... ok")?;
+    Some(name.strip_suffix(" - should panic").unwrap_or(name))
+}
+
+/// `a::b` of `---- a::b stdout ----`.
+fn heading(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
 /// Bytes of a stream to whole lines.
@@ -164,12 +200,54 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
+    fn a_program_that_a_test_runs_does_not_count() {
+        let text = "\
+running 2 tests
+test a ... ok
+test b ... FAILED
+
+successes:
+
+---- a stdout ----
+skipped: no RDMA device
+
+failures:
+
+---- b stdout ----
+running 1 test
+test b ... FAILED
+
+failures:
+
+---- b stdout ----
+skipped: not counted, for it failed
+
+test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 142 filtered out; finished in 1.38s
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 141 filtered out; finished in 2.00s
+";
+        assert_eq!(tally(text), Tally { passed: 0, failed: 1, skipped: 1 });
+    }
+
+    #[test]
+    fn a_program_that_crashes_has_failed_and_the_next_one_counts() {
+        let text = "\
+running 5 tests
+test a ... ok
+running 2 tests
+test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+        assert_eq!(tally(text), Tally { passed: 2, failed: 1, skipped: 0 });
+    }
+
+    #[test]
     fn what_a_program_said_is_not_counted_for_the_next() {
         let mut output = Output::default();
-        for line in ["successes:", "---- a stdout ----", "skipped: x"] {
+        for line in ["running 2 tests", "test a ... ok", "---- a stdout ----", "skipped: x"] {
             output.line(line);
         }
         output.broken();
+        output.line("running 1 test");
         output.line("test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
         assert_eq!(output.tally(), Tally { passed: 1, failed: 1, skipped: 0 });
     }

@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// Seconds that one program of tests on a device may take
-    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     limit: u64,
     /// Arguments for the test programs, such as a part of a test's name
     #[arg(last = true, value_name = "TEST ARGS")]

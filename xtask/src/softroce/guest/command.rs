@@ -1,7 +1,7 @@
 //! The command: started with everything prepared, its output relayed, everything it left behind ended.
 
 use std::fs;
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
@@ -12,12 +12,9 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, kill_process, 
 
 use super::kernel_log::KernelLog;
 use super::port::Port;
+use crate::process;
 use crate::softroce::config::Config;
 use crate::softroce::frame::Frame;
-
-/// Statuses of a shell for a program that is not there and for one that cannot be run.
-const NOT_FOUND: i32 = 127;
-const NOT_EXECUTABLE: i32 = 126;
 
 /// Runs the command of `config` and returns its status as a shell would.
 pub(super) fn run(config: &Config, port: &Port) -> Result<i32> {
@@ -42,8 +39,7 @@ pub(super) fn run(config: &Config, port: &Port) -> Result<i32> {
         Err(error) => {
             let message = format!("softroce: cannot run {program}: {error}\n");
             port.send(&Frame::Stderr(message.into_bytes()))?;
-            let missing = error.kind() == ErrorKind::NotFound;
-            return Ok(if missing { NOT_FOUND } else { NOT_EXECUTABLE });
+            return Ok(process::status_of_unstarted(&error));
         }
     };
     let stdout = child.stdout.take().map(|pipe| relay(pipe, port.clone(), Frame::Stdout));

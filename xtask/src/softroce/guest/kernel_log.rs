@@ -27,7 +27,7 @@ impl KernelLog {
     pub(super) fn relay(port: &Port) -> Result<Self> {
         // 9p and the network may still be talking about the boot; from here on it is about the command. The console
         // shows warnings too, for when the guest cannot relay them any more.
-        let _ = std::fs::write("/proc/sys/kernel/printk", "5");
+        show_warnings_on_console();
         let mut file = OpenOptions::new()
             .read(true)
             .custom_flags(i32::try_from(OFlags::NONBLOCK.bits())?)
@@ -63,6 +63,17 @@ impl KernelLog {
                 _ => return,
             }
         }
+    }
+}
+
+/// Best effort: without it the console only says less.
+fn show_warnings_on_console() {
+    const LEVEL: &str = "/proc/sys/kernel/printk";
+    let levels = std::fs::read_to_string(LEVEL).unwrap_or_default();
+    let current: u32 = levels.split_whitespace().next().and_then(|level| level.parse().ok()).unwrap_or(0);
+    // The console shows what is below its level.
+    if current <= WARNING {
+        let _ = std::fs::write(LEVEL, (WARNING + 1).to_string());
     }
 }
 
