@@ -1,6 +1,7 @@
 //! Completion channels: events of completion queues, over a file descriptor.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use rdma_sys::*;
 
 use crate::cq::CqId;
-use crate::errno::check_ptr;
+use crate::errno::{check_neg, check_ptr};
 use crate::{Context, Errno, Error, Result};
 
 /// A completion channel: `struct ibv_comp_channel`. Clones share it.
@@ -17,6 +18,9 @@ use crate::{Context, Errno, Error, Result};
 /// Its descriptor becomes readable when an armed completion queue gets a completion; it works with `poll(2)`, `epoll(7)`
 /// and the reactors of async runtimes. The descriptor is non-blocking: once it is readable, take events with
 /// [`CompletionChannel::try_event`] until there is none, which edge-triggered reactors need.
+///
+/// Leave reading it, and its flags, to this type: an event that is read from the descriptor itself is never acknowledged, and
+/// the destruction of its queue then waits for ever.
 ///
 /// Events are acknowledged as they are read, so none can be left over to block the destruction of a queue.
 #[derive(Clone)]
@@ -26,7 +30,7 @@ pub struct CompletionChannel {
 
 struct Inner {
     raw: NonNull<ibv_comp_channel>,
-    context: Context,
+    context: ManuallyDrop<Context>,
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`).
@@ -36,8 +40,12 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: every completion queue on this channel holds an `Arc` of it, so none is left.
-        unsafe { (self.context.verbs().ibv_destroy_comp_channel)(self.raw.as_ptr()) };
+        // SAFETY: every completion queue on this channel holds an `Arc` of it, so none is left; a queue whose destruction
+        // failed has leaked its `Arc`.
+        if unsafe { (self.context.verbs().ibv_destroy_comp_channel)(self.raw.as_ptr()) } == 0 {
+            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the channel does.
+            unsafe { ManuallyDrop::drop(&mut self.context) }
+        }
     }
 }
 
@@ -46,7 +54,7 @@ impl CompletionChannel {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_create_comp_channel)(context.as_raw()) })
             .map_err(|errno| Error::CreateChannel { errno })?;
-        let channel = CompletionChannel { inner: Arc::new(Inner { raw, context: context.clone() }) };
+        let channel = CompletionChannel { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()) }) };
         let fd = channel.as_fd().as_raw_fd();
         // SAFETY: fcntl on a descriptor that the channel owns; flags are integers.
         let set = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) };
@@ -69,17 +77,17 @@ impl CompletionChannel {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         loop {
             // SAFETY: the channel is valid, and so are the out pointers.
-            if unsafe { (verbs.ibv_get_cq_event)(self.as_raw(), &mut cq, &mut context) } == 0 {
-                // SAFETY: the queue cannot be destroyed before the event is acknowledged: `ibv_destroy_cq` waits for it.
-                // That wait is why the acknowledgement is not put off.
-                unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
-                return Ok(Some(CqId::from_context(context)));
+            let event = check_neg(|| unsafe { (verbs.ibv_get_cq_event)(self.as_raw(), &mut cq, &mut context) });
+            match event {
+                Err(Errno(libc::EINTR)) => continue,
+                Err(Errno(libc::EAGAIN)) => return Ok(None),
+                Err(errno) => return Err(Error::Channel { call: "ibv_get_cq_event", errno }),
+                Ok(_) => {}
             }
-            match Errno::last() {
-                Errno(libc::EINTR) => {}
-                Errno(libc::EAGAIN) => return Ok(None),
-                errno => return Err(Error::Channel { call: "ibv_get_cq_event", errno }),
-            }
+            // SAFETY: the queue cannot be destroyed before the event is acknowledged: `ibv_destroy_cq` waits for it. That wait
+            // is why the acknowledgement is not put off.
+            unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
+            return Ok(Some(CqId::from_context(context)));
         }
     }
 

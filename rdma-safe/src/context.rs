@@ -226,6 +226,13 @@ impl Context {
         CompletionQueueBuilder::new(self, entries)
     }
 
+    /// Whether the two are the same opened device. One device opened twice gives two contexts, whose objects do not go
+    /// together.
+    #[must_use]
+    pub fn is_same(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// The C object, valid while this `Context` or anything made from it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_context {

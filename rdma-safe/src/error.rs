@@ -191,6 +191,22 @@ pub enum Error {
         fields: crate::WcFields,
     },
 
+    /// Objects of different contexts do not go together, not even of one device that was opened twice.
+    #[error("the {object} belongs to another context: make both from clones of one Context")]
+    ForeignContext {
+        /// Which object.
+        object: &'static str,
+    },
+
+    /// A queue pair cannot be destroyed or reset by a thread that is polling one of its completion queues.
+    #[error(
+        "this thread holds a cursor on a completion queue of the queue pair, whose lock {verb} may need: drop the cursor first"
+    )]
+    PolledHere {
+        /// The verb.
+        verb: &'static str,
+    },
+
     /// An operation needs a completion field or channel that the completion queue was made without.
     #[error("this needs a completion queue made with {need}")]
     CompletionQueueLacks {

@@ -192,7 +192,9 @@ pub(crate) fn recommended(entries: &[GidEntry]) -> Option<GidEntry> {
         };
         (protocol, entry.gid.is_link_local(), entry.gid.ipv4().is_none(), entry.index)
     };
-    entries.iter().filter(|entry| !entry.gid.is_zero()).min_by_key(|entry| rank(entry)).copied()
+    // `sgid_index` of an address vector has eight bits.
+    let usable = |entry: &&GidEntry| !entry.gid.is_zero() && entry.index <= u32::from(u8::MAX);
+    entries.iter().filter(usable).min_by_key(|entry| rank(entry)).copied()
 }
 
 #[cfg(test)]
@@ -223,6 +225,7 @@ mod tests {
         assert_eq!(recommended(&entries).unwrap().index, 4);
         assert_eq!(recommended(&entries[..4]).unwrap().index, 3);
         assert_eq!(recommended(&entries[..2]).unwrap().index, 1, "link-local RoCE v2 before RoCE v1");
+        assert_eq!(recommended(&[entry(300, "::ffff:10.9.9.1", GidType::RoceV2)]), None, "it cannot be named in C");
         assert_eq!(recommended(&[entry(0, "::", GidType::RoceV2)]), None, "an empty entry is not an address");
     }
 

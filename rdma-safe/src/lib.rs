@@ -67,7 +67,7 @@ pub use device::{Device, NodeType, TransportType, devices};
 pub use device_attributes::DeviceAttributes;
 pub use endpoint::{
     Batch, Completion, ConnectOptions, Endpoint, EndpointBuilder, FailedWork, Operation, QueuePairAddress, Rejected,
-    Work, WorkId,
+    Unposted, Work, WorkId,
 };
 pub use errno::Errno;
 pub use error::{Error, Result};

@@ -1,6 +1,7 @@
 //! Protection domains.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ pub struct ProtectionDomain {
 
 struct Inner {
     raw: NonNull<ibv_pd>,
-    context: Context,
+    context: ManuallyDrop<Context>,
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`).
@@ -29,7 +30,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // SAFETY: every region and queue pair in this domain holds an `Arc` of it, so none is left; those whose
         // destruction failed leak their `Arc`, so the domain then stays.
-        unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) };
+        if unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
+            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
+            unsafe { ManuallyDrop::drop(&mut self.context) }
+        }
     }
 }
 
@@ -38,7 +42,7 @@ impl ProtectionDomain {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_alloc_pd)(context.as_raw()) })
             .map_err(|errno| Error::AllocPd { errno })?;
-        Ok(ProtectionDomain { inner: Arc::new(Inner { raw, context: context.clone() }) })
+        Ok(ProtectionDomain { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()) }) })
     }
 
     /// The device that the domain belongs to.

@@ -10,7 +10,7 @@ use crate::DeviceAttributes;
 bitflags! {
     /// What a device's provider does differently from its documentation.
     ///
-    /// All entries so far are of the rxe provider (SoftRoCE). A library does not tell its patch level, so an entry that
+    /// A library does not tell its patch level, so an entry that
     /// was fixed in release N counts as fixed where a symbol is present that first came with N or later.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Quirks: u32 {
@@ -37,15 +37,23 @@ bitflags! {
         /// rxe, all releases to 65. Here: the flag is always set with inline data; ibv_wr_post(3) allows it.
         const INLINE_NEEDS_FLAG = 1 << 3;
 
-        /// `ibv_post_send` outside RTS answers `EINVAL` and yet executes the work once the queue pair gets there.
+        /// Work is put into the queue before the doorbell, a system call; when that fails the work stays there and is executed
+        /// later. `ibv_post_send` outside RTS, for one, answers `EINVAL`, and its work runs once the queue pair gets there.
         ///
-        /// rxe, all releases to 65. Here: postings are refused before the call unless the state allows them.
+        /// rxe, all releases to 65. Here: postings are refused before the call unless the state allows them, and after a
+        /// failed doorbell count as posted.
         const REFUSED_SENDS_EXECUTE = 1 << 4;
 
         /// A receive posted in the error state is never completed with a flush error.
         ///
         /// rxe of kernel 6.1. Here: buffers in flight come back by destroying the queue pair, not by waiting.
         const LATE_RECEIVES_NOT_FLUSHED = 1 << 5;
+
+        /// `ibv_wr_*` writes the header of only the last work request of a batch, lacks operations that it accepted, and does
+        /// not take an aborted batch back.
+        ///
+        /// bnxt_re since rdma-core 56, by its sources; not tried on hardware. Here: sends are posted by `ibv_post_send`.
+        const EXTENDED_SENDS_BROKEN = 1 << 6;
     }
 }
 
@@ -53,12 +61,16 @@ impl Quirks {
     /// `vendor_id` that rdma_rxe reports (kernel drivers/infiniband/sw/rxe/rxe_param.h).
     const RXE_VENDOR_ID: u32 = 0xff_ffff;
 
+    /// Broadcom's, as PCI-SIG assigned it, which bnxt_re reports.
+    const BROADCOM_VENDOR_ID: u32 = 0x14e4;
+
     pub(crate) fn of(attributes: &DeviceAttributes, verbs: &Verbs) -> Self {
-        if attributes.vendor_id() != Self::RXE_VENDOR_ID {
-            return Quirks::empty();
+        match attributes.vendor_id() {
+            // First releases of these symbols: 59 and 64.
+            Self::RXE_VENDOR_ID => Self::of_rxe(verbs.ibv_alloc_dmah.is_some(), verbs.ibv_alloc_buf.is_some()),
+            Self::BROADCOM_VENDOR_ID => Quirks::EXTENDED_SENDS_BROKEN,
+            _ => Quirks::empty(),
         }
-        // First releases of these symbols: 59 and 64.
-        Self::of_rxe(verbs.ibv_alloc_dmah.is_some(), verbs.ibv_alloc_buf.is_some())
     }
 
     fn of_rxe(since_59: bool, since_64: bool) -> Self {
@@ -76,8 +88,8 @@ mod tests {
     #[test]
     fn each_release_of_rxe_has_the_quirks_that_it_has() {
         let old = Quirks::of_rxe(false, false);
-        assert_eq!(old, Quirks::all());
-        assert_eq!(Quirks::of_rxe(true, false), Quirks::all() - Quirks::ONE_COMPLETION_PER_POLL);
+        assert_eq!(old, Quirks::all() - Quirks::EXTENDED_SENDS_BROKEN);
+        assert_eq!(Quirks::of_rxe(true, false), old - Quirks::ONE_COMPLETION_PER_POLL);
         let newest = Quirks::of_rxe(true, true);
         assert!(!newest.intersects(Quirks::SGE_LISTS_MISCOUNTED | Quirks::INLINE_LISTS_EMPTY));
         assert!(newest.contains(Quirks::INLINE_NEEDS_FLAG | Quirks::REFUSED_SENDS_EXECUTE));

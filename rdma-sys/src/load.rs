@@ -52,7 +52,11 @@ pub fn rdmacm() -> Result<&'static RdmaCm, &'static LoadError> {
 }
 
 fn named(default: &str, variable: &str) -> OsString {
-    std::env::var_os(variable).unwrap_or_else(|| default.into())
+    // SAFETY: reads a value that the kernel gave the process at its start.
+    let is_privileged = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    // As with LD_PRELOAD, whoever starts a set-user-ID program does not choose its code.
+    let chosen = if is_privileged { None } else { std::env::var_os(variable) };
+    chosen.unwrap_or_else(|| default.into())
 }
 
 /// Makes [`verbs`] return `table`, for a provider that is linked into the program.

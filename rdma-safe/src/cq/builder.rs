@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use rdma_sys::*;
 
@@ -62,11 +63,15 @@ impl CompletionQueueBuilder {
     /// Creates the queue.
     ///
     /// # Errors
+    /// [`Error::ForeignContext`] when the channel belongs to another context;
     /// [`Error::CreateCompletionQueue`] when the number of entries or the vector is beyond the device's limits;
     /// [`Error::CompletionFields`] when the device cannot report the fields.
     #[doc(alias = "ibv_create_cq_ex")]
     #[doc(alias = "ibv_create_cq")]
     pub fn build(self) -> Result<CompletionQueue> {
+        if self.channel.as_ref().is_some_and(|channel| !channel.context().is_same(&self.context)) {
+            return Err(Error::ForeignContext { object: "completion channel" });
+        }
         if !self.classic {
             match self.create_extended() {
                 Ok(raw) => return Ok(self.finish_extended(raw)),
@@ -144,7 +149,13 @@ impl CompletionQueueBuilder {
     fn share(self, raw: NonNull<ibv_cq>, id: CqId) -> Arc<Shared> {
         // SAFETY: the queue is valid, and the field is set at creation.
         let capacity = unsafe { (*raw.as_ptr()).cqe }.max(0) as u32;
-        Arc::new(Shared { raw, parents: Some((self.context, self.channel)), id, capacity })
+        Arc::new(Shared {
+            raw,
+            parents: Some((self.context, self.channel)),
+            id,
+            capacity,
+            polling: AtomicUsize::new(0),
+        })
     }
 
     fn channel_ptr(&self) -> *mut ibv_comp_channel {

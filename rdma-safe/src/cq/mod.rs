@@ -7,7 +7,7 @@ mod wc;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rdma_sys::*;
 
@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     parents: Option<(Context, Option<CompletionChannel>)>,
     id: CqId,
     capacity: u32,
+    /// The thread that is between start_poll and end_poll, and so holds the provider's lock; 0 for none.
+    polling: AtomicUsize,
 }
 
 enum Source {
@@ -155,6 +157,7 @@ impl CompletionQueue {
                 *open = false;
                 // SAFETY: the queue is valid and start_poll succeeded without an end_poll since.
                 unsafe { ibv_end_poll(raw.as_ptr()) }
+                self.shared.polling.store(0, Ordering::Relaxed);
             }
         }
     }
@@ -185,6 +188,20 @@ impl Shared {
     fn channel(&self) -> Option<&CompletionChannel> {
         self.parents.as_ref().and_then(|(_, channel)| channel.as_ref())
     }
+}
+
+impl Shared {
+    /// Whether this very thread holds the lock that `ibv_destroy_qp` and a reset take on some providers.
+    pub(crate) fn is_polled_here(&self) -> bool {
+        self.polling.load(Ordering::Relaxed) == this_thread()
+    }
+}
+
+/// A number other than 0 that no other thread of the process has at the same time.
+#[inline]
+fn this_thread() -> usize {
+    thread_local!(static HERE: u8 = const { 0 });
+    HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
 impl Drop for Shared {

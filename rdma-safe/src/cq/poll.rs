@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 use rdma_sys::*;
 
@@ -31,10 +32,15 @@ pub enum PollError {
 ///
 /// It lends one completion at a time. Between the first [`Poll::next`] and the drop the provider holds a lock, so the
 /// cursor stays in its thread and borrows the queue mutably. What was not taken stays in the queue.
+///
+/// Some providers take the same lock to destroy or reset a queue pair that completes to this queue: in this thread that is
+/// refused while a completion is lent ([`QueuePair::destroy`](crate::QueuePair::destroy)). Drop queue pairs after the cursor.
 #[must_use = "nothing is taken until `next` is called"]
 pub struct Poll<'cq> {
     cq: &'cq mut CompletionQueue,
     exhausted: bool,
+    /// This cursor has asked the queue, and did not just find what an earlier one had left over.
+    asked: bool,
     not_send: PhantomData<*mut ()>,
 }
 
@@ -54,7 +60,7 @@ impl CompletionQueue {
     pub fn poll(&mut self) -> Poll<'_> {
         // A cursor that was forgotten instead of dropped left the provider's lock held.
         self.end_poll();
-        Poll { cq: self, exhausted: false, not_send: PhantomData }
+        Poll { cq: self, exhausted: false, asked: false, not_send: PhantomData }
     }
 }
 
@@ -88,26 +94,41 @@ impl Poll<'_> {
                     // `open` was false. No flag is defined for `attr`.
                     let result = unsafe { ibv_start_poll(cq, &mut attr) };
                     *open = result == 0;
+                    if *open {
+                        self.cq.shared.polling.store(super::this_thread(), Ordering::Relaxed);
+                    }
                     result
                 };
                 if result == 0 {
                     return Ok(Some(WorkCompletion { row: Row::Extended(*raw), fields }));
                 }
                 self.exhausted = true;
+                // Nothing is lent any more: the lock need not be held until the cursor goes.
+                if *open {
+                    *open = false;
+                    // SAFETY: as above.
+                    unsafe { ibv_end_poll(cq) };
+                    self.cq.shared.polling.store(0, Ordering::Relaxed);
+                }
                 match result {
                     libc::ENOENT => Ok(None),
-                    errno => Err(PollError::Provider(Errno(errno))),
+                    errno if errno > 0 => Err(PollError::Provider(Errno(errno))),
+                    // A provider's own code, such as CQ_POLL_ERR of mlx5.
+                    _ => Err(PollError::Provider(Errno(libc::EIO))),
                 }
             }
             Source::Classic(classic) => {
-                if classic.next == classic.len && !classic.refill()? {
-                    self.exhausted = true;
-                    return Ok(None);
+                if classic.next == classic.len {
+                    self.asked = true;
+                    if !classic.refill()? {
+                        self.exhausted = true;
+                        return Ok(None);
+                    }
                 }
                 let row = classic.next as usize;
                 classic.next += 1;
                 // A short batch means that the queue was empty: no need to ask once more.
-                self.exhausted = classic.next == classic.len && classic.next < classic.rows.len() as u32;
+                self.exhausted = self.asked && classic.next == classic.len && classic.next < classic.rows.len() as u32;
                 Ok(Some(WorkCompletion { row: Row::Classic(&classic.rows[row]), fields }))
             }
         }

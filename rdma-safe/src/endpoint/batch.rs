@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::ring::Ring;
 use super::work::{Data, Verb};
-use super::{Endpoint, Outcome, Rejected, Sent, Work, WorkId};
+use super::{Endpoint, Outcome, Rejected, Sent, Signals, Unposted, Work, WorkId};
 use crate::qp::Shared;
 use crate::{Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
 
@@ -18,7 +18,9 @@ pub struct Batch<'e> {
     qp: &'e Shared,
     sends: &'e mut Ring<Sent>,
     pd: &'e ProtectionDomain,
-    unsignaled: &'e mut u32,
+    /// As they will be when this is posted.
+    signals: Signals,
+    endpoint_signals: &'e mut Signals,
     poisoned: &'e mut bool,
     max_unsignaled: u32,
     max_message: u32,
@@ -30,13 +32,16 @@ impl<'e> Batch<'e> {
         if endpoint.poisoned {
             return Err(PostError::Poisoned);
         }
+        // Left by a batch that was forgotten.
+        endpoint.sends.roll_back();
         let (queue, qp) = endpoint.qp.send_and_shared();
         Ok(Batch {
             raw: Some(queue.batch()?),
             qp,
             sends: &mut endpoint.sends,
             pd: &endpoint.pd,
-            unsignaled: &mut endpoint.unsignaled,
+            signals: endpoint.signals,
+            endpoint_signals: &mut endpoint.signals,
             poisoned: &mut endpoint.poisoned,
             max_unsignaled: endpoint.settings.max_unsignaled,
             max_message: endpoint.settings.max_message,
@@ -63,9 +68,9 @@ impl Batch<'_> {
         if self.sends.is_full() {
             return Err(PostError::QueueFull { posted: 0 });
         }
-        work.prepare(self.max_message)?;
+        work.check(self.max_message)?;
         let sequence = self.sends.next_sequence();
-        let signaled = work.flags.contains(SendFlags::SIGNALED) || *self.unsignaled + 1 >= self.max_unsignaled;
+        let signaled = work.flags.contains(SendFlags::SIGNALED) || self.signals.unsignaled + 1 >= self.max_unsignaled;
         let flags = if signaled { work.flags | SendFlags::SIGNALED } else { work.flags };
         let wr = WorkRequest::new(WorkId::send(sequence).0).with(flags);
         let raw = self.raw.as_mut().expect("only `post` takes it, with the batch");
@@ -78,22 +83,23 @@ impl Batch<'_> {
                 // until the work has completed, or the queue pair was destroyed, or, if the batch is not posted, `drop`.
                 // Nothing of this process is harmed by a write to `remote`: memory that is registered with remote access
                 // is exposed, of which there are no references, or was registered by an `unsafe` call that says so.
-                unsafe { add_buffer(raw, wr, &work.verb, work.imm, buffer.sge())? }
+                unsafe { add_buffer(raw, wr, &work.verb, work.imm, work.sge(buffer))? }
             }
             // SAFETY: the bytes are copied in the call. As to the peer's memory, as above.
             Data::Inline(bytes) => unsafe { add_inline(raw, wr, &work.verb, work.imm, Inline(bytes))? },
         }
-        *self.unsignaled = if signaled { 0 } else { *self.unsignaled + 1 };
         let operation = work.operation();
         let silent = !work.flags.contains(SendFlags::SIGNALED);
-        let buffer = match std::mem::replace(&mut work.data, Data::Inline(&[])) {
-            Data::Buffer(buffer) => Some(buffer),
-            Data::Inline(_) => None,
-        };
-        let sent = Sent { silent: silent && buffer.is_none(), buffer, operation, outcome: Outcome::DONE };
+        let buffer = work.take_buffer();
+        let after = self.signals.last;
+        let sent = Sent { silent: silent && buffer.is_none(), buffer, operation, outcome: Outcome::DONE, after };
         if self.sends.push(sent).is_err() {
             unreachable!("there was room above");
         }
+        self.signals = match signaled {
+            true => Signals { unsignaled: 0, last: sequence },
+            false => Signals { unsignaled: self.signals.unsignaled + 1, ..self.signals },
+        };
         Ok(WorkId::send(sequence))
     }
 
@@ -114,18 +120,42 @@ impl Batch<'_> {
     /// Posts all of it. An empty batch does nothing.
     ///
     /// # Errors
-    /// Whatever it is, the provider may have taken part of the work: the endpoint goes into error, the buffers stay in it,
-    /// and come back as the work flushes or from [`Endpoint::close`].
+    /// [`Unposted`] gives the buffers back that the provider has surely not taken. If it has taken part of the batch, or does
+    /// not say, the endpoint takes no more work and goes into error: the other buffers come back as their work flushes, or
+    /// from [`Endpoint::close`].
     #[inline]
-    pub fn post(mut self) -> Result<(), PostError> {
+    pub fn post(mut self) -> Result<(), Unposted> {
         match self.raw.take().map(SendBatch::post) {
-            None | Some(Ok(())) => Ok(()),
-            Some(Err(error)) => {
-                *self.poisoned = true;
-                self.qp.fail();
-                Err(error)
+            None | Some(Ok(())) => {
+                self.sends.commit();
+                *self.endpoint_signals = self.signals;
+                Ok(())
             }
+            Some(Err(error)) => Err(self.failed(error)),
         }
+    }
+
+    #[cold]
+    fn failed(&mut self, error: PostError) -> Unposted {
+        let mut buffers = Vec::new();
+        let taken = match error {
+            PostError::QueueFull { posted } | PostError::Refused { posted, .. } => Some(posted),
+            _ => None,
+        };
+        match taken {
+            Some(posted) => {
+                self.sends.commit_first(posted);
+                buffers.extend(std::iter::from_fn(|| self.sends.unstage()).filter_map(|sent| sent.buffer));
+                buffers.reverse();
+            }
+            None => self.sends.commit(),
+        }
+        if taken != Some(0) {
+            // Work without a signaled one after it may be in the queue, that only a flush brings back.
+            *self.poisoned = true;
+            self.qp.fail();
+        }
+        Unposted { error, buffers }
     }
 }
 
@@ -133,12 +163,9 @@ impl Drop for Batch<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(raw) = self.raw.take() {
-            let count = raw.len();
             // Aborts it first: then the device has nothing of these buffers.
             drop(raw);
-            for _ in 0..count {
-                drop(self.sends.pop_newest());
-            }
+            self.sends.roll_back();
         }
     }
 }

@@ -3,10 +3,10 @@
 use std::mem::ManuallyDrop;
 
 use super::ring::Ring;
-use super::{Endpoint, Settings};
+use super::{Endpoint, Settings, Signals};
 use crate::{
     Access, Context, Error, Gid, GidEntry, LinkLayer, ProtectionDomain, QueuePairAddress, QueuePairAttributes,
-    QueuePairState, Result, WcFields,
+    QueuePairState, Result, TransportType, WcFields,
 };
 
 /// Describes an endpoint. Made by [`Endpoint::builder`].
@@ -116,13 +116,18 @@ impl<'a> EndpointBuilder<'a> {
     /// Creates a completion queue and a queue pair, and brings the queue pair to INIT, so that receives can be posted.
     ///
     /// # Errors
-    /// Those of [`Context::query_port`], [`Context::gid`], [`CompletionQueueBuilder::build`] and
+    /// [`Error::Unsupported`] on iWARP; those of [`Context::query_port`], [`Context::gid`], [`CompletionQueueBuilder::build`] and
     /// [`QueuePairBuilder::build`]; [`Error::Modify`].
     ///
     /// [`CompletionQueueBuilder::build`]: crate::CompletionQueueBuilder::build
     /// [`QueuePairBuilder::build`]: crate::QueuePairBuilder::build
     pub fn build(self) -> Result<Endpoint> {
         let context = self.pd.context();
+        if context.transport_type() == TransportType::IWARP {
+            // Connections of iWARP are made by rdma_cm, and its sends do not all complete in order.
+            let device = context.device_name().into();
+            return Err(Error::Unsupported { device, feature: "an Endpoint (it is an iWARP device)" });
+        }
         let port = context.query_port(self.port)?;
         let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
         let gid = self.source_gid(context, is_ethernet)?;
@@ -166,7 +171,7 @@ impl<'a> EndpointBuilder<'a> {
         };
         let settings = Settings {
             port: self.port,
-            gid_index: gid.map(|entry| entry.index as u8),
+            gid_index: gid.and_then(|entry| u8::try_from(entry.index).ok()),
             is_ethernet,
             max_message: port.max_message_size(),
             // At least every other entry, so that a full ring always has a completion coming.
@@ -180,7 +185,7 @@ impl<'a> EndpointBuilder<'a> {
             pd: self.pd.clone(),
             settings,
             local,
-            unsignaled: 0,
+            signals: Signals { unsignaled: 0, last: 0 },
             poisoned: false,
             destroyed: false,
         })

@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::{Buffer, CompletionError, PostError, WcStatus};
 
-/// Identifies posted work of one endpoint; increases with each posting of a direction, and is never used twice.
+/// Identifies posted work of one endpoint; increases with each posting of a direction. Only work that was never posted, such
+/// as that of a dropped batch, has its number used again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkId(pub(super) u64);
 
@@ -119,6 +120,24 @@ pub struct Rejected {
     /// The buffer, unless the work had none, or the provider may have it ([`PostError::InDoubt`]): then it comes back
     /// from [`Endpoint::close`](crate::Endpoint::close).
     pub buffer: Option<Buffer>,
+}
+
+/// A batch that was not posted, or not wholly.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Unposted {
+    /// Why.
+    #[source]
+    pub error: PostError,
+    /// Buffers of the work that was surely not posted, in the order in which it was added.
+    pub buffers: Vec<Buffer>,
+}
+
+impl From<Unposted> for crate::Error {
+    /// Drops the buffers.
+    fn from(unposted: Unposted) -> Self {
+        unposted.error.into()
+    }
 }
 
 impl From<Rejected> for crate::Error {

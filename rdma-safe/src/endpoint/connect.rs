@@ -123,6 +123,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::Modify`](crate::Error::Modify) names what does not fit: a route that cannot be resolved, an MTU that is too large.
+    /// If it was the second step that failed, the queue pair stays in RTR, and the endpoint has to be made anew.
     pub fn connect(&mut self, remote: &QueuePairAddress) -> Result<()> {
         self.connect_with(remote, &ConnectOptions::default())
     }

@@ -19,7 +19,7 @@ use ring::Ring;
 
 pub use batch::Batch;
 pub use builder::EndpointBuilder;
-pub use completion::{Completion, FailedWork, Operation, Rejected, WorkId};
+pub use completion::{Completion, FailedWork, Operation, Rejected, Unposted, WorkId};
 pub use connect::{ConnectOptions, QueuePairAddress};
 pub use work::Work;
 
@@ -61,8 +61,7 @@ pub struct Endpoint {
     pd: ProtectionDomain,
     settings: Settings,
     local: QueuePairAddress,
-    /// Work was posted since the last signaled one, that no completion would release.
-    unsignaled: u32,
+    signals: Signals,
     /// A posting failed, and whether the provider has its work is not known.
     poisoned: bool,
     /// `qp` was taken.
@@ -79,12 +78,23 @@ struct Settings {
     max_unsignaled: u32,
 }
 
+/// Which sends were signaled, as far as later ones depend on it.
+#[derive(Clone, Copy)]
+struct Signals {
+    /// Sends since the last signaled one.
+    unsignaled: u32,
+    /// Sequence number of the last signaled send; 0 before the first.
+    last: u64,
+}
+
 struct Sent {
     buffer: Option<Buffer>,
     operation: Operation,
     outcome: Outcome,
     /// Nobody waits for it unless it fails: it has no buffer, and was not signaled.
     silent: bool,
+    /// The signaled send before it: its completion comes first, or was lost.
+    after: u64,
 }
 
 struct Posted {
@@ -153,7 +163,7 @@ impl Endpoint {
         if !buffer.pd().is_same(&self.pd) {
             return reject(buffer, PostError::ForeignBuffer);
         }
-        let sge = buffer.whole_sge();
+        let sge = buffer.whole_sge(self.settings.max_message);
         let posted =
             Posted { buffer, operation: Operation::Receive, outcome: Outcome::DONE, imm: None, invalidated_rkey: None };
         let id = match self.receives.push(posted) {
@@ -163,12 +173,16 @@ impl Endpoint {
         // SAFETY: the memory belongs to the buffer alone, which is in the ring until the work has completed or the queue
         // pair was destroyed: entries leave it by a completion, in `close` and `drop` after the destruction, or just below.
         match unsafe { self.qp.receive(id.0, sge) } {
-            Ok(()) => Ok(id),
+            Ok(()) => {
+                self.receives.commit();
+                Ok(id)
+            }
             // The provider says that it did not take it.
             Err(error @ (PostError::NotReady { .. } | PostError::QueueFull { .. } | PostError::Refused { .. })) => {
-                Err(Rejected { error, buffer: self.receives.pop_newest().map(|posted| posted.buffer) })
+                Err(Rejected { error, buffer: self.receives.unstage().map(|posted| posted.buffer) })
             }
             Err(error) => {
+                self.receives.commit();
                 self.poisoned = true;
                 self.qp.send_and_shared().1.fail();
                 Err(Rejected { error, buffer: None })
@@ -187,8 +201,10 @@ impl Endpoint {
             Err(error) => return Err(Rejected { error, buffer: work.into_buffer() }),
         };
         let id = batch.add(work)?;
-        batch.post().map_err(|error| Rejected { error, buffer: None })?;
-        Ok(id)
+        match batch.post() {
+            Ok(()) => Ok(id),
+            Err(Unposted { error, mut buffers }) => Err(Rejected { error, buffer: buffers.pop() }),
+        }
     }
 
     /// Sends the bytes of `buffer` up to its length: [`Work::send`].
@@ -285,14 +301,15 @@ impl Endpoint {
     }
 
     /// The channel that becomes readable when work is done, if the endpoint was built with
-    /// [`EndpointBuilder::events`]: for `epoll(7)` and async runtimes. [`Endpoint::arm`] it first.
+    /// [`EndpointBuilder::events`]: for `epoll(7)` and async runtimes. [`Endpoint::arm`] it first. It is the endpoint's own:
+    /// events of other queues that are made to report over it get lost.
     #[must_use]
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.cq.channel()
     }
 
-    /// Asks for an event at the next completion, and says whether there is one to wait for: `false` means that work is
-    /// done already, and [`Endpoint::poll`] returns it.
+    /// Asks for an event at the next completion, and says whether there is one to wait for: `false` means that completions are
+    /// there already, to be taken with [`Endpoint::poll`] before it is armed again.
     ///
     /// # Errors
     /// [`Error::CompletionQueueLacks`] without [`EndpointBuilder::events`]; [`Error::Arm`]; [`Error::Poll`].
@@ -334,12 +351,21 @@ impl Endpoint {
         for _ in 0..BATCH {
             let Some(completion) = poll.next()? else { break };
             let id = WorkId(completion.wr_id());
+            if completion.status() == WcStatus::WR_FLUSH_ERR && !id.is_receive() {
+                // Not every provider flushes unsignaled work one by one: whether it was done is not known.
+                let flushed = Outcome::of(&completion);
+                self.sends.each_before(id.sequence(), |sent| sent.outcome = flushed);
+            }
             let known = if id.is_receive() {
                 self.receives.complete_oldest(id.sequence()).map(|posted| posted.finish(&completion)).is_some()
             } else {
-                self.sends.complete(id.sequence()).map(|sent| sent.outcome = Outcome::of(&completion)).is_some()
+                self.sends
+                    .complete_if(id.sequence(), |sent, oldest| sent.after < oldest)
+                    .map(|sent| sent.outcome = Outcome::of(&completion))
+                    .is_some()
             };
             if !known {
+                self.poisoned = true;
                 return Err(PollError::Unexpected { wr_id: id.0 });
             }
         }
@@ -359,7 +385,11 @@ impl Endpoint {
                 status: sent.outcome.status,
                 vendor_error: sent.outcome.vendor_error,
                 buffer: sent.buffer,
-                byte_len: sent.outcome.byte_len,
+                byte_len: match sent.operation {
+                    Operation::Read | Operation::Atomic => sent.outcome.byte_len,
+                    // Not defined for what goes out.
+                    _ => 0,
+                },
                 timestamp: sent.outcome.timestamp,
                 imm: None,
                 invalidated_rkey: None,

@@ -5,9 +5,9 @@ use std::mem::MaybeUninit;
 /// A ring of entries with consecutive sequence numbers, allocated once.
 ///
 /// ```text
-///   head ........ done ........ tail
-///   completed,    in flight     next to be posted
-///   not handed
+///   head ........ done ........ posted ........ tail
+///   completed,    in flight     staged:         next
+///   not handed                  not posted yet
 ///   out yet
 /// ```
 ///
@@ -18,13 +18,16 @@ pub(crate) struct Ring<T> {
     capacity: u64,
     head: u64,
     done: u64,
+    posted: u64,
     tail: u64,
 }
 
 impl<T> Ring<T> {
     pub(crate) fn new(capacity: u32) -> Self {
+        // No device has queues as deep as that; the length must stay a power of two.
+        let capacity = capacity.min(1 << 31);
         let slots = (0..capacity.next_power_of_two()).map(|_| MaybeUninit::uninit()).collect();
-        Ring { slots, capacity: capacity.into(), head: 1, done: 1, tail: 1 }
+        Ring { slots, capacity: capacity.into(), head: 1, done: 1, posted: 1, tail: 1 }
     }
 
     /// The number that the next entry gets.
@@ -38,9 +41,10 @@ impl<T> Ring<T> {
         self.tail - self.head >= self.capacity
     }
 
-    /// Entries that were pushed and not completed.
+    /// Entries that were posted and have not completed.
+    #[inline]
     pub(crate) fn in_flight(&self) -> u64 {
-        self.tail - self.done
+        self.posted - self.done
     }
 
     /// Whether there is an entry to be handed out.
@@ -48,7 +52,7 @@ impl<T> Ring<T> {
         self.head < self.done
     }
 
-    /// Appends an entry; gives it back when the ring is full.
+    /// Stages an entry; gives it back when the ring is full.
     #[inline]
     pub(crate) fn push(&mut self, entry: T) -> Result<u64, T> {
         if self.is_full() {
@@ -60,27 +64,65 @@ impl<T> Ring<T> {
         Ok(sequence)
     }
 
-    /// Takes back the newest entry, unless it has completed.
-    pub(crate) fn pop_newest(&mut self) -> Option<T> {
-        if self.tail == self.done {
+    /// Says that what was staged has been posted.
+    #[inline]
+    pub(crate) fn commit(&mut self) {
+        self.posted = self.tail;
+    }
+
+    /// Says that of what was staged the first `count` entries have been posted.
+    pub(crate) fn commit_first(&mut self, count: u32) {
+        self.posted = self.tail.min(self.posted + u64::from(count));
+    }
+
+    /// Takes back the newest entry that is staged.
+    pub(crate) fn unstage(&mut self) -> Option<T> {
+        if self.tail == self.posted {
             return None;
         }
         self.tail -= 1;
         let sequence = self.tail;
-        // SAFETY: `head <= done <= sequence < tail` before the decrement, so the slot holds an entry; now it counts as
+        // SAFETY: `head <= posted <= sequence < tail` before the decrement, so the slot holds an entry; now it counts as
         // empty.
         Some(unsafe { self.slot(sequence).assume_init_read() })
+    }
+
+    /// Drops what is staged.
+    #[inline]
+    pub(crate) fn roll_back(&mut self) {
+        while self.unstage().is_some() {}
     }
 
     /// Completes every entry up to `sequence`, and returns that one; `None` when it is not in flight.
     #[inline]
     pub(crate) fn complete(&mut self, sequence: u64) -> Option<&mut T> {
-        if sequence < self.done || sequence >= self.tail {
+        self.complete_if(sequence, |_, _| true)
+    }
+
+    /// As [`Ring::complete`], unless `fits` refuses the entry, given the oldest one in flight.
+    #[inline]
+    pub(crate) fn complete_if(&mut self, sequence: u64, fits: impl FnOnce(&T, u64) -> bool) -> Option<&mut T> {
+        let done = self.done;
+        if sequence < done || sequence >= self.posted {
+            return None;
+        }
+        // SAFETY: `head <= done <= sequence < posted <= tail`, so the slot holds an entry.
+        let entry = unsafe { self.slot(sequence).assume_init_mut() };
+        if !fits(entry, done) {
             return None;
         }
         self.done = sequence + 1;
-        // SAFETY: `head <= done <= sequence < tail` before `done` moved, so the slot holds an entry.
+        // SAFETY: as above; borrowed anew, since `done` could not be set while `entry` was.
         Some(unsafe { self.slot(sequence).assume_init_mut() })
+    }
+
+    /// Entries in flight before `sequence`.
+    #[cold]
+    pub(crate) fn each_before(&mut self, sequence: u64, mut each: impl FnMut(&mut T)) {
+        for earlier in self.done..sequence.min(self.posted) {
+            // SAFETY: `head <= done <= earlier < posted <= tail`, so the slot holds an entry.
+            each(unsafe { self.slot(earlier).assume_init_mut() });
+        }
     }
 
     /// As [`Ring::complete`], where every entry has a completion of its own: `None` unless it is the oldest in flight.
@@ -97,20 +139,23 @@ impl<T> Ring<T> {
         }
         let sequence = self.head;
         self.head += 1;
-        // SAFETY: `head < done <= tail` before the increment, so the slot holds an entry; now it counts as empty.
+        // SAFETY: `head < done <= posted <= tail` before the increment, so the slot holds an entry; now it counts as empty.
         Some((sequence, unsafe { self.slot(sequence).assume_init_read() }))
     }
 
-    /// Hands out the oldest entry, whether it has completed or not.
+    /// Hands out the oldest entry, whether it has completed, is in flight or staged.
     pub(crate) fn pop_oldest(&mut self) -> Option<T> {
-        self.done = self.done.max((self.head + 1).min(self.tail));
+        if self.head == self.tail {
+            return None;
+        }
+        self.posted = self.posted.max(self.head + 1);
+        self.done = self.done.max(self.head + 1);
         self.pop_completed().map(|(_, entry)| entry)
     }
 
     /// Forgets all entries without dropping them.
     pub(crate) fn leak(&mut self) {
-        self.head = self.tail;
-        self.done = self.tail;
+        (self.head, self.done, self.posted) = (self.tail, self.tail, self.tail);
     }
 
     #[inline]
@@ -139,6 +184,7 @@ mod tests {
         for value in 10..14 {
             ring.push(value).unwrap();
         }
+        ring.commit();
         assert_eq!(ring.push(14), Err(14), "a full ring gives the entry back");
         assert_eq!(ring.complete(3), Some(&mut 12));
         assert_eq!(ring.complete(3), None, "a repeated completion names nothing");
@@ -154,6 +200,7 @@ mod tests {
     fn a_completion_of_zeros_names_no_entry() {
         let mut ring = Ring::new(2);
         ring.push(()).unwrap();
+        ring.commit();
         assert_eq!(ring.complete(0), None);
     }
 
@@ -162,19 +209,27 @@ mod tests {
         let mut ring = Ring::new(4);
         ring.push('a').unwrap();
         ring.push('b').unwrap();
+        ring.commit();
         assert_eq!(ring.complete_oldest(2), None);
         assert_eq!(ring.complete_oldest(1), Some(&mut 'a'));
         assert_eq!(ring.complete_oldest(2), Some(&mut 'b'));
     }
 
     #[test]
-    fn the_newest_entry_can_be_taken_back_until_it_completes() {
-        let mut ring = Ring::new(2);
-        ring.push('a').unwrap();
-        ring.push('b').unwrap();
-        assert_eq!(ring.pop_newest(), Some('b'));
-        ring.complete(1).unwrap();
-        assert_eq!(ring.pop_newest(), None);
+    fn what_is_staged_can_be_taken_back_and_cannot_complete() {
+        let mut ring = Ring::new(4);
+        for value in ['a', 'b', 'c'] {
+            ring.push(value).unwrap();
+        }
+        assert_eq!(ring.complete(1), None, "nothing is posted");
+        assert_eq!(ring.in_flight(), 0);
+        ring.commit_first(1);
+        assert_eq!(ring.unstage(), Some('c'));
+        ring.roll_back();
+        assert_eq!(ring.unstage(), None, "the first is posted");
+        assert_eq!(ring.push('d'), Ok(2));
+        ring.commit();
+        assert_eq!(ring.complete(2), Some(&mut 'd'));
         assert_eq!(ring.pop_completed(), Some((1, 'a')));
     }
 
@@ -185,6 +240,7 @@ mod tests {
         for _ in 0..3 {
             ring.push(Rc::clone(&witness)).unwrap();
         }
+        ring.commit_first(2);
         ring.complete(1).unwrap();
         drop(ring.pop_completed());
         assert_eq!(Rc::strong_count(&witness), 3);
@@ -220,6 +276,7 @@ mod tests {
                         let room = completed.len() + in_flight.len() < capacity as usize;
                         match ring.push(value.clone()) {
                             Ok(sequence) => {
+                                ring.commit();
                                 assert!(room);
                                 in_flight.push_back((sequence, value));
                             }

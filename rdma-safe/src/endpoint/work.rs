@@ -1,7 +1,10 @@
 //! Work for an endpoint.
 
 use super::Operation;
-use crate::{Buffer, PostError, RemoteMemory, SendFlags};
+use crate::{Buffer, PostError, RemoteMemory, SendFlags, Sge};
+
+/// Bytes of the operand of an atomic operation.
+const ATOMIC: usize = 8;
 
 /// A piece of work for [`Endpoint::post`](crate::Endpoint::post): what to do, with which data, and how.
 ///
@@ -132,27 +135,41 @@ impl<'a> Work<'a> {
     }
 
     /// Gives the buffer back.
-    pub(super) fn into_buffer(self) -> Option<Buffer> {
-        match self.data {
-            Data::Buffer(buffer) => Some(buffer),
-            Data::Inline(_) => None,
+    pub(super) fn into_buffer(mut self) -> Option<Buffer> {
+        self.data.take()
+    }
+
+    /// Moves the buffer out; that of an atomic's result then holds the eight bytes of it.
+    #[inline]
+    pub(super) fn take_buffer(&mut self) -> Option<Buffer> {
+        let mut buffer = self.data.take();
+        if let (Verb::CompareSwap { .. } | Verb::FetchAdd { .. }, Some(buffer)) = (&self.verb, &mut buffer) {
+            // `check` has found that they fit.
+            let _ = buffer.set_len(ATOMIC);
+        }
+        buffer
+    }
+
+    /// What the device shall read or write of the buffer.
+    #[inline]
+    pub(super) fn sge(&self, buffer: &Buffer) -> Sge {
+        match self.verb {
+            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Sge { len: ATOMIC as u32, ..buffer.sge() },
+            _ => buffer.sge(),
         }
     }
 
-    /// Checks lengths, and sets that of an atomic's result.
+    /// Checks lengths.
     #[inline]
-    pub(super) fn prepare(&mut self, max_message: u32) -> Result<(), PostError> {
-        let remote = match &self.verb {
-            Verb::Send | Verb::SendInvalidate(_) => None,
-            Verb::Write(remote) | Verb::Read(remote) => Some(remote.len),
-            Verb::CompareSwap { remote, .. } | Verb::FetchAdd { remote, .. } => {
-                if let Data::Buffer(buffer) = &mut self.data {
-                    buffer.set_len(8).map_err(|_| PostError::AtomicOperand)?;
-                }
-                Some(remote.len)
-            }
+    pub(super) fn check(&self, max_message: u32) -> Result<(), PostError> {
+        let (remote, atomic) = match &self.verb {
+            Verb::Send | Verb::SendInvalidate(_) => (None, false),
+            Verb::Write(remote) | Verb::Read(remote) => (Some(remote.len), false),
+            Verb::CompareSwap { remote, .. } | Verb::FetchAdd { remote, .. } => (Some(remote.len), true),
         };
         let len = match &self.data {
+            Data::Buffer(buffer) if atomic && buffer.capacity() < ATOMIC => return Err(PostError::AtomicOperand),
+            Data::Buffer(_) if atomic => ATOMIC,
             Data::Buffer(buffer) => buffer.len(),
             Data::Inline(bytes) => bytes.len(),
         };
@@ -162,6 +179,16 @@ impl<'a> Work<'a> {
         match remote {
             Some(remote) if remote < len as u64 => Err(PostError::RemoteTooShort { len, remote }),
             _ => Ok(()),
+        }
+    }
+}
+
+impl Data<'_> {
+    #[inline]
+    fn take(&mut self) -> Option<Buffer> {
+        match std::mem::replace(self, Data::Inline(&[])) {
+            Data::Buffer(buffer) => Some(buffer),
+            Data::Inline(_) => None,
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::{Error, Result};
 ///
 /// # Safety
 ///
-/// For as long as the value exists, wherever it is moved, `address()` returns the same address, and `address()..+len()`
-/// is allocated, initialised, readable and writable memory that nothing else refers to or reaches by another pointer.
+/// For as long as the value exists, wherever it is moved, `address()` and `len()` return the same, and `address()..+len()`
+/// is one allocation of at most `isize::MAX` bytes, of initialised, readable and writable memory that nothing else refers to or reaches by another pointer.
 /// Dropping it must not read the bytes.
 pub unsafe trait Backing: Send + 'static {
     /// Start of the memory.

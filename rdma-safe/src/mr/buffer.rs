@@ -112,17 +112,23 @@ impl Buffer {
     #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(&self) -> Result<()> {
         let context = self.pd().context();
-        let mut sge = self.whole_sge().to_raw();
         let (advice, flags) = (IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH);
-        // SAFETY: the domain is valid, and `sge`, which lies in a region of it, is for the duration of the call. Faulting
-        // pages in changes no byte.
-        check(unsafe { ibv_advise_mr(self.pd().as_raw(), advice, flags.0, &mut sge, 1) }).map_err(|errno| {
-            let device = context.device_name().into();
-            if errno.is_unsupported() {
-                return Error::Unsupported { device, feature: "prefetching of memory (ibv_advise_mr)" };
-            }
-            Error::Verb { verb: "ibv_advise_mr", device, errno }
-        })
+        // The length of an element has 32 bits.
+        const PIECE: usize = 1 << 30;
+        for offset in (0..self.capacity).step_by(PIECE) {
+            let len = (self.capacity - offset).min(PIECE) as u32;
+            let mut sge = crate::Sge { address: self.address() + offset as u64, len, lkey: self.lkey() }.to_raw();
+            // SAFETY: the domain is valid, and `sge`, which lies in a region of it, is for the duration of the call. Faulting
+            // pages in changes no byte.
+            check(unsafe { ibv_advise_mr(self.pd().as_raw(), advice, flags.0, &mut sge, 1) }).map_err(|errno| {
+                let device = context.device_name().into();
+                if errno.is_unsupported() {
+                    return Error::Unsupported { device, feature: "prefetching of memory (ibv_advise_mr)" };
+                }
+                Error::Verb { verb: "ibv_advise_mr", device, errno }
+            })?;
+        }
+        Ok(())
     }
 
     /// The domain it is registered in.
@@ -155,10 +161,10 @@ impl Buffer {
         crate::Sge { address: self.address(), len: u32::try_from(self.len).unwrap_or(u32::MAX), lkey: self.lkey() }
     }
 
-    /// The same up to the capacity: what a receive may fill.
+    /// The same up to the capacity: what a receive may fill, of a message of at most `max` bytes.
     #[inline]
-    pub(crate) fn whole_sge(&self) -> crate::Sge {
-        crate::Sge { len: u32::try_from(self.capacity).unwrap_or(u32::MAX), ..self.sge() }
+    pub(crate) fn whole_sge(&self, max: u32) -> crate::Sge {
+        crate::Sge { len: u32::try_from(self.capacity).unwrap_or(max).min(max), ..self.sge() }
     }
 }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use crate::errno::{check, check_ptr};
-use crate::{Access, Error, ProtectionDomain, Result};
+use crate::{Access, Errno, Error, ProtectionDomain, Result};
 
 pub use backing::{Backing, HugePages, Pages};
 pub use buffer::Buffer;
@@ -67,14 +67,13 @@ impl Registration {
         self.raw.as_ptr()
     }
 
-    /// Deregisters: `ibv_dereg_mr(3)`. On `false` the device may still use the memory, so the owner must leak it.
-    #[must_use]
-    fn release(&mut self) -> bool {
-        let Some(pd) = self.pd.take() else { return true };
+    /// Deregisters: `ibv_dereg_mr(3)`. On an error the device may still use the memory, so the owner must leak it.
+    fn release(&mut self) -> Result<(), Errno> {
+        let Some(pd) = self.pd.take() else { return Ok(()) };
         // SAFETY: the region is valid and, since `pd` was just taken, released once. Objects that could still name its
         // keys to the device are the device's business: it refuses a key that is gone.
-        let released = check(unsafe { (pd.context().verbs().ibv_dereg_mr)(self.raw.as_ptr()) }).is_ok();
-        if !released {
+        let released = check(unsafe { (pd.context().verbs().ibv_dereg_mr)(self.raw.as_ptr()) });
+        if released.is_err() {
             // The domain cannot go before the region that is still in it.
             std::mem::forget(pd);
         }
@@ -123,7 +122,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.registration.release() {
+        if self.registration.release().is_ok() {
             // SAFETY: dropped here only, and not used after.
             unsafe { std::mem::ManuallyDrop::drop(&mut self.backing) }
         }
@@ -183,7 +182,8 @@ impl ProtectionDomain {
     ///
     /// # Safety
     ///
-    /// Until the returned object is dropped and every work request that names its keys has completed,
+    /// Until the returned object was deregistered, that is until [`RawMemoryRegion::deregister`] has returned success (or the
+    /// object was dropped, which does the same and does not tell whether it failed), and every work request that names its keys has completed,
     /// `address..address + len` must stay allocated, and must tolerate what `access` allows at any time: with a remote
     /// right, or with local write access and a posted work request, bytes change under the program's hands, so no
     /// reference to them may exist and they must be read with volatile or atomic access.

@@ -5,7 +5,7 @@ use std::fmt;
 use rdma_sys::ibv_mr;
 
 use super::Registration;
-use crate::ProtectionDomain;
+use crate::{Error, ProtectionDomain, Result};
 
 /// A registration over memory that the caller keeps, for the raw door; deregistered on drop.
 ///
@@ -53,6 +53,16 @@ impl RawMemoryRegion {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Deregisters: `ibv_dereg_mr(3)`. Dropping does the same and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::Verb`]: the device may still use the memory, which then has to stay as it is until the process ends.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn deregister(mut self) -> Result<()> {
+        let device = self.pd().context().device_name().to_owned();
+        self.inner.release().map_err(|errno| Error::Verb { verb: "ibv_dereg_mr", device, errno })
     }
 
     /// The domain it is registered in.

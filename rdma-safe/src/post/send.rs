@@ -11,7 +11,7 @@ use super::chain::Chain;
 use super::payload::Limits;
 use super::{Gather, Payload, PostError, Remote, SendOps, Sge, WorkRequest};
 use crate::qp::Shared;
-use crate::{QueuePairState, Quirks};
+use crate::{Errno, QueuePairState, Quirks};
 
 /// The send queue of a queue pair, apart from its receive queue: [`QueuePair::split`](crate::QueuePair::split).
 #[derive(Debug)]
@@ -40,6 +40,9 @@ pub(crate) struct SendState {
     interface: Interface,
     enabled: SendOps,
     limits: Limits,
+    /// The doorbell is a system call, which can fail, with `ENOMEM` among others, when the work is in the queue already:
+    /// see [`Quirks::REFUSED_SENDS_EXECUTE`].
+    doorbell_fails: bool,
     /// A batch was begun and neither posted nor aborted. Here and not in the batch, so that forgetting one is not fatal.
     open: bool,
 }
@@ -65,11 +68,12 @@ impl SendState {
             scratch: vec![0; capacity.max_inline_data as usize].into_boxed_slice(),
             copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
         };
+        let doorbell_fails = shared.context().quirks().contains(Quirks::REFUSED_SENDS_EXECUTE);
         let interface = match qp_ex {
             Some(qp_ex) => Interface::Extended(qp_ex),
             None => Interface::Classic(Chain::new(&limits, max_batch.min(capacity.max_send_wr.max(1)))),
         };
-        SendState { shared: Arc::clone(shared), interface, enabled: ops, limits, open: false }
+        SendState { shared: Arc::clone(shared), interface, enabled: ops, limits, doorbell_fails, open: false }
     }
 
     pub(crate) fn is_extended(&self) -> bool {
@@ -97,7 +101,7 @@ impl SendState {
     }
 
     #[inline]
-    fn abort(&mut self) {
+    pub(crate) fn abort(&mut self) {
         match &mut self.interface {
             Interface::Extended(qp) if self.open => {
                 self.open = false;
@@ -129,8 +133,8 @@ impl fmt::Debug for SendState {
 /// # Safety
 ///
 /// The methods that add work are `unsafe`, for the device works on memory behind the compiler's back. From
-/// [`SendBatch::post`] until the work request has completed (its own completion, or that of a later one of the same send
-/// queue, was polled; or the queue pair was destroyed), the caller must see to it that
+/// [`SendBatch::post`] until the work request has completed (its own completion, or, except on iWARP, that of a later one of
+/// the same send queue, was polled; or [`QueuePair::destroy`](crate::QueuePair::destroy) returned success), the caller must see to it that
 /// - the memory named by an [`Sge`] stays allocated and registered under its key, is not written, and, where it takes a
 ///   result (reads, atomics), is neither read nor referred to by a reference;
 /// - what the peer's memory is overwritten with harms nobody: a queue pair can be connected to one of the same process,
@@ -374,10 +378,10 @@ impl SendBatch<'_> {
                 // SAFETY: the queue pair is valid and a batch is open on it.
                 match unsafe { ibv_wr_complete(qp.as_ptr()) } {
                     0 => Ok(()),
-                    // ibv_wr_post(3): on failure none of the batch was posted. That holds for a batch that does not
-                    // fit; a provider whose doorbell failed may not know.
-                    errno @ (libc::ENOMEM | libc::ENOSPC) => Err(PostError::from_provider(errno, Some(0))),
-                    errno => Err(PostError::from_provider(errno, None)),
+                    // ibv_wr_post(3): on failure none of the batch was posted. That holds for a batch that does not fit.
+                    libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
+                    libc::ENOMEM if !queue.doorbell_fails => Err(PostError::QueueFull { posted: 0 }),
+                    errno => Err(PostError::InDoubt { errno: Errno(errno) }),
                 }
             }
             Interface::Classic(chain) => chain.post(queue.shared.as_raw()),

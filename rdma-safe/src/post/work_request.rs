@@ -89,10 +89,10 @@ impl WorkRequest {
         self.with(SendFlags::SOLICITED)
     }
 
-    /// Adds flags.
+    /// Adds flags, of those that have a name here: inline data, for one, is said by the payload.
     #[inline]
     pub fn with(self, flags: SendFlags) -> Self {
-        WorkRequest { flags: self.flags | flags, ..self }
+        WorkRequest { flags: self.flags | (flags & SendFlags::all()), ..self }
     }
 }
 

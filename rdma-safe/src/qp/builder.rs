@@ -1,8 +1,8 @@
 //! Creating queue pairs.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32};
+use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
@@ -50,15 +50,15 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Scatter/gather elements in a send; 1 unless set.
+    /// Scatter/gather elements in a send, at least 1; 1 unless set.
     pub fn send_sges(mut self, elements: u32) -> Self {
-        self.capacity.max_send_sge = elements;
+        self.capacity.max_send_sge = elements.max(1);
         self
     }
 
-    /// Scatter/gather elements in a receive; 1 unless set.
+    /// Scatter/gather elements in a receive, at least 1; 1 unless set.
     pub fn recv_sges(mut self, elements: u32) -> Self {
-        self.capacity.max_recv_sge = elements;
+        self.capacity.max_recv_sge = elements.max(1);
         self
     }
 
@@ -90,11 +90,15 @@ impl<'a> QueuePairBuilder<'a> {
     /// Creates a reliable-connected queue pair in the state RESET.
     ///
     /// # Errors
+    /// [`Error::ForeignContext`] when a completion queue belongs to another context than the domain;
     /// [`Error::CreateQueuePair`] names the capacities and the device's limits; [`Error::UnsupportedOperations`].
     #[doc(alias = "ibv_create_qp_ex")]
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<QueuePair> {
         let device = self.pd.context().attributes();
+        if ![self.send_cq, self.recv_cq].iter().all(|cq| cq.context().is_same(self.pd.context())) {
+            return Err(Error::ForeignContext { object: "completion queue" });
+        }
         if let Some(ops) = self.ops {
             if !SendOps::RC.contains(ops) {
                 return Err(Error::UnsupportedOperations { ops: ops - SendOps::RC });
@@ -102,7 +106,7 @@ impl<'a> QueuePairBuilder<'a> {
         }
         let quirks = self.pd.context().quirks();
         let lists_miscounted = quirks.contains(Quirks::SGE_LISTS_MISCOUNTED) && self.capacity.max_send_sge > 1;
-        if !self.classic && !lists_miscounted {
+        if !self.classic && !lists_miscounted && !quirks.contains(Quirks::EXTENDED_SENDS_BROKEN) {
             // Not every provider has all operations in the extended interface; those that lack one refuse the whole set.
             let tries: &[SendOps] = match &self.ops {
                 Some(ops) => std::slice::from_ref(ops),
@@ -110,7 +114,7 @@ impl<'a> QueuePairBuilder<'a> {
             };
             for ops in tries {
                 match self.create_extended(*ops) {
-                    Ok(created) => return Ok(self.finish(created, *ops, true)),
+                    Ok(created) => return self.finish_extended(created, *ops),
                     Err(errno) if errno.is_unsupported() => {}
                     Err(errno) => return Err(self.error(errno, device)),
                 }
@@ -118,7 +122,7 @@ impl<'a> QueuePairBuilder<'a> {
         }
         let created = self.create_classic().map_err(|errno| self.error(errno, device))?;
         let ops = self.ops.unwrap_or(SendOps::RC);
-        Ok(self.finish(created, ops, false))
+        Ok(self.finish(created, ops, None))
     }
 
     fn create_extended(&self, ops: SendOps) -> Result<(NonNull<ibv_qp>, QueuePairCapacity), Errno> {
@@ -147,7 +151,34 @@ impl<'a> QueuePairBuilder<'a> {
         Ok((raw, QueuePairCapacity::from_raw(&attr.cap)))
     }
 
-    fn finish(&self, created: (NonNull<ibv_qp>, QueuePairCapacity), ops: SendOps, extended: bool) -> QueuePair {
+    /// Some providers accept operations that they then do not have.
+    fn finish_extended(&self, created: (NonNull<ibv_qp>, QueuePairCapacity), ops: SendOps) -> Result<QueuePair> {
+        let (raw, mut capacity) = created;
+        // SAFETY: the queue pair is valid. For one made with operations this returns the extended interface, else NULL.
+        let qp_ex = NonNull::new(unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(raw.as_ptr()) });
+        // SAFETY: the interface is part of the queue pair, and of these fields has every release since 44 all.
+        let present = qp_ex.map_or(SendOps::empty(), |qp_ex| unsafe { operations_of(qp_ex.as_ptr()) });
+        if self.pd.context().quirks().contains(Quirks::SGE_LISTS_MISCOUNTED) {
+            // More may have been granted than was asked for.
+            capacity.max_send_sge = 1;
+        }
+        let queue_pair = self.finish((raw, capacity), ops & present, qp_ex);
+        match self.ops {
+            Some(asked) if !present.contains(asked) => Err(Error::UnsupportedOperations { ops: asked - present }),
+            None if present.is_empty() => {
+                drop(queue_pair);
+                self.clone().classic().build()
+            }
+            _ => Ok(queue_pair),
+        }
+    }
+
+    fn finish(
+        &self,
+        created: (NonNull<ibv_qp>, QueuePairCapacity),
+        ops: SendOps,
+        qp_ex: Option<NonNull<ibv_qp_ex>>,
+    ) -> QueuePair {
         let (raw, capacity) = created;
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
@@ -155,19 +186,16 @@ impl<'a> QueuePairBuilder<'a> {
             raw,
             parents: Some(Parents {
                 pd: self.pd.clone(),
-                _send_cq: self.send_cq.shared().clone(),
-                _recv_cq: self.recv_cq.shared().clone(),
+                send_cq: self.send_cq.shared().clone(),
+                recv_cq: self.recv_cq.shared().clone(),
             }),
             number,
             qp_type: QueuePairType::RC,
             capacity,
             state: AtomicU32::new(QueuePairState::RESET.0),
             port: AtomicU8::new(0),
+            query: Mutex::new(()),
         });
-        // SAFETY: the queue pair is valid. For one made with operations this returns the extended interface, else NULL.
-        let qp_ex = extended
-            .then(|| unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(raw.as_ptr()) })
-            .and_then(NonNull::new);
         QueuePair {
             send: SendState::new(&shared, qp_ex, ops, self.max_batch),
             recv: RecvState::new(&shared, self.max_batch),
@@ -188,5 +216,36 @@ impl<'a> QueuePairBuilder<'a> {
             device.max_qp()
         );
         Error::CreateQueuePair { asked: self.capacity, allowed, errno }
+    }
+}
+
+/// Operations whose functions are there, or none if what all of them need is not.
+///
+/// # Safety
+///
+/// `qp` must be valid.
+unsafe fn operations_of(qp: *const ibv_qp_ex) -> SendOps {
+    // SAFETY: the caller's contract. A copy of single fields, since the structure may be shorter than ours.
+    unsafe {
+        let common = (*qp).wr_start.is_some()
+            && (*qp).wr_complete.is_some()
+            && (*qp).wr_abort.is_some()
+            && (*qp).wr_set_sge.is_some()
+            && (*qp).wr_set_sge_list.is_some()
+            && (*qp).wr_set_inline_data.is_some()
+            && (*qp).wr_set_inline_data_list.is_some();
+        if !common {
+            return SendOps::empty();
+        }
+        let mut ops = SendOps::empty();
+        ops.set(SendOps::SEND, (*qp).wr_send.is_some());
+        ops.set(SendOps::SEND_WITH_IMM, (*qp).wr_send_imm.is_some());
+        ops.set(SendOps::SEND_WITH_INV, (*qp).wr_send_inv.is_some());
+        ops.set(SendOps::RDMA_WRITE, (*qp).wr_rdma_write.is_some());
+        ops.set(SendOps::RDMA_WRITE_WITH_IMM, (*qp).wr_rdma_write_imm.is_some());
+        ops.set(SendOps::RDMA_READ, (*qp).wr_rdma_read.is_some());
+        ops.set(SendOps::ATOMIC_CMP_AND_SWP, (*qp).wr_atomic_cmp_swp.is_some());
+        ops.set(SendOps::ATOMIC_FETCH_AND_ADD, (*qp).wr_atomic_fetch_add.is_some());
+        ops
     }
 }

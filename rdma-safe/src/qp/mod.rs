@@ -7,8 +7,8 @@ mod state;
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
@@ -43,13 +43,15 @@ pub(crate) struct Shared {
     /// As last set or queried here; the device may have gone on to the error state.
     state: AtomicU32,
     port: AtomicU8,
+    /// Held for `ibv_query_qp`, which writes to the C object although it only asks.
+    query: Mutex<()>,
 }
 
 struct Parents {
     pd: ProtectionDomain,
-    // Held, not used: completion queues must outlive the queue pairs that complete to them.
-    _send_cq: Arc<cq::Shared>,
-    _recv_cq: Arc<cq::Shared>,
+    // Completion queues must outlive the queue pairs that complete to them.
+    send_cq: Arc<cq::Shared>,
+    recv_cq: Arc<cq::Shared>,
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable or atomic.
@@ -96,6 +98,8 @@ impl QueuePair {
     /// address, instead of the kernel's `EINVAL`.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
+        // A batch that was forgotten would be aborted later, and then put the provider's counters back to before a reset.
+        self.send.abort();
         self.shared.modify(attributes)
     }
 
@@ -176,7 +180,8 @@ impl QueuePair {
     /// Destroys it: `ibv_destroy_qp(3)`. Dropping does the same and tells nobody.
     ///
     /// # Errors
-    /// [`Error::Verb`] names the verb; the object then stays until the process ends, and so does all it depends on.
+    /// [`Error::Verb`] with the provider's answer; [`Error::PolledHere`] when this thread holds a cursor on one of its
+    /// completion queues. The object, and all it depends on, then stays until the process ends.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
         let QueuePair { send, recv, shared } = self;
@@ -206,6 +211,11 @@ impl Shared {
 
     pub(crate) fn as_raw(&self) -> *mut ibv_qp {
         self.raw.as_ptr()
+    }
+
+    /// Whether this thread holds a lock that a reset may take.
+    fn is_polled_here(&self) -> bool {
+        self.parents.as_ref().is_some_and(Parents::is_polled_here)
     }
 
     pub(crate) fn capacity(&self) -> QueuePairCapacity {
@@ -241,6 +251,7 @@ impl Shared {
         let mut attributes = QueuePairAttributes::new();
         let mask = AttributeMask::all() - AttributeMask::RATE_LIMIT;
         let mut init = ibv_qp_init_attr::zeroed();
+        let _alone = self.query.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the queue pair and both out pointers are valid.
         let result = unsafe {
             (self.context().verbs().ibv_query_qp)(
@@ -259,6 +270,10 @@ impl Shared {
     /// Destroys the queue pair once; on failure all it depends on is leaked, since the device may still use it.
     fn release(&mut self) -> Result<()> {
         let Some(parents) = self.parents.take() else { return Ok(()) };
+        if parents.is_polled_here() {
+            std::mem::forget(parents);
+            return Err(Error::PolledHere { verb: "ibv_destroy_qp" });
+        }
         let verbs = parents.pd.context().verbs();
         // SAFETY: `parents` was just taken, so this happens once. `&mut self` says that no queue refers to it.
         let destroyed = check(unsafe { (verbs.ibv_destroy_qp)(self.raw.as_ptr()) });
@@ -271,6 +286,12 @@ impl Shared {
 
     fn error(&self, verb: &'static str, errno: crate::Errno) -> Error {
         Error::Verb { verb, device: self.context().device_name().into(), errno }
+    }
+}
+
+impl Parents {
+    fn is_polled_here(&self) -> bool {
+        self.send_cq.is_polled_here() || self.recv_cq.is_polled_here()
     }
 }
 

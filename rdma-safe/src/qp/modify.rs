@@ -108,6 +108,9 @@ impl Shared {
         let to = attributes.state().unwrap_or(from);
         let transition = Transition { from, to, qp_type: self.qp_type };
         self.preflight(context, transition, attributes).map_err(Box::new)?;
+        if to == QueuePairState::RESET && self.is_polled_here() {
+            return Err(Error::PolledHere { verb: "ibv_modify_qp to RESET" });
+        }
 
         let mut raw = attributes.raw;
         // SAFETY: the queue pair is valid; `raw` is a copy that the call may read.
