@@ -200,7 +200,8 @@ pub enum Error {
 
     /// A queue pair cannot be destroyed or reset by a thread that is polling one of its completion queues.
     #[error(
-        "this thread holds a cursor on a completion queue of the queue pair, whose lock {verb} may need: drop the cursor first"
+        "this thread holds a cursor on a completion queue of the queue pair, whose lock {verb} needs on some devices; a queue pair to be \
+         destroyed is destroyed when the cursor goes"
     )]
     PolledHere {
         /// The verb.

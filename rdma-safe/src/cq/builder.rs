@@ -1,8 +1,8 @@
 //! Creating completion queues.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
@@ -155,6 +155,8 @@ impl CompletionQueueBuilder {
             id,
             capacity,
             polling: AtomicUsize::new(0),
+            deferred: Mutex::default(),
+            has_deferred: AtomicBool::new(false),
         })
     }
 

@@ -6,8 +6,8 @@ mod wc;
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
@@ -35,6 +35,9 @@ pub(crate) struct Shared {
     capacity: u32,
     /// The thread that is between start_poll and end_poll, and so holds the provider's lock; 0 for none.
     polling: AtomicUsize,
+    /// What is to be dropped when that lock is released, and whether there is anything.
+    deferred: Mutex<Vec<Box<dyn Send>>>,
+    has_deferred: AtomicBool,
 }
 
 enum Source {
@@ -157,7 +160,7 @@ impl CompletionQueue {
                 *open = false;
                 // SAFETY: the queue is valid and start_poll succeeded without an end_poll since.
                 unsafe { ibv_end_poll(raw.as_ptr()) }
-                self.shared.polling.store(0, Ordering::Relaxed);
+                self.shared.poll_ended();
             }
         }
     }
@@ -194,6 +197,34 @@ impl Shared {
     /// Whether this very thread holds the lock that `ibv_destroy_qp` and a reset take on some providers.
     pub(crate) fn is_polled_here(&self) -> bool {
         self.polling.load(Ordering::Relaxed) == this_thread()
+    }
+
+    /// Drops `object` when this thread, which is polling the queue, has ended that.
+    pub(crate) fn defer(&self, object: Box<dyn Send>) {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(object);
+        self.has_deferred.store(true, Ordering::Relaxed);
+    }
+
+    /// This thread has called start_poll.
+    #[inline]
+    fn poll_started(&self) {
+        self.polling.store(this_thread(), Ordering::Relaxed);
+    }
+
+    /// This thread has called end_poll.
+    #[inline]
+    fn poll_ended(&self) {
+        self.polling.store(0, Ordering::Relaxed);
+        if self.has_deferred.load(Ordering::Relaxed) {
+            self.drop_deferred();
+        }
+    }
+
+    #[cold]
+    fn drop_deferred(&self) {
+        self.has_deferred.store(false, Ordering::Relaxed);
+        let objects = std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(objects);
     }
 }
 

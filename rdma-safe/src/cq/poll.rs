@@ -3,7 +3,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
 
 use rdma_sys::*;
 
@@ -33,8 +32,9 @@ pub enum PollError {
 /// It lends one completion at a time. Between the first [`Poll::next`] and the drop the provider holds a lock, so the
 /// cursor stays in its thread and borrows the queue mutably. What was not taken stays in the queue.
 ///
-/// Some providers take the same lock to destroy or reset a queue pair that completes to this queue: in this thread that is
-/// refused while a completion is lent ([`QueuePair::destroy`](crate::QueuePair::destroy)). Drop queue pairs after the cursor.
+/// Some providers take the same lock to destroy or reset a queue pair that completes to this queue. In this thread a queue
+/// pair that is dropped while a completion is lent is therefore destroyed when the cursor moves on or goes; a reset, and
+/// [`QueuePair::destroy`](crate::QueuePair::destroy), which has to answer, report [`Error::PolledHere`](crate::Error::PolledHere).
 #[must_use = "nothing is taken until `next` is called"]
 pub struct Poll<'cq> {
     cq: &'cq mut CompletionQueue,
@@ -88,6 +88,7 @@ impl Poll<'_> {
                         *open = false;
                         // SAFETY: as above.
                         unsafe { ibv_end_poll(cq) };
+                        self.cq.shared.poll_ended();
                     }
                     let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
                     // SAFETY: the queue is valid and not being polled: `&mut CompletionQueue` is the only way here, and
@@ -95,7 +96,7 @@ impl Poll<'_> {
                     let result = unsafe { ibv_start_poll(cq, &mut attr) };
                     *open = result == 0;
                     if *open {
-                        self.cq.shared.polling.store(super::this_thread(), Ordering::Relaxed);
+                        self.cq.shared.poll_started();
                     }
                     result
                 };
@@ -108,7 +109,7 @@ impl Poll<'_> {
                     *open = false;
                     // SAFETY: as above.
                     unsafe { ibv_end_poll(cq) };
-                    self.cq.shared.polling.store(0, Ordering::Relaxed);
+                    self.cq.shared.poll_ended();
                 }
                 match result {
                     libc::ENOENT => Ok(None),

@@ -180,8 +180,9 @@ impl QueuePair {
     /// Destroys it: `ibv_destroy_qp(3)`. Dropping does the same and tells nobody.
     ///
     /// # Errors
-    /// [`Error::Verb`] with the provider's answer; [`Error::PolledHere`] when this thread holds a cursor on one of its
-    /// completion queues. The object, and all it depends on, then stays until the process ends.
+    /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process
+    /// ends. [`Error::PolledHere`] when this thread holds a cursor on one of its completion queues: it is destroyed when the
+    /// cursor moves on or goes.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
         let QueuePair { send, recv, shared } = self;
@@ -215,7 +216,7 @@ impl Shared {
 
     /// Whether this thread holds a lock that a reset may take.
     fn is_polled_here(&self) -> bool {
-        self.parents.as_ref().is_some_and(Parents::is_polled_here)
+        self.parents.as_ref().is_some_and(|parents| parents.polled_here().is_some())
     }
 
     pub(crate) fn capacity(&self) -> QueuePairCapacity {
@@ -267,21 +268,12 @@ impl Shared {
         Ok(attributes)
     }
 
-    /// Destroys the queue pair once; on failure all it depends on is leaked, since the device may still use it.
+    /// Destroys the queue pair, once.
     fn release(&mut self) -> Result<()> {
-        let Some(parents) = self.parents.take() else { return Ok(()) };
-        if parents.is_polled_here() {
-            std::mem::forget(parents);
-            return Err(Error::PolledHere { verb: "ibv_destroy_qp" });
+        match self.parents.take() {
+            Some(parents) => Doomed { raw: self.raw, parents: Some(parents) }.destroy(),
+            None => Ok(()),
         }
-        let verbs = parents.pd.context().verbs();
-        // SAFETY: `parents` was just taken, so this happens once. `&mut self` says that no queue refers to it.
-        let destroyed = check(unsafe { (verbs.ibv_destroy_qp)(self.raw.as_ptr()) });
-        destroyed.map_err(|errno| {
-            let device = parents.pd.context().device_name().to_owned();
-            std::mem::forget(parents);
-            Error::Verb { verb: "ibv_destroy_qp", device, errno }
-        })
     }
 
     fn error(&self, verb: &'static str, errno: crate::Errno) -> Error {
@@ -290,8 +282,48 @@ impl Shared {
 }
 
 impl Parents {
-    fn is_polled_here(&self) -> bool {
-        self.send_cq.is_polled_here() || self.recv_cq.is_polled_here()
+    /// The completion queue whose lock this thread holds, if it does.
+    fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
+        [&self.send_cq, &self.recv_cq].into_iter().find(|cq| cq.is_polled_here())
+    }
+}
+
+/// A queue pair that nothing refers to any more.
+struct Doomed {
+    raw: NonNull<ibv_qp>,
+    /// Taken by the destruction.
+    parents: Option<Parents>,
+}
+
+// SAFETY: libibverbs objects may be used from any thread (see `Context`).
+unsafe impl Send for Doomed {}
+
+impl Doomed {
+    /// Destroys it now or, if that would wait for a lock that this very thread holds, when the lock is released. On failure
+    /// all it depends on is leaked, since the device may still use it.
+    fn destroy(mut self) -> Result<()> {
+        let Some(parents) = self.parents.take() else { return Ok(()) };
+        if let Some(cq) = parents.polled_here().cloned() {
+            cq.defer(Box::new(Doomed { raw: self.raw, parents: Some(parents) }));
+            return Err(Error::PolledHere { verb: "ibv_destroy_qp" });
+        }
+        let verbs = parents.pd.context().verbs();
+        // SAFETY: `parents` was just taken, so this happens once, and nothing refers to the queue pair: a `Doomed` is made of
+        // a `Shared` that is owned alone.
+        check(unsafe { (verbs.ibv_destroy_qp)(self.raw.as_ptr()) }).map_err(|errno| {
+            let device = parents.pd.context().device_name().to_owned();
+            std::mem::forget(parents);
+            Error::Verb { verb: "ibv_destroy_qp", device, errno }
+        })
+    }
+}
+
+impl Drop for Doomed {
+    fn drop(&mut self) {
+        // Deferred before, and now dropped: `destroy` leaves nothing behind to drop again.
+        if let Some(parents) = self.parents.take() {
+            let _ = Doomed { raw: self.raw, parents: Some(parents) }.destroy();
+        }
     }
 }
 
