@@ -73,7 +73,13 @@ fn run(options: &Options) -> Result<ExitCode> {
         timeout: options.timeout,
     };
     let ticks = options.ts.then(|| Ticks::new(context.attributes().as_raw().completion_timestamp_mask));
-    let mut pingpong = PingPong::new(endpoint.build()?, buffers, &rules, ticks)?;
+    let endpoint = endpoint.build().map_err(|error| match error {
+        rdma_safe::Error::CreateCompletionQueue { .. } | rdma_safe::Error::CreateQueuePair { .. } => {
+            format!("{error}; --rx-depth receives and one send have to fit").into()
+        }
+        error => Box::<dyn Error>::from(error),
+    })?;
+    let mut pingpong = PingPong::new(endpoint, buffers, &rules, ticks)?;
 
     let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
     let QueuePairAddress { lid, qp_num, psn, gid, .. } = pingpong.endpoint().address();
@@ -196,15 +202,14 @@ fn allocate(pd: &ProtectionDomain, options: &Options) -> Result<Vec<Buffer>> {
     let (size, page) = (options.size as usize, rustix::param::page_size());
     let stride = size.next_multiple_of(if size < page { CACHE_LINE } else { page });
     let count = options.rx_depth as usize + 2;
-    let too_much = || format!("{count} buffers of {size} bytes are more than memory can hold; see --rx-depth");
-    let pages = Pages::new(stride.checked_mul(count).ok_or_else(too_much)?)?;
+    let explain = |problem: String| {
+        format!("{problem}; {count} buffers for messages of {size} bytes are needed: give a smaller --rx-depth")
+    };
+    let len = stride.checked_mul(count).ok_or_else(|| explain("memory is not that large".into()))?;
     let access = if options.odp { Access::ON_DEMAND } else { Access::empty() };
-    let mut region = pd.register_with(pages, access).map_err(|error| {
-        let len = stride * count;
-        format!(
-            "{error}; {len} bytes are {count} buffers for messages of {size} bytes: a smaller --rx-depth needs less"
-        )
-    })?;
+    let mut region = Pages::new(len)
+        .and_then(|pages| pd.register_with(pages, access))
+        .map_err(|error| explain(failure::one_line(&error)))?;
     if options.chk {
         // A page that nothing arrived in must not pass for one that a mark arrived in.
         pattern::fill(&mut region, page, false);

@@ -11,7 +11,7 @@ const EXAMPLES: &str = "\
 Examples:
   rc_pingpong                        server: waits for one client, on all addresses of this host
   rc_pingpong 10.0.0.1               client of the server at 10.0.0.1
-  rc_pingpong -d mlx5_0 -g 3 HOST    over this device, from the GID at index 3 (`show_gids` lists them)
+  rc_pingpong -d mlx5_0 -g 3 HOST    over this device, from its GID at index 3: see show_gids
   rc_pingpong -s 65536 -n 100 -c     100 messages of 64 KiB, whose contents are checked
 
 Give both ends the same --size, --iters and --mtu. Either end may be rdma-core's ibv_rc_pingpong, which needs -g on RoCE.";

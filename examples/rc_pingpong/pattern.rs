@@ -13,10 +13,12 @@ pub(crate) fn fill(message: &mut [u8], page: usize, marked: bool) {
     }
 }
 
-/// The pages that do not hold what [`fill`] put there. C looks at the first byte of each only.
+/// The pages that do not begin with a mark.
+///
+/// As in C, the bytes in between are not looked at: with `-N`, C asks for inline data and sets an element instead, for
+/// which the rxe provider sends the bytes of the element's address. They begin with a zero, too.
 pub(crate) fn invalid_pages(message: &[u8], page: usize) -> impl Iterator<Item = usize> {
-    let is_valid = |bytes: &[u8]| bytes[0] == MARK && bytes[1..].iter().all(|byte| *byte == FILL);
-    message.chunks(page).enumerate().filter(move |(_, bytes)| !is_valid(bytes)).map(|(index, _)| index)
+    message.iter().step_by(page).enumerate().filter(|(_, byte)| **byte != MARK).map(|(index, _)| index)
 }
 
 #[cfg(test)]
@@ -24,15 +26,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_with_one_wrong_byte_is_found() {
+    fn a_page_that_did_not_arrive_is_found() {
         let mut message = vec![0; 4096 * 2 + 1];
-        assert_eq!(invalid_pages(&message, 4096).collect::<Vec<_>>(), [0, 1], "nothing arrived, but for the last byte");
         fill(&mut message, 4096, false);
-        assert_eq!(invalid_pages(&message, 4096).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(invalid_pages(&message, 4096).collect::<Vec<_>>(), [0, 1, 2], "nothing has arrived");
         fill(&mut message, 4096, true);
         assert_eq!(message.iter().filter(|byte| **byte == 0).count(), 3);
         assert_eq!(invalid_pages(&message, 4096).count(), 0);
-        message[8191] = 0;
+        message[4096] = FILL;
         assert_eq!(invalid_pages(&message, 4096).collect::<Vec<_>>(), [1]);
     }
 }

@@ -195,16 +195,20 @@ impl PingPong {
             (false, _) => "no message from the peer",
         };
         let (seconds, progress) = (self.timeout.as_secs(), self.progress());
-        format!("{what} within {seconds} s ({progress}): it has stopped, is gone, or was given fewer --iters").into()
+        format!(
+            "{what} within {seconds} s ({progress}): the peer has stopped or is gone; see what it says, and give both \
+             ends the same --iters and --size"
+        )
+        .into()
     }
 
     #[cold]
     fn failure(&self, completion: Completion) -> Box<dyn Error> {
         let operation = completion.operation;
         let advice = match (completion.status, operation) {
-            (WcStatus::LOC_LEN_ERR, _) | (WcStatus::REM_INV_REQ_ERR | WcStatus::LOC_QP_OP_ERR, Operation::Send) => {
-                "; give both ends the same --size"
-            }
+            // What becomes of a message that is too long for its receive differs from device to device.
+            (WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR, Operation::Receive)
+            | (WcStatus::REM_INV_REQ_ERR | WcStatus::REM_OP_ERR, Operation::Send) => "; give both ends the same --size",
             (WcStatus::RETRY_EXC_ERR, _) => "; give both ends the same --mtu",
             _ => "",
         };

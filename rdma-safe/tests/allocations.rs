@@ -1,0 +1,207 @@
+//! The data path of both doors allocates nothing.
+
+#[path = "provider/fake/mod.rs"]
+mod fake;
+#[path = "provider/support.rs"]
+#[allow(dead_code, unused_imports)] // Shared with the tests of behaviour, which use more of it.
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+
+use rdma_safe::{Access, Buffer, Inline, InlineList, Pages, PostError, Work, WorkRequest};
+
+use fake::{Config, Fake};
+use support::{Raw, builder, connect, on_each_interface, post, raw_pair};
+
+/// Counts what this thread allocates and frees outside of the provider.
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    if !fake::is_inside() {
+        COUNT.set(COUNT.get() + 1);
+    }
+}
+
+// SAFETY: each method does what the system's allocator does; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's contract.
+        unsafe { System.realloc(ptr, layout, new_size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often `f` allocated or freed.
+fn allocations(f: impl FnOnce()) -> u64 {
+    let before = COUNT.get();
+    f();
+    COUNT.get() - before
+}
+
+#[test]
+fn the_counter_counts_what_is_not_the_providers() {
+    assert_eq!(allocations(|| drop(Box::new(1))), 2);
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    assert_eq!(allocations(|| assert_eq!(fake.live().pds, 1)), 0);
+    assert!(allocations(|| drop(pd.allocate(8))) > 0, "the control path may");
+}
+
+#[test]
+fn the_owned_door_allocates_nothing() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let exposed = pd.expose(Pages::new(64).unwrap(), Access::REMOTE).unwrap();
+        let remote = exposed.remote();
+        for events in [false, true] {
+            let mut a = builder(&pd, interfaces).events(events).build().unwrap();
+            let mut b = builder(&pd, interfaces).events(events).build().unwrap();
+            connect(&mut a, &mut b);
+            let mut stock: [Option<Buffer>; 10] = std::array::from_fn(|_| Some(pd.allocate(64).unwrap()));
+            let mut inbox = Some(pd.allocate(64).unwrap());
+            let foreign = pd.context().alloc_pd().unwrap().allocate(8).unwrap();
+            let wait = Duration::from_secs(5);
+
+            let round = |stock: &mut [Option<Buffer>; 10], inbox: &mut Option<Buffer>| {
+                let mut take = |index: usize| stock[index].take().unwrap();
+                // Receive, send, write, read, atomics, inline, unsignaled, one at a time and as a batch.
+                b.receive(inbox.take().unwrap()).unwrap();
+                a.send(take(0)).unwrap();
+                a.write(take(1), remote).unwrap();
+                let mut batch = a.batch().unwrap();
+                batch.add(Work::read(take(2), remote)).unwrap();
+                batch.add(Work::fetch_add(take(3), remote, 1)).unwrap();
+                batch.add(Work::compare_swap(take(4), remote, 1, 2).unsignaled()).unwrap();
+                batch.add(Work::write_inline(b"inline", remote)).unwrap();
+                batch.post().unwrap();
+                a.post(Work::write_inline(b"silent", remote).unsignaled()).unwrap();
+                a.write(take(5), remote).unwrap();
+                // Back-pressure, and what is refused.
+                let rejected = a.send(take(6)).unwrap_err();
+                assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
+                stock[6] = rejected.buffer;
+                assert!(a.send_inline(&[0; 65]).is_err());
+                // A wait for what is there, polls, and a poll of nothing.
+                *inbox = b.wait(wait).unwrap().buffer;
+                assert!(b.poll().unwrap().is_none());
+                let mut done = 0;
+                stock[0] = a.wait(wait).unwrap().buffer;
+                while let Some(completion) = a.poll().unwrap() {
+                    let completion = completion.ok().unwrap();
+                    if let Some(mut buffer) = completion.buffer {
+                        buffer.set_len(64).unwrap();
+                        done += 1;
+                        stock[done] = Some(buffer);
+                    }
+                }
+                assert_eq!(done, 5);
+                // A batch that is dropped.
+                let mut batch = a.batch().unwrap();
+                batch.add(Work::write_inline(b"dropped", remote)).unwrap();
+                drop(batch);
+                if events {
+                    assert!(b.arm().unwrap());
+                    assert!(b.channel().unwrap().try_event().unwrap().is_none());
+                }
+            };
+            let mut round = round;
+            round(&mut stock, &mut inbox);
+            let counted = allocations(|| (0..20).for_each(|_| round(&mut stock, &mut inbox)));
+            assert_eq!(counted, 0);
+            let mut foreign = Some(foreign);
+            assert_eq!(allocations(|| foreign = b.receive(foreign.take().unwrap()).unwrap_err().buffer), 0);
+        }
+    });
+}
+
+#[test]
+fn the_raw_door_allocates_nothing() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let buffer = pd.allocate(64).unwrap();
+        let exposed = pd.expose(Pages::new(64).unwrap(), Access::REMOTE).unwrap();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        let (sge, remote) = (buffer.sge(), exposed.remote());
+        let word = rdma_safe::Sge { len: 8, ..sge };
+        let pieces: Vec<&[u8]> = b"twenty-four pieces, or so".chunks(1).collect();
+        let mut round = || {
+            let mut batch = b.qp.recv_batch().unwrap();
+            // SAFETY: the memory outlives the queue pairs and is not looked at.
+            unsafe {
+                batch.receive(1, &[word, word]).unwrap();
+                batch.receive(2, &[sge]).unwrap();
+            }
+            batch.post().unwrap();
+            // SAFETY: as above.
+            unsafe { b.qp.receive(3, sge).unwrap() };
+            post!(a,
+                send(WorkRequest::new(1), word);
+                send_imm(WorkRequest::new(2).signaled(), 7, &[word, word][..]);
+                write_imm(WorkRequest::new(3), remote, 8, Inline(b"inline"));
+                write(WorkRequest::new(4), remote, InlineList(&pieces));
+                write(WorkRequest::new(5), remote, InlineList(&pieces[..3]));
+                read(WorkRequest::new(6), remote, sge);
+                fetch_add(WorkRequest::new(7), remote, 1, word);
+                compare_swap(WorkRequest::new(8).signaled(), remote, 1, 2, word);
+            )
+            .unwrap();
+            let (mut send, mut recv) = a.qp.split();
+            drop((send.batch().unwrap(), recv.batch().unwrap()));
+            let drain = |raw: &mut Raw, expected: u32| {
+                let mut poll = raw.cq.poll();
+                let mut found = 0;
+                while let Some(wc) = poll.next().unwrap() {
+                    assert_eq!(wc.ok(), Ok(()));
+                    let _ = (wc.byte_len(), wc.imm(), wc.qp_num(), wc.opcode(), wc.flags());
+                    found += 1;
+                }
+                assert_eq!(found, expected);
+            };
+            drain(&mut a, 2);
+            drain(&mut b, 3);
+            drain(&mut b, 0);
+        };
+        round();
+        assert_eq!(allocations(|| (0..20).for_each(|_| round())), 0);
+    });
+}
+
+#[test]
+fn errors_of_the_data_path_allocate_nothing() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, _b) = support::endpoints(&pd, interfaces);
+        let mut refused = Some(pd.allocate(64).unwrap());
+        fake.fail("start_poll", libc::EIO);
+        fake.fail("ibv_poll_cq", libc::EIO);
+        let counted = allocations(|| {
+            for _ in 0..10 {
+                a.poll().unwrap_err();
+                let beyond = rdma_safe::RemoteMemory { address: 0, len: 1, rkey: 0 };
+                refused = a.write(refused.take().unwrap(), beyond).unwrap_err().buffer;
+            }
+        });
+        assert_eq!(counted, 0);
+    });
+}

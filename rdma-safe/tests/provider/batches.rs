@@ -1,0 +1,255 @@
+//! Batches that are dropped, empty or forgotten post nothing.
+
+use rdma_safe::{Buffer, Inline, PostError, ProtectionDomain, WcOpcode, Work, WorkRequest};
+
+use crate::fake::Fake;
+use crate::support::{done, endpoints, nothing, on_each_interface, post, raw_pair, receive, seen};
+
+fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
+    let mut buffer = pd.allocate(bytes.len()).unwrap();
+    buffer.copy_from_slice(bytes);
+    buffer
+}
+
+/// Calls that hand work to the device.
+fn postings(fake: &Fake) -> usize {
+    ["ibv_post_send", "wr_complete", "ibv_post_recv"].iter().map(|verb| fake.calls(verb)).sum()
+}
+
+#[test]
+fn dropping_a_send_batch_posts_nothing() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let inbox = pd.allocate(8).unwrap();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        let buffer = filled(&pd, b"secret");
+        let mut batch = a.qp.send_batch().unwrap();
+        // SAFETY: nothing is posted.
+        unsafe {
+            batch.send(WorkRequest::new(1).signaled(), buffer.sge()).unwrap();
+            batch.send(WorkRequest::new(2).signaled(), Inline(b"more")).unwrap();
+        }
+        drop(batch);
+        assert_eq!(postings(fake), 0);
+        let aborts = usize::from(interfaces.extended_qp);
+        assert_eq!((fake.calls("wr_start"), fake.calls("wr_abort")), (aborts, aborts));
+
+        receive!(b, 9, inbox.sge()).unwrap();
+        assert_eq!(seen(&mut a.cq), []);
+        assert_eq!(seen(&mut b.cq), []);
+    });
+}
+
+#[test]
+fn the_batch_after_a_dropped_one_holds_only_its_own_work() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        let inbox = pd.allocate(8).unwrap();
+        receive!(b, 9, inbox.sge()).unwrap();
+        let mut batch = a.qp.send_batch().unwrap();
+        // SAFETY: nothing is posted.
+        unsafe { batch.send(WorkRequest::new(1).signaled(), Inline(b"dropped")).unwrap() };
+        drop(batch);
+        post!(a, send(WorkRequest::new(2).signaled(), Inline(b"posted"));).unwrap();
+        let sent: Vec<_> = seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect();
+        assert_eq!(sent, [2]);
+        assert_eq!(seen(&mut b.cq)[0].opcode, WcOpcode::RECV);
+        assert_eq!(&inbox[..6], b"posted");
+    });
+}
+
+#[test]
+fn an_empty_batch_is_posted_without_a_call() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        a.qp.send_batch().unwrap().post().unwrap();
+        b.qp.recv_batch().unwrap().post().unwrap();
+        assert!(a.qp.send_batch().unwrap().is_empty());
+        assert_eq!(postings(fake), 0);
+        assert_eq!(fake.calls("wr_start"), fake.calls("wr_abort"));
+
+        let (mut a, _b) = endpoints(&pd, interfaces);
+        let batch = a.batch().unwrap();
+        assert!(batch.is_empty());
+        batch.post().unwrap();
+        assert_eq!(postings(fake), 0);
+    });
+}
+
+#[test]
+fn dropping_a_receive_batch_posts_nothing() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (_a, mut b) = raw_pair(&pd, interfaces);
+        let buffer = pd.allocate(8).unwrap();
+        let mut batch = b.qp.recv_batch().unwrap();
+        // SAFETY: nothing is posted.
+        unsafe { batch.receive(1, &[buffer.sge()]).unwrap() };
+        assert_eq!(batch.len(), 1);
+        drop(batch);
+        assert_eq!(postings(fake), 0);
+    });
+}
+
+#[test]
+fn work_that_a_batch_refuses_is_not_in_it() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        let inboxes = pd.allocate(32).unwrap().split(16).unwrap();
+        for inbox in &inboxes {
+            receive!(b, 9, inbox.sge()).unwrap();
+        }
+        let long = [0; 65];
+        let mut batch = a.qp.send_batch().unwrap();
+        // SAFETY: inline data needs no memory after the call.
+        unsafe {
+            batch.send(WorkRequest::new(1), Inline(b"first")).unwrap();
+            let error = batch.send(WorkRequest::new(2), Inline(&long)).unwrap_err();
+            assert_eq!(error, PostError::InlineTooLong { len: 65, max: 64 });
+            assert_eq!(batch.len(), 1);
+            batch.send(WorkRequest::new(3).signaled(), Inline(b"third")).unwrap();
+        }
+        batch.post().unwrap();
+        let posted: Vec<_> = fake.take_posted().iter().map(|posted| posted.wr_id).collect();
+        assert_eq!(posted, [1, 3]);
+        assert_eq!((&inboxes[0][..5], &inboxes[1][..5]), (&b"first"[..], &b"third"[..]));
+    });
+}
+
+#[test]
+fn dropping_a_batch_of_an_endpoint_drops_its_buffers_and_nothing_else() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = endpoints(&pd, interfaces);
+        let inbox = pd.allocate(16).unwrap();
+        b.receive(inbox).unwrap();
+        let posted = postings(fake);
+        let before = fake.live().mrs;
+        let mut batch = a.batch().unwrap();
+        batch.add(Work::send(filled(&pd, b"one"))).unwrap();
+        batch.add(Work::send_inline(b"two")).unwrap();
+        batch.add(Work::send(filled(&pd, b"three"))).unwrap();
+        assert_eq!(fake.live().mrs, before + 2);
+        drop(batch);
+        assert_eq!(fake.live().mrs, before);
+        assert_eq!(postings(fake), posted);
+        assert_eq!(a.in_flight(), (0, 0));
+        nothing(&mut a);
+        nothing(&mut b);
+
+        let id = a.send(filled(&pd, b"four")).unwrap();
+        assert_eq!(done(&mut a).id, id);
+        assert_eq!(&done(&mut b).buffer.unwrap()[..], b"four");
+    });
+}
+
+#[test]
+fn forgetting_a_send_batch_posts_nothing_and_the_next_one_works() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        let inbox = pd.allocate(8).unwrap();
+        receive!(b, 9, inbox.sge()).unwrap();
+        for _ in 0..3 {
+            let mut batch = a.qp.send_batch().unwrap();
+            // SAFETY: nothing is posted.
+            unsafe { batch.send(WorkRequest::new(1).signaled(), Inline(b"forget")).unwrap() };
+            std::mem::forget(batch);
+        }
+        post!(a, send(WorkRequest::new(2).signaled(), Inline(b"use"));).unwrap();
+        let sent: Vec<_> = seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect();
+        assert_eq!(sent, [2]);
+        assert_eq!(seen(&mut b.cq)[0].byte_len, Some(3));
+
+        // The queue pair goes while a forgotten batch is open; the provider would wait for its own lock.
+        std::mem::forget(a.qp.send_batch().unwrap());
+        drop(a);
+        assert_eq!(fake.calls("wr_start"), fake.calls("wr_complete") + fake.calls("wr_abort"));
+    });
+}
+
+#[test]
+fn forgetting_a_receive_batch_posts_nothing() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (_a, mut b) = raw_pair(&pd, interfaces);
+        let buffer = pd.allocate(8).unwrap();
+        let mut batch = b.qp.recv_batch().unwrap();
+        // SAFETY: nothing is posted.
+        unsafe { batch.receive(1, &[buffer.sge()]).unwrap() };
+        std::mem::forget(batch);
+        assert!(b.qp.recv_batch().unwrap().is_empty());
+        assert_eq!(postings(fake), 0);
+    });
+}
+
+#[test]
+fn forgetting_a_batch_of_an_endpoint_is_not_taken_for_work_that_was_done() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = endpoints(&pd, interfaces);
+        b.receive(pd.allocate(16).unwrap()).unwrap();
+        let mut batch = a.batch().unwrap();
+        batch.add(Work::send(filled(&pd, b"never sent"))).unwrap();
+        std::mem::forget(batch);
+        let id = a.send(filled(&pd, b"sent")).unwrap();
+        let completion = done(&mut a);
+        assert_eq!(completion.id, id);
+        assert_eq!(&completion.buffer.unwrap()[..], b"sent");
+        nothing(&mut a);
+        assert_eq!(&done(&mut b).buffer.unwrap()[..], b"sent");
+    });
+}
+
+#[test]
+fn forgetting_a_full_batch_of_an_endpoint_does_not_block_it_for_ever() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = endpoints(&pd, interfaces);
+        let mut batch = a.batch().unwrap();
+        while batch.add(Work::send_inline(b"x")).is_ok() {}
+        assert_eq!(batch.len(), 8);
+        std::mem::forget(batch);
+        b.receive(pd.allocate(16).unwrap()).unwrap();
+        a.send(filled(&pd, b"sent")).unwrap();
+        assert_eq!(&done(&mut b).buffer.unwrap()[..], b"sent");
+    });
+}
+
+#[test]
+fn an_endpoint_closes_with_a_forgotten_batch() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, _b) = endpoints(&pd, interfaces);
+        let mut batch = a.batch().unwrap();
+        batch.add(Work::send(filled(&pd, b"never sent"))).unwrap();
+        std::mem::forget(batch);
+        a.close().unwrap();
+        assert_eq!(fake.calls("ibv_destroy_qp"), 1);
+        assert_eq!(postings(fake), 0);
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn forgetting_an_endpoint_or_a_buffer_leaks_and_disturbs_nobody() {
+    on_each_interface(|fake, interfaces| {
+        fake.may_leak();
+        let pd = fake.pd();
+        let (mut a, mut b) = endpoints(&pd, interfaces);
+        let (mut forgotten, peer) = endpoints(&pd, interfaces);
+        forgotten.receive(pd.allocate(8).unwrap()).unwrap();
+        std::mem::forget(forgotten);
+        drop(peer);
+        std::mem::forget(pd.allocate(8).unwrap());
+        b.receive(pd.allocate(8).unwrap()).unwrap();
+        a.send(filled(&pd, b"go on")).unwrap();
+        assert_eq!(&done(&mut b).buffer.unwrap()[..], b"go on");
+        drop((a, b, pd));
+        let live = fake.live();
+        assert_eq!((live.contexts, live.pds, live.mrs, live.qps, live.cqs), (1, 1, 2, 1, 1));
+    });
+}

@@ -1,0 +1,225 @@
+//! Objects may be dropped in any order: each is destroyed once, after what was made from it.
+
+use std::any::Any;
+
+use rdma_safe::{Access, Device, Endpoint, Pages, WcFields, Work};
+
+use crate::fake::{Config, Cqe, Fake, Live, Mode};
+use crate::support::{Interfaces, init, on_each_interface};
+
+type Object = Box<dyn Any>;
+
+/// Memory of a raw region, which its user keeps.
+struct Memory(*mut [u8]);
+
+impl Memory {
+    fn new() -> Self {
+        Memory(Box::into_raw(Box::new([0; 64])))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: from `Box::into_raw`, and dropped once.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+const KINDS: [&str; 11] = [
+    "Device",
+    "Context",
+    "ProtectionDomain",
+    "Buffer",
+    "Buffer",
+    "ExposedRegion",
+    "RawMemoryRegion",
+    "CompletionChannel",
+    "CompletionQueue",
+    "QueuePair",
+    "Endpoint",
+];
+
+/// One of each, in the order of [`KINDS`]: the queue is armed and has an unread event and an open cursor, the endpoint has
+/// work in flight both ways.
+fn one_of_each(fake: &Fake, interfaces: Interfaces, memory: &Memory) -> Vec<Object> {
+    fake.set_mode(Mode::Manual);
+    let device = Device::by_name(fake.name()).unwrap();
+    let context = device.open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let (first, second) = pd.allocate(64).unwrap().split_at(32).unwrap();
+    let exposed = pd.expose(Pages::new(64).unwrap(), Access::REMOTE).unwrap();
+    // SAFETY: the memory outlives all objects, and no work names it.
+    let raw = unsafe { pd.register_raw(memory.0.cast(), 64, Access::LOCAL_WRITE).unwrap() };
+
+    let channel = context.create_channel().unwrap();
+    let mut cq = context.completion_queue(16).fields(WcFields::STANDARD).channel(&channel);
+    if !interfaces.extended_cq {
+        cq = cq.classic();
+    }
+    let mut cq = cq.build().unwrap();
+    cq.arm(false).unwrap();
+    (0..3).for_each(|wr_id| fake.inject(cq.as_raw(), Cqe { wr_id, ..Cqe::default() }));
+    let mut poll = cq.poll();
+    assert_eq!(poll.next().unwrap().unwrap().wr_id(), 0);
+    std::mem::forget(poll);
+
+    let mut qp = pd.queue_pair(&cq, &cq).send_depth(4).recv_depth(4);
+    if !interfaces.extended_qp {
+        qp = qp.classic();
+    }
+    let mut qp = qp.build().unwrap();
+    qp.modify(&init()).unwrap();
+
+    let mut endpoint = Endpoint::builder(&pd)
+        .send_depth(4)
+        .recv_depth(4)
+        .events(true)
+        .classic_poll(!interfaces.extended_cq)
+        .classic_post(!interfaces.extended_qp)
+        .build()
+        .unwrap();
+    endpoint.connect(&endpoint.address()).unwrap();
+    endpoint.receive(pd.allocate(32).unwrap()).unwrap();
+    endpoint.send(pd.allocate(32).unwrap()).unwrap();
+    endpoint.post(Work::write(pd.allocate(32).unwrap(), exposed.remote()).unsignaled()).unwrap();
+
+    vec![
+        Box::new(device),
+        Box::new(context),
+        Box::new(pd),
+        Box::new(first),
+        Box::new(second),
+        Box::new(exposed),
+        Box::new(raw),
+        Box::new(channel),
+        Box::new(cq),
+        Box::new(qp),
+        Box::new(endpoint),
+    ]
+}
+
+/// Drops the objects in that order; the provider notes what is wrong.
+fn drop_in(order: &[usize], fake: &Fake, interfaces: Interfaces, memory: &Memory) {
+    let mut objects: Vec<Option<Object>> = one_of_each(fake, interfaces, memory).into_iter().map(Some).collect();
+    let before = fake.live();
+    assert_eq!(before, Live { contexts: 1, pds: 1, mrs: 6, channels: 2, cqs: 2, qps: 2 });
+    for index in order {
+        drop(objects[*index].take().expect("an order names each object once"));
+    }
+    let names = || order.iter().map(|index| KINDS[*index]).collect::<Vec<_>>().join(", ");
+    assert_eq!(fake.live(), Live::default(), "after {}", names());
+    let violations = fake.take_violations();
+    assert!(violations.is_empty(), "after {}: {violations:#?}", names());
+}
+
+fn each_destroyed_once(fake: &Fake, rounds: usize) {
+    let destroyed = |verb, count| assert_eq!(fake.calls(verb), rounds * count, "{verb}");
+    destroyed("ibv_close_device", 1);
+    destroyed("ibv_dealloc_pd", 1);
+    destroyed("ibv_dereg_mr", 6);
+    destroyed("ibv_destroy_comp_channel", 2);
+    destroyed("ibv_destroy_cq", 2);
+    destroyed("ibv_destroy_qp", 2);
+}
+
+#[test]
+fn every_pair_of_objects_may_be_dropped_in_either_order() {
+    on_each_interface(|fake, interfaces| {
+        let memory = Memory::new();
+        let mut rounds = 0;
+        for first in 0..KINDS.len() {
+            for second in (0..KINDS.len()).filter(|second| *second != first) {
+                // Miri takes every ordered pair once, over all four interfaces.
+                let turn = 2 * usize::from(interfaces.extended_cq) + usize::from(interfaces.extended_qp);
+                if cfg!(miri) && (first * 7 + second) % 4 != turn {
+                    continue;
+                }
+                let others = || (0..KINDS.len()).filter(|index| ![first, second].contains(index));
+                drop_in(&[first, second].into_iter().chain(others()).collect::<Vec<_>>(), fake, interfaces, &memory);
+                rounds += 1;
+                if !cfg!(miri) {
+                    // The two last, after the others in reverse.
+                    drop_in(&others().rev().chain([first, second]).collect::<Vec<_>>(), fake, interfaces, &memory);
+                    rounds += 1;
+                }
+            }
+        }
+        each_destroyed_once(fake, rounds);
+    });
+}
+
+/// All orders of what holds other objects: device, context, domain, channel, completion queue, queue pair, endpoint.
+#[test]
+#[cfg_attr(miri, ignore = "5040 orders; Miri takes every pair")]
+fn the_objects_that_hold_others_may_be_dropped_in_every_order() {
+    let fake = Fake::new(Config::default());
+    let memory = Memory::new();
+    let holders = [0, 1, 2, 7, 8, 9, 10];
+    let mut rounds = 0;
+    permute(&mut holders.to_vec(), 0, &mut |order| {
+        // Memory goes first in half of the orders and last in the others.
+        let regions = [3, 4, 5, 6];
+        let order: Vec<usize> = match rounds % 2 {
+            0 => regions.into_iter().chain(order.iter().copied()).collect(),
+            _ => order.iter().copied().chain(regions).collect(),
+        };
+        let interfaces = Interfaces { extended_cq: rounds % 4 < 2, extended_qp: rounds % 8 < 4 };
+        drop_in(&order, &fake, interfaces, &memory);
+        rounds += 1;
+    });
+    assert_eq!(rounds, 5040);
+    each_destroyed_once(&fake, rounds);
+}
+
+fn permute(items: &mut Vec<usize>, at: usize, visit: &mut impl FnMut(&[usize])) {
+    if at == items.len() {
+        return visit(items);
+    }
+    for other in at..items.len() {
+        items.swap(at, other);
+        permute(items, at + 1, visit);
+        items.swap(at, other);
+    }
+}
+
+#[test]
+fn memory_in_flight_is_deregistered_after_the_queue_pair_is_gone() {
+    on_each_interface(|fake, interfaces| {
+        let memory = Memory::new();
+        let mut objects = one_of_each(fake, interfaces, &memory);
+        let endpoint = objects.pop();
+        drop(objects);
+        assert_eq!(fake.live(), Live { contexts: 1, pds: 1, mrs: 3, channels: 1, cqs: 1, qps: 1 });
+        // The provider objects to a deregistration of memory that a queue pair has.
+        drop(endpoint);
+        assert_eq!(fake.live(), Live::default());
+    });
+}
+
+#[test]
+fn clones_share_what_they_are_clones_of() {
+    let fake = Fake::new(Config::default());
+    let context = fake.open();
+    let pd = context.alloc_pd().unwrap();
+    let channel = context.create_channel().unwrap();
+    let clones = (context.clone(), pd.clone(), channel.clone());
+    drop((context, pd, channel));
+    assert_eq!(fake.live(), Live { contexts: 1, pds: 1, channels: 1, ..Live::default() });
+    drop(clones);
+    assert_eq!(fake.live(), Live::default());
+    let calls = ["ibv_close_device", "ibv_dealloc_pd", "ibv_destroy_comp_channel"].map(|verb| fake.calls(verb));
+    assert_eq!(calls, [1, 1, 1]);
+}
+
+#[test]
+fn a_device_list_may_go_before_what_was_opened_from_it() {
+    let fake = Fake::new(Config::default());
+    let devices = rdma_safe::devices().unwrap();
+    let device = devices.iter().find(|device| device.name() == fake.name()).unwrap().clone();
+    drop(devices);
+    assert_eq!(device.name(), fake.name());
+    let context = device.open().unwrap();
+    drop(device);
+    assert_eq!(context.device_name(), fake.name());
+    assert_eq!(context.query_port(1).unwrap().gid_table_len(), 16);
+}

@@ -1,0 +1,267 @@
+//! Completion channels: no wakeup is lost, no event is left over.
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use rdma_safe::{CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, Work};
+
+use crate::fake::{Config, Cqe, Fake};
+use crate::support::{Interfaces, connect, done, nothing, on_each_interface, seen};
+
+/// Long enough not to pass on a busy machine, and a failure when it does.
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(1);
+
+fn queue(pd: &ProtectionDomain, interfaces: Interfaces, channel: &rdma_safe::CompletionChannel) -> CompletionQueue {
+    let builder = pd.context().completion_queue(16).channel(channel);
+    if interfaces.extended_cq { builder } else { builder.classic() }.build().unwrap()
+}
+
+fn complete(fake: &Fake, cq: &CompletionQueue, wr_id: u64) {
+    fake.inject(cq.as_raw(), Cqe { wr_id, ..Cqe::default() });
+}
+
+fn endpoints(pd: &ProtectionDomain, interfaces: Interfaces) -> (Endpoint, Endpoint) {
+    let build = || crate::support::builder(pd, interfaces).events(true).build().unwrap();
+    let (mut a, mut b) = (build(), build());
+    connect(&mut a, &mut b);
+    (a, b)
+}
+
+#[test]
+fn an_armed_queue_reports_its_next_completion_once() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let channel = pd.context().create_channel().unwrap();
+        let mut cq = queue(&pd, interfaces, &channel);
+        complete(fake, &cq, 1);
+        assert_eq!(channel.try_event().unwrap(), None, "it was not armed");
+        cq.arm(false).unwrap();
+        assert_eq!(channel.try_event().unwrap(), None, "what was there before arming is no event");
+        complete(fake, &cq, 2);
+        complete(fake, &cq, 3);
+        assert_eq!(channel.try_event().unwrap(), Some(cq.id()));
+        assert_eq!(channel.try_event().unwrap(), None, "arming is for one event");
+        assert_eq!(seen(&mut cq).len(), 3);
+        assert_eq!(fake.calls("ibv_ack_cq_events"), 1, "acknowledged as it was read: nothing is left to wait for");
+    });
+}
+
+#[test]
+fn queues_on_one_channel_are_told_apart() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let channel = pd.context().create_channel().unwrap();
+        let mut queues = [(); 3].map(|()| queue(&pd, interfaces, &channel));
+        for cq in &mut queues {
+            cq.arm(false).unwrap();
+        }
+        complete(fake, &queues[2], 1);
+        complete(fake, &queues[0], 1);
+        let ids = [channel.try_event().unwrap().unwrap(), channel.try_event().unwrap().unwrap()];
+        assert_eq!(ids, [queues[2].id(), queues[0].id()]);
+        assert_ne!(queues[0].id(), queues[1].id());
+    });
+}
+
+#[test]
+fn a_queue_armed_for_solicited_completions_sleeps_through_others() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let channel = pd.context().create_channel().unwrap();
+        let mut cq = queue(&pd, interfaces, &channel);
+        cq.arm(true).unwrap();
+        complete(fake, &cq, 1);
+        assert_eq!(channel.try_event().unwrap(), None);
+        fake.inject(cq.as_raw(), Cqe { wr_id: 2, status: 5, ..Cqe::default() });
+        assert_eq!(channel.try_event().unwrap(), Some(cq.id()), "an error counts as solicited");
+    });
+}
+
+#[test]
+fn an_event_of_a_queue_that_is_gone_is_gone() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let channel = pd.context().create_channel().unwrap();
+        let (mut first, mut second) = (queue(&pd, interfaces, &channel), queue(&pd, interfaces, &channel));
+        first.arm(false).unwrap();
+        second.arm(false).unwrap();
+        complete(fake, &first, 1);
+        complete(fake, &second, 1);
+        drop(first);
+        assert_eq!(channel.try_event().unwrap(), Some(second.id()));
+        assert_eq!(channel.try_event().unwrap(), None);
+    });
+}
+
+#[test]
+fn what_cannot_be_armed_says_why() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let builder = pd.context().completion_queue(4);
+        let mut cq = if interfaces.extended_cq { builder } else { builder.classic() }.build().unwrap();
+        let error = cq.arm(false).unwrap_err();
+        assert!(matches!(error, Error::CompletionQueueLacks { need: "a completion channel" }), "{error}");
+        assert_eq!(fake.calls("ibv_req_notify_cq"), 0);
+        let channel = pd.context().create_channel().unwrap();
+        let mut cq = queue(&pd, interfaces, &channel);
+        fake.fail("ibv_req_notify_cq", libc::EIO);
+        let error = cq.arm(false).unwrap_err();
+        assert!(matches!(error, Error::Arm { errno: Errno(libc::EIO) }), "{error}");
+        fake.fail("ibv_get_cq_event", libc::EIO);
+        let error = channel.try_event().unwrap_err();
+        assert!(matches!(error, Error::Channel { call: "ibv_get_cq_event", errno: Errno(libc::EIO) }), "{error}");
+    });
+}
+
+#[test]
+fn the_descriptor_is_ready_while_there_is_an_event() {
+    use std::os::fd::AsFd;
+
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let channel = pd.context().create_channel().unwrap();
+    let fd = channel.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is open; asking for flags changes nothing.
+    assert_ne!(unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK, 0, "an empty channel does not block");
+    assert_eq!(channel.try_event().unwrap(), None);
+}
+
+#[test]
+fn an_endpoint_arms_only_for_what_it_has_to_wait_for() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = endpoints(&pd, interfaces);
+        b.receive(pd.allocate(8).unwrap()).unwrap();
+        b.receive(pd.allocate(8).unwrap()).unwrap();
+        assert!(b.arm().unwrap(), "there is nothing yet: an event will come");
+        a.send(pd.allocate(3).unwrap()).unwrap();
+        assert_eq!(b.channel().unwrap().try_event().unwrap().is_some(), true);
+        assert!(!b.arm().unwrap(), "it is there already");
+        assert_eq!(done(&mut b).byte_len, 3);
+        assert!(b.arm().unwrap());
+        nothing(&mut b);
+
+        let armed = fake.calls("ibv_req_notify_cq");
+        let reads = fake.calls("ibv_get_cq_event");
+        assert_eq!(a.wait(LONG).unwrap().ok().unwrap().buffer.unwrap().len(), 3);
+        assert_eq!((fake.calls("ibv_req_notify_cq"), fake.calls("ibv_get_cq_event")), (armed, reads));
+    });
+}
+
+#[test]
+fn an_endpoint_without_events_cannot_be_armed() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut endpoint = crate::support::builder(&pd, interfaces).build().unwrap();
+        assert!(endpoint.channel().is_none());
+        let error = endpoint.arm().unwrap_err();
+        assert!(matches!(error, Error::CompletionQueueLacks { need: "a completion channel" }), "{error}");
+        let error = endpoint.wait(SHORT).unwrap_err();
+        assert!(matches!(error, Error::Timeout { waited: SHORT }), "{error}");
+    });
+}
+
+// Miri has no poll(2).
+#[cfg(not(miri))]
+mod waiting {
+    use super::*;
+
+    #[test]
+    fn waiting_for_nothing_ends_in_time() {
+        on_each_interface(|fake, interfaces| {
+            let pd = fake.pd();
+            let channel = pd.context().create_channel().unwrap();
+            let wait = Duration::from_millis(20);
+            let start = Instant::now();
+            assert_eq!(channel.wait(wait).unwrap(), None);
+            assert!(start.elapsed() >= wait);
+            assert_eq!(channel.wait(Duration::ZERO).unwrap(), None);
+
+            let (mut a, _b) = endpoints(&pd, interfaces);
+            let start = Instant::now();
+            let error = a.wait(wait).unwrap_err();
+            assert!(matches!(error, Error::Timeout { waited } if waited == wait), "{error}");
+            assert!(start.elapsed() >= wait && start.elapsed() < LONG);
+            assert!(error.to_string().contains("the peer may be gone"), "{error}");
+        });
+    }
+
+    #[test]
+    fn a_wait_is_ended_by_another_thread() {
+        on_each_interface(|fake, interfaces| {
+            let pd = fake.pd();
+            let (mut a, mut b) = endpoints(&pd, interfaces);
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for length in 1..=200 {
+                        a.send(pd.allocate(length).unwrap()).unwrap();
+                        assert_eq!(a.wait(LONG).unwrap().ok().unwrap().buffer.unwrap().len(), length);
+                    }
+                });
+                for length in 1..=200 {
+                    b.receive(pd.allocate(200).unwrap()).unwrap();
+                    assert_eq!(b.wait(LONG).unwrap().ok().unwrap().byte_len, length);
+                }
+            });
+            assert!(start.elapsed() < LONG, "a lost wakeup ends by the timeout only");
+        });
+    }
+
+    #[test]
+    fn draining_the_channel_from_outside_loses_no_wakeup() {
+        on_each_interface(|fake, interfaces| {
+            let pd = fake.pd();
+            let (mut a, mut b) = endpoints(&pd, interfaces);
+            for _ in 0..2 {
+                b.receive(pd.allocate(8).unwrap()).unwrap();
+            }
+            assert!(b.arm().unwrap());
+            a.send(pd.allocate(1).unwrap()).unwrap();
+            while b.channel().unwrap().try_event().unwrap().is_some() {}
+            assert_eq!(done(&mut b).byte_len, 1);
+            nothing(&mut b);
+            // No longer armed, as the event was taken behind its back.
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(20));
+                    a.send(pd.allocate(2).unwrap()).unwrap();
+                });
+                assert_eq!(b.wait(LONG).unwrap().ok().unwrap().byte_len, 2);
+            });
+            assert!(start.elapsed() < LONG);
+        });
+    }
+
+    #[test]
+    fn an_old_event_does_not_end_a_wait() {
+        on_each_interface(|fake, interfaces| {
+            let pd = fake.pd();
+            let (mut a, mut b) = endpoints(&pd, interfaces);
+            b.receive(pd.allocate(8).unwrap()).unwrap();
+            assert!(b.arm().unwrap());
+            a.send(pd.allocate(1).unwrap()).unwrap();
+            assert_eq!(done(&mut b).byte_len, 1);
+            // The event of that completion is still in the channel.
+            let error = b.wait(Duration::from_millis(20)).unwrap_err();
+            assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        });
+    }
+
+    #[test]
+    fn silent_work_wakes_nobody_for_good() {
+        on_each_interface(|fake, interfaces| {
+            let pd = fake.pd();
+            let (mut a, _b) = endpoints(&pd, interfaces);
+            let exposed = pd.expose(rdma_safe::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE_WRITE).unwrap();
+            for _ in 0..4 {
+                a.post(Work::write_inline(b"x", exposed.remote()).unsignaled()).unwrap();
+            }
+            let error = a.wait(Duration::from_millis(20)).unwrap_err();
+            assert!(matches!(error, Error::Timeout { .. }), "{error}");
+            assert_eq!(a.in_flight(), (0, 0));
+        });
+    }
+}

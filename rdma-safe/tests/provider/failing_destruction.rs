@@ -1,0 +1,219 @@
+//! What cannot be destroyed stays, and with it all it depends on: leaked, never freed under a device's hands.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rdma_safe::{Access, Backing, Buffer, Errno, Error, Pages, ProtectionDomain};
+
+use crate::fake::{Config, Fake, Live, Mode};
+use crate::support::{EXTENDED, builder, endpoints, on_each_interface, raw_pair};
+
+/// Memory that counts how often it was freed.
+struct Witness {
+    pages: Pages,
+    freed: Arc<AtomicUsize>,
+}
+
+// SAFETY: as `Pages`, which it owns.
+unsafe impl Backing for Witness {
+    fn address(&self) -> NonNull<u8> {
+        self.pages.address()
+    }
+
+    fn len(&self) -> usize {
+        self.pages.len()
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        self.freed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts what is freed of all buffers made with it.
+#[derive(Default)]
+struct Count(Arc<AtomicUsize>);
+
+impl Count {
+    fn witness(&self) -> Witness {
+        Witness { pages: Pages::new(64).unwrap(), freed: Arc::clone(&self.0) }
+    }
+
+    fn buffer(&self, pd: &ProtectionDomain) -> Buffer {
+        pd.register(self.witness()).unwrap()
+    }
+
+    fn freed(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn memory_is_freed_once_and_after_it_was_deregistered() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let count = Count::default();
+    let parts = count.buffer(&pd).split(16).unwrap();
+    assert_eq!(parts.len(), 4);
+    for part in parts {
+        assert_eq!((count.freed(), fake.calls("ibv_dereg_mr")), (0, 0), "the last part frees it");
+        drop(part);
+    }
+    assert_eq!((count.freed(), fake.calls("ibv_dereg_mr")), (1, 1));
+    drop(pd.expose(count.witness(), Access::REMOTE).unwrap());
+    assert_eq!((count.freed(), fake.calls("ibv_dereg_mr")), (2, 2));
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_freed() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let count = Count::default();
+    for errno in [libc::ENOMEM, 0] {
+        fake.fail("ibv_reg_mr", errno);
+        let error = pd.register(count.witness()).unwrap_err();
+        assert!(
+            matches!(error, Error::RegisterMemory { len: 64, access: Access::LOCAL_WRITE, errno: Errno(found) } if found == errno),
+            "{error}"
+        );
+    }
+    let error = pd.register_with(count.witness(), Access::REMOTE_READ).unwrap_err();
+    assert!(matches!(error, Error::RegisterMemory { errno: Errno(libc::EINVAL), .. }), "{error}");
+    assert_eq!(count.freed(), 3);
+    assert_eq!(fake.live().mrs, 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn memory_that_cannot_be_deregistered_is_never_freed() {
+    let fake = Fake::new(Config::default());
+    fake.may_leak();
+    let pd = fake.pd();
+    let count = Count::default();
+    fake.fail("ibv_dereg_mr", libc::EBUSY);
+    drop(count.buffer(&pd).split(32).unwrap());
+    drop(pd.expose(count.witness(), Access::REMOTE).unwrap());
+    drop(pd);
+    assert_eq!(count.freed(), 0);
+    assert_eq!(fake.calls("ibv_dereg_mr"), 2, "it is tried once each");
+    let live = Live { contexts: 1, pds: 1, mrs: 2, ..Live::default() };
+    assert_eq!(fake.live(), live, "the domain and the device stay");
+    assert_eq!(
+        (fake.calls("ibv_dealloc_pd"), fake.calls("ibv_close_device")),
+        (0, 0),
+        "nobody tries to take them away"
+    );
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn raw_memory_that_cannot_be_deregistered_keeps_its_domain() {
+    let fake = Fake::new(Config::default());
+    fake.may_leak();
+    let pd = fake.pd();
+    let mut memory = [0_u8; 16];
+    // SAFETY: no work names it, and the provider never looks at it.
+    let region = unsafe { pd.register_raw(memory.as_mut_ptr(), 16, Access::LOCAL_WRITE).unwrap() };
+    fake.fail("ibv_dereg_mr", libc::EBUSY);
+    drop((region, pd));
+    assert_eq!(fake.live(), Live { contexts: 1, pds: 1, mrs: 1, ..Live::default() });
+    assert_eq!(fake.calls("ibv_dealloc_pd"), 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn buffers_of_an_endpoint_that_cannot_be_destroyed_are_never_freed() {
+    on_each_interface(|fake, interfaces| {
+        fake.may_leak();
+        let pd = fake.pd();
+        let (in_flight, done) = (Count::default(), Count::default());
+        let (mut a, b) = endpoints(&pd, interfaces);
+        drop(b);
+        fake.set_mode(Mode::Manual);
+        a.receive(in_flight.buffer(&pd)).unwrap();
+        a.send(in_flight.buffer(&pd)).unwrap();
+        drop(done.buffer(&pd));
+        fake.fail("ibv_destroy_qp", libc::EBUSY);
+        drop((a, pd));
+        assert_eq!((in_flight.freed(), done.freed()), (0, 1));
+        let live = Live { contexts: 1, pds: 1, mrs: 2, cqs: 1, qps: 1, channels: 0 };
+        assert_eq!(fake.live(), live, "all that the queue pair depends on stays");
+        let tried = ["ibv_destroy_qp", "ibv_dealloc_pd", "ibv_close_device"].map(|verb| fake.calls(verb));
+        assert_eq!(tried, [2, 0, 0], "nobody tries to take it away");
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn closing_an_endpoint_that_cannot_be_destroyed_is_an_error_that_names_the_verb() {
+    let fake = Fake::new(Config::default());
+    fake.may_leak();
+    let pd = fake.pd();
+    let count = Count::default();
+    let mut endpoint = builder(&pd, EXTENDED).build().unwrap();
+    endpoint.receive(count.buffer(&pd)).unwrap();
+    fake.fail("ibv_destroy_qp", libc::EBUSY);
+    let error = endpoint.close().unwrap_err();
+    assert!(
+        matches!(&error, Error::Verb { verb: "ibv_destroy_qp", device, errno: Errno(libc::EBUSY) } if device == fake.name()),
+        "{error}"
+    );
+    assert_eq!(count.freed(), 0);
+    assert_eq!(fake.calls("ibv_destroy_qp"), 1, "not once more by the drop");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn a_queue_pair_that_cannot_be_destroyed_keeps_its_queues_and_its_domain() {
+    on_each_interface(|fake, interfaces| {
+        fake.may_leak();
+        let pd = fake.pd();
+        let (a, b) = raw_pair(&pd, interfaces);
+        fake.fail("ibv_destroy_qp", libc::EBUSY);
+        let error = a.qp.destroy().unwrap_err();
+        assert!(matches!(error, Error::Verb { verb: "ibv_destroy_qp", .. }), "{error}");
+        fake.heal("ibv_destroy_qp");
+        drop((a.cq, b, pd));
+        assert_eq!(fake.live(), Live { contexts: 1, pds: 1, cqs: 1, qps: 1, ..Live::default() });
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn a_completion_queue_that_cannot_be_destroyed_keeps_its_channel_and_its_device() {
+    let fake = Fake::new(Config::default());
+    fake.may_leak();
+    let context = fake.open();
+    let channel = context.create_channel().unwrap();
+    let cq = context.completion_queue(4).channel(&channel).build().unwrap();
+    fake.fail("ibv_destroy_cq", libc::EBUSY);
+    drop((cq, channel, context));
+    assert_eq!(fake.live(), Live { contexts: 1, channels: 1, cqs: 1, ..Live::default() });
+    assert_eq!((fake.calls("ibv_destroy_comp_channel"), fake.calls("ibv_close_device")), (0, 0));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn a_domain_that_cannot_be_deallocated_keeps_its_device() {
+    let fake = Fake::new(Config::default());
+    fake.may_leak();
+    let pd = fake.pd();
+    fake.fail("ibv_dealloc_pd", libc::EBUSY);
+    drop(pd);
+    assert_eq!(fake.live(), Live { contexts: 1, pds: 1, ..Live::default() });
+    assert_eq!(fake.calls("ibv_close_device"), 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn a_channel_that_cannot_be_destroyed_keeps_its_device() {
+    let fake = Fake::new(Config::default());
+    fake.may_leak();
+    let channel = fake.open().create_channel().unwrap();
+    fake.fail("ibv_destroy_comp_channel", libc::EBUSY);
+    drop(channel);
+    assert_eq!(fake.live(), Live { contexts: 1, channels: 1, ..Live::default() });
+    assert_eq!(fake.calls("ibv_close_device"), 0);
+}

@@ -1,0 +1,290 @@
+//! Postings that fail: whose the memory is then, and what can still be done.
+
+use rdma_safe::{
+    Buffer, Endpoint, Errno, Inline, PostError, ProtectionDomain, QueuePairState, WcStatus, Work, WorkRequest,
+};
+
+use crate::fake::{Bad, Fake, Mode, PostFault};
+use crate::support::{Interfaces, done, endpoints, nothing, on_each_interface, post, raw_pair, receive, seen};
+
+fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
+    let mut buffer = pd.allocate(bytes.len()).unwrap();
+    buffer.copy_from_slice(bytes);
+    buffer
+}
+
+/// How a chain of three fails, and what becomes of it.
+fn chain_faults() -> Vec<(PostFault, PostError)> {
+    let fault = |errno, taken, bad| PostFault { errno, taken, bad };
+    let in_doubt = |errno| PostError::InDoubt { errno: Errno(errno) };
+    vec![
+        (fault(libc::ENOMEM, 0, Bad::FirstNotTaken), PostError::QueueFull { posted: 0 }),
+        (fault(libc::ENOMEM, 2, Bad::FirstNotTaken), PostError::QueueFull { posted: 2 }),
+        (fault(libc::ENOSPC, 1, Bad::FirstNotTaken), PostError::QueueFull { posted: 1 }),
+        (fault(libc::EINVAL, 1, Bad::FirstNotTaken), PostError::Refused { posted: 1, errno: Errno(libc::EINVAL) }),
+        (fault(libc::EINVAL, 0, Bad::Null), in_doubt(libc::EINVAL)),
+        (fault(libc::ENOMEM, 2, Bad::Null), in_doubt(libc::ENOMEM)),
+        (fault(libc::EIO, 2, Bad::Untouched), in_doubt(libc::EIO)),
+        (fault(libc::EIO, 3, Bad::Null), in_doubt(libc::EIO)),
+        (fault(libc::EINVAL, 1, Bad::Elsewhere), in_doubt(libc::EINVAL)),
+    ]
+}
+
+#[test]
+fn a_chain_of_sends_that_fails_says_how_far_it_got() {
+    on_each_interface(|fake, interfaces| {
+        if interfaces.extended_qp {
+            return;
+        }
+        let pd = fake.pd();
+        let inbox = pd.allocate(8).unwrap();
+        for (fault, expected) in chain_faults() {
+            let (mut a, mut b) = raw_pair(&pd, interfaces);
+            for _ in 0..4 {
+                receive!(b, 9, inbox.sge()).unwrap();
+            }
+            fake.fail_post_send(fault);
+            let error = post!(a,
+                send(WorkRequest::new(1).signaled(), Inline(b"1"));
+                send(WorkRequest::new(2).signaled(), Inline(b"2"));
+                send(WorkRequest::new(3).signaled(), Inline(b"3"));
+            )
+            .unwrap_err();
+            assert_eq!(error, expected, "{fault:?}");
+            // What was taken is done, and the queue works on.
+            post!(a, send(WorkRequest::new(4).signaled(), Inline(b"4"));).unwrap();
+            let done: Vec<_> = seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect();
+            assert_eq!(done, (1..=fault.taken as u64).chain([4]).collect::<Vec<_>>(), "{fault:?}");
+        }
+    });
+}
+
+#[test]
+fn a_chain_of_receives_that_fails_says_how_far_it_got() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let inbox = pd.allocate(8).unwrap();
+        for (fault, expected) in chain_faults() {
+            let (mut a, mut b) = raw_pair(&pd, interfaces);
+            fake.fail_post_recv(fault);
+            let mut batch = b.qp.recv_batch().unwrap();
+            // SAFETY: the memory outlives the queue pair and is not looked at.
+            unsafe { (1..=3).for_each(|wr_id| batch.receive(wr_id, &[inbox.sge()]).unwrap()) };
+            assert_eq!(batch.post().unwrap_err(), expected, "{fault:?}");
+            receive!(b, 4, inbox.sge()).unwrap();
+            for _ in 0..=fault.taken {
+                post!(a, send(WorkRequest::new(0), Inline(b"x"));).unwrap();
+            }
+            let received: Vec<_> = seen(&mut b.cq).iter().map(|wc| wc.wr_id).collect();
+            assert_eq!(received, (1..=fault.taken as u64).chain([4]).collect::<Vec<_>>(), "{fault:?}");
+        }
+    });
+}
+
+#[test]
+fn a_batch_that_does_not_complete_is_in_doubt_unless_it_did_not_fit() {
+    on_each_interface(|fake, interfaces| {
+        if !interfaces.extended_qp {
+            return;
+        }
+        let pd = fake.pd();
+        let inbox = pd.allocate(8).unwrap();
+        let in_doubt = |errno| PostError::InDoubt { errno: Errno(errno) };
+        for (errno, taken, expected) in [
+            (libc::ENOMEM, false, PostError::QueueFull { posted: 0 }),
+            (libc::ENOSPC, false, PostError::QueueFull { posted: 0 }),
+            (libc::EINVAL, false, in_doubt(libc::EINVAL)),
+            (libc::EIO, true, in_doubt(libc::EIO)),
+        ] {
+            let (mut a, mut b) = raw_pair(&pd, interfaces);
+            receive!(b, 9, inbox.sge()).unwrap();
+            receive!(b, 9, inbox.sge()).unwrap();
+            fake.fail_wr_complete(errno, taken);
+            let error = post!(a, send(WorkRequest::new(1).signaled(), Inline(b"1"));).unwrap_err();
+            assert_eq!(error, expected);
+            // The lock is not held any more.
+            post!(a, send(WorkRequest::new(2).signaled(), Inline(b"2"));).unwrap();
+            let done: Vec<_> = seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect();
+            assert_eq!(done, if taken { vec![1, 2] } else { vec![2] });
+        }
+        assert_eq!(fake.calls("wr_abort"), 0);
+    });
+}
+
+#[test]
+fn a_full_queue_of_the_provider_is_back_pressure() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, _b) = raw_pair(&pd, interfaces);
+        for wr_id in 0..8 {
+            post!(a, write(WorkRequest::new(wr_id), rdma_safe::Remote { address: 0, rkey: 0 }, Inline(b""));).unwrap();
+        }
+        let error = post!(a, send(WorkRequest::new(8).signaled(), Inline(b"x"));).unwrap_err();
+        assert_eq!(error, PostError::QueueFull { posted: 0 });
+        assert!(error.to_string().contains("take completions first"), "{error}");
+    });
+}
+
+/// Makes the next posting of a send fail with the work taken or not, and the provider saying nothing about it.
+fn doubt(fake: &Fake, interfaces: Interfaces, taken: bool) {
+    if interfaces.extended_qp {
+        fake.fail_wr_complete(libc::EIO, taken);
+    } else {
+        fake.fail_post_send(PostFault { errno: libc::EIO, taken: usize::from(taken), bad: Bad::Null });
+    }
+}
+
+/// Nothing can be posted any more, and what is tried is given back.
+fn is_poisoned(endpoint: &mut Endpoint, pd: &ProtectionDomain) {
+    let rejected = endpoint.send(filled(pd, b"again")).unwrap_err();
+    assert_eq!(rejected.error, PostError::Poisoned);
+    assert_eq!(&rejected.buffer.unwrap()[..], b"again");
+    let rejected = endpoint.receive(filled(pd, b"again")).unwrap_err();
+    assert_eq!(rejected.error, PostError::Poisoned);
+    assert_eq!(&rejected.buffer.unwrap()[..], b"again");
+    assert_eq!(endpoint.send_inline(b"x"), Err(PostError::Poisoned));
+    assert_eq!(endpoint.batch().unwrap_err(), PostError::Poisoned);
+}
+
+#[test]
+fn a_send_in_doubt_keeps_its_buffer_and_ends_the_endpoint() {
+    on_each_interface(|fake, interfaces| {
+        for taken in [false, true] {
+            let pd = fake.pd();
+            let (mut a, _b) = endpoints(&pd, interfaces);
+            fake.set_mode(Mode::Manual);
+            a.receive(filled(&pd, b"inbox")).unwrap();
+            doubt(fake, interfaces, taken);
+            let before = fake.live().mrs;
+            let rejected = a.send(filled(&pd, b"in doubt")).unwrap_err();
+            assert_eq!(rejected.error, PostError::InDoubt { errno: Errno(libc::EIO) });
+            assert!(rejected.buffer.is_none());
+            assert_eq!(fake.live().mrs, before + 1, "it is still registered");
+            assert_eq!(a.queue_pair().state(), QueuePairState::ERR);
+            is_poisoned(&mut a, &pd);
+
+            // What was posted is flushed and comes back.
+            let mut flushed = Vec::new();
+            while let Some(completion) = a.poll().unwrap() {
+                assert_eq!(completion.status, WcStatus::WR_FLUSH_ERR);
+                flushed.push(completion.buffer.unwrap().to_vec());
+            }
+            flushed.sort();
+            let expected: &[&[u8]] = if taken { &[b"in doubt", b"inbox"] } else { &[b"inbox"] };
+            assert_eq!(flushed, expected);
+            let left = a.close().unwrap();
+            assert_eq!(left.len(), usize::from(!taken), "the rest when the queue pair is gone");
+            fake.set_mode(Mode::AtPost);
+        }
+    });
+}
+
+#[test]
+fn dropping_an_endpoint_in_doubt_frees_its_buffers_after_its_queue_pair() {
+    on_each_interface(|fake, interfaces| {
+        for taken in [false, true] {
+            let pd = fake.pd();
+            let (mut a, b) = endpoints(&pd, interfaces);
+            fake.set_mode(Mode::Manual);
+            doubt(fake, interfaces, taken);
+            // The queue pair cannot be brought to the error state either.
+            fake.fail("ibv_modify_qp", libc::EIO);
+            a.send(filled(&pd, b"in doubt")).unwrap_err();
+            fake.heal("ibv_modify_qp");
+            is_poisoned(&mut a, &pd);
+            // The provider objects to a deregistration of memory that a queue pair has.
+            drop((a, b));
+            assert_eq!(fake.live().mrs, 0);
+            fake.set_mode(Mode::AtPost);
+        }
+    });
+}
+
+#[test]
+fn a_receive_that_was_surely_not_taken_gives_its_buffer_back() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = endpoints(&pd, interfaces);
+        for (errno, expected) in [
+            (libc::ENOMEM, PostError::QueueFull { posted: 0 }),
+            (libc::EINVAL, PostError::Refused { posted: 0, errno: Errno(libc::EINVAL) }),
+        ] {
+            fake.fail_post_recv(PostFault { errno, taken: 0, bad: Bad::FirstNotTaken });
+            let rejected = b.receive(filled(&pd, b"mine")).unwrap_err();
+            assert_eq!(rejected.error, expected);
+            assert_eq!(&rejected.buffer.unwrap()[..], b"mine");
+            assert_eq!(b.in_flight(), (0, 0));
+            assert_eq!(b.queue_pair().state(), QueuePairState::RTS);
+        }
+        b.receive(filled(&pd, b"mine")).unwrap();
+        a.send(filled(&pd, b"hi")).unwrap();
+        assert_eq!(&done(&mut b).buffer.unwrap()[..], b"hi");
+        nothing(&mut b);
+    });
+}
+
+#[test]
+fn a_receive_in_doubt_keeps_its_buffer_and_ends_the_endpoint() {
+    on_each_interface(|fake, interfaces| {
+        for taken in [0, 1] {
+            let pd = fake.pd();
+            let (_a, mut b) = endpoints(&pd, interfaces);
+            fake.fail_post_recv(PostFault { errno: libc::EINVAL, taken, bad: Bad::Null });
+            let rejected = b.receive(filled(&pd, b"in doubt")).unwrap_err();
+            assert_eq!(rejected.error, PostError::InDoubt { errno: Errno(libc::EINVAL) });
+            assert!(rejected.buffer.is_none());
+            assert_eq!(b.queue_pair().state(), QueuePairState::ERR);
+            is_poisoned(&mut b, &pd);
+            let flushed = b.poll().unwrap();
+            assert_eq!(flushed.is_some(), taken == 1);
+            assert_eq!(b.close().unwrap().len(), 1 - taken);
+        }
+    });
+}
+
+/// Work that the provider has not taken, as its answer says, goes back to its owner; nothing else changes.
+#[test]
+fn a_send_that_was_surely_not_taken_gives_its_buffer_back() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = endpoints(&pd, interfaces);
+        if interfaces.extended_qp {
+            fake.fail_wr_complete(libc::ENOMEM, false);
+        } else {
+            fake.fail_post_send(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken });
+        }
+        let rejected = a.send(filled(&pd, b"mine")).unwrap_err();
+        assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
+        assert_eq!(&rejected.buffer.expect("the device does not have it")[..], b"mine");
+        assert_eq!(a.in_flight(), (0, 0));
+        b.receive(filled(&pd, b"inbox")).unwrap();
+        a.send(filled(&pd, b"hi")).unwrap();
+        assert_eq!(&done(&mut b).buffer.unwrap()[..], b"hi");
+    });
+}
+
+#[test]
+fn a_batch_in_doubt_keeps_all_its_buffers() {
+    on_each_interface(|fake, interfaces| {
+        for taken in [false, true] {
+            let pd = fake.pd();
+            let (mut a, _b) = endpoints(&pd, interfaces);
+            fake.set_mode(Mode::Manual);
+            doubt(fake, interfaces, taken);
+            let mut batch = a.batch().unwrap();
+            batch.add(Work::send(filled(&pd, b"one"))).unwrap();
+            batch.add(Work::send(filled(&pd, b"two")).unsignaled()).unwrap();
+            assert_eq!(batch.post().unwrap_err().error, PostError::InDoubt { errno: Errno(libc::EIO) });
+            is_poisoned(&mut a, &pd);
+            let mut back = Vec::new();
+            while let Some(completion) = a.poll().unwrap() {
+                assert_eq!(completion.status, WcStatus::WR_FLUSH_ERR);
+                back.push(completion.buffer.unwrap());
+            }
+            back.extend(a.close().unwrap());
+            let back: Vec<&[u8]> = back.iter().map(|buffer| &buffer[..]).collect();
+            assert_eq!(back, [b"one", b"two"]);
+            fake.set_mode(Mode::AtPost);
+        }
+    });
+}

@@ -1,0 +1,174 @@
+//! What a device can do, and what goes wrong with it.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use rdma_sys::*;
+
+/// How a device is made.
+#[derive(Clone)]
+pub(crate) struct Config {
+    /// Whether `ibv_create_cq_ex` exists.
+    pub(crate) extended_cq: bool,
+    /// Whether `ibv_create_qp_ex` exists.
+    pub(crate) extended_qp: bool,
+    /// Whether `ibv_query_device_ex` exists.
+    pub(crate) query_device_ex: bool,
+    /// Whether the context is a `verbs_context`; without it none of the above exists.
+    pub(crate) extended_context: bool,
+    /// Whether the kernel knows `ibv_query_gid_ex` and `ibv_query_gid_table`.
+    pub(crate) gid_queries: bool,
+    /// Completion fields of extended queues.
+    pub(crate) wc_flags: u64,
+    /// Send operations of extended queue pairs.
+    pub(crate) send_ops: u64,
+    /// Behaves as the rxe provider of rdma-core 44, faults included.
+    pub(crate) rxe: bool,
+    pub(crate) transport: ibv_transport_type,
+    pub(crate) guid: u64,
+    pub(crate) max_inline: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) max_cqe: u32,
+    pub(crate) max_qp_wr: u32,
+    pub(crate) max_qp_rd_atom: i32,
+    pub(crate) max_qp_init_rd_atom: i32,
+    pub(crate) ports: Vec<Port>,
+    /// Peers that cannot be resolved, and the errno that says so.
+    pub(crate) unreachable: BTreeMap<[u8; 16], i32>,
+}
+
+/// A port.
+#[derive(Clone)]
+pub(crate) struct Port {
+    pub(crate) link_layer: u32,
+    pub(crate) lid: u16,
+    pub(crate) gids: Vec<FakeGid>,
+    pub(crate) gid_table_len: i32,
+    /// In host byte order.
+    pub(crate) pkeys: Vec<u16>,
+    pub(crate) max_mtu: ibv_mtu,
+    pub(crate) active_mtu: ibv_mtu,
+    pub(crate) max_msg_sz: u32,
+}
+
+/// An entry of a GID table.
+#[derive(Clone, Copy)]
+pub(crate) struct FakeGid {
+    pub(crate) index: u32,
+    pub(crate) gid: [u8; 16],
+    pub(crate) gid_type: ibv_gid_type,
+    pub(crate) interface: u32,
+}
+
+impl FakeGid {
+    pub(crate) fn roce_v2(index: u32, address: Ipv4Addr) -> Self {
+        FakeGid { index, gid: address.to_ipv6_mapped().octets(), gid_type: IBV_GID_TYPE_ROCE_V2, interface: 7 }
+    }
+
+    pub(crate) fn new(index: u32, address: Ipv6Addr, gid_type: ibv_gid_type) -> Self {
+        FakeGid { index, gid: address.octets(), gid_type, interface: 7 }
+    }
+}
+
+impl Port {
+    /// RoCE, with a link-local GID at index 0 and an IPv4 one at index 1.
+    pub(crate) fn ethernet() -> Self {
+        let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, 1);
+        Port {
+            link_layer: IBV_LINK_LAYER_ETHERNET,
+            lid: 0,
+            gids: vec![
+                FakeGid::new(0, link_local, IBV_GID_TYPE_ROCE_V1),
+                FakeGid::roce_v2(1, Ipv4Addr::new(10, 9, 9, 1)),
+            ],
+            gid_table_len: 16,
+            pkeys: vec![0xffff],
+            max_mtu: IBV_MTU_4096,
+            active_mtu: IBV_MTU_1024,
+            max_msg_sz: 1 << 20,
+        }
+    }
+
+    /// InfiniBand, with a LID and a GID of the default subnet.
+    pub(crate) fn infiniband() -> Self {
+        let gid = Ipv6Addr::new(0xfe80, 0, 0, 0, 2, 0xc903, 0, 1);
+        Port {
+            link_layer: IBV_LINK_LAYER_INFINIBAND,
+            lid: 0x11,
+            gids: vec![FakeGid::new(0, gid, IBV_GID_TYPE_IB)],
+            pkeys: vec![0xffff, 0x8001],
+            ..Port::ethernet()
+        }
+    }
+}
+
+impl Default for Config {
+    /// A RoCE device with one port, which has everything.
+    fn default() -> Self {
+        Config {
+            extended_cq: true,
+            extended_qp: true,
+            query_device_ex: true,
+            extended_context: true,
+            gid_queries: true,
+            wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
+            send_ops: 0x2ff,
+            rxe: false,
+            transport: IBV_TRANSPORT_IB,
+            guid: 0x0200_00ff_fe00_0001,
+            max_inline: 256,
+            max_sge: 8,
+            max_cqe: 4096,
+            max_qp_wr: 4096,
+            max_qp_rd_atom: 8,
+            max_qp_init_rd_atom: 8,
+            ports: vec![Port::ethernet()],
+            unreachable: BTreeMap::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Without extended completion queues, without extended queue pairs.
+    pub(crate) fn interfaces(extended_cq: bool, extended_qp: bool) -> Self {
+        Config { extended_cq, extended_qp, ..Config::default() }
+    }
+
+    /// SoftRoCE of rdma-core 44.
+    pub(crate) fn rxe() -> Self {
+        Config { rxe: true, ..Config::default() }
+    }
+}
+
+/// When posted work is executed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mode {
+    /// As it is posted.
+    AtPost,
+    /// When a completion queue is polled.
+    AtPoll,
+    /// When the test says so.
+    Manual,
+}
+
+/// How a posting fails.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PostFault {
+    pub(crate) errno: i32,
+    /// Work requests that are in the queue all the same.
+    pub(crate) taken: usize,
+    pub(crate) bad: Bad,
+}
+
+/// What a failed posting says of where it stopped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Bad {
+    /// The first work request that was not taken, as the manual page says.
+    FirstNotTaken,
+    /// NULL.
+    Null,
+    /// What the caller had there.
+    Untouched,
+    /// A pointer that is not into the chain.
+    Elsewhere,
+}

@@ -1,0 +1,466 @@
+//! Completion channels and completion queues, polled either way.
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_uint, c_void};
+
+use rdma_sys::*;
+
+use super::config::Mode;
+use super::engine::{Cqe, Release};
+use super::state::{Alloc, Ptr, State, enter, null, own, set_errno};
+
+pub(super) struct Channel {
+    pub(super) alloc: Alloc,
+    pub(super) context: usize,
+    /// Both ends of a pipe; a byte in it for each event.
+    fds: [c_int; 2],
+    events: VecDeque<usize>,
+}
+
+pub(super) struct Cq {
+    pub(super) alloc: Alloc,
+    pub(super) context: usize,
+    channel: Option<usize>,
+    raw: Ptr<ibv_cq>,
+    extended: bool,
+    cqe: u32,
+    /// A ring, of which one entry stays free. As in shared memory, entries are not cleared when they are consumed.
+    ring: Vec<Cqe>,
+    producer: u32,
+    consumer: u32,
+    /// Where the cursor of the extended interface is.
+    current: u32,
+    /// Between `start_poll` and `end_poll`.
+    polling: bool,
+    /// The cursor is on a completion.
+    standing: bool,
+    /// The end_poll of rxe that follows an ENOENT of next_poll.
+    overrun: bool,
+    /// Armed, and whether for solicited completions only.
+    armed: Option<bool>,
+    events_read: u32,
+    events_acknowledged: u32,
+}
+
+impl Cq {
+    fn mask(&self) -> u32 {
+        self.ring.len() as u32 - 1
+    }
+
+    fn count(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer) & self.mask()
+    }
+
+    fn after(&self, index: u32) -> u32 {
+        (index + 1) & self.mask()
+    }
+
+    /// Puts the cursor on its entry; returns what that entry releases.
+    fn stand(&mut self) -> Option<Release> {
+        self.standing = true;
+        let entry = self.ring[self.current as usize];
+        let raw = self.raw.0.cast::<ibv_cq_ex>();
+        unsafe {
+            (*raw).status = ibv_wc_status(entry.status);
+            (*raw).wr_id = entry.wr_id;
+        }
+        entry.release
+    }
+}
+
+pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    enter(context, "ibv_create_comp_channel", |state, device| {
+        if let Some(errno) = state.fault("ibv_create_comp_channel") {
+            return null(errno);
+        }
+        if state.context(context.addr(), "ibv_create_comp_channel").is_none() {
+            return null(libc::EINVAL);
+        }
+        let mut fds = [-1; 2];
+        if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+            return std::ptr::null_mut();
+        }
+        let (alloc, raw) = Alloc::new(ibv_comp_channel { context, fd: fds[0], refcnt: 0 });
+        own(raw, device);
+        let channel = Channel { alloc, context: context.addr(), fds, events: VecDeque::new() };
+        state.channels.insert(raw.addr(), channel);
+        raw
+    })
+}
+
+pub(super) unsafe extern "C" fn destroy_comp_channel(raw: *mut ibv_comp_channel) -> c_int {
+    enter(raw, "ibv_destroy_comp_channel", |state, _| {
+        let address = raw.addr();
+        if state.channel(address, "ibv_destroy_comp_channel").is_none() {
+            return libc::EINVAL;
+        }
+        if let Some(errno) = state.fault("ibv_destroy_comp_channel") {
+            return errno;
+        }
+        if state.cqs.values().any(|cq| cq.channel == Some(address)) {
+            state.violation("ibv_destroy_comp_channel of a channel that completion queues use");
+            return libc::EBUSY;
+        }
+        let channel = state.channels.remove(&address).unwrap();
+        for fd in channel.fds {
+            unsafe { libc::close(fd) };
+        }
+        state.bury(channel.alloc);
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn get_cq_event(
+    raw: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    enter(raw, "ibv_get_cq_event", |state, _| {
+        if let Some(errno) = state.fault("ibv_get_cq_event") {
+            set_errno(errno);
+            return -1;
+        }
+        let Some(channel) = state.channel(raw.addr(), "ibv_get_cq_event") else { return -1 };
+        let mut byte = 0_u8;
+        if unsafe { libc::read(channel.fds[0], (&raw mut byte).cast(), 1) } != 1 {
+            return -1;
+        }
+        let address = channel.events.pop_front().unwrap();
+        let source = state.cqs.get_mut(&address).unwrap();
+        source.events_read += 1;
+        unsafe {
+            *cq = source.raw.0;
+            *cq_context = (*source.raw.0).cq_context;
+        }
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn ack_cq_events(raw: *mut ibv_cq, count: c_uint) {
+    enter(raw, "ibv_ack_cq_events", |state, _| {
+        let Some(cq) = state.cq(raw.addr(), "ibv_ack_cq_events") else { return };
+        cq.events_acknowledged += count;
+        if cq.events_acknowledged > cq.events_read {
+            state.violation("more events acknowledged than were read");
+        }
+    });
+}
+
+struct Wanted {
+    entries: u32,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: u32,
+    fields: Option<u64>,
+}
+
+pub(super) unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    entries: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    let wanted = Wanted { entries: entries as u32, cq_context, channel, vector: vector as u32, fields: None };
+    create(context, "ibv_create_cq", wanted)
+}
+
+pub(super) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    let ibv_cq_init_attr_ex { cqe: entries, cq_context, channel, comp_vector: vector, wc_flags, .. } = unsafe { *attr };
+    let wanted = Wanted { entries, cq_context, channel, vector, fields: Some(wc_flags) };
+    create(context, "create_cq_ex", wanted).cast()
+}
+
+fn create(context: *mut ibv_context, verb: &'static str, wanted: Wanted) -> *mut ibv_cq {
+    enter(context, verb, |state, device| {
+        if let Some(errno) = state.fault(verb) {
+            return null(errno);
+        }
+        if state.context(context.addr(), verb).is_none() {
+            return null(libc::EINVAL);
+        }
+        if !wanted.channel.is_null()
+            && !state.channels.get(&wanted.channel.addr()).is_some_and(|channel| channel.context == context.addr())
+        {
+            state.violation(format!("{verb} with a channel of another context"));
+            return null(libc::EINVAL);
+        }
+        if wanted.entries == 0 || wanted.entries > state.config.max_cqe || wanted.vector >= 2 {
+            return null(libc::EINVAL);
+        }
+        if wanted.fields.is_some_and(|fields| fields & !state.config.wc_flags != 0) {
+            return null(libc::EOPNOTSUPP);
+        }
+        let (cqe, handle) = (wanted.entries as c_int, state.handle());
+        let (cq_context, channel) = (wanted.cq_context, wanted.channel);
+        // A classic queue gets no more memory than it has, so that Miri sees who takes it for an extended one.
+        let (alloc, raw) = match wanted.fields {
+            None => {
+                let cq = ibv_cq { context, channel, cq_context, handle, cqe, ..ibv_cq::zeroed() };
+                Alloc::new(cq)
+            }
+            Some(fields) => {
+                let mut cq = ibv_cq_ex { context, channel, cq_context, handle, cqe, ..ibv_cq_ex::zeroed() };
+                set_accessors(&mut cq, fields);
+                let (alloc, raw) = Alloc::new(cq);
+                (alloc, raw.cast())
+            }
+        };
+        own(raw, device);
+        let cq = Cq {
+            alloc,
+            context: context.addr(),
+            channel: (!channel.is_null()).then(|| channel.addr()),
+            raw: Ptr(raw),
+            extended: wanted.fields.is_some(),
+            cqe: wanted.entries,
+            ring: vec![Cqe::default(); (wanted.entries as usize + 1).next_power_of_two()],
+            producer: 0,
+            consumer: 0,
+            current: 0,
+            polling: false,
+            standing: false,
+            overrun: false,
+            armed: None,
+            events_read: 0,
+            events_acknowledged: 0,
+        };
+        state.cqs.insert(raw.addr(), cq);
+        raw
+    })
+}
+
+/// Sets what always is and what was asked for; the rest stays NULL.
+fn set_accessors(cq: &mut ibv_cq_ex, fields: u64) {
+    cq.start_poll = Some(start_poll);
+    cq.next_poll = Some(next_poll);
+    cq.end_poll = Some(end_poll);
+    cq.read_opcode = Some(read_opcode);
+    cq.read_vendor_err = Some(read_vendor_err);
+    cq.read_wc_flags = Some(read_wc_flags);
+    let wants = |flag: ibv_create_cq_wc_flags| fields & u64::from(flag.0) != 0;
+    cq.read_byte_len = wants(IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len as _);
+    cq.read_imm_data = wants(IBV_WC_EX_WITH_IMM).then_some(read_imm_data as _);
+    cq.read_qp_num = wants(IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num as _);
+    cq.read_src_qp = wants(IBV_WC_EX_WITH_SRC_QP).then_some(read_src_qp as _);
+    cq.read_slid = wants(IBV_WC_EX_WITH_SLID).then_some(read_slid as _);
+    cq.read_sl = wants(IBV_WC_EX_WITH_SL).then_some(read_sl as _);
+    cq.read_dlid_path_bits = wants(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits as _);
+    cq.read_completion_ts = wants(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_completion_ts as _);
+}
+
+pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
+    enter(raw, "ibv_destroy_cq", |state, _| {
+        let address = raw.addr();
+        let Some(cq) = state.cq(address, "ibv_destroy_cq") else { return libc::EINVAL };
+        let (channel, unacknowledged, polling) = (cq.channel, cq.events_read - cq.events_acknowledged, cq.polling);
+        if unacknowledged > 0 {
+            state.violation(format!("ibv_destroy_cq waits for ever for {unacknowledged} events"));
+        }
+        if polling {
+            state.violation("ibv_destroy_cq between start_poll and end_poll");
+        }
+        if let Some(errno) = state.fault("ibv_destroy_cq") {
+            return errno;
+        }
+        if state.qps.values().any(|qp| qp.send_cq == address || qp.recv_cq == address) {
+            state.violation("ibv_destroy_cq of a queue that queue pairs use");
+            return libc::EBUSY;
+        }
+        if let Some(channel) = channel.and_then(|channel| state.channels.get_mut(&channel)) {
+            // The kernel drops the events of a queue that goes.
+            let before = channel.events.len();
+            channel.events.retain(|event| *event != address);
+            for _ in channel.events.len()..before {
+                let mut byte = 0_u8;
+                unsafe { libc::read(channel.fds[0], (&raw mut byte).cast(), 1) };
+            }
+        }
+        let cq = state.cqs.remove(&address).unwrap();
+        state.bury(cq.alloc);
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn req_notify_cq(raw: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    enter(raw, "ibv_req_notify_cq", |state, _| {
+        if let Some(errno) = state.fault("ibv_req_notify_cq") {
+            return errno;
+        }
+        let Some(cq) = state.cq(raw.addr(), "ibv_req_notify_cq") else { return libc::EINVAL };
+        if cq.channel.is_none() {
+            state.violation("ibv_req_notify_cq of a queue without a channel");
+            return libc::EINVAL;
+        }
+        // Arming for more is not undone by arming for less.
+        cq.armed = Some(cq.armed.unwrap_or(true) && solicited_only != 0);
+        0
+    })
+}
+
+impl State {
+    /// Adds a completion; when there is no room it is lost, and the queue is of no more use.
+    pub(super) fn push_cqe(&mut self, address: usize, cqe: Cqe, solicited: bool) {
+        let Some(cq) = self.cqs.get_mut(&address) else { return };
+        if cq.count() >= cq.cqe {
+            cq.overrun = true;
+            return;
+        }
+        let producer = cq.producer;
+        cq.ring[producer as usize] = cqe;
+        cq.producer = cq.after(producer);
+        let wakes = match cq.armed {
+            None => false,
+            Some(solicited_only) => !solicited_only || solicited || cqe.status != IBV_WC_SUCCESS.0,
+        };
+        if wakes {
+            cq.armed = None;
+            let channel = cq.channel.and_then(|channel| self.channels.get_mut(&channel)).unwrap();
+            channel.events.push_back(address);
+            assert_eq!(unsafe { libc::write(channel.fds[1], [1_u8].as_ptr().cast(), 1) }, 1);
+        }
+    }
+
+    /// Before a poll: executes what waits for one.
+    fn before_poll(&mut self) {
+        if self.mode == Mode::AtPoll {
+            self.run();
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn poll_cq(raw: *mut ibv_cq, room: c_int, wcs: *mut ibv_wc) -> c_int {
+    enter(raw, "ibv_poll_cq", |state, _| {
+        state.before_poll();
+        if state.fault("ibv_poll_cq").is_some() {
+            // What mlx5 returns; nobody promises an errno.
+            return -2;
+        }
+        let Some(cq) = state.cq(raw.addr(), "ibv_poll_cq") else { return -1 };
+        if cq.overrun {
+            return -1;
+        }
+        if cq.polling {
+            state.violation("ibv_poll_cq between start_poll and end_poll waits for ever");
+            return -1;
+        }
+        let mut taken = 0;
+        let mut releases = Vec::new();
+        while taken < room && cq.consumer != cq.producer {
+            let entry = cq.ring[cq.consumer as usize];
+            cq.consumer = cq.after(cq.consumer);
+            unsafe { wcs.add(taken as usize).write(entry.to_wc()) };
+            releases.extend(entry.release);
+            taken += 1;
+        }
+        releases.into_iter().for_each(|release| state.release(release));
+        taken
+    })
+}
+
+unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    enter(raw, "start_poll", |state, _| {
+        state.before_poll();
+        if unsafe { (*attr).comp_mask } != 0 {
+            state.violation("start_poll with a comp_mask that is not defined");
+        }
+        let fault = state.fault("start_poll");
+        let Some(cq) = state.cq(raw.addr(), "start_poll") else { return libc::EINVAL };
+        if cq.polling {
+            state.violation("start_poll between start_poll and end_poll waits for ever");
+            return libc::EINVAL;
+        }
+        if let Some(errno) = fault {
+            return errno;
+        }
+        if cq.overrun {
+            return libc::EIO;
+        }
+        cq.current = cq.consumer;
+        if cq.current == cq.producer {
+            return libc::ENOENT;
+        }
+        cq.polling = true;
+        let release = cq.stand();
+        release.into_iter().for_each(|release| state.release(release));
+        0
+    })
+}
+
+unsafe extern "C" fn next_poll(raw: *mut ibv_cq_ex) -> c_int {
+    enter(raw, "next_poll", |state, _| {
+        state.before_poll();
+        let (fault, rxe) = (state.fault("next_poll"), state.config.rxe);
+        let Some(cq) = state.cq(raw.addr(), "next_poll") else { return libc::EINVAL };
+        if !cq.polling {
+            state.violation("next_poll outside of start_poll and end_poll");
+            return libc::EINVAL;
+        }
+        cq.standing = false;
+        if let Some(errno) = fault {
+            return errno;
+        }
+        let next = cq.after(cq.current);
+        if rxe {
+            // rdma-core 44 moves the cursor before it looks, and end_poll moves it once more.
+            cq.current = next;
+            if next == cq.producer {
+                cq.consumer = next;
+                return libc::ENOENT;
+            }
+        } else if next == cq.producer {
+            return libc::ENOENT;
+        }
+        cq.current = next;
+        let release = cq.stand();
+        release.into_iter().for_each(|release| state.release(release));
+        0
+    })
+}
+
+unsafe extern "C" fn end_poll(raw: *mut ibv_cq_ex) {
+    enter(raw, "end_poll", |state, _| {
+        let Some(cq) = state.cq(raw.addr(), "end_poll") else { return };
+        if !cq.polling {
+            state.violation("end_poll without start_poll");
+            return;
+        }
+        cq.polling = false;
+        cq.standing = false;
+        cq.consumer = cq.after(cq.current);
+    });
+}
+
+/// An accessor: reads a field of the completion that the cursor is on.
+macro_rules! accessors {
+    ($($name:ident -> $ty:ty = |$cqe:ident| $value:expr;)+) => {
+        $(unsafe extern "C" fn $name(raw: *mut ibv_cq_ex) -> $ty {
+            enter(raw, stringify!($name), |state, _| {
+                let found = state.cq(raw.addr(), stringify!($name)).filter(|cq| cq.standing);
+                let $cqe = found.map(|cq| cq.ring[cq.current as usize]);
+                if $cqe.is_none() {
+                    state.violation(concat!(stringify!($name), " while the cursor is on no completion"));
+                }
+                let $cqe = $cqe.unwrap_or_default();
+                $value
+            })
+        })+
+    };
+}
+
+accessors! {
+    read_opcode -> ibv_wc_opcode = |cqe| ibv_wc_opcode(cqe.opcode);
+    read_vendor_err -> u32 = |cqe| cqe.vendor_err;
+    read_wc_flags -> c_uint = |cqe| cqe.wc_flags;
+    read_byte_len -> u32 = |cqe| cqe.byte_len;
+    read_imm_data -> u32 = |cqe| cqe.imm_data;
+    read_qp_num -> u32 = |cqe| cqe.qp_num;
+    read_src_qp -> u32 = |cqe| cqe.qp_num + 1;
+    read_slid -> u32 = |cqe| cqe.qp_num + 2;
+    read_sl -> u8 = |_cqe| 3;
+    read_dlid_path_bits -> u8 = |_cqe| 4;
+    read_completion_ts -> u64 = |cqe| 1_000_000 + cqe.wr_id;
+}

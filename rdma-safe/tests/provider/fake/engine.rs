@@ -1,0 +1,319 @@
+//! What a device does: executes work requests in order, and completes them.
+
+use rdma_sys::*;
+
+use super::memory::{read, write};
+use super::state::State;
+
+/// A completion.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cqe {
+    pub(crate) wr_id: u64,
+    pub(crate) status: u32,
+    pub(crate) opcode: u32,
+    pub(crate) vendor_err: u32,
+    pub(crate) byte_len: u32,
+    /// Immediate data in network byte order, or the key that was invalidated.
+    pub(crate) imm_data: u32,
+    pub(crate) wc_flags: u32,
+    pub(crate) qp_num: u32,
+    pub(crate) release: Option<Release>,
+}
+
+/// Room in a work queue that is free once the completion was polled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Release {
+    number: u32,
+    receive: bool,
+    upto: u64,
+}
+
+impl Cqe {
+    pub(super) fn to_wc(self) -> ibv_wc {
+        ibv_wc {
+            wr_id: self.wr_id,
+            status: ibv_wc_status(self.status),
+            opcode: ibv_wc_opcode(self.opcode),
+            vendor_err: self.vendor_err,
+            byte_len: self.byte_len,
+            __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: self.imm_data },
+            qp_num: self.qp_num,
+            wc_flags: self.wc_flags,
+            ..ibv_wc::zeroed()
+        }
+    }
+}
+
+pub(super) enum Data {
+    Sges(Vec<ibv_sge>),
+    Inline(Vec<u8>),
+    /// The provider accepts it and the device fails it.
+    Invalid,
+}
+
+pub(super) struct SendWr {
+    pub(super) sequence: u64,
+    pub(super) wr_id: u64,
+    pub(super) opcode: ibv_wr_opcode,
+    pub(super) flags: u32,
+    /// Immediate data in network byte order, or the key to invalidate.
+    pub(super) imm_data: u32,
+    pub(super) remote_addr: u64,
+    pub(super) rkey: u32,
+    pub(super) compare_add: u64,
+    pub(super) swap: u64,
+    pub(super) data: Data,
+}
+
+pub(super) struct RecvWr {
+    pub(super) sequence: u64,
+    pub(super) wr_id: u64,
+    pub(super) sges: Vec<ibv_sge>,
+}
+
+impl super::state::Qp {
+    pub(super) fn uses(&self, lkey: u32) -> bool {
+        let names = |sges: &[ibv_sge]| sges.iter().any(|sge| sge.length > 0 && sge.lkey == lkey);
+        let in_send = |wr: &SendWr| matches!(&wr.data, Data::Sges(sges) if names(sges));
+        self.sq.iter().any(in_send) || self.rq.iter().any(|wr| names(&wr.sges))
+    }
+}
+
+/// How the execution of a work request ends.
+enum End {
+    /// The peer is not ready: try again later.
+    Wait,
+    Done {
+        byte_len: u32,
+    },
+    Failed {
+        status: ibv_wc_status,
+    },
+}
+
+impl State {
+    /// Executes all that can be executed.
+    pub(super) fn run(&mut self) {
+        loop {
+            let qps: Vec<usize> = self.qps.keys().copied().collect();
+            if !qps.into_iter().any(|qp| self.step(qp)) {
+                return;
+            }
+        }
+    }
+
+    fn step(&mut self, address: usize) -> bool {
+        let qp = self.qps.get_mut(&address).unwrap();
+        if qp.state != IBV_QPS_RTS {
+            return false;
+        }
+        let Some(wr) = qp.sq.pop_front() else { return false };
+        match self.execute(address, &wr) {
+            End::Wait => {
+                self.qps.get_mut(&address).unwrap().sq.push_front(wr);
+                false
+            }
+            End::Done { byte_len } => {
+                if wr.flags & IBV_SEND_SIGNALED.0 != 0 {
+                    self.complete_send(address, &wr, IBV_WC_SUCCESS, byte_len);
+                }
+                true
+            }
+            End::Failed { status } => {
+                self.complete_send(address, &wr, status, 0);
+                self.to_error(address);
+                true
+            }
+        }
+    }
+
+    fn execute(&mut self, address: usize, wr: &SendWr) -> End {
+        let qp = &self.qps[&address];
+        let (pd, destination) = (qp.pd, qp.attr.dest_qp_num);
+        let Some(bytes) = (match &wr.data {
+            Data::Sges(sges) => self.gather(pd, sges),
+            Data::Inline(bytes) => Some(bytes.clone()),
+            Data::Invalid => return End::Failed { status: IBV_WC_LOC_QP_OP_ERR },
+        }) else {
+            return End::Failed { status: IBV_WC_LOC_PROT_ERR };
+        };
+        let peer = self.qps.iter().find(|(_, peer)| peer.number == destination).map(|(address, _)| *address);
+        let Some(peer) = peer else { return End::Failed { status: IBV_WC_RETRY_EXC_ERR } };
+        match self.qps[&peer].state {
+            IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD => {}
+            IBV_QPS_RESET | IBV_QPS_INIT => return End::Wait,
+            _ => return End::Failed { status: IBV_WC_RETRY_EXC_ERR },
+        }
+        match wr.opcode {
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => self.deliver(peer, wr, &bytes),
+            IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => self.write_remote(peer, wr, &bytes),
+            IBV_WR_RDMA_READ => self.read_remote(address, peer, wr),
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => self.atomic(address, peer, wr),
+            _ => End::Failed { status: IBV_WC_LOC_QP_OP_ERR },
+        }
+    }
+
+    fn deliver(&mut self, peer: usize, wr: &SendWr, bytes: &[u8]) -> End {
+        let Some(receive) = self.qps.get_mut(&peer).unwrap().rq.pop_front() else { return End::Wait };
+        let pd = self.qps[&peer].pd;
+        let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        if room < bytes.len() as u64 {
+            self.complete_recv(peer, &receive, Cqe { status: IBV_WC_LOC_LEN_ERR.0, ..Cqe::default() }, wr);
+            self.to_error(peer);
+            return End::Failed { status: IBV_WC_REM_INV_REQ_ERR };
+        }
+        if self.scatter(pd, &receive.sges, bytes).is_none() {
+            self.complete_recv(peer, &receive, Cqe { status: IBV_WC_LOC_PROT_ERR.0, ..Cqe::default() }, wr);
+            self.to_error(peer);
+            return End::Failed { status: IBV_WC_REM_OP_ERR };
+        }
+        if wr.opcode == IBV_WR_SEND_WITH_INV && !self.invalidate(pd, wr.imm_data) {
+            self.to_error(peer);
+            return End::Failed { status: IBV_WC_REM_ACCESS_ERR };
+        }
+        let byte_len = bytes.len() as u32;
+        self.complete_recv(peer, &receive, Cqe { opcode: IBV_WC_RECV.0, byte_len, ..Cqe::default() }, wr);
+        End::Done { byte_len }
+    }
+
+    fn write_remote(&mut self, peer: usize, wr: &SendWr, bytes: &[u8]) -> End {
+        let with_imm = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+        if with_imm && self.qps[&peer].rq.is_empty() {
+            return End::Wait;
+        }
+        if !bytes.is_empty() {
+            match self.reach(peer, wr, bytes.len() as u64, IBV_ACCESS_REMOTE_WRITE) {
+                Some(to) => unsafe { write(to, bytes) },
+                None => return self.refuse(peer),
+            }
+        }
+        let byte_len = bytes.len() as u32;
+        if with_imm {
+            let receive = self.qps.get_mut(&peer).unwrap().rq.pop_front().unwrap();
+            let cqe = Cqe { opcode: IBV_WC_RECV_RDMA_WITH_IMM.0, byte_len, ..Cqe::default() };
+            self.complete_recv(peer, &receive, cqe, wr);
+        }
+        End::Done { byte_len }
+    }
+
+    fn read_remote(&mut self, address: usize, peer: usize, wr: &SendWr) -> End {
+        let Data::Sges(sges) = &wr.data else { return End::Failed { status: IBV_WC_LOC_QP_OP_ERR } };
+        let len: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let bytes = match self.reach(peer, wr, len, IBV_ACCESS_REMOTE_READ) {
+            Some(from) => unsafe { read(from, len as usize) },
+            None if len == 0 => Vec::new(),
+            None => return self.refuse(peer),
+        };
+        match self.scatter(self.qps[&address].pd, sges, &bytes) {
+            Some(()) => End::Done { byte_len: len as u32 },
+            None => End::Failed { status: IBV_WC_LOC_PROT_ERR },
+        }
+    }
+
+    fn atomic(&mut self, address: usize, peer: usize, wr: &SendWr) -> End {
+        let Data::Sges(sges) = &wr.data else { return End::Failed { status: IBV_WC_LOC_QP_OP_ERR } };
+        let Some(word) = self.reach(peer, wr, 8, IBV_ACCESS_REMOTE_ATOMIC) else { return self.refuse(peer) };
+        if wr.remote_addr % 8 != 0 {
+            return End::Failed { status: IBV_WC_REM_INV_REQ_ERR };
+        }
+        let old = u64::from_ne_bytes(unsafe { read(word, 8) }.try_into().unwrap());
+        let new = match wr.opcode {
+            IBV_WR_ATOMIC_FETCH_AND_ADD => old.wrapping_add(wr.compare_add),
+            _ if old == wr.compare_add => wr.swap,
+            _ => old,
+        };
+        unsafe { write(word, &new.to_ne_bytes()) };
+        match self.scatter(self.qps[&address].pd, sges, &old.to_ne_bytes()) {
+            Some(()) => End::Done { byte_len: 8 },
+            None => End::Failed { status: IBV_WC_LOC_PROT_ERR },
+        }
+    }
+
+    /// Memory of the peer, if both its queue pair and its region allow the access.
+    fn reach(&self, peer: usize, wr: &SendWr, len: u64, access: ibv_access_flags) -> Option<*mut u8> {
+        let peer = &self.qps[&peer];
+        let allowed = peer.attr.qp_access_flags & access.0 == access.0;
+        self.remote(peer.pd, wr.rkey, wr.remote_addr, len, access).filter(|_| allowed)
+    }
+
+    fn refuse(&mut self, peer: usize) -> End {
+        self.to_error(peer);
+        End::Failed { status: IBV_WC_REM_ACCESS_ERR }
+    }
+
+    fn complete_send(&mut self, address: usize, wr: &SendWr, status: ibv_wc_status, byte_len: u32) {
+        let qp = &self.qps[&address];
+        let (cq, number) = (qp.send_cq, qp.number);
+        let release = Some(Release { number, receive: false, upto: wr.sequence + 1 });
+        let opcode = match wr.opcode {
+            IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => IBV_WC_RDMA_WRITE,
+            IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
+            IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
+            IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+            _ => IBV_WC_SEND,
+        };
+        let cqe = Cqe { wr_id: wr.wr_id, byte_len, qp_num: number, release, ..Cqe::default() };
+        let cqe = match status {
+            IBV_WC_SUCCESS => Cqe { opcode: opcode.0, ..cqe },
+            // On an error these are the only fields that mean anything; the rest is as bad as it may be.
+            status => Cqe { status: status.0, vendor_err: 0x57, opcode: 0xff, byte_len: 0xdead_beef, ..cqe },
+        };
+        self.push_cqe(cq, cqe, false);
+    }
+
+    fn complete_recv(&mut self, address: usize, receive: &RecvWr, cqe: Cqe, cause: &SendWr) {
+        let mut cqe = cqe;
+        if cqe.status == IBV_WC_SUCCESS.0 {
+            match cause.opcode {
+                IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM => cqe.wc_flags |= IBV_WC_WITH_IMM.0,
+                IBV_WR_SEND_WITH_INV => cqe.wc_flags |= IBV_WC_WITH_INV.0,
+                _ => {}
+            }
+            cqe.imm_data = cause.imm_data;
+        }
+        self.finish_recv(address, receive, cqe, cause.flags & IBV_SEND_SOLICITED.0 != 0);
+    }
+
+    fn finish_recv(&mut self, address: usize, receive: &RecvWr, cqe: Cqe, solicited: bool) {
+        let qp = &self.qps[&address];
+        let (cq, number) = (qp.recv_cq, qp.number);
+        let release = Some(Release { number, receive: true, upto: receive.sequence + 1 });
+        let mut cqe = Cqe { wr_id: receive.wr_id, qp_num: number, release, ..cqe };
+        if cqe.status != IBV_WC_SUCCESS.0 {
+            cqe = Cqe { vendor_err: 0x57, opcode: 0xff, byte_len: 0xdead_beef, ..cqe };
+        }
+        self.push_cqe(cq, cqe, solicited);
+    }
+
+    pub(super) fn release(&mut self, release: Release) {
+        // The queue pair may be gone while its completions are still there.
+        let Some(qp) = self.qps.values_mut().find(|qp| qp.number == release.number) else { return };
+        let side = if release.receive { &mut qp.rq_reclaimed } else { &mut qp.sq_reclaimed };
+        *side = (*side).max(release.upto);
+    }
+
+    pub(super) fn break_qp(&mut self, number: u32) {
+        let found = self.qps.iter().find(|(_, qp)| qp.number == number).map(|(address, _)| *address);
+        self.to_error(found.expect("no such queue pair"));
+    }
+
+    /// Goes to the error state: all that was posted is flushed.
+    pub(super) fn to_error(&mut self, address: usize) {
+        self.qps.get_mut(&address).unwrap().state = IBV_QPS_ERR;
+        self.flush(address, true);
+    }
+
+    /// Completes all work with a flush error.
+    pub(super) fn flush(&mut self, address: usize, receives: bool) {
+        while let Some(wr) = self.qps.get_mut(&address).unwrap().sq.pop_front() {
+            self.complete_send(address, &wr, IBV_WC_WR_FLUSH_ERR, 0);
+        }
+        if !receives {
+            return;
+        }
+        while let Some(receive) = self.qps.get_mut(&address).unwrap().rq.pop_front() {
+            let cqe = Cqe { status: IBV_WC_WR_FLUSH_ERR.0, ..Cqe::default() };
+            self.finish_recv(address, &receive, cqe, false);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Protection domains and memory regions, and the device's access to memory.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use rdma_sys::*;
+
+use super::state::{Alloc, Pd, Ptr, State, enter, null, own};
+
+pub(super) struct Mr {
+    pub(super) alloc: Alloc,
+    pub(super) pd: usize,
+    /// As given at registration: the device reaches the memory with this pointer's provenance.
+    memory: Ptr<u8>,
+    len: usize,
+    pub(super) lkey: u32,
+    /// 0 when no peer may reach it.
+    pub(super) rkey: u32,
+    access: u32,
+}
+
+pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    enter(context, "ibv_alloc_pd", |state, device| {
+        if let Some(errno) = state.fault("ibv_alloc_pd") {
+            return null(errno);
+        }
+        if state.context(context.addr(), "ibv_alloc_pd").is_none() {
+            return null(libc::EINVAL);
+        }
+        let (alloc, raw) = Alloc::new(ibv_pd { context, handle: state.handle() });
+        own(raw, device);
+        state.pds.insert(raw.addr(), Pd { alloc, raw: Ptr(raw), context: context.addr() });
+        raw
+    })
+}
+
+pub(super) unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
+    enter(raw, "ibv_dealloc_pd", |state, _| {
+        let address = raw.addr();
+        if state.pd(address, "ibv_dealloc_pd").is_none() {
+            return libc::EINVAL;
+        }
+        if let Some(errno) = state.fault("ibv_dealloc_pd") {
+            return errno;
+        }
+        let children = state.mrs.values().filter(|mr| mr.pd == address).count()
+            + state.qps.values().filter(|qp| qp.pd == address).count();
+        if children > 0 {
+            state.violation(format!("ibv_dealloc_pd of a domain with {children} objects"));
+            return libc::EBUSY;
+        }
+        let pd = state.pds.remove(&address).unwrap();
+        state.bury(pd.alloc);
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, len: usize, access: c_int) -> *mut ibv_mr {
+    unsafe { reg_mr_iova2(pd, addr, len, addr.addr() as u64, access as c_uint) }
+}
+
+pub(super) unsafe extern "C" fn reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    enter(pd, "ibv_reg_mr", |state, device| {
+        if let Some(errno) = state.fault("ibv_reg_mr") {
+            return null(errno);
+        }
+        if state.pd(pd.addr(), "ibv_reg_mr").is_none() || len == 0 || iova != addr.addr() as u64 {
+            return null(libc::EINVAL);
+        }
+        let access = ibv_access_flags(access);
+        let remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+        let remote_change = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+        if (access & remote_change).0 != 0 && (access & IBV_ACCESS_LOCAL_WRITE).0 == 0 {
+            return null(libc::EINVAL);
+        }
+        let handle = state.handle();
+        let lkey = handle << 8 | 1;
+        let rkey = if (access & remote).0 != 0 { handle << 8 | 2 } else { 0 };
+        let context = unsafe { (*pd).context };
+        let (alloc, raw) = Alloc::new(ibv_mr { context, pd, addr, length: len, handle, lkey, rkey });
+        own(raw, device);
+        let mr = Mr { alloc, pd: pd.addr(), memory: Ptr(addr.cast()), len, lkey, rkey, access: access.0 };
+        state.mrs.insert(raw.addr(), mr);
+        raw
+    })
+}
+
+pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
+    enter(raw, "ibv_dereg_mr", |state, _| {
+        let Some(mr) = state.mr(raw.addr(), "ibv_dereg_mr") else { return libc::EINVAL };
+        let (lkey, pd) = (mr.lkey, mr.pd);
+        if let Some(errno) = state.fault("ibv_dereg_mr") {
+            return errno;
+        }
+        let in_flight = state.qps.values().filter(|qp| qp.pd == pd).any(|qp| qp.uses(lkey));
+        if in_flight {
+            state.violation("ibv_dereg_mr of memory that posted work names");
+        }
+        let mr = state.mrs.remove(&raw.addr()).unwrap();
+        state.bury(mr.alloc);
+        0
+    })
+}
+
+impl State {
+    /// Memory that a work request of this process names.
+    pub(super) fn local(&self, pd: usize, sge: &ibv_sge, write: bool) -> Option<*mut u8> {
+        let mr = self.mrs.values().find(|mr| mr.lkey == sge.lkey && mr.pd == pd)?;
+        let allowed = !write || mr.access & IBV_ACCESS_LOCAL_WRITE.0 != 0;
+        mr.at(sge.addr, sge.length.into()).filter(|_| allowed)
+    }
+
+    /// Memory that a peer names, which a queue pair of `pd` serves.
+    pub(super) fn remote(
+        &self,
+        pd: usize,
+        rkey: u32,
+        addr: u64,
+        len: u64,
+        access: ibv_access_flags,
+    ) -> Option<*mut u8> {
+        let mr = self.mrs.values().find(|mr| rkey != 0 && mr.rkey == rkey && mr.pd == pd)?;
+        mr.at(addr, len).filter(|_| mr.access & access.0 == access.0)
+    }
+
+    /// Takes the remote key from a region; `false` when there is none.
+    pub(super) fn invalidate(&mut self, pd: usize, rkey: u32) -> bool {
+        let mr = self.mrs.values_mut().find(|mr| rkey != 0 && mr.rkey == rkey && mr.pd == pd);
+        mr.map(|mr| mr.rkey = 0).is_some()
+    }
+
+    /// Reads all elements one after another; `None` when one is not registered.
+    pub(super) fn gather(&self, pd: usize, sges: &[ibv_sge]) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for sge in sges.iter().filter(|sge| sge.length > 0) {
+            let from = self.local(pd, sge, false)?;
+            bytes.extend_from_slice(&unsafe { read(from, sge.length as usize) });
+        }
+        Some(bytes)
+    }
+
+    /// Writes bytes to the elements one after another; `None` when one is not registered for that, or they are too short.
+    pub(super) fn scatter(&self, pd: usize, sges: &[ibv_sge], mut bytes: &[u8]) -> Option<()> {
+        for sge in sges.iter().filter(|sge| sge.length > 0) {
+            let to = self.local(pd, sge, true)?;
+            let (now, later) = bytes.split_at(bytes.len().min(sge.length as usize));
+            unsafe { write(to, now) };
+            bytes = later;
+        }
+        bytes.is_empty().then_some(())
+    }
+}
+
+impl Mr {
+    fn at(&self, addr: u64, len: u64) -> Option<*mut u8> {
+        let offset = addr.checked_sub(self.memory.0.addr() as u64)?;
+        let end = offset.checked_add(len)?;
+        (end <= self.len as u64).then(|| unsafe { self.memory.0.add(offset as usize) })
+    }
+}
+
+/// A copy, since no reference may be made of memory that others use.
+pub(super) unsafe fn read(from: *const u8, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), len) };
+    bytes
+}
+
+pub(super) unsafe fn write(to: *mut u8, bytes: &[u8]) {
+    unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+}

@@ -1,0 +1,182 @@
+//! A provider inside the test process: the C ABI of verbs in Rust, without a device, a library or a kernel.
+//!
+//! It fills the table of exported functions, the operations of contexts, and the function pointers inside completion
+//! queues and queue pairs. Queue pairs of one device that name each other exchange data on registered memory. It keeps
+//! the rules of the manual pages on its own account: whatever a program must not do is noted as a violation, and the
+//! test fails when its [`Fake`] is dropped. Each test has devices of its own, so tests run side by side.
+// What a C library would do: every function gets raw pointers and trusts its caller, so a reason at each block would say
+// the same everywhere. Pointers are looked up by address before they are followed, so that a stale one is reported.
+#![allow(clippy::undocumented_unsafe_blocks, clippy::missing_safety_doc)]
+// Several test programs share it, and none uses all of it.
+#![allow(dead_code)]
+
+mod config;
+mod cq;
+mod engine;
+mod memory;
+mod post;
+mod qp;
+mod state;
+mod table;
+mod verbs;
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rdma_safe::{Context, Device as SafeDevice, ProtectionDomain};
+use rdma_sys::ibv_cq;
+
+pub(crate) use config::{Bad, Config, FakeGid, Mode, Port, PostFault};
+pub(crate) use engine::Cqe;
+pub(crate) use post::Posted;
+pub(crate) use state::Live;
+pub(crate) use verbs::{DeviceList, with_device_list};
+
+use state::{Device, State};
+
+/// One device of the provider, for one test. Dropping it checks that nothing was violated and nothing is left.
+pub(crate) struct Fake {
+    device: Arc<Device>,
+    may_leak: Cell<bool>,
+}
+
+impl Fake {
+    /// Adds a device to those that `ibv_get_device_list` finds.
+    pub(crate) fn new(config: Config) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        table::install();
+        let name = format!("fake{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        Fake { device: state::plug(name, config), may_leak: Cell::new(false) }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.device.name
+    }
+
+    pub(crate) fn open(&self) -> Context {
+        SafeDevice::by_name(self.name()).unwrap().open().unwrap()
+    }
+
+    pub(crate) fn pd(&self) -> ProtectionDomain {
+        self.open().alloc_pd().unwrap()
+    }
+
+    /// How often a function was called: by the name of the exported function, or of the operation or pointer.
+    pub(crate) fn calls(&self, verb: &str) -> usize {
+        self.with(|state| state.calls.get(verb).copied().unwrap_or(0))
+    }
+
+    /// Objects that exist.
+    pub(crate) fn live(&self) -> Live {
+        self.with(|state| state.live())
+    }
+
+    /// What was done against the rules, and forgets it.
+    pub(crate) fn take_violations(&self) -> Vec<String> {
+        self.with(|state| std::mem::take(&mut state.violations))
+    }
+
+    /// From now on `verb` fails with `errno`, without doing anything; with 0 it fails without a reason.
+    pub(crate) fn fail(&self, verb: &'static str, errno: i32) {
+        self.with(|state| state.faults.insert(verb, errno));
+    }
+
+    /// `verb` works again.
+    pub(crate) fn heal(&self, verb: &'static str) {
+        self.with(|state| state.faults.remove(verb));
+    }
+
+    /// The next `ibv_post_send` fails this way.
+    pub(crate) fn fail_post_send(&self, fault: PostFault) {
+        self.with(|state| state.post_send_fault = Some(fault));
+    }
+
+    /// The next `ibv_post_recv` fails this way.
+    pub(crate) fn fail_post_recv(&self, fault: PostFault) {
+        self.with(|state| state.post_recv_fault = Some(fault));
+    }
+
+    /// The next `ibv_wr_complete` fails this way; of the fault, `taken` says whether the batch is in the queue anyway.
+    pub(crate) fn fail_wr_complete(&self, errno: i32, taken: bool) {
+        self.with(|state| state.wr_complete_fault = Some((errno, taken)));
+    }
+
+    /// When posted work is executed.
+    pub(crate) fn set_mode(&self, mode: Mode) {
+        self.with(|state| state.mode = mode);
+    }
+
+    /// Executes what can be executed, in any mode.
+    pub(crate) fn progress(&self) {
+        self.with(State::run);
+    }
+
+    /// Puts a completion into a queue that no work caused.
+    pub(crate) fn inject(&self, cq: *mut ibv_cq, cqe: Cqe) {
+        self.with(|state| state.push_cqe(cq.addr(), cqe, false));
+    }
+
+    /// Moves a queue pair to the error state, as a device does by itself.
+    pub(crate) fn break_qp(&self, number: u32) {
+        self.with(|state| state.break_qp(number));
+    }
+
+    /// The newest work requests that were posted, oldest first; forgets them.
+    pub(crate) fn take_posted(&self) -> Vec<Posted> {
+        self.with(|state| std::mem::take(&mut state.posted))
+    }
+
+    /// The attributes and the mask of every `ibv_modify_qp` that was obeyed.
+    pub(crate) fn take_modified(&self) -> Vec<(rdma_sys::ibv_qp_attr, u32)> {
+        self.with(|state| std::mem::take(&mut state.modified))
+    }
+
+    /// Objects that are left when the device is dropped are wanted.
+    pub(crate) fn may_leak(&self) {
+        self.may_leak.set(true);
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let _inside = Inside::enter();
+        f(&mut self.device.lock())
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        state::unplug(&self.device);
+        if std::thread::panicking() {
+            return;
+        }
+        let violations = self.take_violations();
+        assert!(violations.is_empty(), "the provider was misused: {violations:#?}");
+        if !self.may_leak.get() {
+            assert_eq!(self.live(), Live::default(), "objects that were not destroyed");
+        }
+    }
+}
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether this thread is in the provider: what it allocates there is not the doing of the library under test.
+pub(crate) fn is_inside() -> bool {
+    DEPTH.with(|depth| depth.get() > 0)
+}
+
+struct Inside;
+
+impl Inside {
+    fn enter() -> Self {
+        DEPTH.with(|depth| depth.set(depth.get() + 1));
+        Inside
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        DEPTH.with(|depth| depth.set(depth.get() - 1));
+    }
+}

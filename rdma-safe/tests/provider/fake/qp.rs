@@ -1,0 +1,296 @@
+//! Queue pairs: making, changing, asking, destroying.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::sync::OnceLock;
+
+use rdma_sys::*;
+
+use super::config::{Mode, Port};
+use super::post;
+use super::state::{Alloc, Ptr, Qp, State, enter, null, own};
+
+/// Masks of the kernel for each change of state.
+const KERNEL_TABLE: &str = include_str!("../../../src/qp/state_table.csv");
+
+/// A change of state of a reliable connection.
+struct Row {
+    from: ibv_qp_state,
+    to: ibv_qp_state,
+    required: u32,
+    optional: u32,
+}
+
+fn table() -> &'static [Row] {
+    static TABLE: OnceLock<Vec<Row>> = OnceLock::new();
+    let state = |name: &str| match name {
+        "RESET" => IBV_QPS_RESET,
+        "INIT" => IBV_QPS_INIT,
+        "RTR" => IBV_QPS_RTR,
+        "RTS" => IBV_QPS_RTS,
+        "SQD" => IBV_QPS_SQD,
+        "SQE" => IBV_QPS_SQE,
+        "ERR" => IBV_QPS_ERR,
+        other => panic!("{other} is no state"),
+    };
+    let number = |text: &str| u32::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
+    let row = |line: &str| {
+        let fields: Vec<&str> = line.split(',').collect();
+        Row { from: state(fields[0]), to: state(fields[1]), required: number(fields[3]), optional: number(fields[4]) }
+    };
+    TABLE.get_or_init(|| KERNEL_TABLE.lines().filter(|line| line.contains(",RC,")).map(row).collect())
+}
+
+pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let wanted = unsafe { *attr };
+    enter(pd, "ibv_create_qp", |state, device| {
+        let raw = create(state, "ibv_create_qp", pd, &wanted, None);
+        own(raw, device);
+        raw
+    })
+}
+
+pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    let wanted = unsafe { *attr };
+    enter(context, "create_qp_ex", |state, device| {
+        if wanted.comp_mask != (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0 {
+            return null(libc::EOPNOTSUPP);
+        }
+        let classic = ibv_qp_init_attr {
+            qp_context: wanted.qp_context,
+            send_cq: wanted.send_cq,
+            recv_cq: wanted.recv_cq,
+            srq: wanted.srq,
+            cap: wanted.cap,
+            qp_type: wanted.qp_type,
+            sq_sig_all: wanted.sq_sig_all,
+        };
+        let raw = create(state, "create_qp_ex", wanted.pd, &classic, Some(wanted.send_ops_flags));
+        own(raw, device);
+        raw
+    })
+}
+
+fn create(
+    state: &mut State,
+    verb: &'static str,
+    pd: *mut ibv_pd,
+    wanted: &ibv_qp_init_attr,
+    ops: Option<u64>,
+) -> *mut ibv_qp {
+    if let Some(errno) = state.fault(verb) {
+        return null(errno);
+    }
+    let Some(domain) = state.pd(pd.addr(), verb) else { return null(libc::EINVAL) };
+    let context = domain.context;
+    for cq in [wanted.send_cq, wanted.recv_cq] {
+        if !state.cqs.get(&cq.addr()).is_some_and(|cq| cq.context == context) {
+            state.violation(format!("{verb} with a completion queue of another context"));
+            return null(libc::EINVAL);
+        }
+    }
+    let cap = wanted.cap;
+    let config = &state.config;
+    if cap.max_send_wr > config.max_qp_wr
+        || cap.max_recv_wr > config.max_qp_wr
+        || cap.max_send_sge > config.max_sge
+        || cap.max_recv_sge > config.max_sge
+        || cap.max_inline_data > config.max_inline
+    {
+        return null(libc::EINVAL);
+    }
+    if ops.is_some_and(|ops| ops & !config.send_ops != 0) {
+        return null(libc::EOPNOTSUPP);
+    }
+    let number = state.handle();
+    let base = ibv_qp {
+        context: unsafe { (*pd).context },
+        pd,
+        send_cq: wanted.send_cq,
+        recv_cq: wanted.recv_cq,
+        handle: number,
+        qp_num: number,
+        qp_type: wanted.qp_type,
+        ..ibv_qp::zeroed()
+    };
+    // A classic queue pair gets no more memory than it has, so that Miri sees who takes it for an extended one.
+    let (alloc, raw, raw_ex) = match ops {
+        None => {
+            let (alloc, raw) = Alloc::new(base);
+            (alloc, raw, std::ptr::null_mut())
+        }
+        Some(ops) => {
+            let mut qp_ex = ibv_qp_ex { qp_base: base, ..ibv_qp_ex::zeroed() };
+            post::set_builders(&mut qp_ex, ops);
+            let (alloc, raw) = Alloc::new(qp_ex);
+            (alloc, raw.cast(), raw)
+        }
+    };
+    let qp = Qp {
+        alloc,
+        raw: Ptr(raw),
+        raw_ex: Ptr(raw_ex),
+        context,
+        pd: pd.addr(),
+        send_cq: wanted.send_cq.addr(),
+        recv_cq: wanted.recv_cq.addr(),
+        number,
+        cap,
+        state: IBV_QPS_RESET,
+        attr: ibv_qp_attr::zeroed(),
+        sq: VecDeque::new(),
+        sq_posted: 0,
+        sq_reclaimed: 0,
+        rq: VecDeque::new(),
+        rq_posted: 0,
+        rq_reclaimed: 0,
+        batch: None,
+    };
+    state.qps.insert(raw.addr(), qp);
+    raw
+}
+
+pub(super) unsafe extern "C" fn qp_to_qp_ex(raw: *mut ibv_qp) -> *mut ibv_qp_ex {
+    enter(raw, "ibv_qp_to_qp_ex", |state, _| {
+        state.qp(raw.addr(), "ibv_qp_to_qp_ex").map_or(std::ptr::null_mut(), |qp| qp.raw_ex.0)
+    })
+}
+
+pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
+    enter(raw, "ibv_destroy_qp", |state, _| {
+        let Some(qp) = state.qp(raw.addr(), "ibv_destroy_qp") else { return libc::EINVAL };
+        if qp.batch.is_some() {
+            state.violation("ibv_destroy_qp between wr_start and wr_complete");
+        }
+        if let Some(errno) = state.fault("ibv_destroy_qp") {
+            return errno;
+        }
+        let qp = state.qps.remove(&raw.addr()).unwrap();
+        state.bury(qp.alloc);
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn query_qp(
+    raw: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init_attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    enter(raw, "ibv_query_qp", |state, _| {
+        if let Some(errno) = state.fault("ibv_query_qp") {
+            return errno;
+        }
+        let Some(qp) = state.qp(raw.addr(), "ibv_query_qp") else { return libc::EINVAL };
+        unsafe {
+            attr.write(ibv_qp_attr { qp_state: qp.state, cur_qp_state: qp.state, cap: qp.cap, ..qp.attr });
+            (*init_attr).cap = qp.cap;
+        }
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    let (attr, mask) = (unsafe { *attr }, mask as u32);
+    enter(raw, "ibv_modify_qp", |state, _| {
+        if let Some(errno) = state.fault("ibv_modify_qp") {
+            return errno;
+        }
+        let Some(qp) = state.qp(raw.addr(), "ibv_modify_qp") else { return libc::EINVAL };
+        let (from, port) = (qp.state, qp.attr.port_num);
+        let to = if mask & IBV_QP_STATE.0 != 0 { attr.qp_state } else { from };
+        if !allows(from, to, mask) {
+            return libc::EINVAL;
+        }
+        if let Err(errno) = state.check_values(&attr, ibv_qp_attr_mask(mask), port) {
+            return errno;
+        }
+        let qp = state.qps.get_mut(&raw.addr()).unwrap();
+        merge(&mut qp.attr, &attr, ibv_qp_attr_mask(mask));
+        qp.state = to;
+        unsafe { (*raw).state = to };
+        state.modified.push((attr, mask));
+        match to {
+            IBV_QPS_ERR => state.to_error(raw.addr()),
+            IBV_QPS_RESET => {
+                let qp = state.qps.get_mut(&raw.addr()).unwrap();
+                qp.sq.clear();
+                qp.rq.clear();
+                (qp.sq_reclaimed, qp.rq_reclaimed) = (qp.sq_posted, qp.rq_posted);
+            }
+            _ if state.mode == Mode::AtPost => state.run(),
+            _ => {}
+        }
+        0
+    })
+}
+
+/// Whether the kernel's table allows a change.
+fn allows(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> bool {
+    table().iter().any(|row| {
+        let allowed = row.required | row.optional | IBV_QP_STATE.0;
+        row.from == from && row.to == to && mask & row.required == row.required && mask & !allowed == 0
+    })
+}
+
+impl State {
+    /// What the kernel and the driver check of the values, with the errno that they answer.
+    fn check_values(&self, attr: &ibv_qp_attr, mask: ibv_qp_attr_mask, port: u8) -> Result<(), i32> {
+        let has = |flag: ibv_qp_attr_mask| (mask & flag).0 != 0;
+        let find = |number: u8| -> Result<&Port, i32> {
+            usize::from(number).checked_sub(1).and_then(|index| self.config.ports.get(index)).ok_or(libc::EINVAL)
+        };
+        let port = if has(IBV_QP_PORT) { attr.port_num } else { port };
+        if has(IBV_QP_PORT) {
+            find(port)?;
+        }
+        if has(IBV_QP_PKEY_INDEX) && usize::from(attr.pkey_index) >= find(port)?.pkeys.len() {
+            return Err(libc::EINVAL);
+        }
+        if has(IBV_QP_PATH_MTU) && attr.path_mtu.0 > find(port)?.max_mtu.0 {
+            return Err(libc::EINVAL);
+        }
+        if has(IBV_QP_AV) {
+            let address = &attr.ah_attr;
+            if address.port_num != port {
+                return Err(libc::EINVAL);
+            }
+            let port = find(address.port_num)?;
+            if address.is_global == 0 {
+                return if port.link_layer == IBV_LINK_LAYER_ETHERNET { Err(libc::EINVAL) } else { Ok(()) };
+            }
+            if !port.gids.iter().any(|gid| gid.index == u32::from(address.grh.sgid_index)) {
+                return Err(libc::EINVAL);
+            }
+            let dgid = unsafe { address.grh.dgid.raw };
+            if let Some(errno) = self.config.unreachable.get(&dgid) {
+                return Err(*errno);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn merge(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: ibv_qp_attr_mask) {
+    macro_rules! take {
+        ($($flag:ident: $field:ident,)+) => {
+            $(if (mask & $flag).0 != 0 { to.$field = from.$field; })+
+        };
+    }
+    take! {
+        IBV_QP_ACCESS_FLAGS: qp_access_flags,
+        IBV_QP_PKEY_INDEX: pkey_index,
+        IBV_QP_PORT: port_num,
+        IBV_QP_AV: ah_attr,
+        IBV_QP_PATH_MTU: path_mtu,
+        IBV_QP_TIMEOUT: timeout,
+        IBV_QP_RETRY_CNT: retry_cnt,
+        IBV_QP_RNR_RETRY: rnr_retry,
+        IBV_QP_RQ_PSN: rq_psn,
+        IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic,
+        IBV_QP_MIN_RNR_TIMER: min_rnr_timer,
+        IBV_QP_SQ_PSN: sq_psn,
+        IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic,
+        IBV_QP_DEST_QPN: dest_qp_num,
+    }
+}

@@ -1,0 +1,295 @@
+//! Devices and the objects on them.
+
+use std::alloc::{Layout, dealloc};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_sys::*;
+
+use super::Inside;
+use super::config::{Config, Mode, PostFault};
+use super::cq::{Channel, Cq};
+use super::engine::{RecvWr, SendWr};
+use super::memory::Mr;
+use super::post::{Building, Posted};
+
+/// A raw pointer that may change threads: the state behind it has a lock.
+pub(super) struct Ptr<T>(pub(super) *mut T);
+
+unsafe impl<T> Send for Ptr<T> {}
+unsafe impl<T> Sync for Ptr<T> {}
+
+impl<T> Clone for Ptr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Ptr<T> {}
+
+/// Memory of a C object.
+pub(super) struct Alloc {
+    ptr: Ptr<u8>,
+    layout: Layout,
+}
+
+impl Alloc {
+    pub(super) fn new<T: Copy>(value: T) -> (Self, *mut T) {
+        let ptr = Box::into_raw(Box::new(value));
+        (Alloc { ptr: Ptr(ptr.cast()), layout: Layout::new::<T>() }, ptr)
+    }
+
+    fn addr(&self) -> usize {
+        self.ptr.0.addr()
+    }
+}
+
+impl Drop for Alloc {
+    fn drop(&mut self) {
+        unsafe { dealloc(self.ptr.0, self.layout) }
+    }
+}
+
+/// Number of objects that exist, by type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Live {
+    pub(crate) contexts: usize,
+    pub(crate) pds: usize,
+    pub(crate) mrs: usize,
+    pub(crate) channels: usize,
+    pub(crate) cqs: usize,
+    pub(crate) qps: usize,
+}
+
+pub(super) struct Device {
+    pub(super) name: String,
+    pub(super) index: i32,
+    pub(super) config: Config,
+    pub(super) raw: Ptr<ibv_device>,
+    _alloc: Alloc,
+    state: Mutex<State>,
+}
+
+impl Device {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) struct Context {
+    pub(super) alloc: Alloc,
+    pub(super) raw: Ptr<ibv_context>,
+}
+
+pub(super) struct Pd {
+    pub(super) alloc: Alloc,
+    pub(super) raw: Ptr<ibv_pd>,
+    pub(super) context: usize,
+}
+
+pub(super) struct Qp {
+    pub(super) alloc: Alloc,
+    pub(super) raw: Ptr<ibv_qp>,
+    /// NULL for one made by `ibv_create_qp`.
+    pub(super) raw_ex: Ptr<ibv_qp_ex>,
+    pub(super) context: usize,
+    pub(super) pd: usize,
+    pub(super) send_cq: usize,
+    pub(super) recv_cq: usize,
+    pub(super) number: u32,
+    pub(super) cap: ibv_qp_cap,
+    pub(super) state: ibv_qp_state,
+    /// As modified last.
+    pub(super) attr: ibv_qp_attr,
+    pub(super) sq: VecDeque<SendWr>,
+    pub(super) sq_posted: u64,
+    pub(super) sq_reclaimed: u64,
+    pub(super) rq: VecDeque<RecvWr>,
+    pub(super) rq_posted: u64,
+    pub(super) rq_reclaimed: u64,
+    /// Between `ibv_wr_start` and `ibv_wr_complete`.
+    pub(super) batch: Option<Vec<Building>>,
+}
+
+pub(super) struct State {
+    pub(super) config: Config,
+    pub(super) mode: Mode,
+    pub(super) violations: Vec<String>,
+    pub(super) calls: BTreeMap<&'static str, usize>,
+    pub(super) faults: BTreeMap<&'static str, i32>,
+    pub(super) post_send_fault: Option<PostFault>,
+    pub(super) post_recv_fault: Option<PostFault>,
+    pub(super) wr_complete_fault: Option<(i32, bool)>,
+    pub(super) posted: Vec<Posted>,
+    pub(super) modified: Vec<(ibv_qp_attr, u32)>,
+    pub(super) contexts: BTreeMap<usize, Context>,
+    pub(super) pds: BTreeMap<usize, Pd>,
+    pub(super) mrs: BTreeMap<usize, Mr>,
+    pub(super) channels: BTreeMap<usize, Channel>,
+    pub(super) cqs: BTreeMap<usize, Cq>,
+    pub(super) qps: BTreeMap<usize, Qp>,
+    pub(super) next_handle: u32,
+    /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
+    /// stale pointers by itself, if the memory is freed.
+    graves: Vec<Alloc>,
+}
+
+/// Finds an object that exists, or notes who asked for one that does not.
+macro_rules! find {
+    ($($name:ident: $map:ident -> $ty:ty = $c_name:literal;)+) => {
+        impl State {
+            $(pub(super) fn $name(&mut self, address: usize, verb: &str) -> Option<&mut $ty> {
+                if !self.$map.contains_key(&address) {
+                    self.violation(format!(concat!("{} on an ", $c_name, " that does not exist"), verb));
+                }
+                self.$map.get_mut(&address)
+            })+
+        }
+    };
+}
+
+find! {
+    context: contexts -> Context = "ibv_context";
+    pd: pds -> Pd = "ibv_pd";
+    mr: mrs -> Mr = "ibv_mr";
+    channel: channels -> Channel = "ibv_comp_channel";
+    cq: cqs -> Cq = "ibv_cq";
+    qp: qps -> Qp = "ibv_qp";
+}
+
+impl State {
+    fn new(config: Config) -> Self {
+        State {
+            config,
+            mode: Mode::AtPost,
+            violations: Vec::new(),
+            calls: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            post_send_fault: None,
+            post_recv_fault: None,
+            wr_complete_fault: None,
+            posted: Vec::new(),
+            modified: Vec::new(),
+            contexts: BTreeMap::new(),
+            pds: BTreeMap::new(),
+            mrs: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            cqs: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            next_handle: 0x11,
+            graves: Vec::new(),
+        }
+    }
+
+    pub(super) fn violation(&mut self, what: impl Into<String>) {
+        self.violations.push(what.into());
+    }
+
+    pub(super) fn fault(&self, verb: &str) -> Option<i32> {
+        self.faults.get(verb).copied()
+    }
+
+    pub(super) fn handle(&mut self) -> u32 {
+        self.next_handle += 1;
+        self.next_handle
+    }
+
+    pub(super) fn bury(&mut self, alloc: Alloc) {
+        if !cfg!(miri) {
+            self.graves.push(alloc);
+        }
+    }
+
+    pub(super) fn live(&self) -> Live {
+        Live {
+            contexts: self.contexts.len(),
+            pds: self.pds.len(),
+            mrs: self.mrs.len(),
+            channels: self.channels.len(),
+            cqs: self.cqs.len(),
+            qps: self.qps.len(),
+        }
+    }
+}
+
+/// All devices, and whose every object is.
+struct Registry {
+    devices: Vec<Arc<Device>>,
+    owners: BTreeMap<usize, Arc<Device>>,
+    next_index: i32,
+}
+
+static REGISTRY: Mutex<Registry> =
+    Mutex::new(Registry { devices: Vec::new(), owners: BTreeMap::new(), next_index: 100 });
+
+fn registry() -> MutexGuard<'static, Registry> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn plug(name: String, config: Config) -> Arc<Device> {
+    let mut raw = ibv_device { node_type: IBV_NODE_CA, transport_type: config.transport, ..ibv_device::zeroed() };
+    for (to, from) in raw.name.iter_mut().zip(name.bytes()) {
+        *to = from as _;
+    }
+    for (to, from) in raw.dev_name.iter_mut().zip("uverbs0".bytes()) {
+        *to = from as _;
+    }
+    let (alloc, raw) = Alloc::new(raw);
+    let mut registry = registry();
+    registry.next_index += 1;
+    let device = Arc::new(Device {
+        name,
+        index: registry.next_index,
+        state: Mutex::new(State::new(config.clone())),
+        config,
+        raw: Ptr(raw),
+        _alloc: alloc,
+    });
+    registry.devices.push(Arc::clone(&device));
+    registry.owners.insert(raw.addr(), Arc::clone(&device));
+    device
+}
+
+pub(super) fn unplug(device: &Arc<Device>) {
+    let mut registry = registry();
+    registry.devices.retain(|other| !Arc::ptr_eq(other, device));
+    registry.owners.retain(|_, other| !Arc::ptr_eq(other, device));
+}
+
+pub(super) fn plugged() -> Vec<Arc<Device>> {
+    registry().devices.clone()
+}
+
+/// The device that an object belongs to, or belonged to.
+pub(super) fn owner<T>(object: *const T) -> Option<Arc<Device>> {
+    registry().owners.get(&object.addr()).cloned()
+}
+
+/// Notes whose an object is. Called with the device locked, so it must not be locked while the registry is.
+pub(super) fn own<T>(object: *const T, device: &Arc<Device>) {
+    registry().owners.insert(object.addr(), Arc::clone(device));
+}
+
+/// Runs a function of the provider on the device that `object` belongs to.
+pub(super) fn enter<T, R>(object: *const T, verb: &'static str, f: impl FnOnce(&mut State, &Arc<Device>) -> R) -> R {
+    let _inside = Inside::enter();
+    let Some(device) = owner(object) else {
+        eprintln!("{verb}: {object:p} was never an object of the provider");
+        std::process::abort();
+    };
+    let mut state = device.lock();
+    *state.calls.entry(verb).or_insert(0) += 1;
+    f(&mut state, &device)
+}
+
+pub(super) fn set_errno(errno: i32) {
+    unsafe { *libc::__errno_location() = errno }
+}
+
+/// NULL, with a reason, or without one for 0.
+pub(super) fn null<T>(errno: i32) -> *mut T {
+    if errno != 0 {
+        set_errno(errno);
+    }
+    std::ptr::null_mut()
+}

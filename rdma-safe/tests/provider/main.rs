@@ -1,0 +1,19 @@
+//! The safe interface over a provider that runs inside this process.
+
+mod batches;
+mod creation;
+mod drop_orders;
+mod endpoint_operations;
+mod events;
+mod failing_destruction;
+mod failing_posts;
+mod fake;
+mod gates;
+mod modify;
+mod polling;
+mod queries;
+mod quirks;
+mod raw_operations;
+mod rings;
+mod support;
+mod threads;

@@ -1,0 +1,229 @@
+//! SoftRoCE of rdma-core 44, whose faults the provider repeats, and what is done about them.
+
+use rdma_safe::{CompletionQueue, Inline, InlineList, Quirks, Sge, WcFields, WcStatus, Work, WorkRequest};
+use rdma_sys::{ibv_cq_ex, ibv_end_poll, ibv_next_poll, ibv_poll_cq_attr, ibv_start_poll};
+
+use crate::fake::{Config, Cqe, Fake, Mode};
+use crate::support::{
+    CLASSIC, EXTENDED, builder, connect, done, endpoints, nothing, post, raw_with, receive, seen, to_rts,
+};
+
+fn inject(fake: &Fake, cq: &CompletionQueue, wr_ids: impl IntoIterator<Item = u64>) {
+    wr_ids.into_iter().for_each(|wr_id| fake.inject(cq.as_raw(), Cqe { wr_id, ..Cqe::default() }));
+}
+
+/// Takes all completions of a poll as ibv_start_poll(3) says that it is done: `wr_id` of each.
+fn as_documented(cq: &mut CompletionQueue) -> Vec<u64> {
+    let raw: *mut ibv_cq_ex = cq.as_raw().cast();
+    let mut found = Vec::new();
+    let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
+    // SAFETY: an extended queue, borrowed mutably, with no cursor on it.
+    unsafe {
+        if ibv_start_poll(raw, &mut attr) != 0 {
+            return found;
+        }
+        found.push((*raw).wr_id);
+        while ibv_next_poll(raw) == 0 {
+            found.push((*raw).wr_id);
+        }
+        ibv_end_poll(raw);
+    }
+    found
+}
+
+#[test]
+fn the_fault_of_next_poll_is_real_here() {
+    let sound = Fake::new(Config::default());
+    let mut cq = sound.open().completion_queue(7).build().unwrap();
+    inject(&sound, &cq, [1, 2]);
+    assert_eq!(as_documented(&mut cq), [1, 2]);
+    assert_eq!(as_documented(&mut cq), [0; 0]);
+
+    let rxe = Fake::new(Config::rxe());
+    let mut cq = rxe.open().completion_queue(7).build().unwrap();
+    inject(&rxe, &cq, [1, 2]);
+    assert_eq!(as_documented(&mut cq), [1, 2]);
+    let stale = as_documented(&mut cq);
+    assert!(!stale.is_empty(), "the consumer has overtaken the producer");
+    assert!(stale.contains(&0), "entries that never were: {stale:?}");
+    assert!(!as_documented(&mut cq).is_empty(), "and so it goes on");
+}
+
+#[test]
+fn a_wrapped_queue_loses_and_repeats_nothing() {
+    let fake = Fake::new(Config::rxe());
+    let context = fake.open();
+    let mut cq = context.completion_queue(7).build().unwrap();
+    assert!(cq.is_extended());
+    let mut next = 1;
+    for round in 0..if cfg!(miri) { 5 } else { 40 } {
+        let count = round % 8;
+        inject(&fake, &cq, next..next + count);
+        if round % 3 == 0 {
+            // A cursor that is dropped in the middle.
+            let mut poll = cq.poll();
+            let first = poll.next().unwrap().map(|wc| wc.wr_id());
+            assert_eq!(first, (count > 0).then_some(next));
+        }
+        let rest: Vec<_> = seen(&mut cq).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        let skip = u64::from(round % 3 == 0 && count > 0);
+        assert_eq!(rest, (next + skip..next + count).map(|wr_id| (wr_id, WcStatus::SUCCESS)).collect::<Vec<_>>());
+        next += count;
+    }
+    assert_eq!(fake.calls("next_poll"), 0, "one completion for each start_poll and end_poll");
+    assert!(fake.calls("end_poll") > 0);
+}
+
+#[test]
+fn endpoints_on_a_wrapped_queue_lose_and_repeat_nothing() {
+    let fake = Fake::new(Config::rxe());
+    let pd = fake.pd();
+    let mut a = builder(&pd, EXTENDED).send_depth(3).recv_depth(3).build().unwrap();
+    let mut b = builder(&pd, EXTENDED).send_depth(3).recv_depth(3).build().unwrap();
+    connect(&mut a, &mut b);
+    for round in 1..=if cfg!(miri) { 10_usize } else { 100 } {
+        let batch = 1 + round % 3;
+        for index in 0..batch {
+            b.receive(pd.allocate(8).unwrap()).unwrap();
+            a.send(pd.allocate(1 + index).unwrap()).unwrap();
+        }
+        for index in 0..batch {
+            assert_eq!(done(&mut b).buffer.unwrap().len(), 1 + index);
+            assert_eq!(done(&mut a).buffer.unwrap().len(), 1 + index);
+        }
+        nothing(&mut a);
+        nothing(&mut b);
+    }
+    assert_eq!(fake.calls("next_poll"), 0);
+}
+
+#[test]
+fn only_that_provider_has_the_quirks() {
+    assert_eq!(Fake::new(Config::rxe()).open().quirks(), Quirks::all() - Quirks::EXTENDED_SENDS_BROKEN);
+    assert_eq!(Fake::new(Config::default()).open().quirks(), Quirks::empty());
+}
+
+#[test]
+fn inline_lists_are_put_together_where_the_provider_cannot() {
+    for (config, setter) in [(Config::rxe(), "inline_data"), (Config::default(), "inline_data_list")] {
+        let fake = Fake::new(config);
+        let pd = fake.pd();
+        let inbox = pd.allocate(16).unwrap();
+        let make = || raw_with(&pd, EXTENDED, WcFields::STANDARD, |qp| qp);
+        let (mut a, mut b) = (make(), make());
+        to_rts(&mut a.qp, b.qp.number());
+        to_rts(&mut b.qp, a.qp.number());
+        receive!(b, 1, inbox.sge()).unwrap();
+        let pieces: [&[u8]; 3] = [b"to", b"gether", b"!"];
+        post!(a, send(WorkRequest::new(1).signaled(), InlineList(&pieces));).unwrap();
+        assert_eq!(seen(&mut b.cq)[0].byte_len, Some(9));
+        assert_eq!(&inbox[..9], b"together!");
+        let posted = fake.take_posted();
+        assert_eq!((posted[0].setter, posted[0].len, posted[0].verb), (setter, 9, "ibv_wr_complete"));
+    }
+}
+
+#[test]
+fn element_lists_go_through_post_send_where_the_provider_miscounts_them() {
+    for (config, extended) in [(Config::rxe(), false), (Config::default(), true)] {
+        let fake = Fake::new(config);
+        let pd = fake.pd();
+        let inbox = pd.allocate(200).unwrap();
+        let cq = pd.context().completion_queue(16).build().unwrap();
+        let make = |sges| pd.queue_pair(&cq, &cq).send_sges(sges).build().unwrap();
+        assert!(make(1).is_extended(), "a single element is counted right");
+        let (a, b) = (make(2), make(1));
+        assert_eq!(a.is_extended(), extended);
+        let (mut a, mut b) = (crate::support::Raw { qp: a, cq: other(&pd) }, crate::support::Raw { qp: b, cq });
+        to_rts(&mut a.qp, b.qp.number());
+        to_rts(&mut b.qp, a.qp.number());
+        receive!(b, 1, inbox.sge()).unwrap();
+        let mut outbox = pd.allocate(108).unwrap();
+        outbox.fill(7);
+        let list =
+            [Sge { len: 8, ..outbox.sge() }, Sge { address: outbox.address() + 8, len: 100, lkey: outbox.lkey() }];
+        post!(a, send(WorkRequest::new(1).signaled(), &list[..]);).unwrap();
+        let received: Vec<_> = seen(&mut b.cq).iter().filter_map(|wc| wc.byte_len).collect();
+        assert!(received.contains(&108), "8 and 100 bytes are not 16: {received:?}");
+        assert_eq!(inbox[..108], [7; 108]);
+    }
+}
+
+fn other(pd: &rdma_safe::ProtectionDomain) -> CompletionQueue {
+    pd.context().completion_queue(4).build().unwrap()
+}
+
+#[test]
+fn inline_data_has_its_flag_before_the_builder_is_called() {
+    for config in [Config::rxe(), Config::default()] {
+        for interfaces in [EXTENDED, CLASSIC] {
+            let fake = Fake::new(config.clone());
+            let pd = fake.pd();
+            let (mut a, mut b) = endpoints(&pd, interfaces);
+            b.receive(pd.allocate(8).unwrap()).unwrap();
+            b.receive(pd.allocate(8).unwrap()).unwrap();
+            a.send_inline(b"inline").unwrap();
+            a.send(pd.allocate(2).unwrap()).unwrap();
+            let flags: Vec<_> = fake.take_posted().iter().map(|posted| posted.flags).collect();
+            assert_eq!(flags, [2 | 8, 2], "the flag does not stay for the next");
+            assert_eq!(done(&mut a).status, WcStatus::SUCCESS);
+            assert_eq!(&done(&mut b).buffer.unwrap()[..], b"inline");
+        }
+    }
+}
+
+#[test]
+fn a_receive_that_is_never_flushed_comes_back_by_closing() {
+    let fake = Fake::new(Config::rxe());
+    let pd = fake.pd();
+    let (_a, mut b) = endpoints(&pd, EXTENDED);
+    fake.break_qp(b.queue_pair().number());
+    b.receive(pd.allocate(8).unwrap()).unwrap();
+    nothing(&mut b);
+    assert_eq!(b.close().unwrap().len(), 1);
+}
+
+#[test]
+fn sends_before_the_connection_never_reach_a_provider_that_would_keep_them() {
+    let fake = Fake::new(Config::rxe());
+    let pd = fake.pd();
+    let mut a = builder(&pd, CLASSIC).build().unwrap();
+    let mut b = builder(&pd, CLASSIC).build().unwrap();
+    b.receive(pd.allocate(8).unwrap()).unwrap();
+    a.post(Work::send_inline(b"early")).unwrap_err();
+    connect(&mut a, &mut b);
+    fake.set_mode(Mode::AtPost);
+    fake.progress();
+    nothing(&mut b);
+    assert_eq!(fake.calls("ibv_post_send"), 0);
+    let mut batch = a.batch().unwrap();
+    batch.add(Work::send_inline(b"late")).unwrap();
+    batch.post().unwrap();
+    assert_eq!(&done(&mut b).buffer.unwrap()[..], b"late");
+}
+
+#[test]
+fn inline_data_of_a_batch_is_not_mixed_up() {
+    for config in [Config::rxe(), Config::default()] {
+        let fake = Fake::new(config);
+        let pd = fake.pd();
+        let inboxes = pd.allocate(64).unwrap().split(8).unwrap();
+        let make = || raw_with(&pd, EXTENDED, WcFields::STANDARD, |qp| qp);
+        let (mut a, mut b) = (make(), make());
+        to_rts(&mut a.qp, b.qp.number());
+        to_rts(&mut b.qp, a.qp.number());
+        for (wr_id, inbox) in inboxes.iter().enumerate() {
+            receive!(b, wr_id as u64, inbox.sge()).unwrap();
+        }
+        let first: [&[u8]; 2] = [b"on", b"e"];
+        let third: [&[u8]; 2] = [b"thr", b"ee"];
+        post!(a,
+            send(WorkRequest::new(1), InlineList(&first));
+            send(WorkRequest::new(2), Inline(b"two"));
+            send(WorkRequest::new(3).signaled(), InlineList(&third));
+        )
+        .unwrap();
+        assert_eq!(seen(&mut a.cq).len(), 1);
+        assert_eq!((&inboxes[0][..3], &inboxes[1][..3], &inboxes[2][..5]), (&b"one"[..], &b"two"[..], &b"three"[..]));
+    }
+}

@@ -1,0 +1,154 @@
+//! Two threads on one queue pair, endpoints that move, and objects that are shared.
+
+use std::sync::mpsc;
+
+use rdma_safe::{
+    Buffer, CompletionChannel, CompletionQueue, Context, Device, Endpoint, ExposedRegion, Inline, Pages,
+    ProtectionDomain, QueuePair, RawMemoryRegion, RecvBatch, RecvQueue, SendQueue, WcFields, WorkRequest,
+};
+
+use crate::fake::{Config, Fake};
+use crate::support::{done, endpoints, on_each_interface, raw_with, to_rts};
+
+#[test]
+fn what_may_cross_threads_does() {
+    fn is_send<T: Send>() {}
+    fn is_sync<T: Sync>() {}
+    is_send::<Device>();
+    is_send::<Context>();
+    is_send::<ProtectionDomain>();
+    is_send::<Buffer>();
+    is_send::<ExposedRegion>();
+    is_send::<RawMemoryRegion>();
+    is_send::<CompletionChannel>();
+    is_send::<CompletionQueue>();
+    is_send::<QueuePair>();
+    is_send::<Endpoint>();
+    is_send::<SendQueue<'_>>();
+    is_send::<RecvQueue<'_>>();
+    is_send::<RecvBatch<'_>>();
+    is_sync::<Device>();
+    is_sync::<Context>();
+    is_sync::<ProtectionDomain>();
+    is_sync::<CompletionChannel>();
+    is_sync::<Buffer>();
+}
+
+#[test]
+fn two_threads_use_one_queue_each() {
+    const MESSAGES: u64 = if cfg!(miri) { 6 } else { 500 };
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let inboxes = pd.allocate(8 * 16).unwrap().split(16).unwrap();
+        let make = || raw_with(&pd, interfaces, WcFields::STANDARD, |qp| qp.send_depth(1024).recv_depth(1024));
+        // A queue pair that is its own peer: one thread sends what the other receives.
+        let crate::support::Raw { mut qp, mut cq } = make();
+        let number = qp.number();
+        to_rts(&mut qp, number);
+        let (received, freed) = mpsc::channel::<u64>();
+        let sges: Vec<_> = inboxes.iter().map(Buffer::sge).collect();
+        let (mut send, mut recv) = qp.split();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for wr_id in 0..MESSAGES {
+                    loop {
+                        let mut batch = send.batch().unwrap();
+                        // SAFETY: inline data needs no memory after the call.
+                        unsafe {
+                            batch.send(WorkRequest::new(wr_id).signaled(), Inline(&wr_id.to_ne_bytes())).unwrap()
+                        };
+                        match batch.post() {
+                            Ok(()) => break,
+                            Err(_) => std::thread::yield_now(),
+                        }
+                    }
+                }
+            });
+            scope.spawn(move || {
+                for slot in (0..8).chain(freed).take(MESSAGES as usize) {
+                    // SAFETY: the memory is looked at when all is done.
+                    unsafe { recv.receive(1000 + slot, sges[slot as usize]).unwrap() };
+                }
+            });
+            let (mut sent, mut arrived) = (0, 0);
+            while sent < MESSAGES || arrived < MESSAGES {
+                let mut poll = cq.poll();
+                let Some(wc) = poll.next().unwrap() else {
+                    drop(poll);
+                    std::thread::yield_now();
+                    continue;
+                };
+                assert_eq!(wc.ok(), Ok(()));
+                if wc.wr_id() < 1000 {
+                    assert_eq!(wc.wr_id(), sent, "in order");
+                    sent += 1;
+                } else {
+                    assert_eq!((wc.wr_id() - 1000, wc.byte_len()), (arrived % 8, Some(8)));
+                    arrived += 1;
+                    let _ = received.send(wc.wr_id() - 1000);
+                }
+            }
+            drop(received);
+        });
+        // The last message in each slot.
+        for (slot, inbox) in (0..MESSAGES.min(8)).zip(&inboxes) {
+            let last = (0..MESSAGES).rev().find(|message| message % 8 == slot).unwrap();
+            assert_eq!(inbox[..8], last.to_ne_bytes());
+        }
+        drop(qp);
+    });
+}
+
+#[test]
+fn an_endpoint_goes_from_thread_to_thread() {
+    const ROUNDS: usize = if cfg!(miri) { 3 } else { 50 };
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (a, mut b) = endpoints(&pd, interfaces);
+        let mut travelling = Some(a);
+        for round in 1..=ROUNDS {
+            b.receive(pd.allocate(ROUNDS).unwrap()).unwrap();
+            let mut endpoint = travelling.take().unwrap();
+            let pd = pd.clone();
+            travelling = Some(
+                std::thread::spawn(move || {
+                    endpoint.send(pd.allocate(round).unwrap()).unwrap();
+                    if round % 2 == 0 {
+                        // What was sent in one thread is taken in another.
+                        assert_eq!(done(&mut endpoint).buffer.unwrap().len(), round - 1);
+                        assert_eq!(done(&mut endpoint).buffer.unwrap().len(), round);
+                    }
+                    endpoint
+                })
+                .join()
+                .unwrap(),
+            );
+            assert_eq!(done(&mut b).byte_len, round as u32);
+        }
+    });
+}
+
+#[test]
+fn a_domain_is_shared_by_threads() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    std::thread::scope(|scope| {
+        for thread in 1..=4_u8 {
+            let pd = pd.clone();
+            scope.spawn(move || {
+                for _ in 0..if cfg!(miri) { 2 } else { 50 } {
+                    let mut buffer = pd.allocate(64).unwrap();
+                    buffer.fill(thread);
+                    let mut exposed = pd.expose(Pages::new(64).unwrap(), rdma_safe::Access::REMOTE).unwrap();
+                    exposed.write(0, &buffer).unwrap();
+                    let cq = pd.context().completion_queue(4).build().unwrap();
+                    drop(pd.queue_pair(&cq, &cq).build().unwrap());
+                    let mut bytes = [0; 64];
+                    exposed.read(0, &mut bytes).unwrap();
+                    assert_eq!(bytes, [thread; 64]);
+                }
+            });
+        }
+    });
+    assert_eq!((fake.live().mrs, fake.live().qps), (0, 0));
+}

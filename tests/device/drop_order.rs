@@ -1,0 +1,214 @@
+//! Objects are destroyed in the only legal order, whatever the order in which they are dropped.
+
+use std::time::Instant;
+
+use rdma_safe::{
+    Access, Buffer, CompletionChannel, CompletionQueue, CompletionQueueBuilder, Context, Device, Endpoint,
+    ExposedRegion, Pages, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, SendFlags,
+};
+
+use crate::support::child::{expect_kernel_objects, in_own_process, open_files};
+use crate::support::lab::{Data, Lab, Memory, Mode, Op, Wr, cq_builder, next, post};
+use crate::support::link::{Link, connected};
+use crate::support::{DEADLINE, Rdma, device};
+
+/// Objects that depend on one another, each of which can be dropped at any time.
+///
+/// The kinds are told apart by their index in `Objects::all`.
+enum Object {
+    Device(#[allow(dead_code)] Device),
+    Context(#[allow(dead_code)] Context),
+    Domain(#[allow(dead_code)] ProtectionDomain),
+    Channel(#[allow(dead_code)] CompletionChannel),
+    Queue(#[allow(dead_code)] CompletionQueue),
+    Pair(#[allow(dead_code)] QueuePair),
+    Raw(#[allow(dead_code)] Memory),
+    Buffer(#[allow(dead_code)] Buffer),
+    Part(#[allow(dead_code)] Buffer),
+    Exposed(#[allow(dead_code)] ExposedRegion),
+    Endpoint(#[allow(dead_code)] Box<Endpoint>),
+    Peer(#[allow(dead_code)] Box<Endpoint>),
+}
+
+const KINDS: usize = 12;
+
+/// One of each, with work in flight between them and events not taken; and the memory of raw work, which stays to the end.
+fn objects(rdma: &Rdma, mode: Mode) -> ([Object; KINDS], Memory) {
+    let device = Device::by_name(rdma.device_name()).unwrap();
+    let context = device.open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let channel = context.create_channel().unwrap();
+    let builder = context.completion_queue(16).channel(&channel);
+    let mut queue = if mode.classic_cq { builder.classic() } else { builder }.build().unwrap();
+    let builder = pd.queue_pair(&queue, &queue);
+    let mut pair = if mode.classic_qp { builder.classic() } else { builder }.build().unwrap();
+    let memory = Memory::new(&pd, 4096);
+    // Connected to itself, with a receive and a send of which the events are not taken.
+    let number = pair.number();
+    Link::default().connect(rdma, &mut pair, number).unwrap();
+    queue.arm(false).unwrap();
+    // SAFETY: memory that tolerates any access, and that the caller frees after the queue pair.
+    unsafe { pair.receive(1, memory.sge(0..64)) }.unwrap();
+    let send = Wr::new(2, Op::Send, Data::One(memory.sge(64..128))).flags(SendFlags::SIGNALED | SendFlags::SOLICITED);
+    post(pair.send_batch(), &[send]).unwrap();
+
+    let builder = Endpoint::builder(&pd).port(rdma.port).gid_index(rdma.gid.index);
+    let (mut endpoint, mut peer) = connected(builder.events(true).peer_access(Access::REMOTE));
+    let exposed = pd.expose(Pages::new(4096).unwrap(), Access::REMOTE).unwrap();
+    let mut parts = pd.allocate(3 * 64).unwrap().split(64).unwrap();
+    endpoint.write(parts.pop().unwrap(), exposed.remote()).unwrap();
+    peer.receive(parts.pop().unwrap()).unwrap();
+    let objects = [
+        Object::Device(device),
+        Object::Context(context),
+        Object::Channel(channel),
+        Object::Queue(queue),
+        Object::Pair(pair),
+        Object::Raw(Memory::new(&pd, 100)),
+        Object::Buffer(pd.allocate(64).unwrap()),
+        Object::Part(parts.pop().unwrap()),
+        Object::Exposed(exposed),
+        Object::Endpoint(Box::new(endpoint)),
+        Object::Peer(Box::new(peer)),
+        Object::Domain(pd),
+    ];
+    (objects, memory)
+}
+
+#[test]
+fn every_order_of_every_two_objects_ends_and_leaves_nothing_behind() {
+    let Some(rdma) = device() else { return };
+    in_own_process("drop_order::every_order_of_every_two_objects_ends_and_leaves_nothing_behind", || {
+        let (first, memory) = objects(&rdma, Mode::ALL[0]);
+        drop(first);
+        drop(memory);
+        let files = open_files();
+        for first in 0..KINDS {
+            for second in (0..KINDS).filter(|second| *second != first) {
+                let mode = Mode::ALL[(first + second) % 4];
+                let (objects, memory) = objects(&rdma, mode);
+                let mut objects = objects.map(Some);
+                let start = Instant::now();
+                drop(objects[first].take());
+                drop(objects[second].take());
+                // The others in order of creation, or backwards.
+                if first < second {
+                    drop(objects)
+                } else {
+                    objects.into_iter().rev().for_each(drop)
+                }
+                drop(memory);
+                assert!(start.elapsed() < DEADLINE, "object {first}, then {second}, took {:?}", start.elapsed());
+            }
+        }
+        assert_eq!(open_files(), files, "file descriptors");
+        for kind in ["qp", "cq", "mr", "pd"] {
+            expect_kernel_objects(kind, 0);
+        }
+    });
+}
+
+#[test]
+fn every_order_of_the_objects_of_a_queue_pair_ends_and_leaves_nothing_behind() {
+    let Some(rdma) = device() else { return };
+    in_own_process("drop_order::every_order_of_the_objects_of_a_queue_pair_ends_and_leaves_nothing_behind", || {
+        let files = open_files();
+        let mut orders = 0;
+        for_each_permutation(&mut [0, 1, 2, 3, 4, 5], 0, &mut |order| {
+            let mode = Mode::ALL[orders % 4];
+            orders += 1;
+            let context = Device::by_name(rdma.device_name()).unwrap().open().unwrap();
+            let pd = context.alloc_pd().unwrap();
+            let channel = context.create_channel().unwrap();
+            let queue = cq_builder_of(&context, mode).channel(&channel).build().unwrap();
+            let pair = pd.queue_pair(&queue, &queue).build().unwrap();
+            let buffer = pd.allocate(64).unwrap();
+            let mut objects = [
+                Some(Object::Context(context)),
+                Some(Object::Domain(pd)),
+                Some(Object::Channel(channel)),
+                Some(Object::Queue(queue)),
+                Some(Object::Pair(pair)),
+                Some(Object::Buffer(buffer)),
+            ];
+            for index in order {
+                drop(objects[*index].take());
+            }
+        });
+        assert_eq!(orders, 720);
+        assert_eq!(open_files(), files, "file descriptors");
+        for kind in ["qp", "cq", "mr", "pd"] {
+            expect_kernel_objects(kind, 0);
+        }
+    });
+}
+
+fn cq_builder_of(context: &Context, mode: Mode) -> CompletionQueueBuilder {
+    let builder = context.completion_queue(16);
+    if mode.classic_cq { builder.classic() } else { builder }
+}
+
+fn for_each_permutation(items: &mut [usize; 6], from: usize, body: &mut impl FnMut(&[usize; 6])) {
+    if from == items.len() {
+        return body(items);
+    }
+    for index in from..items.len() {
+        items.swap(from, index);
+        for_each_permutation(items, from + 1, body);
+        items.swap(from, index);
+    }
+}
+
+#[test]
+fn a_queue_pair_can_be_destroyed_in_every_state_with_work_in_flight() {
+    let Some(rdma) = device() else { return };
+    for mode in Mode::ALL {
+        for steps in 0..5 {
+            let builder = Lab::builder(&rdma, mode).connected(false);
+            let Lab { mut a, b, .. } = builder.build();
+            let link = Link::default();
+            let changes = [
+                link.to_init(&rdma),
+                link.to_rtr(&rdma, b.qp.number()),
+                link.to_rts(),
+                QueuePairAttributes::new().set_state(QueuePairState::ERR),
+            ];
+            for change in &changes[..steps] {
+                a.qp.modify(change).unwrap();
+                a.receive(1, 0..64).unwrap();
+            }
+            if steps == 3 {
+                // To a peer that does not answer.
+                a.post(&[Wr::new(2, Op::Send, Data::One(a.memory.sge(0..64)))]).unwrap();
+            }
+            a.qp.destroy().unwrap();
+        }
+    }
+}
+
+/// A queue pair holds its completion queue, so that a completion can be taken after the owner of neither is left.
+#[test]
+fn a_queue_outlives_the_handles_of_what_it_was_made_from() {
+    let Some(rdma) = device() else { return };
+    for mode in Mode::ALL {
+        let context = Device::by_name(rdma.device_name()).unwrap().open().unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let mut queue = cq_builder_of(&context, mode).build().unwrap();
+        let mut pair = pd.queue_pair(&queue, &queue).build().unwrap();
+        let memory = Memory::new(&pd, 4096);
+        drop((context, pd));
+        let number = pair.number();
+        Link::default().connect(&rdma, &mut pair, number).unwrap();
+        memory.put(0, b"to itself");
+        // SAFETY: memory that tolerates any access, freed after the queue pair.
+        unsafe { pair.receive(1, memory.sge(100..200)) }.unwrap();
+        post(pair.send_batch(), &[Wr::new(2, Op::Send, Data::One(memory.sge(0..9)))]).unwrap();
+        let mut ids = [next(&mut queue).wr_id, next(&mut queue).wr_id];
+        ids.sort_unstable();
+        assert_eq!(ids, [1, 2], "{mode}");
+        assert_eq!(memory.get(100..109), b"to itself");
+        drop(pair);
+        drop(memory);
+        let _ = cq_builder(&rdma, 8, mode);
+    }
+}

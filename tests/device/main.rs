@@ -1,0 +1,32 @@
+//! Tests of `rdma-safe` on a real device: kernel SoftRoCE or an RNIC.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `RDMA_DEVICE` | name of the device; the first one unless set |
+//! | `RDMA_PORT` | its port; 1 unless set |
+//! | `RDMA_GID_INDEX` | the GID to connect from; the recommended one unless set |
+//! | `RDMA_REQUIRE_DEVICE=1` | a test that would be skipped fails |
+//!
+//! Both ends of every connection are in this process, so one port that can reach itself is enough. On SoftRoCE the tests
+//! also hold the device to its known deviations, so that a change of those is noticed.
+
+mod allocation;
+mod channel;
+mod cq;
+mod devices;
+mod drop_order;
+mod memory;
+mod modify;
+mod modify_errors;
+mod owned;
+mod owned_failures;
+mod owned_lifecycle;
+mod pingpong;
+mod quirks;
+mod raw;
+mod raw_failures;
+mod raw_limits;
+mod support;
+
+#[global_allocator]
+static ALLOCATOR: allocation::Counting = allocation::Counting;

@@ -1,0 +1,352 @@
+//! Registered memory: what can be registered, with which rights, and what is refused.
+
+use rdma_safe::{
+    Access, Backing, Buffer, Endpoint, Errno, Error, ExposedRegion, HugePages, Pages, ProtectionDomain, WcStatus, Work,
+};
+
+use crate::support::child::{expect_kernel_objects, in_own_process};
+use crate::support::lab::{Data, Lab, Memory, Mode, Op, Wr};
+use crate::support::link::connected;
+use crate::support::{DEADLINE, Rdma, device, error_of, pattern};
+
+/// Sends `buffer` from one end to the other; returns it, and what arrived.
+fn through_the_device(ends: &mut (Endpoint, Endpoint), buffer: Buffer) -> (Buffer, Vec<u8>) {
+    let (sender, receiver) = ends;
+    sender.send(buffer).unwrap();
+    let received = receiver.wait(DEADLINE).unwrap().ok().unwrap();
+    let sent = sender.wait(DEADLINE).unwrap().ok().unwrap();
+    (sent.buffer.unwrap(), received.buffer.unwrap().to_vec())
+}
+
+#[test]
+fn bytes_of_every_kind_of_local_memory_reach_the_peer() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let mut ends = connected(rdma.endpoint(&pd));
+    let odd = pattern(2, 777).into_boxed_slice();
+    let kinds: [(&str, Buffer); 4] = [
+        ("allocated", pd.allocate(10_000).unwrap()),
+        ("pages", pd.register(Pages::new(4097).unwrap()).unwrap()),
+        ("boxed", pd.register_boxed(odd.clone()).unwrap()),
+        ("relaxed ordering", pd.register_with(Pages::new(100).unwrap(), Access::RELAXED_ORDERING).unwrap()),
+    ];
+    for (seed, (kind, mut buffer)) in (1..).zip(kinds) {
+        if kind == "boxed" {
+            assert_eq!(*buffer, *odd, "a box keeps its bytes");
+        } else {
+            assert!(buffer.iter().all(|byte| *byte == 0), "{kind} memory begins with zeros");
+        }
+        let sent = pattern(seed, buffer.capacity());
+        buffer.fill_from(&sent).unwrap();
+        ends.1.receive(pd.allocate(sent.len()).unwrap()).unwrap();
+        let (back, received) = through_the_device(&mut ends, buffer);
+        assert!(received == sent, "{kind}: {} bytes arrived otherwise", sent.len());
+        assert!(*back == *sent, "{kind}: the sender's bytes stay");
+    }
+}
+
+#[test]
+fn memory_of_no_bytes_is_refused_by_every_registration() {
+    let Some(rdma) = device() else { return };
+    struct Nothing;
+    // SAFETY: no bytes are claimed, so there is nothing to keep.
+    unsafe impl Backing for Nothing {
+        fn address(&self) -> std::ptr::NonNull<u8> {
+            std::ptr::NonNull::dangling()
+        }
+        fn len(&self) -> usize {
+            0
+        }
+    }
+    let pd = rdma.pd();
+    let mut byte = 0;
+    // SAFETY: no bytes, so no memory has to stay.
+    let raw = unsafe { pd.register_raw(&raw mut byte, 0, Access::empty()) };
+    for error in [
+        error_of(pd.allocate(0)),
+        error_of(pd.register(Nothing)),
+        error_of(pd.register_boxed(Box::new([]))),
+        error_of(pd.expose(Nothing, Access::REMOTE_READ)),
+        error_of(raw),
+        error_of(Pages::new(0)),
+        error_of(HugePages::new(0)),
+    ] {
+        assert!(matches!(error, Error::EmptyRegion), "{error:?}");
+    }
+}
+
+#[test]
+fn a_local_buffer_cannot_be_given_a_remote_right() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    for right in [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+        let error = error_of(pd.register_with(Pages::new(64).unwrap(), right));
+        let Error::RegisterMemory { len: 64, access, errno: Errno(libc::EINVAL) } = error else { panic!("{error:?}") };
+        assert_eq!(access, right);
+    }
+    // A flag without a name here: binding memory windows would let peers in behind a slice.
+    let bind = Access::from_bits_retain(rdma_safe::sys::IBV_ACCESS_MW_BIND.0);
+    let error = error_of(pd.register_with(Pages::new(64).unwrap(), bind));
+    assert!(matches!(error, Error::RegisterMemory { errno: Errno(libc::EINVAL), .. }), "{error:?}");
+}
+
+#[test]
+fn remote_write_without_local_write_is_refused_with_the_reason() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    for right in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+        let mut bytes = vec![0_u8; 64];
+        // SAFETY: the bytes outlive the region, which is not even made.
+        let error = error_of(unsafe { pd.register_raw(bytes.as_mut_ptr(), bytes.len(), right) });
+        let text = error.to_string();
+        assert!(matches!(error, Error::RegisterMemory { len: 64, errno: Errno(libc::EINVAL), .. }), "{error:?}");
+        assert!(text.contains("need local write access"), "{text}");
+    }
+}
+
+#[test]
+fn on_demand_paging_works_or_is_refused() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    match pd.register_with(Pages::new(4096).unwrap(), Access::ON_DEMAND) {
+        Ok(buffer) => assert_eq!(buffer.capacity(), 4096),
+        Err(Error::RegisterMemory { len: 4096, access, errno }) => {
+            assert!(access.contains(Access::ON_DEMAND));
+            assert!(matches!(errno, Errno(libc::EINVAL | libc::EOPNOTSUPP)), "{errno:?}");
+        }
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+#[test]
+fn prefetching_works_or_is_refused_by_name() {
+    let Some(rdma) = device() else { return };
+    let buffer = rdma.pd().allocate(4096).unwrap();
+    match buffer.prefetch() {
+        Ok(()) => assert!(!rdma.is_rxe(), "SoftRoCE of this kernel pages nothing on demand"),
+        Err(Error::Unsupported { device, feature }) => {
+            assert_eq!(device, rdma.device_name());
+            assert!(feature.contains("ibv_advise_mr"), "{feature}");
+        }
+        // The buffer was registered without on-demand paging.
+        Err(Error::Verb { verb, .. }) => assert_eq!(verb, "ibv_advise_mr"),
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+#[test]
+fn huge_pages_are_registered_where_there_are_any_and_refused_elsewhere() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let huge = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let free = huge.lines().find_map(|line| line.strip_prefix("HugePages_Free:")).map_or("0", str::trim);
+    match HugePages::new(1 << 20) {
+        Ok(pages) => {
+            assert_eq!(pages.len(), 2 << 20, "rounded up to whole pages");
+            let buffer = pd.register(pages).unwrap();
+            assert_eq!(buffer.capacity(), 2 << 20);
+            let mut ends = connected(rdma.endpoint(&pd));
+            let (mut buffer, rest) = buffer.split_at(1 << 20).unwrap();
+            buffer.fill_from(&pattern(9, 1 << 20)).unwrap();
+            ends.1.receive(rest).unwrap();
+            let (_, received) = through_the_device(&mut ends, buffer);
+            assert!(received == pattern(9, 1 << 20));
+        }
+        Err(Error::Allocate { len }) => {
+            assert_eq!(len, 1 << 20);
+            assert_eq!(free, "0", "huge pages are free");
+        }
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+#[test]
+fn parts_of_one_registration_are_in_flight_independently() {
+    const PARTS: usize = 16;
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let (mut a, mut b) = connected(rdma.endpoint(&pd));
+    let outbox = pd.allocate(PARTS * 1000 + 999).unwrap();
+    let lkey = outbox.lkey();
+    let parts = outbox.split(1000).unwrap();
+    assert_eq!(parts.len(), PARTS, "what is left over stays unused");
+    for buffer in pd.allocate(PARTS * 1000).unwrap().split(1000).unwrap() {
+        b.receive(buffer).unwrap();
+    }
+    // The even ones are in flight while the odd ones are written to.
+    let (mut even, mut odd) = (Vec::new(), Vec::new());
+    for (seed, mut part) in (0..).zip(parts) {
+        assert_eq!(part.lkey(), lkey);
+        part.copy_from_slice(&pattern(seed, 1000));
+        if seed % 2 == 0 { even.push(part) } else { odd.push(part) }
+    }
+    for part in even {
+        a.send(part).unwrap();
+    }
+    for part in &mut odd {
+        part.reverse();
+    }
+    for part in odd {
+        a.send(part).unwrap();
+    }
+    let order = (0..PARTS as u64).filter(|seed| seed % 2 == 0).chain((0..PARTS as u64).filter(|seed| seed % 2 == 1));
+    for seed in order {
+        let mut expected = pattern(seed, 1000);
+        if seed % 2 == 1 {
+            expected.reverse();
+        }
+        let received = b.wait(DEADLINE).unwrap().ok().unwrap();
+        assert_eq!(received.byte_len, 1000);
+        assert!(*received.buffer.unwrap() == *expected, "part {seed}");
+        let sent = a.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap();
+        assert!(*sent == *expected, "part {seed} as it came back");
+    }
+}
+
+#[test]
+fn a_region_stays_registered_until_its_last_part_is_dropped() {
+    let Some(rdma) = device() else { return };
+    in_own_process("memory::a_region_stays_registered_until_its_last_part_is_dropped", || {
+        let pd = rdma.pd();
+        let buffer = pd.allocate(4096).unwrap();
+        expect_kernel_objects("mr", 1);
+        let (first, second) = buffer.split_at(1).unwrap();
+        let parts = second.split(1000).unwrap();
+        drop(first);
+        expect_kernel_objects("mr", 1);
+        let last = parts.into_iter().next_back();
+        expect_kernel_objects("mr", 1);
+        drop(last);
+        expect_kernel_objects("mr", 0);
+    });
+}
+
+/// What an exposed region allows, found out by a peer that tries.
+fn attempt(rdma: &Rdma, pd: &ProtectionDomain, region: &ExposedRegion, operation: &str) -> WcStatus {
+    let builder = rdma.endpoint(pd).peer_access(Access::REMOTE);
+    let (mut a, _b) = connected(builder);
+    let mut buffer = pd.allocate(8).unwrap();
+    buffer.fill_from(&[0xee; 8]).unwrap();
+    let work = match operation {
+        "read" => Work::read(buffer, region.remote()),
+        "write" => Work::write(buffer, region.remote()),
+        "atomic" => Work::fetch_add(buffer, region.remote(), 1),
+        other => panic!("{other}"),
+    };
+    a.post(work).unwrap();
+    a.wait(DEADLINE).unwrap().status
+}
+
+#[test]
+fn an_exposed_region_allows_exactly_what_it_was_given() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    for (access, allowed) in [
+        (Access::empty(), &[][..]),
+        (Access::REMOTE_READ, &["read"]),
+        (Access::REMOTE_WRITE, &["write"]),
+        (Access::REMOTE_ATOMIC, &["atomic"]),
+        (Access::REMOTE, &["read", "write", "atomic"]),
+    ] {
+        for operation in ["read", "write", "atomic"] {
+            let mut region = pd.expose(Pages::new(64).unwrap(), access).unwrap();
+            region.store_u64(0, 7).unwrap();
+            let status = attempt(&rdma, &pd, &region, operation);
+            let permitted = allowed.contains(&operation);
+            let expected = if permitted { WcStatus::SUCCESS } else { WcStatus::REM_ACCESS_ERR };
+            assert_eq!(status, expected, "{operation} of a region with {access:?}");
+            let value = match (permitted, operation) {
+                (true, "write") => u64::from_ne_bytes([0xee; 8]),
+                (true, "atomic") => 8,
+                _ => 7,
+            };
+            assert_eq!(region.load_u64(0).unwrap(), value, "after {operation} of a region with {access:?}");
+        }
+    }
+}
+
+#[test]
+fn a_key_that_was_deregistered_opens_nothing() {
+    let Some(rdma) = device() else { return };
+    let mut lab = Lab::new(&rdma, Mode::ALL[0]);
+    let gone = Memory::new(&lab.pd, 4096);
+    let remote = gone.remote(0);
+    let key = gone.raw().rkey();
+    assert_ne!(key, 0);
+    drop(gone);
+    let data = Data::One(lab.a.memory.sge(0..8));
+    lab.a.post(&[Wr::new(1, Op::Write(remote), data)]).unwrap();
+    assert_eq!(lab.a.next().status, WcStatus::REM_ACCESS_ERR);
+}
+
+#[test]
+fn registering_more_than_the_memlock_limit_says_what_to_raise() {
+    let Some(rdma) = device() else { return };
+    in_own_process("memory::registering_more_than_the_memlock_limit_says_what_to_raise", || {
+        const LIMIT: usize = 1 << 20;
+        let pd = rdma.pd();
+        let before = pd.allocate(4 * LIMIT).expect("nothing limits this yet");
+        drop(before);
+        limit_locked_memory(LIMIT as u64);
+        let error = error_of(pd.allocate(4 * LIMIT));
+        let text = error.to_string();
+        let Error::RegisterMemory { len, errno: Errno(libc::ENOMEM), .. } = error else { panic!("{error:?}") };
+        assert_eq!(len, 4 * LIMIT);
+        assert!(text.contains("ulimit -l") && text.contains("LimitMEMLOCK"), "{text}");
+        let error = error_of(pd.register_boxed(vec![0; 4 * LIMIT].into_boxed_slice()));
+        assert!(matches!(error, Error::RegisterMemory { errno: Errno(libc::ENOMEM), .. }), "{error:?}");
+        pd.allocate(LIMIT / 4).expect("what stays below the limit can still be registered");
+    });
+}
+
+/// Lowers RLIMIT_MEMLOCK, and gives up the capability of the calling thread to exceed it.
+fn limit_locked_memory(bytes: u64) {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    struct Sets {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    const VERSION_3: u32 = 0x2008_0522;
+    const IPC_LOCK: u32 = 1 << 14;
+    let mut header = Header { version: VERSION_3, pid: 0 };
+    let mut sets = [Sets::default(); 2];
+    // SAFETY: capget(2) fills two sets for this version; both structures have the layout of the kernel's.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) }, 0);
+    sets[0].effective &= !IPC_LOCK;
+    sets[0].permitted &= !IPC_LOCK;
+    // SAFETY: capset(2) reads the same; it only takes a capability away.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr()) }, 0);
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: a valid structure for the duration of the call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
+}
+
+#[test]
+fn an_exposed_region_keeps_to_its_bounds_and_alignment() {
+    let Some(rdma) = device() else { return };
+    let mut region = rdma.pd().expose(Pages::new(64).unwrap(), Access::REMOTE_READ).unwrap();
+    region.write(60, &[1, 2, 3, 4]).unwrap();
+    let mut bytes = [0; 4];
+    region.read(60, &mut bytes).unwrap();
+    assert_eq!(bytes, [1, 2, 3, 4]);
+    for error in [
+        error_of(region.write(61, &[0; 4])),
+        error_of(region.read(usize::MAX, &mut bytes)),
+        error_of(region.load_u64(57)),
+        error_of(region.store_u64(64, 0)),
+    ] {
+        assert!(matches!(error, Error::OutOfBounds { region: 64, .. }), "{error:?}");
+    }
+    assert!(matches!(error_of(region.load_u64(4)), Error::Misaligned { offset: 4, align: 8 }));
+    let remote = region.remote();
+    assert_eq!(remote.len, 64);
+    assert_ne!(remote.rkey, 0);
+    assert_eq!(remote.address % 4096, 0);
+}

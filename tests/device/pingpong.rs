@@ -1,0 +1,302 @@
+//! The example `rc_pingpong` against rdma-core's `ibv_rc_pingpong`, and against what goes wrong.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::support::{Rdma, device, skip, within};
+
+/// A game takes two seconds on an emulated machine that has nothing else to do.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks at another process.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// One of the two programs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Program {
+    C(PathBuf),
+    Rust(PathBuf),
+}
+
+impl Program {
+    fn c() -> Option<Program> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        match std::env::split_paths(&path).map(|folder| folder.join("ibv_rc_pingpong")).find(|file| file.is_file()) {
+            Some(file) => Some(Program::C(file)),
+            None => skip("there is no ibv_rc_pingpong in PATH; it comes with rdma-core (package ibverbs-utils)"),
+        }
+    }
+
+    fn rust() -> Option<Program> {
+        let tests = std::env::current_exe().expect("the test's program has a path");
+        let examples =
+            tests.parent().and_then(|deps| deps.parent()).expect("it lies in target/…/deps").join("examples");
+        let file = examples.join("rc_pingpong");
+        if file.is_file() {
+            return Some(Program::Rust(file));
+        }
+        skip(&format!("{} is not there; build it with `cargo build --example rc_pingpong`", file.display()))
+    }
+
+    /// Starts it on the device of the tests.
+    fn start(&self, rdma: &Rdma, arguments: &[&str]) -> Running {
+        let gid = rdma.gid.index.to_string();
+        let port = rdma.port.to_string();
+        let device = ["-d", rdma.device_name(), "-i", &port, "-g", &gid];
+        self.start_with(&[&device, arguments].concat())
+    }
+
+    fn start_with(&self, arguments: &[&str]) -> Running {
+        let (Program::C(file) | Program::Rust(file)) = self;
+        let command = format!("{} {}", file.display(), arguments.join(" "));
+        let mut child = Command::new(file)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let text = Arc::new(Mutex::new(String::new()));
+        let readers = [
+            collect(child.stdout.take().expect("piped"), Arc::clone(&text)),
+            collect(child.stderr.take().expect("piped"), Arc::clone(&text)),
+        ];
+        Running { child, text, readers: readers.into(), command }
+    }
+}
+
+/// Reads lines into `text` until the end.
+fn collect(from: impl Read + Send + 'static, text: Arc<Mutex<String>>) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            let mut text = text.lock().expect("no reader panics");
+            text.push_str(&line);
+            text.push('\n');
+        }
+    })
+}
+
+/// A program that runs, and is killed if it is dropped before it ends.
+struct Running {
+    child: Child,
+    text: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+    command: String,
+}
+
+impl Running {
+    fn text(&self) -> String {
+        self.text.lock().expect("no reader panics").clone()
+    }
+
+    /// Waits for its end; its status and all it wrote.
+    #[track_caller]
+    fn finish(&mut self) -> (ExitStatus, String) {
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
+                break status;
+            }
+            assert!(start.elapsed() < PATIENCE, "{} does not end; it wrote:\n{}", self.command, self.text());
+            std::thread::sleep(PAUSE);
+        };
+        for reader in self.readers.drain(..) {
+            reader.join().expect("no reader panics");
+        }
+        (status, self.text())
+    }
+
+    /// Waits until it has written `wanted`.
+    #[track_caller]
+    fn wait_for(&self, wanted: &str) {
+        within(PATIENCE, &format!("{wanted:?} of {}", self.command), || {
+            std::thread::sleep(PAUSE);
+            self.text().contains(wanted).then_some(())
+        });
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port");
+    listener.local_addr().expect("an address").port()
+}
+
+/// Waits until somebody listens on `port`. Not by connecting, since the programs take one connection.
+fn wait_for_listener(port: u16) {
+    let wanted = format!(":{port:04X} ");
+    const LISTEN: &str = " 0A ";
+    within(PATIENCE, &format!("a listener on port {port}"), || {
+        std::thread::sleep(PAUSE);
+        ["/proc/net/tcp", "/proc/net/tcp6"].iter().find_map(|table| {
+            let table = std::fs::read_to_string(table).ok()?;
+            let listens = |line: &&str| {
+                line.split_whitespace().nth(1).is_some_and(|local| format!("{local} ").ends_with(&wanted))
+                    && line.contains(LISTEN)
+            };
+            table.lines().find(listens).map(drop)
+        })
+    });
+}
+
+/// Runs `server` and `client` with the same arguments; both must succeed with valid data and the same figures.
+fn play(rdma: &Rdma, server: &Program, client: &Program, arguments: &[&str], size: u64, iters: u64) {
+    let port = free_port().to_string();
+    let (size_text, iters_text) = (size.to_string(), iters.to_string());
+    let common = [&["-p", &port, "-s", &size_text, "-n", &iters_text, "-r", "8"], arguments].concat();
+    let mut first = server.start(rdma, &common);
+    if matches!(client, Program::C(_)) {
+        // Ours waits for its server.
+        wait_for_listener(port.parse().expect("a number"));
+    }
+    let mut second = client.start(rdma, &[&common[..], &["127.0.0.1"]].concat());
+    let (ends, total) = ([second.finish(), first.finish()], 2 * size * iters);
+    for (running, (status, text)) in [&second, &first].into_iter().zip(&ends) {
+        assert!(status.success(), "{}: {status}\n{text}\nthe other end:\n{}{}", running.command, ends[0].1, ends[1].1);
+        for wanted in [&format!("{total} bytes in "), &format!("{iters} iters in "), "remote address: "] {
+            assert!(text.contains(wanted), "{} did not write {wanted:?}:\n{text}", running.command);
+        }
+        assert!(!text.contains("invalid data"), "{}:\n{text}", running.command);
+    }
+}
+
+/// Polling, sleeping, and posting by the newer interface.
+const MODES: [&[&str]; 3] = [&["-c"], &["-c", "-e"], &["-c", "-N"]];
+/// Sizes of a message, and how many of them.
+const SIZES: [(u64, u64); 3] = [(1, 100), (4096, 100), (1 << 20, 5)];
+
+#[test]
+fn our_client_plays_with_the_server_of_c() {
+    let Some(rdma) = device() else { return };
+    let (Some(ours), Some(c)) = (Program::rust(), Program::c()) else { return };
+    for mode in MODES {
+        for (size, iters) in SIZES {
+            play(&rdma, &c, &ours, mode, size, iters);
+        }
+    }
+}
+
+#[test]
+fn our_server_plays_with_the_client_of_c() {
+    let Some(rdma) = device() else { return };
+    let (Some(ours), Some(c)) = (Program::rust(), Program::c()) else { return };
+    for mode in MODES {
+        for (size, iters) in SIZES {
+            play(&rdma, &ours, &c, mode, size, iters);
+        }
+    }
+}
+
+#[test]
+fn our_client_plays_with_our_server() {
+    let Some(rdma) = device() else { return };
+    let Some(ours) = Program::rust() else { return };
+    let mtu = rdma.query_port(rdma.port).unwrap().active_mtu().to_string();
+    for mode in [&["-c", "-m", &mtu][..], &["-c", "-e"], &["-c", "-N", "-e"]] {
+        play(&rdma, &ours, &ours, mode, 5000, 200);
+    }
+}
+
+/// Runs our program, which must end with status 1 and a message that has all of `wanted`.
+#[track_caller]
+fn fails(arguments: &[&str], wanted: &[&str]) {
+    let Some(ours) = Program::rust() else { return };
+    let (status, text) = ours.start_with(arguments).finish();
+    assert_eq!(status.code(), Some(1), "{arguments:?}: {status}\n{text}");
+    for part in [&["rc_pingpong: "], wanted].concat() {
+        assert!(text.contains(part), "{arguments:?} did not say {part:?}:\n{text}");
+    }
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+#[test]
+fn bad_arguments_end_with_status_one_and_the_reason() {
+    let Some(rdma) = device() else { return };
+    let name = rdma.device_name();
+    fails(&["-d", "no_such_device"], &["no RDMA device named no_such_device", name]);
+    let ports = rdma.attributes().ports();
+    fails(&["-d", name, "-i", "255"], &["no port 255", &format!("its ports are 1 to {ports}")]);
+    let used: Vec<u32> = rdma.gids(rdma.port).unwrap().iter().map(|entry| entry.index).collect();
+    let empty = (0..256).find(|index| !used.contains(index)).unwrap().to_string();
+    let port = rdma.port.to_string();
+    fails(&["-d", name, "-i", &port, "-g", &empty], &[&format!("no GID at index {empty}")]);
+    if rdma.is_rxe() {
+        fails(&["-d", name, "-t"], &["completion"]);
+        fails(&["-d", name, "-o"], &["page on demand"]);
+        fails(&["-d", name, "-s", "8388609"], &["8388609 bytes is too long"]);
+        fails(&["-d", name, "-r", "40000"], &["--rx-depth"]);
+    }
+}
+
+#[test]
+fn a_server_that_is_not_there_is_an_error_in_time() {
+    let Some(rdma) = device() else { return };
+    let port = free_port().to_string();
+    let arguments = ["-d", rdma.device_name(), "--timeout", "1", "-p", &port, "127.0.0.1"];
+    fails(&arguments, &["cannot connect to 127.0.0.1", "start the server there first"]);
+}
+
+/// Both ends, in the middle of a run that would take very long.
+fn mid_run(rdma: &Rdma, ours: &Program, arguments: &[&str]) -> (Running, Running) {
+    let port = free_port().to_string();
+    let common = [&["-p", &port, "-n", "100000000", "--timeout", "2"], arguments].concat();
+    let server = ours.start(rdma, &common);
+    let client = ours.start(rdma, &[&common[..], &["127.0.0.1"]].concat());
+    client.wait_for("remote address: ");
+    server.wait_for("remote address: ");
+    // Until it takes processor time to play.
+    let ticks = |running: &Running| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", running.child.id())).unwrap_or_default();
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split_whitespace().collect();
+        let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+        number(11) + number(12)
+    };
+    let before = (ticks(&server), ticks(&client));
+    within(PATIENCE, "a game", || {
+        std::thread::sleep(PAUSE);
+        (ticks(&server) > before.0 && ticks(&client) > before.1).then_some(())
+    });
+    (server, client)
+}
+
+#[test]
+fn a_peer_that_is_killed_mid_run_is_an_error_in_time() {
+    let Some(rdma) = device() else { return };
+    let Some(ours) = Program::rust() else { return };
+    for mode in [&[][..], &["-e"]] {
+        for kill_server in [true, false] {
+            let (mut server, mut client) = mid_run(&rdma, &ours, mode);
+            let (victim, survivor) = if kill_server { (&mut server, &mut client) } else { (&mut client, &mut server) };
+            victim.child.kill().expect("it runs");
+            let (status, text) = survivor.finish();
+            assert_eq!(status.code(), Some(1), "{}: {status}\n{text}", survivor.command);
+            // Which it is depends on whether a message was under way.
+            let reasons = ["transport retry counter exceeded", "within 2"];
+            assert!(reasons.iter().any(|reason| text.contains(reason)), "{}:\n{text}", survivor.command);
+            assert!(text.contains("rc_pingpong: ") && !text.contains("panicked"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn ends_that_disagree_on_the_size_are_told_so() {
+    let Some(rdma) = device() else { return };
+    let Some(ours) = Program::rust() else { return };
+    let port = free_port().to_string();
+    let mut server = ours.start(&rdma, &["-p", &port, "-s", "1000", "--timeout", "2"]);
+    let client = ours.start(&rdma, &["-p", &port, "-s", "100", "--timeout", "2", "127.0.0.1"]);
+    let (status, text) = server.finish();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("100 bytes") && text.contains("1000"), "{text}");
+    drop(client);
+}

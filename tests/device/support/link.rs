@@ -1,0 +1,89 @@
+//! Bringing queue pairs through their states by hand.
+
+use rdma_safe::{
+    Access, AddressVector, Endpoint, EndpointBuilder, GlobalRoute, QueuePair, QueuePairAttributes, QueuePairState,
+    Result,
+};
+
+use super::Rdma;
+
+/// First packet number of every raw connection of the tests.
+pub(crate) const PSN: u32 = 0x12_3456;
+
+/// Attributes of a connection, with defaults that suit a peer on the same device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub(crate) access: Access,
+    pub(crate) timeout: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) rd_atomic: u8,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Link { access: Access::REMOTE, timeout: 14, retry_count: 7, rnr_retry: 7, min_rnr_timer: 12, rd_atomic: 4 }
+    }
+}
+
+impl Link {
+    pub(crate) fn to_init(self, rdma: &Rdma) -> QueuePairAttributes {
+        QueuePairAttributes::new()
+            .set_state(QueuePairState::INIT)
+            .set_port(rdma.port)
+            .set_pkey_index(0)
+            .set_access(self.access)
+    }
+
+    pub(crate) fn to_rtr(self, rdma: &Rdma, remote: u32) -> QueuePairAttributes {
+        let mtu = rdma.query_port(rdma.port).expect("the port can be queried").active_mtu();
+        QueuePairAttributes::new()
+            .set_state(QueuePairState::RTR)
+            .set_address(address(rdma))
+            .set_path_mtu(mtu)
+            .set_dest_qp_num(remote)
+            .set_rq_psn(PSN)
+            .set_max_dest_rd_atomic(self.rd_atomic)
+            .set_min_rnr_timer(self.min_rnr_timer)
+    }
+
+    pub(crate) fn to_rts(self) -> QueuePairAttributes {
+        QueuePairAttributes::new()
+            .set_state(QueuePairState::RTS)
+            .set_sq_psn(PSN)
+            .set_timeout(self.timeout)
+            .set_retry_count(self.retry_count)
+            .set_rnr_retry(self.rnr_retry)
+            .set_max_rd_atomic(self.rd_atomic)
+    }
+
+    /// From RESET to RTS.
+    pub(crate) fn connect(self, rdma: &Rdma, qp: &mut QueuePair, remote: u32) -> Result<()> {
+        qp.modify(&self.to_init(rdma))?;
+        qp.modify(&self.to_rtr(rdma, remote))?;
+        qp.modify(&self.to_rts())
+    }
+}
+
+/// The way from the port to itself.
+pub(crate) fn address(rdma: &Rdma) -> AddressVector {
+    let lid = rdma.query_port(rdma.port).expect("the port can be queried").lid();
+    let route = GlobalRoute {
+        dgid: rdma.gid.gid,
+        sgid_index: u8::try_from(rdma.gid.index).expect("a GID index that an address vector can have"),
+        hop_limit: 64,
+        traffic_class: 0,
+        flow_label: 0,
+    };
+    AddressVector { route: Some(route), ..AddressVector::from_lid(rdma.port, lid) }
+}
+
+/// Two endpoints of the same making, connected with each other.
+pub(crate) fn connected(builder: EndpointBuilder<'_>) -> (Endpoint, Endpoint) {
+    let mut ends = (builder.clone().build().expect("an endpoint"), builder.build().expect("an endpoint"));
+    let (first, second) = (ends.0.address(), ends.1.address());
+    ends.0.connect(&second).expect("the first end connects");
+    ends.1.connect(&first).expect("the second end connects");
+    ends
+}

@@ -1,0 +1,133 @@
+//! What the tests have in common: the device, time limits, child processes, connected ends.
+
+pub(crate) mod child;
+pub(crate) mod lab;
+pub(crate) mod link;
+pub(crate) mod watchdog;
+
+use std::fmt::Debug;
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+
+use rdma_safe::{Context, Device, Endpoint, EndpointBuilder, GidEntry, PortState, ProtectionDomain};
+
+use watchdog::Watchdog;
+
+/// Longest wait for anything that is bound to happen.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The device under test. It ends the process when the test that holds it does not end.
+pub(crate) struct Rdma {
+    context: Context,
+    pub(crate) port: u8,
+    pub(crate) gid: GidEntry,
+    _watchdog: Watchdog,
+}
+
+/// The device under test, or `None` after having said why the test is skipped.
+pub(crate) fn device() -> Option<Rdma> {
+    let name = variable("RDMA_DEVICE");
+    let port = variable("RDMA_PORT").map_or(1, |port| port.parse().expect("RDMA_PORT is a number"));
+    let device = match &name {
+        Some(name) => Device::by_name(name),
+        None => Device::first(),
+    };
+    let context = match device.and_then(|device| device.open()) {
+        Ok(context) => context,
+        // Who names a device does not want its tests skipped.
+        Err(error) if name.is_some() => panic!("RDMA_DEVICE: {error}"),
+        Err(error) => return skip(&error.to_string()),
+    };
+    let state = context.query_port(port).expect("RDMA_PORT names a port of the device").state();
+    if state != PortState::ACTIVE {
+        return skip(&format!("{} port {port} is in {state}, not active", context.device_name()));
+    }
+    let gid = match variable("RDMA_GID_INDEX") {
+        Some(index) => context.gid(port, index.parse().expect("RDMA_GID_INDEX is a number")),
+        None => context.recommended_gid(port),
+    };
+    match gid {
+        Ok(gid) => Some(Rdma { context, port, gid, _watchdog: Watchdog::start() }),
+        Err(error) => skip(&error.to_string()),
+    }
+}
+
+/// Says why a test is skipped; fails it where skipping is not allowed.
+pub(crate) fn skip<T>(reason: &str) -> Option<T> {
+    assert!(variable("RDMA_REQUIRE_DEVICE").as_deref() != Some("1"), "RDMA_REQUIRE_DEVICE is set, but {reason}");
+    println!("skipped: {reason}");
+    None
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+impl Deref for Rdma {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.context
+    }
+}
+
+impl Rdma {
+    /// Whether it is kernel SoftRoCE, whose deviations are known.
+    pub(crate) fn is_rxe(&self) -> bool {
+        self.attributes().vendor_id() == 0xff_ffff
+    }
+
+    pub(crate) fn pd(&self) -> ProtectionDomain {
+        self.alloc_pd().expect("a protection domain")
+    }
+
+    /// An endpoint's builder with the port and GID of the tests.
+    pub(crate) fn endpoint<'a>(&self, pd: &'a ProtectionDomain) -> EndpointBuilder<'a> {
+        Endpoint::builder(pd).port(self.port).gid_index(self.gid.index)
+    }
+}
+
+/// Calls `poll` until it returns something.
+#[track_caller]
+pub(crate) fn within_deadline<T>(what: &str, poll: impl FnMut() -> Option<T>) -> T {
+    within(DEADLINE, what, poll)
+}
+
+/// Calls `poll` until it returns something, at most for `limit`.
+#[track_caller]
+pub(crate) fn within<T>(limit: Duration, what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    /// Before others that wait get the processor.
+    const SPINS: u32 = 100;
+    let start = Instant::now();
+    loop {
+        for _ in 0..SPINS {
+            if let Some(value) = poll() {
+                return value;
+            }
+            std::hint::spin_loop();
+        }
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// The error of `result`, which must be one.
+#[track_caller]
+pub(crate) fn error_of<T: Debug, E>(result: Result<T, E>) -> E {
+    match result {
+        Ok(value) => panic!("succeeded with {value:?}"),
+        Err(error) => error,
+    }
+}
+
+/// Bytes that differ from one position, and from one `seed`, to the next.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let step = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..len).map(step).collect()
+}

@@ -1,0 +1,28 @@
+//! Nothing hangs for ever: a test that does not end takes the process with it, and says which one it was.
+
+use std::io::Write;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+/// More than any test takes, on an emulated machine that is busy.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Aborts the process unless it is dropped in time.
+pub(crate) struct Watchdog {
+    _stop: Sender<()>,
+}
+
+impl Watchdog {
+    pub(crate) fn start() -> Self {
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        let (stop, stopped) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            if stopped.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+                // Not `eprintln!`, which the test harness would capture.
+                let _ = writeln!(std::io::stderr(), "\n{test} hangs: no end within {LIMIT:?}; aborting all tests");
+                std::process::abort();
+            }
+        });
+        Watchdog { _stop: stop }
+    }
+}

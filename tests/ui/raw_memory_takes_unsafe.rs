@@ -1,0 +1,16 @@
+//! The device reads and writes memory by address, behind the compiler's back: who names addresses has to vouch for them.
+
+use rdma_safe::{Access, Inline, ProtectionDomain, QueuePair, Remote, Sge, WorkRequest};
+
+fn main() {}
+
+fn post(qp: &mut QueuePair, pd: &ProtectionDomain, mut memory: [u8; 8]) {
+    let sge = Sge { address: 0x1000, len: 8, lkey: 1 };
+    let mut batch = qp.send_batch().unwrap();
+    batch.send(WorkRequest::new(1), sge).unwrap();
+    batch.write(WorkRequest::new(2), Remote { address: 0x1000, rkey: 1 }, Inline(b"anywhere")).unwrap();
+    drop(batch);
+    qp.recv_batch().unwrap().receive(3, &[sge]).unwrap();
+    qp.receive(4, sge).unwrap();
+    pd.register_raw(memory.as_mut_ptr(), 8, Access::REMOTE_WRITE).unwrap();
+}

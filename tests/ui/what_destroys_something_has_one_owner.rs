@@ -1,0 +1,19 @@
+//! A handle that destroys on drop and can be cloned destroys twice; a buffer that can be cloned is memory with two owners.
+
+use rdma_safe::{Buffer, CompletionQueue, Endpoint, ExposedRegion, QueuePair, RawMemoryRegion};
+
+fn main() {}
+
+fn clone<T: Clone>(_: &T) {}
+
+fn all(qp: &QueuePair, cq: &CompletionQueue, endpoint: &Endpoint) {
+    clone(qp);
+    clone(cq);
+    clone(endpoint);
+}
+
+fn memory(buffer: &Buffer, exposed: &ExposedRegion, raw: &RawMemoryRegion) {
+    clone(buffer);
+    clone(exposed);
+    clone(raw);
+}
