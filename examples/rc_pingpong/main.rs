@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rdma_safe::{
-    Access, Buffer, ConnectOptions, Context, Device, Endpoint, Gid, LinkLayer, Pages, PortAttributes, PortState,
+    Access, Buffer, ConnectOptions, Context, Device, Endpoint, Errno, Gid, LinkLayer, Pages, PortAttributes, PortState,
     ProtectionDomain, QueuePairAddress, sys,
 };
 
@@ -87,7 +87,7 @@ fn run(options: &Options) -> Result<ExitCode> {
     let gid = if is_ethernet || options.gid_idx.is_some() { gid } else { Gid::ZERO };
     let local = Address { lid, qp_num, psn, gid };
     let mut out = io::stdout();
-    writeln!(out, "  local address:  {local}")?;
+    writeln!(out, "  local address:  {local}").map_err(cannot_print)?;
     let remote = match &options.host {
         Some(host) => exchange::client(host, options.port, &local, options.timeout)?,
         None => {
@@ -95,7 +95,7 @@ fn run(options: &Options) -> Result<ExitCode> {
             exchange::server(options.port, &local, options.timeout, connect)?
         }
     };
-    writeln!(out, "  remote address: {remote}")?;
+    writeln!(out, "  remote address: {remote}").map_err(cannot_print)?;
     let page = rustix::param::page_size();
     let begin = match options.host {
         Some(_) => {
@@ -105,26 +105,31 @@ fn run(options: &Options) -> Result<ExitCode> {
         None => None,
     };
     let Outcome { elapsed, message, ticks } = pingpong.play(begin)?;
-    report(&mut out, options, elapsed)?;
-    if let Some(ticks) = ticks.filter(|ticks| !ticks.is_empty()) {
-        writeln!(out, "{ticks}")?;
-    }
+    report(&mut out, options, elapsed, ticks.as_ref()).map_err(cannot_print)?;
     let mut status = ExitCode::SUCCESS;
     if options.chk && options.host.is_none() {
         for page in pattern::invalid_pages(&message, page) {
-            writeln!(out, "invalid data in page {page}")?;
+            writeln!(out, "invalid data in page {page}").map_err(cannot_print)?;
             status = ExitCode::FAILURE;
         }
     }
     Ok(status)
 }
 
-fn report(out: &mut impl Write, options: &Options, elapsed: Duration) -> io::Result<()> {
+fn report(out: &mut impl Write, options: &Options, elapsed: Duration, ticks: Option<&Ticks>) -> io::Result<()> {
     let (seconds, micros) = (elapsed.as_secs_f64(), elapsed.as_secs_f64() * 1e6);
     let bytes = u64::from(options.size) * u64::from(options.iters) * 2;
     let iters = options.iters;
     writeln!(out, "{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / micros)?;
-    writeln!(out, "{iters} iters in {seconds:.2} seconds = {:.2} usec/iter", micros / f64::from(iters))
+    writeln!(out, "{iters} iters in {seconds:.2} seconds = {:.2} usec/iter", micros / f64::from(iters))?;
+    match ticks.filter(|ticks| !ticks.is_empty()) {
+        Some(ticks) => writeln!(out, "{ticks}"),
+        None => Ok(()),
+    }
+}
+
+fn cannot_print(error: io::Error) -> String {
+    format!("cannot print: {error}")
 }
 
 /// Refuses options that this device, or this crate, cannot follow.
@@ -202,14 +207,18 @@ fn allocate(pd: &ProtectionDomain, options: &Options) -> Result<Vec<Buffer>> {
     let (size, page) = (options.size as usize, rustix::param::page_size());
     let stride = size.next_multiple_of(if size < page { CACHE_LINE } else { page });
     let count = options.rx_depth as usize + 2;
-    let explain = |problem: String| {
+    let too_large = |problem: String| {
         format!("{problem}; {count} buffers for messages of {size} bytes are needed: give a smaller --rx-depth")
     };
-    let len = stride.checked_mul(count).ok_or_else(|| explain("memory is not that large".into()))?;
+    let len = stride.checked_mul(count).ok_or_else(|| too_large("memory is not that large".into()))?;
     let access = if options.odp { Access::ON_DEMAND } else { Access::empty() };
-    let mut region = Pages::new(len)
-        .and_then(|pages| pd.register_with(pages, access))
-        .map_err(|error| explain(failure::one_line(&error)))?;
+    let mut region =
+        Pages::new(len).and_then(|pages| pd.register_with(pages, access)).map_err(|error| match error {
+            rdma_safe::Error::Allocate { .. } | rdma_safe::Error::RegisterMemory { errno: Errno(libc::ENOMEM), .. } => {
+                too_large(error.to_string()).into()
+            }
+            error => Box::<dyn Error>::from(error),
+        })?;
     if options.chk {
         // A page that nothing arrived in must not pass for one that a mark arrived in.
         pattern::fill(&mut region, page, false);

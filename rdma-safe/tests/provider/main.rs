@@ -1,6 +1,7 @@
 //! The safe interface over a provider that runs inside this process.
 
 mod batches;
+mod contexts;
 mod creation;
 mod drop_orders;
 mod endpoint_operations;

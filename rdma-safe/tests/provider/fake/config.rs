@@ -22,6 +22,10 @@ pub(crate) struct Config {
     pub(crate) wc_flags: u64,
     /// Send operations of extended queue pairs.
     pub(crate) send_ops: u64,
+    /// Send operations that creation accepts and that are then not there.
+    pub(crate) hollow_ops: u64,
+    /// Elements that sends of extended queue pairs are granted, whatever was asked for.
+    pub(crate) granted_sges: Option<u32>,
     /// Behaves as the rxe provider of rdma-core 44, faults included.
     pub(crate) rxe: bool,
     pub(crate) transport: ibv_transport_type,
@@ -113,6 +117,8 @@ impl Default for Config {
             gid_queries: true,
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
             send_ops: 0x2ff,
+            hollow_ops: 0,
+            granted_sges: None,
             rxe: false,
             transport: IBV_TRANSPORT_IB,
             guid: 0x0200_00ff_fe00_0001,

@@ -66,6 +66,9 @@ pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *m
             sq_sig_all: wanted.sq_sig_all,
         };
         let raw = create(state, "create_qp_ex", wanted.pd, &classic, Some(wanted.send_ops_flags));
+        if let (Some(sges), false) = (state.config.granted_sges, raw.is_null()) {
+            unsafe { (*attr).cap.max_send_sge = sges };
+        }
         own(raw, device);
         raw
     })
@@ -121,7 +124,7 @@ fn create(
         }
         Some(ops) => {
             let mut qp_ex = ibv_qp_ex { qp_base: base, ..ibv_qp_ex::zeroed() };
-            post::set_builders(&mut qp_ex, ops);
+            post::set_builders(&mut qp_ex, ops & !state.config.hollow_ops);
             let (alloc, raw) = Alloc::new(qp_ex);
             (alloc, raw.cast(), raw)
         }
