@@ -50,13 +50,18 @@ impl Chain {
     pub(super) fn post(&mut self, qp: *mut ibv_qp) -> Result<(), PostError> {
         let len = std::mem::take(&mut self.len) as usize;
         let stride = self.sges.len() / self.wrs.len();
-        let first = self.wrs.as_mut_ptr();
+        let inline_stride = self.inline.len() / self.wrs.len();
+        // Once each: another `as_mut_ptr` would end the right to use what the one before it gave.
+        let (first, sges, inline) = (self.wrs.as_mut_ptr(), self.sges.as_mut_ptr(), self.inline.as_mut_ptr());
         for index in 0..len {
             // SAFETY: `index` is below `len`, which is at most the length of `wrs`, and the elements of each work request
-            // are `stride` of `sges`.
+            // are `stride` of `sges`, at least one, and its inline data `inline_stride` of `inline`.
             unsafe {
                 let wr = first.add(index);
-                (*wr).sg_list = self.sges.as_mut_ptr().add(index * stride);
+                (*wr).sg_list = sges.add(index * stride);
+                if (*wr).send_flags & IBV_SEND_INLINE.0 != 0 {
+                    (*(*wr).sg_list).addr = inline.add(index * inline_stride).expose_provenance() as u64;
+                }
                 (*wr).next = if index + 1 < len { first.add(index + 1) } else { std::ptr::null_mut() };
             }
         }

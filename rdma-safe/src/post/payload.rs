@@ -178,7 +178,8 @@ impl sealed::Payload for InlineList<'_> {
 
     fn fill(&self, slot: Slot<'_>) {
         let len = concatenate(self.0, slot.inline);
-        slot.sges[0] = ibv_sge { addr: slot.inline.as_ptr().expose_provenance() as u64, length: len as u32, lkey: 0 };
+        // Its address is set when the chain is posted.
+        slot.sges[0] = ibv_sge { addr: 0, length: len as u32, lkey: 0 };
         slot.wr.num_sge = i32::from(len > 0);
     }
 }

@@ -185,13 +185,14 @@ impl RecvBatch<'_> {
         }
         let queue = &mut *self.queue;
         let stride = queue.sges.len() / queue.wrs.len();
-        let first = queue.wrs.as_mut_ptr();
+        // Once each: another `as_mut_ptr` would end the right to use what the one before it gave.
+        let (first, sges) = (queue.wrs.as_mut_ptr(), queue.sges.as_mut_ptr());
         for index in 0..self.count {
             // SAFETY: `index` is below `count`, which is at most the length of `wrs`, and the elements of each work request
             // are `stride` of `sges`.
             unsafe {
                 let wr = first.add(index);
-                (*wr).sg_list = queue.sges.as_mut_ptr().add(index * stride);
+                (*wr).sg_list = sges.add(index * stride);
                 (*wr).next = if index + 1 < self.count { first.add(index + 1) } else { std::ptr::null_mut() };
             }
         }

@@ -284,3 +284,12 @@ fn an_endpoint_that_cannot_be_built_leaves_nothing_behind() {
         }
     }
 }
+
+#[test]
+fn an_endpoint_cannot_be_built_on_iwarp() {
+    let fake = Fake::new(Config { transport: rdma_sys::IBV_TRANSPORT_IWARP, ..Config::default() });
+    let pd = fake.pd();
+    let error = Endpoint::builder(&pd).build().unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("iWARP"), "{error}");
+    assert_eq!(fake.live().cqs, 0);
+}

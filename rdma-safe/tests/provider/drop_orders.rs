@@ -123,34 +123,43 @@ fn each_destroyed_once(fake: &Fake, rounds: usize) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "880 orders; Miri takes some in which every object meets others")]
 fn every_pair_of_objects_may_be_dropped_in_either_order() {
     on_each_interface(|fake, interfaces| {
         let memory = Memory::new();
         let mut rounds = 0;
         for first in 0..KINDS.len() {
             for second in (0..KINDS.len()).filter(|second| *second != first) {
-                // Miri takes every ordered pair once, over all four interfaces.
-                let turn = 2 * usize::from(interfaces.extended_cq) + usize::from(interfaces.extended_qp);
-                if cfg!(miri) && (first * 7 + second) % 4 != turn {
-                    continue;
-                }
                 let others = || (0..KINDS.len()).filter(|index| ![first, second].contains(index));
                 drop_in(&[first, second].into_iter().chain(others()).collect::<Vec<_>>(), fake, interfaces, &memory);
-                rounds += 1;
-                if !cfg!(miri) {
-                    // The two last, after the others in reverse.
-                    drop_in(&others().rev().chain([first, second]).collect::<Vec<_>>(), fake, interfaces, &memory);
-                    rounds += 1;
-                }
+                // The two last, after the others in reverse.
+                drop_in(&others().rev().chain([first, second]).collect::<Vec<_>>(), fake, interfaces, &memory);
+                rounds += 2;
             }
         }
         each_destroyed_once(fake, rounds);
     });
 }
 
+/// Forward and backward, and zigzags from each object: each is dropped right before and right after several others.
+#[test]
+fn objects_may_be_dropped_in_and_against_the_order_of_their_creation() {
+    on_each_interface(|fake, interfaces| {
+        let memory = Memory::new();
+        let all = KINDS.len();
+        let mut orders = vec![(0..all).collect::<Vec<_>>(), (0..all).rev().collect()];
+        for first in (0..all).step_by(if cfg!(miri) { 4 } else { 1 }) {
+            let step = |index: usize| if index % 2 == 0 { all - index / 2 } else { index.div_ceil(2) };
+            orders.push((0..all).map(|index| (first + step(index)) % all).collect());
+        }
+        orders.iter().for_each(|order| drop_in(order, fake, interfaces, &memory));
+        each_destroyed_once(fake, orders.len());
+    });
+}
+
 /// All orders of what holds other objects: device, context, domain, channel, completion queue, queue pair, endpoint.
 #[test]
-#[cfg_attr(miri, ignore = "5040 orders; Miri takes every pair")]
+#[cfg_attr(miri, ignore = "5040 orders")]
 fn the_objects_that_hold_others_may_be_dropped_in_every_order() {
     let fake = Fake::new(Config::default());
     let memory = Memory::new();

@@ -26,6 +26,7 @@ fn a_message_comes_out_of_the_peers_receive_and_both_buffers_come_back() {
 
         let sent = done(&mut a);
         assert_eq!((sent.id, sent.operation, sent.status), (send, Operation::Send, WcStatus::SUCCESS));
+        assert_eq!(sent.byte_len, 0, "not defined for a send, whatever the provider says");
         assert_eq!(&sent.buffer.unwrap()[..], b"a message");
 
         let received = done(&mut b);
@@ -231,7 +232,7 @@ fn a_peer_reaches_only_what_both_the_region_and_the_queue_pair_allow() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let regions = [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC];
-        for (index, right) in regions.into_iter().enumerate() {
+        for (index, right) in regions.into_iter().enumerate().take(if cfg!(miri) { 1 } else { 3 }) {
             for peer_access in [right, Access::REMOTE - right] {
                 let exposed = pd.expose(Pages::new(8).unwrap(), right).unwrap();
                 let remote = exposed.remote();

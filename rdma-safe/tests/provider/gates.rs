@@ -16,7 +16,7 @@ fn an_operation_that_was_not_enabled_is_refused() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (buffer, remote) = (pd.allocate(8).unwrap(), Remote { address: 0x1000, rkey: 1 });
-        for enabled in SendOps::RC {
+        for enabled in SendOps::RC.iter().step_by(if cfg!(miri) { 5 } else { 1 }) {
             let make = || raw_with(&pd, interfaces, WcFields::STANDARD, |qp| qp.operations(enabled));
             let (mut a, b) = (make(), make());
             assert_eq!(a.qp.operations(), enabled);
@@ -288,7 +288,7 @@ fn loopback_does_not_reach_what_is_not_exposed() {
         let pd = fake.pd();
         let mut private = pd.allocate(8).unwrap();
         private.copy_from_slice(b"keep out");
-        for rkey in [0, private.lkey(), private.lkey() + 1] {
+        for rkey in [private.lkey(), 0, private.lkey() + 1].into_iter().take(if cfg!(miri) { 1 } else { 3 }) {
             let mut a = builder(&pd, interfaces).build().unwrap();
             let mut b = builder(&pd, interfaces).build().unwrap();
             connect(&mut a, &mut b);

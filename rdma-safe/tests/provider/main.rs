@@ -10,6 +10,8 @@ mod failing_destruction;
 mod failing_posts;
 mod fake;
 mod gates;
+// Tables and texts, which hold nothing for Miri to find and take it minutes.
+#[cfg(not(miri))]
 mod modify;
 mod polling;
 mod queries;

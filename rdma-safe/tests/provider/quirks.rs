@@ -1,6 +1,8 @@
 //! SoftRoCE of rdma-core 44, whose faults the provider repeats, and what is done about them.
 
-use rdma_safe::{CompletionQueue, Inline, InlineList, Quirks, Sge, WcFields, WcStatus, Work, WorkRequest};
+use rdma_safe::{
+    CompletionQueue, Errno, Inline, InlineList, PostError, Quirks, Sge, WcFields, WcStatus, Work, WorkRequest,
+};
 use rdma_sys::{ibv_cq_ex, ibv_end_poll, ibv_next_poll, ibv_poll_cq_attr, ibv_start_poll};
 
 use crate::fake::{Config, Cqe, Fake, Mode};
@@ -101,6 +103,42 @@ fn endpoints_on_a_wrapped_queue_lose_and_repeat_nothing() {
 fn only_that_provider_has_the_quirks() {
     assert_eq!(Fake::new(Config::rxe()).open().quirks(), Quirks::all() - Quirks::EXTENDED_SENDS_BROKEN);
     assert_eq!(Fake::new(Config::default()).open().quirks(), Quirks::empty());
+}
+
+#[test]
+fn a_provider_whose_batches_are_broken_is_posted_to_by_post_send() {
+    let fake = Fake::new(Config { vendor_id: 0x14e4, ..Config::default() });
+    let pd = fake.pd();
+    assert_eq!(pd.context().quirks(), Quirks::EXTENDED_SENDS_BROKEN);
+    let (mut a, mut b) = endpoints(&pd, EXTENDED);
+    b.receive(pd.allocate(8).unwrap()).unwrap();
+    a.send(pd.allocate(3).unwrap()).unwrap();
+    assert_eq!(done(&mut b).byte_len, 3);
+    assert_eq!((fake.calls("create_qp_ex"), fake.calls("wr_start"), fake.calls("ibv_post_send")), (0, 0, 1));
+}
+
+/// The doorbell of rxe is a system call, which fails with ENOMEM, too, when the work is in the queue.
+#[test]
+fn no_memory_says_nothing_where_it_may_come_from_the_doorbell() {
+    for (config, taken, expected) in [
+        (Config::rxe(), true, PostError::InDoubt { errno: Errno(libc::ENOMEM) }),
+        (Config::default(), false, PostError::QueueFull { posted: 0 }),
+    ] {
+        let fake = Fake::new(config);
+        let pd = fake.pd();
+        let (mut a, _b) = endpoints(&pd, EXTENDED);
+        fake.set_mode(Mode::Manual);
+        fake.fail_wr_complete(libc::ENOMEM, taken);
+        let rejected = a.send(pd.allocate(3).unwrap()).unwrap_err();
+        assert_eq!((rejected.error, rejected.buffer.is_some()), (expected, !taken));
+        assert_eq!(a.close().unwrap().len(), usize::from(taken));
+    }
+    let fake = Fake::new(Config::rxe());
+    let pd = fake.pd();
+    let (mut a, _b) = endpoints(&pd, EXTENDED);
+    fake.fail_wr_complete(libc::ENOSPC, false);
+    let rejected = a.send(pd.allocate(3).unwrap()).unwrap_err();
+    assert_eq!((rejected.error, rejected.buffer.is_some()), (PostError::QueueFull { posted: 0 }, true));
 }
 
 #[test]

@@ -28,6 +28,7 @@ pub(crate) struct Config {
     pub(crate) granted_sges: Option<u32>,
     /// Behaves as the rxe provider of rdma-core 44, faults included.
     pub(crate) rxe: bool,
+    pub(crate) vendor_id: u32,
     pub(crate) transport: ibv_transport_type,
     pub(crate) guid: u64,
     pub(crate) max_inline: u32,
@@ -120,6 +121,7 @@ impl Default for Config {
             hollow_ops: 0,
             granted_sges: None,
             rxe: false,
+            vendor_id: 0x02c9,
             transport: IBV_TRANSPORT_IB,
             guid: 0x0200_00ff_fe00_0001,
             max_inline: 256,
@@ -142,7 +144,7 @@ impl Config {
 
     /// SoftRoCE of rdma-core 44.
     pub(crate) fn rxe() -> Self {
-        Config { rxe: true, ..Config::default() }
+        Config { rxe: true, vendor_id: 0xff_ffff, ..Config::default() }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
+use std::thread::ThreadId;
 
 use rdma_sys::*;
 
@@ -30,11 +31,11 @@ pub(super) struct Cq {
     consumer: u32,
     /// Where the cursor of the extended interface is.
     current: u32,
-    /// Between `start_poll` and `end_poll`.
-    polling: bool,
+    /// The thread that is between `start_poll` and `end_poll`, and holds the lock.
+    polling: Option<ThreadId>,
     /// The cursor is on a completion.
     standing: bool,
-    /// The end_poll of rxe that follows an ENOENT of next_poll.
+    /// A completion found no room.
     overrun: bool,
     /// Armed, and whether for solicited completions only.
     armed: Option<bool>,
@@ -221,7 +222,7 @@ fn create(context: *mut ibv_context, verb: &'static str, wanted: Wanted) -> *mut
             producer: 0,
             consumer: 0,
             current: 0,
-            polling: false,
+            polling: None,
             standing: false,
             overrun: false,
             armed: None,
@@ -256,7 +257,8 @@ pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
     enter(raw, "ibv_destroy_cq", |state, _| {
         let address = raw.addr();
         let Some(cq) = state.cq(address, "ibv_destroy_cq") else { return libc::EINVAL };
-        let (channel, unacknowledged, polling) = (cq.channel, cq.events_read - cq.events_acknowledged, cq.polling);
+        let (channel, unacknowledged, polling) =
+            (cq.channel, cq.events_read - cq.events_acknowledged, cq.polling.is_some());
         if unacknowledged > 0 {
             state.violation(format!("ibv_destroy_cq waits for ever for {unacknowledged} events"));
         }
@@ -324,6 +326,15 @@ impl State {
         }
     }
 
+    /// Notes that a verb takes the lock of a completion queue that this very thread holds, as mlx5 does where it sorts the
+    /// completions of a queue pair out.
+    pub(super) fn needs_lock(&mut self, cqs: [usize; 2], verb: &str) {
+        let here = Some(std::thread::current().id());
+        if cqs.iter().any(|cq| self.cqs.get(cq).is_some_and(|cq| cq.polling == here)) {
+            self.violation(format!("{verb} while this thread polls waits for ever"));
+        }
+    }
+
     /// Before a poll: executes what waits for one.
     fn before_poll(&mut self) {
         if self.mode == Mode::AtPoll {
@@ -343,7 +354,7 @@ pub(super) unsafe extern "C" fn poll_cq(raw: *mut ibv_cq, room: c_int, wcs: *mut
         if cq.overrun {
             return -1;
         }
-        if cq.polling {
+        if cq.polling.is_some() {
             state.violation("ibv_poll_cq between start_poll and end_poll waits for ever");
             return -1;
         }
@@ -369,7 +380,7 @@ unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr
         }
         let fault = state.fault("start_poll");
         let Some(cq) = state.cq(raw.addr(), "start_poll") else { return libc::EINVAL };
-        if cq.polling {
+        if cq.polling.is_some() {
             state.violation("start_poll between start_poll and end_poll waits for ever");
             return libc::EINVAL;
         }
@@ -383,7 +394,7 @@ unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr
         if cq.current == cq.producer {
             return libc::ENOENT;
         }
-        cq.polling = true;
+        cq.polling = Some(std::thread::current().id());
         let release = cq.stand();
         release.into_iter().for_each(|release| state.release(release));
         0
@@ -395,7 +406,7 @@ unsafe extern "C" fn next_poll(raw: *mut ibv_cq_ex) -> c_int {
         state.before_poll();
         let (fault, rxe) = (state.fault("next_poll"), state.config.rxe);
         let Some(cq) = state.cq(raw.addr(), "next_poll") else { return libc::EINVAL };
-        if !cq.polling {
+        if cq.polling.is_none() {
             state.violation("next_poll outside of start_poll and end_poll");
             return libc::EINVAL;
         }
@@ -424,11 +435,11 @@ unsafe extern "C" fn next_poll(raw: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll(raw: *mut ibv_cq_ex) {
     enter(raw, "end_poll", |state, _| {
         let Some(cq) = state.cq(raw.addr(), "end_poll") else { return };
-        if !cq.polling {
+        if cq.polling.is_none() {
             state.violation("end_poll without start_poll");
             return;
         }
-        cq.polling = false;
+        cq.polling = None;
         cq.standing = false;
         cq.consumer = cq.after(cq.current);
     });

@@ -162,7 +162,9 @@ pub(super) unsafe extern "C" fn qp_to_qp_ex(raw: *mut ibv_qp) -> *mut ibv_qp_ex 
 pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
     enter(raw, "ibv_destroy_qp", |state, _| {
         let Some(qp) = state.qp(raw.addr(), "ibv_destroy_qp") else { return libc::EINVAL };
-        if qp.batch.is_some() {
+        let (cqs, is_open) = ([qp.send_cq, qp.recv_cq], qp.batch.is_some());
+        state.needs_lock(cqs, "ibv_destroy_qp");
+        if is_open {
             state.violation("ibv_destroy_qp between wr_start and wr_complete");
         }
         if let Some(errno) = state.fault("ibv_destroy_qp") {
@@ -200,8 +202,14 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
             return errno;
         }
         let Some(qp) = state.qp(raw.addr(), "ibv_modify_qp") else { return libc::EINVAL };
-        let (from, port) = (qp.state, qp.attr.port_num);
+        let (from, port, cqs, is_open) = (qp.state, qp.attr.port_num, [qp.send_cq, qp.recv_cq], qp.batch.is_some());
         let to = if mask & IBV_QP_STATE.0 != 0 { attr.qp_state } else { from };
+        if to == IBV_QPS_RESET {
+            state.needs_lock(cqs, "ibv_modify_qp to RESET");
+        }
+        if is_open {
+            state.violation("ibv_modify_qp between wr_start and wr_complete");
+        }
         if !allows(from, to, mask) {
             return libc::EINVAL;
         }

@@ -154,7 +154,7 @@ fn device_attributes(config: &Config) -> ibv_device_attr {
     let mut attr = ibv_device_attr {
         node_guid: config.guid.to_be(),
         sys_image_guid: (config.guid + 1).to_be(),
-        vendor_id: if config.rxe { 0xff_ffff } else { 0x02c9 },
+        vendor_id: config.vendor_id,
         max_mr_size: u64::MAX,
         max_qp: 1000,
         max_qp_wr: config.max_qp_wr as c_int,
