@@ -94,8 +94,7 @@ impl PingPong {
         }
         let start = Instant::now();
         while self.received < self.iters || self.sent < self.iters {
-            let completion = self.next()?;
-            self.take(completion)?;
+            self.step()?;
         }
         let elapsed = start.elapsed();
         // The last one to be sent came back with its completion.
@@ -103,8 +102,37 @@ impl PingPong {
         Ok(Outcome { elapsed, message, ticks: self.ticks })
     }
 
+    /// Waits for a completion, and does what follows from it.
     #[inline]
-    fn take(&mut self, completion: Completion) -> Result<()> {
+    fn step(&mut self) -> Result<()> {
+        /// Between two looks at the clock, which are dear where it is not read in user space.
+        const POLLS: u32 = 4096;
+
+        if self.events {
+            return match self.endpoint.wait(self.timeout) {
+                Ok(mut completion) => self.take(&mut completion),
+                Err(rdma_safe::Error::Timeout { .. }) => Err(self.timed_out()),
+                Err(error) => Err(error.into()),
+            };
+        }
+        let mut since = None;
+        loop {
+            for _ in 0..POLLS {
+                // Not `?`, which would copy the completion.
+                match &mut self.endpoint.poll() {
+                    Ok(None) => {}
+                    Ok(Some(completion)) => return self.take(completion),
+                    Err(error) => return Err((*error).into()),
+                }
+            }
+            if since.get_or_insert_with(Instant::now).elapsed() >= self.timeout {
+                return Err(self.timed_out());
+            }
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, completion: &mut Completion) -> Result<()> {
         if completion.status != WcStatus::SUCCESS {
             return Err(self.failure(completion));
         }
@@ -112,7 +140,9 @@ impl PingPong {
             Operation::Send => {
                 self.sent += 1;
                 self.send_pending = false;
-                self.spare.extend(completion.buffer);
+                if let Some(buffer) = completion.buffer.take() {
+                    self.spare.push(buffer);
+                }
             }
             Operation::Receive => {
                 if completion.byte_len as usize != self.size {
@@ -122,8 +152,9 @@ impl PingPong {
                     ticks.add(timestamp);
                 }
                 // What was sent inline has left its buffer here.
-                self.spare.extend(self.message.take());
-                self.message = completion.buffer;
+                if let Some(sent) = std::mem::replace(&mut self.message, completion.buffer.take()) {
+                    self.spare.push(sent);
+                }
                 self.posted -= 1;
                 if self.posted <= 1 {
                     self.fill_receives()?;
@@ -162,31 +193,6 @@ impl PingPong {
         Ok(())
     }
 
-    /// The next completion.
-    #[inline]
-    fn next(&mut self) -> Result<Completion> {
-        /// Between two looks at the clock, which are dear where it is not read in user space.
-        const POLLS: u32 = 4096;
-
-        if self.events {
-            return match self.endpoint.wait(self.timeout) {
-                Err(rdma_safe::Error::Timeout { .. }) => Err(self.timed_out()),
-                result => Ok(result?),
-            };
-        }
-        let mut since = None;
-        loop {
-            for _ in 0..POLLS {
-                if let Some(completion) = self.endpoint.poll()? {
-                    return Ok(completion);
-                }
-            }
-            if since.get_or_insert_with(Instant::now).elapsed() >= self.timeout {
-                return Err(self.timed_out());
-            }
-        }
-    }
-
     #[cold]
     fn timed_out(&self) -> Box<dyn Error> {
         let what = match (self.send_pending, self.received) {
@@ -203,19 +209,18 @@ impl PingPong {
     }
 
     #[cold]
-    fn failure(&self, completion: Completion) -> Box<dyn Error> {
-        let operation = completion.operation;
-        let advice = match (completion.status, operation) {
+    fn failure(&self, completion: &Completion) -> Box<dyn Error> {
+        let Completion { operation, status, vendor_error, .. } = *completion;
+        let advice = match (status, operation) {
             // What becomes of a message that is too long for its receive differs from device to device.
             (WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR, Operation::Receive)
             | (WcStatus::REM_INV_REQ_ERR | WcStatus::REM_OP_ERR, Operation::Send) => "; give both ends the same --size",
             (WcStatus::RETRY_EXC_ERR, _) => "; give both ends the same --mtu",
             _ => "",
         };
-        match completion.ok() {
-            Ok(_) => "a completion failed and succeeded".into(),
-            Err(failed) => format!("{failed}{advice} ({})", self.progress()).into(),
-        }
+        let what = if operation == Operation::Send { "a send" } else { "a receive" };
+        let (reason, progress) = (status.explain(), self.progress());
+        format!("{what} failed ({progress}): {status} (vendor error {vendor_error:#x}): {reason}{advice}").into()
     }
 
     #[cold]

@@ -1,9 +1,10 @@
 //! The data path of both doors allocates nothing.
 
 #[path = "provider/fake/mod.rs"]
+#[allow(unused_imports)] // Shared with the tests of behaviour, which use more of it.
 mod fake;
 #[path = "provider/support.rs"]
-#[allow(dead_code, unused_imports)] // Shared with the tests of behaviour, which use more of it.
+#[allow(dead_code, unused_imports, unused_macros)] // As above.
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};

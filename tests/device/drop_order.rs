@@ -3,18 +3,18 @@
 use std::time::Instant;
 
 use rdma_safe::{
-    Access, Buffer, CompletionChannel, CompletionQueue, CompletionQueueBuilder, Context, Device, Endpoint,
-    ExposedRegion, Pages, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, SendFlags,
+    Access, Buffer, CompletionChannel, CompletionQueue, CompletionQueueBuilder, Context, Device, Endpoint, Error,
+    ExposedRegion, Pages, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, SendFlags, WcStatus,
 };
 
 use crate::support::child::{expect_kernel_objects, in_own_process, open_files};
 use crate::support::lab::{Data, Lab, Memory, Mode, Op, Wr, cq_builder, next, post};
 use crate::support::link::{Link, connected};
-use crate::support::{DEADLINE, Rdma, device};
+use crate::support::{DEADLINE, Rdma, device, error_of, within_deadline};
 
 /// Objects that depend on one another, each of which can be dropped at any time.
 ///
-/// The kinds are told apart by their index in `Objects::all`.
+/// The kinds are told apart by their index in what `objects` makes.
 enum Object {
     Device(#[allow(dead_code)] Device),
     Context(#[allow(dead_code)] Context),
@@ -184,6 +184,66 @@ fn a_queue_pair_can_be_destroyed_in_every_state_with_work_in_flight() {
             a.qp.destroy().unwrap();
         }
     }
+}
+
+/// Some providers take the lock of a completion queue to destroy a queue pair, which a cursor of the same thread holds.
+#[test]
+fn a_queue_pair_that_goes_while_its_queue_is_polled_hangs_nothing() {
+    let Some(rdma) = device() else { return };
+    in_own_process("drop_order::a_queue_pair_that_goes_while_its_queue_is_polled_hangs_nothing", || {
+        for mode in Mode::ALL {
+            for destroy in [false, true] {
+                let Lab { mut a, b, .. } = Lab::new(&rdma, mode);
+                let write = |id| Wr::new(id, Op::Write(b.memory.remote(0)), Data::One(a.memory.sge(0..8)));
+                post(a.qp.send_batch(), &[write(1), write(2)]).unwrap();
+                let is_extended = a.cq.is_extended();
+                within_deadline("a completion", || {
+                    let mut poll = a.cq.poll();
+                    let completion = poll.next().unwrap()?;
+                    let reset = a.qp.modify(&QueuePairAttributes::new().set_state(QueuePairState::RESET));
+                    match reset {
+                        Err(error) => assert!(is_extended && matches!(error, Error::PolledHere { .. }), "{error:?}"),
+                        Ok(()) => assert!(!is_extended, "{mode}: the cursor holds the lock"),
+                    }
+                    assert_eq!((completion.wr_id(), completion.status()), (1, WcStatus::SUCCESS), "{mode}");
+                    Some(())
+                });
+                if !is_extended {
+                    continue;
+                }
+                let (mut cq, mut qp) = (a.cq, Some(a.qp));
+                within_deadline("a completion", || {
+                    let mut poll = cq.poll();
+                    let completion = poll.next().unwrap()?;
+                    let qp = qp.take().expect("there is one more completion");
+                    if destroy {
+                        let error = error_of(qp.destroy());
+                        assert!(matches!(error, Error::PolledHere { .. }), "{mode}: {error:?}");
+                    } else {
+                        drop(qp);
+                    }
+                    expect_kernel_objects("qp", 2);
+                    assert_eq!((completion.wr_id(), completion.status()), (2, WcStatus::SUCCESS), "{mode}");
+                    Some(())
+                });
+                expect_kernel_objects("qp", 1);
+                drop(b);
+                expect_kernel_objects("qp", 0);
+            }
+        }
+    });
+}
+
+#[test]
+fn objects_of_different_contexts_do_not_go_together() {
+    let Some(rdma) = device() else { return };
+    let other = Device::by_name(rdma.device_name()).unwrap().open().unwrap();
+    let (pd, channel) = (other.alloc_pd().unwrap(), other.create_channel().unwrap());
+    let cq = rdma.completion_queue(8).build().unwrap();
+    let error = error_of(pd.queue_pair(&cq, &cq).build());
+    assert!(matches!(error, Error::ForeignContext { object: "completion queue" }), "{error:?}");
+    let error = error_of(rdma.completion_queue(8).channel(&channel).build());
+    assert!(matches!(error, Error::ForeignContext { object: "completion channel" }), "{error:?}");
 }
 
 /// A queue pair holds its completion queue, so that a completion can be taken after the owner of neither is left.

@@ -413,7 +413,7 @@ fn both_directions_work_at_the_same_time() {
 #[test]
 fn two_threads_use_one_queue_each() {
     on_every_interface(|rdma, mode| {
-        const ROUNDS: u64 = 200;
+        const ROUNDS: u64 = 100;
         const ECHO: u64 = 1 << 32;
         // The echoes do not wait for each other, so there must be room for all.
         let builder = Lab::builder(rdma, mode).depth(ROUNDS as u32).entries(2 * ROUNDS as u32);

@@ -136,7 +136,7 @@ fn an_endpoint_arms_only_for_what_it_has_to_wait_for() {
         b.receive(pd.allocate(8).unwrap()).unwrap();
         assert!(b.arm().unwrap(), "there is nothing yet: an event will come");
         a.send(pd.allocate(3).unwrap()).unwrap();
-        assert_eq!(b.channel().unwrap().try_event().unwrap().is_some(), true);
+        assert!(b.channel().unwrap().try_event().unwrap().is_some());
         assert!(!b.arm().unwrap(), "it is there already");
         assert_eq!(done(&mut b).byte_len, 3);
         assert!(b.arm().unwrap());

@@ -1,5 +1,7 @@
 //! The safe interface over a provider that runs inside this process.
 
+#![allow(clippy::forget_non_drop)] // Whether a guard has a `Drop` is not what these tests are to know.
+
 mod batches;
 mod contexts;
 mod creation;

@@ -184,7 +184,7 @@ fn create(context: *mut ibv_context, verb: &'static str, wanted: Wanted) -> *mut
             return null(libc::EINVAL);
         }
         if !wanted.channel.is_null()
-            && !state.channels.get(&wanted.channel.addr()).is_some_and(|channel| channel.context == context.addr())
+            && state.channels.get(&wanted.channel.addr()).is_none_or(|channel| channel.context != context.addr())
         {
             state.violation(format!("{verb} with a channel of another context"));
             return null(libc::EINVAL);

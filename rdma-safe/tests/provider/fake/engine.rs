@@ -121,7 +121,7 @@ impl State {
             }
             End::Failed { status } => {
                 self.complete_send(address, &wr, status, 0);
-                self.to_error(address);
+                self.enter_error(address);
                 true
             }
         }
@@ -159,16 +159,16 @@ impl State {
         let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
         if room < bytes.len() as u64 {
             self.complete_recv(peer, &receive, Cqe { status: IBV_WC_LOC_LEN_ERR.0, ..Cqe::default() }, wr);
-            self.to_error(peer);
+            self.enter_error(peer);
             return End::Failed { status: IBV_WC_REM_INV_REQ_ERR };
         }
         if self.scatter(pd, &receive.sges, bytes).is_none() {
             self.complete_recv(peer, &receive, Cqe { status: IBV_WC_LOC_PROT_ERR.0, ..Cqe::default() }, wr);
-            self.to_error(peer);
+            self.enter_error(peer);
             return End::Failed { status: IBV_WC_REM_OP_ERR };
         }
         if wr.opcode == IBV_WR_SEND_WITH_INV && !self.invalidate(pd, wr.imm_data) {
-            self.to_error(peer);
+            self.enter_error(peer);
             return End::Failed { status: IBV_WC_REM_ACCESS_ERR };
         }
         let byte_len = bytes.len() as u32;
@@ -237,7 +237,7 @@ impl State {
     }
 
     fn refuse(&mut self, peer: usize) -> End {
-        self.to_error(peer);
+        self.enter_error(peer);
         End::Failed { status: IBV_WC_REM_ACCESS_ERR }
     }
 
@@ -294,11 +294,11 @@ impl State {
 
     pub(super) fn break_qp(&mut self, number: u32) {
         let found = self.qps.iter().find(|(_, qp)| qp.number == number).map(|(address, _)| *address);
-        self.to_error(found.expect("no such queue pair"));
+        self.enter_error(found.expect("no such queue pair"));
     }
 
     /// Goes to the error state: all that was posted is flushed.
-    pub(super) fn to_error(&mut self, address: usize) {
+    pub(super) fn enter_error(&mut self, address: usize) {
         self.qps.get_mut(&address).unwrap().state = IBV_QPS_ERR;
         self.flush(address, true);
     }

@@ -87,7 +87,7 @@ fn create(
     let Some(domain) = state.pd(pd.addr(), verb) else { return null(libc::EINVAL) };
     let context = domain.context;
     for cq in [wanted.send_cq, wanted.recv_cq] {
-        if !state.cqs.get(&cq.addr()).is_some_and(|cq| cq.context == context) {
+        if state.cqs.get(&cq.addr()).is_none_or(|cq| cq.context != context) {
             state.violation(format!("{verb} with a completion queue of another context"));
             return null(libc::EINVAL);
         }
@@ -222,7 +222,7 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
         unsafe { (*raw).state = to };
         state.modified.push((attr, mask));
         match to {
-            IBV_QPS_ERR => state.to_error(raw.addr()),
+            IBV_QPS_ERR => state.enter_error(raw.addr()),
             IBV_QPS_RESET => {
                 let qp = state.qps.get_mut(&raw.addr()).unwrap();
                 qp.sq.clear();
