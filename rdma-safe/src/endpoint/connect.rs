@@ -44,7 +44,7 @@ impl Default for ConnectOptions {
         ConnectOptions {
             mtu: None,
             timeout: 14,
-            retry_count: 7,
+            retry_count: 6,
             rnr_retry: 7,
             min_rnr_timer: 12,
             service_level: 0,
@@ -68,7 +68,7 @@ impl ConnectOptions {
         self
     }
 
-    /// Retries after a timeout, 0 to 7; 7 unless set. With the default timeout a lost peer is reported after about half a
+    /// Retries after a timeout, 0 to 7; 6 unless set, since SoftRoCE takes 7 for "for ever". With the default timeout a lost peer is reported after about half a
     /// second; devices may take up to four times as long.
     pub fn retry_count(mut self, retries: u8) -> Self {
         self.retry_count = retries;
