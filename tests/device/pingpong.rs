@@ -273,18 +273,16 @@ fn mid_run(rdma: &Rdma, ours: &Program, arguments: &[&str]) -> (Running, Running
 fn a_peer_that_is_killed_mid_run_is_an_error_in_time() {
     let Some(rdma) = device() else { return };
     let Some(ours) = Program::rust() else { return };
-    for mode in [&[][..], &["-e"]] {
-        for kill_server in [true, false] {
-            let (mut server, mut client) = mid_run(&rdma, &ours, mode);
-            let (victim, survivor) = if kill_server { (&mut server, &mut client) } else { (&mut client, &mut server) };
-            victim.child.kill().expect("it runs");
-            let (status, text) = survivor.finish();
-            assert_eq!(status.code(), Some(1), "{}: {status}\n{text}", survivor.command);
-            // Which it is depends on whether a message was under way.
-            let reasons = ["transport retry counter exceeded", "within 2"];
-            assert!(reasons.iter().any(|reason| text.contains(reason)), "{}:\n{text}", survivor.command);
-            assert!(text.contains("rc_pingpong: ") && !text.contains("panicked"), "{text}");
-        }
+    for (mode, kill_server) in [(&[][..], true), (&["-e"], false)] {
+        let (mut server, mut client) = mid_run(&rdma, &ours, mode);
+        let (victim, survivor) = if kill_server { (&mut server, &mut client) } else { (&mut client, &mut server) };
+        victim.child.kill().expect("it runs");
+        let (status, text) = survivor.finish();
+        assert_eq!(status.code(), Some(1), "{}: {status}\n{text}", survivor.command);
+        // Which it is depends on whether a message was under way.
+        let reasons = ["transport retry counter exceeded", "within 2"];
+        assert!(reasons.iter().any(|reason| text.contains(reason)), "{}:\n{text}", survivor.command);
+        assert!(text.contains("rc_pingpong: ") && !text.contains("panicked"), "{text}");
     }
 }
 

@@ -27,6 +27,7 @@ fn chain_faults() -> Vec<(PostFault, PostError)> {
         (fault(libc::EIO, 2, Bad::Untouched), in_doubt(libc::EIO)),
         (fault(libc::EIO, 3, Bad::Null), in_doubt(libc::EIO)),
         (fault(libc::EINVAL, 1, Bad::Elsewhere), in_doubt(libc::EINVAL)),
+        (fault(libc::EINVAL, 1, Bad::Between), in_doubt(libc::EINVAL)),
     ]
 }
 

@@ -13,6 +13,7 @@ mod failing_posts;
 mod fake;
 mod gates;
 // Tables and texts, which hold nothing for Miri to find and take it minutes.
+mod memory;
 #[cfg(not(miri))]
 mod modify;
 mod polling;

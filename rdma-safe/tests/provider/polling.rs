@@ -172,7 +172,9 @@ fn a_provider_that_claims_more_than_it_was_given_does_not_get_it() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (_a, mut b) = endpoints(&pd, interfaces);
-        b.receive(pd.allocate(8).unwrap()).unwrap();
+        let mut inbox = pd.allocate(8).unwrap();
+        inbox.set_len(3).unwrap();
+        b.receive(inbox).unwrap();
         let lie = Cqe { wr_id: 1 << 63 | 1, opcode: 128, byte_len: 1 << 30, ..Cqe::default() };
         fake.inject(cq_of(b.queue_pair()), lie);
         let buffer = done(&mut b).buffer.unwrap();

@@ -179,4 +179,6 @@ pub(crate) enum Bad {
     Untouched,
     /// A pointer that is not into the chain.
     Elsewhere,
+    /// A pointer into the chain that is not of a work request.
+    Between,
 }

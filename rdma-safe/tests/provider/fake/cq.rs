@@ -79,7 +79,7 @@ pub(super) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -
         }
         let mut fds = [-1; 2];
         if unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-            return std::ptr::null_mut();
+            return null(std::io::Error::last_os_error().raw_os_error().unwrap_or(0));
         }
         let (alloc, raw) = Alloc::new(ibv_comp_channel { context, fd: fds[0], refcnt: 0 });
         own(raw, device);
@@ -124,6 +124,7 @@ pub(super) unsafe extern "C" fn get_cq_event(
         let Some(channel) = state.channel(raw.addr(), "ibv_get_cq_event") else { return -1 };
         let mut byte = 0_u8;
         if unsafe { libc::read(channel.fds[0], (&raw mut byte).cast(), 1) } != 1 {
+            set_errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0));
             return -1;
         }
         let address = channel.events.pop_front().unwrap();

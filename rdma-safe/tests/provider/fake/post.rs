@@ -103,6 +103,7 @@ unsafe fn set_bad<T>(how: Bad, bad: *mut *mut T, next: *mut T, first: *mut T) {
             Bad::Null => *bad = std::ptr::null_mut(),
             Bad::Untouched => {}
             Bad::Elsewhere => *bad = first.wrapping_byte_add(1 << 20),
+            Bad::Between => *bad = first.wrapping_byte_add(4),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Devices and the objects on them.
 
 use std::alloc::{Layout, dealloc};
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -277,13 +278,28 @@ pub(super) fn enter<T, R>(object: *const T, verb: &'static str, f: impl FnOnce(&
         eprintln!("{verb}: {object:p} was never an object of the provider");
         std::process::abort();
     };
-    let mut state = device.lock();
-    *state.calls.entry(verb).or_insert(0) += 1;
-    f(&mut state, &device)
+    ERRNO.set(errno());
+    let result = {
+        let mut state = device.lock();
+        *state.calls.entry(verb).or_insert(0) += 1;
+        f(&mut state, &device)
+    };
+    // What the lock and the memory of the provider do to it is not to be seen.
+    unsafe { *libc::__errno_location() = ERRNO.get() };
+    result
+}
+
+thread_local! {
+    /// What errno shall be after the call.
+    static ERRNO: Cell<i32> = const { Cell::new(0) };
+}
+
+fn errno() -> i32 {
+    unsafe { *libc::__errno_location() }
 }
 
 pub(super) fn set_errno(errno: i32) {
-    unsafe { *libc::__errno_location() = errno }
+    ERRNO.set(errno);
 }
 
 /// NULL, with a reason, or without one for 0.

@@ -41,12 +41,20 @@ static LISTS: Mutex<BTreeMap<usize, List>> = Mutex::new(BTreeMap::new());
 
 const MAX_DEVICES: usize = 255;
 
+/// As `null`, where there is no device to enter.
+fn null_at_once<T>(errno: i32) -> *mut T {
+    if errno != 0 {
+        unsafe { *libc::__errno_location() = errno };
+    }
+    std::ptr::null_mut()
+}
+
 pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let _inside = Inside::enter();
     let devices = match LIST.get() {
         DeviceList::Full => plugged(),
         DeviceList::Empty => Vec::new(),
-        DeviceList::Fails(errno) => return null(errno),
+        DeviceList::Fails(errno) => return null_at_once(errno),
     };
     let mut array = [std::ptr::null_mut(); MAX_DEVICES + 1];
     assert!(devices.len() <= MAX_DEVICES);
@@ -90,7 +98,7 @@ pub(super) unsafe extern "C" fn get_device_index(raw: *mut ibv_device) -> c_int 
 
 pub(super) unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_context {
     if owner(raw).is_none() {
-        return null(libc::ENODEV);
+        return null_at_once(libc::ENODEV);
     }
     enter(raw, "ibv_open_device", |state, device| {
         if let Some(errno) = state.fault("ibv_open_device") {
