@@ -57,7 +57,7 @@ fn run(options: &Options) -> Result<ExitCode> {
     let mut endpoint = Endpoint::builder(&pd)
         .port(options.ib_port)
         .send_depth(1)
-        .recv_depth(options.rx_depth)
+        .recv_depth(options.rx_depth())
         .events(options.events)
         .timestamps(options.ts)
         .classic_post(!options.new_send)
@@ -68,7 +68,7 @@ fn run(options: &Options) -> Result<ExitCode> {
     let rules = Rules {
         size: options.size as usize,
         iters: options.iters,
-        rx_depth: options.rx_depth,
+        rx_depth: options.rx_depth(),
         events: options.events,
         timeout: options.timeout,
     };
@@ -206,7 +206,7 @@ fn allocate(pd: &ProtectionDomain, options: &Options) -> Result<Vec<Buffer>> {
 
     let (size, page) = (options.size as usize, rustix::param::page_size());
     let stride = size.next_multiple_of(if size < page { CACHE_LINE } else { page });
-    let count = options.rx_depth as usize + 2;
+    let count = options.rx_depth() as usize + 2;
     let too_large = |problem: String| {
         format!("{problem}; {count} buffers for messages of {size} bytes are needed: give a smaller --rx-depth")
     };

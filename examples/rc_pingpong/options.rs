@@ -49,12 +49,12 @@ pub(crate) struct Options {
     #[arg(short, long, value_name = "BYTES", default_value = "1024", value_parser = mtu)]
     pub(crate) mtu: Mtu,
 
-    /// Receives to keep posted
+    /// Receives to keep posted [default: as many as 256 KiB hold, but 4 to 500]
     ///
     /// When no more than one is left, all are posted anew. Each has memory of its own: as many buffers of --size bytes,
     /// and two more, are registered, which the limit of locked memory (`ulimit -l`) must allow.
-    #[arg(short, long, value_name = "COUNT", default_value = "500", value_parser = |text: &str| within(text, 1..=MAX_COUNT))]
-    pub(crate) rx_depth: u32,
+    #[arg(short, long, value_name = "COUNT", value_parser = |text: &str| within(text, 1..=MAX_COUNT))]
+    rx_depth: Option<u32>,
 
     /// Messages each way
     #[arg(short = 'n', long, value_name = "COUNT", default_value = "1000", value_parser = |text: &str| within(text, 1..=MAX_COUNT))]
@@ -110,6 +110,19 @@ pub(crate) struct Options {
     pub(crate) timeout: Duration,
 }
 
+impl Options {
+    /// Receives to keep posted.
+    pub(crate) fn rx_depth(&self) -> u32 {
+        /// What C has; all of its receives share the memory of one message.
+        const DEPTH: u32 = 500;
+        /// Bytes for receives of which nobody said how many. They go round in a cache that way, and no more than one
+        /// has a message at a time.
+        const MEMORY: u32 = 256 << 10;
+
+        self.rx_depth.unwrap_or_else(|| (MEMORY / self.size).clamp(4, DEPTH))
+    }
+}
+
 /// What C has an `int` for.
 const MAX_SIZE: u32 = i32::MAX as u32;
 const MAX_COUNT: u32 = i32::MAX as u32;
@@ -133,12 +146,12 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_those_of_c() {
+    fn the_defaults_are_those_of_c_but_for_the_receives() {
         Options::command().debug_assert();
         let options = parse("").unwrap();
-        assert_eq!((options.host, options.ib_dev, options.gid_idx), (None, None, None));
+        assert_eq!((&options.host, &options.ib_dev, options.gid_idx), (&None, &None, None));
         assert_eq!((options.port, options.ib_port, options.size, options.mtu), (18515, 1, 4096, Mtu::MTU_1024));
-        assert_eq!((options.rx_depth, options.iters, options.sl), (500, 1000, 0));
+        assert_eq!((options.rx_depth(), options.iters, options.sl), (64, 1000, 0));
         assert!(!options.events && !options.odp && !options.iodp && !options.prefetch);
         assert!(!options.ts && !options.chk && !options.dm && !options.new_send);
     }
@@ -158,6 +171,13 @@ mod tests {
         assert_eq!(parse("-n 1 -n 2 -e -e").unwrap().iters, 2, "the last one counts");
         assert!(parse("-oOP").unwrap().prefetch);
         assert!(parse("-j").unwrap().dm);
+    }
+
+    #[test]
+    fn receives_of_long_messages_do_not_take_much_memory_unasked() {
+        let depth = |arguments| parse(arguments).unwrap().rx_depth();
+        assert_eq!((depth("-s 1"), depth("-s 512"), depth("-s 4096"), depth("-s 0x7fffffff")), (500, 500, 64, 4));
+        assert_eq!((depth("-s 1048576 -r 500"), depth("-s 1 -r 1")), (500, 1));
     }
 
     #[test]

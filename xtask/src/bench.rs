@@ -24,6 +24,9 @@ enum Benchmark {
 ///
 /// Prints the time of one iteration (there and back) as each program's client reports it. On a machine that does other
 /// things, the best of each is what compares the programs.
+///
+/// With --count-instructions, a time is the number of instructions of both ends and the kernel, a thousand to the
+/// microsecond, and repeats. There is one processor then: give `-- -e`, so that one end sleeps while the other works.
 #[derive(Debug, clap::Args)]
 struct Pingpong {
     #[command(flatten)]

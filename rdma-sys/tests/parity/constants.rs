@@ -78,7 +78,7 @@ fn constants_have_their_values_of_c() {
     let constants = constants(BINDINGS);
     assert!(constants.len() > 600, "{} constants", constants.len());
     let names: Vec<String> = constants.keys().map(|name| (*name).to_owned()).collect();
-    for ((name, rust), c) in constants.iter().zip(evaluate("constants", include, &names)) {
+    for ((name, rust), c) in constants.iter().zip(evaluate("constants", &include, &names)) {
         assert_eq!(*rust, c, "{name}");
     }
     println!("{} constants alike", constants.len());
@@ -88,7 +88,7 @@ fn constants_have_their_values_of_c() {
 fn hand_written_constants_have_their_values_of_c() {
     let Some(include) = c::include() else { return };
     let expressions = ["__VERBS_ABI_IS_EXTENDED", "IBV_ALLOCATOR_USE_DEFAULT"];
-    let c = evaluate("hand-written", include, &expressions.map(|name| format!("(uintptr_t){name}")));
+    let c = evaluate("hand-written", &include, &expressions.map(|name| format!("(uintptr_t){name}")));
     let rust = [rdma_sys::__VERBS_ABI_IS_EXTENDED, rdma_sys::IBV_ALLOCATOR_USE_DEFAULT];
     assert_eq!(c, rust.map(|pointer| pointer.addr() as i64));
 }
@@ -137,7 +137,7 @@ fn types_have_their_layout_of_c() {
         rust.push(size_of::<u32>() as i64);
     }
     assert!(expressions.len() > 1000, "{} layout facts", expressions.len());
-    let c = evaluate("layouts", include, &expressions);
+    let c = evaluate("layouts", &include, &expressions);
     for ((expression, rust), c) in expressions.iter().zip(rust).zip(c) {
         assert_eq!(rust, c, "{expression}");
     }

@@ -53,7 +53,7 @@ pub fn all(include: &Path) -> BTreeSet<String> {
 #[test]
 fn every_static_inline_is_compared() {
     let Some(include) = c::include() else { return };
-    let mut expected = all(include);
+    let mut expected = all(&include);
     for name in LEFT_OUT {
         assert!(expected.remove(name), "{name} does not exist");
     }

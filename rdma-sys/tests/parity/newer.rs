@@ -2,7 +2,6 @@
 
 use std::mem::offset_of;
 use std::path::PathBuf;
-use std::sync::Once;
 
 use rdma_sys::*;
 
@@ -14,12 +13,10 @@ use crate::{c, constants, inventory};
 /// `newer.rs` needs it.
 fn include() -> Option<PathBuf> {
     let include = std::env::var_os("RDMA_CORE_INCLUDE_NEWER").map(PathBuf::from);
-    static SKIP: Once = Once::new();
     if include.is_none() {
-        SKIP.call_once(|| {
-            let line = "RDMA_CORE_INCLUDE_NEWER is not set (headers of rdma-core 65 or newer)";
-            c::skip(&format!("parity of newer types: {line}"));
-        });
+        println!(
+            "skipped: parity of newer types: RDMA_CORE_INCLUDE_NEWER is not set (headers of rdma-core 65 or newer)"
+        );
     }
     include
 }
@@ -123,7 +120,7 @@ fn newer_functions_have_their_types_of_c() {
 fn newer_inlines_do_as_in_c() {
     let Some(include) = include() else { return };
     let newer: Vec<String> = match c::include() {
-        Some(older) => inventory::all(&include).difference(&inventory::all(older)).cloned().collect(),
+        Some(older) => inventory::all(&include).difference(&inventory::all(&older)).cloned().collect(),
         None => return,
     };
     assert_eq!(newer, ["ibv_query_comp_cntr_caps"]);

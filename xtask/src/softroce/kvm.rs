@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use super::config::{Config, Network};
 use super::frame::Frame;
 use super::layers::Layers;
+use super::qemu::Accelerator;
 use super::supervise::{Event, Events};
 use super::vm::{Guest, Hardware};
 
@@ -57,7 +58,7 @@ fn boots(layers: &Layers) -> Result<bool> {
         directory: "/".into(),
         environment: Vec::new(),
     };
-    let hardware = Hardware { kvm: true, cpus: 1, memory: 256, wire: None };
+    let hardware = Hardware { accelerator: Accelerator::Kvm, cpus: 1, memory: 256, wire: None };
     let deadline = Instant::now() + LIMIT;
     let _guest = Guest::boot(0, layers, &hardware, &config, events.sender(), false)?;
     match events.next(deadline) {

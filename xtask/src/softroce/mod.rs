@@ -30,7 +30,7 @@ use self::config::{ADDRESSES, Config, Network};
 use self::host::{HostDevice, LocalCommand};
 use self::layers::Layers;
 pub(crate) use self::output::Passthrough;
-use self::qemu::Wire;
+use self::qemu::{Accelerator, Wire};
 pub(crate) use self::supervise::{Ending, Sink};
 use self::supervise::{Events, Runner, supervise};
 use self::vm::{Guest, Hardware};
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     options: Options,
     /// Boot this many guests joined by a wire and run the command in each, with RDMA_HOST (0 or 1), RDMA_SELF (its
     /// address) and RDMA_PEER (the other's) set; lines are prefixed with the host's number
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    #[arg(long, default_value_t = 1, conflicts_with = "count_instructions", value_parser = clap::value_parser!(u8).range(1..=2))]
     hosts: u8,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
@@ -82,6 +82,10 @@ pub(crate) struct Options {
     /// Emulate, even if KVM works
     #[arg(long)]
     pub(crate) no_kvm: bool,
+    /// Emulate one processor whose clock advances by one nanosecond an instruction: the command then sees times that
+    /// are counts and repeat. A program that polls takes its whole slice from the one it waits for
+    #[arg(long, conflicts_with = "cpus")]
+    pub(crate) count_instructions: bool,
     /// Download the guest's kernel and RDMA userland again
     #[arg(long)]
     pub(crate) refresh: bool,
@@ -102,6 +106,7 @@ impl Default for Options {
             environment: Vec::new(),
             place: Place::Auto,
             no_kvm: false,
+            count_instructions: false,
             refresh: false,
             verbose: false,
             quiet: false,
@@ -129,7 +134,10 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
 
 /// Runs `command` where rxe0 is, in the current directory, and sends its output to `sink`; its status.
 pub(crate) fn run(command: &[String], options: &Options, sink: &mut dyn Sink) -> Result<Ending> {
-    if options.place != Place::Guest {
+    if options.count_instructions && options.place == Place::Host {
+        bail!("only the processor of a guest can be made to count its instructions; leave out --place host");
+    }
+    if options.place != Place::Guest && !options.count_instructions {
         match HostDevice::find_or_create() {
             Ok(Some(device)) => return run_on_host(&device, command, options, sink),
             Ok(None) => {}
@@ -215,14 +223,24 @@ impl Prepared {
         std::fs::create_dir_all(&directory)?;
         require_qemu()?;
         let layers = Layers::prepare(&directory, options.refresh)?;
-        let kvm = !options.no_kvm && kvm::usable(&directory, &layers)?;
-        let hardware =
-            Hardware { kvm, cpus: options.cpus.unwrap_or(cpus), memory: options.memory.unwrap_or(memory), wire: None };
+        let accelerator = if options.count_instructions {
+            Accelerator::Counted
+        } else if !options.no_kvm && kvm::usable(&directory, &layers)? {
+            Accelerator::Kvm
+        } else {
+            Accelerator::Emulated
+        };
+        let cpus = if options.count_instructions { 1 } else { options.cpus.unwrap_or(cpus) };
+        let hardware = Hardware { accelerator, cpus, memory: options.memory.unwrap_or(memory), wire: None };
         Ok(Self { layers, hardware })
     }
 
     fn announce(&self, options: &Options, what: &str) {
-        let how = if self.hardware.kvm { "KVM" } else { "emulated" };
+        let how = match self.hardware.accelerator {
+            Accelerator::Kvm => "KVM",
+            Accelerator::Emulated => "emulated",
+            Accelerator::Counted => "emulated, counting instructions",
+        };
         say(options, &format!("booting Linux {} in {what} ({how})", self.layers.version));
     }
 

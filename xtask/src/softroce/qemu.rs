@@ -10,10 +10,32 @@ use super::initramfs::{INIT, LIBRARIES};
 /// The emulator for this architecture.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 
+/// How a guest's instructions are executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accelerator {
+    /// By this machine's processor.
+    Kvm,
+    /// By translation, each processor in a thread of its own.
+    Emulated,
+    /// By translation, in one thread, with a clock that advances by a nanosecond an instruction.
+    Counted,
+}
+
+impl Accelerator {
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Accelerator::Kvm => &["-accel", "kvm"],
+            Accelerator::Emulated => &["-accel", "tcg,thread=multi"],
+            // Without `sleep=off`, a processor that waits for a timer waits in real time, and the clock with it.
+            Accelerator::Counted => &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"],
+        }
+    }
+}
+
 /// What a guest is made of.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
-    pub(crate) kvm: bool,
+    pub(crate) accelerator: Accelerator,
     /// Whether the kernel tells everything on the console, instead of errors.
     pub(crate) talkative: bool,
     pub(crate) cpus: u32,
@@ -43,11 +65,11 @@ pub(crate) struct Wire {
 impl Machine {
     /// The arguments for [`PROGRAM`].
     pub(crate) fn arguments(&self) -> Vec<OsString> {
-        let accelerator = if self.kvm { "kvm" } else { "tcg,thread=multi" };
         let mut args: Vec<OsString> = Vec::new();
         let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
         add(&["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-        add(&["-machine", "q35", "-accel", accelerator, "-cpu", "max"]);
+        add(&["-machine", "q35", "-cpu", "max"]);
+        add(self.accelerator.arguments());
         add(&["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory)]);
 
         // Opened by this name and not handed over with -add-fd: QEMU would truncate that, which a pipe refuses.
@@ -100,7 +122,7 @@ mod tests {
 
     fn machine() -> Machine {
         Machine {
-            kvm: false,
+            accelerator: Accelerator::Emulated,
             talkative: false,
             cpus: 2,
             memory: 2048,

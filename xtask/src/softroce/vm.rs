@@ -22,7 +22,7 @@ use super::frame::Frame;
 use super::initramfs::Initramfs;
 use super::layers::Layers;
 use super::modules;
-use super::qemu::{self, Machine, Wire};
+use super::qemu::{self, Accelerator, Machine, Wire};
 use super::supervise::{Event, Runner};
 use crate::wait;
 
@@ -32,7 +32,7 @@ const CONSOLE_TAIL: usize = 60;
 /// The hardware of a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Hardware {
-    pub(crate) kvm: bool,
+    pub(crate) accelerator: Accelerator,
     pub(crate) cpus: u32,
     /// In MiB.
     pub(crate) memory: u32,
@@ -64,7 +64,7 @@ impl Guest {
         let (frames, frames_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let (console, console_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let machine = Machine {
-            kvm: hardware.kvm,
+            accelerator: hardware.accelerator,
             talkative: verbose,
             cpus: hardware.cpus,
             memory: hardware.memory,

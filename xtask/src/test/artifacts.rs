@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 /// The package that owns the tests that need a device.
 pub(crate) const DEVICE_PACKAGE: &str = "rdma-stack";
-/// Tests of that package that need none: programs that must not compile.
-const WITHOUT_DEVICE: &[&str] = &["compile_fail", "ui"];
+/// Tests of that package that need none: programs that must not compile, and documents.
+const WITHOUT_DEVICE: &[&str] = &["compile_fail", "docs"];
 
 /// A test program made of one file of a `tests/` folder.
 #[derive(Clone, Debug, PartialEq, Eq)]

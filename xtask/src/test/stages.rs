@@ -99,7 +99,7 @@ fn unit(args: &Args, context: &mut Context) -> Result<Outcome> {
         return Ok(Outcome::Skipped("it does not compile".to_owned()));
     }
     let mut command = cargo(context);
-    command.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
+    command.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--examples"]);
     for test in context.integration_tests.iter().filter(|test| !test.needs_device) {
         command.args(["--test", &test.name]);
     }
