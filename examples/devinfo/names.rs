@@ -43,7 +43,7 @@ pub(crate) fn atomic_capability(capability: ibv_atomic_cap) -> &'static str {
 }
 
 pub(crate) fn mtu(mtu: ibv_mtu) -> String {
-    rdma_safe::Mtu(mtu.0).bytes().map_or("invalid MTU".into(), |bytes| bytes.to_string())
+    rdma_safe::Mtu::from_code(mtu.0).bytes().map_or("invalid MTU".into(), |bytes| bytes.to_string())
 }
 
 pub(crate) fn width(width: u8) -> &'static str {

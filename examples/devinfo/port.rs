@@ -56,13 +56,13 @@ fn gid(entry: &GidEntry, is_ethernet: bool) -> Option<String> {
         return None;
     }
     let text = match gid_type {
-        GidType::Infiniband | GidType::RoceV1 => gid_text::in_full(gid),
-        GidType::RoceV2 => gid.to_string(),
+        GidType::INFINIBAND | GidType::ROCE_V1 => gid_text::in_full(gid),
+        GidType::ROCE_V2 => gid.to_string(),
         _ => return None,
     };
     let protocol = match gid_type {
         _ if !is_ethernet => "",
-        GidType::RoceV2 => ", RoCE v2",
+        GidType::ROCE_V2 => ", RoCE v2",
         _ => ", RoCE v1",
     };
     Some(format!("\t\t\tGID[{index:3}]:\t\t{text}{protocol}"))

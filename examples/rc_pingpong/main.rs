@@ -229,7 +229,7 @@ fn allocate(pd: &ProtectionDomain, options: &Options) -> Result<Vec<Buffer>> {
             eprintln!("rc_pingpong: warning: {}; going on without", failure::one_line(&error));
         }
     }
-    Ok(region.split(stride)?)
+    Ok(region.into_chunks(stride)?)
 }
 
 fn connect(endpoint: &mut Endpoint, remote: &Address, is_ethernet: bool, options: &Options) -> Result<()> {

@@ -88,9 +88,9 @@ fn add_port(table: &mut Table<7>, context: &Context, port: u8) -> Result<(), Box
     for entry in context.gids(port)? {
         let GidEntry { gid, index, gid_type, interface_index, .. } = entry;
         let version = match gid_type {
-            GidType::Infiniband => "IB".into(),
-            GidType::RoceV1 => "v1".into(),
-            GidType::RoceV2 => "v2".into(),
+            GidType::INFINIBAND => "IB".into(),
+            GidType::ROCE_V1 => "v1".into(),
+            GidType::ROCE_V2 => "v2".into(),
             other => other.to_string(),
         };
         table.push([

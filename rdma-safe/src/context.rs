@@ -260,9 +260,9 @@ impl Context {
         let attrs = format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs", self.device_name());
         let read = |what: &str| std::fs::read_to_string(format!("{attrs}/{what}/{index}")).unwrap_or_default();
         let gid_type = match read("types").trim() {
-            "RoCE v2" => GidType::RoceV2,
-            "IB/RoCE v1" if self.query_port(port)?.link_layer() == crate::LinkLayer::ETHERNET => GidType::RoceV1,
-            _ => GidType::Infiniband,
+            "RoCE v2" => GidType::ROCE_V2,
+            "IB/RoCE v1" if self.query_port(port)?.link_layer() == crate::LinkLayer::ETHERNET => GidType::ROCE_V1,
+            _ => GidType::INFINIBAND,
         };
         let interface = std::fs::read_to_string(format!("/sys/class/net/{}/ifindex", read("ndevs").trim()));
         let interface_index = interface.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
@@ -286,17 +286,11 @@ fn query_device(inner: &Inner) -> Result<DeviceAttributes> {
 }
 
 fn gid_entry(raw: &ibv_gid_entry) -> GidEntry {
-    let gid_type = match ibv_gid_type(raw.gid_type) {
-        IBV_GID_TYPE_IB => GidType::Infiniband,
-        IBV_GID_TYPE_ROCE_V1 => GidType::RoceV1,
-        IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
-        ibv_gid_type(other) => GidType::Other(other),
-    };
     GidEntry {
         gid: Gid::from_raw(raw.gid),
         index: raw.gid_index,
         port: raw.port_num as u8,
-        gid_type,
+        gid_type: GidType(raw.gid_type),
         interface_index: raw.ndev_ifindex,
     }
 }

@@ -16,8 +16,8 @@ use crate::{Context, Errno, Error, Guid, Result};
 /// The list is a snapshot. It stays valid when a device is unplugged; opening that device then fails.
 ///
 /// # Errors
-/// [`Error::Load`] without libibverbs, [`Error::DeviceList`] when the kernel has no verbs support. An empty list is not
-/// an error here; [`Device::first`] and [`Device::by_name`] make one of it.
+/// [`Error::Load`] without libibverbs, [`Error::DeviceList`] when the list cannot be read. An empty list, which is also what
+/// a kernel without verbs support has, is not an error here; [`Device::first`] and [`Device::by_name`] make one of it.
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     let verbs = verbs()?;

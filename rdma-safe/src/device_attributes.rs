@@ -66,6 +66,12 @@ impl DeviceAttributes {
         hw_ver: u32 = hw_ver;
     }
 
+    /// Rate of the clock that completions are stamped by, in kHz; 0 where there is none or it is not known.
+    #[must_use]
+    pub fn hca_core_clock(&self) -> u64 {
+        self.raw.hca_core_clock
+    }
+
     /// Firmware version as text.
     #[must_use]
     pub fn firmware_version(&self) -> String {

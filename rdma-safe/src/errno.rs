@@ -12,8 +12,7 @@ pub struct Errno(pub i32);
 
 impl Errno {
     /// The calling thread's `errno`.
-    #[must_use]
-    pub fn last() -> Self {
+    pub(crate) fn last() -> Self {
         Errno(io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
@@ -43,7 +42,11 @@ impl std::error::Error for Errno {}
 
 impl From<Errno> for io::Error {
     fn from(errno: Errno) -> Self {
-        io::Error::from_raw_os_error(errno.0)
+        match errno.0 {
+            // Not "Success".
+            0 => io::Error::other(errno),
+            errno => io::Error::from_raw_os_error(errno),
+        }
     }
 }
 
@@ -104,5 +107,7 @@ mod tests {
     fn an_unknown_reason_is_never_shown_as_success() {
         assert_eq!(Errno(0).to_string(), "the provider gave no reason (errno 0)");
         assert!(Errno(libc::EINVAL).to_string().contains("Invalid argument"));
+        assert_eq!(io::Error::from(Errno(0)).to_string(), Errno(0).to_string());
+        assert_eq!(io::Error::from(Errno(libc::EINVAL)).raw_os_error(), Some(libc::EINVAL));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_sys::LoadError;
 
-use crate::{Errno, ModifyError, PollError, PostError};
+use crate::{CompletionError, Errno, ModifyError, PollError, PostError};
 
 /// A failed control-path operation: which verb, its `errno`, and what to change.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +121,26 @@ pub enum Error {
     #[error("a memory region must have at least one byte")]
     EmptyRegion,
 
+    /// A buffer shall be open to peers, which could then change the bytes behind its slices.
+    #[error(
+        "a Buffer cannot give peers access ({access:?}), because it derefs to a slice: use ProtectionDomain::expose"
+    )]
+    BufferAccess {
+        /// The remote rights asked for.
+        access: crate::Access,
+    },
+
+    /// A part that a buffer cannot be cut into.
+    #[error(
+        "a buffer of {capacity} bytes cannot be cut into parts of {size}: no part may be empty, and one has to fit"
+    )]
+    PartSize {
+        /// Size of a part in bytes.
+        size: usize,
+        /// Bytes there are.
+        capacity: usize,
+    },
+
     /// `ibv_reg_mr(3)` failed.
     #[error("ibv_reg_mr of {len} bytes with {access:?} failed: {errno}{}", registration_advice(*errno))]
     RegisterMemory {
@@ -185,9 +205,12 @@ pub enum Error {
     },
 
     /// The provider cannot report these completion fields.
-    #[error("this device cannot report {fields:?} in a completion; leave them out of CompletionQueueBuilder::fields")]
+    #[error(
+        "this device cannot report {fields:?} in a completion; leave them out of CompletionQueueBuilder::fields, and \
+         EndpointBuilder::timestamps unset"
+    )]
     CompletionFields {
-        /// The fields asked for.
+        /// Those of the fields asked for that not every device has.
         fields: crate::WcFields,
     },
 
@@ -200,27 +223,20 @@ pub enum Error {
 
     /// A queue pair cannot be destroyed or reset by a thread that is polling one of its completion queues.
     #[error(
-        "this thread holds a cursor on a completion queue of the queue pair, whose lock {verb} needs on some devices; a queue pair to be \
-         destroyed is destroyed when the cursor goes"
+        "this thread holds a cursor on a completion queue of the queue pair, whose lock {verb} needs on some devices: drop \
+         the Poll first"
     )]
     PolledHere {
         /// The verb.
         verb: &'static str,
     },
 
-    /// An operation needs a completion field or channel that the completion queue was made without.
-    #[error("this needs a completion queue made with {need}")]
-    CompletionQueueLacks {
-        /// What is missing.
-        need: &'static str,
-    },
-
-    /// `ibv_req_notify_cq(3)` failed.
-    #[error("ibv_req_notify_cq failed: {errno}; the queue must have been made with a completion channel")]
-    Arm {
-        /// As reported.
-        errno: Errno,
-    },
+    /// A completion queue without a channel cannot report events.
+    #[error(
+        "there is no completion channel to report events over: make the queue with CompletionQueueBuilder::channel, or the \
+         endpoint with EndpointBuilder::events"
+    )]
+    NoChannel,
 
     /// `ibv_create_qp_ex(3)` or `ibv_create_qp(3)` failed.
     #[error("creating a queue pair failed: {errno}; asked for {asked}; the device allows {allowed}")]
@@ -252,14 +268,9 @@ pub enum Error {
     #[error(transparent)]
     Poll(#[from] PollError),
 
-    /// A queue pair is used as if it were in another state.
-    #[error("the queue pair is in {state}; {needs}")]
-    WrongState {
-        /// The state it is in.
-        state: crate::QueuePairState,
-        /// What the operation needs.
-        needs: &'static str,
-    },
+    /// Work failed.
+    #[error(transparent)]
+    Work(#[from] CompletionError),
 
     /// A deadline passed.
     #[error("no completion within {waited:?}: the peer may be gone, or it never posted the matching work")]

@@ -4,6 +4,10 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use rdma_sys::{IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2};
+
+use crate::named::named;
+
 /// A 128-bit global identifier, in network byte order.
 ///
 /// On RoCE v2 it is an IPv6 address, or an IPv4 address mapped as `::ffff:a.b.c.d`.
@@ -129,37 +133,33 @@ impl fmt::Debug for Guid {
     }
 }
 
-impl FromStr for Guid {
-    type Err = std::num::ParseIntError;
+/// Text that is not a GUID.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0:?} is not a GUID: it is 16 hexadecimal digits, such as 0200:00ff:fe00:0001")]
+pub struct InvalidGuid(pub String);
 
-    /// Parses 16 hexadecimal digits, with or without colons.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        u64::from_str_radix(&text.replace(':', ""), 16).map(Guid)
+impl FromStr for Guid {
+    type Err = InvalidGuid;
+
+    /// Parses 16 hexadecimal digits, with or without colons between them.
+    fn from_str(text: &str) -> Result<Self, InvalidGuid> {
+        let digits = text.replace(':', "");
+        if digits.len() != 16 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(InvalidGuid(text.to_owned()));
+        }
+        u64::from_str_radix(&digits, 16).map(Guid).map_err(|_| InvalidGuid(text.to_owned()))
     }
 }
 
-/// The RDMA protocol that a GID table entry stands for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum GidType {
-    /// InfiniBand.
-    Infiniband,
-    /// RoCE version 1: Ethernet without IP.
-    RoceV1,
-    /// RoCE version 2: UDP port 4791 over IPv4 or IPv6.
-    RoceV2,
-    /// A type that this crate does not know.
-    Other(u32),
-}
-
-impl fmt::Display for GidType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GidType::Infiniband => f.write_str("IB"),
-            GidType::RoceV1 => f.write_str("RoCE v1"),
-            GidType::RoceV2 => f.write_str("RoCE v2"),
-            GidType::Other(value) => write!(f, "GID type {value}"),
-        }
+named! {
+    /// The RDMA protocol that a GID table entry stands for: `enum ibv_gid_type`.
+    pub struct GidType(u32) as "GID type" {
+        /// InfiniBand.
+        INFINIBAND = IBV_GID_TYPE_IB.0 => "IB",
+        /// RoCE version 1: Ethernet without IP.
+        ROCE_V1 = IBV_GID_TYPE_ROCE_V1.0 => "RoCE v1",
+        /// RoCE version 2: UDP port 4791 over IPv4 or IPv6.
+        ROCE_V2 = IBV_GID_TYPE_ROCE_V2.0 => "RoCE v2",
     }
 }
 
@@ -185,10 +185,10 @@ pub struct GidEntry {
 pub(crate) fn recommended(entries: &[GidEntry]) -> Option<GidEntry> {
     let rank = |entry: &GidEntry| {
         let protocol = match entry.gid_type {
-            GidType::RoceV2 => 0,
-            GidType::Infiniband => 1,
-            GidType::RoceV1 => 2,
-            GidType::Other(_) => 3,
+            GidType::ROCE_V2 => 0,
+            GidType::INFINIBAND => 1,
+            GidType::ROCE_V1 => 2,
+            _ => 3,
         };
         (protocol, entry.gid.is_link_local(), entry.gid.ipv4().is_none(), entry.index)
     };
@@ -210,23 +210,27 @@ mod tests {
         let guid = Guid::from_be(u64::from_ne_bytes([0x02, 0, 0, 0xff, 0xfe, 0, 0, 0x01]));
         assert_eq!(guid.to_string(), "0200:00ff:fe00:0001");
         assert_eq!("0200:00ff:fe00:0001".parse::<Guid>().unwrap(), guid);
+        assert_eq!("020000fffe000001".parse::<Guid>().unwrap(), guid);
+        for text in ["", "1", ":::1", "+20000fffe000001", "0200:00ff:fe00:0001:02"] {
+            assert_eq!(text.parse::<Guid>(), Err(InvalidGuid(text.into())));
+        }
     }
 
     #[test]
     fn the_recommended_gid_is_roce_v2_and_routable() {
         let entries = [
-            entry(0, "fe80::1", GidType::RoceV1),
-            entry(1, "fe80::1", GidType::RoceV2),
-            entry(2, "::ffff:10.9.9.1", GidType::RoceV1),
-            entry(3, "2001:db8::1", GidType::RoceV2),
-            entry(4, "::ffff:10.9.9.1", GidType::RoceV2),
-            entry(5, "::ffff:10.9.9.2", GidType::RoceV2),
+            entry(0, "fe80::1", GidType::ROCE_V1),
+            entry(1, "fe80::1", GidType::ROCE_V2),
+            entry(2, "::ffff:10.9.9.1", GidType::ROCE_V1),
+            entry(3, "2001:db8::1", GidType::ROCE_V2),
+            entry(4, "::ffff:10.9.9.1", GidType::ROCE_V2),
+            entry(5, "::ffff:10.9.9.2", GidType::ROCE_V2),
         ];
         assert_eq!(recommended(&entries).unwrap().index, 4);
         assert_eq!(recommended(&entries[..4]).unwrap().index, 3);
         assert_eq!(recommended(&entries[..2]).unwrap().index, 1, "link-local RoCE v2 before RoCE v1");
-        assert_eq!(recommended(&[entry(300, "::ffff:10.9.9.1", GidType::RoceV2)]), None, "it cannot be named in C");
-        assert_eq!(recommended(&[entry(0, "::", GidType::RoceV2)]), None, "an empty entry is not an address");
+        assert_eq!(recommended(&[entry(300, "::ffff:10.9.9.1", GidType::ROCE_V2)]), None, "it cannot be named in C");
+        assert_eq!(recommended(&[entry(0, "::", GidType::ROCE_V2)]), None, "an empty entry is not an address");
     }
 
     #[test]

@@ -71,12 +71,12 @@ pub use endpoint::{
 };
 pub use errno::Errno;
 pub use error::{Error, Result};
-pub use gid::{Gid, GidEntry, GidType, Guid};
+pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
 pub use mr::{Backing, Buffer, ExposedRegion, HugePages, Pages, RawMemoryRegion, RemoteMemory};
 pub use pd::ProtectionDomain;
 pub use port::{InvalidMtu, LinkLayer, Mtu, PortAttributes, PortState};
 pub use post::{
-    Gather, Inline, InlineList, Payload, PostError, RecvBatch, RecvQueue, Remote, SendBatch, SendFlags, SendOps,
+    Inline, InlineList, Payload, PostError, RecvBatch, RecvQueue, Remote, Scatter, SendBatch, SendFlags, SendOps,
     SendQueue, Sge, WorkRequest,
 };
 pub use qp::{
@@ -84,3 +84,8 @@ pub use qp::{
     QueuePairType, Transition,
 };
 pub use quirks::Quirks;
+
+/// Keeps the example of the README compiling.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -40,7 +40,7 @@ named! {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(into = "u32", try_from = "u32"))]
-pub struct Mtu(pub u32);
+pub struct Mtu(u32);
 
 impl Mtu {
     /// 256 bytes.
@@ -53,6 +53,18 @@ impl Mtu {
     pub const MTU_2048: Mtu = Mtu(4);
     /// 4096 bytes.
     pub const MTU_4096: Mtu = Mtu(5);
+
+    /// From its code in `enum ibv_mtu`; for a number of bytes there is `Mtu::try_from`.
+    #[must_use]
+    pub const fn from_code(code: u32) -> Self {
+        Mtu(code)
+    }
+
+    /// Its code in `enum ibv_mtu`.
+    #[must_use]
+    pub const fn code(self) -> u32 {
+        self.0
+    }
 
     /// The payload of a packet in bytes; `None` for a code that is not defined.
     #[must_use]

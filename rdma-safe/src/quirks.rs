@@ -10,8 +10,9 @@ use crate::DeviceAttributes;
 bitflags! {
     /// What a device's provider does differently from its documentation.
     ///
-    /// A library does not tell its patch level, so an entry that
-    /// was fixed in release N counts as fixed where a symbol is present that first came with N or later.
+    /// A library does not tell its patch level, so an entry that was fixed in release N counts as fixed where a symbol is
+    /// present that first came with N or later. Flags may come, and go when no supported release needs them, without a new
+    /// major version.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Quirks: u32 {
         /// `ibv_end_poll` after `ibv_next_poll` returned `ENOENT` advances the consumer index once too often, so that
@@ -54,6 +55,12 @@ bitflags! {
         ///
         /// bnxt_re since rdma-core 56, by its sources; not tried on hardware. Here: sends are posted by `ibv_post_send`.
         const EXTENDED_SENDS_BROKEN = 1 << 6;
+
+        /// A `retry_cnt` of 7 never ends, so that a lost peer is never reported.
+        ///
+        /// rxe, kernels to 6.12 at least (rxe_comp.c does not count it down). Here: the default of
+        /// [`ConnectOptions::retry_count`](crate::ConnectOptions::retry_count) is 6, for all devices alike.
+        const SEVEN_RETRIES_ENDLESS = 1 << 7;
     }
 }
 
@@ -74,7 +81,10 @@ impl Quirks {
     }
 
     fn of_rxe(since_59: bool, since_64: bool) -> Self {
-        let mut quirks = Quirks::INLINE_NEEDS_FLAG | Quirks::REFUSED_SENDS_EXECUTE | Quirks::LATE_RECEIVES_NOT_FLUSHED;
+        let mut quirks = Quirks::INLINE_NEEDS_FLAG
+            | Quirks::REFUSED_SENDS_EXECUTE
+            | Quirks::LATE_RECEIVES_NOT_FLUSHED
+            | Quirks::SEVEN_RETRIES_ENDLESS;
         quirks.set(Quirks::ONE_COMPLETION_PER_POLL, !since_59);
         quirks.set(Quirks::SGE_LISTS_MISCOUNTED | Quirks::INLINE_LISTS_EMPTY, !since_64);
         quirks

@@ -20,7 +20,19 @@ const NAMED: &[(&str, &str, &[&str])] = &[
     ("post/chain.rs", include_str!("../src/post/chain.rs"), &["push", "post"]),
     ("post/send.rs", include_str!("../src/post/send.rs"), &["abort", "add", "check_atomic", "set_rdma", "set_atomic"]),
     ("endpoint/completion.rs", include_str!("../src/endpoint/completion.rs"), &["ok", "is_receive"]),
-    ("cq/mod.rs", include_str!("../src/cq/mod.rs"), &["arm", "end_poll", "refill"]),
+    ("cq/mod.rs", include_str!("../src/cq/mod.rs"), &["arm", "end_poll", "refill", "id", "as_raw"]),
+    (
+        "mr/buffer.rs",
+        include_str!("../src/mr/buffer.rs"),
+        &["pd", "lkey", "address", "sge", "whole_sge", "deref", "set_len"],
+    ),
+    (
+        "mr/exposed.rs",
+        include_str!("../src/mr/exposed.rs"),
+        &["load_u64", "store_u64", "range", "word", "remote", "len"],
+    ),
+    ("mr/mod.rs", include_str!("../src/mr/mod.rs"), &["pd", "lkey"]),
+    ("pd.rs", include_str!("../src/pd.rs"), &["is_same"]),
     ("qp/mod.rs", include_str!("../src/qp/mod.rs"), &["send_batch", "recv_batch", "receive", "split"]),
 ];
 

@@ -249,14 +249,8 @@ impl fmt::Display for LoadError {
     }
 }
 
-impl Error for LoadError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Library { source, .. } => Some(source.as_ref()),
-            Self::Symbol { .. } => None,
-        }
-    }
-}
+// Without a source: the text holds it already, and reports that print a chain would print it twice.
+impl Error for LoadError {}
 
 /// A provider was installed too late: the table is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

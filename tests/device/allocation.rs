@@ -124,7 +124,7 @@ struct Exchange {
 impl Exchange {
     fn new(builder: EndpointBuilder<'_>, pd: &ProtectionDomain) -> Self {
         let (a, mut b) = connected(builder.inline_data(16).peer_access(Access::REMOTE));
-        for buffer in pd.allocate(4 * 512).unwrap().split(512).unwrap() {
+        for buffer in pd.allocate(4 * 512).unwrap().into_chunks(512).unwrap() {
             b.receive(buffer).unwrap();
         }
         let region = pd.expose(Pages::new(4096).unwrap(), Access::REMOTE).unwrap();

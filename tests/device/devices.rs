@@ -129,8 +129,8 @@ fn the_gid_table_agrees_with_sysfs_entry_by_entry() {
         assert_eq!(entry.port, rdma.port);
         let kind = port_sysfs(&rdma, &format!("gid_attrs/types/{index}")).unwrap();
         let expected = match entry.gid_type {
-            GidType::RoceV2 => "RoCE v2",
-            GidType::RoceV1 | GidType::Infiniband => "IB/RoCE v1",
+            GidType::ROCE_V2 => "RoCE v2",
+            GidType::ROCE_V1 | GidType::INFINIBAND => "IB/RoCE v1",
             other => panic!("GID {index} is of {other:?}"),
         };
         assert_eq!(kind, expected, "GID {index}");
@@ -203,11 +203,11 @@ fn the_recommended_gid_is_roce_v2_over_ipv4_where_there_is_one() {
     assert!(gids.contains(&recommended));
     assert_eq!(rdma.gid(rdma.port, recommended.index).unwrap(), recommended);
     let is_best = |gid_type, ipv4| recommended.gid_type == gid_type && recommended.gid.ipv4().is_some() == ipv4;
-    if gids.iter().any(|entry| entry.gid_type == GidType::RoceV2 && entry.gid.ipv4().is_some()) {
-        assert!(is_best(GidType::RoceV2, true), "{recommended:?} of {gids:?}");
+    if gids.iter().any(|entry| entry.gid_type == GidType::ROCE_V2 && entry.gid.ipv4().is_some()) {
+        assert!(is_best(GidType::ROCE_V2, true), "{recommended:?} of {gids:?}");
     }
     if rdma.is_rxe() {
-        assert_eq!(recommended.gid_type, GidType::RoceV2);
+        assert_eq!(recommended.gid_type, GidType::ROCE_V2);
         // The one that `cargo xtask softroce` gives the device; its link-local address comes first in the table.
         let own = Gid::from(Ipv4Addr::new(10, 9, 9, 1));
         if gids.iter().any(|entry| entry.gid == own) {

@@ -39,9 +39,9 @@ fn objects(rdma: &Rdma, mode: Mode) -> ([Object; KINDS], Memory) {
     let pd = context.alloc_pd().unwrap();
     let channel = context.create_channel().unwrap();
     let builder = context.completion_queue(16).channel(&channel);
-    let mut queue = if mode.classic_cq { builder.classic() } else { builder }.build().unwrap();
+    let mut queue = builder.classic(mode.classic_cq).build().unwrap();
     let builder = pd.queue_pair(&queue, &queue);
-    let mut pair = if mode.classic_qp { builder.classic() } else { builder }.build().unwrap();
+    let mut pair = builder.classic(mode.classic_qp).build().unwrap();
     let memory = Memory::new(&pd, 4096);
     // Connected to itself, with a receive and a send of which the events are not taken.
     let number = pair.number();
@@ -55,7 +55,7 @@ fn objects(rdma: &Rdma, mode: Mode) -> ([Object; KINDS], Memory) {
     let builder = Endpoint::builder(&pd).port(rdma.port).gid_index(rdma.gid.index);
     let (mut endpoint, mut peer) = connected(builder.events(true).peer_access(Access::REMOTE));
     let exposed = pd.expose(Pages::new(4096).unwrap(), Access::REMOTE).unwrap();
-    let mut parts = pd.allocate(3 * 64).unwrap().split(64).unwrap();
+    let mut parts = pd.allocate(3 * 64).unwrap().into_chunks(64).unwrap();
     endpoint.write(parts.pop().unwrap(), exposed.remote()).unwrap();
     peer.receive(parts.pop().unwrap()).unwrap();
     let objects = [
@@ -145,7 +145,7 @@ fn every_order_of_the_objects_of_a_queue_pair_ends_and_leaves_nothing_behind() {
 
 fn cq_builder_of(context: &Context, mode: Mode) -> CompletionQueueBuilder {
     let builder = context.completion_queue(16);
-    if mode.classic_cq { builder.classic() } else { builder }
+    builder.classic(mode.classic_cq)
 }
 
 fn for_each_permutation(items: &mut [usize; 6], from: usize, body: &mut impl FnMut(&[usize; 6])) {

@@ -93,8 +93,8 @@ fn values_out_of_range_are_named_with_the_range() {
     check(&mut qp, with_address(|address| address.port = 0), "port of the address vector", 0, &ports);
     check(&mut qp, with_address(|address| address.port = 200), "port of the address vector", 200, &ports);
     check(&mut qp, with_address(|address| address.sl = 16), "sl of the address vector", 16, "0 to 15");
-    check(&mut qp, base.set_path_mtu(Mtu(0)), "path_mtu (its code)", 0, "1 to 5");
-    check(&mut qp, base.set_path_mtu(Mtu(6)), "path_mtu (its code)", 6, "1 to 5");
+    check(&mut qp, base.set_path_mtu(Mtu::from_code(0)), "path_mtu (its code)", 0, "1 to 5");
+    check(&mut qp, base.set_path_mtu(Mtu::from_code(6)), "path_mtu (its code)", 6, "1 to 5");
     check(&mut qp, base.set_rq_psn(1 << 24), "rq_psn", 1 << 24, "0 to 16777215");
     check(&mut qp, base.set_dest_qp_num(1 << 24), "dest_qp_num", 1 << 24, "0 to 16777215");
     check(&mut qp, base.set_min_rnr_timer(32), "min_rnr_timer", 32, "0 to 31");
@@ -183,7 +183,7 @@ fn a_source_gid_that_is_not_there_is_named_by_its_index() {
 #[test]
 fn a_peer_that_cannot_be_reached_is_named_with_index_and_address() {
     let Some(rdma) = device() else { return };
-    if rdma.gid.gid_type != GidType::RoceV2 || rdma.gid.gid.ipv4().is_none() {
+    if rdma.gid.gid_type != GidType::ROCE_V2 || rdma.gid.gid.ipv4().is_none() {
         return;
     }
     for (peer, why) in [
@@ -278,7 +278,7 @@ fn a_query_returns_what_was_set() {
     assert_eq!((queried.port, queried.route.map(|route| route.dgid)), (rdma.port, to.route.map(|route| route.dgid)));
     let reported = queried.route.unwrap();
     assert_eq!((reported.traffic_class, reported.flow_label), (4, 0xa_bcde));
-    if rdma.gid.gid_type != GidType::RoceV2 {
+    if rdma.gid.gid_type != GidType::ROCE_V2 {
         // On RoCE v2 the kernel takes that of the route instead.
         assert_eq!(reported.hop_limit, 17);
     }

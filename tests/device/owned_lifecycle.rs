@@ -6,7 +6,7 @@ use crate::owned::wait;
 use crate::support::child::{expect_kernel_objects, in_own_process, open_files};
 use crate::support::lab::Mode;
 use crate::support::link::connected;
-use crate::support::{device, error_of, pattern};
+use crate::support::{device, error_of, in_flight, pattern};
 
 #[test]
 fn endpoints_that_come_and_go_leak_nothing() {
@@ -114,7 +114,7 @@ fn work_of_a_forgotten_batch_is_not_reported_as_done() {
     batch.add(Work::send(pd.allocate(64).unwrap())).unwrap();
     batch.add(Work::send(pd.allocate(64).unwrap())).unwrap();
     std::mem::forget(batch);
-    assert_eq!(a.in_flight(), (0, 0), "nothing was posted");
+    assert_eq!(in_flight(&a), (0, 0), "nothing was posted");
     let sent = a.send_inline(b"sent").unwrap();
     assert_eq!(*wait(&mut b).buffer.unwrap(), *b"sent");
     let done = wait(&mut a);
@@ -140,7 +140,7 @@ fn both_ends_can_be_moved_to_other_threads() {
             }
         });
         scope.spawn(move || {
-            for buffer in pd.allocate(4 * 128).unwrap().split(128).unwrap() {
+            for buffer in pd.allocate(4 * 128).unwrap().into_chunks(128).unwrap() {
                 b.receive(buffer).unwrap();
             }
             for round in 0..ROUNDS {
@@ -174,7 +174,7 @@ fn options_of_a_connection_reach_the_device() {
     assert_eq!((set.min_rnr_timer(), set.max_rd_atomic()), (Some(9), Some(2)));
     assert_eq!((set.dest_qp_num(), set.rq_psn()), (Some(b.address().qp_num), Some(b.address().psn)));
     assert_eq!(set.sq_psn(), Some(a.address().psn));
-    if rdma.gid.gid_type == GidType::RoceV2 {
+    if rdma.gid.gid_type == GidType::ROCE_V2 {
         let route = set.address().unwrap().route.unwrap();
         // The hop limit is that of the kernel's route.
         assert_eq!(route.traffic_class, 32);

@@ -348,7 +348,7 @@ fn capacities_beyond_the_device_are_refused_with_its_limits() {
         let cq = cq_builder(&rdma, 8, mode).build().unwrap();
         let builder = || {
             let builder = pd.queue_pair(&cq, &cq);
-            if mode.classic_qp { builder.classic() } else { builder }
+            builder.classic(mode.classic_qp)
         };
         for (what, builder) in [
             ("sends", builder().send_depth(limits.max_qp_wr() + 1)),

@@ -1,6 +1,6 @@
 //! The library follows the pointers that a payload hands out: a payload of safe code could hand out any.
 
-use rdma_safe::{Gather, Payload};
+use rdma_safe::{Scatter, Payload};
 
 fn main() {}
 
@@ -8,4 +8,4 @@ struct Mine;
 
 impl Payload for Mine {}
 
-impl Gather for Mine {}
+impl Scatter for Mine {}

@@ -1,7 +1,6 @@
 //! `cargo xtask bench`: our programs beside their C originals.
 
 use std::fmt;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -39,21 +38,18 @@ struct Pingpong {
     options: Vec<String>,
 }
 
-/// Time for one run.
-const LIMIT: Duration = Duration::from_secs(120);
-
 pub(crate) fn main(args: &Args) -> Result<i32> {
     let Benchmark::Pingpong(args) = &args.benchmark;
     pingpong::build()?;
     let mut command = vec![softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), args.pairs.to_string()];
     command.extend(args.options.iter().cloned());
-    let ending = softroce::run(&command, &args.softroce, &mut Passthrough::new(false))?;
+    let ending = softroce::run(&command, &args.softroce, &mut Passthrough)?;
     Ok(ending.status())
 }
 
 /// The part that runs where the device is.
 pub(crate) mod inside {
-    use super::{Context, LIMIT, Program, Result, Series, bail, measure};
+    use super::{Context, Program, Result, Series, bail, measure};
 
     /// The argument that makes this program run it.
     pub(crate) const ARGUMENT: &str = "run-bench-pingpong";
@@ -69,8 +65,8 @@ pub(crate) mod inside {
             let mut times = [0.0; 2];
             for turn in 0..2 {
                 let which = (turn + pair as usize) % 2;
-                times[which] = measure(order[which], options, LIMIT)
-                    .with_context(|| format!("{:?} in pair {pair}", order[which]))?;
+                times[which] =
+                    measure(order[which], options).with_context(|| format!("{:?} in pair {pair}", order[which]))?;
             }
             println!("{pair:4} {:10.2} {:10.2}", times[0], times[1]);
             c.0.push(times[0]);
@@ -85,9 +81,9 @@ pub(crate) mod inside {
 }
 
 /// The time of one iteration, as the client of `program` reports it.
-fn measure(program: Program, options: &[String], limit: Duration) -> Result<f64> {
+fn measure(program: Program, options: &[String]) -> Result<f64> {
     let (mut time, mut output) = (None, String::new());
-    let statuses = pingpong::run(program, program, options, limit, |end, line| {
+    let statuses = pingpong::run(program, program, options, |end, line| {
         output.push_str(&format!("  {end:?}: {line}\n"));
         if end == End::Client {
             time = time.or(microseconds(line));

@@ -24,9 +24,8 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
 }
 
 /// The generator with everything it needs. An error is a reason why this machine cannot generate.
-pub(crate) fn generator(check: bool) -> Result<Command, headers::Unavailable> {
-    let target_dir = workspace::target_dir().map_err(|error| headers::Unavailable { reason: format!("{error:#}") })?;
-    let include = headers::headers(&target_dir)?;
+pub(crate) fn generator(check: bool) -> Result<Command> {
+    let include = headers::headers(&workspace::target_dir()?)?;
     headers::libclang()?;
     let mut command = Command::new(workspace::cargo());
     command.current_dir(workspace::root());

@@ -1,44 +1,26 @@
 //! The C headers that rdma-sys binds, and the libclang that binds them, on machines that have neither.
 
-use std::collections::BTreeSet;
-use std::error::Error;
-use std::ffi::OsStr;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::apt::{self, Apt};
+use crate::process;
 
 /// The release that `rdma-sys/src/bindings.rs` comes from, as `xtask/bindgen` records it, and the Debian suite that
 /// has it.
 const RDMA_CORE: &str = "56.1";
 const SUITE: &str = "trixie";
 const PACKAGES: [&str; 2] = ["libibverbs-dev", "librdmacm-dev"];
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-
-/// Why something cannot be had on this machine, and what would help.
-#[derive(Debug)]
-pub(crate) struct Unavailable {
-    pub(crate) reason: String,
-}
-
-impl fmt::Display for Unavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.reason)
-    }
-}
-
-impl Error for Unavailable {}
-
-fn unavailable(reason: impl Into<String>) -> Unavailable {
-    Unavailable { reason: reason.into() }
-}
 
 /// The include folder of rdma-core 56.1: that of `RDMA_CORE_INCLUDE`, of an installed package, or of Debian packages
 /// that are unpacked below `target_dir` and not installed.
-pub(crate) fn headers(target_dir: &Path) -> Result<PathBuf, Unavailable> {
+pub(crate) fn headers(target_dir: &Path) -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("RDMA_CORE_INCLUDE") {
         let dir = PathBuf::from(dir);
-        check(&dir).map_err(|why| unavailable(format!("RDMA_CORE_INCLUDE={}: {why}", dir.display())))?;
+        check(&dir).with_context(|| format!("RDMA_CORE_INCLUDE={}", dir.display()))?;
         return Ok(dir);
     }
     let installed = Path::new("/usr/include");
@@ -48,28 +30,28 @@ pub(crate) fn headers(target_dir: &Path) -> Result<PathBuf, Unavailable> {
     let kept = target_dir.join("rdma-core-headers").join(RDMA_CORE);
     let include = kept.join("usr/include");
     if check(&include).is_err() {
-        download(&kept).map_err(|why| {
-            unavailable(format!(
-                "no headers of rdma-core {RDMA_CORE}: {why}; unpack {} of that release and set RDMA_CORE_INCLUDE to \
-                 the folder that holds infiniband/ and rdma/",
+        download(&kept).with_context(|| {
+            format!(
+                "no headers of rdma-core {RDMA_CORE} (unpack {} of that release and set RDMA_CORE_INCLUDE to the \
+                 folder that holds infiniband/ and rdma/)",
                 PACKAGES.join(" and ")
-            ))
+            )
         })?;
-        check(&include).map_err(unavailable)?;
+        check(&include)?;
     }
     Ok(include)
 }
 
 /// Refuses a folder that lacks the headers, or that says it has those of another release.
-fn check(include: &Path) -> Result<(), String> {
+fn check(include: &Path) -> Result<()> {
     for header in ["infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h"] {
         if !include.join(header).is_file() {
-            return Err(format!("{} is missing", include.join(header).display()));
+            bail!("{} is missing", include.join(header).display());
         }
     }
     match version(include) {
         Some(version) if version != RDMA_CORE => {
-            Err(format!("these are headers of rdma-core {version}, the bindings are of {RDMA_CORE}"))
+            bail!("these are headers of rdma-core {version}, the bindings are of {RDMA_CORE}")
         }
         // Headers do not tell their release. Without a pkg-config file beside them, take the user's word.
         _ => Ok(()),
@@ -90,11 +72,8 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// Fetches the packages from the archive that this machine installs from and unpacks them into `kept`.
-fn download(kept: &Path) -> Result<(), String> {
-    for tool in ["apt-get", "dpkg", "dpkg-deb"] {
-        run(Command::new(tool).arg("--version")).map_err(|why| format!("this is no Debian-like machine ({why})"))?;
-    }
+/// Fetches the packages from a repository that this machine installs from and unpacks them into `kept`.
+fn download(kept: &Path) -> Result<()> {
     // Another process may be at it: each works in a folder of its own, and one rename decides.
     let work = kept.with_extension(format!("{}.tmp", std::process::id()));
     let result = download_in(&work, kept);
@@ -102,112 +81,47 @@ fn download(kept: &Path) -> Result<(), String> {
     result
 }
 
-fn download_in(work: &Path, kept: &Path) -> Result<(), String> {
-    let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
-    for dir in ["lists/partial", "cache/archives/partial", "debs"] {
-        fs::create_dir_all(work.join(dir)).map_err(|error| failed("creating a work folder", error))?;
-    }
-    let work = work.canonicalize().map_err(|error| failed("the work folder", error))?;
-    let mut why = String::from("apt has no sources");
-    for archive in archives()? {
-        match fetch(&work, &archive) {
-            Ok(()) => {
-                let root = work.join("root");
-                for deb in entries(&work.join("debs")) {
-                    run(Command::new("dpkg").arg("-x").arg(deb).arg(&root))?;
-                }
-                check(&root.join("usr/include"))?;
-                // What is there fails the check, or nobody would be here.
-                _ = fs::remove_dir_all(kept);
-                return match fs::rename(&root, kept) {
-                    Err(error) if check(&kept.join("usr/include")).is_err() => {
-                        Err(failed("keeping the headers", error))
-                    }
-                    _ => Ok(()),
-                };
-            }
-            Err(error) => why = error,
+fn download_in(work: &Path, kept: &Path) -> Result<()> {
+    let mut apt = Apt::new(work)?;
+    let mut fetched = Err(anyhow!("apt has no sources"));
+    for repository in apt::repositories()? {
+        fetched = fetch(&mut apt, &repository);
+        if fetched.is_ok() {
+            break;
         }
     }
-    Err(why)
-}
-
-/// The archives that apt installs from, Debian's own suite first, without the security archive, which has no `trixie`.
-/// apt reads its own configuration here, so each form of sources file is understood.
-fn archives() -> Result<Vec<String>, String> {
-    let listing = run(Command::new("apt-get").args(["update", "--print-uris"]))?;
-    let codename = fs::read_to_string("/etc/os-release")
-        .unwrap_or_default()
-        .lines()
-        .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
-        .unwrap_or_default()
-        .to_owned();
-    let (mut first, mut rest) = (Vec::new(), Vec::new());
-    let mut seen = BTreeSet::new();
-    for line in listing.lines() {
-        let uri = line.trim_start_matches('\'').split('\'').next().unwrap_or_default();
-        let Some((archive, path)) = uri.split_once("/dists/") else {
-            continue;
-        };
-        if archive.ends_with("-security") || !seen.insert(archive.to_owned()) {
-            continue;
-        }
-        let own = path.split('/').next() == Some(codename.as_str());
-        if own { &mut first } else { &mut rest }.push(archive.to_owned());
+    let root = work.join("root");
+    for deb in fetched? {
+        apt::unpack(&deb, &root)?;
     }
-    first.extend(rest);
-    Ok(first)
+    check(&root.join("usr/include"))?;
+    // What is there fails the check, or nobody would be here.
+    _ = fs::remove_dir_all(kept);
+    match fs::rename(&root, kept) {
+        Err(error) if check(&kept.join("usr/include")).is_err() => Err(error).context("keeping the headers"),
+        _ => Ok(()),
+    }
 }
 
-/// Downloads the packages with lists and a cache of their own: apt's state on this machine stays as it is.
-fn fetch(work: &Path, archive: &str) -> Result<(), String> {
-    let list = work.join("sources.list");
-    let signed = if Path::new(KEYRING).is_file() { format!("[signed-by={KEYRING}] ") } else { String::new() };
-    fs::write(&list, format!("deb {signed}{archive} {SUITE} main\n")).map_err(|error| error.to_string())?;
-    // What is installed here must not be a candidate.
-    let status = work.join("status");
-    fs::write(&status, "").map_err(|error| error.to_string())?;
-    let apt = |arguments: &[&str]| {
-        let mut command = Command::new("apt-get");
-        let option = |command: &mut Command, name: &str, value: &OsStr| {
-            let mut text = std::ffi::OsString::from(format!("{name}="));
-            text.push(value);
-            command.arg("-o").arg(text);
-        };
-        option(&mut command, "Dir::Etc::sourcelist", list.as_os_str());
-        option(&mut command, "Dir::Etc::sourceparts", OsStr::new("/dev/null"));
-        option(&mut command, "Dir::State::lists", work.join("lists").as_os_str());
-        option(&mut command, "Dir::State::status", status.as_os_str());
-        option(&mut command, "Dir::Cache", work.join("cache").as_os_str());
-        // Root's folders are closed to the user _apt, which downloads otherwise.
-        option(&mut command, "APT::Sandbox::User", OsStr::new("root"));
-        option(&mut command, "Acquire::http::Timeout", OsStr::new("30"));
-        option(&mut command, "Acquire::Languages", OsStr::new("none"));
-        run(command.arg("--quiet").args(arguments).current_dir(work.join("debs")))
-    };
+/// The packages of `repository`, if they are of the right release.
+fn fetch(apt: &mut Apt, repository: &str) -> Result<Vec<PathBuf>> {
     eprintln!("rdma-core {RDMA_CORE} headers: reading the package list of {SUITE}");
-    // Without this option a failed download is a warning.
-    apt(&["-o", "APT::Update::Error-Mode=any", "update"])?;
+    apt.use_only(repository, SUITE)?;
     eprintln!("rdma-core {RDMA_CORE} headers: downloading {}", PACKAGES.join(" and "));
-    apt(&[&["download"][..], &PACKAGES].concat())?;
-    for package in PACKAGES {
-        let deb = entries(&work.join("debs"))
-            .into_iter()
-            .find(|path| {
-                path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!("{package}_")))
-            })
-            .ok_or_else(|| format!("{package} was not downloaded"))?;
-        let version = run(Command::new("dpkg-deb").arg("--field").arg(deb).arg("Version"))?;
-        let release = version.trim().split('-').next().unwrap_or_default();
-        if release != RDMA_CORE {
-            return Err(format!("{SUITE} has {package} {}, not {RDMA_CORE}", version.trim()));
+    let debs = apt.download(&PACKAGES)?;
+    for deb in &debs {
+        let shown =
+            process::output(Command::new("dpkg-deb").args(["--show", "--showformat=${Package} ${Version}"]).arg(deb))?;
+        let (package, version) = shown.split_once(' ').unwrap_or_default();
+        if version.split('-').next() != Some(RDMA_CORE) {
+            bail!("{SUITE} has {package} {version}, not {RDMA_CORE}");
         }
     }
-    Ok(())
+    Ok(debs)
 }
 
 /// Whether bindgen will find libclang and the headers that belong to it.
-pub(crate) fn libclang_present() -> bool {
+fn libclang_present() -> bool {
     if let Some(path) = std::env::var_os("LIBCLANG_PATH") {
         let path = PathBuf::from(path);
         return path.is_file() || entries(&path).iter().any(|path| is_libclang(path));
@@ -236,46 +150,9 @@ fn is_libclang(path: &Path) -> bool {
 }
 
 /// Makes sure that bindgen finds libclang: installs it where this program may.
-pub(crate) fn libclang() -> Result<(), Unavailable> {
-    const INSTALL: [&str; 5] = ["apt-get", "install", "--yes", "--no-install-recommends", "libclang-dev"];
-    if libclang_present() {
-        return Ok(());
-    }
-    let command = INSTALL.join(" ");
-    let apt = run(Command::new("apt-get").arg("--version")).is_ok();
-    let root = run(Command::new("id").arg("-u")).is_ok_and(|user| user.trim() == "0");
-    if !apt || !root {
-        let how = if apt { format!("as root: {command}") } else { "install libclang, or set LIBCLANG_PATH".to_owned() };
-        return Err(unavailable(format!("bindgen needs libclang; {how}")));
-    }
-    let install = || {
-        let mut command = Command::new(INSTALL[0]);
-        run(command.args(&INSTALL[1..]).env("DEBIAN_FRONTEND", "noninteractive"))
-    };
-    eprintln!("libclang: {command}");
-    // The package list may be missing or too old to download from.
-    install()
-        .or_else(|_| run(Command::new("apt-get").arg("update")).and_then(|_| install()))
-        .map_err(|why| unavailable(format!("bindgen needs libclang, and it could not be installed: {why}")))?;
-    if libclang_present() { Ok(()) } else { Err(unavailable(format!("`{command}` brought no libclang"))) }
-}
-
-/// Runs a program to its end. Returns its output, or the last lines of what it said.
-fn run(command: &mut Command) -> Result<String, String> {
-    const LINES: usize = 5;
-    let program = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .stdin(Stdio::null())
-        .env("LC_ALL", "C")
-        .output()
-        .map_err(|error| format!("starting {program}: {error}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).collect();
-    let last = lines[lines.len().saturating_sub(LINES)..].join("; ");
-    Err(format!("{program} failed ({}): {last}", output.status))
+pub(crate) fn libclang() -> Result<()> {
+    apt::install_unless(libclang_present, "libclang-dev")
+        .context("bindgen needs libclang (LIBCLANG_PATH tells where it is, if elsewhere than usual)")
 }
 
 #[cfg(test)]
@@ -291,18 +168,18 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         }
-        assert_eq!(check(&include), Ok(()), "no pkg-config file: trusted");
+        assert!(check(&include).is_ok(), "no pkg-config file: trusted");
 
         let pkgconfig = dir.join("lib/x86_64-linux-gnu/pkgconfig");
         fs::create_dir_all(&pkgconfig).unwrap();
         fs::write(pkgconfig.join("libibverbs.pc"), "Name: libibverbs\nVersion: 1.14.44.0\n").unwrap();
-        assert!(check(&include).unwrap_err().contains("44.0"));
+        assert!(check(&include).unwrap_err().to_string().contains("44.0"));
 
         fs::write(pkgconfig.join("libibverbs.pc"), format!("Version: 1.14.{RDMA_CORE}\n")).unwrap();
-        assert_eq!(check(&include), Ok(()));
+        assert!(check(&include).is_ok());
 
         fs::remove_file(include.join("rdma/rdma_cma.h")).unwrap();
-        assert!(check(&include).unwrap_err().contains("rdma_cma.h"));
+        assert!(check(&include).unwrap_err().to_string().contains("rdma_cma.h"));
         fs::remove_dir_all(dir).unwrap();
     }
 

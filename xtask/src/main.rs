@@ -1,5 +1,6 @@
 //! What a contributor to this workspace runs: `cargo xtask COMMAND`.
 
+mod apt;
 mod bench;
 mod bindgen;
 mod demo;

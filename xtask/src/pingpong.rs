@@ -15,6 +15,8 @@ use crate::{process, wait, workspace};
 const PORT: u16 = 18_515;
 /// How long a server may take to listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(60);
+/// Time for one run: 1000 messages take a second at most.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// The example of this workspace, and the program of rdma-core that it can talk to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -67,19 +69,18 @@ fn example() -> Result<std::path::PathBuf> {
 }
 
 /// Runs `server` and `client` with `options` and hands each line either writes to `line`; the statuses of both.
-/// Kills both when `limit` has passed.
+/// Kills both when [`LIMIT`] has passed.
 pub(crate) fn run(
     server: Program,
     client: Program,
     options: &[String],
-    limit: Duration,
     mut line: impl FnMut(End, &str),
 ) -> Result<[i32; 2]> {
-    let deadline = Instant::now() + limit;
+    let deadline = Instant::now() + LIMIT;
     let (sender, lines) = channel();
     let mut children = Children(Vec::new());
     children.start(server.command(End::Server, options)?, End::Server, &sender)?;
-    let server_status = wait::until(LISTEN_LIMIT.min(limit), || {
+    let server_status = wait::until(LISTEN_LIMIT, || {
         let ended = children.0[0].try_wait().ok().flatten();
         (ended.is_some() || listening()).then_some(ended)
     });
@@ -94,7 +95,7 @@ pub(crate) fn run(
     }
     drop(sender);
     if !relay(&lines, deadline, &mut line) {
-        bail!("not finished after {} s", limit.as_secs());
+        bail!("not finished after {} s", LIMIT.as_secs());
     }
     let mut statuses = [0; 2];
     for (status, child) in statuses.iter_mut().zip(&mut children.0) {

@@ -54,9 +54,9 @@ impl CompletionQueueBuilder {
         self
     }
 
-    /// Uses `ibv_create_cq` and `ibv_poll_cq` even where the extended interface exists.
-    pub fn classic(mut self) -> Self {
-        self.classic = true;
+    /// Whether to use `ibv_create_cq` and `ibv_poll_cq` even where the extended interface exists; no unless set.
+    pub fn classic(mut self, classic: bool) -> Self {
+        self.classic = classic;
         self
     }
 
@@ -81,15 +81,26 @@ impl CompletionQueueBuilder {
                 Err(errno)
                     if WcFields::STANDARD.contains(self.fields)
                         && (errno.is_unsupported() || errno.0 == libc::EINVAL) => {}
-                Err(errno) if errno.is_unsupported() => return Err(Error::CompletionFields { fields: self.fields }),
+                Err(errno) if errno.is_unsupported() || errno.0 == libc::EINVAL && self.is_within_limits() => {
+                    return Err(self.fields_error());
+                }
                 Err(errno) => return Err(self.error(errno)),
             }
         }
         if !WcFields::STANDARD.contains(self.fields) {
-            return Err(Error::CompletionFields { fields: self.fields });
+            return Err(self.fields_error());
         }
         let raw = self.create_classic().map_err(|errno| self.error(errno))?;
         Ok(self.finish_classic(raw))
+    }
+
+    fn fields_error(&self) -> Error {
+        Error::CompletionFields { fields: self.fields - WcFields::STANDARD }
+    }
+
+    fn is_within_limits(&self) -> bool {
+        let max = self.context.attributes().max_cqe();
+        (1..=max).contains(&self.entries) && self.vector < self.context.completion_vectors()
     }
 
     fn create_extended(&self) -> Result<(NonNull<ibv_cq_ex>, CqId), Errno> {

@@ -121,6 +121,7 @@ impl CompletionQueue {
 
     /// Its name in the events of a channel.
     #[must_use]
+    #[inline]
     pub fn id(&self) -> CqId {
         self.shared.id
     }
@@ -131,20 +132,26 @@ impl CompletionQueue {
     /// wait on the channel. [`Endpoint::wait`](crate::Endpoint::wait) does all of that.
     ///
     /// # Errors
-    /// [`Error::CompletionQueueLacks`] without a channel; [`Error::Arm`].
+    /// [`Error::NoChannel`] without a channel; [`Error::Verb`].
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline]
     pub fn arm(&mut self, solicited_only: bool) -> Result<()> {
         if self.shared.channel().is_none() {
-            return Err(Error::CompletionQueueLacks { need: "a completion channel" });
+            return Err(Error::NoChannel);
         }
         // SAFETY: the queue is valid.
         check(unsafe { ibv_req_notify_cq(self.as_raw(), i32::from(solicited_only)) })
-            .map_err(|errno| Error::Arm { errno })
+            .map_err(|errno| self.arm_error(errno))
+    }
+
+    #[cold]
+    fn arm_error(&self, errno: Errno) -> Error {
+        Error::Verb { verb: "ibv_req_notify_cq", device: self.context().device_name().into(), errno }
     }
 
     /// The C object, valid while this queue is.
     #[must_use]
+    #[inline]
     pub fn as_raw(&self) -> *mut ibv_cq {
         self.shared.raw.as_ptr()
     }
@@ -188,6 +195,7 @@ impl Shared {
         &self.parents.as_ref().expect("only `drop` takes them").0
     }
 
+    #[inline]
     fn channel(&self) -> Option<&CompletionChannel> {
         self.parents.as_ref().and_then(|(_, channel)| channel.as_ref())
     }

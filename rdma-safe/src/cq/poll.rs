@@ -9,7 +9,7 @@ use rdma_sys::*;
 use super::{CompletionQueue, Source, WcFields, WcFlags, WcOpcode, WcStatus};
 use crate::Errno;
 
-/// A completion queue is of no more use.
+/// A completion queue that cannot be used any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PollError {
@@ -38,7 +38,8 @@ pub enum PollError {
 #[must_use = "nothing is taken until `next` is called"]
 pub struct Poll<'cq> {
     cq: &'cq mut CompletionQueue,
-    exhausted: bool,
+    /// Why there is nothing more to take, once that is known.
+    end: Option<Result<(), PollError>>,
     /// This cursor has asked the queue, and did not just find what an earlier one had left over.
     asked: bool,
     not_send: PhantomData<*mut ()>,
@@ -60,20 +61,23 @@ impl CompletionQueue {
     pub fn poll(&mut self) -> Poll<'_> {
         // A cursor that was forgotten instead of dropped left the provider's lock held.
         self.end_poll();
-        Poll { cq: self, exhausted: false, asked: false, not_send: PhantomData }
+        Poll { cq: self, end: None, asked: false, not_send: PhantomData }
     }
 }
 
 impl Poll<'_> {
-    /// The next completion, or `None` when there is none at the moment.
+    /// The next completion, or `None` when there was none left.
+    ///
+    /// `None` and an error end this cursor: it says the same from then on and asks the queue no more. To look again, drop
+    /// it and call [`CompletionQueue::poll`].
     ///
     /// # Errors
     /// [`PollError`] when the provider failed; it is never taken for an empty queue.
     #[inline]
     #[allow(clippy::should_implement_trait)] // A lending cursor cannot be an `Iterator`: collecting it would alias one cursor.
     pub fn next(&mut self) -> Result<Option<WorkCompletion<'_>>, PollError> {
-        if self.exhausted {
-            return Ok(None);
+        if let Some(end) = self.end {
+            return end.map(|()| None);
         }
         let fields = self.cq.fields;
         match &mut self.cq.source {
@@ -103,7 +107,6 @@ impl Poll<'_> {
                 if result == 0 {
                     return Ok(Some(WorkCompletion { row: Row::Extended(*raw), fields }));
                 }
-                self.exhausted = true;
                 // Nothing is lent any more: the lock need not be held until the cursor goes.
                 if *open {
                     *open = false;
@@ -111,25 +114,34 @@ impl Poll<'_> {
                     unsafe { ibv_end_poll(cq) };
                     self.cq.shared.poll_ended();
                 }
-                match result {
-                    libc::ENOENT => Ok(None),
+                let end = match result {
+                    libc::ENOENT => Ok(()),
                     errno if errno > 0 => Err(PollError::Provider(Errno(errno))),
                     // A provider's own code, such as CQ_POLL_ERR of mlx5.
                     _ => Err(PollError::Provider(Errno(libc::EIO))),
-                }
+                };
+                self.end = Some(end);
+                end.map(|()| None)
             }
             Source::Classic(classic) => {
                 if classic.next == classic.len {
                     self.asked = true;
-                    if !classic.refill()? {
-                        self.exhausted = true;
-                        return Ok(None);
+                    let end = match classic.refill() {
+                        Ok(true) => None,
+                        Ok(false) => Some(Ok(())),
+                        Err(error) => Some(Err(error)),
+                    };
+                    if let Some(end) = end {
+                        self.end = Some(end);
+                        return end.map(|()| None);
                     }
                 }
                 let row = classic.next as usize;
                 classic.next += 1;
                 // A short batch means that the queue was empty: no need to ask once more.
-                self.exhausted = self.asked && classic.next == classic.len && classic.next < classic.rows.len() as u32;
+                if self.asked && classic.next == classic.len && classic.next < classic.rows.len() as u32 {
+                    self.end = Some(Ok(()));
+                }
                 Ok(Some(WorkCompletion { row: Row::Classic(&classic.rows[row]), fields }))
             }
         }
@@ -145,7 +157,7 @@ impl Drop for Poll<'_> {
 
 impl fmt::Debug for Poll<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Poll").field("exhausted", &self.exhausted).finish_non_exhaustive()
+        f.debug_struct("Poll").field("end", &self.end).finish_non_exhaustive()
     }
 }
 
@@ -242,7 +254,7 @@ impl WorkCompletion<'_> {
         }
     }
 
-    /// Flags.
+    /// What else is known of it: which of the fields below mean something.
     #[must_use]
     #[inline]
     pub fn flags(&self) -> WcFlags {
@@ -320,7 +332,7 @@ impl WorkCompletion<'_> {
         field!(self, WcFields::DLID_PATH_BITS, ibv_wc_read_dlid_path_bits, |wc| Some(wc.dlid_path_bits))
     }
 
-    /// When it completed, in ticks of the device's clock (`hca_core_clock` kHz of the device attributes).
+    /// When it completed, in ticks of the device's clock, of [`DeviceAttributes::hca_core_clock`](crate::DeviceAttributes::hca_core_clock) kHz.
     #[must_use]
     #[inline]
     pub fn completion_timestamp(&self) -> Option<u64> {

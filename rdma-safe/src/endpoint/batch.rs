@@ -106,7 +106,7 @@ impl Batch<'_> {
     /// How many pieces it holds.
     #[must_use]
     #[inline]
-    pub fn len(&self) -> u32 {
+    pub fn len(&self) -> usize {
         self.raw.as_ref().map_or(0, SendBatch::len)
     }
 

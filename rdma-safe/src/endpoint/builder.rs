@@ -16,6 +16,7 @@ pub struct EndpointBuilder<'a> {
     pd: &'a ProtectionDomain,
     port: u8,
     gid_index: Option<u32>,
+    pkey_index: u16,
     send_depth: u32,
     recv_depth: u32,
     inline_data: u32,
@@ -33,6 +34,7 @@ impl<'a> EndpointBuilder<'a> {
             pd,
             port: 1,
             gid_index: None,
+            pkey_index: 0,
             send_depth: 128,
             recv_depth: 128,
             inline_data: 0,
@@ -54,6 +56,12 @@ impl<'a> EndpointBuilder<'a> {
     /// Index of the GID to connect from; [`Context::recommended_gid`] unless set.
     pub fn gid_index(mut self, index: u32) -> Self {
         self.gid_index = Some(index);
+        self
+    }
+
+    /// Index of the partition key to connect with, see [`Context::pkey_index`]; 0 unless set, which on RoCE is the only one.
+    pub fn pkey_index(mut self, index: u16) -> Self {
+        self.pkey_index = index;
         self
     }
 
@@ -135,29 +143,26 @@ impl<'a> EndpointBuilder<'a> {
         let entries = self.send_depth.saturating_add(self.recv_depth).max(1);
         let mut fields = WcFields::BYTE_LEN | WcFields::IMM;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
-        let mut cq = context.completion_queue(entries).fields(fields);
-        if self.classic_poll {
-            cq = cq.classic();
-        }
+        let mut cq = context.completion_queue(entries).fields(fields).classic(self.classic_poll);
         if self.events {
             cq = cq.channel(&context.create_channel()?);
         }
         let cq = cq.build()?;
-        let mut qp = self
+        let qp = self
             .pd
             .queue_pair(&cq, &cq)
             .send_depth(self.send_depth)
             .recv_depth(self.recv_depth)
-            .inline_data(self.inline_data);
-        if self.classic_post {
-            qp = qp.classic();
-        }
+            .inline_data(self.inline_data)
+            // A batch may fill the ring.
+            .max_batch(self.send_depth)
+            .classic(self.classic_post);
         let mut qp = qp.build()?;
         qp.modify(
             &QueuePairAttributes::new()
                 .set_state(QueuePairState::INIT)
                 .set_port(self.port)
-                .set_pkey_index(0)
+                .set_pkey_index(self.pkey_index)
                 .set_access(self.peer_access & Access::REMOTE),
         )?;
 

@@ -13,14 +13,17 @@ pub struct WorkId(pub(super) u64);
 const RECEIVE: u64 = 1 << 63;
 
 impl WorkId {
+    #[inline]
     pub(super) fn send(sequence: u64) -> Self {
         WorkId(sequence)
     }
 
+    #[inline]
     pub(super) fn receive(sequence: u64) -> Self {
         WorkId(sequence | RECEIVE)
     }
 
+    #[inline]
     pub(super) fn sequence(self) -> u64 {
         self.0 & !RECEIVE
     }
@@ -53,6 +56,7 @@ pub enum Operation {
 
 /// Work that is done, and the buffer that was in it.
 #[derive(Debug)]
+#[non_exhaustive]
 #[must_use = "dropping a completion drops its buffer"]
 pub struct Completion {
     /// As returned when it was posted.
@@ -90,7 +94,9 @@ impl Completion {
 pub struct FailedWork(pub Box<Completion>);
 
 impl FailedWork {
-    fn error(&self) -> CompletionError {
+    /// What happened, without the buffer. It names the work by the number of its [`WorkId`].
+    #[must_use]
+    pub fn error(&self) -> CompletionError {
         let Completion { status, vendor_error, id, .. } = *self.0;
         CompletionError { status, vendor_error, wr_id: id.sequence(), qp_num: None }
     }
@@ -113,9 +119,9 @@ impl std::error::Error for FailedWork {}
 /// Work that was not posted, and its buffer back.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
+#[non_exhaustive]
 pub struct Rejected {
     /// Why.
-    #[source]
     pub error: PostError,
     /// The buffer, unless the work had none, or the provider may have it ([`PostError::InDoubt`]): then it comes back
     /// from [`Endpoint::close`](crate::Endpoint::close).
@@ -125,12 +131,19 @@ pub struct Rejected {
 /// A batch that was not posted, or not wholly.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
+#[non_exhaustive]
 pub struct Unposted {
     /// Why.
-    #[source]
     pub error: PostError,
     /// Buffers of the work that was surely not posted, in the order in which it was added.
     pub buffers: Vec<Buffer>,
+}
+
+impl From<FailedWork> for crate::Error {
+    /// Drops the buffer.
+    fn from(failed: FailedWork) -> Self {
+        failed.error().into()
+    }
 }
 
 impl From<Unposted> for crate::Error {

@@ -36,6 +36,7 @@ pub struct ConnectOptions {
     service_level: u8,
     traffic_class: u8,
     hop_limit: u8,
+    flow_label: u32,
     rd_atomic: Option<u8>,
 }
 
@@ -50,6 +51,7 @@ impl Default for ConnectOptions {
             service_level: 0,
             traffic_class: 0,
             hop_limit: 64,
+            flow_label: 0,
             rd_atomic: None,
         }
     }
@@ -68,8 +70,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Retries after a timeout, 0 to 7; 6 unless set, since SoftRoCE takes 7 for "for ever". With the default timeout a lost peer is reported after about half a
-    /// second; devices may take up to four times as long.
+    /// Retries after a timeout, 0 to 7; 6 unless set, because of [`Quirks::SEVEN_RETRIES_ENDLESS`](crate::Quirks). With the
+    /// default timeout a lost peer is reported after about half a second; devices may take up to four times as long.
     pub fn retry_count(mut self, retries: u8) -> Self {
         self.retry_count = retries;
         self
@@ -104,6 +106,12 @@ impl ConnectOptions {
     /// Hop limit (time to live); 64 unless set.
     pub fn hop_limit(mut self, hops: u8) -> Self {
         self.hop_limit = hops;
+        self
+    }
+
+    /// Flow label, 20 bits; on RoCE v2 connections with different labels may take different paths; 0 unless set.
+    pub fn flow_label(mut self, label: u32) -> Self {
+        self.flow_label = label;
         self
     }
 
@@ -168,7 +176,7 @@ impl Endpoint {
                 sgid_index,
                 hop_limit: options.hop_limit,
                 traffic_class: options.traffic_class,
-                flow_label: 0,
+                flow_label: options.flow_label,
             });
         }
         address

@@ -37,7 +37,7 @@ pub use work::Work;
 ///
 /// let pd = Device::first()?.open()?.alloc_pd()?;
 /// let mut endpoint = Endpoint::builder(&pd).build()?;
-/// let (inbox, mut outbox) = pd.allocate(8192)?.split_at(4096)?;
+/// let (inbox, mut outbox) = pd.allocate(8192)?.into_split(4096)?;
 ///
 /// endpoint.receive(inbox)?; // before the peer can send
 /// let remote = exchange(endpoint.address()); // over TCP, a file, …
@@ -142,6 +142,12 @@ impl Endpoint {
         self.local
     }
 
+    /// The domain whose buffers it takes.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
     /// The queue pair, to look at.
     #[must_use]
     pub fn queue_pair(&self) -> &QueuePair {
@@ -184,7 +190,7 @@ impl Endpoint {
             Err(error) => {
                 self.receives.commit();
                 self.poisoned = true;
-                self.qp.send_and_shared().1.fail();
+                self.qp.fail();
                 Err(Rejected { error, buffer: None })
             }
         }
@@ -276,6 +282,10 @@ impl Endpoint {
     /// [`Error::Timeout`]; [`Error::Poll`]; [`Error::Channel`].
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
+        // Before a look at the clock, which costs as much as a poll.
+        if let Some(completion) = self.poll()? {
+            return Ok(completion);
+        }
         let start = Instant::now();
         let mut armed = false;
         loop {
@@ -312,7 +322,7 @@ impl Endpoint {
     /// there already, to be taken with [`Endpoint::poll`] before it is armed again.
     ///
     /// # Errors
-    /// [`Error::CompletionQueueLacks`] without [`EndpointBuilder::events`]; [`Error::Arm`]; [`Error::Poll`].
+    /// [`Error::NoChannel`] without [`EndpointBuilder::events`]; [`Error::Verb`]; [`Error::Poll`].
     #[inline]
     pub fn arm(&mut self) -> Result<bool> {
         if let Some(channel) = self.cq.channel() {
@@ -323,11 +333,18 @@ impl Endpoint {
         Ok(!self.sends.has_completed() && !self.receives.has_completed())
     }
 
-    /// Work posted and not done.
+    /// Work posted by [`Endpoint::post`], [`Endpoint::batch`] and the like, and not done.
     #[must_use]
     #[inline]
-    pub fn in_flight(&self) -> (u64, u64) {
-        (self.sends.in_flight(), self.receives.in_flight())
+    pub fn sends_in_flight(&self) -> u64 {
+        self.sends.in_flight()
+    }
+
+    /// Receives posted and not done.
+    #[must_use]
+    #[inline]
+    pub fn receives_in_flight(&self) -> u64 {
+        self.receives.in_flight()
     }
 
     /// Destroys the queue pair, and returns the buffers of all work that was not handed out, done or not.

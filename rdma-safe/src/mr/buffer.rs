@@ -69,10 +69,10 @@ impl Buffer {
     /// Cuts it into parts of `size` bytes each; what is left over, less than `size`, stays unused in the region.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] when `size` is zero or exceeds the capacity.
-    pub fn split(self, size: usize) -> Result<Vec<Buffer>> {
+    /// [`Error::PartSize`] when `size` is zero or exceeds the capacity.
+    pub fn into_chunks(self, size: usize) -> Result<Vec<Buffer>> {
         if size == 0 || size > self.capacity {
-            return Err(Error::OutOfBounds { offset: 0, len: size, region: self.capacity });
+            return Err(Error::PartSize { size, capacity: self.capacity });
         }
         let part = |index: usize| Buffer {
             region: Arc::clone(&self.region),
@@ -88,10 +88,10 @@ impl Buffer {
     /// Splits it in two at `at` bytes of its capacity.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] when either part would be empty.
-    pub fn split_at(self, at: usize) -> Result<(Buffer, Buffer)> {
+    /// [`Error::PartSize`] when either part would be empty.
+    pub fn into_split(self, at: usize) -> Result<(Buffer, Buffer)> {
         if at == 0 || at >= self.capacity {
-            return Err(Error::OutOfBounds { offset: at, len: 0, region: self.capacity });
+            return Err(Error::PartSize { size: at, capacity: self.capacity });
         }
         let rest = self.capacity - at;
         let second = Buffer {
@@ -133,6 +133,7 @@ impl Buffer {
 
     /// The domain it is registered in.
     #[must_use]
+    #[inline]
     pub fn pd(&self) -> &ProtectionDomain {
         self.region.registration.pd()
     }

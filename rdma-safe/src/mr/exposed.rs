@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Region, RemoteMemory};
-use crate::{Error, Result};
+use crate::{Error, ProtectionDomain, Result};
 
 /// Registered bytes that peers may read or write at any time, as the access given at registration says.
 ///
@@ -27,6 +27,7 @@ impl ExposedRegion {
 
     /// Length in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
         self.region.len
     }
@@ -37,8 +38,15 @@ impl ExposedRegion {
         self.len() == 0
     }
 
+    /// The domain it is registered in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.region.registration.pd()
+    }
+
     /// What a peer needs to reach it. Give it to those you trust with the access of this region.
     #[must_use]
+    #[inline]
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory {
             address: self.region.address.as_ptr() as u64,
@@ -53,11 +61,22 @@ impl ExposedRegion {
     /// [`Error::OutOfBounds`].
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let source = self.range(offset, target.len())?;
-        for (index, byte) in target.iter_mut().enumerate() {
+        let mut at = 0;
+        while at < target.len() {
             // SAFETY: `range` found `offset..offset + target.len()` within the region, whose memory is initialised and
-            // stays while `self` does. Volatile, because a peer may write at the same time. No thread of this process
-            // writes, since that takes `&mut self`.
-            *byte = unsafe { source.add(index).read_volatile() };
+            // stays while `self` does; a word is read where it is aligned and ends within the range. Volatile, because a
+            // peer may write at the same time. No thread of this process writes, since that takes `&mut self`.
+            unsafe {
+                let from = source.add(at);
+                if is_word(from, target.len() - at) {
+                    let word = from.cast::<u64>().read_volatile();
+                    target[at..][..WORD].copy_from_slice(&word.to_ne_bytes());
+                    at += WORD;
+                } else {
+                    target[at] = from.read_volatile();
+                    at += 1;
+                }
+            }
         }
         Ok(())
     }
@@ -68,9 +87,22 @@ impl ExposedRegion {
     /// [`Error::OutOfBounds`]; nothing is copied.
     pub fn write(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         let target = self.range(offset, source.len())?;
-        for (index, byte) in source.iter().enumerate() {
+        let mut rest = source;
+        while let Some((byte, behind)) = rest.split_first() {
             // SAFETY: as in `read`; `&mut self` keeps other threads of this process out.
-            unsafe { target.add(index).write_volatile(*byte) };
+            unsafe {
+                let to = target.add(source.len() - rest.len());
+                match rest.split_first_chunk::<WORD>() {
+                    Some((word, behind)) if is_word(to, WORD) => {
+                        to.cast::<u64>().write_volatile(u64::from_ne_bytes(*word));
+                        rest = behind;
+                    }
+                    _ => {
+                        to.write_volatile(*byte);
+                        rest = behind;
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -80,6 +112,7 @@ impl ExposedRegion {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`].
+    #[inline]
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
@@ -88,11 +121,13 @@ impl ExposedRegion {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`].
+    #[inline]
     pub fn store_u64(&mut self, offset: usize, value: u64) -> Result<()> {
         self.word(offset)?.store(value, Ordering::Release);
         Ok(())
     }
 
+    #[inline]
     fn range(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
         match offset.checked_add(len) {
             // SAFETY: `offset` is at most the length of the region.
@@ -101,6 +136,7 @@ impl ExposedRegion {
         }
     }
 
+    #[inline]
     fn word(&self, offset: usize) -> Result<&AtomicU64> {
         let address = self.range(offset, size_of::<u64>())?;
         let align = align_of::<AtomicU64>();
@@ -111,6 +147,15 @@ impl ExposedRegion {
         // process access them by this function or, excluded by `&mut self`, by `write`.
         Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
     }
+}
+
+/// Bytes that are copied at once where they can be.
+const WORD: usize = size_of::<u64>();
+
+/// Whether a whole, aligned word starts at `address`, of which `left` bytes are there.
+#[inline]
+fn is_word(address: NonNull<u8>, left: usize) -> bool {
+    left >= WORD && address.addr().get() % align_of::<u64>() == 0
 }
 
 impl fmt::Debug for ExposedRegion {

@@ -59,6 +59,7 @@ impl Registration {
         Ok(Registration { raw, pd: Some(pd.clone()), lkey, rkey })
     }
 
+    #[inline]
     pub(crate) fn pd(&self) -> &ProtectionDomain {
         self.pd.as_ref().expect("only `release` takes it")
     }
@@ -115,6 +116,7 @@ impl Region {
         Ok(Arc::new(Region { registration, address, len, backing: std::mem::ManuallyDrop::new(backing) }))
     }
 
+    #[inline]
     pub(crate) fn lkey(&self) -> u32 {
         self.registration.lkey
     }
@@ -132,7 +134,7 @@ impl Drop for Region {
 impl ProtectionDomain {
     /// Allocates `len` zeroed bytes and registers them for local use.
     ///
-    /// One registration costs a system call and locks pages: allocate a large buffer once and [`Buffer::split`] it.
+    /// One registration costs a system call and locks pages: allocate a large buffer once and cut it by [`Buffer::into_chunks`].
     ///
     /// # Errors
     /// As [`ProtectionDomain::register`].
@@ -155,11 +157,10 @@ impl ProtectionDomain {
     /// buffer hands out slices: use [`ProtectionDomain::expose`].
     ///
     /// # Errors
-    /// [`Error::RegisterMemory`] with `EINVAL` for a remote right, and those of [`ProtectionDomain::register`].
+    /// [`Error::BufferAccess`] for a remote right, and those of [`ProtectionDomain::register`].
     pub fn register_with(&self, backing: impl Backing, access: Access) -> Result<Buffer> {
         if access.intersects(Access::REMOTE) {
-            let errno = crate::Errno(libc::EINVAL);
-            return Err(Error::RegisterMemory { len: backing.len(), access, errno });
+            return Err(Error::BufferAccess { access: access & Access::REMOTE });
         }
         Region::new(self, Box::new(backing), access | Access::LOCAL_WRITE).map(Buffer::whole)
     }
@@ -183,8 +184,8 @@ impl ProtectionDomain {
     /// # Safety
     ///
     /// Until the returned object was deregistered, that is until [`RawMemoryRegion::deregister`] has returned success (or the
-    /// object was dropped, which does the same and does not tell whether it failed), and every work request that names its keys has completed,
-    /// `address..address + len` must stay allocated, and must tolerate what `access` allows at any time: with a remote
+    /// object was dropped, which does the same and does not say whether it failed), and every work request that names its
+    /// keys has completed, `address..address + len` must stay allocated, and must tolerate what `access` allows at any time: with a remote
     /// right, or with local write access and a posted work request, bytes change under the program's hands, so no
     /// reference to them may exist and they must be read with volatile or atomic access.
     pub unsafe fn register_raw(&self, address: *mut u8, len: usize, access: Access) -> Result<RawMemoryRegion> {

@@ -10,7 +10,7 @@ use rdma_sys::ibv_sge;
 
 use crate::{Errno, QueuePairState};
 
-pub use payload::{Gather, Inline, InlineList, Payload};
+pub use payload::{Inline, InlineList, Payload, Scatter};
 pub(crate) use recv::RecvState;
 pub use recv::{RecvBatch, RecvQueue};
 pub(crate) use send::SendState;
@@ -33,6 +33,7 @@ impl Sge {
     /// No bytes.
     pub const EMPTY: Sge = Sge { address: 0, len: 0, lkey: 0 };
 
+    #[inline]
     pub(crate) fn to_raw(self) -> ibv_sge {
         ibv_sge { addr: self.address, length: self.len, lkey: self.lkey }
     }
@@ -65,7 +66,10 @@ pub enum PostError {
     },
 
     /// More scatter/gather elements than the queue pair was created for.
-    #[error("{count} scatter/gather elements, but the queue pair was created for {max}")]
+    #[error(
+        "{count} scatter/gather elements, but the queue pair was created for {max}; see QueuePairBuilder::send_sges and \
+         QueuePairBuilder::recv_sges"
+    )]
     TooManySges {
         /// How many.
         count: usize,
@@ -74,7 +78,10 @@ pub enum PostError {
     },
 
     /// More inline data than the queue pair was created for.
-    #[error("{len} bytes of inline data, but the queue pair was created for {max}; see QueuePairBuilder::inline_data")]
+    #[error(
+        "{len} bytes of inline data, but the queue pair was created for {max}; see QueuePairBuilder::inline_data and \
+         EndpointBuilder::inline_data"
+    )]
     InlineTooLong {
         /// How many.
         len: usize,
@@ -138,8 +145,8 @@ pub enum PostError {
     /// The provider failed. How much of the batch it took is not known, so memory that was posted may still be in use:
     /// only destroying the queue pair ends that.
     #[error(
-        "the provider refused the work ({errno}) and may have taken part of it; destroy the queue pair before the memory \
-         is used again"
+        "the provider refused the work ({errno}) and may have taken part of it; destroy the queue pair, or call \
+         Endpoint::close, before the memory is used again"
     )]
     InDoubt {
         /// As reported.

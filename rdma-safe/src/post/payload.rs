@@ -7,8 +7,8 @@ use super::{PostError, Sge};
 /// Data of a send or an RDMA write: an [`Sge`], a slice of them, [`Inline`] or [`InlineList`].
 pub trait Payload: sealed::Payload {}
 
-/// Registered memory that takes the result of an RDMA read, or the data of a receive: an [`Sge`] or a slice of them.
-pub trait Gather: Payload + sealed::Gather {}
+/// Registered memory that an RDMA read is scattered into: an [`Sge`] or a slice of them.
+pub trait Scatter: Payload {}
 
 /// Bytes that are copied into the work request as it is posted; they need not be registered, and are free again at once.
 #[derive(Clone, Copy, Debug)]
@@ -22,8 +22,8 @@ impl Payload for Sge {}
 impl Payload for &[Sge] {}
 impl Payload for Inline<'_> {}
 impl Payload for InlineList<'_> {}
-impl Gather for Sge {}
-impl Gather for &[Sge] {}
+impl Scatter for Sge {}
+impl Scatter for &[Sge] {}
 
 /// Limits of the queue pair that a payload has to keep, and memory to assemble it in.
 #[derive(Debug)]
@@ -65,11 +65,6 @@ pub(super) mod sealed {
         /// Writes the payload into a work request whose memory is big enough for what `check` passed.
         fn fill(&self, slot: Slot<'_>);
     }
-
-    pub trait Gather {}
-
-    impl Gather for Sge {}
-    impl Gather for &[Sge] {}
 }
 
 impl sealed::Payload for Sge {

@@ -9,7 +9,7 @@ use rdma_sys::*;
 
 use super::chain::Chain;
 use super::payload::Limits;
-use super::{Gather, Payload, PostError, Remote, SendOps, Sge, WorkRequest};
+use super::{Payload, PostError, Remote, Scatter, SendOps, Sge, WorkRequest};
 use crate::qp::Shared;
 use crate::{Errno, QueuePairState, Quirks};
 
@@ -275,7 +275,7 @@ impl SendBatch<'_> {
         &mut self,
         wr: WorkRequest,
         remote: impl Into<Remote>,
-        target: impl Gather,
+        target: impl Scatter,
     ) -> Result<(), PostError> {
         let Remote { address, rkey } = remote.into();
         let extended = |qp| {
@@ -349,8 +349,8 @@ impl SendBatch<'_> {
     /// How many work requests it holds.
     #[must_use]
     #[inline]
-    pub fn len(&self) -> u32 {
-        self.count
+    pub fn len(&self) -> usize {
+        self.count as usize
     }
 
     /// Whether it holds none.

@@ -82,8 +82,8 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// Posts by `ibv_post_send` even where `ibv_wr_*` exists.
-    pub fn classic(mut self) -> Self {
-        self.classic = true;
+    pub fn classic(mut self, classic: bool) -> Self {
+        self.classic = classic;
         self
     }
 
@@ -167,7 +167,7 @@ impl<'a> QueuePairBuilder<'a> {
             Some(asked) if !present.contains(asked) => Err(Error::UnsupportedOperations { ops: asked - present }),
             None if present.is_empty() => {
                 drop(queue_pair);
-                self.clone().classic().build()
+                self.clone().classic(true).build()
             }
             _ => Ok(queue_pair),
         }

@@ -165,6 +165,12 @@ impl QueuePair {
         (&mut self.send, &self.shared)
     }
 
+    /// Makes all work in flight flush.
+    #[cold]
+    pub(crate) fn fail(&self) {
+        self.shared.fail();
+    }
+
     /// The device that it belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {

@@ -159,38 +159,29 @@ impl Shared {
         attributes: &QueuePairAttributes,
         errno: Errno,
     ) -> ModifyError {
-        // An address that cannot be resolved is reported with other numbers, too.
-        if let Some((address, route)) = attributes.address().and_then(|address| Some((address, address.route?))) {
-            let index = route.sgid_index;
-            match context.gid(address.port, u32::from(index)) {
-                Err(Error::NoSuchGid { .. }) => return ModifyError::NoSourceGid { port: address.port, index },
-                Ok(source) if is_unresolved(errno) || errno.0 == libc::EINVAL && route.dgid.is_zero() => {
-                    return ModifyError::Unreachable {
-                        port: address.port,
-                        index,
-                        source_gid: source.gid,
-                        dgid: route.dgid,
-                        errno,
-                    };
+        let mut unreachable = None;
+        if let Some((port, route)) = attributes.address().and_then(|address| Some((address.port, address.route?))) {
+            let (index, dgid) = (route.sgid_index, route.dgid);
+            match context.gid(port, u32::from(index)) {
+                Err(Error::NoSuchGid { .. }) => return ModifyError::NoSourceGid { port, index },
+                Ok(source) => {
+                    let error = ModifyError::Unreachable { port, index, source_gid: source.gid, dgid, errno };
+                    // An address that cannot be resolved is reported with other numbers, too.
+                    if is_unresolved(errno) || errno.0 == libc::EINVAL && dgid.is_zero() {
+                        return error;
+                    }
+                    unreachable = Some(error);
                 }
-                _ => {}
+                Err(_) => {}
             }
         }
         if errno.0 == libc::EINVAL {
             if let Err(error) = self.check_port_limits(context, attributes) {
                 return error;
             }
-            if let Some((address, route)) = attributes.address().and_then(|address| Some((address, address.route?))) {
-                // Everything else fits: what is left is the route itself.
-                if let Ok(source) = context.gid(address.port, u32::from(route.sgid_index)) {
-                    return ModifyError::Unreachable {
-                        port: address.port,
-                        index: route.sgid_index,
-                        source_gid: source.gid,
-                        dgid: route.dgid,
-                        errno,
-                    };
-                }
+            // Everything else fits: what is left is the route itself.
+            if let Some(error) = unreachable {
+                return error;
             }
         }
         ModifyError::Refused { transition, attributes: Box::new(*attributes), errno }
@@ -245,7 +236,7 @@ fn check_ranges(context: &Context, attributes: &QueuePairAttributes) -> Result<(
         ("rq_psn", attributes.rq_psn().map(u64::from), 0, PSN),
         ("sq_psn", attributes.sq_psn().map(u64::from), 0, PSN),
         ("dest_qp_num", attributes.dest_qp_num().map(u64::from), 0, PSN),
-        ("path_mtu (its code)", attributes.path_mtu().map(|mtu| mtu.0.into()), 1, 5),
+        ("path_mtu (its code)", attributes.path_mtu().map(|mtu| mtu.code().into()), 1, 5),
         ("max_rd_atomic", attributes.max_rd_atomic().map(u64::from), 0, device.max_qp_init_rd_atom().into()),
         ("max_dest_rd_atomic", attributes.max_dest_rd_atomic().map(u64::from), 0, device.max_qp_rd_atom().into()),
     ];

@@ -21,7 +21,7 @@ fn objects_of_another_context_are_refused() {
     let channel = other.create_channel().unwrap();
     for classic in [false, true] {
         let builder = mine.completion_queue(4).channel(&channel);
-        let error = if classic { builder.classic() } else { builder }.build().unwrap_err();
+        let error = builder.classic(classic).build().unwrap_err();
         assert!(matches!(error, Error::ForeignContext { object: "completion channel" }), "{error}");
     }
     assert_eq!(fake.calls("create_qp_ex") + fake.calls("ibv_create_qp"), 0);

@@ -46,16 +46,13 @@ fn one_of_each(fake: &Fake, interfaces: Interfaces, memory: &Memory) -> Vec<Obje
     let device = Device::by_name(fake.name()).unwrap();
     let context = device.open().unwrap();
     let pd = context.alloc_pd().unwrap();
-    let (first, second) = pd.allocate(64).unwrap().split_at(32).unwrap();
+    let (first, second) = pd.allocate(64).unwrap().into_split(32).unwrap();
     let exposed = pd.expose(Pages::new(64).unwrap(), Access::REMOTE).unwrap();
     // SAFETY: the memory outlives all objects, and no work names it.
     let raw = unsafe { pd.register_raw(memory.0.cast(), 64, Access::LOCAL_WRITE).unwrap() };
 
     let channel = context.create_channel().unwrap();
-    let mut cq = context.completion_queue(16).fields(WcFields::STANDARD).channel(&channel);
-    if !interfaces.extended_cq {
-        cq = cq.classic();
-    }
+    let cq = context.completion_queue(16).fields(WcFields::STANDARD).channel(&channel).classic(!interfaces.extended_cq);
     let mut cq = cq.build().unwrap();
     cq.arm(false).unwrap();
     (0..3).for_each(|wr_id| fake.inject(cq.as_raw(), Cqe { wr_id, ..Cqe::default() }));
@@ -63,10 +60,7 @@ fn one_of_each(fake: &Fake, interfaces: Interfaces, memory: &Memory) -> Vec<Obje
     assert_eq!(poll.next().unwrap().unwrap().wr_id(), 0);
     std::mem::forget(poll);
 
-    let mut qp = pd.queue_pair(&cq, &cq).send_depth(4).recv_depth(4);
-    if !interfaces.extended_qp {
-        qp = qp.classic();
-    }
+    let qp = pd.queue_pair(&cq, &cq).send_depth(4).recv_depth(4).classic(!interfaces.extended_qp);
     let mut qp = qp.build().unwrap();
     qp.modify(&init()).unwrap();
 

@@ -4,7 +4,7 @@ use rdma_safe::{
     Access, Buffer, CompletionError, Operation, Pages, ProtectionDomain, RemoteMemory, WcStatus, Work, WorkId,
 };
 
-use crate::support::{done, endpoints, nothing, on_each_interface};
+use crate::support::{builder, connect, done, endpoints, in_flight, nothing, on_each_interface};
 
 fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
     let mut buffer = pd.allocate(bytes.len()).unwrap();
@@ -22,7 +22,7 @@ fn a_message_comes_out_of_the_peers_receive_and_both_buffers_come_back() {
         let receive = b.receive(inbox).unwrap();
         let send = a.send(filled(&pd, b"a message")).unwrap();
         assert!(receive.is_receive() && !send.is_receive());
-        assert_eq!((a.in_flight(), b.in_flight()), ((1, 0), (0, 1)));
+        assert_eq!((in_flight(&a), in_flight(&b)), ((1, 0), (0, 1)));
 
         let sent = done(&mut a);
         assert_eq!((sent.id, sent.operation, sent.status), (send, Operation::Send, WcStatus::SUCCESS));
@@ -37,7 +37,7 @@ fn a_message_comes_out_of_the_peers_receive_and_both_buffers_come_back() {
         assert_eq!((buffer.address(), buffer.capacity()), (address, 64));
         nothing(&mut a);
         nothing(&mut b);
-        assert_eq!((a.in_flight(), b.in_flight()), ((0, 0), (0, 0)));
+        assert_eq!((in_flight(&a), in_flight(&b)), ((0, 0), (0, 0)));
     });
 }
 
@@ -148,6 +148,24 @@ fn atomics_return_the_old_value() {
             assert_eq!(u64::from_ne_bytes(buffer[..].try_into().unwrap()), old, "eight bytes, in host order");
             assert_eq!(exposed.load_u64(0).unwrap(), new);
         }
+    });
+}
+
+#[test]
+fn a_batch_may_fill_the_ring() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let deep = || builder(&pd, interfaces).send_depth(100).build().unwrap();
+        let (mut a, mut b) = (deep(), deep());
+        connect(&mut a, &mut b);
+        let exposed = pd.expose(Pages::new(8).unwrap(), Access::REMOTE_WRITE).unwrap();
+        let mut batch = a.batch().unwrap();
+        for _ in 0..100 {
+            let _id = batch.add(Work::write_inline(b"3", exposed.remote())).unwrap();
+        }
+        batch.post().unwrap();
+        assert_eq!(fake.calls("ibv_post_send") + fake.calls("wr_complete"), 1);
+        assert_eq!((0..100).filter(|_| done(&mut a).operation == Operation::Write).count(), 100);
     });
 }
 

@@ -42,6 +42,27 @@ fn exposed_memory_is_reached_within_its_bounds_only() {
 }
 
 #[test]
+fn copies_of_exposed_memory_are_exact_at_every_offset_and_length() {
+    let fake = Fake::new(Config::default());
+    let mut region = fake.pd().expose(Pages::new(40).unwrap(), Access::REMOTE).unwrap();
+    for offset in 0..9 {
+        for len in 0..27 {
+            let bytes: Vec<u8> = (1..=len).collect();
+            region.write(0, &[0xee; 40]).unwrap();
+            region.write(offset, &bytes).unwrap();
+            let mut all = [0; 40];
+            region.read(0, &mut all).unwrap();
+            let mut expected = [0xee; 40];
+            expected[offset..][..bytes.len()].copy_from_slice(&bytes);
+            assert_eq!(all, expected, "{len} bytes at {offset}");
+            let mut part = vec![0; bytes.len()];
+            region.read(offset, &mut part).unwrap();
+            assert_eq!(part, bytes);
+        }
+    }
+}
+
+#[test]
 fn what_a_peer_is_told_of_a_region_is_where_it_is() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
@@ -60,8 +81,8 @@ fn parts_of_a_buffer_cover_it_and_do_not_overlap() {
     let pd = fake.pd();
     let whole = pd.allocate(10).unwrap();
     let start = whole.address();
-    let (mut first, rest) = whole.split_at(3).unwrap();
-    let mut parts = rest.split(2).unwrap();
+    let (mut first, rest) = whole.into_split(3).unwrap();
+    let mut parts = rest.into_chunks(2).unwrap();
     assert_eq!((first.address(), first.len(), first.capacity()), (start, 3, 3));
     let places: Vec<_> = parts.iter().map(|part| (part.address() - start, part.len())).collect();
     assert_eq!(places, [(3, 2), (5, 2), (7, 2)], "the last byte is left over");
@@ -78,10 +99,10 @@ fn parts_of_a_buffer_cover_it_and_do_not_overlap() {
     assert!(parts.iter().all(|part| part.lkey() == first.lkey()));
     for at in [0, 3, 4] {
         let (buffer, len) = (pd.allocate(3).unwrap(), at);
-        assert!(matches!(buffer.split_at(at), Err(Error::OutOfBounds { .. })), "{len}");
+        assert!(matches!(buffer.into_split(at), Err(Error::PartSize { .. })), "{len}");
     }
-    assert!(matches!(pd.allocate(3).unwrap().split(0), Err(Error::OutOfBounds { .. })));
-    assert!(matches!(pd.allocate(3).unwrap().split(4), Err(Error::OutOfBounds { .. })));
+    assert!(matches!(pd.allocate(3).unwrap().into_chunks(0), Err(Error::PartSize { size: 0, capacity: 3 })));
+    assert!(matches!(pd.allocate(3).unwrap().into_chunks(4), Err(Error::PartSize { size: 4, capacity: 3 })));
 }
 
 #[test]
@@ -103,7 +124,7 @@ fn references_to_other_parts_are_good_while_the_device_has_one() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
-        let mut parts = pd.register_boxed(vec![9; 24].into_boxed_slice()).unwrap().split(8).unwrap();
+        let mut parts = pd.register_boxed(vec![9; 24].into_boxed_slice()).unwrap().into_chunks(8).unwrap();
         let (mut last, inbox, mut outbox) = (parts.pop().unwrap(), parts.pop().unwrap(), parts.pop().unwrap());
         outbox.copy_from_slice(b"outgoing");
         let held = &mut last[..];

@@ -3,7 +3,9 @@
 use rdma_safe::{Errno, Error, PollError, ProtectionDomain, WcFields, WcFlags, WcStatus, Work};
 
 use crate::fake::{Config, Cqe, Fake};
-use crate::support::{CLASSIC, EXTENDED, Interfaces, Raw, done, endpoints, nothing, on_each_interface, raw_with, seen};
+use crate::support::{
+    CLASSIC, EXTENDED, Interfaces, Raw, done, endpoints, in_flight, nothing, on_each_interface, raw_with, seen,
+};
 
 fn raw(pd: &ProtectionDomain, interfaces: Interfaces) -> Raw {
     raw_with(pd, interfaces, WcFields::STANDARD, |qp| qp)
@@ -31,6 +33,23 @@ fn a_poll_error_is_not_taken_for_an_empty_queue() {
         }
         fake.heal(first_call(interfaces));
         fake.inject(raw.cq.as_raw(), numbered(5));
+        assert_eq!(seen(&mut raw.cq)[0].wr_id, 5);
+    });
+}
+
+#[test]
+fn a_cursor_that_has_ended_says_why_again_and_asks_no_more() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut raw = raw(&pd, interfaces);
+        fake.fail(first_call(interfaces), libc::EIO);
+        let queue = raw.cq.as_raw();
+        let mut poll = raw.cq.poll();
+        assert_eq!(poll.next().unwrap_err(), PollError::Provider(Errno(libc::EIO)));
+        fake.heal(first_call(interfaces));
+        fake.inject(queue, numbered(5));
+        assert_eq!(poll.next().unwrap_err(), PollError::Provider(Errno(libc::EIO)), "it was asked again");
+        drop(poll);
         assert_eq!(seen(&mut raw.cq)[0].wr_id, 5);
     });
 }
@@ -73,7 +92,7 @@ fn an_endpoint_whose_queue_fails_says_so_and_gives_its_buffers_back() {
         assert_eq!(b.poll().unwrap_err(), PollError::Provider(Errno(libc::EIO)));
         let error = b.wait(std::time::Duration::from_secs(5)).unwrap_err();
         assert!(matches!(error, Error::Poll(PollError::Provider(_))), "{error}");
-        assert_eq!(b.in_flight(), (0, 1));
+        assert_eq!(in_flight(&b), (0, 1));
         assert_eq!(b.close().unwrap().len(), 1);
         fake.heal(first_call(interfaces));
         nothing(&mut a);
@@ -99,10 +118,10 @@ fn a_completion_that_nobody_waits_for_releases_nothing() {
             a.send(pd.allocate(2).unwrap()).unwrap();
             a.send(pd.allocate(3).unwrap()).unwrap();
             let endpoint = if wr_id & RECEIVE == 0 { &mut a } else { &mut b };
-            let before = endpoint.in_flight();
+            let before = in_flight(endpoint);
             fake.inject(cq_of(endpoint.queue_pair()), Cqe { wr_id, ..Cqe::default() });
             assert_eq!(endpoint.poll().unwrap_err(), PollError::Unexpected { wr_id });
-            assert_eq!(endpoint.in_flight(), before, "nothing is released");
+            assert_eq!(in_flight(endpoint), before, "nothing is released");
             nothing(endpoint);
 
             fake.set_mode(crate::fake::Mode::AtPost);
@@ -133,7 +152,7 @@ fn a_repeated_completion_is_an_error_and_the_buffer_is_released_once() {
         assert_eq!(a.poll().unwrap_err(), PollError::Unexpected { wr_id: 1 });
         assert_eq!(done(&mut a).buffer.unwrap().len(), 8);
         nothing(&mut a);
-        assert_eq!(a.in_flight(), (0, 0));
+        assert_eq!(in_flight(&a), (0, 0));
     });
 }
 
@@ -147,7 +166,7 @@ fn a_receive_cannot_be_skipped() {
         let second = 1 << 63 | 2;
         fake.inject(cq_of(b.queue_pair()), Cqe { wr_id: second, ..Cqe::default() });
         assert_eq!(b.poll().unwrap_err(), PollError::Unexpected { wr_id: second });
-        assert_eq!(b.in_flight(), (0, 2), "the device still has the first");
+        assert_eq!(in_flight(&b), (0, 2), "the device still has the first");
         nothing(&mut a);
     });
 }
@@ -163,7 +182,7 @@ fn signaled_work_cannot_be_skipped() {
         a.post(Work::send(pd.allocate(8).unwrap())).unwrap();
         fake.inject(cq_of(a.queue_pair()), Cqe { wr_id: 3, ..Cqe::default() });
         assert_eq!(a.poll().unwrap_err(), PollError::Unexpected { wr_id: 3 });
-        assert_eq!(a.in_flight(), (3, 0), "the device still has the second, whose completion never came");
+        assert_eq!(in_flight(&a), (3, 0), "the device still has the second, whose completion never came");
     });
 }
 

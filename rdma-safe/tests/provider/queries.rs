@@ -34,7 +34,7 @@ fn gids_are_in_network_byte_order() {
     let entry = context.gid(1, 1).unwrap();
     assert_eq!(entry.gid.0, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 9, 1]);
     assert_eq!(entry.gid.to_string(), "::ffff:10.9.9.1");
-    assert_eq!((entry.index, entry.port, entry.gid_type, entry.interface_index), (1, 1, GidType::RoceV2, 7));
+    assert_eq!((entry.index, entry.port, entry.gid_type, entry.interface_index), (1, 1, GidType::ROCE_V2, 7));
     assert_eq!(context.gid(1, 0).unwrap().gid, "fe80::ff:fe00:1".parse().unwrap());
 }
 
@@ -238,7 +238,7 @@ fn the_gid_to_connect_from_is_roce_v2_and_unknown_types_are_kept() {
         Fake::new(Config { ports: vec![port, Port { gids: Vec::new(), ..Port::ethernet() }], ..Config::default() });
     let context = fake.open();
     assert_eq!(context.recommended_gid(1).unwrap().index, 2);
-    assert_eq!(context.gid(1, 5).unwrap().gid_type, GidType::Other(77));
+    assert_eq!(context.gid(1, 5).unwrap().gid_type, GidType(77));
     let error = context.recommended_gid(2).unwrap_err();
     assert!(matches!(error, Error::NoGid { port: 2, .. }), "{error}");
     let pd = context.alloc_pd().unwrap();

@@ -245,7 +245,7 @@ fn inline_data_of_a_batch_is_not_mixed_up() {
     for config in [Config::rxe(), Config::default()] {
         let fake = Fake::new(config);
         let pd = fake.pd();
-        let inboxes = pd.allocate(64).unwrap().split(8).unwrap();
+        let inboxes = pd.allocate(64).unwrap().into_chunks(8).unwrap();
         let make = || raw_with(&pd, EXTENDED, WcFields::STANDARD, |qp| qp);
         let (mut a, mut b) = (make(), make());
         to_rts(&mut a.qp, b.qp.number());

@@ -142,7 +142,7 @@ fn inline_data_is_copied_as_it_is_posted() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = raw_pair(&pd, interfaces);
-        let inboxes = pd.allocate(64).unwrap().split(16).unwrap();
+        let inboxes = pd.allocate(64).unwrap().into_chunks(16).unwrap();
         for (wr_id, inbox) in inboxes.iter().enumerate() {
             receive!(b, wr_id as u64, inbox.sge()).unwrap();
         }

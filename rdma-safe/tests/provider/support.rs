@@ -54,6 +54,11 @@ pub(crate) fn endpoints(pd: &ProtectionDomain, interfaces: Interfaces) -> (Endpo
     (a, b)
 }
 
+/// Sends and receives that are posted and not done.
+pub(crate) fn in_flight(endpoint: &Endpoint) -> (u64, u64) {
+    (endpoint.sends_in_flight(), endpoint.receives_in_flight())
+}
+
 /// The next completion, which is there and is a success.
 #[track_caller]
 pub(crate) fn done(endpoint: &mut Endpoint) -> Completion {
@@ -77,16 +82,10 @@ pub(crate) fn raw_with(
     fields: WcFields,
     change: impl FnOnce(QueuePairBuilder<'_>) -> QueuePairBuilder<'_>,
 ) -> Raw {
-    let mut cq = pd.context().completion_queue(64).fields(fields);
-    if !interfaces.extended_cq {
-        cq = cq.classic();
-    }
+    let cq = pd.context().completion_queue(64).fields(fields).classic(!interfaces.extended_cq);
     let cq = cq.build().unwrap();
     assert_eq!(cq.is_extended(), interfaces.extended_cq);
-    let mut qp = pd.queue_pair(&cq, &cq).send_depth(8).recv_depth(8).inline_data(64);
-    if !interfaces.extended_qp {
-        qp = qp.classic();
-    }
+    let qp = pd.queue_pair(&cq, &cq).send_depth(8).recv_depth(8).inline_data(64).classic(!interfaces.extended_qp);
     let qp = change(qp).build().unwrap();
     assert_eq!(qp.is_extended(), interfaces.extended_qp);
     Raw { qp, cq }

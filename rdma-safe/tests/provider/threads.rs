@@ -39,7 +39,7 @@ fn two_threads_use_one_queue_each() {
     const MESSAGES: u64 = if cfg!(miri) { 6 } else { 500 };
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
-        let inboxes = pd.allocate(8 * 16).unwrap().split(16).unwrap();
+        let inboxes = pd.allocate(8 * 16).unwrap().into_chunks(16).unwrap();
         let make = || raw_with(&pd, interfaces, WcFields::STANDARD, |qp| qp.send_depth(1024).recv_depth(1024));
         // A queue pair that is its own peer: one thread sends what the other receives.
         let crate::support::Raw { mut qp, mut cq } = make();

@@ -255,7 +255,7 @@ pub(crate) fn post(batch: Result<SendBatch<'_>, PostError>, wrs: &[Wr<'_>]) -> R
     for wr in wrs {
         add(&mut batch, *wr)?;
     }
-    assert_eq!(batch.len() as usize, wrs.len());
+    assert_eq!(batch.len(), wrs.len());
     batch.post()
 }
 
@@ -395,12 +395,12 @@ impl LabBuilder<'_> {
         if let Some(ops) = self.ops {
             builder = builder.operations(ops);
         }
-        if self.mode.classic_qp { builder.classic() } else { builder }
+        builder.classic(self.mode.classic_qp)
     }
 }
 
 /// A completion queue of the kind that `mode` says.
 pub(crate) fn cq_builder(rdma: &Rdma, entries: u32, mode: Mode) -> CompletionQueueBuilder {
     let builder = rdma.completion_queue(entries).fields(WcFields::STANDARD);
-    if mode.classic_cq { builder.classic() } else { builder }
+    builder.classic(mode.classic_cq)
 }

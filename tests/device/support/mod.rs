@@ -131,3 +131,8 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     };
     (0..len).map(step).collect()
 }
+
+/// Sends and receives of an endpoint that are posted and not done.
+pub(crate) fn in_flight(endpoint: &Endpoint) -> (u64, u64) {
+    (endpoint.sends_in_flight(), endpoint.receives_in_flight())
+}

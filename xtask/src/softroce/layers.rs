@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::{FlockOperation, flock};
 
-use super::apt::{self, Apt};
+use crate::apt::{self, Apt};
 use crate::process;
 
 /// What programs over RDMA need at run time, and the tools to set the device up and to compare with.
@@ -101,7 +101,10 @@ struct LazyApt {
 impl LazyApt {
     fn get(&mut self) -> Result<&mut Apt> {
         if self.apt.is_none() {
-            self.apt = Some(Apt::new(&self.directory)?);
+            self.apt = Some(Apt::new(&self.directory).context(
+                "a guest is put together from Debian packages, so a host without an RDMA device has to be Debian or a \
+                 derivative",
+            )?);
         }
         self.apt.as_mut().context("apt was just set")
     }
@@ -123,10 +126,12 @@ fn kernel(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
     }
     let package = apt.get()?.dependency("linux-image-amd64", "linux-image-")?;
     eprintln!("softroce: downloading {package} into {}", overlays.display());
-    let archive = apt.get()?.download(&package)?;
+    let archives = apt.get()?.download(&[&package])?;
     let unpacked = overlays.join("kernel.new");
     remove(&unpacked)?;
-    apt::unpack(&archive, &unpacked)?;
+    for archive in archives {
+        apt::unpack(&archive, &unpacked)?;
+    }
     let version = version(&unpacked)?;
     // The package runs depmod when it is installed; its modules.dep does not come with it.
     let kmod = overlays.join("userland/usr/bin/kmod");

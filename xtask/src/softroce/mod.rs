@@ -4,7 +4,6 @@
 //! runs. Elsewhere QEMU boots a distribution's kernel over this machine's own file system ([`layers`]) with this very
 //! program as init ([`guest`]), which makes the device, runs the command and relays what it writes ([`frame`]).
 
-mod apt;
 mod config;
 mod cpio;
 mod frame;
@@ -29,12 +28,13 @@ use anyhow::{Context, Result, bail};
 use self::config::{ADDRESSES, Config, Network};
 use self::host::{HostDevice, LocalCommand};
 use self::layers::Layers;
-pub(crate) use self::output::Passthrough;
+use self::output::Prefixed;
+pub(crate) use self::output::{Passthrough, to_stdout};
 use self::qemu::{Accelerator, Wire};
 pub(crate) use self::supervise::{Ending, Sink};
 use self::supervise::{Events, Runner, supervise};
 use self::vm::{Guest, Hardware};
-use crate::{process, workspace};
+use crate::{apt, process, workspace};
 
 /// A name for this program that holds on the host, in the guest, and when cargo has replaced the file meanwhile: at
 /// `exec`, a new process is still the one that it was forked from.
@@ -123,11 +123,10 @@ pub(crate) enum Place {
 
 /// Runs the command of `args` with its output passed through; its status.
 pub(crate) fn main(args: &Args) -> Result<i32> {
-    let mut sink = Passthrough::new(args.hosts > 1);
     let ending = if args.hosts == 1 {
-        run(&args.command, &args.options, &mut sink)
+        run(&args.command, &args.options, &mut Passthrough)
     } else {
-        run_pair(&args.command, &args.options, &mut sink)
+        run_pair(&args.command, &args.options, &mut Prefixed::default())
     };
     ending.map(Ending::status)
 }
@@ -166,11 +165,6 @@ fn not_started(program: &str, error: anyhow::Error) -> Result<Ending> {
     let Some(io) = error.downcast_ref::<std::io::Error>() else { return Err(error) };
     eprintln!("softroce: cannot run {program}: {io}");
     Ok(Ending::Status(process::status_of_unstarted(io)))
-}
-
-/// Whether [`run`] will have to boot a guest.
-pub(crate) fn needs_guest() -> bool {
-    rxe::devices().is_empty()
 }
 
 fn run_on_host(device: &HostDevice, command: &[String], options: &Options, sink: &mut dyn Sink) -> Result<Ending> {
@@ -221,7 +215,8 @@ impl Prepared {
     fn new(options: &Options, cpus: u32, memory: u32) -> Result<Self> {
         let directory = workspace::target_dir()?.join("softroce");
         std::fs::create_dir_all(&directory)?;
-        require_qemu()?;
+        apt::install_unless(|| process::find(qemu::PROGRAM).is_some(), "qemu-system-x86")
+            .with_context(|| format!("{} not found", qemu::PROGRAM))?;
         let layers = Layers::prepare(&directory, options.refresh)?;
         let accelerator = if options.count_instructions {
             Accelerator::Counted
@@ -277,24 +272,6 @@ impl Prepared {
         let hardware = Hardware { wire, ..self.hardware.clone() };
         Guest::boot(number, &self.layers, &hardware, config, events.sender(), options.verbose)
     }
-}
-
-/// Installs QEMU if it is missing and this process may, else says how to.
-fn require_qemu() -> Result<()> {
-    if process::find(qemu::PROGRAM).is_some() {
-        return Ok(());
-    }
-    if process::is_root() && process::find("apt-get").is_some() {
-        eprintln!("softroce: installing qemu-system-x86");
-        apt::install("qemu-system-x86").context("cannot install QEMU")?;
-    }
-    if process::find(qemu::PROGRAM).is_none() {
-        bail!(
-            "{} not found; install it:\n  sudo apt-get install --no-install-recommends qemu-system-x86",
-            qemu::PROGRAM
-        );
-    }
-    Ok(())
 }
 
 /// The variables of this process that the command in a guest gets too.

@@ -4,20 +4,20 @@ use std::io::{self, Write};
 
 use super::supervise::Sink;
 
-/// Standard output to standard output, standard error to standard error; of several guests line by line, with the
-/// number of the guest before each.
+/// Passes output through as it comes.
 #[derive(Debug)]
-pub(crate) struct Passthrough {
-    prefixed: bool,
+pub(crate) struct Passthrough;
+
+impl Sink for Passthrough {}
+
+/// Passes the output of several guests through line by line, with the number of the guest before each.
+#[derive(Debug, Default)]
+pub(crate) struct Prefixed {
     stdout: [Vec<u8>; 2],
     stderr: [Vec<u8>; 2],
 }
 
-impl Passthrough {
-    pub(crate) fn new(prefixed: bool) -> Self {
-        Self { prefixed, stdout: Default::default(), stderr: Default::default() }
-    }
-
+impl Prefixed {
     /// Writes lines that never got their newline.
     fn flush(&mut self) -> io::Result<()> {
         for runner in 0..2 {
@@ -32,31 +32,32 @@ impl Passthrough {
     }
 }
 
-impl Sink for Passthrough {
+impl Sink for Prefixed {
     fn stdout(&mut self, runner: usize, bytes: &[u8]) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        if self.prefixed {
-            out.write_all(&prefix(runner, &mut self.stdout[runner], bytes))?;
-        } else {
-            out.write_all(bytes)?;
-        }
-        out.flush()
+        to_stdout(&prefix(runner, &mut self.stdout[runner], bytes))
     }
 
     fn stderr(&mut self, runner: usize, bytes: &[u8]) -> io::Result<()> {
-        let mut out = io::stderr().lock();
-        if self.prefixed {
-            out.write_all(&prefix(runner, &mut self.stderr[runner], bytes))
-        } else {
-            out.write_all(bytes)
-        }
+        to_stderr(&prefix(runner, &mut self.stderr[runner], bytes))
     }
 }
 
-impl Drop for Passthrough {
+impl Drop for Prefixed {
     fn drop(&mut self) {
         let _ = self.flush();
     }
+}
+
+/// Writes `bytes` to standard output at once, also when they end within a line.
+pub(crate) fn to_stdout(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
+}
+
+/// Writes `bytes` to standard error.
+pub(crate) fn to_stderr(bytes: &[u8]) -> io::Result<()> {
+    io::stderr().lock().write_all(bytes)
 }
 
 /// The complete lines of `pending` and `bytes`, prefixed; the rest stays in `pending`.

@@ -10,6 +10,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use super::frame::Frame;
+use super::output::{to_stderr, to_stdout};
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,10 +57,14 @@ pub(crate) trait Runner {
     fn post_mortem(&mut self) -> String;
 }
 
-/// Where output goes.
+/// Where output goes: to this program's own, unless a sink says otherwise.
 pub(crate) trait Sink {
-    fn stdout(&mut self, runner: usize, bytes: &[u8]) -> io::Result<()>;
-    fn stderr(&mut self, runner: usize, bytes: &[u8]) -> io::Result<()>;
+    fn stdout(&mut self, _runner: usize, bytes: &[u8]) -> io::Result<()> {
+        to_stdout(bytes)
+    }
+    fn stderr(&mut self, _runner: usize, bytes: &[u8]) -> io::Result<()> {
+        to_stderr(bytes)
+    }
     /// The command starts, everything is ready.
     fn started(&mut self, _runner: usize) {}
 }

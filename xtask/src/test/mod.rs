@@ -8,7 +8,7 @@ mod miri;
 mod stages;
 
 use std::fmt;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -92,7 +92,7 @@ enum Outcome {
 #[derive(Debug, Default)]
 struct Context {
     /// The C headers of the bindings, or why there are none.
-    headers: Option<Result<PathBuf, String>>,
+    headers: Option<Result<PathBuf>>,
     integration_tests: Vec<IntegrationTest>,
     built: bool,
 }
@@ -207,13 +207,7 @@ impl<F: FnMut(&str)> Sink for Watching<F> {
         if self.silent {
             return Ok(());
         }
-        let mut out = io::stdout().lock();
-        out.write_all(bytes)?;
-        out.flush()
-    }
-
-    fn stderr(&mut self, _: usize, bytes: &[u8]) -> io::Result<()> {
-        io::stderr().lock().write_all(bytes)
+        softroce::to_stdout(bytes)
     }
 }
 

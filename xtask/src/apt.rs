@@ -1,5 +1,6 @@
-//! Debian packages without installing them: downloaded with apt, unpacked into a directory.
+//! Debian packages: downloaded with apt and unpacked into a directory, or installed where that does not do.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,12 +9,17 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::process;
 
-/// The distribution's packages, as this machine's apt sources name them, downloaded below one directory.
+/// Verifies what comes from Debian itself, whatever keys this machine's apt trusts.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Packages, of this machine's apt sources unless told otherwise, downloaded below one directory.
 #[derive(Debug)]
 pub(crate) struct Apt {
     directory: PathBuf,
     /// Package lists of our own, for when the machine's are missing or too old and may not be refreshed.
     own_lists: bool,
+    /// What else differs from the machine's configuration.
+    options: Vec<String>,
 }
 
 impl Apt {
@@ -24,15 +30,33 @@ impl Apt {
     pub(crate) fn new(directory: &Path) -> Result<Self> {
         for tool in ["apt-get", "apt-cache", "dpkg-deb"] {
             if process::find(tool).is_none() {
-                bail!(
-                    "{tool} not found: a guest is put together from Debian packages, so a host \
-                     without an RDMA device has to be Debian or a derivative"
-                );
+                bail!("{tool} not found: this machine is neither Debian nor a derivative");
             }
         }
         fs::create_dir_all(directory.join("lists/partial"))?;
         fs::create_dir_all(directory.join("archives/partial"))?;
-        Ok(Self { directory: directory.to_owned(), own_lists: false })
+        Ok(Self { directory: directory.to_owned(), own_lists: false, options: Vec::new() })
+    }
+
+    /// Takes packages from `suite` of `repository` alone, as if nothing were installed, and reads its lists.
+    pub(crate) fn use_only(&mut self, repository: &str, suite: &str) -> Result<()> {
+        let (sources, status) = (self.directory.join("sources.list"), self.directory.join("status"));
+        let signed = if Path::new(KEYRING).is_file() { format!("[signed-by={KEYRING}] ") } else { String::new() };
+        fs::write(&sources, format!("deb {signed}{repository} {suite} main\n"))?;
+        // What is installed here must not be a candidate.
+        fs::write(&status, "")?;
+        self.own_lists = true;
+        self.options = vec![
+            option("Dir::Etc::sourcelist", &sources),
+            option("Dir::Etc::sourceparts", Path::new("/dev/null")),
+            option("Dir::State::status", &status),
+            "Acquire::http::Timeout=30".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+            // Without this option a failed download is a warning.
+            "APT::Update::Error-Mode=any".to_owned(),
+        ];
+        process::output(self.command("apt-get").arg("update"))?;
+        Ok(())
     }
 
     /// The `.deb` files of `packages` and of what they need beyond what this machine has installed.
@@ -46,13 +70,17 @@ impl Apt {
         })
     }
 
-    /// The `.deb` file of the package `package`, without what it needs.
-    pub(crate) fn download(&mut self, package: &str) -> Result<PathBuf> {
+    /// The `.deb` files of `packages`, without what they need.
+    pub(crate) fn download(&mut self, packages: &[&str]) -> Result<Vec<PathBuf>> {
         self.with_fresh_lists(|apt| {
             apt.clear_archives()?;
             let archives = apt.directory.join("archives");
-            process::output(apt.command("apt-get").args(["download", package]).current_dir(archives))?;
-            apt.archives()?.pop().ok_or_else(|| anyhow!("apt-get download {package} left no file"))
+            process::output(apt.command("apt-get").arg("download").args(packages).current_dir(archives))?;
+            let archives = apt.archives()?;
+            if archives.len() != packages.len() {
+                bail!("apt-get download {} left {} files", packages.join(" "), archives.len());
+            }
+            Ok(archives)
         })
     }
 
@@ -87,7 +115,6 @@ impl Apt {
     }
 
     fn command(&self, tool: &str) -> Command {
-        let option = |name: &str, value: &Path| format!("{name}={}", value.display());
         let mut command = Command::new(tool);
         command.env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
         command.args(["-qq", "-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User="]);
@@ -96,6 +123,7 @@ impl Apt {
             command.args(["-o", &option("Dir::State::lists", &self.directory.join("lists"))]);
             command.args(["-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="]);
         }
+        command.args(self.options.iter().flat_map(|option| ["-o", option]));
         command
     }
 
@@ -110,6 +138,10 @@ impl Apt {
         archives.sort();
         Ok(archives)
     }
+}
+
+fn option(name: &str, value: &Path) -> String {
+    format!("{name}={}", value.display())
 }
 
 /// Unpacks `archive` into `root`, which gets the layout of a merged-/usr system: `/bin`, `/lib` and so on are links
@@ -142,21 +174,60 @@ pub(crate) fn unpack(archive: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Installs `package` on this machine, for a program that cannot be used from a directory; root only.
-pub(crate) fn install(package: &str) -> Result<()> {
+/// Installs `package` on this machine unless `present`, for what cannot be used from a directory.
+///
+/// # Errors
+/// When this process may not install; the error then tells the command.
+pub(crate) fn install_unless(present: impl Fn() -> bool, package: &str) -> Result<()> {
+    if present() {
+        return Ok(());
+    }
+    if !process::is_root() || process::find("apt-get").is_none() {
+        bail!("on Debian, `sudo apt-get install --no-install-recommends {package}` installs it");
+    }
+    eprintln!("installing {package} with apt-get");
     let install = || {
-        process::output(Command::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive").args([
-            "install",
-            "--yes",
-            "--no-install-recommends",
-            package,
-        ]))
+        let mut command = Command::new("apt-get");
+        command.env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
+        process::output(command.args(["install", "--yes", "--no-install-recommends", package]))
     };
     if install().is_err() {
+        // The package lists may be missing or too old to download from.
         process::output(Command::new("apt-get").arg("update"))?;
         install()?;
     }
+    if !present() {
+        bail!("the package {package} is installed and did not bring it");
+    }
     Ok(())
+}
+
+/// The repositories that this machine installs from, that of its own suite first, without those of security updates,
+/// which do not have whole suites. apt reads its own configuration here, so each form of sources file is understood.
+pub(crate) fn repositories() -> Result<Vec<String>> {
+    let listing = process::output(Command::new("apt-get").args(["update", "--print-uris"]))?;
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(repositories_in(&listing, codename.unwrap_or_default()))
+}
+
+/// The repositories in what `apt-get update --print-uris` says, those that have the suite `own` first.
+fn repositories_in(listing: &str, own: &str) -> Vec<String> {
+    let (mut first, mut rest) = (Vec::new(), Vec::new());
+    let mut seen = BTreeSet::new();
+    for line in listing.lines() {
+        let uri = line.trim_start_matches('\'').split('\'').next().unwrap_or_default();
+        let Some((repository, path)) = uri.split_once("/dists/") else {
+            continue;
+        };
+        if repository.ends_with("-security") || !seen.insert(repository) {
+            continue;
+        }
+        let own = path.split('/').next() == Some(own);
+        if own { &mut first } else { &mut rest }.push(repository.to_owned());
+    }
+    first.extend(rest);
+    first
 }
 
 fn dependency_in(depends: &str, prefix: &str) -> Option<String> {
@@ -176,5 +247,17 @@ mod tests {
         let depends = "linux-image-amd64\n  Depends: linux-image-6.1.0-56-amd64\n  Conflicts: x\n";
         assert_eq!(dependency_in(depends, "linux-image-").as_deref(), Some("linux-image-6.1.0-56-amd64"));
         assert_eq!(dependency_in("linux-image-amd64\n", "linux-image-"), None);
+    }
+
+    #[test]
+    fn the_repository_of_the_own_suite_comes_first_and_once() {
+        let listing = "\
+'http://a.example/extra/dists/stable/InRelease' a_InRelease 0
+'http://deb.debian.org/debian/dists/bookworm/InRelease' b_InRelease 0
+'http://deb.debian.org/debian/dists/bookworm-updates/InRelease' c_InRelease 0
+'http://deb.debian.org/debian-security/dists/bookworm-security/InRelease' d_InRelease 0
+";
+        let expected = ["http://deb.debian.org/debian", "http://a.example/extra"];
+        assert_eq!(repositories_in(listing, "bookworm"), expected);
     }
 }
