@@ -3,16 +3,11 @@
 use std::error::Error;
 
 /// The error and its causes in one line.
-///
-/// Some errors repeat their cause in their own text: it is not said twice.
 pub(crate) fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let text = error.to_string();
-        if !line.contains(&text) {
-            line = format!("{line}: {text}");
-        }
+        line = format!("{line}: {error}");
         cause = error.source();
     }
     line.lines().map(str::trim).collect::<Vec<_>>().join(" ")
