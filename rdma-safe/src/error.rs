@@ -28,7 +28,8 @@ pub enum Error {
     #[error(
         "no RDMA device found (libibverbs is loaded and ibv_get_device_list is empty); check `rdma link` and \
          `ls /sys/class/infiniband`, load the driver of your RNIC, or make a software device: \
-         `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`"
+         `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE`; or run in a guest that has one: \
+         `cargo xtask softroce -- CMD` in a checkout of rdma-safe"
     )]
     NoDevice,
 

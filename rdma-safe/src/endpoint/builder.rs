@@ -65,13 +65,13 @@ impl<'a> EndpointBuilder<'a> {
         self
     }
 
-    /// Pieces of work that can be in flight, or done and not yet taken, besides receives; 128 unless set.
+    /// Sends, writes, reads and atomics that can be in flight, or done and not yet polled; 128 unless set.
     pub fn send_depth(mut self, work: u32) -> Self {
         self.send_depth = work;
         self
     }
 
-    /// Receives that can be posted, or done and not yet taken; 128 unless set.
+    /// Receives that can be posted, or done and not yet polled; 128 unless set.
     pub fn recv_depth(mut self, receives: u32) -> Self {
         self.recv_depth = receives;
         self
@@ -97,7 +97,8 @@ impl<'a> EndpointBuilder<'a> {
         self
     }
 
-    /// What the peer may do to exposed regions of this domain, of the remote rights; nothing unless set.
+    /// Which of the rights in [`Access::REMOTE`] the peer may use on [`ExposedRegion`](crate::ExposedRegion)s of this domain;
+    /// none unless set, so that its reads and writes fail.
     pub fn peer_access(mut self, access: Access) -> Self {
         self.peer_access = access;
         self

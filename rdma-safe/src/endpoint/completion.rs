@@ -50,7 +50,8 @@ pub enum Operation {
     Atomic,
     /// A message arrived: the buffer holds it.
     Receive,
-    /// The peer wrote with immediate: that took a posted receive, whose buffer comes back empty.
+    /// The peer wrote with immediate: that took a posted receive, whose buffer comes back with length 0.
+    /// [`Completion::byte_len`] says how much was written; where is for the immediate data or the protocol to say.
     ReceiveWrite,
 }
 

@@ -148,7 +148,7 @@ impl Endpoint {
         &self.pd
     }
 
-    /// The queue pair, to look at.
+    /// Read-only access to the queue pair.
     #[must_use]
     pub fn queue_pair(&self) -> &QueuePair {
         &self.qp

@@ -97,6 +97,10 @@ impl<'a> Work<'a> {
     }
 
     /// Adds immediate data to a send or a write, in host byte order. Other work ignores it.
+    ///
+    /// A write with immediate takes a receive that the peer has posted, whose completion there is
+    /// [`Operation::ReceiveWrite`](crate::Operation::ReceiveWrite); without it the peer notices nothing. While no receive is
+    /// posted it is retried: [`ConnectOptions::rnr_retry`](crate::ConnectOptions::rnr_retry).
     #[inline]
     pub fn imm(mut self, imm: u32) -> Self {
         self.imm = Some(imm);

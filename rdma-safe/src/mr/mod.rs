@@ -167,8 +167,27 @@ impl ProtectionDomain {
 
     /// Registers memory that peers may reach as `access` says: `ibv_reg_mr(3)`.
     ///
-    /// Peers need the address and key from [`ExposedRegion::remote`], and a queue pair that allows the same access
-    /// ([`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access)).
+    /// Peers need the address and key from [`ExposedRegion::remote`], and a queue pair here that allows the same access
+    /// ([`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access)). Local write access, which remote writes and
+    /// atomics need, is added. Dropping the region takes the access back: a later one fails with
+    /// [`WcStatus::REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR) and breaks the peer's connection.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use rdma_safe::*;
+    /// # fn owner(pd: &ProtectionDomain, notice: Buffer) -> Result<()> {
+    /// let mut endpoint = Endpoint::builder(pd).peer_access(Access::REMOTE_WRITE).build()?;
+    /// let region = pd.expose(Pages::new(4096)?, Access::REMOTE_WRITE)?;
+    /// endpoint.receive(notice)?; // taken by the peer's immediate data
+    /// // … exchange `endpoint.address()` and `region.remote()`, connect; the peer then writes:
+    /// // endpoint.post(Work::write(buffer, remote).imm(42))?;
+    /// let done = endpoint.wait(Duration::from_secs(5))?.ok()?;
+    /// assert_eq!((done.operation, done.imm), (Operation::ReceiveWrite, Some(42)));
+    /// let mut bytes = vec![0; done.byte_len as usize];
+    /// region.read(0, &mut bytes)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`ProtectionDomain::register`].
