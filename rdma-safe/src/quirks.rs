@@ -58,7 +58,7 @@ bitflags! {
 
         /// A `retry_cnt` of 7 never ends, so that a lost peer is never reported.
         ///
-        /// rxe, kernels to 6.12 at least (rxe_comp.c does not count it down). Here: the default of
+        /// rxe of kernel 6.1. Here: the default of
         /// [`ConnectOptions::retry_count`](crate::ConnectOptions::retry_count) is 6, for all devices alike.
         const SEVEN_RETRIES_ENDLESS = 1 << 7;
     }
