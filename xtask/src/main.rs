@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         Some(softroce::guest::ARGUMENT) => return finish(softroce::guest::init().map(|()| 0)),
         Some(test::inside::ARGUMENT) => return finish(test::inside::main(&words[2..])),
         Some(demo::inside::ARGUMENT) => return finish(demo::inside::main(&words[2..])),
-        Some(bench::inside::ARGUMENT) => return finish(bench::inside::main(&words[2..])),
+        Some(bench::pingpong::inside::ARGUMENT) => return finish(bench::pingpong::inside::main(&words[2..])),
         _ => {}
     }
     let Cli { command } = Cli::parse();

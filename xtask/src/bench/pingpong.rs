@@ -1,23 +1,10 @@
-//! `cargo xtask bench`: our programs beside their C originals.
-
-use std::fmt;
+//! `cargo xtask bench pingpong`: the example rc_pingpong beside its C original.
 
 use anyhow::{Context, Result, bail};
 
+use super::series::Series;
 use crate::pingpong::{self, End, Program};
 use crate::softroce::{self, Options, Passthrough};
-
-/// Compares programs of this workspace with their C originals over SoftRoCE
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    benchmark: Benchmark,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum Benchmark {
-    Pingpong(Pingpong),
-}
 
 /// The example rc_pingpong and rdma-core's ibv_rc_pingpong, in turn and in one guest
 ///
@@ -27,7 +14,7 @@ enum Benchmark {
 /// With --count-instructions, a time is the number of instructions of both ends and the kernel, a thousand to the
 /// microsecond, and repeats. There is one processor then: give `-- -e`, so that one end sleeps while the other works.
 #[derive(Debug, clap::Args)]
-struct Pingpong {
+pub(crate) struct Args {
     #[command(flatten)]
     softroce: Options,
     /// Runs of each program
@@ -39,7 +26,6 @@ struct Pingpong {
 }
 
 pub(crate) fn main(args: &Args) -> Result<i32> {
-    let Benchmark::Pingpong(args) = &args.benchmark;
     pingpong::build()?;
     let mut command = vec![softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), args.pairs.to_string()];
     command.extend(args.options.iter().cloned());
@@ -69,8 +55,8 @@ pub(crate) mod inside {
                     measure(order[which], options).with_context(|| format!("{:?} in pair {pair}", order[which]))?;
             }
             println!("{pair:4} {:10.2} {:10.2}", times[0], times[1]);
-            c.0.push(times[0]);
-            rust.0.push(times[1]);
+            c.push(times[0]);
+            rust.push(times[1]);
         }
         println!("\nusec/iter         min     median        max");
         println!("C          {c}");
@@ -100,41 +86,6 @@ fn microseconds(line: &str) -> Option<f64> {
     line.strip_suffix(" usec/iter")?.rsplit_once("= ")?.1.parse().ok()
 }
 
-#[derive(Debug, Default)]
-struct Series(Vec<f64>);
-
-impl Series {
-    fn sorted(&self) -> Vec<f64> {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted
-    }
-
-    fn min(&self) -> f64 {
-        self.sorted().first().copied().unwrap_or(f64::NAN)
-    }
-
-    fn max(&self) -> f64 {
-        self.sorted().last().copied().unwrap_or(f64::NAN)
-    }
-
-    fn median(&self) -> f64 {
-        let sorted = self.sorted();
-        let middle = sorted.len() / 2;
-        match sorted.len() {
-            0 => f64::NAN,
-            length if length % 2 == 0 => f64::midpoint(sorted[middle - 1], sorted[middle]),
-            _ => sorted[middle],
-        }
-    }
-}
-
-impl fmt::Display for Series {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:10.2} {:10.2} {:10.2}", self.min(), self.median(), self.max())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,11 +94,5 @@ mod tests {
     fn the_time_is_read_from_the_line_that_has_it() {
         assert_eq!(microseconds("1000 iters in 0.17 seconds = 165.32 usec/iter"), Some(165.32));
         assert_eq!(microseconds("8192000 bytes in 0.17 seconds = 396.41 Mbit/sec"), None);
-    }
-
-    #[test]
-    fn the_median_of_an_even_number_lies_between_the_middle_two() {
-        assert_eq!(Series(vec![4.0, 1.0, 3.0, 2.0]).to_string(), "      1.00       2.50       4.00");
-        assert_eq!(Series(vec![5.0, 1.0, 3.0]).median(), 3.0);
     }
 }

@@ -1,0 +1,24 @@
+//! `cargo xtask bench`: figures that anyone can repeat.
+
+pub(crate) mod pingpong;
+mod series;
+
+use anyhow::Result;
+
+/// Measures this workspace beside C
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Benchmark {
+    Pingpong(pingpong::Args),
+}
+
+pub(crate) fn main(args: &Args) -> Result<i32> {
+    match &args.benchmark {
+        Benchmark::Pingpong(args) => pingpong::main(args),
+    }
+}
