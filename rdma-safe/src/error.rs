@@ -239,6 +239,10 @@ pub enum Error {
     )]
     NoChannel,
 
+    /// A queue pair has no address of its own yet to connect from.
+    #[error("the queue pair has no address yet; call QueuePair::init first")]
+    NotInitialised,
+
     /// `ibv_create_qp_ex(3)` or `ibv_create_qp(3)` failed.
     #[error("creating a queue pair failed: {errno}; asked for {asked}; the device allows {allowed}")]
     CreateQueuePair {

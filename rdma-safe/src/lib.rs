@@ -66,8 +66,7 @@ pub use cq::{
 pub use device::{Device, NodeType, TransportType, devices};
 pub use device_attributes::DeviceAttributes;
 pub use endpoint::{
-    Batch, Completion, ConnectOptions, Endpoint, EndpointBuilder, FailedWork, Operation, QueuePairAddress, Rejected,
-    Unposted, Work, WorkId,
+    Batch, Completion, Endpoint, EndpointBuilder, FailedWork, Operation, Rejected, Unposted, Work, WorkId,
 };
 pub use errno::Errno;
 pub use error::{Error, Result};
@@ -80,8 +79,8 @@ pub use post::{
     SendQueue, Sge, WorkRequest,
 };
 pub use qp::{
-    AttributeMask, ModifyError, QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairCapacity, QueuePairState,
-    QueuePairType, Transition,
+    AttributeMask, ConnectOptions, InitOptions, ModifyError, QueuePair, QueuePairAddress, QueuePairAttributes,
+    QueuePairBuilder, QueuePairCapacity, QueuePairState, QueuePairType, Transition,
 };
 pub use quirks::Quirks;
 

@@ -4,26 +4,20 @@ use std::mem::ManuallyDrop;
 
 use super::ring::Ring;
 use super::{Endpoint, Settings, Signals};
-use crate::{
-    Access, Context, Error, Gid, GidEntry, LinkLayer, ProtectionDomain, QueuePairAddress, QueuePairAttributes,
-    QueuePairState, Result, TransportType, WcFields,
-};
+use crate::qp::Local;
+use crate::{Access, Error, InitOptions, ProtectionDomain, Result, TransportType, WcFields};
 
 /// Describes an endpoint. Made by [`Endpoint::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder creates nothing until `build`"]
 pub struct EndpointBuilder<'a> {
     pd: &'a ProtectionDomain,
-    port: u8,
-    gid_index: Option<u32>,
-    pkey_index: u16,
+    init: InitOptions,
     send_depth: u32,
     recv_depth: u32,
     inline_data: u32,
     events: bool,
     timestamps: bool,
-    peer_access: Access,
-    psn: Option<u32>,
     classic_post: bool,
     classic_poll: bool,
 }
@@ -32,16 +26,12 @@ impl<'a> EndpointBuilder<'a> {
     pub(super) fn new(pd: &'a ProtectionDomain) -> Self {
         EndpointBuilder {
             pd,
-            port: 1,
-            gid_index: None,
-            pkey_index: 0,
+            init: InitOptions::default(),
             send_depth: 128,
             recv_depth: 128,
             inline_data: 0,
             events: false,
             timestamps: false,
-            peer_access: Access::empty(),
-            psn: None,
             classic_post: false,
             classic_poll: false,
         }
@@ -49,19 +39,19 @@ impl<'a> EndpointBuilder<'a> {
 
     /// Port of the device, counted from 1; 1 unless set.
     pub fn port(mut self, port: u8) -> Self {
-        self.port = port;
+        self.init = self.init.port(port);
         self
     }
 
-    /// Index of the GID to connect from; [`Context::recommended_gid`] unless set.
+    /// Index of the GID to connect from; [`Context::recommended_gid`](crate::Context::recommended_gid) unless set.
     pub fn gid_index(mut self, index: u32) -> Self {
-        self.gid_index = Some(index);
+        self.init = self.init.gid_index(index);
         self
     }
 
-    /// Index of the partition key to connect with, see [`Context::pkey_index`]; 0 unless set, which on RoCE is the only one.
+    /// Index of the partition key to connect with, see [`Context::pkey_index`](crate::Context::pkey_index); 0 unless set, which on RoCE is the only one.
     pub fn pkey_index(mut self, index: u16) -> Self {
-        self.pkey_index = index;
+        self.init = self.init.pkey_index(index);
         self
     }
 
@@ -100,13 +90,13 @@ impl<'a> EndpointBuilder<'a> {
     /// Which of the rights in [`Access::REMOTE`] the peer may use on [`ExposedRegion`](crate::ExposedRegion)s of this domain;
     /// none unless set, so that its reads and writes fail.
     pub fn peer_access(mut self, access: Access) -> Self {
-        self.peer_access = access;
+        self.init = self.init.peer_access(access);
         self
     }
 
     /// First packet sequence number to send, 24 bits; a random one unless set.
     pub fn psn(mut self, psn: u32) -> Self {
-        self.psn = Some(psn);
+        self.init = self.init.psn(psn);
         self
     }
 
@@ -125,9 +115,10 @@ impl<'a> EndpointBuilder<'a> {
     /// Creates a completion queue and a queue pair, and brings the queue pair to INIT, so that receives can be posted.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] on iWARP; those of [`Context::query_port`], [`Context::gid`], [`CompletionQueueBuilder::build`] and
-    /// [`QueuePairBuilder::build`]; [`Error::Modify`].
+    /// [`Error::Unsupported`] on iWARP; those of [`QueuePair::init`], [`CompletionQueueBuilder::build`] and
+    /// [`QueuePairBuilder::build`].
     ///
+    /// [`QueuePair::init`]: crate::QueuePair::init
     /// [`CompletionQueueBuilder::build`]: crate::CompletionQueueBuilder::build
     /// [`QueuePairBuilder::build`]: crate::QueuePairBuilder::build
     pub fn build(self) -> Result<Endpoint> {
@@ -137,9 +128,8 @@ impl<'a> EndpointBuilder<'a> {
             let device = context.device_name().into();
             return Err(Error::Unsupported { device, feature: "an Endpoint (it is an iWARP device)" });
         }
-        let port = context.query_port(self.port)?;
-        let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
-        let gid = self.source_gid(context, is_ethernet)?;
+        // Before anything is created, since this is what most often fails.
+        let local = Local::resolve(context, &self.init)?;
 
         let entries = self.send_depth.saturating_add(self.recv_depth).max(1);
         let mut fields = WcFields::BYTE_LEN | WcFields::IMM;
@@ -159,27 +149,9 @@ impl<'a> EndpointBuilder<'a> {
             .max_batch(self.send_depth)
             .classic(self.classic_post);
         let mut qp = qp.build()?;
-        qp.modify(
-            &QueuePairAttributes::new()
-                .set_state(QueuePairState::INIT)
-                .set_port(self.port)
-                .set_pkey_index(self.pkey_index)
-                .set_access(self.peer_access & Access::REMOTE),
-        )?;
-
-        let local = QueuePairAddress {
-            qp_num: qp.number(),
-            psn: self.psn.unwrap_or_else(random_psn),
-            lid: port.lid(),
-            gid: gid.map_or(Gid::ZERO, |entry| entry.gid),
-            mtu: port.active_mtu(),
-            rd_atomic: rd_atomic(context.attributes().max_qp_rd_atom()),
-        };
+        let address = qp.init_as(local, &self.init)?;
         let settings = Settings {
-            port: self.port,
-            gid_index: gid.and_then(|entry| u8::try_from(entry.index).ok()),
-            is_ethernet,
-            max_message: port.max_message_size(),
+            max_message: local.max_message,
             // At least every other entry, so that a full ring always has a completion coming.
             max_unsignaled: (self.send_depth / 2).max(1),
         };
@@ -190,42 +162,10 @@ impl<'a> EndpointBuilder<'a> {
             receives: Ring::new(self.recv_depth),
             pd: self.pd.clone(),
             settings,
-            local,
+            address,
             signals: Signals { unsignaled: 0, last: 0 },
             poisoned: false,
             destroyed: false,
         })
     }
-
-    /// On InfiniBand a port can do without a GID.
-    fn source_gid(&self, context: &Context, is_ethernet: bool) -> Result<Option<GidEntry>> {
-        match self.gid_index {
-            // `sgid_index` of an address vector has eight bits.
-            Some(index) if index > 255 => Err(Error::NoSuchGid {
-                device: context.device_name().into(),
-                port: self.port,
-                index,
-                table_len: context.query_port(self.port)?.gid_table_len().min(256),
-            }),
-            Some(index) => context.gid(self.port, index).map(Some),
-            None => match context.recommended_gid(self.port) {
-                Ok(entry) => Ok(Some(entry)),
-                Err(Error::NoGid { .. }) if !is_ethernet => Ok(None),
-                Err(error) => Err(error),
-            },
-        }
-    }
-}
-
-/// Reads and atomics that an end serves at a time, of what its device can.
-pub(super) fn rd_atomic(device: u32) -> u8 {
-    device.min(16) as u8
-}
-
-/// 24 bits that a peer of an earlier connection cannot guess, so that its late packets are not taken for ours.
-fn random_psn() -> u32 {
-    let mut bytes = [0; 4];
-    // SAFETY: four writable bytes. A short read, which for so few bytes does not happen, leaves zeros, a valid number.
-    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    u32::from_ne_bytes(bytes) & 0xff_ffff
 }

@@ -3,7 +3,6 @@
 mod batch;
 mod builder;
 mod completion;
-mod connect;
 mod ring;
 mod work;
 
@@ -12,15 +11,14 @@ use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use crate::{
-    Buffer, CompletionChannel, CompletionQueue, Error, PollError, PostError, ProtectionDomain, QueuePair, RemoteMemory,
-    Result, WcOpcode, WcStatus, WorkCompletion,
+    Buffer, CompletionChannel, CompletionQueue, ConnectOptions, Error, PollError, PostError, ProtectionDomain,
+    QueuePair, QueuePairAddress, RemoteMemory, Result, WcOpcode, WcStatus, WorkCompletion,
 };
 use ring::Ring;
 
 pub use batch::Batch;
 pub use builder::EndpointBuilder;
 pub use completion::{Completion, FailedWork, Operation, Rejected, Unposted, WorkId};
-pub use connect::{ConnectOptions, QueuePairAddress};
 pub use work::Work;
 
 /// A reliable connection whose user needs no `unsafe`.
@@ -60,7 +58,7 @@ pub struct Endpoint {
     receives: Ring<Posted>,
     pd: ProtectionDomain,
     settings: Settings,
-    local: QueuePairAddress,
+    address: QueuePairAddress,
     signals: Signals,
     /// A posting failed, and whether the provider has its work is not known.
     poisoned: bool,
@@ -70,9 +68,6 @@ pub struct Endpoint {
 
 /// What is fixed when an endpoint is built.
 struct Settings {
-    port: u8,
-    gid_index: Option<u8>,
-    is_ethernet: bool,
     max_message: u32,
     /// Unsignaled sends in a row, before one is signaled anyway.
     max_unsignaled: u32,
@@ -139,7 +134,23 @@ impl Endpoint {
     /// What a peer needs to connect to this end. Exchange it out of band.
     #[must_use]
     pub fn address(&self) -> QueuePairAddress {
-        self.local
+        self.address
+    }
+
+    /// Connects to the peer at `remote`: [`QueuePair::connect`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect(&mut self, remote: &QueuePairAddress) -> Result<()> {
+        self.connect_with(remote, &ConnectOptions::default())
+    }
+
+    /// As [`Endpoint::connect`], with options.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub fn connect_with(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
+        self.qp.connect(remote, options)
     }
 
     /// The domain whose buffers it takes.

@@ -200,6 +200,7 @@ impl<'a> QueuePairBuilder<'a> {
             send: SendState::new(&shared, qp_ex, ops, self.max_batch),
             recv: RecvState::new(&shared, self.max_batch),
             shared,
+            local: None,
         }
     }
 

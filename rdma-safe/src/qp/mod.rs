@@ -2,6 +2,7 @@
 
 mod attributes;
 mod builder;
+mod connect;
 mod modify;
 mod state;
 
@@ -19,6 +20,8 @@ use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge};
 
 pub use attributes::{AttributeMask, QueuePairAttributes, QueuePairCapacity, Transition};
 pub use builder::QueuePairBuilder;
+pub(crate) use connect::Local;
+pub use connect::{ConnectOptions, InitOptions, QueuePairAddress};
 pub use modify::ModifyError;
 pub use state::{QueuePairState, QueuePairType};
 
@@ -31,6 +34,8 @@ pub struct QueuePair {
     send: SendState,
     recv: RecvState,
     shared: Arc<Shared>,
+    /// Since [`QueuePair::init`].
+    local: Option<Local>,
 }
 
 /// What both queues hold of their queue pair.
@@ -191,7 +196,7 @@ impl QueuePair {
     /// cursor moves on or goes.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
-        let QueuePair { send, recv, shared } = self;
+        let QueuePair { send, recv, shared, .. } = self;
         drop((send, recv));
         match Arc::into_inner(shared) {
             Some(mut shared) => shared.release(),

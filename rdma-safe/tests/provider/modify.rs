@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use rdma_safe::{
-    Access, AddressVector, AttributeMask, Errno, Error, Gid, ModifyError, Mtu, ProtectionDomain, QueuePair,
-    QueuePairAttributes, QueuePairState, QueuePairType, Transition,
+    Access, AddressVector, AttributeMask, ConnectOptions, Errno, Error, Gid, InitOptions, ModifyError, Mtu,
+    ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Remote, Sge, Transition, WcStatus,
+    WorkRequest,
 };
 
 use crate::fake::{Config, Fake, FakeGid, Port};
@@ -376,4 +377,37 @@ fn connecting_an_endpoint_twice_or_to_nowhere_is_an_error() {
     let forged = rdma_safe::QueuePairAddress { gid: Gid::ZERO, ..address };
     let error = modify_error(endpoint.connect(&forged));
     assert!(matches!(error, ModifyError::MissingGlobalRoute { port: 1 }), "{error}");
+}
+
+#[test]
+fn queue_pairs_connect_by_the_addresses_they_give() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let mut cq = pd.context().completion_queue(8).build().unwrap();
+    let (mut a, mut b) = (pd.queue_pair(&cq, &cq).build().unwrap(), pd.queue_pair(&cq, &cq).build().unwrap());
+    let options = InitOptions::default().psn(5);
+    let (ours, theirs) = (a.init(&options).unwrap(), b.init(&InitOptions::default()).unwrap());
+    assert_eq!((ours.qp_num, ours.psn), (a.number(), 5));
+    a.connect(&theirs, &ConnectOptions::default()).unwrap();
+    b.connect(&ours, &ConnectOptions::default().mtu(Mtu::MTU_512)).unwrap();
+    assert_eq!((a.state(), b.state()), (QueuePairState::RTS, QueuePairState::RTS));
+    let mut batch = a.send_batch().unwrap();
+    // SAFETY: no bytes are named.
+    unsafe { batch.write(WorkRequest::new(9).signaled(), Remote { address: 0, rkey: 0 }, &[] as &[Sge]).unwrap() };
+    batch.post().unwrap();
+    let mut poll = cq.poll();
+    let completion = poll.next().unwrap().unwrap();
+    assert_eq!((completion.wr_id(), completion.status()), (9, WcStatus::SUCCESS));
+}
+
+#[test]
+fn a_queue_pair_without_an_address_does_not_connect() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let cq = pd.context().completion_queue(8).build().unwrap();
+    let mut initialised = pd.queue_pair(&cq, &cq).build().unwrap();
+    let address = initialised.init(&InitOptions::default()).unwrap();
+    let mut qp = pd.queue_pair(&cq, &cq).build().unwrap();
+    assert!(matches!(qp.connect(&address, &ConnectOptions::default()), Err(Error::NotInitialised)));
+    assert_eq!(qp.state(), QueuePairState::RESET);
 }
