@@ -1,0 +1,165 @@
+//! What is to be measured. The client makes it of its command line and tells the server, so that a server needs no options.
+
+use std::time::Duration;
+
+use rdma_safe::Mtu;
+use serde::{Deserialize, Serialize};
+
+use crate::units::Rate;
+
+/// One test: everything that both ends have to agree upon.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) verb: Verb,
+    pub(crate) metric: Metric,
+    pub(crate) transport: Transport,
+    /// Bytes of a message, one run each.
+    pub(crate) sizes: Vec<u64>,
+    pub(crate) length: Length,
+    /// Messages of each queue pair that are not measured, before those that are.
+    pub(crate) warm_up: WarmUp,
+    /// Sends in flight of each queue pair.
+    pub(crate) tx_depth: u32,
+    /// Receives posted of each queue pair.
+    pub(crate) rx_depth: u32,
+    /// Every so many sends one is signaled.
+    pub(crate) cq_mod: u32,
+    /// Sends posted with one doorbell.
+    pub(crate) post_list: u32,
+    /// Queue pairs of each thread.
+    pub(crate) qps: u32,
+    pub(crate) threads: u32,
+    /// Messages up to this many bytes are sent inline.
+    pub(crate) inline: u32,
+    pub(crate) bidirectional: bool,
+    pub(crate) events: bool,
+    /// Immediate data with sends and writes.
+    pub(crate) immediate: bool,
+    pub(crate) atomic: Atomic,
+    /// Write latency until the acknowledgement, instead of half of a ping-pong.
+    pub(crate) acknowledged: bool,
+    /// Reads and atomics outstanding; as many as the devices can unless set.
+    pub(crate) outstanding: Option<u8>,
+    pub(crate) post: Interface,
+    pub(crate) poll: Interface,
+    pub(crate) mtu: Option<Mtu>,
+    pub(crate) huge_pages: bool,
+    pub(crate) rate: Option<Rate>,
+    pub(crate) validate: bool,
+    /// Yield the processor when a poll finds nothing.
+    pub(crate) yield_cpu: bool,
+    /// How long nothing may complete before a run is given up.
+    pub(crate) patience: Duration,
+    /// Do as perftest does, to be compared with it.
+    pub(crate) compat: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verb {
+    Send,
+    Write,
+    Read,
+    Atomic,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Metric {
+    /// Bandwidth and message rate, with many messages in flight
+    Bw,
+    /// Latency, with one message in flight
+    Lat,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "UPPER")]
+pub(crate) enum Transport {
+    /// Reliable connection
+    Rc,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Atomic {
+    FetchAdd,
+    CompareSwap,
+}
+
+/// Which of two interfaces of verbs to use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Interface {
+    /// The extended one where the provider has it
+    Auto,
+    /// ibv_post_send, ibv_poll_cq
+    Classic,
+    /// ibv_wr_*, ibv_start_poll
+    Extended,
+}
+
+/// How long to measure.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Length {
+    /// Messages of each queue pair.
+    Iterations(u64),
+    Time(Duration),
+}
+
+/// How much to run before measuring.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum WarmUp {
+    Iterations(u64),
+    Time(Duration),
+}
+
+impl Verb {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Verb::Send => "send",
+            Verb::Write => "write",
+            Verb::Read => "read",
+            Verb::Atomic => "atomic",
+        }
+    }
+}
+
+impl Plan {
+    /// What its latency is a latency of.
+    pub(crate) fn latency_definition(&self) -> &'static str {
+        match (self.metric, self.verb) {
+            (Metric::Bw, _) => "from the post of a signaled message to its completion",
+            (Metric::Lat, Verb::Read | Verb::Atomic) => "from the post to the completion: a whole round trip",
+            (Metric::Lat, Verb::Write) if self.acknowledged => {
+                "from the post to the acknowledgement: a whole round trip"
+            }
+            (Metric::Lat, Verb::Send | Verb::Write) => "one way: half of a round trip of two messages",
+        }
+    }
+
+    /// Whether the peer has to do something for each message.
+    pub(crate) fn is_two_sided(&self) -> bool {
+        match self.verb {
+            Verb::Send => true,
+            Verb::Write => self.immediate || (self.metric == Metric::Lat && !self.acknowledged),
+            Verb::Read | Verb::Atomic => false,
+        }
+    }
+
+    /// Whether messages take receives of the peer.
+    pub(crate) fn takes_receives(&self) -> bool {
+        match self.verb {
+            Verb::Send => true,
+            Verb::Write => self.immediate,
+            Verb::Read | Verb::Atomic => false,
+        }
+    }
+
+    /// Queue pairs in all.
+    pub(crate) fn queue_pairs(&self) -> u32 {
+        self.qps * self.threads
+    }
+}
