@@ -369,6 +369,7 @@ impl TestArgs {
             compat,
         };
         self.check(&plan)?;
+        plan.check()?;
         Ok(plan)
     }
 
@@ -384,6 +385,9 @@ impl TestArgs {
         }
         if plan.events && plan.verb == Verb::Write && plan.is_two_sided() && !plan.immediate {
             return Err("`write lat` sees writes by polling memory: for --events add --imm or --ack".into());
+        }
+        if plan.events && plan.rate.is_some() {
+            return Err("--rate has to look at the clock all the time: leave out --events".into());
         }
         if plan.compat {
             if plan.threads > 1 {

@@ -1,13 +1,61 @@
 //! `rdma-perf`: bandwidth, message rate and latency of RDMA verbs, and a check of a host's set-up.
 
 mod cli;
+mod clock;
+mod control;
 mod plan;
 mod report;
+mod run;
+mod session;
+mod stats;
+mod test;
 mod units;
+mod worker;
 
+use std::net::{Ipv6Addr, TcpListener};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
 use clap::Parser;
 
-fn main() {
-    let cli = cli::Cli::parse();
-    println!("{cli:?}");
+use cli::{Cli, Command, ServerArgs};
+use clock::Clock;
+use plan::Verb;
+use session::Opened;
+use session::server::Server;
+
+/// The exit status of a failure; clap has 2 for a wrong command line.
+const FAILURE: i32 = 1;
+
+fn main() -> ExitCode {
+    let status = match &Cli::parse().command {
+        Command::Send(args) => test::main(args, Verb::Send),
+        Command::Write(args) => test::main(args, Verb::Write),
+        Command::Read(args) => test::main(args, Verb::Read),
+        Command::Atomic(args) => test::main(args, Verb::Atomic),
+        Command::Server(args) => server(args),
+        Command::Plot(_) | Command::Doctor(_) => Ok(0),
+    };
+    let status = status.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        FAILURE
+    });
+    ExitCode::from(u8::try_from(status).unwrap_or(1))
+}
+
+fn server(args: &ServerArgs) -> Result<i32> {
+    let opened = Opened::open(&args.device)?;
+    let listener = listen(args.device.port)?;
+    let (device, gid) = (&opened.host.device, &opened.host.gid);
+    eprintln!("serving on TCP port {} with {device}, GID {gid}; Ctrl-C ends it", listener.local_addr()?.port());
+    let server = Server { opened, clock: Clock::calibrate(), max_memory: args.max_memory, quiet: false };
+    server.serve(&listener, args.once)?;
+    Ok(0)
+}
+
+/// Listens on all addresses, of IPv4 where there is no IPv6.
+fn listen(port: u16) -> Result<TcpListener> {
+    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))).with_context(
+        || format!("cannot listen on TCP port {port}; is another server running? --port takes another one"),
+    )
 }

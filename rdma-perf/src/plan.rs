@@ -128,6 +128,42 @@ impl Verb {
 }
 
 impl Plan {
+    /// Refuses what no client of ours would ask for, before anything is allocated for it.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        const MAX_SIZE: u64 = 1 << 31;
+        const MAX_DEPTH: u32 = 1 << 17;
+        let depths = [self.tx_depth, self.rx_depth, self.cq_mod, self.post_list];
+        let sensible = (1..=4096).contains(&self.sizes.len())
+            && self.sizes.iter().all(|size| (1..=MAX_SIZE).contains(size))
+            && depths.iter().all(|depth| (1..=MAX_DEPTH).contains(depth))
+            && self.cq_mod <= self.tx_depth
+            && self.post_list <= self.tx_depth
+            && (1..=16384).contains(&self.qps)
+            && (1..=256).contains(&self.threads)
+            && (self.metric == Metric::Bw || self.qps == 1)
+            && self.inline <= 1 << 16;
+        if sensible {
+            Ok(())
+        } else {
+            Err("the plan of the test makes no sense: depths up to 131072, 16384 queue pairs".into())
+        }
+    }
+
+    /// What is measured, in a few words.
+    pub(crate) fn title(&self) -> String {
+        let metric = match self.metric {
+            Metric::Bw => "bw",
+            Metric::Lat => "lat",
+        };
+        let queue_pairs = match self.queue_pairs() {
+            1 => String::new(),
+            count => format!(", {count} queue pairs"),
+        };
+        let threads = if self.threads > 1 { format!(" in {} threads", self.threads) } else { String::new() };
+        let both = if self.bidirectional { ", both ways" } else { "" };
+        format!("{} {metric}{both}{queue_pairs}{threads}", self.verb.name())
+    }
+
     /// What its latency is a latency of.
     pub(crate) fn latency_definition(&self) -> &'static str {
         match (self.metric, self.verb) {
@@ -155,6 +191,19 @@ impl Plan {
             Verb::Send => true,
             Verb::Write => self.immediate,
             Verb::Read | Verb::Atomic => false,
+        }
+    }
+
+    /// Whether messages are seen by their last byte in memory.
+    pub(crate) fn polls_memory(&self) -> bool {
+        self.is_two_sided() && !self.takes_receives()
+    }
+
+    /// Messages of each queue pair and size, with those of the warm-up, if that is known beforehand.
+    pub(crate) fn messages_of_lane(&self) -> Option<u64> {
+        match (self.warm_up, self.length) {
+            (WarmUp::Iterations(warm_up), Length::Iterations(messages)) => Some(warm_up + messages),
+            _ => None,
         }
     }
 

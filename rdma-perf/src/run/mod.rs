@@ -1,0 +1,358 @@
+//! The measuring itself: what one thread does for one size.
+
+mod latency;
+mod operation;
+mod pattern;
+mod receiver;
+mod record;
+mod sender;
+mod wait;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Result;
+
+use self::latency::{Course, Histogram, Memory, Receives};
+use self::operation::Operation;
+use self::pattern::Pattern;
+use self::receiver::Receiver;
+use self::record::{Compat, Native, Nothing, Recorder};
+use self::sender::{Sender, Stop};
+use self::wait::Waiter;
+pub(crate) use self::wait::{Interrupted, Shared};
+use crate::clock::Clock;
+use crate::plan::{Atomic, Length, Metric, Plan, Verb, WarmUp};
+use crate::stats::Latencies;
+use crate::stats::perftest::{MAX_PEAK_ITERATIONS, Moments};
+use crate::worker::Worker;
+
+/// Which end of the test this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+/// A worker that keeps what lasts from one size to the next.
+pub(crate) struct Runner {
+    pub(crate) worker: Worker,
+    receiver: Receiver,
+    role: Role,
+    clock: Clock,
+}
+
+/// What a thread did for one size.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// Messages that were measured.
+    pub(crate) messages: u64,
+    pub(crate) warm_up: u64,
+    /// First post and last completion, in ticks.
+    pub(crate) window: (u64, u64),
+    pub(crate) latencies: Latencies,
+    /// Messages a tick in the fastest stretch.
+    pub(crate) peak: Option<f64>,
+    /// For perftest's formulas.
+    pub(crate) moments: Option<Moments>,
+    /// Messages of each queue pair, with those of the warm-up.
+    pub(crate) sent: Vec<u64>,
+    /// Messages whose bytes were compared as they came in.
+    pub(crate) validated: u64,
+}
+
+impl Outcome {
+    fn new(lanes: usize) -> Self {
+        Outcome {
+            messages: 0,
+            warm_up: 0,
+            window: (0, 0),
+            latencies: Latencies::new(),
+            peak: None,
+            moments: None,
+            sent: vec![0; lanes],
+            validated: 0,
+        }
+    }
+}
+
+/// What a thread is told for one size.
+pub(crate) struct Task<'t> {
+    pub(crate) plan: &'t Plan,
+    /// Which of the plan's sizes.
+    pub(crate) index: usize,
+    pub(crate) shared: &'t Shared,
+    /// Messages that the peer sends to this worker, once that is known.
+    pub(crate) expected: &'t AtomicU64,
+    /// Called once, when everything this worker sends has completed, with the messages of each queue pair.
+    pub(crate) sent: &'t dyn Fn(&[u64]),
+}
+
+impl Task<'_> {
+    fn size(&self) -> u64 {
+        self.plan.sizes[self.index]
+    }
+
+    fn pattern(&self) -> Option<Pattern> {
+        self.plan.validate.then(|| Pattern::of(self.plan, self.index))
+    }
+}
+
+impl Runner {
+    pub(crate) fn new(worker: Worker, plan: &Plan, role: Role, clock: Clock) -> Self {
+        Runner { worker, receiver: Receiver::new(plan), role, clock }
+    }
+
+    /// Makes everything ready for messages of the peer.
+    pub(crate) fn prepare(&mut self, plan: &Plan, index: usize) -> Result<()> {
+        let size = plan.sizes[index];
+        if plan.validate || plan.polls_memory() {
+            let pattern = Pattern::of(plan, index);
+            for (number, lane) in self.worker.lanes.iter().enumerate() {
+                let (filled, cleared) = match plan.verb {
+                    Verb::Read => (&lane.memory.target, &lane.memory.source),
+                    _ => (&lane.memory.source, &lane.memory.target),
+                };
+                pattern::clear(cleared, size);
+                if plan.validate && plan.verb != Verb::Atomic {
+                    pattern.fill(filled, number, size);
+                }
+            }
+        }
+        if plan.needs_receives(self.role == Role::Client) {
+            self.receiver.begin(&mut self.worker.lanes, plan.messages_of_lane())?;
+        }
+        Ok(())
+    }
+
+    /// Compares what one size has left in memory, given the messages of each queue pair from here and from the peer; how
+    /// many places or words there are to compare.
+    pub(crate) fn check(&self, plan: &Plan, index: usize, ours: &[u64], theirs: &[u64]) -> Result<u64> {
+        if !plan.validate {
+            return Ok(0);
+        }
+        let pattern = Pattern::of(plan, index);
+        let mut compared = 0;
+        for (number, lane) in self.worker.lanes.iter().enumerate() {
+            let sent = |counts: &[u64]| counts.get(number).copied().unwrap_or(0);
+            // The last byte says which message it is.
+            let size = plan.sizes[index] - u64::from(plan.polls_memory());
+            compared += match plan.verb {
+                Verb::Send => 0,
+                Verb::Write => pattern.check_all(&lane.memory.target, number, sent(theirs), size)?,
+                Verb::Read => pattern.check_all(&lane.memory.source, number, sent(ours), size)?,
+                Verb::Atomic => pattern.check_counts(&lane.memory.target, sent(theirs))?,
+            };
+        }
+        Ok(compared)
+    }
+
+    /// Sends and receives what the plan says for one size.
+    pub(crate) fn run(&mut self, task: &Task<'_>) -> Result<Outcome> {
+        let plan = task.plan;
+        let inline = task.size() <= plan.inline.into();
+        match (plan.verb, plan.immediate, plan.atomic) {
+            (Verb::Send, true, _) => self.run_as(operation::SendImm, task),
+            (Verb::Send, false, _) if inline => self.run_as(operation::SendInline, task),
+            (Verb::Send, false, _) => self.run_as(operation::Send, task),
+            (Verb::Write, true, _) => self.run_as(operation::WriteImm, task),
+            (Verb::Write, false, _) if inline => self.run_as(operation::WriteInline, task),
+            (Verb::Write, false, _) => self.run_as(operation::Write, task),
+            (Verb::Read, ..) => self.run_as(operation::Read, task),
+            (Verb::Atomic, _, Atomic::FetchAdd) => self.run_as(operation::FetchAdd, task),
+            (Verb::Atomic, _, Atomic::CompareSwap) => self.run_as(operation::CompareSwap, task),
+        }
+    }
+
+    fn run_as<O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
+        match (task.plan.metric, self.role) {
+            (Metric::Bw, role) => self.bandwidth(operation, task, role == Role::Client || task.plan.bidirectional),
+            (Metric::Lat, Role::Client) => self.latency(operation, task),
+            (Metric::Lat, Role::Server) => self.answer(operation, task),
+        }
+    }
+
+    /// Both directions of a bandwidth test, as far as this end takes part in them.
+    fn bandwidth<O: Operation>(&mut self, operation: O, task: &Task<'_>, sends: bool) -> Result<Outcome> {
+        let (plan, clock) = (task.plan, self.clock);
+        let lanes = self.worker.lanes.len();
+        let mut sender = Sender::new(operation, plan, task.size(), lanes, clock, task.shared);
+        let mut outcome = Outcome::new(self.worker.lanes.len());
+        if sends {
+            let (warm_up, length) = stops(plan);
+            if let Some(stop) = warm_up {
+                self.send(&mut sender, stop(clock), task, &mut Nothing)?;
+                outcome.warm_up = sender.sent();
+            }
+            let stop = length(clock);
+            outcome.window = if plan.compat {
+                match plan.messages_of_lane() {
+                    Some(messages) if messages <= MAX_PEAK_ITERATIONS => {
+                        let mut compat = Compat::new(clock, messages * lanes as u64, plan.post_list);
+                        let window = self.send(&mut sender, stop, task, &mut compat)?;
+                        outcome.latencies = compat.latencies();
+                        outcome.moments = Some(compat.moments);
+                        window
+                    }
+                    _ => self.send(&mut sender, stop, task, &mut Nothing)?,
+                }
+            } else {
+                let mut native = Native::new(clock);
+                let window = self.send(&mut sender, stop, task, &mut native)?;
+                outcome.peak = (native.peak > 0.0).then_some(native.peak);
+                outcome.latencies = native.latencies;
+                window
+            };
+            outcome.messages = sender.sent();
+        }
+        outcome.sent = (0..lanes).map(|lane| sender.sent_of_lane(lane)).collect();
+        (task.sent)(&outcome.sent);
+        self.drain(task)?;
+        outcome.validated = self.receiver.validated;
+        Ok(outcome)
+    }
+
+    /// One run of a sender, with the messages that come in meanwhile; from the first post to the last completion.
+    fn send<O: Operation>(
+        &mut self,
+        sender: &mut Sender<'_, O>,
+        stop: Stop,
+        task: &Task<'_>,
+        recorder: &mut impl Recorder,
+    ) -> Result<(u64, u64)> {
+        let Worker { lanes, send_cq, recv_cq, .. } = &mut self.worker;
+        let receives = task.plan.bidirectional && task.plan.takes_receives();
+        let pattern = task.pattern();
+        let mut waiter = Waiter::new(task.plan, send_cq, self.clock, task.shared);
+        sender.begin(stop);
+        let start = self.clock.now();
+        let mut winding_up = false;
+        while !sender.is_done() {
+            if !winding_up && sender.is_time(stop)? {
+                sender.wind_up();
+                winding_up = true;
+            }
+            sender.post(lanes, recorder)?;
+            let mut found = sender.reap(send_cq, recorder)?;
+            if receives {
+                found += self.receiver.reap(lanes, recv_cq, task.size(), pattern.as_ref())?;
+            }
+            if found > 0 {
+                waiter.found();
+            } else if sender.is_waiting() {
+                if receives {
+                    waiter.nothing(&mut [send_cq, recv_cq], "completion")?;
+                } else {
+                    waiter.nothing(&mut [send_cq], "completion")?;
+                }
+            }
+        }
+        Ok((start, self.clock.now()))
+    }
+
+    /// Takes what the peer still sends, until there was as much as it says.
+    fn drain(&mut self, task: &Task<'_>) -> Result<()> {
+        if !task.plan.needs_receives(self.role == Role::Client) {
+            return Ok(());
+        }
+        let Worker { lanes, recv_cq, .. } = &mut self.worker;
+        let pattern = task.pattern();
+        let mut waiter = Waiter::new(task.plan, recv_cq, self.clock, task.shared);
+        while self.receiver.received < task.expected.load(Ordering::Acquire) {
+            if self.receiver.reap(lanes, recv_cq, task.size(), pattern.as_ref())? > 0 {
+                waiter.found();
+            } else {
+                waiter.nothing(&mut [recv_cq], "message of the peer")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn latency<O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
+        let (plan, clock) = (task.plan, self.clock);
+        let divisor = if plan.is_two_sided() { 2.0 } else { 1.0 };
+        let mut outcome = Outcome::new(self.worker.lanes.len());
+        let (warm_up, length) = stops(plan);
+        if let Some(stop) = warm_up {
+            outcome.warm_up = self.course(operation, task, stop(clock), 0, &mut ())?;
+        }
+        let start = clock.now();
+        let stop = length(clock);
+        if let (true, Stop::Messages(messages)) = (plan.compat, stop) {
+            let mut moments = Vec::with_capacity(messages as usize + 1);
+            outcome.messages = self.course(operation, task, stop, 0, &mut moments)?;
+            outcome.latencies = Latencies::of_moments(&moments, clock, divisor);
+            outcome.moments = Some(Moments { posted: moments, completed: Vec::new() });
+        } else {
+            let mut histogram = Histogram::new(clock, divisor);
+            outcome.messages = self.course(operation, task, stop, outcome.warm_up, &mut histogram)?;
+            latency::Moments::moment(&mut histogram, clock.now());
+            outcome.latencies = histogram.latencies;
+        }
+        outcome.window = (start, clock.now());
+        outcome.sent = vec![outcome.warm_up + outcome.messages];
+        (task.sent)(&outcome.sent);
+        outcome.validated = self.receiver.validated;
+        Ok(outcome)
+    }
+
+    /// One run of the end that begins, after `before` messages of this size.
+    fn course<O: Operation>(
+        &mut self,
+        operation: O,
+        task: &Task<'_>,
+        stop: Stop,
+        before: u64,
+        moments: &mut impl latency::Moments,
+    ) -> Result<u64> {
+        let (plan, size, clock) = (task.plan, task.size(), self.clock);
+        let course = Course { stop, shared: task.shared, clock, before };
+        let pattern = task.pattern();
+        let worker = &mut self.worker;
+        if plan.takes_receives() {
+            let waiter = Waiter::new(plan, &worker.recv_cq, clock, task.shared);
+            let mut arrivals = Receives { receiver: &mut self.receiver, waiter, pattern: pattern.as_ref() };
+            latency::ping(operation, worker, &mut arrivals, plan, size, &course, moments)
+        } else if plan.is_two_sided() {
+            let mut arrivals = Memory { waiter: Waiter::new(plan, &worker.send_cq, clock, task.shared) };
+            latency::ping(operation, worker, &mut arrivals, plan, size, &course, moments)
+        } else {
+            latency::requests(operation, worker, plan, size, &course, moments)
+        }
+    }
+
+    /// The other end of a latency test.
+    fn answer<O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
+        let (plan, clock) = (task.plan, self.clock);
+        let mut outcome = Outcome::new(self.worker.lanes.len());
+        let pattern = task.pattern();
+        let worker = &mut self.worker;
+        if plan.takes_receives() {
+            let waiter = Waiter::new(plan, &worker.recv_cq, clock, task.shared);
+            let mut arrivals = Receives { receiver: &mut self.receiver, waiter, pattern: pattern.as_ref() };
+            outcome.messages = latency::pong(operation, worker, &mut arrivals, clock, task)?;
+        } else if plan.is_two_sided() {
+            let mut arrivals = Memory { waiter: Waiter::new(plan, &worker.send_cq, clock, task.shared) };
+            outcome.messages = latency::pong(operation, worker, &mut arrivals, clock, task)?;
+        }
+        outcome.sent = vec![outcome.messages];
+        (task.sent)(&outcome.sent);
+        outcome.validated = self.receiver.validated;
+        Ok(outcome)
+    }
+}
+
+/// Until when to warm up, if at all, and until when to measure; times are from the moment that they are called at.
+fn stops(plan: &Plan) -> (Option<impl Fn(Clock) -> Stop>, impl Fn(Clock) -> Stop) {
+    let at = |clock: Clock, time| Stop::At(clock.now() + clock.ticks(time));
+    let (warm_up, length) = (plan.warm_up, plan.length);
+    let has_warm_up = !matches!(warm_up, WarmUp::Iterations(0) | WarmUp::Time(std::time::Duration::ZERO));
+    let warm_up = has_warm_up.then_some(move |clock| match warm_up {
+        WarmUp::Iterations(messages) => Stop::Messages(messages),
+        WarmUp::Time(time) => at(clock, time),
+    });
+    let length = move |clock| match length {
+        Length::Iterations(messages) => Stop::Messages(messages),
+        Length::Time(time) => at(clock, time),
+    };
+    (warm_up, length)
+}

@@ -1,0 +1,126 @@
+//! What is noted while messages go.
+
+use crate::clock::Clock;
+use crate::stats::Latencies;
+use crate::stats::perftest::Moments;
+
+/// Notes posts and completions of a bandwidth test. What it does not need, it does not take the time of.
+pub(super) trait Recorder {
+    /// Message `index` of all is about to be posted; what it returns comes back with its completion if it is signaled.
+    fn posted(&mut self, index: u64, signaled: bool) -> u64;
+
+    /// The signaled message posted at `stamp` has completed, and with it all of the first `total`, `bytes` each.
+    fn completed(&mut self, stamp: u64, total: u64);
+
+    /// A look at the queue begins.
+    fn look(&mut self) {}
+}
+
+/// Notes nothing.
+pub(super) struct Nothing;
+
+impl Recorder for Nothing {
+    #[inline]
+    fn posted(&mut self, _index: u64, _signaled: bool) -> u64 {
+        0
+    }
+
+    #[inline]
+    fn completed(&mut self, _stamp: u64, _total: u64) {}
+}
+
+/// A histogram of the time that signaled messages take, and the fastest stretch.
+pub(super) struct Native {
+    clock: Clock,
+    pub(super) latencies: Latencies,
+    /// Ticks of the shortest stretch whose rate counts as the peak.
+    stretch: u64,
+    /// When this stretch began, and how many messages had completed.
+    began: Option<(u64, u64)>,
+    /// Messages a tick, at most.
+    pub(super) peak: f64,
+    /// The time of this look, once it was needed.
+    now: Option<u64>,
+}
+
+impl Native {
+    pub(super) fn new(clock: Clock) -> Self {
+        let stretch = clock.ticks(std::time::Duration::from_millis(1)).max(1);
+        Native { clock, latencies: Latencies::new(), stretch, began: None, peak: 0.0, now: None }
+    }
+}
+
+impl Recorder for Native {
+    #[inline]
+    fn posted(&mut self, _index: u64, signaled: bool) -> u64 {
+        if signaled { self.clock.now() } else { 0 }
+    }
+
+    #[inline]
+    fn look(&mut self) {
+        self.now = None;
+    }
+
+    #[inline]
+    fn completed(&mut self, stamp: u64, total: u64) {
+        let now = *self.now.get_or_insert_with(|| self.clock.now());
+        self.latencies.record(self.clock.nanos(now.saturating_sub(stamp)) as u64);
+        match self.began {
+            None => self.began = Some((now, total)),
+            Some((began, before)) if now.saturating_sub(began) >= self.stretch => {
+                self.peak = self.peak.max((total - before) as f64 / (now - began) as f64);
+                self.began = Some((now, total));
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// Every moment, as perftest keeps them.
+pub(super) struct Compat {
+    clock: Clock,
+    pub(super) moments: Moments,
+    list: u32,
+    /// Messages until the next doorbell.
+    until_post: u32,
+}
+
+impl Compat {
+    /// For `messages` in all, posted `list` at a time.
+    pub(super) fn new(clock: Clock, messages: u64, list: u32) -> Self {
+        let none = vec![0; messages as usize];
+        Compat { clock, moments: Moments { posted: none.clone(), completed: none }, list, until_post: 1 }
+    }
+
+    /// How long the signaled messages took, counted from their doorbell.
+    pub(super) fn latencies(&self) -> Latencies {
+        let mut latencies = Latencies::new();
+        let Moments { posted, completed } = &self.moments;
+        for (index, completed) in completed.iter().enumerate().filter(|(_, moment)| **moment > 0) {
+            let posted = posted[index - index % self.list as usize];
+            latencies.record(self.clock.nanos(completed.saturating_sub(posted)) as u64);
+        }
+        latencies
+    }
+}
+
+impl Recorder for Compat {
+    #[inline]
+    fn posted(&mut self, index: u64, _signaled: bool) -> u64 {
+        self.until_post -= 1;
+        if self.until_post == 0 {
+            self.until_post = self.list;
+            if let Some(moment) = self.moments.posted.get_mut(index as usize) {
+                *moment = self.clock.now();
+            }
+        }
+        0
+    }
+
+    #[inline]
+    fn completed(&mut self, _stamp: u64, total: u64) {
+        if let Some(moment) = self.moments.completed.get_mut(total as usize - 1) {
+            *moment = self.clock.now();
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Many messages in flight.
+
+use std::sync::atomic::Ordering;
+
+use anyhow::{Result, anyhow};
+use rdma_safe::{CompletionQueue, WorkRequest};
+
+use super::operation::{Message, Operation};
+use super::record::Recorder;
+use super::wait::{Interrupted, Shared};
+use crate::clock::Clock;
+use crate::plan::Plan;
+use crate::worker::{Lane, LaneMemory, slots, stride};
+
+/// Completions taken out at a time, as perftest does.
+const REAP: u32 = 16;
+
+/// When to post no more.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stop {
+    /// After this many messages of each queue pair.
+    Messages(u64),
+    /// At this time, in ticks, or soon after: the last message is a signaled one.
+    At(u64),
+}
+
+/// Keeps the send queues of the lanes full.
+pub(super) struct Sender<'s, O> {
+    operation: O,
+    shared: &'s Shared,
+    clock: Clock,
+    size: u64,
+    depth: u64,
+    list: u32,
+    cq_mod: u32,
+    flights: Vec<Flight>,
+    pacer: Option<Pacer>,
+    /// Of all lanes, in this run.
+    posted: u64,
+    completed: u64,
+}
+
+/// The messages of one lane.
+struct Flight {
+    /// Messages since the connection began to carry this size.
+    posted: u64,
+    completed: u64,
+    /// Where the run ends.
+    limit: u64,
+    /// Messages until the next signaled one.
+    until_signal: u32,
+    /// The place of the next message.
+    walk: Walk,
+    /// Signaled messages in flight: when each was posted, and how many messages its completion tells of.
+    signaled: Box<[(u64, u32)]>,
+    /// The oldest of them, and the next one, both counted from the beginning.
+    oldest: u64,
+    next: u64,
+}
+
+/// Places of messages, one after another, round and round.
+#[derive(Clone, Copy)]
+struct Walk {
+    offset: u64,
+    round: u64,
+    stride: u64,
+    end: u64,
+}
+
+impl Walk {
+    #[inline]
+    fn step(&mut self) {
+        self.offset += self.stride;
+        if self.offset == self.end {
+            self.offset = 0;
+            self.round += 1;
+        }
+    }
+}
+
+/// Lets messages go no faster than they may.
+struct Pacer {
+    ticks_per_message: f64,
+    next: f64,
+}
+
+impl<'s, O: Operation> Sender<'s, O> {
+    /// For messages of `size` bytes over `lanes` queue pairs.
+    pub(super) fn new(operation: O, plan: &Plan, size: u64, lanes: usize, clock: Clock, shared: &'s Shared) -> Self {
+        let flight = || Flight {
+            posted: 0,
+            completed: 0,
+            limit: 0,
+            until_signal: plan.cq_mod,
+            walk: Walk { offset: 0, round: 0, stride: stride(size), end: stride(size) * slots(size) },
+            signaled: vec![(0, 0); plan.tx_depth.next_power_of_two() as usize].into_boxed_slice(),
+            oldest: 0,
+            next: 0,
+        };
+        let second = clock.ticks(std::time::Duration::from_secs(1)) as f64;
+        let pacer = plan
+            .rate
+            .map(|rate| Pacer { ticks_per_message: second * f64::from(plan.threads) / rate.messages(size), next: 0.0 });
+        Sender {
+            operation,
+            shared,
+            clock,
+            size,
+            depth: plan.tx_depth.into(),
+            list: plan.post_list,
+            cq_mod: plan.cq_mod,
+            flights: (0..lanes).map(|_| flight()).collect(),
+            pacer,
+            posted: 0,
+            completed: 0,
+        }
+    }
+
+    /// Begins a run.
+    pub(super) fn begin(&mut self, stop: Stop) {
+        (self.posted, self.completed) = (0, 0);
+        for flight in &mut self.flights {
+            flight.limit = match stop {
+                Stop::Messages(messages) => flight.posted + messages,
+                Stop::At(_) => u64::MAX,
+            };
+        }
+        if let Some(pacer) = &mut self.pacer {
+            pacer.next = self.clock.now() as f64;
+        }
+    }
+
+    /// Ends a run when its messages under way have completed, the last one of each lane being a signaled one.
+    pub(super) fn wind_up(&mut self) {
+        for flight in &mut self.flights {
+            let rest = if flight.until_signal == self.cq_mod { 0 } else { u64::from(flight.until_signal) };
+            flight.limit = flight.limit.min(flight.posted + rest);
+        }
+    }
+
+    /// Whether all messages of the run were posted and have completed.
+    #[inline]
+    pub(super) fn is_done(&self) -> bool {
+        self.completed == self.posted && self.flights.iter().all(|flight| flight.posted == flight.limit)
+    }
+
+    /// Whether there is a completion to wait for.
+    #[inline]
+    pub(super) fn is_waiting(&self) -> bool {
+        self.completed < self.posted
+    }
+
+    /// Messages in the run so far.
+    pub(super) fn sent(&self) -> u64 {
+        self.posted
+    }
+
+    /// Messages of each lane since the beginning.
+    pub(super) fn sent_of_lane(&self, lane: usize) -> u64 {
+        self.flights[lane].posted
+    }
+
+    /// Posts what there is room for.
+    #[inline]
+    pub(super) fn post(&mut self, lanes: &mut [Lane], recorder: &mut impl Recorder) -> Result<()> {
+        for (lane, (flight, id)) in lanes.iter_mut().zip(self.flights.iter_mut().zip(0_u64..)) {
+            loop {
+                let left = flight.limit - flight.posted;
+                let room = flight.completed + self.depth - flight.posted;
+                let count = u64::from(self.list).min(left);
+                if count == 0 || count > room {
+                    break;
+                }
+                if let Some(pacer) = &mut self.pacer {
+                    if (self.clock.now() as f64) < pacer.next {
+                        return Ok(());
+                    }
+                    pacer.next += pacer.ticks_per_message * count as f64;
+                }
+                let mut batch = lane.qp.send_batch()?;
+                for _ in 0..count {
+                    flight.until_signal -= 1;
+                    let signaled = flight.until_signal == 0 || flight.posted + 1 == flight.limit;
+                    let wr = WorkRequest::new(id);
+                    let wr = if signaled { wr.signaled() } else { wr };
+                    let stamp = recorder.posted(self.posted, signaled);
+                    let message = message(&lane.memory, flight.walk, self.size);
+                    // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw
+                    // pointers only, and not written while messages are in flight. What the peer's memory is overwritten
+                    // with harms nobody: a target is plain bytes, which nobody refers to.
+                    unsafe { self.operation.add(&mut batch, wr, message)? }
+                    flight.walk.step();
+                    flight.posted += 1;
+                    self.posted += 1;
+                    if signaled {
+                        let mask = flight.signaled.len() as u64 - 1;
+                        flight.signaled[(flight.next & mask) as usize] = (stamp, self.cq_mod - flight.until_signal);
+                        flight.next += 1;
+                        flight.until_signal = self.cq_mod;
+                    }
+                }
+                batch.post()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions; how many there were.
+    #[inline]
+    pub(super) fn reap(&mut self, cq: &mut CompletionQueue, recorder: &mut impl Recorder) -> Result<u32> {
+        let mut poll = cq.poll();
+        let mut taken = 0;
+        recorder.look();
+        while taken < REAP {
+            let Some(completion) = poll.next()? else { break };
+            completion.ok()?;
+            let id = completion.wr_id();
+            let flight = self
+                .flights
+                .get_mut(id as usize)
+                .filter(|flight| flight.oldest < flight.next)
+                .ok_or_else(|| anyhow!("a completion of work {id}, which is not in flight"))?;
+            let mask = flight.signaled.len() as u64 - 1;
+            let (stamp, messages) = flight.signaled[(flight.oldest & mask) as usize];
+            flight.oldest += 1;
+            flight.completed += u64::from(messages);
+            self.completed += u64::from(messages);
+            recorder.completed(stamp, self.completed);
+            taken += 1;
+        }
+        if taken > 0 {
+            self.shared.progress.fetch_add(u64::from(taken * self.cq_mod), Ordering::Relaxed);
+        }
+        Ok(taken)
+    }
+
+    /// Whether the run has to be wound up now.
+    #[inline]
+    pub(super) fn is_time(&self, stop: Stop) -> Result<bool> {
+        if self.shared.abort.load(Ordering::Relaxed) {
+            return Err(Interrupted.into());
+        }
+        Ok(match stop {
+            Stop::Messages(_) => false,
+            Stop::At(end) => self.clock.now() >= end,
+        } || self.shared.stop.load(Ordering::Relaxed))
+    }
+}
+
+#[inline]
+fn message(memory: &LaneMemory, walk: Walk, size: u64) -> Message<'_> {
+    Message { memory, offset: walk.offset, size, round: walk.round }
+}

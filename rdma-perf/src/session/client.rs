@@ -1,0 +1,243 @@
+//! The end that says what is to be done, and measures.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::Opened;
+use super::crew::{Crew, Happening};
+use super::device::peak_resident;
+use crate::clock::Clock;
+use crate::control::{Control, PROTOCOL, Reply, Request};
+use crate::plan::{Length, Metric, Plan};
+use crate::report::{Bandwidth, FORMAT, Report, Row};
+use crate::run::{Interrupted, Outcome, Role, Shared};
+use crate::stats::{Latencies, perftest};
+
+/// How long the server may take to make its objects ready: registering memory takes a second for some gigabytes.
+const SETUP_LIMIT: Duration = Duration::from_secs(120);
+
+/// Who is told how it goes.
+pub(crate) trait Observer {
+    /// Both ends are connected. The report has no rows yet.
+    fn connected(&mut self, report: &Report);
+
+    /// How much of the run of one size is done, 0 to 1, and messages so far.
+    fn progress(&mut self, size: u64, share: f64, messages: u64);
+
+    /// One size is done.
+    fn row(&mut self, report: &Report, row: &Row);
+
+    /// Whether to be told of progress at all.
+    fn wants_progress(&self) -> bool;
+}
+
+/// Everything but the plan that a client needs.
+pub(crate) struct Client<'c, I> {
+    pub(crate) opened: &'c Opened,
+    pub(crate) clock: Clock,
+    pub(crate) label: String,
+    pub(crate) percents: Vec<f64>,
+    /// Becomes readable when the user wants no more.
+    pub(crate) interrupt: Option<&'c I>,
+}
+
+impl<I: AsFd> Client<'_, I> {
+    /// Runs the plan against the server; what was measured before a failure is in the report, too.
+    pub(crate) fn run(
+        &self,
+        mut control: Control,
+        plan: &Plan,
+        observer: &mut dyn Observer,
+    ) -> Result<(Report, Result<()>)> {
+        let mut crew = Crew::new(self.opened, plan, Role::Client, self.clock)?;
+        let mut host = self.opened.host.clone();
+        (host.extended_post, host.extended_poll) = crew.interfaces();
+        let hello = Request::Hello {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").into(),
+            plan: Box::new(plan.clone()),
+            host: Box::new(host.clone()),
+        };
+        let Reply::Accepted { host: server, workers } = control.ask(&hello, SETUP_LIMIT)? else {
+            bail!("the server does not answer as it should");
+        };
+        crew.connect(&workers, plan)?;
+        let connected = control.ask(&Request::Connect { workers: crew.addresses() }, SETUP_LIMIT)?;
+        if !matches!(connected, Reply::Connected) {
+            bail!("the server does not answer as it should");
+        }
+        let mut report = Report {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").into(),
+            label: self.label.clone(),
+            client: host,
+            server: *server,
+            plan: plan.clone(),
+            rows: Vec::new(),
+        };
+        observer.connected(&report);
+        for index in 0..plan.sizes.len() {
+            match self.size(&mut crew, &mut control, plan, index, observer) {
+                Ok((row, interrupted)) => {
+                    observer.row(&report, &row);
+                    report.rows.push(row);
+                    if interrupted {
+                        let _ = control.send(&Request::Bye);
+                        return Ok((report, Err(Interrupted.into())));
+                    }
+                }
+                Err(error) => {
+                    let _ = control.send(&Request::Failed { reason: format!("{error:#}") });
+                    return Ok((report, Err(error)));
+                }
+            }
+        }
+        // The results are here: a server that is gone takes nothing away.
+        let _ = control.send(&Request::Bye);
+        Ok((report, Ok(())))
+    }
+
+    /// One size; whether the user wants no more.
+    fn size(
+        &self,
+        crew: &mut Crew,
+        control: &mut Control,
+        plan: &Plan,
+        index: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<(Row, bool)> {
+        crew.prepare(plan, index)?;
+        if !matches!(control.ask(&Request::Prepare { size: index }, SETUP_LIMIT)?, Reply::Prepared) {
+            bail!("the server does not answer as it should");
+        }
+        let shared = Shared::default();
+        let mut interrupted = false;
+        let mut ours = Vec::new();
+        let mut done = None;
+        let size = plan.sizes[index];
+        let tick = observer.wants_progress().then_some(Duration::from_millis(100));
+        let started = std::time::Instant::now();
+        let outcomes = crew.run(plan, index, &shared, |watch| {
+            let mut ended = false;
+            while !(ended && done.is_some()) {
+                // Once is enough: the descriptor stays readable.
+                let interrupt = self.interrupt.filter(|_| !interrupted);
+                match watch.next(control, interrupt, tick)? {
+                    Happening::Sent(sent) => {
+                        control.send(&Request::Finished { sent: sent.clone() })?;
+                        ours = sent;
+                    }
+                    Happening::Control => {
+                        let Reply::Done { sent, reverse, validated } = control.reply(SETUP_LIMIT)? else {
+                            bail!("the server does not answer as it should");
+                        };
+                        watch.expect(&sent);
+                        done = Some((sent, reverse, validated));
+                    }
+                    Happening::Failed(error) => return Err(self.reason(error, control)),
+                    Happening::Ended => ended = true,
+                    Happening::Interrupted => {
+                        interrupted = true;
+                        watch.stop();
+                    }
+                    Happening::Tick => {
+                        let messages = shared.progress.load(Ordering::Relaxed);
+                        observer.progress(size, share(plan, messages, started.elapsed()), messages);
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        let (theirs, reverse, validated) = done.context("the server has not answered")?;
+        let compared = crew.check(plan, index, &ours, &theirs)?;
+        let mut row = self.row(plan, size, &outcomes)?;
+        row.reverse = reverse;
+        row.validated = plan.validate.then_some(compared + validated);
+        Ok((row, interrupted))
+    }
+
+    /// What the server says of a failure is nearer to its cause.
+    fn reason(&self, error: anyhow::Error, control: &mut Control) -> anyhow::Error {
+        match control.reply(Duration::from_millis(200)) {
+            Err(theirs) if theirs.to_string().starts_with("the server: ") => error.context(format!("{theirs:#}")),
+            _ => error,
+        }
+    }
+
+    fn row(&self, plan: &Plan, size: u64, outcomes: &[Outcome]) -> Result<Row> {
+        let clock = self.clock;
+        let mut latencies = Latencies::new();
+        outcomes.iter().for_each(|outcome| latencies.add(&outcome.latencies));
+        let received: u64 = outcomes.iter().map(|outcome| outcome.validated).sum();
+        let messages: u64 = outcomes.iter().map(|outcome| outcome.messages).sum();
+        let window = window(outcomes);
+        let seconds = clock.nanos(window.1.saturating_sub(window.0)) / 1e9;
+        let bandwidth = (plan.metric == Metric::Bw).then(|| bandwidth(size, outcomes, clock));
+        let perftest = match (plan.compat, outcomes) {
+            (true, [outcome]) => compat(plan, size, outcome, clock),
+            _ => None,
+        };
+        Ok(Row {
+            size,
+            messages,
+            warm_up_messages: outcomes.iter().map(|outcome| outcome.warm_up).sum(),
+            seconds,
+            bandwidth,
+            latency: latencies.summary(plan.latency_definition(), &self.percents),
+            perftest,
+            reverse: None,
+            validated: plan.validate.then_some(received),
+            peak_resident: peak_resident()?,
+        })
+    }
+}
+
+/// From the first post of any thread to the last completion of any.
+fn window(outcomes: &[Outcome]) -> (u64, u64) {
+    let start = outcomes.iter().map(|outcome| outcome.window.0).min();
+    (start.unwrap_or(0), outcomes.iter().map(|outcome| outcome.window.1).max().unwrap_or(0))
+}
+
+/// What the threads of one end have sent together.
+pub(super) fn bandwidth(size: u64, outcomes: &[Outcome], clock: Clock) -> Bandwidth {
+    let messages: u64 = outcomes.iter().map(|outcome| outcome.messages).sum();
+    let (start, end) = window(outcomes);
+    let per_second = |messages_per_tick: f64| messages_per_tick * 1e9 / clock.nanos(1);
+    let message_rate = per_second(messages as f64 / end.saturating_sub(start).max(1) as f64);
+    let peak = match outcomes {
+        // Fastest stretches of several threads do not fall together.
+        [outcome] => outcome.peak.map(|peak| per_second(peak) * size as f64),
+        _ => None,
+    };
+    Bandwidth { average: message_rate * size as f64, message_rate, peak }
+}
+
+fn compat(plan: &Plan, size: u64, outcome: &Outcome, clock: Clock) -> Option<crate::report::Perftest> {
+    match plan.metric {
+        Metric::Bw => {
+            let moments = outcome.moments.as_ref();
+            let window = moments
+                .and_then(|moments| Some((*moments.posted.first()?, *moments.completed.last()?)))
+                .unwrap_or(outcome.window);
+            let columns =
+                perftest::bandwidth(size, outcome.messages, window, moments, plan.post_list, plan.cq_mod, clock);
+            Some(columns)
+        }
+        Metric::Lat => {
+            let divisor = if plan.is_two_sided() { 2.0 } else { 1.0 };
+            perftest::latency(&outcome.moments.as_ref()?.posted, divisor, clock)
+        }
+    }
+}
+
+fn share(plan: &Plan, messages: u64, elapsed: Duration) -> f64 {
+    let share = match (plan.messages_of_lane(), plan.length, plan.warm_up) {
+        (Some(of_lane), ..) => messages as f64 / (of_lane * u64::from(plan.queue_pairs())) as f64,
+        (None, Length::Time(time), crate::plan::WarmUp::Time(warm_up)) => elapsed.div_duration_f64(time + warm_up),
+        _ => 0.0,
+    };
+    share.clamp(0.0, 1.0)
+}

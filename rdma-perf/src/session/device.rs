@@ -1,0 +1,87 @@
+//! The device that an end uses, and what a report says of it.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, bail};
+use rdma_safe::{Context, Device, InitOptions, PortState, ProtectionDomain};
+
+use crate::cli::DeviceArgs;
+use crate::report::Host;
+
+/// An opened device with a port to use.
+#[derive(Clone)]
+pub(crate) struct Opened {
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) init: InitOptions,
+    pub(crate) host: Host,
+}
+
+impl Opened {
+    pub(crate) fn open(args: &DeviceArgs) -> Result<Self> {
+        let context = match &args.device {
+            Some(name) => Device::by_name(name)?.open()?,
+            None => first_active(args.ib_port)?,
+        };
+        let port = context.query_port(args.ib_port)?;
+        if port.state() != PortState::ACTIVE {
+            bail!(
+                "port {} of {} is {}: bring the link up; `rdma-perf doctor` looks for the reason",
+                args.ib_port,
+                context.device_name(),
+                port.state()
+            );
+        }
+        let mut init = InitOptions::default().port(args.ib_port);
+        let gid = match args.gid_index {
+            Some(index) => {
+                init = init.gid_index(index);
+                Some(context.gid(args.ib_port, index)?)
+            }
+            None => context.recommended_gid(args.ib_port).ok(),
+        };
+        let host = Host {
+            name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            cpu: cpu(),
+            device: context.device_name().to_owned(),
+            port: args.ib_port,
+            link_layer: port.link_layer().to_string(),
+            gid: gid.map_or_else(String::new, |entry| entry.gid.to_string()),
+            mtu: port.active_mtu().bytes().unwrap_or(0),
+            extended_post: false,
+            extended_poll: false,
+        };
+        Ok(Opened { pd: context.alloc_pd()?, init, host })
+    }
+}
+
+fn first_active(port: u8) -> Result<Context> {
+    let devices = rdma_safe::devices()?;
+    let mut why = Vec::new();
+    for device in &devices {
+        match device.open().and_then(|context| Ok((context.query_port(port)?.state(), context))) {
+            Ok((PortState::ACTIVE, context)) => return Ok(context),
+            Ok((state, _)) => why.push(format!("{}: port {port} is {state}", device.name())),
+            Err(error) => why.push(format!("{}: {error}", device.name())),
+        }
+    }
+    if why.is_empty() {
+        // Says what to do when there is none.
+        Device::first().map(|_| ())?;
+    }
+    bail!("no device has an active port; `rdma-perf doctor` says what is missing ({})", why.join("; "))
+}
+
+fn cpu() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// Most memory that this process has had resident, in bytes.
+pub(crate) fn peak_resident() -> Result<u64> {
+    let status = fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    Ok(kib.context("/proc/self/status has no VmHWM")? * 1024)
+}

@@ -1,0 +1,152 @@
+//! The end that does what it is told.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::Opened;
+use super::client::bandwidth;
+use super::crew::{Crew, Happening};
+use crate::clock::Clock;
+use crate::control::{Control, PROTOCOL, Reply, Request};
+use crate::plan::Plan;
+use crate::run::{Role, Shared};
+use crate::units::Bytes;
+use crate::worker::Layout;
+
+/// How long a client may take from one step of the set-up to the next.
+const SETUP_LIMIT: Duration = Duration::from_secs(120);
+
+/// Serves clients, each in a thread of its own.
+#[derive(Clone)]
+pub(crate) struct Server {
+    pub(crate) opened: Opened,
+    pub(crate) clock: Clock,
+    pub(crate) max_memory: u64,
+    /// Say nothing of what is done.
+    pub(crate) quiet: bool,
+}
+
+impl Server {
+    /// Serves one client after the other and side by side, for ever; or one, with `once`, whose failure is the error.
+    pub(crate) fn serve(&self, listener: &TcpListener, once: bool) -> Result<()> {
+        loop {
+            // Without a deadline: to wait for clients is what a server is for.
+            let (stream, peer) = listener.accept().context("cannot accept a client")?;
+            let who = peer.ip().to_canonical();
+            if once {
+                return self.client(stream).with_context(|| format!("client {who}"));
+            }
+            let server = self.clone();
+            std::thread::spawn(move || {
+                if let Err(error) = server.client(stream) {
+                    eprintln!("{who}: {error:#}");
+                }
+            });
+        }
+    }
+
+    fn client(&self, stream: TcpStream) -> Result<()> {
+        let who = stream.peer_addr().map_or_else(|_| "?".to_owned(), |peer| peer.ip().to_canonical().to_string());
+        let mut control = Control::new(stream)?;
+        let result = self.session(&mut control, &who);
+        if let Err(error) = &result {
+            // The client may be gone already.
+            let _ = control.send(&Reply::Failed { reason: format!("{error:#}") });
+        }
+        result
+    }
+
+    fn session(&self, control: &mut Control, who: &str) -> Result<()> {
+        let Request::Hello { protocol, version, plan, .. } = control.receive(Some(SETUP_LIMIT))? else {
+            bail!("the client does not begin as it should");
+        };
+        if protocol != PROTOCOL {
+            bail!(
+                "the client is rdma-perf {version} with protocol {protocol}, this is {} with {PROTOCOL}: use the same",
+                env!("CARGO_PKG_VERSION")
+            );
+        }
+        plan.check().map_err(anyhow::Error::msg)?;
+        let memory = Layout::total(&plan);
+        if memory > self.max_memory {
+            bail!(
+                "the test takes {memory} bytes of memory, more than {}: see server --max-memory",
+                Bytes(self.max_memory)
+            );
+        }
+        self.say(format_args!("{who}: {}", plan.title()));
+        let mut crew = Crew::new(&self.opened, &plan, Role::Server, self.clock)?;
+        let mut host = self.opened.host.clone();
+        (host.extended_post, host.extended_poll) = crew.interfaces();
+        control.send(&Reply::Accepted { host: Box::new(host), workers: crew.addresses() })?;
+        let Request::Connect { workers } = control.receive(Some(SETUP_LIMIT))? else {
+            bail!("the client does not go on as it should");
+        };
+        crew.connect(&workers, &plan)?;
+        control.send(&Reply::Connected)?;
+        loop {
+            match control.receive(Some(SETUP_LIMIT))? {
+                Request::Prepare { size } if size < plan.sizes.len() => self.size(&mut crew, control, &plan, size)?,
+                Request::Bye => {
+                    self.say(format_args!("{who}: done"));
+                    return Ok(());
+                }
+                Request::Failed { reason } => bail!("the client gave up: {reason}"),
+                _ => bail!("the client does not go on as it should"),
+            }
+        }
+    }
+
+    fn size(&self, crew: &mut Crew, control: &mut Control, plan: &Plan, index: usize) -> Result<()> {
+        crew.prepare(plan, index)?;
+        control.send(&Reply::Prepared)?;
+        let idle = !(plan.is_two_sided() || plan.bidirectional);
+        if idle {
+            // Nothing to do here but to be there. How long it takes is the client's business; see `Control::receive`.
+            let theirs = finished(control, None)?;
+            let validated = crew.check(plan, index, &[], &theirs)?;
+            return control.send(&Reply::Done { sent: Vec::new(), reverse: None, validated });
+        }
+        let shared = Shared::default();
+        let (mut ours, mut theirs) = (Vec::new(), None);
+        let outcomes = crew.run(plan, index, &shared, |watch| {
+            let mut ended = false;
+            while !(ended && theirs.is_some()) {
+                match watch.next(control, None::<&OwnedFd>, None)? {
+                    Happening::Sent(sent) => ours = sent,
+                    Happening::Control => {
+                        let sent = finished(control, Some(SETUP_LIMIT))?;
+                        watch.expect(&sent);
+                        theirs = Some(sent);
+                    }
+                    Happening::Failed(error) => return Err(error),
+                    Happening::Ended => ended = true,
+                    Happening::Interrupted | Happening::Tick => {}
+                }
+            }
+            Ok(())
+        })?;
+        let validated = outcomes.iter().map(|outcome| outcome.validated).sum::<u64>()
+            + crew.check(plan, index, &ours, &theirs.unwrap_or_default())?;
+        let reverse = plan.bidirectional.then(|| bandwidth(plan.sizes[index], &outcomes, self.clock));
+        control.send(&Reply::Done { sent: ours, reverse, validated })
+    }
+
+    fn say(&self, what: std::fmt::Arguments<'_>) {
+        if !self.quiet {
+            eprintln!("{what}");
+        }
+    }
+}
+
+/// What the client has sent, once it has.
+fn finished(control: &mut Control, limit: Option<Duration>) -> Result<Vec<Vec<u64>>> {
+    match control.receive(limit)? {
+        Request::Finished { sent } => Ok(sent),
+        Request::Failed { reason } => bail!("the client gave up: {reason}"),
+        _ => bail!("the client does not go on as it should"),
+    }
+}

@@ -1,0 +1,82 @@
+//! Latencies in constant memory.
+
+use hdrhistogram::Histogram;
+
+use crate::clock::Clock;
+use crate::report::{Latency, Percentile};
+
+/// The longest latency that is told from longer ones: an hour.
+const MAX_NANOS: u64 = 3_600_000_000_000;
+
+/// A histogram of latencies with three significant digits, however many they are.
+#[derive(Clone, Debug)]
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    pub(crate) fn new() -> Self {
+        let histogram = Histogram::new_with_bounds(1, MAX_NANOS, 3).expect("bounds and digits that the crate allows");
+        Latencies(histogram)
+    }
+
+    #[inline]
+    pub(crate) fn record(&mut self, nanos: u64) {
+        self.0.saturating_record(nanos);
+    }
+
+    pub(crate) fn add(&mut self, other: &Latencies) {
+        // Cannot fail between histograms of the same bounds.
+        let _ = self.0.add(&other.0);
+    }
+
+    /// Ticks between successive moments, each divided by `divisor`.
+    pub(crate) fn of_moments(moments: &[u64], clock: Clock, divisor: f64) -> Self {
+        let mut latencies = Latencies::new();
+        for pair in moments.windows(2) {
+            latencies.record((clock.nanos(pair[1] - pair[0]) / divisor) as u64);
+        }
+        latencies
+    }
+
+    /// `None` without samples.
+    pub(crate) fn summary(&self, definition: &str, percents: &[f64]) -> Option<Latency> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let percentile =
+            |percent: &f64| Percentile { percent: *percent, nanoseconds: self.0.value_at_percentile(*percent) as f64 };
+        Some(Latency {
+            definition: definition.to_owned(),
+            samples: self.0.len(),
+            min: self.0.min() as f64,
+            mean: self.0.mean(),
+            standard_deviation: self.0.stdev(),
+            max: self.0.max() as f64,
+            percentiles: percents.iter().map(percentile).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_ranks() {
+        let mut latencies = Latencies::new();
+        (1..=1000).for_each(|nanos| latencies.record(nanos));
+        let summary = latencies.summary("x", &[50.0, 99.0, 99.9, 100.0]).unwrap();
+        assert_eq!((summary.samples, summary.min, summary.max), (1000, 1.0, 1000.0));
+        let values: Vec<f64> = summary.percentiles.iter().map(|each| each.nanoseconds).collect();
+        assert_eq!(values, [500.0, 990.0, 999.0, 1000.0]);
+        assert!((summary.mean - 500.5).abs() < 1.0);
+    }
+
+    #[test]
+    fn what_is_too_long_counts_as_the_longest() {
+        let mut latencies = Latencies::new();
+        latencies.record(u64::MAX);
+        latencies.record(0);
+        assert_eq!(latencies.summary("x", &[]).unwrap().samples, 2);
+        assert!(Latencies::new().summary("x", &[50.0]).is_none());
+    }
+}

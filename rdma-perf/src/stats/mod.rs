@@ -1,0 +1,6 @@
+//! What many samples come to.
+
+mod histogram;
+pub(crate) mod perftest;
+
+pub(crate) use histogram::Latencies;

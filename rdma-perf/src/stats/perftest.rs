@@ -1,0 +1,93 @@
+//! perftest's formulas, of perftest 4.5 (`print_report_bw`, `print_report_lat`), faults included: results that are set
+//! beside its own must have come about the same way.
+
+use crate::clock::Clock;
+use crate::report::Perftest;
+
+/// The longest latencies that perftest leaves out (`LAT_MEASURE_TAIL`).
+const TAIL: usize = 2;
+/// perftest does not look for the peak in more iterations than this, since that takes their square.
+pub(crate) const MAX_PEAK_ITERATIONS: u64 = 20_000;
+
+/// When messages of a bandwidth test were posted and completed, in ticks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Moments {
+    pub(crate) posted: Vec<u64>,
+    pub(crate) completed: Vec<u64>,
+}
+
+/// Columns of a bandwidth test of `iterations` messages of `size` bytes, whose first post and last completion lie at the
+/// ends of `window`. With `moments`, the peak is looked for.
+pub(crate) fn bandwidth(
+    size: u64,
+    iterations: u64,
+    window: (u64, u64),
+    moments: Option<&Moments>,
+    post_list: u32,
+    cq_mod: u32,
+    clock: Clock,
+) -> Perftest {
+    const MIB: f64 = 1_048_576.0;
+    let hertz = clock.megahertz() * 1e6;
+    let ticks = window.1.saturating_sub(window.0).max(1) as f64;
+    let per_second = iterations as f64 * hertz / ticks;
+    let peak = moments.and_then(|moments| least_ticks_a_message(moments, iterations as usize, post_list, cq_mod));
+    Perftest::Bandwidth {
+        iterations,
+        peak: peak.map_or(0.0, |ticks| size as f64 * hertz / ticks as f64 / MIB),
+        average: size as f64 * per_second / MIB,
+        message_rate: per_second / 1e6,
+    }
+}
+
+/// The least time a message took, averaged over any stretch from a post to a completion; whole ticks, as there.
+fn least_ticks_a_message(moments: &Moments, iterations: usize, post_list: u32, cq_mod: u32) -> Option<u64> {
+    let (post_list, cq_mod) = (post_list as usize, cq_mod as usize);
+    let Moments { posted, completed } = moments;
+    let count = iterations.min(posted.len()).min(completed.len());
+    let average = |first: usize, last: usize| {
+        let ticks = completed[last].checked_sub(posted[first])?;
+        Some(ticks / (last - first + 1) as u64)
+    };
+    let mut least = completed.get(count.checked_sub(1)?)?.checked_sub(posted[0])?;
+    for first in (0..count).step_by(post_list) {
+        let next_signaled = (first + 1).next_multiple_of(cq_mod) - 1;
+        for last in (next_signaled..count).step_by(cq_mod) {
+            least = average(first, last).map_or(least, |ticks| ticks.min(least));
+        }
+        // The last message is signaled in any case.
+        if count % cq_mod != 0 {
+            least = average(first, count - 1).map_or(least, |ticks| ticks.min(least));
+        }
+    }
+    Some(least.max(1))
+}
+
+/// Columns of a latency test: of the moments at which messages were posted, each sample divided by `divisor` (2 for a
+/// ping-pong). `None` when there are too few of them.
+pub(crate) fn latency(posted: &[u64], divisor: f64, clock: Clock) -> Option<Perftest> {
+    let mut deltas: Vec<u64> = posted.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    deltas.sort_unstable();
+    let count = deltas.len().checked_sub(TAIL).filter(|count| *count > 0)?;
+    let factor = clock.megahertz() * divisor;
+    let micros = |ticks: u64| ticks as f64 / factor;
+    let average = deltas[..count].iter().map(|ticks| micros(*ticks)).sum::<f64>() / count as f64;
+    // perftest keeps the deviation in an `int`, so that those below a microsecond count as none.
+    let squares: f64 = deltas[..count].iter().map(|ticks| (average - micros(*ticks)).trunc().powi(2)).sum();
+    let median = match count % 2 {
+        0 => micros(deltas[count / 2 - 1].midpoint(deltas[count / 2])),
+        _ => micros(deltas[count / 2]),
+    };
+    let rank = |share: f64| micros(deltas[(count as f64 * share).ceil() as usize]);
+    Some(Perftest::Latency {
+        iterations: posted.len() as u64,
+        min: micros(deltas[0]),
+        // Not the longest of those that count, but the one after it.
+        max: micros(deltas[count]),
+        typical: median,
+        average,
+        standard_deviation: (squares / count as f64).sqrt(),
+        percentile_99: rank(0.99),
+        percentile_99_9: rank(0.999),
+    })
+}

@@ -1,0 +1,310 @@
+//! What one thread works with: queue pairs, their completion queues, and the memory of their messages.
+
+use std::ptr::NonNull;
+
+use anyhow::{Context as _, Result, bail};
+use rdma_safe::{
+    Access, Backing, CompletionChannel, CompletionQueue, ConnectOptions, Context, HugePages, InitOptions, Pages,
+    ProtectionDomain, QueuePair, QueuePairAddress, RawMemoryRegion, Remote, RemoteMemory, Sge, WcFields,
+};
+
+use crate::control::{LaneAddress, WorkerAddress};
+use crate::plan::{Interface, Metric, Plan};
+
+/// Messages begin at multiples of this, the size of a cache line.
+const LINE: u64 = 64;
+/// Small messages take turns in this much memory, so that not one of them stays in the first-level cache and yet none
+/// leaves the second-level one. perftest's `cycle_buffer`.
+const CYCLE: u64 = 4096;
+
+/// How the memory of a queue pair is divided.
+///
+/// ```text
+///   sends: slot 0, 1, …   receives, and target of the peer: slot 0, 1, …
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Layout {
+    /// Bytes of the sends.
+    pub(crate) send_area: u64,
+    /// Bytes of the receives and of the target.
+    pub(crate) target_area: u64,
+    /// Bytes of one receive.
+    pub(crate) receive_len: u64,
+    /// Receives that have memory of their own.
+    pub(crate) receive_slots: u64,
+}
+
+impl Layout {
+    pub(crate) fn of(plan: &Plan) -> Self {
+        let largest = plan.sizes.iter().copied().max().unwrap_or(1);
+        let area = plan.sizes.iter().map(|size| slots(*size) * stride(*size)).max().unwrap_or(LINE);
+        let receive_len = stride(largest);
+        let receive_slots = match plan.takes_receives() {
+            false => 0,
+            // What arrives is to be looked at before the next message takes its place.
+            true if plan.validate => plan.rx_depth.into(),
+            true => slots(largest),
+        };
+        Layout { send_area: area, target_area: area.max(receive_slots * receive_len), receive_len, receive_slots }
+    }
+
+    /// Bytes that a test takes at each end.
+    pub(crate) fn total(plan: &Plan) -> u64 {
+        let layout = Layout::of(plan);
+        (layout.send_area + layout.target_area).saturating_mul(plan.queue_pairs().into())
+    }
+}
+
+/// From one message of `size` bytes to the next.
+pub(crate) fn stride(size: u64) -> u64 {
+    size.max(1).next_multiple_of(LINE)
+}
+
+/// Messages of `size` bytes that take turns.
+pub(crate) fn slots(size: u64) -> u64 {
+    // As in perftest: larger ones stay where they are.
+    if stride(size) <= CYCLE / 2 { CYCLE / stride(size) } else { 1 }
+}
+
+/// Registered memory, in parts of one length: one for each queue pair.
+struct Area {
+    // Before the memory, since it is dropped first.
+    region: RawMemoryRegion,
+    memory: Box<dyn Backing>,
+    part: u64,
+}
+
+impl Area {
+    fn new(pd: &ProtectionDomain, plan: &Plan, part: u64, access: Access) -> Result<Self> {
+        let len = usize::try_from(part * u64::from(plan.qps))?;
+        let memory: Box<dyn Backing> =
+            if plan.huge_pages { Box::new(HugePages::new(len)?) } else { Box::new(Pages::new(len)?) };
+        // SAFETY: the memory stays until the region is gone, which is dropped before it. Nobody refers to bytes that the
+        // device may change: `Part` gives raw pointers only.
+        let region = unsafe { pd.register_raw(memory.address().as_ptr(), len, access)? };
+        Ok(Area { region, memory, part })
+    }
+
+    fn part(&self, index: usize) -> Part {
+        let offset = index * self.part as usize;
+        // SAFETY: the memory has a part of this length for each queue pair.
+        let base = unsafe { self.memory.address().add(offset) };
+        let address = self.region.address() + offset as u64;
+        Part { base, address, len: self.part, lkey: self.region.lkey() }
+    }
+}
+
+/// The memory of one queue pair for one purpose.
+pub(crate) struct Part {
+    base: NonNull<u8>,
+    address: u64,
+    len: u64,
+    lkey: u32,
+}
+
+// SAFETY: plain memory, which belongs to the worker that moves to a thread as a whole.
+unsafe impl Send for Part {}
+
+impl Part {
+    /// `size` bytes at `offset`.
+    #[inline]
+    pub(crate) fn sge(&self, offset: u64, size: u64) -> Sge {
+        Sge { address: self.address + offset, len: size as u32, lkey: self.lkey }
+    }
+
+    /// The byte at `offset`; the pointer is good for as long as the worker is.
+    ///
+    /// # Panics
+    /// When it does not lie within.
+    #[inline]
+    pub(crate) fn byte(&self, offset: u64) -> *mut u8 {
+        assert!(offset < self.len);
+        // SAFETY: within the memory of this part.
+        unsafe { self.base.as_ptr().add(offset as usize) }
+    }
+}
+
+/// One queue pair.
+pub(crate) struct Lane {
+    pub(crate) qp: QueuePair,
+    pub(crate) memory: LaneMemory,
+    address: QueuePairAddress,
+}
+
+/// The memory that a queue pair works with.
+pub(crate) struct LaneMemory {
+    /// What it sends, or reads into. Nobody else writes to it.
+    pub(crate) source: Part,
+    /// Where receives go, and what the peer writes to and reads.
+    pub(crate) target: Part,
+    rkey: u32,
+    layout: Layout,
+    /// The peer's target; nothing before it is connected.
+    remote: RemoteMemory,
+}
+
+/// Everything of one thread. Fields are dropped in order: queue pairs before the memory that they may still write to.
+pub(crate) struct Worker {
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) send_cq: CompletionQueue,
+    pub(crate) recv_cq: CompletionQueue,
+    _source: Area,
+    _target: Area,
+}
+
+impl Worker {
+    /// Creates the objects of one thread and registers their memory.
+    pub(crate) fn new(pd: &ProtectionDomain, plan: &Plan, init: &InitOptions) -> Result<Self> {
+        let layout = Layout::of(plan);
+        let source = Area::new(pd, plan, layout.send_area, Access::LOCAL_WRITE)?;
+        let target = Area::new(pd, plan, layout.target_area, Access::LOCAL_WRITE | Access::REMOTE)?;
+        let rx_depth = if plan.takes_receives() { plan.rx_depth } else { 1 };
+        let channel = || plan.events.then(|| pd.context().create_channel()).transpose();
+        let send_channel = channel()?;
+        // Who waits for both at a time can do so in one place only.
+        let recv_channel = if plan.bidirectional { send_channel.clone() } else { channel()? };
+        let send_cq = completion_queue(pd.context(), plan, plan.tx_depth, send_channel.as_ref())?;
+        let recv_cq = completion_queue(pd.context(), plan, rx_depth, recv_channel.as_ref())?;
+        let mut lanes = Vec::with_capacity(plan.qps as usize);
+        for index in 0..plan.qps as usize {
+            let mut qp = pd
+                .queue_pair(&send_cq, &recv_cq)
+                .send_depth(plan.tx_depth)
+                .recv_depth(rx_depth)
+                .inline_data(plan.inline)
+                .max_batch(plan.post_list.max(RECEIVE_BATCH))
+                .classic(plan.post == Interface::Classic)
+                .build()?;
+            if plan.post == Interface::Extended && !qp.is_extended() {
+                bail!("{} does not post by ibv_wr_*: leave out --post extended", pd.context().device_name());
+            }
+            let address = qp.init(&init.peer_access(Access::REMOTE))?;
+            let memory = LaneMemory {
+                source: source.part(index),
+                target: target.part(index),
+                rkey: target.region.rkey(),
+                layout,
+                remote: RemoteMemory { address: 0, len: 0, rkey: 0 },
+            };
+            lanes.push(Lane { qp, memory, address });
+        }
+        Ok(Worker { lanes, send_cq, recv_cq, _source: source, _target: target })
+    }
+
+    /// What the peer has to know.
+    pub(crate) fn address(&self) -> WorkerAddress {
+        let lane = |lane: &Lane| LaneAddress { queue_pair: lane.address, target: lane.memory.exposed() };
+        WorkerAddress { queue_pairs: self.lanes.iter().map(lane).collect() }
+    }
+
+    pub(crate) fn connect(&mut self, peer: &WorkerAddress, plan: &Plan) -> Result<()> {
+        if peer.queue_pairs.len() != self.lanes.len() {
+            bail!("the peer has {} queue pairs for {} here", peer.queue_pairs.len(), self.lanes.len());
+        }
+        let mut options = ConnectOptions::default();
+        if let Some(mtu) = plan.mtu {
+            options = options.mtu(mtu);
+        }
+        if let Some(outstanding) = plan.outstanding {
+            options = options.rd_atomic(outstanding);
+        }
+        for (lane, peer) in self.lanes.iter_mut().zip(&peer.queue_pairs) {
+            if peer.target.len < lane.memory.layout.target_area {
+                bail!("the peer's memory of {} bytes is too short", peer.target.len);
+            }
+            lane.qp.connect(&peer.queue_pair, &options).context("cannot connect to the peer's queue pair")?;
+            lane.memory.remote = peer.target;
+        }
+        Ok(())
+    }
+}
+
+/// Receives that are posted again with one doorbell.
+pub(crate) const RECEIVE_BATCH: u32 = 32;
+
+fn completion_queue(
+    context: &Context,
+    plan: &Plan,
+    depth: u32,
+    channel: Option<&CompletionChannel>,
+) -> Result<CompletionQueue> {
+    let entries = depth.saturating_mul(plan.qps).max(1);
+    let mut cq = context
+        .completion_queue(entries)
+        .fields(WcFields::BYTE_LEN | WcFields::IMM | WcFields::QP_NUM)
+        .classic(plan.poll == Interface::Classic);
+    if let Some(channel) = channel {
+        cq = cq.channel(channel);
+    }
+    let cq = cq.build()?;
+    if plan.poll == Interface::Extended && !cq.is_extended() {
+        bail!("{} does not poll by ibv_start_poll: leave out --poll extended", context.device_name());
+    }
+    Ok(cq)
+}
+
+impl LaneMemory {
+    fn exposed(&self) -> RemoteMemory {
+        RemoteMemory { address: self.target.address, len: self.target.len, rkey: self.rkey }
+    }
+
+    /// The peer's side of a message at `offset`.
+    #[inline]
+    pub(crate) fn remote(&self, offset: u64) -> Remote {
+        Remote { address: self.remote.address + offset, rkey: self.remote.rkey }
+    }
+
+    /// Where in the target the receive numbered `index` goes.
+    #[inline]
+    pub(crate) fn receive_offset(&self, index: u64) -> u64 {
+        index % self.layout.receive_slots * self.layout.receive_len
+    }
+
+    /// The receive numbered `index`.
+    #[inline]
+    pub(crate) fn receive_sge(&self, index: u64) -> Sge {
+        self.target.sge(self.receive_offset(index), self.layout.receive_len)
+    }
+}
+
+impl Plan {
+    /// Whether ends have to post receives before the peer sends.
+    pub(crate) fn needs_receives(&self, is_client: bool) -> bool {
+        self.takes_receives() && (!is_client || self.bidirectional || self.metric == Metric::Lat)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::plan::Verb;
+    use clap::Parser;
+
+    fn layout(arguments: &str) -> Layout {
+        let words = ["rdma-perf"].into_iter().chain(arguments.split_whitespace());
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Send(args) => Layout::of(&args.plan(Verb::Send).unwrap()),
+            Command::Write(args) => Layout::of(&args.plan(Verb::Write).unwrap()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn small_messages_take_turns_and_large_ones_stay() {
+        assert_eq!((slots(1), slots(64), slots(65), slots(2048), slots(2049)), (64, 64, 32, 2, 1));
+        assert_eq!((stride(1), stride(65), stride(1 << 20)), (64, 128, 1 << 20));
+    }
+
+    #[test]
+    fn memory_does_not_grow_with_what_is_sent() {
+        let write = layout("write bw h -s 1M -n 1000 -q 64");
+        assert_eq!((write.send_area, write.target_area, write.receive_slots), (1 << 20, 1 << 20, 0));
+        let sweep = layout("write bw h -s 2..8K");
+        assert_eq!((sweep.send_area, sweep.target_area), (8192, 8192));
+        let send = layout("send bw h -s 64");
+        assert_eq!((send.receive_len, send.receive_slots, send.target_area), (64, 64, 4096));
+        let validated = layout("send bw h -s 100 --validate -r 10");
+        assert_eq!((validated.receive_len, validated.receive_slots, validated.target_area), (128, 10, 4096));
+    }
+}
