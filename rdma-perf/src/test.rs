@@ -41,13 +41,14 @@ pub(crate) fn main(args: &TestArgs, verb: Verb) -> Result<i32> {
         Some(host) => Control::connect(host, args.device.port, CONNECT_LIMIT)?,
         None => loopback(&opened, clock)?,
     };
-    let interrupt = interrupt()?;
+    // perftest's loop does not look for it: there the signal ends the process at once.
+    let interrupt = (!plan.compat).then(interrupt).transpose()?;
     let client = Client {
         opened: &opened,
         clock,
         label: args.out.label.clone().unwrap_or_else(|| plan.title()),
         percents: args.out.percentiles.clone(),
-        interrupt: Some(&interrupt),
+        interrupt: interrupt.as_ref(),
     };
     let mut display = Display::new(args);
     let (report, ending) = client.run(control, &plan, &mut display)?;
@@ -113,7 +114,7 @@ impl Observer for Display {
     }
 
     fn row(&mut self, _report: &Report, row: &Row) {
-        println!("{row:?}");
+        println!(" #bytes\n{:?}", row.perftest);
     }
 
     fn wants_progress(&self) -> bool {

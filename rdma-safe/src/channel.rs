@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_sys::*;
@@ -31,6 +32,8 @@ pub struct CompletionChannel {
 struct Inner {
     raw: NonNull<ibv_comp_channel>,
     context: ManuallyDrop<Context>,
+    /// The descriptor blocks.
+    blocking: AtomicBool,
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`).
@@ -54,19 +57,42 @@ impl CompletionChannel {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_create_comp_channel)(context.as_raw()) })
             .map_err(|errno| Error::CreateChannel { errno })?;
-        let channel = CompletionChannel { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()) }) };
-        let fd = channel.as_fd().as_raw_fd();
-        // SAFETY: fcntl on a descriptor that the channel owns; flags are integers.
-        let set = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) };
-        if set < 0 {
-            return Err(Error::CreateChannel { errno: Errno::last() });
-        }
+        let (context, blocking) = (ManuallyDrop::new(context.clone()), AtomicBool::new(true));
+        let channel = CompletionChannel { inner: Arc::new(Inner { raw, context, blocking }) };
+        channel.make_blocking(false).map_err(|errno| Error::CreateChannel { errno })?;
         Ok(channel)
+    }
+
+    fn make_blocking(&self, blocking: bool) -> Result<(), Errno> {
+        let fd = self.as_fd().as_raw_fd();
+        // SAFETY: fcntl on a descriptor that the channel owns; flags are integers.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        let flags = if blocking { flags & !libc::O_NONBLOCK } else { flags | libc::O_NONBLOCK };
+        // SAFETY: as above.
+        if unsafe { libc::fcntl(fd, libc::F_SETFL, flags) } < 0 {
+            return Err(Errno::last());
+        }
+        self.inner.blocking.store(blocking, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether [`CompletionChannel::try_event`] waits until there is an event, which saves a system call over
+    /// [`CompletionChannel::wait`]; it does not unless set.
+    ///
+    /// Such a wait has no deadline. Besides an event only a signal ends it, one whose handler was installed without
+    /// `SA_RESTART`: it is for programs that see to the end of their threads that way. Do not set it on a channel that a
+    /// reactor watches.
+    ///
+    /// # Errors
+    /// [`Error::Channel`].
+    pub fn set_blocking(&self, blocking: bool) -> Result<()> {
+        self.make_blocking(blocking).map_err(|errno| Error::Channel { call: "fcntl(2)", errno })
     }
 
     /// Takes one event if there is one, and acknowledges it: `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
     ///
-    /// The queue is no longer armed then.
+    /// The queue is no longer armed then. On a channel that was [set to block](Self::set_blocking) it waits, and `None` means
+    /// that a signal came first.
     ///
     /// # Errors
     /// [`Error::Channel`], for instance when the device is gone.
@@ -79,6 +105,8 @@ impl CompletionChannel {
             // SAFETY: the channel is valid, and so are the out pointers.
             let event = check_neg(|| unsafe { (verbs.ibv_get_cq_event)(self.as_raw(), &mut cq, &mut context) });
             match event {
+                // Whoever chose to wait without a deadline is ended by a signal.
+                Err(Errno(libc::EINTR)) if self.inner.blocking.load(Ordering::Relaxed) => return Ok(None),
                 Err(Errno(libc::EINTR)) => continue,
                 Err(Errno(libc::EAGAIN)) => return Ok(None),
                 Err(errno) => return Err(Error::Channel { call: "ibv_get_cq_event", errno }),

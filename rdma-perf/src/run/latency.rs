@@ -86,6 +86,11 @@ pub(super) trait Arrivals {
     /// What is to be done to message number `message`, counted from 0, before it is sent.
     fn mark(&mut self, lane: &Lane, size: u64, message: u64);
 
+    /// Comes before the first look for a message; `false` when `over` says that there will be none.
+    fn await_event(&mut self, _worker: &mut Worker, _over: impl Fn() -> bool) -> Result<bool> {
+        Ok(true)
+    }
+
     /// Whether the peer's message number `message` has arrived.
     fn look(&mut self, worker: &mut Worker, size: u64, message: u64) -> Result<bool>;
 
@@ -95,6 +100,9 @@ pub(super) trait Arrivals {
     /// A look found something.
     fn found(&mut self);
 }
+
+/// What is waited for.
+const ARRIVAL: &str = "message of the peer";
 
 /// By the completions of receives.
 pub(super) struct Receives<'a> {
@@ -108,13 +116,18 @@ impl Arrivals for Receives<'_> {
     fn mark(&mut self, _lane: &Lane, _size: u64, _message: u64) {}
 
     #[inline]
+    fn await_event(&mut self, worker: &mut Worker, over: impl Fn() -> bool) -> Result<bool> {
+        if self.waiter.is_as_perftest() { self.waiter.event(&mut worker.recv_cq, ARRIVAL, over) } else { Ok(true) }
+    }
+
+    #[inline]
     fn look(&mut self, worker: &mut Worker, size: u64, _message: u64) -> Result<bool> {
         Ok(self.receiver.reap(&mut worker.lanes, &mut worker.recv_cq, size, self.pattern)? > 0)
     }
 
     #[inline]
     fn idle(&mut self, worker: &mut Worker) -> Result<()> {
-        self.waiter.nothing(&mut [&mut worker.recv_cq], "message of the peer")
+        self.waiter.nothing(&mut [&mut worker.recv_cq], ARRIVAL)
     }
 
     #[inline]
@@ -170,7 +183,7 @@ pub(super) fn requests<O: Operation>(
     course: &Course<'_>,
     moments: &mut impl Moments,
 ) -> Result<u64> {
-    let mut waiter = Waiter::new(plan, &worker.send_cq, course.clock, course.shared);
+    let mut waiter = Waiter::new(plan, &worker.send_cq, course.clock, course.shared)?;
     let mut sent = 0;
     loop {
         let now = course.clock.now();
@@ -195,7 +208,7 @@ pub(super) fn ping<O: Operation>(
     course: &Course<'_>,
     moments: &mut impl Moments,
 ) -> Result<u64> {
-    let mut waiter = Waiter::new(plan, &worker.send_cq, course.clock, course.shared);
+    let mut waiter = Waiter::new(plan, &worker.send_cq, course.clock, course.shared)?;
     let mut sent = 0;
     loop {
         let now = course.clock.now();
@@ -208,6 +221,7 @@ pub(super) fn ping<O: Operation>(
         post(operation, worker, size, message)?;
         completion(worker, &mut waiter)?;
         sent += 1;
+        arrivals.await_event(worker, || false)?;
         while !arrivals.look(worker, size, message)? {
             arrivals.idle(worker)?;
         }
@@ -225,11 +239,15 @@ pub(super) fn pong<O: Operation>(
     task: &Task<'_>,
 ) -> Result<u64> {
     let size = task.size();
-    let mut waiter = Waiter::new(task.plan, &worker.send_cq, clock, task.shared);
+    let mut waiter = Waiter::new(task.plan, &worker.send_cq, clock, task.shared)?;
     let mut answered = 0;
+    let over = |answered| answered >= task.expected.load(Ordering::Acquire);
     loop {
+        if !arrivals.await_event(worker, || over(answered))? {
+            return Ok(answered);
+        }
         while !arrivals.look(worker, size, answered)? {
-            if answered >= task.expected.load(Ordering::Acquire) {
+            if over(answered) {
                 return Ok(answered);
             }
             arrivals.idle(worker)?;
@@ -257,12 +275,16 @@ fn post<O: Operation>(operation: O, worker: &mut Worker, size: u64, message: u64
 /// Waits for the completion of the message just posted.
 #[inline]
 fn completion(worker: &mut Worker, waiter: &mut Waiter<'_>) -> Result<()> {
+    const WHAT: &str = "completion of a message";
+    if waiter.is_as_perftest() {
+        waiter.event(&mut worker.send_cq, WHAT, || false)?;
+    }
     loop {
         if let Some(completion) = worker.send_cq.poll().next()? {
             completion.ok()?;
             waiter.found();
             return Ok(());
         }
-        waiter.nothing(&mut [&mut worker.send_cq], "completion of a message")?;
+        waiter.nothing(&mut [&mut worker.send_cq], WHAT)?;
     }
 }

@@ -1,5 +1,6 @@
 //! The measuring itself: what one thread does for one size.
 
+mod alarm;
 mod latency;
 mod operation;
 mod pattern;
@@ -121,6 +122,11 @@ impl Runner {
         if plan.needs_receives(self.role == Role::Client) {
             self.receiver.begin(&mut self.worker.lanes, plan.messages_of_lane())?;
         }
+        if plan.compat && plan.events {
+            // See `Waiter::event`.
+            self.worker.send_cq.arm(false)?;
+            self.worker.recv_cq.arm(false)?;
+        }
         Ok(())
     }
 
@@ -222,7 +228,7 @@ impl Runner {
         let Worker { lanes, send_cq, recv_cq, .. } = &mut self.worker;
         let receives = task.plan.bidirectional && task.plan.takes_receives();
         let pattern = task.pattern();
-        let mut waiter = Waiter::new(task.plan, send_cq, self.clock, task.shared);
+        let mut waiter = Waiter::new(task.plan, send_cq, self.clock, task.shared)?;
         sender.begin(stop);
         let start = self.clock.now();
         let mut winding_up = false;
@@ -232,6 +238,9 @@ impl Runner {
                 winding_up = true;
             }
             sender.post(lanes, recorder)?;
+            if waiter.is_as_perftest() && sender.is_waiting() {
+                waiter.event(send_cq, "completion", || false)?;
+            }
             let mut found = sender.reap(send_cq, recorder)?;
             if receives {
                 found += self.receiver.reap(lanes, recv_cq, task.size(), pattern.as_ref())?;
@@ -256,8 +265,12 @@ impl Runner {
         }
         let Worker { lanes, recv_cq, .. } = &mut self.worker;
         let pattern = task.pattern();
-        let mut waiter = Waiter::new(task.plan, recv_cq, self.clock, task.shared);
-        while self.receiver.received < task.expected.load(Ordering::Acquire) {
+        let mut waiter = Waiter::new(task.plan, recv_cq, self.clock, task.shared)?;
+        let over = |received| received >= task.expected.load(Ordering::Acquire);
+        while !over(self.receiver.received) {
+            if waiter.is_as_perftest() {
+                waiter.event(recv_cq, "message of the peer", || over(self.receiver.received))?;
+            }
             if self.receiver.reap(lanes, recv_cq, task.size(), pattern.as_ref())? > 0 {
                 waiter.found();
             } else {
@@ -309,11 +322,11 @@ impl Runner {
         let pattern = task.pattern();
         let worker = &mut self.worker;
         if plan.takes_receives() {
-            let waiter = Waiter::new(plan, &worker.recv_cq, clock, task.shared);
+            let waiter = Waiter::new(plan, &worker.recv_cq, clock, task.shared)?;
             let mut arrivals = Receives { receiver: &mut self.receiver, waiter, pattern: pattern.as_ref() };
             latency::ping(operation, worker, &mut arrivals, plan, size, &course, moments)
         } else if plan.is_two_sided() {
-            let mut arrivals = Memory { waiter: Waiter::new(plan, &worker.send_cq, clock, task.shared) };
+            let mut arrivals = Memory { waiter: Waiter::new(plan, &worker.send_cq, clock, task.shared)? };
             latency::ping(operation, worker, &mut arrivals, plan, size, &course, moments)
         } else {
             latency::requests(operation, worker, plan, size, &course, moments)
@@ -327,11 +340,11 @@ impl Runner {
         let pattern = task.pattern();
         let worker = &mut self.worker;
         if plan.takes_receives() {
-            let waiter = Waiter::new(plan, &worker.recv_cq, clock, task.shared);
+            let waiter = Waiter::new(plan, &worker.recv_cq, clock, task.shared)?;
             let mut arrivals = Receives { receiver: &mut self.receiver, waiter, pattern: pattern.as_ref() };
             outcome.messages = latency::pong(operation, worker, &mut arrivals, clock, task)?;
         } else if plan.is_two_sided() {
-            let mut arrivals = Memory { waiter: Waiter::new(plan, &worker.send_cq, clock, task.shared) };
+            let mut arrivals = Memory { waiter: Waiter::new(plan, &worker.send_cq, clock, task.shared)? };
             outcome.messages = latency::pong(operation, worker, &mut arrivals, clock, task)?;
         }
         outcome.sent = vec![outcome.messages];

@@ -6,8 +6,14 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use rdma_safe::{CompletionChannel, CompletionQueue};
 
+use super::alarm::Alarm;
 use crate::clock::Clock;
 use crate::plan::Plan;
+
+/// Looks that find nothing between two at the clock.
+const LOOKS: u32 = 1024;
+/// How often one who sleeps looks whether everything is to end.
+const NAP: Duration = Duration::from_millis(100);
 
 /// What the threads of a run and the one that supervises them tell each other.
 #[derive(Debug, Default)]
@@ -38,12 +44,19 @@ pub(super) struct Waiter<'s> {
     since: u64,
     /// The queues report the next completion.
     armed: bool,
+    /// Only for those who wait as perftest does: see [`Waiter::is_as_perftest`].
+    alarm: Option<Alarm>,
 }
 
 impl<'s> Waiter<'s> {
     /// For queues that report over the channel of `cq`, if they are to.
-    pub(super) fn new(plan: &Plan, cq: &CompletionQueue, clock: Clock, shared: &'s Shared) -> Self {
-        Waiter {
+    pub(super) fn new(plan: &Plan, cq: &CompletionQueue, clock: Clock, shared: &'s Shared) -> Result<Self> {
+        let as_perftest = plan.compat && plan.events;
+        if as_perftest {
+            cq.channel().map_or(Ok(()), |channel| channel.set_blocking(true))?;
+        }
+        let alarm = as_perftest.then(|| Alarm::new(NAP)).transpose()?;
+        Ok(Waiter {
             shared,
             channel: cq.channel().cloned(),
             yield_cpu: plan.yield_cpu,
@@ -52,7 +65,30 @@ impl<'s> Waiter<'s> {
             idle: 0,
             since: 0,
             armed: false,
+            alarm,
+        })
+    }
+
+    /// Whether events are waited for as perftest does, in order to be compared with it: before each look, whether that is
+    /// needed or not. The queues have to be armed before the first message.
+    #[inline]
+    pub(super) fn is_as_perftest(&self) -> bool {
+        self.alarm.is_some()
+    }
+
+    /// Waits for an event of `cq` and arms it again; `false` when `over` says that there is nothing more to wait for.
+    pub(super) fn event(&mut self, cq: &mut CompletionQueue, what: &str, over: impl Fn() -> bool) -> Result<bool> {
+        while !self.nap()? {
+            // Woken by the alarm.
+            if over() {
+                return Ok(false);
+            }
+            self.idle += LOOKS;
+            self.check(what)?;
         }
+        self.idle = 0;
+        cq.arm(false)?;
+        Ok(true)
     }
 
     /// Something was found.
@@ -64,9 +100,6 @@ impl<'s> Waiter<'s> {
     /// Nothing was found in `cqs`: waits a little, or until they report something. `what` is waited for.
     #[inline]
     pub(super) fn nothing(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
-        /// Looks between two at the clock.
-        const LOOKS: u32 = 1024;
-
         if self.channel.is_some() {
             return self.sleep(cqs, what);
         }
@@ -85,7 +118,7 @@ impl<'s> Waiter<'s> {
             return Err(Interrupted.into());
         }
         let now = self.clock.now();
-        if self.idle <= 1024 {
+        if self.idle <= LOOKS {
             self.since = now;
         }
         if self.clock.nanos(now.saturating_sub(self.since)) > self.patience.as_nanos() as f64 {
@@ -96,15 +129,21 @@ impl<'s> Waiter<'s> {
             );
         }
         // Not to wrap around; the first looks are counted apart.
-        self.idle = 1024;
+        self.idle = LOOKS;
         Ok(())
     }
 
-    fn sleep(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
-        /// How often to look whether everything is to end.
-        const NAP: Duration = Duration::from_millis(100);
+    /// Sleeps until there is an event, though not for long; whether there was one.
+    fn nap(&self) -> Result<bool> {
+        match &self.channel {
+            // As many system calls as perftest makes. The alarm sees to it that this ends.
+            Some(channel) if self.alarm.is_some() => Ok(channel.try_event()?.is_some()),
+            Some(channel) => Ok(channel.wait(NAP)?.is_some()),
+            None => Ok(false),
+        }
+    }
 
-        let Some(channel) = &self.channel else { return Ok(()) };
+    fn sleep(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
         if !self.armed {
             for cq in cqs {
                 cq.arm(false)?;
@@ -113,11 +152,11 @@ impl<'s> Waiter<'s> {
             // What completed before that causes no event, and has to be looked for once more.
             return Ok(());
         }
-        if channel.wait(NAP)?.is_some() {
+        if self.nap()? {
             self.armed = false;
             return Ok(());
         }
-        self.idle += 1024;
+        self.idle += LOOKS;
         self.check(what)
     }
 }

@@ -118,14 +118,13 @@ impl<I: AsFd> Client<'_, I> {
         let mut ours = Vec::new();
         let mut done = None;
         let size = plan.sizes[index];
-        let tick = observer.wants_progress().then_some(Duration::from_millis(100));
         let started = std::time::Instant::now();
         let outcomes = crew.run(plan, index, &shared, |watch| {
             let mut ended = false;
             while !(ended && done.is_some()) {
                 // Once is enough: the descriptor stays readable.
                 let interrupt = self.interrupt.filter(|_| !interrupted);
-                match watch.next(control, interrupt, tick)? {
+                match watch.next(control, interrupt, observer.wants_progress())? {
                     Happening::Sent(sent) => {
                         control.send(&Request::Finished { sent: sent.clone() })?;
                         ours = sent;

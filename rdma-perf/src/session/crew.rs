@@ -15,6 +15,9 @@ use crate::plan::Plan;
 use crate::run::{Outcome, Role, Runner, Shared, Task};
 use crate::worker::Worker;
 
+/// How often progress is told of.
+const TICK: Duration = Duration::from_millis(100);
+
 /// The workers of one end, each of which gets a thread.
 pub(super) struct Crew {
     runners: Vec<Runner>,
@@ -108,16 +111,24 @@ impl Crew {
     ) -> Result<Vec<Outcome>> {
         let (sender, said) = channel();
         let count = self.runners.len();
-        let expected: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(u64::MAX)).collect();
+        let known = plan.messages_of_lane().filter(|_| plan.compat).map(|messages| messages * u64::from(plan.qps));
+        let expected: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(known.unwrap_or(u64::MAX))).collect();
         let wake = &self.wake;
         std::thread::scope(|scope| {
             for (number, (runner, expected)) in self.runners.iter_mut().zip(&expected).enumerate() {
                 let voice = Voice { sender: sender.clone(), wake, number };
-                let body = move || {
+                let mut body = move || {
                     let sent = |sent: &[u64]| voice.say(Said::Sent(number, sent.to_vec()));
                     let outcome = runner.run(&Task { plan, index, shared, expected, sent: &sent });
                     voice.say(Said::Ended(number, outcome));
                 };
+                if plan.compat {
+                    // perftest has no other thread, and with one each system call costs more: the kernel then counts who uses
+                    // a descriptor. All that the peer could say meanwhile is known beforehand, or comes to light when nothing
+                    // completes.
+                    body();
+                    continue;
+                }
                 let thread = std::thread::Builder::new().name(format!("worker-{number}"));
                 if let Err(error) = thread.spawn_scoped(scope, body) {
                     shared.abort.store(true, Ordering::Relaxed);
@@ -136,9 +147,7 @@ impl Crew {
                 ended: 0,
             };
             let result = supervise(&mut watch);
-            if watch.ended < count {
-                shared.abort.store(true, Ordering::Relaxed);
-            }
+            shared.abort.store(watch.ended < count, Ordering::Relaxed);
             result?;
             watch.outcomes.into_iter().collect::<Option<Vec<_>>>().context("a thread ended without a result")
         })
@@ -169,19 +178,17 @@ impl Drop for Voice<'_> {
 }
 
 impl Watch<'_> {
-    /// Waits for the next thing to happen, at most for `limit` if there is one. Without it the wait ends at the latest when
-    /// the threads do, which give up when nothing completes, or when the control connection breaks.
-    pub(super) fn next(
-        &mut self,
-        control: &Control,
-        interrupt: Option<&impl AsFd>,
-        limit: Option<Duration>,
-    ) -> Result<Happening> {
+    /// Waits for the next thing to happen; with `ticks`, that can be that a tenth of a second has passed. The wait ends at
+    /// the latest when the threads do, which give up when nothing completes, or when the control connection breaks.
+    pub(super) fn next(&mut self, control: &Control, interrupt: Option<&impl AsFd>, ticks: bool) -> Result<Happening> {
         loop {
             while let Ok(said) = self.said.try_recv() {
                 match said {
                     Said::Sent(number, sent) => self.sent[number] = Some(sent),
-                    Said::Ended(_, Err(error)) => return Ok(Happening::Failed(error)),
+                    Said::Ended(_, Err(error)) => {
+                        self.ended += 1;
+                        return Ok(Happening::Failed(error));
+                    }
                     Said::Ended(number, Ok(outcome)) => {
                         self.outcomes[number] = Some(outcome);
                         self.ended += 1;
@@ -195,7 +202,7 @@ impl Watch<'_> {
                     return Ok(Happening::Sent(self.sent.iter().flatten().cloned().collect()));
                 }
             }
-            let timeout = limit.map(Timespec::try_from).transpose()?;
+            let timeout = ticks.then(|| Timespec::try_from(TICK)).transpose()?;
             let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(control, PollFlags::IN)];
             fds.extend(interrupt.map(|fd| PollFd::new(fd, PollFlags::IN)));
             match poll(&mut fds, timeout.as_ref()) {

@@ -115,7 +115,7 @@ impl Server {
         let outcomes = crew.run(plan, index, &shared, |watch| {
             let mut ended = false;
             while !(ended && theirs.is_some()) {
-                match watch.next(control, None::<&OwnedFd>, None)? {
+                match watch.next(control, None::<&OwnedFd>, false)? {
                     Happening::Sent(sent) => ours = sent,
                     Happening::Control => {
                         let sent = finished(control, Some(SETUP_LIMIT))?;

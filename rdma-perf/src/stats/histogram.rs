@@ -42,8 +42,12 @@ impl Latencies {
         if self.0.is_empty() {
             return None;
         }
-        let percentile =
-            |percent: &f64| Percentile { percent: *percent, nanoseconds: self.0.value_at_percentile(*percent) as f64 };
+        let count = self.0.len() as f64;
+        let percentile = |percent: &f64| {
+            // By rank, rounded up; 99.9 % of 1000 is 999, and not a little more.
+            let rank = (percent / 100.0 * count - 1e-6).ceil().max(1.0);
+            Percentile { percent: *percent, nanoseconds: self.0.value_at_quantile((rank - 0.5) / count) as f64 }
+        };
         Some(Latency {
             definition: definition.to_owned(),
             samples: self.0.len(),
