@@ -303,10 +303,13 @@ impl WorkCompletion<'_> {
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> Option<u32> {
-        if !self.flags().contains(WcFlags::WITH_IMM) {
-            return None;
-        }
-        // SAFETY: with this flag the union holds immediate data.
+        if self.flags().contains(WcFlags::WITH_IMM) { self.imm_value() } else { None }
+    }
+
+    /// Where the flags say that there is immediate data.
+    #[inline(always)]
+    pub(crate) fn imm_value(&self) -> Option<u32> {
+        // SAFETY: with this flag the union holds immediate data; four bytes are a number in any case.
         field!(self, WcFields::IMM, ibv_wc_read_imm_data, |wc| Some(unsafe { wc.__bindgen_anon_1.imm_data }))
             .map(u32::from_be)
     }
@@ -315,11 +318,14 @@ impl WorkCompletion<'_> {
     #[must_use]
     #[inline(always)]
     pub fn invalidated_rkey(&self) -> Option<u32> {
-        if !self.flags().contains(WcFlags::WITH_INV) {
-            return None;
-        }
+        if self.flags().contains(WcFlags::WITH_INV) { self.invalidated_rkey_value() } else { None }
+    }
+
+    /// Where the flags say that there is a key.
+    #[inline(always)]
+    pub(crate) fn invalidated_rkey_value(&self) -> Option<u32> {
         field!(self, WcFields::IMM, ibv_wc_read_invalidated_rkey, |wc| {
-            // SAFETY: with this flag the union holds the key.
+            // SAFETY: with this flag the union holds the key; four bytes are a number in any case.
             Some(unsafe { wc.__bindgen_anon_1.invalidated_rkey })
         })
     }

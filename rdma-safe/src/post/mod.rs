@@ -155,6 +155,12 @@ pub enum PostError {
 }
 
 impl PostError {
+    /// Whether, of a single work request, the provider has surely nothing.
+    #[inline(always)]
+    pub(crate) fn surely_not_posted(&self) -> bool {
+        !matches!(self, PostError::InDoubt { .. })
+    }
+
     /// From an `errno` of `ibv_post_send`, `ibv_post_recv` or `ibv_wr_complete`, where `posted` is what the provider says
     /// of how far it got.
     // Inlined: a call that could unwind would keep every guard of the caller in memory.
