@@ -63,7 +63,7 @@ impl ProtectionDomain {
 
     /// Whether the two are the same domain.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn is_same(&self, other: &ProtectionDomain) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }

@@ -17,10 +17,25 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         include_str!("../src/endpoint/mod.rs"),
         &["receive", "post", "send", "send_inline", "write", "read", "batch", "poll", "wait", "arm", "reap", "pop"],
     ),
-    ("post/chain.rs", include_str!("../src/post/chain.rs"), &["push", "post"]),
+    ("post/chain.rs", include_str!("../src/post/chain.rs"), &["slot", "post", "position"]),
     ("post/send.rs", include_str!("../src/post/send.rs"), &["abort", "add", "check_atomic", "set_rdma", "set_atomic"]),
     ("endpoint/completion.rs", include_str!("../src/endpoint/completion.rs"), &["ok", "is_receive"]),
-    ("cq/mod.rs", include_str!("../src/cq/mod.rs"), &["arm", "end_poll", "refill", "id", "as_raw"]),
+    (
+        "cq/mod.rs",
+        include_str!("../src/cq/mod.rs"),
+        &[
+            "arm",
+            "end_poll",
+            "end_open_poll",
+            "refill",
+            "take",
+            "id",
+            "as_raw",
+            "poll_started",
+            "poll_ended",
+            "this_thread",
+        ],
+    ),
     (
         "mr/buffer.rs",
         include_str!("../src/mr/buffer.rs"),
@@ -42,7 +57,8 @@ fn without_inline(source: &str, is_data_path: impl Fn(&str, bool) -> bool) -> (V
     for line in source.lines().map(str::trim) {
         match line.split_once("fn ") {
             Some((declaration, rest))
-                if ["", "pub ", "pub unsafe ", "pub(crate) ", "pub(super) ", "unsafe "].contains(&declaration) =>
+                if ["", "pub ", "pub unsafe ", "pub(crate) ", "pub(super) ", "pub(super) unsafe ", "unsafe "]
+                    .contains(&declaration) =>
             {
                 let name = rest.split(['(', '<']).next().unwrap_or_default();
                 if is_data_path(name, declaration.starts_with("pub ")) {

@@ -1,12 +1,12 @@
 //! Creating completion queues.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
-use super::{Classic, CompletionQueue, CqId, Shared, Source, WcFields};
+use super::{CompletionQueue, CqId, Mode, Shared, Taken, WcFields};
 use crate::errno::check_ptr;
 use crate::{CompletionChannel, Context, Errno, Error, Quirks, Result};
 
@@ -143,17 +143,23 @@ impl CompletionQueueBuilder {
         // SAFETY: the queue is valid; an extended one begins with the fields of a classic one.
         let cq = unsafe { NonNull::new_unchecked(ibv_cq_ex_to_cq(raw.as_ptr())) };
         CompletionQueue {
-            shared: self.share(cq, id),
+            raw: cq,
+            mode: Mode::Extended,
             fields,
-            source: Source::Extended { raw, open: false, one_per_poll },
+            one_per_poll,
+            taken: Taken::none(),
+            shared: self.share(cq, id),
         }
     }
 
     fn finish_classic(self, (raw, id): (NonNull<ibv_cq>, CqId)) -> CompletionQueue {
         CompletionQueue {
-            shared: self.share(raw, id),
+            raw,
+            mode: Mode::Classic,
             fields: WcFields::STANDARD,
-            source: Source::Classic(Classic::new(raw)),
+            one_per_poll: false,
+            taken: Taken::room(),
+            shared: self.share(raw, id),
         }
     }
 
@@ -167,7 +173,6 @@ impl CompletionQueueBuilder {
             capacity,
             polling: AtomicUsize::new(0),
             deferred: Mutex::default(),
-            has_deferred: AtomicBool::new(false),
         })
     }
 

@@ -6,7 +6,7 @@ mod wc;
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
@@ -22,9 +22,37 @@ pub use wc::{WcFields, WcFlags, WcOpcode, WcStatus};
 ///
 /// It is destroyed when it and the queue pairs that complete to it are gone.
 pub struct CompletionQueue {
-    shared: Arc<Shared>,
+    /// Of a queue that is not [`Mode::Classic`], the beginning of a `struct ibv_cq_ex`.
+    raw: NonNull<ibv_cq>,
+    mode: Mode,
     fields: WcFields,
-    source: Source,
+    /// [`Quirks::ONE_COMPLETION_PER_POLL`](crate::Quirks::ONE_COMPLETION_PER_POLL).
+    one_per_poll: bool,
+    taken: Taken,
+    shared: Arc<Shared>,
+}
+
+/// How a queue is polled, and where polling is. Here and not in the cursor, so that forgetting a cursor is not fatal; in one
+/// field, so that a cursor has one thing to look at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// By `ibv_poll_cq`.
+    Classic,
+    /// By `ibv_start_poll`.
+    Extended,
+    /// As `Extended`, and between start_poll and end_poll.
+    Open,
+}
+
+/// Completions that `ibv_poll_cq` has taken out and nobody has seen yet.
+///
+/// The counters are not where the rows are: what a provider is given a pointer to, a compiler has to read again.
+struct Taken {
+    /// [`Taken::ROOM`] of them; none for an extended queue.
+    rows: Box<[ibv_wc]>,
+    next: u32,
+    /// At most [`Taken::ROOM`].
+    len: u32,
 }
 
 /// What queue pairs hold of the queue that they complete to.
@@ -33,31 +61,15 @@ pub(crate) struct Shared {
     parents: Option<(Context, Option<CompletionChannel>)>,
     id: CqId,
     capacity: u32,
-    /// The thread that is between start_poll and end_poll, and so holds the provider's lock; 0 for none.
+    /// The thread that is between start_poll and end_poll, and so holds the provider's lock; 0 for none. With [`DEFERRED`]
+    /// if there is something in `deferred`.
     polling: AtomicUsize,
-    /// What is to be dropped when that lock is released, and whether there is anything.
+    /// What is to be dropped when that lock is released.
     deferred: Mutex<Vec<Box<dyn Send>>>,
-    has_deferred: AtomicBool,
 }
 
-enum Source {
-    Extended {
-        raw: NonNull<ibv_cq_ex>,
-        /// Between start_poll and end_poll. Here and not in the cursor, so that forgetting a cursor is not fatal.
-        open: bool,
-        /// [`Quirks::ONE_COMPLETION_PER_POLL`](crate::Quirks::ONE_COMPLETION_PER_POLL).
-        one_per_poll: bool,
-    },
-    Classic(Box<Classic>),
-}
-
-/// Completions that `ibv_poll_cq` has taken out and nobody has seen yet.
-struct Classic {
-    raw: NonNull<ibv_cq>,
-    rows: [ibv_wc; 16],
-    next: u32,
-    len: u32,
-}
+/// Beside the number of a thread, which is even.
+const DEFERRED: usize = 1;
 
 // SAFETY: the C object may be used from any thread; the cursor's state is reached by `&mut` only.
 unsafe impl Send for CompletionQueue {}
@@ -110,7 +122,7 @@ impl CompletionQueue {
     /// Whether it is polled by `ibv_start_poll`; otherwise by `ibv_poll_cq`.
     #[must_use]
     pub fn is_extended(&self) -> bool {
-        matches!(self.source, Source::Extended { .. })
+        self.mode != Mode::Classic
     }
 
     /// The channel that it reports events over.
@@ -153,23 +165,31 @@ impl CompletionQueue {
     #[must_use]
     #[inline]
     pub fn as_raw(&self) -> *mut ibv_cq {
-        self.shared.raw.as_ptr()
+        self.raw.as_ptr()
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    #[inline]
+    /// Ends what a cursor has begun.
+    #[inline(always)]
     fn end_poll(&mut self) {
-        if let Source::Extended { raw, open, .. } = &mut self.source {
-            if *open {
-                *open = false;
-                // SAFETY: the queue is valid and start_poll succeeded without an end_poll since.
-                unsafe { ibv_end_poll(raw.as_ptr()) }
-                self.shared.poll_ended();
-            }
+        if self.mode == Mode::Open {
+            // SAFETY: it is.
+            unsafe { self.end_open_poll() }
         }
+    }
+
+    /// # Safety
+    /// The mode must be [`Mode::Open`].
+    #[inline(always)]
+    unsafe fn end_open_poll(&mut self) {
+        self.mode = Mode::Extended;
+        // SAFETY: the queue is valid and, as the mode said, an extended one, and start_poll succeeded without an end_poll
+        // since.
+        unsafe { ibv_end_poll(self.raw.as_ptr().cast()) }
+        self.shared.poll_ended();
     }
 }
 
@@ -204,42 +224,47 @@ impl Shared {
 impl Shared {
     /// Whether this very thread holds the lock that `ibv_destroy_qp` and a reset take on some providers.
     pub(crate) fn is_polled_here(&self) -> bool {
-        self.polling.load(Ordering::Relaxed) == this_thread()
+        self.polling.load(Ordering::Relaxed) & !DEFERRED == this_thread()
     }
 
     /// Drops `object` when this thread, which is polling the queue, has ended that.
     pub(crate) fn defer(&self, object: Box<dyn Send>) {
         self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(object);
-        self.has_deferred.store(true, Ordering::Relaxed);
+        self.polling.fetch_or(DEFERRED, Ordering::Relaxed);
     }
 
     /// This thread has called start_poll.
-    #[inline]
+    #[inline(always)]
     fn poll_started(&self) {
         self.polling.store(this_thread(), Ordering::Relaxed);
     }
 
     /// This thread has called end_poll.
-    #[inline]
+    #[inline(always)]
     fn poll_ended(&self) {
-        self.polling.store(0, Ordering::Relaxed);
-        if self.has_deferred.load(Ordering::Relaxed) {
-            self.drop_deferred();
+        if self.polling.load(Ordering::Relaxed) & DEFERRED != 0 {
+            return self.drop_deferred();
         }
+        self.polling.store(0, Ordering::Relaxed);
     }
 
+    // Not a Rust call, which could unwind: for that every caller would keep its cursor in memory and not in registers.
+    // What is dropped here does not panic.
+    #[allow(improper_ctypes_definitions)]
     #[cold]
-    fn drop_deferred(&self) {
-        self.has_deferred.store(false, Ordering::Relaxed);
+    #[inline(never)]
+    extern "C" fn drop_deferred(&self) {
+        // First, so that nothing is put off again.
+        self.polling.store(0, Ordering::Relaxed);
         let objects = std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner));
         drop(objects);
     }
 }
 
-/// A number other than 0 that no other thread of the process has at the same time.
-#[inline]
+/// An even number other than 0 that no other thread of the process has at the same time.
+#[inline(always)]
 fn this_thread() -> usize {
-    thread_local!(static HERE: u8 = const { 0 });
+    thread_local!(static HERE: u64 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
@@ -257,22 +282,40 @@ impl Drop for Shared {
     }
 }
 
-impl Classic {
-    fn new(raw: NonNull<ibv_cq>) -> Box<Self> {
-        Box::new(Classic { raw, rows: [ibv_wc::zeroed(); 16], next: 0, len: 0 })
+impl Taken {
+    const ROOM: u32 = 16;
+
+    fn none() -> Self {
+        Taken { rows: Box::default(), next: 0, len: 0 }
     }
 
-    /// Takes the next batch out of the queue; `false` when it is empty.
-    #[inline]
-    fn refill(&mut self) -> Result<bool, PollError> {
+    fn room() -> Self {
+        Taken { rows: vec![ibv_wc::zeroed(); Self::ROOM as usize].into_boxed_slice(), next: 0, len: 0 }
+    }
+
+    /// Takes the next batch out of a classic queue: how many there are, or a negative number.
+    ///
+    /// # Safety
+    /// The queue must be valid, and this made by [`Taken::room`].
+    #[inline(always)]
+    unsafe fn refill(&mut self, cq: NonNull<ibv_cq>) -> i32 {
         // SAFETY: the queue is valid and `rows` has room for as many completions as are asked for.
-        let taken = unsafe { ibv_poll_cq(self.raw.as_ptr(), self.rows.len() as i32, self.rows.as_mut_ptr()) };
-        if taken < 0 {
-            // ibv_poll_cq(3) promises no errno; providers return codes of their own.
-            return Err(PollError::Provider(Errno(libc::EIO)));
-        }
+        let taken = unsafe { ibv_poll_cq(cq.as_ptr(), Self::ROOM as i32, self.rows.as_mut_ptr()) };
         self.next = 0;
-        self.len = (taken as u32).min(self.rows.len() as u32);
-        Ok(self.len > 0)
+        // No more than there is room for, whatever a provider says.
+        self.len = if taken > 0 { (taken as u32).min(Self::ROOM) } else { 0 };
+        taken
+    }
+
+    /// The next completion.
+    ///
+    /// # Safety
+    /// `next` must be less than `len`.
+    #[inline(always)]
+    unsafe fn take(&mut self) -> &ibv_wc {
+        let row = self.next as usize;
+        self.next += 1;
+        // SAFETY: `next` was less than `len`, which `refill` keeps within the rows.
+        unsafe { self.rows.get_unchecked(row) }
     }
 }

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use rdma_sys::*;
 
-use super::{CompletionQueue, Source, WcFields, WcFlags, WcOpcode, WcStatus};
+use super::{CompletionQueue, Mode, Taken, WcFields, WcFlags, WcOpcode, WcStatus};
 use crate::Errno;
 
 /// A completion queue that cannot be used any more.
@@ -38,11 +38,26 @@ pub enum PollError {
 #[must_use = "nothing is taken until `next` is called"]
 pub struct Poll<'cq> {
     cq: &'cq mut CompletionQueue,
-    /// Why there is nothing more to take, once that is known.
-    end: Option<Result<(), PollError>>,
-    /// This cursor has asked the queue, and did not just find what an earlier one had left over.
-    asked: bool,
+    stage: Stage,
+    /// Why, where the stage is `Failed`. Apart from it, so that the stage is a small number.
+    error: PollError,
     not_send: PhantomData<*mut ()>,
+}
+
+/// How far a cursor has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// It has not asked the queue; what an earlier one had left over does not count.
+    Fresh,
+    /// It stands on a completion of an extended queue, between start_poll and end_poll.
+    Standing,
+    /// As `Standing`, where there is one completion between the two.
+    StandingAlone,
+    /// It has asked a classic queue.
+    Asked,
+    /// There was nothing more to take.
+    Empty,
+    Failed,
 }
 
 impl CompletionQueue {
@@ -57,11 +72,9 @@ impl CompletionQueue {
     /// # Ok(())
     /// # }
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> Poll<'_> {
-        // A cursor that was forgotten instead of dropped left the provider's lock held.
-        self.end_poll();
-        Poll { cq: self, end: None, asked: false, not_send: PhantomData }
+        Poll { cq: self, stage: Stage::Fresh, error: PollError::Provider(Errno(0)), not_send: PhantomData }
     }
 }
 
@@ -73,91 +86,105 @@ impl Poll<'_> {
     ///
     /// # Errors
     /// [`PollError`] when the provider failed; it is never taken for an empty queue.
-    #[inline]
+    // Inlined even where the compiler finds it too long: then its state stays in registers.
+    #[inline(always)]
     #[allow(clippy::should_implement_trait)] // A lending cursor cannot be an `Iterator`: collecting it would alias one cursor.
     pub fn next(&mut self) -> Result<Option<WorkCompletion<'_>>, PollError> {
-        if let Some(end) = self.end {
-            return end.map(|()| None);
-        }
-        let fields = self.cq.fields;
-        match &mut self.cq.source {
-            Source::Extended { raw, open, one_per_poll } => {
-                let cq = raw.as_ptr();
-                let result = if *open && !*one_per_poll {
-                    // SAFETY: the queue is valid, this thread is between start_poll and end_poll, and a provider that
-                    // has start_poll has next_poll.
-                    unsafe { ibv_next_poll(cq) }
-                } else {
-                    if *open {
-                        *open = false;
-                        // SAFETY: as above.
-                        unsafe { ibv_end_poll(cq) };
-                        self.cq.shared.poll_ended();
-                    }
-                    let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
-                    // SAFETY: the queue is valid and not being polled: `&mut CompletionQueue` is the only way here, and
-                    // `open` was false. No flag is defined for `attr`.
-                    let result = unsafe { ibv_start_poll(cq, &mut attr) };
-                    *open = result == 0;
-                    if *open {
-                        self.cq.shared.poll_started();
-                    }
-                    result
-                };
-                if result == 0 {
-                    return Ok(Some(WorkCompletion { row: Row::Extended(*raw), fields }));
-                }
-                // Nothing is lent any more: the lock need not be held until the cursor goes.
-                if *open {
-                    *open = false;
-                    // SAFETY: as above.
-                    unsafe { ibv_end_poll(cq) };
-                    self.cq.shared.poll_ended();
-                }
-                let end = match result {
-                    libc::ENOENT => Ok(()),
-                    errno if errno > 0 => Err(PollError::Provider(Errno(errno))),
-                    // A provider's own code, such as CQ_POLL_ERR of mlx5.
-                    _ => Err(PollError::Provider(Errno(libc::EIO))),
-                };
-                self.end = Some(end);
-                end.map(|()| None)
+        let cq = self.cq.raw.cast::<ibv_cq_ex>();
+        // Comparisons and not a `match`, which would be compiled to a jump table.
+        if self.stage == Stage::Standing {
+            // SAFETY: the queue is valid, this thread is between start_poll and end_poll, and a provider that has start_poll
+            // has next_poll.
+            let result = unsafe { ibv_next_poll(cq.as_ptr()) };
+            if result == 0 {
+                return Ok(Some(WorkCompletion { row: Row::Extended(cq), fields: self.cq.fields }));
             }
-            Source::Classic(classic) => {
-                if classic.next == classic.len {
-                    self.asked = true;
-                    let end = match classic.refill() {
-                        Ok(true) => None,
-                        Ok(false) => Some(Ok(())),
-                        Err(error) => Some(Err(error)),
-                    };
-                    if let Some(end) = end {
-                        self.end = Some(end);
-                        return end.map(|()| None);
-                    }
+            // Nothing is lent any more: the lock need not be held until the cursor goes.
+            // SAFETY: as above.
+            unsafe { self.cq.end_open_poll() };
+            self.stage = Stage::Empty;
+            return if result == libc::ENOENT { Ok(None) } else { Err(self.fail(result)) };
+        }
+        if self.stage == Stage::Fresh || self.stage == Stage::StandingAlone {
+            if self.cq.mode != Mode::Extended {
+                if self.cq.mode == Mode::Classic {
+                    return self.next_classic();
                 }
-                let row = classic.next as usize;
-                classic.next += 1;
-                // A short batch means that the queue was empty: no need to ask once more.
-                if self.asked && classic.next == classic.len && classic.next < classic.rows.len() as u32 {
-                    self.end = Some(Ok(()));
+                // The completion before, or a cursor that was forgotten instead of dropped.
+                self.cq.end_poll();
+            }
+            let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
+            // SAFETY: the queue is valid and not being polled: `&mut CompletionQueue` is the only way here, and the mode says
+            // so. No flag is defined for `attr`.
+            let result = unsafe { ibv_start_poll(cq.as_ptr(), &mut attr) };
+            if result == 0 {
+                self.cq.mode = Mode::Open;
+                self.cq.shared.poll_started();
+                self.stage = if self.cq.one_per_poll { Stage::StandingAlone } else { Stage::Standing };
+                return Ok(Some(WorkCompletion { row: Row::Extended(cq), fields: self.cq.fields }));
+            }
+            self.stage = Stage::Empty;
+            return if result == libc::ENOENT { Ok(None) } else { Err(self.fail(result)) };
+        }
+        match self.stage {
+            Stage::Asked => self.next_classic(),
+            Stage::Failed => Err(self.error),
+            _ => Ok(None),
+        }
+    }
+
+    #[inline(always)]
+    fn next_classic(&mut self) -> Result<Option<WorkCompletion<'_>>, PollError> {
+        let raw = self.cq.raw;
+        let taken = &mut self.cq.taken;
+        if taken.next == taken.len {
+            // A short batch means that the queue was empty: no need to ask once more.
+            if matches!(self.stage, Stage::Asked) && taken.len < Taken::ROOM {
+                self.stage = Stage::Empty;
+                return Ok(None);
+            }
+            self.stage = Stage::Asked;
+            // SAFETY: the queue is valid, and a classic one.
+            let result = unsafe { taken.refill(raw) };
+            if result <= 0 {
+                if result < 0 {
+                    // ibv_poll_cq(3) promises no errno; providers return codes of their own.
+                    return Err(self.fail(result));
                 }
-                Ok(Some(WorkCompletion { row: Row::Classic(&classic.rows[row]), fields }))
+                self.stage = Stage::Empty;
+                return Ok(None);
             }
         }
+        // SAFETY: `next` is less than `len`: as found above, or as `refill` has left it with more than none.
+        let row = unsafe { self.cq.taken.take() };
+        Ok(Some(WorkCompletion { row: Row::Classic(row), fields: WcFields::STANDARD }))
+    }
+}
+
+impl Poll<'_> {
+    /// `result` is what `ibv_start_poll`, `ibv_next_poll` or `ibv_poll_cq` returned.
+    #[inline(always)]
+    fn fail(&mut self, result: i32) -> PollError {
+        self.stage = Stage::Failed;
+        // A provider's own code, such as CQ_POLL_ERR of mlx5, says nothing here.
+        self.error = PollError::Provider(Errno(if result > 0 { result } else { libc::EIO }));
+        self.error
     }
 }
 
 impl Drop for Poll<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        self.cq.end_poll();
+        // Also what a cursor before it has begun, if this one has not asked. Not where there is surely nothing to end.
+        if matches!(self.stage, Stage::Fresh | Stage::Standing | Stage::StandingAlone) {
+            self.cq.end_poll();
+        }
     }
 }
 
 impl fmt::Debug for Poll<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Poll").field("end", &self.end).finish_non_exhaustive()
+        f.debug_struct("Poll").field("stage", &self.stage).finish_non_exhaustive()
     }
 }
 
@@ -195,7 +222,7 @@ macro_rules! field {
 impl WorkCompletion<'_> {
     /// What the work request was given as its identifier.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn wr_id(&self) -> u64 {
         match self.row {
             // SAFETY: the queue is valid, and the cursor stands on a completion.
@@ -206,7 +233,7 @@ impl WorkCompletion<'_> {
 
     /// How it ended.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn status(&self) -> WcStatus {
         match self.row {
             // SAFETY: as in `wr_id`.
@@ -219,7 +246,7 @@ impl WorkCompletion<'_> {
     ///
     /// # Errors
     /// [`CompletionError`] when the status is not success.
-    #[inline]
+    #[inline(always)]
     pub fn ok(&self) -> Result<(), CompletionError> {
         match self.status() {
             WcStatus::SUCCESS => Ok(()),
@@ -234,7 +261,7 @@ impl WorkCompletion<'_> {
 
     /// What completed.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn opcode(&self) -> WcOpcode {
         match self.row {
             // SAFETY: the cursor stands on a completion, and providers always set this accessor.
@@ -245,7 +272,7 @@ impl WorkCompletion<'_> {
 
     /// The vendor's own code for an error.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn vendor_error(&self) -> u32 {
         match self.row {
             // SAFETY: as in `opcode`.
@@ -256,7 +283,7 @@ impl WorkCompletion<'_> {
 
     /// What else is known of it: which of the fields below mean something.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn flags(&self) -> WcFlags {
         WcFlags::from_bits_retain(match self.row {
             // SAFETY: as in `opcode`.
@@ -267,95 +294,101 @@ impl WorkCompletion<'_> {
 
     /// Bytes transferred; meaningful for receives, reads and atomics.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn byte_len(&self) -> Option<u32> {
         field!(self, WcFields::BYTE_LEN, ibv_wc_read_byte_len, |wc| Some(wc.byte_len))
     }
 
     /// Immediate data of the peer in host byte order, if the message has it.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn imm(&self) -> Option<u32> {
-        if !self.flags().contains(WcFlags::WITH_IMM) {
-            return None;
-        }
-        // SAFETY: with this flag the union holds immediate data.
+        if self.flags().contains(WcFlags::WITH_IMM) { self.imm_value() } else { None }
+    }
+
+    /// Where the flags say that there is immediate data.
+    #[inline(always)]
+    pub(crate) fn imm_value(&self) -> Option<u32> {
+        // SAFETY: with this flag the union holds immediate data; four bytes are a number in any case.
         field!(self, WcFields::IMM, ibv_wc_read_imm_data, |wc| Some(unsafe { wc.__bindgen_anon_1.imm_data }))
             .map(u32::from_be)
     }
 
     /// The key that the peer's send invalidated, if it did.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn invalidated_rkey(&self) -> Option<u32> {
-        if !self.flags().contains(WcFlags::WITH_INV) {
-            return None;
-        }
+        if self.flags().contains(WcFlags::WITH_INV) { self.invalidated_rkey_value() } else { None }
+    }
+
+    /// Where the flags say that there is a key.
+    #[inline(always)]
+    pub(crate) fn invalidated_rkey_value(&self) -> Option<u32> {
         field!(self, WcFields::IMM, ibv_wc_read_invalidated_rkey, |wc| {
-            // SAFETY: with this flag the union holds the key.
+            // SAFETY: with this flag the union holds the key; four bytes are a number in any case.
             Some(unsafe { wc.__bindgen_anon_1.invalidated_rkey })
         })
     }
 
     /// Number of the local queue pair.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn qp_num(&self) -> Option<u32> {
         field!(self, WcFields::QP_NUM, ibv_wc_read_qp_num, |wc| Some(wc.qp_num))
     }
 
     /// Number of the sending queue pair; UD only.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn src_qp(&self) -> Option<u32> {
         field!(self, WcFields::SRC_QP, ibv_wc_read_src_qp, |wc| Some(wc.src_qp))
     }
 
     /// LID of the sender; UD on InfiniBand only.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn slid(&self) -> Option<u32> {
         field!(self, WcFields::SLID, ibv_wc_read_slid, |wc| Some(u32::from(wc.slid)))
     }
 
     /// Service level; UD only.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn sl(&self) -> Option<u8> {
         field!(self, WcFields::SL, ibv_wc_read_sl, |wc| Some(wc.sl))
     }
 
     /// Low bits of the destination LID; UD on InfiniBand only.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn dlid_path_bits(&self) -> Option<u8> {
         field!(self, WcFields::DLID_PATH_BITS, ibv_wc_read_dlid_path_bits, |wc| Some(wc.dlid_path_bits))
     }
 
     /// When it completed, in ticks of the device's clock, of [`DeviceAttributes::hca_core_clock`](crate::DeviceAttributes::hca_core_clock) kHz.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn completion_timestamp(&self) -> Option<u64> {
         field!(self, WcFields::COMPLETION_TIMESTAMP, ibv_wc_read_completion_ts, |_wc| None)
     }
 
     /// When it completed, in nanoseconds of the wall clock.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn completion_wallclock_ns(&self) -> Option<u64> {
         field!(self, WcFields::COMPLETION_TIMESTAMP_WALLCLOCK, ibv_wc_read_completion_wallclock_ns, |_wc| None)
     }
 
     /// VLAN tag that the device stripped.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn cvlan(&self) -> Option<u16> {
         field!(self, WcFields::CVLAN, ibv_wc_read_cvlan, |_wc| None)
     }
 
     /// Tag of the flow that matched.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn flow_tag(&self) -> Option<u32> {
         field!(self, WcFields::FLOW_TAG, ibv_wc_read_flow_tag, |_wc| None)
     }

@@ -1,10 +1,11 @@
 //! Several pieces of work, one doorbell.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 
 use super::ring::Ring;
 use super::work::{Data, Verb};
-use super::{Endpoint, Outcome, Rejected, Sent, Signals, Unposted, Work, WorkId};
+use super::{Endpoint, Rejected, Sent, Signals, Unposted, Work, WorkId};
 use crate::qp::Shared;
 use crate::{Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
 
@@ -13,8 +14,8 @@ use crate::{Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, Work
 /// Made by [`Endpoint::batch`].
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct Batch<'e> {
-    /// `None` once posted.
-    raw: Option<SendBatch<'e>>,
+    /// Taken by `drop` and by `post`, which ends the batch.
+    raw: ManuallyDrop<SendBatch<'e>>,
     qp: &'e Shared,
     sends: &'e mut Ring<Sent>,
     pd: &'e ProtectionDomain,
@@ -27,7 +28,7 @@ pub struct Batch<'e> {
 }
 
 impl<'e> Batch<'e> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn new(endpoint: &'e mut Endpoint) -> Result<Self, PostError> {
         if endpoint.poisoned {
             return Err(PostError::Poisoned);
@@ -36,7 +37,7 @@ impl<'e> Batch<'e> {
         endpoint.sends.roll_back();
         let (queue, qp) = endpoint.qp.send_and_shared();
         Ok(Batch {
-            raw: Some(queue.batch()?),
+            raw: ManuallyDrop::new(queue.batch()?),
             qp,
             sends: &mut endpoint.sends,
             pd: &endpoint.pd,
@@ -55,7 +56,7 @@ impl Batch<'_> {
     /// # Errors
     /// [`Rejected`] gives the buffer back; the batch is as before then. [`PostError::QueueFull`] means that completions
     /// have to be taken first.
-    #[inline]
+    #[inline(always)]
     pub fn add(&mut self, mut work: Work<'_>) -> Result<WorkId, Rejected> {
         match self.try_add(&mut work) {
             Ok(id) => Ok(id),
@@ -63,7 +64,8 @@ impl Batch<'_> {
         }
     }
 
-    #[inline]
+    /// Leaves the buffer in `work` if there is an error.
+    #[inline(always)]
     fn try_add(&mut self, work: &mut Work<'_>) -> Result<WorkId, PostError> {
         if self.sends.is_full() {
             return Err(PostError::QueueFull { posted: 0 });
@@ -73,29 +75,27 @@ impl Batch<'_> {
         let signaled = work.flags.contains(SendFlags::SIGNALED) || self.signals.unsignaled + 1 >= self.max_unsignaled;
         let flags = if signaled { work.flags | SendFlags::SIGNALED } else { work.flags };
         let wr = WorkRequest::new(WorkId::send(sequence).0).with(flags);
-        let raw = self.raw.as_mut().expect("only `post` takes it, with the batch");
         match &work.data {
             Data::Buffer(buffer) => {
-                if !buffer.pd().is_same(self.pd) {
+                if !buffer.is_of(self.pd) {
                     return Err(PostError::ForeignBuffer);
                 }
                 // SAFETY: the memory belongs to the buffer alone, which moves into the ring just below, and stays there
                 // until the work has completed, or the queue pair was destroyed, or, if the batch is not posted, `drop`.
                 // Nothing of this process is harmed by a write to `remote`: memory that is registered with remote access
                 // is exposed, of which there are no references, or was registered by an `unsafe` call that says so.
-                unsafe { add_buffer(raw, wr, &work.verb, work.imm, work.sge(buffer))? }
+                unsafe { add_buffer(&mut self.raw, wr, &work.verb, work.imm, work.sge(buffer))? }
             }
             // SAFETY: the bytes are copied in the call. As to the peer's memory, as above.
-            Data::Inline(bytes) => unsafe { add_inline(raw, wr, &work.verb, work.imm, Inline(bytes))? },
+            Data::Inline(bytes) => unsafe { add_inline(&mut self.raw, wr, &work.verb, work.imm, Inline(bytes))? },
         }
         let operation = work.operation();
         let silent = !work.flags.contains(SendFlags::SIGNALED);
         let buffer = work.take_buffer();
         let after = self.signals.last;
-        let sent = Sent { silent: silent && buffer.is_none(), buffer, operation, outcome: Outcome::DONE, after };
-        if self.sends.push(sent).is_err() {
-            unreachable!("there was room above");
-        }
+        let sent = Sent { silent: silent && buffer.is_none(), buffer, operation, outcome: None, after };
+        // SAFETY: there was room above.
+        unsafe { self.sends.stage(sent) };
         self.signals = match signaled {
             true => Signals { unsignaled: 0, last: sequence },
             false => Signals { unsignaled: self.signals.unsignaled + 1, ..self.signals },
@@ -105,14 +105,14 @@ impl Batch<'_> {
 
     /// How many pieces it holds.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn len(&self) -> usize {
-        self.raw.as_ref().map_or(0, SendBatch::len)
+        self.raw.len()
     }
 
     /// Whether it holds none.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -123,50 +123,54 @@ impl Batch<'_> {
     /// [`Unposted`] gives the buffers back that the provider has surely not taken. If it has taken part of the batch, or does
     /// not say, the endpoint takes no more work and goes into error: the other buffers come back as their work flushes, or
     /// from [`Endpoint::close`].
-    #[inline]
-    pub fn post(mut self) -> Result<(), Unposted> {
-        match self.raw.take().map(SendBatch::post) {
-            None | Some(Ok(())) => {
-                self.sends.commit();
-                *self.endpoint_signals = self.signals;
+    #[inline(always)]
+    pub fn post(self) -> Result<(), Unposted> {
+        // Not dropped: there is nothing to take back then.
+        let this = &mut *ManuallyDrop::new(self);
+        // SAFETY: `drop`, the only other one to take it, does not run.
+        match unsafe { ManuallyDrop::take(&mut this.raw) }.post() {
+            Ok(()) => {
+                this.sends.commit();
+                *this.endpoint_signals = this.signals;
                 Ok(())
             }
-            Some(Err(error)) => Err(self.failed(error)),
+            Err(error) => Err(failed(this.qp, this.sends, this.poisoned, error)),
         }
-    }
-
-    #[cold]
-    fn failed(&mut self, error: PostError) -> Unposted {
-        let mut buffers = Vec::new();
-        let taken = match error {
-            PostError::QueueFull { posted } | PostError::Refused { posted, .. } => Some(posted),
-            _ => None,
-        };
-        match taken {
-            Some(posted) => {
-                self.sends.commit_first(posted);
-                buffers.extend(std::iter::from_fn(|| self.sends.unstage()).filter_map(|sent| sent.buffer));
-                buffers.reverse();
-            }
-            None => self.sends.commit(),
-        }
-        if taken != Some(0) {
-            // Work without a signaled one after it may be in the queue, that only a flush brings back.
-            *self.poisoned = true;
-            self.qp.fail();
-        }
-        Unposted { error, buffers }
     }
 }
 
-impl Drop for Batch<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(raw) = self.raw.take() {
-            // Aborts it first: then the device has nothing of these buffers.
-            drop(raw);
-            self.sends.roll_back();
+/// Sorts out what was staged by a batch that the provider did not take, or not wholly.
+#[cold]
+#[inline(never)]
+fn failed(qp: &Shared, sends: &mut Ring<Sent>, poisoned: &mut bool, error: PostError) -> Unposted {
+    let mut buffers = Vec::new();
+    let taken = match error {
+        PostError::QueueFull { posted } | PostError::Refused { posted, .. } => Some(posted),
+        _ => None,
+    };
+    match taken {
+        Some(posted) => {
+            sends.commit_first(posted);
+            buffers.extend(std::iter::from_fn(|| sends.unstage()).filter_map(|sent| sent.buffer));
+            buffers.reverse();
         }
+        None => sends.commit(),
+    }
+    if taken != Some(0) {
+        // Work without a signaled one after it may be in the queue, that only a flush brings back.
+        *poisoned = true;
+        qp.fail();
+    }
+    Unposted { error, buffers }
+}
+
+impl Drop for Batch<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Aborts it first: then the device has nothing of these buffers.
+        // SAFETY: taken here and in `post`, which does not drop the batch.
+        unsafe { ManuallyDrop::drop(&mut self.raw) }
+        self.sends.roll_back();
     }
 }
 
@@ -179,7 +183,7 @@ impl fmt::Debug for Batch<'_> {
 /// # Safety
 ///
 /// The contract of [`SendBatch`].
-#[inline]
+#[inline(always)]
 unsafe fn add_buffer(
     raw: &mut SendBatch<'_>,
     wr: WorkRequest,
@@ -205,7 +209,7 @@ unsafe fn add_buffer(
 /// # Safety
 ///
 /// The contract of [`SendBatch`].
-#[inline]
+#[inline(always)]
 unsafe fn add_inline(
     raw: &mut SendBatch<'_>,
     wr: WorkRequest,
@@ -220,7 +224,8 @@ unsafe fn add_inline(
             (Verb::Send, Some(imm)) => raw.send_imm(wr, imm, data),
             (Verb::Write(remote), None) => raw.write(wr, *remote, data),
             (Verb::Write(remote), Some(imm)) => raw.write_imm(wr, *remote, imm, data),
-            _ => unreachable!("`Work` makes no other verb with inline data"),
+            // `Work` makes no other verb with inline data.
+            _ => Err(PostError::InlineTooLong { len: data.0.len(), max: 0 }),
         }
     }
 }

@@ -13,24 +13,24 @@ pub struct WorkId(pub(super) u64);
 const RECEIVE: u64 = 1 << 63;
 
 impl WorkId {
-    #[inline]
+    #[inline(always)]
     pub(super) fn send(sequence: u64) -> Self {
         WorkId(sequence)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn receive(sequence: u64) -> Self {
         WorkId(sequence | RECEIVE)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn sequence(self) -> u64 {
         self.0 & !RECEIVE
     }
 
     /// Whether it is of a receive.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn is_receive(self) -> bool {
         self.0 & RECEIVE != 0
     }
@@ -85,7 +85,7 @@ impl Completion {
     ///
     /// # Errors
     /// [`FailedWork`], which holds the completion and with it the buffer.
-    #[inline]
+    #[inline(always)]
     pub fn ok(self) -> Result<Completion, FailedWork> {
         if self.status == WcStatus::SUCCESS { Ok(self) } else { Err(FailedWork(Box::new(self))) }
     }

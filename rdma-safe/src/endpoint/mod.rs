@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use crate::{
     Buffer, CompletionChannel, CompletionQueue, ConnectOptions, Error, PollError, PostError, ProtectionDomain,
-    QueuePair, QueuePairAddress, RemoteMemory, Result, WcOpcode, WcStatus, WorkCompletion,
+    QueuePair, QueuePairAddress, RemoteMemory, Result, SendBatch, Sge, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    WorkRequest,
 };
 use ring::Ring;
 
@@ -85,7 +86,8 @@ struct Signals {
 struct Sent {
     buffer: Option<Buffer>,
     operation: Operation,
-    outcome: Outcome,
+    /// [`Outcome::DONE`] unless noted.
+    outcome: Option<Outcome>,
     /// Nobody waits for it unless it fails: it has no buffer, and was not signaled.
     silent: bool,
     /// The signaled send before it: its completion comes first, or was lost.
@@ -94,8 +96,15 @@ struct Sent {
 
 struct Posted {
     buffer: Buffer,
-    operation: Operation,
+    /// `None` for what has not completed.
+    arrival: Option<Arrival>,
+}
+
+/// What there is to say of a receive that has completed.
+#[derive(Clone, Copy)]
+struct Arrival {
     outcome: Outcome,
+    operation: Operation,
     imm: Option<u32>,
     invalidated_rkey: Option<u32>,
 }
@@ -112,16 +121,15 @@ impl Outcome {
     /// Of work that a later completion released: it was done before that.
     const DONE: Outcome = Outcome { status: WcStatus::SUCCESS, vendor_error: 0, byte_len: 0, timestamp: None };
 
-    #[inline]
-    fn of(completion: &WorkCompletion<'_>) -> Self {
-        match completion.status() {
-            WcStatus::SUCCESS => Outcome {
-                byte_len: completion.byte_len().unwrap_or(0),
-                timestamp: completion.completion_timestamp(),
-                ..Outcome::DONE
-            },
-            status => Outcome { status, vendor_error: completion.vendor_error(), ..Outcome::DONE },
+    /// Bytes are counted where `has_length`.
+    #[inline(always)]
+    fn of(completion: &WorkCompletion<'_>, has_length: bool) -> Self {
+        let status = completion.status();
+        if status != WcStatus::SUCCESS {
+            return Outcome { status, vendor_error: completion.vendor_error(), ..Outcome::DONE };
         }
+        let byte_len = if has_length { completion.byte_len().unwrap_or(0) } else { 0 };
+        Outcome { byte_len, timestamp: completion.completion_timestamp(), ..Outcome::DONE }
     }
 }
 
@@ -171,47 +179,56 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Rejected`] gives the buffer back.
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
-        let reject = |buffer, error| Err(Rejected { error, buffer: Some(buffer) });
-        if self.poisoned {
-            return reject(buffer, PostError::Poisoned);
+        match self.try_receive(&buffer) {
+            Ok(()) => {}
+            Err(error) if error.surely_not_posted() => return Err(Rejected { error, buffer: Some(buffer) }),
+            Err(error) => return Err(self.receive_in_doubt(buffer, error)),
         }
-        if !buffer.pd().is_same(&self.pd) {
-            return reject(buffer, PostError::ForeignBuffer);
+        // SAFETY: `try_receive` has found it not full.
+        let sequence = unsafe { self.receives.stage(Posted { buffer, arrival: None }) };
+        self.receives.commit();
+        Ok(WorkId::receive(sequence))
+    }
+
+    /// Posts a receive into `buffer`, which the caller then puts into the ring, unless it was surely not posted.
+    #[inline(always)]
+    fn try_receive(&mut self, buffer: &Buffer) -> Result<(), PostError> {
+        if self.poisoned {
+            return Err(PostError::Poisoned);
+        }
+        if !buffer.is_of(&self.pd) {
+            return Err(PostError::ForeignBuffer);
+        }
+        if self.receives.is_full() {
+            return Err(PostError::QueueFull { posted: 0 });
         }
         let sge = buffer.whole_sge(self.settings.max_message);
-        let posted =
-            Posted { buffer, operation: Operation::Receive, outcome: Outcome::DONE, imm: None, invalidated_rkey: None };
-        let id = match self.receives.push(posted) {
-            Ok(sequence) => WorkId::receive(sequence),
-            Err(posted) => return reject(posted.buffer, PostError::QueueFull { posted: 0 }),
-        };
-        // SAFETY: the memory belongs to the buffer alone, which is in the ring until the work has completed or the queue
-        // pair was destroyed: entries leave it by a completion, in `close` and `drop` after the destruction, or just below.
-        match unsafe { self.qp.receive(id.0, sge) } {
-            Ok(()) => {
-                self.receives.commit();
-                Ok(id)
-            }
-            // The provider says that it did not take it.
-            Err(error @ (PostError::NotReady { .. } | PostError::QueueFull { .. } | PostError::Refused { .. })) => {
-                Err(Rejected { error, buffer: self.receives.unstage().map(|posted| posted.buffer) })
-            }
-            Err(error) => {
-                self.receives.commit();
-                self.poisoned = true;
-                self.qp.fail();
-                Err(Rejected { error, buffer: None })
-            }
-        }
+        let id = WorkId::receive(self.receives.next_sequence());
+        // SAFETY: the memory belongs to the buffer alone, which the caller puts into the ring before anything else happens.
+        // It stays there until the work has completed or the queue pair was destroyed: entries leave the ring by a
+        // completion, or in `close` and `drop` after the destruction.
+        unsafe { self.qp.receive(id.0, sge) }
+    }
+
+    /// The provider may have `buffer`.
+    #[cold]
+    #[inline(never)]
+    fn receive_in_doubt(&mut self, buffer: Buffer, error: PostError) -> Rejected {
+        // SAFETY: nothing but the posting has happened since `try_receive` has found it not full.
+        unsafe { self.receives.stage(Posted { buffer, arrival: None }) };
+        self.receives.commit();
+        self.poisoned = true;
+        self.qp.fail();
+        Rejected { error, buffer: None }
     }
 
     /// Posts one piece of work.
     ///
     /// # Errors
     /// [`Rejected`] gives the buffer back.
-    #[inline]
+    #[inline(always)]
     pub fn post(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
         let mut batch = match self.batch() {
             Ok(batch) => batch,
@@ -228,16 +245,17 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::post`].
-    #[inline]
+    #[inline(always)]
     pub fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
-        self.post(Work::send(buffer))
+        // SAFETY: see `post_buffer`.
+        self.post_buffer(buffer, Operation::Send, u64::MAX, |raw, wr, sge| unsafe { raw.send(wr, sge) })
     }
 
     /// Sends bytes that are copied as they are posted: [`Work::send_inline`].
     ///
     /// # Errors
     /// [`PostError::InlineTooLong`] when they are more than [`EndpointBuilder::inline_data`]; as [`Endpoint::post`].
-    #[inline]
+    #[inline(always)]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<WorkId, PostError> {
         self.post(Work::send_inline(bytes)).map_err(|rejected| rejected.error)
     }
@@ -246,25 +264,102 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::post`]; [`PostError::RemoteTooShort`].
-    #[inline]
+    #[inline(always)]
     pub fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.post(Work::write(buffer, remote))
+        // SAFETY: see `post_buffer`.
+        self.post_buffer(buffer, Operation::Write, remote.len, |raw, wr, sge| unsafe { raw.write(wr, remote, sge) })
     }
 
     /// Reads from the start of `remote` into `buffer`, as many bytes as its length: [`Work::read`].
     ///
     /// # Errors
     /// As [`Endpoint::post`]; [`PostError::RemoteTooShort`].
-    #[inline]
+    #[inline(always)]
     pub fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.post(Work::read(buffer, remote))
+        // SAFETY: see `post_buffer`.
+        self.post_buffer(buffer, Operation::Read, remote.len, |raw, wr, sge| unsafe { raw.read(wr, remote, sge) })
+    }
+
+    /// What `post` does, for work whose kind is known where it is compiled: signaled, of a buffer, of which at most `room`
+    /// bytes fit where it goes. `add` adds it to the batch.
+    ///
+    /// The memory belongs to the buffer alone, which goes into the ring before anything else happens, unless the provider has
+    /// surely not taken the work. It stays there until the work has completed or the queue pair was destroyed. Nothing of this
+    /// process is harmed by a write of the peer's memory: see `Batch::add`.
+    #[inline(always)]
+    fn post_buffer(
+        &mut self,
+        buffer: Buffer,
+        operation: Operation,
+        room: u64,
+        add: impl FnOnce(&mut SendBatch<'_>, WorkRequest, Sge) -> Result<(), PostError>,
+    ) -> Result<WorkId, Rejected> {
+        match self.try_post(&buffer, room, add) {
+            Ok(()) => Ok(self.stage_posted(buffer, operation)),
+            Err(error) if error.surely_not_posted() => Err(Rejected { error, buffer: Some(buffer) }),
+            Err(error) => Err(self.send_in_doubt(buffer, operation, error)),
+        }
+    }
+
+    #[inline(always)]
+    fn try_post(
+        &mut self,
+        buffer: &Buffer,
+        room: u64,
+        add: impl FnOnce(&mut SendBatch<'_>, WorkRequest, Sge) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        if self.poisoned {
+            return Err(PostError::Poisoned);
+        }
+        // Left by a batch that was forgotten.
+        self.sends.roll_back();
+        let (queue, _) = self.qp.send_and_shared();
+        let mut batch = queue.batch()?;
+        if self.sends.is_full() {
+            return Err(PostError::QueueFull { posted: 0 });
+        }
+        let len = buffer.len();
+        if len > self.settings.max_message as usize {
+            return Err(PostError::MessageTooLong { len, max: self.settings.max_message });
+        }
+        if len as u64 > room {
+            return Err(PostError::RemoteTooShort { len, remote: room });
+        }
+        if !buffer.is_of(&self.pd) {
+            return Err(PostError::ForeignBuffer);
+        }
+        let id = WorkId::send(self.sends.next_sequence());
+        add(&mut batch, WorkRequest::new(id.0).signaled(), buffer.sge())?;
+        batch.post()
+    }
+
+    /// Puts the buffer of work that `try_post` has posted into the ring.
+    #[inline(always)]
+    fn stage_posted(&mut self, buffer: Buffer, operation: Operation) -> WorkId {
+        let after = self.signals.last;
+        let sent = Sent { buffer: Some(buffer), operation, outcome: None, silent: false, after };
+        // SAFETY: `try_post` has found it not full, and nothing but the posting has happened since.
+        let sequence = unsafe { self.sends.stage(sent) };
+        self.sends.commit();
+        self.signals = Signals { unsignaled: 0, last: sequence };
+        WorkId::send(sequence)
+    }
+
+    /// The provider may have `buffer`.
+    #[cold]
+    #[inline(never)]
+    fn send_in_doubt(&mut self, buffer: Buffer, operation: Operation, error: PostError) -> Rejected {
+        self.stage_posted(buffer, operation);
+        self.poisoned = true;
+        self.qp.fail();
+        Rejected { error, buffer: None }
     }
 
     /// Begins a batch of work to be posted with one doorbell.
     ///
     /// # Errors
     /// [`PostError::NotReady`] before [`Endpoint::connect`]; [`PostError::Poisoned`].
-    #[inline]
+    #[inline(always)]
     pub fn batch(&mut self) -> Result<Batch<'_>, PostError> {
         Batch::new(self)
     }
@@ -276,11 +371,21 @@ impl Endpoint {
     /// # Errors
     /// [`PollError`] when the provider failed: the endpoint is of no more use, and the buffers come back from
     /// [`Endpoint::close`].
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> Result<Option<Completion>, PollError> {
+        let had_completed = self.sends.has_completed() || self.receives.has_completed();
+        if !had_completed {
+            self.reap()?;
+        }
         if let Some(completion) = self.pop() {
             return Ok(Some(completion));
         }
+        // What there was, was silent.
+        if had_completed { self.poll_again() } else { Ok(None) }
+    }
+
+    #[inline(never)]
+    fn poll_again(&mut self) -> Result<Option<Completion>, PollError> {
         self.reap()?;
         Ok(self.pop())
     }
@@ -294,9 +399,15 @@ impl Endpoint {
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
         // Before a look at the clock, which costs as much as a poll.
-        if let Some(completion) = self.poll()? {
-            return Ok(completion);
+        match self.poll() {
+            Ok(Some(completion)) => Ok(completion),
+            Ok(None) => self.wait_longer(timeout),
+            Err(error) => Err(error.into()),
         }
+    }
+
+    #[inline(never)]
+    fn wait_longer(&mut self, timeout: Duration) -> Result<Completion> {
         let start = Instant::now();
         let mut armed = false;
         loop {
@@ -372,28 +483,44 @@ impl Endpoint {
     }
 
     /// Takes completions out of the queue and notes them in the rings, a limited number at a time.
-    #[inline]
+    #[inline(always)]
     fn reap(&mut self) -> Result<(), PollError> {
         const BATCH: usize = 16;
-        let mut poll = self.cq.poll();
+        let Endpoint { cq, sends, receives, poisoned, .. } = self;
+        let mut poll = cq.poll();
         for _ in 0..BATCH {
-            let Some(completion) = poll.next()? else { break };
+            let completion = match poll.next() {
+                Ok(Some(completion)) => completion,
+                Ok(None) => break,
+                Err(error) => return Err(error),
+            };
             let id = WorkId(completion.wr_id());
-            if completion.status() == WcStatus::WR_FLUSH_ERR && !id.is_receive() {
-                // Not every provider flushes unsignaled work one by one: whether it was done is not known.
-                let flushed = Outcome::of(&completion);
-                self.sends.each_before(id.sequence(), |sent| sent.outcome = flushed);
-            }
             let known = if id.is_receive() {
-                self.receives.complete_oldest(id.sequence()).map(|posted| posted.finish(&completion)).is_some()
+                match receives.complete_oldest(id.sequence()) {
+                    Some(posted) => {
+                        posted.finish(&completion);
+                        true
+                    }
+                    None => false,
+                }
             } else {
-                self.sends
-                    .complete_if(id.sequence(), |sent, oldest| sent.after < oldest)
-                    .map(|sent| sent.outcome = Outcome::of(&completion))
-                    .is_some()
+                if completion.status() == WcStatus::WR_FLUSH_ERR {
+                    // Not every provider flushes unsignaled work one by one: whether it was done is not known.
+                    let flushed = Outcome::of(&completion, false);
+                    sends.each_before(id.sequence(), |sent| sent.outcome = Some(flushed));
+                }
+                match sends.complete_if(id.sequence(), |sent, oldest| sent.after < oldest) {
+                    Some(sent) => {
+                        // Not defined for what goes out.
+                        let has_length = matches!(sent.operation, Operation::Read | Operation::Atomic);
+                        sent.outcome = Some(Outcome::of(&completion, has_length));
+                        true
+                    }
+                    None => false,
+                }
             };
             if !known {
-                self.poisoned = true;
+                *poisoned = true;
                 return Err(PollError::Unexpected { wr_id: id.0 });
             }
         }
@@ -401,39 +528,35 @@ impl Endpoint {
     }
 
     /// Hands out work that is done.
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<Completion> {
-        while let Some((sequence, sent)) = self.sends.pop_completed() {
-            if sent.silent && sent.outcome.status == WcStatus::SUCCESS {
-                continue;
-            }
+        self.sends.skip_completed(|sent| sent.silent && sent.outcome.is_none_or(|it| it.status == WcStatus::SUCCESS));
+        if let Some((sequence, sent)) = self.sends.pop_completed() {
+            let outcome = sent.outcome.unwrap_or(Outcome::DONE);
             return Some(Completion {
                 id: WorkId::send(sequence),
                 operation: sent.operation,
-                status: sent.outcome.status,
-                vendor_error: sent.outcome.vendor_error,
+                status: outcome.status,
+                vendor_error: outcome.vendor_error,
                 buffer: sent.buffer,
-                byte_len: match sent.operation {
-                    Operation::Read | Operation::Atomic => sent.outcome.byte_len,
-                    // Not defined for what goes out.
-                    _ => 0,
-                },
-                timestamp: sent.outcome.timestamp,
+                byte_len: outcome.byte_len,
+                timestamp: outcome.timestamp,
                 imm: None,
                 invalidated_rkey: None,
             });
         }
         let (sequence, posted) = self.receives.pop_completed()?;
+        let arrival = posted.arrival.unwrap_or(Arrival::UNKNOWN);
         Some(Completion {
             id: WorkId::receive(sequence),
-            operation: posted.operation,
-            status: posted.outcome.status,
-            vendor_error: posted.outcome.vendor_error,
+            operation: arrival.operation,
+            status: arrival.outcome.status,
+            vendor_error: arrival.outcome.vendor_error,
             buffer: Some(posted.buffer),
-            byte_len: posted.outcome.byte_len,
-            timestamp: posted.outcome.timestamp,
-            imm: posted.imm,
-            invalidated_rkey: posted.invalidated_rkey,
+            byte_len: arrival.outcome.byte_len,
+            timestamp: arrival.outcome.timestamp,
+            imm: arrival.imm,
+            invalidated_rkey: arrival.invalidated_rkey,
         })
     }
 
@@ -455,23 +578,33 @@ impl Endpoint {
     }
 }
 
+impl Arrival {
+    /// Of a receive that completed without a word: there is none, as each has a completion of its own.
+    const UNKNOWN: Arrival =
+        Arrival { outcome: Outcome::DONE, operation: Operation::Receive, imm: None, invalidated_rkey: None };
+}
+
 impl Posted {
-    #[inline]
+    #[inline(always)]
     fn finish(&mut self, completion: &WorkCompletion<'_>) {
-        self.outcome = Outcome::of(completion);
-        if self.outcome.status != WcStatus::SUCCESS {
-            return;
+        let mut arrival = Arrival { outcome: Outcome::of(completion, true), ..Arrival::UNKNOWN };
+        if arrival.outcome.status == WcStatus::SUCCESS {
+            let flags = completion.flags();
+            if flags.contains(WcFlags::WITH_IMM) {
+                arrival.imm = completion.imm_value();
+            }
+            if flags.contains(WcFlags::WITH_INV) {
+                arrival.invalidated_rkey = completion.invalidated_rkey_value();
+            }
+            let mut len = arrival.outcome.byte_len as usize;
+            if completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM {
+                arrival.operation = Operation::ReceiveWrite;
+                len = 0;
+            }
+            // A provider that claims more than it was given does not get the buffer to lie about it.
+            self.buffer.set_len_within(len);
         }
-        self.imm = completion.imm();
-        self.invalidated_rkey = completion.invalidated_rkey();
-        let mut len = self.outcome.byte_len as usize;
-        if completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM {
-            self.operation = Operation::ReceiveWrite;
-            len = 0;
-        }
-        // A provider that claims more than it was given does not get the buffer to lie about it.
-        let len = len.min(self.buffer.capacity());
-        let _ = self.buffer.set_len(len);
+        self.arrival = Some(arrival);
     }
 }
 

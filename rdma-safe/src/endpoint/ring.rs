@@ -14,7 +14,9 @@ use std::mem::MaybeUninit;
 /// Sequence numbers start at 1 and never repeat, so that neither a completion of zeros nor a repeated one names an entry.
 pub(crate) struct Ring<T> {
     slots: Box<[MaybeUninit<T>]>,
-    /// At most `slots.len()`, which is a power of two.
+    /// `slots.len() - 1`, where the length is a power of two.
+    mask: usize,
+    /// At most `slots.len()`.
     capacity: u64,
     head: u64,
     done: u64,
@@ -26,46 +28,57 @@ impl<T> Ring<T> {
     pub(crate) fn new(capacity: u32) -> Self {
         // No device has queues as deep as that; the length must stay a power of two.
         let capacity = capacity.min(1 << 31);
-        let slots = (0..capacity.next_power_of_two()).map(|_| MaybeUninit::uninit()).collect();
-        Ring { slots, capacity: capacity.into(), head: 1, done: 1, posted: 1, tail: 1 }
+        let slots: Box<[_]> = (0..capacity.next_power_of_two()).map(|_| MaybeUninit::uninit()).collect();
+        Ring { mask: slots.len() - 1, slots, capacity: capacity.into(), head: 1, done: 1, posted: 1, tail: 1 }
     }
 
     /// The number that the next entry gets.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn next_sequence(&self) -> u64 {
         self.tail
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_full(&self) -> bool {
         self.tail - self.head >= self.capacity
     }
 
     /// Entries that were posted and have not completed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn in_flight(&self) -> u64 {
         self.posted - self.done
     }
 
     /// Whether there is an entry to be handed out.
+    #[inline(always)]
     pub(crate) fn has_completed(&self) -> bool {
         self.head < self.done
     }
 
-    /// Stages an entry; gives it back when the ring is full.
-    #[inline]
-    pub(crate) fn push(&mut self, entry: T) -> Result<u64, T> {
+    /// As [`Ring::stage`]; gives the entry back when the ring is full.
+    #[cfg(test)]
+    fn push(&mut self, entry: T) -> Result<u64, T> {
         if self.is_full() {
             return Err(entry);
         }
+        // SAFETY: it is not full.
+        Ok(unsafe { self.stage(entry) })
+    }
+
+    /// Stages an entry, and returns its number.
+    ///
+    /// # Safety
+    /// The ring must not be full.
+    #[inline(always)]
+    pub(crate) unsafe fn stage(&mut self, entry: T) -> u64 {
         let sequence = self.tail;
         self.slot(sequence).write(entry);
         self.tail += 1;
-        Ok(sequence)
+        sequence
     }
 
     /// Says that what was staged has been posted.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn commit(&mut self) {
         self.posted = self.tail;
     }
@@ -88,19 +101,29 @@ impl<T> Ring<T> {
     }
 
     /// Drops what is staged.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn roll_back(&mut self) {
+        if self.tail != self.posted {
+            self.drop_staged();
+        }
+    }
+
+    // Not a Rust call, which could unwind: for that the callers would keep what they are about to post in memory.
+    #[allow(improper_ctypes_definitions)]
+    #[cold]
+    #[inline(never)]
+    extern "C" fn drop_staged(&mut self) {
         while self.unstage().is_some() {}
     }
 
     /// Completes every entry up to `sequence`, and returns that one; `None` when it is not in flight.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, sequence: u64) -> Option<&mut T> {
         self.complete_if(sequence, |_, _| true)
     }
 
     /// As [`Ring::complete`], unless `fits` refuses the entry, given the oldest one in flight.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete_if(&mut self, sequence: u64, fits: impl FnOnce(&T, u64) -> bool) -> Option<&mut T> {
         let done = self.done;
         if sequence < done || sequence >= self.posted {
@@ -117,7 +140,6 @@ impl<T> Ring<T> {
     }
 
     /// Entries in flight before `sequence`.
-    #[cold]
     pub(crate) fn each_before(&mut self, sequence: u64, mut each: impl FnMut(&mut T)) {
         for earlier in self.done..sequence.min(self.posted) {
             // SAFETY: `head <= done <= earlier < posted <= tail`, so the slot holds an entry.
@@ -126,13 +148,13 @@ impl<T> Ring<T> {
     }
 
     /// As [`Ring::complete`], where every entry has a completion of its own: `None` unless it is the oldest in flight.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete_oldest(&mut self, sequence: u64) -> Option<&mut T> {
         if sequence == self.done { self.complete(sequence) } else { None }
     }
 
     /// Hands out the oldest entry if it has completed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pop_completed(&mut self) -> Option<(u64, T)> {
         if self.head == self.done {
             return None;
@@ -141,6 +163,19 @@ impl<T> Ring<T> {
         self.head += 1;
         // SAFETY: `head < done <= posted <= tail` before the increment, so the slot holds an entry; now it counts as empty.
         Some((sequence, unsafe { self.slot(sequence).assume_init_read() }))
+    }
+
+    /// Passes over the oldest entries that have completed, as long as `skip` says so. They are not dropped.
+    #[inline(always)]
+    pub(crate) fn skip_completed(&mut self, skip: impl Fn(&T) -> bool) {
+        while self.head != self.done {
+            let sequence = self.head;
+            // SAFETY: `head < done <= posted <= tail`, so the slot holds an entry.
+            if !skip(unsafe { self.slot(sequence).assume_init_ref() }) {
+                break;
+            }
+            self.head += 1;
+        }
     }
 
     /// Hands out the oldest entry, whether it has completed, is in flight or staged.
@@ -158,10 +193,10 @@ impl<T> Ring<T> {
         (self.head, self.done, self.posted) = (self.tail, self.tail, self.tail);
     }
 
-    #[inline]
+    #[inline(always)]
     fn slot(&mut self, sequence: u64) -> &mut MaybeUninit<T> {
-        let index = sequence as usize & (self.slots.len() - 1);
-        // SAFETY: the length is a power of two, so the mask keeps the index below it.
+        let index = sequence as usize & self.mask;
+        // SAFETY: the mask is one less than the length, so the index is below it.
         unsafe { self.slots.get_unchecked_mut(index) }
     }
 }

@@ -42,56 +42,57 @@ pub(super) enum Data<'a> {
 }
 
 impl<'a> Work<'a> {
+    #[inline(always)]
     fn new(verb: Verb, data: Data<'a>) -> Self {
         Work { verb, data, imm: None, flags: SendFlags::SIGNALED }
     }
 
     /// Sends the bytes of `buffer` up to its length, into a receive of the peer.
-    #[inline]
+    #[inline(always)]
     pub fn send(buffer: Buffer) -> Self {
         Work::new(Verb::Send, Data::Buffer(buffer))
     }
 
     /// Sends bytes that are copied as they are posted; see [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data).
-    #[inline]
+    #[inline(always)]
     pub fn send_inline(bytes: &'a [u8]) -> Self {
         Work::new(Verb::Send, Data::Inline(bytes))
     }
 
     /// Sends the bytes of `buffer` and invalidates `rkey` at the peer. Immediate data cannot go with it and is ignored.
-    #[inline]
+    #[inline(always)]
     pub fn send_invalidate(buffer: Buffer, rkey: u32) -> Self {
         Work::new(Verb::SendInvalidate(rkey), Data::Buffer(buffer))
     }
 
     /// Writes the bytes of `buffer` up to its length to the start of `remote`.
-    #[inline]
+    #[inline(always)]
     pub fn write(buffer: Buffer, remote: RemoteMemory) -> Self {
         Work::new(Verb::Write(remote), Data::Buffer(buffer))
     }
 
     /// Writes bytes that are copied as they are posted to the start of `remote`.
-    #[inline]
+    #[inline(always)]
     pub fn write_inline(bytes: &'a [u8], remote: RemoteMemory) -> Self {
         Work::new(Verb::Write(remote), Data::Inline(bytes))
     }
 
     /// Reads from the start of `remote` into `buffer`, as many bytes as its length.
-    #[inline]
+    #[inline(always)]
     pub fn read(buffer: Buffer, remote: RemoteMemory) -> Self {
         Work::new(Verb::Read(remote), Data::Buffer(buffer))
     }
 
     /// Replaces the 64-bit word at `remote` by `swap` if it equals `compare`. The old value comes back in the first eight
     /// bytes of `buffer`, in host byte order.
-    #[inline]
+    #[inline(always)]
     pub fn compare_swap(buffer: Buffer, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         Work::new(Verb::CompareSwap { remote, compare, swap }, Data::Buffer(buffer))
     }
 
     /// Adds to the 64-bit word at `remote`. The old value comes back in the first eight bytes of `buffer`, in host byte
     /// order.
-    #[inline]
+    #[inline(always)]
     pub fn fetch_add(buffer: Buffer, remote: RemoteMemory, add: u64) -> Self {
         Work::new(Verb::FetchAdd { remote, add }, Data::Buffer(buffer))
     }
@@ -101,7 +102,7 @@ impl<'a> Work<'a> {
     /// A write with immediate takes a receive that the peer has posted, whose completion there is
     /// [`Operation::ReceiveWrite`](crate::Operation::ReceiveWrite); without it the peer notices nothing. While no receive is
     /// posted it is retried: [`ConnectOptions::rnr_retry`](crate::ConnectOptions::rnr_retry).
-    #[inline]
+    #[inline(always)]
     pub fn imm(mut self, imm: u32) -> Self {
         self.imm = Some(imm);
         self
@@ -109,26 +110,27 @@ impl<'a> Work<'a> {
 
     /// Does not ask for a completion of its own: the buffer comes back together with that of later work. What has no
     /// buffer comes back only if it fails.
-    #[inline]
+    #[inline(always)]
     pub fn unsignaled(mut self) -> Self {
         self.flags.remove(SendFlags::SIGNALED);
         self
     }
 
     /// Starts only when earlier reads and atomics are done.
-    #[inline]
+    #[inline(always)]
     pub fn fenced(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
         self
     }
 
     /// Wakes a peer that waits for solicited events only.
-    #[inline]
+    #[inline(always)]
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
         self
     }
 
+    #[inline(always)]
     pub(super) fn operation(&self) -> Operation {
         match self.verb {
             Verb::Send | Verb::SendInvalidate(_) => Operation::Send,
@@ -139,23 +141,23 @@ impl<'a> Work<'a> {
     }
 
     /// Gives the buffer back.
+    #[inline(always)]
     pub(super) fn into_buffer(mut self) -> Option<Buffer> {
         self.data.take()
     }
 
     /// Moves the buffer out; that of an atomic's result then holds the eight bytes of it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take_buffer(&mut self) -> Option<Buffer> {
         let mut buffer = self.data.take();
         if let (Verb::CompareSwap { .. } | Verb::FetchAdd { .. }, Some(buffer)) = (&self.verb, &mut buffer) {
-            // `check` has found that they fit.
-            let _ = buffer.set_len(ATOMIC);
+            buffer.set_len_within(ATOMIC);
         }
         buffer
     }
 
     /// What the device shall read or write of the buffer.
-    #[inline]
+    #[inline(always)]
     pub(super) fn sge(&self, buffer: &Buffer) -> Sge {
         match self.verb {
             Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Sge { len: ATOMIC as u32, ..buffer.sge() },
@@ -164,7 +166,7 @@ impl<'a> Work<'a> {
     }
 
     /// Checks lengths.
-    #[inline]
+    #[inline(always)]
     pub(super) fn check(&self, max_message: u32) -> Result<(), PostError> {
         let (remote, atomic) = match &self.verb {
             Verb::Send | Verb::SendInvalidate(_) => (None, false),
@@ -188,7 +190,7 @@ impl<'a> Work<'a> {
 }
 
 impl Data<'_> {
-    #[inline]
+    #[inline(always)]
     fn take(&mut self) -> Option<Buffer> {
         match std::mem::replace(self, Data::Inline(&[])) {
             Data::Buffer(buffer) => Some(buffer),

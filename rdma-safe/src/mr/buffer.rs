@@ -47,13 +47,25 @@ impl Buffer {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] when it exceeds the capacity; the length stays.
-    #[inline]
+    #[inline(always)]
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         if len > self.capacity {
             return Err(Error::OutOfBounds { offset: 0, len, region: self.capacity });
         }
         self.len = len;
         Ok(())
+    }
+
+    /// As [`Buffer::set_len`], with the capacity as the most.
+    #[inline(always)]
+    pub(crate) fn set_len_within(&mut self, len: usize) {
+        self.len = len.min(self.capacity);
+    }
+
+    /// Whether it is registered in `pd`.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
+        self.region.registration.is_of(pd)
     }
 
     /// Copies `bytes` to the start and sets the length to theirs.
@@ -140,7 +152,7 @@ impl Buffer {
 
     /// Local key, for the raw door.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn lkey(&self) -> u32 {
         self.region.lkey()
     }
@@ -150,20 +162,20 @@ impl Buffer {
     /// Posting it there while this buffer is read or written is what the contract of
     /// [`SendBatch`](crate::SendBatch) forbids.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn address(&self) -> u64 {
         self.address.as_ptr() as u64
     }
 
     /// The bytes up to the length, at most 4 GiB - 1, as a scatter/gather element for the raw door.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn sge(&self) -> crate::Sge {
         crate::Sge { address: self.address(), len: u32::try_from(self.len).unwrap_or(u32::MAX), lkey: self.lkey() }
     }
 
     /// The same up to the capacity: what a receive may fill, of a message of at most `max` bytes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn whole_sge(&self, max: u32) -> crate::Sge {
         crate::Sge { len: u32::try_from(self.capacity).unwrap_or(max).min(max), ..self.sge() }
     }

@@ -64,6 +64,12 @@ impl Registration {
         self.pd.as_ref().expect("only `release` takes it")
     }
 
+    /// Whether it is of `pd`; where it was released, of none.
+    #[inline(always)]
+    fn is_of(&self, pd: &ProtectionDomain) -> bool {
+        self.pd.as_ref().is_some_and(|own| own.is_same(pd))
+    }
+
     pub(crate) fn as_raw(&self) -> *mut ibv_mr {
         self.raw.as_ptr()
     }

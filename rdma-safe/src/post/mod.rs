@@ -33,7 +33,7 @@ impl Sge {
     /// No bytes.
     pub const EMPTY: Sge = Sge { address: 0, len: 0, lkey: 0 };
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn to_raw(self) -> ibv_sge {
         ibv_sge { addr: self.address, length: self.len, lkey: self.lkey }
     }
@@ -155,9 +155,16 @@ pub enum PostError {
 }
 
 impl PostError {
+    /// Whether, of a single work request, the provider has surely nothing.
+    #[inline(always)]
+    pub(crate) fn surely_not_posted(&self) -> bool {
+        !matches!(self, PostError::InDoubt { .. })
+    }
+
     /// From an `errno` of `ibv_post_send`, `ibv_post_recv` or `ibv_wr_complete`, where `posted` is what the provider says
     /// of how far it got.
-    #[cold]
+    // Inlined: a call that could unwind would keep every guard of the caller in memory.
+    #[inline(always)]
     fn from_provider(errno: i32, posted: Option<u32>) -> Self {
         match (errno, posted) {
             (libc::ENOMEM | libc::ENOSPC, Some(posted)) => PostError::QueueFull { posted },

@@ -1,5 +1,7 @@
 //! What a work request sends: elements of registered memory, or bytes copied as it is posted.
 
+use std::ptr::NonNull;
+
 use rdma_sys::*;
 
 use super::{PostError, Sge};
@@ -39,9 +41,10 @@ pub struct Limits {
 /// Where a payload goes in a work request of `ibv_post_send`.
 #[allow(missing_debug_implementations)] // Of no use outside: it is made and consumed within one posting.
 pub struct Slot<'a> {
+    /// Its `sg_list` has room for as many elements as [`Limits`] allows, at least one.
     pub(super) wr: &'a mut ibv_send_wr,
-    pub(super) sges: &'a mut [ibv_sge],
-    pub(super) inline: &'a mut [u8],
+    /// Room for as many bytes as [`Limits`] allows.
+    pub(super) inline: NonNull<u8>,
 }
 
 pub(super) mod sealed {
@@ -62,28 +65,33 @@ pub(super) mod sealed {
         /// `qp` must be between a builder call and the next, and `check` must have passed.
         unsafe fn set(&self, qp: *mut ibv_qp_ex, limits: &mut Limits);
 
-        /// Writes the payload into a work request whose memory is big enough for what `check` passed.
-        fn fill(&self, slot: Slot<'_>);
+        /// Writes the payload into a work request.
+        ///
+        /// # Safety
+        ///
+        /// `check` must have passed with the limits of the queue pair that `slot` belongs to.
+        unsafe fn fill(&self, slot: Slot<'_>);
     }
 }
 
 impl sealed::Payload for Sge {
     const INLINE: bool = false;
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, _limits: &Limits) -> Result<(), PostError> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn set(&self, qp: *mut ibv_qp_ex, _limits: &mut Limits) {
         // SAFETY: the caller's contract.
         unsafe { ibv_wr_set_sge(qp, self.lkey, self.address, self.len) }
     }
 
-    #[inline]
-    fn fill(&self, slot: Slot<'_>) {
-        slot.sges[0] = self.to_raw();
+    #[inline(always)]
+    unsafe fn fill(&self, slot: Slot<'_>) {
+        // SAFETY: there is always room for one element.
+        unsafe { slot.wr.sg_list.write(self.to_raw()) };
         slot.wr.num_sge = 1;
     }
 }
@@ -91,7 +99,7 @@ impl sealed::Payload for Sge {
 impl sealed::Payload for &[Sge] {
     const INLINE: bool = false;
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, limits: &Limits) -> Result<(), PostError> {
         if self.len() > limits.max_sge as usize {
             return Err(PostError::TooManySges { count: self.len(), max: limits.max_sge });
@@ -99,7 +107,7 @@ impl sealed::Payload for &[Sge] {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn set(&self, qp: *mut ibv_qp_ex, _limits: &mut Limits) {
         // SAFETY: the caller's contract; `Sge` has the layout of `struct ibv_sge`, and the provider copies the list.
         unsafe {
@@ -111,10 +119,11 @@ impl sealed::Payload for &[Sge] {
         }
     }
 
-    #[inline]
-    fn fill(&self, slot: Slot<'_>) {
-        for (raw, sge) in slot.sges.iter_mut().zip(*self) {
-            *raw = sge.to_raw();
+    #[inline(always)]
+    unsafe fn fill(&self, slot: Slot<'_>) {
+        for (index, sge) in self.iter().enumerate() {
+            // SAFETY: `check` has found that there are no more than there is room for.
+            unsafe { slot.wr.sg_list.add(index).write(sge.to_raw()) };
         }
         slot.wr.num_sge = self.len() as i32;
     }
@@ -123,7 +132,7 @@ impl sealed::Payload for &[Sge] {
 impl sealed::Payload for Inline<'_> {
     const INLINE: bool = true;
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, limits: &Limits) -> Result<(), PostError> {
         if self.0.len() > limits.max_inline as usize {
             return Err(PostError::InlineTooLong { len: self.0.len(), max: limits.max_inline });
@@ -131,22 +140,23 @@ impl sealed::Payload for Inline<'_> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn set(&self, qp: *mut ibv_qp_ex, _limits: &mut Limits) {
         // SAFETY: the caller's contract; the provider copies the bytes.
         unsafe { ibv_wr_set_inline_data(qp, self.0.as_ptr().cast_mut().cast(), self.0.len()) }
     }
 
-    #[inline]
-    fn fill(&self, slot: Slot<'_>) {
-        InlineList(&[self.0]).fill(slot);
+    #[inline(always)]
+    unsafe fn fill(&self, slot: Slot<'_>) {
+        // SAFETY: the caller's contract; for one piece the check is the same.
+        unsafe { InlineList(&[self.0]).fill(slot) }
     }
 }
 
 impl sealed::Payload for InlineList<'_> {
     const INLINE: bool = true;
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, limits: &Limits) -> Result<(), PostError> {
         let len = self.0.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len()));
         if len > limits.max_inline as usize {
@@ -159,9 +169,13 @@ impl sealed::Payload for InlineList<'_> {
         /// Pieces that are handed over as a list; more are put together first.
         const DIRECT: usize = 16;
         if limits.copy_inline_lists || self.0.len() > DIRECT {
-            let len = concatenate(self.0, &mut limits.scratch);
-            // SAFETY: the caller's contract; `len` bytes of `scratch` were written, and the provider copies them.
-            return unsafe { ibv_wr_set_inline_data(qp, limits.scratch.as_mut_ptr().cast(), len) };
+            // SAFETY: the caller's contract; `scratch` has room for what `check` has passed, `len` bytes of it were written,
+            // and the provider copies them.
+            return unsafe {
+                let scratch = NonNull::from(&mut *limits.scratch).cast();
+                let len = concatenate(self.0, scratch);
+                ibv_wr_set_inline_data(qp, scratch.as_ptr().cast(), len)
+            };
         }
         let mut list = [ibv_data_buf { addr: std::ptr::null_mut(), length: 0 }; DIRECT];
         for (raw, piece) in list.iter_mut().zip(self.0) {
@@ -171,19 +185,28 @@ impl sealed::Payload for InlineList<'_> {
         unsafe { ibv_wr_set_inline_data_list(qp, self.0.len(), list.as_ptr()) }
     }
 
-    fn fill(&self, slot: Slot<'_>) {
-        let len = concatenate(self.0, slot.inline);
-        // Its address is set when the chain is posted.
-        slot.sges[0] = ibv_sge { addr: 0, length: len as u32, lkey: 0 };
+    #[inline]
+    unsafe fn fill(&self, slot: Slot<'_>) {
+        // SAFETY: `check` has found that the pieces are no longer than there is room for.
+        let len = unsafe { concatenate(self.0, slot.inline) };
+        let element = ibv_sge { addr: slot.inline.as_ptr() as u64, length: len as u32, lkey: 0 };
+        // SAFETY: there is always room for one element.
+        unsafe { slot.wr.sg_list.write(element) };
         slot.wr.num_sge = i32::from(len > 0);
     }
 }
 
-/// Copies the pieces one after another to the start of `target`, which `check` found long enough; returns their length.
-fn concatenate(pieces: &[&[u8]], target: &mut [u8]) -> usize {
+/// Copies the pieces one after another to `target`; returns their length.
+///
+/// # Safety
+///
+/// `target` must have room for all of them, and be no part of them.
+#[inline]
+unsafe fn concatenate(pieces: &[&[u8]], target: NonNull<u8>) -> usize {
     let mut len = 0;
     for piece in pieces {
-        target[len..][..piece.len()].copy_from_slice(piece);
+        // SAFETY: the caller's contract.
+        unsafe { target.as_ptr().add(len).copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
         len += piece.len();
     }
     len

@@ -1,11 +1,13 @@
 //! The receive queue.
 
 use std::fmt;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys::*;
 
-use super::chain::position;
+use super::chain::{allocate, free, position};
 use super::{PostError, Sge};
 use crate::QueuePairState;
 use crate::qp::Shared;
@@ -28,7 +30,7 @@ impl<'q> RecvQueue<'q> {
     ///
     /// # Safety
     /// See [`RecvBatch`].
-    #[inline]
+    #[inline(always)]
     pub unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         // SAFETY: the caller's contract is the same.
         unsafe { self.state.receive(wr_id, sge) }
@@ -38,7 +40,7 @@ impl<'q> RecvQueue<'q> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         self.state.batch()
     }
@@ -46,14 +48,26 @@ impl<'q> RecvQueue<'q> {
 
 /// The receive side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
 pub(crate) struct RecvState {
-    shared: Arc<Shared>,
+    raw: NonNull<ibv_qp>,
     max_sge: u32,
-    wrs: Box<[ibv_recv_wr]>,
-    sges: Box<[ibv_sge]>,
+    max_batch: u32,
+    /// `max_batch` of them, each linked to the next one and to its elements for good: see [`RecvBatch::post`].
+    wrs: NonNull<ibv_recv_wr>,
+    /// As many for each as [`RecvState::stride`] says.
+    sges: NonNull<ibv_sge>,
+    /// A chain of one, with one element.
+    single: NonNull<Single>,
+    /// Whether the state of the queue pair allows receives.
+    ready: AtomicBool,
+    shared: Arc<Shared>,
 }
 
-// SAFETY: the C objects may be used from any thread (see `Context`); the work requests are plain memory whose pointers
-// are set just before they are posted.
+struct Single {
+    wr: ibv_recv_wr,
+    sge: ibv_sge,
+}
+
+// SAFETY: the C objects may be used from any thread (see `Context`); the work requests are memory of this alone.
 unsafe impl Send for RecvState {}
 // SAFETY: through a shared reference there are only immutable fields to be read.
 unsafe impl Sync for RecvState {}
@@ -61,59 +75,107 @@ unsafe impl Sync for RecvState {}
 impl RecvState {
     pub(crate) fn new(shared: &Arc<Shared>, max_batch: u32) -> Self {
         let max_sge = shared.capacity().max_recv_sge;
-        let count = max_batch.min(shared.capacity().max_recv_wr.max(1)) as usize;
-        let empty = ibv_recv_wr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
-        RecvState {
-            shared: Arc::clone(shared),
-            max_sge,
-            wrs: vec![empty; count].into_boxed_slice(),
-            sges: vec![Sge::EMPTY.to_raw(); count * max_sge.max(1) as usize].into_boxed_slice(),
+        let max_batch = max_batch.min(shared.capacity().max_recv_wr.max(1));
+        let stride = Self::stride(max_sge);
+        let empty = ibv_recv_wr { wr_id: 0, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
+        let (wrs, sges) =
+            (allocate(empty, max_batch as usize), allocate(Sge::EMPTY.to_raw(), max_batch as usize * stride));
+        for index in 0..max_batch as usize {
+            // SAFETY: `index` is below the number of work requests, each of which has `stride` elements; the pointer to the
+            // next one is at most one behind the last.
+            unsafe {
+                let wr = wrs.add(index).as_ptr();
+                (*wr).next = wr.add(1);
+                (*wr).sg_list = sges.add(index * stride).as_ptr();
+            }
         }
+        let single = NonNull::from(Box::leak(Box::new(Single {
+            wr: ibv_recv_wr { num_sge: 1, ..empty },
+            sge: Sge::EMPTY.to_raw(),
+        })));
+        // SAFETY: just made.
+        unsafe { (*single.as_ptr()).wr.sg_list = &raw mut (*single.as_ptr()).sge };
+        RecvState {
+            raw: shared.raw(),
+            max_sge,
+            max_batch,
+            wrs,
+            sges,
+            single,
+            ready: AtomicBool::new(false),
+            shared: Arc::clone(shared),
+        }
+    }
+
+    /// The queue pair is in `state`.
+    pub(crate) fn set_state(&self, state: QueuePairState) {
+        let refuses = matches!(state, QueuePairState::RESET | QueuePairState::UNKNOWN);
+        self.ready.store(!refuses, Ordering::Relaxed);
+    }
+
+    /// Elements of a work request, at least one.
+    #[inline(always)]
+    fn stride(max_sge: u32) -> usize {
+        max_sge.max(1) as usize
     }
 
     /// # Safety
     /// See [`RecvBatch`].
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         self.check_state()?;
-        let mut sge = sge.to_raw();
-        let mut wr = ibv_recv_wr { wr_id, next: std::ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
+        let single = self.single.as_ptr();
         // SAFETY: a chain of one work request, for whose memory the caller vouches.
-        unsafe { self.post_chain(&mut wr, 1) }
+        unsafe {
+            (*single).wr.wr_id = wr_id;
+            (*single).sge = sge.to_raw();
+            self.post_chain(&raw mut (*single).wr, 1)
+        }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         self.check_state()?;
         Ok(RecvBatch { queue: self, count: 0 })
     }
 
-    #[inline]
-    fn check_state(&self) -> Result<(), PostError> {
-        match self.shared.state() {
-            state @ (QueuePairState::RESET | QueuePairState::UNKNOWN) => Err(PostError::NotReady { state }),
-            _ => Ok(()),
+    #[inline(always)]
+    fn check_state(&mut self) -> Result<(), PostError> {
+        if !*self.ready.get_mut() {
+            return Err(PostError::NotReady { state: self.shared.state() });
         }
+        Ok(())
     }
 
     /// # Safety
     ///
     /// `first` must be a chain of `len` work requests that lie one after another, whose elements are valid. The caller
     /// keeps the contract of [`RecvBatch`] for the memory.
-    #[inline]
-    unsafe fn post_chain(&self, first: *mut ibv_recv_wr, len: usize) -> Result<(), PostError> {
-        let mut bad = std::ptr::null_mut();
+    #[inline(always)]
+    unsafe fn post_chain(&self, first: *mut ibv_recv_wr, len: u32) -> Result<(), PostError> {
+        let mut bad = null_mut();
         // SAFETY: the queue pair is valid; the rest is the caller's contract.
-        match unsafe { ibv_post_recv(self.shared.as_raw(), first, &mut bad) } {
+        match unsafe { ibv_post_recv(self.raw.as_ptr(), first, &mut bad) } {
             0 => Ok(()),
             errno => Err(PostError::from_provider(errno, position(first, bad, len))),
         }
     }
 }
 
+impl Drop for RecvState {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` in these lengths, and freed here only.
+        unsafe {
+            free(self.wrs, self.max_batch as usize);
+            free(self.sges, self.max_batch as usize * Self::stride(self.max_sge));
+            drop(Box::from_raw(self.single.as_ptr()));
+        }
+    }
+}
+
 impl fmt::Debug for RecvState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecvState").field("max_sge", &self.max_sge).field("max_batch", &self.wrs.len()).finish()
+        f.debug_struct("RecvState").field("max_sge", &self.max_sge).field("max_batch", &self.max_batch).finish()
     }
 }
 
@@ -128,7 +190,7 @@ impl fmt::Debug for RecvState {
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct RecvBatch<'q> {
     queue: &'q mut RecvState,
-    count: usize,
+    count: u32,
 }
 
 impl RecvBatch<'_> {
@@ -139,21 +201,23 @@ impl RecvBatch<'_> {
     ///
     /// # Safety
     /// See [`RecvBatch`].
-    #[inline]
+    #[inline(always)]
     pub unsafe fn receive(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         let queue = &mut *self.queue;
         if sges.len() > queue.max_sge as usize {
             return Err(PostError::TooManySges { count: sges.len(), max: queue.max_sge });
         }
-        let max = queue.wrs.len();
-        let stride = queue.sges.len() / max;
-        let Some(wr) = queue.wrs.get_mut(self.count) else {
-            return Err(PostError::BatchFull { max: max as u32 });
-        };
-        wr.wr_id = wr_id;
-        wr.num_sge = sges.len() as i32;
-        for (raw, sge) in queue.sges[self.count * stride..][..stride].iter_mut().zip(sges) {
-            *raw = sge.to_raw();
+        if self.count >= queue.max_batch {
+            return Err(PostError::BatchFull { max: queue.max_batch });
+        }
+        // SAFETY: `count` is below the number of work requests, and `sges` are no more than the elements that each has.
+        unsafe {
+            let wr = queue.wrs.add(self.count as usize).as_ptr();
+            (*wr).wr_id = wr_id;
+            (*wr).num_sge = sges.len() as i32;
+            for (index, sge) in sges.iter().enumerate() {
+                (*wr).sg_list.add(index).write(sge.to_raw());
+            }
         }
         self.count += 1;
         Ok(())
@@ -161,14 +225,14 @@ impl RecvBatch<'_> {
 
     /// How many receives it holds.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn len(&self) -> usize {
-        self.count
+        self.count as usize
     }
 
     /// Whether it holds none.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -178,26 +242,21 @@ impl RecvBatch<'_> {
     /// # Errors
     /// As [`QueuePair::receive`](crate::QueuePair::receive).
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
+    #[inline(always)]
     pub fn post(self) -> Result<(), PostError> {
         if self.count == 0 {
             return Ok(());
         }
         let queue = &mut *self.queue;
-        let stride = queue.sges.len() / queue.wrs.len();
-        // Once each: another `as_mut_ptr` would end the right to use what the one before it gave.
-        let (first, sges) = (queue.wrs.as_mut_ptr(), queue.sges.as_mut_ptr());
-        for index in 0..self.count {
-            // SAFETY: `index` is below `count`, which is at most the length of `wrs`, and the elements of each work request
-            // are `stride` of `sges`.
-            unsafe {
-                let wr = first.add(index);
-                (*wr).sg_list = sges.add(index * stride);
-                (*wr).next = if index + 1 < self.count { first.add(index + 1) } else { std::ptr::null_mut() };
-            }
+        // SAFETY: `last` is the last of the `count` work requests that were filled; the chain is cut behind it for the call.
+        // The callers of `receive` vouch for the memory.
+        unsafe {
+            let last = queue.wrs.add(self.count as usize - 1).as_ptr();
+            (*last).next = null_mut();
+            let result = queue.post_chain(queue.wrs.as_ptr(), self.count);
+            (*last).next = last.add(1);
+            result
         }
-        // SAFETY: a chain of `count` work requests as just linked; the callers of `receive` vouch for the memory.
-        unsafe { queue.post_chain(first, self.count) }
     }
 }
 

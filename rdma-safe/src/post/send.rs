@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rdma_sys::*;
 
@@ -28,7 +30,7 @@ impl<'q> SendQueue<'q> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
         self.state.batch()
     }
@@ -36,23 +38,25 @@ impl<'q> SendQueue<'q> {
 
 /// The send side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
 pub(crate) struct SendState {
-    shared: Arc<Shared>,
-    interface: Interface,
+    /// For `ibv_wr_*`; without it work requests are collected in `chain`, for `ibv_post_send`.
+    extended: Option<NonNull<ibv_qp_ex>>,
+    raw: NonNull<ibv_qp>,
     enabled: SendOps,
     limits: Limits,
+    chain: Chain,
     /// The doorbell is a system call, which can fail, with `ENOMEM` among others, when the work is in the queue already:
     /// see [`Quirks::REFUSED_SENDS_EXECUTE`].
     doorbell_fails: bool,
-    /// A batch was begun and neither posted nor aborted. Here and not in the batch, so that forgetting one is not fatal.
-    open: bool,
+    /// Flags below: in one field, so that posting has one thing to look at.
+    gate: AtomicU8,
+    shared: Arc<Shared>,
 }
 
-enum Interface {
-    /// `ibv_wr_*`.
-    Extended(NonNull<ibv_qp_ex>),
-    /// `ibv_post_send` of work requests collected here.
-    Classic(Chain),
-}
+/// The state of the queue pair allows sends.
+const READY: u8 = 1;
+/// `ibv_wr_start` was called, and neither `ibv_wr_complete` nor `ibv_wr_abort`. Here and not in the batch, so that
+/// forgetting one is not fatal.
+const OPEN: u8 = 2;
 
 // SAFETY: the C objects may be used from any thread (see `Context`); a batch, which may not, borrows the queue.
 unsafe impl Send for SendState {}
@@ -69,47 +73,65 @@ impl SendState {
             copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
         };
         let doorbell_fails = shared.context().quirks().contains(Quirks::REFUSED_SENDS_EXECUTE);
-        let interface = match qp_ex {
-            Some(qp_ex) => Interface::Extended(qp_ex),
-            None => Interface::Classic(Chain::new(&limits, max_batch.min(capacity.max_send_wr.max(1)))),
+        let chain = match qp_ex {
+            Some(_) => Chain::none(),
+            None => Chain::new(&limits, max_batch.min(capacity.max_send_wr.max(1))),
         };
-        SendState { shared: Arc::clone(shared), interface, enabled: ops, limits, doorbell_fails, open: false }
+        SendState {
+            extended: qp_ex,
+            raw: shared.raw(),
+            enabled: ops,
+            limits,
+            chain,
+            doorbell_fails,
+            gate: AtomicU8::new(0),
+            shared: Arc::clone(shared),
+        }
+    }
+
+    /// The queue pair is in `state`.
+    pub(crate) fn set_state(&self, state: QueuePairState) {
+        use QueuePairState as S;
+        match state {
+            S::RTS | S::SQD | S::SQE | S::ERR => self.gate.fetch_or(READY, Ordering::Relaxed),
+            _ => self.gate.fetch_and(!READY, Ordering::Relaxed),
+        };
     }
 
     pub(crate) fn is_extended(&self) -> bool {
-        matches!(self.interface, Interface::Extended(_))
+        self.extended.is_some()
     }
 
     pub(crate) fn operations(&self) -> SendOps {
         self.enabled
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
-        // A batch that was forgotten instead of dropped left the provider's lock held.
-        self.abort();
-        let state = self.shared.state();
-        if !matches!(state, QueuePairState::RTS | QueuePairState::SQD | QueuePairState::SQE | QueuePairState::ERR) {
-            return Err(PostError::NotReady { state });
+        if *self.gate.get_mut() != READY {
+            // A batch that was forgotten instead of dropped left the provider's lock held.
+            self.abort();
+            if *self.gate.get_mut() != READY {
+                return Err(PostError::NotReady { state: self.shared.state() });
+            }
         }
-        if let Interface::Extended(qp) = &self.interface {
-            self.open = true;
+        if let Some(qp) = self.extended {
+            *self.gate.get_mut() = READY | OPEN;
             // SAFETY: the queue pair is valid and no batch is open on it: this is the only send queue, borrowed mutably.
             unsafe { ibv_wr_start(qp.as_ptr()) }
         }
-        Ok(SendBatch { queue: self, count: 0, not_send: PhantomData })
+        Ok(SendBatch { extended: self.extended, queue: self, count: 0, not_send: PhantomData })
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn abort(&mut self) {
-        match &mut self.interface {
-            Interface::Extended(qp) if self.open => {
-                self.open = false;
+        let gate = self.gate.get_mut();
+        if *gate & OPEN != 0 {
+            *gate &= !OPEN;
+            if let Some(qp) = self.extended {
                 // SAFETY: the queue pair is valid and a batch is open on it.
                 unsafe { ibv_wr_abort(qp.as_ptr()) }
             }
-            Interface::Extended(_) => {}
-            Interface::Classic(chain) => chain.len = 0,
         }
     }
 }
@@ -141,6 +163,8 @@ impl fmt::Debug for SendState {
 ///   and a write then reaches any memory that this process registered with remote write access.
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct SendBatch<'q> {
+    /// As the queue has it.
+    extended: Option<NonNull<ibv_qp_ex>>,
     queue: &'q mut SendState,
     count: u32,
     not_send: PhantomData<*mut ()>,
@@ -156,7 +180,7 @@ impl SendBatch<'_> {
     /// # Safety
     /// See [`SendBatch`].
     #[doc(alias = "ibv_wr_send")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn send(&mut self, wr: WorkRequest, payload: impl Payload) -> Result<(), PostError> {
         // SAFETY: the caller's contract; the operation and its builder belong together.
         unsafe { self.add(SendOps::SEND, IBV_WR_SEND, wr, payload, |qp| ibv_wr_send(qp), |_| {}) }
@@ -170,7 +194,7 @@ impl SendBatch<'_> {
     /// # Safety
     /// See [`SendBatch`].
     #[doc(alias = "ibv_wr_send_imm")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn send_imm(&mut self, wr: WorkRequest, imm: u32, payload: impl Payload) -> Result<(), PostError> {
         let imm = imm.to_be();
         let extended = |qp| {
@@ -190,7 +214,7 @@ impl SendBatch<'_> {
     /// # Safety
     /// See [`SendBatch`].
     #[doc(alias = "ibv_wr_send_inv")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn send_invalidate(
         &mut self,
         wr: WorkRequest,
@@ -214,7 +238,7 @@ impl SendBatch<'_> {
     /// # Safety
     /// See [`SendBatch`].
     #[doc(alias = "ibv_wr_rdma_write")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn write(
         &mut self,
         wr: WorkRequest,
@@ -240,7 +264,7 @@ impl SendBatch<'_> {
     /// # Safety
     /// See [`SendBatch`].
     #[doc(alias = "ibv_wr_rdma_write_imm")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn write_imm(
         &mut self,
         wr: WorkRequest,
@@ -270,7 +294,7 @@ impl SendBatch<'_> {
     /// # Safety
     /// See [`SendBatch`].
     #[doc(alias = "ibv_wr_rdma_read")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn read(
         &mut self,
         wr: WorkRequest,
@@ -296,7 +320,7 @@ impl SendBatch<'_> {
     /// # Safety
     /// See [`SendBatch`].
     #[doc(alias = "ibv_wr_atomic_cmp_swp")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn compare_swap(
         &mut self,
         wr: WorkRequest,
@@ -326,7 +350,7 @@ impl SendBatch<'_> {
     /// # Safety
     /// See [`SendBatch`].
     #[doc(alias = "ibv_wr_atomic_fetch_add")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn fetch_add(
         &mut self,
         wr: WorkRequest,
@@ -348,14 +372,14 @@ impl SendBatch<'_> {
 
     /// How many work requests it holds.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn len(&self) -> usize {
         self.count as usize
     }
 
     /// Whether it holds none.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -366,25 +390,28 @@ impl SendBatch<'_> {
     /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when the provider failed otherwise.
     #[doc(alias = "ibv_wr_complete")]
     #[doc(alias = "ibv_post_send")]
-    #[inline]
+    #[inline(always)]
     pub fn post(self) -> Result<(), PostError> {
         if self.count == 0 {
             return Ok(());
         }
-        let queue = &mut *self.queue;
-        match &mut queue.interface {
-            Interface::Extended(qp) => {
-                queue.open = false;
-                // SAFETY: the queue pair is valid and a batch is open on it.
-                match unsafe { ibv_wr_complete(qp.as_ptr()) } {
-                    0 => Ok(()),
-                    // ibv_wr_post(3): on failure none of the batch was posted. That holds for a batch that does not fit.
-                    libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
-                    libc::ENOMEM if !queue.doorbell_fails => Err(PostError::QueueFull { posted: 0 }),
-                    errno => Err(PostError::InDoubt { errno: Errno(errno) }),
-                }
-            }
-            Interface::Classic(chain) => chain.post(queue.shared.as_raw()),
+        // Not dropped: there is nothing to abort then.
+        let mut this = ManuallyDrop::new(self);
+        let SendBatch { extended, queue, count, .. } = &mut *this;
+        let Some(qp) = *extended else {
+            // SAFETY: the queue pair is valid, so many work requests were built, and the callers of the methods that did that
+            // vouch for the memory.
+            return unsafe { queue.chain.post(queue.raw, *count) };
+        };
+        // It was ready when the batch was begun, and whoever could have changed that would have had to borrow it.
+        *queue.gate.get_mut() = READY;
+        // SAFETY: the queue pair is valid and a batch is open on it.
+        match unsafe { ibv_wr_complete(qp.as_ptr()) } {
+            0 => Ok(()),
+            // ibv_wr_post(3): on failure none of the batch was posted. That holds for a batch that does not fit.
+            libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
+            libc::ENOMEM if !queue.doorbell_fails => Err(PostError::QueueFull { posted: 0 }),
+            errno => Err(PostError::InDoubt { errno: Errno(errno) }),
         }
     }
 
@@ -408,8 +435,8 @@ impl SendBatch<'_> {
         }
         payload.check(&queue.limits)?;
         let flags = wr.flags.bits() | if P::INLINE { IBV_SEND_INLINE.0 } else { 0 };
-        match &mut queue.interface {
-            Interface::Extended(qp) => {
+        match self.extended {
+            Some(qp) => {
                 let qp = qp.as_ptr();
                 // SAFETY: the queue pair is valid and a batch is open. Its identifier and flags are read by the builder
                 // call, which `op` says exists. `check` has passed. See `Quirks::INLINE_NEEDS_FLAG` for the flag.
@@ -420,13 +447,18 @@ impl SendBatch<'_> {
                     payload.set(qp, &mut queue.limits);
                 }
             }
-            Interface::Classic(chain) => {
-                let slot = chain.push()?;
-                slot.wr.wr_id = wr.id;
-                slot.wr.opcode = opcode;
-                slot.wr.send_flags = flags;
-                classic(slot.wr);
-                payload.fill(slot);
+            None => {
+                let slot = queue.chain.slot(self.count)?;
+                let to = &mut *slot.wr;
+                to.wr_id = wr.id;
+                to.opcode = opcode;
+                to.send_flags = flags;
+                // What another operation may have set: providers check fields of unions that theirs do not use.
+                to.__bindgen_anon_1.imm_data = 0;
+                to.wr = ibv_send_wr__bindgen_ty_2::zeroed();
+                classic(to);
+                // SAFETY: `check` has passed, with the limits of the queue.
+                unsafe { payload.fill(slot) };
             }
         }
         self.count += 1;
@@ -435,7 +467,7 @@ impl SendBatch<'_> {
 }
 
 impl Drop for SendBatch<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         self.queue.abort();
     }
@@ -447,7 +479,7 @@ impl fmt::Debug for SendBatch<'_> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn check_atomic(address: u64, result: Sge) -> Result<(), PostError> {
     if address % 8 != 0 || result.address % 8 != 0 || result.len != 8 {
         return Err(PostError::AtomicOperand);
@@ -455,12 +487,12 @@ fn check_atomic(address: u64, result: Sge) -> Result<(), PostError> {
     Ok(())
 }
 
-#[inline]
+#[inline(always)]
 fn set_rdma(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32) {
     wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
 }
 
-#[inline]
+#[inline(always)]
 fn set_atomic(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) {
     wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
 }

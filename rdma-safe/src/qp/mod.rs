@@ -105,7 +105,9 @@ impl QueuePair {
     pub fn modify(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
         // A batch that was forgotten would be aborted later, and then put the provider's counters back to before a reset.
         self.send.abort();
-        self.shared.modify(attributes)
+        let result = self.shared.modify(attributes);
+        self.tell_state();
+        result
     }
 
     /// Reads attributes from the device: `ibv_query_qp(3)`.
@@ -116,7 +118,13 @@ impl QueuePair {
     /// [`Error::Verb`].
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes> {
-        self.shared.query()
+        self.shared.query(|| self.tell_state())
+    }
+
+    /// Lets both queues know what the state allows.
+    fn tell_state(&self) {
+        self.send.set_state(self.state());
+        self.recv.set_state(self.state());
     }
 
     /// Send operations that can be posted.
@@ -130,7 +138,7 @@ impl QueuePair {
     /// # Errors
     /// [`PostError::NotReady`] unless the queue pair was brought to RTS.
     #[doc(alias = "ibv_wr_start")]
-    #[inline]
+    #[inline(always)]
     pub fn send_batch(&mut self) -> Result<SendBatch<'_>, PostError> {
         self.send.batch()
     }
@@ -139,7 +147,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`PostError::NotReady`] in RESET.
-    #[inline]
+    #[inline(always)]
     pub fn recv_batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         self.recv.batch()
     }
@@ -153,14 +161,14 @@ impl QueuePair {
     /// # Safety
     /// See [`RecvBatch`].
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         // SAFETY: the caller's contract is the same.
         unsafe { self.recv.receive(wr_id, sge) }
     }
 
     /// Both queues apart: two threads may use one each.
-    #[inline]
+    #[inline(always)]
     pub fn split(&mut self) -> (SendQueue<'_>, RecvQueue<'_>) {
         (SendQueue::new(&mut self.send), RecvQueue::new(&mut self.recv))
     }
@@ -174,6 +182,7 @@ impl QueuePair {
     #[cold]
     pub(crate) fn fail(&self) {
         self.shared.fail();
+        self.tell_state();
     }
 
     /// The device that it belongs to.
@@ -225,6 +234,10 @@ impl Shared {
         self.raw.as_ptr()
     }
 
+    pub(crate) fn raw(&self) -> NonNull<ibv_qp> {
+        self.raw
+    }
+
     /// Whether this thread holds a lock that a reset may take.
     fn is_polled_here(&self) -> bool {
         self.parents.as_ref().is_some_and(|parents| parents.polled_here().is_some())
@@ -259,7 +272,8 @@ impl Shared {
         self.port.store(port, Ordering::Relaxed);
     }
 
-    fn query(&self) -> Result<QueuePairAttributes> {
+    /// Calls `done` before another thread can.
+    fn query(&self, done: impl FnOnce()) -> Result<QueuePairAttributes> {
         let mut attributes = QueuePairAttributes::new();
         let mask = AttributeMask::all() - AttributeMask::RATE_LIMIT;
         let mut init = ibv_qp_init_attr::zeroed();
@@ -276,6 +290,7 @@ impl Shared {
         check(result).map_err(|errno| self.error("ibv_query_qp", errno))?;
         attributes.mask = mask;
         self.set_state(QueuePairState(attributes.raw.qp_state.0));
+        done();
         Ok(attributes)
     }
 

@@ -1,0 +1,146 @@
+//! Runs loops over verbs for `cargo xtask bench overhead`, which counts their instructions.
+//!
+//! Every loop does the same in every variant: in C, over rdma-sys, over both doors of rdma-safe. Each is run twice, with
+//! [`COUNTS`] operations; callgrind writes a profile of each run, and a line tells what it was and its checksum.
+
+mod callgrind;
+mod counting;
+mod owned;
+mod raw;
+mod rig;
+mod sys;
+
+use std::ffi::CString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use libloading::os::unix::Library;
+
+use counting::Counting;
+use rig::{FAILED, Objects, Owned, Raw, Result, Rig, Setting};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Operations of the two runs: what a loop does once drops out of the difference.
+const COUNTS: [u64; 2] = [1600, 17600];
+
+struct Row {
+    name: &'static str,
+    setting: Setting,
+    sys: Option<unsafe fn(&Objects, u64) -> u64>,
+    raw: Option<fn(&mut Raw, u64) -> u64>,
+    owned: Option<fn(&mut Owned, u64) -> u64>,
+}
+
+const EXTENDED: Setting = Setting { classic: false, receive_at_once: false, endless: false, atomic: false };
+const CLASSIC: Setting = Setting { classic: true, ..EXTENDED };
+
+macro_rules! rows {
+    ($($name:ident: $setting:expr $(, sys $sys:ident)? $(, raw $raw:ident)? $(, owned $owned:ident)?;)+) => {
+        [$(Row {
+            name: stringify!($name),
+            setting: $setting,
+            sys: rows!(@ sys $($sys)?),
+            raw: rows!(@ raw $($raw)?),
+            owned: rows!(@ owned $($owned)?),
+        }),+]
+    };
+    (@ $module:ident) => { None };
+    (@ $module:ident $function:ident) => { Some($module::$function) };
+}
+
+fn rows() -> impl IntoIterator<Item = Row> {
+    rows! {
+        ex1: EXTENDED, sys loop_sys_ex1, raw loop_raw_ex1;
+        ex16: EXTENDED, sys loop_sys_ex16, raw loop_raw_ex16;
+        cl1: CLASSIC, sys loop_sys_cl1, raw loop_raw_cl1;
+        cl16: CLASSIC, sys loop_sys_cl16, raw loop_raw_cl16;
+        rv1: EXTENDED, sys loop_sys_rv1, raw loop_raw_rv1;
+        rv16: EXTENDED, sys loop_sys_rv16, raw loop_raw_rv16;
+        in1: EXTENDED, sys loop_sys_in1, raw loop_raw_in1;
+        em_ex: EXTENDED, sys loop_sys_em_ex, raw loop_raw_em_ex, owned loop_owned_em_ex;
+        em_cl: CLASSIC, sys loop_sys_em_cl, raw loop_raw_em_cl, owned loop_owned_em_cl;
+        poll_ex: Setting { endless: true, ..EXTENDED }, sys loop_sys_poll_ex, raw loop_raw_poll_ex;
+        poll_cl: Setting { endless: true, ..CLASSIC }, sys loop_sys_poll_cl, raw loop_raw_poll_cl;
+        read: EXTENDED, sys loop_sys_read, raw loop_raw_read;
+        write_imm: EXTENDED, sys loop_sys_write_imm, raw loop_raw_write_imm;
+        send_inv: EXTENDED, sys loop_sys_send_inv, raw loop_raw_send_inv;
+        fetch_add: Setting { atomic: true, ..EXTENDED }, sys loop_sys_fetch_add, raw loop_raw_fetch_add;
+        send_ex1: EXTENDED, owned loop_owned_send_ex1;
+        send_ex16: EXTENDED, owned loop_owned_send_ex16;
+        send_cl1: CLASSIC, owned loop_owned_send_cl1;
+        send_cl16: CLASSIC, owned loop_owned_send_cl16;
+        recv_ex1: Setting { receive_at_once: true, ..EXTENDED }, owned loop_owned_recv_ex1;
+        recv_cl1: Setting { receive_at_once: true, ..CLASSIC }, owned loop_owned_recv_cl1;
+        qp: EXTENDED, raw loop_raw_qp;
+        mr: EXTENDED, raw loop_raw_mr;
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The arguments are `NAME=PATH` of loops.c compiled by the compiler NAME.
+fn run() -> Result<()> {
+    let rig = Rig::new()?;
+    let mut c = Vec::new();
+    for argument in std::env::args().skip(1) {
+        let (name, path) = argument.split_once('=').ok_or("an argument is not NAME=PATH")?;
+        // SAFETY: the library has no initialisers.
+        c.push((name.to_owned(), unsafe { Library::new(Path::new(path)) }?));
+    }
+    for Row { name, setting, sys, raw, owned } in rows() {
+        for (compiler, library) in &c {
+            let symbol = format!("loop_{name}\0");
+            // SAFETY: loops.c has this function for each row.
+            let function: unsafe extern "C" fn(*mut Objects, u64) -> u64 = *unsafe { library.get(symbol.as_bytes())? };
+            let mut objects = Objects::of(&rig, setting)?;
+            // SAFETY: the objects are as the row says.
+            measure(compiler, name, |n| unsafe { function(&raw mut objects.0, n) })?;
+        }
+        if let Some(function) = sys {
+            let objects = Objects::of(&rig, setting)?;
+            // SAFETY: the objects are as the row says.
+            measure("sys", name, |n| unsafe { function(&objects.0, n) })?;
+        }
+        if let Some(function) = raw {
+            let mut raw = rig.raw(setting)?;
+            measure("raw", name, |n| function(&mut raw, n))?;
+        }
+        if let Some(function) = owned {
+            let mut owned = rig.owned(setting)?;
+            measure("owned", name, |n| function(&mut owned, n))?;
+        }
+    }
+    Ok(())
+}
+
+impl Objects {
+    /// The objects that the row needs, and what owns them.
+    fn of(rig: &Rig, setting: Setting) -> Result<(Self, Raw)> {
+        let raw = rig.raw(setting)?;
+        Ok((raw.objects(), raw))
+    }
+}
+
+fn measure(variant: &str, name: &str, mut function: impl FnMut(u64) -> u64) -> Result<()> {
+    for count in COUNTS {
+        let profile = CString::new(format!("{variant} {name} {count}"))?;
+        let before = counting::calls();
+        let checksum = callgrind::profile(&profile, || function(count));
+        let allocations = counting::calls() - before;
+        if checksum == FAILED {
+            return Err(format!("{name} over {variant} failed").into());
+        }
+        println!("{variant}\t{name}\t{count}\t{checksum}\t{allocations}");
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! What a loop runs on.
+
+use std::error::Error;
+use std::ffi::{c_int, c_void};
+
+use libloading::os::unix::Library;
+use rdma_safe::{
+    Access, AddressVector, Buffer, CompletionQueue, Device, Endpoint, Gid, Mtu, ProtectionDomain, QueuePair,
+    QueuePairAttributes, QueuePairState, Remote, Sge,
+};
+use rdma_sys::*;
+
+pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
+
+/// Work requests in a batch.
+pub(crate) const BATCH: usize = 16;
+
+/// Bytes of an inline send.
+pub(crate) const INLINE: usize = 32;
+
+/// Bytes of any other operation; an atomic takes eight.
+const LEN: u32 = 64;
+
+/// What a loop returns when a verb failed.
+pub(crate) const FAILED: u64 = u64::MAX;
+
+/// What the stub does for a loop beside executing what is posted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Setting {
+    /// `ibv_post_send` and `ibv_poll_cq` instead of `ibv_wr_*` and `ibv_start_poll`.
+    pub(crate) classic: bool,
+    /// A posted receive completes at once.
+    pub(crate) receive_at_once: bool,
+    /// Completions arrive by themselves, a batch at a time.
+    pub(crate) endless: bool,
+    /// Operations have the eight bytes of an atomic.
+    pub(crate) atomic: bool,
+}
+
+/// The objects as C sees them: `struct objects` of loops.c.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Objects {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) qp: *mut ibv_qp,
+    pub(crate) qp_ex: *mut ibv_qp_ex,
+    pub(crate) cq: *mut ibv_cq,
+    pub(crate) cq_ex: *mut ibv_cq_ex,
+    pub(crate) local: u64,
+    pub(crate) remote: u64,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+    pub(crate) len: u32,
+    pub(crate) destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
+    pub(crate) reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
+    pub(crate) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
+}
+
+/// The objects of the raw door.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    pub(crate) qp: QueuePair,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) sge: Sge,
+    pub(crate) remote: Remote,
+    pub(crate) buffer: Buffer,
+}
+
+/// The objects of the owned door.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) buffers: [Option<Buffer>; BATCH],
+}
+
+/// The stub that is libibverbs here, and the device in it.
+pub(crate) struct Rig {
+    receive_at_once: unsafe extern "C" fn(*mut ibv_qp, bool),
+    endless: unsafe extern "C" fn(*mut ibv_cq, u32),
+    pd: ProtectionDomain,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Result<Self> {
+        let path = std::env::var_os("RDMA_SYS_LIBIBVERBS").ok_or("RDMA_SYS_LIBIBVERBS does not name the stub")?;
+        // SAFETY: the stub has no initialisers, its functions have these signatures, and it stays loaded.
+        let (receive_at_once, endless) = unsafe {
+            let stub = Library::new(path)?;
+            let functions = (*stub.get(b"rdma_stub_receive_at_once\0")?, *stub.get(b"rdma_stub_endless\0")?);
+            std::mem::forget(stub);
+            functions
+        };
+        let pd = Device::first()?.open()?.alloc_pd()?;
+        Ok(Rig { receive_at_once, endless, pd })
+    }
+
+    pub(crate) fn raw(&self, setting: Setting) -> Result<Raw> {
+        let cq = self.pd.context().completion_queue(64).classic(setting.classic).build()?;
+        let builder = self.pd.queue_pair(&cq, &cq).send_depth(64).recv_depth(64).inline_data(64);
+        let mut qp = builder.max_batch(BATCH as u32).classic(setting.classic).build()?;
+        to_rts(&mut qp)?;
+        self.set(setting, qp.as_raw(), cq.as_raw());
+        let mut buffer = self.pd.allocate(LEN as usize * BATCH)?;
+        buffer.set_len(if setting.atomic { 8 } else { LEN as usize })?;
+        let sge = buffer.sge();
+        Ok(Raw { qp, cq, pd: self.pd.clone(), sge, remote: Remote { address: sge.address, rkey: sge.lkey }, buffer })
+    }
+
+    pub(crate) fn owned(&self, setting: Setting) -> Result<Owned> {
+        let builder = Endpoint::builder(&self.pd).send_depth(64).recv_depth(64);
+        let mut endpoint = builder.classic_post(setting.classic).classic_poll(setting.classic).build()?;
+        endpoint.connect(&endpoint.address())?;
+        let qp = endpoint.queue_pair().as_raw();
+        // SAFETY: the queue pair exists.
+        self.set(setting, qp, unsafe { (*qp).send_cq });
+        let parts = self.pd.allocate(LEN as usize * BATCH)?.into_chunks(LEN as usize)?;
+        let mut parts = parts.into_iter();
+        Ok(Owned { endpoint, buffers: std::array::from_fn(|_| parts.next()) })
+    }
+
+    fn set(&self, setting: Setting, qp: *mut ibv_qp, cq: *mut ibv_cq) {
+        // SAFETY: both objects are the stub's.
+        unsafe {
+            (self.receive_at_once)(qp, setting.receive_at_once);
+            (self.endless)(cq, if setting.endless { BATCH as u32 } else { 0 });
+        }
+    }
+}
+
+impl Raw {
+    /// As C would have them.
+    pub(crate) fn objects(&self) -> Objects {
+        let verbs = verbs().unwrap_or_else(|error| panic!("{error}"));
+        Objects {
+            context: self.pd.context().as_raw(),
+            pd: self.pd.as_raw(),
+            qp: self.qp.as_raw(),
+            // Null for a classic one, whose loops do not use it.
+            // SAFETY: the queue pair exists.
+            qp_ex: unsafe { (verbs.ibv_qp_to_qp_ex)(self.qp.as_raw()) },
+            cq: self.cq.as_raw(),
+            // Used by loops over extended ones only.
+            cq_ex: self.cq.as_raw().cast(),
+            local: self.sge.address,
+            remote: self.remote.address,
+            lkey: self.sge.lkey,
+            rkey: self.remote.rkey,
+            len: self.sge.len,
+            destroy_qp: verbs.ibv_destroy_qp,
+            reg_mr: verbs.ibv_reg_mr,
+            dereg_mr: verbs.ibv_dereg_mr,
+        }
+    }
+}
+
+fn to_rts(qp: &mut QueuePair) -> Result<()> {
+    let init = QueuePairAttributes::new().set_state(QueuePairState::INIT);
+    let rtr = QueuePairAttributes::new().set_state(QueuePairState::RTR);
+    let rts = QueuePairAttributes::new().set_state(QueuePairState::RTS);
+    for attributes in [
+        init.set_port(1).set_pkey_index(0).set_access(Access::empty()),
+        rtr.set_address(AddressVector::from_gid(1, Gid::ZERO, 0))
+            .set_path_mtu(Mtu::MTU_4096)
+            .set_dest_qp_num(1)
+            .set_rq_psn(0)
+            .set_max_dest_rd_atomic(1)
+            .set_min_rnr_timer(12),
+        rts.set_sq_psn(0).set_timeout(14).set_retry_count(6).set_rnr_retry(7).set_max_rd_atomic(1),
+    ] {
+        qp.modify(&attributes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! A provider of verbs for counting what its callers cost: operations that do a provider's work on memory, and no more.
+//!
+//! Posting writes an entry of a ring, with inline data behind it; signaled work completes at once. Polling takes
+//! completions out of a ring. There is no peer and no data moves. What real providers check is not checked, and nothing is
+//! locked: one thread at a time uses a queue pair and its completion queues.
+//!
+//! The shared object exports the functions of libibverbs, so that any program can be given it for that library:
+//! `RDMA_SYS_LIBIBVERBS` names it for rdma-sys, and a program in C links to it or finds it as `libibverbs.so.1`. A program
+//! that links this crate calls [`install`].
+//!
+//! Two functions change what completes, for loops that would otherwise measure two things at once:
+//! [`rdma_stub_receive_at_once`] and [`rdma_stub_endless`].
+
+// What a C library would do: every function gets raw pointers and trusts its caller with what the manual page of the verb
+// asks for, so a reason at each block would say the same everywhere.
+#![allow(clippy::undocumented_unsafe_blocks, clippy::missing_safety_doc)]
+
+mod cq;
+mod device;
+mod memory;
+mod qp;
+
+use std::ffi::{CStr, c_int, c_void};
+
+use rdma_sys::{AlreadyLoaded, LoadError, Verbs};
+
+pub use cq::rdma_stub_endless;
+pub use qp::rdma_stub_receive_at_once;
+
+/// Makes the stub the libibverbs of this process: `rdma_sys::install_verbs`.
+///
+/// # Errors
+/// [`AlreadyLoaded`] when another one is in use.
+pub fn install() -> Result<(), AlreadyLoaded> {
+    let table = table().unwrap_or_else(|error| panic!("{error}"));
+    // SAFETY: the functions are those of libibverbs, as far as this process calls them with what they document.
+    unsafe { rdma_sys::install_verbs(table) }
+}
+
+fn table() -> Result<Verbs, LoadError> {
+    let find = |name: &CStr| FUNCTIONS.iter().find(|(of, _)| of.as_bytes() == name.to_bytes()).map(|(_, f)| f.0);
+    // SAFETY: `FUNCTIONS` pairs each name with the function of that name. Those of `unsupported!` ignore their arguments.
+    unsafe { Verbs::from_lookup("rdma-stub", |name| find(name).unwrap_or(std::ptr::null_mut())) }
+}
+
+/// The address of a function.
+struct Function(*mut c_void);
+
+// SAFETY: code may be called from any thread.
+unsafe impl Sync for Function {}
+
+/// What the shared object exports.
+static FUNCTIONS: &[(&str, Function)] = {
+    macro_rules! functions {
+        ($($module:ident { $($name:ident)* })*) => {
+            &[$($((stringify!($name), Function($module::$name as *mut c_void)),)*)*]
+        };
+    }
+    functions! {
+        device {
+            ibv_get_device_list ibv_free_device_list ibv_get_device_name ibv_get_device_guid ibv_get_device_index
+            ibv_open_device ibv_close_device ibv_query_device ibv_query_port _ibv_query_gid_ex _ibv_query_gid_table
+            ibv_query_gid ibv_query_pkey
+        }
+        memory { ibv_alloc_pd ibv_dealloc_pd ibv_reg_mr ibv_reg_mr_iova ibv_reg_mr_iova2 ibv_dereg_mr }
+        cq { ibv_create_cq ibv_destroy_cq ibv_ack_cq_events }
+        qp { ibv_create_qp ibv_destroy_qp ibv_modify_qp ibv_query_qp ibv_qp_to_qp_ex }
+        missing {
+            ibv_ack_async_event ibv_attach_mcast ibv_destroy_ah ibv_destroy_comp_channel ibv_destroy_srq ibv_detach_mcast
+            ibv_dofork_range ibv_dontfork_range ibv_fork_init ibv_get_async_event ibv_get_cq_event ibv_get_pkey_index
+            ibv_init_ah_from_wc ibv_is_fork_initialized ibv_modify_srq ibv_query_ece ibv_query_qp_data_in_order
+            ibv_query_srq ibv_rate_to_mbps ibv_rate_to_mult ibv_rereg_mr ibv_resize_cq ibv_resolve_eth_l2_from_gid
+            ibv_set_ece ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd mbps_to_ibv_rate mult_to_ibv_rate
+            ibv_create_ah ibv_create_ah_from_wc ibv_create_comp_channel ibv_create_srq ibv_event_type_str
+            ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_node_type_str ibv_port_state_str
+            ibv_reg_dmabuf_mr ibv_wc_status_str
+        }
+    }
+};
+
+/// Functions of the table that nobody measures. Called with any arguments, as the C calling convention allows, they fail.
+mod missing {
+    use super::{c_int, c_void, null};
+
+    macro_rules! unsupported {
+        ($($name:ident)* -> $ty:ty = $value:expr) => {
+            $(#[unsafe(no_mangle)]
+            pub(crate) extern "C" fn $name() -> $ty {
+                $value
+            })*
+        };
+    }
+
+    unsupported! {
+        ibv_ack_async_event ibv_attach_mcast ibv_destroy_ah ibv_destroy_comp_channel ibv_destroy_srq ibv_detach_mcast
+        ibv_dofork_range ibv_dontfork_range ibv_fork_init ibv_get_async_event ibv_get_cq_event ibv_get_pkey_index
+        ibv_init_ah_from_wc ibv_is_fork_initialized ibv_modify_srq ibv_query_ece ibv_query_qp_data_in_order
+        ibv_query_srq ibv_rate_to_mbps ibv_rate_to_mult ibv_rereg_mr ibv_resize_cq ibv_resolve_eth_l2_from_gid
+        ibv_set_ece ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd mbps_to_ibv_rate mult_to_ibv_rate
+        -> c_int = libc::EOPNOTSUPP
+    }
+    unsupported! {
+        ibv_create_ah ibv_create_ah_from_wc ibv_create_comp_channel ibv_create_srq ibv_event_type_str
+        ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_node_type_str ibv_port_state_str
+        ibv_reg_dmabuf_mr ibv_wc_status_str
+        -> *mut c_void = null(libc::EOPNOTSUPP)
+    }
+}
+
+/// How a function that returns an object fails.
+fn null<T>(errno: c_int) -> *mut T {
+    unsafe { *libc::__errno_location() = errno };
+    std::ptr::null_mut()
+}
+
+fn new<T>(object: T) -> *mut T {
+    Box::into_raw(Box::new(object))
+}
+
+unsafe fn free<T>(object: *mut T) -> c_int {
+    drop(unsafe { Box::from_raw(object) });
+    0
+}
