@@ -3,6 +3,7 @@
 // The tests that `cli`, `plan` and `report` describe are not dispatched yet.
 #[allow(dead_code)]
 mod cli;
+mod doctor;
 #[allow(dead_code)]
 mod plan;
 #[allow(dead_code)]
@@ -21,6 +22,7 @@ use cli::Command;
 fn main() -> ExitCode {
     let status = match cli::Cli::parse().command {
         Command::Plot(args) => report::plot::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
         other => Err(anyhow::anyhow!("this build cannot run it: {other:?}")),
     };
     match status {

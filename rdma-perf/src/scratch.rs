@@ -1,7 +1,7 @@
 //! A directory for a test, gone with it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) struct Scratch(PathBuf);
@@ -17,6 +17,13 @@ impl Scratch {
 
     pub(crate) fn path(&self, relative: &str) -> PathBuf {
         self.0.join(relative)
+    }
+
+    /// Writes a file, with the directories above it.
+    pub(crate) fn write(&self, relative: &str, text: &str) {
+        let path = self.path(relative.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
+        fs::write(path, text).unwrap();
     }
 }
 
