@@ -1,8 +1,7 @@
 //! Limits of the control group: the rdma and the memory controller (cgroup-v2.rst, cgroup-v1/rdma.rst of the kernel).
 
 use super::finding::{Finding, Topic};
-use super::host::Host;
-use crate::units::Bytes;
+use super::host::{Host, amount};
 
 pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
     let groups = match host.text("/proc/self/cgroup") {
@@ -84,7 +83,7 @@ fn memory(host: &Host, groups: &str) -> Finding {
     match limits.flatten().filter(|limit| *limit < 1 << 60).min() {
         None => Topic::Cgroup.ok("memory is not limited"),
         Some(limit) => Topic::Cgroup
-            .note(format!("memory is limited to {} bytes", Bytes(limit >> 20 << 20)))
+            .note(format!("memory is limited to {}", amount(limit)))
             .why("Buffers count; a process that goes beyond is killed."),
     }
 }
@@ -124,7 +123,7 @@ mod tests {
         assert_eq!((findings[0].level, findings[1].level), (Level::Problem, Level::Note));
         assert_eq!(findings[1].what, "mlx5_0: hca_object is limited to 2000, of which 20 are in use");
         assert_eq!(findings[0].fix.as_deref(), Some("echo \"mlx5_0 hca_handle=max\" > /sys/fs/cgroup/job/rdma.max"));
-        assert_eq!(findings[2].what, "memory is limited to 2G bytes");
+        assert_eq!(findings[2].what, "memory is limited to 2 GiB");
     }
 
     #[test]

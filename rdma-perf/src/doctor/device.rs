@@ -39,8 +39,9 @@ fn none() -> Finding {
     Topic::Devices
         .problem("the kernel has no RDMA device")
         .why(
-            "Either there is no RDMA hardware (lspci), or its driver is not loaded (mlx5_ib, irdma, bnxt_re, efa …), or this \
-             is a container or a guest that was not given the device. A software device works over any Ethernet interface.",
+            "Either there is no RDMA hardware (lspci), or its driver is not loaded (mlx5_ib, irdma, bnxt_re, efa …), or \
+             this is a container or a guest that was not given the device. A software device works over any Ethernet \
+             interface.",
         )
         .fix("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE")
 }
@@ -63,7 +64,8 @@ fn device(host: &Host, stack: &Stack, name: &str) -> Vec<Finding> {
             let ports = format!("{ports} port{}", if ports == 1 { "" } else { "s" });
             findings.push(Topic::Devices.ok(format!("{name}: {driver}{firmware}, {ports}")));
         }
-        Some(Err(error)) => findings.push(Topic::Devices.problem(format!("{name}: {error}"))),
+        // Of a node that may not be opened libibverbs says that it does not exist.
+        Some(Err(error)) if findings.is_empty() => findings.push(Topic::Devices.problem(format!("{name}: {error}"))),
         // Without a library or a device node, that is what is wrong.
         None if findings.is_empty() && stack.library.is_ok() && stack.devices.is_ok() => {
             findings.push(library::missing_provider(name, driver.as_deref()));
@@ -71,7 +73,7 @@ fn device(host: &Host, stack: &Stack, name: &str) -> Vec<Finding> {
         None if findings.is_empty() => {
             findings.push(Topic::Devices.note(format!("{name}: not opened, without libibverbs")))
         }
-        None => {}
+        _ => {}
     }
     findings
 }
@@ -153,6 +155,17 @@ mod tests {
         let (_scratch, host) = tree();
         let findings = check(&host, &stack(&["mlx5_0"]), Some("mlx5_0"));
         assert_eq!(findings, [Topic::Devices.ok("mlx5_0: made of software, firmware 16.35, 0 ports")]);
+    }
+
+    #[test]
+    fn a_device_that_does_not_open_is_one_problem() {
+        let (scratch, host) = tree();
+        let opened = Err("ibv_open_device failed".to_owned());
+        let stack = Stack { library: Ok(None), devices: Ok(vec![VerbsDevice { name: "mlx5_0".into(), opened }]) };
+        assert_eq!(check(&host, &stack, None), [Topic::Devices.problem("mlx5_0: ibv_open_device failed")]);
+        std::fs::remove_file(scratch.path("dev/infiniband/uverbs0")).unwrap();
+        let findings = check(&host, &stack, None);
+        assert_eq!(findings.len(), 1, "the missing node is the reason: {findings:?}");
     }
 
     #[test]

@@ -14,8 +14,8 @@ pub(crate) fn check(host: &Host, devices: &[String], ruleset: Ruleset<'_>) -> Ve
     }
     if devices.iter().all(|device| !host.is_software(device)) {
         return vec![Topic::Firewall.note(
-            "RoCE of hardware does not come by the packet filter of this host; what lies between the hosts has to pass UDP \
-             port 4791",
+            "RoCE of hardware does not come by the packet filter of this host; what lies between the hosts has to pass \
+             UDP port 4791",
         )];
     }
     if !host.has_capability(NET_ADMIN) {

@@ -16,6 +16,10 @@ struct Entry {
 pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in devices {
+        if host.is_iwarp(device) {
+            findings.push(iwarp(device));
+            continue;
+        }
         let ports = format!("/sys/class/infiniband/{device}/ports");
         for port in host.names(&ports).unwrap_or_default() {
             // InfiniBand connects by LID; its GID 0 is always there.
@@ -28,6 +32,12 @@ pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// What it has for a GID is not what it connects by.
+fn iwarp(device: &str) -> Finding {
+    let finding = Topic::Addresses.warning(format!("{device} is of iWARP"));
+    finding.why("Its connections are made by rdma_cm over TCP; rdma-perf makes those of InfiniBand and RoCE.")
 }
 
 /// The entries that are not empty.
@@ -121,6 +131,15 @@ mod tests {
         let finding =
             found(&[(LINK_LOCAL, "IB/RoCE v1"), (LINK_LOCAL, "RoCE v2"), (IPV4, "IB/RoCE v1"), (IPV4, "RoCE v2")]);
         assert_eq!(finding, Topic::Addresses.ok("mlx5_0 port 1: use GID index 3, RoCE v2, 10.9.9.1 of eth0"));
+    }
+
+    #[test]
+    fn iwarp_has_no_gid_to_connect_from() {
+        let scratch = Scratch::new();
+        scratch.write("/sys/class/infiniband/siw0/node_type", "4: RNIC\n");
+        scratch.write("/sys/class/infiniband/siw0/ports/1/link_layer", "Ethernet\n");
+        let findings = check(&Host::new(scratch.path("")), &["siw0".into()]);
+        assert_eq!(findings[0].what, "siw0 is of iWARP");
     }
 
     #[test]

@@ -83,8 +83,13 @@ impl Host {
         indices.iter().find_map(|index| self.text(&format!("{directory}/{index}")).ok().filter(|name| !name.is_empty()))
     }
 
-    /// Whether a device is made of software: it hangs from no bus, or from that of the network card below it. rxe has a file
-    /// that names its interface; siw has nothing but its usual name.
+    /// Whether a device speaks iWARP, which is not RoCE though its link layer is Ethernet.
+    pub(crate) fn is_iwarp(&self, device: &str) -> bool {
+        self.text(&format!("/sys/class/infiniband/{device}/node_type")).is_ok_and(|kind| kind.ends_with("RNIC"))
+    }
+
+    /// Whether a device is made of software: it hangs from no bus, or from that of the network card below it. rxe has a
+    /// file that names its interface; siw has nothing but its usual name.
     pub(crate) fn is_software(&self, device: &str) -> bool {
         let directory = format!("/sys/class/infiniband/{device}");
         device.starts_with("siw")
@@ -97,6 +102,17 @@ impl Host {
 pub(crate) const NET_ADMIN: u32 = 12;
 /// `CAP_IPC_LOCK`
 pub(crate) const IPC_LOCK: u32 = 14;
+
+/// Bytes of memory as people name them.
+pub(crate) fn amount(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        0x4000_0000.. => (30, "GiB"),
+        0x10_0000.. => (20, "MiB"),
+        _ => (10, "KiB"),
+    };
+    let text = format!("{:.1}", bytes as f64 / f64::from(1 << unit));
+    format!("{} {name}", text.trim_end_matches(".0"))
+}
 
 /// Numbers of a list such as `0-3,8`.
 pub(crate) fn cpu_list(text: &str) -> Vec<u32> {
@@ -128,6 +144,11 @@ mod tests {
         assert!(host.names("/sys/none").unwrap().is_empty());
         assert!(host.text("/sys/none").unwrap_err().to_string().starts_with("/sys/none cannot be read: No such file"));
         assert!(host.has_capability(IPC_LOCK) && !host.has_capability(NET_ADMIN));
+    }
+
+    #[test]
+    fn amounts_have_a_unit() {
+        assert_eq!([65536, 8 << 20, 5 << 29].map(amount), ["64 KiB", "8 MiB", "2.5 GiB"]);
     }
 
     #[test]

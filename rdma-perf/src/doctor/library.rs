@@ -44,6 +44,7 @@ fn providers(host: &Host, library: &str) -> Finding {
     };
     let mut providers: Vec<&str> =
         names.iter().filter_map(|name| name.strip_prefix("lib")?.split_once("-rdmav")).map(|(name, _)| name).collect();
+    providers.sort_unstable();
     providers.dedup();
     if providers.is_empty() {
         return Topic::Library
@@ -96,7 +97,7 @@ mod tests {
         scratch.write("/usr/lib/libibverbs/librxe-rdmav34.so", "");
         scratch.write("/usr/lib/libibverbs/libmlx5-rdmav34.so", "");
         scratch.write("/usr/lib/libibverbs/notes", "");
-        assert_eq!(check(&host, &stack)[1], Topic::Library.ok("providers: rxe mlx5"));
+        assert_eq!(check(&host, &stack)[1], Topic::Library.ok("providers: mlx5 rxe"));
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! Memory: how much may be locked, and huge pages.
 
 use super::finding::{Finding, Topic};
-use super::host::{Host, IPC_LOCK};
-use crate::units::Bytes;
+use super::host::{Host, IPC_LOCK, amount};
 
 pub(crate) fn check(host: &Host) -> Vec<Finding> {
     vec![locked(host), huge_pages(host)]
@@ -23,13 +22,13 @@ fn locked(host: &Host) -> Finding {
     let soft = line.and_then(|line| line.split_whitespace().next()).unwrap_or_default();
     match soft.parse::<u64>() {
         _ if soft == "unlimited" => Topic::Memory.ok("this user may lock any amount of memory (ulimit -l)"),
-        Ok(bytes) if bytes >= ENOUGH => Topic::Memory.ok(format!("this user may lock {} bytes of memory", Bytes(bytes))),
+        Ok(bytes) if bytes >= ENOUGH => Topic::Memory.ok(format!("this user may lock {} of memory", amount(bytes))),
         Ok(bytes) => Topic::Memory
-            .warning(format!("this user may lock no more than {} bytes of memory", Bytes(bytes)))
+            .warning(format!("this user may lock no more than {} of memory", amount(bytes)))
             .why("Registered memory is locked: registering more fails with ENOMEM.")
             .fix(
-                "ulimit -l unlimited, for good `* - memlock unlimited` in /etc/security/limits.d/rdma.conf, in a systemd unit \
-                 LimitMEMLOCK=infinity",
+                "ulimit -l unlimited, for good `* - memlock unlimited` in /etc/security/limits.d/rdma.conf, \
+                 in a systemd unit LimitMEMLOCK=infinity",
             ),
         Err(_) => Topic::Memory.note("/proc/self/limits does not say how much memory may be locked"),
     }
@@ -71,9 +70,9 @@ mod tests {
     #[test]
     fn a_small_limit_of_locked_memory_is_a_warning() {
         let finding = locked_with("0", "8388608");
-        assert_eq!((finding.level, finding.what.contains("8M")), (Level::Warning, true));
+        assert_eq!((finding.level, finding.what.contains("8 MiB")), (Level::Warning, true));
         assert_eq!(locked_with("0", "unlimited").level, Level::Ok);
-        assert_eq!(locked_with("0", "4294967296").what, "this user may lock 4G bytes of memory");
+        assert_eq!(locked_with("0", "4294967296").what, "this user may lock 4 GiB of memory");
         assert_eq!(locked_with("000001ffffffffff", "65536").level, Level::Ok);
         assert_eq!(locked_with("0", "?").level, Level::Note);
         assert!(locked(&Host::new("/nowhere")).what.contains("cannot be read"));

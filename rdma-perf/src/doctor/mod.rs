@@ -1,6 +1,6 @@
 //! `rdma-perf doctor`: what keeps a host from RDMA, or from being fast at it, and what to do about that.
 //!
-//! The checks read files below a root, and what libibverbs has said, so that they can be tried on hosts that never were.
+//! The checks read files below a root, and what libibverbs has said, so that tests can give them hosts that nobody has.
 
 mod cgroup;
 mod device;

@@ -20,7 +20,9 @@ pub(crate) fn check(host: &Host, stack: &Stack, devices: &[String]) -> Vec<Findi
             let state = state(host, device, &number, stack.port(device, &number));
             active += usize::from(state.level == Level::Ok);
             findings.push(state);
-            if let Some(port) = stack.port(device, &number).filter(|port| port.is_active && port.is_ethernet) {
+            if let Some(port) =
+                stack.port(device, &number).filter(|port| port.is_active && port.is_ethernet && !host.is_iwarp(device))
+            {
                 findings.extend(mtu(device, &number, port, interface_mtu(host, device, &number)));
             }
         }
@@ -100,8 +102,8 @@ fn mtu(device: &str, number: &str, port: Port, interface: Option<Interface>) -> 
         );
     }
     let finding = Topic::Ports.warning(format!("{at}, because {name} has MTU {mtu}"));
-    let why = "Large messages need more packets than they could. The switches and the other hosts have to pass frames of this \
-               size, too.";
+    let why = "Large messages need more packets than they could. The switches and the other hosts have to pass frames \
+               of this size, too.";
     Some(finding.why(why).fix(format!("ip link set {name} mtu {wanted}")))
 }
 

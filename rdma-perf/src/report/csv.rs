@@ -5,7 +5,7 @@ use crate::plan::Plan;
 
 type Column = (&'static str, fn(&Report, &Row) -> String);
 
-/// Percentiles that have a column of their own, whichever were asked for: the header stays the same.
+/// The usual percentiles have columns whichever were asked for, so that the header stays the same.
 const COLUMNS: &[Column] = &[
     ("label", |report, _| quoted(&report.label)),
     ("version", |report, _| quoted(&report.version)),

@@ -200,8 +200,8 @@ fn range(values: impl Iterator<Item = f64>, text: fn(f64) -> String) -> Option<S
     Some(if least == greatest { least } else { format!("{least} to {greatest}") })
 }
 
-/// `RESULT_FMT`, `RESULT_FMT_G` and `RESULT_FMT_LAT` of perftest_parameters.h. Releases before 2023 wrote `MB/sec` where
-/// they meant 2^20 bytes; the columns have stayed.
+/// `RESULT_FMT`, `RESULT_FMT_G` and `RESULT_FMT_LAT` of perftest_parameters.h. Earlier releases, of which 4.5 is one, have
+/// `MB/sec` for the same 2^20 bytes.
 fn perftest_header(metric: Metric, gbits: bool) -> &'static str {
     match (metric, gbits) {
         (Metric::Bw, false) => " #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]",

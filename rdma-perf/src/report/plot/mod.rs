@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::{Report, Row, file};
+use super::{Bandwidth, Report, Row, file};
 use crate::cli::PlotArgs;
 use crate::plan::Metric;
 use panel::{Curve, Mark, Panel, Scale};
@@ -90,11 +90,11 @@ impl Chart {
         let sizes: Vec<u64> = reports.iter().flat_map(|report| report.rows.iter().map(|row| row.size)).collect();
         let mut throughput = Vec::new();
         if reports.iter().any(|report| report.plan.metric == Metric::Bw) {
-            let average = curves(reports, |row| row.bandwidth.map(|own| own.average));
+            let average = curves(reports, |row| both_directions(row, |own| own.average));
             let greatest = average.iter().flat_map(|curve| &curve.points).fold(0.0, |max: f64, point| max.max(point.1));
             let (unit, bytes) = if greatest >= 10.0 * GIB { ("GiB/s", GIB) } else { ("MiB/s", MIB) };
             throughput.push(Panel::new("Bandwidth", unit, Scale::Linear(bytes), &sizes, average));
-            let rate = curves(reports, |row| row.bandwidth.map(|own| own.message_rate));
+            let rate = curves(reports, |row| both_directions(row, |own| own.message_rate));
             let greatest = rate.iter().flat_map(|curve| &curve.points).fold(0.0, |max: f64, point| max.max(point.1));
             let (unit, messages) =
                 if greatest >= 1e6 { ("million messages/s", 1e6) } else { ("thousand messages/s", 1e3) };
@@ -242,7 +242,9 @@ fn heading(reports: &[Report]) -> String {
     }
     let verb = common(reports, |report| report.plan.verb).map_or("RDMA".into(), |verb| format!("RDMA {}", verb.name()));
     let metric = match common(reports, |report| report.plan.metric) {
-        Some(Metric::Bw) if reports.iter().any(|report| report.plan.bidirectional) => " bandwidth, bidirectional",
+        Some(Metric::Bw) if common(reports, |report| report.plan.bidirectional) == Some(true) => {
+            " bandwidth, sum of both directions"
+        }
         Some(Metric::Bw) => " bandwidth",
         Some(Metric::Lat) => " latency",
         None => "",
@@ -278,6 +280,11 @@ fn points(report: &Report, value: impl Fn(&Row) -> Option<f64>) -> Vec<(u64, f64
         .collect();
     points.sort_by_key(|(size, _)| *size);
     points
+}
+
+/// The sum for a bidirectional test: what the link has carried.
+fn both_directions(row: &Row, of: fn(&Bandwidth) -> f64) -> Option<f64> {
+    Some(of(row.bandwidth.as_ref()?) + row.reverse.as_ref().map_or(0.0, of))
 }
 
 fn curves(reports: &[Report], value: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> {

@@ -73,6 +73,16 @@ fn a_single_size_is_drawn_as_points() {
 }
 
 #[test]
+fn both_directions_are_added() {
+    let mut report = sample::report("write bw host -s 64 -b", "run");
+    let own = Bandwidth { average: 4.0 * MIB, message_rate: 1e6, peak: None };
+    (report.rows[0].bandwidth, report.rows[0].reverse) = (Some(own), Some(own));
+    assert_eq!(both_directions(&report.rows[0], |own| own.average), Some(8.0 * MIB));
+    let texts = texts(&svg(&[report], None).unwrap());
+    assert_eq!(texts[0], "RDMA write bandwidth, sum of both directions, 1 queue pair, mlx5_0");
+}
+
+#[test]
 fn latencies_of_different_kinds_are_said_to_be() {
     let reports = [sample::report("write lat host", "ping-pong"), sample::report("write lat host --ack", "ack")];
     let texts = texts(&svg(&reports, None).unwrap());
