@@ -12,10 +12,10 @@ pub(crate) struct Host {
 
 /// A file that cannot be read, and why.
 #[derive(Debug, thiserror::Error)]
-#[error("{path} cannot be read: {source}")]
+#[error("{path} cannot be read: {reason}")]
 pub(crate) struct Unread {
     path: String,
-    pub(crate) source: io::Error,
+    reason: io::Error,
 }
 
 impl Host {
@@ -30,7 +30,7 @@ impl Host {
 
     /// Content of a file, without white space around it.
     pub(crate) fn text(&self, path: &str) -> Result<String, Unread> {
-        let bytes = fs::read(self.path(path)).map_err(|source| Unread { path: path.into(), source })?;
+        let bytes = fs::read(self.path(path)).map_err(|reason| Unread { path: path.into(), reason })?;
         Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
@@ -44,7 +44,7 @@ impl Host {
         let entries = match fs::read_dir(self.path(path)) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(source) => return Err(Unread { path: path.into(), source }),
+            Err(reason) => return Err(Unread { path: path.into(), reason }),
         };
         let mut names: Vec<_> =
             entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();

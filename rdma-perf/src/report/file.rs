@@ -7,25 +7,25 @@ use std::path::{Path, PathBuf};
 
 use super::{FORMAT, Report, csv};
 
-/// A file that cannot be written, or read back.
+/// A file that cannot be written, or read back. Its text holds the reason: there is no source that would repeat it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FileError {
     #[error("`{path}` names no form of results: let it end in .json or .csv")]
     Name { path: PathBuf },
-    #[error("cannot write `{path}`: {source}")]
-    Write { path: PathBuf, source: io::Error },
-    #[error("cannot read `{path}`: {source}")]
-    Read { path: PathBuf, source: io::Error },
-    #[error("`{path}` is not JSON ({source}): give a file that `--output FILE.json` wrote")]
-    NotJson { path: PathBuf, source: serde_json::Error },
+    #[error("cannot write `{path}`: {reason}")]
+    Write { path: PathBuf, reason: io::Error },
+    #[error("cannot read `{path}`: {reason}")]
+    Read { path: PathBuf, reason: io::Error },
+    #[error("`{path}` is not JSON ({reason}): give a file that `--output FILE.json` wrote")]
+    NotJson { path: PathBuf, reason: serde_json::Error },
     #[error("`{path}` is JSON, but not of rdma-perf: give a file that `--output FILE.json` wrote")]
     NotResults { path: PathBuf },
     #[error(
         "`{path}` is of format {found}, and this version reads format {FORMAT}: measure again, or read it with {wrote}"
     )]
     Format { path: PathBuf, found: u64, wrote: String },
-    #[error("`{path}` is damaged: {source}")]
-    Damaged { path: PathBuf, source: serde_json::Error },
+    #[error("`{path}` is damaged: {reason}")]
+    Damaged { path: PathBuf, reason: serde_json::Error },
     #[error("`{path}` has no rows: the run it is of had ended before the first size was measured")]
     NoRows { path: PathBuf },
 }
@@ -61,14 +61,14 @@ impl Report {
     /// Writes it as JSON or CSV, by the name of the file, which is replaced at once or not at all.
     pub(crate) fn save(&self, path: &Path) -> Result<(), FileError> {
         let text = self.to_text(Form::of(path)?);
-        replace(path, text.as_bytes()).map_err(|source| FileError::Write { path: path.into(), source })
+        replace(path, text.as_bytes()).map_err(|reason| FileError::Write { path: path.into(), reason })
     }
 
     /// Reads a file that [`Report::save`] wrote as JSON.
     pub(crate) fn load(path: &Path) -> Result<Report, FileError> {
-        let text = fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
+        let text = fs::read_to_string(path).map_err(|reason| FileError::Read { path: path.into(), reason })?;
         let value: serde_json::Value =
-            serde_json::from_str(&text).map_err(|source| FileError::NotJson { path: path.into(), source })?;
+            serde_json::from_str(&text).map_err(|reason| FileError::NotJson { path: path.into(), reason })?;
         // The number first: the rest of another format is not what this version knows.
         let format = value.get("format").and_then(serde_json::Value::as_u64);
         let found = format.ok_or_else(|| FileError::NotResults { path: path.into() })?;
@@ -77,7 +77,7 @@ impl Report {
             return Err(FileError::Format { path: path.into(), found, wrote: format!("rdma-perf {version}") });
         }
         let report: Report =
-            serde_json::from_value(value).map_err(|source| FileError::Damaged { path: path.into(), source })?;
+            serde_json::from_value(value).map_err(|reason| FileError::Damaged { path: path.into(), reason })?;
         if report.rows.is_empty() {
             return Err(FileError::NoRows { path: path.into() });
         }
@@ -157,7 +157,8 @@ mod tests {
         let mut report = sample::report("send lat host", "run");
         report.rows.clear();
         assert!(load(&report.to_text(Form::Json)).contains("no rows"));
-        assert!(Report::load(&scratch.path("none.json")).unwrap_err().to_string().contains("cannot read"));
+        let error = anyhow::Error::from(Report::load(&scratch.path("none.json")).unwrap_err());
+        assert_eq!(format!("{error:#}").matches("No such file").count(), 1, "{error:#}");
     }
 
     #[test]
