@@ -3,7 +3,6 @@
 mod axis;
 mod panel;
 
-use std::fmt::Display;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -287,11 +286,24 @@ fn both_directions(row: &Row, of: fn(&Bandwidth) -> f64) -> Option<f64> {
     Some(of(row.bandwidth.as_ref()?) + row.reverse.as_ref().map_or(0.0, of))
 }
 
+/// How far beside its size each report is drawn, in powers of two: where there is only one size, the points of several
+/// reports would hide each other.
+fn shifts(reports: &[Report]) -> Vec<f64> {
+    let mut sizes: Vec<u64> = reports.iter().flat_map(|report| report.rows.iter().map(|row| row.size)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let count = reports.len() as f64;
+    let step = if sizes.len() > 1 { 0.0 } else { (0.8 / count).min(0.1) };
+    (0..reports.len()).map(|n| (n as f64 - (count - 1.0) / 2.0) * step).collect()
+}
+
 fn curves(reports: &[Report], value: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> {
-    let coloured = reports.iter().zip(COLOURS.into_iter().cycle());
-    coloured
-        .map(|(report, colour)| Curve { colour, mark: Mark::Solid, name: None, points: points(report, &value) })
-        .collect()
+    let drawn = reports.iter().zip(COLOURS.into_iter().cycle()).zip(shifts(reports));
+    let curve = |((report, colour), shift)| {
+        let points = points(report, &value);
+        Curve { colour, mark: Mark::Solid, name: None, shift, points }
+    };
+    drawn.map(curve).collect()
 }
 
 fn latency_curves(reports: &[Report]) -> Vec<Curve> {
@@ -307,21 +319,17 @@ fn latency_curves(reports: &[Report]) -> Vec<Curve> {
         shown.extend(any.iter().flat_map(|latency| &latency.percentiles).take(wanted.len()).map(|each| each.percent));
     }
     let mut curves = Vec::new();
-    for (report, colour) in reports.iter().zip(COLOURS.into_iter().cycle()) {
+    for ((report, colour), shift) in reports.iter().zip(COLOURS.into_iter().cycle()).zip(shifts(reports)) {
         for (percent, mark) in shown.iter().zip([Mark::Solid, Mark::Dashed, Mark::Dotted]) {
             let points = points(report, |row| row.latency.as_ref()?.percentile(*percent));
-            curves.push(Curve { colour, mark, name: Some(percentile_name(percent)), points });
+            curves.push(Curve { colour, mark, name: Some(format!("p{percent}")), shift, points });
         }
         if shown.is_empty() {
             let points = points(report, |row| Some(row.latency.as_ref()?.mean));
-            curves.push(Curve { colour, mark: Mark::Solid, name: Some("mean".into()), points });
+            curves.push(Curve { colour, mark: Mark::Solid, name: Some("mean".into()), shift, points });
         }
     }
     curves
-}
-
-fn percentile_name(percent: impl Display) -> String {
-    format!("p{percent}")
 }
 
 #[cfg(test)]

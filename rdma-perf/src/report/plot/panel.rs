@@ -40,6 +40,8 @@ pub(super) struct Curve {
     pub(super) mark: Mark,
     /// What its kind of line means.
     pub(super) name: Option<String>,
+    /// How far beside the sizes it is drawn, in powers of two.
+    pub(super) shift: f64,
     /// Size and value.
     pub(super) points: Vec<(u64, f64)>,
 }
@@ -96,7 +98,8 @@ impl Panel {
             .y_desc(self.unit)
             .draw()?;
         for curve in &self.curves {
-            let points: Vec<_> = curve.points.iter().map(|(size, value)| self.place(*size, *value)).collect();
+            let place = |(size, value): &(u64, f64)| self.place(*size, *value, curve.shift);
+            let points: Vec<_> = curve.points.iter().map(place).collect();
             let line = curve.colour.stroke_width(2);
             let path = points.iter().copied();
             match curve.mark.dashes() {
@@ -108,12 +111,12 @@ impl Panel {
         self.draw_heading(area)
     }
 
-    fn place(&self, size: u64, value: f64) -> (f64, f64) {
+    fn place(&self, size: u64, value: f64, shift: f64) -> (f64, f64) {
         let height = match self.scale {
             Scale::Linear(unit) => value / unit,
             Scale::Decimal => value.log10(),
         };
-        ((size.max(1) as f64).log2(), height)
+        ((size.max(1) as f64).log2() + shift, height)
     }
 
     fn heights(&self) -> axis::Axis {

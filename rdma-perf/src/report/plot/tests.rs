@@ -73,6 +73,15 @@ fn a_single_size_is_drawn_as_points() {
 }
 
 #[test]
+fn points_of_several_reports_stand_beside_each_other() {
+    let report = |arguments: &str| sample::report(arguments, "run");
+    assert_eq!(shifts(&[report("send lat host"), report("send lat host")]), [-0.05, 0.05]);
+    assert_eq!(shifts(&[report("send lat host"), report("send lat host -s 64")]), [0.0, 0.0]);
+    let many: Vec<Report> = (0..20).map(|_| report("send lat host")).collect();
+    assert!(shifts(&many).iter().all(|shift| shift.abs() < 0.5), "within the axis");
+}
+
+#[test]
 fn both_directions_are_added() {
     let mut report = sample::report("write bw host -s 64 -b", "run");
     let own = Bandwidth { average: 4.0 * MIB, message_rate: 1e6, peak: None };
