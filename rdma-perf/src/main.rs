@@ -3,9 +3,12 @@
 mod cli;
 mod clock;
 mod control;
+mod doctor;
 mod plan;
 mod report;
 mod run;
+#[cfg(test)]
+mod scratch;
 mod session;
 mod stats;
 mod test;
@@ -34,10 +37,11 @@ fn main() -> ExitCode {
         Command::Read(args) => test::main(args, Verb::Read),
         Command::Atomic(args) => test::main(args, Verb::Atomic),
         Command::Server(args) => server(args),
-        Command::Plot(_) | Command::Doctor(_) => Ok(0),
+        Command::Plot(args) => report::plot::main(args),
+        Command::Doctor(args) => doctor::main(args),
     };
     let status = status.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        eprintln!("rdma-perf: {error:#}");
         FAILURE
     });
     ExitCode::from(u8::try_from(status).unwrap_or(1))

@@ -8,16 +8,18 @@ use std::time::Duration;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cli::TestArgs;
+use crate::cli::{Format, OutputArgs, TestArgs};
 use crate::clock::Clock;
 use crate::control::Control;
-use crate::plan::Verb;
-use crate::report::{Report, Row};
+use crate::plan::{Plan, Verb};
+use crate::report::file::Form;
+use crate::report::table::Table;
+use crate::report::{Host, Report, Row, csv, plot};
 use crate::run::Interrupted;
 use crate::session::Opened;
 use crate::session::client::{Client, Observer};
 use crate::session::server::Server;
-use crate::units::Bytes;
+use crate::units::{Bytes, Nanos};
 
 /// The exit status when a limit was not kept.
 const LIMIT_BROKEN: i32 = 3;
@@ -35,6 +37,9 @@ pub(crate) fn main(args: &TestArgs, verb: Verb) -> Result<i32> {
             return Ok(2);
         }
     };
+    // Before anything is measured that could not be kept.
+    let form = args.out.output.as_deref().map(Form::of).transpose()?;
+    args.out.plot.as_deref().map_or(Ok(()), plot::check_name)?;
     let opened = Opened::open(&args.device)?;
     let clock = Clock::calibrate();
     let control = match &args.host {
@@ -47,17 +52,63 @@ pub(crate) fn main(args: &TestArgs, verb: Verb) -> Result<i32> {
         opened: &opened,
         clock,
         label: args.out.label.clone().unwrap_or_else(|| plan.title()),
-        percents: args.out.percentiles.clone(),
+        percents: percents(&args.out),
         interrupt: interrupt.as_ref(),
     };
-    let mut display = Display::new(args);
+    let mut display = Display::new(args, &plan);
     let (report, ending) = client.run(control, &plan, &mut display)?;
-    display.finish(&report);
+    display.finish(&report)?;
+    if !report.rows.is_empty() {
+        if let Some(path) = args.out.output.as_deref().filter(|_| form.is_some()) {
+            report.save(path)?;
+        }
+        if let Some(path) = &args.out.plot {
+            plot::draw(std::slice::from_ref(&report), path, None)?;
+        }
+    }
     match ending {
-        Ok(()) => Ok(0),
+        Ok(()) => Ok(limits(&args.out, &report)),
         Err(error) if error.is::<Interrupted>() => Ok(INTERRUPTED),
         Err(error) => Err(error),
     }
+}
+
+/// Percentiles to record: those to be shown, those that limits are about, and those that charts have.
+fn percents(out: &OutputArgs) -> Vec<f64> {
+    let limits = out.max_latency.iter().map(|limit| limit.percent);
+    let mut percents: Vec<f64> = out.percentiles.iter().copied().chain(limits).chain([50.0, 99.0, 99.9]).collect();
+    percents.sort_by(f64::total_cmp);
+    percents.dedup();
+    percents
+}
+
+/// Says which limits were broken; the exit status.
+fn limits(out: &OutputArgs, report: &Report) -> i32 {
+    let mut status = 0;
+    let mut broken = |size: u64, what: String| {
+        eprintln!("rdma-perf: at {} bytes {what}", size);
+        status = LIMIT_BROKEN;
+    };
+    for row in &report.rows {
+        if let (Some(limit), Some(bandwidth)) = (out.min_bandwidth, row.bandwidth) {
+            if bandwidth.message_rate < limit.messages(row.size) {
+                let least = limit.messages(row.size);
+                broken(
+                    row.size,
+                    format!("{:.0} messages/s are less than the {least:.0} asked for", bandwidth.message_rate),
+                );
+            }
+        }
+        for limit in &out.max_latency {
+            let measured = row.latency.as_ref().and_then(|latency| latency.percentile(limit.percent));
+            let Some(measured) = measured else { continue };
+            if measured > limit.limit.as_nanos() as f64 {
+                let (percent, limit) = (limit.percent, Nanos(limit.limit.as_nanos() as f64));
+                broken(row.size, format!("the latency of {} at p{percent} is more than {limit}", Nanos(measured)));
+            }
+        }
+    }
+    status
 }
 
 /// A server within this process, and the connection to it.
@@ -82,28 +133,66 @@ fn interrupt() -> Result<UnixStream> {
 
 /// Shows rows and progress.
 struct Display {
+    form: Format,
+    quiet: bool,
+    table: Table,
     bar: Option<ProgressBar>,
 }
 
 impl Display {
-    fn new(args: &TestArgs) -> Self {
-        let bar = (!args.out.quiet && args.how.compat.is_none() && stderr().is_terminal()).then(|| {
+    fn new(args: &TestArgs, plan: &Plan) -> Self {
+        let bar = (!args.out.quiet && !plan.compat && stderr().is_terminal()).then(|| {
             let style = ProgressStyle::with_template("{prefix:>6} [{bar:40}] {percent:>3} % {msg}");
             let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
             bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Display { bar }
+        let table = Table::new(plan, &args.out.percentiles, args.out.report_gbits);
+        Display { form: args.out.format, quiet: args.out.quiet, table, bar }
     }
 
-    fn finish(&self, _report: &Report) {
+    /// Prints a line without disturbing the bar.
+    fn line(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| println!("{line}")),
+            None => println!("{line}"),
+        }
+    }
+
+    fn finish(&self, report: &Report) -> Result<()> {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+        match self.form {
+            Format::Text if !report.rows.is_empty() => print!("{}", self.table.footer(report)),
+            Format::Json => print!("{}", report.to_text(Form::Json)),
+            Format::Text | Format::Csv => {}
+        }
+        Ok(())
     }
 }
 
 impl Observer for Display {
-    fn connected(&mut self, _report: &Report) {}
+    fn connected(&mut self, report: &Report) {
+        let (client, server) = (&report.client, &report.server);
+        if !self.quiet {
+            let end = |host: &Host| format!("{}:{} ({})", host.name, host.device, host.gid);
+            let interface = |extended| if extended { "extended" } else { "classic" };
+            eprintln!(
+                "{}: {} -> {}, MTU {}, {} posting, {} polling",
+                report.plan.title(),
+                end(client),
+                end(server),
+                report.plan.mtu.and_then(|mtu| mtu.bytes()).unwrap_or(client.mtu.min(server.mtu)),
+                interface(client.extended_post),
+                interface(client.extended_poll),
+            );
+        }
+        match self.form {
+            Format::Text => self.line(&self.table.header()),
+            Format::Csv => self.line(csv::header().trim_end()),
+            Format::Json => {}
+        }
+    }
 
     fn progress(&mut self, size: u64, share: f64, messages: u64) {
         if let Some(bar) = &self.bar {
@@ -113,8 +202,12 @@ impl Observer for Display {
         }
     }
 
-    fn row(&mut self, _report: &Report, row: &Row) {
-        println!(" #bytes\n{:?}", row.perftest);
+    fn row(&mut self, report: &Report, row: &Row) {
+        match self.form {
+            Format::Text => self.line(&self.table.row(row)),
+            Format::Csv => self.line(csv::line(report, row).trim_end()),
+            Format::Json => {}
+        }
     }
 
     fn wants_progress(&self) -> bool {

@@ -1,5 +1,13 @@
 //! What was measured, as it is kept in files and shown.
 
+mod compat;
+pub(crate) mod csv;
+pub(crate) mod file;
+pub(crate) mod plot;
+#[cfg(test)]
+pub(crate) mod sample;
+pub(crate) mod table;
+
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;

@@ -1,0 +1,104 @@
+//! What libibverbs says of itself and its devices.
+
+use rdma_safe::{Context, Device, LinkLayer, PortState, devices};
+
+use super::host::Host;
+
+/// Answers of libibverbs, or why there are none.
+#[derive(Debug)]
+pub(crate) struct Stack {
+    /// Path of the library.
+    pub(crate) library: Result<Option<String>, String>,
+    pub(crate) devices: Result<Vec<VerbsDevice>, String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct VerbsDevice {
+    pub(crate) name: String,
+    pub(crate) opened: Result<Opened, String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) firmware: String,
+    pub(crate) ports: Vec<Port>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Port {
+    pub(crate) number: u8,
+    pub(crate) is_active: bool,
+    pub(crate) is_ethernet: bool,
+    /// In bytes; 0 when it is not known.
+    pub(crate) active_mtu: u32,
+    pub(crate) max_mtu: u32,
+}
+
+impl Stack {
+    pub(crate) fn query(host: &Host) -> Stack {
+        let library = match rdma_safe::sys::verbs() {
+            Ok(_) => Ok(host.text("/proc/self/maps").ok().and_then(|maps| library_path(&maps))),
+            Err(error) => Err(error.to_string()),
+        };
+        let devices = match devices() {
+            Ok(devices) => Ok(devices.iter().map(VerbsDevice::of).collect()),
+            Err(error) => Err(error.to_string()),
+        };
+        Stack { library, devices }
+    }
+
+    /// The device of that name, if libibverbs has it.
+    pub(crate) fn device(&self, name: &str) -> Option<&VerbsDevice> {
+        self.devices.as_ref().ok()?.iter().find(|device| device.name == name)
+    }
+
+    /// A port of a device that could be opened.
+    pub(crate) fn port(&self, device: &str, number: &str) -> Option<Port> {
+        let opened = self.device(device)?.opened.as_ref().ok()?;
+        opened.ports.iter().find(|port| port.number.to_string() == number).copied()
+    }
+}
+
+impl VerbsDevice {
+    fn of(device: &Device) -> VerbsDevice {
+        let opened = device.open().map_err(|error| error.to_string());
+        VerbsDevice { name: device.name(), opened: opened.map(|context| Opened::of(&context)) }
+    }
+}
+
+impl Opened {
+    fn of(context: &Context) -> Opened {
+        let attributes = context.attributes();
+        let ports = (1..=attributes.ports()).filter_map(|number| {
+            let port = context.query_port(number).ok()?;
+            Some(Port {
+                number,
+                is_active: matches!(port.state(), PortState::ACTIVE | PortState::ACTIVE_DEFER),
+                is_ethernet: port.link_layer() == LinkLayer::ETHERNET,
+                active_mtu: port.active_mtu().into(),
+                max_mtu: port.max_mtu().into(),
+            })
+        });
+        Opened { firmware: attributes.firmware_version(), ports: ports.collect() }
+    }
+}
+
+/// Where the dynamic linker found the library, from `proc_pid_maps(5)`.
+fn library_path(maps: &str) -> Option<String> {
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    paths.into_iter().find(|path| path.contains("/libibverbs.so")).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_the_library_is_mapped() {
+        let maps = "7f00-7f01 r-xp 00000000 08:01 12   /usr/lib/libc.so.6\n\
+                    7f02-7f03 r--p 00000000 08:01 13   /usr/lib/libibverbs.so.1.14.44.0\n\
+                    7ffe-7fff rw-p 00000000 00:00 0    [stack]\n";
+        assert_eq!(library_path(maps).as_deref(), Some("/usr/lib/libibverbs.so.1.14.44.0"));
+        assert_eq!(library_path("7ffe-7fff rw-p 00000000 00:00 0    [stack]"), None);
+    }
+}

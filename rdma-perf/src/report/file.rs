@@ -1,0 +1,178 @@
+//! Results in files.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::{FORMAT, Report, csv};
+
+/// A file that cannot be written, or read back. Its text holds the reason: there is no source that would repeat it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FileError {
+    #[error("`{path}` names no form of results: let it end in .json or .csv")]
+    Name { path: PathBuf },
+    #[error("cannot write `{path}`: {reason}")]
+    Write { path: PathBuf, reason: io::Error },
+    #[error("cannot read `{path}`: {reason}")]
+    Read { path: PathBuf, reason: io::Error },
+    #[error("`{path}` is not JSON ({reason}): give a file that `--output FILE.json` wrote")]
+    NotJson { path: PathBuf, reason: serde_json::Error },
+    #[error("`{path}` is JSON, but not of rdma-perf: give a file that `--output FILE.json` wrote")]
+    NotResults { path: PathBuf },
+    #[error(
+        "`{path}` is of format {found}, and this version reads format {FORMAT}: measure again, or read it with {wrote}"
+    )]
+    Format { path: PathBuf, found: u64, wrote: String },
+    #[error("`{path}` is damaged: {reason}")]
+    Damaged { path: PathBuf, reason: serde_json::Error },
+    #[error("`{path}` has no rows: the run it is of had ended before the first size was measured")]
+    NoRows { path: PathBuf },
+}
+
+/// What a file of results can be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Form {
+    Json,
+    Csv,
+}
+
+impl Form {
+    /// By the end of the name. To be called before measuring, so that a slip does not cost a run.
+    pub(crate) fn of(path: &Path) -> Result<Form, FileError> {
+        match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
+            Some("json") => Ok(Form::Json),
+            Some("csv") => Ok(Form::Csv),
+            _ => Err(FileError::Name { path: path.into() }),
+        }
+    }
+}
+
+impl Report {
+    /// The text of a file of results.
+    pub(crate) fn to_text(&self, form: Form) -> String {
+        match form {
+            // Serialising to memory fails for maps with other keys than strings only; there are none.
+            Form::Json => serde_json::to_string_pretty(self).unwrap_or_default() + "\n",
+            Form::Csv => csv::text(self),
+        }
+    }
+
+    /// Writes it as JSON or CSV, by the name of the file, which is replaced at once or not at all.
+    pub(crate) fn save(&self, path: &Path) -> Result<(), FileError> {
+        let text = self.to_text(Form::of(path)?);
+        replace(path, text.as_bytes()).map_err(|reason| FileError::Write { path: path.into(), reason })
+    }
+
+    /// Reads a file that [`Report::save`] wrote as JSON.
+    pub(crate) fn load(path: &Path) -> Result<Report, FileError> {
+        let text = fs::read_to_string(path).map_err(|reason| FileError::Read { path: path.into(), reason })?;
+        let value: serde_json::Value =
+            serde_json::from_str(&text).map_err(|reason| FileError::NotJson { path: path.into(), reason })?;
+        // The number first: the rest of another format is not what this version knows.
+        let format = value.get("format").and_then(serde_json::Value::as_u64);
+        let found = format.ok_or_else(|| FileError::NotResults { path: path.into() })?;
+        if found != u64::from(FORMAT) {
+            let version = value.get("version").and_then(serde_json::Value::as_str).unwrap_or("that wrote it");
+            return Err(FileError::Format { path: path.into(), found, wrote: format!("rdma-perf {version}") });
+        }
+        let report: Report =
+            serde_json::from_value(value).map_err(|reason| FileError::Damaged { path: path.into(), reason })?;
+        if report.rows.is_empty() {
+            return Err(FileError::NoRows { path: path.into() });
+        }
+        Ok(report)
+    }
+}
+
+/// Writes a file beside `path` and renames it, so that whoever reads `path` finds all of the old or all of the new.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // A link is followed; what is no regular file (/dev/stdout, a pipe) cannot be replaced.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    if fs::metadata(&target).is_ok_and(|metadata| !metadata.is_file()) {
+        return File::options().write(true).open(&target)?.write_all(bytes);
+    }
+    let mut name = OsString::from(".");
+    name.push(target.file_name().ok_or_else(|| io::Error::other("it has no file name"))?);
+    name.push(format!(".{}", std::process::id()));
+    let temporary = target.with_file_name(name);
+    let written = File::create(&temporary)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&temporary, &target));
+    if written.is_err() {
+        // The first error says more than one about the remains would.
+        _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::sample;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn what_is_saved_is_what_is_loaded() {
+        let scratch = Scratch::new();
+        let path = scratch.path("run.json");
+        for arguments in ["write bw host -a -b --validate --rate 10Gb/s", "send lat host --compat perftest"] {
+            let report = sample::report(arguments, "first \u{1f600} \"run\"");
+            report.save(&path).unwrap();
+            let loaded = Report::load(&path).unwrap();
+            assert_eq!((loaded.label.as_str(), &loaded.plan), (report.label.as_str(), &report.plan));
+            assert_eq!(loaded.rows.len(), report.rows.len());
+            let sums = [&report, &loaded].map(|report| report.rows.iter().map(|row| row.seconds).sum::<f64>());
+            assert!((sums[0] - sums[1]).abs() < 1e-12, "{sums:?}");
+        }
+        assert_eq!(fs::read_dir(scratch.path("")).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_name_says_the_form() {
+        let scratch = Scratch::new();
+        let report = sample::report("send lat host", "run");
+        let path = scratch.path("run.CSV");
+        report.save(&path).unwrap();
+        assert_eq!(fs::read_to_string(path).unwrap(), csv::text(&report));
+        let error = report.save(&scratch.path("run.txt")).unwrap_err().to_string();
+        assert!(error.contains(".json or .csv"), "{error}");
+        assert!(Form::of(Path::new("json")).is_err());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_says_why() {
+        let scratch = Scratch::new();
+        let path = scratch.path("run.json");
+        let load = |text: &str| {
+            fs::write(&path, text).unwrap();
+            Report::load(&path).unwrap_err().to_string()
+        };
+        assert!(load("size,messages").contains("is not JSON"));
+        assert!(load("{\"results\":1}").contains("not of rdma-perf"));
+        assert!(load("[]").contains("not of rdma-perf"));
+        let error = load("{\"format\":2,\"version\":\"0.9.0\"}");
+        assert!(error.contains("of format 2") && error.contains("rdma-perf 0.9.0"), "{error}");
+        assert!(load("{\"format\":1}").contains("damaged: missing field"));
+        let mut report = sample::report("send lat host", "run");
+        report.rows.clear();
+        assert!(load(&report.to_text(Form::Json)).contains("no rows"));
+        let error = anyhow::Error::from(Report::load(&scratch.path("none.json")).unwrap_err());
+        assert_eq!(format!("{error:#}").matches("No such file").count(), 1, "{error:#}");
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file() {
+        let scratch = Scratch::new();
+        let report = sample::report("send lat host", "run");
+        let error = report.save(&scratch.path("missing/run.json")).unwrap_err().to_string();
+        assert!(error.contains("cannot write") && error.contains("No such file"), "{error}");
+        let target = scratch.path("real.json");
+        fs::write(&target, "old").unwrap();
+        let link = scratch.path("link.json");
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        report.save(&link).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link stays one");
+        assert!(Report::load(&target).is_ok());
+    }
+}

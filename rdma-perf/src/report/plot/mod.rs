@@ -1,0 +1,336 @@
+//! Charts of results, as SVG.
+
+mod axis;
+mod panel;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::{Bandwidth, Report, Row, file};
+use crate::cli::PlotArgs;
+use crate::plan::Metric;
+use panel::{Curve, Mark, Panel, Scale};
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+const WIDTH: u32 = 1000;
+const MARGIN: u32 = 16;
+/// Of all text but the heading. A README shows a chart of this width at some 0.85 of its size.
+const FONT: u32 = 16;
+/// Of the heading.
+const HEADING: u32 = 22;
+const LINE: u32 = 24;
+/// Wide on the average for a character of a sans-serif font, in ems: there is no font to measure by.
+const EM: f64 = 0.56;
+const PANEL: u32 = 360;
+
+/// Okabe and Ito's palette, whose colours are told apart with any colour vision.
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(90, 90, 90),
+    RGBColor(0, 0, 0),
+];
+const TEXT: RGBColor = RGBColor(30, 30, 30);
+
+/// `rdma-perf plot`.
+pub(crate) fn main(args: &PlotArgs) -> Result<i32> {
+    let reports = args.results.iter().map(|path| Report::load(path)).collect::<Result<Vec<_>, _>>()?;
+    draw(&reports, &args.output, args.title.as_deref())?;
+    Ok(0)
+}
+
+/// Draws `reports` on one chart, a colour each.
+pub(crate) fn draw(reports: &[Report], path: &Path, title: Option<&str>) -> Result<()> {
+    check_name(path)?;
+    let text = svg(reports, title)?;
+    file::replace(path, text.as_bytes()).with_context(|| format!("cannot write `{}`", path.display()))
+}
+
+/// To be called before measuring, so that a slip does not cost a run.
+pub(crate) fn check_name(path: &Path) -> Result<()> {
+    if !path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg")) {
+        bail!("charts are SVG: let the name `{}` end in .svg", path.display());
+    }
+    Ok(())
+}
+
+/// The text of the chart.
+pub(crate) fn svg(reports: &[Report], title: Option<&str>) -> Result<String> {
+    if reports.iter().all(|report| report.rows.is_empty()) {
+        bail!("there is nothing to draw: no report has a row");
+    }
+    let chart = Chart::new(reports, title);
+    let mut text = String::new();
+    chart.draw(&mut text).map_err(|error| anyhow::anyhow!("cannot draw the chart: {error}"))?;
+    Ok(text)
+}
+
+struct Chart {
+    title: String,
+    /// Labels in their colours, broken into lines.
+    legend: Vec<Vec<(String, RGBColor)>>,
+    /// Drawn side by side.
+    throughput: Vec<Panel>,
+    latency: Option<Panel>,
+    footer: Vec<String>,
+}
+
+impl Chart {
+    fn new(reports: &[Report], title: Option<&str>) -> Chart {
+        let labels = labels(reports);
+        let sizes: Vec<u64> = reports.iter().flat_map(|report| report.rows.iter().map(|row| row.size)).collect();
+        let mut throughput = Vec::new();
+        if reports.iter().any(|report| report.plan.metric == Metric::Bw) {
+            let average = curves(reports, |row| both_directions(row, |own| own.average));
+            let greatest = average.iter().flat_map(|curve| &curve.points).fold(0.0, |max: f64, point| max.max(point.1));
+            let (unit, bytes) = if greatest >= 10.0 * GIB { ("GiB/s", GIB) } else { ("MiB/s", MIB) };
+            throughput.push(Panel::new("Bandwidth", unit, Scale::Linear(bytes), &sizes, average));
+            let rate = curves(reports, |row| both_directions(row, |own| own.message_rate));
+            let greatest = rate.iter().flat_map(|curve| &curve.points).fold(0.0, |max: f64, point| max.max(point.1));
+            let (unit, messages) =
+                if greatest >= 1e6 { ("million messages/s", 1e6) } else { ("thousand messages/s", 1e3) };
+            throughput.push(Panel::new("Message rate", unit, Scale::Linear(messages), &sizes, rate));
+            throughput.retain(|panel| !panel.is_empty());
+        }
+        let latency = Panel::new("Latency", "", Scale::Decimal, &sizes, latency_curves(reports));
+        let latency = (!latency.is_empty()).then_some(latency);
+        let footer = if latency.is_some() { definitions(reports, &labels) } else { Vec::new() };
+        Chart {
+            title: title.map_or_else(|| heading(reports), printable),
+            legend: legend(&labels),
+            throughput,
+            latency,
+            footer,
+        }
+    }
+
+    fn draw(&self, text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+        let upper = if self.throughput.is_empty() { 0 } else { PANEL };
+        let lower = if self.latency.is_some() { PANEL } else { 0 };
+        let top = MARGIN + 34 + self.legend.len() as u32 * LINE;
+        let bottom = MARGIN + self.footer.len() as u32 * LINE;
+        let root = SVGBackend::with_string(text, (WIDTH, top + upper + lower + bottom)).into_drawing_area();
+        // A transparent chart would have dark text on the dark pages of those who prefer them.
+        root.fill(&WHITE)?;
+        let middle = (WIDTH / 2) as i32;
+        let heading = font(HEADING).style(FontStyle::Bold).color(&TEXT).pos(anchor(true));
+        root.draw(&Text::new(shortened(&self.title, HEADING), (middle, (MARGIN + 10) as i32), heading))?;
+        self.draw_legend(&root)?;
+        let count = self.throughput.len().max(1) as u32;
+        for (panel, n) in self.throughput.iter().zip(0..) {
+            let width = WIDTH / count;
+            let area = root.clone().shrink(((n * width) as i32, top as i32), (width, upper));
+            panel.draw(&area)?;
+        }
+        if let Some(panel) = &self.latency {
+            panel.draw(&root.clone().shrink((0, (top + upper) as i32), (WIDTH, lower)))?;
+        }
+        for (line, n) in self.footer.iter().zip(0..) {
+            let y = top + upper + lower + n * LINE + LINE / 2;
+            root.draw(&Text::new(shortened(line, FONT), (middle, y as i32), style().pos(anchor(true))))?;
+        }
+        root.present()?;
+        Ok(())
+    }
+
+    fn draw_legend(&self, root: &Area<'_>) -> Result<(), Box<dyn std::error::Error>> {
+        for (line, n) in self.legend.iter().zip(0..) {
+            let y = (MARGIN + 34 + n * LINE + LINE / 2) as i32;
+            let width: u32 = line.iter().map(|(label, _)| entry_width(label)).sum();
+            let mut x = (WIDTH.saturating_sub(width) / 2) as i32;
+            for (label, colour) in line {
+                root.draw(&PathElement::new([(x, y), (x + 24, y)], colour.stroke_width(4)))?;
+                root.draw(&Text::new(label.clone(), (x + 32, y), style().pos(anchor(false))))?;
+                x += entry_width(label) as i32;
+            }
+        }
+        Ok(())
+    }
+}
+
+const MIB: f64 = (1 << 20) as f64;
+const GIB: f64 = (1 << 30) as f64;
+
+fn style() -> TextStyle<'static> {
+    font(FONT).color(&TEXT)
+}
+
+/// `pixels` as the file is to have them: plotters-svg divides what it is given by 1.24.
+fn font(pixels: u32) -> FontDesc<'static> {
+    ("sans-serif", f64::from(pixels) * 1.24).into_font()
+}
+
+fn anchor(centred: bool) -> plotters::style::text_anchor::Pos {
+    use plotters::style::text_anchor::{HPos, Pos, VPos};
+    Pos::new(if centred { HPos::Center } else { HPos::Left }, VPos::Center)
+}
+
+fn text_width(text: &str) -> u32 {
+    (text.chars().count() as f64 * f64::from(FONT) * EM).ceil() as u32
+}
+
+/// Stroke, label, and the gap to the next.
+fn entry_width(label: &str) -> u32 {
+    32 + text_width(label) + 24
+}
+
+/// As much of a line as fits across the chart.
+fn shortened(line: &str, font: u32) -> String {
+    let most = (f64::from(WIDTH - 2 * MARGIN) / (f64::from(font) * EM)) as usize;
+    if line.chars().count() <= most {
+        return line.to_owned();
+    }
+    line.chars().take(most - 1).chain(['…']).collect()
+}
+
+/// XML has no way to write most control characters.
+fn printable(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+/// A name for each report, none twice.
+fn labels(reports: &[Report]) -> Vec<String> {
+    let mut labels: Vec<String> = Vec::new();
+    for report in reports {
+        let label = printable(report.label.trim());
+        let label = if label.is_empty() { heading(std::slice::from_ref(report)) } else { label };
+        let label: String =
+            if label.chars().count() > 48 { label.chars().take(47).chain(['…']).collect() } else { label };
+        let numbered = (2..).map(|n| format!("{label} ({n})"));
+        let free = std::iter::once(label.clone()).chain(numbered).find(|label| !labels.contains(label));
+        labels.push(free.unwrap_or(label));
+    }
+    labels
+}
+
+fn legend(labels: &[String]) -> Vec<Vec<(String, RGBColor)>> {
+    let mut lines: Vec<Vec<(String, RGBColor)>> = Vec::new();
+    let mut room = 0;
+    for (label, colour) in labels.iter().zip(COLOURS.into_iter().cycle()) {
+        let width = entry_width(label);
+        match lines.last_mut() {
+            Some(line) if room >= width => {
+                line.push((label.clone(), colour));
+                room -= width;
+            }
+            _ => {
+                lines.push(vec![(label.clone(), colour)]);
+                room = (WIDTH - 2 * MARGIN).saturating_sub(width);
+            }
+        }
+    }
+    lines
+}
+
+/// What was measured, as far as the reports have it in common.
+fn heading(reports: &[Report]) -> String {
+    fn common<T: PartialEq>(reports: &[Report], of: impl Fn(&Report) -> T) -> Option<T> {
+        let first = reports.first().map(&of)?;
+        reports.iter().all(|report| of(report) == first).then_some(first)
+    }
+    fn counted(count: u32, what: &str) -> String {
+        format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+    }
+    let verb = common(reports, |report| report.plan.verb).map_or("RDMA".into(), |verb| format!("RDMA {}", verb.name()));
+    let metric = match common(reports, |report| report.plan.metric) {
+        Some(Metric::Bw) if common(reports, |report| report.plan.bidirectional) == Some(true) => {
+            " bandwidth, sum of both directions"
+        }
+        Some(Metric::Bw) => " bandwidth",
+        Some(Metric::Lat) => " latency",
+        None => "",
+    };
+    let mut parts = vec![format!("{verb}{metric}")];
+    parts.extend(common(reports, |report| report.plan.queue_pairs()).map(|count| counted(count, "queue pair")));
+    let threads = common(reports, |report| report.plan.threads).filter(|threads| *threads > 1);
+    parts.extend(threads.map(|count| counted(count, "thread")));
+    let device = common(reports, |report| report.client.device.clone()).filter(|device| !device.is_empty());
+    parts.extend(device.map(|device| printable(&device)));
+    parts.join(", ")
+}
+
+/// What the latencies are of: one line if it is the same of all.
+fn definitions(reports: &[Report], labels: &[String]) -> Vec<String> {
+    let of =
+        |report: &Report| report.rows.iter().find_map(|row| row.latency.as_ref().map(|own| own.definition.clone()));
+    let mut known = reports.iter().zip(labels).filter_map(|(report, label)| Some((of(report)?, label))).peekable();
+    let Some((first, _)) = known.peek().cloned() else { return Vec::new() };
+    let all: Vec<_> = known.collect();
+    if all.iter().all(|(definition, _)| *definition == first) {
+        return vec![printable(&format!("Latency: {first}"))];
+    }
+    all.iter().map(|(definition, label)| printable(&format!("Latency of {label}: {definition}"))).collect()
+}
+
+/// Size and value of each row that has the value; a logarithm needs more than zero.
+fn points(report: &Report, value: impl Fn(&Row) -> Option<f64>) -> Vec<(u64, f64)> {
+    let mut points: Vec<_> = report
+        .rows
+        .iter()
+        .filter_map(|row| Some((row.size, value(row).filter(|value| value.is_finite() && *value > 0.0)?)))
+        .collect();
+    points.sort_by_key(|(size, _)| *size);
+    points
+}
+
+/// The sum for a bidirectional test: what the link has carried.
+fn both_directions(row: &Row, of: fn(&Bandwidth) -> f64) -> Option<f64> {
+    Some(of(row.bandwidth.as_ref()?) + row.reverse.as_ref().map_or(0.0, of))
+}
+
+/// How far beside its size each report is drawn, in powers of two: where there is only one size, the points of several
+/// reports would hide each other.
+fn shifts(reports: &[Report]) -> Vec<f64> {
+    let mut sizes: Vec<u64> = reports.iter().flat_map(|report| report.rows.iter().map(|row| row.size)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let count = reports.len() as f64;
+    let step = if sizes.len() > 1 { 0.0 } else { (0.8 / count).min(0.1) };
+    (0..reports.len()).map(|n| (n as f64 - (count - 1.0) / 2.0) * step).collect()
+}
+
+fn curves(reports: &[Report], value: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> {
+    let drawn = reports.iter().zip(COLOURS.into_iter().cycle()).zip(shifts(reports));
+    let curve = |((report, colour), shift)| {
+        let points = points(report, &value);
+        Curve { colour, mark: Mark::Solid, name: None, shift, points }
+    };
+    drawn.map(curve).collect()
+}
+
+fn latency_curves(reports: &[Report]) -> Vec<Curve> {
+    let recorded = |percent: &f64| {
+        let rows = || reports.iter().flat_map(|report| &report.rows);
+        rows().any(|row| row.latency.as_ref().is_some_and(|latency| latency.percentile(*percent).is_some()))
+    };
+    // More curves than these cannot be told apart.
+    let wanted: &[f64] = if reports.len() > 3 { &[50.0, 99.0] } else { &[50.0, 99.0, 99.9] };
+    let mut shown: Vec<f64> = wanted.iter().copied().filter(recorded).collect();
+    if shown.is_empty() {
+        let any = reports.iter().flat_map(|report| &report.rows).find_map(|row| row.latency.as_ref());
+        shown.extend(any.iter().flat_map(|latency| &latency.percentiles).take(wanted.len()).map(|each| each.percent));
+    }
+    let mut curves = Vec::new();
+    for ((report, colour), shift) in reports.iter().zip(COLOURS.into_iter().cycle()).zip(shifts(reports)) {
+        for (percent, mark) in shown.iter().zip([Mark::Solid, Mark::Dashed, Mark::Dotted]) {
+            let points = points(report, |row| row.latency.as_ref()?.percentile(*percent));
+            curves.push(Curve { colour, mark, name: Some(format!("p{percent}")), shift, points });
+        }
+        if shown.is_empty() {
+            let points = points(report, |row| Some(row.latency.as_ref()?.mean));
+            curves.push(Curve { colour, mark: Mark::Solid, name: Some("mean".into()), shift, points });
+        }
+    }
+    curves
+}
+
+#[cfg(test)]
+mod tests;
