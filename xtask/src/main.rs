@@ -5,6 +5,7 @@ mod bench;
 mod bindgen;
 mod demo;
 mod headers;
+mod pair;
 mod pingpong;
 mod process;
 mod softroce;
