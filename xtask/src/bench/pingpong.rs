@@ -76,7 +76,7 @@ fn measure(program: Program, options: &[String]) -> Result<f64> {
 }
 
 /// 165.32 of `1000 iters in 0.17 seconds = 165.32 usec/iter`.
-fn microseconds(line: &str) -> Option<&str> {
+pub(super) fn microseconds(line: &str) -> Option<&str> {
     Some(line.strip_suffix(" usec/iter")?.rsplit_once("= ")?.1)
 }
 
