@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-use crate::pingpong::{self, End, Program};
+use crate::pair::End;
+use crate::pingpong::{self, Program};
 use crate::softroce::{self, Options, Sink};
 
 /// Builds the example rc_pingpong and runs a server and a client of it over SoftRoCE

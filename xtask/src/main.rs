@@ -5,6 +5,7 @@ mod bench;
 mod bindgen;
 mod demo;
 mod headers;
+mod pair;
 mod pingpong;
 mod process;
 mod softroce;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Some(test::inside::ARGUMENT) => return finish(test::inside::main(&words[2..])),
         Some(demo::inside::ARGUMENT) => return finish(demo::inside::main(&words[2..])),
         Some(bench::pingpong::inside::ARGUMENT) => return finish(bench::pingpong::inside::main(&words[2..])),
+        Some(bench::softroce::inside::ARGUMENT) => return finish(bench::softroce::inside::main(&words[2..])),
         _ => {}
     }
     let Cli { command } = Cli::parse();

@@ -1,22 +1,12 @@
-//! One run of a ping-pong: a server, and a client on the same machine once the server listens.
+//! The example rc_pingpong and its C original as the two ends of one run.
 
-use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::{process, wait, workspace};
-
-/// The TCP port of both programs unless told otherwise.
-const PORT: u16 = 18_515;
-/// How long a server may take to listen.
-const LISTEN_LIMIT: Duration = Duration::from_secs(60);
-/// Time for one run: 1000 messages take a second at most.
-const LIMIT: Duration = Duration::from_secs(120);
+use crate::pair::{self, End};
+use crate::{process, workspace};
 
 /// The example of this workspace, and the program of rdma-core that it can talk to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -27,16 +17,9 @@ pub(crate) enum Program {
     C,
 }
 
-/// An end of the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    Server,
-    Client,
-}
-
 impl Program {
     /// The program with `options`, as this end.
-    fn command(self, end: End, options: &[String]) -> Result<Command> {
+    pub(crate) fn command(self, end: End, options: &[String]) -> Result<Command> {
         let mut command = match self {
             Program::Rust => Command::new(example()?),
             Program::C => {
@@ -68,120 +51,12 @@ fn example() -> Result<std::path::PathBuf> {
     Ok(workspace::target_dir()?.join("release/examples/rc_pingpong"))
 }
 
-/// Runs `server` and `client` with `options` and hands each line either writes to `line`; the statuses of both.
-/// Kills both when [`LIMIT`] has passed.
+/// [`pair::run`] of `server` and `client` with `options`.
 pub(crate) fn run(
     server: Program,
     client: Program,
     options: &[String],
-    mut line: impl FnMut(End, &str),
+    line: impl FnMut(End, &str),
 ) -> Result<[i32; 2]> {
-    let deadline = Instant::now() + LIMIT;
-    let (sender, lines) = channel();
-    let mut children = Children(Vec::new());
-    children.start(server.command(End::Server, options)?, End::Server, &sender)?;
-    let server_status = wait::until(LISTEN_LIMIT, || {
-        let ended = children.0[0].try_wait().ok().flatten();
-        (ended.is_some() || listening()).then_some(ended)
-    });
-    match server_status {
-        Some(None) => children.start(client.command(End::Client, options)?, End::Client, &sender)?,
-        Some(Some(status)) => {
-            drop(sender);
-            relay(&lines, deadline, &mut line);
-            bail!("the server ended before a client came: {status}");
-        }
-        None => bail!("the server does not listen on port {PORT}"),
-    }
-    drop(sender);
-    if !relay(&lines, deadline, &mut line) {
-        bail!("not finished after {} s", LIMIT.as_secs());
-    }
-    let mut statuses = [0; 2];
-    for (status, child) in statuses.iter_mut().zip(&mut children.0) {
-        *status = process::shell_status(child.wait()?);
-    }
-    Ok(statuses)
-}
-
-/// The programs that run; dropping it ends them.
-struct Children(Vec<Child>);
-
-impl Children {
-    fn start(&mut self, mut command: Command, end: End, lines: &Sender<(End, String)>) -> Result<()> {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot run `{}`", process::display(&command)))?;
-        if let Some(stdout) = child.stdout.take() {
-            forward(stdout, end, lines.clone());
-        }
-        if let Some(stderr) = child.stderr.take() {
-            forward(stderr, end, lines.clone());
-        }
-        self.0.push(child);
-        Ok(())
-    }
-}
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            // Fails for one that has ended.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-fn forward(stream: impl Read + Send + 'static, end: End, lines: Sender<(End, String)>) {
-    std::thread::spawn(move || {
-        for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            if lines.send((end, line)).is_err() {
-                return;
-            }
-        }
-    });
-}
-
-/// Hands on lines until both programs have closed their outputs; whether they did before `deadline`.
-fn relay(lines: &Receiver<(End, String)>, deadline: Instant, line: &mut impl FnMut(End, &str)) -> bool {
-    loop {
-        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok((end, text)) => line(end, &text),
-            Err(RecvTimeoutError::Disconnected) => return true,
-            Err(RecvTimeoutError::Timeout) => return false,
-        }
-    }
-}
-
-/// Whether something listens on [`PORT`]. Connecting to find out would be taken for the client.
-fn listening() -> bool {
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| fs::read_to_string(table).is_ok_and(|table| listens(&table)))
-}
-
-fn listens(table: &str) -> bool {
-    const LISTEN: &str = "0A";
-    let suffix = format!(":{PORT:04X}");
-    table.lines().skip(1).any(|socket| {
-        let mut fields = socket.split_whitespace();
-        let local = fields.nth(1).unwrap_or_default();
-        local.ends_with(&suffix) && fields.nth(1) == Some(LISTEN)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_listening_socket_is_told_from_a_connected_one() {
-        let header = "  sl  local_address rem_address   st tx_queue rx_queue\n";
-        let socket = |state: &str| format!("{header}   0: 00000000:4853 00000000:0000 {state} 00000000:00000000\n");
-        assert!(listens(&socket("0A")));
-        assert!(!listens(&socket("01")));
-        assert!(!listens(header));
-    }
+    pair::run(server.command(End::Server, options)?, client.command(End::Client, options)?, line)
 }

@@ -1,7 +1,11 @@
 //! `cargo xtask bench`: figures that anyone can repeat.
 
+mod environment;
 pub(crate) mod pingpong;
+mod report;
+mod result;
 mod series;
+pub(crate) mod softroce;
 
 use anyhow::Result;
 
@@ -15,10 +19,14 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Benchmark {
     Pingpong(pingpong::Args),
+    Report(report::Args),
+    Softroce(softroce::Args),
 }
 
 pub(crate) fn main(args: &Args) -> Result<i32> {
     match &args.benchmark {
         Benchmark::Pingpong(args) => pingpong::main(args),
+        Benchmark::Report(args) => report::main(args),
+        Benchmark::Softroce(args) => softroce::main(args),
     }
 }

@@ -3,7 +3,8 @@
 use anyhow::{Context, Result, bail};
 
 use super::series::Series;
-use crate::pingpong::{self, End, Program};
+use crate::pair::{self, End};
+use crate::pingpong::{self, Program};
 use crate::softroce::{self, Options, Passthrough};
 
 /// The example rc_pingpong and rdma-core's ibv_rc_pingpong, in turn and in one guest
@@ -68,22 +69,15 @@ pub(crate) mod inside {
 
 /// The time of one iteration, as the client of `program` reports it.
 fn measure(program: Program, options: &[String]) -> Result<f64> {
-    let (mut time, mut output) = (None, String::new());
-    let statuses = pingpong::run(program, program, options, |end, line| {
-        output.push_str(&format!("  {end:?}: {line}\n"));
-        if end == End::Client {
-            time = time.or(microseconds(line));
-        }
-    })?;
-    if statuses != [0, 0] {
-        bail!("statuses of server and client {statuses:?}:\n{output}");
-    }
-    time.with_context(|| format!("the client reported no time:\n{output}"))
+    let command = |end| program.command(end, options);
+    let lines = pair::client_output(command(End::Server)?, command(End::Client)?)?;
+    let time = lines.iter().find_map(|line| microseconds(line)?.parse().ok());
+    time.with_context(|| format!("the client reported no time:\n  {}", lines.join("\n  ")))
 }
 
 /// 165.32 of `1000 iters in 0.17 seconds = 165.32 usec/iter`.
-fn microseconds(line: &str) -> Option<f64> {
-    line.strip_suffix(" usec/iter")?.rsplit_once("= ")?.1.parse().ok()
+pub(super) fn microseconds(line: &str) -> Option<&str> {
+    Some(line.strip_suffix(" usec/iter")?.rsplit_once("= ")?.1)
 }
 
 #[cfg(test)]
@@ -92,7 +86,7 @@ mod tests {
 
     #[test]
     fn the_time_is_read_from_the_line_that_has_it() {
-        assert_eq!(microseconds("1000 iters in 0.17 seconds = 165.32 usec/iter"), Some(165.32));
+        assert_eq!(microseconds("1000 iters in 0.17 seconds = 165.32 usec/iter"), Some("165.32"));
         assert_eq!(microseconds("8192000 bytes in 0.17 seconds = 396.41 Mbit/sec"), None);
     }
 }

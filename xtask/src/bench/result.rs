@@ -1,0 +1,166 @@
+//! What a benchmark leaves in `target/bench` for `cargo xtask bench report`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::workspace;
+
+/// A run of a benchmark.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Benchmark {
+    /// What was measured, the heading in the report.
+    pub(crate) benchmark: String,
+    /// The command that repeats it.
+    pub(crate) command: String,
+    /// The day, in UTC.
+    pub(crate) date: String,
+    /// The machine and the versions of programs, by name.
+    pub(crate) environment: BTreeMap<String, String>,
+    pub(crate) tables: Vec<Table>,
+    pub(crate) gates: Vec<Gate>,
+}
+
+/// Figures for readers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Table {
+    pub(crate) title: String,
+    pub(crate) columns: Vec<String>,
+    pub(crate) rows: Vec<Vec<String>>,
+    /// What has to be known to read it.
+    #[serde(default)]
+    pub(crate) notes: Vec<String>,
+}
+
+/// A limit and what was measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Gate {
+    pub(crate) name: String,
+    /// With its comparison, such as `≤ 1.005`.
+    pub(crate) limit: String,
+    pub(crate) measured: String,
+    pub(crate) met: bool,
+}
+
+impl Benchmark {
+    /// Writes it to `file`.
+    pub(crate) fn save(&self, file: &Path) -> Result<()> {
+        if let Some(directory) = file.parent() {
+            fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+        }
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    /// Reads what [`Benchmark::save`] has written.
+    pub(crate) fn load(file: &Path) -> Result<Self> {
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is not the result of a benchmark", file.display()))
+    }
+}
+
+/// The directory of results.
+pub(crate) fn directory() -> Result<PathBuf> {
+    Ok(workspace::target_dir()?.join("bench"))
+}
+
+/// Where the report finds the result of the benchmark `name`.
+pub(crate) fn file(name: &str) -> Result<PathBuf> {
+    Ok(directory()?.join(name).with_extension("json"))
+}
+
+impl Table {
+    /// For a terminal, with its columns aligned.
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = format!("{}\n", self.title);
+        let width = |column: usize| {
+            let cells = std::iter::once(&self.columns).chain(&self.rows).filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let layout: Vec<(usize, bool)> =
+            (0..self.columns.len()).map(|column| (width(column), self.is_numeric(column))).collect();
+        for row in std::iter::once(&self.columns).chain(&self.rows) {
+            let mut line = String::new();
+            for (cell, (width, numeric)) in row.iter().zip(&layout) {
+                line.push_str(&if *numeric { format!("  {cell:>width$}") } else { format!("  {cell:width$}") });
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        for note in &self.notes {
+            text.push_str(note);
+            text.push('\n');
+        }
+        text
+    }
+
+    /// For a document: a Markdown table, and the notes as paragraphs.
+    pub(crate) fn to_markdown(&self) -> String {
+        let row = |cells: &[String]| {
+            let cells: String = cells.iter().map(|cell| format!(" {} |", cell.replace('|', "\\|"))).collect();
+            format!("|{cells}\n")
+        };
+        let rule = |column| if self.is_numeric(column) { "---:|" } else { "---|" };
+        let rules: String = (0..self.columns.len()).map(rule).collect();
+        let mut text = format!("{}|{rules}\n", row(&self.columns));
+        text.extend(self.rows.iter().map(|cells| row(cells)));
+        for note in &self.notes {
+            text.push('\n');
+            text.push_str(note);
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Whether no cell of `column` begins with a letter, so that its digits are to stand below each other.
+    fn is_numeric(&self, column: usize) -> bool {
+        let mut cells = self.rows.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty());
+        cells.all(|cell| !cell.starts_with(|first: char| first.is_alphabetic() || first == '*'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        Table {
+            title: "Times".into(),
+            columns: vec!["case".into(), "µs".into()],
+            rows: vec![vec!["a|b".into(), "1.5".into()], vec!["long".into(), "10.25".into()]],
+            notes: vec!["Of one run.".into()],
+        }
+    }
+
+    #[test]
+    fn text_is_aligned_by_characters() {
+        assert_eq!(table().to_text(), "Times\n  case     µs\n  a|b     1.5\n  long  10.25\nOf one run.\n");
+    }
+
+    #[test]
+    fn a_bar_in_a_cell_does_not_end_it() {
+        let markdown = table().to_markdown();
+        assert_eq!(markdown, "| case | µs |\n|---|---:|\n| a\\|b | 1.5 |\n| long | 10.25 |\n\nOf one run.\n");
+    }
+
+    #[test]
+    fn a_saved_result_is_read_back() {
+        let gate = Gate { name: "ratio".into(), limit: "≤ 1.005".into(), measured: "1.006".into(), met: false };
+        let benchmark = Benchmark {
+            benchmark: "x".into(),
+            command: "cargo xtask bench x".into(),
+            date: "2026-11-21".into(),
+            environment: BTreeMap::from([("rustc".into(), "1.95".into())]),
+            tables: vec![table()],
+            gates: vec![gate],
+        };
+        let file = std::env::temp_dir().join(format!("xtask-result-{}/a/x.json", std::process::id()));
+        benchmark.save(&file).unwrap();
+        let loaded = Benchmark::load(&file).unwrap();
+        fs::remove_dir_all(file.ancestors().nth(2).unwrap()).unwrap();
+        assert_eq!(loaded, benchmark);
+    }
+}
