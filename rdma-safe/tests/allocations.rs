@@ -11,7 +11,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-use rdma_safe::{Access, Buffer, Inline, InlineList, Pages, PostError, Work, WorkRequest};
+use rdma_safe::{Access, Buffer, Endpoint, Inline, InlineList, Pages, PostError, Work, WorkRequest};
 
 use fake::{Config, Fake};
 use support::{Raw, builder, connect, on_each_interface, post, raw_pair};
@@ -21,30 +21,33 @@ struct Counting;
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    /// Bytes allocated less bytes freed.
+    static HELD: Cell<i64> = const { Cell::new(0) };
 }
 
-fn count() {
+fn count(bytes: i64) {
     if !fake::is_inside() {
         COUNT.set(COUNT.get() + 1);
+        HELD.set(HELD.get() + bytes);
     }
 }
 
 // SAFETY: each method does what the system's allocator does; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size() as i64);
         // SAFETY: the caller's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count();
+        count(-(layout.size() as i64));
         // SAFETY: the caller's contract.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count();
+        count(new_size as i64 - layout.size() as i64);
         // SAFETY: the caller's contract.
         unsafe { System.realloc(ptr, layout, new_size) }
     }
@@ -58,6 +61,47 @@ fn allocations(f: impl FnOnce()) -> u64 {
     let before = COUNT.get();
     f();
     COUNT.get() - before
+}
+
+/// Bytes that what `f` makes holds on the heap, and in itself.
+fn size<T>(f: impl FnOnce() -> T) -> i64 {
+    let before = HELD.get();
+    let made = f();
+    let held = HELD.get() - before;
+    drop(made);
+    held + size_of::<T>() as i64
+}
+
+/// The figures of docs/benchmarks.md.
+#[test]
+fn memory_of_an_object_is_what_the_documentation_says() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let cq = pd.context().completion_queue(64).build().unwrap();
+    let qp = |depth, batch, classic| {
+        size(|| {
+            pd.queue_pair(&cq, &cq)
+                .send_depth(depth)
+                .recv_depth(depth)
+                .max_batch(batch)
+                .classic(classic)
+                .build()
+                .unwrap()
+        })
+    };
+    let endpoint =
+        |sends, receives| size(|| Endpoint::builder(&pd).send_depth(sends).recv_depth(receives).build().unwrap());
+    println!("extended QP {}, +1 of batch {}", qp(64, 1, false), qp(64, 2, false) - qp(64, 1, false));
+    println!("classic QP {}, +1 of batch {}", qp(64, 1, true), qp(64, 2, true) - qp(64, 1, true));
+    println!("extended CQ {}", size(|| pd.context().completion_queue(64).build().unwrap()));
+    println!("classic CQ {}", size(|| pd.context().completion_queue(64).classic(true).build().unwrap()));
+    println!("endpoint {}", endpoint(1, 1));
+    println!(
+        "+64 sends {}, +64 receives {}",
+        endpoint(128, 64) - endpoint(64, 64),
+        endpoint(64, 128) - endpoint(64, 64)
+    );
+    assert_eq!(qp(64, 1, false), qp(16, 1, false), "a raw queue pair keeps nothing of work in flight");
 }
 
 #[test]

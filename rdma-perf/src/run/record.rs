@@ -66,6 +66,8 @@ impl Recorder for Native {
         let now = *self.now.get_or_insert_with(|| self.clock.now());
         self.latencies.record(self.clock.nanos(now.saturating_sub(stamp)) as u64);
         match self.began {
+            // What one look finds counts as done when the stretch before it ended.
+            Some((began, _)) if began == now => self.began = Some((began, total)),
             None => self.began = Some((now, total)),
             Some((began, before)) if now.saturating_sub(began) >= self.stretch => {
                 self.peak = self.peak.max((total - before) as f64 / (now - began) as f64);
