@@ -69,7 +69,7 @@ fn head(names: &[&str]) -> Table {
     let kind = if names.contains(&"t_avg") { "Latency" } else { "Bandwidth" };
     let note = format!(
         "Times in µs and rates in MiB/s and millions of messages a second of the guest's clock: the best of the launches \
-         in each column. A deviation has a ! if it is more than {} % outside of what the launches of C span.",
+         in each column. A deviation has a ! if no launch comes within {} % of what the launches of C span.",
         TOLERANCE * 100.0
     );
     let columns = ["case", "program"].iter().chain(names).map(|name| (*name).to_owned()).collect();
