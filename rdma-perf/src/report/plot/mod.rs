@@ -21,10 +21,12 @@ const MARGIN: u32 = 16;
 /// Of all text but the heading. A README shows a chart of this width at some 0.85 of its size.
 const FONT: u32 = 16;
 /// Of the heading.
-const HEADING: u32 = 22;
+const HEADING: u32 = 20;
 const LINE: u32 = 24;
 /// Wide on the average for a character of a sans-serif font, in ems: there is no font to measure by.
 const EM: f64 = 0.56;
+/// Bold letters are so much wider.
+const BOLD: f64 = 1.1;
 const PANEL: u32 = 360;
 
 /// Okabe and Ito's palette, whose colours are told apart with any colour vision.
@@ -122,7 +124,11 @@ impl Chart {
         root.fill(&WHITE)?;
         let middle = (WIDTH / 2) as i32;
         let heading = font(HEADING).style(FontStyle::Bold).color(&TEXT).pos(anchor(true));
-        root.draw(&Text::new(shortened(&self.title, HEADING), (middle, (MARGIN + 10) as i32), heading))?;
+        root.draw(&Text::new(
+            shortened(&self.title, f64::from(HEADING) * EM * BOLD),
+            (middle, (MARGIN + 10) as i32),
+            heading,
+        ))?;
         self.draw_legend(&root)?;
         let count = self.throughput.len().max(1) as u32;
         for (panel, n) in self.throughput.iter().zip(0..) {
@@ -135,7 +141,11 @@ impl Chart {
         }
         for (line, n) in self.footer.iter().zip(0..) {
             let y = top + upper + lower + n * LINE + LINE / 2;
-            root.draw(&Text::new(shortened(line, FONT), (middle, y as i32), style().pos(anchor(true))))?;
+            root.draw(&Text::new(
+                shortened(line, f64::from(FONT) * EM),
+                (middle, y as i32),
+                style().pos(anchor(true)),
+            ))?;
         }
         root.present()?;
         Ok(())
@@ -182,9 +192,9 @@ fn entry_width(label: &str) -> u32 {
     32 + text_width(label) + 24
 }
 
-/// As much of a line as fits across the chart.
-fn shortened(line: &str, font: u32) -> String {
-    let most = (f64::from(WIDTH - 2 * MARGIN) / (f64::from(font) * EM)) as usize;
+/// As much of a line as fits across the chart, of characters that are so wide.
+fn shortened(line: &str, character: f64) -> String {
+    let most = (f64::from(WIDTH - 2 * MARGIN) / character) as usize;
     if line.chars().count() <= most {
         return line.to_owned();
     }
