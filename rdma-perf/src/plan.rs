@@ -87,6 +87,22 @@ pub(crate) enum Atomic {
     CompareSwap,
 }
 
+/// Which end of the test it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+impl Role {
+    fn other(self) -> Self {
+        match self {
+            Role::Client => Role::Server,
+            Role::Server => Role::Client,
+        }
+    }
+}
+
 /// Which of two interfaces of verbs to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -192,6 +208,16 @@ impl Plan {
             Verb::Write => self.immediate,
             Verb::Read | Verb::Atomic => false,
         }
+    }
+
+    /// Whether this end sends, writes, reads or changes anything.
+    pub(crate) fn sends(&self, role: Role) -> bool {
+        role == Role::Client || self.bidirectional || (self.metric == Metric::Lat && self.is_two_sided())
+    }
+
+    /// Whether the other end does.
+    pub(crate) fn is_sent_to(&self, role: Role) -> bool {
+        self.sends(role.other())
     }
 
     /// Whether messages are seen by their last byte in memory.

@@ -9,7 +9,7 @@ use rdma_safe::{
 };
 
 use crate::control::{LaneAddress, WorkerAddress};
-use crate::plan::{Interface, Metric, Plan};
+use crate::plan::{Interface, Plan, Role};
 
 /// Messages begin at multiples of this, the size of a cache line.
 const LINE: u64 = 64;
@@ -35,6 +35,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// What an end has that does all that the plan's ends do.
     pub(crate) fn of(plan: &Plan) -> Self {
         let largest = plan.sizes.iter().copied().max().unwrap_or(1);
         let area = plan.sizes.iter().map(|size| slots(*size) * stride(*size)).max().unwrap_or(LINE);
@@ -48,9 +49,21 @@ impl Layout {
         Layout { send_area: area, target_area: area.max(receive_slots * receive_len), receive_len, receive_slots }
     }
 
-    /// Bytes that a test takes at each end.
-    pub(crate) fn total(plan: &Plan) -> u64 {
-        let layout = Layout::of(plan);
+    /// Without what this end has no use for.
+    fn of_end(plan: &Plan, role: Role) -> Self {
+        let mut layout = Layout::of(plan);
+        if !plan.sends(role) {
+            layout.send_area = LINE;
+        }
+        if !plan.is_sent_to(role) {
+            layout.target_area = LINE;
+        }
+        layout
+    }
+
+    /// Bytes that a test takes at one end.
+    pub(crate) fn total(plan: &Plan, role: Role) -> u64 {
+        let layout = Layout::of_end(plan, role);
         (layout.send_area + layout.target_area).saturating_mul(plan.queue_pairs().into())
     }
 }
@@ -154,8 +167,8 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Creates the objects of one thread and registers their memory.
-    pub(crate) fn new(pd: &ProtectionDomain, plan: &Plan, init: &InitOptions) -> Result<Self> {
-        let layout = Layout::of(plan);
+    pub(crate) fn new(pd: &ProtectionDomain, plan: &Plan, role: Role, init: &InitOptions) -> Result<Self> {
+        let layout = Layout::of_end(plan, role);
         let source = Area::new(pd, plan, layout.send_area, Access::LOCAL_WRITE)?;
         let target = Area::new(pd, plan, layout.target_area, Access::LOCAL_WRITE | Access::REMOTE)?;
         let rx_depth = if plan.takes_receives() { plan.rx_depth } else { 1 };
@@ -197,7 +210,7 @@ impl Worker {
         WorkerAddress { queue_pairs: self.lanes.iter().map(lane).collect() }
     }
 
-    pub(crate) fn connect(&mut self, peer: &WorkerAddress, plan: &Plan) -> Result<()> {
+    pub(crate) fn connect(&mut self, peer: &WorkerAddress, plan: &Plan, role: Role) -> Result<()> {
         if peer.queue_pairs.len() != self.lanes.len() {
             bail!("the peer has {} queue pairs for {} here", peer.queue_pairs.len(), self.lanes.len());
         }
@@ -208,8 +221,9 @@ impl Worker {
         if let Some(outstanding) = plan.outstanding {
             options = options.rd_atomic(outstanding);
         }
+        let needed = if plan.sends(role) { Layout::of(plan).target_area } else { 0 };
         for (lane, peer) in self.lanes.iter_mut().zip(&peer.queue_pairs) {
-            if peer.target.len < lane.memory.layout.target_area {
+            if peer.target.len < needed {
                 bail!("the peer's memory of {} bytes is too short", peer.target.len);
             }
             lane.qp.connect(&peer.queue_pair, &options).context("cannot connect to the peer's queue pair")?;
@@ -267,13 +281,6 @@ impl LaneMemory {
     }
 }
 
-impl Plan {
-    /// Whether ends have to post receives before the peer sends.
-    pub(crate) fn needs_receives(&self, is_client: bool) -> bool {
-        self.takes_receives() && (!is_client || self.bidirectional || self.metric == Metric::Lat)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -300,6 +307,8 @@ mod tests {
     fn memory_does_not_grow_with_what_is_sent() {
         let write = layout("write bw h -s 1M -n 1000 -q 64");
         assert_eq!((write.send_area, write.target_area, write.receive_slots), (1 << 20, 1 << 20, 0));
+        let plan = crate::report::sample::plan("write bw h -s 1M -n 1000 -q 64");
+        assert_eq!([Role::Client, Role::Server].map(|role| Layout::total(&plan, role)), [(64 << 20) + 64 * LINE; 2]);
         let sweep = layout("write bw h -s 2..8K");
         assert_eq!((sweep.send_area, sweep.target_area), (8192, 8192));
         let send = layout("send bw h -s 64");

@@ -22,17 +22,10 @@ use self::sender::{Sender, Stop};
 use self::wait::Waiter;
 pub(crate) use self::wait::{Interrupted, Shared};
 use crate::clock::Clock;
-use crate::plan::{Atomic, Length, Metric, Plan, Verb, WarmUp};
+use crate::plan::{Atomic, Length, Metric, Plan, Role, Verb, WarmUp};
 use crate::stats::Latencies;
 use crate::stats::perftest::{MAX_PEAK_ITERATIONS, Moments};
 use crate::worker::Worker;
-
-/// Which end of the test this is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Role {
-    Client,
-    Server,
-}
 
 /// A worker that keeps what lasts from one size to the next.
 pub(crate) struct Runner {
@@ -109,17 +102,19 @@ impl Runner {
         if plan.validate || plan.polls_memory() {
             let pattern = Pattern::of(plan, index);
             for (number, lane) in self.worker.lanes.iter().enumerate() {
-                let (filled, cleared) = match plan.verb {
-                    Verb::Read => (&lane.memory.target, &lane.memory.source),
-                    _ => (&lane.memory.source, &lane.memory.target),
-                };
-                pattern::clear(cleared, size);
-                if plan.validate && plan.verb != Verb::Atomic {
-                    pattern.fill(filled, number, size);
+                let (source, target) = (&lane.memory.source, &lane.memory.target);
+                let (source, target) =
+                    (plan.sends(self.role).then_some(source), plan.is_sent_to(self.role).then_some(target));
+                let (filled, cleared) = if plan.verb == Verb::Read { (target, source) } else { (source, target) };
+                if let Some(part) = cleared {
+                    pattern::clear(part, size);
+                }
+                if let Some(part) = filled.filter(|_| plan.validate && plan.verb != Verb::Atomic) {
+                    pattern.fill(part, number, size);
                 }
             }
         }
-        if plan.needs_receives(self.role == Role::Client) {
+        if plan.takes_receives() && plan.is_sent_to(self.role) {
             self.receiver.begin(&mut self.worker.lanes, plan.messages_of_lane())?;
         }
         if plan.compat && plan.events {
@@ -171,7 +166,7 @@ impl Runner {
 
     fn run_as<O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         match (task.plan.metric, self.role) {
-            (Metric::Bw, role) => self.bandwidth(operation, task, role == Role::Client || task.plan.bidirectional),
+            (Metric::Bw, role) => self.bandwidth(operation, task, task.plan.sends(role)),
             (Metric::Lat, Role::Client) => self.latency(operation, task),
             (Metric::Lat, Role::Server) => self.answer(operation, task),
         }
@@ -260,7 +255,7 @@ impl Runner {
 
     /// Takes what the peer still sends, until there was as much as it says.
     fn drain(&mut self, task: &Task<'_>) -> Result<()> {
-        if !task.plan.needs_receives(self.role == Role::Client) {
+        if !(task.plan.takes_receives() && task.plan.is_sent_to(self.role)) {
             return Ok(());
         }
         let Worker { lanes, recv_cq, .. } = &mut self.worker;

@@ -171,10 +171,12 @@ impl<'s, O: Operation> Sender<'s, O> {
                 if count == 0 || count > room {
                     break;
                 }
+                let mut due = None;
                 if let Some(pacer) = &mut self.pacer {
                     if (self.clock.now() as f64) < pacer.next {
                         return Ok(());
                     }
+                    due = Some(pacer.next as u64);
                     pacer.next += pacer.ticks_per_message * count as f64;
                 }
                 let mut batch = lane.qp.send_batch()?;
@@ -193,6 +195,9 @@ impl<'s, O: Operation> Sender<'s, O> {
                     flight.posted += 1;
                     self.posted += 1;
                     if signaled {
+                        // What holds up one message holds up those after it: their latency is counted from when the rate
+                        // would have had them posted (coordinated omission).
+                        let stamp = due.unwrap_or(stamp);
                         let mask = flight.signaled.len() as u64 - 1;
                         flight.signaled[(flight.next & mask) as usize] = (stamp, self.cq_mod - flight.until_signal);
                         flight.next += 1;

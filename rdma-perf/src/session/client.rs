@@ -11,9 +11,9 @@ use super::crew::{Crew, Happening};
 use super::device::peak_resident;
 use crate::clock::Clock;
 use crate::control::{Control, PROTOCOL, Reply, Request};
-use crate::plan::{Length, Metric, Plan};
+use crate::plan::{Length, Metric, Plan, Role};
 use crate::report::{Bandwidth, FORMAT, Report, Row};
-use crate::run::{Interrupted, Outcome, Role, Shared};
+use crate::run::{Interrupted, Outcome, Shared};
 use crate::stats::{Latencies, perftest};
 
 /// How long the server may take to make its objects ready: registering memory takes a second for some gigabytes.
@@ -64,7 +64,7 @@ impl<I: AsFd> Client<'_, I> {
         let Reply::Accepted { host: server, workers } = control.ask(&hello, SETUP_LIMIT)? else {
             bail!("the server does not answer as it should");
         };
-        crew.connect(&workers, plan)?;
+        crew.connect(&workers, plan, Role::Client)?;
         let connected = control.ask(&Request::Connect { workers: crew.addresses() }, SETUP_LIMIT)?;
         if !matches!(connected, Reply::Connected) {
             bail!("the server does not answer as it should");

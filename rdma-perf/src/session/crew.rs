@@ -11,8 +11,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::Opened;
 use crate::clock::Clock;
 use crate::control::{Control, WorkerAddress};
-use crate::plan::Plan;
-use crate::run::{Outcome, Role, Runner, Shared, Task};
+use crate::plan::{Plan, Role};
+use crate::run::{Outcome, Runner, Shared, Task};
 use crate::worker::Worker;
 
 /// How often progress is told of.
@@ -62,7 +62,7 @@ pub(super) struct Watch<'c> {
 impl Crew {
     /// Creates the objects of all threads.
     pub(super) fn new(opened: &Opened, plan: &Plan, role: Role, clock: Clock) -> Result<Self> {
-        let runner = |_| Ok(Runner::new(Worker::new(&opened.pd, plan, &opened.init)?, plan, role, clock));
+        let runner = |_| Ok(Runner::new(Worker::new(&opened.pd, plan, role, &opened.init)?, plan, role, clock));
         let runners = (0..plan.threads).map(runner).collect::<Result<_>>()?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Crew { runners, wake })
@@ -78,11 +78,11 @@ impl Crew {
         (worker.lanes.iter().all(|lane| lane.qp.is_extended()), worker.send_cq.is_extended())
     }
 
-    pub(super) fn connect(&mut self, peers: &[WorkerAddress], plan: &Plan) -> Result<()> {
+    pub(super) fn connect(&mut self, peers: &[WorkerAddress], plan: &Plan, role: Role) -> Result<()> {
         if peers.len() != self.runners.len() {
             bail!("the peer has {} threads for {} here", peers.len(), self.runners.len());
         }
-        self.runners.iter_mut().zip(peers).try_for_each(|(runner, peer)| runner.worker.connect(peer, plan))
+        self.runners.iter_mut().zip(peers).try_for_each(|(runner, peer)| runner.worker.connect(peer, plan, role))
     }
 
     pub(super) fn prepare(&mut self, plan: &Plan, index: usize) -> Result<()> {

@@ -11,8 +11,8 @@ use super::client::bandwidth;
 use super::crew::{Crew, Happening};
 use crate::clock::Clock;
 use crate::control::{Control, PROTOCOL, Reply, Request};
-use crate::plan::Plan;
-use crate::run::{Role, Shared};
+use crate::plan::{Plan, Role};
+use crate::run::Shared;
 use crate::units::Bytes;
 use crate::worker::Layout;
 
@@ -70,7 +70,7 @@ impl Server {
             );
         }
         plan.check().map_err(anyhow::Error::msg)?;
-        let memory = Layout::total(&plan);
+        let memory = Layout::total(&plan, Role::Server);
         if memory > self.max_memory {
             bail!(
                 "the test takes {memory} bytes of memory, more than {}: see server --max-memory",
@@ -85,7 +85,7 @@ impl Server {
         let Request::Connect { workers } = control.receive(Some(SETUP_LIMIT))? else {
             bail!("the client does not go on as it should");
         };
-        crew.connect(&workers, &plan)?;
+        crew.connect(&workers, &plan, Role::Server)?;
         control.send(&Reply::Connected)?;
         loop {
             match control.receive(Some(SETUP_LIMIT))? {
