@@ -36,6 +36,12 @@ impl Clock {
         Clock { source: Source::Counter, nanos_per_tick: f64::midpoint(first, second) }
     }
 
+    /// A clock whose ticks are nanoseconds.
+    #[cfg(test)]
+    pub(crate) fn nanoseconds() -> Self {
+        Clock { source: Source::System, nanos_per_tick: 1.0 }
+    }
+
     /// The time in ticks.
     #[inline]
     pub(crate) fn now(self) -> u64 {

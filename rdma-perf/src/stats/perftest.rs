@@ -91,3 +91,82 @@ pub(crate) fn latency(posted: &[u64], divisor: f64, clock: Clock) -> Option<Perf
         percentile_99_9: rank(0.999),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Moments whose distances are these microseconds.
+    fn posted(clock: Clock, micros: &[u64]) -> Vec<u64> {
+        let mut now = 1000;
+        let mut moments = vec![now];
+        for micros in micros {
+            now += clock.ticks(std::time::Duration::from_micros(*micros));
+            moments.push(now);
+        }
+        moments
+    }
+
+    fn close(ours: f64, expected: f64) -> bool {
+        (ours - expected).abs() < 0.01
+    }
+
+    #[test]
+    fn latencies_are_reckoned_as_perftest_does() {
+        let clock = Clock::nanoseconds();
+        // Sorted: 10 × 97, 12, 20, 30, 40; the two longest do not count, but for t_max.
+        let mut micros = vec![10; 97];
+        micros.extend([40, 12, 30, 20]);
+        let Some(Perftest::Latency {
+            iterations,
+            min,
+            max,
+            typical,
+            average,
+            standard_deviation,
+            percentile_99,
+            percentile_99_9,
+        }) = latency(&posted(clock, &micros), 1.0, clock)
+        else {
+            panic!("no columns")
+        };
+        assert_eq!(iterations, 102);
+        assert!(close(min, 10.0) && close(typical, 10.0));
+        assert!(close(max, 30.0), "the longest but one: {max}");
+        let mean = (970.0 + 12.0 + 20.0) / 99.0;
+        assert!(close(average, mean));
+        // 12 - 10.12 counts as 1, 20 - 10.12 as 9, and those below a microsecond as nothing.
+        assert!(close(standard_deviation, (82.0_f64 / 99.0).sqrt()), "{standard_deviation}");
+        assert!(close(percentile_99, 30.0), "one rank high: {percentile_99}");
+        assert!(close(percentile_99_9, 30.0));
+    }
+
+    #[test]
+    fn half_a_round_trip_is_half_of_everything() {
+        let clock = Clock::nanoseconds();
+        let Some(Perftest::Latency { typical, .. }) = latency(&posted(clock, &[10, 20, 30, 40]), 2.0, clock) else {
+            panic!("no columns")
+        };
+        assert!(close(typical, 7.5), "the median of 10 and 20, halved: {typical}");
+        assert_eq!(latency(&posted(clock, &[1, 2]), 2.0, clock), None);
+    }
+
+    #[test]
+    fn bandwidth_is_reckoned_as_perftest_does() {
+        let clock = Clock::nanoseconds();
+        // Ten messages of a MiB, one posted each ms; the second of two signaled ones completes faster.
+        let posted: Vec<u64> = (0..10).map(|index| index * 1_000_000).collect();
+        let mut completed = vec![0; 10];
+        (completed[4], completed[9]) = (9_000_000, 10_000_000);
+        let moments = Moments { posted, completed };
+        let Perftest::Bandwidth { iterations, peak, average, message_rate } =
+            bandwidth(1 << 20, 10, (0, 10_000_000), Some(&moments), 1, 5, clock)
+        else {
+            panic!("no bandwidth")
+        };
+        assert_eq!(iterations, 10);
+        assert!(close(average, 1000.0) && close(message_rate, 0.001));
+        // From the fourth post (3 ms) to the last completion: 7 messages in 7 ms; from the first to the first: 5 in 9 ms.
+        assert!(close(peak, 1000.0), "{peak}");
+    }
+}
