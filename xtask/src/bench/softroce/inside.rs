@@ -18,6 +18,10 @@ pub(crate) const ARGUMENT: &str = "run-bench-softroce";
 /// Of the guest's clock, which jumps over it: what the kernel puts off until after a program's end is done by then.
 const SETTLE: Duration = Duration::from_millis(200);
 
+/// Tries to run a case before it counts. Programs are read from the host the first time, and while the guest waits for
+/// that with nothing else to do, its clock jumps from timer to timer, beyond any time limit if the host is busy.
+const REHEARSALS: u32 = 3;
+
 /// What to run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Plan {
@@ -45,21 +49,29 @@ pub(crate) fn main(words: &[String]) -> Result<i32> {
     // Random addresses would make every launch another.
     fs::write("/proc/sys/kernel/randomize_va_space", "0").context("cannot make addresses repeat")?;
     report(&Report::Environment(environment()))?;
+    for case in &plan.cases {
+        // What fails here fails again below, where it is reported.
+        let _ = (0..REHEARSALS).find(|_| run(case).is_ok());
+    }
     let mut outputs: Vec<Output> = vec![Ok(Vec::new()); plan.cases.len()];
     for launch in 1..=plan.launches {
         eprintln!("launch {launch} of {}", plan.launches);
-        for (output, [server, client]) in outputs.iter_mut().zip(&plan.cases) {
+        for (output, case) in outputs.iter_mut().zip(&plan.cases) {
             // What has failed would fail again, perhaps by reaching its time limit.
             if output.is_ok() {
-                std::thread::sleep(SETTLE);
-                let run = || pair::client_output(command(server)?, command(client)?);
-                *output = run().map_err(|error: anyhow::Error| format!("`{}`: {error:#}", client.join(" ")));
+                *output = run(case).map_err(|error| format!("`{}`: {error:#}", case[1].join(" ")));
             }
         }
         // Not before, since what writes to the host is interrupted when the host has read it.
         report(&Report::Launch(outputs.clone()))?;
     }
     Ok(0)
+}
+
+/// Runs a server and its client; the lines of the client.
+fn run([server, client]: &[Vec<String>; 2]) -> Result<Vec<String>> {
+    std::thread::sleep(SETTLE);
+    pair::client_output(command(server)?, command(client)?)
 }
 
 fn report(report: &Report) -> Result<()> {
