@@ -89,7 +89,9 @@ fn both() -> (u64, u64) {
 }
 
 fn system_nanos() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicRaw);
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid `struct timespec`. The clock exists since Linux 2.6.28.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_RAW, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 

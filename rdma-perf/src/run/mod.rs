@@ -286,7 +286,8 @@ impl Runner {
         let start = clock.now();
         let stop = length(clock);
         if let (true, Stop::Messages(messages)) = (plan.compat, stop) {
-            let mut moments = Vec::with_capacity(messages as usize + 1);
+            let mut moments = touched(messages + 1);
+            moments.clear();
             outcome.messages = self.course(operation, task, stop, 0, &mut moments)?;
             outcome.latencies = Latencies::of_moments(&moments, clock, divisor);
             outcome.moments = Some(Moments { posted: moments, completed: Vec::new() });
@@ -347,6 +348,12 @@ impl Runner {
         outcome.validated = self.receiver.validated;
         Ok(outcome)
     }
+}
+
+/// Memory for so many moments that no page fault holds a message up.
+fn touched(count: u64) -> Vec<u64> {
+    // Not zeroes, which come without pages.
+    vec![1; count as usize]
 }
 
 /// Until when to warm up, if at all, and until when to measure; times are from the moment that they are called at.

@@ -1,5 +1,6 @@
 //! What is noted while messages go.
 
+use super::touched;
 use crate::clock::Clock;
 use crate::stats::Latencies;
 use crate::stats::perftest::Moments;
@@ -90,8 +91,12 @@ pub(super) struct Compat {
 impl Compat {
     /// For `messages` in all, posted `list` at a time.
     pub(super) fn new(clock: Clock, messages: u64, list: u32) -> Self {
-        let none = vec![0; messages as usize];
-        Compat { clock, moments: Moments { posted: none.clone(), completed: none }, list, until_post: 1 }
+        let none = || {
+            let mut moments = touched(messages);
+            moments.fill(0);
+            moments
+        };
+        Compat { clock, moments: Moments { posted: none(), completed: none() }, list, until_post: 1 }
     }
 
     /// How long the signaled messages took, counted from their doorbell.

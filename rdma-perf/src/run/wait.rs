@@ -12,6 +12,8 @@ use crate::plan::Plan;
 
 /// Looks that find nothing between two at the clock.
 const LOOKS: u32 = 1024;
+/// The same for one who waits without a deadline. Each alarm takes as long as an eighth of a small message.
+const ALARM: Duration = Duration::from_secs(1);
 /// How often one who sleeps looks whether everything is to end.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -55,7 +57,7 @@ impl<'s> Waiter<'s> {
         if as_perftest {
             cq.channel().map_or(Ok(()), |channel| channel.set_blocking(true))?;
         }
-        let alarm = as_perftest.then(|| Alarm::new(NAP)).transpose()?;
+        let alarm = as_perftest.then(|| Alarm::new(ALARM)).transpose()?;
         Ok(Waiter {
             shared,
             channel: cq.channel().cloned(),
