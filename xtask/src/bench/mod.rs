@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: figures that anyone can repeat.
 
+pub(crate) mod overhead;
 pub(crate) mod pingpong;
 mod series;
 
@@ -14,11 +15,13 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Benchmark {
+    Overhead(overhead::Args),
     Pingpong(pingpong::Args),
 }
 
 pub(crate) fn main(args: &Args) -> Result<i32> {
     match &args.benchmark {
+        Benchmark::Overhead(args) => overhead::main(args),
         Benchmark::Pingpong(args) => pingpong::main(args),
     }
 }
