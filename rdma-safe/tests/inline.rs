@@ -15,7 +15,7 @@ const NAMED: &[(&str, &str, &[&str])] = &[
     (
         "endpoint/mod.rs",
         include_str!("../src/endpoint/mod.rs"),
-        &["receive", "post", "send", "send_inline", "write", "read", "batch", "poll", "wait", "arm", "reap", "pop"],
+        &["receive", "post", "send", "send_inline", "write", "read", "batch", "poll", "wait", "arm", "reap", "pop", "look"],
     ),
     ("post/chain.rs", include_str!("../src/post/chain.rs"), &["slot", "post", "position"]),
     ("post/send.rs", include_str!("../src/post/send.rs"), &["abort", "add", "check_atomic", "set_rdma", "set_atomic"]),

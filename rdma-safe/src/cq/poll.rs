@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use rdma_sys::*;
 
-use super::{CompletionQueue, Mode, Taken, WcFields, WcFlags, WcOpcode, WcStatus};
+use super::{CompletionQueue, Mode, Taken, WcFields, WcFlags, WcOpcode, WcStatus, rare};
 use crate::Errno;
 
 /// A completion queue that cannot be used any more.
@@ -110,6 +110,7 @@ impl Poll<'_> {
                 if self.cq.mode == Mode::Classic {
                     return self.next_classic();
                 }
+                rare();
                 // The completion before, or a cursor that was forgotten instead of dropped.
                 self.cq.end_poll();
             }
@@ -144,7 +145,7 @@ impl Poll<'_> {
                 return Ok(None);
             }
             self.stage = Stage::Asked;
-            // SAFETY: the queue is valid, and a classic one.
+            // SAFETY: the queue is valid, and a classic one; nothing is left, as was just found.
             let result = unsafe { taken.refill(raw) };
             if result <= 0 {
                 if result < 0 {
@@ -165,6 +166,7 @@ impl Poll<'_> {
     /// `result` is what `ibv_start_poll`, `ibv_next_poll` or `ibv_poll_cq` returned.
     #[inline(always)]
     fn fail(&mut self, result: i32) -> PollError {
+        rare();
         self.stage = Stage::Failed;
         // A provider's own code, such as CQ_POLL_ERR of mlx5, says nothing here.
         self.error = PollError::Provider(Errno(if result > 0 { result } else { libc::EIO }));

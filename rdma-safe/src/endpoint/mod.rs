@@ -11,9 +11,10 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
+use crate::cq::rare;
 use crate::{
-    Buffer, CompletionChannel, CompletionQueue, Error, PollError, PostError, ProtectionDomain, QueuePair, RemoteMemory,
-    Result, SendBatch, Sge, WcFlags, WcOpcode, WcStatus, WorkCompletion, WorkRequest,
+    Buffer, CompletionChannel, CompletionQueue, Error, Poll, PollError, PostError, ProtectionDomain, QueuePair,
+    RemoteMemory, Result, SendBatch, Sge, WcFlags, WcOpcode, WcStatus, WorkCompletion, WorkRequest,
 };
 use ring::Ring;
 
@@ -102,6 +103,15 @@ struct Posted {
     buffer: Buffer,
     /// `None` for what has not completed.
     arrival: Option<Arrival>,
+}
+
+/// What a look at the queue has found.
+enum Look {
+    Empty,
+    /// Completions, which are in the rings now.
+    Noted,
+    /// The completion of the oldest work. Others may be in the rings.
+    Found(Completion),
 }
 
 /// What there is to say of a receive that has completed.
@@ -361,21 +371,74 @@ impl Endpoint {
     /// [`Endpoint::close`].
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Option<Completion>, PollError> {
-        let had_completed = self.sends.has_completed() || self.receives.has_completed();
-        if !had_completed {
-            self.reap()?;
+        // A second time only when what there was, was silent.
+        loop {
+            if self.sends.has_completed() || self.receives.has_completed() {
+                if let Some(completion) = self.pop() {
+                    return Ok(Some(completion));
+                }
+            }
+            match self.look() {
+                Ok(Look::Noted) => {}
+                Ok(Look::Empty) => return Ok(None),
+                Ok(Look::Found(completion)) => return Ok(Some(completion)),
+                Err(error) => return Err(error),
+            }
         }
-        if let Some(completion) = self.pop() {
-            return Ok(Some(completion));
-        }
-        // What there was, was silent.
-        if had_completed { self.poll_again() } else { Ok(None) }
     }
 
-    #[inline(never)]
-    fn poll_again(&mut self) -> Result<Option<Completion>, PollError> {
-        self.reap()?;
-        Ok(self.pop())
+    /// Looks at the queue when nothing is left of the last look.
+    #[inline(always)]
+    fn look(&mut self) -> Result<Look, PollError> {
+        let Endpoint { cq, sends, receives, poisoned, .. } = self;
+        let mut poll = cq.poll();
+        let first = match poll.next() {
+            Ok(Some(first)) => first,
+            Ok(None) => return Ok(Look::Empty),
+            Err(error) => return Err(error),
+        };
+        // The usual case: it is of the oldest work, and goes to the caller without a stop in the ring.
+        let id = WorkId(first.wr_id());
+        let completion = match id.is_receive() {
+            false if first.status() == WcStatus::SUCCESS => sends
+                .take_if(id.sequence(), |sent| !sent.silent)
+                .map(|sent| Completion::of_send(id, Outcome::of(&first, sent.has_length()), sent)),
+            false => None,
+            true => receives.take_if(id.sequence(), |_| true).map(|mut posted| {
+                let arrival = posted.finish(&first);
+                Completion::of_receive(id, arrival, posted.buffer)
+            }),
+        };
+        let Some(completion) = completion else {
+            if !note(sends, receives, first) {
+                *poisoned = true;
+                return Err(PollError::Unexpected { wr_id: id.0 });
+            }
+            return note_rest(poll, sends, receives, poisoned).map(|()| Look::Noted);
+        };
+        match note_rest(poll, sends, receives, poisoned) {
+            Ok(()) => Ok(Look::Found(completion)),
+            Err(error) => {
+                rare();
+                // It is handed out later; so it stays in the ring, as nothing was added meanwhile.
+                let Completion { status, vendor_error, byte_len, timestamp, .. } = completion;
+                let outcome = Outcome { status, vendor_error, byte_len, timestamp };
+                let len = completion.buffer.as_ref().map_or(0, |buffer| buffer.len());
+                if id.is_receive() {
+                    let Completion { operation, imm, invalidated_rkey, .. } = completion;
+                    std::mem::forget(completion);
+                    // SAFETY: the entry was just taken, and what it was taken as is forgotten.
+                    let posted = unsafe { receives.untake() };
+                    posted.arrival = Some(Arrival { outcome, operation, imm, invalidated_rkey });
+                    posted.buffer.set_len_within(len);
+                } else {
+                    std::mem::forget(completion);
+                    // SAFETY: as above.
+                    unsafe { sends.untake() }.outcome = Some(outcome);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Waits for a piece of work to be done, at most for `timeout`.
@@ -473,46 +536,8 @@ impl Endpoint {
     /// Takes completions out of the queue and notes them in the rings, a limited number at a time.
     #[inline(always)]
     fn reap(&mut self) -> Result<(), PollError> {
-        const BATCH: usize = 16;
         let Endpoint { cq, sends, receives, poisoned, .. } = self;
-        let mut poll = cq.poll();
-        for _ in 0..BATCH {
-            let completion = match poll.next() {
-                Ok(Some(completion)) => completion,
-                Ok(None) => break,
-                Err(error) => return Err(error),
-            };
-            let id = WorkId(completion.wr_id());
-            let known = if id.is_receive() {
-                match receives.complete_oldest(id.sequence()) {
-                    Some(posted) => {
-                        posted.finish(&completion);
-                        true
-                    }
-                    None => false,
-                }
-            } else {
-                if completion.status() == WcStatus::WR_FLUSH_ERR {
-                    // Not every provider flushes unsignaled work one by one: whether it was done is not known.
-                    let flushed = Outcome::of(&completion, false);
-                    sends.each_before(id.sequence(), |sent| sent.outcome = Some(flushed));
-                }
-                match sends.complete_if(id.sequence(), |sent, oldest| sent.after < oldest) {
-                    Some(sent) => {
-                        // Not defined for what goes out.
-                        let has_length = matches!(sent.operation, Operation::Read | Operation::Atomic);
-                        sent.outcome = Some(Outcome::of(&completion, has_length));
-                        true
-                    }
-                    None => false,
-                }
-            };
-            if !known {
-                *poisoned = true;
-                return Err(PollError::Unexpected { wr_id: id.0 });
-            }
-        }
-        Ok(())
+        note_rest(cq.poll(), sends, receives, poisoned)
     }
 
     /// Hands out work that is done.
@@ -520,32 +545,11 @@ impl Endpoint {
     fn pop(&mut self) -> Option<Completion> {
         self.sends.skip_completed(|sent| sent.silent && sent.outcome.is_none_or(|it| it.status == WcStatus::SUCCESS));
         if let Some((sequence, sent)) = self.sends.pop_completed() {
-            let outcome = sent.outcome.unwrap_or(Outcome::DONE);
-            return Some(Completion {
-                id: WorkId::send(sequence),
-                operation: sent.operation,
-                status: outcome.status,
-                vendor_error: outcome.vendor_error,
-                buffer: sent.buffer,
-                byte_len: outcome.byte_len,
-                timestamp: outcome.timestamp,
-                imm: None,
-                invalidated_rkey: None,
-            });
+            return Some(Completion::of_send(WorkId::send(sequence), sent.outcome.unwrap_or(Outcome::DONE), sent));
         }
         let (sequence, posted) = self.receives.pop_completed()?;
         let arrival = posted.arrival.unwrap_or(Arrival::UNKNOWN);
-        Some(Completion {
-            id: WorkId::receive(sequence),
-            operation: arrival.operation,
-            status: arrival.outcome.status,
-            vendor_error: arrival.outcome.vendor_error,
-            buffer: Some(posted.buffer),
-            byte_len: arrival.outcome.byte_len,
-            timestamp: arrival.outcome.timestamp,
-            imm: arrival.imm,
-            invalidated_rkey: arrival.invalidated_rkey,
-        })
+        Some(Completion::of_receive(WorkId::receive(sequence), arrival, posted.buffer))
     }
 
     /// Destroys the queue pair, once.
@@ -572,9 +576,96 @@ impl Arrival {
         Arrival { outcome: Outcome::DONE, operation: Operation::Receive, imm: None, invalidated_rkey: None };
 }
 
-impl Posted {
+/// Notes what is left of a look at the queue, up to a limit.
+#[inline(always)]
+fn note_rest(
+    mut poll: Poll<'_>,
+    sends: &mut Ring<Sent>,
+    receives: &mut Ring<Posted>,
+    poisoned: &mut bool,
+) -> Result<(), PollError> {
+    const LIMIT: usize = 16;
+    for _ in 0..LIMIT {
+        let completion = match poll.next() {
+            Ok(Some(completion)) => completion,
+            Ok(None) => break,
+            Err(error) => return Err(error),
+        };
+        let wr_id = completion.wr_id();
+        if !note(sends, receives, completion) {
+            *poisoned = true;
+            return Err(PollError::Unexpected { wr_id });
+        }
+    }
+    Ok(())
+}
+
+/// Notes a completion in its ring; `false` when it names work that is not in flight.
+// Not a Rust call, which could unwind: for that the callers would keep a completion that they are about to hand out in
+// memory. There is nothing here that panics.
+#[allow(improper_ctypes_definitions)]
+#[inline(never)]
+extern "C" fn note(sends: &mut Ring<Sent>, receives: &mut Ring<Posted>, completion: WorkCompletion<'_>) -> bool {
+    let id = WorkId(completion.wr_id());
+    if id.is_receive() {
+        let Some(posted) = receives.complete_oldest(id.sequence()) else { return false };
+        posted.arrival = Some(posted.finish(&completion));
+        return true;
+    }
+    if completion.status() == WcStatus::WR_FLUSH_ERR {
+        // Not every provider flushes unsignaled work one by one: whether it was done is not known.
+        let flushed = Outcome::of(&completion, false);
+        sends.each_before(id.sequence(), |sent| sent.outcome = Some(flushed));
+    }
+    let Some(sent) = sends.complete_if(id.sequence(), |sent, oldest| sent.after < oldest) else { return false };
+    sent.outcome = Some(Outcome::of(&completion, sent.has_length()));
+    true
+}
+
+impl Completion {
     #[inline(always)]
-    fn finish(&mut self, completion: &WorkCompletion<'_>) {
+    fn of_send(id: WorkId, outcome: Outcome, sent: Sent) -> Self {
+        Completion {
+            id,
+            operation: sent.operation,
+            status: outcome.status,
+            vendor_error: outcome.vendor_error,
+            buffer: sent.buffer,
+            byte_len: outcome.byte_len,
+            timestamp: outcome.timestamp,
+            imm: None,
+            invalidated_rkey: None,
+        }
+    }
+
+    #[inline(always)]
+    fn of_receive(id: WorkId, arrival: Arrival, buffer: Buffer) -> Self {
+        Completion {
+            id,
+            operation: arrival.operation,
+            status: arrival.outcome.status,
+            vendor_error: arrival.outcome.vendor_error,
+            buffer: Some(buffer),
+            byte_len: arrival.outcome.byte_len,
+            timestamp: arrival.outcome.timestamp,
+            imm: arrival.imm,
+            invalidated_rkey: arrival.invalidated_rkey,
+        }
+    }
+}
+
+impl Sent {
+    /// Whether the length that its completion has means anything.
+    #[inline(always)]
+    fn has_length(&self) -> bool {
+        matches!(self.operation, Operation::Read | Operation::Atomic)
+    }
+}
+
+impl Posted {
+    /// Sets the length of the buffer.
+    #[inline(always)]
+    fn finish(&mut self, completion: &WorkCompletion<'_>) -> Arrival {
         let mut arrival = Arrival { outcome: Outcome::of(completion, true), ..Arrival::UNKNOWN };
         if arrival.outcome.status == WcStatus::SUCCESS {
             let flags = completion.flags();
@@ -592,7 +683,7 @@ impl Posted {
             // A provider that claims more than it was given does not get the buffer to lie about it.
             self.buffer.set_len_within(len);
         }
-        self.arrival = Some(arrival);
+        arrival
     }
 }
 
