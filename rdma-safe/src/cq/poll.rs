@@ -47,12 +47,11 @@ pub struct Poll<'cq> {
 /// How far a cursor has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// It has not asked the queue; what an earlier one had left over does not count.
+    /// It has not asked the queue; what an earlier one had left over does not count. Or it asks anew for each completion:
+    /// see [`Quirks::ONE_COMPLETION_PER_POLL`](crate::Quirks::ONE_COMPLETION_PER_POLL).
     Fresh,
     /// It stands on a completion of an extended queue, between start_poll and end_poll.
     Standing,
-    /// As `Standing`, where there is one completion between the two.
-    StandingAlone,
     /// It has asked a classic queue.
     Asked,
     /// There was nothing more to take.
@@ -105,7 +104,7 @@ impl Poll<'_> {
             self.stage = Stage::Empty;
             return if result == libc::ENOENT { Ok(None) } else { Err(self.fail(result)) };
         }
-        if self.stage == Stage::Fresh || self.stage == Stage::StandingAlone {
+        if self.stage == Stage::Fresh {
             if self.cq.mode != Mode::Extended {
                 if self.cq.mode == Mode::Classic {
                     return self.next_classic();
@@ -121,17 +120,18 @@ impl Poll<'_> {
             if result == 0 {
                 self.cq.mode = Mode::Open;
                 self.cq.shared.poll_started();
-                self.stage = if self.cq.one_per_poll { Stage::StandingAlone } else { Stage::Standing };
+                if !self.cq.one_per_poll {
+                    self.stage = Stage::Standing;
+                }
                 return Ok(Some(WorkCompletion { row: Row::Extended(cq), fields: self.cq.fields }));
             }
             self.stage = Stage::Empty;
             return if result == libc::ENOENT { Ok(None) } else { Err(self.fail(result)) };
         }
-        match self.stage {
-            Stage::Asked => self.next_classic(),
-            Stage::Failed => Err(self.error),
-            _ => Ok(None),
+        if self.stage == Stage::Asked {
+            return self.next_classic();
         }
+        if self.stage == Stage::Failed { Err(self.error) } else { Ok(None) }
     }
 
     #[inline(always)]
@@ -178,7 +178,7 @@ impl Drop for Poll<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // Also what a cursor before it has begun, if this one has not asked. Not where there is surely nothing to end.
-        if matches!(self.stage, Stage::Fresh | Stage::Standing | Stage::StandingAlone) {
+        if matches!(self.stage, Stage::Fresh | Stage::Standing) {
             self.cq.end_poll();
         }
     }

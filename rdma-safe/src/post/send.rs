@@ -165,11 +165,11 @@ impl fmt::Debug for SendState {
 ///   and a write then reaches any memory that this process registered with remote write access.
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct SendBatch<'q> {
+    not_send: PhantomData<*mut ()>,
     /// As the queue has it.
     extended: Option<NonNull<ibv_qp_ex>>,
     queue: &'q mut SendState,
     count: u32,
-    not_send: PhantomData<*mut ()>,
 }
 
 impl SendBatch<'_> {
