@@ -50,3 +50,7 @@ fn request(words: [usize; 6]) {
         );
     }
 }
+
+/// Valgrind has other sequences for other processors: there no profile is written, and whoever waits for it says so.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn request(_: [usize; 6]) {}

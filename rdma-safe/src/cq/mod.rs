@@ -36,10 +36,10 @@ pub struct CompletionQueue {
 /// field, so that a cursor has one thing to look at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// By `ibv_poll_cq`.
-    Classic,
     /// By `ibv_start_poll`.
     Extended,
+    /// By `ibv_poll_cq`.
+    Classic,
     /// As `Extended`, and between start_poll and end_poll.
     Open,
 }
@@ -261,6 +261,11 @@ impl Shared {
     }
 }
 
+/// Says that what calls it is rare, so that the code of the common case lies together.
+#[cold]
+#[inline]
+pub(crate) fn rare() {}
+
 /// An even number other than 0 that no other thread of the process has at the same time.
 #[inline(always)]
 fn this_thread() -> usize {
@@ -296,14 +301,16 @@ impl Taken {
     /// Takes the next batch out of a classic queue: how many there are, or a negative number.
     ///
     /// # Safety
-    /// The queue must be valid, and this made by [`Taken::room`].
+    /// The queue must be valid, this made by [`Taken::room`], and none of the last batch be left.
     #[inline(always)]
     unsafe fn refill(&mut self, cq: NonNull<ibv_cq>) -> i32 {
         // SAFETY: the queue is valid and `rows` has room for as many completions as are asked for.
         let taken = unsafe { ibv_poll_cq(cq.as_ptr(), Self::ROOM as i32, self.rows.as_mut_ptr()) };
-        self.next = 0;
-        // No more than there is room for, whatever a provider says.
-        self.len = if taken > 0 { (taken as u32).min(Self::ROOM) } else { 0 };
+        if taken > 0 {
+            self.next = 0;
+            // No more than there is room for, whatever a provider says.
+            self.len = (taken as u32).min(Self::ROOM);
+        }
         taken
     }
 

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use rdma_sys::*;
 
-use super::{CompletionQueue, Mode, Taken, WcFields, WcFlags, WcOpcode, WcStatus};
+use super::{CompletionQueue, Mode, Taken, WcFields, WcFlags, WcOpcode, WcStatus, rare};
 use crate::Errno;
 
 /// A completion queue that cannot be used any more.
@@ -47,12 +47,11 @@ pub struct Poll<'cq> {
 /// How far a cursor has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// It has not asked the queue; what an earlier one had left over does not count.
+    /// It has not asked the queue; what an earlier one had left over does not count. Or it asks anew for each completion:
+    /// see [`Quirks::ONE_COMPLETION_PER_POLL`](crate::Quirks::ONE_COMPLETION_PER_POLL).
     Fresh,
     /// It stands on a completion of an extended queue, between start_poll and end_poll.
     Standing,
-    /// As `Standing`, where there is one completion between the two.
-    StandingAlone,
     /// It has asked a classic queue.
     Asked,
     /// There was nothing more to take.
@@ -105,11 +104,12 @@ impl Poll<'_> {
             self.stage = Stage::Empty;
             return if result == libc::ENOENT { Ok(None) } else { Err(self.fail(result)) };
         }
-        if self.stage == Stage::Fresh || self.stage == Stage::StandingAlone {
+        if self.stage == Stage::Fresh {
             if self.cq.mode != Mode::Extended {
                 if self.cq.mode == Mode::Classic {
                     return self.next_classic();
                 }
+                rare();
                 // The completion before, or a cursor that was forgotten instead of dropped.
                 self.cq.end_poll();
             }
@@ -120,17 +120,18 @@ impl Poll<'_> {
             if result == 0 {
                 self.cq.mode = Mode::Open;
                 self.cq.shared.poll_started();
-                self.stage = if self.cq.one_per_poll { Stage::StandingAlone } else { Stage::Standing };
+                if !self.cq.one_per_poll {
+                    self.stage = Stage::Standing;
+                }
                 return Ok(Some(WorkCompletion { row: Row::Extended(cq), fields: self.cq.fields }));
             }
             self.stage = Stage::Empty;
             return if result == libc::ENOENT { Ok(None) } else { Err(self.fail(result)) };
         }
-        match self.stage {
-            Stage::Asked => self.next_classic(),
-            Stage::Failed => Err(self.error),
-            _ => Ok(None),
+        if self.stage == Stage::Asked {
+            return self.next_classic();
         }
+        if self.stage == Stage::Failed { Err(self.error) } else { Ok(None) }
     }
 
     #[inline(always)]
@@ -144,7 +145,7 @@ impl Poll<'_> {
                 return Ok(None);
             }
             self.stage = Stage::Asked;
-            // SAFETY: the queue is valid, and a classic one.
+            // SAFETY: the queue is valid, and a classic one; nothing is left, as was just found.
             let result = unsafe { taken.refill(raw) };
             if result <= 0 {
                 if result < 0 {
@@ -165,6 +166,7 @@ impl Poll<'_> {
     /// `result` is what `ibv_start_poll`, `ibv_next_poll` or `ibv_poll_cq` returned.
     #[inline(always)]
     fn fail(&mut self, result: i32) -> PollError {
+        rare();
         self.stage = Stage::Failed;
         // A provider's own code, such as CQ_POLL_ERR of mlx5, says nothing here.
         self.error = PollError::Provider(Errno(if result > 0 { result } else { libc::EIO }));
@@ -176,7 +178,7 @@ impl Drop for Poll<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // Also what a cursor before it has begun, if this one has not asked. Not where there is surely nothing to end.
-        if matches!(self.stage, Stage::Fresh | Stage::Standing | Stage::StandingAlone) {
+        if matches!(self.stage, Stage::Fresh | Stage::Standing) {
             self.cq.end_poll();
         }
     }

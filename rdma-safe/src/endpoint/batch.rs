@@ -4,10 +4,10 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 
 use super::ring::Ring;
-use super::work::{Data, Verb};
+use super::work::{ATOMIC, Data, Verb};
 use super::{Endpoint, Rejected, Sent, Signals, Unposted, Work, WorkId};
 use crate::qp::Shared;
-use crate::{Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
+use crate::{Buffer, Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
 
 /// Work to post at once. Dropping it posts nothing, and drops the buffers that were moved in.
 ///
@@ -57,50 +57,91 @@ impl Batch<'_> {
     /// [`Rejected`] gives the buffer back; the batch is as before then. [`PostError::QueueFull`] means that completions
     /// have to be taken first.
     #[inline(always)]
-    pub fn add(&mut self, mut work: Work<'_>) -> Result<WorkId, Rejected> {
-        match self.try_add(&mut work) {
-            Ok(id) => Ok(id),
-            Err(error) => Err(Rejected { error, buffer: work.into_buffer() }),
+    pub fn add(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
+        let Work { verb, data, imm, flags } = work;
+        match data {
+            Data::Buffer(mut buffer) => match self.try_add_buffer(&verb, &buffer, imm, flags) {
+                Ok(()) => {
+                    if verb.is_atomic() {
+                        // It holds the eight bytes of the result then.
+                        buffer.set_len_within(ATOMIC);
+                    }
+                    Ok(self.stage(Some(buffer), &verb, flags))
+                }
+                Err(error) => Err(Rejected { error, buffer: Some(buffer) }),
+            },
+            Data::Inline(bytes) => match self.try_add_inline(&verb, bytes, imm, flags) {
+                Ok(()) => Ok(self.stage(None, &verb, flags)),
+                Err(error) => Err(Rejected { error, buffer: None }),
+            },
         }
     }
 
-    /// Leaves the buffer in `work` if there is an error.
+    /// Adds work whose buffer the caller then stages.
     #[inline(always)]
-    fn try_add(&mut self, work: &mut Work<'_>) -> Result<WorkId, PostError> {
+    fn try_add_buffer(
+        &mut self,
+        verb: &Verb,
+        buffer: &Buffer,
+        imm: Option<u32>,
+        flags: SendFlags,
+    ) -> Result<(), PostError> {
+        let wr = self.admit(verb, buffer.len(), buffer.capacity(), flags)?;
+        if !buffer.is_of(self.pd) {
+            return Err(PostError::ForeignBuffer);
+        }
+        let sge = if verb.is_atomic() { Sge { len: ATOMIC as u32, ..buffer.sge() } } else { buffer.sge() };
+        // SAFETY: the memory belongs to the buffer alone, which the caller moves into the ring before anything else happens. It
+        // stays there until the work has completed, or the queue pair was destroyed, or, if the batch is not posted, `drop`.
+        // Nothing of this process is harmed by a write to `remote`: memory that is registered with remote access is exposed,
+        // of which there are no references, or was registered by an `unsafe` call that says so.
+        unsafe { add_buffer(&mut self.raw, wr, verb, imm, sge) }
+    }
+
+    /// Adds work that the caller then stages.
+    #[inline(always)]
+    fn try_add_inline(
+        &mut self,
+        verb: &Verb,
+        bytes: &[u8],
+        imm: Option<u32>,
+        flags: SendFlags,
+    ) -> Result<(), PostError> {
+        let wr = self.admit(verb, bytes.len(), bytes.len(), flags)?;
+        // SAFETY: the bytes are copied in the call. As to the peer's memory, see `try_add_buffer`.
+        unsafe { add_inline(&mut self.raw, wr, verb, imm, Inline(bytes)) }
+    }
+
+    /// Checks room and lengths.
+    #[inline(always)]
+    fn admit(&self, verb: &Verb, len: usize, capacity: usize, flags: SendFlags) -> Result<WorkRequest, PostError> {
         if self.sends.is_full() {
             return Err(PostError::QueueFull { posted: 0 });
         }
-        work.check(self.max_message)?;
-        let sequence = self.sends.next_sequence();
-        let signaled = work.flags.contains(SendFlags::SIGNALED) || self.signals.unsignaled + 1 >= self.max_unsignaled;
-        let flags = if signaled { work.flags | SendFlags::SIGNALED } else { work.flags };
-        let wr = WorkRequest::new(WorkId::send(sequence).0).with(flags);
-        match &work.data {
-            Data::Buffer(buffer) => {
-                if !buffer.is_of(self.pd) {
-                    return Err(PostError::ForeignBuffer);
-                }
-                // SAFETY: the memory belongs to the buffer alone, which moves into the ring just below, and stays there
-                // until the work has completed, or the queue pair was destroyed, or, if the batch is not posted, `drop`.
-                // Nothing of this process is harmed by a write to `remote`: memory that is registered with remote access
-                // is exposed, of which there are no references, or was registered by an `unsafe` call that says so.
-                unsafe { add_buffer(&mut self.raw, wr, &work.verb, work.imm, work.sge(buffer))? }
-            }
-            // SAFETY: the bytes are copied in the call. As to the peer's memory, as above.
-            Data::Inline(bytes) => unsafe { add_inline(&mut self.raw, wr, &work.verb, work.imm, Inline(bytes))? },
-        }
-        let operation = work.operation();
-        let silent = !work.flags.contains(SendFlags::SIGNALED);
-        let buffer = work.take_buffer();
-        let after = self.signals.last;
-        let sent = Sent { silent: silent && buffer.is_none(), buffer, operation, outcome: None, after };
-        // SAFETY: there was room above.
-        unsafe { self.sends.stage(sent) };
+        verb.check(len, capacity, self.max_message)?;
+        let flags = if self.is_signaled(flags) { flags | SendFlags::SIGNALED } else { flags };
+        Ok(WorkRequest::new(WorkId::send(self.sends.next_sequence()).0).with(flags))
+    }
+
+    /// Whether work with these flags is signaled: because they say so, or because it is time.
+    #[inline(always)]
+    fn is_signaled(&self, flags: SendFlags) -> bool {
+        flags.contains(SendFlags::SIGNALED) || self.signals.unsignaled + 1 >= self.max_unsignaled
+    }
+
+    /// Stages what was just added.
+    #[inline(always)]
+    fn stage(&mut self, buffer: Option<Buffer>, verb: &Verb, flags: SendFlags) -> WorkId {
+        let signaled = self.is_signaled(flags);
+        let silent = !flags.contains(SendFlags::SIGNALED) && buffer.is_none();
+        let sent = Sent { buffer, operation: verb.operation(), outcome: None, silent, after: self.signals.last };
+        // SAFETY: `admit` has found room.
+        let sequence = unsafe { self.sends.stage(sent) };
         self.signals = match signaled {
             true => Signals { unsignaled: 0, last: sequence },
             false => Signals { unsignaled: self.signals.unsignaled + 1, ..self.signals },
         };
-        Ok(WorkId::send(sequence))
+        WorkId::send(sequence)
     }
 
     /// How many pieces it holds.

@@ -3,18 +3,18 @@
 mod batch;
 mod builder;
 mod completion;
+mod poll;
 mod ring;
 mod work;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::time::{Duration, Instant};
 
 use crate::{
-    Buffer, CompletionChannel, CompletionQueue, ConnectOptions, Error, PollError, PostError, ProtectionDomain,
-    QueuePair, QueuePairAddress, RemoteMemory, Result, SendBatch, Sge, WcFlags, WcOpcode, WcStatus, WorkCompletion,
-    WorkRequest,
+    Buffer, CompletionChannel, CompletionQueue, ConnectOptions, PostError, ProtectionDomain, QueuePair,
+    QueuePairAddress, RemoteMemory, Result, SendBatch, Sge, WorkRequest,
 };
+use poll::{Arrival, Outcome};
 use ring::Ring;
 
 pub use batch::Batch;
@@ -98,39 +98,6 @@ struct Posted {
     buffer: Buffer,
     /// `None` for what has not completed.
     arrival: Option<Arrival>,
-}
-
-/// What there is to say of a receive that has completed.
-#[derive(Clone, Copy)]
-struct Arrival {
-    outcome: Outcome,
-    operation: Operation,
-    imm: Option<u32>,
-    invalidated_rkey: Option<u32>,
-}
-
-#[derive(Clone, Copy)]
-struct Outcome {
-    status: WcStatus,
-    vendor_error: u32,
-    byte_len: u32,
-    timestamp: Option<u64>,
-}
-
-impl Outcome {
-    /// Of work that a later completion released: it was done before that.
-    const DONE: Outcome = Outcome { status: WcStatus::SUCCESS, vendor_error: 0, byte_len: 0, timestamp: None };
-
-    /// Bytes are counted where `has_length`.
-    #[inline(always)]
-    fn of(completion: &WorkCompletion<'_>, has_length: bool) -> Self {
-        let status = completion.status();
-        if status != WcStatus::SUCCESS {
-            return Outcome { status, vendor_error: completion.vendor_error(), ..Outcome::DONE };
-        }
-        let byte_len = if has_length { completion.byte_len().unwrap_or(0) } else { 0 };
-        Outcome { byte_len, timestamp: completion.completion_timestamp(), ..Outcome::DONE }
-    }
 }
 
 impl Endpoint {
@@ -364,95 +331,12 @@ impl Endpoint {
         Batch::new(self)
     }
 
-    /// Takes one piece of work that is done, if there is any. It never waits.
-    ///
-    /// Work of each direction comes in the order in which it was posted; no order is kept between the two.
-    ///
-    /// # Errors
-    /// [`PollError`] when the provider failed: the endpoint is of no more use, and the buffers come back from
-    /// [`Endpoint::close`].
-    #[inline(always)]
-    pub fn poll(&mut self) -> Result<Option<Completion>, PollError> {
-        let had_completed = self.sends.has_completed() || self.receives.has_completed();
-        if !had_completed {
-            self.reap()?;
-        }
-        if let Some(completion) = self.pop() {
-            return Ok(Some(completion));
-        }
-        // What there was, was silent.
-        if had_completed { self.poll_again() } else { Ok(None) }
-    }
-
-    #[inline(never)]
-    fn poll_again(&mut self) -> Result<Option<Completion>, PollError> {
-        self.reap()?;
-        Ok(self.pop())
-    }
-
-    /// Waits for a piece of work to be done, at most for `timeout`.
-    ///
-    /// It spins, or, when the endpoint was built with [`EndpointBuilder::events`], sleeps until there is an event.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`]; [`Error::Poll`]; [`Error::Channel`].
-    #[inline]
-    pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
-        // Before a look at the clock, which costs as much as a poll.
-        match self.poll() {
-            Ok(Some(completion)) => Ok(completion),
-            Ok(None) => self.wait_longer(timeout),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    #[inline(never)]
-    fn wait_longer(&mut self, timeout: Duration) -> Result<Completion> {
-        let start = Instant::now();
-        let mut armed = false;
-        loop {
-            if let Some(completion) = self.poll()? {
-                return Ok(completion);
-            }
-            if self.cq.channel().is_some() && !armed {
-                // What completed before arming causes no event, so the queue has to be looked at once more.
-                self.cq.arm(false)?;
-                armed = true;
-                continue;
-            }
-            let left = timeout.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return Err(Error::Timeout { waited: timeout });
-            }
-            match self.cq.channel() {
-                // Events of other queues do not count, should the channel be shared with any.
-                Some(channel) => armed = channel.wait(left)? != Some(self.cq.id()),
-                None => std::hint::spin_loop(),
-            }
-        }
-    }
-
     /// The channel that becomes readable when work is done, if the endpoint was built with
     /// [`EndpointBuilder::events`]: for `epoll(7)` and async runtimes. [`Endpoint::arm`] it first. It is the endpoint's own:
     /// events of other queues that are made to report over it get lost.
     #[must_use]
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.cq.channel()
-    }
-
-    /// Asks for an event at the next completion, and says whether there is one to wait for: `false` means that completions are
-    /// there already, to be taken with [`Endpoint::poll`] before it is armed again.
-    ///
-    /// # Errors
-    /// [`Error::NoChannel`] without [`EndpointBuilder::events`]; [`Error::Verb`]; [`Error::Poll`].
-    #[inline]
-    pub fn arm(&mut self) -> Result<bool> {
-        if let Some(channel) = self.cq.channel() {
-            while channel.try_event()?.is_some() {}
-        }
-        self.cq.arm(false)?;
-        self.reap()?;
-        Ok(!self.sends.has_completed() && !self.receives.has_completed())
     }
 
     /// Work posted by [`Endpoint::post`], [`Endpoint::batch`] and the like, and not done.
@@ -472,92 +356,14 @@ impl Endpoint {
     /// Destroys the queue pair, and returns the buffers of all work that was not handed out, done or not.
     ///
     /// # Errors
-    /// [`Error::Verb`] when the queue pair cannot be destroyed; the buffers are then leaked, as the device may still use
-    /// them.
+    /// [`Error::Verb`](crate::Error::Verb) when the queue pair cannot be destroyed; the buffers are then leaked, as the device
+    /// may still use them.
     pub fn close(mut self) -> Result<Vec<Buffer>> {
         self.destroy()?;
         let Endpoint { sends, receives, .. } = &mut self;
         let sends = std::iter::from_fn(|| sends.pop_oldest()).filter_map(|sent| sent.buffer);
         let receives = std::iter::from_fn(|| receives.pop_oldest()).map(|posted| posted.buffer);
         Ok(sends.chain(receives).collect())
-    }
-
-    /// Takes completions out of the queue and notes them in the rings, a limited number at a time.
-    #[inline(always)]
-    fn reap(&mut self) -> Result<(), PollError> {
-        const BATCH: usize = 16;
-        let Endpoint { cq, sends, receives, poisoned, .. } = self;
-        let mut poll = cq.poll();
-        for _ in 0..BATCH {
-            let completion = match poll.next() {
-                Ok(Some(completion)) => completion,
-                Ok(None) => break,
-                Err(error) => return Err(error),
-            };
-            let id = WorkId(completion.wr_id());
-            let known = if id.is_receive() {
-                match receives.complete_oldest(id.sequence()) {
-                    Some(posted) => {
-                        posted.finish(&completion);
-                        true
-                    }
-                    None => false,
-                }
-            } else {
-                if completion.status() == WcStatus::WR_FLUSH_ERR {
-                    // Not every provider flushes unsignaled work one by one: whether it was done is not known.
-                    let flushed = Outcome::of(&completion, false);
-                    sends.each_before(id.sequence(), |sent| sent.outcome = Some(flushed));
-                }
-                match sends.complete_if(id.sequence(), |sent, oldest| sent.after < oldest) {
-                    Some(sent) => {
-                        // Not defined for what goes out.
-                        let has_length = matches!(sent.operation, Operation::Read | Operation::Atomic);
-                        sent.outcome = Some(Outcome::of(&completion, has_length));
-                        true
-                    }
-                    None => false,
-                }
-            };
-            if !known {
-                *poisoned = true;
-                return Err(PollError::Unexpected { wr_id: id.0 });
-            }
-        }
-        Ok(())
-    }
-
-    /// Hands out work that is done.
-    #[inline(always)]
-    fn pop(&mut self) -> Option<Completion> {
-        self.sends.skip_completed(|sent| sent.silent && sent.outcome.is_none_or(|it| it.status == WcStatus::SUCCESS));
-        if let Some((sequence, sent)) = self.sends.pop_completed() {
-            let outcome = sent.outcome.unwrap_or(Outcome::DONE);
-            return Some(Completion {
-                id: WorkId::send(sequence),
-                operation: sent.operation,
-                status: outcome.status,
-                vendor_error: outcome.vendor_error,
-                buffer: sent.buffer,
-                byte_len: outcome.byte_len,
-                timestamp: outcome.timestamp,
-                imm: None,
-                invalidated_rkey: None,
-            });
-        }
-        let (sequence, posted) = self.receives.pop_completed()?;
-        let arrival = posted.arrival.unwrap_or(Arrival::UNKNOWN);
-        Some(Completion {
-            id: WorkId::receive(sequence),
-            operation: arrival.operation,
-            status: arrival.outcome.status,
-            vendor_error: arrival.outcome.vendor_error,
-            buffer: Some(posted.buffer),
-            byte_len: arrival.outcome.byte_len,
-            timestamp: arrival.outcome.timestamp,
-            imm: arrival.imm,
-            invalidated_rkey: arrival.invalidated_rkey,
-        })
     }
 
     /// Destroys the queue pair, once.
@@ -575,36 +381,6 @@ impl Endpoint {
             self.receives.leak();
         }
         result
-    }
-}
-
-impl Arrival {
-    /// Of a receive that completed without a word: there is none, as each has a completion of its own.
-    const UNKNOWN: Arrival =
-        Arrival { outcome: Outcome::DONE, operation: Operation::Receive, imm: None, invalidated_rkey: None };
-}
-
-impl Posted {
-    #[inline(always)]
-    fn finish(&mut self, completion: &WorkCompletion<'_>) {
-        let mut arrival = Arrival { outcome: Outcome::of(completion, true), ..Arrival::UNKNOWN };
-        if arrival.outcome.status == WcStatus::SUCCESS {
-            let flags = completion.flags();
-            if flags.contains(WcFlags::WITH_IMM) {
-                arrival.imm = completion.imm_value();
-            }
-            if flags.contains(WcFlags::WITH_INV) {
-                arrival.invalidated_rkey = completion.invalidated_rkey_value();
-            }
-            let mut len = arrival.outcome.byte_len as usize;
-            if completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM {
-                arrival.operation = Operation::ReceiveWrite;
-                len = 0;
-            }
-            // A provider that claims more than it was given does not get the buffer to lie about it.
-            self.buffer.set_len_within(len);
-        }
-        self.arrival = Some(arrival);
     }
 }
 

@@ -165,6 +165,35 @@ impl<T> Ring<T> {
         Some((sequence, unsafe { self.slot(sequence).assume_init_read() }))
     }
 
+    /// Completes the oldest entry in flight and hands it out, if it is the one of that number, none that has completed waits
+    /// to be handed out, and `fits` agrees.
+    #[inline(always)]
+    pub(crate) fn take_if(&mut self, sequence: u64, fits: impl FnOnce(&T) -> bool) -> Option<T> {
+        if sequence != self.done || self.head != sequence || sequence == self.posted {
+            return None;
+        }
+        // SAFETY: `head == sequence < posted <= tail`, so the slot holds an entry.
+        let entry = unsafe { self.slot(sequence).assume_init_ref() };
+        if !fits(entry) {
+            return None;
+        }
+        self.done = sequence + 1;
+        self.head = sequence + 1;
+        // SAFETY: as above; now the slot counts as empty.
+        Some(unsafe { self.slot(sequence).assume_init_read() })
+    }
+
+    /// Undoes what [`Ring::take_if`] has just done, but for the completion: the entry is to be handed out.
+    ///
+    /// # Safety
+    /// Nothing must have happened to the ring since, and what was taken must be forgotten.
+    #[inline(always)]
+    pub(crate) unsafe fn untake(&mut self) -> &mut T {
+        self.head -= 1;
+        // SAFETY: the entry was read from the slot, which was not written since; the copy is forgotten.
+        unsafe { self.slot(self.head).assume_init_mut() }
+    }
+
     /// Passes over the oldest entries that have completed, as long as `skip` says so. They are not dropped.
     #[inline(always)]
     pub(crate) fn skip_completed(&mut self, skip: impl Fn(&T) -> bool) {
@@ -248,6 +277,23 @@ mod tests {
         assert_eq!(ring.complete_oldest(2), None);
         assert_eq!(ring.complete_oldest(1), Some(&mut 'a'));
         assert_eq!(ring.complete_oldest(2), Some(&mut 'b'));
+    }
+
+    #[test]
+    fn the_oldest_entry_is_taken_at_once_and_can_stay_after_all() {
+        let mut ring = Ring::new(2);
+        ring.push('a').unwrap();
+        ring.push('b').unwrap();
+        ring.commit();
+        assert_eq!(ring.take_if(2, |_| true), None, "there is an older one");
+        assert_eq!(ring.take_if(1, |_| false), None);
+        assert_eq!(ring.take_if(1, |_| true), Some('a'));
+        // SAFETY: it was just taken, and there is nothing to forget of a `char`.
+        *unsafe { ring.untake() } = 'c';
+        assert_eq!(ring.take_if(2, |_| true), None, "one is to be handed out before");
+        assert_eq!(ring.pop_completed(), Some((1, 'c')));
+        assert_eq!(ring.take_if(2, |_| true), Some('b'));
+        assert_eq!(ring.take_if(3, |_| true), None, "nothing is in flight");
     }
 
     #[test]

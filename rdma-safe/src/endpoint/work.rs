@@ -1,10 +1,10 @@
 //! Work for an endpoint.
 
 use super::Operation;
-use crate::{Buffer, PostError, RemoteMemory, SendFlags, Sge};
+use crate::{Buffer, PostError, RemoteMemory, SendFlags};
 
 /// Bytes of the operand of an atomic operation.
-const ATOMIC: usize = 8;
+pub(super) const ATOMIC: usize = 8;
 
 /// A piece of work for [`Endpoint::post`](crate::Endpoint::post): what to do, with which data, and how.
 ///
@@ -130,9 +130,20 @@ impl<'a> Work<'a> {
         self
     }
 
+    /// Gives the buffer back.
+    #[inline(always)]
+    pub(super) fn into_buffer(self) -> Option<Buffer> {
+        match self.data {
+            Data::Buffer(buffer) => Some(buffer),
+            Data::Inline(_) => None,
+        }
+    }
+}
+
+impl Verb {
     #[inline(always)]
     pub(super) fn operation(&self) -> Operation {
-        match self.verb {
+        match self {
             Verb::Send | Verb::SendInvalidate(_) => Operation::Send,
             Verb::Write(_) => Operation::Write,
             Verb::Read(_) => Operation::Read,
@@ -140,61 +151,29 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Gives the buffer back.
     #[inline(always)]
-    pub(super) fn into_buffer(mut self) -> Option<Buffer> {
-        self.data.take()
+    pub(super) fn is_atomic(&self) -> bool {
+        matches!(self, Verb::CompareSwap { .. } | Verb::FetchAdd { .. })
     }
 
-    /// Moves the buffer out; that of an atomic's result then holds the eight bytes of it.
+    /// Checks the length of data for which there are `capacity` bytes.
     #[inline(always)]
-    pub(super) fn take_buffer(&mut self) -> Option<Buffer> {
-        let mut buffer = self.data.take();
-        if let (Verb::CompareSwap { .. } | Verb::FetchAdd { .. }, Some(buffer)) = (&self.verb, &mut buffer) {
-            buffer.set_len_within(ATOMIC);
-        }
-        buffer
-    }
-
-    /// What the device shall read or write of the buffer.
-    #[inline(always)]
-    pub(super) fn sge(&self, buffer: &Buffer) -> Sge {
-        match self.verb {
-            Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Sge { len: ATOMIC as u32, ..buffer.sge() },
-            _ => buffer.sge(),
-        }
-    }
-
-    /// Checks lengths.
-    #[inline(always)]
-    pub(super) fn check(&self, max_message: u32) -> Result<(), PostError> {
-        let (remote, atomic) = match &self.verb {
-            Verb::Send | Verb::SendInvalidate(_) => (None, false),
-            Verb::Write(remote) | Verb::Read(remote) => (Some(remote.len), false),
-            Verb::CompareSwap { remote, .. } | Verb::FetchAdd { remote, .. } => (Some(remote.len), true),
+    pub(super) fn check(&self, len: usize, capacity: usize, max_message: u32) -> Result<(), PostError> {
+        let remote = match self {
+            Verb::Send | Verb::SendInvalidate(_) => None,
+            Verb::Write(remote) | Verb::Read(remote) => Some(remote.len),
+            Verb::CompareSwap { remote, .. } | Verb::FetchAdd { remote, .. } => Some(remote.len),
         };
-        let len = match &self.data {
-            Data::Buffer(buffer) if atomic && buffer.capacity() < ATOMIC => return Err(PostError::AtomicOperand),
-            Data::Buffer(_) if atomic => ATOMIC,
-            Data::Buffer(buffer) => buffer.len(),
-            Data::Inline(bytes) => bytes.len(),
-        };
+        if self.is_atomic() && capacity < ATOMIC {
+            return Err(PostError::AtomicOperand);
+        }
+        let len = if self.is_atomic() { ATOMIC } else { len };
         if len > max_message as usize {
             return Err(PostError::MessageTooLong { len, max: max_message });
         }
         match remote {
             Some(remote) if remote < len as u64 => Err(PostError::RemoteTooShort { len, remote }),
             _ => Ok(()),
-        }
-    }
-}
-
-impl Data<'_> {
-    #[inline(always)]
-    fn take(&mut self) -> Option<Buffer> {
-        match std::mem::replace(self, Data::Inline(&[])) {
-            Data::Buffer(buffer) => Some(buffer),
-            Data::Inline(_) => None,
         }
     }
 }

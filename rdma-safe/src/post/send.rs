@@ -12,6 +12,7 @@ use rdma_sys::*;
 use super::chain::Chain;
 use super::payload::Limits;
 use super::{Payload, PostError, Remote, Scatter, SendOps, Sge, WorkRequest};
+use crate::cq::rare;
 use crate::qp::Shared;
 use crate::{Errno, QueuePairState, Quirks};
 
@@ -109,6 +110,7 @@ impl SendState {
     #[inline(always)]
     pub(crate) fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
         if *self.gate.get_mut() != READY {
+            rare();
             // A batch that was forgotten instead of dropped left the provider's lock held.
             self.abort();
             if *self.gate.get_mut() != READY {
@@ -163,11 +165,11 @@ impl fmt::Debug for SendState {
 ///   and a write then reaches any memory that this process registered with remote write access.
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct SendBatch<'q> {
+    not_send: PhantomData<*mut ()>,
     /// As the queue has it.
     extended: Option<NonNull<ibv_qp_ex>>,
     queue: &'q mut SendState,
     count: u32,
-    not_send: PhantomData<*mut ()>,
 }
 
 impl SendBatch<'_> {
@@ -431,6 +433,7 @@ impl SendBatch<'_> {
     ) -> Result<(), PostError> {
         let queue = &mut *self.queue;
         if !queue.enabled.contains(op) {
+            rare();
             return Err(PostError::NotEnabled { op });
         }
         payload.check(&queue.limits)?;

@@ -1,6 +1,6 @@
 //! Taking completions: errors, surprises, cursors that are dropped, forgotten or shared out.
 
-use rdma_safe::{Errno, Error, PollError, ProtectionDomain, WcFields, WcFlags, WcStatus, Work};
+use rdma_safe::{Errno, Error, Operation, PollError, ProtectionDomain, WcFields, WcFlags, WcStatus, Work};
 
 use crate::fake::{Config, Cqe, Fake};
 use crate::support::{
@@ -69,6 +69,25 @@ fn an_error_in_the_middle_of_a_poll_keeps_what_was_there() {
     let rest: Vec<_> = seen(&mut raw.cq).iter().map(|wc| wc.wr_id).collect();
     assert_eq!(rest, [2, 3]);
     assert_eq!(fake.calls("end_poll"), 2, "an error of next_poll does not end the session, dropping the cursor does");
+}
+
+#[test]
+fn what_an_endpoint_took_before_an_error_comes_with_the_next_poll() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let (mut a, mut b) = endpoints(&pd, EXTENDED);
+    b.receive(pd.allocate(8).unwrap()).unwrap();
+    a.post(Work::send(pd.allocate(5).unwrap()).imm(7)).unwrap();
+    fake.fail("next_poll", libc::EIO);
+    for endpoint in [&mut a, &mut b] {
+        assert_eq!(endpoint.poll().unwrap_err(), PollError::Provider(Errno(libc::EIO)));
+    }
+    fake.heal("next_poll");
+    let sent = done(&mut a);
+    assert_eq!((sent.operation, sent.buffer.unwrap().len()), (Operation::Send, 5));
+    let received = done(&mut b);
+    assert_eq!((received.operation, received.imm, received.byte_len), (Operation::Receive, Some(7), 5));
+    assert_eq!(received.buffer.unwrap().len(), 5);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: figures that anyone can repeat.
 
 mod environment;
+pub(crate) mod overhead;
 pub(crate) mod pingpong;
 mod report;
 mod result;
@@ -18,6 +19,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Benchmark {
+    Overhead(overhead::Args),
     Pingpong(pingpong::Args),
     Report(report::Args),
     Softroce(softroce::Args),
@@ -25,6 +27,7 @@ enum Benchmark {
 
 pub(crate) fn main(args: &Args) -> Result<i32> {
     match &args.benchmark {
+        Benchmark::Overhead(args) => overhead::main(args),
         Benchmark::Pingpong(args) => pingpong::main(args),
         Benchmark::Report(args) => report::main(args),
         Benchmark::Softroce(args) => softroce::main(args),

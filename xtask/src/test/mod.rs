@@ -5,6 +5,7 @@ mod device;
 pub(crate) mod inside;
 mod libtest;
 mod miri;
+mod overhead;
 mod stages;
 
 use std::fmt;
@@ -71,6 +72,8 @@ enum Stage {
     Package,
     /// The libraries compile for 64-bit Arm
     Aarch64,
+    /// Instructions of the data path keep their limits
+    Overhead,
     /// What Miri can run
     Miri,
     /// Tests on an RDMA device

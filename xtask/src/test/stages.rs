@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::artifacts::integration_test;
 use super::libtest::Output;
-use super::{Args, Context, Outcome, Stage, device, miri, watch};
+use super::{Args, Context, Outcome, Stage, device, miri, overhead, watch};
 use crate::{bindgen, headers, process, workspace};
 
 /// The crates that are published.
@@ -45,6 +45,7 @@ impl Stage {
                 whole(cargo(context).args(["package", "--allow-dirty"]).args(packages))
             }
             Stage::Aarch64 => aarch64(context),
+            Stage::Overhead => overhead::run(),
             Stage::Miri => miri::run(args),
             Stage::Device => device::run(args, context),
         }

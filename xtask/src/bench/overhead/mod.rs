@@ -1,0 +1,173 @@
+//! `cargo xtask bench overhead`: instructions that a caller of verbs executes for each operation, beside C.
+
+mod gates;
+mod panics;
+mod profile;
+mod report;
+mod tools;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use self::gates::Gate;
+use self::tools::Tools;
+use crate::{process, workspace};
+
+/// Instructions of the caller for each operation: in C, over rdma-sys, over both doors of rdma-safe
+///
+/// The operations are those of a provider that does nothing but a provider's work on memory; callgrind counts what is executed
+/// outside of it, in the default release profile. The figures are the same on every run of the same compilers. The status is 1
+/// if a gate is broken, or if a loop allocates, can panic or has another checksum than C's.
+///
+/// rvN is a receive, in1 an inline send of 32 bytes without completion, em an empty poll, poll the taking of one of sixteen
+/// completions with five fields; the others post and poll, one at a time or sixteen, ex by the extended interface, cl by the
+/// classic one. send and recv hand a buffer over and back. qp and mr create and destroy, the provider's allocations included.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where to write the figures as JSON, besides target/bench/overhead.json
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The compiler whose C the gates compare with: it and rustc share a code generator.
+const REFERENCE: &str = "clang";
+
+/// Rows of the control path, which may allocate and panic.
+const CONTROL: [&str; 2] = ["qp", "mr"];
+
+/// What was found.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    tools: Tools,
+    rows: Vec<Row>,
+    pub(crate) gates: Vec<Gate>,
+}
+
+/// A loop in all its variants.
+#[derive(Debug, serde::Serialize)]
+struct Row {
+    name: String,
+    /// Instructions for each operation, by variant.
+    instructions: BTreeMap<String, f64>,
+    /// Calls of the allocator in the longer run, by variant.
+    allocations: BTreeMap<String, u64>,
+    /// Of the longer run, by variant.
+    checksums: BTreeMap<String, u64>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<i32> {
+    let tools = tools::find()?;
+    let measured = measure(tools)?;
+    report::print(&measured);
+    let kept = workspace::target_dir()?.join("bench/overhead.json");
+    for path in [Some(&kept), args.json.as_ref()].into_iter().flatten() {
+        report::write(&measured, path)?;
+    }
+    Ok(i32::from(measured.gates.iter().any(|gate| !gate.met)))
+}
+
+/// For the test command: the gates, or why they cannot be taken.
+pub(crate) fn gates() -> Result<Result<Measured, String>> {
+    match tools::find() {
+        Ok(tools) => measure(tools).map(Ok),
+        Err(error) => Ok(Err(format!("{error:#}"))),
+    }
+}
+
+fn measure(tools: Tools) -> Result<Measured> {
+    let directory = workspace::target_dir()?.join("bench/overhead");
+    // Profiles of an earlier run would be taken for this one's.
+    _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    let (program, stub) = build()?;
+    let mut loops = Vec::new();
+    for compiler in &tools.compilers {
+        let library = directory.join(format!("libloops-{}.so", compiler.name));
+        let source = workspace::root().join("benches/overhead/loops.c");
+        let mut command = Command::new(&compiler.path);
+        command.args(["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-I"]).arg(&tools.headers);
+        process::output(command.arg(source).arg("-o").arg(&library))?;
+        loops.push(format!("{}={}", compiler.name, library.display()));
+    }
+    let mut command = Command::new(&tools.valgrind);
+    command.args(["--tool=callgrind", "--collect-atstart=no", "--dump-line=no", "--compress-pos=no"]);
+    command.arg(format!("--callgrind-out-file={}", directory.join("profile").display()));
+    command.arg(&program).args(loops);
+    // Nothing else of the environment shall matter.
+    command.env_clear().env("RDMA_SYS_LIBIBVERBS", &stub);
+    let runs = process::output(&mut command)?;
+    let rows = rows(&runs, &profile::read(&directory, &stub)?)?;
+    let gates = gates::judge(&rows, panics::reachable(&program, &rows)?);
+    Ok(Measured { tools, rows, gates })
+}
+
+/// The program with the loops, and the stub.
+fn build() -> Result<(PathBuf, PathBuf)> {
+    let mut command = Command::new(workspace::cargo());
+    command.args(["build", "--release", "--package", "rdma-overhead", "--package", "rdma-stub"]);
+    process::run(command.current_dir(workspace::root()))?;
+    let release = workspace::target_dir()?.join("release");
+    Ok((release.join("rdma-overhead"), release.join("librdma_stub.so")))
+}
+
+/// From the lines that the program prints, one for each run: variant, loop, number of operations, checksum, allocations.
+fn rows(runs: &str, profiles: &BTreeMap<String, u64>) -> Result<Vec<Row>> {
+    let mut rows: Vec<Row> = Vec::new();
+    let mut shorter: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
+    for line in runs.lines() {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [variant, name, count, checksum, allocations] = fields[..] else { bail!("not a run: {line}") };
+        let run = format!("{variant} {name} {count}");
+        let instructions = *profiles.get(&run).with_context(|| format!("callgrind wrote no profile of {run}"))?;
+        let count: u64 = count.parse()?;
+        let key = (variant.to_owned(), name.to_owned());
+        let Some((shorter, before)) = shorter.remove(&key) else {
+            shorter.insert(key, (count, instructions));
+            continue;
+        };
+        if rows.last().is_none_or(|row| row.name != name) {
+            rows.push(Row {
+                name: name.to_owned(),
+                instructions: BTreeMap::new(),
+                allocations: BTreeMap::new(),
+                checksums: BTreeMap::new(),
+            });
+        }
+        let Some(row) = rows.last_mut() else { continue };
+        let each = (instructions as f64 - before as f64) / (count - shorter) as f64;
+        row.instructions.insert(variant.to_owned(), each);
+        row.allocations.insert(variant.to_owned(), allocations.parse()?);
+        row.checksums.insert(variant.to_owned(), checksum.parse()?);
+    }
+    Ok(rows)
+}
+
+/// Whether `path` is that of the provider, whose instructions do not count.
+fn is_provider(path: &str, stub: &Path) -> bool {
+    Path::new(path) == stub
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_loop_does_once_drops_out() {
+        let runs = "gcc\tex1\t1600\t1\t0\ngcc\tex1\t17600\t2\t3\nraw\tex1\t1600\t1\t0\nraw\tex1\t17600\t2\t0\n";
+        let profiles =
+            [("gcc ex1 1600", 1700), ("gcc ex1 17600", 33700), ("raw ex1 1600", 99), ("raw ex1 17600", 8099)];
+        let profiles = profiles.map(|(name, count)| (name.to_owned(), count)).into();
+        let rows = rows(runs, &profiles).unwrap();
+        assert_eq!(rows.len(), 1);
+        assert_eq!(rows[0].instructions, [("gcc".to_owned(), 2.0), ("raw".to_owned(), 0.5)].into());
+        assert_eq!(rows[0].allocations["gcc"], 3);
+    }
+
+    #[test]
+    fn a_run_without_a_profile_is_an_error() {
+        assert!(rows("gcc\tex1\t1600\t1\t0\n", &BTreeMap::new()).unwrap_err().to_string().contains("gcc ex1 1600"));
+    }
+}

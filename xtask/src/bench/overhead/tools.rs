@@ -1,0 +1,49 @@
+//! What the benchmark needs beside cargo.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::REFERENCE;
+use crate::{apt, headers, process, workspace};
+
+#[derive(Debug)]
+pub(super) struct Tools {
+    pub(super) valgrind: PathBuf,
+    /// The reference, and gcc if there is one.
+    pub(super) compilers: Vec<Compiler>,
+    pub(super) headers: PathBuf,
+}
+
+#[derive(Debug)]
+pub(super) struct Compiler {
+    pub(super) name: &'static str,
+    pub(super) path: PathBuf,
+}
+
+/// Finds them, or installs them where this process may.
+///
+/// gcc, which no gate is taken against, may be missing.
+pub(super) fn find() -> Result<Tools> {
+    let valgrind = tool("valgrind", "valgrind")?;
+    let mut compilers = Vec::new();
+    if let Some(path) = process::find("gcc") {
+        compilers.push(Compiler { name: "gcc", path });
+    }
+    compilers.push(Compiler { name: REFERENCE, path: tool(REFERENCE, "clang")? });
+    tool("objdump", "binutils")?;
+    let headers = headers::headers(&workspace::target_dir()?)?;
+    Ok(Tools { valgrind, compilers, headers })
+}
+
+fn tool(name: &str, package: &str) -> Result<PathBuf> {
+    apt::install_unless(|| process::find(name).is_some(), package).with_context(|| format!("no {name}"))?;
+    process::find(name).with_context(|| format!("no {name}"))
+}
+
+/// The first line of what `program --version` says.
+pub(super) fn version(program: &std::path::Path) -> String {
+    let said = process::output(Command::new(program).arg("--version")).unwrap_or_default();
+    said.lines().next().unwrap_or_default().to_owned()
+}
