@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::worker::{Lane, LaneMemory, slots, stride};
 
 /// Completions taken out at a time, as perftest does.
-const REAP: u32 = 16;
+pub(super) const REAP: u32 = 16;
 
 /// When to post no more.
 #[derive(Clone, Copy, Debug)]
