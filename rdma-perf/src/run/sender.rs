@@ -144,10 +144,12 @@ impl<'s, O: Operation> Sender<'s, O> {
         self.completed == self.posted && self.flights.iter().all(|flight| flight.posted == flight.limit)
     }
 
-    /// Whether there is a completion to wait for.
+    /// Whether there is a completion to wait for. At a given rate it can take any time until the next signaled message is
+    /// posted.
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         self.completed < self.posted
+            && (self.pacer.is_none() || self.flights.iter().any(|flight| flight.oldest < flight.next))
     }
 
     /// Messages in the run so far.
