@@ -91,7 +91,7 @@ impl Area {
     fn new(pd: &ProtectionDomain, plan: &Plan, part: u64, access: Access) -> Result<Self> {
         let len = usize::try_from(part * u64::from(plan.qps))?;
         let memory: Box<dyn Backing> =
-            if plan.huge_pages { Box::new(HugePages::new(len)?) } else { Box::new(Pages::new(len)?) };
+            if plan.huge_pages { Box::new(huge_pages(len)?) } else { Box::new(Pages::new(len)?) };
         // SAFETY: the memory stays until the region is gone, which is dropped before it. Nobody refers to bytes that the
         // device may change: `Part` gives raw pointers only.
         let region = unsafe { pd.register_raw(memory.address().as_ptr(), len, access)? };
@@ -105,6 +105,10 @@ impl Area {
         let address = self.region.address() + offset as u64;
         Part { base, address, len: self.part, lkey: self.region.lkey() }
     }
+}
+
+fn huge_pages(len: usize) -> Result<HugePages> {
+    HugePages::new(len).context("not enough huge pages of 2 MiB are free: see /proc/sys/vm/nr_hugepages")
 }
 
 /// The memory of one queue pair for one purpose.
@@ -250,7 +254,9 @@ fn completion_queue(
     if let Some(channel) = channel {
         cq = cq.channel(channel);
     }
-    let cq = cq.build()?;
+    let cq = cq.build().with_context(|| {
+        format!("--qps, --tx-depth and --rx-depth ask for {} times {depth} completions in one queue", plan.qps)
+    })?;
     if plan.poll == Interface::Extended && !cq.is_extended() {
         bail!("{} does not poll by ibv_start_poll: leave out --poll extended", context.device_name());
     }

@@ -9,7 +9,7 @@ use crate::plan::{Plan, Verb};
 use crate::worker::{Lane, RECEIVE_BATCH};
 
 /// Completions taken out at a time.
-const REAP: u32 = 16;
+pub(super) const REAP: u32 = 16;
 
 /// Keeps receives posted on the lanes, and takes what arrives. It lives as long as the connection: receives that one size
 /// leaves over serve the next.

@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::worker::{Lane, LaneMemory, slots, stride};
 
 /// Completions taken out at a time, as perftest does.
-const REAP: u32 = 16;
+pub(super) const REAP: u32 = 16;
 
 /// When to post no more.
 #[derive(Clone, Copy, Debug)]
@@ -144,10 +144,12 @@ impl<'s, O: Operation> Sender<'s, O> {
         self.completed == self.posted && self.flights.iter().all(|flight| flight.posted == flight.limit)
     }
 
-    /// Whether there is a completion to wait for.
+    /// Whether there is a completion to wait for. At a given rate it can take any time until the next signaled message is
+    /// posted.
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         self.completed < self.posted
+            && (self.pacer.is_none() || self.flights.iter().any(|flight| flight.oldest < flight.next))
     }
 
     /// Messages in the run so far.

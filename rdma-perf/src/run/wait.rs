@@ -102,7 +102,8 @@ impl<'s> Waiter<'s> {
     /// Nothing was found in `cqs`: waits a little, or until they report something. `what` is waited for.
     #[inline]
     pub(super) fn nothing(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
-        if self.channel.is_some() {
+        // Who waits as perftest does has had an event that came of completions already taken, and sleeps in `event`.
+        if self.channel.is_some() && !self.is_as_perftest() {
             return self.sleep(cqs, what);
         }
         if self.yield_cpu {

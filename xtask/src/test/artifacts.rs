@@ -4,14 +4,13 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-/// The package that owns the tests that need a device.
-pub(crate) const DEVICE_PACKAGE: &str = "rdma-stack";
-/// Tests of that package that need none: programs that must not compile, and documents.
-const WITHOUT_DEVICE: &[&str] = &["compile_fail", "docs"];
+/// What a `tests/` folder calls the program of the tests that need a device, in whichever package.
+const NEEDS_DEVICE: &str = "device";
 
 /// A test program made of one file of a `tests/` folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct IntegrationTest {
+    pub(crate) package: String,
     pub(crate) name: String,
     pub(crate) executable: PathBuf,
     pub(crate) needs_device: bool,
@@ -38,9 +37,9 @@ pub(crate) fn integration_test(line: &str) -> Option<IntegrationTest> {
     if !target.kind.iter().any(|kind| kind == "test") {
         return None;
     }
-    let of_device_package = package_name(&message.package_id) == DEVICE_PACKAGE;
-    let needs_device = of_device_package && !WITHOUT_DEVICE.contains(&target.name.as_str());
-    Some(IntegrationTest { name: target.name, executable, needs_device })
+    let package = package_name(&message.package_id).to_owned();
+    let needs_device = target.name == NEEDS_DEVICE;
+    Some(IntegrationTest { package, name: target.name, executable, needs_device })
 }
 
 /// `rdma-sys` of `path+file:///home/me/work#rdma-sys@0.1.0` and of `path+file:///home/me/rdma-sys#0.1.0`.
@@ -64,17 +63,19 @@ mod tests {
     }
 
     #[test]
-    fn tests_of_the_root_package_need_a_device() {
-        let test = integration_test(&message("x#rdma-stack@0.1.0", "test", "rc")).unwrap();
-        assert_eq!(test.executable, PathBuf::from("/t/rc-1"));
-        assert!(test.needs_device);
+    fn tests_called_device_need_one_in_whichever_package() {
+        for package in ["rdma-stack", "rdma-perf"] {
+            let test = integration_test(&message(&format!("{package}#0.1.0"), "test", "device")).unwrap();
+            assert_eq!((test.package.as_str(), test.executable), (package, PathBuf::from("/t/device-1")));
+            assert!(test.needs_device);
+        }
     }
 
     #[test]
-    fn compile_fail_tests_and_those_of_the_libraries_need_none() {
-        let test = integration_test(&message("x#rdma-stack@0.1.0", "test", "compile_fail")).unwrap();
-        assert!(!test.needs_device);
-        assert!(!integration_test(&message("rdma-sys#0.1.0", "test", "parity")).unwrap().needs_device);
+    fn other_tests_need_none() {
+        for (package, name) in [("x#rdma-stack@0.1.0", "compile_fail"), ("rdma-sys#0.1.0", "parity")] {
+            assert!(!integration_test(&message(package, "test", name)).unwrap().needs_device, "{name}");
+        }
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 
-use super::artifacts::DEVICE_PACKAGE;
 use super::inside::{self, Plan};
 use super::libtest::{Lines, Output};
 use super::{Args, Context, Outcome, Watching, uninterrupted};
@@ -16,7 +15,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     }
     let tests = context.integration_tests.iter().filter(|test| test.needs_device);
     let programs: Vec<(String, String)> =
-        tests.map(|test| (test.name.clone(), test.executable.to_string_lossy().into_owned())).collect();
+        tests.map(|test| (test.package.clone(), test.executable.to_string_lossy().into_owned())).collect();
     if programs.is_empty() {
         return Ok(Outcome::Skipped("there are no tests that need a device".to_owned()));
     }
@@ -27,13 +26,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
 
     let mut options = Options { timeout: args.limit * count + 60, ..Options::default() };
     let root = workspace::root();
-    // What cargo would set, and what it has set for this program instead.
-    let variables = [
-        ("RDMA_REQUIRE_DEVICE", "1".to_owned()),
-        ("RUST_BACKTRACE", "1".to_owned()),
-        ("CARGO_MANIFEST_DIR", root.to_string_lossy().into_owned()),
-        ("CARGO_PKG_NAME", DEVICE_PACKAGE.to_owned()),
-    ];
+    let variables = [("RDMA_REQUIRE_DEVICE", "1".to_owned()), ("RUST_BACKTRACE", "1".to_owned())];
     options.environment.extend(variables.map(|(name, value)| (name.to_owned(), value)));
     let command = [softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), serde_json::to_string(&plan)?];
 

@@ -85,7 +85,7 @@ fn build(context: &mut Context) -> Result<Outcome> {
     command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
     let mut found = Vec::new();
     let ending = watch(command, true, |line| found.extend(integration_test(line)))?;
-    found.sort_by(|first, second| first.name.cmp(&second.name));
+    found.sort_by(|first, second| (&first.package, &first.name).cmp(&(&second.package, &second.name)));
     context.integration_tests = found;
     let outcome = Outcome::whole(ending);
     context.built = outcome.tally().failed == 0;

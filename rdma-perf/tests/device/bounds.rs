@@ -1,0 +1,76 @@
+//! What limits time, rate and memory.
+
+use crate::support::device;
+
+#[test]
+fn a_timed_run_takes_that_time() {
+    let Some(rdma) = device() else { return };
+    for test in ["send bw", "write lat", "write bw --bidirectional"] {
+        let report = rdma.measure(&format!("{test} --duration 300ms --warm-up 50ms --size 256 --validate --yield"));
+        let seconds = report.number("/seconds");
+        // What is under way when the time is over is waited for.
+        assert!((0.29..2.0).contains(&seconds), "{test}: {seconds} s");
+        assert!(report.number("/messages") > 10.0 && report.number("/warm_up_messages") > 0.0, "{test}");
+    }
+}
+
+#[test]
+fn the_rate_is_kept() {
+    let Some(rdma) = device() else { return };
+    for (options, rate) in [("--rate 500msg/s", 500.0), ("--rate 256KB/s --qps 4", 500.0)] {
+        let report = rdma.measure(&format!("write bw {options} --size 512 --duration 500ms --yield"));
+        let found = report.number("/bandwidth/message_rate");
+        assert!(found < rate * 1.1, "{options}: {found} messages a second");
+        assert!(found > rate * 0.4, "{options}: {found} messages a second");
+    }
+}
+
+/// The first completion of a slow run tells of many messages, so it comes late without anything being wrong.
+#[test]
+fn a_slow_rate_is_no_silence() {
+    let Some(rdma) = device() else { return };
+    let report = rdma.measure("write bw --rate 50msg/s --iters 50 --warm-up 0 --size 64 --timeout 300ms --yield");
+    assert_eq!((report.at("/plan/cq_mod").as_u64(), report.counts("/messages")), (Some(50), vec![50]));
+}
+
+#[test]
+fn memory_does_not_grow_with_what_is_sent() {
+    let Some(rdma) = device() else { return };
+    const MIB: u64 = 1 << 20;
+    for verb in ["write", "send"] {
+        // Twice the same: 64 MiB and more each.
+        let report = rdma.measure(&format!("{verb} bw --qps 64 --rx-depth 64 --size 64K,64K --iters 16 --warm-up 0"));
+        let (messages, peaks) = (report.counts("/messages"), report.counts("/peak_resident"));
+        assert!(messages.iter().all(|messages| messages * 64 * 1024 >= 64 * MIB), "{messages:?}");
+        assert!(peaks[0] < 64 * MIB, "{verb}: {} MiB", peaks[0] / MIB);
+        assert!(peaks[1] - peaks[0] < MIB, "{verb}: {} KiB more", (peaks[1] - peaks[0]) / 1024);
+    }
+}
+
+#[test]
+fn queues_that_are_too_long_name_the_options() {
+    let Some(rdma) = device() else { return };
+    let output = rdma.run("write bw --loopback --size 64 --qps 16384 --iters 128");
+    output.failure(1, &["--qps, --tx-depth and --rx-depth ask for 16384 times 128 completions"]);
+}
+
+#[test]
+fn limits_of_results_decide_the_status() {
+    let Some(rdma) = device() else { return };
+    let output = rdma.run("write bw --loopback --size 64,128 --iters 20 --min-bandwidth 1000Gb/s");
+    let errors = output.failure(3, &["at 64 bytes", "at 128 bytes", "less than"]);
+    assert_eq!(errors.matches("messages/s are less than").count(), 2, "{errors}");
+    let output = rdma.run("send lat --loopback --iters 20 --max-latency p99=1ns --max-latency max=1h");
+    assert_eq!(output.failure(3, &["at p99 is more than"]).matches("is more than").count(), 1);
+    rdma.run("send lat --loopback --iters 20 --max-latency p99.5=1h").success();
+    rdma.run("write bw --loopback --size 64 --iters 20 --min-bandwidth 1msg/s --max-latency p50=1h").success();
+}
+
+#[test]
+fn a_server_refuses_what_takes_too_much_memory() {
+    let Some(rdma) = device() else { return };
+    let server = rdma.server("--max-memory 1M");
+    let output = rdma.run(&server.client("write bw", "--size 1M --qps 2"));
+    output.failure(1, &["the server: the test takes 4194304 bytes", "more than 1M", "--max-memory"]);
+    rdma.run(&server.client("write bw", "--size 64K --iters 5")).success();
+}

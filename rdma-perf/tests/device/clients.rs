@@ -1,0 +1,91 @@
+//! A server in a process of its own, and its clients.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::{Report, Scratch, device};
+
+#[test]
+fn a_server_ends_after_its_only_client() {
+    let Some(rdma) = device() else { return };
+    for (test, options) in [
+        ("send bw", "--size 512 --yield"),
+        ("write lat", "--size 64 --yield"),
+        ("read bw", "--size 4K"),
+        ("send bw", "--size 64 --bidirectional --qps 2 --threads 2 --yield"),
+    ] {
+        let server = rdma.server("--once");
+        let report = rdma.run(&server.client(test, &format!("{options} --iters 50 --validate --format json"))).report();
+        assert_eq!(report.row()["messages"].as_u64().unwrap() % 50, 0);
+        assert!(report.counts("/validated")[0] > 0, "{test}");
+        server.running.output().failure(0, &[test, "done"]);
+    }
+}
+
+#[test]
+fn a_server_serves_two_clients_at_once() {
+    let Some(rdma) = device() else { return };
+    let server = rdma.server("");
+    let long = rdma.start(&server.client("write bw", "--size 1K --duration 2s --validate --format json --events"));
+    server.running.wait_for_error("write bw");
+    let short =
+        rdma.run(&server.client("send lat", "--size 64 --iters 100 --validate --format json --events")).report();
+    assert_eq!(short.counts("/messages"), [100]);
+    let log = server.running.errors();
+    let long = long.output().report();
+    assert!(long.counts("/messages")[0] > 0 && long.number("/seconds") > 1.9);
+    assert_eq!(long.counts("/validated"), [4]);
+    assert!(log.contains("send lat"), "{log}");
+    assert!(log.matches("done").count() <= 1, "the first one was still at it: {log}");
+    server.running.wait_for_error("done");
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_measured() {
+    let Some(rdma) = device() else { return };
+    let scratch = Scratch::new();
+    let file = scratch.path("results.json");
+    let server = rdma.server("");
+    for test in ["write bw", "send lat"] {
+        let options = format!("--size 64,128,256 --duration 700ms --yield --format csv --output {}", file.display());
+        let client = rdma.start(&server.client(test, &options));
+        // The row of the first size.
+        client.wait_for_output(",64,");
+        client.signal(Signal::INT);
+        let output = client.output_within(Duration::from_secs(20));
+        output.failure(130, &[]);
+        let report = Report::load(&file);
+        let sizes = report.counts("/size");
+        assert!(!sizes.is_empty() && sizes.len() < 3 && sizes[0] == 64, "{test}: {sizes:?}");
+        assert!(report.rows()[0]["seconds"].as_f64().unwrap() > 0.69, "{test}: the first size is whole");
+        assert_eq!(output.stdout.lines().count(), 1 + sizes.len(), "{test}: {}", output.stdout);
+        std::fs::remove_file(&file).unwrap();
+    }
+    rdma.run(&server.client("send lat", "--iters 20 --yield")).success();
+}
+
+#[test]
+fn a_client_that_is_killed_takes_nothing_with_it() {
+    let Some(rdma) = device() else { return };
+    let server = rdma.server("");
+    for test in ["write bw", "send bw", "write lat"] {
+        let client = rdma.start(&server.client(test, "--size 64 --duration 60s --yield"));
+        client.wait_for_error("MTU");
+        std::thread::sleep(Duration::from_millis(100));
+        client.signal(Signal::KILL);
+        drop(client);
+    }
+    // One reason for each, whatever comes first: the connection that broke, or work that failed.
+    for attempt in 0.. {
+        let errors = server.running.errors();
+        let reasons = errors.lines().filter(|line| line.starts_with("127.0.0.1: the ")).count();
+        if reasons == 3 {
+            break;
+        }
+        assert!(attempt < 200, "{errors}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(!server.running.errors().contains("panicked"));
+    rdma.run(&server.client("write bw", "--size 64 --iters 20")).success();
+}

@@ -1,0 +1,71 @@
+//! What a client says when its server is gone, or is none.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::support::device;
+
+#[test]
+fn a_client_notices_that_its_server_was_killed() {
+    let Some(rdma) = device() else { return };
+    for (test, options) in [
+        ("send bw", "--duration 60s --yield"),
+        ("write bw", "--duration 60s --yield"),
+        ("write lat", "--duration 60s --yield"),
+        ("read lat", "--duration 60s --events"),
+        ("send lat", "--compat perftest --events --iters 10000000"),
+        ("write lat", "--compat perftest --iters 10000000 --yield"),
+    ] {
+        let server = rdma.server("");
+        let client = rdma.start(&server.client(test, &format!("--size 64 --timeout 2s {options}")));
+        client.wait_for_error("MTU");
+        std::thread::sleep(Duration::from_millis(100));
+        server.running.signal(Signal::KILL);
+        let start = Instant::now();
+        let output = client.output_within(Duration::from_secs(30));
+        let errors = output.failure(1, &["rdma-perf: "]);
+        assert!(errors.lines().last().is_some_and(|line| line.contains("peer")), "{test}: {errors}");
+        assert!(start.elapsed() < Duration::from_secs(8), "{test}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_server_that_is_none_is_an_error() {
+    let Some(rdma) = device() else { return };
+    for (answer, error) in [
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], "does not speak the protocol"),
+        (b"", "closed the control connection"),
+        (b"\x02\0\0\0{}", "or is none"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let other = std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            // All that the client says, so that closing does not reset the connection.
+            let mut len = [0; 4];
+            stream.read_exact(&mut len).unwrap();
+            std::io::copy(&mut (&stream).take(u32::from_le_bytes(len).into()), &mut std::io::sink()).unwrap();
+            stream.write_all(answer).unwrap();
+        });
+        rdma.run(&format!("write bw 127.0.0.1 --port {port}")).failure(1, &[error]);
+        other.join().unwrap();
+    }
+}
+
+#[test]
+fn nobody_listening_is_an_error_that_says_what_to_do() {
+    let Some(rdma) = device() else { return };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    rdma.run(&format!("write bw 127.0.0.1 --port {port}")).failure(1, &["run `rdma-perf server`"]);
+}
+
+#[test]
+fn a_port_that_is_taken_is_an_error_that_says_so() {
+    let Some(rdma) = device() else { return };
+    let taken = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    rdma.run(&format!("server --port {port}")).failure(1, &["is another server running?"]);
+}
