@@ -98,24 +98,33 @@ impl CompletionChannel {
     /// [`Error::Channel`], for instance when the device is gone.
     #[doc(alias = "ibv_get_cq_event")]
     #[doc(alias = "ibv_ack_cq_events")]
+    #[inline]
     pub fn try_event(&self) -> Result<Option<CqId>> {
         let verbs = self.inner.context.verbs();
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         loop {
             // SAFETY: the channel is valid, and so are the out pointers.
-            let event = check_neg(|| unsafe { (verbs.ibv_get_cq_event)(self.as_raw(), &mut cq, &mut context) });
-            match event {
-                // Whoever chose to wait without a deadline is ended by a signal.
-                Err(Errno(libc::EINTR)) if self.inner.blocking.load(Ordering::Relaxed) => return Ok(None),
-                Err(Errno(libc::EINTR)) => continue,
-                Err(Errno(libc::EAGAIN)) => return Ok(None),
-                Err(errno) => return Err(Error::Channel { call: "ibv_get_cq_event", errno }),
-                Ok(_) => {}
+            match check_neg(|| unsafe { (verbs.ibv_get_cq_event)(self.as_raw(), &mut cq, &mut context) }) {
+                Ok(_) => {
+                    // SAFETY: the queue cannot be destroyed before the event is acknowledged: `ibv_destroy_cq` waits for it.
+                    // That wait is why the acknowledgement is not put off.
+                    unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
+                    return Ok(Some(CqId::from_context(context)));
+                }
+                Err(errno) if self.has_no_event(errno)? => return Ok(None),
+                Err(_) => {}
             }
-            // SAFETY: the queue cannot be destroyed before the event is acknowledged: `ibv_destroy_cq` waits for it. That wait
-            // is why the acknowledgement is not put off.
-            unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
-            return Ok(Some(CqId::from_context(context)));
+        }
+    }
+
+    /// Why none could be read: because there is none, or, for `false`, for no reason that lasts.
+    #[cold]
+    fn has_no_event(&self, errno: Errno) -> Result<bool> {
+        match errno {
+            // Whoever chose to wait without a deadline is ended by a signal.
+            Errno(libc::EINTR) => Ok(self.inner.blocking.load(Ordering::Relaxed)),
+            Errno(libc::EAGAIN) => Ok(true),
+            errno => Err(Error::Channel { call: "ibv_get_cq_event", errno }),
         }
     }
 

@@ -79,6 +79,7 @@ pub(crate) fn check_neg(call: impl FnOnce() -> i32) -> Result<i32, Errno> {
     }
 }
 
+#[inline]
 fn clear() {
     // SAFETY: `__errno_location` returns a valid pointer to the calling thread's errno and cannot fail.
     unsafe { *libc::__errno_location() = 0 }

@@ -120,11 +120,11 @@ pub(crate) extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
     cqe: c_int,
     cq_context: *mut c_void,
-    _channel: *mut ibv_comp_channel,
+    channel: *mut ibv_comp_channel,
     _vector: c_int,
 ) -> *mut ibv_cq {
     match usize::try_from(cqe) {
-        Ok(entries @ 1..) => create(context, entries, cq_context, 0).cast(),
+        Ok(entries @ 1..) => report_over(channel, create(context, entries, cq_context, 0)).cast(),
         _ => null(libc::EINVAL),
     }
 }
@@ -133,11 +133,11 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    let ibv_cq_init_attr_ex { cqe, cq_context, wc_flags, .. } = unsafe { *attr };
+    let ibv_cq_init_attr_ex { cqe, cq_context, wc_flags, channel, .. } = unsafe { *attr };
     match cqe {
         0 => null(libc::EINVAL),
         _ if wc_flags & !FIELDS != 0 => null(libc::EOPNOTSUPP),
-        entries => create(context, entries as usize, cq_context, wc_flags).cast(),
+        entries => report_over(channel, create(context, entries as usize, cq_context, wc_flags)).cast(),
     }
 }
 
@@ -146,11 +146,58 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     unsafe { free(cq.cast::<Cq>()) }
 }
 
+/// A completion channel. There is an event of its last queue whenever one is asked for.
+#[repr(C)]
+struct Channel {
+    base: ibv_comp_channel,
+    cq: *mut Cq,
+}
+
+fn report_over(channel: *mut ibv_comp_channel, cq: *mut Cq) -> *mut Cq {
+    if !channel.is_null() {
+        unsafe { (*channel.cast::<Channel>()).cq = cq };
+    }
+    cq
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    let fd = unsafe { libc::eventfd(1, libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return std::ptr::null_mut();
+    }
+    let base = ibv_comp_channel { context, fd, refcnt: 0 };
+    new(Channel { base, cq: std::ptr::null_mut() }).cast()
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    unsafe {
+        libc::close((*channel).fd);
+        free(channel.cast::<Channel>());
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    unsafe {
+        let reporting = (*channel.cast::<Channel>()).cq;
+        *cq = reporting.cast();
+        *cq_context = (*reporting).ex.cq_context;
+    }
+    0
+}
+
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_ack_cq_events(_: *mut ibv_cq, _: c_uint) {}
 
 pub(crate) extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
-    libc::EOPNOTSUPP
+    0
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, wcs: *mut ibv_wc) -> c_int {

@@ -18,6 +18,9 @@ use crate::worker::{Lane, Worker};
 
 /// Takes the moments at which messages are posted.
 pub(super) trait Moments {
+    /// There is no other thread, as in perftest, that could want the run to end or look how far it is.
+    const ALONE: bool = false;
+
     fn moment(&mut self, now: u64);
 }
 
@@ -46,6 +49,8 @@ impl Moments for Histogram {
 
 /// All of them, as perftest keeps them.
 impl Moments for Vec<u64> {
+    const ALONE: bool = true;
+
     #[inline]
     fn moment(&mut self, now: u64) {
         self.push(now);
@@ -70,7 +75,10 @@ pub(super) struct Course<'s> {
 impl Course<'_> {
     /// Whether message `index` of this run is to be sent, at the time `now`.
     #[inline]
-    fn goes_on(&self, index: u64, now: u64) -> Result<bool> {
+    fn goes_on<M: Moments>(&self, index: u64, now: u64) -> Result<bool> {
+        if let (Stop::Messages(messages), true) = (self.stop, M::ALONE) {
+            return Ok(index < messages);
+        }
         if self.shared.abort.load(Ordering::Relaxed) {
             return Err(Interrupted.into());
         }
@@ -78,6 +86,14 @@ impl Course<'_> {
             Stop::Messages(messages) => index < messages,
             Stop::At(end) => now < end,
         } && !self.shared.stop.load(Ordering::Relaxed))
+    }
+
+    /// One more message is done.
+    #[inline]
+    fn went<M: Moments>(&self) {
+        if !M::ALONE {
+            self.shared.progress.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -175,44 +191,44 @@ impl Arrivals for Memory<'_> {
 }
 
 /// Posts a message and waits for its completion, again and again; how many.
-pub(super) fn requests<O: Operation>(
+pub(super) fn requests<O: Operation, M: Moments>(
     operation: O,
     worker: &mut Worker,
     plan: &Plan,
     size: u64,
     course: &Course<'_>,
-    moments: &mut impl Moments,
+    moments: &mut M,
 ) -> Result<u64> {
     let mut waiter = Waiter::new(plan, &worker.send_cq, course.clock, course.shared)?;
     let mut sent = 0;
     loop {
         let now = course.clock.now();
-        if !course.goes_on(sent, now)? {
+        if !course.goes_on::<M>(sent, now)? {
             return Ok(sent);
         }
         moments.moment(now);
         post(operation, worker, size, course.before + sent)?;
         completion(worker, &mut waiter)?;
         sent += 1;
-        course.shared.progress.fetch_add(1, Ordering::Relaxed);
+        course.went::<M>();
     }
 }
 
 /// The end that begins: posts a message, and the next one when the peer's has arrived, again and again; how many.
-pub(super) fn ping<O: Operation>(
+pub(super) fn ping<O: Operation, M: Moments>(
     operation: O,
     worker: &mut Worker,
     arrivals: &mut impl Arrivals,
     plan: &Plan,
     size: u64,
     course: &Course<'_>,
-    moments: &mut impl Moments,
+    moments: &mut M,
 ) -> Result<u64> {
     let mut waiter = Waiter::new(plan, &worker.send_cq, course.clock, course.shared)?;
     let mut sent = 0;
     loop {
         let now = course.clock.now();
-        if !course.goes_on(sent, now)? {
+        if !course.goes_on::<M>(sent, now)? {
             return Ok(sent);
         }
         let message = course.before + sent;
@@ -226,7 +242,7 @@ pub(super) fn ping<O: Operation>(
             arrivals.idle(worker)?;
         }
         arrivals.found();
-        course.shared.progress.fetch_add(1, Ordering::Relaxed);
+        course.went::<M>();
     }
 }
 

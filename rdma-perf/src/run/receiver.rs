@@ -65,11 +65,12 @@ impl Receiver {
     }
 
     /// Posts receives until the queue is full, or enough for all messages to come.
+    #[inline]
     fn post(&mut self, lane: &mut Lane, index: usize) -> Result<()> {
         let inbox = &mut self.lanes[index];
-        while inbox.posted < (inbox.received + self.depth).min(inbox.limit) {
-            let room = (inbox.received + self.depth).min(inbox.limit) - inbox.posted;
-            let count = room.min(self.batch);
+        let end = (inbox.received + self.depth).min(inbox.limit);
+        while inbox.posted < end {
+            let count = (end - inbox.posted).min(self.batch);
             if count == 1 {
                 let sge = lane.memory.receive_sge(inbox.posted);
                 // SAFETY: the memory is the worker's, registered with local write access, and stays longer than the queue
@@ -110,9 +111,9 @@ impl Receiver {
                 .filter(|inbox| inbox.received < inbox.posted)
                 .ok_or_else(|| anyhow!("a completion of receive {id}, which is not posted"))?;
             let is_write = completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
-            if is_write == self.is_send || completion.byte_len().is_some_and(|len| u64::from(len) != size && !is_write)
-            {
-                return Err(unexpected(completion.byte_len(), size));
+            let len = completion.byte_len();
+            if is_write == self.is_send || (self.is_send && len.is_some_and(|len| u64::from(len) != size)) {
+                return Err(unexpected(len, size));
             }
             if self.immediate {
                 let imm = completion.flags().contains(WcFlags::WITH_IMM).then(|| completion.imm()).flatten();

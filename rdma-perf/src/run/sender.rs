@@ -10,7 +10,7 @@ use super::record::Recorder;
 use super::wait::{Interrupted, Shared};
 use crate::clock::Clock;
 use crate::plan::Plan;
-use crate::worker::{Lane, LaneMemory, slots, stride};
+use crate::worker::{Lane, slots, stride};
 
 /// Completions taken out at a time, as perftest does.
 pub(super) const REAP: u32 = 16;
@@ -182,30 +182,33 @@ impl<'s, O: Operation> Sender<'s, O> {
                     pacer.next += pacer.ticks_per_message * count as f64;
                 }
                 let mut batch = lane.qp.send_batch()?;
-                for _ in 0..count {
-                    flight.until_signal -= 1;
-                    let signaled = flight.until_signal == 0 || flight.posted + 1 == flight.limit;
+                let (mut walk, mut until_signal) = (flight.walk, flight.until_signal);
+                for number in 0..count {
+                    until_signal -= 1;
+                    let signaled = until_signal == 0 || number + 1 == left;
                     let wr = WorkRequest::new(id);
                     let wr = if signaled { wr.signaled() } else { wr };
-                    let stamp = recorder.posted(self.posted, signaled);
-                    let message = message(&lane.memory, flight.walk, self.size);
+                    let stamp = recorder.posted(self.posted + number, signaled);
+                    let message =
+                        Message { memory: &lane.memory, offset: walk.offset, size: self.size, round: walk.round };
                     // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw
                     // pointers only, and not written while messages are in flight. What the peer's memory is overwritten
                     // with harms nobody: a target is plain bytes, which nobody refers to.
                     unsafe { self.operation.add(&mut batch, wr, message)? }
-                    flight.walk.step();
-                    flight.posted += 1;
-                    self.posted += 1;
+                    walk.step();
                     if signaled {
                         // What holds up one message holds up those after it: their latency is counted from when the rate
                         // would have had them posted (coordinated omission).
                         let stamp = due.unwrap_or(stamp);
                         let mask = flight.signaled.len() as u64 - 1;
-                        flight.signaled[(flight.next & mask) as usize] = (stamp, self.cq_mod - flight.until_signal);
+                        flight.signaled[(flight.next & mask) as usize] = (stamp, self.cq_mod - until_signal);
                         flight.next += 1;
-                        flight.until_signal = self.cq_mod;
+                        until_signal = self.cq_mod;
                     }
                 }
+                (flight.walk, flight.until_signal) = (walk, until_signal);
+                flight.posted += count;
+                self.posted += count;
                 batch.post()?;
             }
         }
@@ -252,9 +255,4 @@ impl<'s, O: Operation> Sender<'s, O> {
             Stop::At(end) => self.clock.now() >= end,
         } || self.shared.stop.load(Ordering::Relaxed))
     }
-}
-
-#[inline]
-fn message(memory: &LaneMemory, walk: Walk, size: u64) -> Message<'_> {
-    Message { memory, offset: walk.offset, size, round: walk.round }
 }

@@ -79,9 +79,15 @@ impl<'s> Waiter<'s> {
     }
 
     /// Waits for an event of `cq` and arms it again; `false` when `over` says that there is nothing more to wait for.
+    #[inline]
     pub(super) fn event(&mut self, cq: &mut CompletionQueue, what: &str, over: impl Fn() -> bool) -> Result<bool> {
-        while !self.nap()? {
-            // Woken by the alarm.
+        // As many system calls as perftest makes. The alarm sees to it that this ends.
+        loop {
+            match self.channel.as_ref().map(CompletionChannel::try_event) {
+                Some(Ok(Some(_))) => break,
+                Some(Ok(None)) | None => {}
+                Some(Err(error)) => return Err(error.into()),
+            }
             if over() {
                 return Ok(false);
             }
@@ -136,16 +142,6 @@ impl<'s> Waiter<'s> {
         Ok(())
     }
 
-    /// Sleeps until there is an event, though not for long; whether there was one.
-    fn nap(&self) -> Result<bool> {
-        match &self.channel {
-            // As many system calls as perftest makes. The alarm sees to it that this ends.
-            Some(channel) if self.alarm.is_some() => Ok(channel.try_event()?.is_some()),
-            Some(channel) => Ok(channel.wait(NAP)?.is_some()),
-            None => Ok(false),
-        }
-    }
-
     fn sleep(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
         if !self.armed {
             for cq in cqs {
@@ -155,7 +151,7 @@ impl<'s> Waiter<'s> {
             // What completed before that causes no event, and has to be looked for once more.
             return Ok(());
         }
-        if self.nap()? {
+        if self.channel.as_ref().map_or(Ok(None), |channel| channel.wait(NAP))?.is_some() {
             self.armed = false;
             return Ok(());
         }
