@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{process, wait};
+use crate::{process, softroce, wait};
 
 /// The TCP port of rdma-core's ping-pongs, of perftest and of their counterparts here, unless told otherwise.
 const PORT: u16 = 18_515;
@@ -16,6 +16,12 @@ const PORT: u16 = 18_515;
 const LISTEN_LIMIT: Duration = Duration::from_secs(60);
 /// Time for one run: what these programs do by default takes seconds at most.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// The deadline, unless the clock is no measure of it: then whoever supervises the guest has one.
+fn limit(limit: Duration) -> Duration {
+    const NONE: Duration = Duration::from_secs(100_000_000);
+    if std::env::var_os(softroce::COUNTS_INSTRUCTIONS).is_some() { NONE } else { limit }
+}
 
 /// An end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +33,11 @@ pub(crate) enum End {
 /// Runs `server`, and `client` once something listens on [`PORT`], and hands each line either writes to `line`; the
 /// statuses of both. Kills both when [`LIMIT`] has passed.
 pub(crate) fn run(server: Command, client: Command, mut line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + limit(LIMIT);
     let (sender, lines) = channel();
     let mut children = Children(Vec::new());
     children.start(server, End::Server, &sender)?;
-    let server_status = wait::until(LISTEN_LIMIT, || {
+    let server_status = wait::until(limit(LISTEN_LIMIT), || {
         let ended = children.0[0].try_wait().ok().flatten();
         (ended.is_some() || listening()).then_some(ended)
     });

@@ -40,6 +40,10 @@ use crate::{apt, process, workspace};
 /// `exec`, a new process is still the one that it was forked from.
 pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
 
+/// Set for a command whose clock counts instructions. While all processes there wait for something outside of the guest, such as
+/// a page of a program, that clock jumps from one timer to the next: it is no measure of how long they wait.
+pub(crate) const COUNTS_INSTRUCTIONS: &str = "RDMA_COUNTS_INSTRUCTIONS";
+
 /// The exit status when the command could not be run at all.
 pub(crate) const UNAVAILABLE: i32 = 125;
 
@@ -249,6 +253,9 @@ impl Prepared {
         let mut environment = inherited_environment();
         let owned = |(name, value): &(&str, String)| ((*name).to_owned(), value.clone());
         environment.extend(variables.iter().map(owned));
+        if options.count_instructions {
+            environment.push((COUNTS_INSTRUCTIONS.to_owned(), "1".to_owned()));
+        }
         environment.extend(options.environment.iter().cloned());
         Ok(Config {
             probe: false,

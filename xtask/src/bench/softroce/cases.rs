@@ -24,6 +24,8 @@ pub(super) enum Test {
     Pingpong,
     /// perftest's `ib_VERB_KIND` and `rdma-perf VERB KIND --compat perftest`.
     Perftest { verb: &'static str, kind: &'static str },
+    /// The same without `--compat perftest`: as `rdma-perf` does it when it is not to be like perftest.
+    Native { verb: &'static str, kind: &'static str },
 }
 
 /// Who is measured.
@@ -49,6 +51,11 @@ pub(super) const CASES: &[Case] = &[
     case("read-bw", perftest("read", "bw"), "-s 64 -n 5000"),
     // So many because how the two ends fall into step differs from launch to launch, by 1.6 % of 5000.
     case("send-bw", perftest("send", "bw"), "-e -s 64 -n 20000"),
+    case("native-send-lat", native("send", "lat"), "-e -s 2"),
+    case("native-read-lat", native("read", "lat"), "-e -s 2"),
+    case("native-write-bw", native("write", "bw"), "-s 64"),
+    case("native-write-bw-list", native("write", "bw"), "-s 64 -l 16 -n 4992"),
+    case("native-send-bw", native("send", "bw"), "-e -s 64 -n 20000"),
 ];
 
 const fn case(name: &'static str, test: Test, options: &'static str) -> Case {
@@ -59,25 +66,36 @@ const fn perftest(verb: &'static str, kind: &'static str) -> Test {
     Test::Perftest { verb, kind }
 }
 
+const fn native(verb: &'static str, kind: &'static str) -> Test {
+    Test::Native { verb, kind }
+}
+
 impl Case {
     /// The program of `side` as `end`, with its arguments. `release` is where cargo leaves ours.
     pub(super) fn command(&self, side: Side, end: End, release: &Path) -> Vec<String> {
         const HOST: &str = "localhost";
         let (device, gid) = match self.test {
             Test::Pingpong => ("-d rxe0", "-g 1"),
-            Test::Perftest { .. } => ("-d rxe0", "-x 1"),
+            Test::Perftest { .. } | Test::Native { .. } => ("-d rxe0", "-x 1"),
         };
         let ours = |name: &str| release.join(name).to_string_lossy().into_owned();
         let client = end == End::Client;
         let (program, before, after) = match (self.test, side) {
             (Test::Pingpong, Side::C) => ("ibv_rc_pingpong".to_owned(), String::new(), HOST),
             (Test::Pingpong, Side::Ours) => (ours("examples/rc_pingpong"), String::new(), HOST),
-            (Test::Perftest { verb, kind }, Side::C) => (format!("ib_{verb}_{kind}"), String::new(), HOST),
+            (Test::Perftest { verb, kind } | Test::Native { verb, kind }, Side::C) => {
+                (format!("ib_{verb}_{kind}"), String::new(), HOST)
+            }
             (Test::Perftest { verb, kind }, Side::Ours) if client => {
                 (ours("rdma-perf"), format!("{verb} {kind} {HOST} --compat perftest"), "")
             }
+            (Test::Native { verb, kind }, Side::Ours) if client => {
+                (ours("rdma-perf"), format!("{verb} {kind} {HOST}"), "")
+            }
             // It is told the options by its client.
-            (Test::Perftest { .. }, Side::Ours) => return vec![ours("rdma-perf"), "server".into(), "--once".into()],
+            (Test::Perftest { .. } | Test::Native { .. }, Side::Ours) => {
+                return vec![ours("rdma-perf"), "server".into(), "--once".into()];
+            }
         };
         let arguments = format!("{before} {device} {gid} {} {}", self.options, if client { after } else { "" });
         std::iter::once(program).chain(arguments.split_whitespace().map(str::to_owned)).collect()
@@ -88,19 +106,21 @@ impl Case {
         match self.test {
             Test::Pingpong => format!("ibv_rc_pingpong {}", self.options),
             Test::Perftest { verb, kind } => format!("ib_{verb}_{kind} {}", self.options),
+            Test::Native { verb, kind } => format!("ib_{verb}_{kind} {} (ours native)", self.options),
         }
     }
 
     /// Whether the two programs are to print the same columns.
     pub(super) fn has_columns(&self) -> bool {
-        self.test != Test::Pingpong
+        matches!(self.test, Test::Perftest { .. })
     }
 
     /// Reads what the client has printed.
     pub(super) fn parse(&self, lines: &[String]) -> Result<Columns> {
         match self.test {
             Test::Pingpong => Columns::pingpong(lines),
-            Test::Perftest { .. } => Columns::perftest(lines),
+            // The tables of both modes have the columns that are needed, under the same names.
+            Test::Perftest { .. } | Test::Native { .. } => Columns::perftest(lines),
         }
     }
 }
