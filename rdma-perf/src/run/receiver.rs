@@ -59,38 +59,13 @@ impl Receiver {
             let inbox = &mut self.lanes[index];
             inbox.of_size = 0;
             inbox.limit = messages.map_or(u64::MAX, |messages| inbox.received + messages);
-            self.post(lane, index)?;
+            inbox.post(lane, index, self.depth, self.batch)?;
         }
         Ok(())
     }
 
-    /// Posts receives until the queue is full, or enough for all messages to come.
-    #[inline]
-    fn post(&mut self, lane: &mut Lane, index: usize) -> Result<()> {
-        let inbox = &mut self.lanes[index];
-        let end = (inbox.received + self.depth).min(inbox.limit);
-        while inbox.posted < end {
-            let count = (end - inbox.posted).min(self.batch);
-            if count == 1 {
-                let sge = lane.memory.receive_sge(inbox.posted);
-                // SAFETY: the memory is the worker's, registered with local write access, and stays longer than the queue
-                // pair. It is reached by raw pointers only.
-                unsafe { lane.qp.receive(index as u64, sge)? }
-            } else {
-                let mut batch = lane.qp.recv_batch()?;
-                for number in inbox.posted..inbox.posted + count {
-                    // SAFETY: as above.
-                    unsafe { batch.receive(index as u64, &[lane.memory.receive_sge(number)])? }
-                }
-                batch.post()?;
-            }
-            inbox.posted += count;
-        }
-        Ok(())
-    }
-
-    /// Takes what has arrived; how many messages there were. Each has to have `size` bytes, and those of `pattern` if
-    /// that is given.
+    /// Takes what has arrived, and posts receives again; how many messages there were. Each has to have `size` bytes, and
+    /// those of `pattern` if that is given.
     #[inline]
     pub(crate) fn reap(
         &mut self,
@@ -104,12 +79,13 @@ impl Receiver {
         while taken < REAP {
             let Some(completion) = poll.next()? else { break };
             completion.ok()?;
-            let id = completion.wr_id();
-            let inbox = self
-                .lanes
-                .get_mut(id as usize)
-                .filter(|inbox| inbox.received < inbox.posted)
-                .ok_or_else(|| anyhow!("a completion of receive {id}, which is not posted"))?;
+            let id = completion.wr_id() as usize;
+            let (Some(inbox), Some(lane)) = (self.lanes.get_mut(id), lanes.get_mut(id)) else {
+                return Err(unknown(completion.wr_id()));
+            };
+            if inbox.received == inbox.posted {
+                return Err(unknown(completion.wr_id()));
+            }
             let is_write = completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
             let len = completion.byte_len();
             if is_write == self.is_send || (self.is_send && len.is_some_and(|len| u64::from(len) != size)) {
@@ -122,33 +98,51 @@ impl Receiver {
                 }
             }
             if let Some(pattern) = pattern.filter(|_| self.is_send) {
-                let lane = lanes.get(id as usize).ok_or_else(|| anyhow!("no lane {id}"))?;
                 let offset = lane.memory.receive_offset(inbox.received);
-                pattern.check(&lane.memory.target, offset, id as usize, inbox.of_size, size)?;
+                pattern.check(&lane.memory.target, offset, id, inbox.of_size, size)?;
                 self.validated += 1;
             }
             inbox.received += 1;
             inbox.of_size += 1;
             self.received += 1;
             taken += 1;
-        }
-        drop(poll);
-        if taken > 0 {
-            self.post_again(lanes)?;
+            if inbox.posted + self.batch <= inbox.received + self.depth {
+                inbox.post(lane, id, self.depth, self.batch)?;
+            }
         }
         Ok(taken)
     }
+}
 
+impl Inbox {
+    /// Posts receives until the queue is full, or there are enough for all messages to come.
     #[inline]
-    fn post_again(&mut self, lanes: &mut [Lane]) -> Result<()> {
-        for (index, lane) in lanes.iter_mut().enumerate() {
-            let inbox = &self.lanes[index];
-            if inbox.received + self.depth >= inbox.posted + self.batch {
-                self.post(lane, index)?;
+    fn post(&mut self, lane: &mut Lane, index: usize, depth: u64, batch: u64) -> Result<()> {
+        let end = (self.received + depth).min(self.limit);
+        while self.posted < end {
+            let count = (end - self.posted).min(batch);
+            if count == 1 {
+                let sge = lane.memory.receive_sge(self.posted);
+                // SAFETY: the memory is the worker's, registered with local write access, and stays longer than the queue
+                // pair. It is reached by raw pointers only.
+                unsafe { lane.qp.receive(index as u64, sge)? }
+            } else {
+                let mut batch = lane.qp.recv_batch()?;
+                for number in self.posted..self.posted + count {
+                    // SAFETY: as above.
+                    unsafe { batch.receive(index as u64, &[lane.memory.receive_sge(number)])? }
+                }
+                batch.post()?;
             }
+            self.posted += count;
         }
         Ok(())
     }
+}
+
+#[cold]
+fn unknown(id: u64) -> anyhow::Error {
+    anyhow!("a completion of receive {id}, which is not posted")
 }
 
 #[cold]
