@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: figures that anyone can repeat.
 
+mod criterion;
 mod environment;
 pub(crate) mod pingpong;
 mod report;
@@ -18,6 +19,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Benchmark {
+    Criterion(criterion::Args),
     Pingpong(pingpong::Args),
     Report(report::Args),
     Softroce(softroce::Args),
@@ -25,6 +27,7 @@ enum Benchmark {
 
 pub(crate) fn main(args: &Args) -> Result<i32> {
     match &args.benchmark {
+        Benchmark::Criterion(args) => criterion::main(args),
         Benchmark::Pingpong(args) => pingpong::main(args),
         Benchmark::Report(args) => report::main(args),
         Benchmark::Softroce(args) => softroce::main(args),
