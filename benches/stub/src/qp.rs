@@ -145,7 +145,8 @@ fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, ops: Option<u64>) -> *mu
         send_cq: attr.send_cq,
         recv_cq: attr.recv_cq,
         handle: number(),
-        qp_num: number(),
+        // As wide as the field of a packet.
+        qp_num: number() & 0xff_ffff,
         state: IBV_QPS_RESET,
         qp_type: attr.qp_type,
         ..ibv_qp::zeroed()

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: figures that anyone can repeat.
 
+mod criterion;
 mod environment;
 pub(crate) mod overhead;
 pub(crate) mod pingpong;
@@ -19,6 +20,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Benchmark {
+    Criterion(criterion::Args),
     Overhead(overhead::Args),
     Pingpong(pingpong::Args),
     Report(report::Args),
@@ -27,6 +29,7 @@ enum Benchmark {
 
 pub(crate) fn main(args: &Args) -> Result<i32> {
     match &args.benchmark {
+        Benchmark::Criterion(args) => criterion::main(args),
         Benchmark::Overhead(args) => overhead::main(args),
         Benchmark::Pingpong(args) => pingpong::main(args),
         Benchmark::Report(args) => report::main(args),
