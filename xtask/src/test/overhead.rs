@@ -1,4 +1,4 @@
-//! The gates of the instruction bench, each a test.
+//! The gates of the instruction bench, each a test. A gate that is known not to be met fails only beyond its ceiling.
 
 use anyhow::Result;
 
@@ -13,9 +13,9 @@ pub(super) fn run() -> Result<Outcome> {
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
     let mut tally = Tally::default();
-    for gate in &measured.gates {
-        println!("gate {} ... {}: {}", gate.name, if gate.met { "ok" } else { "FAILED" }, gate.found);
-        *(if gate.met { &mut tally.passed } else { &mut tally.failed }) += 1;
+    for verdict in &measured.verdicts {
+        println!("gate {verdict}");
+        *(if verdict.complaint.is_none() { &mut tally.passed } else { &mut tally.failed }) += 1;
     }
     Ok(Outcome::Tests(tally))
 }

@@ -1,15 +1,28 @@
 //! What the figures have to keep.
 
-use super::{CONTROL, REFERENCE, Row};
+use std::fmt;
 
-/// A limit, and whether it is kept.
-#[derive(Debug, serde::Serialize)]
-pub(crate) struct Gate {
-    /// What is limited to what.
-    pub(crate) name: String,
-    /// What was measured.
-    pub(crate) found: String,
-    pub(crate) met: bool,
+use super::{CONTROL, REFERENCE, Row};
+use crate::bench::result::Gate;
+
+/// A gate, and what the tests have against it.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    /// Met or not, whatever is known of it.
+    pub(crate) gate: Gate,
+    /// Not of a gate that is known not to be met, below its ceiling.
+    pub(crate) complaint: Option<String>,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Gate { name, limit, measured, met } = &self.gate;
+        write!(f, "{} {name}: {measured}, limit {limit}", if *met { "met    " } else { "NOT MET" })?;
+        match &self.complaint {
+            Some(complaint) => write!(f, ": FAILED: {complaint}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Beside the same loop in C.
@@ -54,23 +67,47 @@ const LIMITS: &[Limit] = &[
     },
 ];
 
+/// What is known not to keep its limit, and what it may not exceed until it does: a ratchet, to be lowered with every
+/// improvement and removed when the limit is kept.
+struct Ceiling {
+    variant: &'static str,
+    row: &'static str,
+    at_most: f64,
+}
+
+const fn ceiling(variant: &'static str, row: &'static str, at_most: f64) -> Ceiling {
+    Ceiling { variant, row, at_most }
+}
+
+const CEILINGS: &[Ceiling] = &[
+    ceiling("raw", "ex1", 96.0),
+    ceiling("raw", "cl1", 98.0),
+    ceiling("raw", "ex16", 36.07),
+    ceiling("raw", "em_ex", 14.0),
+    ceiling("raw", "em_cl", 19.0),
+    ceiling("owned", "send_ex1", 217.0),
+    ceiling("owned", "send_cl1", 228.0),
+    ceiling("owned", "recv_ex1", 232.0),
+    ceiling("owned", "recv_cl1", 214.0),
+];
+
 /// Less than what the counting is off by where a ring wraps at another place.
 const TOLERANCE: f64 = 0.05;
 
 /// `panics` are the loops from which a panic can be reached, and how.
-pub(super) fn judge(rows: &[Row], panics: Vec<String>) -> Vec<Gate> {
-    let mut gates: Vec<Gate> =
+pub(super) fn judge(rows: &[Row], panics: Vec<String>) -> Vec<Verdict> {
+    let mut verdicts: Vec<Verdict> =
         LIMITS.iter().flat_map(|limit| limit.rows.iter().map(|row| limit.judge(rows, row))).collect();
     let checksums: Vec<String> =
         rows.iter().filter(|row| !agree(row)).map(|row| format!("{} {:?}", row.name, row.checksums)).collect();
-    gates.push(none("loops whose checksum differs from C's", checksums));
+    verdicts.push(none("loops whose checksum differs from C's", checksums));
     let allocating = rows.iter().filter(|row| !CONTROL.contains(&row.name.as_str())).flat_map(|row| {
         let some = row.allocations.iter().filter(|(_, calls)| **calls > 0);
         some.map(|(variant, calls)| format!("{} over {variant}: {calls}", row.name))
     });
-    gates.push(none("loops of the data path that allocate", allocating.collect()));
-    gates.push(none("loops of the data path that can panic", panics));
-    gates
+    verdicts.push(none("loops of the data path that allocate", allocating.collect()));
+    verdicts.push(none("loops of the data path that can panic", panics));
+    verdicts
 }
 
 fn agree(row: &Row) -> bool {
@@ -79,21 +116,39 @@ fn agree(row: &Row) -> bool {
     checksums.all(|checksum| Some(checksum) == first)
 }
 
-fn none(name: &str, found: Vec<String>) -> Gate {
+fn none(name: &str, found: Vec<String>) -> Verdict {
     let met = found.is_empty();
-    Gate { name: name.to_owned(), found: if met { "none".to_owned() } else { found.join("; ") }, met }
+    let measured = if met { "none".to_owned() } else { found.join("; ") };
+    let complaint = (!met).then(|| measured.clone());
+    Verdict { gate: Gate { name: name.to_owned(), limit: "none".to_owned(), measured, met }, complaint }
 }
 
 impl Limit {
-    fn judge(&self, rows: &[Row], name: &str) -> Gate {
+    fn judge(&self, rows: &[Row], name: &str) -> Verdict {
         let row = rows.iter().find(|row| row.name == name);
         let figure = |variant: &str| row.and_then(|row| row.instructions.get(variant)).copied();
+        let ceiling = CEILINGS.iter().find(|ceiling| ceiling.variant == self.variant && ceiling.row == name);
+        let name = format!("{name} over {}", self.variant);
         let rule = if self.more > 0.0 { format!("C + {}", self.more) } else { "C".to_owned() };
-        let gate = |found, met| Gate { name: format!("{name} over {} at most {rule}", self.variant), found, met };
         let (Some(c), Some(found)) = (figure(REFERENCE), figure(self.variant)) else {
-            return gate("nothing".to_owned(), false);
+            let gate = Gate { name, limit: format!("≤ {rule}"), measured: "nothing".to_owned(), met: false };
+            return Verdict { gate, complaint: Some("it was not measured".to_owned()) };
         };
-        gate(format!("{found:.2}, C {c:.2}"), found <= c * self.factor + self.more + TOLERANCE)
+        let limit = c * self.factor + self.more;
+        let met = found <= limit + TOLERANCE;
+        let complaint = match ceiling {
+            None if met => None,
+            None => Some("beyond its limit".to_owned()),
+            Some(Ceiling { at_most, .. }) if met => {
+                Some(format!("it is kept now: remove its ceiling of {at_most} from gates.rs"))
+            }
+            Some(Ceiling { at_most, .. }) if found > at_most + TOLERANCE => {
+                Some(format!("worse than before: its ceiling is {at_most}"))
+            }
+            Some(_) => None,
+        };
+        let gate = Gate { name, limit: format!("≤ {limit:.2} ({rule})"), measured: format!("{found:.2}"), met };
+        Verdict { gate, complaint }
     }
 }
 
@@ -110,23 +165,48 @@ mod tests {
         }
     }
 
-    fn broken(rows: &[Row]) -> Vec<String> {
-        let names = rows.iter().map(|row| format!("{} over", row.name)).collect::<Vec<_>>();
-        let gates = judge(rows, Vec::new()).into_iter().filter(|gate| !gate.met);
-        gates.map(|gate| gate.name).filter(|gate| names.iter().any(|name| gate.starts_with(name.as_str()))).collect()
+    /// Of the gates of `row`, which alone was measured.
+    fn verdict(row: Row, variant: &str) -> (bool, Option<String>) {
+        let gate = format!("{} over {variant}", row.name);
+        let verdict = judge(&[row], Vec::new()).into_iter().find(|verdict| verdict.gate.name == gate).unwrap();
+        (verdict.gate.met, verdict.complaint)
     }
 
     #[test]
     fn a_gate_breaks_beyond_its_limit() {
-        let kept = [("clang", 18.0), ("raw", 20.0), ("sys", 21.0)];
-        assert_eq!(broken(&[row("rv1", &kept)]), [""; 0]);
-        let lost = [("clang", 18.0), ("raw", 20.1), ("sys", 21.0)];
-        assert_eq!(broken(&[row("rv1", &lost)]), ["rv1 over raw at most C + 2"]);
+        assert_eq!(verdict(row("rv1", &[("clang", 18.0), ("raw", 20.0)]), "raw"), (true, None));
+        let lost = verdict(row("rv1", &[("clang", 18.0), ("raw", 20.1)]), "raw");
+        assert_eq!(lost, (false, Some("beyond its limit".to_owned())));
+    }
+
+    #[test]
+    fn a_gate_with_a_ceiling_is_not_met_and_fails_only_beyond_it() {
+        let Ceiling { variant, row: name, at_most } = CEILINGS[0];
+        let found = |found| verdict(row(name, &[("clang", at_most / 2.0), (variant, found)]), variant);
+        assert_eq!(found(at_most), (false, None));
+        let (met, complaint) = found(at_most + 1.0);
+        assert!(!met && complaint.unwrap().starts_with("worse than before"));
+    }
+
+    #[test]
+    fn a_gate_that_is_met_may_not_have_a_ceiling() {
+        let Ceiling { variant, row: name, at_most } = CEILINGS[0];
+        let (met, complaint) = verdict(row(name, &[("clang", at_most), (variant, at_most)]), variant);
+        assert!(met && complaint.unwrap().contains("remove its ceiling"));
+    }
+
+    #[test]
+    fn every_ceiling_is_of_a_gate() {
+        for ceiling in CEILINGS {
+            let of = |limit: &&Limit| limit.variant == ceiling.variant && limit.rows.contains(&ceiling.row);
+            assert_eq!(LIMITS.iter().filter(of).count(), 1, "{} over {}", ceiling.row, ceiling.variant);
+        }
     }
 
     #[test]
     fn what_was_not_measured_breaks_its_gate() {
-        assert_eq!(broken(&[row("rv1", &[("raw", 1.0), ("sys", 1.0)])]).len(), 2);
+        let rv1 = || row("rv1", &[("raw", 1.0), ("sys", 1.0)]);
+        assert!(!verdict(rv1(), "raw").0 && !verdict(rv1(), "sys").0);
     }
 
     #[test]
@@ -136,9 +216,9 @@ mod tests {
         let mut ex1 = row("ex1", &[("clang", 1.0), ("raw", 1.0)]);
         ex1.checksums.insert("raw".to_owned(), 8);
         ex1.allocations.insert("raw".to_owned(), 2);
-        let gates = judge(&[mr, ex1], vec!["loop_raw_ex1: a, b".to_owned()]);
-        let found: Vec<&str> = gates.iter().rev().take(3).map(|gate| gate.found.as_str()).collect();
+        let verdicts = judge(&[mr, ex1], vec!["loop_raw_ex1: a, b".to_owned()]);
+        let found: Vec<&str> = verdicts.iter().rev().take(3).map(|verdict| verdict.gate.measured.as_str()).collect();
         assert_eq!(found, ["loop_raw_ex1: a, b", "ex1 over raw: 2", "ex1 {\"clang\": 7, \"raw\": 8}"]);
-        assert!(gates.iter().rev().take(3).all(|gate| !gate.met));
+        assert!(verdicts.iter().rev().take(3).all(|verdict| !verdict.gate.met && verdict.complaint.is_some()));
     }
 }

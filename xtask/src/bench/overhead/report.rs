@@ -1,59 +1,53 @@
-//! The figures as a table and as JSON.
+//! The figures as tables.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use anyhow::{Context, Result};
-use serde_json::json;
-
-use super::{Measured, REFERENCE, tools};
+use super::{Measured, REFERENCE};
+use crate::bench::environment;
+use crate::bench::result::{Benchmark, Table};
 
 /// Columns beside the compilers.
 const VARIANTS: [(&str, &str); 3] = [("sys", "rdma-sys"), ("raw", "raw door"), ("owned", "owned door")];
 
-pub(super) fn print(measured: &Measured) {
+const NOTE: &str = "rvN is a receive, in1 an inline send of 32 bytes without completion, em an empty poll, poll the taking \
+    of one of sixteen completions with five fields; the others post and poll, one at a time or sixteen, ex by the extended \
+    interface, cl by the classic one. send and recv hand a buffer over and back. qp and mr create and destroy, the provider's \
+    allocations included.";
+
+/// What the report shows.
+pub(super) fn benchmark(measured: &Measured) -> anyhow::Result<Benchmark> {
+    let mut environment = environment::here();
+    environment.insert("valgrind".to_owned(), super::tools::version(&measured.tools.valgrind));
+    Ok(Benchmark {
+        benchmark: "Instructions an operation".to_owned(),
+        command: "cargo xtask bench overhead".to_owned(),
+        date: environment::today()?,
+        environment,
+        tables: vec![figures(measured)],
+        gates: measured.verdicts.iter().map(|verdict| verdict.gate.clone()).collect(),
+    })
+}
+
+fn figures(measured: &Measured) -> Table {
     let compilers = measured.tools.compilers.iter().map(|compiler| (compiler.name, format!("C {}", compiler.name)));
     let variants = VARIANTS.map(|(name, title)| (name, title.to_owned()));
-    let columns: Vec<(&str, String)> = compilers.chain(variants).collect();
-    print!("{:10}", "");
-    for (_, title) in &columns {
-        print!("{title:>12}");
-    }
-    println!();
-    for row in &measured.rows {
-        print!("{:10}", row.name);
-        for (variant, _) in &columns {
-            match row.instructions.get(*variant) {
-                Some(figure) => print!("{figure:12.2}"),
-                None => print!("{:12}", ""),
-            }
-        }
-        println!();
-    }
-    println!("\ninstructions of the caller for each operation; the gates are against C of {REFERENCE}");
-    for gate in &measured.gates {
-        let verdict = if gate.met { "kept  " } else { "BROKEN" };
-        println!("{verdict} {}: {}", gate.name, gate.found);
+    let (variants, titles): (Vec<&str>, Vec<String>) = compilers.chain(variants).unzip();
+    let rows = measured.rows.iter().map(|row| {
+        let cell =
+            |variant: &&str| row.instructions.get(*variant).map(|figure| format!("{figure:.2}")).unwrap_or_default();
+        std::iter::once(row.name.clone()).chain(variants.iter().map(cell)).collect()
+    });
+    Table {
+        title: "Instructions of the caller for each operation".to_owned(),
+        columns: std::iter::once("loop".to_owned()).chain(titles).collect(),
+        rows: rows.collect(),
+        notes: vec![format!("{NOTE} The gates are against C of {REFERENCE}.")],
     }
 }
 
-pub(super) fn write(measured: &Measured, path: &Path) -> Result<()> {
-    let versions: BTreeMap<&str, String> = (measured.tools.compilers.iter())
-        .map(|compiler| (compiler.name, tools::version(&compiler.path)))
-        .chain([("rustc", tools::version(Path::new("rustc"))), ("valgrind", tools::version(&measured.tools.valgrind))])
-        .collect();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let report = json!({
-        "benchmark": "overhead",
-        "unit": "instructions of the caller for each operation",
-        "unix_time": now,
-        "architecture": std::env::consts::ARCH,
-        "reference": REFERENCE,
-        "versions": versions,
-        "rows": measured.rows,
-        "gates": measured.gates,
-    });
-    let text = serde_json::to_string_pretty(&report)?;
-    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+pub(super) fn print(measured: &Measured, benchmark: &Benchmark) {
+    for table in &benchmark.tables {
+        println!("{}", table.to_text());
+    }
+    for verdict in &measured.verdicts {
+        println!("{verdict}");
+    }
 }
