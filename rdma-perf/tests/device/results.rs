@@ -110,7 +110,7 @@ fn perftests_columns_are_printed_for_what_it_measures() {
         ("write bw --size 1K --events", "1024"),
         ("read bw --size 1K --events", "1024"),
     ] {
-        let output = rdma.run(&format!("{test} --loopback --compat perftest --iters 50"));
+        let output = rdma.run(&format!("{test} --loopback --compat perftest --iters 50 --yield"));
         let titles: &[&str] = if test.contains("lat") { &LATENCY } else { &BANDWIDTH };
         check_table(output.success(), titles, size, "50");
         assert!(output.stdout.contains("perftest's figures -> those of all messages"), "{test}: {}", output.stdout);
