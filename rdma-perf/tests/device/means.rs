@@ -47,7 +47,7 @@ fn lists_and_moderation_signal_as_many_as_asked_for() {
 fn small_messages_go_inline_where_the_device_takes_them() {
     let Some(rdma) = device() else { return };
     for test in ["send bw", "send lat", "write bw", "write lat"] {
-        let options = "--inline 64 --size 64,128 --iters 50 --validate --format json --loopback";
+        let options = "--inline 64 --size 64,128 --iters 50 --validate --yield --format json --loopback";
         let output = rdma.run(&format!("{test} {options}"));
         if rdma.is_rxe() || output.stderr.is_empty() {
             let report = output.report();

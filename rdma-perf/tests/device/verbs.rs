@@ -38,7 +38,7 @@ fn bandwidth_tests_validate() {
 fn latency_tests_validate() {
     let Some(rdma) = device() else { return };
     for (verb, _, compared) in COMPARED {
-        let report = rdma.measure(&format!("{verb} lat --validate --iters 50 --warm-up 5 --size 2,4096"));
+        let report = rdma.measure(&format!("{verb} lat --validate --iters 50 --warm-up 5 --size 2,4096 --yield"));
         check(&report, 50, &compared);
         for row in report.rows() {
             let number = |name: &str| row.pointer(&format!("/latency/{name}")).unwrap().as_f64().unwrap();
@@ -81,11 +81,11 @@ fn sizes_are_swept() {
     let Some(rdma) = device() else { return };
     let sizes: Vec<u64> = (0..=16).map(|shift| 1 << shift).chain([1 << 20]).collect();
     for verb in ["send", "write", "read"] {
-        let report = rdma.measure(&format!("{verb} bw --iters 5 --size 1..64K,1M"));
+        let report = rdma.measure(&format!("{verb} bw --iters 5 --size 1..64K,1M --yield"));
         assert_eq!(report.counts("/size"), sizes, "{verb}");
         assert_eq!(report.counts("/messages"), vec![5; sizes.len()], "{verb}");
     }
-    let report = rdma.measure("write lat --validate --iters 5 --size 1..8K");
+    let report = rdma.measure("write lat --validate --iters 5 --size 1..8K --yield");
     assert_eq!(report.counts("/size"), sizes[..14]);
     assert_eq!(report.counts("/validated"), [2; 14]);
 }
