@@ -116,10 +116,8 @@ impl Control {
     /// The next message. Without `limit` it waits for as long as the peer's host answers the probes of TCP: a test may
     /// take any time.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self, limit: Option<Duration>) -> Result<T> {
-        self.stream.set_read_timeout(limit)?;
         let mut len = [0; 4];
         self.read(&mut len[..1], limit)?;
-        self.stream.set_read_timeout(Some(FRAME_LIMIT))?;
         self.read(&mut len[1..], Some(FRAME_LIMIT))?;
         let len = u32::from_le_bytes(len) as usize;
         if len > MAX_FRAME {
@@ -134,15 +132,17 @@ impl Control {
         let deadline = limit.map(|limit| Instant::now() + limit);
         let mut done = 0;
         while done < buffer.len() {
+            // Of what is left, so that a peer that sends byte by byte does not begin it anew.
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let Some(left) = left.map_or(Some(None), |left| (!left.is_zero()).then_some(Some(left))) else {
+                bail!("the peer says nothing for {} s", limit.unwrap_or_default().as_secs());
+            };
+            self.stream.set_read_timeout(left)?;
             match self.stream.read(&mut buffer[done..]) {
                 Ok(0) => bail!("the peer has closed the control connection"),
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                        bail!("the peer says nothing for {} s", limit.unwrap_or_default().as_secs());
-                    }
-                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
                 Err(error) => return Err(error).context("the control connection broke; the peer or its host is gone"),
             }
         }

@@ -147,22 +147,51 @@ impl Plan {
     /// Refuses what no client of ours would ask for, before anything is allocated for it.
     pub(crate) fn check(&self) -> Result<(), String> {
         const MAX_SIZE: u64 = 1 << 31;
-        const MAX_DEPTH: u32 = 1 << 17;
-        let depths = [self.tx_depth, self.rx_depth, self.cq_mod, self.post_list];
+        const MAX_DEPTH: u32 = 1 << 15;
+        const MAX_LIST: u32 = 4096;
+        /// Of each queue pair: centuries of work.
+        const MAX_ITERATIONS: u64 = 1 << 48;
+        const MAX_TIME: Duration = Duration::from_secs(366 * 24 * 3600);
+        const MAX_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+        let depths = [self.tx_depth, self.rx_depth, self.cq_mod];
+        let time = |length| match length {
+            Length::Iterations(iterations) => (1..=MAX_ITERATIONS).contains(&iterations),
+            Length::Time(time) => !time.is_zero() && time <= MAX_TIME,
+        };
+        let warm_up = match self.warm_up {
+            WarmUp::Iterations(iterations) => iterations <= MAX_ITERATIONS,
+            WarmUp::Time(time) => time <= MAX_TIME,
+        };
+        let rate = self.rate.is_none_or(|rate| {
+            let messages = rate.messages(1);
+            messages.is_finite() && messages > 0.0
+        });
+        // Nobody looks after a thread that does as perftest does while it runs: it has to know when it is done.
+        let compat = !self.compat || (self.threads == 1 && !self.bidirectional && self.messages_of_lane().is_some());
         let sensible = (1..=4096).contains(&self.sizes.len())
             && self.sizes.iter().all(|size| (1..=MAX_SIZE).contains(size))
+            && (self.verb != Verb::Atomic || self.sizes.iter().all(|size| *size == 8))
             && depths.iter().all(|depth| (1..=MAX_DEPTH).contains(depth))
             && self.cq_mod <= self.tx_depth
-            && self.post_list <= self.tx_depth
+            && (1..=self.tx_depth.min(MAX_LIST)).contains(&self.post_list)
             && (1..=16384).contains(&self.qps)
             && (1..=256).contains(&self.threads)
+            && self.queue_pairs() <= 65536
             && (self.metric == Metric::Bw || self.qps == 1)
-            && self.inline <= 1 << 16;
+            && self.inline <= 1 << 16
+            && self.patience <= MAX_PATIENCE
+            && time(self.length)
+            && warm_up
+            && rate
+            && compat;
         if sensible {
-            Ok(())
-        } else {
-            Err("the plan of the test makes no sense: depths up to 131072, 16384 queue pairs".into())
+            return Ok(());
         }
+        Err(format!(
+            "the plan of the test makes no sense; depths go up to {MAX_DEPTH}, lists to {MAX_LIST}, queue pairs of a thread to \
+             16384, --timeout to a day"
+        ))
     }
 
     /// What is measured, in a few words.

@@ -1,5 +1,6 @@
 //! What one thread works with: queue pairs, their completion queues, and the memory of their messages.
 
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use anyhow::{Context as _, Result, bail};
@@ -61,10 +62,21 @@ impl Layout {
         layout
     }
 
-    /// Bytes that a test takes at one end.
+    /// Bytes that a test takes at one end, about.
     pub(crate) fn total(plan: &Plan, role: Role) -> u64 {
+        /// What a work request takes here and, about, in the provider's rings.
+        const WORK_REQUEST: u64 = 512;
+        /// A mapping's granularity with huge pages, otherwise.
+        const HUGE: u64 = 2 << 20;
+        const PAGE: u64 = 4096;
+
         let layout = Layout::of_end(plan, role);
-        (layout.send_area + layout.target_area).saturating_mul(plan.queue_pairs().into())
+        let page = if plan.huge_pages { HUGE } else { PAGE };
+        let area = |part: u64| part.saturating_mul(plan.qps.into()).next_multiple_of(page);
+        let buffers = area(layout.send_area).saturating_add(area(layout.target_area));
+        let work_requests = u64::from(plan.tx_depth) + u64::from(plan.rx_depth) + u64::from(plan.post_list);
+        let queues = work_requests * WORK_REQUEST * u64::from(plan.qps);
+        buffers.saturating_add(queues).saturating_mul(plan.threads.into())
     }
 }
 
@@ -81,10 +93,23 @@ pub(crate) fn slots(size: u64) -> u64 {
 
 /// Registered memory, in parts of one length: one for each queue pair.
 struct Area {
-    // Before the memory, since it is dropped first.
-    region: RawMemoryRegion,
-    memory: Box<dyn Backing>,
+    /// Taken when it is dropped.
+    region: Option<RawMemoryRegion>,
+    memory: ManuallyDrop<Box<dyn Backing>>,
     part: u64,
+    lkey: u32,
+    rkey: u32,
+    address: u64,
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        // Otherwise the device may still use the memory, which then stays until the process ends.
+        if self.region.take().is_some_and(|region| region.deregister().is_ok()) {
+            // SAFETY: dropped here only, and not used after.
+            unsafe { ManuallyDrop::drop(&mut self.memory) }
+        }
+    }
 }
 
 impl Area {
@@ -92,18 +117,18 @@ impl Area {
         let len = usize::try_from(part * u64::from(plan.qps))?;
         let memory: Box<dyn Backing> =
             if plan.huge_pages { Box::new(huge_pages(len)?) } else { Box::new(Pages::new(len)?) };
-        // SAFETY: the memory stays until the region is gone, which is dropped before it. Nobody refers to bytes that the
-        // device may change: `Part` gives raw pointers only.
+        // SAFETY: the memory stays until the region was deregistered with success: see `drop`. `Part` gives raw pointers to it;
+        // references are made only to sources of plans that send inline, which no device writes to.
         let region = unsafe { pd.register_raw(memory.address().as_ptr(), len, access)? };
-        Ok(Area { region, memory, part })
+        let (lkey, rkey, address) = (region.lkey(), region.rkey(), region.address());
+        Ok(Area { region: Some(region), memory: ManuallyDrop::new(memory), part, lkey, rkey, address })
     }
 
     fn part(&self, index: usize) -> Part {
         let offset = index * self.part as usize;
         // SAFETY: the memory has a part of this length for each queue pair.
         let base = unsafe { self.memory.address().add(offset) };
-        let address = self.region.address() + offset as u64;
-        Part { base, address, len: self.part, lkey: self.region.lkey() }
+        Part { base, address: self.address + offset as u64, len: self.part, lkey: self.lkey }
     }
 }
 
@@ -199,7 +224,7 @@ impl Worker {
             let memory = LaneMemory {
                 source: source.part(index),
                 target: target.part(index),
-                rkey: target.region.rkey(),
+                rkey: target.rkey,
                 layout,
                 remote: RemoteMemory { address: 0, len: 0, rkey: 0 },
             };
@@ -271,7 +296,7 @@ impl LaneMemory {
     /// The peer's side of a message at `offset`.
     #[inline]
     pub(crate) fn remote(&self, offset: u64) -> Remote {
-        Remote { address: self.remote.address + offset, rkey: self.remote.rkey }
+        Remote { address: self.remote.address.wrapping_add(offset), rkey: self.remote.rkey }
     }
 
     /// Where in the target the receive numbered `index` goes.
@@ -314,7 +339,10 @@ mod tests {
         let write = layout("write bw h -s 1M -n 1000 -q 64");
         assert_eq!((write.send_area, write.target_area, write.receive_slots), (1 << 20, 1 << 20, 0));
         let plan = crate::report::sample::plan("write bw h -s 1M -n 1000 -q 64");
-        assert_eq!([Role::Client, Role::Server].map(|role| Layout::total(&plan, role)), [(64 << 20) + 64 * LINE; 2]);
+        // The buffers of one direction, and the queues.
+        let total = [Role::Client, Role::Server].map(|role| Layout::total(&plan, role));
+        assert_eq!(total[0], total[1]);
+        assert!(((64 << 20)..(100 << 20)).contains(&total[0]), "{total:?}");
         let sweep = layout("write bw h -s 2..8K");
         assert_eq!((sweep.send_area, sweep.target_area), (8192, 8192));
         let send = layout("send bw h -s 64");

@@ -282,7 +282,7 @@ fn post<O: Operation>(operation: O, worker: &mut Worker, size: u64, message: u64
     let mut batch = qp.send_batch()?;
     let message = Message { memory, offset: 0, size, round: message };
     // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw pointers
-    // only, and not written before the message has completed. What the peer's memory is overwritten with harms nobody: a
+    // only, and not written by this process before the message has completed. What the peer's memory is overwritten with harms nobody: a
     // target is plain bytes, which nobody refers to.
     unsafe { operation.add(&mut batch, WorkRequest::new(0).signaled(), message)? }
     Ok(batch.post()?)

@@ -46,7 +46,7 @@ impl Pattern {
         for slot in 0..self.slots {
             for position in 0..size {
                 let byte = self.byte(lane, slot, position);
-                // SAFETY: within the part; nothing is in flight yet.
+                // SAFETY: within the part. A peer may write at the same time: volatile, and by no reference.
                 unsafe { part.byte(slot * stride(size) + position).write_volatile(byte) }
             }
         }
@@ -83,7 +83,7 @@ impl Pattern {
         let used = messages.min(self.slots);
         for place in 0..used {
             let expected = messages / self.slots + u64::from(place < messages % self.slots);
-            // SAFETY: eight aligned bytes within the part; no operation is in flight any more.
+            // SAFETY: eight aligned bytes within the part, initialised. A peer may write at the same time: volatile.
             let found = unsafe { part.byte(place * stride(8)).cast::<u64>().read_volatile() };
             if found != expected {
                 bail!(
@@ -98,7 +98,7 @@ impl Pattern {
 /// Sets the places that messages of `size` bytes use to zero.
 pub(crate) fn clear(part: &Part, size: u64) {
     for offset in 0..slots(size) * stride(size) {
-        // SAFETY: within the part; nothing is in flight yet.
+        // SAFETY: within the part. A peer may write at the same time: volatile, and by no reference.
         unsafe { part.byte(offset).write_volatile(0) }
     }
 }

@@ -192,7 +192,7 @@ impl<'s, O: Operation> Sender<'s, O> {
                     let message =
                         Message { memory: &lane.memory, offset: walk.offset, size: self.size, round: walk.round };
                     // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw
-                    // pointers only, and not written while messages are in flight. What the peer's memory is overwritten
+                    // pointers only, and not written by this process while messages are in flight. What the peer's memory is overwritten
                     // with harms nobody: a target is plain bytes, which nobody refers to.
                     unsafe { self.operation.add(&mut batch, wr, message)? }
                     walk.step();

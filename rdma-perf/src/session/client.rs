@@ -154,7 +154,7 @@ impl<I: AsFd> Client<'_, I> {
         let compared = crew.check(plan, index, &ours, &theirs)?;
         let mut row = self.row(plan, size, &outcomes)?;
         row.reverse = reverse;
-        row.validated = row.validated.map(|received| received + compared + validated);
+        row.validated = row.validated.map(|received| received.saturating_add(compared).saturating_add(validated));
         Ok((row, interrupted))
     }
 

@@ -227,7 +227,8 @@ impl Watch<'_> {
     /// Tells each worker how many messages its peer has sent in all.
     pub(super) fn expect(&self, sent: &[Vec<u64>]) {
         for (expected, sent) in self.expected.iter().zip(sent) {
-            expected.store(sent.iter().sum(), Ordering::Release);
+            let sum = sent.iter().fold(0, |sum: u64, sent| sum.saturating_add(*sent));
+            expected.store(sum, Ordering::Release);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +18,8 @@ use crate::run::Shared;
 use crate::units::Bytes;
 use crate::worker::Layout;
 
+/// Clients that are served at a time.
+const MAX_CLIENTS: usize = 256;
 /// How long a client may take from one step of the set-up to the next.
 const SETUP_LIMIT: Duration = Duration::from_secs(120);
 
@@ -32,19 +36,38 @@ pub(crate) struct Server {
 impl Server {
     /// Serves one client after the other and side by side, for ever; or one, with `once`, whose failure is the error.
     pub(crate) fn serve(&self, listener: &TcpListener, once: bool) -> Result<()> {
+        let serving = Arc::new(AtomicUsize::new(0));
         loop {
             // Without a deadline: to wait for clients is what a server is for.
-            let (stream, peer) = listener.accept().context("cannot accept a client")?;
+            let (stream, peer) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if once => return Err(error).context("cannot accept a client"),
+                Err(error) => {
+                    // Out of descriptors, perhaps: those who are being served go on, and give theirs back.
+                    eprintln!("cannot accept a client: {error}");
+                    std::thread::sleep(Duration::from_millis(200));
+                    continue;
+                }
+            };
             let who = peer.ip().to_canonical();
             if once {
                 return self.client(stream).with_context(|| format!("client {who}"));
             }
-            let server = self.clone();
-            std::thread::spawn(move || {
+            let (server, serving) = (self.clone(), Arc::clone(&serving));
+            if serving.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
+                serving.fetch_sub(1, Ordering::Relaxed);
+                eprintln!("{who}: turned away, {MAX_CLIENTS} clients are being served");
+                continue;
+            }
+            let body = move || {
                 if let Err(error) = server.client(stream) {
                     eprintln!("{who}: {error:#}");
                 }
-            });
+                serving.fetch_sub(1, Ordering::Relaxed);
+            };
+            if let Err(error) = std::thread::Builder::new().name("client".into()).spawn(body) {
+                eprintln!("{who}: turned away, no thread can be started: {error}");
+            }
         }
     }
 
