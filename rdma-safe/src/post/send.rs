@@ -79,7 +79,8 @@ impl<'q> SendQueue<'q> {
         if self.state.is_extended() { None } else { Some(self.known()) }
     }
 
-    #[inline]
+    // Once a loop: inlined, it would take registers from what is in the loop.
+    #[inline(never)]
     fn known<I: Known>(self) -> SendQueue<'q, I> {
         let state = self.state;
         // A batch that was forgotten.
