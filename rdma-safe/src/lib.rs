@@ -45,6 +45,7 @@ mod endpoint;
 mod errno;
 mod error;
 mod gid;
+mod interface;
 mod mr;
 mod named;
 mod pd;
@@ -60,8 +61,8 @@ pub use address::{AddressVector, GlobalRoute};
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use cq::{
-    CompletionError, CompletionQueue, CompletionQueueBuilder, CqId, Poll, PollError, WcFields, WcFlags, WcOpcode,
-    WcStatus, WorkCompletion,
+    CompletionError, CompletionQueue, CompletionQueueBuilder, CqId, Poll, PollError, Poller, WcFields, WcFlags,
+    WcOpcode, WcStatus, WorkCompletion,
 };
 pub use device::{Device, NodeType, TransportType, devices};
 pub use device_attributes::DeviceAttributes;
@@ -71,6 +72,7 @@ pub use endpoint::{
 pub use errno::Errno;
 pub use error::{Error, Result};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
+pub use interface::{Any, Classic, Extended, Interface, Known};
 pub use mr::{Backing, Buffer, ExposedRegion, HugePages, Pages, RawMemoryRegion, RemoteMemory};
 pub use pd::ProtectionDomain;
 pub use port::{InvalidMtu, LinkLayer, Mtu, PortAttributes, PortState};

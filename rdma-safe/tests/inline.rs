@@ -6,6 +6,7 @@ const DATA_PATH: &[(&str, &str)] = &[
     ("post/work_request.rs", include_str!("../src/post/work_request.rs")),
     ("post/recv.rs", include_str!("../src/post/recv.rs")),
     ("cq/poll.rs", include_str!("../src/cq/poll.rs")),
+    ("cq/poller.rs", include_str!("../src/cq/poller.rs")),
     ("endpoint/batch.rs", include_str!("../src/endpoint/batch.rs")),
     ("endpoint/work.rs", include_str!("../src/endpoint/work.rs")),
 ];
@@ -44,13 +45,20 @@ const NAMED: &[(&str, &str, &[&str])] = &[
             "end_poll",
             "end_open_poll",
             "refill",
+            "has_next",
             "take",
+            "show",
             "id",
             "as_raw",
             "poll_started",
             "poll_ended",
             "this_thread",
         ],
+    ),
+    (
+        "cq/poller.rs",
+        include_str!("../src/cq/poller.rs"),
+        &["new", "start", "take_classic", "drain_classic", "as_extended", "ended"],
     ),
     (
         "mr/buffer.rs",

@@ -1,8 +1,10 @@
 //! Runs loops over verbs for `cargo xtask bench overhead`, which counts their instructions.
 //!
-//! Every loop does the same in every variant: in C, over rdma-sys, over both doors of rdma-safe. Each is run twice, with
+//! Every loop does the same in every variant: in C, over rdma-sys, over both doors of rdma-safe, the raw one where the
+//! interface of an object is known and where it is asked for on every call. Each is run twice, with
 //! [`COUNTS`] operations; callgrind writes a profile of each run, and a line tells what it was and its checksum.
 
+mod any;
 mod callgrind;
 mod counting;
 mod owned;
@@ -30,6 +32,7 @@ struct Row {
     setting: Setting,
     sys: Option<unsafe fn(&Objects, u64) -> u64>,
     raw: Option<fn(&mut Raw, u64) -> u64>,
+    any: Option<fn(&mut Raw, u64) -> u64>,
     owned: Option<fn(&mut Owned, u64) -> u64>,
 }
 
@@ -37,12 +40,13 @@ const EXTENDED: Setting = Setting { classic: false, receive_at_once: false, endl
 const CLASSIC: Setting = Setting { classic: true, ..EXTENDED };
 
 macro_rules! rows {
-    ($($name:ident: $setting:expr $(, sys $sys:ident)? $(, raw $raw:ident)? $(, owned $owned:ident)?;)+) => {
+    ($($name:ident: $setting:expr $(, sys $sys:ident)? $(, raw $raw:ident)? $(, any $any:ident)? $(, owned $owned:ident)?;)+) => {
         [$(Row {
             name: stringify!($name),
             setting: $setting,
             sys: rows!(@ sys $($sys)?),
             raw: rows!(@ raw $($raw)?),
+            any: rows!(@ any $($any)?),
             owned: rows!(@ owned $($owned)?),
         }),+]
     };
@@ -52,21 +56,21 @@ macro_rules! rows {
 
 fn rows() -> impl IntoIterator<Item = Row> {
     rows! {
-        ex1: EXTENDED, sys loop_sys_ex1, raw loop_raw_ex1;
-        ex16: EXTENDED, sys loop_sys_ex16, raw loop_raw_ex16;
-        cl1: CLASSIC, sys loop_sys_cl1, raw loop_raw_cl1;
-        cl16: CLASSIC, sys loop_sys_cl16, raw loop_raw_cl16;
+        ex1: EXTENDED, sys loop_sys_ex1, raw loop_raw_ex1, any loop_any_ex1;
+        ex16: EXTENDED, sys loop_sys_ex16, raw loop_raw_ex16, any loop_any_ex16;
+        cl1: CLASSIC, sys loop_sys_cl1, raw loop_raw_cl1, any loop_any_cl1;
+        cl16: CLASSIC, sys loop_sys_cl16, raw loop_raw_cl16, any loop_any_cl16;
         rv1: EXTENDED, sys loop_sys_rv1, raw loop_raw_rv1;
         rv16: EXTENDED, sys loop_sys_rv16, raw loop_raw_rv16;
-        in1: EXTENDED, sys loop_sys_in1, raw loop_raw_in1;
-        em_ex: EXTENDED, sys loop_sys_em_ex, raw loop_raw_em_ex, owned loop_owned_em_ex;
-        em_cl: CLASSIC, sys loop_sys_em_cl, raw loop_raw_em_cl, owned loop_owned_em_cl;
-        poll_ex: Setting { endless: true, ..EXTENDED }, sys loop_sys_poll_ex, raw loop_raw_poll_ex;
-        poll_cl: Setting { endless: true, ..CLASSIC }, sys loop_sys_poll_cl, raw loop_raw_poll_cl;
-        read: EXTENDED, sys loop_sys_read, raw loop_raw_read;
-        write_imm: EXTENDED, sys loop_sys_write_imm, raw loop_raw_write_imm;
-        send_inv: EXTENDED, sys loop_sys_send_inv, raw loop_raw_send_inv;
-        fetch_add: Setting { atomic: true, ..EXTENDED }, sys loop_sys_fetch_add, raw loop_raw_fetch_add;
+        in1: EXTENDED, sys loop_sys_in1, raw loop_raw_in1, any loop_any_in1;
+        em_ex: EXTENDED, sys loop_sys_em_ex, raw loop_raw_em_ex, any loop_any_em_ex, owned loop_owned_em_ex;
+        em_cl: CLASSIC, sys loop_sys_em_cl, raw loop_raw_em_cl, any loop_any_em_cl, owned loop_owned_em_cl;
+        poll_ex: Setting { endless: true, ..EXTENDED }, sys loop_sys_poll_ex, raw loop_raw_poll_ex, any loop_any_poll_ex;
+        poll_cl: Setting { endless: true, ..CLASSIC }, sys loop_sys_poll_cl, raw loop_raw_poll_cl, any loop_any_poll_cl;
+        read: EXTENDED, sys loop_sys_read, raw loop_raw_read, any loop_any_read;
+        write_imm: EXTENDED, sys loop_sys_write_imm, raw loop_raw_write_imm, any loop_any_write_imm;
+        send_inv: EXTENDED, sys loop_sys_send_inv, raw loop_raw_send_inv, any loop_any_send_inv;
+        fetch_add: Setting { atomic: true, ..EXTENDED }, sys loop_sys_fetch_add, raw loop_raw_fetch_add, any loop_any_fetch_add;
         send_ex1: EXTENDED, owned loop_owned_send_ex1;
         send_ex16: EXTENDED, owned loop_owned_send_ex16;
         send_cl1: CLASSIC, owned loop_owned_send_cl1;
@@ -97,7 +101,7 @@ fn run() -> Result<()> {
         // SAFETY: the library has no initialisers.
         c.push((name.to_owned(), unsafe { Library::new(Path::new(path)) }?));
     }
-    for Row { name, setting, sys, raw, owned } in rows() {
+    for Row { name, setting, sys, raw, any, owned } in rows() {
         for (compiler, library) in &c {
             let symbol = format!("loop_{name}\0");
             // SAFETY: loops.c has this function for each row.
@@ -111,9 +115,11 @@ fn run() -> Result<()> {
             // SAFETY: the objects are as the row says.
             measure("sys", name, |n| unsafe { function(&objects.0, n) })?;
         }
-        if let Some(function) = raw {
-            let mut raw = rig.raw(setting)?;
-            measure("raw", name, |n| function(&mut raw, n))?;
+        for (variant, function) in [("raw", raw), ("any", any)] {
+            if let Some(function) = function {
+                let mut raw = rig.raw(setting)?;
+                measure(variant, name, |n| function(&mut raw, n))?;
+            }
         }
         if let Some(function) = owned {
             let mut owned = rig.owned(setting)?;

@@ -1,4 +1,7 @@
-//! The loops over the raw door of rdma-safe.
+//! The loops over the raw door of rdma-safe, as one writes them for whom instructions count: the interface of each object is
+//! asked for once, before the loop.
+
+use std::ops::ControlFlow;
 
 use rdma_safe::{Inline, QueuePairType, SendOps, WorkCompletion, WorkRequest};
 
@@ -6,45 +9,45 @@ use crate::rig::{BATCH, FAILED, INLINE, Raw};
 
 /// What C reads of a completion: identifier, status, opcode.
 #[inline(always)]
-fn seen(wc: &WorkCompletion<'_>) -> u64 {
+pub(crate) fn seen(wc: &WorkCompletion<'_>) -> u64 {
     wc.wr_id() + u64::from(wc.status().0) + u64::from(wc.opcode().0)
 }
 
 /// What C reads of a receive: those, length and immediate data.
 #[inline(always)]
-fn received(wc: &WorkCompletion<'_>) -> u64 {
+pub(crate) fn received(wc: &WorkCompletion<'_>) -> u64 {
     seen(wc) + u64::from(wc.byte_len().unwrap_or(0)) + u64::from(wc.imm().unwrap_or(0))
 }
 
 macro_rules! drain {
-    ($raw:ident, $sum:ident, $seen:ident) => {
-        let mut poll = $raw.cq.poll();
-        loop {
-            match poll.next() {
-                Ok(Some(wc)) => $sum += $seen(&wc),
-                Ok(None) => break,
-                Err(_) => return FAILED,
-            }
+    ($completions:ident, $sum:ident, $seen:ident) => {
+        let drained = $completions.drain(|wc| {
+            $sum += $seen(&wc);
+            ControlFlow::Continue(())
+        });
+        if drained.is_err() {
+            return FAILED;
         }
     };
 }
 
 macro_rules! post_and_poll {
-    ($($name:ident = |$batch:ident, $raw:ident, $i:ident| $add:expr;)+) => {$(
+    ($($name:ident = $interface:ident, |$batch:ident, $remote:ident, $sge:ident, $i:ident| $add:expr;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
-        pub(crate) fn $name($raw: &mut Raw, n: u64) -> u64 {
+        pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
+            let Some(mut sends) = raw.qp.split().0.$interface() else { return FAILED };
+            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
+            let ($remote, $sge) = (raw.remote, raw.sge);
             let mut sum = 0;
-            for $i in 0..n {
-                let Ok(mut $batch) = $raw.qp.send_batch() else { return FAILED };
+            let mut $i = 0;
+            while $i < n {
                 // SAFETY: the stub moves no data.
-                if unsafe { $add }.is_err() {
+                if sends.post(|$batch| unsafe { $add }).is_err() {
                     return FAILED;
                 }
-                if $batch.post().is_err() {
-                    return FAILED;
-                }
-                drain!($raw, sum, seen);
+                drain!(completions, sum, seen);
+                $i += 1;
             }
             sum
         }
@@ -52,43 +55,48 @@ macro_rules! post_and_poll {
 }
 
 post_and_poll! {
-    loop_raw_ex1 = |batch, raw, i| batch.write(WorkRequest::new(i).signaled(), raw.remote, raw.sge);
-    loop_raw_cl1 = |batch, raw, i| batch.write(WorkRequest::new(i).signaled(), raw.remote, raw.sge);
-    loop_raw_read = |batch, raw, i| batch.read(WorkRequest::new(i).signaled(), raw.remote, raw.sge);
-    loop_raw_write_imm = |batch, raw, i|
-        batch.write_imm(WorkRequest::new(i).signaled(), raw.remote, i as u32, raw.sge);
-    loop_raw_send_inv = |batch, raw, i|
-        batch.send_invalidate(WorkRequest::new(i).signaled(), raw.remote.rkey, raw.sge);
-    loop_raw_fetch_add = |batch, raw, i|
-        batch.fetch_add(WorkRequest::new(i).signaled(), raw.remote, i, raw.sge);
+    loop_raw_ex1 = extended, |batch, remote, sge, i| batch.write(WorkRequest::new(i).signaled(), remote, sge);
+    loop_raw_cl1 = classic, |batch, remote, sge, i| batch.write(WorkRequest::new(i).signaled(), remote, sge);
+    loop_raw_read = extended, |batch, remote, sge, i| batch.read(WorkRequest::new(i).signaled(), remote, sge);
+    loop_raw_write_imm = extended, |batch, remote, sge, i|
+        batch.write_imm(WorkRequest::new(i).signaled(), remote, i as u32, sge);
+    loop_raw_send_inv = extended, |batch, remote, sge, i|
+        batch.send_invalidate(WorkRequest::new(i).signaled(), remote.rkey, sge);
+    loop_raw_fetch_add = extended, |batch, remote, sge, i|
+        batch.fetch_add(WorkRequest::new(i).signaled(), remote, i, sge);
 }
 
 macro_rules! batch_and_poll {
-    ($($name:ident)+) => {$(
+    ($($name:ident = $interface:ident;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
+            let Some(mut sends) = raw.qp.split().0.$interface() else { return FAILED };
+            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
+            let (remote, sge) = (raw.remote, raw.sge);
             let mut sum = 0;
             for i in (0..n).step_by(BATCH) {
-                let Ok(mut batch) = raw.qp.send_batch() else { return FAILED };
-                for j in 0..BATCH as u64 {
-                    // SAFETY: the stub moves no data.
-                    let added = unsafe { batch.write(WorkRequest::new(i + j).signaled(), raw.remote, raw.sge) };
-                    if added.is_err() {
-                        return FAILED;
+                let posted = sends.post(|batch| {
+                    for j in 0..BATCH as u64 {
+                        // SAFETY: the stub moves no data.
+                        unsafe { batch.write(WorkRequest::new(i + j).signaled(), remote, sge) }?;
                     }
-                }
-                if batch.post().is_err() {
+                    Ok(())
+                });
+                if posted.is_err() {
                     return FAILED;
                 }
-                drain!(raw, sum, seen);
+                drain!(completions, sum, seen);
             }
             sum
         }
     )+};
 }
 
-batch_and_poll! { loop_raw_ex16 loop_raw_cl16 }
+batch_and_poll! {
+    loop_raw_ex16 = extended;
+    loop_raw_cl16 = classic;
+}
 
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -124,13 +132,10 @@ pub(crate) fn loop_raw_rv16(raw: &mut Raw, n: u64) -> u64 {
 #[inline(never)]
 pub(crate) fn loop_raw_in1(raw: &mut Raw, n: u64) -> u64 {
     let Some(data) = raw.buffer.get(..INLINE) else { return FAILED };
+    let Some(mut sends) = raw.qp.split().0.extended() else { return FAILED };
     for i in 0..n {
-        let Ok(mut batch) = raw.qp.send_batch() else { return FAILED };
         // SAFETY: the bytes are copied in the call.
-        if unsafe { batch.send(WorkRequest::new(i), Inline(data)) }.is_err() {
-            return FAILED;
-        }
-        if batch.post().is_err() {
+        if sends.post(|batch| unsafe { batch.send(WorkRequest::new(i), Inline(data)) }).is_err() {
             return FAILED;
         }
     }
@@ -138,37 +143,47 @@ pub(crate) fn loop_raw_in1(raw: &mut Raw, n: u64) -> u64 {
 }
 
 macro_rules! empty {
-    ($($name:ident)+) => {$(
+    ($($name:ident = $interface:ident;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
-            for _ in 0..n {
-                if !matches!(raw.cq.poll().next(), Ok(None)) {
+            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
+            let mut i = 0;
+            while i < n {
+                if !matches!(completions.take(|_| ()), Ok(None)) {
                     return FAILED;
                 }
+                i += 1;
             }
             n
         }
     )+};
 }
 
-empty! { loop_raw_em_ex loop_raw_em_cl }
+empty! {
+    loop_raw_em_ex = extended;
+    loop_raw_em_cl = classic;
+}
 
 macro_rules! poll {
-    ($($name:ident)+) => {$(
+    ($($name:ident = $interface:ident;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
+            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
             let mut sum = 0;
             for _ in (0..n).step_by(BATCH) {
-                drain!(raw, sum, received);
+                drain!(completions, sum, received);
             }
             sum
         }
     )+};
 }
 
-poll! { loop_raw_poll_ex loop_raw_poll_cl }
+poll! {
+    loop_raw_poll_ex = extended;
+    loop_raw_poll_cl = classic;
+}
 
 #[unsafe(no_mangle)]
 #[inline(never)]

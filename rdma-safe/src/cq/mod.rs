@@ -2,9 +2,11 @@
 
 mod builder;
 mod poll;
+mod poller;
 mod wc;
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +18,7 @@ use crate::{CompletionChannel, Context, Errno, Error, Result};
 
 pub use builder::CompletionQueueBuilder;
 pub use poll::{CompletionError, Poll, PollError, WorkCompletion};
+pub use poller::Poller;
 pub use wc::{WcFields, WcFlags, WcOpcode, WcStatus};
 
 /// A completion queue: `struct ibv_cq_ex`, or `struct ibv_cq` where the provider has no extended queues.
@@ -42,6 +45,8 @@ enum Mode {
     Classic,
     /// As `Extended`, and between start_poll and end_poll.
     Open,
+    /// As `Extended`, and a [`Poller`] was made: the thread is noted.
+    Polled,
 }
 
 /// Completions that `ibv_poll_cq` has taken out and nobody has seen yet.
@@ -172,12 +177,16 @@ impl CompletionQueue {
         &self.shared
     }
 
-    /// Ends what a cursor has begun.
+    /// Ends what a cursor or a poller has begun.
     #[inline(always)]
     fn end_poll(&mut self) {
         if self.mode == Mode::Open {
             // SAFETY: it is.
             unsafe { self.end_open_poll() }
+        } else if self.mode == Mode::Polled {
+            rare();
+            self.mode = Mode::Extended;
+            self.shared.poll_ended();
         }
     }
 
@@ -314,15 +323,45 @@ impl Taken {
         taken
     }
 
+    /// Whether nobody has seen the next completion.
+    #[inline(always)]
+    fn has_next(&self) -> bool {
+        self.next != self.len
+    }
+
     /// The next completion.
     ///
     /// # Safety
-    /// `next` must be less than `len`.
+    /// There must be one.
     #[inline(always)]
     unsafe fn take(&mut self) -> &ibv_wc {
         let row = self.next as usize;
         self.next += 1;
         // SAFETY: `next` was less than `len`, which `refill` keeps within the rows.
         unsafe { self.rows.get_unchecked(row) }
+    }
+
+    /// Shows what is left to `each`, until it breaks or panics: what it has not seen stays.
+    #[inline(always)]
+    fn show(&mut self, each: &mut impl FnMut(&ibv_wc) -> ControlFlow<()>) -> ControlFlow<()> {
+        /// Counts in a register, which is stored when it is over.
+        struct Next<'a> {
+            stored: &'a mut u32,
+            next: u32,
+        }
+        impl Drop for Next<'_> {
+            #[inline(always)]
+            fn drop(&mut self) {
+                *self.stored = self.next;
+            }
+        }
+        let mut at = Next { next: self.next, stored: &mut self.next };
+        while at.next < self.len {
+            let row = at.next as usize;
+            at.next += 1;
+            // SAFETY: less than `len`, which `refill` keeps within the rows.
+            each(unsafe { self.rows.get_unchecked(row) })?;
+        }
+        ControlFlow::Continue(())
     }
 }

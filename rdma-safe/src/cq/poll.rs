@@ -138,7 +138,7 @@ impl Poll<'_> {
     fn next_classic(&mut self) -> Result<Option<WorkCompletion<'_>>, PollError> {
         let raw = self.cq.raw;
         let taken = &mut self.cq.taken;
-        if taken.next == taken.len {
+        if !taken.has_next() {
             // A short batch means that the queue was empty: no need to ask once more.
             if matches!(self.stage, Stage::Asked) && taken.len < Taken::ROOM {
                 self.stage = Stage::Empty;
@@ -156,7 +156,7 @@ impl Poll<'_> {
                 return Ok(None);
             }
         }
-        // SAFETY: `next` is less than `len`: as found above, or as `refill` has left it with more than none.
+        // SAFETY: there is one: as found above, or as `refill` has taken more than none.
         let row = unsafe { self.cq.taken.take() };
         Ok(Some(WorkCompletion { row: Row::Classic(row), fields: WcFields::STANDARD }))
     }
@@ -168,9 +168,18 @@ impl Poll<'_> {
     fn fail(&mut self, result: i32) -> PollError {
         rare();
         self.stage = Stage::Failed;
-        // A provider's own code, such as CQ_POLL_ERR of mlx5, says nothing here.
-        self.error = PollError::Provider(Errno(if result > 0 { result } else { libc::EIO }));
+        self.error = PollError::of_provider(result);
         self.error
+    }
+}
+
+impl PollError {
+    /// `result` is what `ibv_start_poll`, `ibv_next_poll` or `ibv_poll_cq` returned.
+    #[inline(always)]
+    pub(super) fn of_provider(result: i32) -> Self {
+        rare();
+        // A provider's own code, such as CQ_POLL_ERR of mlx5, says nothing here.
+        PollError::Provider(Errno(if result > 0 { result } else { libc::EIO }))
     }
 }
 
@@ -219,6 +228,19 @@ macro_rules! field {
             Row::Classic($wc) => $classic,
         }
     };
+}
+
+impl<'a> WorkCompletion<'a> {
+    /// On which the cursor of `cq` stands, between start_poll and end_poll, for as long as `'a`.
+    #[inline(always)]
+    pub(super) fn extended(cq: NonNull<ibv_cq_ex>, fields: WcFields) -> Self {
+        WorkCompletion { row: Row::Extended(cq), fields }
+    }
+
+    #[inline(always)]
+    pub(super) fn classic(row: &'a ibv_wc) -> Self {
+        WorkCompletion { row: Row::Classic(row), fields: WcFields::STANDARD }
+    }
 }
 
 impl WorkCompletion<'_> {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -13,18 +13,45 @@ use super::chain::Chain;
 use super::payload::Limits;
 use super::{Payload, PostError, Remote, Scatter, SendOps, Sge, WorkRequest};
 use crate::cq::rare;
+use crate::interface::{Any, Classic, Extended, Interface, Known};
 use crate::qp::Shared;
 use crate::{Errno, QueuePairState, Quirks};
 
 /// The send queue of a queue pair, apart from its receive queue: [`QueuePair::split`](crate::QueuePair::split).
+///
+/// ```no_run
+/// # use rdma_safe::{QueuePair, Remote, Sge, WorkRequest};
+/// # fn example(qp: &mut QueuePair, memory: Sge, remote: Remote) -> Result<(), Box<dyn std::error::Error>> {
+/// let (sends, _) = qp.split();
+/// let mut sends = sends.extended().ok_or("the provider has no ibv_wr_*")?;
+/// for id in 0..1000 {
+///     // SAFETY: `memory` stays registered and is not written until the work has completed.
+///     sends.post(|batch| unsafe { batch.write(WorkRequest::new(id).signaled(), remote, memory) })?;
+///     // … take its completion
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
-pub struct SendQueue<'q> {
+pub struct SendQueue<'q, I: Interface = Any> {
+    /// These two as `state` has them, as long as the queue pair is borrowed: here, they need not be read again for each
+    /// posting. Null for a classic queue pair.
+    extended: *mut ibv_qp_ex,
+    /// None where the state of the queue pair allows no sends. Nothing but `modify` and the like allows them, which would
+    /// have to borrow the queue pair.
+    usable: SendOps,
     state: &'q mut SendState,
+    interface: PhantomData<I>,
 }
+
+// SAFETY: the pointer is that of `state`, which is `Send`.
+unsafe impl<I: Interface> Send for SendQueue<'_, I> {}
+// SAFETY: through a shared reference nothing can be done.
+unsafe impl<I: Interface> Sync for SendQueue<'_, I> {}
 
 impl<'q> SendQueue<'q> {
     pub(crate) fn new(state: &'q mut SendState) -> Self {
-        SendQueue { state }
+        SendQueue { extended: null_mut(), usable: SendOps::empty(), state, interface: PhantomData }
     }
 
     /// Begins a batch: [`QueuePair::send_batch`](crate::QueuePair::send_batch).
@@ -34,6 +61,121 @@ impl<'q> SendQueue<'q> {
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
         self.state.batch()
+    }
+
+    /// Posts by `ibv_wr_*`; `None` for a queue pair that takes `ibv_post_send`.
+    #[doc(alias = "ibv_wr_start")]
+    #[must_use]
+    #[inline]
+    pub fn extended(self) -> Option<SendQueue<'q, Extended>> {
+        if self.state.is_extended() { Some(self.known()) } else { None }
+    }
+
+    /// Posts by `ibv_post_send(3)`; `None` for a queue pair that takes `ibv_wr_*`.
+    #[doc(alias = "ibv_post_send")]
+    #[must_use]
+    #[inline]
+    pub fn classic(self) -> Option<SendQueue<'q, Classic>> {
+        if self.state.is_extended() { None } else { Some(self.known()) }
+    }
+
+    // Once a loop: inlined, it would take registers from what is in the loop.
+    #[inline(never)]
+    fn known<I: Known>(self) -> SendQueue<'q, I> {
+        let state = self.state;
+        // A batch that was forgotten.
+        state.abort();
+        let usable = if *state.gate.get_mut() == READY { state.enabled } else { SendOps::empty() };
+        let extended = state.extended.map_or(null_mut(), NonNull::as_ptr);
+        SendQueue { extended, usable, state, interface: PhantomData }
+    }
+}
+
+impl<I: Known> SendQueue<'_, I> {
+    /// Posts at once what `fill` adds to a batch; nothing when it fails or panics.
+    ///
+    /// As the batch cannot be forgotten half done, and the state of the queue pair cannot change while it is borrowed, there is
+    /// nothing to look at and nothing to note here.
+    ///
+    /// # Errors
+    /// [`PostError::NotReady`] unless the queue pair was brought to RTS; the error of `fill`; those of [`SendBatch::post`].
+    #[doc(alias = "ibv_wr_start")]
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post(&mut self, fill: impl FnOnce(&mut SendBatch<'_, I>) -> Result<(), PostError>) -> Result<(), PostError> {
+        // As a condition that stays, it is looked at once for a whole loop.
+        if self.usable.is_empty() {
+            rare();
+            if *self.state.gate.get_mut() != READY {
+                return Err(PostError::NotReady { state: self.state.shared.state() });
+            }
+        }
+        if I::EXTENDED == Some(false) {
+            let mut batch = SendBatch::new(None, self.usable, self.state);
+            fill(&mut batch)?;
+            if batch.count == 0 {
+                return Ok(());
+            }
+            let (queue, count) = (&mut *batch.queue, batch.count);
+            // SAFETY: the queue pair is valid, so many work requests were built, and the callers of the methods that did that
+            // vouch for the memory.
+            return unsafe { queue.chain.post(queue.raw, count) };
+        }
+        // SAFETY: such a queue is made by `extended` only, of a queue pair that has it.
+        let qp = unsafe { NonNull::new_unchecked(self.extended) };
+        let doorbell_fails = self.state.doorbell_fails;
+        // SAFETY: the queue pair is valid and no batch is open on it: one that was forgotten was aborted when this queue was
+        // made, which is borrowed mutably, and what this method begins it ends.
+        let started = unsafe { Started::new(qp) };
+        let mut batch = SendBatch::new(Some(qp), self.usable, self.state);
+        fill(&mut batch)?;
+        if batch.count == 0 {
+            return Ok(());
+        }
+        started.complete(doorbell_fails)
+    }
+}
+
+/// Between `ibv_wr_start` and `ibv_wr_complete` or, also where a closure panics, `ibv_wr_abort`.
+struct Started(NonNull<ibv_qp_ex>);
+
+impl Started {
+    /// # Safety
+    /// The queue pair must outlive this, and no batch be open on it.
+    #[inline(always)]
+    unsafe fn new(qp: NonNull<ibv_qp_ex>) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { ibv_wr_start(qp.as_ptr()) }
+        Started(qp)
+    }
+
+    #[inline(always)]
+    fn complete(self, doorbell_fails: bool) -> Result<(), PostError> {
+        let qp = ManuallyDrop::new(self).0;
+        // SAFETY: the queue pair is valid and a batch is open on it, which is not aborted any more.
+        unsafe { complete(qp, doorbell_fails) }
+    }
+}
+
+impl Drop for Started {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: the queue pair is valid and a batch is open on it.
+        unsafe { ibv_wr_abort(self.0.as_ptr()) }
+    }
+}
+
+/// # Safety
+/// The queue pair must be valid and a batch be open on it.
+#[inline(always)]
+unsafe fn complete(qp: NonNull<ibv_qp_ex>, doorbell_fails: bool) -> Result<(), PostError> {
+    // SAFETY: the caller's contract.
+    match unsafe { ibv_wr_complete(qp.as_ptr()) } {
+        0 => Ok(()),
+        // ibv_wr_post(3): on failure none of the batch was posted. That holds for a batch that does not fit.
+        libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
+        libc::ENOMEM if !doorbell_fails => Err(PostError::QueueFull { posted: 0 }),
+        errno => Err(PostError::InDoubt { errno: Errno(errno) }),
     }
 }
 
@@ -122,7 +264,7 @@ impl SendState {
             // SAFETY: the queue pair is valid and no batch is open on it: this is the only send queue, borrowed mutably.
             unsafe { ibv_wr_start(qp.as_ptr()) }
         }
-        Ok(SendBatch { extended: self.extended, queue: self, count: 0, not_send: PhantomData })
+        Ok(SendBatch::new(self.extended, self.enabled, self))
     }
 
     #[inline(always)]
@@ -164,15 +306,28 @@ impl fmt::Debug for SendState {
 /// - what the peer's memory is overwritten with harms nobody: a queue pair can be connected to one of the same process,
 ///   and a write then reaches any memory that this process registered with remote write access.
 #[must_use = "dropping a batch posts nothing; call `post`"]
-pub struct SendBatch<'q> {
+pub struct SendBatch<'q, I: Interface = Any> {
+    /// Where `I` is known, [`SendQueue::post`] owns this and ends what it has begun. As another type, it cannot be exchanged
+    /// for one that a [`SendQueue::batch`] has made, which is ended by whoever has it.
+    interface: PhantomData<I>,
     not_send: PhantomData<*mut ()>,
     /// As the queue has it.
     extended: Option<NonNull<ibv_qp_ex>>,
+    /// Enabled operations, if the state of the queue pair allows any. Where `I` is [`Any`], those of the queue count: its state
+    /// was looked at when this was begun.
+    usable: SendOps,
     queue: &'q mut SendState,
     count: u32,
 }
 
-impl SendBatch<'_> {
+impl<'q, I: Interface> SendBatch<'q, I> {
+    #[inline(always)]
+    fn new(extended: Option<NonNull<ibv_qp_ex>>, usable: SendOps, queue: &'q mut SendState) -> Self {
+        SendBatch { interface: PhantomData, not_send: PhantomData, extended, usable, queue, count: 0 }
+    }
+}
+
+impl<I: Interface> SendBatch<'_, I> {
     /// Sends `payload`: `ibv_wr_send`.
     ///
     /// # Errors
@@ -386,37 +541,6 @@ impl SendBatch<'_> {
         self.count == 0
     }
 
-    /// Posts all of it: `ibv_wr_complete`, or `ibv_post_send(3)`. An empty batch does nothing.
-    ///
-    /// # Errors
-    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when the provider failed otherwise.
-    #[doc(alias = "ibv_wr_complete")]
-    #[doc(alias = "ibv_post_send")]
-    #[inline(always)]
-    pub fn post(self) -> Result<(), PostError> {
-        if self.count == 0 {
-            return Ok(());
-        }
-        // Not dropped: there is nothing to abort then.
-        let mut this = ManuallyDrop::new(self);
-        let SendBatch { extended, queue, count, .. } = &mut *this;
-        let Some(qp) = *extended else {
-            // SAFETY: the queue pair is valid, so many work requests were built, and the callers of the methods that did that
-            // vouch for the memory.
-            return unsafe { queue.chain.post(queue.raw, *count) };
-        };
-        // It was ready when the batch was begun, and whoever could have changed that would have had to borrow it.
-        *queue.gate.get_mut() = READY;
-        // SAFETY: the queue pair is valid and a batch is open on it.
-        match unsafe { ibv_wr_complete(qp.as_ptr()) } {
-            0 => Ok(()),
-            // ibv_wr_post(3): on failure none of the batch was posted. That holds for a batch that does not fit.
-            libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
-            libc::ENOMEM if !queue.doorbell_fails => Err(PostError::QueueFull { posted: 0 }),
-            errno => Err(PostError::InDoubt { errno: Errno(errno) }),
-        }
-    }
-
     /// # Safety
     ///
     /// The contract of [`SendBatch`]; `extended` and `classic` must make the work request that `op` and `opcode` name.
@@ -432,7 +556,8 @@ impl SendBatch<'_> {
         classic: impl FnOnce(&mut ibv_send_wr),
     ) -> Result<(), PostError> {
         let queue = &mut *self.queue;
-        if !queue.enabled.contains(op) {
+        let usable = if I::EXTENDED.is_none() { queue.enabled } else { self.usable };
+        if !usable.contains(op) {
             rare();
             return Err(PostError::NotEnabled { op });
         }
@@ -469,14 +594,43 @@ impl SendBatch<'_> {
     }
 }
 
-impl Drop for SendBatch<'_> {
+impl SendBatch<'_> {
+    /// Posts all of it: `ibv_wr_complete`, or `ibv_post_send(3)`. An empty batch does nothing.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when the provider failed otherwise.
+    #[doc(alias = "ibv_wr_complete")]
+    #[doc(alias = "ibv_post_send")]
     #[inline(always)]
-    fn drop(&mut self) {
-        self.queue.abort();
+    pub fn post(self) -> Result<(), PostError> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        // Not dropped: there is nothing to abort then.
+        let mut this = ManuallyDrop::new(self);
+        let SendBatch { extended, queue, count, .. } = &mut *this;
+        let Some(qp) = *extended else {
+            // SAFETY: the queue pair is valid, so many work requests were built, and the callers of the methods that did that
+            // vouch for the memory.
+            return unsafe { queue.chain.post(queue.raw, *count) };
+        };
+        // It was ready when the batch was begun, and whoever could have changed that would have had to borrow it.
+        *queue.gate.get_mut() = READY;
+        // SAFETY: the queue pair is valid and a batch is open on it.
+        unsafe { complete(qp, queue.doorbell_fails) }
     }
 }
 
-impl fmt::Debug for SendBatch<'_> {
+impl<I: Interface> Drop for SendBatch<'_, I> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if I::EXTENDED.is_none() {
+            self.queue.abort();
+        }
+    }
+}
+
+impl<I: Interface> fmt::Debug for SendBatch<'_, I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SendBatch").field("len", &self.count).finish_non_exhaustive()
     }

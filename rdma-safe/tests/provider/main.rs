@@ -12,6 +12,7 @@ mod failing_destruction;
 mod failing_posts;
 mod fake;
 mod gates;
+mod known_interface;
 // Tables and texts, which hold nothing for Miri to find and take it minutes.
 mod memory;
 #[cfg(not(miri))]

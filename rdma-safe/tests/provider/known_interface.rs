@@ -1,0 +1,248 @@
+//! Handles that know the interface of their queue.
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rdma_safe::{
+    CompletionQueue, Error, Inline, Interface, Known, PollError, Poller, PostError, QueuePair, QueuePairAttributes,
+    QueuePairState, SendOps, SendQueue, WcFields, WorkCompletion, WorkRequest,
+};
+
+use crate::fake::{Cqe, Fake};
+use crate::support::{Interfaces, Raw, on_each_interface, raw_pair, raw_with, receive, seen};
+
+fn raw(fake: &Fake, interfaces: Interfaces) -> Raw {
+    raw_with(&fake.pd(), interfaces, WcFields::STANDARD, |qp| qp)
+}
+
+fn numbered(wr_id: u64) -> Cqe {
+    Cqe { wr_id, byte_len: 100 + wr_id as u32, ..Cqe::default() }
+}
+
+/// Calls `$body` with the poller of the interface that the queue has, as whichever type that is.
+macro_rules! with_poller {
+    ($cq:expr, |$poller:ident| $body:expr) => {
+        match $cq.is_extended() {
+            true => {
+                let mut $poller = $cq.extended().unwrap();
+                $body
+            }
+            false => {
+                let mut $poller = $cq.classic().unwrap();
+                $body
+            }
+        }
+    };
+}
+
+fn taken<I: Interface>(poller: &mut Poller<'_, I>) -> Option<u64> {
+    poller.take(|wc| wc.wr_id()).unwrap()
+}
+
+/// Up to `most` completions.
+fn drained<I: Interface>(poller: &mut Poller<'_, I>, most: usize) -> Vec<u64> {
+    let mut all = Vec::new();
+    let each = |wc: WorkCompletion<'_>| {
+        assert_eq!(wc.byte_len(), Some(100 + wc.wr_id() as u32));
+        all.push(wc.wr_id());
+        if all.len() == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    poller.drain(each).unwrap();
+    all
+}
+
+fn post<I: Known>(queue: &mut SendQueue<'_, I>, wr_ids: &[u64]) -> Result<(), PostError> {
+    queue.post(|batch| {
+        for wr_id in wr_ids {
+            // SAFETY: the bytes are copied in the call.
+            unsafe { batch.send(WorkRequest::new(*wr_id).signaled(), Inline(b"text")) }?;
+        }
+        Ok(())
+    })
+}
+
+/// As [`with_poller`].
+macro_rules! with_sends {
+    ($qp:expr, |$sends:ident| $body:expr) => {
+        match $qp.is_extended() {
+            true => {
+                let mut $sends = $qp.split().0.extended().unwrap();
+                $body
+            }
+            false => {
+                let mut $sends = $qp.split().0.classic().unwrap();
+                $body
+            }
+        }
+    };
+}
+
+#[test]
+fn a_handle_is_of_the_interface_that_its_queue_has() {
+    on_each_interface(|fake, interfaces| {
+        let Raw { mut qp, mut cq } = raw(fake, interfaces);
+        assert_eq!(cq.extended().is_some(), interfaces.extended_cq);
+        assert_eq!(cq.classic().is_none(), interfaces.extended_cq);
+        assert_eq!(qp.split().0.extended().is_some(), interfaces.extended_qp);
+        assert_eq!(qp.split().0.classic().is_none(), interfaces.extended_qp);
+    });
+}
+
+#[test]
+fn a_poller_takes_one_or_all_or_some_and_loses_none() {
+    on_each_interface(|fake, interfaces| {
+        let mut raw = raw(fake, interfaces);
+        let queue = raw.cq.as_raw();
+        let inject = |range: std::ops::Range<u64>| range.for_each(|wr_id| fake.inject(queue, numbered(wr_id)));
+        with_poller!(raw.cq, |poller| {
+            assert_eq!(taken(&mut poller), None);
+            // More than one batch of `ibv_poll_cq`.
+            inject(0..20);
+            assert_eq!(taken(&mut poller), Some(0));
+            assert_eq!(drained(&mut poller, 3), [1, 2, 3]);
+            assert_eq!(taken(&mut poller), Some(4));
+            assert_eq!(drained(&mut poller, 100), (5..20).collect::<Vec<_>>());
+            assert_eq!(drained(&mut poller, 100), [0; 0]);
+            inject(20..24);
+            assert_eq!(drained(&mut poller, 1), [20]);
+        });
+        assert_eq!(seen(&mut raw.cq)[0].wr_id, 21, "what a poller left is there for a cursor");
+        inject(24..27);
+        let mut poll = raw.cq.poll();
+        assert_eq!(poll.next().unwrap().unwrap().wr_id(), 24);
+        drop(poll);
+        assert_eq!(drained(&mut raw.cq.poller(), 100), [25, 26], "and the other way round");
+        assert_eq!(fake.calls("end_poll") > 0, interfaces.extended_cq);
+    });
+}
+
+#[test]
+fn an_error_of_the_provider_is_not_taken_for_an_empty_queue_by_a_poller() {
+    on_each_interface(|fake, interfaces| {
+        let mut raw = raw(fake, interfaces);
+        fake.fail(if interfaces.extended_cq { "start_poll" } else { "ibv_poll_cq" }, libc::EIO);
+        with_poller!(raw.cq, |poller| {
+            assert!(matches!(poller.take(|_| ()), Err(PollError::Provider(_))));
+            assert!(matches!(poller.drain(|_| ControlFlow::Continue(())), Err(PollError::Provider(_))));
+        });
+    });
+}
+
+#[test]
+fn a_poll_ends_where_its_closure_panics() {
+    on_each_interface(|fake, interfaces| {
+        let mut raw = raw(fake, interfaces);
+        (0..4).for_each(|wr_id| fake.inject(raw.cq.as_raw(), numbered(wr_id)));
+        with_poller!(raw.cq, |poller| {
+            let look = AssertUnwindSafe(|| poller.take(|_| -> () { std::panic::resume_unwind(Box::new(())) }));
+            assert!(catch_unwind(look).is_err());
+            let drain = AssertUnwindSafe(|| poller.drain(|_| std::panic::resume_unwind(Box::new(()))));
+            assert!(catch_unwind(drain).is_err());
+            assert_eq!(drained(&mut poller, 100), [2, 3], "what the closures were shown is taken");
+        });
+    });
+}
+
+#[test]
+fn a_poller_puts_off_the_end_of_queue_pairs_and_a_forgotten_one_no_longer_than_its_queue() {
+    on_each_interface(|fake, interfaces| {
+        let ways: [fn(CompletionQueue); 3] =
+            [|mut cq| assert!(cq.poll().next().unwrap().is_none()), |mut cq| drop(cq.poller()), drop];
+        for way in ways {
+            let Raw { qp, mut cq } = raw(fake, interfaces);
+            let other = raw(fake, interfaces);
+            fake.inject(cq.as_raw(), numbered(1));
+            let mut poller = cq.poller();
+            // In the closure it would wait for the lock that this thread holds.
+            let mut qp = Some(qp);
+            poller.take(|_| drop(qp.take())).unwrap();
+            assert_eq!(fake.live().qps, 1 + usize::from(interfaces.extended_cq));
+            std::mem::forget(poller);
+            way(cq);
+            assert_eq!(fake.live().qps, 1);
+            drop(other);
+        }
+        let Raw { qp, mut cq } = raw(fake, interfaces);
+        let poller = cq.poller();
+        assert_eq!(matches!(qp.destroy(), Err(Error::PolledHere { .. })), interfaces.extended_cq);
+        drop(poller);
+        assert_eq!(fake.live().qps, 0);
+    });
+}
+
+#[test]
+fn what_a_closure_adds_is_posted_at_once() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        let inbox = pd.allocate(8).unwrap();
+        for wr_id in 0..3 {
+            receive!(b, wr_id, inbox.sge()).unwrap();
+        }
+        with_sends!(a.qp, |sends| {
+            post(&mut sends, &[1]).unwrap();
+            post(&mut sends, &[2, 3]).unwrap();
+            post(&mut sends, &[]).unwrap();
+        });
+        assert_eq!(seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(fake.calls("wr_complete") + fake.calls("ibv_post_send"), 2);
+        assert_eq!(fake.calls("wr_abort"), usize::from(interfaces.extended_qp), "the empty one");
+        assert_eq!(seen(&mut b.cq).len(), 3);
+    });
+}
+
+#[test]
+fn a_closure_that_fails_or_panics_posts_nothing() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        let inbox = pd.allocate(8).unwrap();
+        receive!(b, 9, inbox.sge()).unwrap();
+        // One that was forgotten before.
+        std::mem::forget(a.qp.send_batch().unwrap());
+        with_sends!(a.qp, |sends| {
+            let failed = sends.post(|batch| {
+                // SAFETY: the bytes are copied in the call.
+                unsafe { batch.send(WorkRequest::new(1).signaled(), Inline(b"fail")) }?;
+                // SAFETY: as above.
+                unsafe { batch.send(WorkRequest::new(2).signaled(), Inline(&[0; 1000])) }
+            });
+            assert!(matches!(failed, Err(PostError::InlineTooLong { .. })));
+            let panics = AssertUnwindSafe(|| {
+                sends.post(|batch| {
+                    // SAFETY: as above.
+                    unsafe { batch.send(WorkRequest::new(3).signaled(), Inline(b"panic")) }?;
+                    std::panic::resume_unwind(Box::new(()))
+                })
+            });
+            assert!(catch_unwind(panics).is_err());
+            assert_eq!(fake.calls("wr_complete") + fake.calls("ibv_post_send"), 0);
+            post(&mut sends, &[4]).unwrap();
+        });
+        assert_eq!(fake.calls("wr_start"), fake.calls("wr_complete") + fake.calls("wr_abort"));
+        assert_eq!(seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [4]);
+        assert_eq!(seen(&mut b.cq)[0].byte_len, Some(4));
+    });
+}
+
+#[test]
+fn a_handle_posts_only_what_is_enabled_and_in_a_state_that_allows_it() {
+    fn refusal(qp: &mut QueuePair) -> PostError {
+        with_sends!(qp, |sends| post(&mut sends, &[1])).unwrap_err()
+    }
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut early = raw(fake, interfaces);
+        assert_eq!(refusal(&mut early.qp), PostError::NotReady { state: QueuePairState::RESET });
+
+        let mut writes = raw_with(&pd, interfaces, WcFields::STANDARD, |qp| qp.operations(SendOps::RDMA_WRITE));
+        crate::support::to_rts(&mut writes.qp, early.qp.number());
+        assert_eq!(refusal(&mut writes.qp), PostError::NotEnabled { op: SendOps::SEND });
+
+        let (mut a, _b) = raw_pair(&pd, interfaces);
+        with_sends!(a.qp, |sends| post(&mut sends, &[1])).unwrap();
+        a.qp.modify(&QueuePairAttributes::new().set_state(QueuePairState::RESET)).unwrap();
+        assert_eq!(refusal(&mut a.qp), PostError::NotReady { state: QueuePairState::RESET });
+        assert_eq!(fake.calls("wr_complete") + fake.calls("ibv_post_send"), 1);
+    });
+}
