@@ -81,7 +81,8 @@ impl CompletionChannel {
     ///
     /// Such a wait has no deadline. Besides an event only a signal ends it, one whose handler was installed without
     /// `SA_RESTART`: it is for programs that see to the end of their threads that way. Do not set it on a channel that a
-    /// reactor watches.
+    /// reactor watches, or that several threads read: [`CompletionChannel::wait`], when another thread takes the event that
+    /// it was woken for, then waits for the next one beyond its deadline.
     ///
     /// # Errors
     /// [`Error::Channel`].
@@ -115,6 +116,11 @@ impl CompletionChannel {
                 Err(_) => {}
             }
         }
+    }
+
+    /// As [`CompletionChannel::try_event`], but never waits.
+    pub(crate) fn take_event(&self) -> Result<Option<CqId>> {
+        if self.inner.blocking.load(Ordering::Relaxed) { self.wait(Duration::ZERO) } else { self.try_event() }
     }
 
     /// Why none could be read: because there is none, or, for `false`, for no reason that lasts.

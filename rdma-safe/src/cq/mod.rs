@@ -156,6 +156,8 @@ impl CompletionQueue {
         if self.shared.channel().is_none() {
             return Err(Error::NoChannel);
         }
+        // A cursor that was forgotten holds a lock that some providers take here.
+        self.end_poll();
         // SAFETY: the queue is valid.
         check(unsafe { ibv_req_notify_cq(self.as_raw(), i32::from(solicited_only)) })
             .map_err(|errno| self.arm_error(errno))
@@ -205,6 +207,8 @@ impl CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         self.end_poll();
+        // Put off by the thread of a forgotten cursor just as another one, which the queue was moved to, ended it.
+        self.shared.drop_deferred();
     }
 }
 

@@ -33,11 +33,12 @@ impl<'e> Batch<'e> {
         if endpoint.poisoned {
             return Err(PostError::Poisoned);
         }
-        // Left by a batch that was forgotten.
-        endpoint.sends.roll_back();
         let (queue, qp) = endpoint.qp.send_and_shared();
+        let raw = queue.batch()?;
+        // Left by a batch that was forgotten, and has just been aborted.
+        endpoint.sends.roll_back();
         Ok(Batch {
-            raw: ManuallyDrop::new(queue.batch()?),
+            raw: ManuallyDrop::new(raw),
             qp,
             sends: &mut endpoint.sends,
             pd: &endpoint.pd,

@@ -278,10 +278,10 @@ impl Endpoint {
         if self.poisoned {
             return Err(PostError::Poisoned);
         }
-        // Left by a batch that was forgotten.
-        self.sends.roll_back();
         let (queue, _) = self.qp.send_and_shared();
         let mut batch = queue.batch()?;
+        // Left by a batch that was forgotten, and has just been aborted.
+        self.sends.roll_back();
         if self.sends.is_full() {
             return Err(PostError::QueueFull { posted: 0 });
         }

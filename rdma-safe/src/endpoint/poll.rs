@@ -163,7 +163,7 @@ impl Endpoint {
     #[inline]
     pub fn arm(&mut self) -> Result<bool> {
         if let Some(channel) = self.cq.channel() {
-            while channel.try_event()?.is_some() {}
+            while channel.take_event()?.is_some() {}
         }
         self.cq.arm(false)?;
         self.reap()?;

@@ -69,7 +69,8 @@ struct Single {
 
 // SAFETY: the C objects may be used from any thread (see `Context`); the work requests are memory of this alone.
 unsafe impl Send for RecvState {}
-// SAFETY: through a shared reference there are only immutable fields to be read.
+// SAFETY: through a shared reference immutable fields are read, and `ready`, which is atomic, is changed; the C object is not
+// used.
 unsafe impl Sync for RecvState {}
 
 impl RecvState {

@@ -203,7 +203,8 @@ const OPEN: u8 = 2;
 
 // SAFETY: the C objects may be used from any thread (see `Context`); a batch, which may not, borrows the queue.
 unsafe impl Send for SendState {}
-// SAFETY: through a shared reference there are only immutable fields to be read.
+// SAFETY: through a shared reference immutable fields are read, and `gate`, which is atomic, is changed; the C object is not
+// used.
 unsafe impl Sync for SendState {}
 
 impl SendState {
@@ -295,6 +296,8 @@ impl fmt::Debug for SendState {
 /// Work to post at once, with one doorbell. Dropping it posts nothing.
 ///
 /// Each method adds one whole work request, so none can be left half-built.
+///
+/// On some providers it holds a lock that polling takes, too, when work has failed: post or drop it before completions are taken.
 ///
 /// # Safety
 ///

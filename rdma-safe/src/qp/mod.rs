@@ -180,7 +180,9 @@ impl QueuePair {
 
     /// Makes all work in flight flush.
     #[cold]
-    pub(crate) fn fail(&self) {
+    pub(crate) fn fail(&mut self) {
+        // A batch that was forgotten holds a lock that some providers take for this.
+        self.send.abort();
         self.shared.fail();
         self.tell_state();
     }

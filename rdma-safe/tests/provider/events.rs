@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rdma_safe::{CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, Work};
 
 use crate::fake::{Config, Cqe, Fake};
-use crate::support::{Interfaces, connect, done, in_flight, nothing, on_each_interface, seen};
+use crate::support::{EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface, seen};
 
 /// Long enough not to pass on a busy machine, and a failure when it does.
 const LONG: Duration = Duration::from_secs(20);
@@ -264,4 +264,27 @@ mod waiting {
             assert_eq!(in_flight(&a), (0, 0));
         });
     }
+}
+
+#[test]
+fn arming_closes_a_forgotten_cursor() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let channel = pd.context().create_channel().unwrap();
+    let mut cq = pd.context().completion_queue(8).channel(&channel).build().unwrap();
+    fake.inject(cq.as_raw(), Cqe { wr_id: 1, ..Cqe::default() });
+    let mut poll = cq.poll();
+    assert!(poll.next().unwrap().is_some());
+    std::mem::forget(poll);
+    // The provider complains when its lock is held.
+    cq.arm(false).unwrap();
+}
+
+#[test]
+fn an_endpoint_does_not_wait_to_be_armed() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let mut endpoint = builder(&pd, EXTENDED).events(true).build().unwrap();
+    endpoint.channel().unwrap().set_blocking(true).unwrap();
+    assert!(endpoint.arm().unwrap());
 }

@@ -4,9 +4,9 @@ use rdma_safe::{
     Buffer, Endpoint, Errno, Inline, PostError, ProtectionDomain, QueuePairState, WcStatus, Work, WorkRequest,
 };
 
-use crate::fake::{Bad, Fake, Mode, PostFault};
+use crate::fake::{Bad, Config, Fake, Mode, PostFault};
 use crate::support::{
-    Interfaces, done, endpoints, in_flight, nothing, on_each_interface, post, raw_pair, receive, seen,
+    EXTENDED, Interfaces, done, endpoints, in_flight, nothing, on_each_interface, post, raw_pair, receive, seen,
 };
 
 fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
@@ -353,4 +353,16 @@ fn a_batch_of_which_part_was_taken_gives_back_the_rest() {
             fake.set_mode(Mode::AtPost);
         }
     });
+}
+
+#[test]
+fn a_receive_in_doubt_ends_a_forgotten_batch_first() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let (mut a, _b) = endpoints(&pd, EXTENDED);
+    std::mem::forget(a.batch().unwrap());
+    fake.fail_post_recv(PostFault { errno: libc::EIO, taken: 0, bad: Bad::Null });
+    // The provider complains when the queue pair is modified between wr_start and wr_complete.
+    let rejected = a.receive(pd.allocate(8).unwrap()).unwrap_err();
+    assert_eq!(rejected.error, PostError::InDoubt { errno: Errno(libc::EIO) });
 }

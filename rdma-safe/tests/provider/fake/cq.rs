@@ -293,6 +293,8 @@ pub(super) unsafe extern "C" fn req_notify_cq(raw: *mut ibv_cq, solicited_only: 
         if let Some(errno) = state.fault("ibv_req_notify_cq") {
             return errno;
         }
+        // As irdma does.
+        state.needs_lock([raw.addr(), raw.addr()], "ibv_req_notify_cq");
         let Some(cq) = state.cq(raw.addr(), "ibv_req_notify_cq") else { return libc::EINVAL };
         if cq.channel.is_none() {
             state.violation("ibv_req_notify_cq of a queue without a channel");
