@@ -201,8 +201,8 @@ impl Runner {
             } else {
                 let mut native = Native::new(clock);
                 let window = self.send(&mut sender, stop, task, &mut native)?;
-                outcome.peak = (native.peak > 0.0).then_some(native.peak);
-                outcome.latencies = native.latencies;
+                outcome.latencies = std::mem::replace(&mut native.latencies, Latencies::new());
+                outcome.peak = native.peak();
                 window
             };
             outcome.messages = sender.sent();

@@ -38,8 +38,10 @@ pub(super) struct Native {
     stretch: u64,
     /// When this stretch began, and how many messages had completed.
     began: Option<(u64, u64)>,
+    /// When the last look that found something was, and how many messages had completed after it.
+    latest: (u64, u64),
     /// Messages a tick, at most.
-    pub(super) peak: f64,
+    peak: f64,
     /// The time of this look, once it was needed.
     now: Option<u64>,
 }
@@ -47,7 +49,22 @@ pub(super) struct Native {
 impl Native {
     pub(super) fn new(clock: Clock) -> Self {
         let stretch = clock.ticks(std::time::Duration::from_millis(1)).max(1);
-        Native { clock, latencies: Latencies::new(), stretch, began: None, peak: 0.0, now: None }
+        Native { clock, latencies: Latencies::new(), stretch, began: None, latest: (0, 0), peak: 0.0, now: None }
+    }
+
+    /// Messages a tick in the fastest stretch; `None` when the run was not as long as one.
+    pub(super) fn peak(mut self) -> Option<f64> {
+        self.end_stretch();
+        (self.peak > 0.0).then_some(self.peak)
+    }
+
+    /// Counts whole looks: how many completions one finds says when it came, not when they did.
+    fn end_stretch(&mut self) {
+        let ((now, total), Some((began, before))) = (self.latest, self.began) else { return };
+        if now.saturating_sub(began) >= self.stretch {
+            self.peak = self.peak.max((total - before) as f64 / (now - began) as f64);
+            self.began = Some(self.latest);
+        }
     }
 }
 
@@ -59,23 +76,19 @@ impl Recorder for Native {
 
     #[inline]
     fn look(&mut self) {
-        self.now = None;
+        if self.now.take().is_some() {
+            match self.began {
+                None => self.began = Some(self.latest),
+                Some(_) => self.end_stretch(),
+            }
+        }
     }
 
     #[inline]
     fn completed(&mut self, stamp: u64, total: u64) {
         let now = *self.now.get_or_insert_with(|| self.clock.now());
         self.latencies.record(self.clock.nanos(now.saturating_sub(stamp)) as u64);
-        match self.began {
-            // What one look finds counts as done when the stretch before it ended.
-            Some((began, _)) if began == now => self.began = Some((began, total)),
-            None => self.began = Some((now, total)),
-            Some((began, before)) if now.saturating_sub(began) >= self.stretch => {
-                self.peak = self.peak.max((total - before) as f64 / (now - began) as f64);
-                self.began = Some((now, total));
-            }
-            Some(_) => {}
-        }
+        self.latest = (now, total);
     }
 }
 
@@ -129,5 +142,25 @@ impl Recorder for Compat {
         if let Some(moment) = self.moments.completed.get_mut(total as usize - 1) {
             *moment = self.clock.now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_is_of_whole_looks() {
+        let mut native = Native::new(Clock::nanoseconds());
+        // At 0 ms, 2 ms, 4 ms, 5 ms: four messages each, then eight.
+        for (millis, totals) in [(0_u64, 1..=4_u64), (2, 5..=8), (4, 9..=12), (5, 13..=20)] {
+            native.look();
+            native.now = Some(1_000_000 * millis);
+            totals.for_each(|total| native.completed(0, total));
+        }
+        assert_eq!(native.peak(), Some(8.0 / 1e6));
+        let mut short = Native::new(Clock::nanoseconds());
+        short.completed(0, 1);
+        assert_eq!(short.peak(), None);
     }
 }
