@@ -101,6 +101,11 @@ fn memory_of_an_object_is_what_the_documentation_says() {
         endpoint(128, 64) - endpoint(64, 64),
         endpoint(64, 128) - endpoint(64, 64)
     );
+    assert_eq!(
+        endpoint(128, 128) - endpoint(64, 64),
+        endpoint(128, 64) - endpoint(64, 64) + endpoint(64, 128) - endpoint(64, 64),
+        "an endpoint, which posts receives one at a time, keeps nothing for batches of them"
+    );
     assert_eq!(qp(64, 1, false), qp(16, 1, false), "a raw queue pair keeps nothing of work in flight");
 }
 

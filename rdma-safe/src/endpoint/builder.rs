@@ -147,6 +147,7 @@ impl<'a> EndpointBuilder<'a> {
             .inline_data(self.inline_data)
             // A batch may fill the ring.
             .max_batch(self.send_depth)
+            .no_recv_batches()
             .classic(self.classic_post);
         let mut qp = qp.build()?;
         let address = qp.init_as(local, &self.init)?;

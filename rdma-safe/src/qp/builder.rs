@@ -23,6 +23,8 @@ pub struct QueuePairBuilder<'a> {
     capacity: QueuePairCapacity,
     ops: Option<SendOps>,
     max_batch: u32,
+    /// As `max_batch`, of receives.
+    max_recv_batch: Option<u32>,
     classic: bool,
 }
 
@@ -35,7 +37,16 @@ impl<'a> QueuePairBuilder<'a> {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        QueuePairBuilder { pd, send_cq, recv_cq, capacity, ops: None, max_batch: 64, classic: false }
+        QueuePairBuilder {
+            pd,
+            send_cq,
+            recv_cq,
+            capacity,
+            ops: None,
+            max_batch: 64,
+            max_recv_batch: None,
+            classic: false,
+        }
     }
 
     /// Work requests that the send queue holds; 128 unless set.
@@ -78,6 +89,12 @@ impl<'a> QueuePairBuilder<'a> {
     /// `ibv_post_send`; 64 unless set.
     pub fn max_batch(mut self, work_requests: u32) -> Self {
         self.max_batch = work_requests.max(1);
+        self
+    }
+
+    /// Receives are posted one at a time: keeps no memory for batches of them.
+    pub(crate) fn no_recv_batches(mut self) -> Self {
+        self.max_recv_batch = Some(0);
         self
     }
 
@@ -198,7 +215,7 @@ impl<'a> QueuePairBuilder<'a> {
         });
         QueuePair {
             send: SendState::new(&shared, qp_ex, ops, self.max_batch),
-            recv: RecvState::new(&shared, self.max_batch),
+            recv: RecvState::new(&shared, self.max_recv_batch.unwrap_or(self.max_batch)),
             shared,
             local: None,
         }
