@@ -33,12 +33,10 @@ impl<'e> Batch<'e> {
         if endpoint.poisoned {
             return Err(PostError::Poisoned);
         }
+        endpoint.abandon();
         let (queue, qp) = endpoint.qp.send_and_shared();
-        let raw = queue.batch()?;
-        // Left by a batch that was forgotten, and has just been aborted.
-        endpoint.sends.roll_back();
         Ok(Batch {
-            raw: ManuallyDrop::new(raw),
+            raw: ManuallyDrop::new(queue.batch()?),
             qp,
             sends: &mut endpoint.sends,
             pd: &endpoint.pd,

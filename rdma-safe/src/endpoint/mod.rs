@@ -268,6 +268,23 @@ impl Endpoint {
         }
     }
 
+    /// Takes back what a batch that was forgotten has left: the work from the provider, then the buffers.
+    #[inline(always)]
+    fn abandon(&mut self) {
+        if self.sends.has_staged() {
+            self.roll_back();
+        }
+    }
+
+    // Not a Rust call, for the reason that `Ring::drop_staged` is none.
+    #[allow(improper_ctypes_definitions)]
+    #[cold]
+    #[inline(never)]
+    extern "C" fn roll_back(&mut self) {
+        self.qp.abort_sends();
+        self.sends.roll_back();
+    }
+
     #[inline(always)]
     fn try_post(
         &mut self,
@@ -278,10 +295,9 @@ impl Endpoint {
         if self.poisoned {
             return Err(PostError::Poisoned);
         }
+        self.abandon();
         let (queue, _) = self.qp.send_and_shared();
         let mut batch = queue.batch()?;
-        // Left by a batch that was forgotten, and has just been aborted.
-        self.sends.roll_back();
         if self.sends.is_full() {
             return Err(PostError::QueueFull { posted: 0 });
         }

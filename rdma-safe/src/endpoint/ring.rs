@@ -100,10 +100,16 @@ impl<T> Ring<T> {
         Some(unsafe { self.slot(sequence).assume_init_read() })
     }
 
-    /// Drops what is staged.
+    /// Whether anything is staged.
     #[inline(always)]
+    pub(crate) fn has_staged(&self) -> bool {
+        self.tail != self.posted
+    }
+
+    /// Drops what is staged.
+    #[inline]
     pub(crate) fn roll_back(&mut self) {
-        if self.tail != self.posted {
+        if self.has_staged() {
             self.drop_staged();
         }
     }

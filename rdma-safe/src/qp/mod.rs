@@ -178,6 +178,11 @@ impl QueuePair {
         (&mut self.send, &self.shared)
     }
 
+    /// Aborts a batch that was forgotten.
+    pub(crate) fn abort_sends(&mut self) {
+        self.send.abort();
+    }
+
     /// Makes all work in flight flush.
     #[cold]
     pub(crate) fn fail(&mut self) {
