@@ -72,7 +72,7 @@ pub(crate) struct TestArgs {
     /// Bandwidth or latency
     pub(crate) metric: Metric,
     /// Host that runs `rdma-perf server`
-    #[arg(required_unless_present = "loopback")]
+    #[arg(required_unless_present = "loopback", value_name = "HOST|--loopback")]
     pub(crate) host: Option<String>,
     /// Be the server, too, on the same device
     #[arg(long, conflicts_with = "host")]
@@ -101,7 +101,7 @@ pub(crate) struct LoadArgs {
     /// Messages of each queue pair [default: 5000 for write bw, else 1000]
     #[arg(short = 'n', long, value_name = "N", conflicts_with = "duration", value_parser = clap::value_parser!(u64).range(5..))]
     pub(crate) iters: Option<u64>,
-    /// Measure for this long instead
+    /// Measure for this long instead: 500ms, 10s, 2m; without a unit, seconds
     #[arg(short = 'D', long, value_name = "TIME", value_parser = units::duration)]
     pub(crate) duration: Option<Duration>,
     /// Time, or without --duration messages, before measuring [default: a tenth]
@@ -137,7 +137,8 @@ pub(crate) struct HowArgs {
     /// Receives posted of each queue pair
     #[arg(short, long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rx_depth: u32,
-    /// Completion moderation: signal every N sends [default: 100, or 1 above 8 KiB]
+    /// Completion moderation: signal every N sends, of all sizes [default: the --post-list if there is one, 1 if all sizes
+    /// are above 8 KiB, else 100; at most --tx-depth]
     #[arg(short = 'Q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) cq_mod: Option<u32>,
     /// Post N sends with one doorbell
@@ -206,10 +207,10 @@ pub(crate) struct OutputArgs {
     /// Percentiles of the latency
     #[arg(long, default_value = "50,90,99,99.9,99.99", value_name = "LIST", value_delimiter = ',', value_parser = percent)]
     pub(crate) percentiles: Vec<f64>,
-    /// Fail (exit status 3) when the average bandwidth of a size is less than this
+    /// Fail (exit status 3) when the average of a size is less than this: 90Gb/s, 10GiB/s, 1Mmsg/s
     #[arg(long, value_name = "RATE", value_parser = units::rate)]
     pub(crate) min_bandwidth: Option<Rate>,
-    /// Fail (exit status 3) when a percentile of the latency of a size is more than this
+    /// Fail (exit status 3) when a percentile of the latency of a size is more than this: p99=10us, max=1ms
     #[arg(long, value_name = "pPERCENT=TIME", value_parser = latency_limit)]
     pub(crate) max_latency: Vec<LatencyLimit>,
     /// No progress bar, and no remarks
@@ -291,6 +292,9 @@ fn percent(text: &str) -> Result<f64, String> {
 
 fn latency_limit(text: &str) -> Result<LatencyLimit, String> {
     let (name, limit) = text.split_once('=').ok_or_else(|| format!("`{text}` is not a limit such as p99=10us"))?;
+    if limit.trim().ends_with(|last: char| last.is_ascii_digit()) {
+        return Err(format!("`{limit}` has no unit: ns, us, ms or s"));
+    }
     let percent = match name.trim() {
         "max" => 100.0,
         name => percent(name.strip_prefix('p').unwrap_or(name))?,
@@ -385,6 +389,12 @@ impl TestArgs {
         }
         if plan.events && plan.verb == Verb::Write && plan.is_two_sided() && !plan.immediate {
             return Err("`write lat` sees writes by polling memory: for --events add --imm or --ack".into());
+        }
+        if plan.metric == Metric::Lat && plan.rate.is_some() {
+            return Err("a latency test has one message in flight and waits for it: leave out --rate".into());
+        }
+        if plan.metric == Metric::Lat && self.out.min_bandwidth.is_some() {
+            return Err("a latency test has no bandwidth: leave out --min-bandwidth".into());
         }
         if plan.events && plan.rate.is_some() {
             return Err("--rate has to look at the clock all the time: leave out --events".into());
@@ -538,6 +548,9 @@ mod tests {
             "write bw host -s 0",
             "write bw host -m 1500",
             "write bw host --rate 5",
+            "send lat host --rate 5msg/s",
+            "send lat host --min-bandwidth 5Gb/s",
+            "send lat host --max-latency p99=10",
             "write bw host --percentiles 101",
         ] {
             assert!(plan(arguments).is_err(), "{arguments}");

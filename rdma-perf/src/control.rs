@@ -139,7 +139,7 @@ impl Control {
             };
             self.stream.set_read_timeout(left)?;
             match self.stream.read(&mut buffer[done..]) {
-                Ok(0) => bail!("the peer has closed the control connection"),
+                Ok(0) => bail!("the peer has closed the control connection: it was ended, or says why it gave up"),
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}

@@ -212,6 +212,9 @@ impl Plan {
     /// What its latency is a latency of.
     pub(crate) fn latency_definition(&self) -> &'static str {
         match (self.metric, self.verb) {
+            (Metric::Bw, _) if self.rate.is_some() => {
+                "from when the rate would have had a signaled message posted, to its completion"
+            }
             (Metric::Bw, _) => "from the post of a signaled message to its completion",
             (Metric::Lat, Verb::Read | Verb::Atomic) => "from the post to the completion: a whole round trip",
             (Metric::Lat, Verb::Write) if self.acknowledged => {

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::{Format, OutputArgs, TestArgs};
@@ -19,7 +19,7 @@ use crate::run::Interrupted;
 use crate::session::Opened;
 use crate::session::client::{Client, Observer};
 use crate::session::server::Server;
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, Rate};
 
 /// The exit status when a limit was not kept.
 const LIMIT_BROKEN: i32 = 3;
@@ -56,7 +56,9 @@ pub(crate) fn main(args: &TestArgs, verb: Verb) -> Result<i32> {
         interrupt: interrupt.as_ref(),
     };
     let mut display = Display::new(args, &plan);
-    let (report, ending) = client.run(control, &plan, &mut display)?;
+    let server = args.host.as_deref().unwrap_or("this process");
+    let (report, ending) =
+        client.run(control, &plan, &mut display).with_context(|| format!("the test against {server} failed"))?;
     display.finish(&report)?;
     if !report.rows.is_empty() {
         if let Some(path) = args.out.output.as_deref().filter(|_| form.is_some()) {
@@ -68,8 +70,16 @@ pub(crate) fn main(args: &TestArgs, verb: Verb) -> Result<i32> {
     }
     match ending {
         Ok(()) => Ok(limits(&args.out, &report)),
-        Err(error) if error.is::<Interrupted>() => Ok(INTERRUPTED),
-        Err(error) => Err(error),
+        Err(error) if error.is::<Interrupted>() => {
+            match report.rows.last() {
+                Some(row) => {
+                    eprintln!("rdma-perf: interrupted; the row of {} bytes is of the part that was measured", row.size)
+                }
+                None => eprintln!("rdma-perf: interrupted before anything was measured; no results were written"),
+            }
+            Ok(INTERRUPTED)
+        }
+        Err(error) => Err(error).with_context(|| format!("the test against {server} failed")),
     }
 }
 
@@ -92,16 +102,25 @@ fn limits(out: &OutputArgs, report: &Report) -> i32 {
     for row in &report.rows {
         if let (Some(limit), Some(bandwidth)) = (out.min_bandwidth, row.bandwidth) {
             if bandwidth.message_rate < limit.messages(row.size) {
-                let least = limit.messages(row.size);
-                broken(
-                    row.size,
-                    format!("{:.0} messages/s are less than the {least:.0} asked for", bandwidth.message_rate),
-                );
+                let gbits = |bytes: f64| bytes * 8.0 / 1e9;
+                let what = match limit {
+                    Rate::MessagesPerSecond(least) => {
+                        format!("{:.0} messages/s are less than {least:.0}", bandwidth.message_rate)
+                    }
+                    Rate::BytesPerSecond(least) => {
+                        format!("{:.3} Gb/s are less than {:.3} Gb/s", gbits(bandwidth.average), gbits(least))
+                    }
+                };
+                broken(row.size, what);
             }
         }
         for limit in &out.max_latency {
             let measured = row.latency.as_ref().and_then(|latency| latency.percentile(limit.percent));
-            let Some(measured) = measured else { continue };
+            let Some(measured) = measured else {
+                let samples = row.latency.as_ref().map_or(0, |latency| latency.samples);
+                broken(row.size, format!("{samples} samples are too few for p{}", limit.percent));
+                continue;
+            };
             if measured > limit.limit.as_nanos() as f64 {
                 let (percent, limit) = (limit.percent, Nanos(limit.limit.as_nanos() as f64));
                 broken(row.size, format!("the latency of {} at p{percent} is more than {limit}", Nanos(measured)));

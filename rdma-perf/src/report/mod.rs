@@ -21,6 +21,9 @@ pub(crate) struct Report {
     pub(crate) format: u32,
     /// Version of the tool.
     pub(crate) version: String,
+    /// When it began, in seconds since 1970.
+    #[serde(default)]
+    pub(crate) unix_time: u64,
     /// A name for comparisons.
     pub(crate) label: String,
     pub(crate) client: Host,
@@ -54,6 +57,9 @@ pub(crate) struct Row {
     pub(crate) messages: u64,
     /// Messages before those.
     pub(crate) warm_up_messages: u64,
+    /// The user ended it before its time.
+    #[serde(default)]
+    pub(crate) interrupted: bool,
     /// Seconds that the measured messages took, from the first post to the last completion.
     pub(crate) seconds: f64,
     pub(crate) bandwidth: Option<Bandwidth>,

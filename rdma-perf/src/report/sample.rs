@@ -24,7 +24,16 @@ pub(crate) fn report(arguments: &str, label: &str) -> Report {
     let rows = plan.sizes.iter().map(|size| row(&plan, *size)).collect();
     let host = Host { name: "node1".into(), device: "mlx5_0".into(), port: 1, mtu: 4096, ..Host::default() };
     let server = Host { name: "node2".into(), ..host.clone() };
-    Report { format: FORMAT, version: "0.1.0".into(), label: label.into(), client: host, server, plan, rows }
+    Report {
+        format: FORMAT,
+        version: "0.1.0".into(),
+        unix_time: 1_700_000_000,
+        label: label.into(),
+        client: host,
+        server,
+        plan,
+        rows,
+    }
 }
 
 fn row(plan: &Plan, size: u64) -> Row {
@@ -62,6 +71,7 @@ fn row(plan: &Plan, size: u64) -> Row {
         },
     };
     Row {
+        interrupted: false,
         size,
         messages: 1000,
         warm_up_messages: 100,

@@ -81,7 +81,10 @@ impl Table {
             out.push_str(&compat::comparison(&report.rows, self.unit()));
         }
         if report.rows.iter().any(|row| row.latency.is_some()) {
-            _ = writeln!(out, " latency: {}", self.definition);
+            let samples = report.rows.iter().filter_map(|row| row.latency.as_ref());
+            let samples = range(samples.map(|latency| latency.samples as f64), |count| count.to_string());
+            let each = if report.rows.len() > 1 { " for each size" } else { "" };
+            _ = writeln!(out, " latency: {}; samples: {}{each}", self.definition, samples.unwrap_or_default());
         }
         notes(&mut out, &report.rows);
         out
@@ -182,7 +185,8 @@ fn notes(out: &mut String, rows: &[Row]) {
     }
     let validated: Vec<u64> = rows.iter().filter_map(|row| row.validated).collect();
     if !validated.is_empty() {
-        _ = writeln!(out, " validated: the bytes of {} messages, without a difference", validated.iter().sum::<u64>());
+        let places = validated.iter().sum::<u64>();
+        _ = writeln!(out, " validated: {places} messages, or places that messages took turns in, without a difference");
     }
     if let Some(peak) = rows.iter().map(|row| row.peak_resident).max().filter(|peak| *peak > 0) {
         _ = writeln!(out, " peak resident memory: {:.1} MiB", peak as f64 / MIB);
@@ -347,9 +351,9 @@ mod tests {
         let table = Table::new(&report.plan, &PERCENTILES, false);
         assert_eq!(
             table.footer(&report),
-            " latency: one way: half of a round trip of two messages\n \
+            " latency: one way: half of a round trip of two messages; samples: 1000\n \
              sampled: 250 ms, 1000 messages, after 100 messages of warm-up\n \
-             validated: the bytes of 1000 messages, without a difference\n \
+             validated: 1000 messages, or places that messages took turns in, without a difference\n \
              peak resident memory: 12.0 MiB\n"
         );
         let mut report = sample::report("write bw host -s 64,4K", "");

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
@@ -18,6 +18,9 @@ use crate::stats::{Latencies, perftest};
 
 /// How long the server may take to make its objects ready: registering memory takes a second for some gigabytes.
 const SETUP_LIMIT: Duration = Duration::from_secs(120);
+
+/// How much longer than a completion its answer may take: it compares gigabytes, perhaps.
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 
 /// Who is told how it goes.
 pub(crate) trait Observer {
@@ -75,6 +78,7 @@ impl<I: AsFd> Client<'_, I> {
             label: self.label.clone(),
             client: host,
             server: *server,
+            unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             plan: plan.clone(),
             rows: Vec::new(),
         };
@@ -82,8 +86,10 @@ impl<I: AsFd> Client<'_, I> {
         for index in 0..plan.sizes.len() {
             match self.size(&mut crew, &mut control, plan, index, observer) {
                 Ok((row, interrupted)) => {
-                    observer.row(&report, &row);
-                    report.rows.push(row);
+                    if row.messages > 0 {
+                        observer.row(&report, &row);
+                        report.rows.push(row);
+                    }
                     if interrupted {
                         let _ = control.send(&Request::Bye);
                         return Ok((report, Err(Interrupted.into())));
@@ -118,16 +124,18 @@ impl<I: AsFd> Client<'_, I> {
         let mut ours = Vec::new();
         let mut done = None;
         let size = plan.sizes[index];
-        let started = std::time::Instant::now();
+        let started = Instant::now();
+        let mut finished = None;
         let outcomes = crew.run(plan, index, &shared, |watch| {
             let mut ended = false;
             while !(ended && done.is_some()) {
                 // Once is enough: the descriptor stays readable.
                 let interrupt = self.interrupt.filter(|_| !interrupted);
-                match watch.next(control, interrupt, observer.wants_progress())? {
+                match watch.next(control, interrupt, observer.wants_progress() || finished.is_some())? {
                     Happening::Sent(sent) => {
                         control.send(&Request::Finished { sent: sent.clone() })?;
                         ours = sent;
+                        finished = Some(Instant::now());
                     }
                     Happening::Control => {
                         let Reply::Done { sent, reverse, validated } = control.reply(SETUP_LIMIT)? else {
@@ -143,6 +151,11 @@ impl<I: AsFd> Client<'_, I> {
                         watch.stop();
                     }
                     Happening::Tick => {
+                        if done.is_none()
+                            && finished.is_some_and(|since| since.elapsed() > plan.patience + ANSWER_LIMIT)
+                        {
+                            bail!("the server does not say that it is done: it hangs, or its host is gone");
+                        }
                         let messages = shared.progress.load(Ordering::Relaxed);
                         observer.progress(size, share(plan, messages, started.elapsed()), messages);
                     }
@@ -154,6 +167,7 @@ impl<I: AsFd> Client<'_, I> {
         let compared = crew.check(plan, index, &ours, &theirs)?;
         let mut row = self.row(plan, size, &outcomes)?;
         row.reverse = reverse;
+        row.interrupted = interrupted;
         row.validated = row.validated.map(|received| received.saturating_add(compared).saturating_add(validated));
         Ok((row, interrupted))
     }
@@ -182,6 +196,7 @@ impl<I: AsFd> Client<'_, I> {
         Ok(Row {
             size,
             messages,
+            interrupted: false,
             warm_up_messages: outcomes.iter().map(|outcome| outcome.warm_up).sum(),
             seconds,
             bandwidth,

@@ -43,6 +43,8 @@ impl Latencies {
             return None;
         }
         let count = self.0.len() as f64;
+        // One sample at least has to lie beyond it; of fewer it would be the longest under another name.
+        let is_supported = |percent: f64| percent >= 100.0 || (1.0 - percent / 100.0) * count > 1.0 - 1e-6;
         let percentile = |percent: &f64| {
             // By rank, rounded up; 99.9 % of 1000 is 999, and not a little more.
             let rank = (percent / 100.0 * count - 1e-6).ceil().max(1.0);
@@ -55,7 +57,7 @@ impl Latencies {
             mean: self.0.mean(),
             standard_deviation: self.0.stdev(),
             max: self.0.max() as f64,
-            percentiles: percents.iter().map(percentile).collect(),
+            percentiles: percents.iter().filter(|percent| is_supported(**percent)).map(percentile).collect(),
         })
     }
 }
@@ -73,6 +75,15 @@ mod tests {
         let values: Vec<f64> = summary.percentiles.iter().map(|each| each.nanoseconds).collect();
         assert_eq!(values, [500.0, 990.0, 999.0, 1000.0]);
         assert!((summary.mean - 500.5).abs() < 1.0);
+    }
+
+    #[test]
+    fn few_samples_have_no_high_percentiles() {
+        let mut latencies = Latencies::new();
+        (1..=50).for_each(|nanos| latencies.record(nanos));
+        let summary = latencies.summary("x", &[50.0, 98.0, 99.0, 100.0]).unwrap();
+        let percents: Vec<f64> = summary.percentiles.iter().map(|each| each.percent).collect();
+        assert_eq!(percents, [50.0, 98.0, 100.0]);
     }
 
     #[test]
