@@ -24,9 +24,8 @@ fn json_says_who_measured_what() {
     assert_eq!((report.at("/plan/verb"), report.at("/plan/metric")), (&"send".into(), &"lat".into()));
     assert_eq!(report.at("/client/device"), report.at("/server/device"));
     let percentiles = report.row().pointer("/latency/percentiles").unwrap().as_array().unwrap();
-    for percent in [25.0, 99.5] {
-        assert!(percentiles.iter().any(|each| each["percent"] == percent), "{percentiles:?}");
-    }
+    let has = |percent: f64| percentiles.iter().any(|each| each["percent"] == percent);
+    assert!(has(25.0) && !has(99.5), "of 20 samples none lies beyond 99.5 %: {percentiles:?}");
 }
 
 #[test]
