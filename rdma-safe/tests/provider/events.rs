@@ -264,6 +264,15 @@ mod waiting {
             assert_eq!(in_flight(&a), (0, 0));
         });
     }
+
+    #[test]
+    fn an_endpoint_does_not_wait_to_be_armed() {
+        let fake = Fake::new(Config::default());
+        let pd = fake.pd();
+        let mut endpoint = builder(&pd, EXTENDED).events(true).build().unwrap();
+        endpoint.channel().unwrap().set_blocking(true).unwrap();
+        assert!(endpoint.arm().unwrap());
+    }
 }
 
 #[test]
@@ -278,13 +287,4 @@ fn arming_closes_a_forgotten_cursor() {
     std::mem::forget(poll);
     // The provider complains when its lock is held.
     cq.arm(false).unwrap();
-}
-
-#[test]
-fn an_endpoint_does_not_wait_to_be_armed() {
-    let fake = Fake::new(Config::default());
-    let pd = fake.pd();
-    let mut endpoint = builder(&pd, EXTENDED).events(true).build().unwrap();
-    endpoint.channel().unwrap().set_blocking(true).unwrap();
-    assert!(endpoint.arm().unwrap());
 }
