@@ -90,7 +90,7 @@ impl Case {
                 (ours("rdma-perf"), format!("{verb} {kind} {HOST} --compat perftest"), "")
             }
             (Test::Native { verb, kind }, Side::Ours) if client => {
-                (ours("rdma-perf"), format!("{verb} {kind} {HOST}"), "")
+                (ours("rdma-perf"), format!("{verb} {kind} {HOST} --percentiles 50"), "")
             }
             // It is told the options by its client.
             (Test::Perftest { .. } | Test::Native { .. }, Side::Ours) => {
