@@ -44,9 +44,11 @@ pub struct SendQueue<'q, I: Interface = Any> {
     interface: PhantomData<I>,
 }
 
-// SAFETY: the pointer is that of `state`, which is `Send`.
+// SAFETY: the pointer is that of `state`, which is `Send`: the C object may be used from any thread (see `Context`), and the
+// mutable borrow of the queue pair goes along. A posting begins and ends within one call.
 unsafe impl<I: Interface> Send for SendQueue<'_, I> {}
-// SAFETY: through a shared reference nothing can be done.
+// SAFETY: through a shared reference there is only `Debug`, which prints the pointer without following it and immutable fields
+// of `state`.
 unsafe impl<I: Interface> Sync for SendQueue<'_, I> {}
 
 impl<'q> SendQueue<'q> {
