@@ -246,3 +246,17 @@ fn a_handle_posts_only_what_is_enabled_and_in_a_state_that_allows_it() {
         assert_eq!(fake.calls("wr_complete") + fake.calls("ibv_post_send"), 1);
     });
 }
+
+#[test]
+fn a_doorbell_that_fails_leaves_a_handle_usable_and_says_what_is_in_doubt() {
+    let fake = Fake::new(crate::fake::Config::default());
+    let (mut a, _b) = raw_pair(&fake.pd(), crate::support::EXTENDED);
+    let (queue, _) = a.qp.split();
+    let mut queue = queue.extended().unwrap();
+    fake.fail_wr_complete(libc::ENOSPC, false);
+    assert_eq!(post(&mut queue, &[1]), Err(PostError::QueueFull { posted: 0 }));
+    fake.fail_wr_complete(libc::EIO, true);
+    assert_eq!(post(&mut queue, &[2]), Err(PostError::InDoubt { errno: rdma_safe::Errno(libc::EIO) }));
+    // The provider complains when a batch is begun, or aborted, that is not where it should be.
+    assert_eq!(post(&mut queue, &[3]), Ok(()));
+}
