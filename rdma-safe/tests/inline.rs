@@ -2,7 +2,7 @@
 
 /// Sources whose public functions are on the data path, all of them.
 const DATA_PATH: &[(&str, &str)] = &[
-    ("post/send.rs", include_str!("../src/post/send.rs")),
+    ("post/send/batch.rs", include_str!("../src/post/send/batch.rs")),
     ("post/work_request.rs", include_str!("../src/post/work_request.rs")),
     ("post/recv.rs", include_str!("../src/post/recv.rs")),
     ("cq/poll.rs", include_str!("../src/cq/poll.rs")),
@@ -35,7 +35,17 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         &["poll", "look", "wait", "arm", "reap", "pop", "note_rest", "of_send", "of_receive", "of", "finish"],
     ),
     ("post/chain.rs", include_str!("../src/post/chain.rs"), &["slot", "post", "position"]),
-    ("post/send.rs", include_str!("../src/post/send.rs"), &["abort", "add", "check_atomic", "set_rdma", "set_atomic"]),
+    (
+        "post/send/batch.rs",
+        include_str!("../src/post/send/batch.rs"),
+        &["new", "add", "check_atomic", "set_none", "set_rdma", "set_atomic"],
+    ),
+    ("post/send/mod.rs", include_str!("../src/post/send/mod.rs"), &["target", "batch", "abort", "complete"]),
+    (
+        "post/send/queue.rs",
+        include_str!("../src/post/send/queue.rs"),
+        &["batch", "extended", "classic", "post", "complete"],
+    ),
     ("endpoint/completion.rs", include_str!("../src/endpoint/completion.rs"), &["ok", "is_receive"]),
     (
         "cq/mod.rs",

@@ -54,10 +54,15 @@ enum Mode {
 /// The counters are not where the rows are: what a provider is given a pointer to, a compiler has to read again.
 struct Taken {
     /// [`Taken::ROOM`] of them; none for an extended queue.
-    rows: Box<[ibv_wc]>,
+    rows: NonNull<ibv_wc>,
+    room: u32,
+    /// Whether there are rows that nobody has seen: from this one
+    left: bool,
     next: u32,
-    /// At most [`Taken::ROOM`].
-    len: u32,
+    /// to before this one, at most `room`.
+    end: u32,
+    /// The last batch was as long as there was room: there may be more in the queue.
+    full: bool,
 }
 
 /// What queue pairs hold of the queue that they complete to.
@@ -304,11 +309,16 @@ impl Taken {
     const ROOM: u32 = 16;
 
     fn none() -> Self {
-        Taken { rows: Box::default(), next: 0, len: 0 }
+        Taken::with(0)
     }
 
     fn room() -> Self {
-        Taken { rows: vec![ibv_wc::zeroed(); Self::ROOM as usize].into_boxed_slice(), next: 0, len: 0 }
+        Taken::with(Self::ROOM)
+    }
+
+    fn with(room: u32) -> Self {
+        let rows = vec![ibv_wc::zeroed(); room as usize].into_boxed_slice();
+        Taken { rows: NonNull::from(Box::leak(rows)).cast(), room, left: false, next: 0, end: 0, full: false }
     }
 
     /// Takes the next batch out of a classic queue: how many there are, or a negative number.
@@ -317,12 +327,12 @@ impl Taken {
     /// The queue must be valid, this made by [`Taken::room`], and none of the last batch be left.
     #[inline(always)]
     unsafe fn refill(&mut self, cq: NonNull<ibv_cq>) -> i32 {
-        // SAFETY: the queue is valid and `rows` has room for as many completions as are asked for.
-        let taken = unsafe { ibv_poll_cq(cq.as_ptr(), Self::ROOM as i32, self.rows.as_mut_ptr()) };
+        // SAFETY: the queue is valid and there is room for as many completions as are asked for.
+        let taken = unsafe { ibv_poll_cq(cq.as_ptr(), Self::ROOM as i32, self.rows.as_ptr()) };
         if taken > 0 {
-            self.next = 0;
             // No more than there is room for, whatever a provider says.
-            self.len = (taken as u32).min(Self::ROOM);
+            (self.left, self.next, self.end) = (true, 0, (taken as u32).min(Self::ROOM));
+            self.full = taken as u32 >= Self::ROOM;
         }
         taken
     }
@@ -330,7 +340,7 @@ impl Taken {
     /// Whether nobody has seen the next completion.
     #[inline(always)]
     fn has_next(&self) -> bool {
-        self.next != self.len
+        self.left
     }
 
     /// The next completion.
@@ -341,31 +351,51 @@ impl Taken {
     unsafe fn take(&mut self) -> &ibv_wc {
         let row = self.next as usize;
         self.next += 1;
-        // SAFETY: `next` was less than `len`, which `refill` keeps within the rows.
-        unsafe { self.rows.get_unchecked(row) }
+        self.left = self.next != self.end;
+        // SAFETY: it was less than `end`, which is at most `room`.
+        unsafe { self.rows.add(row).as_ref() }
     }
 
-    /// Shows what is left to `each`, until it breaks or panics: what it has not seen stays.
+    /// Shows the rows from `next` to before `end` to `each`, until it breaks or panics: what it has not seen is left.
+    ///
+    /// # Safety
+    /// They must be filled, `rows` be those of this, `end` at most `room`, and nothing count as left.
     #[inline(always)]
-    fn show(&mut self, each: &mut impl FnMut(&ibv_wc) -> ControlFlow<()>) -> ControlFlow<()> {
-        /// Counts in a register, which is stored when it is over.
-        struct Next<'a> {
-            stored: &'a mut u32,
+    unsafe fn show(
+        &mut self,
+        rows: NonNull<ibv_wc>,
+        next: u32,
+        end: u32,
+        each: &mut impl FnMut(&ibv_wc) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        /// Counts in a register. Where all were seen there is nothing to store.
+        struct At<'a> {
+            taken: &'a mut Taken,
             next: u32,
+            end: u32,
         }
-        impl Drop for Next<'_> {
+        impl Drop for At<'_> {
             #[inline(always)]
             fn drop(&mut self) {
-                *self.stored = self.next;
+                let At { next, end, .. } = *self;
+                (self.taken.left, self.taken.next, self.taken.end) = (next != end, next, end);
             }
         }
-        let mut at = Next { next: self.next, stored: &mut self.next };
-        while at.next < self.len {
+        let mut at = At { taken: self, next, end };
+        while at.next < at.end {
             let row = at.next as usize;
             at.next += 1;
-            // SAFETY: less than `len`, which `refill` keeps within the rows.
-            each(unsafe { self.rows.get_unchecked(row) })?;
+            // SAFETY: the caller's contract; the provider writes them only when it is asked again.
+            each(unsafe { rows.add(row).as_ref() })?;
         }
+        std::mem::forget(at);
         ControlFlow::Continue(())
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        // SAFETY: the box of so many rows that was leaked when this was made.
+        drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(self.rows, self.room as usize).as_ptr()) });
     }
 }

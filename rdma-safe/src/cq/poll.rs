@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use rdma_sys::*;
 
-use super::{CompletionQueue, Mode, Taken, WcFields, WcFlags, WcOpcode, WcStatus, rare};
+use super::{CompletionQueue, Mode, WcFields, WcFlags, WcOpcode, WcStatus, rare};
 use crate::Errno;
 
 /// A completion queue that cannot be used any more.
@@ -140,7 +140,7 @@ impl Poll<'_> {
         let taken = &mut self.cq.taken;
         if !taken.has_next() {
             // A short batch means that the queue was empty: no need to ask once more.
-            if matches!(self.stage, Stage::Asked) && taken.len < Taken::ROOM {
+            if matches!(self.stage, Stage::Asked) && !taken.full {
                 self.stage = Stage::Empty;
                 return Ok(None);
             }

@@ -1,5 +1,6 @@
 //! Polling in a loop.
 
+use std::cell::UnsafeCell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
@@ -38,6 +39,8 @@ use crate::interface::{Any, Classic, Extended, Interface};
 pub struct Poller<'cq, I: Interface = Any> {
     /// That of `cq`: here, it need not be read again for each poll.
     raw: NonNull<ibv_cq>,
+    /// Likewise: those of [`Taken`].
+    rows: NonNull<ibv_wc>,
     extended: bool,
     fields: WcFields,
     one_per_poll: bool,
@@ -69,6 +72,15 @@ impl CompletionQueue {
     }
 }
 
+/// What start_poll is asked for: no flag is defined for it.
+struct PollFlags(UnsafeCell<ibv_poll_cq_attr>);
+
+// SAFETY: nobody writes it. Providers look at `comp_mask`, an input, and no more; it is in a cell because C has no word for that
+// in the type of the parameter.
+unsafe impl Sync for PollFlags {}
+
+static NO_FLAGS: PollFlags = PollFlags(UnsafeCell::new(ibv_poll_cq_attr { comp_mask: 0 }));
+
 /// Between start_poll and end_poll, also where a closure panics.
 struct Started(NonNull<ibv_cq_ex>);
 
@@ -79,9 +91,8 @@ impl Started {
     /// The queue must be an extended one and not be being polled.
     #[inline(always)]
     unsafe fn start(cq: NonNull<ibv_cq_ex>) -> i32 {
-        let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
-        // SAFETY: the caller's contract. No flag is defined for `attr`.
-        unsafe { ibv_start_poll(cq.as_ptr(), &mut attr) }
+        // SAFETY: the caller's contract.
+        unsafe { ibv_start_poll(cq.as_ptr(), NO_FLAGS.0.get()) }
     }
 }
 
@@ -95,7 +106,8 @@ impl Drop for Started {
 
 impl<'cq, I: Interface> Poller<'cq, I> {
     /// `I` must be what the queue is, or [`Any`].
-    #[inline]
+    // Once a loop: inlined, it would take registers from what is in the loop.
+    #[inline(never)]
     fn new(cq: &'cq mut CompletionQueue) -> Self {
         // Begun by a cursor or a poller that was forgotten.
         cq.end_poll();
@@ -107,6 +119,7 @@ impl<'cq, I: Interface> Poller<'cq, I> {
         }
         Poller {
             raw: cq.raw,
+            rows: cq.taken.rows,
             extended,
             fields: cq.fields,
             one_per_poll: cq.one_per_poll,
@@ -149,6 +162,7 @@ impl<'cq, I: Interface> Poller<'cq, I> {
             // SAFETY: as in `take`.
             let result = unsafe { Started::start(cq) };
             if result != 0 {
+                rare();
                 return ended(result);
             }
             let _started = Started(cq);
@@ -195,19 +209,27 @@ impl<'cq, I: Interface> Poller<'cq, I> {
         if taken.has_next() {
             rare();
             // By an earlier poll; that says nothing about what is in the queue by now.
-            if taken.show(&mut each).is_break() {
+            taken.left = false;
+            // SAFETY: these were left.
+            if unsafe { taken.show(self.rows, taken.next, taken.end, &mut each) }.is_break() {
                 return Ok(());
             }
         }
         loop {
-            // SAFETY: the queue is valid, and a classic one; nothing is left.
-            let result = unsafe { taken.refill(self.raw) };
+            // SAFETY: the queue is valid, and a classic one, and there is room for as many as are asked for; nothing is left.
+            let result = unsafe { ibv_poll_cq(self.raw.as_ptr(), Taken::ROOM as i32, self.rows.as_ptr()) };
+            let count = result as u32;
+            // A short batch means that the queue is empty: no need to ask once more.
+            if count.wrapping_sub(1) < Taken::ROOM - 1 {
+                // SAFETY: so many were filled, and none is left.
+                let _ = unsafe { taken.show(self.rows, 0, count, &mut each) };
+                return Ok(());
+            }
             if result <= 0 {
                 return if result == 0 { Ok(()) } else { Err(PollError::of_provider(result)) };
             }
-            // A short batch means that the queue was empty: no need to ask once more.
-            let last = taken.len < Taken::ROOM;
-            if taken.show(&mut each).is_break() || last {
+            // SAFETY: as above; no more than there is room for, whatever a provider says.
+            if unsafe { taken.show(self.rows, 0, Taken::ROOM, &mut each) }.is_break() {
                 return Ok(());
             }
         }

@@ -1,6 +1,6 @@
 //! Work requests collected in memory.
 
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 
 use rdma_sys::*;
 
@@ -9,8 +9,8 @@ use super::{PostError, Sge};
 
 /// Work requests for `ibv_post_send`, and the memory they refer to, allocated once.
 ///
-/// Each is linked to the next one and to its elements for good; [`Chain::post`] cuts the chain behind the last one for as
-/// long as the call takes. What no operation sets stays as C would have it, zero.
+/// Each refers to its elements for good, and is linked to the one before as it is begun. What no operation sets stays as C
+/// would have it, zero.
 pub(super) struct Chain {
     // Pointers and not boxes: work requests point to each other, and a box that is used ends the right to what was derived
     // from it before.
@@ -29,8 +29,9 @@ impl Chain {
         Chain::with(0, 1, 0)
     }
 
+    /// Of at least one work request.
     pub(super) fn new(limits: &Limits, max_batch: u32) -> Self {
-        Chain::with(max_batch, limits.max_sge.max(1), limits.max_inline)
+        Chain::with(max_batch.max(1), limits.max_sge.max(1), limits.max_inline)
     }
 
     fn with(max: u32, max_sge: u32, max_inline: u32) -> Self {
@@ -46,52 +47,54 @@ impl Chain {
         // The provider reaches inline data by its address alone.
         let _ = chain.inline.as_ptr().expose_provenance();
         for index in 0..count {
-            // SAFETY: `index` is below the length of `wrs`, and `sges` has `max_sge` for each; the pointer to the next one is
-            // at most one behind the last.
-            unsafe {
-                let wr = chain.wrs.add(index).as_ptr();
-                (*wr).next = wr.add(1);
-                (*wr).sg_list = chain.sges.add(index * max_sge as usize).as_ptr();
-            }
+            // SAFETY: `index` is below the length of `wrs`, and `sges` has `max_sge` for each.
+            unsafe { (*chain.wrs.add(index).as_ptr()).sg_list = chain.sges.add(index * max_sge as usize).as_ptr() }
         }
         chain
     }
 
-    /// The work request at `index` and the memory for its payload.
+    /// The first work request: what [`Chain::slot`] and [`Chain::post`] are told.
     #[inline(always)]
-    pub(super) fn slot(&mut self, index: u32) -> Result<Slot<'_>, PostError> {
-        if index >= self.max {
+    pub(super) fn first(&self) -> *mut ibv_send_wr {
+        self.wrs.as_ptr()
+    }
+
+    /// The work request at `index`, which ends the chain now, and the memory for its payload.
+    ///
+    /// # Safety
+    ///
+    /// This must not be [`Chain::none`], `first` be [`Chain::first`], and `index` be the number of calls since the last posting
+    /// or since the chain was begun anew.
+    #[inline(always)]
+    pub(super) unsafe fn slot(&mut self, first: *mut ibv_send_wr, index: u32) -> Result<Slot<'_>, PostError> {
+        // There is always a first one.
+        if index != 0 && index >= self.max {
             return Err(PostError::BatchFull { max: self.max });
         }
         // SAFETY: `index` is below the number of work requests, each of which has `max_inline` bytes of inline data. Nothing
         // else refers to them: `self` is borrowed mutably, and between calls the provider has no use for them.
         unsafe {
-            let wr = &mut *self.wrs.add(index as usize).as_ptr();
+            let wr = first.add(index as usize);
+            (*wr).next = null_mut();
+            if index != 0 {
+                (*wr.sub(1)).next = wr;
+            }
             let inline = self.inline.add(index as usize * self.max_inline as usize);
-            Ok(Slot { wr, inline })
+            Ok(Slot { wr: &mut *wr, inline })
         }
     }
 
-    /// Posts the first `len`.
+    /// Posts the first `len`, those that were begun.
     ///
     /// # Safety
     ///
-    /// `qp` must be valid, `len` at least one and at most as many as [`Chain::slot`] has given out since the last call; for the
-    /// memory that they name the caller keeps the contract of [`SendBatch`](super::SendBatch).
+    /// `qp` must be valid, `first` be [`Chain::first`], `len` at least one and as many as [`Chain::slot`] has given out since the
+    /// chain was begun; for the memory that they name the caller keeps the contract of [`SendBatch`](super::SendBatch).
     #[inline(always)]
-    pub(super) unsafe fn post(&mut self, qp: NonNull<ibv_qp>, len: u32) -> Result<(), PostError> {
-        let first = self.wrs.as_ptr();
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: the caller's contract; `last` is one of the work requests, and `next` at most one behind the last of them,
-        // where it is followed only if there is one.
-        let errno = unsafe {
-            let last = first.add(len as usize - 1);
-            (*last).next = std::ptr::null_mut();
-            let errno = ibv_post_send(qp.as_ptr(), first, &mut bad);
-            (*last).next = last.add(1);
-            errno
-        };
-        match errno {
+    pub(super) unsafe fn post(qp: NonNull<ibv_qp>, first: *mut ibv_send_wr, len: u32) -> Result<(), PostError> {
+        let mut bad = null_mut();
+        // SAFETY: the caller's contract; `slot` has linked them, and the last one to none.
+        match unsafe { ibv_post_send(qp.as_ptr(), first, &mut bad) } {
             0 => Ok(()),
             errno => Err(PostError::from_provider(errno, position(first, bad, len))),
         }

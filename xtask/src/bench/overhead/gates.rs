@@ -38,12 +38,9 @@ struct Limit {
 const LIMITS: &[Limit] = &[
     // Posting and polling by the raw door, one at a time and sixteen.
     Limit { variant: "raw", rows: &["ex1", "cl1", "ex16", "cl16"], factor: 1.0, more: 0.0 },
-    Limit { variant: "any", rows: &["ex1", "cl1", "ex16", "cl16"], factor: 1.0, more: 0.0 },
     Limit { variant: "raw", rows: &["rv1", "rv16"], factor: 1.0, more: 2.0 },
     Limit { variant: "raw", rows: &["em_ex"], factor: 1.0, more: 0.0 },
     Limit { variant: "raw", rows: &["em_cl"], factor: 1.0, more: 3.0 },
-    Limit { variant: "any", rows: &["em_ex"], factor: 1.0, more: 0.0 },
-    Limit { variant: "any", rows: &["em_cl"], factor: 1.0, more: 3.0 },
     // A buffer handed over and back.
     Limit { variant: "owned", rows: &["send_ex1", "send_cl1", "recv_ex1", "recv_cl1"], factor: 1.0, more: 25.0 },
     Limit {
@@ -83,17 +80,21 @@ const fn ceiling(variant: &'static str, row: &'static str, at_most: f64) -> Ceil
 }
 
 const CEILINGS: &[Ceiling] = &[
-    ceiling("raw", "ex1", 43.0),
-    ceiling("raw", "cl1", 67.0),
-    ceiling("any", "ex1", 96.0),
-    ceiling("any", "cl1", 98.0),
-    ceiling("any", "ex16", 36.75),
-    ceiling("any", "em_ex", 14.0),
-    ceiling("any", "em_cl", 19.0),
-    ceiling("owned", "send_ex1", 212.0),
-    ceiling("owned", "send_cl1", 227.0),
+    ceiling("owned", "send_ex1", 215.0),
+    ceiling("owned", "send_cl1", 226.0),
     ceiling("owned", "recv_ex1", 236.0),
-    ceiling("owned", "recv_cl1", 215.0),
+    ceiling("owned", "recv_cl1", 217.0),
+];
+
+/// What has no gate, for it looks at each call what the handles of the raw door have looked at before a loop; yet it may not get
+/// worse.
+const NO_WORSE: &[Ceiling] = &[
+    ceiling("any", "ex1", 93.0),
+    ceiling("any", "ex16", 37.62),
+    ceiling("any", "cl1", 95.0),
+    ceiling("any", "cl16", 44.88),
+    ceiling("any", "em_ex", 14.0),
+    ceiling("any", "em_cl", 18.0),
 ];
 
 /// Less than what the counting is off by where a ring wraps at another place.
@@ -103,6 +104,7 @@ const TOLERANCE: f64 = 0.05;
 pub(super) fn judge(rows: &[Row], panics: Vec<String>) -> Vec<Verdict> {
     let mut verdicts: Vec<Verdict> =
         LIMITS.iter().flat_map(|limit| limit.rows.iter().map(|row| limit.judge(rows, row))).collect();
+    verdicts.extend(NO_WORSE.iter().map(|ceiling| ceiling.judge(rows)));
     let checksums: Vec<String> =
         rows.iter().filter(|row| !agree(row)).map(|row| format!("{} {:?}", row.name, row.checksums)).collect();
     verdicts.push(none("loops whose checksum differs from C's", checksums));
@@ -126,6 +128,21 @@ fn none(name: &str, found: Vec<String>) -> Verdict {
     let measured = if met { "none".to_owned() } else { found.join("; ") };
     let complaint = (!met).then(|| measured.clone());
     Verdict { gate: Gate { name: name.to_owned(), limit: "none".to_owned(), measured, met }, complaint }
+}
+
+impl Ceiling {
+    fn judge(&self, rows: &[Row]) -> Verdict {
+        let Ceiling { variant, row: name, at_most } = *self;
+        let found = rows.iter().find(|row| row.name == name).and_then(|row| row.instructions.get(variant));
+        let met = found.is_some_and(|found| *found <= at_most + TOLERANCE);
+        let gate = Gate {
+            name: format!("{name} over {variant}"),
+            limit: format!("≤ {at_most:.2} (as before)"),
+            measured: found.map_or_else(|| "nothing".to_owned(), |found| format!("{found:.2}")),
+            met,
+        };
+        Verdict { gate, complaint: (!met).then(|| "worse than before".to_owned()) }
+    }
 }
 
 impl Limit {

@@ -1,0 +1,411 @@
+//! Work that is posted at once.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use rdma_sys::*;
+
+use super::super::chain::Chain;
+use super::super::{Payload, PostError, Remote, Scatter, SendOps, Sge, WorkRequest};
+use super::{READY, SendState, complete};
+use crate::cq::rare;
+use crate::interface::{Any, Interface};
+
+/// Work to post at once, with one doorbell. Dropping it posts nothing.
+///
+/// Each method adds one whole work request, so none can be left half-built.
+///
+/// On some providers it holds a lock that polling takes, too, when work has failed: post or drop it before completions are taken.
+///
+/// # Safety
+///
+/// The methods that add work are `unsafe`, for the device works on memory behind the compiler's back. From
+/// [`SendBatch::post`] until the work request has completed (its own completion, or, except on iWARP, that of a later one of
+/// the same send queue, was polled; or [`QueuePair::destroy`](crate::QueuePair::destroy) returned success), the caller must see to it that
+/// - the memory named by an [`Sge`] stays allocated and registered under its key, is not written, and, where it takes a
+///   result (reads, atomics), is neither read nor referred to by a reference;
+/// - what the peer's memory is overwritten with harms nobody: a queue pair can be connected to one of the same process,
+///   and a write then reaches any memory that this process registered with remote write access.
+#[must_use = "dropping a batch posts nothing; call `post`"]
+pub struct SendBatch<'q, I: Interface = Any> {
+    /// Where `I` is known, [`SendQueue::post`] owns this and ends what it has begun. As another type, it cannot be exchanged
+    /// for one that a [`SendQueue::batch`] has made, which is ended by whoever has it.
+    interface: PhantomData<I>,
+    target: Target,
+    /// Enabled operations, if the state of the queue pair allows any. Where `I` is [`Any`], those of the queue count: its state
+    /// was looked at when this was begun.
+    usable: SendOps,
+    pub(super) queue: &'q mut SendState,
+    pub(super) count: u32,
+}
+
+/// Where work goes. The pointers are those of the queue: here, they need not be read again for each piece. They keep a batch in
+/// its thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    Extended(NonNull<ibv_qp_ex>),
+    /// The first work request of its chain, which is not [`Chain::none`].
+    Classic(*mut ibv_send_wr),
+}
+
+impl<'q, I: Interface> SendBatch<'q, I> {
+    /// `target` must be that of `queue`.
+    #[inline(always)]
+    pub(super) fn new(target: Target, usable: SendOps, queue: &'q mut SendState) -> Self {
+        SendBatch { interface: PhantomData, target, usable, queue, count: 0 }
+    }
+}
+
+impl<I: Interface> SendBatch<'_, I> {
+    /// Sends `payload`: `ibv_wr_send`.
+    ///
+    /// # Errors
+    /// [`PostError::NotEnabled`], [`PostError::TooManySges`], [`PostError::InlineTooLong`], [`PostError::BatchFull`]. The
+    /// batch is as before then.
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_send")]
+    #[inline(always)]
+    pub unsafe fn send(&mut self, wr: WorkRequest, payload: impl Payload) -> Result<(), PostError> {
+        // SAFETY: the caller's contract; the operation and its builder belong together.
+        unsafe { self.add(SendOps::SEND, IBV_WR_SEND, wr, payload, |qp| ibv_wr_send(qp), set_none) }
+    }
+
+    /// Sends `payload` with immediate data, given in host byte order: `ibv_wr_send_imm`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_send_imm")]
+    #[inline(always)]
+    pub unsafe fn send_imm(&mut self, wr: WorkRequest, imm: u32, payload: impl Payload) -> Result<(), PostError> {
+        let imm = imm.to_be();
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_send_imm(qp, imm) }
+        };
+        let classic = |wr: &mut ibv_send_wr| {
+            set_none(wr);
+            wr.__bindgen_anon_1.imm_data = imm;
+        };
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM, wr, payload, extended, classic) }
+    }
+
+    /// Sends `payload` and invalidates a key of the peer: `ibv_wr_send_inv`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_send_inv")]
+    #[inline(always)]
+    pub unsafe fn send_invalidate(
+        &mut self,
+        wr: WorkRequest,
+        rkey: u32,
+        payload: impl Payload,
+    ) -> Result<(), PostError> {
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_send_inv(qp, rkey) }
+        };
+        let classic = |wr: &mut ibv_send_wr| {
+            set_none(wr);
+            wr.__bindgen_anon_1.invalidate_rkey = rkey;
+        };
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::SEND_WITH_INV, IBV_WR_SEND_WITH_INV, wr, payload, extended, classic) }
+    }
+
+    /// Writes `payload` to memory of the peer: `ibv_wr_rdma_write`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_rdma_write")]
+    #[inline(always)]
+    pub unsafe fn write(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        payload: impl Payload,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_rdma_write(qp, rkey, address) }
+        };
+        let classic = |wr: &mut ibv_send_wr| set_rdma(wr, address, rkey);
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::RDMA_WRITE, IBV_WR_RDMA_WRITE, wr, payload, extended, classic) }
+    }
+
+    /// Writes `payload` to memory of the peer and completes a receive there, with immediate data, given in host byte
+    /// order: `ibv_wr_rdma_write_imm`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_rdma_write_imm")]
+    #[inline(always)]
+    pub unsafe fn write_imm(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        imm: u32,
+        payload: impl Payload,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        let imm = imm.to_be();
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_rdma_write_imm(qp, rkey, address, imm) }
+        };
+        let classic = |wr: &mut ibv_send_wr| {
+            set_rdma(wr, address, rkey);
+            wr.__bindgen_anon_1.imm_data = imm;
+        };
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM, wr, payload, extended, classic) }
+    }
+
+    /// Reads memory of the peer into `target`: `ibv_wr_rdma_read`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_rdma_read")]
+    #[inline(always)]
+    pub unsafe fn read(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        target: impl Scatter,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_rdma_read(qp, rkey, address) }
+        };
+        let classic = |wr: &mut ibv_send_wr| set_rdma(wr, address, rkey);
+        // SAFETY: as in `send`.
+        unsafe { self.add(SendOps::RDMA_READ, IBV_WR_RDMA_READ, wr, target, extended, classic) }
+    }
+
+    /// Replaces the 64-bit word at `remote` by `swap` if it equals `compare`, and puts its old value into the eight bytes
+    /// of `result`, in host byte order: `ibv_wr_atomic_cmp_swp`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`]; [`PostError::AtomicOperand`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_atomic_cmp_swp")]
+    #[inline(always)]
+    pub unsafe fn compare_swap(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        compare: u64,
+        swap: u64,
+        result: Sge,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        check_atomic(address, result)?;
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_atomic_cmp_swp(qp, rkey, address, compare, swap) }
+        };
+        let classic = |wr: &mut ibv_send_wr| set_atomic(wr, address, rkey, compare, swap);
+        let (op, opcode) = (SendOps::ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_CMP_AND_SWP);
+        // SAFETY: as in `send`.
+        unsafe { self.add(op, opcode, wr, result, extended, classic) }
+    }
+
+    /// Adds `add` to the 64-bit word at `remote`, and puts its old value into the eight bytes of `result`, in host byte
+    /// order: `ibv_wr_atomic_fetch_add`.
+    ///
+    /// # Errors
+    /// As [`SendBatch::send`]; [`PostError::AtomicOperand`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[doc(alias = "ibv_wr_atomic_fetch_add")]
+    #[inline(always)]
+    pub unsafe fn fetch_add(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        add: u64,
+        result: Sge,
+    ) -> Result<(), PostError> {
+        let Remote { address, rkey } = remote.into();
+        check_atomic(address, result)?;
+        let extended = |qp| {
+            // SAFETY: called by `add` as it says.
+            unsafe { ibv_wr_atomic_fetch_add(qp, rkey, address, add) }
+        };
+        let classic = |wr: &mut ibv_send_wr| set_atomic(wr, address, rkey, add, 0);
+        let (op, opcode) = (SendOps::ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_FETCH_AND_ADD);
+        // SAFETY: as in `send`.
+        unsafe { self.add(op, opcode, wr, result, extended, classic) }
+    }
+
+    /// How many work requests it holds.
+    #[must_use]
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// # Safety
+    ///
+    /// The contract of [`SendBatch`]; `extended` and `classic` must make the work request that `op` and `opcode` name, `classic`
+    /// the whole of `wr`. `extended` is called with a queue pair between `ibv_wr_start` and `ibv_wr_complete` that has the operation.
+    #[inline(always)]
+    unsafe fn add<P: Payload>(
+        &mut self,
+        op: SendOps,
+        opcode: ibv_wr_opcode,
+        wr: WorkRequest,
+        payload: P,
+        extended: impl FnOnce(*mut ibv_qp_ex),
+        classic: impl FnOnce(&mut ibv_send_wr),
+    ) -> Result<(), PostError> {
+        let queue = &mut *self.queue;
+        let usable = if I::EXTENDED.is_none() { queue.enabled } else { self.usable };
+        if !usable.contains(op) {
+            rare();
+            return Err(PostError::NotEnabled { op });
+        }
+        payload.check(&queue.limits)?;
+        let flags = wr.flags.bits() | if P::INLINE { IBV_SEND_INLINE.0 } else { 0 };
+        match self.target {
+            Target::Extended(qp) => {
+                let qp = qp.as_ptr();
+                // SAFETY: the queue pair is valid and a batch is open. Its identifier and flags are read by the builder
+                // call, which `op` says exists. `check` has passed. See `Quirks::INLINE_NEEDS_FLAG` for the flag.
+                unsafe {
+                    (*qp).wr_id = wr.id;
+                    (*qp).wr_flags = flags;
+                    extended(qp);
+                    payload.set(qp, &mut queue.limits);
+                }
+            }
+            Target::Classic(first) => {
+                // SAFETY: the target is that of the queue, and so many work requests were begun.
+                let slot = unsafe { queue.chain.slot(first, self.count) }?;
+                let to = &mut *slot.wr;
+                to.wr_id = wr.id;
+                to.opcode = opcode;
+                to.send_flags = flags;
+                // Another operation may have set it: providers check fields of unions that theirs do not use.
+                to.__bindgen_anon_1.imm_data = 0;
+                classic(to);
+                // SAFETY: `check` has passed, with the limits of the queue.
+                unsafe { payload.fill(slot) };
+            }
+        }
+        self.count += 1;
+        Ok(())
+    }
+}
+
+impl SendBatch<'_> {
+    /// Posts all of it: `ibv_wr_complete`, or `ibv_post_send(3)`. An empty batch does nothing.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when the provider failed otherwise.
+    #[doc(alias = "ibv_wr_complete")]
+    #[doc(alias = "ibv_post_send")]
+    #[inline(always)]
+    pub fn post(self) -> Result<(), PostError> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        // Not dropped: there is nothing to abort then.
+        let mut this = ManuallyDrop::new(self);
+        let SendBatch { target, queue, count, .. } = &mut *this;
+        let qp = match *target {
+            Target::Extended(qp) => qp,
+            // SAFETY: the queue pair is valid, so many work requests were built, and the callers of the methods that did that
+            // vouch for the memory.
+            Target::Classic(first) => return unsafe { Chain::post(queue.raw, first, *count) },
+        };
+        // It was ready when the batch was begun, and whoever could have changed that would have had to borrow it.
+        *queue.gate.get_mut() = READY;
+        // SAFETY: the queue pair is valid and a batch is open on it.
+        unsafe { complete(qp, queue.doorbell_fails) }
+    }
+}
+
+impl<I: Interface> Drop for SendBatch<'_, I> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if I::EXTENDED.is_none() {
+            self.queue.abort();
+        }
+    }
+}
+
+impl<I: Interface> fmt::Debug for SendBatch<'_, I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendBatch").field("len", &self.count).finish_non_exhaustive()
+    }
+}
+
+#[inline(always)]
+fn check_atomic(address: u64, result: Sge) -> Result<(), PostError> {
+    if address % 8 != 0 || result.address % 8 != 0 || result.len != 8 {
+        return Err(PostError::AtomicOperand);
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn set_none(wr: &mut ibv_send_wr) {
+    wr.wr = ibv_send_wr__bindgen_ty_2::zeroed();
+}
+
+#[inline(always)]
+fn set_rdma(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32) {
+    wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
+    // The rest, which is the end of two longer ones.
+    wr.wr.ud.remote_qkey = 0;
+    (wr.wr.atomic.swap, wr.wr.atomic.rkey) = (0, 0);
+}
+
+#[inline(always)]
+fn set_atomic(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) {
+    wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
+}
+
+// What `set_rdma` sets is the whole of it.
+const _: () = {
+    use std::mem::offset_of;
+    assert!(offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_1, rkey) == 8);
+    assert!(offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_3, remote_qkey) == 12);
+    assert!(offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, swap) == 16);
+    assert!(offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, rkey) == 24);
+    assert!(size_of::<ibv_send_wr__bindgen_ty_2>() == 32);
+};
