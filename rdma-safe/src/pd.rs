@@ -68,6 +68,12 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
+    /// Tells it from others, as long as it or anything made from it exists; never 0.
+    #[inline(always)]
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.inner).addr()
+    }
+
     /// The C object, valid while this domain or anything made from it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {

@@ -14,8 +14,8 @@ const DATA_PATH: &[(&str, &str)] = &[
 /// Functions of the data path in sources that have others as well.
 const NAMED: &[(&str, &str, &[&str])] = &[
     (
-        "endpoint/mod.rs",
-        include_str!("../src/endpoint/mod.rs"),
+        "endpoint/post.rs",
+        include_str!("../src/endpoint/post.rs"),
         &[
             "receive",
             "post",
@@ -25,15 +25,22 @@ const NAMED: &[(&str, &str, &[&str])] = &[
             "read",
             "batch",
             "post_buffer",
-            "try_post",
-            "stage_posted",
+            "post_at_once",
+            "posted_rarely",
         ],
     ),
     (
         "endpoint/poll.rs",
         include_str!("../src/endpoint/poll.rs"),
-        &["poll", "look", "wait", "arm", "reap", "pop", "note_rest", "of_send", "of_receive", "of", "finish"],
+        &["poll", "take", "polled_rarely", "wait", "arm", "take_usual"],
     ),
+    ("endpoint/gates.rs", include_str!("../src/endpoint/gates.rs"), &["send", "receive"]),
+    (
+        "endpoint/ring.rs",
+        include_str!("../src/endpoint/ring.rs"),
+        &["next_sequence", "is_full", "oldest", "push", "push_alike", "stage", "commit", "take_oldest"],
+    ),
+    ("cq/owned.rs", include_str!("../src/cq/owned.rs"), &["stand", "next_row"]),
     ("post/chain.rs", include_str!("../src/post/chain.rs"), &["slot", "post", "position"]),
     (
         "post/send/batch.rs",
@@ -44,9 +51,13 @@ const NAMED: &[(&str, &str, &[&str])] = &[
     (
         "post/send/queue.rs",
         include_str!("../src/post/send/queue.rs"),
-        &["batch", "extended", "classic", "post", "complete"],
+        &["batch", "extended", "classic", "post_to", "complete"],
     ),
-    ("endpoint/completion.rs", include_str!("../src/endpoint/completion.rs"), &["ok", "is_receive"]),
+    (
+        "endpoint/completion.rs",
+        include_str!("../src/endpoint/completion.rs"),
+        &["ok", "is_receive", "imm", "invalidated_rkey"],
+    ),
     (
         "cq/mod.rs",
         include_str!("../src/cq/mod.rs"),
@@ -57,6 +68,7 @@ const NAMED: &[(&str, &str, &[&str])] = &[
             "refill",
             "has_next",
             "take",
+            "take_first",
             "show",
             "id",
             "as_raw",
@@ -68,12 +80,12 @@ const NAMED: &[(&str, &str, &[&str])] = &[
     (
         "cq/poller.rs",
         include_str!("../src/cq/poller.rs"),
-        &["new", "start", "take_classic", "drain_classic", "as_extended", "ended"],
+        &["raw", "start", "take_classic", "drain_classic", "as_extended", "ended"],
     ),
     (
         "mr/buffer.rs",
         include_str!("../src/mr/buffer.rs"),
-        &["pd", "lkey", "address", "sge", "whole_sge", "deref", "set_len"],
+        &["pd", "lkey", "address", "sge", "short_sge", "short_whole_sge", "deref", "set_len"],
     ),
     (
         "mr/exposed.rs",
@@ -81,8 +93,12 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         &["load_u64", "store_u64", "range", "word", "remote", "len"],
     ),
     ("mr/mod.rs", include_str!("../src/mr/mod.rs"), &["pd", "lkey"]),
-    ("pd.rs", include_str!("../src/pd.rs"), &["is_same"]),
-    ("qp/mod.rs", include_str!("../src/qp/mod.rs"), &["send_batch", "recv_batch", "receive", "split"]),
+    ("pd.rs", include_str!("../src/pd.rs"), &["is_same", "id"]),
+    (
+        "qp/mod.rs",
+        include_str!("../src/qp/mod.rs"),
+        &["send_batch", "recv_batch", "receive", "split", "send_state", "recv_state", "is_extended"],
+    ),
 ];
 
 /// Names of the functions in `source` that lack `#[inline]`, and how many were looked at.
@@ -91,8 +107,17 @@ fn without_inline(source: &str, is_data_path: impl Fn(&str, bool) -> bool) -> (V
     for line in source.lines().map(str::trim) {
         match line.split_once("fn ") {
             Some((declaration, rest))
-                if ["", "pub ", "pub unsafe ", "pub(crate) ", "pub(super) ", "pub(super) unsafe ", "unsafe "]
-                    .contains(&declaration) =>
+                if [
+                    "",
+                    "pub ",
+                    "pub unsafe ",
+                    "pub(crate) ",
+                    "pub(super) ",
+                    "pub(crate) unsafe ",
+                    "pub(super) unsafe ",
+                    "unsafe ",
+                ]
+                .contains(&declaration) =>
             {
                 let name = rest.split(['(', '<']).next().unwrap_or_default();
                 if is_data_path(name, declaration.starts_with("pub ")) {
@@ -103,7 +128,7 @@ fn without_inline(source: &str, is_data_path: impl Fn(&str, bool) -> bool) -> (V
                 }
                 inline = false;
             }
-            _ if line.starts_with("#[inline") => inline = true,
+            _ if line.starts_with("#[inline") => inline = !line.contains("never"),
             _ if line.ends_with('}') => inline = false,
             _ => {}
         }

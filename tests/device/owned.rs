@@ -111,13 +111,13 @@ fn immediate_data_comes_with_sends_and_writes() {
         outbox.fill_from(b"hello").unwrap();
         a.post(Work::send(outbox).imm(0x0102_0304)).unwrap();
         let received = wait(&mut b);
-        assert_eq!((received.operation, received.imm), (Operation::Receive, Some(0x0102_0304)));
+        assert_eq!((received.operation, received.imm()), (Operation::Receive, Some(0x0102_0304)));
         assert_eq!(*received.buffer.unwrap(), *b"hello");
         let outbox = wait(&mut a).buffer.unwrap();
 
         a.post(Work::write(outbox, region.remote().slice(16, 5).unwrap()).imm(7)).unwrap();
         let received = wait(&mut b);
-        assert_eq!((received.operation, received.imm, received.byte_len), (Operation::ReceiveWrite, Some(7), 5));
+        assert_eq!((received.operation, received.imm(), received.byte_len), (Operation::ReceiveWrite, Some(7), 5));
         assert!(received.buffer.unwrap().is_empty(), "its buffer holds nothing");
         assert_eq!(wait(&mut a).operation, Operation::Write);
         let mut bytes = [0; 7];
@@ -126,9 +126,9 @@ fn immediate_data_comes_with_sends_and_writes() {
 
         a.post(Work::send_inline(b"inline").imm(8)).unwrap();
         let received = wait(&mut b);
-        assert_eq!((received.imm, &**received.buffer.as_ref().unwrap()), (Some(8), &b"inline"[..]));
+        assert_eq!((received.imm(), &**received.buffer.as_ref().unwrap()), (Some(8), &b"inline"[..]));
         a.post(Work::write_inline(b"again", region.remote()).imm(9)).unwrap();
-        assert_eq!((wait(&mut b).imm, region.load_u64(0).unwrap()), (Some(9), u64::from_ne_bytes(*b"again\0\0\0")));
+        assert_eq!((wait(&mut b).imm(), region.load_u64(0).unwrap()), (Some(9), u64::from_ne_bytes(*b"again\0\0\0")));
         for operation in [Operation::Send, Operation::Write] {
             let done = wait(&mut a);
             assert_eq!(done.operation, operation);

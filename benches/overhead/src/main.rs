@@ -1,7 +1,7 @@
 //! Runs loops over verbs for `cargo xtask bench overhead`, which counts their instructions.
 //!
-//! Every loop does the same in every variant: in C, over rdma-sys, over both doors of rdma-safe, the raw one where the
-//! interface of an object is known and where it is asked for on every call. Each is run twice, with
+//! Every loop does the same in every variant: in C, over rdma-sys, over both doors of rdma-safe where the interface of an object
+//! is known, and over the raw one where it is asked for on every call. Each is run twice, with
 //! [`COUNTS`] operations; callgrind writes a profile of each run, and a line tells what it was and its checksum.
 
 mod any;
@@ -17,6 +17,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use libloading::os::unix::Library;
+use rdma_safe::{Classic, Endpoint, Extended};
 
 use counting::Counting;
 use rig::{FAILED, Objects, Owned, Raw, Result, Rig, Setting};
@@ -33,25 +34,32 @@ struct Row {
     sys: Option<unsafe fn(&Objects, u64) -> u64>,
     raw: Option<fn(&mut Raw, u64) -> u64>,
     any: Option<fn(&mut Raw, u64) -> u64>,
-    owned: Option<fn(&mut Owned, u64) -> u64>,
+    owned: Option<OwnedLoop>,
+}
+
+#[derive(Clone, Copy)]
+enum OwnedLoop {
+    Extended(fn(&mut Owned<Extended>, u64) -> u64),
+    Classic(fn(&mut Owned<Classic>, u64) -> u64),
 }
 
 const EXTENDED: Setting = Setting { classic: false, receive_at_once: false, endless: false, atomic: false };
 const CLASSIC: Setting = Setting { classic: true, ..EXTENDED };
 
 macro_rules! rows {
-    ($($name:ident: $setting:expr $(, sys $sys:ident)? $(, raw $raw:ident)? $(, any $any:ident)? $(, owned $owned:ident)?;)+) => {
+    ($($name:ident: $setting:expr $(, sys $sys:ident)? $(, raw $raw:ident)? $(, any $any:ident)? $(, owned $owned:ident over $interface:ident)?;)+) => {
         [$(Row {
             name: stringify!($name),
             setting: $setting,
             sys: rows!(@ sys $($sys)?),
             raw: rows!(@ raw $($raw)?),
             any: rows!(@ any $($any)?),
-            owned: rows!(@ owned $($owned)?),
+            owned: rows!(@ owned $($owned $interface)?),
         }),+]
     };
     (@ $module:ident) => { None };
     (@ $module:ident $function:ident) => { Some($module::$function) };
+    (@ $module:ident $function:ident $interface:ident) => { Some(OwnedLoop::$interface($module::$function)) };
 }
 
 fn rows() -> impl IntoIterator<Item = Row> {
@@ -63,20 +71,20 @@ fn rows() -> impl IntoIterator<Item = Row> {
         rv1: EXTENDED, sys loop_sys_rv1, raw loop_raw_rv1;
         rv16: EXTENDED, sys loop_sys_rv16, raw loop_raw_rv16;
         in1: EXTENDED, sys loop_sys_in1, raw loop_raw_in1, any loop_any_in1;
-        em_ex: EXTENDED, sys loop_sys_em_ex, raw loop_raw_em_ex, any loop_any_em_ex, owned loop_owned_em_ex;
-        em_cl: CLASSIC, sys loop_sys_em_cl, raw loop_raw_em_cl, any loop_any_em_cl, owned loop_owned_em_cl;
+        em_ex: EXTENDED, sys loop_sys_em_ex, raw loop_raw_em_ex, any loop_any_em_ex, owned loop_owned_em_ex over Extended;
+        em_cl: CLASSIC, sys loop_sys_em_cl, raw loop_raw_em_cl, any loop_any_em_cl, owned loop_owned_em_cl over Classic;
         poll_ex: Setting { endless: true, ..EXTENDED }, sys loop_sys_poll_ex, raw loop_raw_poll_ex, any loop_any_poll_ex;
         poll_cl: Setting { endless: true, ..CLASSIC }, sys loop_sys_poll_cl, raw loop_raw_poll_cl, any loop_any_poll_cl;
         read: EXTENDED, sys loop_sys_read, raw loop_raw_read, any loop_any_read;
         write_imm: EXTENDED, sys loop_sys_write_imm, raw loop_raw_write_imm, any loop_any_write_imm;
         send_inv: EXTENDED, sys loop_sys_send_inv, raw loop_raw_send_inv, any loop_any_send_inv;
         fetch_add: Setting { atomic: true, ..EXTENDED }, sys loop_sys_fetch_add, raw loop_raw_fetch_add, any loop_any_fetch_add;
-        send_ex1: EXTENDED, owned loop_owned_send_ex1;
-        send_ex16: EXTENDED, owned loop_owned_send_ex16;
-        send_cl1: CLASSIC, owned loop_owned_send_cl1;
-        send_cl16: CLASSIC, owned loop_owned_send_cl16;
-        recv_ex1: Setting { receive_at_once: true, ..EXTENDED }, owned loop_owned_recv_ex1;
-        recv_cl1: Setting { receive_at_once: true, ..CLASSIC }, owned loop_owned_recv_cl1;
+        send_ex1: EXTENDED, owned loop_owned_send_ex1 over Extended;
+        send_ex16: EXTENDED, owned loop_owned_send_ex16 over Extended;
+        send_cl1: CLASSIC, owned loop_owned_send_cl1 over Classic;
+        send_cl16: CLASSIC, owned loop_owned_send_cl16 over Classic;
+        recv_ex1: Setting { receive_at_once: true, ..EXTENDED }, owned loop_owned_recv_ex1 over Extended;
+        recv_cl1: Setting { receive_at_once: true, ..CLASSIC }, owned loop_owned_recv_cl1 over Classic;
         qp: EXTENDED, raw loop_raw_qp;
         mr: EXTENDED, raw loop_raw_mr;
     }
@@ -121,9 +129,16 @@ fn run() -> Result<()> {
                 measure(variant, name, |n| function(&mut raw, n))?;
             }
         }
-        if let Some(function) = owned {
-            let mut owned = rig.owned(setting)?;
-            measure("owned", name, |n| function(&mut owned, n))?;
+        match owned {
+            Some(OwnedLoop::Extended(function)) => {
+                let mut owned = rig.owned(setting, Endpoint::extended)?;
+                measure("owned", name, |n| function(&mut owned, n))?;
+            }
+            Some(OwnedLoop::Classic(function)) => {
+                let mut owned = rig.owned(setting, Endpoint::classic)?;
+                measure("owned", name, |n| function(&mut owned, n))?;
+            }
+            None => {}
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
-//! The loops over the owned door of rdma-safe.
+//! The loops over the owned door of rdma-safe, whose interface was asked for once, before the loop.
 
-use rdma_safe::{Completion, Operation, Work};
+use rdma_safe::{Classic, Completion, Extended, Operation, Work};
 
 use crate::rig::{BATCH, FAILED, Owned};
 
@@ -14,28 +14,26 @@ fn received(done: &Completion) -> u64 {
     u64::from(done.status.0)
         + u64::from(done.operation == Operation::Receive)
         + u64::from(done.byte_len)
-        + u64::from(done.imm.unwrap_or(0))
+        + u64::from(done.imm().unwrap_or(0))
 }
 
 macro_rules! one_at_a_time {
-    ($($name:ident = $post:ident, $seen:ident;)+) => {$(
+    ($($name:ident: $interface:ident = $post:ident, $seen:ident;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
-        pub(crate) fn $name(owned: &mut Owned, n: u64) -> u64 {
+        pub(crate) fn $name(owned: &mut Owned<$interface>, n: u64) -> u64 {
             let mut sum = 0;
             let Some(mut buffer) = owned.buffers[0].take() else { return FAILED };
             for _ in 0..n {
                 if owned.endpoint.$post(buffer).is_err() {
                     return FAILED;
                 }
-                match owned.endpoint.poll() {
-                    Ok(Some(done)) => {
-                        sum += $seen(&done);
-                        match done.buffer {
-                            Some(back) => buffer = back,
-                            None => return FAILED,
-                        }
-                    }
+                let back = owned.endpoint.take(|done| {
+                    sum += $seen(&done);
+                    done.buffer
+                });
+                match back {
+                    Ok(Some(Some(back))) => buffer = back,
                     _ => return FAILED,
                 }
             }
@@ -46,17 +44,17 @@ macro_rules! one_at_a_time {
 }
 
 one_at_a_time! {
-    loop_owned_send_ex1 = send, sent;
-    loop_owned_send_cl1 = send, sent;
-    loop_owned_recv_ex1 = receive, received;
-    loop_owned_recv_cl1 = receive, received;
+    loop_owned_send_ex1: Extended = send, sent;
+    loop_owned_send_cl1: Classic = send, sent;
+    loop_owned_recv_ex1: Extended = receive, received;
+    loop_owned_recv_cl1: Classic = receive, received;
 }
 
 macro_rules! batches {
-    ($($name:ident)+) => {$(
+    ($($name:ident: $interface:ident)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
-        pub(crate) fn $name(owned: &mut Owned, n: u64) -> u64 {
+        pub(crate) fn $name(owned: &mut Owned<$interface>, n: u64) -> u64 {
             let mut sum = 0;
             for _ in (0..n).step_by(BATCH) {
                 let Ok(mut batch) = owned.endpoint.batch() else { return FAILED };
@@ -80,13 +78,13 @@ macro_rules! batches {
     )+};
 }
 
-batches! { loop_owned_send_ex16 loop_owned_send_cl16 }
+batches! { loop_owned_send_ex16: Extended loop_owned_send_cl16: Classic }
 
 macro_rules! empty {
-    ($($name:ident)+) => {$(
+    ($($name:ident: $interface:ident)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
-        pub(crate) fn $name(owned: &mut Owned, n: u64) -> u64 {
+        pub(crate) fn $name(owned: &mut Owned<$interface>, n: u64) -> u64 {
             for _ in 0..n {
                 if !matches!(owned.endpoint.poll(), Ok(None)) {
                     return FAILED;
@@ -97,4 +95,4 @@ macro_rules! empty {
     )+};
 }
 
-empty! { loop_owned_em_ex loop_owned_em_cl }
+empty! { loop_owned_em_ex: Extended loop_owned_em_cl: Classic }

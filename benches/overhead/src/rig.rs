@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use libloading::os::unix::Library;
 use rdma_safe::{
-    Access, AddressVector, Buffer, CompletionQueue, Device, Endpoint, Gid, Mtu, ProtectionDomain, QueuePair,
+    Access, AddressVector, Buffer, CompletionQueue, Device, Endpoint, Gid, Interface, Mtu, ProtectionDomain, QueuePair,
     QueuePairAttributes, QueuePairState, Remote, Sge,
 };
 use rdma_sys::*;
@@ -70,8 +70,8 @@ pub(crate) struct Raw {
 
 /// The objects of the owned door.
 #[derive(Debug)]
-pub(crate) struct Owned {
-    pub(crate) endpoint: Endpoint,
+pub(crate) struct Owned<I: Interface> {
+    pub(crate) endpoint: Endpoint<I>,
     pub(crate) buffers: [Option<Buffer>; BATCH],
 }
 
@@ -108,7 +108,12 @@ impl Rig {
         Ok(Raw { qp, cq, pd: self.pd.clone(), sge, remote: Remote { address: sge.address, rkey: sge.lkey }, buffer })
     }
 
-    pub(crate) fn owned(&self, setting: Setting) -> Result<Owned> {
+    /// `known` makes it one whose interface the compiler knows.
+    pub(crate) fn owned<I: Interface>(
+        &self,
+        setting: Setting,
+        known: impl FnOnce(Endpoint) -> Result<Endpoint<I>, Endpoint>,
+    ) -> Result<Owned<I>> {
         let builder = Endpoint::builder(&self.pd).send_depth(64).recv_depth(64);
         let mut endpoint = builder.classic_post(setting.classic).classic_poll(setting.classic).build()?;
         endpoint.connect(&endpoint.address())?;
@@ -117,6 +122,7 @@ impl Rig {
         self.set(setting, qp, unsafe { (*qp).send_cq });
         let parts = self.pd.allocate(LEN as usize * BATCH)?.into_chunks(LEN as usize)?;
         let mut parts = parts.into_iter();
+        let endpoint = known(endpoint).map_err(|_| "the endpoint is of the other interface")?;
         Ok(Owned { endpoint, buffers: std::array::from_fn(|_| parts.next()) })
     }
 

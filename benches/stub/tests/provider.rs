@@ -27,7 +27,7 @@ fn both_doors_work_over_it() {
         unsafe { rdma_stub::rdma_stub_receive_at_once(endpoint.queue_pair().as_raw(), true) };
         endpoint.receive(pd.allocate(16).unwrap()).unwrap();
         let received = endpoint.poll().unwrap().unwrap().ok().unwrap();
-        assert_eq!((received.operation, received.imm), (Operation::Receive, Some(7)));
+        assert_eq!((received.operation, received.imm()), (Operation::Receive, Some(7)));
 
         let mut cq = pd.context().completion_queue(16).classic(classic).build().unwrap();
         let mut qp = pd.queue_pair(&cq, &cq).inline_data(64).classic(classic).build().unwrap();

@@ -1,6 +1,7 @@
 //! Completion queues.
 
 mod builder;
+mod owned;
 mod poll;
 mod poller;
 mod wc;
@@ -17,6 +18,7 @@ use crate::errno::check;
 use crate::{CompletionChannel, Context, Errno, Error, Result};
 
 pub use builder::CompletionQueueBuilder;
+pub(crate) use owned::Standing;
 pub use poll::{CompletionError, Poll, PollError, WorkCompletion};
 pub use poller::Poller;
 pub use wc::{WcFields, WcFlags, WcOpcode, WcStatus};
@@ -131,6 +133,7 @@ impl CompletionQueue {
 
     /// Whether it is polled by `ibv_start_poll`; otherwise by `ibv_poll_cq`.
     #[must_use]
+    #[inline(always)]
     pub fn is_extended(&self) -> bool {
         self.mode != Mode::Classic
     }
@@ -354,6 +357,24 @@ impl Taken {
         self.left = self.next != self.end;
         // SAFETY: it was less than `end`, which is at most `room`.
         unsafe { self.rows.add(row).as_ref() }
+    }
+
+    /// As [`Taken::refill`] and [`Taken::take`]: the first of the next batch, or the negative number.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn take_first(&mut self, cq: NonNull<ibv_cq>) -> Result<Option<&ibv_wc>, i32> {
+        // SAFETY: as there.
+        let taken = unsafe { ibv_poll_cq(cq.as_ptr(), Self::ROOM as i32, self.rows.as_ptr()) };
+        if taken != 1 {
+            if taken <= 0 {
+                return if taken == 0 { Ok(None) } else { Err(taken) };
+            }
+            (self.left, self.next, self.end) = (true, 1, (taken as u32).min(Self::ROOM));
+        }
+        // SAFETY: it has just been filled.
+        Ok(Some(unsafe { self.rows.as_ref() }))
     }
 
     /// Shows the rows from `next` to before `end` to `each`, until it breaks or panics: what it has not seen is left.

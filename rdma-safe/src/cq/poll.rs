@@ -209,6 +209,7 @@ pub struct WorkCompletion<'a> {
     fields: WcFields,
 }
 
+#[derive(Clone, Copy)]
 enum Row<'a> {
     /// The queue itself: its cursor stands on the completion for as long as `'a` borrows the `Poll`.
     Extended(NonNull<ibv_cq_ex>),
@@ -240,6 +241,26 @@ impl<'a> WorkCompletion<'a> {
     #[inline(always)]
     pub(super) fn classic(row: &'a ibv_wc) -> Self {
         WorkCompletion { row: Row::Classic(row), fields: WcFields::STANDARD }
+    }
+
+    #[inline(always)]
+    pub(crate) fn of_row(row: &'a ibv_wc) -> Self {
+        Self::classic(row)
+    }
+
+    /// The row of a classic queue that it is; null of an extended one.
+    #[inline(always)]
+    pub(crate) fn row(&self) -> *const ibv_wc {
+        match self.row {
+            Row::Classic(row) => row,
+            Row::Extended(_) => std::ptr::null(),
+        }
+    }
+
+    /// The same, for less long.
+    #[inline(always)]
+    pub(crate) fn reborrow(&self) -> WorkCompletion<'_> {
+        WorkCompletion { row: self.row, fields: self.fields }
     }
 }
 
@@ -327,27 +348,29 @@ impl WorkCompletion<'_> {
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> Option<u32> {
-        if self.flags().contains(WcFlags::WITH_IMM) { self.imm_value() } else { None }
-    }
-
-    /// Where the flags say that there is immediate data.
-    #[inline(always)]
-    pub(crate) fn imm_value(&self) -> Option<u32> {
+        if !self.flags().contains(WcFlags::WITH_IMM) {
+            return None;
+        }
         // SAFETY: with this flag the union holds immediate data; four bytes are a number in any case.
         field!(self, WcFields::IMM, ibv_wc_read_imm_data, |wc| Some(unsafe { wc.__bindgen_anon_1.imm_data }))
             .map(u32::from_be)
+    }
+
+    /// What is in the place of immediate data, in network byte order, and of a key; 0 where the queue was created without.
+    #[inline(always)]
+    pub(crate) fn imm_or_key(&self) -> u32 {
+        // SAFETY: four bytes are a number whatever they mean.
+        field!(self, WcFields::IMM, ibv_wc_read_imm_data, |wc| Some(unsafe { wc.__bindgen_anon_1.imm_data }))
+            .unwrap_or(0)
     }
 
     /// The key that the peer's send invalidated, if it did.
     #[must_use]
     #[inline(always)]
     pub fn invalidated_rkey(&self) -> Option<u32> {
-        if self.flags().contains(WcFlags::WITH_INV) { self.invalidated_rkey_value() } else { None }
-    }
-
-    /// Where the flags say that there is a key.
-    #[inline(always)]
-    pub(crate) fn invalidated_rkey_value(&self) -> Option<u32> {
+        if !self.flags().contains(WcFlags::WITH_INV) {
+            return None;
+        }
         field!(self, WcFields::IMM, ibv_wc_read_invalidated_rkey, |wc| {
             // SAFETY: with this flag the union holds the key; four bytes are a number in any case.
             Some(unsafe { wc.__bindgen_anon_1.invalidated_rkey })

@@ -73,7 +73,7 @@ impl CompletionQueue {
 }
 
 /// What start_poll is asked for: no flag is defined for it.
-struct PollFlags(UnsafeCell<ibv_poll_cq_attr>);
+pub(super) struct PollFlags(UnsafeCell<ibv_poll_cq_attr>);
 
 // SAFETY: nobody writes it. Providers look at `comp_mask`, an input, and no more; it is in a cell because C has no word for that
 // in the type of the parameter.
@@ -82,15 +82,27 @@ unsafe impl Sync for PollFlags {}
 static NO_FLAGS: PollFlags = PollFlags(UnsafeCell::new(ibv_poll_cq_attr { comp_mask: 0 }));
 
 /// Between start_poll and end_poll, also where a closure panics.
-struct Started(NonNull<ibv_cq_ex>);
+pub(super) struct Started(NonNull<ibv_cq_ex>);
 
 impl Started {
+    /// # Safety
+    /// start_poll must have succeeded, and be ended by this only.
+    #[inline(always)]
+    pub(super) unsafe fn new(cq: NonNull<ibv_cq_ex>) -> Self {
+        Started(cq)
+    }
+
+    #[inline(always)]
+    pub(super) fn raw(&self) -> NonNull<ibv_cq_ex> {
+        self.0
+    }
+
     /// What `ibv_start_poll` returns. When that is 0, a `Started` is to be made.
     ///
     /// # Safety
     /// The queue must be an extended one and not be being polled.
     #[inline(always)]
-    unsafe fn start(cq: NonNull<ibv_cq_ex>) -> i32 {
+    pub(super) unsafe fn start(cq: NonNull<ibv_cq_ex>) -> i32 {
         // SAFETY: the caller's contract.
         unsafe { ibv_start_poll(cq.as_ptr(), NO_FLAGS.0.get()) }
     }
@@ -147,7 +159,8 @@ impl<'cq, I: Interface> Poller<'cq, I> {
             rare();
             return Err(PollError::of_provider(result));
         }
-        let _started = Started(cq);
+        // SAFETY: start_poll has succeeded.
+        let _started = unsafe { Started::new(cq) };
         Ok(Some(look(WorkCompletion::extended(cq, self.fields))))
     }
 
@@ -165,7 +178,8 @@ impl<'cq, I: Interface> Poller<'cq, I> {
                 rare();
                 return ended(result);
             }
-            let _started = Started(cq);
+            // SAFETY: start_poll has succeeded.
+            let _started = unsafe { Started::new(cq) };
             loop {
                 if each(WorkCompletion::extended(cq, self.fields)).is_break() {
                     return Ok(());

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-use super::ring::Ring;
+use super::gates::Gates;
+use super::ring::{Kind, Ring};
 use super::work::{ATOMIC, Data, Verb};
-use super::{Endpoint, Rejected, Sent, Signals, Unposted, Work, WorkId};
+use super::{Endpoint, Rejected, Run, Unposted, Work, WorkId};
+use crate::interface::Interface;
 use crate::qp::Shared;
 use crate::{Buffer, Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
 
@@ -17,11 +19,14 @@ pub struct Batch<'e> {
     /// Taken by `drop` and by `post`, which ends the batch.
     raw: ManuallyDrop<SendBatch<'e>>,
     qp: &'e Shared,
-    sends: &'e mut Ring<Sent>,
+    sends: &'e mut Ring<Buffer>,
     pd: &'e ProtectionDomain,
-    /// As they will be when this is posted.
-    signals: Signals,
-    endpoint_signals: &'e mut Signals,
+    /// As it will be when this is posted.
+    run: Run,
+    endpoint_run: &'e mut Run,
+    /// Shut as long as this is, and when it is forgotten.
+    gates: &'e mut Gates,
+    gates_before: Gates,
     poisoned: &'e mut bool,
     max_unsignaled: u32,
     max_message: u32,
@@ -29,19 +34,26 @@ pub struct Batch<'e> {
 
 impl<'e> Batch<'e> {
     #[inline(always)]
-    pub(super) fn new(endpoint: &'e mut Endpoint) -> Result<Self, PostError> {
+    pub(super) fn new<I: Interface>(endpoint: &'e mut Endpoint<I>) -> Result<Self, PostError> {
         if endpoint.poisoned {
             return Err(PostError::Poisoned);
         }
-        endpoint.abandon();
-        let (queue, qp) = endpoint.qp.send_and_shared();
+        if endpoint.live.sends.has_staged() {
+            endpoint.abandon();
+            endpoint.open_gates();
+        }
+        let end = endpoint.live.sends.next_sequence();
+        let run = if endpoint.run.end == end { endpoint.run.len } else { 0 };
+        let (queue, qp) = endpoint.live.qp.send_and_shared();
         Ok(Batch {
             raw: ManuallyDrop::new(queue.batch()?),
             qp,
-            sends: &mut endpoint.sends,
+            gates_before: std::mem::replace(&mut endpoint.gates, Gates::SHUT),
+            gates: &mut endpoint.gates,
+            sends: &mut endpoint.live.sends,
             pd: &endpoint.pd,
-            signals: endpoint.signals,
-            endpoint_signals: &mut endpoint.signals,
+            run: Run { len: run, end },
+            endpoint_run: &mut endpoint.run,
             poisoned: &mut endpoint.poisoned,
             max_unsignaled: endpoint.settings.max_unsignaled,
             max_message: endpoint.settings.max_message,
@@ -63,7 +75,7 @@ impl Batch<'_> {
                 Ok(()) => {
                     if verb.is_atomic() {
                         // It holds the eight bytes of the result then.
-                        buffer.set_len_within(ATOMIC);
+                        buffer.set_len_within(ATOMIC as u32);
                     }
                     Ok(self.stage(Some(buffer), &verb, flags))
                 }
@@ -119,13 +131,13 @@ impl Batch<'_> {
         }
         verb.check(len, capacity, self.max_message)?;
         let flags = if self.is_signaled(flags) { flags | SendFlags::SIGNALED } else { flags };
-        Ok(WorkRequest::new(WorkId::send(self.sends.next_sequence()).0).with(flags))
+        Ok(WorkRequest::new(self.sends.next_sequence()).with(flags))
     }
 
     /// Whether work with these flags is signaled: because they say so, or because it is time.
     #[inline(always)]
     fn is_signaled(&self, flags: SendFlags) -> bool {
-        flags.contains(SendFlags::SIGNALED) || self.signals.unsignaled + 1 >= self.max_unsignaled
+        flags.contains(SendFlags::SIGNALED) || self.run.len + 1 >= self.max_unsignaled
     }
 
     /// Stages what was just added.
@@ -133,14 +145,9 @@ impl Batch<'_> {
     fn stage(&mut self, buffer: Option<Buffer>, verb: &Verb, flags: SendFlags) -> WorkId {
         let signaled = self.is_signaled(flags);
         let silent = !flags.contains(SendFlags::SIGNALED) && buffer.is_none();
-        let sent = Sent { buffer, operation: verb.operation(), outcome: None, silent, after: self.signals.last };
-        // SAFETY: `admit` has found room.
-        let sequence = unsafe { self.sends.stage(sent) };
-        self.signals = match signaled {
-            true => Signals { unsignaled: 0, last: sequence },
-            false => Signals { unsignaled: self.signals.unsignaled + 1, ..self.signals },
-        };
-        WorkId::send(sequence)
+        let sequence = self.sends.stage(buffer, Kind { operation: verb.operation(), signaled, silent });
+        self.run = Run { len: if signaled { 0 } else { self.run.len + 1 }, end: sequence + 1 };
+        WorkId(sequence)
     }
 
     /// How many pieces it holds.
@@ -171,10 +178,17 @@ impl Batch<'_> {
         match unsafe { ManuallyDrop::take(&mut this.raw) }.post() {
             Ok(()) => {
                 this.sends.commit();
-                *this.endpoint_signals = this.signals;
+                *this.endpoint_run = this.run;
+                *this.gates = this.gates_before;
                 Ok(())
             }
-            Err(error) => Err(failed(this.qp, this.sends, this.poisoned, error)),
+            Err(error) => {
+                let unposted = failed(this.qp, this.sends, this.poisoned, error);
+                if !*this.poisoned {
+                    *this.gates = this.gates_before;
+                }
+                Err(unposted)
+            }
         }
     }
 }
@@ -182,7 +196,7 @@ impl Batch<'_> {
 /// Sorts out what was staged by a batch that the provider did not take, or not wholly.
 #[cold]
 #[inline(never)]
-fn failed(qp: &Shared, sends: &mut Ring<Sent>, poisoned: &mut bool, error: PostError) -> Unposted {
+fn failed(qp: &Shared, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostError) -> Unposted {
     let mut buffers = Vec::new();
     let taken = match error {
         PostError::QueueFull { posted } | PostError::Refused { posted, .. } => Some(posted),
@@ -191,7 +205,7 @@ fn failed(qp: &Shared, sends: &mut Ring<Sent>, poisoned: &mut bool, error: PostE
     match taken {
         Some(posted) => {
             sends.commit_first(posted);
-            buffers.extend(std::iter::from_fn(|| sends.unstage()).filter_map(|sent| sent.buffer));
+            buffers.extend(std::iter::from_fn(|| sends.unstage()).flatten());
             buffers.reverse();
         }
         None => sends.commit(),
@@ -211,6 +225,7 @@ impl Drop for Batch<'_> {
         // SAFETY: taken here and in `post`, which does not drop the batch.
         unsafe { ManuallyDrop::drop(&mut self.raw) }
         self.sends.roll_back();
+        *self.gates = self.gates_before;
     }
 }
 

@@ -1,11 +1,15 @@
 //! Creating endpoints.
 
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
-use super::ring::Ring;
-use super::{Endpoint, Settings, Signals};
+use super::ring::{Kind, Ring};
+use super::{Endpoint, Gates, Live, Operation, RECEIVE, Rare, Run, Settings};
 use crate::qp::Local;
 use crate::{Access, Error, InitOptions, ProtectionDomain, Result, TransportType, WcFields};
+
+/// Fields of completions that endpoints look at.
+pub(super) const FIELDS: WcFields = WcFields::BYTE_LEN.union(WcFields::IMM);
 
 /// Describes an endpoint. Made by [`Endpoint::builder`].
 #[derive(Clone, Debug)]
@@ -132,7 +136,7 @@ impl<'a> EndpointBuilder<'a> {
         let local = Local::resolve(context, &self.init)?;
 
         let entries = self.send_depth.saturating_add(self.recv_depth).max(1);
-        let mut fields = WcFields::BYTE_LEN | WcFields::IMM;
+        let mut fields = FIELDS;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
         let mut cq = context.completion_queue(entries).fields(fields).classic(self.classic_poll);
         if self.events {
@@ -155,18 +159,26 @@ impl<'a> EndpointBuilder<'a> {
             max_message: local.max_message,
             // At least every other entry, so that a full ring always has a completion coming.
             max_unsignaled: (self.send_depth / 2).max(1),
+            timestamps: self.timestamps,
         };
-        Ok(Endpoint {
-            qp: ManuallyDrop::new(qp),
+        let mut endpoint = Endpoint {
+            gates: Gates::SHUT,
+            live: Live {
+                qp: ManuallyDrop::new(qp),
+                sends: Ring::new(self.send_depth, 0, Kind::signaled(Operation::Send)),
+                receives: Ring::new(self.recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
+                destroyed: false,
+            },
             cq,
-            sends: Ring::new(self.send_depth),
-            receives: Ring::new(self.recv_depth),
             pd: self.pd.clone(),
             settings,
             address,
-            signals: Signals { unsignaled: 0, last: 0 },
+            run: Run { len: 0, end: 0 },
+            rare: Rare::NOTHING,
             poisoned: false,
-            destroyed: false,
-        })
+            interface: PhantomData,
+        };
+        endpoint.open_gates();
+        Ok(endpoint)
     }
 }

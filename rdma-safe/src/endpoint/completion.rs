@@ -2,29 +2,18 @@
 
 use std::fmt;
 
-use crate::{Buffer, CompletionError, PostError, WcStatus};
+use crate::{Buffer, CompletionError, PostError, WcFlags, WcStatus};
 
 /// Identifies posted work of one endpoint; increases with each posting of a direction. Only work that was never posted, such
 /// as that of a dropped batch, has its number used again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkId(pub(super) u64);
 
-/// In which queue work was: the highest bit of `wr_id`. The rest is the sequence number in the ring.
-const RECEIVE: u64 = 1 << 63;
+/// In which queue work was: the highest bit of the sequence number, which is the `wr_id`.
+pub(super) const RECEIVE: u64 = 1 << 63;
 
 impl WorkId {
-    #[inline(always)]
-    pub(super) fn send(sequence: u64) -> Self {
-        WorkId(sequence)
-    }
-
-    #[inline(always)]
-    pub(super) fn receive(sequence: u64) -> Self {
-        WorkId(sequence | RECEIVE)
-    }
-
-    #[inline(always)]
-    pub(super) fn sequence(self) -> u64 {
+    fn sequence(self) -> u64 {
         self.0 & !RECEIVE
     }
 
@@ -74,13 +63,36 @@ pub struct Completion {
     pub byte_len: u32,
     /// When it completed, in ticks of the device's clock, with [`EndpointBuilder::timestamps`](crate::EndpointBuilder::timestamps).
     pub timestamp: Option<u64>,
-    /// Immediate data of the peer, in host byte order.
-    pub imm: Option<u32>,
-    /// The key that the peer's send invalidated.
-    pub invalidated_rkey: Option<u32>,
+    pub(super) extra: Extra,
+}
+
+/// What may come with a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Extra {
+    pub(super) flags: WcFlags,
+    /// Immediate data in network byte order, or a key.
+    pub(super) number: u32,
+}
+
+impl Extra {
+    pub(super) const NONE: Extra = Extra { flags: WcFlags::empty(), number: 0 };
 }
 
 impl Completion {
+    /// Immediate data of the peer, in host byte order.
+    #[must_use]
+    #[inline(always)]
+    pub fn imm(&self) -> Option<u32> {
+        if self.extra.flags.contains(WcFlags::WITH_IMM) { Some(u32::from_be(self.extra.number)) } else { None }
+    }
+
+    /// The key that the peer's send invalidated.
+    #[must_use]
+    #[inline(always)]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        if self.extra.flags.contains(WcFlags::WITH_INV) { Some(self.extra.number) } else { None }
+    }
+
     /// The completion if it succeeded.
     ///
     /// # Errors

@@ -2,38 +2,30 @@
 
 use std::time::{Duration, Instant};
 
-use super::ring::Ring;
-use super::{Completion, Endpoint, Operation, Posted, Sent, WorkId};
-use crate::cq::rare;
-use crate::{Buffer, Error, Poll, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use super::builder::FIELDS;
+use super::completion::Extra;
+use super::gates::Gates;
+use super::ring::{Done, Ring};
+use super::{Completion, Endpoint, Live, Operation, RECEIVE, WorkId};
+use rdma_sys::ibv_wc;
 
-#[derive(Clone, Copy)]
+use crate::cq::Standing;
+use crate::interface::Interface;
+use crate::{Buffer, Error, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+
+/// What there is to say of work that has completed, beside what it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Outcome {
-    status: WcStatus,
-    vendor_error: u32,
-    byte_len: u32,
-    timestamp: Option<u64>,
+    pub(super) status: WcStatus,
+    pub(super) vendor_error: u32,
+    pub(super) byte_len: u32,
+    pub(super) extra: Extra,
+    pub(super) timestamp: Option<u64>,
+    /// What turned out to be another operation than was thought when it was posted.
+    pub(super) operation: Option<Operation>,
 }
 
-/// What there is to say of a receive that has completed.
-#[derive(Clone, Copy)]
-pub(super) struct Arrival {
-    outcome: Outcome,
-    operation: Operation,
-    imm: Option<u32>,
-    invalidated_rkey: Option<u32>,
-}
-
-/// What a look at the queue has found.
-enum Look {
-    Empty,
-    /// Completions, which are in the rings now.
-    Noted,
-    /// The completion of the oldest work. Others may be in the rings.
-    Found(Completion),
-}
-
-impl Endpoint {
+impl<I: Interface> Endpoint<I> {
     /// Takes one piece of work that is done, if there is any. It never waits.
     ///
     /// Work of each direction comes in the order in which it was posted; no order is kept between the two.
@@ -43,74 +35,129 @@ impl Endpoint {
     /// [`Endpoint::close`].
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Option<Completion>, PollError> {
-        // A second time only when what there was, was silent.
-        loop {
-            if self.sends.has_completed() || self.receives.has_completed() {
-                if let Some(completion) = self.pop() {
-                    return Ok(Some(completion));
+        self.take(|completion| completion)
+    }
+
+    /// As [`Endpoint::poll`], with what `look` makes of the work.
+    ///
+    /// It costs less: `look` is compiled for each kind of work, which looks at no field whose value is known.
+    ///
+    /// # Errors
+    /// As [`Endpoint::poll`].
+    #[inline(always)]
+    pub fn take<R>(&mut self, look: impl FnOnce(Completion) -> R) -> Result<Option<R>, PollError> {
+        if !self.gates.poll {
+            let found = self.poll_slowly();
+            return self.polled_rarely(found, look);
+        }
+        if I::EXTENDED.unwrap_or_else(|| self.cq.is_extended()) {
+            // SAFETY: the queue is an extended one and, as the gate is open, idle. Only the queue pair of this endpoint
+            // completes to it, and nothing happens to that here.
+            let Some(standing) = (unsafe { self.cq.stand() })? else { return Ok(None) };
+            return match take_usual(&mut self.live.sends, &mut self.live.receives, standing, look) {
+                Ok(seen) => Ok(Some(seen)),
+                Err((standing, look)) => {
+                    let found = self.poll_noting(standing);
+                    self.polled_rarely(found, look)
                 }
-            }
-            match self.look() {
-                Ok(Look::Noted) => {}
-                Ok(Look::Empty) => return Ok(None),
-                Ok(Look::Found(completion)) => return Ok(Some(completion)),
-                Err(error) => return Err(error),
+            };
+        }
+        // SAFETY: a classic queue.
+        let Some(row) = (unsafe { self.cq.next_row() })? else { return Ok(None) };
+        match take_usual(&mut self.live.sends, &mut self.live.receives, row, look) {
+            Ok(seen) => Ok(Some(seen)),
+            Err((row, look)) => {
+                let row = row.row();
+                let found = self.poll_noting_row(row);
+                self.polled_rarely(found, look)
             }
         }
     }
 
-    /// Looks at the queue when nothing is left of the last look.
+    /// The result of a rare call.
     #[inline(always)]
-    fn look(&mut self) -> Result<Look, PollError> {
-        let Endpoint { cq, sends, receives, poisoned, .. } = self;
-        let mut poll = cq.poll();
-        let first = match poll.next() {
-            Ok(Some(first)) => first,
-            Ok(None) => return Ok(Look::Empty),
-            Err(error) => return Err(error),
-        };
-        // The usual case: it is of the oldest work, and goes to the caller without a stop in the ring.
-        let id = WorkId(first.wr_id());
-        let completion = match id.is_receive() {
-            false if first.status() == WcStatus::SUCCESS => sends
-                .take_if(id.sequence(), |sent| !sent.silent)
-                .map(|sent| Completion::of_send(id, Outcome::of(&first, sent.has_length()), sent)),
-            false => None,
-            true => receives.take_if(id.sequence(), |_| true).map(|mut posted| {
-                let arrival = posted.finish(&first);
-                Completion::of_receive(id, arrival, posted.buffer)
-            }),
-        };
-        let Some(completion) = completion else {
-            if !note(sends, receives, first) {
-                *poisoned = true;
-                return Err(PollError::Unexpected { wr_id: id.0 });
+    fn polled_rarely<R>(&mut self, found: Found, look: impl FnOnce(Completion) -> R) -> Result<Option<R>, PollError> {
+        match found {
+            Found::Nothing => Ok(None),
+            Found::Failure => Err(self.rare.failure),
+            Found::Completion => match self.rare.completion.take() {
+                Some(completion) => Ok(Some(look(completion))),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// As [`Endpoint::poll`], whatever keeps the gate shut.
+    #[cold]
+    #[inline(never)]
+    fn poll_slowly(&mut self) -> Found {
+        loop {
+            self.rare.completion = self.pop();
+            // As long as anything is left to hand out, that comes first.
+            self.open_gates();
+            if self.rare.completion.is_some() {
+                return Found::Completion;
             }
-            return note_rest(poll, sends, receives, poisoned).map(|()| Look::Noted);
-        };
-        match note_rest(poll, sends, receives, poisoned) {
-            Ok(()) => Ok(Look::Found(completion)),
-            Err(error) => {
-                rare();
-                // It is handed out later; so it stays in the ring, as nothing was added meanwhile.
-                let Completion { status, vendor_error, byte_len, timestamp, .. } = completion;
-                let outcome = Outcome { status, vendor_error, byte_len, timestamp };
-                let len = completion.buffer.as_ref().map_or(0, |buffer| buffer.len());
-                if id.is_receive() {
-                    let Completion { operation, imm, invalidated_rkey, .. } = completion;
-                    std::mem::forget(completion);
-                    // SAFETY: the entry was just taken, and what it was taken as is forgotten.
-                    let posted = unsafe { receives.untake() };
-                    posted.arrival = Some(Arrival { outcome, operation, imm, invalidated_rkey });
-                    posted.buffer.set_len_within(len);
-                } else {
-                    std::mem::forget(completion);
-                    // SAFETY: as above.
-                    unsafe { sends.untake() }.outcome = Some(outcome);
+            match self.look() {
+                Ok(true) => {}
+                Ok(false) => return Found::Nothing,
+                Err(error) => {
+                    self.rare.failure = error;
+                    return Found::Failure;
                 }
-                Err(error)
             }
         }
+    }
+
+    /// As [`Endpoint::poll`], for the completion that was found is not the usual one: it is noted, and work is handed out that
+    /// comes before it, or itself, or, if it was silent, what comes after.
+    #[cold]
+    #[inline(never)]
+    fn poll_noting(&mut self, standing: Standing) -> Found {
+        let noted = note(&mut self.live.sends, &mut self.live.receives, standing.completion(FIELDS));
+        drop(standing);
+        self.poll_noted(noted)
+    }
+
+    /// Likewise, for a row of `self.cq` that was just taken.
+    #[cold]
+    #[inline(never)]
+    fn poll_noting_row(&mut self, row: *const ibv_wc) -> Found {
+        // SAFETY: it is where it was, as the queue was not asked since.
+        let found = unsafe { WorkCompletion::of_row(&*row) };
+        let noted = note(&mut self.live.sends, &mut self.live.receives, found);
+        self.poll_noted(noted)
+    }
+
+    fn poll_noted(&mut self, noted: Result<(), PollError>) -> Found {
+        let Err(error) = noted else { return self.poll_slowly() };
+        self.doubt();
+        self.rare.failure = error;
+        Found::Failure
+    }
+
+    /// Takes one completion out of the queue, if there is any, and notes it in its ring.
+    #[inline(never)]
+    fn look(&mut self) -> Result<bool, PollError> {
+        let Endpoint { cq, live: Live { sends, receives, .. }, .. } = self;
+        let fields = cq.fields();
+        let noted = if cq.is_extended() {
+            // SAFETY: an extended queue. It is idle, as nothing here leaves it otherwise. As to queue pairs, see `poll`.
+            let Some(standing) = (unsafe { cq.stand() })? else { return Ok(false) };
+            note(sends, receives, standing.completion(fields))
+        } else {
+            // SAFETY: a classic queue.
+            let Some(found) = (unsafe { cq.next_row() })? else { return Ok(false) };
+            note(sends, receives, found)
+        };
+        noted.inspect_err(|_| self.doubt())?;
+        Ok(true)
+    }
+
+    /// The provider is not to be trusted with more work.
+    fn doubt(&mut self) {
+        self.poisoned = true;
+        self.gates = Gates::SHUT;
     }
 
     /// Waits for a piece of work to be done, at most for `timeout`.
@@ -166,159 +213,192 @@ impl Endpoint {
             while channel.take_event()?.is_some() {}
         }
         self.cq.arm(false)?;
-        self.reap()?;
-        Ok(!self.sends.has_completed() && !self.receives.has_completed())
+        /// Silent work before the first that is handed out.
+        const LIMIT: usize = 16;
+        // What completed before arming causes no event.
+        for _ in 0..LIMIT {
+            if self.has_completed() || !self.look()? {
+                break;
+            }
+        }
+        self.open_gates();
+        Ok(!self.has_completed())
     }
 
-    /// Takes completions out of the queue and notes them in the rings, a limited number at a time.
-    #[inline(always)]
-    fn reap(&mut self) -> Result<(), PollError> {
-        let Endpoint { cq, sends, receives, poisoned, .. } = self;
-        note_rest(cq.poll(), sends, receives, poisoned)
+    #[inline]
+    fn has_completed(&self) -> bool {
+        self.live.sends.has_completed() || self.live.receives.has_completed()
     }
 
     /// Hands out work that is done.
-    #[inline(always)]
     fn pop(&mut self) -> Option<Completion> {
-        self.sends.skip_completed(|sent| sent.silent && sent.outcome.is_none_or(|it| it.status == WcStatus::SUCCESS));
-        if let Some((sequence, sent)) = self.sends.pop_completed() {
-            return Some(Completion::of_send(WorkId::send(sequence), sent.outcome.unwrap_or(Outcome::DONE), sent));
-        }
-        let (sequence, posted) = self.receives.pop_completed()?;
-        let arrival = posted.arrival.unwrap_or(Arrival::UNKNOWN);
-        Some(Completion::of_receive(WorkId::receive(sequence), arrival, posted.buffer))
-    }
-}
-
-/// Notes what is left of a look at the queue, up to a limit.
-#[inline(always)]
-fn note_rest(
-    mut poll: Poll<'_>,
-    sends: &mut Ring<Sent>,
-    receives: &mut Ring<Posted>,
-    poisoned: &mut bool,
-) -> Result<(), PollError> {
-    const LIMIT: usize = 16;
-    for _ in 0..LIMIT {
-        let completion = match poll.next() {
-            Ok(Some(completion)) => completion,
-            Ok(None) => break,
-            Err(error) => return Err(error),
+        let done = match self.live.sends.pop() {
+            Some(done) => done,
+            None => self.live.receives.pop()?,
         };
-        let wr_id = completion.wr_id();
-        if !note(sends, receives, completion) {
-            *poisoned = true;
-            return Err(PollError::Unexpected { wr_id });
-        }
+        let Done { sequence, buffer, operation, outcome } = done;
+        Some(Completion::new(sequence, operation, buffer, outcome))
     }
-    Ok(())
 }
 
-/// Notes a completion in its ring; `false` when it names work that is not in flight.
-// Not a Rust call, which could unwind: for that the callers would keep a completion that they are about to hand out in
-// memory. There is nothing here that panics.
-#[allow(improper_ctypes_definitions)]
+/// What shows a completion until it is dropped.
+trait Shown {
+    /// It must have [`FIELDS`].
+    fn completion(&self) -> WorkCompletion<'_>;
+}
+
+impl Shown for Standing {
+    #[inline(always)]
+    fn completion(&self) -> WorkCompletion<'_> {
+        Standing::completion(self, FIELDS)
+    }
+}
+
+impl Shown for WorkCompletion<'_> {
+    #[inline(always)]
+    fn completion(&self) -> WorkCompletion<'_> {
+        self.reborrow()
+    }
+}
+
+/// What a rare call has found. What there is to say of it is in [`Rare`](super::Rare).
+#[derive(Clone, Copy)]
+enum Found {
+    Nothing,
+    Completion,
+    Failure,
+}
+
+/// What is done most often, at once: the oldest work of its queue has succeeded, and its buffer goes to `look`. Any other is given
+/// back, and nothing has changed.
+// Each kind calls by itself: the compiler then knows what comes of it.
+#[inline(always)]
+fn take_usual<S: Shown, F: FnOnce(Completion) -> R, R>(
+    sends: &mut Ring<Buffer>,
+    receives: &mut Ring<Buffer>,
+    shown: S,
+    look: F,
+) -> Result<R, (S, F)> {
+    let found = shown.completion();
+    if found.status() != WcStatus::SUCCESS {
+        return Err((shown, look));
+    }
+    let id = found.wr_id();
+    if id == sends.oldest() {
+        let Some((buffer, operation)) = sends.take_oldest() else { return Err((shown, look)) };
+        drop(shown);
+        // Those that transfer into the buffer fill it.
+        let byte_len = match operation {
+            Operation::Read | Operation::Atomic => buffer.len() as u32,
+            _ => 0,
+        };
+        return Ok(look(Completion::new(id, operation, Some(buffer), Outcome { byte_len, ..Outcome::DONE })));
+    }
+    if id != receives.oldest() {
+        return Err((shown, look));
+    }
+    let flags = found.flags();
+    // A write that takes a receive has immediate data, so that others need not be asked what they are.
+    if !flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
+        let Some((mut buffer, _)) = receives.take_oldest() else { return Err((shown, look)) };
+        buffer.set_len_within(found.byte_len().unwrap_or(0));
+        drop(shown);
+        let outcome = Outcome { byte_len: buffer.len() as u32, ..Outcome::DONE };
+        return Ok(look(Completion::new(id, Operation::Receive, Some(buffer), outcome)));
+    }
+    if flags.contains(WcFlags::WITH_INV) {
+        return Err((shown, look));
+    }
+    if found.opcode() == WcOpcode::RECV {
+        let Some((mut buffer, _)) = receives.take_oldest() else { return Err((shown, look)) };
+        buffer.set_len_within(found.byte_len().unwrap_or(0));
+        let extra = Extra { flags: WcFlags::WITH_IMM, number: found.imm_or_key() };
+        drop(shown);
+        let outcome = Outcome { byte_len: buffer.len() as u32, extra, ..Outcome::DONE };
+        return Ok(look(Completion::new(id, Operation::Receive, Some(buffer), outcome)));
+    }
+    if found.opcode() != WcOpcode::RECV_RDMA_WITH_IMM {
+        return Err((shown, look));
+    }
+    let Some((mut buffer, _)) = receives.take_oldest() else { return Err((shown, look)) };
+    buffer.set_len_within(0);
+    let extra = Extra { flags: WcFlags::WITH_IMM, number: found.imm_or_key() };
+    let outcome = Outcome { byte_len: found.byte_len().unwrap_or(0), extra, ..Outcome::DONE };
+    drop(shown);
+    Ok(look(Completion::new(id, Operation::ReceiveWrite, Some(buffer), outcome)))
+}
+
+/// Notes a completion in its ring; an error when it names work that is not in flight.
+#[cold]
 #[inline(never)]
-extern "C" fn note(sends: &mut Ring<Sent>, receives: &mut Ring<Posted>, completion: WorkCompletion<'_>) -> bool {
-    let id = WorkId(completion.wr_id());
-    if id.is_receive() {
-        let Some(posted) = receives.complete_oldest(id.sequence()) else { return false };
-        posted.arrival = Some(posted.finish(&completion));
-        return true;
+fn note(sends: &mut Ring<Buffer>, receives: &mut Ring<Buffer>, found: WorkCompletion<'_>) -> Result<(), PollError> {
+    let id = found.wr_id();
+    let status = found.status();
+    let failed = (status != WcStatus::SUCCESS).then(|| Outcome::failed(&found));
+    let known = if id & RECEIVE != 0 {
+        receives.complete(id, |slot| match (failed, &mut slot.buffer) {
+            (Some(failed), _) => failed,
+            (None, Some(buffer)) => arrived(buffer, &found),
+            (None, None) => Outcome::DONE,
+        })
+    } else {
+        if let Some(flushed) = failed.filter(|_| status == WcStatus::WR_FLUSH_ERR) {
+            // Not every provider flushes unsignaled work one by one: whether it was done is not known.
+            sends.note_before(id, flushed);
+        }
+        sends.complete(id, |slot| {
+            failed.unwrap_or_else(|| {
+                let has_length = matches!(slot.kind.operation, Operation::Read | Operation::Atomic);
+                let byte_len = if has_length { found.byte_len().unwrap_or(0) } else { 0 };
+                Outcome { byte_len, timestamp: found.completion_timestamp(), ..Outcome::DONE }
+            })
+        })
+    };
+    if known { Ok(()) } else { Err(PollError::Unexpected { wr_id: id }) }
+}
+
+/// What has arrived in a receive that succeeded. Sets the length of its buffer.
+fn arrived(buffer: &mut Buffer, found: &WorkCompletion<'_>) -> Outcome {
+    let byte_len = found.byte_len().unwrap_or(0);
+    let mut outcome = Outcome { byte_len, timestamp: found.completion_timestamp(), ..Outcome::DONE };
+    let flags = found.flags();
+    if flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
+        outcome.extra = Extra { flags, number: found.imm_or_key() };
     }
-    if completion.status() == WcStatus::WR_FLUSH_ERR {
-        // Not every provider flushes unsignaled work one by one: whether it was done is not known.
-        let flushed = Outcome::of(&completion, false);
-        sends.each_before(id.sequence(), |sent| sent.outcome = Some(flushed));
+    let mut len = byte_len;
+    if found.opcode() == WcOpcode::RECV_RDMA_WITH_IMM {
+        (outcome.operation, len) = (Some(Operation::ReceiveWrite), 0);
     }
-    let Some(sent) = sends.complete_if(id.sequence(), |sent, oldest| sent.after < oldest) else { return false };
-    sent.outcome = Some(Outcome::of(&completion, sent.has_length()));
-    true
+    // A provider that claims more than it was given does not get the buffer to lie about it.
+    buffer.set_len_within(len);
+    outcome
 }
 
 impl Completion {
     #[inline(always)]
-    fn of_send(id: WorkId, outcome: Outcome, sent: Sent) -> Self {
-        Completion {
-            id,
-            operation: sent.operation,
-            status: outcome.status,
-            vendor_error: outcome.vendor_error,
-            buffer: sent.buffer,
-            byte_len: outcome.byte_len,
-            timestamp: outcome.timestamp,
-            imm: None,
-            invalidated_rkey: None,
-        }
-    }
-
-    #[inline(always)]
-    fn of_receive(id: WorkId, arrival: Arrival, buffer: Buffer) -> Self {
-        Completion {
-            id,
-            operation: arrival.operation,
-            status: arrival.outcome.status,
-            vendor_error: arrival.outcome.vendor_error,
-            buffer: Some(buffer),
-            byte_len: arrival.outcome.byte_len,
-            timestamp: arrival.outcome.timestamp,
-            imm: arrival.imm,
-            invalidated_rkey: arrival.invalidated_rkey,
-        }
+    fn new(sequence: u64, operation: Operation, buffer: Option<Buffer>, outcome: Outcome) -> Self {
+        let Outcome { status, vendor_error, byte_len, extra, timestamp, .. } = outcome;
+        let id = WorkId(sequence);
+        Completion { id, operation, status, vendor_error, buffer, byte_len, timestamp, extra }
     }
 }
 
 impl Outcome {
     /// Of work that a later completion released: it was done before that.
-    const DONE: Outcome = Outcome { status: WcStatus::SUCCESS, vendor_error: 0, byte_len: 0, timestamp: None };
+    pub(super) const DONE: Outcome = Outcome {
+        status: WcStatus::SUCCESS,
+        vendor_error: 0,
+        byte_len: 0,
+        extra: Extra::NONE,
+        timestamp: None,
+        operation: None,
+    };
 
-    /// Bytes are counted where `has_length`.
-    #[inline(always)]
-    fn of(completion: &WorkCompletion<'_>, has_length: bool) -> Self {
-        let status = completion.status();
-        if status != WcStatus::SUCCESS {
-            return Outcome { status, vendor_error: completion.vendor_error(), ..Outcome::DONE };
-        }
-        let byte_len = if has_length { completion.byte_len().unwrap_or(0) } else { 0 };
-        Outcome { byte_len, timestamp: completion.completion_timestamp(), ..Outcome::DONE }
+    fn failed(found: &WorkCompletion<'_>) -> Self {
+        Outcome { status: found.status(), vendor_error: found.vendor_error(), ..Outcome::DONE }
     }
-}
 
-impl Arrival {
-    /// Of a receive that completed without a word: there is none, as each has a completion of its own.
-    const UNKNOWN: Arrival =
-        Arrival { outcome: Outcome::DONE, operation: Operation::Receive, imm: None, invalidated_rkey: None };
-}
-
-impl Sent {
-    /// Whether the length that its completion has means anything.
-    #[inline(always)]
-    fn has_length(&self) -> bool {
-        matches!(self.operation, Operation::Read | Operation::Atomic)
-    }
-}
-
-impl Posted {
-    /// Sets the length of the buffer.
-    #[inline(always)]
-    fn finish(&mut self, completion: &WorkCompletion<'_>) -> Arrival {
-        let mut arrival = Arrival { outcome: Outcome::of(completion, true), ..Arrival::UNKNOWN };
-        if arrival.outcome.status == WcStatus::SUCCESS {
-            let flags = completion.flags();
-            if flags.contains(WcFlags::WITH_IMM) {
-                arrival.imm = completion.imm_value();
-            }
-            if flags.contains(WcFlags::WITH_INV) {
-                arrival.invalidated_rkey = completion.invalidated_rkey_value();
-            }
-            let mut len = arrival.outcome.byte_len as usize;
-            if completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM {
-                arrival.operation = Operation::ReceiveWrite;
-                len = 0;
-            }
-            // A provider that claims more than it was given does not get the buffer to lie about it.
-            self.buffer.set_len_within(len);
-        }
-        arrival
+    pub(super) fn is_success(&self) -> bool {
+        self.status == WcStatus::SUCCESS
     }
 }

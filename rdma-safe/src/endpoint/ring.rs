@@ -1,6 +1,9 @@
 //! Work in flight, in the order in which it was posted.
 
-use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use super::poll::Outcome;
+use super::Operation;
 
 /// A ring of entries with consecutive sequence numbers, allocated once.
 ///
@@ -12,103 +15,184 @@ use std::mem::MaybeUninit;
 /// ```
 ///
 /// Sequence numbers start at 1 and never repeat, so that neither a completion of zeros nor a repeated one names an entry.
-pub(crate) struct Ring<T> {
-    slots: Box<[MaybeUninit<T>]>,
-    /// `slots.len() - 1`, where the length is a power of two.
-    mask: usize,
-    /// At most `slots.len()`.
+pub(super) struct Ring<B> {
+    /// At least one for each entry that there can be, a power of two. Those before `head` and from `tail` have no buffer.
+    slots: NonNull<[Slot<B>]>,
+    /// The slots of `done` and `tail`: each knows the one after it, so that none is looked up by its number.
+    done_slot: NonNull<Slot<B>>,
+    tail_slot: NonNull<Slot<B>>,
     capacity: u64,
-    head: u64,
+    /// `head + capacity`: the most that `tail` may be.
+    limit: u64,
     done: u64,
-    posted: u64,
     tail: u64,
+    /// `tail - posted`.
+    staged: u64,
 }
 
-impl<T> Ring<T> {
-    pub(crate) fn new(capacity: u32) -> Self {
-        // No device has queues as deep as that; the length must stay a power of two.
+/// What is kept of a piece of work.
+pub(super) struct Slot<B> {
+    next: NonNull<Slot<B>>,
+    pub(super) buffer: Option<B>,
+    pub(super) kind: Kind,
+    /// Whether `outcome` is of this entry.
+    noted: bool,
+    outcome: Outcome,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    pub(super) operation: Operation,
+    /// It has a completion of its own.
+    pub(super) signaled: bool,
+    /// Nobody waits for it unless it fails: it has no buffer, and its caller did not ask for a completion.
+    pub(super) silent: bool,
+}
+
+/// An entry that is handed out.
+#[derive(Debug)]
+pub(super) struct Done<B> {
+    pub(super) sequence: u64,
+    pub(super) buffer: Option<B>,
+    pub(super) operation: Operation,
+    pub(super) outcome: Outcome,
+}
+
+impl Kind {
+    #[inline(always)]
+    pub(super) const fn signaled(operation: Operation) -> Self {
+        Kind { operation, signaled: true, silent: false }
+    }
+}
+
+// SAFETY: the slots are its own, and by them the buffers.
+unsafe impl<B: Send> Send for Ring<B> {}
+// SAFETY: through a shared reference there are only numbers to be read.
+unsafe impl<B: Sync> Sync for Ring<B> {}
+
+impl<B> Ring<B> {
+    /// `mark` is added to each number: 0, or a high bit.
+    pub(super) fn new(capacity: u32, mark: u64, kind: Kind) -> Self {
+        // No device has queues as deep as that.
         let capacity = capacity.min(1 << 31);
-        let slots: Box<[_]> = (0..capacity.next_power_of_two()).map(|_| MaybeUninit::uninit()).collect();
-        Ring { mask: slots.len() - 1, slots, capacity: capacity.into(), head: 1, done: 1, posted: 1, tail: 1 }
+        let slots: Box<[_]> = (0..capacity.next_power_of_two()).map(|_| Slot::empty(kind)).collect();
+        let slots = NonNull::from(Box::leak(slots));
+        let first_slot: NonNull<Slot<B>> = slots.cast();
+        for index in 0..slots.len() {
+            // SAFETY: both are below the length, and nothing else refers to the slots.
+            unsafe { (*first_slot.add(index).as_ptr()).next = first_slot.add((index + 1) & (slots.len() - 1)) }
+        }
+        let (first, capacity) = (mark + 1, u64::from(capacity));
+        Ring {
+            slots,
+            done_slot: first_slot,
+            tail_slot: first_slot,
+            capacity,
+            limit: first + capacity,
+            done: first,
+            tail: first,
+            staged: 0,
+        }
     }
 
     /// The number that the next entry gets.
     #[inline(always)]
-    pub(crate) fn next_sequence(&self) -> u64 {
+    pub(super) fn next_sequence(&self) -> u64 {
         self.tail
     }
 
     #[inline(always)]
-    pub(crate) fn is_full(&self) -> bool {
-        self.tail - self.head >= self.capacity
+    pub(super) fn is_full(&self) -> bool {
+        self.tail == self.limit
+    }
+
+    fn head(&self) -> u64 {
+        self.limit - self.capacity
+    }
+
+    fn posted(&self) -> u64 {
+        self.tail - self.staged
+    }
+
+    /// The oldest entry in flight, if there is any.
+    #[inline(always)]
+    pub(super) fn oldest(&self) -> u64 {
+        self.done
     }
 
     /// Entries that were posted and have not completed.
-    #[inline(always)]
-    pub(crate) fn in_flight(&self) -> u64 {
-        self.posted - self.done
+    #[inline]
+    pub(super) fn in_flight(&self) -> u64 {
+        self.posted() - self.done
     }
 
     /// Whether there is an entry to be handed out.
-    #[inline(always)]
-    pub(crate) fn has_completed(&self) -> bool {
-        self.head < self.done
+    #[inline]
+    pub(super) fn has_completed(&self) -> bool {
+        self.head() != self.done
     }
 
-    /// As [`Ring::stage`]; gives the entry back when the ring is full.
-    #[cfg(test)]
-    fn push(&mut self, entry: T) -> Result<u64, T> {
-        if self.is_full() {
-            return Err(entry);
-        }
-        // SAFETY: it is not full.
-        Ok(unsafe { self.stage(entry) })
+    /// Whether anything is staged.
+    #[inline]
+    pub(super) fn has_staged(&self) -> bool {
+        self.staged != 0
     }
 
-    /// Stages an entry, and returns its number.
-    ///
-    /// # Safety
-    /// The ring must not be full.
+    /// Adds an entry that was posted, with the number that [`Ring::next_sequence`] says. There must be room and nothing staged, or
+    /// the ring is in disorder.
     #[inline(always)]
-    pub(crate) unsafe fn stage(&mut self, entry: T) -> u64 {
-        let sequence = self.tail;
-        self.slot(sequence).write(entry);
+    pub(super) fn push(&mut self, buffer: Option<B>, kind: Kind) {
+        // SAFETY: it is one of the slots, of which there is no reference.
+        let slot = unsafe { self.tail_slot.as_mut() };
+        // Not dropped, for there is none.
+        std::mem::forget(std::mem::replace(&mut slot.buffer, buffer));
+        (slot.kind, slot.noted) = (kind, false);
+        self.tail_slot = slot.next;
         self.tail += 1;
+    }
+
+    /// As [`Ring::push`], in a ring whose entries are all of the kind that slots are made of.
+    #[inline(always)]
+    pub(super) fn push_alike(&mut self, buffer: B) {
+        // SAFETY: it is one of the slots, of which there is no reference.
+        let slot = unsafe { self.tail_slot.as_mut() };
+        // Not dropped, for there is none.
+        std::mem::forget(slot.buffer.replace(buffer));
+        self.tail_slot = slot.next;
+        self.tail += 1;
+    }
+
+    /// Adds an entry that is to be posted. There must be room.
+    #[inline(always)]
+    pub(super) fn stage(&mut self, buffer: Option<B>, kind: Kind) -> u64 {
+        self.staged += 1;
+        let sequence = self.tail;
+        self.push(buffer, kind);
         sequence
     }
 
     /// Says that what was staged has been posted.
     #[inline(always)]
-    pub(crate) fn commit(&mut self) {
-        self.posted = self.tail;
+    pub(super) fn commit(&mut self) {
+        self.staged = 0;
     }
 
     /// Says that of what was staged the first `count` entries have been posted.
-    pub(crate) fn commit_first(&mut self, count: u32) {
-        self.posted = self.tail.min(self.posted + u64::from(count));
+    pub(super) fn commit_first(&mut self, count: u32) {
+        self.staged = self.staged.saturating_sub(count.into());
     }
 
-    /// Takes back the newest entry that is staged.
-    pub(crate) fn unstage(&mut self) -> Option<T> {
-        if self.tail == self.posted {
-            return None;
-        }
+    /// Takes back the newest entry that is staged, if any is: its buffer, if it has one.
+    pub(super) fn unstage(&mut self) -> Option<Option<B>> {
+        self.staged = self.staged.checked_sub(1)?;
         self.tail -= 1;
-        let sequence = self.tail;
-        // SAFETY: `head <= posted <= sequence < tail` before the decrement, so the slot holds an entry; now it counts as
-        // empty.
-        Some(unsafe { self.slot(sequence).assume_init_read() })
-    }
-
-    /// Whether anything is staged.
-    #[inline(always)]
-    pub(crate) fn has_staged(&self) -> bool {
-        self.tail != self.posted
+        self.tail_slot = self.place(self.tail);
+        Some(self.slot(self.tail).buffer.take())
     }
 
     /// Drops what is staged.
     #[inline]
-    pub(crate) fn roll_back(&mut self) {
+    pub(super) fn roll_back(&mut self) {
         if self.has_staged() {
             self.drop_staged();
         }
@@ -122,220 +206,230 @@ impl<T> Ring<T> {
         while self.unstage().is_some() {}
     }
 
-    /// Completes every entry up to `sequence`, and returns that one; `None` when it is not in flight.
+    /// Hands out the oldest entry in flight, which has completed. `None` if it has no buffer, or does not exist. Nothing that has
+    /// completed before may be left to be handed out, and nothing be staged.
     #[inline(always)]
-    pub(crate) fn complete(&mut self, sequence: u64) -> Option<&mut T> {
-        self.complete_if(sequence, |_, _| true)
+    pub(super) fn take_oldest(&mut self) -> Option<(B, Operation)> {
+        // SAFETY: it is one of the slots, of which there is no reference.
+        let slot = unsafe { self.done_slot.as_mut() };
+        let buffer = slot.buffer.take()?;
+        let operation = slot.kind.operation;
+        self.done_slot = slot.next;
+        self.done += 1;
+        self.limit += 1;
+        Some((buffer, operation))
     }
 
-    /// As [`Ring::complete`], unless `fits` refuses the entry, given the oldest one in flight.
-    #[inline(always)]
-    pub(crate) fn complete_if(&mut self, sequence: u64, fits: impl FnOnce(&T, u64) -> bool) -> Option<&mut T> {
-        let done = self.done;
-        if sequence < done || sequence >= self.posted {
-            return None;
+    /// Completes every entry up to `sequence`, which alone ends with `outcome`. `false` when it is not in flight, or one before
+    /// it is to have a completion of its own.
+    pub(super) fn complete(&mut self, sequence: u64, outcome: impl FnOnce(&mut Slot<B>) -> Outcome) -> bool {
+        if sequence < self.done || sequence >= self.posted() {
+            return false;
         }
-        // SAFETY: `head <= done <= sequence < posted <= tail`, so the slot holds an entry.
-        let entry = unsafe { self.slot(sequence).assume_init_mut() };
-        if !fits(entry, done) {
-            return None;
+        if (self.done..sequence).any(|earlier| self.slot(earlier).kind.signaled) {
+            return false;
         }
+        let slot = self.slot(sequence);
+        let outcome = outcome(slot);
+        slot.note(outcome);
         self.done = sequence + 1;
-        // SAFETY: as above; borrowed anew, since `done` could not be set while `entry` was.
-        Some(unsafe { self.slot(sequence).assume_init_mut() })
+        self.done_slot = self.place(self.done);
+        true
     }
 
-    /// Entries in flight before `sequence`.
-    pub(crate) fn each_before(&mut self, sequence: u64, mut each: impl FnMut(&mut T)) {
-        for earlier in self.done..sequence.min(self.posted) {
-            // SAFETY: `head <= done <= earlier < posted <= tail`, so the slot holds an entry.
-            each(unsafe { self.slot(earlier).assume_init_mut() });
+    /// Notes an outcome for the entries in flight before `sequence`.
+    pub(super) fn note_before(&mut self, sequence: u64, outcome: Outcome) {
+        for earlier in self.done..sequence.min(self.posted()) {
+            self.slot(earlier).note(outcome);
         }
     }
 
-    /// As [`Ring::complete`], where every entry has a completion of its own: `None` unless it is the oldest in flight.
-    #[inline(always)]
-    pub(crate) fn complete_oldest(&mut self, sequence: u64) -> Option<&mut T> {
-        if sequence == self.done { self.complete(sequence) } else { None }
-    }
-
-    /// Hands out the oldest entry if it has completed.
-    #[inline(always)]
-    pub(crate) fn pop_completed(&mut self) -> Option<(u64, T)> {
-        if self.head == self.done {
-            return None;
-        }
-        let sequence = self.head;
-        self.head += 1;
-        // SAFETY: `head < done <= posted <= tail` before the increment, so the slot holds an entry; now it counts as empty.
-        Some((sequence, unsafe { self.slot(sequence).assume_init_read() }))
-    }
-
-    /// Completes the oldest entry in flight and hands it out, if it is the one of that number, none that has completed waits
-    /// to be handed out, and `fits` agrees.
-    #[inline(always)]
-    pub(crate) fn take_if(&mut self, sequence: u64, fits: impl FnOnce(&T) -> bool) -> Option<T> {
-        if sequence != self.done || self.head != sequence || sequence == self.posted {
-            return None;
-        }
-        // SAFETY: `head == sequence < posted <= tail`, so the slot holds an entry.
-        let entry = unsafe { self.slot(sequence).assume_init_ref() };
-        if !fits(entry) {
-            return None;
-        }
-        self.done = sequence + 1;
-        self.head = sequence + 1;
-        // SAFETY: as above; now the slot counts as empty.
-        Some(unsafe { self.slot(sequence).assume_init_read() })
-    }
-
-    /// Undoes what [`Ring::take_if`] has just done, but for the completion: the entry is to be handed out.
-    ///
-    /// # Safety
-    /// Nothing must have happened to the ring since, and what was taken must be forgotten.
-    #[inline(always)]
-    pub(crate) unsafe fn untake(&mut self) -> &mut T {
-        self.head -= 1;
-        // SAFETY: the entry was read from the slot, which was not written since; the copy is forgotten.
-        unsafe { self.slot(self.head).assume_init_mut() }
-    }
-
-    /// Passes over the oldest entries that have completed, as long as `skip` says so. They are not dropped.
-    #[inline(always)]
-    pub(crate) fn skip_completed(&mut self, skip: impl Fn(&T) -> bool) {
-        while self.head != self.done {
-            let sequence = self.head;
-            // SAFETY: `head < done <= posted <= tail`, so the slot holds an entry.
-            if !skip(unsafe { self.slot(sequence).assume_init_ref() }) {
-                break;
+    /// Hands out the oldest entry if it has completed, passing over those that are silent.
+    pub(super) fn pop(&mut self) -> Option<Done<B>> {
+        while self.has_completed() {
+            let sequence = self.head();
+            let Slot { buffer, kind, noted, outcome, .. } = self.slot(sequence);
+            // A later completion released it: it was done before that.
+            let outcome = if std::mem::take(noted) { *outcome } else { Outcome::DONE };
+            let (buffer, operation) = (buffer.take(), outcome.operation.unwrap_or(kind.operation));
+            let passed = kind.silent && outcome.is_success();
+            self.limit += 1;
+            if !passed {
+                return Some(Done { sequence, buffer, operation, outcome });
             }
-            self.head += 1;
         }
+        None
     }
 
-    /// Hands out the oldest entry, whether it has completed, is in flight or staged.
-    pub(crate) fn pop_oldest(&mut self) -> Option<T> {
-        if self.head == self.tail {
-            return None;
-        }
-        self.posted = self.posted.max(self.head + 1);
-        self.done = self.done.max(self.head + 1);
-        self.pop_completed().map(|(_, entry)| entry)
+    /// Takes the buffers of all entries, oldest first, whether they have completed, are in flight or staged.
+    pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = B> + use<'_, B> {
+        (self.head()..self.tail).filter_map(|sequence| self.slot(sequence).buffer.take())
     }
 
-    /// Forgets all entries without dropping them.
-    pub(crate) fn leak(&mut self) {
-        (self.head, self.done, self.posted) = (self.tail, self.tail, self.tail);
+    /// Forgets all entries without dropping their buffers.
+    pub(super) fn leak(&mut self) {
+        self.take_buffers().for_each(std::mem::forget);
     }
 
-    #[inline(always)]
-    fn slot(&mut self, sequence: u64) -> &mut MaybeUninit<T> {
-        let index = sequence as usize & self.mask;
-        // SAFETY: the mask is one less than the length, so the index is below it.
-        unsafe { self.slots.get_unchecked_mut(index) }
+    fn slot(&mut self, sequence: u64) -> &mut Slot<B> {
+        // SAFETY: it is one of the slots, to which the reference that is returned is the only one.
+        unsafe { self.place(sequence).as_mut() }
+    }
+
+    /// The slot of that number.
+    fn place(&self, sequence: u64) -> NonNull<Slot<B>> {
+        // Of the first number, one more than the mark, it is the first.
+        let index = sequence.wrapping_sub(1) as usize & (self.slots.len() - 1);
+        // SAFETY: below the length, which is a power of two.
+        unsafe { self.slots.cast().add(index) }
     }
 }
 
-impl<T> Drop for Ring<T> {
+impl<B> Drop for Ring<B> {
     fn drop(&mut self) {
-        while self.pop_oldest().is_some() {}
+        // SAFETY: leaked by `new`, and freed here only. Nothing refers to the slots any more.
+        drop(unsafe { Box::from_raw(self.slots.as_ptr()) });
+    }
+}
+
+impl<B> Slot<B> {
+    fn empty(kind: Kind) -> Self {
+        Slot { next: NonNull::dangling(), buffer: None, kind, noted: false, outcome: Outcome::DONE }
+    }
+
+    fn note(&mut self, outcome: Outcome) {
+        (self.noted, self.outcome) = (true, outcome);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::WcStatus;
     use std::collections::VecDeque;
     use std::rc::Rc;
 
-    #[test]
-    fn one_completion_releases_every_entry_up_to_it() {
-        let mut ring = Ring::new(4);
-        for value in 10..14 {
-            ring.push(value).unwrap();
+    const SIGNALED: Kind = Kind::signaled(Operation::Send);
+    const UNSIGNALED: Kind = Kind { signaled: false, ..SIGNALED };
+    const SILENT: Kind = Kind { silent: true, ..UNSIGNALED };
+    const FAILED: Outcome = Outcome { status: WcStatus::RETRY_EXC_ERR, ..Outcome::DONE };
+
+    impl<B> Ring<B> {
+        fn done(&mut self, sequence: u64) -> bool {
+            self.complete(sequence, |_| Outcome::DONE)
         }
-        ring.commit();
-        assert_eq!(ring.push(14), Err(14), "a full ring gives the entry back");
-        assert_eq!(ring.complete(3), Some(&mut 12));
-        assert_eq!(ring.complete(3), None, "a repeated completion names nothing");
-        assert_eq!(ring.complete(5), None, "neither does one of the future");
-        assert_eq!(ring.pop_completed(), Some((1, 10)));
-        assert_eq!(ring.pop_completed(), Some((2, 11)));
-        assert_eq!(ring.pop_completed(), Some((3, 12)));
-        assert_eq!(ring.pop_completed(), None, "the fourth is in flight");
+
+        fn add(&mut self, buffer: Option<B>, kind: Kind) -> u64 {
+            let sequence = self.next_sequence();
+            self.push(buffer, kind);
+            sequence
+        }
+
+        fn next(&mut self) -> Option<(u64, Option<B>)> {
+            self.pop().map(|done| (done.sequence, done.buffer))
+        }
+    }
+
+    #[test]
+    fn one_completion_releases_what_has_none_of_its_own() {
+        let mut ring = Ring::new(4, 0, SIGNALED);
+        for (value, kind) in [(10, UNSIGNALED), (11, UNSIGNALED), (12, SIGNALED), (13, SIGNALED)] {
+            assert!(!ring.is_full());
+            ring.add(Some(value), kind);
+        }
+        assert!(ring.is_full());
+        assert!(!ring.done(4), "the third is to have a completion of its own");
+        assert!(ring.done(3));
+        assert!(!ring.done(3), "a repeated completion names nothing");
+        assert!(!ring.done(5), "neither does one of the future");
+        assert_eq!(ring.next(), Some((1, Some(10))));
+        assert!(!ring.is_full());
+        assert_eq!(ring.next(), Some((2, Some(11))));
+        assert_eq!(ring.next(), Some((3, Some(12))));
+        assert_eq!(ring.next(), None, "the fourth is in flight");
         assert_eq!(ring.in_flight(), 1);
     }
 
     #[test]
     fn a_completion_of_zeros_names_no_entry() {
-        let mut ring = Ring::new(2);
-        ring.push(()).unwrap();
-        ring.commit();
-        assert_eq!(ring.complete(0), None);
+        let mut ring = Ring::new(2, 0, SIGNALED);
+        ring.add(Some(()), SIGNALED);
+        assert!(!ring.done(0));
     }
 
     #[test]
-    fn where_every_entry_completes_none_can_be_skipped() {
-        let mut ring = Ring::new(4);
-        ring.push('a').unwrap();
-        ring.push('b').unwrap();
-        ring.commit();
-        assert_eq!(ring.complete_oldest(2), None);
-        assert_eq!(ring.complete_oldest(1), Some(&mut 'a'));
-        assert_eq!(ring.complete_oldest(2), Some(&mut 'b'));
+    fn the_oldest_is_taken_at_once_if_it_has_a_buffer() {
+        let mut ring = Ring::new(2, 0, SIGNALED);
+        ring.add(Some('a'), SIGNALED);
+        ring.add(None, SIGNALED);
+        assert_eq!((ring.oldest(), ring.take_oldest()), (1, Some(('a', Operation::Send))));
+        assert_eq!((ring.oldest(), ring.take_oldest()), (2, None));
+        assert!(ring.done(2));
+        assert_eq!(ring.next(), Some((2, None)));
+        assert_eq!((ring.oldest(), ring.take_oldest()), (3, None), "it was never posted");
     }
 
     #[test]
-    fn the_oldest_entry_is_taken_at_once_and_can_stay_after_all() {
-        let mut ring = Ring::new(2);
-        ring.push('a').unwrap();
-        ring.push('b').unwrap();
-        ring.commit();
-        assert_eq!(ring.take_if(2, |_| true), None, "there is an older one");
-        assert_eq!(ring.take_if(1, |_| false), None);
-        assert_eq!(ring.take_if(1, |_| true), Some('a'));
-        // SAFETY: it was just taken, and there is nothing to forget of a `char`.
-        *unsafe { ring.untake() } = 'c';
-        assert_eq!(ring.take_if(2, |_| true), None, "one is to be handed out before");
-        assert_eq!(ring.pop_completed(), Some((1, 'c')));
-        assert_eq!(ring.take_if(2, |_| true), Some('b'));
-        assert_eq!(ring.take_if(3, |_| true), None, "nothing is in flight");
+    fn silent_work_is_passed_over_unless_it_failed() {
+        let mut ring = Ring::new(4, 0, SIGNALED);
+        for kind in [SILENT, SILENT, SIGNALED] {
+            ring.add(Some(()), kind);
+        }
+        ring.note_before(2, FAILED);
+        assert!(ring.done(3));
+        let failed = ring.pop().unwrap();
+        assert_eq!((failed.sequence, failed.outcome), (1, FAILED));
+        assert_eq!(ring.next(), Some((3, Some(()))));
+    }
+
+    #[test]
+    fn what_was_noted_of_an_entry_is_not_said_of_the_next_in_its_place() {
+        let mut ring = Ring::new(1, 0, SIGNALED);
+        ring.add(Some(()), UNSIGNALED);
+        ring.note_before(2, FAILED);
+        assert!(ring.done(1));
+        assert!(ring.next().is_some());
+        ring.add(Some(()), UNSIGNALED);
+        assert!(ring.done(2));
+        assert_eq!(ring.pop().unwrap().outcome, Outcome::DONE);
     }
 
     #[test]
     fn what_is_staged_can_be_taken_back_and_cannot_complete() {
-        let mut ring = Ring::new(4);
+        let mut ring = Ring::new(4, 0, SIGNALED);
         for value in ['a', 'b', 'c'] {
-            ring.push(value).unwrap();
+            ring.stage(Some(value), UNSIGNALED);
         }
-        assert_eq!(ring.complete(1), None, "nothing is posted");
+        assert!(!ring.done(1), "nothing is posted");
         assert_eq!(ring.in_flight(), 0);
         ring.commit_first(1);
-        assert_eq!(ring.unstage(), Some('c'));
+        assert_eq!(ring.unstage(), Some(Some('c')));
         ring.roll_back();
         assert_eq!(ring.unstage(), None, "the first is posted");
-        assert_eq!(ring.push('d'), Ok(2));
+        assert_eq!(ring.stage(Some('d'), SIGNALED), 2);
         ring.commit();
-        assert_eq!(ring.complete(2), Some(&mut 'd'));
-        assert_eq!(ring.pop_completed(), Some((1, 'a')));
+        assert!(ring.done(2));
+        assert_eq!(ring.next(), Some((1, Some('a'))));
     }
 
     #[test]
     fn every_entry_is_dropped_once_or_leaked() {
         let witness = Rc::new(());
-        let mut ring = Ring::new(3);
+        let mut ring = Ring::new(3, 0, SIGNALED);
         for _ in 0..3 {
-            ring.push(Rc::clone(&witness)).unwrap();
+            ring.add(Some(Rc::clone(&witness)), SIGNALED);
         }
-        ring.commit_first(2);
-        ring.complete(1).unwrap();
-        drop(ring.pop_completed());
+        assert!(ring.done(1));
+        drop(ring.pop());
         assert_eq!(Rc::strong_count(&witness), 3);
+        assert_eq!(ring.take_buffers().count(), 2);
+        assert_eq!(Rc::strong_count(&witness), 1);
+        ring.add(Some(Rc::clone(&witness)), SIGNALED);
         drop(ring);
         assert_eq!(Rc::strong_count(&witness), 1);
 
-        let mut ring = Ring::new(1);
-        ring.push(Rc::clone(&witness)).unwrap();
+        let mut ring = Ring::new(1, 0, SIGNALED);
+        ring.add(Some(Rc::clone(&witness)), SIGNALED);
         ring.leak();
         drop(ring);
         assert_eq!(Rc::strong_count(&witness), 2);
@@ -353,30 +447,31 @@ mod tests {
             random ^= random << 17;
             random % bound
         };
-        for capacity in [1, 2, 3, 5, 8, 13] {
-            let mut ring = Ring::new(capacity);
+        for (capacity, mark) in [(1, 0), (2, 0), (3, 1 << 63), (5, 0), (8, 1 << 63), (13, 0)] {
+            let mut ring = Ring::new(capacity, mark, UNSIGNALED);
             let (mut completed, mut in_flight) = (VecDeque::new(), VecDeque::new());
             for _ in 0..if cfg!(miri) { 100 } else { 5000 } {
-                match next(4) {
+                match next(5) {
                     0 | 1 => {
-                        let value = Box::new(next(1000));
                         let room = completed.len() + in_flight.len() < capacity as usize;
-                        match ring.push(value.clone()) {
-                            Ok(sequence) => {
-                                ring.commit();
-                                assert!(room);
-                                in_flight.push_back((sequence, value));
-                            }
-                            Err(_) => assert!(!room),
+                        assert_eq!(ring.is_full(), !room);
+                        if room {
+                            let value = Box::new(next(1000));
+                            let sequence = ring.add(Some(value.clone()), UNSIGNALED);
+                            in_flight.push_back((sequence, value));
                         }
                     }
                     2 if !in_flight.is_empty() => {
                         let upto = next(in_flight.len() as u64) as usize;
-                        let (sequence, value) = in_flight[upto].clone();
-                        assert_eq!(ring.complete(sequence), Some(&mut value.clone()));
-                        completed.extend(in_flight.drain(..=upto));
+                        assert!(ring.done(in_flight[upto].0));
+                        completed.extend(in_flight.drain(..=upto).map(|(sequence, value)| (sequence, Some(value))));
                     }
-                    _ => assert_eq!(ring.pop_completed(), completed.pop_front()),
+                    3 if completed.is_empty() && !in_flight.is_empty() => {
+                        let (sequence, value) = in_flight.pop_front().unwrap();
+                        assert_eq!(ring.oldest(), sequence);
+                        assert_eq!(ring.take_oldest(), Some((value, Operation::Send)));
+                    }
+                    _ => assert_eq!(ring.next(), completed.pop_front()),
                 }
                 assert_eq!(ring.in_flight(), in_flight.len() as u64);
             }

@@ -25,7 +25,7 @@ pub struct Work<'a> {
     pub(super) flags: SendFlags,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Verb {
     Send,
     SendInvalidate(u32),
@@ -128,6 +128,11 @@ impl<'a> Work<'a> {
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
         self
+    }
+
+    #[inline(always)]
+    pub(super) fn of_buffer(verb: Verb, buffer: Buffer) -> Self {
+        Work::new(verb, Data::Buffer(buffer))
     }
 
     /// Gives the buffer back.

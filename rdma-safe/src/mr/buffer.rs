@@ -18,29 +18,48 @@ use crate::{Error, ProtectionDomain, Result};
 /// bytes and sets `len` to what arrived. All bytes are initialised, so the length may be set freely.
 ///
 /// The region is deregistered, and its memory freed, when the last buffer of it is dropped.
-pub struct Buffer {
-    region: Arc<Region>,
+///
+/// It is one pointer in size, so that handing it over and back costs next to nothing.
+pub struct Buffer(Box<Part>);
+
+/// A part of a region. What posting needs of the region is here, so that there is one place to look at. The first three are in
+/// the order of `struct ibv_sge`, to be copied at once.
+#[repr(C)]
+struct Part {
     address: NonNull<u8>,
-    capacity: usize,
+    /// The capacity, or as much of it as 32 bits can say.
+    short_capacity: u32,
+    lkey: u32,
+    /// [`Buffer::gate_of`].
+    gate: usize,
     len: usize,
+    capacity: usize,
+    region: Arc<Region>,
 }
 
-// SAFETY: a buffer is the only way to its bytes, like a `Box<[u8]>`; the region is `Send + Sync`.
-unsafe impl Send for Buffer {}
+// SAFETY: a part is the only way to its bytes, like a `Box<[u8]>`; the region is `Send + Sync`.
+unsafe impl Send for Part {}
 // SAFETY: a shared reference gives only `&[u8]`.
-unsafe impl Sync for Buffer {}
+unsafe impl Sync for Part {}
 
 impl Buffer {
     pub(super) fn whole(region: Arc<Region>) -> Self {
         let (address, capacity) = (region.address, region.len);
-        Buffer { region, address, capacity, len: capacity }
+        Buffer::part(region, address, capacity)
+    }
+
+    /// `capacity` bytes of the region from `address`, which are nobody else's.
+    fn part(region: Arc<Region>, address: NonNull<u8>, capacity: usize) -> Self {
+        let gate = Self::gate_of(region.registration.pd(), capacity);
+        let (lkey, short_capacity) = (region.lkey(), u32::try_from(capacity).unwrap_or(u32::MAX));
+        Buffer(Box::new(Part { address, len: capacity, capacity, gate, lkey, short_capacity, region }))
     }
 
     /// Bytes that it can hold.
     #[must_use]
     #[inline]
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.0.capacity
     }
 
     /// Sets the length to `len` bytes. Bytes that come into view are whatever was there before.
@@ -49,23 +68,28 @@ impl Buffer {
     /// [`Error::OutOfBounds`] when it exceeds the capacity; the length stays.
     #[inline(always)]
     pub fn set_len(&mut self, len: usize) -> Result<()> {
-        if len > self.capacity {
-            return Err(Error::OutOfBounds { offset: 0, len, region: self.capacity });
+        if len > self.0.capacity {
+            return Err(Error::OutOfBounds { offset: 0, len, region: self.0.capacity });
         }
-        self.len = len;
+        self.0.len = len;
         Ok(())
     }
 
     /// As [`Buffer::set_len`], with the capacity as the most.
     #[inline(always)]
-    pub(crate) fn set_len_within(&mut self, len: usize) {
-        self.len = len.min(self.capacity);
+    pub(crate) fn set_len_within(&mut self, len: u32) {
+        self.0.len = len.min(self.0.short_capacity) as usize;
+    }
+
+    /// See [`Buffer::gate_of`].
+    #[inline(always)]
+    pub(crate) fn gate(&self) -> usize {
+        self.0.gate
     }
 
     /// Whether it is registered in `pd`.
-    #[inline(always)]
     pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
-        self.region.registration.is_of(pd)
+        self.0.region.registration.is_of(pd)
     }
 
     /// Copies `bytes` to the start and sets the length to theirs.
@@ -83,18 +107,14 @@ impl Buffer {
     /// # Errors
     /// [`Error::PartSize`] when `size` is zero or exceeds the capacity.
     pub fn into_chunks(self, size: usize) -> Result<Vec<Buffer>> {
-        if size == 0 || size > self.capacity {
-            return Err(Error::PartSize { size, capacity: self.capacity });
+        if size == 0 || size > self.0.capacity {
+            return Err(Error::PartSize { size, capacity: self.0.capacity });
         }
-        let part = |index: usize| Buffer {
-            region: Arc::clone(&self.region),
-            // SAFETY: `index * size + size` is at most the capacity, so the part lies within this buffer. The parts do
-            // not overlap, and `self`, which could reach all of them, is consumed.
-            address: unsafe { self.address.add(index * size) },
-            capacity: size,
-            len: size,
-        };
-        Ok((0..self.capacity / size).map(part).collect())
+        let Part { address, capacity, ref region, .. } = *self.0;
+        // SAFETY: `index * size + size` is at most the capacity, so the part lies within this buffer. The parts do not
+        // overlap, and `self`, which could reach all of them, is consumed.
+        let part = |index: usize| Buffer::part(Arc::clone(region), unsafe { address.add(index * size) }, size);
+        Ok((0..capacity / size).map(part).collect())
     }
 
     /// Splits it in two at `at` bytes of its capacity.
@@ -102,18 +122,13 @@ impl Buffer {
     /// # Errors
     /// [`Error::PartSize`] when either part would be empty.
     pub fn into_split(self, at: usize) -> Result<(Buffer, Buffer)> {
-        if at == 0 || at >= self.capacity {
-            return Err(Error::PartSize { size: at, capacity: self.capacity });
+        if at == 0 || at >= self.0.capacity {
+            return Err(Error::PartSize { size: at, capacity: self.0.capacity });
         }
-        let rest = self.capacity - at;
-        let second = Buffer {
-            region: Arc::clone(&self.region),
-            // SAFETY: `at` is less than the capacity, and `first` below ends there, so the two do not overlap.
-            address: unsafe { self.address.add(at) },
-            capacity: rest,
-            len: rest,
-        };
-        Ok((Buffer { capacity: at, len: at, ..self }, second))
+        let Part { address, capacity, ref region, .. } = *self.0;
+        // SAFETY: `at` is less than the capacity, and `self` ends there now, so the two do not overlap.
+        let second = Buffer::part(Arc::clone(region), unsafe { address.add(at) }, capacity - at);
+        Ok((Buffer::part(Arc::clone(region), address, at), second))
     }
 
     /// Asks the device to fault in its pages for writing, where it was registered with
@@ -127,8 +142,8 @@ impl Buffer {
         let (advice, flags) = (IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH);
         // The length of an element has 32 bits.
         const PIECE: usize = 1 << 30;
-        for offset in (0..self.capacity).step_by(PIECE) {
-            let len = (self.capacity - offset).min(PIECE) as u32;
+        for offset in (0..self.0.capacity).step_by(PIECE) {
+            let len = (self.0.capacity - offset).min(PIECE) as u32;
             let mut sge = crate::Sge { address: self.address() + offset as u64, len, lkey: self.lkey() }.to_raw();
             // SAFETY: the domain is valid, and `sge`, which lies in a region of it, is for the duration of the call. Faulting
             // pages in changes no byte.
@@ -147,14 +162,14 @@ impl Buffer {
     #[must_use]
     #[inline]
     pub fn pd(&self) -> &ProtectionDomain {
-        self.region.registration.pd()
+        self.0.region.registration.pd()
     }
 
     /// Local key, for the raw door.
     #[must_use]
     #[inline(always)]
     pub fn lkey(&self) -> u32 {
-        self.region.lkey()
+        self.0.lkey
     }
 
     /// Address of the first byte, for the raw door.
@@ -164,20 +179,31 @@ impl Buffer {
     #[must_use]
     #[inline(always)]
     pub fn address(&self) -> u64 {
-        self.address.as_ptr() as u64
+        self.0.address.as_ptr() as u64
     }
 
     /// The bytes up to the length, at most 4 GiB - 1, as a scatter/gather element for the raw door.
     #[must_use]
     #[inline(always)]
     pub fn sge(&self) -> crate::Sge {
-        crate::Sge { address: self.address(), len: u32::try_from(self.len).unwrap_or(u32::MAX), lkey: self.lkey() }
+        crate::Sge { address: self.address(), len: u32::try_from(self.0.len).unwrap_or(u32::MAX), lkey: self.lkey() }
     }
 
-    /// The same up to the capacity: what a receive may fill, of a message of at most `max` bytes.
+    /// As [`Buffer::sge`], of one whose length has 32 bits.
     #[inline(always)]
+    pub(crate) fn short_sge(&self) -> crate::Sge {
+        crate::Sge { address: self.address(), len: self.0.len as u32, lkey: self.lkey() }
+    }
+
+    /// The same up to the capacity, or as much of it as 32 bits can say.
+    #[inline(always)]
+    pub(crate) fn short_whole_sge(&self) -> crate::Sge {
+        crate::Sge { address: self.address(), len: self.0.short_capacity, lkey: self.lkey() }
+    }
+
+    /// What a receive may fill, of a message of at most `max` bytes.
     pub(crate) fn whole_sge(&self, max: u32) -> crate::Sge {
-        crate::Sge { len: u32::try_from(self.capacity).unwrap_or(max).min(max), ..self.sge() }
+        crate::Sge { len: self.0.short_capacity.min(max), ..self.sge() }
     }
 }
 
@@ -188,7 +214,7 @@ impl Deref for Buffer {
     fn deref(&self) -> &[u8] {
         // SAFETY: `len <= capacity` bytes from `address` are allocated and initialised (`Backing`), and belong to this
         // buffer alone; the device does not write them while the buffer is here and not in a queue.
-        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.0.address.as_ptr(), self.0.len) }
     }
 }
 
@@ -196,16 +222,16 @@ impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; the device does not read them either.
-        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.address.as_ptr(), self.0.len) }
     }
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer")
-            .field("address", &self.address)
-            .field("len", &self.len)
-            .field("capacity", &self.capacity)
+            .field("address", &self.0.address)
+            .field("len", &self.0.len)
+            .field("capacity", &self.0.capacity)
             .field("lkey", &format_args!("{:#x}", self.lkey()))
             .finish()
     }

@@ -65,7 +65,6 @@ impl Registration {
     }
 
     /// Whether it is of `pd`; where it was released, of none.
-    #[inline(always)]
     fn is_of(&self, pd: &ProtectionDomain) -> bool {
         self.pd.as_ref().is_some_and(|own| own.is_same(pd))
     }
@@ -188,7 +187,7 @@ impl ProtectionDomain {
     /// // … exchange `endpoint.address()` and `region.remote()`, connect; the peer then writes:
     /// // endpoint.post(Work::write(buffer, remote).imm(42))?;
     /// let done = endpoint.wait(Duration::from_secs(5))?.ok()?;
-    /// assert_eq!((done.operation, done.imm), (Operation::ReceiveWrite, Some(42)));
+    /// assert_eq!((done.operation, done.imm()), (Operation::ReceiveWrite, Some(42)));
     /// let mut bytes = vec![0; done.byte_len as usize];
     /// region.read(0, &mut bytes)?;
     /// # Ok(())

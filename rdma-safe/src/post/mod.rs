@@ -10,6 +10,7 @@ use rdma_sys::ibv_sge;
 
 use crate::{Errno, QueuePairState};
 
+pub(crate) use payload::Short;
 pub use payload::{Inline, InlineList, Payload, Scatter};
 pub(crate) use recv::RecvState;
 pub use recv::{RecvBatch, RecvQueue};

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use rdma_sys::*;
 
 use super::{PostError, Sge};
+use crate::Buffer;
 
 /// Data of a send or an RDMA write: an [`Sge`], a slice of them, [`Inline`] or [`InlineList`].
 pub trait Payload: sealed::Payload {}
@@ -20,7 +21,13 @@ pub struct Inline<'a>(pub &'a [u8]);
 #[derive(Clone, Copy, Debug)]
 pub struct InlineList<'a>(pub &'a [&'a [u8]]);
 
+/// The bytes of a buffer up to its length, which has 32 bits. They are looked up when they are set: what is known before the
+/// provider is called has to be kept over the call.
+pub(crate) struct Short<'a>(pub(crate) &'a Buffer);
+
 impl Payload for Sge {}
+impl Payload for Short<'_> {}
+impl Scatter for Short<'_> {}
 impl Payload for &[Sge] {}
 impl Payload for Inline<'_> {}
 impl Payload for InlineList<'_> {}
@@ -93,6 +100,27 @@ impl sealed::Payload for Sge {
         // SAFETY: there is always room for one element.
         unsafe { slot.wr.sg_list.write(self.to_raw()) };
         slot.wr.num_sge = 1;
+    }
+}
+
+impl sealed::Payload for Short<'_> {
+    const INLINE: bool = false;
+
+    #[inline(always)]
+    fn check(&self, _limits: &Limits) -> Result<(), PostError> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, limits: &mut Limits) {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.short_sge().set(qp, limits) }
+    }
+
+    #[inline(always)]
+    unsafe fn fill(&self, slot: Slot<'_>) {
+        // SAFETY: the caller's contract.
+        unsafe { self.0.short_sge().fill(slot) }
     }
 }
 

@@ -125,6 +125,21 @@ impl RecvState {
     #[inline(always)]
     pub(crate) unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         self.check_state()?;
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.post_one(wr_id, sge) }
+    }
+
+    /// Whether the state of the queue pair allows receives.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        *self.ready.get_mut()
+    }
+
+    /// As [`RecvState::receive`], where the state allows it.
+    ///
+    /// # Safety
+    /// See [`RecvBatch`].
+    #[inline(always)]
+    pub(crate) unsafe fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         let single = self.single.as_ptr();
         // SAFETY: a chain of one work request, for whose memory the caller vouches.
         unsafe {

@@ -92,6 +92,7 @@ impl QueuePair {
 
     /// Whether work is posted by `ibv_wr_*`; otherwise by `ibv_post_send`.
     #[must_use]
+    #[inline(always)]
     pub fn is_extended(&self) -> bool {
         self.send.is_extended()
     }
@@ -171,6 +172,16 @@ impl QueuePair {
     #[inline(always)]
     pub fn split(&mut self) -> (SendQueue<'_>, RecvQueue<'_>) {
         (SendQueue::new(&mut self.send), RecvQueue::new(&mut self.recv))
+    }
+
+    #[inline(always)]
+    pub(crate) fn send_state(&mut self) -> &mut SendState {
+        &mut self.send
+    }
+
+    #[inline(always)]
+    pub(crate) fn recv_state(&mut self) -> &mut RecvState {
+        &mut self.recv
     }
 
     /// The send queue, and the queue pair behind it.

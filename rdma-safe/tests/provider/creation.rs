@@ -59,7 +59,7 @@ fn endpoints_work_without_the_extended_calls() {
         b.receive(pd.allocate(8).unwrap()).unwrap();
         a.post(Work::send(pd.allocate(3).unwrap()).imm(7)).unwrap();
         let received = done(&mut b);
-        assert_eq!((received.byte_len, received.imm), (3, Some(7)));
+        assert_eq!((received.byte_len, received.imm()), (3, Some(7)));
         assert!(!a.queue_pair().is_extended());
     }
 }

@@ -31,7 +31,7 @@ fn a_message_comes_out_of_the_peers_receive_and_both_buffers_come_back() {
 
         let received = done(&mut b);
         assert_eq!((received.id, received.operation), (receive, Operation::Receive));
-        assert_eq!((received.byte_len, received.imm, received.invalidated_rkey), (9, None, None));
+        assert_eq!((received.byte_len, received.imm(), received.invalidated_rkey()), (9, None, None));
         let buffer = received.buffer.unwrap();
         assert_eq!(&buffer[..], b"a message", "as long as the message");
         assert_eq!((buffer.address(), buffer.capacity()), (address, 64));
@@ -71,16 +71,16 @@ fn immediate_data_goes_with_sends_and_writes() {
         a.post(Work::write_inline(b"xy", exposed.remote()).imm(2)).unwrap();
 
         let first = done(&mut b);
-        assert_eq!((first.operation, first.imm, first.byte_len), (Operation::Receive, Some(0x0102_0304), 3));
+        assert_eq!((first.operation, first.imm(), first.byte_len), (Operation::Receive, Some(0x0102_0304), 3));
         assert_eq!(&first.buffer.unwrap()[..], b"abc");
         let second = done(&mut b);
-        assert_eq!((second.operation, second.imm), (Operation::Receive, Some(1)));
+        assert_eq!((second.operation, second.imm()), (Operation::Receive, Some(1)));
         assert_eq!(&second.buffer.unwrap()[..], b"inline");
         let third = done(&mut b);
-        assert_eq!((third.operation, third.imm, third.byte_len), (Operation::ReceiveWrite, Some(0xff00_ff01), 5));
+        assert_eq!((third.operation, third.imm(), third.byte_len), (Operation::ReceiveWrite, Some(0xff00_ff01), 5));
         let buffer = third.buffer.unwrap();
         assert_eq!((buffer.len(), buffer.capacity()), (0, 9), "the data went elsewhere");
-        assert_eq!(done(&mut b).imm, Some(2));
+        assert_eq!(done(&mut b).imm(), Some(2));
 
         let mut bytes = [0; 5];
         exposed.read(0, &mut bytes).unwrap();
@@ -101,7 +101,7 @@ fn a_send_can_invalidate_a_key_of_the_peer() {
         b.receive(pd.allocate(8).unwrap()).unwrap();
         a.post(Work::send_invalidate(filled(&pd, b"bye"), remote.rkey)).unwrap();
         let received = done(&mut b);
-        assert_eq!((received.invalidated_rkey, received.imm), (Some(remote.rkey), None));
+        assert_eq!((received.invalidated_rkey(), received.imm()), (Some(remote.rkey), None));
         assert_eq!(done(&mut a).operation, Operation::Send);
         a.write(filled(&pd, b"too late"), remote).unwrap();
         assert_eq!(a.poll().unwrap().unwrap().status, WcStatus::REM_ACCESS_ERR);
@@ -211,7 +211,7 @@ fn failed_work_brings_its_buffer_and_says_why() {
 
         let flushed = b.poll().unwrap().unwrap();
         assert_eq!((flushed.operation, flushed.status), (Operation::Receive, WcStatus::WR_FLUSH_ERR));
-        assert_eq!((flushed.byte_len, flushed.imm), (0, None));
+        assert_eq!((flushed.byte_len, flushed.imm()), (0, None));
         assert_eq!(&flushed.buffer.unwrap()[..], b"waiting", "its length is what it was");
         a.send(filled(&pd, b"x")).unwrap();
         assert_eq!(a.poll().unwrap().unwrap().status, WcStatus::WR_FLUSH_ERR);

@@ -355,7 +355,7 @@ impl SendBatch<'_> {
         // It was ready when the batch was begun, and whoever could have changed that would have had to borrow it.
         *queue.gate.get_mut() = READY;
         // SAFETY: the queue pair is valid and a batch is open on it.
-        unsafe { complete(qp, queue.doorbell_fails) }
+        unsafe { complete(qp, &queue.doorbell_fails) }
     }
 }
 

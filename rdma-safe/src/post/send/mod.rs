@@ -85,6 +85,12 @@ impl SendState {
         };
     }
 
+    /// Whether the state allows sends, and no batch was forgotten.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        *self.gate.get_mut() == READY
+    }
+
+    #[inline(always)]
     pub(crate) fn is_extended(&self) -> bool {
         self.extended.is_some()
     }
@@ -93,6 +99,7 @@ impl SendState {
         self.enabled
     }
 
+    /// Where work goes: the same as long as this is.
     #[inline(always)]
     fn target(&self) -> Target {
         match self.extended {
@@ -147,13 +154,13 @@ impl fmt::Debug for SendState {
 /// # Safety
 /// The queue pair must be valid and a batch be open on it.
 #[inline(always)]
-unsafe fn complete(qp: NonNull<ibv_qp_ex>, doorbell_fails: bool) -> Result<(), PostError> {
+unsafe fn complete(qp: NonNull<ibv_qp_ex>, doorbell_fails: &bool) -> Result<(), PostError> {
     // SAFETY: the caller's contract.
     match unsafe { ibv_wr_complete(qp.as_ptr()) } {
         0 => Ok(()),
         // ibv_wr_post(3): on failure none of the batch was posted. That holds for a batch that does not fit.
         libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
-        libc::ENOMEM if !doorbell_fails => Err(PostError::QueueFull { posted: 0 }),
+        libc::ENOMEM if !*doorbell_fails => Err(PostError::QueueFull { posted: 0 }),
         errno => Err(PostError::InDoubt { errno: Errno(errno) }),
     }
 }

@@ -107,30 +107,60 @@ impl<I: Known> SendQueue<'_, I> {
                 return Err(PostError::NotReady { state: self.state.shared.state() });
             }
         }
-        let started = match self.target {
+        // SAFETY: no batch is open: one that was forgotten was aborted when this queue was made, which is borrowed mutably, and
+        // what this method begins it ends. `extended` and `classic`, which alone make such queues, have looked at the interface.
+        unsafe { self.state.post_to::<I>(self.target, self.usable, fill) }
+    }
+}
+
+impl SendState {
+    /// Posts at once what `fill` adds to a batch; nothing when it fails or panics.
+    ///
+    /// # Safety
+    /// The queue pair must be of the interface `I`, `usable` at most what is enabled, and no batch be open.
+    #[inline(always)]
+    pub(crate) unsafe fn post<I: Known>(
+        &mut self,
+        usable: SendOps,
+        fill: impl FnOnce(&mut SendBatch<'_, I>) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.post_to::<I>(self.target(), usable, fill) }
+    }
+
+    /// As [`SendState::post`], to where [`SendState::target`] says.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn post_to<I: Known>(
+        &mut self,
+        target: Target,
+        usable: SendOps,
+        fill: impl FnOnce(&mut SendBatch<'_, I>) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        let started = match target {
             Target::Extended(qp) if I::EXTENDED == Some(true) => {
-                // SAFETY: the queue pair is valid and no batch is open on it: one that was forgotten was aborted when this queue
-                // was made, which is borrowed mutably, and what this method begins it ends.
+                // SAFETY: the queue pair is valid; the caller's contract.
                 unsafe { Started::new(qp) }
             }
             Target::Classic(first) if I::EXTENDED == Some(false) => {
-                let mut batch = SendBatch::new(self.target, self.usable, self.state);
+                let mut batch = SendBatch::new(target, usable, self);
                 fill(&mut batch)?;
                 let (qp, count) = (batch.queue.raw, batch.count);
                 // SAFETY: the queue pair is valid, so many work requests were built, and the callers of the methods that did
                 // that vouch for the memory.
                 return if count == 0 { Ok(()) } else { unsafe { Chain::post(qp, first, count) } };
             }
-            // SAFETY: `extended` and `classic`, which alone make such queues, have looked.
+            // SAFETY: the caller's contract.
             _ => unsafe { std::hint::unreachable_unchecked() },
         };
-        let doorbell_fails = self.state.doorbell_fails;
-        let mut batch = SendBatch::new(self.target, self.usable, self.state);
+        let mut batch = SendBatch::new(target, usable, self);
         fill(&mut batch)?;
         if batch.count == 0 {
             return Ok(());
         }
-        started.complete(doorbell_fails)
+        started.complete(&batch.queue.doorbell_fails)
     }
 }
 
@@ -148,7 +178,7 @@ impl Started {
     }
 
     #[inline(always)]
-    fn complete(self, doorbell_fails: bool) -> Result<(), PostError> {
+    fn complete(self, doorbell_fails: &bool) -> Result<(), PostError> {
         let qp = ManuallyDrop::new(self).0;
         // SAFETY: the queue pair is valid and a batch is open on it, which is not aborted any more.
         unsafe { complete(qp, doorbell_fails) }

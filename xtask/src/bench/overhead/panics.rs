@@ -25,8 +25,7 @@ const ENDS: &[&str] = &[
     "drop_deferred",
     // After a provider has failed.
     "endpoint::batch::failed",
-    "send_in_doubt",
-    "receive_in_doubt",
+    "::poison",
 ];
 
 /// The loops of the data path from which a panic can be reached, each with the way there.

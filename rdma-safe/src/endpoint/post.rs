@@ -1,0 +1,309 @@
+//! Posting.
+
+use super::gates::Gates;
+use super::ring::Kind;
+use super::work::Verb;
+use super::{Batch, Endpoint, Rejected, Unposted, Work, WorkId};
+use crate::interface::{Classic, Extended, Interface, Known};
+use crate::post::{SendOps, Short};
+use crate::{Buffer, PostError, RemoteMemory, SendBatch, WorkRequest};
+
+impl<I: Interface> Endpoint<I> {
+    /// Posts a receive: the next message of the peer goes into `buffer`, up to its capacity.
+    ///
+    /// Possible as soon as the endpoint is built; post before the peer sends.
+    ///
+    /// # Errors
+    /// [`Rejected`] gives the buffer back.
+    #[inline(always)]
+    pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+        if !self.gates.receive(&buffer) || self.live.receives.is_full() {
+            let id = self.receive_slowly(buffer);
+            return self.posted_rarely(id);
+        }
+        let id = self.live.receives.next_sequence();
+        // SAFETY: the memory belongs to the buffer alone, which goes into the ring before anything else happens, unless the
+        // provider surely has not taken it. It stays there until the work has completed or the queue pair was destroyed:
+        // entries leave the ring by a completion, or in `close` and `drop` after the destruction.
+        match unsafe { self.live.qp.recv_state().post_one(id, buffer.short_whole_sge()) } {
+            Ok(()) => {
+                self.live.receives.push_alike(buffer);
+                Ok(WorkId(id))
+            }
+            Err(error) => {
+                let id = self.receive_failed(buffer, error);
+                self.posted_rarely(id)
+            }
+        }
+    }
+
+    /// As [`Endpoint::receive`], finding out what keeps the gate shut.
+    #[cold]
+    #[inline(never)]
+    fn receive_slowly(&mut self, buffer: Buffer) -> u64 {
+        let error = if self.poisoned {
+            PostError::Poisoned
+        } else if !buffer.is_of(&self.pd) {
+            PostError::ForeignBuffer
+        } else if self.live.receives.is_full() {
+            PostError::QueueFull { posted: 0 }
+        } else {
+            let (id, sge) = (self.live.receives.next_sequence(), buffer.whole_sge(self.settings.max_message));
+            // SAFETY: as in `receive`.
+            match unsafe { self.live.qp.receive(id, sge) } {
+                Ok(()) => {
+                    self.live.receives.push_alike(buffer);
+                    return id;
+                }
+                Err(error) => error,
+            }
+        };
+        self.receive_failed(buffer, error)
+    }
+
+    /// It was not taken, or the provider does not say.
+    #[cold]
+    #[inline(never)]
+    fn receive_failed(&mut self, buffer: Buffer, error: PostError) -> u64 {
+        let buffer = if error.surely_not_posted() {
+            Some(buffer)
+        } else {
+            self.live.receives.push_alike(buffer);
+            self.poison();
+            None
+        };
+        self.rare.rejected = Some(Rejected { error, buffer });
+        0
+    }
+
+    /// Posts one piece of work.
+    ///
+    /// # Errors
+    /// [`Rejected`] gives the buffer back.
+    #[inline]
+    pub fn post(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
+        let mut batch = match self.batch() {
+            Ok(batch) => batch,
+            Err(error) => return Err(Rejected { error, buffer: work.into_buffer() }),
+        };
+        let id = batch.add(work)?;
+        match batch.post() {
+            Ok(()) => Ok(id),
+            Err(Unposted { error, mut buffers }) => Err(Rejected { error, buffer: buffers.pop() }),
+        }
+    }
+
+    /// Sends the bytes of `buffer` up to its length: [`Work::send`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    #[inline(always)]
+    pub fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+        self.post_buffer(Send, buffer, u64::MAX)
+    }
+
+    /// Sends bytes that are copied as they are posted: [`Work::send_inline`].
+    ///
+    /// # Errors
+    /// [`PostError::InlineTooLong`] when they are more than [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data);
+    /// as [`Endpoint::post`].
+    #[inline]
+    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<WorkId, PostError> {
+        self.post(Work::send_inline(bytes)).map_err(|rejected| rejected.error)
+    }
+
+    /// Writes the bytes of `buffer` up to its length to the start of `remote`: [`Work::write`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`]; [`PostError::RemoteTooShort`].
+    #[inline(always)]
+    pub fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+        self.post_buffer(Write(remote), buffer, remote.len)
+    }
+
+    /// Reads from the start of `remote` into `buffer`, as many bytes as its length: [`Work::read`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`]; [`PostError::RemoteTooShort`].
+    #[inline(always)]
+    pub fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+        self.post_buffer(Read(remote), buffer, remote.len)
+    }
+
+    /// Posts work with a completion of its own, of a buffer of which at most `room` bytes fit where it goes.
+    #[inline(always)]
+    fn post_buffer(&mut self, verb: impl AtOnce, buffer: Buffer, room: u64) -> Result<WorkId, Rejected> {
+        let id = if !self.gates.send(&buffer) || self.live.sends.is_full() || buffer.len() as u64 > room {
+            self.post_slowly(verb.verb(), buffer)
+        } else {
+            let (id, kind) = (self.live.sends.next_sequence(), Kind::signaled(verb.verb().operation()));
+            // Each way returns by itself: the compiler then knows what comes of it.
+            if I::EXTENDED.unwrap_or_else(|| self.live.qp.is_extended()) {
+                // SAFETY: the gate is open, and so it is asked.
+                match unsafe { self.post_at_once::<Extended>(verb, id, &buffer) } {
+                    Ok(()) => {
+                        self.live.sends.push(Some(buffer), kind);
+                        return Ok(WorkId(id));
+                    }
+                    Err(error) => self.send_failed(buffer, kind, error),
+                }
+            } else {
+                // SAFETY: as above.
+                match unsafe { self.post_at_once::<Classic>(verb, id, &buffer) } {
+                    Ok(()) => {
+                        self.live.sends.push(Some(buffer), kind);
+                        return Ok(WorkId(id));
+                    }
+                    Err(error) => self.send_failed(buffer, kind, error),
+                }
+            }
+        };
+        self.posted_rarely(id)
+    }
+
+    /// # Safety
+    /// The gate must be open for `buffer`, and the queue pair be of the interface `J`. The buffer has to go into the ring before anything else happens, unless
+    /// the provider has surely not taken it.
+    #[inline(always)]
+    unsafe fn post_at_once<J: Known>(&mut self, verb: impl AtOnce, id: u64, buffer: &Buffer) -> Result<(), PostError> {
+        let wr = WorkRequest::new(id).signaled();
+        let queue = self.live.qp.send_state();
+        // SAFETY: where the gate is open no batch is begun, these operations are enabled, and the interface is `J`.
+        unsafe {
+            queue.post::<J>(SendOps::BASIC, |batch| {
+                // SAFETY: the memory belongs to the buffer alone, which stays in the ring until the work has completed or the
+                // queue pair was destroyed. As to the peer's memory, see `Batch::try_add_buffer`.
+                verb.add(batch, wr, buffer)
+            })
+        }
+    }
+
+    /// As [`Endpoint::post`]: finds out what keeps the gate shut, or does what has to be done.
+    #[cold]
+    #[inline(never)]
+    fn post_slowly(&mut self, verb: Verb, buffer: Buffer) -> u64 {
+        match self.post(Work::of_buffer(verb, buffer)) {
+            Ok(id) => id.0,
+            Err(error) => {
+                self.rare.rejected = Some(error);
+                0
+            }
+        }
+    }
+
+    /// The provider has not taken it, or does not say.
+    #[cold]
+    #[inline(never)]
+    fn send_failed(&mut self, buffer: Buffer, kind: Kind, error: PostError) -> u64 {
+        let buffer = if error.surely_not_posted() {
+            Some(buffer)
+        } else {
+            self.live.sends.push(Some(buffer), kind);
+            self.poison();
+            None
+        };
+        self.rare.rejected = Some(Rejected { error, buffer });
+        0
+    }
+
+    /// The result of a rare call, which has returned the number of what it has posted, or 0.
+    #[inline(always)]
+    fn posted_rarely(&mut self, id: u64) -> Result<WorkId, Rejected> {
+        match self.rare.rejected.take() {
+            Some(rejected) if id == 0 => Err(rejected),
+            _ => Ok(WorkId(id)),
+        }
+    }
+
+    /// The provider may have work that it did not accept: only destroying the queue pair ends that.
+    #[cold]
+    #[inline(never)]
+    fn poison(&mut self) {
+        self.poisoned = true;
+        self.gates = Gates::SHUT;
+        self.live.qp.fail();
+    }
+
+    /// Takes back what a batch that was forgotten has left: the work from the provider, then the buffers.
+    #[inline]
+    pub(super) fn abandon(&mut self) {
+        if self.live.sends.has_staged() {
+            self.live.qp.abort_sends();
+            self.live.sends.roll_back();
+        }
+    }
+
+    /// Begins a batch of work to be posted with one doorbell.
+    ///
+    /// # Errors
+    /// [`PostError::NotReady`] before [`Endpoint::connect`]; [`PostError::Poisoned`].
+    #[inline]
+    pub fn batch(&mut self) -> Result<Batch<'_>, PostError> {
+        Batch::new(self)
+    }
+
+    /// Work posted by [`Endpoint::post`], [`Endpoint::batch`] and the like, and not done.
+    #[must_use]
+    #[inline]
+    pub fn sends_in_flight(&self) -> u64 {
+        self.live.sends.in_flight()
+    }
+
+    /// Receives posted and not done.
+    #[must_use]
+    #[inline]
+    pub fn receives_in_flight(&self) -> u64 {
+        self.live.receives.in_flight()
+    }
+}
+
+/// What is posted at once, each a type, so that it is compiled for it alone.
+trait AtOnce: Copy {
+    fn verb(self) -> Verb;
+
+    /// Adds it, with the bytes of `buffer` up to its length, which has 32 bits.
+    ///
+    /// # Safety
+    /// The contract of [`SendBatch`].
+    unsafe fn add<I: Known>(self, to: &mut SendBatch<'_, I>, wr: WorkRequest, buffer: &Buffer)
+    -> Result<(), PostError>;
+}
+
+#[derive(Clone, Copy)]
+struct Send;
+
+#[derive(Clone, Copy)]
+struct Write(RemoteMemory);
+
+#[derive(Clone, Copy)]
+struct Read(RemoteMemory);
+
+macro_rules! at_once {
+    ($($name:ident $(($remote:ident))? = $method:ident;)+) => {$(
+        impl AtOnce for $name {
+            #[inline(always)]
+            fn verb(self) -> Verb {
+                let $name $(($remote))? = self;
+                Verb::$name $(($remote))?
+            }
+
+            #[inline(always)]
+            unsafe fn add<I: Known>(
+                self,
+                to: &mut SendBatch<'_, I>,
+                wr: WorkRequest,
+                buffer: &Buffer,
+            ) -> Result<(), PostError> {
+                let $name $(($remote))? = self;
+                // SAFETY: the caller's contract.
+                unsafe { to.$method(wr, $($remote,)? Short(buffer)) }
+            }
+        }
+    )+};
+}
+
+at_once! {
+    Send = send;
+    Write(remote) = write;
+    Read(remote) = read;
+}
