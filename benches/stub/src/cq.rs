@@ -1,6 +1,7 @@
 //! Completion queues, polled either way.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rdma_sys::*;
 
@@ -92,6 +93,14 @@ pub unsafe extern "C" fn rdma_stub_endless(cq: *mut ibv_cq, burst: u32) {
     (cq.burst, cq.left) = (burst, burst);
 }
 
+static LATEST: AtomicPtr<Cq> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The completion queue that was created last, for programs over crates that do not give out its pointer.
+#[unsafe(no_mangle)]
+pub extern "C" fn rdma_stub_latest_cq() -> *mut ibv_cq {
+    LATEST.load(Ordering::Relaxed).cast()
+}
+
 fn create(context: *mut ibv_context, entries: usize, cq_context: *mut c_void, fields: u64) -> *mut Cq {
     let mut ex = ibv_cq_ex { context, cq_context, handle: number(), cqe: entries as c_int, ..ibv_cq_ex::zeroed() };
     ex.start_poll = Some(start_poll);
@@ -110,7 +119,9 @@ fn create(context: *mut ibv_context, entries: usize, cq_context: *mut c_void, fi
     ex.read_dlid_path_bits = wants(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_zero as _);
     ex.read_completion_ts = wants(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_completion_ts as _);
     let ring = vec![Cqe::default(); entries.next_power_of_two()].into_boxed_slice();
-    new(Cq { ex, ring, producer: 0, consumer: 0, current: Cqe::default(), burst: 0, left: 0, overrun: false })
+    let cq = new(Cq { ex, ring, producer: 0, consumer: 0, current: Cqe::default(), burst: 0, left: 0, overrun: false });
+    LATEST.store(cq, Ordering::Relaxed);
+    cq
 }
 
 const FIELDS: u64 = IBV_WC_STANDARD_FLAGS as u64 | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0 as u64;

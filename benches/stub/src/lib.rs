@@ -9,7 +9,7 @@
 //! that links this crate calls [`install`].
 //!
 //! Two functions change what completes, for loops that would otherwise measure two things at once:
-//! [`rdma_stub_receive_at_once`] and [`rdma_stub_endless`].
+//! [`rdma_stub_receive_at_once`] and [`rdma_stub_endless`]. [`rdma_stub_latest_cq`] finds a queue for the latter.
 
 // What a C library would do: every function gets raw pointers and trusts its caller with what the manual page of the verb
 // asks for, so a reason at each block would say the same everywhere.
@@ -24,7 +24,7 @@ use std::ffi::{CStr, c_int, c_void};
 
 use rdma_sys::{AlreadyLoaded, LoadError, Verbs};
 
-pub use cq::rdma_stub_endless;
+pub use cq::{rdma_stub_endless, rdma_stub_latest_cq};
 pub use qp::rdma_stub_receive_at_once;
 
 /// Makes the stub the libibverbs of this process: `rdma_sys::install_verbs`.

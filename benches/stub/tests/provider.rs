@@ -44,6 +44,7 @@ fn both_doors_work_over_it() {
         assert_eq!((wc.wr_id(), wc.opcode()), (2, WcOpcode::SEND));
         assert!(poll.next().unwrap().is_none());
         drop(poll);
+        assert_eq!(rdma_stub::rdma_stub_latest_cq(), cq.as_raw());
         // SAFETY: the queue is this provider's.
         unsafe { rdma_stub::rdma_stub_endless(cq.as_raw(), 2) };
         for _ in 0..2 {

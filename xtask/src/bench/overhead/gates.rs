@@ -118,7 +118,8 @@ fn agree(row: &Row) -> bool {
     checksums.all(|checksum| Some(checksum) == first)
 }
 
-fn none(name: &str, found: Vec<String>) -> Verdict {
+/// Nothing may be `found`.
+pub(super) fn none(name: &str, found: Vec<String>) -> Verdict {
     let met = found.is_empty();
     let measured = if met { "none".to_owned() } else { found.join("; ") };
     let complaint = (!met).then(|| measured.clone());
@@ -171,6 +172,8 @@ impl Limit {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn row(name: &str, figures: &[(&str, f64)]) -> Row {
@@ -178,6 +181,7 @@ mod tests {
             name: name.to_owned(),
             instructions: figures.iter().map(|(variant, figure)| ((*variant).to_owned(), *figure)).collect(),
             allocations: figures.iter().map(|(variant, _)| ((*variant).to_owned(), 0)).collect(),
+            allocations_each: BTreeMap::new(),
             checksums: figures.iter().map(|(variant, _)| ((*variant).to_owned(), 7)).collect(),
         }
     }

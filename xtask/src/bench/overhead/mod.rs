@@ -4,6 +4,7 @@ mod gates;
 mod panics;
 mod profile;
 mod report;
+mod rivals;
 mod tools;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use self::gates::Verdict;
+use self::rivals::Rivals;
 use self::tools::Tools;
 use super::result;
 use crate::{process, workspace};
@@ -30,6 +32,13 @@ use crate::{process, workspace};
 /// classic one. send and recv hand a buffer over and back. qp and mr create and destroy, the provider's allocations included.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// Also count the loops over the crates sideway and ibverbs, as published
+    ///
+    /// They are compiled first, which takes minutes, cmake, libclang and libnl with its headers. The result then has tables of
+    /// them, and gates of how many times the instructions of the raw door sideway needs. The status is 1 if one is not met, or
+    /// if a loop of theirs has another checksum than C's; that they allocate is only shown.
+    #[arg(long)]
+    rivals: bool,
     /// Where to write the result, instead of target/bench/overhead.json
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -46,6 +55,7 @@ const CONTROL: [&str; 2] = ["qp", "mr"];
 pub(crate) struct Measured {
     tools: Tools,
     rows: Vec<Row>,
+    rivals: Option<Rivals>,
     pub(crate) verdicts: Vec<Verdict>,
 }
 
@@ -57,13 +67,18 @@ struct Row {
     instructions: BTreeMap<String, f64>,
     /// Calls of the allocator in the longer run, by variant.
     allocations: BTreeMap<String, u64>,
+    /// The same for each operation.
+    allocations_each: BTreeMap<String, f64>,
     /// Of the longer run, by variant.
     checksums: BTreeMap<String, u64>,
 }
 
 pub(crate) fn main(args: &Args) -> Result<i32> {
     let tools = tools::find()?;
-    let measured = measure(tools)?;
+    if args.rivals {
+        rivals::prepare()?;
+    }
+    let measured = measure(tools, args.rivals)?;
     let benchmark = report::benchmark(&measured)?;
     report::print(&measured, &benchmark);
     let file = args.json.clone().map_or_else(|| result::file("overhead"), Ok)?;
@@ -75,17 +90,15 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
 /// For the test command: the gates, or why they cannot be taken.
 pub(crate) fn gates() -> Result<Result<Measured, String>> {
     match tools::find() {
-        Ok(tools) => measure(tools).map(Ok),
+        Ok(tools) => measure(tools, false).map(Ok),
         Err(error) => Ok(Err(format!("{error:#}"))),
     }
 }
 
-fn measure(tools: Tools) -> Result<Measured> {
+fn measure(tools: Tools, with_rivals: bool) -> Result<Measured> {
     let directory = workspace::target_dir()?.join("bench/overhead");
-    // Profiles of an earlier run would be taken for this one's.
-    _ = std::fs::remove_dir_all(&directory);
-    std::fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let (program, stub) = build()?;
+    std::fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let mut loops = Vec::new();
     for compiler in &tools.compilers {
         let library = directory.join(format!("libloops-{}.so", compiler.name));
@@ -95,16 +108,41 @@ fn measure(tools: Tools) -> Result<Measured> {
         process::output(command.arg(source).arg("-o").arg(&library))?;
         loops.push(format!("{}={}", compiler.name, library.display()));
     }
-    let mut command = Command::new(&tools.valgrind);
-    command.args(["--tool=callgrind", "--collect-atstart=no", "--dump-line=no", "--compress-pos=no"]);
-    command.arg(format!("--callgrind-out-file={}", directory.join("profile").display()));
-    command.arg(&program).args(loops);
-    // Nothing else of the environment shall matter.
-    command.env_clear().env("RDMA_SYS_LIBIBVERBS", &stub);
-    let runs = process::output(&mut command)?;
-    let rows = rows(&runs, &profile::read(&directory, &stub)?)?;
-    let verdicts = gates::judge(&rows, panics::reachable(&program, &rows)?);
-    Ok(Measured { tools, rows, verdicts })
+    let run = Run { directory: &directory.join("profiles"), program: &program, arguments: &loops, stub: &stub };
+    let rows = run.rows(&tools, ("RDMA_SYS_LIBIBVERBS", &stub))?;
+    let mut verdicts = gates::judge(&rows, panics::reachable(&program, &rows)?);
+    let rivals = with_rivals.then(|| rivals::measure(&tools, &stub)).transpose()?;
+    if let Some(rivals) = &rivals {
+        verdicts.extend(rivals.judge(&rows));
+    }
+    Ok(Measured { tools, rows, rivals, verdicts })
+}
+
+/// A program that measures loops.
+struct Run<'run> {
+    /// Of its profiles.
+    directory: &'run Path,
+    program: &'run Path,
+    arguments: &'run [String],
+    /// The provider, whose instructions do not count.
+    stub: &'run Path,
+}
+
+impl Run<'_> {
+    /// What it measures. `variable`, with its value, is all of its environment: nothing else shall matter.
+    fn rows(&self, tools: &Tools, variable: (&str, &Path)) -> Result<Vec<Row>> {
+        // Profiles of an earlier run would be taken for this one's.
+        _ = std::fs::remove_dir_all(self.directory);
+        std::fs::create_dir_all(self.directory)
+            .with_context(|| format!("cannot create {}", self.directory.display()))?;
+        let mut command = Command::new(&tools.valgrind);
+        command.args(["--tool=callgrind", "--collect-atstart=no", "--dump-line=no", "--compress-pos=no"]);
+        command.arg(format!("--callgrind-out-file={}", self.directory.join("profile").display()));
+        command.arg(self.program).args(self.arguments);
+        command.env_clear().env(variable.0, variable.1);
+        let runs = process::output(&mut command)?;
+        rows(&runs, &profile::read(self.directory, self.stub)?)
+    }
 }
 
 /// The program with the loops, and the stub.
@@ -119,16 +157,16 @@ fn build() -> Result<(PathBuf, PathBuf)> {
 /// From the lines that the program prints, one for each run: variant, loop, number of operations, checksum, allocations.
 fn rows(runs: &str, profiles: &BTreeMap<String, u64>) -> Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
-    let mut shorter: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
+    let mut shorter: BTreeMap<(String, String), (u64, u64, u64)> = BTreeMap::new();
     for line in runs.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
         let [variant, name, count, checksum, allocations] = fields[..] else { bail!("not a run: {line}") };
         let run = format!("{variant} {name} {count}");
         let instructions = *profiles.get(&run).with_context(|| format!("callgrind wrote no profile of {run}"))?;
-        let count: u64 = count.parse()?;
+        let (count, allocations): (u64, u64) = (count.parse()?, allocations.parse()?);
         let key = (variant.to_owned(), name.to_owned());
-        let Some((shorter, before)) = shorter.remove(&key) else {
-            shorter.insert(key, (count, instructions));
+        let Some((shorter, before, allocated)) = shorter.remove(&key) else {
+            shorter.insert(key, (count, instructions, allocations));
             continue;
         };
         if rows.last().is_none_or(|row| row.name != name) {
@@ -136,13 +174,15 @@ fn rows(runs: &str, profiles: &BTreeMap<String, u64>) -> Result<Vec<Row>> {
                 name: name.to_owned(),
                 instructions: BTreeMap::new(),
                 allocations: BTreeMap::new(),
+                allocations_each: BTreeMap::new(),
                 checksums: BTreeMap::new(),
             });
         }
         let Some(row) = rows.last_mut() else { continue };
-        let each = (instructions as f64 - before as f64) / (count - shorter) as f64;
-        row.instructions.insert(variant.to_owned(), each);
-        row.allocations.insert(variant.to_owned(), allocations.parse()?);
+        let each = |total: u64, before: u64| (total as f64 - before as f64) / (count - shorter) as f64;
+        row.instructions.insert(variant.to_owned(), each(instructions, before));
+        row.allocations.insert(variant.to_owned(), allocations);
+        row.allocations_each.insert(variant.to_owned(), each(allocations, allocated));
         row.checksums.insert(variant.to_owned(), checksum.parse()?);
     }
     Ok(rows)
@@ -159,14 +199,15 @@ mod tests {
 
     #[test]
     fn what_a_loop_does_once_drops_out() {
-        let runs = "gcc\tex1\t1600\t1\t0\ngcc\tex1\t17600\t2\t3\nraw\tex1\t1600\t1\t0\nraw\tex1\t17600\t2\t0\n";
+        let runs = "gcc\tex1\t1600\t1\t3\ngcc\tex1\t17600\t2\t32003\nraw\tex1\t1600\t1\t0\nraw\tex1\t17600\t2\t0\n";
         let profiles =
             [("gcc ex1 1600", 1700), ("gcc ex1 17600", 33700), ("raw ex1 1600", 99), ("raw ex1 17600", 8099)];
         let profiles = profiles.map(|(name, count)| (name.to_owned(), count)).into();
         let rows = rows(runs, &profiles).unwrap();
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].instructions, [("gcc".to_owned(), 2.0), ("raw".to_owned(), 0.5)].into());
-        assert_eq!(rows[0].allocations["gcc"], 3);
+        assert_eq!(rows[0].allocations["gcc"], 32003);
+        assert_eq!(rows[0].allocations_each, [("gcc".to_owned(), 2.0), ("raw".to_owned(), 0.0)].into());
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! The figures as tables.
 
+use std::process::Command;
+
 use super::{Measured, REFERENCE};
 use crate::bench::environment;
 use crate::bench::result::{Benchmark, Table};
+use crate::process;
 
 /// Columns beside the compilers.
 const VARIANTS: [(&str, &str); 4] =
@@ -18,12 +21,23 @@ const NOTE: &str = "rvN is a receive, in1 an inline send of 32 bytes without com
 pub(super) fn benchmark(measured: &Measured) -> anyhow::Result<Benchmark> {
     let mut environment = environment::here();
     environment.insert("valgrind".to_owned(), super::tools::version(&measured.tools.valgrind));
+    let mut command = "cargo xtask bench overhead".to_owned();
+    let mut tables = vec![figures(measured)];
+    if let Some(rivals) = &measured.rivals {
+        command.push_str(" --rivals");
+        environment.extend(rivals.versions.clone());
+        // Its allocator is in their figures.
+        if let Ok(version) = process::output(Command::new("getconf").arg("GNU_LIBC_VERSION")) {
+            environment.insert("glibc".to_owned(), version.trim().trim_start_matches("glibc ").to_owned());
+        }
+        tables.extend(rivals.tables(&measured.rows));
+    }
     Ok(Benchmark {
         benchmark: "Instructions an operation".to_owned(),
-        command: "cargo xtask bench overhead".to_owned(),
+        command,
         date: environment::today()?,
         environment,
-        tables: vec![figures(measured)],
+        tables,
         gates: measured.verdicts.iter().map(|verdict| verdict.gate.clone()).collect(),
     })
 }

@@ -37,7 +37,8 @@ pub(super) fn find() -> Result<Tools> {
     Ok(Tools { valgrind, compilers, headers })
 }
 
-fn tool(name: &str, package: &str) -> Result<PathBuf> {
+/// Finds the program `name`, or installs its `package` where this process may.
+pub(super) fn tool(name: &str, package: &str) -> Result<PathBuf> {
     apt::install_unless(|| process::find(name).is_some(), package).with_context(|| format!("no {name}"))?;
     process::find(name).with_context(|| format!("no {name}"))
 }
