@@ -10,7 +10,7 @@ macro_rules! drain {
         let mut poll = $raw.cq.poll();
         loop {
             match poll.next() {
-                Ok(Some(wc)) => $sum += $seen(&wc),
+                Ok(Some(wc)) => $sum = $seen($sum, &wc),
                 Ok(None) => break,
                 Err(_) => return FAILED,
             }

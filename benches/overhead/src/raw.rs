@@ -7,22 +7,26 @@ use rdma_safe::{Inline, QueuePairType, SendOps, WorkCompletion, WorkRequest};
 
 use crate::rig::{BATCH, FAILED, INLINE, Raw};
 
-/// What C reads of a completion: identifier, status, opcode.
+/// Adds what C reads of a completion: identifier, status, opcode.
 #[inline(always)]
-pub(crate) fn seen(wc: &WorkCompletion<'_>) -> u64 {
-    wc.wr_id() + u64::from(wc.status().0) + u64::from(wc.opcode().0)
+pub(crate) fn seen(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
+    sum + wc.wr_id() + u64::from(wc.status().0) + u64::from(wc.opcode().0)
 }
 
-/// What C reads of a receive: those, length and immediate data.
+/// Adds what C reads of a receive: those, length and immediate data.
 #[inline(always)]
-pub(crate) fn received(wc: &WorkCompletion<'_>) -> u64 {
-    seen(wc) + u64::from(wc.byte_len().unwrap_or(0)) + u64::from(wc.imm().unwrap_or(0))
+pub(crate) fn received(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
+    let sum = seen(sum, wc) + u64::from(wc.byte_len().unwrap_or(0));
+    match wc.imm() {
+        Some(imm) => sum + u64::from(imm),
+        None => sum,
+    }
 }
 
 macro_rules! drain {
     ($completions:ident, $sum:ident, $seen:ident) => {
         let drained = $completions.drain(|wc| {
-            $sum += $seen(&wc);
+            $sum = $seen($sum, &wc);
             ControlFlow::Continue(())
         });
         if drained.is_err() {

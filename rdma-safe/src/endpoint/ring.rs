@@ -2,8 +2,8 @@
 
 use std::ptr::NonNull;
 
-use super::poll::Outcome;
 use super::Operation;
+use super::poll::Outcome;
 
 /// A ring of entries with consecutive sequence numbers, allocated once.
 ///

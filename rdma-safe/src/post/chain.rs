@@ -30,7 +30,7 @@ impl Chain {
     }
 
     /// Of at least one work request.
-    pub(super) fn new(limits: &Limits, max_batch: u32) -> Self {
+    pub(super) fn new(limits: Limits, max_batch: u32) -> Self {
         Chain::with(max_batch.max(1), limits.max_sge.max(1), limits.max_inline)
     }
 

@@ -34,11 +34,16 @@ impl Payload for InlineList<'_> {}
 impl Scatter for Sge {}
 impl Scatter for &[Sge] {}
 
-/// Limits of the queue pair that a payload has to keep, and memory to assemble it in.
-#[derive(Debug)]
+/// Limits of the queue pair that a payload has to keep.
+#[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub(super) max_sge: u32,
     pub(super) max_inline: u32,
+}
+
+/// What it takes to set a payload.
+#[derive(Debug)]
+pub struct Means {
     /// Room for `max_inline` bytes, in which inline lists are put together.
     pub(super) scratch: Box<[u8]>,
     /// See `Quirks::INLINE_LISTS_EMPTY`.
@@ -63,14 +68,14 @@ pub(super) mod sealed {
         const INLINE: bool;
 
         /// Checks the payload against the queue pair.
-        fn check(&self, limits: &Limits) -> Result<(), PostError>;
+        fn check(&self, limits: Limits) -> Result<(), PostError>;
 
         /// Sets the payload of the work request that was just begun.
         ///
         /// # Safety
         ///
         /// `qp` must be between a builder call and the next, and `check` must have passed.
-        unsafe fn set(&self, qp: *mut ibv_qp_ex, limits: &mut Limits);
+        unsafe fn set(&self, qp: *mut ibv_qp_ex, means: &mut Means);
 
         /// Writes the payload into a work request.
         ///
@@ -85,12 +90,12 @@ impl sealed::Payload for Sge {
     const INLINE: bool = false;
 
     #[inline(always)]
-    fn check(&self, _limits: &Limits) -> Result<(), PostError> {
+    fn check(&self, _limits: Limits) -> Result<(), PostError> {
         Ok(())
     }
 
     #[inline(always)]
-    unsafe fn set(&self, qp: *mut ibv_qp_ex, _limits: &mut Limits) {
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, _means: &mut Means) {
         // SAFETY: the caller's contract.
         unsafe { ibv_wr_set_sge(qp, self.lkey, self.address, self.len) }
     }
@@ -107,14 +112,14 @@ impl sealed::Payload for Short<'_> {
     const INLINE: bool = false;
 
     #[inline(always)]
-    fn check(&self, _limits: &Limits) -> Result<(), PostError> {
+    fn check(&self, _limits: Limits) -> Result<(), PostError> {
         Ok(())
     }
 
     #[inline(always)]
-    unsafe fn set(&self, qp: *mut ibv_qp_ex, limits: &mut Limits) {
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, means: &mut Means) {
         // SAFETY: the caller's contract.
-        unsafe { self.0.short_sge().set(qp, limits) }
+        unsafe { self.0.short_sge().set(qp, means) }
     }
 
     #[inline(always)]
@@ -128,7 +133,7 @@ impl sealed::Payload for &[Sge] {
     const INLINE: bool = false;
 
     #[inline(always)]
-    fn check(&self, limits: &Limits) -> Result<(), PostError> {
+    fn check(&self, limits: Limits) -> Result<(), PostError> {
         if self.len() > limits.max_sge as usize {
             return Err(PostError::TooManySges { count: self.len(), max: limits.max_sge });
         }
@@ -136,7 +141,7 @@ impl sealed::Payload for &[Sge] {
     }
 
     #[inline(always)]
-    unsafe fn set(&self, qp: *mut ibv_qp_ex, _limits: &mut Limits) {
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, _means: &mut Means) {
         // SAFETY: the caller's contract; `Sge` has the layout of `struct ibv_sge`, and the provider copies the list.
         unsafe {
             match self {
@@ -161,7 +166,7 @@ impl sealed::Payload for Inline<'_> {
     const INLINE: bool = true;
 
     #[inline(always)]
-    fn check(&self, limits: &Limits) -> Result<(), PostError> {
+    fn check(&self, limits: Limits) -> Result<(), PostError> {
         if self.0.len() > limits.max_inline as usize {
             return Err(PostError::InlineTooLong { len: self.0.len(), max: limits.max_inline });
         }
@@ -169,7 +174,7 @@ impl sealed::Payload for Inline<'_> {
     }
 
     #[inline(always)]
-    unsafe fn set(&self, qp: *mut ibv_qp_ex, _limits: &mut Limits) {
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, _means: &mut Means) {
         // SAFETY: the caller's contract; the provider copies the bytes.
         unsafe { ibv_wr_set_inline_data(qp, self.0.as_ptr().cast_mut().cast(), self.0.len()) }
     }
@@ -185,7 +190,7 @@ impl sealed::Payload for InlineList<'_> {
     const INLINE: bool = true;
 
     #[inline(always)]
-    fn check(&self, limits: &Limits) -> Result<(), PostError> {
+    fn check(&self, limits: Limits) -> Result<(), PostError> {
         let len = self.0.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len()));
         if len > limits.max_inline as usize {
             return Err(PostError::InlineTooLong { len, max: limits.max_inline });
@@ -193,14 +198,14 @@ impl sealed::Payload for InlineList<'_> {
         Ok(())
     }
 
-    unsafe fn set(&self, qp: *mut ibv_qp_ex, limits: &mut Limits) {
+    unsafe fn set(&self, qp: *mut ibv_qp_ex, means: &mut Means) {
         /// Pieces that are handed over as a list; more are put together first.
         const DIRECT: usize = 16;
-        if limits.copy_inline_lists || self.0.len() > DIRECT {
+        if means.copy_inline_lists || self.0.len() > DIRECT {
             // SAFETY: the caller's contract; `scratch` has room for what `check` has passed, `len` bytes of it were written,
             // and the provider copies them.
             return unsafe {
-                let scratch = NonNull::from(&mut *limits.scratch).cast();
+                let scratch = NonNull::from(&mut *means.scratch).cast();
                 let len = concatenate(self.0, scratch);
                 ibv_wr_set_inline_data(qp, scratch.as_ptr().cast(), len)
             };

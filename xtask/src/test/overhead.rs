@@ -1,4 +1,4 @@
-//! The gates of the instruction bench, each a test. A gate that is known not to be met fails only beyond its ceiling.
+//! The gates of the instruction bench, each a test.
 
 use anyhow::Result;
 

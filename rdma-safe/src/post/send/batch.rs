@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use rdma_sys::*;
 
 use super::super::chain::Chain;
+use super::super::payload::Limits;
 use super::super::{Payload, PostError, Remote, Scatter, SendOps, Sge, WorkRequest};
 use super::{READY, SendState, complete};
 use crate::cq::rare;
@@ -37,6 +38,8 @@ pub struct SendBatch<'q, I: Interface = Any> {
     /// Enabled operations, if the state of the queue pair allows any. Where `I` is [`Any`], those of the queue count: its state
     /// was looked at when this was begun.
     usable: SendOps,
+    /// Those of the queue.
+    limits: Limits,
     pub(super) queue: &'q mut SendState,
     pub(super) count: u32,
 }
@@ -51,10 +54,10 @@ pub(super) enum Target {
 }
 
 impl<'q, I: Interface> SendBatch<'q, I> {
-    /// `target` must be that of `queue`.
+    /// `target` and `limits` must be those of `queue`.
     #[inline(always)]
-    pub(super) fn new(target: Target, usable: SendOps, queue: &'q mut SendState) -> Self {
-        SendBatch { interface: PhantomData, target, usable, queue, count: 0 }
+    pub(super) fn new(target: Target, usable: SendOps, limits: Limits, queue: &'q mut SendState) -> Self {
+        SendBatch { interface: PhantomData, target, usable, limits, queue, count: 0 }
     }
 }
 
@@ -298,7 +301,7 @@ impl<I: Interface> SendBatch<'_, I> {
             rare();
             return Err(PostError::NotEnabled { op });
         }
-        payload.check(&queue.limits)?;
+        payload.check(self.limits)?;
         let flags = wr.flags.bits() | if P::INLINE { IBV_SEND_INLINE.0 } else { 0 };
         match self.target {
             Target::Extended(qp) => {
@@ -309,7 +312,7 @@ impl<I: Interface> SendBatch<'_, I> {
                     (*qp).wr_id = wr.id;
                     (*qp).wr_flags = flags;
                     extended(qp);
-                    payload.set(qp, &mut queue.limits);
+                    payload.set(qp, &mut queue.means);
                 }
             }
             Target::Classic(first) => {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rdma_sys::*;
 
 use super::chain::Chain;
-use super::payload::Limits;
+use super::payload::{Limits, Means};
 use super::{PostError, SendOps};
 use crate::cq::rare;
 use crate::qp::Shared;
@@ -29,6 +29,7 @@ pub(crate) struct SendState {
     raw: NonNull<ibv_qp>,
     enabled: SendOps,
     limits: Limits,
+    means: Means,
     chain: Chain,
     /// The doorbell is a system call, which can fail, with `ENOMEM` among others, when the work is in the queue already:
     /// see [`Quirks::REFUSED_SENDS_EXECUTE`].
@@ -53,22 +54,22 @@ unsafe impl Sync for SendState {}
 impl SendState {
     pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, max_batch: u32) -> Self {
         let capacity = shared.capacity();
-        let limits = Limits {
-            max_sge: capacity.max_send_sge,
-            max_inline: capacity.max_inline_data,
+        let limits = Limits { max_sge: capacity.max_send_sge, max_inline: capacity.max_inline_data };
+        let means = Means {
             scratch: vec![0; capacity.max_inline_data as usize].into_boxed_slice(),
             copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
         };
         let doorbell_fails = shared.context().quirks().contains(Quirks::REFUSED_SENDS_EXECUTE);
         let chain = match qp_ex {
             Some(_) => Chain::none(),
-            None => Chain::new(&limits, max_batch.min(capacity.max_send_wr.max(1))),
+            None => Chain::new(limits, max_batch.min(capacity.max_send_wr.max(1))),
         };
         SendState {
             extended: qp_ex,
             raw: shared.raw(),
             enabled: ops,
             limits,
+            means,
             chain,
             doorbell_fails,
             gate: AtomicU8::new(0),
@@ -123,7 +124,7 @@ impl SendState {
             // SAFETY: the queue pair is valid and no batch is open on it: this is the only send queue, borrowed mutably.
             unsafe { ibv_wr_start(qp.as_ptr()) }
         }
-        Ok(SendBatch::new(self.target(), self.enabled, self))
+        Ok(SendBatch::new(self.target(), self.enabled, self.limits, self))
     }
 
     #[inline(always)]

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use rdma_sys::*;
 
 use super::super::chain::Chain;
+use super::super::payload::Limits;
 use super::super::{PostError, SendOps};
 use super::batch::Target;
 use super::{READY, SendBatch, SendState, complete};
@@ -33,6 +34,8 @@ pub struct SendQueue<'q, I: Interface = Any> {
     /// These two as `state` has them, as long as the queue pair is borrowed: here, they need not be read again for each
     /// posting.
     target: Target,
+    raw: NonNull<ibv_qp>,
+    limits: Limits,
     /// None where the state of the queue pair allows no sends. Nothing but `modify` and the like allows them, which would
     /// have to borrow the queue pair.
     usable: SendOps,
@@ -49,7 +52,7 @@ unsafe impl<I: Interface> Sync for SendQueue<'_, I> {}
 
 impl<'q> SendQueue<'q> {
     pub(crate) fn new(state: &'q mut SendState) -> Self {
-        SendQueue { target: state.target(), usable: SendOps::empty(), state, interface: PhantomData }
+        SendQueue { target: state.target(), raw: state.raw, limits: state.limits, usable: SendOps::empty(), state, interface: PhantomData }
     }
 
     /// Begins a batch: [`QueuePair::send_batch`](crate::QueuePair::send_batch).
@@ -84,7 +87,7 @@ impl<'q> SendQueue<'q> {
         // A batch that was forgotten.
         state.abort();
         let usable = if *state.gate.get_mut() == READY { state.enabled } else { SendOps::empty() };
-        SendQueue { target: state.target(), usable, state, interface: PhantomData }
+        SendQueue { target: state.target(), raw: state.raw, limits: state.limits, usable, state, interface: PhantomData }
     }
 }
 
@@ -109,7 +112,7 @@ impl<I: Known> SendQueue<'_, I> {
         }
         // SAFETY: no batch is open: one that was forgotten was aborted when this queue was made, which is borrowed mutably, and
         // what this method begins it ends. `extended` and `classic`, which alone make such queues, have looked at the interface.
-        unsafe { self.state.post_to::<I>(self.target, self.usable, fill) }
+        unsafe { self.state.post_to::<I>(self.target, self.raw, self.limits, self.usable, fill) }
     }
 }
 
@@ -125,10 +128,10 @@ impl SendState {
         fill: impl FnOnce(&mut SendBatch<'_, I>) -> Result<(), PostError>,
     ) -> Result<(), PostError> {
         // SAFETY: the caller's contract.
-        unsafe { self.post_to::<I>(self.target(), usable, fill) }
+        unsafe { self.post_to::<I>(self.target(), self.raw, self.limits, usable, fill) }
     }
 
-    /// As [`SendState::post`], to where [`SendState::target`] says.
+    /// As [`SendState::post`], where `target`, `raw` and `limits` are those of this.
     ///
     /// # Safety
     /// As there.
@@ -136,6 +139,8 @@ impl SendState {
     unsafe fn post_to<I: Known>(
         &mut self,
         target: Target,
+        raw: NonNull<ibv_qp>,
+        limits: Limits,
         usable: SendOps,
         fill: impl FnOnce(&mut SendBatch<'_, I>) -> Result<(), PostError>,
     ) -> Result<(), PostError> {
@@ -145,17 +150,17 @@ impl SendState {
                 unsafe { Started::new(qp) }
             }
             Target::Classic(first) if I::EXTENDED == Some(false) => {
-                let mut batch = SendBatch::new(target, usable, self);
+                let mut batch = SendBatch::new(target, usable, limits, self);
                 fill(&mut batch)?;
-                let (qp, count) = (batch.queue.raw, batch.count);
+                let count = batch.count;
                 // SAFETY: the queue pair is valid, so many work requests were built, and the callers of the methods that did
                 // that vouch for the memory.
-                return if count == 0 { Ok(()) } else { unsafe { Chain::post(qp, first, count) } };
+                return if count == 0 { Ok(()) } else { unsafe { Chain::post(raw, first, count) } };
             }
             // SAFETY: the caller's contract.
             _ => unsafe { std::hint::unreachable_unchecked() },
         };
-        let mut batch = SendBatch::new(target, usable, self);
+        let mut batch = SendBatch::new(target, usable, limits, self);
         fill(&mut batch)?;
         if batch.count == 0 {
             return Ok(());

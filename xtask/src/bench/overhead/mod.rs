@@ -22,10 +22,8 @@ use crate::{process, workspace};
 /// Instructions of the caller for each operation: in C, over rdma-sys, over both doors of rdma-safe
 ///
 /// The operations are those of a provider that does nothing but a provider's work on memory; callgrind counts what is executed
-/// outside of it, in the default release profile. The figures are the same on every run of the same compilers. A gate that is
-/// known not to be met has a ceiling, its figure when it was last improved. The status is 1 if a figure exceeds its ceiling, or
-/// its limit where it has no ceiling, or has a ceiling and meets its limit; or if a loop allocates, can panic or has another
-/// checksum than C's.
+/// outside of it, in the default release profile. The figures are the same on every run of the same compilers. The status is 1 if
+/// a figure exceeds its limit, or if a loop allocates, can panic or has another checksum than C's.
 ///
 /// rvN is a receive, in1 an inline send of 32 bytes without completion, em an empty poll, poll the taking of one of sixteen
 /// completions with five fields; the others post and poll, one at a time or sixteen, ex by the extended interface, cl by the
