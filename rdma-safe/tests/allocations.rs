@@ -91,16 +91,28 @@ fn memory_of_an_object_is_what_the_documentation_says() {
     };
     let endpoint =
         |sends, receives| size(|| Endpoint::builder(&pd).send_depth(sends).recv_depth(receives).build().unwrap());
-    println!("extended QP {}, +1 of batch {}", qp(64, 1, false), qp(64, 2, false) - qp(64, 1, false));
-    println!("classic QP {}, +1 of batch {}", qp(64, 1, true), qp(64, 2, true) - qp(64, 1, true));
-    println!("extended CQ {}", size(|| pd.context().completion_queue(64).build().unwrap()));
-    println!("classic CQ {}", size(|| pd.context().completion_queue(64).classic(true).build().unwrap()));
-    println!("endpoint {}", endpoint(1, 1));
-    println!(
-        "+64 sends {}, +64 receives {}",
-        endpoint(128, 64) - endpoint(64, 64),
-        endpoint(64, 128) - endpoint(64, 64)
-    );
+    let mut parts = Vec::new();
+    let part = {
+        let before = HELD.get();
+        parts.extend(pd.allocate(64).unwrap().into_chunks(16).unwrap());
+        let four = HELD.get() - before;
+        drop(parts.split_off(3));
+        (HELD.get() - before - four).abs() + size_of::<Buffer>() as i64
+    };
+    for (object, bytes, documented) in [
+        ("extended QP", qp(64, 1, false), 408),
+        ("extended QP: one more in a batch", qp(64, 2, false) - qp(64, 1, false), 48),
+        ("classic QP: one more in a batch", qp(64, 2, true) - qp(64, 1, true), 144 + 48),
+        ("extended CQ", size(|| pd.context().completion_queue(64).build().unwrap()), 152),
+        ("classic CQ", size(|| pd.context().completion_queue(64).classic(true).build().unwrap()), 920),
+        ("endpoint", endpoint(1, 1) - 2 * 64, 864),
+        ("endpoint: 64 more sends", endpoint(128, 64) - endpoint(64, 64), 64 * 64),
+        ("endpoint: 64 more receives", endpoint(64, 128) - endpoint(64, 64), 64 * 64),
+        ("part of a region", part, 56),
+    ] {
+        println!("{object}: {bytes} bytes");
+        assert!(bytes <= documented, "{object}: {bytes}, and docs/benchmarks.md says {documented}");
+    }
     assert_eq!(
         endpoint(128, 128) - endpoint(64, 64),
         endpoint(128, 64) - endpoint(64, 64) + endpoint(64, 128) - endpoint(64, 64),

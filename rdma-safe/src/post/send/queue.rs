@@ -52,7 +52,14 @@ unsafe impl<I: Interface> Sync for SendQueue<'_, I> {}
 
 impl<'q> SendQueue<'q> {
     pub(crate) fn new(state: &'q mut SendState) -> Self {
-        SendQueue { target: state.target(), raw: state.raw, limits: state.limits, usable: SendOps::empty(), state, interface: PhantomData }
+        SendQueue {
+            target: state.target(),
+            raw: state.raw,
+            limits: state.limits,
+            usable: SendOps::empty(),
+            state,
+            interface: PhantomData,
+        }
     }
 
     /// Begins a batch: [`QueuePair::send_batch`](crate::QueuePair::send_batch).
@@ -87,7 +94,14 @@ impl<'q> SendQueue<'q> {
         // A batch that was forgotten.
         state.abort();
         let usable = if *state.gate.get_mut() == READY { state.enabled } else { SendOps::empty() };
-        SendQueue { target: state.target(), raw: state.raw, limits: state.limits, usable, state, interface: PhantomData }
+        SendQueue {
+            target: state.target(),
+            raw: state.raw,
+            limits: state.limits,
+            usable,
+            state,
+            interface: PhantomData,
+        }
     }
 }
 

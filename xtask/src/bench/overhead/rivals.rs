@@ -24,12 +24,8 @@ const VARIANTS: [(&str, &str); 4] =
 const OURS: [(&str, &str); 2] = [("raw", "raw door"), ("owned", "owned door")];
 
 /// A loop, a variant of sideway, and how many times the instructions of the raw door it needs at least.
-const FACTORS: [(&str, &str, f64); 4] = [
-    ("ex1", "sideway", 2.5),
-    ("rv1", "sideway", 25.0),
-    ("cl1", "sideway", 18.0),
-    ("em_cl", "sideway", 12.0),
-];
+const FACTORS: [(&str, &str, f64); 4] =
+    [("ex1", "sideway", 2.5), ("rv1", "sideway", 25.0), ("cl1", "sideway", 18.0), ("em_cl", "sideway", 12.0)];
 
 const NOTE: &str = "Each crate unmodified and by its own interface, in the default release profile; what it spends in the C \
     library's allocator is its own. sideway is polled as its documentation shows, by a poller of each poll, or \"kept\", by a \
