@@ -7,6 +7,7 @@ mod contexts;
 mod creation;
 mod drop_orders;
 mod endpoint_operations;
+mod endpoint_ways;
 mod events;
 mod failing_destruction;
 mod failing_posts;
