@@ -80,7 +80,7 @@ const NAMED: &[(&str, &str, &[&str])] = &[
     (
         "cq/poller.rs",
         include_str!("../src/cq/poller.rs"),
-        &["raw", "start", "take_classic", "drain_classic", "as_extended", "ended"],
+        &["raw", "start", "begin", "take_classic", "drain_classic", "as_extended", "ended"],
     ),
     (
         "mr/buffer.rs",

@@ -2,7 +2,7 @@
 //! nothing is noted for that.
 
 use super::poller::Started;
-use super::{CompletionQueue, Mode, PollError, WcFields, WorkCompletion, rare};
+use super::{CompletionQueue, Mode, PollError, WcFields, WorkCompletion};
 
 /// On a completion of an extended queue, between start_poll and end_poll.
 pub(crate) struct Standing(Started);
@@ -28,18 +28,8 @@ impl CompletionQueue {
     /// this thread as long as it stands.
     #[inline(always)]
     pub(crate) unsafe fn stand(&mut self) -> Result<Option<Standing>, PollError> {
-        let cq = self.raw.cast();
         // SAFETY: the caller's contract; what this begins it ends.
-        let result = unsafe { Started::start(cq) };
-        if result == libc::ENOENT {
-            return Ok(None);
-        }
-        if result != 0 {
-            rare();
-            return Err(PollError::of_provider(result));
-        }
-        // SAFETY: start_poll has succeeded.
-        Ok(Some(Standing(unsafe { Started::new(cq) })))
+        Ok(unsafe { Started::begin(self.raw.cast()) }?.map(Standing))
     }
 
     /// The next completion, if there is any.

@@ -85,26 +85,38 @@ static NO_FLAGS: PollFlags = PollFlags(UnsafeCell::new(ibv_poll_cq_attr { comp_m
 pub(super) struct Started(NonNull<ibv_cq_ex>);
 
 impl Started {
-    /// # Safety
-    /// start_poll must have succeeded, and be ended by this only.
-    #[inline(always)]
-    pub(super) unsafe fn new(cq: NonNull<ibv_cq_ex>) -> Self {
-        Started(cq)
-    }
-
-    #[inline(always)]
-    pub(super) fn raw(&self) -> NonNull<ibv_cq_ex> {
-        self.0
-    }
-
     /// What `ibv_start_poll` returns. When that is 0, a `Started` is to be made.
     ///
     /// # Safety
     /// The queue must be an extended one and not be being polled.
     #[inline(always)]
-    pub(super) unsafe fn start(cq: NonNull<ibv_cq_ex>) -> i32 {
+    unsafe fn start(cq: NonNull<ibv_cq_ex>) -> i32 {
         // SAFETY: the caller's contract.
         unsafe { ibv_start_poll(cq.as_ptr(), NO_FLAGS.0.get()) }
+    }
+
+    /// Calls `ibv_start_poll`; `None` when there is nothing to take.
+    ///
+    /// # Safety
+    /// The queue must be an extended one and not be being polled.
+    #[inline(always)]
+    pub(super) unsafe fn begin(cq: NonNull<ibv_cq_ex>) -> Result<Option<Self>, PollError> {
+        // SAFETY: the caller's contract.
+        let result = unsafe { Started::start(cq) };
+        // First: who asks for one at a time asks again and again.
+        if result == libc::ENOENT {
+            return Ok(None);
+        }
+        if result != 0 {
+            rare();
+            return Err(PollError::of_provider(result));
+        }
+        Ok(Some(Started(cq)))
+    }
+
+    #[inline(always)]
+    pub(super) fn raw(&self) -> NonNull<ibv_cq_ex> {
+        self.0
     }
 }
 
@@ -150,17 +162,7 @@ impl<'cq, I: Interface> Poller<'cq, I> {
         let Some(cq) = self.as_extended() else { return self.take_classic(look) };
         // SAFETY: the queue is an extended one, and borrowed. Nobody polls it: what a cursor had begun was ended when this was
         // made, and what a method of this begins it ends.
-        let result = unsafe { Started::start(cq) };
-        // First: who asks for one at a time asks again and again.
-        if result == libc::ENOENT {
-            return Ok(None);
-        }
-        if result != 0 {
-            rare();
-            return Err(PollError::of_provider(result));
-        }
-        // SAFETY: start_poll has succeeded.
-        let _started = unsafe { Started::new(cq) };
+        let Some(_started) = (unsafe { Started::begin(cq) })? else { return Ok(None) };
         Ok(Some(look(WorkCompletion::extended(cq, self.fields))))
     }
 
@@ -178,8 +180,7 @@ impl<'cq, I: Interface> Poller<'cq, I> {
                 rare();
                 return ended(result);
             }
-            // SAFETY: start_poll has succeeded.
-            let _started = unsafe { Started::new(cq) };
+            let _started = Started(cq);
             loop {
                 if each(WorkCompletion::extended(cq, self.fields)).is_break() {
                     return Ok(());
