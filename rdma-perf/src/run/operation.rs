@@ -1,6 +1,6 @@
 //! What a message is: the only thing in which the loops of the four verbs differ.
 
-use rdma_safe::{Inline, PostError, SendBatch, WorkRequest};
+use rdma_safe::{Inline, Interface, PostError, SendBatch, WorkRequest};
 
 use crate::worker::LaneMemory;
 
@@ -8,7 +8,12 @@ use crate::worker::LaneMemory;
 pub(super) trait Operation: Copy {
     /// # Safety
     /// The contract of [`SendBatch`], for the bytes of the lane that the message names.
-    unsafe fn add(self, batch: &mut SendBatch<'_>, wr: WorkRequest, message: Message<'_>) -> Result<(), PostError>;
+    unsafe fn add<I: Interface>(
+        self,
+        batch: &mut SendBatch<'_, I>,
+        wr: WorkRequest,
+        message: Message<'_>,
+    ) -> Result<(), PostError>;
 }
 
 /// One message.
@@ -68,9 +73,9 @@ macro_rules! operation {
     ($name:ident, |$batch:ident, $wr:ident, $message:ident| $add:expr) => {
         impl Operation for $name {
             #[inline(always)]
-            unsafe fn add(
+            unsafe fn add<I: Interface>(
                 self,
-                $batch: &mut SendBatch<'_>,
+                $batch: &mut SendBatch<'_, I>,
                 $wr: WorkRequest,
                 $message: Message<'_>,
             ) -> Result<(), PostError> {

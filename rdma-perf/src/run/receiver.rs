@@ -1,12 +1,15 @@
 //! Messages that come in.
 
-use anyhow::{Result, anyhow, bail};
-use rdma_safe::{CompletionQueue, WcFlags, WcOpcode};
+use std::ops::ControlFlow;
 
+use anyhow::{Result, anyhow, bail};
+use rdma_safe::{Poller, WcFlags, WcOpcode, WorkCompletion};
+
+use super::handle::{By, Receives};
 use super::operation::IMMEDIATE;
 use super::pattern::Pattern;
 use crate::plan::{Plan, Verb};
-use crate::worker::{Lane, RECEIVE_BATCH};
+use crate::worker::RECEIVE_BATCH;
 
 /// Completions taken out at a time.
 pub(super) const REAP: u32 = 16;
@@ -53,13 +56,12 @@ impl Receiver {
     }
 
     /// Begins a size of which each lane gets `messages`, or nobody knows how many, and fills the receive queues.
-    pub(crate) fn begin(&mut self, lanes: &mut [Lane], messages: Option<u64>) -> Result<()> {
+    pub(crate) fn begin<'l>(&mut self, lanes: impl Iterator<Item = Receives<'l>>, messages: Option<u64>) -> Result<()> {
         (self.received, self.validated) = (0, 0);
-        for (index, lane) in lanes.iter_mut().enumerate() {
-            let inbox = &mut self.lanes[index];
+        for (index, (mut lane, inbox)) in lanes.zip(&mut self.lanes).enumerate() {
             inbox.of_size = 0;
             inbox.limit = messages.map_or(u64::MAX, |messages| inbox.received + messages);
-            inbox.post(lane, index, self.depth, self.batch)?;
+            inbox.post(&mut lane, index, self.depth, self.batch)?;
         }
         Ok(())
     }
@@ -67,75 +69,96 @@ impl Receiver {
     /// Takes what has arrived, and posts receives again; how many messages there were. Each has to have `size` bytes, and
     /// those of `pattern` if that is given.
     #[inline]
-    pub(crate) fn reap(
+    pub(super) fn reap<C: By>(
         &mut self,
-        lanes: &mut [Lane],
-        cq: &mut CompletionQueue,
+        lanes: &mut [Receives<'_>],
+        poller: &mut Poller<'_, C>,
         size: u64,
         pattern: Option<&Pattern>,
     ) -> Result<u32> {
-        let mut poll = cq.poll();
-        let mut taken = 0;
-        while taken < REAP {
-            let Some(completion) = poll.next()? else { break };
-            completion.ok()?;
-            let id = completion.wr_id() as usize;
-            let (Some(inbox), Some(lane)) = (self.lanes.get_mut(id), lanes.get_mut(id)) else {
-                return Err(unknown(completion.wr_id()));
-            };
-            if inbox.received == inbox.posted {
-                return Err(unknown(completion.wr_id()));
-            }
-            let is_write = completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
-            let len = completion.byte_len();
-            if is_write == self.is_send || (self.is_send && len.is_some_and(|len| u64::from(len) != size)) {
-                return Err(unexpected(len, size));
-            }
-            if self.immediate {
-                let imm = completion.flags().contains(WcFlags::WITH_IMM).then(|| completion.imm()).flatten();
-                if imm != Some(IMMEDIATE) {
-                    bail!("a message came with the immediate data {imm:x?} instead of {IMMEDIATE:#x}");
-                }
-            }
-            if let Some(pattern) = pattern.filter(|_| self.is_send) {
-                let offset = lane.memory.receive_offset(inbox.received);
-                pattern.check(&lane.memory.target, offset, id, inbox.of_size, size)?;
-                self.validated += 1;
-            }
-            inbox.received += 1;
-            inbox.of_size += 1;
-            self.received += 1;
+        let (mut taken, mut result) = (0, Ok(()));
+        poller.drain(|completion| {
+            result = self.take(&completion, lanes, size, pattern);
             taken += 1;
-            if inbox.posted + self.batch <= inbox.received + self.depth {
-                inbox.post(lane, id, self.depth, self.batch)?;
+            if result.is_ok() && taken < REAP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        result.map(|()| taken)
+    }
+
+    /// Takes one message, as [`Receiver::reap`] does.
+    #[inline(always)]
+    pub(super) fn take(
+        &mut self,
+        completion: &WorkCompletion<'_>,
+        lanes: &mut [Receives<'_>],
+        size: u64,
+        pattern: Option<&Pattern>,
+    ) -> Result<()> {
+        completion.ok()?;
+        let id = completion.wr_id() as usize;
+        let (Some(inbox), Some(lane)) = (self.lanes.get_mut(id), lanes.get_mut(id)) else {
+            return Err(unknown(completion.wr_id()));
+        };
+        if inbox.received == inbox.posted {
+            return Err(unknown(completion.wr_id()));
+        }
+        let is_write = completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
+        let len = completion.byte_len();
+        if is_write == self.is_send || (self.is_send && len.is_some_and(|len| u64::from(len) != size)) {
+            return Err(unexpected(len, size));
+        }
+        if self.immediate {
+            let imm = completion.flags().contains(WcFlags::WITH_IMM).then(|| completion.imm()).flatten();
+            if imm != Some(IMMEDIATE) {
+                bail!("a message came with the immediate data {imm:x?} instead of {IMMEDIATE:#x}");
             }
         }
-        Ok(taken)
+        if let Some(pattern) = pattern.filter(|_| self.is_send) {
+            let offset = lane.memory.receive_offset(inbox.received);
+            pattern.check(&lane.memory.target, offset, id, inbox.of_size, size)?;
+            self.validated += 1;
+        }
+        inbox.received += 1;
+        inbox.of_size += 1;
+        self.received += 1;
+        if self.batch == 1 {
+            if inbox.posted < inbox.limit { inbox.post_one(lane, id) } else { Ok(()) }
+        } else if inbox.posted + self.batch <= inbox.received + self.depth {
+            inbox.post(lane, id, self.depth, self.batch)
+        } else {
+            Ok(())
+        }
     }
 }
 
 impl Inbox {
     /// Posts receives until the queue is full, or there are enough for all messages to come.
-    #[inline]
-    fn post(&mut self, lane: &mut Lane, index: usize, depth: u64, batch: u64) -> Result<()> {
+    fn post(&mut self, lane: &mut Receives<'_>, index: usize, depth: u64, batch: u64) -> Result<()> {
         let end = (self.received + depth).min(self.limit);
         while self.posted < end {
             let count = (end - self.posted).min(batch);
             if count == 1 {
-                let sge = lane.memory.receive_sge(self.posted);
-                // SAFETY: the memory is the worker's, registered with local write access, and stays longer than the queue
-                // pair. It is reached by raw pointers only.
-                unsafe { lane.qp.receive(index as u64, sge)? }
-            } else {
-                let mut batch = lane.qp.recv_batch()?;
-                for number in self.posted..self.posted + count {
-                    // SAFETY: as above.
-                    unsafe { batch.receive(index as u64, &[lane.memory.receive_sge(number)])? }
-                }
-                batch.post()?;
+                self.post_one(lane, index)?;
+                continue;
             }
+            let mut batch = lane.queue.batch()?;
+            for number in self.posted..self.posted + count {
+                // SAFETY: as in `post_one`.
+                unsafe { batch.receive(index as u64, &[lane.memory.receive_sge(number)])? }
+            }
+            batch.post()?;
             self.posted += count;
         }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn post_one(&mut self, lane: &mut Receives<'_>, index: usize) -> Result<()> {
+        let sge = lane.memory.receive_sge(self.posted);
+        // SAFETY: the memory is the worker's, registered with local write access, and stays longer than the queue pair. It is
+        // reached by raw pointers only.
+        unsafe { lane.queue.receive(index as u64, sge)? }
+        self.posted += 1;
         Ok(())
     }
 }

@@ -12,10 +12,10 @@ use crate::plan::Plan;
 
 /// Looks that find nothing between two at the clock.
 const LOOKS: u32 = 1024;
-/// The same for one who waits without a deadline. Each alarm takes as long as an eighth of a small message.
-const ALARM: Duration = Duration::from_secs(1);
 /// How often one who sleeps looks whether everything is to end.
 const NAP: Duration = Duration::from_millis(100);
+/// The same for one who does as perftest does. Each alarm takes as long as an eighth of a small message.
+const ALARM: Duration = Duration::from_secs(1);
 
 /// What the threads of a run and the one that supervises them tell each other.
 #[derive(Debug, Default)]
@@ -37,6 +37,9 @@ pub(crate) struct Interrupted;
 pub(super) struct Waiter<'s> {
     shared: &'s Shared,
     channel: Option<CompletionChannel>,
+    /// Sees to it that reading the channel, which blocks, ends. Without one the channel does not block.
+    alarm: Option<Alarm>,
+    as_perftest: bool,
     yield_cpu: bool,
     clock: Clock,
     patience: Duration,
@@ -46,28 +49,31 @@ pub(super) struct Waiter<'s> {
     since: u64,
     /// The queues report the next completion.
     armed: bool,
-    /// Only for those who wait as perftest does: see [`Waiter::is_as_perftest`].
-    alarm: Option<Alarm>,
 }
 
 impl<'s> Waiter<'s> {
     /// For queues that report over the channel of `cq`, if they are to.
     pub(super) fn new(plan: &Plan, cq: &CompletionQueue, clock: Clock, shared: &'s Shared) -> Result<Self> {
         let as_perftest = plan.compat && plan.events;
-        if as_perftest {
-            cq.channel().map_or(Ok(()), |channel| channel.set_blocking(true))?;
-        }
-        let alarm = as_perftest.then(|| Alarm::new(ALARM)).transpose()?;
+        let channel = cq.channel().cloned();
+        let alarm = match &channel {
+            None => None,
+            Some(_) if as_perftest => Some(Alarm::new(ALARM)?),
+            // Where the user may have no more timers, each sleep takes a system call more.
+            Some(_) => Alarm::new(NAP).ok(),
+        };
+        channel.as_ref().map_or(Ok(()), |channel| channel.set_blocking(alarm.is_some()))?;
         Ok(Waiter {
             shared,
-            channel: cq.channel().cloned(),
+            channel,
+            alarm,
+            as_perftest,
             yield_cpu: plan.yield_cpu,
             clock,
             patience: plan.patience,
             idle: 0,
             since: 0,
             armed: false,
-            alarm,
         })
     }
 
@@ -75,26 +81,19 @@ impl<'s> Waiter<'s> {
     /// needed or not. The queues have to be armed before the first message.
     #[inline]
     pub(super) fn is_as_perftest(&self) -> bool {
-        self.alarm.is_some()
+        self.as_perftest
     }
 
     /// Waits for an event of `cq` and arms it again; `false` when `over` says that there is nothing more to wait for.
-    #[inline]
+    #[inline(always)]
     pub(super) fn event(&mut self, cq: &mut CompletionQueue, what: &str, over: impl Fn() -> bool) -> Result<bool> {
-        // As many system calls as perftest makes. The alarm sees to it that this ends.
-        loop {
-            match self.channel.as_ref().map(CompletionChannel::try_event) {
-                Some(Ok(Some(_))) => break,
-                Some(Ok(None)) | None => {}
-                Some(Err(error)) => return Err(error.into()),
-            }
+        // As many system calls as perftest makes.
+        while !self.read()? {
             if over() {
                 return Ok(false);
             }
-            self.idle += LOOKS;
-            self.check(what)?;
+            self.interrupted(what)?;
         }
-        self.idle = 0;
         cq.arm(false)?;
         Ok(true)
     }
@@ -105,13 +104,22 @@ impl<'s> Waiter<'s> {
         self.idle = 0;
     }
 
+    /// Whether who finds nothing is to sleep, and not to look again and again.
+    #[inline]
+    pub(super) fn sleeps(&self) -> bool {
+        // Who waits as perftest does has had an event that came of completions already taken, and sleeps in `event`.
+        self.channel.is_some() && !self.as_perftest
+    }
+
     /// Nothing was found in `cqs`: waits a little, or until they report something. `what` is waited for.
     #[inline]
     pub(super) fn nothing(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
-        // Who waits as perftest does has had an event that came of completions already taken, and sleeps in `event`.
-        if self.channel.is_some() && !self.is_as_perftest() {
-            return self.sleep(cqs, what);
-        }
+        if self.sleeps() { self.sleep(cqs, what) } else { self.spin(what) }
+    }
+
+    /// Nothing was found: waits a little.
+    #[inline]
+    pub(super) fn spin(&mut self, what: &str) -> Result<()> {
         if self.yield_cpu {
             std::thread::yield_now();
         } else {
@@ -119,6 +127,44 @@ impl<'s> Waiter<'s> {
         }
         self.idle += 1;
         if self.idle % LOOKS == 0 { self.check(what) } else { Ok(()) }
+    }
+
+    /// Nothing was found in `cqs`: waits until they report something.
+    #[inline]
+    pub(super) fn sleep(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
+        if !self.armed {
+            for cq in cqs {
+                cq.arm(false)?;
+            }
+            self.armed = true;
+            // What completed before that causes no event, and has to be looked for once more.
+            return Ok(());
+        }
+        let reported = match (&self.channel, &self.alarm) {
+            (Some(channel), None) => channel.wait(NAP)?.is_some(),
+            _ => self.read()?,
+        };
+        if reported {
+            self.armed = false;
+            return Ok(());
+        }
+        self.interrupted(what)
+    }
+
+    /// Waits for an event; `false` when the alarm came first.
+    #[inline(always)]
+    fn read(&self) -> Result<bool> {
+        match &self.channel {
+            Some(channel) => Ok(channel.try_event()?.is_some()),
+            None => Ok(false),
+        }
+    }
+
+    /// A wait ended without an event.
+    #[cold]
+    fn interrupted(&mut self, what: &str) -> Result<()> {
+        self.idle += LOOKS;
+        self.check(what)
     }
 
     #[cold]
@@ -140,22 +186,5 @@ impl<'s> Waiter<'s> {
         // Not to wrap around; the first looks are counted apart.
         self.idle = LOOKS;
         Ok(())
-    }
-
-    fn sleep(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
-        if !self.armed {
-            for cq in cqs {
-                cq.arm(false)?;
-            }
-            self.armed = true;
-            // What completed before that causes no event, and has to be looked for once more.
-            return Ok(());
-        }
-        if self.channel.as_ref().map_or(Ok(None), |channel| channel.wait(NAP))?.is_some() {
-            self.armed = false;
-            return Ok(());
-        }
-        self.idle += LOOKS;
-        self.check(what)
     }
 }
