@@ -22,6 +22,8 @@ pub(crate) struct Receiver {
     /// Receives posted with one doorbell.
     batch: u64,
     is_send: bool,
+    /// What completes when a message has arrived.
+    opcode: WcOpcode,
     immediate: bool,
     /// Messages of the size that is running.
     pub(crate) received: u64,
@@ -34,8 +36,8 @@ struct Inbox {
     posted: u64,
     /// Since the connection began.
     received: u64,
-    /// Of the size that is running.
-    of_size: u64,
+    /// The same before the size that is running.
+    before: u64,
     /// Receives that need not be posted any more, since no messages come for them.
     limit: u64,
 }
@@ -49,6 +51,7 @@ impl Receiver {
             // perftest posts each by itself.
             batch: if plan.compat { 1 } else { (depth / 2).clamp(1, RECEIVE_BATCH.into()) },
             is_send: plan.verb == Verb::Send,
+            opcode: if plan.verb == Verb::Send { WcOpcode::RECV } else { WcOpcode::RECV_RDMA_WITH_IMM },
             immediate: plan.immediate,
             received: 0,
             validated: 0,
@@ -59,7 +62,7 @@ impl Receiver {
     pub(crate) fn begin<'l>(&mut self, lanes: impl Iterator<Item = Receives<'l>>, messages: Option<u64>) -> Result<()> {
         (self.received, self.validated) = (0, 0);
         for (index, (mut lane, inbox)) in lanes.zip(&mut self.lanes).enumerate() {
-            inbox.of_size = 0;
+            inbox.before = inbox.received;
             inbox.limit = messages.map_or(u64::MAX, |messages| inbox.received + messages);
             inbox.post(&mut lane, index, self.depth, self.batch)?;
         }
@@ -102,24 +105,23 @@ impl Receiver {
         if inbox.received == inbox.posted {
             return Err(unknown(completion.wr_id()));
         }
-        let is_write = completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
-        let len = completion.byte_len();
-        if is_write == self.is_send || (self.is_send && len.is_some_and(|len| u64::from(len) != size)) {
-            return Err(unexpected(len, size));
+        // Of a write it is what the memory was written with, not of the receive.
+        let len = completion.byte_len().filter(|_| self.is_send).map_or(size, u64::from);
+        if completion.opcode() != self.opcode || len != size {
+            return Err(unexpected(completion.byte_len(), size));
         }
         if self.immediate {
-            let imm = completion.flags().contains(WcFlags::WITH_IMM).then(|| completion.imm()).flatten();
-            if imm != Some(IMMEDIATE) {
-                bail!("a message came with the immediate data {imm:x?} instead of {IMMEDIATE:#x}");
+            check_immediate(completion)?;
+        }
+        if let Some(pattern) = pattern {
+            // What writes leave is compared when all of them are done.
+            if self.is_send {
+                let (memory, message) = (lane.memory, inbox.received - inbox.before);
+                pattern.check(&memory.target, memory.receive_offset(inbox.received), id, message, size)?;
+                self.validated += 1;
             }
         }
-        if let Some(pattern) = pattern.filter(|_| self.is_send) {
-            let offset = lane.memory.receive_offset(inbox.received);
-            pattern.check(&lane.memory.target, offset, id, inbox.of_size, size)?;
-            self.validated += 1;
-        }
         inbox.received += 1;
-        inbox.of_size += 1;
         self.received += 1;
         if self.batch == 1 {
             if inbox.posted < inbox.limit { inbox.post_one(lane, id) } else { Ok(()) }
@@ -161,6 +163,14 @@ impl Inbox {
         self.posted += 1;
         Ok(())
     }
+}
+
+fn check_immediate(completion: &WorkCompletion<'_>) -> Result<()> {
+    let imm = completion.flags().contains(WcFlags::WITH_IMM).then(|| completion.imm()).flatten();
+    if imm != Some(IMMEDIATE) {
+        bail!("a message came with the immediate data {imm:x?} instead of {IMMEDIATE:#x}");
+    }
+    Ok(())
 }
 
 #[cold]
