@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, anyhow};
-use rdma_safe::{Poller, WorkCompletion, WorkRequest};
+use rdma_safe::{Poller, SendBatch, WorkCompletion, WorkRequest};
 
 use super::handle::{By, Sends};
 use super::operation::{Message, Operation};
@@ -12,7 +12,7 @@ use super::record::Recorder;
 use super::wait::{Interrupted, Shared};
 use crate::clock::Clock;
 use crate::plan::Plan;
-use crate::worker::{slots, stride};
+use crate::worker::{LaneMemory, slots, stride};
 
 /// Completions taken out at a time, as perftest does.
 pub(super) const REAP: u32 = 16;
@@ -200,26 +200,27 @@ impl<'s, O: Operation> Sender<'s, O> {
                 let has_signaled = u64::from(flight.until_signal) <= count || count == left;
                 let stamp = recorder.posting(self.posted, has_signaled);
                 let stamp = due.unwrap_or(stamp);
-                lane.queue.post(|batch| {
-                    for number in 1..=count {
-                        flight.until_signal -= 1;
-                        let wr = WorkRequest::new(id);
-                        let wr = if flight.until_signal == 0 || number == left {
-                            flight.signal(stamp, self.cq_mod);
-                            wr.signaled()
-                        } else {
-                            wr
-                        };
-                        let Walk { offset, round, .. } = flight.walk;
-                        let message = Message { memory: lane.memory, offset, size: self.size, round };
-                        // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by
-                        // raw pointers only, and not written by this process while messages are in flight. What the peer's memory is
-                        // overwritten with harms nobody: a target is plain bytes, which nobody refers to.
-                        unsafe { self.operation.add(batch, wr, message)? }
-                        flight.walk.step();
-                    }
-                    Ok(())
-                })?;
+                let (operation, memory, size, cq_mod) = (self.operation, lane.memory, self.size, self.cq_mod);
+                // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw pointers
+                // only, and not written by this process while messages are in flight. What the peer's memory is overwritten with
+                // harms nobody: a target is plain bytes, which nobody refers to.
+                let add = |batch: &mut SendBatch<'_, P>, wr, message| unsafe { operation.add(batch, wr, message) };
+                if count == 1 {
+                    // By itself, so that the compiler has little to keep in mind.
+                    let wr = flight.work_request(id, left == 1, stamp, cq_mod);
+                    let message = flight.message(memory, size);
+                    lane.queue.post(|batch| add(batch, wr, message))?;
+                    flight.walk.step();
+                } else {
+                    lane.queue.post(|batch| {
+                        for number in 1..=count {
+                            let wr = flight.work_request(id, number == left, stamp, cq_mod);
+                            add(batch, wr, flight.message(memory, size))?;
+                            flight.walk.step();
+                        }
+                        Ok(())
+                    })?;
+                }
                 flight.posted += count;
                 self.posted += count;
                 self.posting -= usize::from(count == left);
@@ -277,13 +278,26 @@ impl<'s, O: Operation> Sender<'s, O> {
 }
 
 impl Flight {
-    /// The next message is a signaled one, posted at `stamp`.
+    /// The next message's, with a completion if it is the turn of one or the `last`; it is posted at `stamp`.
     #[inline(always)]
-    fn signal(&mut self, stamp: u64, cq_mod: u32) {
+    fn work_request(&mut self, id: u64, last: bool, stamp: u64, cq_mod: u32) -> WorkRequest {
+        self.until_signal -= 1;
+        let wr = WorkRequest::new(id);
+        if self.until_signal != 0 && !last {
+            return wr;
+        }
         let mask = self.signaled.len() as u64 - 1;
         self.signaled[(self.next & mask) as usize] = (stamp, cq_mod - self.until_signal);
         self.next += 1;
         self.until_signal = cq_mod;
+        wr.signaled()
+    }
+
+    /// The next message.
+    #[inline(always)]
+    fn message<'l>(&self, memory: &'l LaneMemory, size: u64) -> Message<'l> {
+        let Walk { offset, round, .. } = self.walk;
+        Message { memory, offset, size, round }
     }
 }
 

@@ -8,7 +8,7 @@ use rdma_safe::{CompletionChannel, CompletionQueue};
 
 use super::alarm::Alarm;
 use crate::clock::Clock;
-use crate::plan::Plan;
+use crate::plan::{Metric, Plan};
 
 /// Looks that find nothing between two at the clock.
 const LOOKS: u32 = 1024;
@@ -49,6 +49,8 @@ pub(super) struct Waiter<'s> {
     since: u64,
     /// The queues report the next completion.
     armed: bool,
+    /// Arm them at each event, as they are going to be found empty before the next sleep.
+    rearm: bool,
 }
 
 impl<'s> Waiter<'s> {
@@ -74,6 +76,8 @@ impl<'s> Waiter<'s> {
             idle: 0,
             since: 0,
             armed: false,
+            // With one message in flight they are often not looked at again before the next one.
+            rearm: plan.metric == Metric::Bw,
         })
     }
 
@@ -133,22 +137,28 @@ impl<'s> Waiter<'s> {
     #[inline]
     pub(super) fn sleep(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
         if !self.armed {
-            for cq in cqs {
-                cq.arm(false)?;
-            }
-            self.armed = true;
             // What completed before that causes no event, and has to be looked for once more.
-            return Ok(());
+            return self.arm(cqs);
         }
         let reported = match (&self.channel, &self.alarm) {
             (Some(channel), None) => channel.wait(NAP)?.is_some(),
             _ => self.read()?,
         };
-        if reported {
-            self.armed = false;
-            return Ok(());
+        if !reported {
+            return self.interrupted(what);
         }
-        self.interrupted(what)
+        self.armed = false;
+        // Who finds nothing next can then sleep without another look.
+        if self.rearm { self.arm(cqs) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn arm(&mut self, cqs: &mut [&mut CompletionQueue]) -> Result<()> {
+        for cq in cqs {
+            cq.arm(false)?;
+        }
+        self.armed = true;
+        Ok(())
     }
 
     /// Waits for an event; `false` when the alarm came first.
