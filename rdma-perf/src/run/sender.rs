@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, anyhow};
-use rdma_safe::{Poller, SendBatch, WorkCompletion, WorkRequest};
+use rdma_safe::{Interface, Poller, PostError, SendBatch, WorkCompletion, WorkRequest};
 
 use super::handle::{By, Sends};
 use super::operation::{Message, Operation};
@@ -72,6 +72,12 @@ struct Walk {
 }
 
 impl Walk {
+    /// The message here.
+    #[inline(always)]
+    fn message(self, memory: &LaneMemory, size: u64) -> Message<'_> {
+        Message { memory, offset: self.offset, size, round: self.round }
+    }
+
     #[inline]
     fn step(&mut self) {
         self.offset += self.stride;
@@ -200,26 +206,21 @@ impl<'s, O: Operation> Sender<'s, O> {
                 let has_signaled = u64::from(flight.until_signal) <= count || count == left;
                 let stamp = recorder.posting(self.posted, has_signaled);
                 let stamp = due.unwrap_or(stamp);
-                let (operation, memory, size, cq_mod) = (self.operation, lane.memory, self.size, self.cq_mod);
-                // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw pointers
-                // only, and not written by this process while messages are in flight. What the peer's memory is overwritten with
-                // harms nobody: a target is plain bytes, which nobody refers to.
-                let add = |batch: &mut SendBatch<'_, P>, wr, message| unsafe { operation.add(batch, wr, message) };
+                let list = List { id, stamp, cq_mod: self.cq_mod, count, last: count == left };
+                let (operation, memory, size) = (self.operation, lane.memory, self.size);
                 if count == 1 {
                     // By itself, so that the compiler has little to keep in mind.
-                    let wr = flight.work_request(id, left == 1, stamp, cq_mod);
-                    let message = flight.message(memory, size);
-                    lane.queue.post(|batch| add(batch, wr, message))?;
+                    let signaled = flight.until_signal == 1 || list.last;
+                    let wr = flight.advance(&list, 1, signaled);
+                    let message = flight.walk.message(memory, size);
+                    // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw
+                    // pointers only, and not written by this process while messages are in flight. What the peer's memory is
+                    // overwritten with harms nobody: a target is plain bytes, which nobody refers to.
+                    lane.queue.post(|batch| unsafe { operation.add(batch, wr, message) })?;
                     flight.walk.step();
                 } else {
-                    lane.queue.post(|batch| {
-                        for number in 1..=count {
-                            let wr = flight.work_request(id, number == left, stamp, cq_mod);
-                            add(batch, wr, flight.message(memory, size))?;
-                            flight.walk.step();
-                        }
-                        Ok(())
-                    })?;
+                    // SAFETY: as above.
+                    lane.queue.post(|batch| unsafe { flight.fill(batch, &list, operation, memory, size) })?;
                 }
                 flight.posted += count;
                 self.posted += count;
@@ -277,27 +278,67 @@ impl<'s, O: Operation> Sender<'s, O> {
     }
 }
 
+/// What is posted with one doorbell.
+struct List {
+    id: u64,
+    /// When it is posted.
+    stamp: u64,
+    cq_mod: u32,
+    count: u64,
+    /// There is nothing to post after it.
+    last: bool,
+}
+
 impl Flight {
-    /// The next message's, with a completion if it is the turn of one or the `last`; it is posted at `stamp`.
+    /// Counts the next `count` messages, of which the last one is signaled, or none; the work request of the last one.
     #[inline(always)]
-    fn work_request(&mut self, id: u64, last: bool, stamp: u64, cq_mod: u32) -> WorkRequest {
-        self.until_signal -= 1;
-        let wr = WorkRequest::new(id);
-        if self.until_signal != 0 && !last {
+    fn advance(&mut self, list: &List, count: u32, signaled: bool) -> WorkRequest {
+        self.until_signal -= count;
+        let wr = WorkRequest::new(list.id);
+        if !signaled {
             return wr;
         }
         let mask = self.signaled.len() as u64 - 1;
-        self.signaled[(self.next & mask) as usize] = (stamp, cq_mod - self.until_signal);
+        self.signaled[(self.next & mask) as usize] = (list.stamp, list.cq_mod - self.until_signal);
         self.next += 1;
-        self.until_signal = cq_mod;
+        self.until_signal = list.cq_mod;
         wr.signaled()
     }
 
-    /// The next message.
-    #[inline(always)]
-    fn message<'l>(&self, memory: &'l LaneMemory, size: u64) -> Message<'l> {
-        let Walk { offset, round, .. } = self.walk;
-        Message { memory, offset, size, round }
+    /// Adds the messages of `list`.
+    ///
+    /// # Safety
+    /// That of [`Operation::add`], for all places that messages of `size` bytes take turns in.
+    #[inline]
+    unsafe fn fill<I: Interface>(
+        &mut self,
+        batch: &mut SendBatch<'_, I>,
+        list: &List,
+        operation: impl Operation,
+        memory: &LaneMemory,
+        size: u64,
+    ) -> Result<(), PostError> {
+        let mut walk = self.walk;
+        let mut left = list.count;
+        while left > 0 {
+            // Until the next signaled one, so that not each message has to be asked whether it is.
+            let stretch = left.min(self.until_signal.into());
+            let signaled = stretch == u64::from(self.until_signal) || (list.last && stretch == left);
+            for _ in 0..stretch - u64::from(signaled) {
+                // SAFETY: the caller's contract.
+                unsafe { operation.add(batch, WorkRequest::new(list.id), walk.message(memory, size))? }
+                walk.step();
+            }
+            let wr = self.advance(list, stretch as u32, signaled);
+            if signaled {
+                // SAFETY: the caller's contract.
+                unsafe { operation.add(batch, wr, walk.message(memory, size))? }
+                walk.step();
+            }
+            left -= stretch;
+        }
+        self.walk = walk;
+        Ok(())
     }
 }
 
