@@ -10,7 +10,7 @@ use super::Task;
 use super::handle::{By, Receives, Sends, poller};
 use super::operation::{Message, Operation};
 use super::pattern::Pattern;
-use super::receiver::Receiver;
+use super::receiver::{Inbox, Rules};
 use super::sender::Stop;
 use super::wait::{Interrupted, Shared, Waiter};
 use crate::clock::Clock;
@@ -126,7 +126,8 @@ impl Arrivals for NoArrivals {
 
 /// By the completions of receives, which are polled by `C`.
 pub(super) struct Receipts<'a, C> {
-    pub(super) receiver: &'a mut Receiver,
+    pub(super) inbox: &'a mut Inbox,
+    pub(super) rules: Rules,
     pub(super) receives: Receives<'a>,
     pub(super) cq: &'a mut CompletionQueue,
     pub(super) waiter: Waiter<'a>,
@@ -140,9 +141,8 @@ impl<C: By> Arrivals for Receipts<'_, C> {
 
     #[inline(always)]
     fn wait(&mut self, _memory: &LaneMemory, size: u64, _message: u64, over: impl Fn() -> bool) -> Result<bool> {
-        let Receipts { receiver, receives, cq, waiter, pattern, .. } = self;
-        let look =
-            |completion: &WorkCompletion<'_>| receiver.take(completion, std::slice::from_mut(receives), size, *pattern);
+        let Receipts { inbox, rules, receives, cq, waiter, pattern, .. } = self;
+        let look = |completion: &WorkCompletion<'_>| inbox.take(completion, receives, 0, rules, size, *pattern);
         one::<C>(cq, waiter, "message of the peer", over, look)
     }
 }

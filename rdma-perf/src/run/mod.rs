@@ -226,7 +226,7 @@ impl Runner {
         outcome.sent = (0..lanes).map(|lane| sender.sent_of_lane(lane)).collect();
         (task.sent)(&outcome.sent);
         self.drain::<C>(task)?;
-        outcome.validated = self.receiver.validated;
+        outcome.validated = self.receiver.validated();
         Ok(outcome)
     }
 
@@ -326,7 +326,7 @@ impl Runner {
         outcome.window = (start, clock.now());
         outcome.sent = vec![outcome.warm_up + outcome.messages];
         (task.sent)(&outcome.sent);
-        outcome.validated = self.receiver.validated;
+        outcome.validated = self.receiver.validated();
         Ok(outcome)
     }
 
@@ -363,7 +363,7 @@ impl Runner {
         }
         outcome.sent = vec![outcome.messages];
         (task.sent)(&outcome.sent);
-        outcome.validated = self.receiver.validated;
+        outcome.validated = self.receiver.validated();
         Ok(outcome)
     }
 
@@ -379,11 +379,12 @@ impl Runner {
         let Worker { lanes, send_cq, recv_cq, .. } = &mut self.worker;
         let waiter = |cq| Waiter::new(plan, cq, clock, task.shared);
         let (to_complete, to_arrive, to_see) = (waiter(send_cq)?, waiter(recv_cq)?, waiter(send_cq)?);
-        let lane = lanes.first_mut().context("no queue pair")?;
+        let Receiver { lanes: inboxes, rules, .. } = &mut self.receiver;
+        let (lane, inbox) = lanes.first_mut().zip(inboxes.first_mut()).context("no queue pair")?;
         let (sends, receives) = split(lane)?;
         let line = Line { operation, sends, cq: send_cq, waiter: to_complete, size, interface };
-        let receiver = &mut self.receiver;
-        let receipts = Receipts { receiver, receives, cq: recv_cq, waiter: to_arrive, pattern, interface };
+        let rules = *rules;
+        let receipts = Receipts { inbox, rules, receives, cq: recv_cq, waiter: to_arrive, pattern, interface };
         Ok((line, receipts, Memory { waiter: to_see }))
     }
 }
