@@ -19,7 +19,8 @@ use crate::worker::LaneMemory;
 
 /// Takes the moments at which messages are posted.
 pub(super) trait Moments {
-    /// There is no other thread, as in perftest, that could want the run to end or look how far it is.
+    /// There is no other thread, as in perftest, that could want the run to end or look how far it is, and the number of
+    /// messages is given.
     const ALONE: bool = false;
 
     fn moment(&mut self, now: u64);
@@ -70,27 +71,36 @@ impl Moments for () {
 
 /// How many messages, or until when.
 pub(super) struct Course<'s> {
-    pub(super) stop: Stop,
-    pub(super) shared: &'s Shared,
-    pub(super) clock: Clock,
+    shared: &'s Shared,
+    clock: Clock,
     /// Messages of this size before this run.
-    pub(super) before: u64,
+    before: u64,
+    /// Messages of this run, at most.
+    messages: u64,
+    /// When the run ends at the latest, in ticks.
+    end: u64,
 }
 
-impl Course<'_> {
+impl<'s> Course<'s> {
+    /// Until `stop`, after `before` messages of this size.
+    pub(super) fn new(stop: Stop, shared: &'s Shared, clock: Clock, before: u64) -> Self {
+        let (messages, end) = match stop {
+            Stop::Messages(messages) => (messages, u64::MAX),
+            Stop::At(end) => (u64::MAX, end),
+        };
+        Course { shared, clock, before, messages, end }
+    }
+
     /// Whether message `index` of this run is to be sent, at the time `now`.
     #[inline]
     fn goes_on<M: Moments>(&self, index: u64, now: u64) -> Result<bool> {
-        if let (Stop::Messages(messages), true) = (self.stop, M::ALONE) {
-            return Ok(index < messages);
+        if M::ALONE {
+            return Ok(index < self.messages);
         }
         if self.shared.abort.load(Ordering::Relaxed) {
             return Err(Interrupted.into());
         }
-        Ok(match self.stop {
-            Stop::Messages(messages) => index < messages,
-            Stop::At(end) => now < end,
-        } && !self.shared.stop.load(Ordering::Relaxed))
+        Ok(index < self.messages && now < self.end && !self.shared.stop.load(Ordering::Relaxed))
     }
 
     /// One more message is done.
@@ -218,7 +228,7 @@ fn one<C: By>(
     over: impl Fn() -> bool,
     mut look: impl FnMut(&WorkCompletion<'_>) -> Result<()>,
 ) -> Result<bool> {
-    if waiter.is_as_perftest() && !waiter.event(cq, what, &over)? {
+    if !waiter.event(cq, what, &over)? {
         return Ok(false);
     }
     loop {

@@ -255,7 +255,7 @@ impl Runner {
             }
             sender.post(&mut sends, recorder)?;
             // What more there was causes no event.
-            if waiter.is_as_perftest() && found < sender::REAP && sender.is_waiting() {
+            if found < sender::REAP && sender.is_waiting() {
                 waiter.event(send_cq, "completion", || false)?;
             }
             found = sender.reap(&mut poller::<C>(send_cq)?, recorder)?;
@@ -288,7 +288,7 @@ impl Runner {
         let over = |received| received >= task.expected.load(Ordering::Acquire);
         let mut found = 0;
         while !over(self.receiver.received) {
-            if waiter.is_as_perftest() && found < receiver::REAP {
+            if found < receiver::REAP {
                 waiter.event(recv_cq, "message of the peer", || over(self.receiver.received))?;
             }
             found = self.receiver.reap(&mut receives, &mut poller::<C>(recv_cq)?, task.size(), pattern.as_ref())?;
@@ -339,7 +339,7 @@ impl Runner {
         before: u64,
         moments: &mut impl latency::Moments,
     ) -> Result<u64> {
-        let course = Course { stop, shared: task.shared, clock: self.clock, before };
+        let course = Course::new(stop, task.shared, self.clock, before);
         let pattern = task.pattern();
         let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
         if task.plan.takes_receives() {

@@ -36,10 +36,12 @@ pub(crate) struct Interrupted;
 /// Waits between looks at the same completion queues, and gives up when nothing has happened for too long.
 pub(super) struct Waiter<'s> {
     shared: &'s Shared,
+    /// Where who finds nothing sleeps.
     channel: Option<CompletionChannel>,
+    /// Instead of it, where an event is awaited before each look, needed or not, as perftest does.
+    before_looks: Option<CompletionChannel>,
     /// Sees to it that reading the channel, which blocks, ends. Without one the channel does not block.
     alarm: Option<Alarm>,
-    as_perftest: bool,
     yield_cpu: bool,
     clock: Clock,
     patience: Duration,
@@ -65,11 +67,12 @@ impl<'s> Waiter<'s> {
             Some(_) => Alarm::new(NAP).ok(),
         };
         channel.as_ref().map_or(Ok(()), |channel| channel.set_blocking(alarm.is_some()))?;
+        let (channel, before_looks) = if as_perftest { (None, channel) } else { (channel, None) };
         Ok(Waiter {
             shared,
             channel,
+            before_looks,
             alarm,
-            as_perftest,
             yield_cpu: plan.yield_cpu,
             clock,
             patience: plan.patience,
@@ -81,24 +84,22 @@ impl<'s> Waiter<'s> {
         })
     }
 
-    /// Whether events are waited for as perftest does, in order to be compared with it: before each look, whether that is
-    /// needed or not. The queues have to be armed before the first message.
-    #[inline]
-    pub(super) fn is_as_perftest(&self) -> bool {
-        self.as_perftest
-    }
-
-    /// Waits for an event of `cq` and arms it again; `false` when `over` says that there is nothing more to wait for.
+    /// Comes before a look at `cq`: where events are awaited as perftest does, in order to be compared with it, waits for one and
+    /// arms the queue again. `false` when `over` says that there is nothing more to wait for. The queues have to be armed before
+    /// the first message.
     #[inline(always)]
     pub(super) fn event(&mut self, cq: &mut CompletionQueue, what: &str, over: impl Fn() -> bool) -> Result<bool> {
         // As many system calls as perftest makes.
-        while !self.read()? {
+        while let Some(channel) = &self.before_looks {
+            if channel.try_event()?.is_some() {
+                cq.arm(false)?;
+                break;
+            }
             if over() {
                 return Ok(false);
             }
             self.interrupted(what)?;
         }
-        cq.arm(false)?;
         Ok(true)
     }
 
@@ -111,8 +112,7 @@ impl<'s> Waiter<'s> {
     /// Whether who finds nothing is to sleep, and not to look again and again.
     #[inline]
     pub(super) fn sleeps(&self) -> bool {
-        // Who waits as perftest does has had an event that came of completions already taken, and sleeps in `event`.
-        self.channel.is_some() && !self.as_perftest
+        self.channel.is_some()
     }
 
     /// Nothing was found in `cqs`: waits a little, or until they report something. `what` is waited for.
@@ -140,9 +140,10 @@ impl<'s> Waiter<'s> {
             // What completed before that causes no event, and has to be looked for once more.
             return self.arm(cqs);
         }
-        let reported = match (&self.channel, &self.alarm) {
-            (Some(channel), None) => channel.wait(NAP)?.is_some(),
-            _ => self.read()?,
+        let reported = match &self.channel {
+            Some(channel) if self.alarm.is_some() => channel.try_event()?.is_some(),
+            Some(channel) => channel.wait(NAP)?.is_some(),
+            None => false,
         };
         if !reported {
             return self.interrupted(what);
@@ -159,15 +160,6 @@ impl<'s> Waiter<'s> {
         }
         self.armed = true;
         Ok(())
-    }
-
-    /// Waits for an event; `false` when the alarm came first.
-    #[inline(always)]
-    fn read(&self) -> Result<bool> {
-        match &self.channel {
-            Some(channel) => Ok(channel.try_event()?.is_some()),
-            None => Ok(false),
-        }
     }
 
     /// A wait ended without an event.
