@@ -135,24 +135,24 @@ impl Arrivals for NoArrivals {
 }
 
 /// By the completions of receives, which are polled by `C`.
-pub(super) struct Receipts<'a, C> {
+pub(super) struct Receipts<'a, C, O> {
     pub(super) inbox: &'a mut Inbox,
     pub(super) rules: Rules,
     pub(super) receives: Receives<'a>,
     pub(super) cq: &'a mut CompletionQueue,
     pub(super) waiter: Waiter<'a>,
     pub(super) pattern: Option<&'a Pattern>,
-    pub(super) interface: PhantomData<C>,
+    pub(super) interface: PhantomData<(C, O)>,
 }
 
-impl<C: By> Arrivals for Receipts<'_, C> {
+impl<C: By, O: Operation> Arrivals for Receipts<'_, C, O> {
     #[inline(always)]
     fn mark(&mut self, _memory: &LaneMemory, _size: u64, _message: u64) {}
 
     #[inline(always)]
     fn wait(&mut self, _memory: &LaneMemory, size: u64, _message: u64, over: impl Fn() -> bool) -> Result<bool> {
         let Receipts { inbox, rules, receives, cq, waiter, pattern, .. } = self;
-        let look = |completion: &WorkCompletion<'_>| inbox.take(completion, receives, 0, rules, size, *pattern);
+        let look = |completion: &WorkCompletion<'_>| inbox.take::<O>(completion, receives, 0, rules, size, *pattern);
         one::<C>(cq, waiter, "message of the peer", over, look)
     }
 }

@@ -225,7 +225,7 @@ impl Runner {
         }
         outcome.sent = (0..lanes).map(|lane| sender.sent_of_lane(lane)).collect();
         (task.sent)(&outcome.sent);
-        self.drain::<C>(task)?;
+        self.drain::<C, O>(task)?;
         outcome.validated = self.receiver.validated();
         Ok(outcome)
     }
@@ -261,7 +261,7 @@ impl Runner {
             found = sender.reap(&mut poller::<C>(send_cq)?, recorder)?;
             if both {
                 let poller = &mut poller::<C>(recv_cq)?;
-                found += self.receiver.reap(&mut receives, poller, task.size(), pattern.as_ref())?;
+                found += self.receiver.reap::<C, O>(&mut receives, poller, task.size(), pattern.as_ref())?;
             }
             if found > 0 {
                 waiter.found();
@@ -277,7 +277,7 @@ impl Runner {
     }
 
     /// Takes what the peer still sends, until there was as much as it says.
-    fn drain<C: By>(&mut self, task: &Task<'_>) -> Result<()> {
+    fn drain<C: By, O: Operation>(&mut self, task: &Task<'_>) -> Result<()> {
         if !(task.plan.takes_receives() && task.plan.is_sent_to(self.role)) {
             return Ok(());
         }
@@ -291,7 +291,8 @@ impl Runner {
             if found < receiver::REAP {
                 waiter.event(recv_cq, "message of the peer", || over(self.receiver.received))?;
             }
-            found = self.receiver.reap(&mut receives, &mut poller::<C>(recv_cq)?, task.size(), pattern.as_ref())?;
+            found =
+                self.receiver.reap::<C, O>(&mut receives, &mut poller::<C>(recv_cq)?, task.size(), pattern.as_ref())?;
             if found > 0 {
                 waiter.found();
             } else {
@@ -374,17 +375,18 @@ impl Runner {
         operation: O,
         task: &'a Task<'_>,
         pattern: Option<&'a Pattern>,
-    ) -> Result<(Line<'a, P, C, O>, Receipts<'a, C>, Memory<'a>)> {
-        let (plan, size, clock, interface) = (task.plan, task.size(), self.clock, PhantomData);
+    ) -> Result<(Line<'a, P, C, O>, Receipts<'a, C, O>, Memory<'a>)> {
+        let (plan, size, clock) = (task.plan, task.size(), self.clock);
         let Worker { lanes, send_cq, recv_cq, .. } = &mut self.worker;
         let waiter = |cq| Waiter::new(plan, cq, clock, task.shared);
         let (to_complete, to_arrive, to_see) = (waiter(send_cq)?, waiter(recv_cq)?, waiter(send_cq)?);
         let Receiver { lanes: inboxes, rules, .. } = &mut self.receiver;
         let (lane, inbox) = lanes.first_mut().zip(inboxes.first_mut()).context("no queue pair")?;
         let (sends, receives) = split(lane)?;
-        let line = Line { operation, sends, cq: send_cq, waiter: to_complete, size, interface };
+        let line = Line { operation, sends, cq: send_cq, waiter: to_complete, size, interface: PhantomData };
         let rules = *rules;
-        let receipts = Receipts { inbox, rules, receives, cq: recv_cq, waiter: to_arrive, pattern, interface };
+        let receipts =
+            Receipts { inbox, rules, receives, cq: recv_cq, waiter: to_arrive, pattern, interface: PhantomData };
         Ok((line, receipts, Memory { waiter: to_see }))
     }
 }

@@ -6,9 +6,9 @@ use anyhow::{Result, anyhow, bail};
 use rdma_safe::{Poller, WcFlags, WcOpcode, WorkCompletion};
 
 use super::handle::{By, Receives};
-use super::operation::IMMEDIATE;
+use super::operation::{IMMEDIATE, Operation};
 use super::pattern::Pattern;
-use crate::plan::{Plan, Verb};
+use crate::plan::Plan;
 use crate::worker::RECEIVE_BATCH;
 
 /// Completions taken out at a time.
@@ -23,16 +23,12 @@ pub(crate) struct Receiver {
     pub(super) received: u64,
 }
 
-/// How receives are posted, and what is to arrive: the same for all lanes.
+/// How receives are posted: the same for all lanes.
 #[derive(Clone, Copy)]
 pub(super) struct Rules {
     depth: u64,
     /// Receives posted with one doorbell.
     batch: u64,
-    is_send: bool,
-    /// What completes when a message has arrived.
-    opcode: WcOpcode,
-    immediate: bool,
 }
 
 /// The receives of a lane.
@@ -56,9 +52,6 @@ impl Receiver {
             depth,
             // perftest posts each by itself.
             batch: if plan.compat { 1 } else { (depth / 2).clamp(1, RECEIVE_BATCH.into()) },
-            is_send: plan.verb == Verb::Send,
-            opcode: if plan.verb == Verb::Send { WcOpcode::RECV } else { WcOpcode::RECV_RDMA_WITH_IMM },
-            immediate: plan.immediate,
         };
         Receiver { lanes: vec![Inbox::default(); plan.qps as usize], rules, received: 0 }
     }
@@ -82,7 +75,7 @@ impl Receiver {
     /// Takes what has arrived, and posts receives again; how many messages there were. Each has to have `size` bytes, and
     /// those of `pattern` if that is given.
     #[inline]
-    pub(super) fn reap<C: By>(
+    pub(super) fn reap<C: By, O: Operation>(
         &mut self,
         lanes: &mut [Receives<'_>],
         poller: &mut Poller<'_, C>,
@@ -93,7 +86,7 @@ impl Receiver {
         poller.drain(|completion| {
             let id = completion.wr_id();
             result = match (self.lanes.get_mut(id as usize), lanes.get_mut(id as usize)) {
-                (Some(inbox), Some(lane)) => inbox.take(&completion, lane, id, &self.rules, size, pattern),
+                (Some(inbox), Some(lane)) => inbox.take::<O>(&completion, lane, id, &self.rules, size, pattern),
                 _ => Err(unknown(&completion)),
             };
             taken += 1;
@@ -107,7 +100,7 @@ impl Receiver {
 impl Inbox {
     /// Takes a message of lane `id`, as [`Receiver::reap`] does.
     #[inline(always)]
-    pub(super) fn take(
+    pub(super) fn take<O: Operation>(
         &mut self,
         completion: &WorkCompletion<'_>,
         lane: &mut Receives<'_>,
@@ -121,16 +114,17 @@ impl Inbox {
             return Err(unknown(completion));
         }
         // Of a write it is what the memory was written with, not of the receive.
-        let len = completion.byte_len().filter(|_| rules.is_send).map_or(size, u64::from);
-        if completion.opcode() != rules.opcode || len != size {
+        let is_send = O::RECEIVED_AS == WcOpcode::RECV;
+        let len = completion.byte_len().filter(|_| is_send).map_or(size, u64::from);
+        if completion.opcode() != O::RECEIVED_AS || len != size {
             return Err(unexpected(completion.byte_len(), size));
         }
-        if rules.immediate {
+        if O::HAS_IMMEDIATE {
             check_immediate(completion)?;
         }
         if let Some(pattern) = pattern {
             // What writes leave is compared when all of them are done.
-            if rules.is_send {
+            if is_send {
                 let (memory, message) = (lane.memory, self.received - self.before);
                 pattern.check(&memory.target, memory.receive_offset(self.received), id as usize, message, size)?;
                 self.validated += 1;
