@@ -10,7 +10,7 @@ use rdma_safe::{
 };
 
 use crate::control::{LaneAddress, WorkerAddress};
-use crate::plan::{Interface, Plan, Role};
+use crate::plan::{Interface, Plan, Role, Verb};
 
 /// Messages begin at multiples of this, the size of a cache line.
 const LINE: u64 = 64;
@@ -92,6 +92,8 @@ pub(crate) fn slots(size: u64) -> u64 {
 }
 
 /// Registered memory, in parts of one length: one for each queue pair.
+///
+/// Of as few regions as access allows: a device finds a region by its key, the faster the fewer there are.
 struct Area {
     /// Taken when it is dropped.
     region: Option<RawMemoryRegion>,
@@ -124,11 +126,45 @@ impl Area {
         Ok(Area { region: Some(region), memory: ManuallyDrop::new(memory), part, lkey, rkey, address })
     }
 
-    fn part(&self, index: usize) -> Part {
-        let offset = index * self.part as usize;
+    /// `len` bytes at `offset` of the part numbered `index`.
+    fn part(&self, index: usize, offset: u64, len: u64) -> Part {
+        let offset = index as u64 * self.part + offset;
         // SAFETY: the memory has a part of this length for each queue pair.
-        let base = unsafe { self.memory.address().add(offset) };
-        Part { base, address: self.address + offset as u64, len: self.part, lkey: self.lkey }
+        let base = unsafe { self.memory.address().add(offset as usize) };
+        Part { base, address: self.address + offset, len, lkey: self.lkey, rkey: self.rkey }
+    }
+}
+
+/// The memory of all queue pairs of a worker.
+enum Areas {
+    /// For messages that take receives and nothing else: no key of it lets a peer in, so that one region is enough.
+    One(Area),
+    /// The source and, apart from it, what the peer has access to. An end that has no use for one of them has none.
+    Two(Option<Area>, Option<Area>),
+}
+
+impl Areas {
+    fn new(pd: &ProtectionDomain, plan: &Plan, role: Role, layout: &Layout) -> Result<Self> {
+        if plan.verb == Verb::Send {
+            let part = layout.send_area + layout.target_area;
+            return Ok(Areas::One(Area::new(pd, plan, part, Access::LOCAL_WRITE)?));
+        }
+        let area = |part, access| Area::new(pd, plan, part, access);
+        let source = plan.sends(role).then(|| area(layout.send_area, Access::LOCAL_WRITE));
+        let target = plan.is_sent_to(role).then(|| area(layout.target_area, Access::LOCAL_WRITE | Access::REMOTE));
+        Ok(Areas::Two(source.transpose()?, target.transpose()?))
+    }
+
+    /// Source and target of the queue pair numbered `index`.
+    fn parts(&self, index: usize, layout: &Layout) -> (Part, Part) {
+        let (sends, targets) = (layout.send_area, layout.target_area);
+        match self {
+            Areas::One(area) => (area.part(index, 0, sends), area.part(index, sends, targets)),
+            Areas::Two(source, target) => {
+                let part = |area: &Option<Area>, len| area.as_ref().map_or(Part::NONE, |area| area.part(index, 0, len));
+                (part(source, sends), part(target, targets))
+            }
+        }
     }
 }
 
@@ -142,12 +178,16 @@ pub(crate) struct Part {
     address: u64,
     len: u64,
     lkey: u32,
+    rkey: u32,
 }
 
 // SAFETY: plain memory, which belongs to the worker that moves to a thread as a whole.
 unsafe impl Send for Part {}
 
 impl Part {
+    /// No memory.
+    const NONE: Part = Part { base: NonNull::dangling(), address: 0, len: 0, lkey: 0, rkey: 0 };
+
     /// `size` bytes at `offset`.
     #[inline]
     pub(crate) fn sge(&self, offset: u64, size: u64) -> Sge {
@@ -179,7 +219,6 @@ pub(crate) struct LaneMemory {
     pub(crate) source: Part,
     /// Where receives go, and what the peer writes to and reads.
     pub(crate) target: Part,
-    rkey: u32,
     layout: Layout,
     /// The peer's target; nothing before it is connected.
     remote: RemoteMemory,
@@ -190,16 +229,14 @@ pub(crate) struct Worker {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
-    _source: Area,
-    _target: Area,
+    _areas: Areas,
 }
 
 impl Worker {
     /// Creates the objects of one thread and registers their memory.
     pub(crate) fn new(pd: &ProtectionDomain, plan: &Plan, role: Role, init: &InitOptions) -> Result<Self> {
         let layout = Layout::of_end(plan, role);
-        let source = Area::new(pd, plan, layout.send_area, Access::LOCAL_WRITE)?;
-        let target = Area::new(pd, plan, layout.target_area, Access::LOCAL_WRITE | Access::REMOTE)?;
+        let areas = Areas::new(pd, plan, role, &layout)?;
         let rx_depth = if plan.takes_receives() { plan.rx_depth } else { 1 };
         let channel = || plan.events.then(|| pd.context().create_channel()).transpose();
         let send_channel = channel()?;
@@ -221,16 +258,11 @@ impl Worker {
                 bail!("{} does not post by ibv_wr_*: leave out --post extended", pd.context().device_name());
             }
             let address = qp.init(&init.peer_access(Access::REMOTE))?;
-            let memory = LaneMemory {
-                source: source.part(index),
-                target: target.part(index),
-                rkey: target.rkey,
-                layout,
-                remote: RemoteMemory { address: 0, len: 0, rkey: 0 },
-            };
+            let (source, target) = areas.parts(index, &layout);
+            let memory = LaneMemory { source, target, layout, remote: RemoteMemory { address: 0, len: 0, rkey: 0 } };
             lanes.push(Lane { qp, memory, address });
         }
-        Ok(Worker { lanes, send_cq, recv_cq, _source: source, _target: target })
+        Ok(Worker { lanes, send_cq, recv_cq, _areas: areas })
     }
 
     /// What the peer has to know.
@@ -290,7 +322,7 @@ fn completion_queue(
 
 impl LaneMemory {
     fn exposed(&self) -> RemoteMemory {
-        RemoteMemory { address: self.target.address, len: self.target.len, rkey: self.rkey }
+        RemoteMemory { address: self.target.address, len: self.target.len, rkey: self.target.rkey }
     }
 
     /// The peer's side of a message at `offset`.
@@ -316,7 +348,6 @@ impl LaneMemory {
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
-    use crate::plan::Verb;
     use clap::Parser;
 
     fn layout(arguments: &str) -> Layout {

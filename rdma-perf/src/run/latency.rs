@@ -1,24 +1,26 @@
 //! One message in flight.
 
+use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 
 use anyhow::Result;
-use rdma_safe::WorkRequest;
+use rdma_safe::{CompletionQueue, WorkCompletion, WorkRequest};
 
 use super::Task;
+use super::handle::{By, Receives, Sends, poller};
 use super::operation::{Message, Operation};
 use super::pattern::Pattern;
-use super::receiver::Receiver;
+use super::receiver::{Inbox, Rules};
 use super::sender::Stop;
 use super::wait::{Interrupted, Shared, Waiter};
 use crate::clock::Clock;
-use crate::plan::Plan;
 use crate::stats::Latencies;
-use crate::worker::{Lane, Worker};
+use crate::worker::LaneMemory;
 
 /// Takes the moments at which messages are posted.
 pub(super) trait Moments {
-    /// There is no other thread, as in perftest, that could want the run to end or look how far it is.
+    /// There is no other thread, as in perftest, that could want the run to end or look how far it is, and the number of
+    /// messages is given.
     const ALONE: bool = false;
 
     fn moment(&mut self, now: u64);
@@ -47,13 +49,17 @@ impl Moments for Histogram {
     }
 }
 
-/// All of them, as perftest keeps them.
-impl Moments for Vec<u64> {
+/// All of them, as perftest keeps them, one after another.
+pub(super) struct All<'m>(pub(super) std::slice::IterMut<'m, u64>);
+
+impl Moments for All<'_> {
     const ALONE: bool = true;
 
     #[inline]
     fn moment(&mut self, now: u64) {
-        self.push(now);
+        if let Some(moment) = self.0.next() {
+            *moment = now;
+        }
     }
 }
 
@@ -65,27 +71,36 @@ impl Moments for () {
 
 /// How many messages, or until when.
 pub(super) struct Course<'s> {
-    pub(super) stop: Stop,
-    pub(super) shared: &'s Shared,
-    pub(super) clock: Clock,
+    shared: &'s Shared,
+    clock: Clock,
     /// Messages of this size before this run.
-    pub(super) before: u64,
+    before: u64,
+    /// Messages of this run, at most.
+    messages: u64,
+    /// When the run ends at the latest, in ticks.
+    end: u64,
 }
 
-impl Course<'_> {
+impl<'s> Course<'s> {
+    /// Until `stop`, after `before` messages of this size.
+    pub(super) fn new(stop: Stop, shared: &'s Shared, clock: Clock, before: u64) -> Self {
+        let (messages, end) = match stop {
+            Stop::Messages(messages) => (messages, u64::MAX),
+            Stop::At(end) => (u64::MAX, end),
+        };
+        Course { shared, clock, before, messages, end }
+    }
+
     /// Whether message `index` of this run is to be sent, at the time `now`.
     #[inline]
     fn goes_on<M: Moments>(&self, index: u64, now: u64) -> Result<bool> {
-        if let (Stop::Messages(messages), true) = (self.stop, M::ALONE) {
-            return Ok(index < messages);
+        if M::ALONE {
+            return Ok(index < self.messages);
         }
         if self.shared.abort.load(Ordering::Relaxed) {
             return Err(Interrupted.into());
         }
-        Ok(match self.stop {
-            Stop::Messages(messages) => index < messages,
-            Stop::At(end) => now < end,
-        } && !self.shared.stop.load(Ordering::Relaxed))
+        Ok(index < self.messages && now < self.end && !self.shared.stop.load(Ordering::Relaxed))
     }
 
     /// One more message is done.
@@ -100,55 +115,45 @@ impl Course<'_> {
 /// How the peer's messages are seen to arrive.
 pub(super) trait Arrivals {
     /// What is to be done to message number `message`, counted from 0, before it is sent.
-    fn mark(&mut self, lane: &Lane, size: u64, message: u64);
+    fn mark(&mut self, memory: &LaneMemory, size: u64, message: u64);
 
-    /// Comes before the first look for a message; `false` when `over` says that there will be none.
-    fn await_event(&mut self, _worker: &mut Worker, _over: impl Fn() -> bool) -> Result<bool> {
+    /// Waits for the peer's message number `message`; `false` when `over` says that there will be none.
+    fn wait(&mut self, memory: &LaneMemory, size: u64, message: u64, over: impl Fn() -> bool) -> Result<bool>;
+}
+
+/// There are none: what is sent is not answered.
+pub(super) struct NoArrivals;
+
+impl Arrivals for NoArrivals {
+    #[inline(always)]
+    fn mark(&mut self, _memory: &LaneMemory, _size: u64, _message: u64) {}
+
+    #[inline(always)]
+    fn wait(&mut self, _memory: &LaneMemory, _size: u64, _message: u64, _over: impl Fn() -> bool) -> Result<bool> {
         Ok(true)
     }
-
-    /// Whether the peer's message number `message` has arrived.
-    fn look(&mut self, worker: &mut Worker, size: u64, message: u64) -> Result<bool>;
-
-    /// Waits a little after a look that found nothing.
-    fn idle(&mut self, worker: &mut Worker) -> Result<()>;
-
-    /// A look found something.
-    fn found(&mut self);
 }
 
-/// What is waited for.
-const ARRIVAL: &str = "message of the peer";
-
-/// By the completions of receives.
-pub(super) struct Receives<'a> {
-    pub(super) receiver: &'a mut Receiver,
+/// By the completions of receives, which are polled by `C`.
+pub(super) struct Receipts<'a, C, O> {
+    pub(super) inbox: &'a mut Inbox,
+    pub(super) rules: Rules,
+    pub(super) receives: Receives<'a>,
+    pub(super) cq: &'a mut CompletionQueue,
     pub(super) waiter: Waiter<'a>,
     pub(super) pattern: Option<&'a Pattern>,
+    pub(super) interface: PhantomData<(C, O)>,
 }
 
-impl Arrivals for Receives<'_> {
-    #[inline]
-    fn mark(&mut self, _lane: &Lane, _size: u64, _message: u64) {}
+impl<C: By, O: Operation> Arrivals for Receipts<'_, C, O> {
+    #[inline(always)]
+    fn mark(&mut self, _memory: &LaneMemory, _size: u64, _message: u64) {}
 
-    #[inline]
-    fn await_event(&mut self, worker: &mut Worker, over: impl Fn() -> bool) -> Result<bool> {
-        if self.waiter.is_as_perftest() { self.waiter.event(&mut worker.recv_cq, ARRIVAL, over) } else { Ok(true) }
-    }
-
-    #[inline]
-    fn look(&mut self, worker: &mut Worker, size: u64, _message: u64) -> Result<bool> {
-        Ok(self.receiver.reap(&mut worker.lanes, &mut worker.recv_cq, size, self.pattern)? > 0)
-    }
-
-    #[inline]
-    fn idle(&mut self, worker: &mut Worker) -> Result<()> {
-        self.waiter.nothing(&mut [&mut worker.recv_cq], ARRIVAL)
-    }
-
-    #[inline]
-    fn found(&mut self) {
-        self.waiter.found();
+    #[inline(always)]
+    fn wait(&mut self, _memory: &LaneMemory, size: u64, _message: u64, over: impl Fn() -> bool) -> Result<bool> {
+        let Receipts { inbox, rules, receives, cq, waiter, pattern, .. } = self;
+        let look = |completion: &WorkCompletion<'_>| inbox.take::<O>(completion, receives, 0, rules, size, *pattern);
+        one::<C>(cq, waiter, "message of the peer", over, look)
     }
 }
 
@@ -167,64 +172,93 @@ impl Memory<'_> {
 
 impl Arrivals for Memory<'_> {
     #[inline]
-    fn mark(&mut self, lane: &Lane, size: u64, message: u64) {
+    fn mark(&mut self, memory: &LaneMemory, size: u64, message: u64) {
         // SAFETY: within the source; the message before it has completed.
-        unsafe { lane.memory.source.byte(size - 1).write_volatile(Self::last_byte(message)) }
+        unsafe { memory.source.byte(size - 1).write_volatile(Self::last_byte(message)) }
     }
 
     #[inline]
-    fn look(&mut self, worker: &mut Worker, size: u64, message: u64) -> Result<bool> {
+    fn wait(&mut self, memory: &LaneMemory, size: u64, message: u64, over: impl Fn() -> bool) -> Result<bool> {
+        let byte = memory.target.byte(size - 1);
         // SAFETY: within the target, which the peer's device writes whole bytes of.
-        let byte = unsafe { worker.lanes[0].memory.target.byte(size - 1).read_volatile() };
-        Ok(byte == Self::last_byte(message))
-    }
-
-    #[inline]
-    fn idle(&mut self, _worker: &mut Worker) -> Result<()> {
-        self.waiter.nothing(&mut [], "write of the peer")
-    }
-
-    #[inline]
-    fn found(&mut self) {
-        self.waiter.found();
-    }
-}
-
-/// Posts a message and waits for its completion, again and again; how many.
-pub(super) fn requests<O: Operation, M: Moments>(
-    operation: O,
-    worker: &mut Worker,
-    plan: &Plan,
-    size: u64,
-    course: &Course<'_>,
-    moments: &mut M,
-) -> Result<u64> {
-    let mut waiter = Waiter::new(plan, &worker.send_cq, course.clock, course.shared)?;
-    let mut sent = 0;
-    loop {
-        let now = course.clock.now();
-        if !course.goes_on::<M>(sent, now)? {
-            return Ok(sent);
+        while unsafe { byte.read_volatile() } != Self::last_byte(message) {
+            if over() {
+                return Ok(false);
+            }
+            self.waiter.nothing(&mut [], "write of the peer")?;
         }
-        moments.moment(now);
-        post(operation, worker, size, course.before + sent)?;
-        completion(worker, &mut waiter)?;
-        sent += 1;
-        course.went::<M>();
+        self.waiter.found();
+        Ok(true)
     }
 }
 
-/// The end that begins: posts a message, and the next one when the peer's has arrived, again and again; how many.
-pub(super) fn ping<O: Operation, M: Moments>(
-    operation: O,
-    worker: &mut Worker,
-    arrivals: &mut impl Arrivals,
-    plan: &Plan,
-    size: u64,
+/// What an end posts to, by `P`, and waits for, by `C`.
+pub(super) struct Line<'a, P: By, C, O> {
+    pub(super) operation: O,
+    pub(super) sends: Sends<'a, P>,
+    pub(super) cq: &'a mut CompletionQueue,
+    pub(super) waiter: Waiter<'a>,
+    pub(super) size: u64,
+    pub(super) interface: PhantomData<C>,
+}
+
+impl<P: By, C: By, O: Operation> Line<'_, P, C, O> {
+    /// Posts message number `message` and waits for its completion.
+    #[inline(always)]
+    fn send(&mut self, message: u64) -> Result<()> {
+        let Sends { queue, memory } = &mut self.sends;
+        let message = Message { memory, offset: 0, size: self.size, round: message };
+        let wr = WorkRequest::new(0).signaled();
+        // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw pointers
+        // only, and not written by this process before the message has completed. What the peer's memory is overwritten with harms
+        // nobody: a target is plain bytes, which nobody refers to.
+        queue.post(|batch| unsafe { self.operation.add(batch, wr, message) })?;
+        let look = |completion: &WorkCompletion<'_>| Ok(completion.ok()?);
+        one::<C>(self.cq, &mut self.waiter, "completion of a message", || false, look)?;
+        Ok(())
+    }
+}
+
+/// Waits for one completion, of `what`, and shows it to `look`; `false` when `over` says that there will be none.
+#[inline(always)]
+fn one<C: By>(
+    cq: &mut CompletionQueue,
+    waiter: &mut Waiter<'_>,
+    what: &str,
+    over: impl Fn() -> bool,
+    mut look: impl FnMut(&WorkCompletion<'_>) -> Result<()>,
+) -> Result<bool> {
+    if !waiter.event(cq, what, &over)? {
+        return Ok(false);
+    }
+    loop {
+        let mut poller = poller::<C>(cq)?;
+        loop {
+            if let Some(looked) = poller.take(|completion| look(&completion))? {
+                waiter.found();
+                return looked.map(|()| true);
+            }
+            if over() {
+                return Ok(false);
+            }
+            if waiter.sleeps() {
+                break;
+            }
+            waiter.spin(what)?;
+        }
+        drop(poller);
+        waiter.sleep(&mut [cq], what)?;
+    }
+}
+
+/// The end that begins: posts a message, and the next one when it has completed and the peer's has arrived, again and
+/// again; how many.
+pub(super) fn ping<P: By, C: By, O: Operation, M: Moments>(
+    mut line: Line<'_, P, C, O>,
+    mut arrivals: impl Arrivals,
     course: &Course<'_>,
     moments: &mut M,
 ) -> Result<u64> {
-    let mut waiter = Waiter::new(plan, &worker.send_cq, course.clock, course.shared)?;
     let mut sent = 0;
     loop {
         let now = course.clock.now();
@@ -232,75 +266,29 @@ pub(super) fn ping<O: Operation, M: Moments>(
             return Ok(sent);
         }
         let message = course.before + sent;
-        arrivals.mark(&worker.lanes[0], size, message);
+        arrivals.mark(line.sends.memory, line.size, message);
         moments.moment(now);
-        post(operation, worker, size, message)?;
-        completion(worker, &mut waiter)?;
+        line.send(message)?;
         sent += 1;
-        arrivals.await_event(worker, || false)?;
-        while !arrivals.look(worker, size, message)? {
-            arrivals.idle(worker)?;
-        }
-        arrivals.found();
+        arrivals.wait(line.sends.memory, line.size, message, || false)?;
         course.went::<M>();
     }
 }
 
 /// The end that answers each message with one of its own, until there were as many as the task says; how many.
-pub(super) fn pong<O: Operation>(
-    operation: O,
-    worker: &mut Worker,
-    arrivals: &mut impl Arrivals,
-    clock: Clock,
+pub(super) fn pong<P: By, C: By, O: Operation>(
+    mut line: Line<'_, P, C, O>,
+    mut arrivals: impl Arrivals,
     task: &Task<'_>,
 ) -> Result<u64> {
-    let size = task.size();
-    let mut waiter = Waiter::new(task.plan, &worker.send_cq, clock, task.shared)?;
     let mut answered = 0;
-    let over = |answered| answered >= task.expected.load(Ordering::Acquire);
     loop {
-        if !arrivals.await_event(worker, || over(answered))? {
+        let over = || answered >= task.expected.load(Ordering::Acquire);
+        if !arrivals.wait(line.sends.memory, line.size, answered, over)? {
             return Ok(answered);
         }
-        while !arrivals.look(worker, size, answered)? {
-            if over(answered) {
-                return Ok(answered);
-            }
-            arrivals.idle(worker)?;
-        }
-        arrivals.found();
-        arrivals.mark(&worker.lanes[0], size, answered);
-        post(operation, worker, size, answered)?;
-        completion(worker, &mut waiter)?;
+        arrivals.mark(line.sends.memory, line.size, answered);
+        line.send(answered)?;
         answered += 1;
-    }
-}
-
-#[inline]
-fn post<O: Operation>(operation: O, worker: &mut Worker, size: u64, message: u64) -> Result<()> {
-    let Lane { qp, memory, .. } = &mut worker.lanes[0];
-    let mut batch = qp.send_batch()?;
-    let message = Message { memory, offset: 0, size, round: message };
-    // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw pointers
-    // only, and not written by this process before the message has completed. What the peer's memory is overwritten with harms nobody: a
-    // target is plain bytes, which nobody refers to.
-    unsafe { operation.add(&mut batch, WorkRequest::new(0).signaled(), message)? }
-    Ok(batch.post()?)
-}
-
-/// Waits for the completion of the message just posted.
-#[inline]
-fn completion(worker: &mut Worker, waiter: &mut Waiter<'_>) -> Result<()> {
-    const WHAT: &str = "completion of a message";
-    if waiter.is_as_perftest() {
-        waiter.event(&mut worker.send_cq, WHAT, || false)?;
-    }
-    loop {
-        if let Some(completion) = worker.send_cq.poll().next()? {
-            completion.ok()?;
-            waiter.found();
-            return Ok(());
-        }
-        waiter.nothing(&mut [&mut worker.send_cq], WHAT)?;
     }
 }

@@ -1,6 +1,7 @@
 //! The measuring itself: what one thread does for one size.
 
 mod alarm;
+mod handle;
 mod latency;
 mod operation;
 mod pattern;
@@ -9,11 +10,14 @@ mod record;
 mod sender;
 mod wait;
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use rdma_safe::{Classic, Extended};
 
-use self::latency::{Course, Histogram, Memory, Receives};
+use self::handle::{By, Receives, Sends, poller, receives, split};
+use self::latency::{All, Course, Histogram, Line, Memory, NoArrivals, Receipts};
 use self::operation::Operation;
 use self::pattern::Pattern;
 use self::receiver::Receiver;
@@ -115,7 +119,7 @@ impl Runner {
             }
         }
         if plan.takes_receives() && plan.is_sent_to(self.role) {
-            self.receiver.begin(&mut self.worker.lanes, plan.messages_of_lane())?;
+            self.receiver.begin(self.worker.lanes.iter_mut().map(receives), plan.messages_of_lane())?;
         }
         if plan.compat && plan.events {
             // See `Waiter::event`.
@@ -167,15 +171,27 @@ impl Runner {
     }
 
     fn run_as<O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
+        // All queue pairs and both completion queues were asked for in the same way.
+        let posts_extended = self.worker.lanes.first().is_some_and(|lane| lane.qp.is_extended());
+        match (posts_extended, self.worker.send_cq.is_extended()) {
+            (true, true) => self.run_by::<Extended, Extended, O>(operation, task),
+            (true, false) => self.run_by::<Extended, Classic, O>(operation, task),
+            (false, true) => self.run_by::<Classic, Extended, O>(operation, task),
+            (false, false) => self.run_by::<Classic, Classic, O>(operation, task),
+        }
+    }
+
+    /// Posts by `P` and polls by `C`.
+    fn run_by<P: By, C: By, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         match (task.plan.metric, self.role) {
-            (Metric::Bw, role) => self.bandwidth(operation, task, task.plan.sends(role)),
-            (Metric::Lat, Role::Client) => self.latency(operation, task),
-            (Metric::Lat, Role::Server) => self.answer(operation, task),
+            (Metric::Bw, role) => self.bandwidth::<P, C, O>(operation, task, task.plan.sends(role)),
+            (Metric::Lat, Role::Client) => self.latency::<P, C, O>(operation, task),
+            (Metric::Lat, Role::Server) => self.answer::<P, C, O>(operation, task),
         }
     }
 
     /// Both directions of a bandwidth test, as far as this end takes part in them.
-    fn bandwidth<O: Operation>(&mut self, operation: O, task: &Task<'_>, sends: bool) -> Result<Outcome> {
+    fn bandwidth<P: By, C: By, O: Operation>(&mut self, operation: O, task: &Task<'_>, sends: bool) -> Result<Outcome> {
         let (plan, clock) = (task.plan, self.clock);
         let lanes = self.worker.lanes.len();
         let mut sender = Sender::new(operation, plan, task.size(), lanes, clock, task.shared);
@@ -183,7 +199,7 @@ impl Runner {
         if sends {
             let (warm_up, length) = stops(plan);
             if let Some(stop) = warm_up {
-                self.send(&mut sender, stop(clock), task, &mut Nothing)?;
+                self.send::<P, C, O>(&mut sender, stop(clock), task, &mut Nothing)?;
                 outcome.warm_up = sender.sent();
             }
             let stop = length(clock);
@@ -191,16 +207,16 @@ impl Runner {
                 match plan.messages_of_lane() {
                     Some(messages) if messages <= MAX_PEAK_ITERATIONS => {
                         let mut compat = Compat::new(clock, messages * lanes as u64, plan.post_list);
-                        let window = self.send(&mut sender, stop, task, &mut compat)?;
+                        let window = self.send::<P, C, O>(&mut sender, stop, task, &mut compat)?;
                         outcome.latencies = compat.latencies();
                         outcome.moments = Some(compat.moments);
                         window
                     }
-                    _ => self.send(&mut sender, stop, task, &mut Nothing)?,
+                    _ => self.send::<P, C, O>(&mut sender, stop, task, &mut Nothing)?,
                 }
             } else {
                 let mut native = Native::new(clock);
-                let window = self.send(&mut sender, stop, task, &mut native)?;
+                let window = self.send::<P, C, O>(&mut sender, stop, task, &mut native)?;
                 outcome.latencies = std::mem::replace(&mut native.latencies, Latencies::new());
                 outcome.peak = native.peak();
                 window
@@ -209,45 +225,48 @@ impl Runner {
         }
         outcome.sent = (0..lanes).map(|lane| sender.sent_of_lane(lane)).collect();
         (task.sent)(&outcome.sent);
-        self.drain(task)?;
-        outcome.validated = self.receiver.validated;
+        self.drain::<C, O>(task)?;
+        outcome.validated = self.receiver.validated();
         Ok(outcome)
     }
 
     /// One run of a sender, with the messages that come in meanwhile; from the first post to the last completion.
-    fn send<O: Operation>(
+    fn send<P: By, C: By, O: Operation>(
         &mut self,
         sender: &mut Sender<'_, O>,
         stop: Stop,
         task: &Task<'_>,
         recorder: &mut impl Recorder,
     ) -> Result<(u64, u64)> {
-        let Worker { lanes, send_cq, recv_cq, .. } = &mut self.worker;
-        let receives = task.plan.bidirectional && task.plan.takes_receives();
+        let both = task.plan.bidirectional && task.plan.takes_receives();
         let pattern = task.pattern();
+        let Worker { lanes, send_cq, recv_cq, .. } = &mut self.worker;
         let mut waiter = Waiter::new(task.plan, send_cq, self.clock, task.shared)?;
+        let lanes = lanes.iter_mut().map(split::<P>).collect::<Result<Vec<_>>>()?;
+        let (mut sends, mut receives): (Vec<Sends<'_, P>>, Vec<Receives<'_>>) = lanes.into_iter().unzip();
         sender.begin(stop);
         let start = self.clock.now();
         let mut winding_up = false;
         let mut found = 0;
         while !sender.is_done() {
-            if !winding_up && sender.is_time(stop)? {
+            if !winding_up && sender.is_time(stop, recorder)? {
                 sender.wind_up();
                 winding_up = true;
             }
-            sender.post(lanes, recorder)?;
+            sender.post(&mut sends, recorder)?;
             // What more there was causes no event.
-            if waiter.is_as_perftest() && found < sender::REAP && sender.is_waiting() {
+            if found < sender::REAP && sender.is_waiting() {
                 waiter.event(send_cq, "completion", || false)?;
             }
-            found = sender.reap(send_cq, recorder)?;
-            if receives {
-                found += self.receiver.reap(lanes, recv_cq, task.size(), pattern.as_ref())?;
+            found = sender.reap(&mut poller::<C>(send_cq)?, recorder)?;
+            if both {
+                let poller = &mut poller::<C>(recv_cq)?;
+                found += self.receiver.reap::<C, O>(&mut receives, poller, task.size(), pattern.as_ref())?;
             }
             if found > 0 {
                 waiter.found();
             } else if sender.is_waiting() {
-                if receives {
+                if both {
                     waiter.nothing(&mut [send_cq, recv_cq], "completion")?;
                 } else {
                     waiter.nothing(&mut [send_cq], "completion")?;
@@ -258,20 +277,22 @@ impl Runner {
     }
 
     /// Takes what the peer still sends, until there was as much as it says.
-    fn drain(&mut self, task: &Task<'_>) -> Result<()> {
+    fn drain<C: By, O: Operation>(&mut self, task: &Task<'_>) -> Result<()> {
         if !(task.plan.takes_receives() && task.plan.is_sent_to(self.role)) {
             return Ok(());
         }
         let Worker { lanes, recv_cq, .. } = &mut self.worker;
         let pattern = task.pattern();
         let mut waiter = Waiter::new(task.plan, recv_cq, self.clock, task.shared)?;
+        let mut receives: Vec<Receives<'_>> = lanes.iter_mut().map(receives).collect();
         let over = |received| received >= task.expected.load(Ordering::Acquire);
         let mut found = 0;
         while !over(self.receiver.received) {
-            if waiter.is_as_perftest() && found < receiver::REAP {
+            if found < receiver::REAP {
                 waiter.event(recv_cq, "message of the peer", || over(self.receiver.received))?;
             }
-            found = self.receiver.reap(lanes, recv_cq, task.size(), pattern.as_ref())?;
+            found =
+                self.receiver.reap::<C, O>(&mut receives, &mut poller::<C>(recv_cq)?, task.size(), pattern.as_ref())?;
             if found > 0 {
                 waiter.found();
             } else {
@@ -281,37 +302,37 @@ impl Runner {
         Ok(())
     }
 
-    fn latency<O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
+    fn latency<P: By, C: By, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         let (plan, clock) = (task.plan, self.clock);
         let divisor = if plan.is_two_sided() { 2.0 } else { 1.0 };
         let mut outcome = Outcome::new(self.worker.lanes.len());
         let (warm_up, length) = stops(plan);
         if let Some(stop) = warm_up {
-            outcome.warm_up = self.course(operation, task, stop(clock), 0, &mut ())?;
+            outcome.warm_up = self.course::<P, C, O>(operation, task, stop(clock), 0, &mut ())?;
         }
         let start = clock.now();
         let stop = length(clock);
         if let (true, Stop::Messages(messages)) = (plan.compat, stop) {
-            let mut moments = touched(messages + 1);
-            moments.clear();
-            outcome.messages = self.course(operation, task, stop, 0, &mut moments)?;
+            let mut moments = touched(messages);
+            settle();
+            outcome.messages = self.course::<P, C, O>(operation, task, stop, 0, &mut All(moments.iter_mut()))?;
             outcome.latencies = Latencies::of_moments(&moments, clock, divisor);
             outcome.moments = Some(Moments { posted: moments, completed: Vec::new() });
         } else {
             let mut histogram = Histogram::new(clock, divisor);
-            outcome.messages = self.course(operation, task, stop, outcome.warm_up, &mut histogram)?;
+            outcome.messages = self.course::<P, C, O>(operation, task, stop, outcome.warm_up, &mut histogram)?;
             latency::Moments::moment(&mut histogram, clock.now());
             outcome.latencies = histogram.latencies;
         }
         outcome.window = (start, clock.now());
         outcome.sent = vec![outcome.warm_up + outcome.messages];
         (task.sent)(&outcome.sent);
-        outcome.validated = self.receiver.validated;
+        outcome.validated = self.receiver.validated();
         Ok(outcome)
     }
 
     /// One run of the end that begins, after `before` messages of this size.
-    fn course<O: Operation>(
+    fn course<P: By, C: By, O: Operation>(
         &mut self,
         operation: O,
         task: &Task<'_>,
@@ -319,41 +340,67 @@ impl Runner {
         before: u64,
         moments: &mut impl latency::Moments,
     ) -> Result<u64> {
-        let (plan, size, clock) = (task.plan, task.size(), self.clock);
-        let course = Course { stop, shared: task.shared, clock, before };
+        let course = Course::new(stop, task.shared, self.clock, before);
         let pattern = task.pattern();
-        let worker = &mut self.worker;
-        if plan.takes_receives() {
-            let waiter = Waiter::new(plan, &worker.recv_cq, clock, task.shared)?;
-            let mut arrivals = Receives { receiver: &mut self.receiver, waiter, pattern: pattern.as_ref() };
-            latency::ping(operation, worker, &mut arrivals, plan, size, &course, moments)
-        } else if plan.is_two_sided() {
-            let mut arrivals = Memory { waiter: Waiter::new(plan, &worker.send_cq, clock, task.shared)? };
-            latency::ping(operation, worker, &mut arrivals, plan, size, &course, moments)
+        let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
+        if task.plan.takes_receives() {
+            latency::ping(line, receipts, &course, moments)
+        } else if task.plan.is_two_sided() {
+            latency::ping(line, memory, &course, moments)
         } else {
-            latency::requests(operation, worker, plan, size, &course, moments)
+            latency::ping(line, NoArrivals, &course, moments)
         }
     }
 
     /// The other end of a latency test.
-    fn answer<O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
-        let (plan, clock) = (task.plan, self.clock);
+    fn answer<P: By, C: By, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.worker.lanes.len());
         let pattern = task.pattern();
-        let worker = &mut self.worker;
-        if plan.takes_receives() {
-            let waiter = Waiter::new(plan, &worker.recv_cq, clock, task.shared)?;
-            let mut arrivals = Receives { receiver: &mut self.receiver, waiter, pattern: pattern.as_ref() };
-            outcome.messages = latency::pong(operation, worker, &mut arrivals, clock, task)?;
-        } else if plan.is_two_sided() {
-            let mut arrivals = Memory { waiter: Waiter::new(plan, &worker.send_cq, clock, task.shared)? };
-            outcome.messages = latency::pong(operation, worker, &mut arrivals, clock, task)?;
+        let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
+        if task.plan.takes_receives() {
+            outcome.messages = latency::pong(line, receipts, task)?;
+        } else if task.plan.is_two_sided() {
+            outcome.messages = latency::pong(line, memory, task)?;
         }
         outcome.sent = vec![outcome.messages];
         (task.sent)(&outcome.sent);
-        outcome.validated = self.receiver.validated;
+        outcome.validated = self.receiver.validated();
         Ok(outcome)
     }
+
+    /// What a latency test posts to, and the two ways to see what the peer sends.
+    #[allow(clippy::type_complexity)]
+    fn line<'a, P: By, C: By, O: Operation>(
+        &'a mut self,
+        operation: O,
+        task: &'a Task<'_>,
+        pattern: Option<&'a Pattern>,
+    ) -> Result<(Line<'a, P, C, O>, Receipts<'a, C, O>, Memory<'a>)> {
+        let (plan, size, clock) = (task.plan, task.size(), self.clock);
+        let Worker { lanes, send_cq, recv_cq, .. } = &mut self.worker;
+        let waiter = |cq| Waiter::new(plan, cq, clock, task.shared);
+        let (to_complete, to_arrive, to_see) = (waiter(send_cq)?, waiter(recv_cq)?, waiter(send_cq)?);
+        let Receiver { lanes: inboxes, rules, .. } = &mut self.receiver;
+        let (lane, inbox) = lanes.first_mut().zip(inboxes.first_mut()).context("no queue pair")?;
+        let (sends, receives) = split(lane)?;
+        let line = Line { operation, sends, cq: send_cq, waiter: to_complete, size, interface: PhantomData };
+        let rules = *rules;
+        let receipts =
+            Receipts { inbox, rules, receives, cq: recv_cq, waiter: to_arrive, pattern, interface: PhantomData };
+        Ok((line, receipts, Memory { waiter: to_see }))
+    }
+}
+
+/// Lets what the set-up has left to be done, in the kernel of either end, be done, since work that was put off until the next
+/// tick of a timer can hold a message up by as much as five take.
+///
+/// As perftest does, if for another reason: it measures the processor's clock here, and then reads of it. What that leaves to be
+/// done comes at the first ticks and is its `t_max`.
+fn settle() {
+    const MEASURING: std::time::Duration = std::time::Duration::from_millis(220);
+    std::thread::sleep(MEASURING);
+    // Where there is no such file nothing is to be done.
+    let _ = std::fs::read("/proc/cpuinfo");
 }
 
 /// Memory for so many moments that no page fault holds a message up.

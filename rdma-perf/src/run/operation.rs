@@ -1,14 +1,24 @@
 //! What a message is: the only thing in which the loops of the four verbs differ.
 
-use rdma_safe::{Inline, PostError, SendBatch, WorkRequest};
+use rdma_safe::{Inline, Interface, PostError, SendBatch, WcOpcode, WorkRequest};
 
 use crate::worker::LaneMemory;
 
 /// Adds messages to a batch. Each is a type of its own, so that the loop over it has no branches that it does not need.
 pub(super) trait Operation: Copy {
+    /// What a receive completes as that takes the message.
+    const RECEIVED_AS: WcOpcode = WcOpcode::RECV;
+    /// Whether messages carry [`IMMEDIATE`].
+    const HAS_IMMEDIATE: bool = false;
+
     /// # Safety
     /// The contract of [`SendBatch`], for the bytes of the lane that the message names.
-    unsafe fn add(self, batch: &mut SendBatch<'_>, wr: WorkRequest, message: Message<'_>) -> Result<(), PostError>;
+    unsafe fn add<I: Interface>(
+        self,
+        batch: &mut SendBatch<'_, I>,
+        wr: WorkRequest,
+        message: Message<'_>,
+    ) -> Result<(), PostError>;
 }
 
 /// One message.
@@ -65,12 +75,14 @@ impl Message<'_> {
 }
 
 macro_rules! operation {
-    ($name:ident, |$batch:ident, $wr:ident, $message:ident| $add:expr) => {
+    ($name:ident, |$batch:ident, $wr:ident, $message:ident| $add:expr $(, $const:ident: $type:ty = $value:expr)*) => {
         impl Operation for $name {
+            $(const $const: $type = $value;)*
+
             #[inline(always)]
-            unsafe fn add(
+            unsafe fn add<I: Interface>(
                 self,
-                $batch: &mut SendBatch<'_>,
+                $batch: &mut SendBatch<'_, I>,
                 $wr: WorkRequest,
                 $message: Message<'_>,
             ) -> Result<(), PostError> {
@@ -82,10 +94,19 @@ macro_rules! operation {
 }
 
 operation!(Send, |batch, wr, message| batch.send(wr, message.sge()));
-operation!(SendImm, |batch, wr, message| batch.send_imm(wr, IMMEDIATE, message.sge()));
+operation!(
+    SendImm,
+    |batch, wr, message| batch.send_imm(wr, IMMEDIATE, message.sge()),
+    HAS_IMMEDIATE: bool = true
+);
 operation!(SendInline, |batch, wr, message| batch.send(wr, message.bytes()));
 operation!(Write, |batch, wr, message| batch.write(wr, message.remote(), message.sge()));
-operation!(WriteImm, |batch, wr, message| batch.write_imm(wr, message.remote(), IMMEDIATE, message.sge()));
+operation!(
+    WriteImm,
+    |batch, wr, message| batch.write_imm(wr, message.remote(), IMMEDIATE, message.sge()),
+    RECEIVED_AS: WcOpcode = WcOpcode::RECV_RDMA_WITH_IMM,
+    HAS_IMMEDIATE: bool = true
+);
 operation!(WriteInline, |batch, wr, message| batch.write(wr, message.remote(), message.bytes()));
 operation!(Read, |batch, wr, message| batch.read(wr, message.remote(), message.sge()));
 operation!(FetchAdd, |batch, wr, message| batch.fetch_add(wr, message.remote(), 1, message.sge()));

@@ -1,12 +1,15 @@
 //! Messages that come in.
 
-use anyhow::{Result, anyhow, bail};
-use rdma_safe::{CompletionQueue, WcFlags, WcOpcode};
+use std::ops::ControlFlow;
 
-use super::operation::IMMEDIATE;
+use anyhow::{Result, anyhow, bail};
+use rdma_safe::{Poller, WcFlags, WcOpcode, WorkCompletion};
+
+use super::handle::{By, Receives};
+use super::operation::{IMMEDIATE, Operation};
 use super::pattern::Pattern;
-use crate::plan::{Plan, Verb};
-use crate::worker::{Lane, RECEIVE_BATCH};
+use crate::plan::Plan;
+use crate::worker::RECEIVE_BATCH;
 
 /// Completions taken out at a time.
 pub(super) const REAP: u32 = 16;
@@ -14,52 +17,57 @@ pub(super) const REAP: u32 = 16;
 /// Keeps receives posted on the lanes, and takes what arrives. It lives as long as the connection: receives that one size
 /// leaves over serve the next.
 pub(crate) struct Receiver {
-    lanes: Vec<Inbox>,
+    pub(super) lanes: Vec<Inbox>,
+    pub(super) rules: Rules,
+    /// Messages of the size that is running, taken by [`Receiver::reap`].
+    pub(super) received: u64,
+}
+
+/// How receives are posted: the same for all lanes.
+#[derive(Clone, Copy)]
+pub(super) struct Rules {
     depth: u64,
     /// Receives posted with one doorbell.
     batch: u64,
-    is_send: bool,
-    immediate: bool,
-    /// Messages of the size that is running.
-    pub(crate) received: u64,
-    /// Messages whose bytes were compared.
-    pub(crate) validated: u64,
 }
 
+/// The receives of a lane.
 #[derive(Clone, Copy, Default)]
-struct Inbox {
+pub(super) struct Inbox {
     posted: u64,
     /// Since the connection began.
     received: u64,
-    /// Of the size that is running.
-    of_size: u64,
+    /// The same before the size that is running.
+    before: u64,
     /// Receives that need not be posted any more, since no messages come for them.
     limit: u64,
+    /// Messages of the size that is running whose bytes were compared.
+    validated: u64,
 }
 
 impl Receiver {
     pub(crate) fn new(plan: &Plan) -> Self {
         let depth = u64::from(plan.rx_depth);
-        Receiver {
-            lanes: vec![Inbox::default(); plan.qps as usize],
+        let rules = Rules {
             depth,
             // perftest posts each by itself.
             batch: if plan.compat { 1 } else { (depth / 2).clamp(1, RECEIVE_BATCH.into()) },
-            is_send: plan.verb == Verb::Send,
-            immediate: plan.immediate,
-            received: 0,
-            validated: 0,
-        }
+        };
+        Receiver { lanes: vec![Inbox::default(); plan.qps as usize], rules, received: 0 }
+    }
+
+    /// Messages of the size that is running whose bytes were compared.
+    pub(super) fn validated(&self) -> u64 {
+        self.lanes.iter().map(|inbox| inbox.validated).sum()
     }
 
     /// Begins a size of which each lane gets `messages`, or nobody knows how many, and fills the receive queues.
-    pub(crate) fn begin(&mut self, lanes: &mut [Lane], messages: Option<u64>) -> Result<()> {
-        (self.received, self.validated) = (0, 0);
-        for (index, lane) in lanes.iter_mut().enumerate() {
-            let inbox = &mut self.lanes[index];
-            inbox.of_size = 0;
+    pub(crate) fn begin<'l>(&mut self, lanes: impl Iterator<Item = Receives<'l>>, messages: Option<u64>) -> Result<()> {
+        self.received = 0;
+        for (mut lane, (inbox, id)) in lanes.zip(self.lanes.iter_mut().zip(0..)) {
+            (inbox.before, inbox.validated) = (inbox.received, 0);
             inbox.limit = messages.map_or(u64::MAX, |messages| inbox.received + messages);
-            inbox.post(lane, index, self.depth, self.batch)?;
+            inbox.post(&mut lane, id, &self.rules)?;
         }
         Ok(())
     }
@@ -67,82 +75,116 @@ impl Receiver {
     /// Takes what has arrived, and posts receives again; how many messages there were. Each has to have `size` bytes, and
     /// those of `pattern` if that is given.
     #[inline]
-    pub(crate) fn reap(
+    pub(super) fn reap<C: By, O: Operation>(
         &mut self,
-        lanes: &mut [Lane],
-        cq: &mut CompletionQueue,
+        lanes: &mut [Receives<'_>],
+        poller: &mut Poller<'_, C>,
         size: u64,
         pattern: Option<&Pattern>,
     ) -> Result<u32> {
-        let mut poll = cq.poll();
-        let mut taken = 0;
-        while taken < REAP {
-            let Some(completion) = poll.next()? else { break };
-            completion.ok()?;
-            let id = completion.wr_id() as usize;
-            let (Some(inbox), Some(lane)) = (self.lanes.get_mut(id), lanes.get_mut(id)) else {
-                return Err(unknown(completion.wr_id()));
+        let (mut taken, mut result) = (0, Ok(()));
+        poller.drain(|completion| {
+            let id = completion.wr_id();
+            result = match (self.lanes.get_mut(id as usize), lanes.get_mut(id as usize)) {
+                (Some(inbox), Some(lane)) => inbox.take::<O>(&completion, lane, id, &self.rules, size, pattern),
+                _ => Err(unknown(&completion)),
             };
-            if inbox.received == inbox.posted {
-                return Err(unknown(completion.wr_id()));
-            }
-            let is_write = completion.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
-            let len = completion.byte_len();
-            if is_write == self.is_send || (self.is_send && len.is_some_and(|len| u64::from(len) != size)) {
-                return Err(unexpected(len, size));
-            }
-            if self.immediate {
-                let imm = completion.flags().contains(WcFlags::WITH_IMM).then(|| completion.imm()).flatten();
-                if imm != Some(IMMEDIATE) {
-                    bail!("a message came with the immediate data {imm:x?} instead of {IMMEDIATE:#x}");
-                }
-            }
-            if let Some(pattern) = pattern.filter(|_| self.is_send) {
-                let offset = lane.memory.receive_offset(inbox.received);
-                pattern.check(&lane.memory.target, offset, id, inbox.of_size, size)?;
-                self.validated += 1;
-            }
-            inbox.received += 1;
-            inbox.of_size += 1;
-            self.received += 1;
             taken += 1;
-            if inbox.posted + self.batch <= inbox.received + self.depth {
-                inbox.post(lane, id, self.depth, self.batch)?;
-            }
-        }
-        Ok(taken)
+            if result.is_ok() && taken < REAP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        self.received += u64::from(taken);
+        result.map(|()| taken)
     }
 }
 
 impl Inbox {
-    /// Posts receives until the queue is full, or there are enough for all messages to come.
-    #[inline]
-    fn post(&mut self, lane: &mut Lane, index: usize, depth: u64, batch: u64) -> Result<()> {
-        let end = (self.received + depth).min(self.limit);
-        while self.posted < end {
-            let count = (end - self.posted).min(batch);
-            if count == 1 {
-                let sge = lane.memory.receive_sge(self.posted);
-                // SAFETY: the memory is the worker's, registered with local write access, and stays longer than the queue
-                // pair. It is reached by raw pointers only.
-                unsafe { lane.qp.receive(index as u64, sge)? }
-            } else {
-                let mut batch = lane.qp.recv_batch()?;
-                for number in self.posted..self.posted + count {
-                    // SAFETY: as above.
-                    unsafe { batch.receive(index as u64, &[lane.memory.receive_sge(number)])? }
-                }
-                batch.post()?;
+    /// Takes a message of lane `id`, as [`Receiver::reap`] does.
+    #[inline(always)]
+    pub(super) fn take<O: Operation>(
+        &mut self,
+        completion: &WorkCompletion<'_>,
+        lane: &mut Receives<'_>,
+        id: u64,
+        rules: &Rules,
+        size: u64,
+        pattern: Option<&Pattern>,
+    ) -> Result<()> {
+        completion.ok()?;
+        if completion.wr_id() != id || self.received == self.posted {
+            return Err(unknown(completion));
+        }
+        // Of a write it is what the memory was written with, not of the receive.
+        let is_send = O::RECEIVED_AS == WcOpcode::RECV;
+        let len = completion.byte_len().filter(|_| is_send).map_or(size, u64::from);
+        if completion.opcode() != O::RECEIVED_AS || len != size {
+            return Err(unexpected(completion.byte_len(), size));
+        }
+        if O::HAS_IMMEDIATE {
+            check_immediate(completion)?;
+        }
+        if let Some(pattern) = pattern {
+            // What writes leave is compared when all of them are done.
+            if is_send {
+                let (memory, message) = (lane.memory, self.received - self.before);
+                pattern.check(&memory.target, memory.receive_offset(self.received), id as usize, message, size)?;
+                self.validated += 1;
             }
+        }
+        self.received += 1;
+        if rules.batch == 1 {
+            if self.posted < self.limit { self.post_one(lane, id) } else { Ok(()) }
+        } else if self.posted + rules.batch <= self.received + rules.depth {
+            self.post(lane, id, rules)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Posts receives until the queue is full, or there are enough for all messages to come.
+    fn post(&mut self, lane: &mut Receives<'_>, id: u64, rules: &Rules) -> Result<()> {
+        let end = (self.received + rules.depth).min(self.limit);
+        while self.posted < end {
+            let count = (end - self.posted).min(rules.batch);
+            if count == 1 {
+                self.post_one(lane, id)?;
+                continue;
+            }
+            let mut batch = lane.queue.batch()?;
+            for number in self.posted..self.posted + count {
+                // SAFETY: as in `post_one`.
+                unsafe { batch.receive(id, &[lane.memory.receive_sge(number)])? }
+            }
+            batch.post()?;
             self.posted += count;
         }
         Ok(())
     }
+
+    #[inline(always)]
+    fn post_one(&mut self, lane: &mut Receives<'_>, id: u64) -> Result<()> {
+        let sge = lane.memory.receive_sge(self.posted);
+        // SAFETY: the memory is the worker's, registered with local write access, and stays longer than the queue pair. It is
+        // reached by raw pointers only.
+        unsafe { lane.queue.receive(id, sge)? }
+        self.posted += 1;
+        Ok(())
+    }
+}
+
+fn check_immediate(completion: &WorkCompletion<'_>) -> Result<()> {
+    let imm = completion.flags().contains(WcFlags::WITH_IMM).then(|| completion.imm()).flatten();
+    if imm != Some(IMMEDIATE) {
+        bail!("a message came with the immediate data {imm:x?} instead of {IMMEDIATE:#x}");
+    }
+    Ok(())
 }
 
 #[cold]
-fn unknown(id: u64) -> anyhow::Error {
-    anyhow!("a completion of receive {id}, which is not posted")
+fn unknown(completion: &WorkCompletion<'_>) -> anyhow::Error {
+    match completion.ok() {
+        Ok(()) => anyhow!("a completion of receive {}, which is not posted", completion.wr_id()),
+        Err(error) => error.into(),
+    }
 }
 
 #[cold]

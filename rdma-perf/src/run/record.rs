@@ -7,8 +7,12 @@ use crate::stats::perftest::Moments;
 
 /// Notes posts and completions of a bandwidth test. What it does not need, it does not take the time of.
 pub(super) trait Recorder {
-    /// Message `index` of all is about to be posted; what it returns comes back with its completion if it is signaled.
-    fn posted(&mut self, index: u64, signaled: bool) -> u64;
+    /// There is no other thread, as in perftest, that could want the run to end or look how far it is.
+    const ALONE: bool = false;
+
+    /// Messages from `index` on are about to be posted with one doorbell; what it returns comes back with the completions
+    /// of the signaled ones, if there are any among them.
+    fn posting(&mut self, index: u64, has_signaled: bool) -> u64;
 
     /// The signaled message posted at `stamp` has completed, and with it all of the first `total`, `bytes` each.
     fn completed(&mut self, stamp: u64, total: u64);
@@ -22,7 +26,7 @@ pub(super) struct Nothing;
 
 impl Recorder for Nothing {
     #[inline]
-    fn posted(&mut self, _index: u64, _signaled: bool) -> u64 {
+    fn posting(&mut self, _index: u64, _has_signaled: bool) -> u64 {
         0
     }
 
@@ -70,8 +74,8 @@ impl Native {
 
 impl Recorder for Native {
     #[inline]
-    fn posted(&mut self, _index: u64, signaled: bool) -> u64 {
-        if signaled { self.clock.now() } else { 0 }
+    fn posting(&mut self, _index: u64, has_signaled: bool) -> u64 {
+        if has_signaled { self.clock.now() } else { 0 }
     }
 
     #[inline]
@@ -97,8 +101,6 @@ pub(super) struct Compat {
     clock: Clock,
     pub(super) moments: Moments,
     list: u32,
-    /// Messages until the next doorbell.
-    until_post: u32,
 }
 
 impl Compat {
@@ -109,7 +111,7 @@ impl Compat {
             moments.fill(0);
             moments
         };
-        Compat { clock, moments: Moments { posted: none(), completed: none() }, list, until_post: 1 }
+        Compat { clock, moments: Moments { posted: none(), completed: none() }, list }
     }
 
     /// How long the signaled messages took, counted from their doorbell.
@@ -125,14 +127,12 @@ impl Compat {
 }
 
 impl Recorder for Compat {
+    const ALONE: bool = true;
+
     #[inline]
-    fn posted(&mut self, index: u64, _signaled: bool) -> u64 {
-        self.until_post -= 1;
-        if self.until_post == 0 {
-            self.until_post = self.list;
-            if let Some(moment) = self.moments.posted.get_mut(index as usize) {
-                *moment = self.clock.now();
-            }
+    fn posting(&mut self, index: u64, _has_signaled: bool) -> u64 {
+        if let Some(moment) = self.moments.posted.get_mut(index as usize) {
+            *moment = self.clock.now();
         }
         0
     }

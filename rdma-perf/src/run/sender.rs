@@ -1,16 +1,18 @@
 //! Many messages in flight.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, anyhow};
-use rdma_safe::{CompletionQueue, WorkRequest};
+use rdma_safe::{Interface, Poller, PostError, SendBatch, WorkCompletion, WorkRequest};
 
+use super::handle::{By, Sends};
 use super::operation::{Message, Operation};
 use super::record::Recorder;
 use super::wait::{Interrupted, Shared};
 use crate::clock::Clock;
 use crate::plan::Plan;
-use crate::worker::{Lane, slots, stride};
+use crate::worker::{LaneMemory, slots, stride};
 
 /// Completions taken out at a time, as perftest does.
 pub(super) const REAP: u32 = 16;
@@ -38,6 +40,8 @@ pub(super) struct Sender<'s, O> {
     /// Of all lanes, in this run.
     posted: u64,
     completed: u64,
+    /// Lanes that have more to post.
+    posting: usize,
 }
 
 /// The messages of one lane.
@@ -68,6 +72,12 @@ struct Walk {
 }
 
 impl Walk {
+    /// The message here.
+    #[inline(always)]
+    fn message(self, memory: &LaneMemory, size: u64) -> Message<'_> {
+        Message { memory, offset: self.offset, size, round: self.round }
+    }
+
     #[inline]
     fn step(&mut self) {
         self.offset += self.stride;
@@ -113,6 +123,7 @@ impl<'s, O: Operation> Sender<'s, O> {
             pacer,
             posted: 0,
             completed: 0,
+            posting: 0,
         }
     }
 
@@ -125,6 +136,7 @@ impl<'s, O: Operation> Sender<'s, O> {
                 Stop::At(_) => u64::MAX,
             };
         }
+        self.count_posting();
         if let Some(pacer) = &mut self.pacer {
             pacer.next = self.clock.now() as f64;
         }
@@ -136,12 +148,17 @@ impl<'s, O: Operation> Sender<'s, O> {
             let rest = if flight.until_signal == self.cq_mod { 0 } else { u64::from(flight.until_signal) };
             flight.limit = flight.limit.min(flight.posted + rest);
         }
+        self.count_posting();
+    }
+
+    fn count_posting(&mut self) {
+        self.posting = self.flights.iter().filter(|flight| flight.posted < flight.limit).count();
     }
 
     /// Whether all messages of the run were posted and have completed.
     #[inline]
     pub(super) fn is_done(&self) -> bool {
-        self.completed == self.posted && self.flights.iter().all(|flight| flight.posted == flight.limit)
+        self.completed == self.posted && self.posting == 0
     }
 
     /// Whether there is a completion to wait for. At a given rate it can take any time until the next signaled message is
@@ -163,8 +180,11 @@ impl<'s, O: Operation> Sender<'s, O> {
     }
 
     /// Posts what there is room for.
-    #[inline]
-    pub(super) fn post(&mut self, lanes: &mut [Lane], recorder: &mut impl Recorder) -> Result<()> {
+    #[inline(always)]
+    pub(super) fn post<P: By, R: Recorder>(&mut self, lanes: &mut [Sends<'_, P>], recorder: &mut R) -> Result<()> {
+        if self.posting == 0 {
+            return Ok(());
+        }
         for (lane, (flight, id)) in lanes.iter_mut().zip(self.flights.iter_mut().zip(0_u64..)) {
             loop {
                 let left = flight.limit - flight.posted;
@@ -181,72 +201,73 @@ impl<'s, O: Operation> Sender<'s, O> {
                     due = Some(pacer.next as u64);
                     pacer.next += pacer.ticks_per_message * count as f64;
                 }
-                let mut batch = lane.qp.send_batch()?;
-                let (mut walk, mut until_signal) = (flight.walk, flight.until_signal);
-                for number in 0..count {
-                    until_signal -= 1;
-                    let signaled = until_signal == 0 || number + 1 == left;
-                    let wr = WorkRequest::new(id);
-                    let wr = if signaled { wr.signaled() } else { wr };
-                    let stamp = recorder.posted(self.posted + number, signaled);
-                    let message =
-                        Message { memory: &lane.memory, offset: walk.offset, size: self.size, round: walk.round };
+                // What holds up one message holds up those after it: their latency is counted from when the rate would have had
+                // them posted (coordinated omission).
+                let has_signaled = u64::from(flight.until_signal) <= count || count == left;
+                let stamp = recorder.posting(self.posted, has_signaled);
+                let stamp = due.unwrap_or(stamp);
+                let list = List { id, stamp, cq_mod: self.cq_mod, count, last: count == left };
+                let (operation, memory, size) = (self.operation, lane.memory, self.size);
+                if count == 1 {
+                    // By itself, so that the compiler has little to keep in mind.
+                    let signaled = flight.until_signal == 1 || list.last;
+                    let wr = flight.advance(&list, 1, signaled);
+                    let message = flight.walk.message(memory, size);
                     // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw
-                    // pointers only, and not written by this process while messages are in flight. What the peer's memory is overwritten
-                    // with harms nobody: a target is plain bytes, which nobody refers to.
-                    unsafe { self.operation.add(&mut batch, wr, message)? }
-                    walk.step();
-                    if signaled {
-                        // What holds up one message holds up those after it: their latency is counted from when the rate
-                        // would have had them posted (coordinated omission).
-                        let stamp = due.unwrap_or(stamp);
-                        let mask = flight.signaled.len() as u64 - 1;
-                        flight.signaled[(flight.next & mask) as usize] = (stamp, self.cq_mod - until_signal);
-                        flight.next += 1;
-                        until_signal = self.cq_mod;
-                    }
+                    // pointers only, and not written by this process while messages are in flight. What the peer's memory is
+                    // overwritten with harms nobody: a target is plain bytes, which nobody refers to.
+                    lane.queue.post(|batch| unsafe { operation.add(batch, wr, message) })?;
+                    flight.walk.step();
+                } else {
+                    // SAFETY: as above.
+                    lane.queue.post(|batch| unsafe { flight.fill(batch, &list, operation, memory, size) })?;
                 }
-                (flight.walk, flight.until_signal) = (walk, until_signal);
                 flight.posted += count;
                 self.posted += count;
-                batch.post()?;
+                self.posting -= usize::from(count == left);
             }
         }
         Ok(())
     }
 
     /// Takes completions; how many there were.
-    #[inline]
-    pub(super) fn reap(&mut self, cq: &mut CompletionQueue, recorder: &mut impl Recorder) -> Result<u32> {
-        let mut poll = cq.poll();
-        let mut taken = 0;
+    #[inline(always)]
+    pub(super) fn reap<C: By, R: Recorder>(&mut self, poller: &mut Poller<'_, C>, recorder: &mut R) -> Result<u32> {
+        let (mut taken, mut result) = (0, Ok(()));
         recorder.look();
-        while taken < REAP {
-            let Some(completion) = poll.next()? else { break };
-            completion.ok()?;
-            let id = completion.wr_id();
-            let flight = self
-                .flights
-                .get_mut(id as usize)
-                .filter(|flight| flight.oldest < flight.next)
-                .ok_or_else(|| anyhow!("a completion of work {id}, which is not in flight"))?;
-            let mask = flight.signaled.len() as u64 - 1;
-            let (stamp, messages) = flight.signaled[(flight.oldest & mask) as usize];
-            flight.oldest += 1;
-            flight.completed += u64::from(messages);
-            self.completed += u64::from(messages);
-            recorder.completed(stamp, self.completed);
+        poller.drain(|completion| {
+            result = self.take(&completion, recorder);
             taken += 1;
-        }
-        if taken > 0 {
+            if result.is_ok() && taken < REAP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        if !R::ALONE && taken > 0 {
             self.shared.progress.fetch_add(u64::from(taken * self.cq_mod), Ordering::Relaxed);
         }
-        Ok(taken)
+        result.map(|()| taken)
+    }
+
+    #[inline(always)]
+    fn take(&mut self, completion: &WorkCompletion<'_>, recorder: &mut impl Recorder) -> Result<()> {
+        completion.ok()?;
+        let id = completion.wr_id();
+        let Some(flight) = self.flights.get_mut(id as usize).filter(|flight| flight.oldest < flight.next) else {
+            return Err(unknown(id));
+        };
+        let mask = flight.signaled.len() as u64 - 1;
+        let (stamp, messages) = flight.signaled[(flight.oldest & mask) as usize];
+        flight.oldest += 1;
+        flight.completed += u64::from(messages);
+        self.completed += u64::from(messages);
+        recorder.completed(stamp, self.completed);
+        Ok(())
     }
 
     /// Whether the run has to be wound up now.
     #[inline]
-    pub(super) fn is_time(&self, stop: Stop) -> Result<bool> {
+    pub(super) fn is_time<R: Recorder>(&self, stop: Stop, _recorder: &R) -> Result<bool> {
+        if let (Stop::Messages(_), true) = (stop, R::ALONE) {
+            return Ok(false);
+        }
         if self.shared.abort.load(Ordering::Relaxed) {
             return Err(Interrupted.into());
         }
@@ -255,4 +276,73 @@ impl<'s, O: Operation> Sender<'s, O> {
             Stop::At(end) => self.clock.now() >= end,
         } || self.shared.stop.load(Ordering::Relaxed))
     }
+}
+
+/// What is posted with one doorbell.
+struct List {
+    id: u64,
+    /// When it is posted.
+    stamp: u64,
+    cq_mod: u32,
+    count: u64,
+    /// There is nothing to post after it.
+    last: bool,
+}
+
+impl Flight {
+    /// Counts the next `count` messages, of which the last one is signaled, or none; the work request of the last one.
+    #[inline(always)]
+    fn advance(&mut self, list: &List, count: u32, signaled: bool) -> WorkRequest {
+        self.until_signal -= count;
+        let wr = WorkRequest::new(list.id);
+        if !signaled {
+            return wr;
+        }
+        let mask = self.signaled.len() as u64 - 1;
+        self.signaled[(self.next & mask) as usize] = (list.stamp, list.cq_mod - self.until_signal);
+        self.next += 1;
+        self.until_signal = list.cq_mod;
+        wr.signaled()
+    }
+
+    /// Adds the messages of `list`.
+    ///
+    /// # Safety
+    /// That of [`Operation::add`], for all places that messages of `size` bytes take turns in.
+    #[inline]
+    unsafe fn fill<I: Interface>(
+        &mut self,
+        batch: &mut SendBatch<'_, I>,
+        list: &List,
+        operation: impl Operation,
+        memory: &LaneMemory,
+        size: u64,
+    ) -> Result<(), PostError> {
+        let mut walk = self.walk;
+        let mut left = list.count;
+        while left > 0 {
+            // Until the next signaled one, so that not each message has to be asked whether it is.
+            let stretch = left.min(self.until_signal.into());
+            let signaled = stretch == u64::from(self.until_signal) || (list.last && stretch == left);
+            for _ in 0..stretch - u64::from(signaled) {
+                // SAFETY: the caller's contract.
+                unsafe { operation.add(batch, WorkRequest::new(list.id), walk.message(memory, size))? }
+                walk.step();
+            }
+            let wr = self.advance(list, stretch as u32, signaled);
+            if signaled {
+                // SAFETY: the caller's contract.
+                unsafe { operation.add(batch, wr, walk.message(memory, size))? }
+                walk.step();
+            }
+            left -= stretch;
+        }
+        self.walk = walk;
+        Ok(())
+    }
+}
+
+#[cold]
+fn unknown(id: u64) -> anyhow::Error {
+    anyhow!("a completion of work {id}, which is not in flight")
 }

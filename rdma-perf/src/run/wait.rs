@@ -8,14 +8,14 @@ use rdma_safe::{CompletionChannel, CompletionQueue};
 
 use super::alarm::Alarm;
 use crate::clock::Clock;
-use crate::plan::Plan;
+use crate::plan::{Metric, Plan};
 
 /// Looks that find nothing between two at the clock.
 const LOOKS: u32 = 1024;
-/// The same for one who waits without a deadline. Each alarm takes as long as an eighth of a small message.
-const ALARM: Duration = Duration::from_secs(1);
 /// How often one who sleeps looks whether everything is to end.
 const NAP: Duration = Duration::from_millis(100);
+/// The same for one who does as perftest does. Each alarm takes as long as an eighth of a small message.
+const ALARM: Duration = Duration::from_secs(1);
 
 /// What the threads of a run and the one that supervises them tell each other.
 #[derive(Debug, Default)]
@@ -36,7 +36,12 @@ pub(crate) struct Interrupted;
 /// Waits between looks at the same completion queues, and gives up when nothing has happened for too long.
 pub(super) struct Waiter<'s> {
     shared: &'s Shared,
+    /// Where who finds nothing sleeps.
     channel: Option<CompletionChannel>,
+    /// Instead of it, where an event is awaited before each look, needed or not, as perftest does.
+    before_looks: Option<CompletionChannel>,
+    /// Sees to it that reading the channel, which blocks, ends. Without one the channel does not block.
+    alarm: Option<Alarm>,
     yield_cpu: bool,
     clock: Clock,
     patience: Duration,
@@ -46,56 +51,55 @@ pub(super) struct Waiter<'s> {
     since: u64,
     /// The queues report the next completion.
     armed: bool,
-    /// Only for those who wait as perftest does: see [`Waiter::is_as_perftest`].
-    alarm: Option<Alarm>,
+    /// Arm them at each event, as they are going to be found empty before the next sleep.
+    rearm: bool,
 }
 
 impl<'s> Waiter<'s> {
     /// For queues that report over the channel of `cq`, if they are to.
     pub(super) fn new(plan: &Plan, cq: &CompletionQueue, clock: Clock, shared: &'s Shared) -> Result<Self> {
         let as_perftest = plan.compat && plan.events;
-        if as_perftest {
-            cq.channel().map_or(Ok(()), |channel| channel.set_blocking(true))?;
-        }
-        let alarm = as_perftest.then(|| Alarm::new(ALARM)).transpose()?;
+        let channel = cq.channel().cloned();
+        let alarm = match &channel {
+            None => None,
+            Some(_) if as_perftest => Some(Alarm::new(ALARM)?),
+            // Where the user may have no more timers, each sleep takes a system call more.
+            Some(_) => Alarm::new(NAP).ok(),
+        };
+        channel.as_ref().map_or(Ok(()), |channel| channel.set_blocking(alarm.is_some()))?;
+        let (channel, before_looks) = if as_perftest { (None, channel) } else { (channel, None) };
         Ok(Waiter {
             shared,
-            channel: cq.channel().cloned(),
+            channel,
+            before_looks,
+            alarm,
             yield_cpu: plan.yield_cpu,
             clock,
             patience: plan.patience,
             idle: 0,
             since: 0,
             armed: false,
-            alarm,
+            // With one message in flight they are often not looked at again before the next one.
+            rearm: plan.metric == Metric::Bw,
         })
     }
 
-    /// Whether events are waited for as perftest does, in order to be compared with it: before each look, whether that is
-    /// needed or not. The queues have to be armed before the first message.
-    #[inline]
-    pub(super) fn is_as_perftest(&self) -> bool {
-        self.alarm.is_some()
-    }
-
-    /// Waits for an event of `cq` and arms it again; `false` when `over` says that there is nothing more to wait for.
-    #[inline]
+    /// Comes before a look at `cq`: where events are awaited as perftest does, in order to be compared with it, waits for one and
+    /// arms the queue again. `false` when `over` says that there is nothing more to wait for. The queues have to be armed before
+    /// the first message.
+    #[inline(always)]
     pub(super) fn event(&mut self, cq: &mut CompletionQueue, what: &str, over: impl Fn() -> bool) -> Result<bool> {
-        // As many system calls as perftest makes. The alarm sees to it that this ends.
-        loop {
-            match self.channel.as_ref().map(CompletionChannel::try_event) {
-                Some(Ok(Some(_))) => break,
-                Some(Ok(None)) | None => {}
-                Some(Err(error)) => return Err(error.into()),
+        // As many system calls as perftest makes.
+        while let Some(channel) = &self.before_looks {
+            if channel.try_event()?.is_some() {
+                cq.arm(false)?;
+                break;
             }
             if over() {
                 return Ok(false);
             }
-            self.idle += LOOKS;
-            self.check(what)?;
+            self.interrupted(what)?;
         }
-        self.idle = 0;
-        cq.arm(false)?;
         Ok(true)
     }
 
@@ -105,13 +109,21 @@ impl<'s> Waiter<'s> {
         self.idle = 0;
     }
 
+    /// Whether who finds nothing is to sleep, and not to look again and again.
+    #[inline]
+    pub(super) fn sleeps(&self) -> bool {
+        self.channel.is_some()
+    }
+
     /// Nothing was found in `cqs`: waits a little, or until they report something. `what` is waited for.
     #[inline]
     pub(super) fn nothing(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
-        // Who waits as perftest does has had an event that came of completions already taken, and sleeps in `event`.
-        if self.channel.is_some() && !self.is_as_perftest() {
-            return self.sleep(cqs, what);
-        }
+        if self.sleeps() { self.sleep(cqs, what) } else { self.spin(what) }
+    }
+
+    /// Nothing was found: waits a little.
+    #[inline]
+    pub(super) fn spin(&mut self, what: &str) -> Result<()> {
         if self.yield_cpu {
             std::thread::yield_now();
         } else {
@@ -119,6 +131,42 @@ impl<'s> Waiter<'s> {
         }
         self.idle += 1;
         if self.idle % LOOKS == 0 { self.check(what) } else { Ok(()) }
+    }
+
+    /// Nothing was found in `cqs`: waits until they report something.
+    #[inline]
+    pub(super) fn sleep(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
+        if !self.armed {
+            // What completed before that causes no event, and has to be looked for once more.
+            return self.arm(cqs);
+        }
+        let reported = match &self.channel {
+            Some(channel) if self.alarm.is_some() => channel.try_event()?.is_some(),
+            Some(channel) => channel.wait(NAP)?.is_some(),
+            None => false,
+        };
+        if !reported {
+            return self.interrupted(what);
+        }
+        self.armed = false;
+        // Who finds nothing next can then sleep without another look.
+        if self.rearm { self.arm(cqs) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn arm(&mut self, cqs: &mut [&mut CompletionQueue]) -> Result<()> {
+        for cq in cqs {
+            cq.arm(false)?;
+        }
+        self.armed = true;
+        Ok(())
+    }
+
+    /// A wait ended without an event.
+    #[cold]
+    fn interrupted(&mut self, what: &str) -> Result<()> {
+        self.idle += LOOKS;
+        self.check(what)
     }
 
     #[cold]
@@ -140,22 +188,5 @@ impl<'s> Waiter<'s> {
         // Not to wrap around; the first looks are counted apart.
         self.idle = LOOKS;
         Ok(())
-    }
-
-    fn sleep(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
-        if !self.armed {
-            for cq in cqs {
-                cq.arm(false)?;
-            }
-            self.armed = true;
-            // What completed before that causes no event, and has to be looked for once more.
-            return Ok(());
-        }
-        if self.channel.as_ref().map_or(Ok(None), |channel| channel.wait(NAP))?.is_some() {
-            self.armed = false;
-            return Ok(());
-        }
-        self.idle += LOOKS;
-        self.check(what)
     }
 }
