@@ -1,49 +1,18 @@
 //! Handles of queues that know their interface, which is asked for once, before a loop.
 
 use anyhow::{Result, anyhow};
-use rdma_safe::{Classic, CompletionQueue, Extended, Known, Poller, RecvQueue, SendQueue};
+use rdma_safe::{CompletionQueue, Known, Poller, RecvQueue, SendQueue};
 
 use crate::worker::{Lane, LaneMemory};
 
-/// An interface of verbs. A loop is compiled for each that it posts or polls by.
-pub(super) trait By: Known + Sized {
-    fn sends(queue: SendQueue<'_>) -> Option<SendQueue<'_, Self>>;
-
-    fn poller(cq: &mut CompletionQueue) -> Option<Poller<'_, Self>>;
-}
-
-impl By for Extended {
-    #[inline(always)]
-    fn sends(queue: SendQueue<'_>) -> Option<SendQueue<'_, Self>> {
-        queue.extended()
-    }
-
-    #[inline(always)]
-    fn poller(cq: &mut CompletionQueue) -> Option<Poller<'_, Self>> {
-        cq.extended()
-    }
-}
-
-impl By for Classic {
-    #[inline(always)]
-    fn sends(queue: SendQueue<'_>) -> Option<SendQueue<'_, Self>> {
-        queue.classic()
-    }
-
-    #[inline(always)]
-    fn poller(cq: &mut CompletionQueue) -> Option<Poller<'_, Self>> {
-        cq.classic()
-    }
-}
-
 /// Polls `cq`, which is of the interface `C`.
 #[inline(always)]
-pub(super) fn poller<C: By>(cq: &mut CompletionQueue) -> Result<Poller<'_, C>> {
-    C::poller(cq).ok_or_else(other_interface)
+pub(super) fn poller<C: Known>(cq: &mut CompletionQueue) -> Result<Poller<'_, C>> {
+    cq.poller_by().ok_or_else(other_interface)
 }
 
 /// The sends of a queue pair, and their memory here and at the peer.
-pub(super) struct Sends<'w, P: By> {
+pub(super) struct Sends<'w, P: Known> {
     pub(super) queue: SendQueue<'w, P>,
     pub(super) memory: &'w LaneMemory,
 }
@@ -55,11 +24,11 @@ pub(super) struct Receives<'w> {
 }
 
 /// Both queues of a lane that posts by `P`.
-pub(super) fn split<P: By>(lane: &mut Lane) -> Result<(Sends<'_, P>, Receives<'_>)> {
+pub(super) fn split<P: Known>(lane: &mut Lane) -> Result<(Sends<'_, P>, Receives<'_>)> {
     let Lane { qp, memory, .. } = lane;
     let memory = &*memory;
     let (sends, receives) = qp.split();
-    let sends = P::sends(sends).ok_or_else(other_interface)?;
+    let sends = sends.by().ok_or_else(other_interface)?;
     Ok((Sends { queue: sends, memory }, Receives { queue: receives, memory }))
 }
 

@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 
 use anyhow::Result;
-use rdma_safe::{CompletionQueue, WorkCompletion, WorkRequest};
+use rdma_safe::{CompletionQueue, Known, WorkCompletion, WorkRequest};
 
 use super::Task;
-use super::handle::{By, Receives, Sends, poller};
+use super::handle::{Receives, Sends, poller};
 use super::operation::{Message, Operation};
 use super::pattern::Pattern;
 use super::receiver::{Inbox, Rules};
@@ -145,7 +145,7 @@ pub(super) struct Receipts<'a, C, O> {
     pub(super) interface: PhantomData<(C, O)>,
 }
 
-impl<C: By, O: Operation> Arrivals for Receipts<'_, C, O> {
+impl<C: Known, O: Operation> Arrivals for Receipts<'_, C, O> {
     #[inline(always)]
     fn mark(&mut self, _memory: &LaneMemory, _size: u64, _message: u64) {}
 
@@ -193,7 +193,7 @@ impl Arrivals for Memory<'_> {
 }
 
 /// What an end posts to, by `P`, and waits for, by `C`.
-pub(super) struct Line<'a, P: By, C, O> {
+pub(super) struct Line<'a, P: Known, C, O> {
     pub(super) operation: O,
     pub(super) sends: Sends<'a, P>,
     pub(super) cq: &'a mut CompletionQueue,
@@ -202,7 +202,7 @@ pub(super) struct Line<'a, P: By, C, O> {
     pub(super) interface: PhantomData<C>,
 }
 
-impl<P: By, C: By, O: Operation> Line<'_, P, C, O> {
+impl<P: Known, C: Known, O: Operation> Line<'_, P, C, O> {
     /// Posts message number `message` and waits for its completion.
     #[inline(always)]
     fn send(&mut self, message: u64) -> Result<()> {
@@ -221,7 +221,7 @@ impl<P: By, C: By, O: Operation> Line<'_, P, C, O> {
 
 /// Waits for one completion, of `what`, and shows it to `look`; `false` when `over` says that there will be none.
 #[inline(always)]
-fn one<C: By>(
+fn one<C: Known>(
     cq: &mut CompletionQueue,
     waiter: &mut Waiter<'_>,
     what: &str,
@@ -253,7 +253,7 @@ fn one<C: By>(
 
 /// The end that begins: posts a message, and the next one when it has completed and the peer's has arrived, again and
 /// again; how many.
-pub(super) fn ping<P: By, C: By, O: Operation, M: Moments>(
+pub(super) fn ping<P: Known, C: Known, O: Operation, M: Moments>(
     mut line: Line<'_, P, C, O>,
     mut arrivals: impl Arrivals,
     course: &Course<'_>,
@@ -276,7 +276,7 @@ pub(super) fn ping<P: By, C: By, O: Operation, M: Moments>(
 }
 
 /// The end that answers each message with one of its own, until there were as many as the task says; how many.
-pub(super) fn pong<P: By, C: By, O: Operation>(
+pub(super) fn pong<P: Known, C: Known, O: Operation>(
     mut line: Line<'_, P, C, O>,
     mut arrivals: impl Arrivals,
     task: &Task<'_>,

@@ -14,9 +14,9 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
-use rdma_safe::{Classic, Extended};
+use rdma_safe::{Classic, Extended, Known};
 
-use self::handle::{By, Receives, Sends, poller, receives, split};
+use self::handle::{Receives, Sends, poller, receives, split};
 use self::latency::{All, Course, Histogram, Line, Memory, NoArrivals, Receipts};
 use self::operation::Operation;
 use self::pattern::Pattern;
@@ -182,7 +182,7 @@ impl Runner {
     }
 
     /// Posts by `P` and polls by `C`.
-    fn run_by<P: By, C: By, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
+    fn run_by<P: Known, C: Known, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         match (task.plan.metric, self.role) {
             (Metric::Bw, role) => self.bandwidth::<P, C, O>(operation, task, task.plan.sends(role)),
             (Metric::Lat, Role::Client) => self.latency::<P, C, O>(operation, task),
@@ -191,7 +191,12 @@ impl Runner {
     }
 
     /// Both directions of a bandwidth test, as far as this end takes part in them.
-    fn bandwidth<P: By, C: By, O: Operation>(&mut self, operation: O, task: &Task<'_>, sends: bool) -> Result<Outcome> {
+    fn bandwidth<P: Known, C: Known, O: Operation>(
+        &mut self,
+        operation: O,
+        task: &Task<'_>,
+        sends: bool,
+    ) -> Result<Outcome> {
         let (plan, clock) = (task.plan, self.clock);
         let lanes = self.worker.lanes.len();
         let mut sender = Sender::new(operation, plan, task.size(), lanes, clock, task.shared);
@@ -231,7 +236,7 @@ impl Runner {
     }
 
     /// One run of a sender, with the messages that come in meanwhile; from the first post to the last completion.
-    fn send<P: By, C: By, O: Operation>(
+    fn send<P: Known, C: Known, O: Operation>(
         &mut self,
         sender: &mut Sender<'_, O>,
         stop: Stop,
@@ -277,7 +282,7 @@ impl Runner {
     }
 
     /// Takes what the peer still sends, until there was as much as it says.
-    fn drain<C: By, O: Operation>(&mut self, task: &Task<'_>) -> Result<()> {
+    fn drain<C: Known, O: Operation>(&mut self, task: &Task<'_>) -> Result<()> {
         if !(task.plan.takes_receives() && task.plan.is_sent_to(self.role)) {
             return Ok(());
         }
@@ -302,7 +307,7 @@ impl Runner {
         Ok(())
     }
 
-    fn latency<P: By, C: By, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
+    fn latency<P: Known, C: Known, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         let (plan, clock) = (task.plan, self.clock);
         let divisor = if plan.is_two_sided() { 2.0 } else { 1.0 };
         let mut outcome = Outcome::new(self.worker.lanes.len());
@@ -332,7 +337,7 @@ impl Runner {
     }
 
     /// One run of the end that begins, after `before` messages of this size.
-    fn course<P: By, C: By, O: Operation>(
+    fn course<P: Known, C: Known, O: Operation>(
         &mut self,
         operation: O,
         task: &Task<'_>,
@@ -353,7 +358,7 @@ impl Runner {
     }
 
     /// The other end of a latency test.
-    fn answer<P: By, C: By, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
+    fn answer<P: Known, C: Known, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.worker.lanes.len());
         let pattern = task.pattern();
         let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
@@ -370,7 +375,7 @@ impl Runner {
 
     /// What a latency test posts to, and the two ways to see what the peer sends.
     #[allow(clippy::type_complexity)]
-    fn line<'a, P: By, C: By, O: Operation>(
+    fn line<'a, P: Known, C: Known, O: Operation>(
         &'a mut self,
         operation: O,
         task: &'a Task<'_>,

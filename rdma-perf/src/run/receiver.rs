@@ -3,9 +3,9 @@
 use std::ops::ControlFlow;
 
 use anyhow::{Result, anyhow, bail};
-use rdma_safe::{Poller, WcFlags, WcOpcode, WorkCompletion};
+use rdma_safe::{Known, Poller, WcFlags, WcOpcode, WorkCompletion};
 
-use super::handle::{By, Receives};
+use super::handle::Receives;
 use super::operation::{IMMEDIATE, Operation};
 use super::pattern::Pattern;
 use crate::plan::Plan;
@@ -75,7 +75,7 @@ impl Receiver {
     /// Takes what has arrived, and posts receives again; how many messages there were. Each has to have `size` bytes, and
     /// those of `pattern` if that is given.
     #[inline]
-    pub(super) fn reap<C: By, O: Operation>(
+    pub(super) fn reap<C: Known, O: Operation>(
         &mut self,
         lanes: &mut [Receives<'_>],
         poller: &mut Poller<'_, C>,

@@ -4,9 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, anyhow};
-use rdma_safe::{Interface, Poller, PostError, SendBatch, WorkCompletion, WorkRequest};
+use rdma_safe::{Interface, Known, Poller, PostError, SendBatch, WorkCompletion, WorkRequest};
 
-use super::handle::{By, Sends};
+use super::handle::Sends;
 use super::operation::{Message, Operation};
 use super::record::Recorder;
 use super::wait::{Interrupted, Shared};
@@ -181,7 +181,7 @@ impl<'s, O: Operation> Sender<'s, O> {
 
     /// Posts what there is room for.
     #[inline(always)]
-    pub(super) fn post<P: By, R: Recorder>(&mut self, lanes: &mut [Sends<'_, P>], recorder: &mut R) -> Result<()> {
+    pub(super) fn post<P: Known, R: Recorder>(&mut self, lanes: &mut [Sends<'_, P>], recorder: &mut R) -> Result<()> {
         if self.posting == 0 {
             return Ok(());
         }
@@ -232,7 +232,7 @@ impl<'s, O: Operation> Sender<'s, O> {
 
     /// Takes completions; how many there were.
     #[inline(always)]
-    pub(super) fn reap<C: By, R: Recorder>(&mut self, poller: &mut Poller<'_, C>, recorder: &mut R) -> Result<u32> {
+    pub(super) fn reap<C: Known, R: Recorder>(&mut self, poller: &mut Poller<'_, C>, recorder: &mut R) -> Result<u32> {
         let (mut taken, mut result) = (0, Ok(()));
         recorder.look();
         poller.drain(|completion| {

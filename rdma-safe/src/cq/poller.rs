@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use rdma_sys::*;
 
 use super::{CompletionQueue, Mode, PollError, Taken, WcFields, WorkCompletion, rare};
-use crate::interface::{Any, Classic, Extended, Interface};
+use crate::interface::{Any, Classic, Extended, Interface, Known};
 
 /// A completion queue that one thread polls for a while: what [`Poll`](crate::Poll) does, at less cost for each poll.
 ///
@@ -61,14 +61,20 @@ impl CompletionQueue {
     #[doc(alias = "ibv_start_poll")]
     #[inline]
     pub fn extended(&mut self) -> Option<Poller<'_, Extended>> {
-        if self.is_extended() { Some(Poller::new(self)) } else { None }
+        self.poller_by()
     }
 
     /// Polls by `ibv_poll_cq(3)`; `None` for an extended queue.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn classic(&mut self) -> Option<Poller<'_, Classic>> {
-        if self.is_extended() { None } else { Some(Poller::new(self)) }
+        self.poller_by()
+    }
+
+    /// Polls by the interface `I`, for code that is generic over it; `None` for a queue of the other one.
+    #[inline]
+    pub fn poller_by<I: Known>(&mut self) -> Option<Poller<'_, I>> {
+        if I::EXTENDED == Some(self.is_extended()) { Some(Poller::new(self)) } else { None }
     }
 }
 

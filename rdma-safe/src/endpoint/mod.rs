@@ -122,7 +122,7 @@ impl Endpoint {
     /// The endpoint, if it does not post by `ibv_wr_*` and poll by `ibv_start_poll`.
     #[allow(clippy::result_large_err)] // It is given back, and not an error to be handed on.
     pub fn extended(self) -> Result<Endpoint<Extended>, Endpoint> {
-        if self.live.qp.is_extended() && self.cq.is_extended() { Ok(self.known()) } else { Err(self) }
+        self.by()
     }
 
     /// As [`Endpoint::extended`], of the other interface.
@@ -131,12 +131,20 @@ impl Endpoint {
     /// The endpoint, if it does not post by `ibv_post_send(3)` and poll by `ibv_poll_cq(3)`.
     #[allow(clippy::result_large_err)] // As above.
     pub fn classic(self) -> Result<Endpoint<Classic>, Endpoint> {
-        if self.live.qp.is_extended() || self.cq.is_extended() { Err(self) } else { Ok(self.known()) }
+        self.by()
     }
 
-    fn known<I: Known>(self) -> Endpoint<I> {
+    /// As [`Endpoint::extended`] or [`Endpoint::classic`], for code that is generic over the interface.
+    ///
+    /// # Errors
+    /// The endpoint, if one of its queues is of the other interface.
+    #[allow(clippy::result_large_err)] // As above.
+    pub fn by<I: Known>(self) -> Result<Endpoint<I>, Endpoint> {
+        if [self.live.qp.is_extended(), self.cq.is_extended()].iter().any(|extended| I::EXTENDED != Some(*extended)) {
+            return Err(self);
+        }
         let Endpoint { gates, live, cq, pd, settings, address, run, rare, poisoned, interface: _ } = self;
-        Endpoint { gates, live, cq, pd, settings, address, run, rare, poisoned, interface: PhantomData }
+        Ok(Endpoint { gates, live, cq, pd, settings, address, run, rare, poisoned, interface: PhantomData })
     }
 }
 

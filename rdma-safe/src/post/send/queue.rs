@@ -76,7 +76,7 @@ impl<'q> SendQueue<'q> {
     #[must_use]
     #[inline]
     pub fn extended(self) -> Option<SendQueue<'q, Extended>> {
-        if self.state.is_extended() { Some(self.known()) } else { None }
+        self.by()
     }
 
     /// Posts by `ibv_post_send(3)`; `None` for a queue pair that takes `ibv_wr_*`.
@@ -84,7 +84,14 @@ impl<'q> SendQueue<'q> {
     #[must_use]
     #[inline]
     pub fn classic(self) -> Option<SendQueue<'q, Classic>> {
-        if self.state.is_extended() { None } else { Some(self.known()) }
+        self.by()
+    }
+
+    /// Posts by the interface `I`, for code that is generic over it; `None` for a queue pair that takes the other one.
+    #[must_use]
+    #[inline]
+    pub fn by<I: Known>(self) -> Option<SendQueue<'q, I>> {
+        if I::EXTENDED == Some(self.state.is_extended()) { Some(self.known()) } else { None }
     }
 
     // Once a loop: inlined, it would take registers from what is in the loop.
