@@ -189,6 +189,17 @@ pub enum Error {
         errno: Errno,
     },
 
+    /// Waiting for or reading an asynchronous event failed.
+    #[error("{call} of the asynchronous events of {device} failed: {errno}; the device may be gone")]
+    AsyncEvents {
+        /// The call.
+        call: &'static str,
+        /// Name of the device.
+        device: String,
+        /// As reported.
+        errno: Errno,
+    },
+
     /// `ibv_create_cq_ex(3)` or `ibv_create_cq(3)` failed.
     #[error(
         "creating a completion queue of {entries} entries failed: {errno}; the device allows 1 to {max_entries} \

@@ -36,6 +36,7 @@
 
 mod access;
 mod address;
+mod async_event;
 mod channel;
 mod context;
 mod cq;
@@ -53,11 +54,13 @@ mod port;
 mod post;
 mod qp;
 mod quirks;
+mod readiness;
 
 pub use rdma_sys as sys;
 
 pub use access::Access;
 pub use address::{AddressVector, GlobalRoute};
+pub use async_event::{AsyncEvent, AsyncEventType, AsyncEvents, AsyncSource};
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use cq::{
@@ -81,7 +84,7 @@ pub use post::{
     SendQueue, Sge, WorkRequest,
 };
 pub use qp::{
-    AttributeMask, ConnectOptions, InitOptions, ModifyError, QueuePair, QueuePairAddress, QueuePairAttributes,
+    AttributeMask, ConnectOptions, InitOptions, ModifyError, QpId, QueuePair, QueuePairAddress, QueuePairAttributes,
     QueuePairBuilder, QueuePairCapacity, QueuePairState, QueuePairType, Transition,
 };
 pub use quirks::Quirks;

@@ -103,6 +103,11 @@ impl CqId {
     pub(crate) fn from_context(context: *mut std::ffi::c_void) -> Self {
         CqId(context.addr() as u64)
     }
+
+    /// To be shown.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
 }
 
 impl CompletionQueue {

@@ -3,6 +3,7 @@
 mod attributes;
 mod builder;
 mod connect;
+mod id;
 mod modify;
 mod state;
 
@@ -22,6 +23,7 @@ pub use attributes::{AttributeMask, QueuePairAttributes, QueuePairCapacity, Tran
 pub use builder::QueuePairBuilder;
 pub(crate) use connect::Local;
 pub use connect::{ConnectOptions, InitOptions, QueuePairAddress};
+pub use id::QpId;
 pub use modify::ModifyError;
 pub use state::{QueuePairState, QueuePairType};
 
@@ -43,6 +45,7 @@ pub(crate) struct Shared {
     raw: NonNull<ibv_qp>,
     parents: Option<Parents>,
     number: u32,
+    id: QpId,
     qp_type: QueuePairType,
     capacity: QueuePairCapacity,
     /// As last set or queried here; the device may have gone on to the error state.
@@ -69,6 +72,12 @@ impl QueuePair {
     #[must_use]
     pub fn number(&self) -> u32 {
         self.shared.number
+    }
+
+    /// Its name in asynchronous events, which no other queue pair of the process will have.
+    #[must_use]
+    pub fn id(&self) -> QpId {
+        self.shared.id
     }
 
     /// Capacities as the device granted them; at least what was asked for.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::forget_non_drop)] // Whether a guard has a `Drop` is not what these tests are to know.
 
+mod async_events;
 mod batches;
 mod contexts;
 mod creation;

@@ -16,6 +16,8 @@ pub(crate) struct Config {
     pub(crate) query_device_ex: bool,
     /// Whether the context is a `verbs_context`; without it none of the above exists.
     pub(crate) extended_context: bool,
+    /// Whether it reports asynchronous events.
+    pub(crate) async_events: bool,
     /// Whether the kernel knows `ibv_query_gid_ex` and `ibv_query_gid_table`.
     pub(crate) gid_queries: bool,
     /// Completion fields of extended queues.
@@ -115,6 +117,7 @@ impl Default for Config {
             extended_qp: true,
             query_device_ex: true,
             extended_context: true,
+            async_events: true,
             gid_queries: true,
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
             send_ops: 0x2ff,

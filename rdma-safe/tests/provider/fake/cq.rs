@@ -282,6 +282,7 @@ pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
                 unsafe { libc::read(channel.fds[0], (&raw mut byte).cast(), 1) };
             }
         }
+        state.end_events(address, "ibv_destroy_cq");
         let cq = state.cqs.remove(&address).unwrap();
         state.bury(cq.alloc);
         0

@@ -13,6 +13,7 @@
 mod config;
 mod cq;
 mod engine;
+mod events;
 mod memory;
 mod post;
 mod qp;
@@ -29,6 +30,7 @@ use rdma_sys::ibv_cq;
 
 pub(crate) use config::{Bad, Config, FakeGid, Mode, Port, PostFault};
 pub(crate) use engine::Cqe;
+pub(crate) use events::Element;
 pub(crate) use post::Posted;
 pub(crate) use state::Live;
 pub(crate) use verbs::{DeviceList, with_device_list};
@@ -115,6 +117,32 @@ impl Fake {
     /// Puts a completion into a queue that no work caused.
     pub(crate) fn inject(&self, cq: *mut ibv_cq, cqe: Cqe) {
         self.with(|state| state.push_cqe(cq.addr(), cqe, false));
+    }
+
+    /// Queues an asynchronous event of any kind.
+    pub(crate) fn raise(&self, context: &Context, kind: u32, element: Element) {
+        let device = Arc::clone(&self.device);
+        self.with(|state| state.raise(context.as_raw(), &device, kind, element));
+    }
+
+    /// Asynchronous events that nobody has read yet.
+    pub(crate) fn queued(&self, context: &Context) -> usize {
+        self.with(|state| state.queued(context.as_raw()))
+    }
+
+    /// From now on the descriptor of asynchronous events says that there will be no more.
+    pub(crate) fn hang_up(&self, context: &Context) {
+        self.with(|state| state.hang_up(context.as_raw()));
+    }
+
+    /// Asynchronous events that were read and not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u32 {
+        self.with(|state| state.unacknowledged())
+    }
+
+    /// The next call of `verb` fails with `errno`.
+    pub(crate) fn fail_once(&self, verb: &'static str, errno: i32) {
+        self.with(|state| state.faults_once.insert(verb, errno));
     }
 
     /// Moves a queue pair to the error state, as a device does by itself.

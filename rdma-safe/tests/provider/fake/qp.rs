@@ -108,6 +108,7 @@ fn create(
     let number = state.handle();
     let base = ibv_qp {
         context: unsafe { (*pd).context },
+        qp_context: wanted.qp_context,
         pd,
         send_cq: wanted.send_cq,
         recv_cq: wanted.recv_cq,
@@ -170,6 +171,7 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
         if let Some(errno) = state.fault("ibv_destroy_qp") {
             return errno;
         }
+        state.end_events(raw.addr(), "ibv_destroy_qp");
         let qp = state.qps.remove(&raw.addr()).unwrap();
         state.bury(qp.alloc);
         0

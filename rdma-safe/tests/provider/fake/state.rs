@@ -11,6 +11,7 @@ use super::Inside;
 use super::config::{Config, Mode, PostFault};
 use super::cq::{Channel, Cq};
 use super::engine::{RecvWr, SendWr};
+use super::events::{AsyncEvents, AsyncQueue};
 use super::memory::Mr;
 use super::post::{Building, Posted};
 
@@ -80,6 +81,8 @@ impl Device {
 pub(super) struct Context {
     pub(super) alloc: Alloc,
     pub(super) raw: Ptr<ibv_context>,
+    /// None where the device reports none.
+    pub(super) events: Option<AsyncQueue>,
 }
 
 pub(super) struct Pd {
@@ -118,6 +121,8 @@ pub(super) struct State {
     pub(super) violations: Vec<String>,
     pub(super) calls: BTreeMap<&'static str, usize>,
     pub(super) faults: BTreeMap<&'static str, i32>,
+    pub(super) faults_once: BTreeMap<&'static str, i32>,
+    pub(super) async_events: AsyncEvents,
     pub(super) post_send_fault: Option<PostFault>,
     pub(super) post_recv_fault: Option<PostFault>,
     pub(super) wr_complete_fault: Option<(i32, bool)>,
@@ -166,6 +171,8 @@ impl State {
             violations: Vec::new(),
             calls: BTreeMap::new(),
             faults: BTreeMap::new(),
+            faults_once: BTreeMap::new(),
+            async_events: AsyncEvents::default(),
             post_send_fault: None,
             post_recv_fault: None,
             wr_complete_fault: None,
@@ -188,6 +195,11 @@ impl State {
 
     pub(super) fn fault(&self, verb: &str) -> Option<i32> {
         self.faults.get(verb).copied()
+    }
+
+    /// As `fault`, of what fails once or always.
+    pub(super) fn fault_once(&mut self, verb: &str) -> Option<i32> {
+        self.faults_once.remove(verb).or_else(|| self.fault(verb))
     }
 
     pub(super) fn handle(&mut self) -> u32 {

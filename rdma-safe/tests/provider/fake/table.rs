@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use rdma_sys::{Verbs, install_verbs};
 
-use super::{cq, memory, qp, verbs};
+use super::{cq, events, memory, qp, verbs};
 
 extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
@@ -34,6 +34,8 @@ fn table() -> Verbs {
     table.ibv_query_gid = verbs::query_gid;
     table.ibv_query_pkey = verbs::query_pkey;
     table.ibv_get_pkey_index = verbs::get_pkey_index;
+    table.ibv_get_async_event = events::get_async_event;
+    table.ibv_ack_async_event = events::ack_async_event;
     table.ibv_alloc_pd = memory::alloc_pd;
     table.ibv_dealloc_pd = memory::dealloc_pd;
     table.ibv_reg_mr = memory::reg_mr;

@@ -10,6 +10,7 @@ use rdma_sys::*;
 
 use super::Inside;
 use super::config::{Config, Port};
+use super::events::AsyncQueue;
 use super::state::{Alloc, Context, Device, Ptr, enter, null, own, owner, plugged, set_errno};
 use super::{cq, post, qp};
 
@@ -104,8 +105,10 @@ pub(super) unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_co
         if let Some(errno) = state.fault("ibv_open_device") {
             return null(errno);
         }
+        let events = state.config.async_events.then(AsyncQueue::new).flatten();
+        let async_fd = events.as_ref().map_or(-1, AsyncQueue::fd);
         let mut context =
-            ibv_context { device: raw, num_comp_vectors: 2, cmd_fd: -1, async_fd: -1, ..ibv_context::zeroed() };
+            ibv_context { device: raw, num_comp_vectors: 2, cmd_fd: -1, async_fd, ..ibv_context::zeroed() };
         context.ops.poll_cq = Some(cq::poll_cq);
         context.ops.req_notify_cq = Some(cq::req_notify_cq);
         context.ops.post_send = Some(post::post_send);
@@ -118,7 +121,7 @@ pub(super) unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_co
             Alloc::new(context)
         };
         own(raw, device);
-        state.contexts.insert(raw.addr(), Context { alloc, raw: Ptr(raw) });
+        state.contexts.insert(raw.addr(), Context { alloc, raw: Ptr(raw), events });
         raw
     })
 }
