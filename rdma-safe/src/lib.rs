@@ -12,7 +12,8 @@
 //! wrong:
 //!
 //! ```text
-//! Device ── Context ─┬─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
+//! Device ── Context ─┬─ AsyncEvents
+//!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
 //!                    │                    └─ QueuePair, Endpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
 //! ```

@@ -11,6 +11,7 @@
 //! also hold the device to its known deviations, so that a change of those is noticed.
 
 mod allocation;
+mod async_events;
 mod channel;
 mod cq;
 mod devices;
