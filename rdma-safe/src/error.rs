@@ -42,6 +42,13 @@ pub enum Error {
         available: Vec<String>,
     },
 
+    /// `ibv_fork_init(3)` failed, or was too late.
+    #[error("ibv_fork_init failed: {errno}; call rdma_safe::fork_init before any device is opened")]
+    Fork {
+        /// As reported; `EINVAL` when it is too late.
+        errno: Errno,
+    },
+
     /// `ibv_open_device(3)` failed.
     #[error(
         "ibv_open_device({device}) failed: {errno}; check that /dev/infiniband/uverbs* exists and that this user may \

@@ -151,8 +151,7 @@ impl Context {
         let events = AsyncEvents { context: self.clone() };
         let fd = events.raw_fd();
         if fd < 0 {
-            let device = self.device_name().into();
-            return Err(Error::Unsupported { device, feature: "asynchronous events" });
+            return Err(self.unsupported("asynchronous events"));
         }
         // SAFETY: fcntl on a descriptor that the context owns; flags are integers.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

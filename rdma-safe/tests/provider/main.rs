@@ -3,7 +3,9 @@
 #![allow(clippy::forget_non_drop)] // Whether a guard has a `Drop` is not what these tests are to know.
 
 mod async_events;
+mod attributes;
 mod batches;
+mod clocks;
 mod contexts;
 mod creation;
 mod drop_orders;

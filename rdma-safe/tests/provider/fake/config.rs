@@ -16,6 +16,12 @@ pub(crate) struct Config {
     pub(crate) query_device_ex: bool,
     /// Whether the context is a `verbs_context`; without it none of the above exists.
     pub(crate) extended_context: bool,
+    /// What `ibv_query_device_ex` and `ibv_query_device` report beyond the rest of this.
+    pub(crate) change_device: fn(&mut ibv_device_attr_ex),
+    /// What `ibv_query_rt_values_ex` reports; without it there is no such operation.
+    pub(crate) raw_clock: Option<fn(&mut ibv_values_ex)>,
+    /// What `ibv_query_port_speed` reports, in 100 Mbit/s.
+    pub(crate) port_speed: Option<u64>,
     /// Whether it reports asynchronous events.
     pub(crate) async_events: bool,
     /// Whether the kernel knows `ibv_query_gid_ex` and `ibv_query_gid_table`.
@@ -56,6 +62,8 @@ pub(crate) struct Port {
     pub(crate) max_mtu: ibv_mtu,
     pub(crate) active_mtu: ibv_mtu,
     pub(crate) max_msg_sz: u32,
+    /// What `ibv_query_port` reports beyond the rest of this.
+    pub(crate) change: fn(&mut ibv_port_attr),
 }
 
 /// An entry of a GID table.
@@ -93,6 +101,7 @@ impl Port {
             max_mtu: IBV_MTU_4096,
             active_mtu: IBV_MTU_1024,
             max_msg_sz: 1 << 20,
+            change: |_| {},
         }
     }
 
@@ -117,6 +126,9 @@ impl Default for Config {
             extended_qp: true,
             query_device_ex: true,
             extended_context: true,
+            change_device: |_| {},
+            raw_clock: None,
+            port_speed: None,
             async_events: true,
             gid_queries: true,
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),

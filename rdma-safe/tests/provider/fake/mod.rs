@@ -17,6 +17,7 @@ mod events;
 mod memory;
 mod post;
 mod qp;
+mod queries;
 mod state;
 mod table;
 mod verbs;
@@ -32,6 +33,7 @@ pub(crate) use config::{Bad, Config, FakeGid, Mode, Port, PostFault};
 pub(crate) use engine::Cqe;
 pub(crate) use events::Element;
 pub(crate) use post::Posted;
+pub(crate) use queries::fork_inits;
 pub(crate) use state::Live;
 pub(crate) use verbs::{DeviceList, with_device_list};
 

@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use rdma_sys::{Verbs, install_verbs};
 
-use super::{cq, events, memory, qp, verbs};
+use super::{cq, events, memory, qp, queries, verbs};
 
 extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
@@ -31,6 +31,9 @@ fn table() -> Verbs {
     table.ibv_query_port = verbs::query_port_compat;
     table._ibv_query_gid_ex = verbs::query_gid_ex;
     table._ibv_query_gid_table = verbs::query_gid_table;
+    table.ibv_query_port_speed = Some(queries::query_port_speed);
+    table.ibv_is_fork_initialized = queries::is_fork_initialized;
+    table.ibv_fork_init = queries::fork_init;
     table.ibv_query_gid = verbs::query_gid;
     table.ibv_query_pkey = verbs::query_pkey;
     table.ibv_get_pkey_index = verbs::get_pkey_index;
