@@ -233,6 +233,10 @@ pub enum Error {
         fields: crate::WcFields,
     },
 
+    /// A completion queue was to go into a domain that is not a parent domain.
+    #[error("a completion queue goes into a parent domain only: make one with ProtectionDomain::parent_domain")]
+    NotParentDomain,
+
     /// Objects of different contexts do not go together, not even of one device that was opened twice.
     #[error("the {object} belongs to another context: make both from clones of one Context")]
     ForeignContext {

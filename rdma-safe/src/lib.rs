@@ -13,6 +13,7 @@
 //!
 //! ```text
 //! Device ── Context ─┬─ AsyncEvents
+//!                    ├─ ThreadDomain
 //!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
 //!                    │                    └─ QueuePair, Endpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
@@ -58,6 +59,7 @@ mod post;
 mod qp;
 mod quirks;
 mod readiness;
+mod td;
 
 pub use rdma_sys as sys;
 
@@ -96,10 +98,12 @@ pub use post::{
     SendQueue, Sge, WorkRequest,
 };
 pub use qp::{
-    AttributeMask, ConnectOptions, InitOptions, ModifyError, QpId, QueuePair, QueuePairAddress, QueuePairAttributes,
-    QueuePairBuilder, QueuePairCapacity, QueuePairState, QueuePairType, Transition,
+    AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QpId, QueuePair, QueuePairAddress,
+    QueuePairAttributes, QueuePairBuilder, QueuePairCapacity, QueuePairState, QueuePairType, RateLimit, Transition,
+    WrOpcode,
 };
 pub use quirks::Quirks;
+pub use td::ThreadDomain;
 
 /// Keeps the example of the README compiling.
 #[cfg(doctest)]

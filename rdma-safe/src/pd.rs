@@ -1,14 +1,14 @@
-//! Protection domains.
+//! Protection domains, and parent domains, which extend them.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rdma_sys::ibv_pd;
+use rdma_sys::*;
 
 use crate::errno::check_ptr;
-use crate::{CompletionQueue, Context, Error, QueuePairBuilder, Result};
+use crate::{CompletionQueue, Context, Errno, Error, QueuePairBuilder, Result, ThreadDomain};
 
 /// A protection domain: queue pairs and memory regions work together only within one. Clones share it.
 #[derive(Clone)]
@@ -18,7 +18,17 @@ pub struct ProtectionDomain {
 
 struct Inner {
     raw: NonNull<ibv_pd>,
-    context: ManuallyDrop<Context>,
+    made_of: ManuallyDrop<MadeOf>,
+}
+
+/// What a domain keeps alive.
+enum MadeOf {
+    Context(Context),
+    /// A parent domain.
+    Domain {
+        pd: ProtectionDomain,
+        td: Option<ThreadDomain>,
+    },
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`).
@@ -30,10 +40,37 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // SAFETY: every region and queue pair in this domain holds an `Arc` of it, so none is left; those whose
         // destruction failed leak their `Arc`, so the domain then stays.
-        if unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
+        if unsafe { (self.context().verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
             // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
-            unsafe { ManuallyDrop::drop(&mut self.context) }
+            unsafe { ManuallyDrop::drop(&mut self.made_of) }
         }
+    }
+}
+
+impl Inner {
+    fn context(&self) -> &Context {
+        match &*self.made_of {
+            MadeOf::Context(context) => context,
+            MadeOf::Domain { pd, .. } => pd.context(),
+        }
+    }
+
+    /// The domain that a parent domain extends in the end; other domains are their own.
+    fn root(&self) -> NonNull<ibv_pd> {
+        match &*self.made_of {
+            MadeOf::Context(_) => self.raw,
+            MadeOf::Domain { pd, .. } => pd.inner.root(),
+        }
+    }
+
+    // Out of line, and without unwinding, as it is rare on the data path: of domains that are compared there, most are
+    // the very same.
+    #[allow(improper_ctypes_definitions)]
+    #[cold]
+    #[inline(never)]
+    extern "C" fn has_root_of(&self, other: &Inner) -> bool {
+        // Neither is freed while this compares them: each is kept by its domain.
+        self.root() == other.root()
     }
 }
 
@@ -42,13 +79,78 @@ impl ProtectionDomain {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_alloc_pd)(context.as_raw()) })
             .map_err(|errno| Error::AllocPd { errno })?;
-        Ok(ProtectionDomain { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()) }) })
+        Ok(ProtectionDomain::made_of(raw, MadeOf::Context(context.clone())))
+    }
+
+    fn made_of(raw: NonNull<ibv_pd>, made_of: MadeOf) -> Self {
+        ProtectionDomain { inner: Arc::new(Inner { raw, made_of: ManuallyDrop::new(made_of) }) }
+    }
+
+    /// Makes a parent domain, which stands for this one wherever a domain is asked for: `ibv_alloc_parent_domain(3)`.
+    ///
+    /// [`CompletionQueueBuilder::parent_domain`](crate::CompletionQueueBuilder::parent_domain) wants one. To spare the
+    /// provider's locks see [`ProtectionDomain::with_thread_domain`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; [`Error::Verb`].
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    pub fn parent_domain(&self) -> Result<ProtectionDomain> {
+        self.alloc_parent(None)
+    }
+
+    /// Makes a parent domain whose objects belong to a thread domain: `ibv_alloc_parent_domain(3)`.
+    ///
+    /// The provider leaves out the locks of what is made in it, and may give the objects of one thread domain a way to the
+    /// device of their own, unlocked, too.
+    ///
+    /// # Errors
+    /// [`Error::ForeignContext`] when `td` belongs to another context; [`Error::Unsupported`]; [`Error::Verb`].
+    ///
+    /// # Safety
+    /// No two threads may use objects that are made in domains with this `td`, or a clone of it, at the same time. That holds
+    /// for all of them together and not for each alone: queue pairs, and both queues of each, completion queues, regions. To
+    /// make, change or drop one is to use it; so is to drop the last queue pair of a completion queue that is in the domain.
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    pub unsafe fn with_thread_domain(&self, td: &ThreadDomain) -> Result<ProtectionDomain> {
+        if !td.context().is_same(self.context()) {
+            return Err(Error::ForeignContext { object: "thread domain" });
+        }
+        self.alloc_parent(Some(td))
+    }
+
+    fn alloc_parent(&self, td: Option<&ThreadDomain>) -> Result<ProtectionDomain> {
+        let mut attr = ibv_parent_domain_init_attr {
+            // Not every provider takes a parent domain here.
+            pd: self.inner.root().as_ptr(),
+            td: td.map_or(std::ptr::null_mut(), ThreadDomain::as_raw),
+            ..ibv_parent_domain_init_attr::zeroed()
+        };
+        let context = self.context();
+        // SAFETY: the context and both domains are valid, and kept below; a mask of zero says that there are no allocators.
+        let raw = check_ptr(|| unsafe { ibv_alloc_parent_domain(context.as_raw(), &mut attr) })
+            .map_err(|errno| domain_error(context, "ibv_alloc_parent_domain", "parent domains", errno))?;
+        Ok(ProtectionDomain::made_of(raw, MadeOf::Domain { pd: self.clone(), td: td.cloned() }))
+    }
+
+    /// Whether it is a parent domain.
+    #[must_use]
+    pub fn is_parent(&self) -> bool {
+        matches!(*self.inner.made_of, MadeOf::Domain { .. })
+    }
+
+    /// The thread domain of a parent domain that was made with one.
+    #[must_use]
+    pub fn thread_domain(&self) -> Option<&ThreadDomain> {
+        match &*self.inner.made_of {
+            MadeOf::Domain { td, .. } => td.as_ref(),
+            MadeOf::Context(_) => None,
+        }
     }
 
     /// The device that the domain belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        self.inner.context()
     }
 
     /// Starts describing a reliable-connected queue pair whose sends complete on `send_cq` and receives on `recv_cq`.
@@ -61,11 +163,11 @@ impl ProtectionDomain {
         QueuePairBuilder::new(self, send_cq, recv_cq)
     }
 
-    /// Whether the two are the same domain.
+    /// Whether the two are the same domain, or one extends the other: objects of both work together.
     #[must_use]
     #[inline(always)]
     pub fn is_same(&self, other: &ProtectionDomain) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
+        Arc::ptr_eq(&self.inner, &other.inner) || self.inner.has_root_of(&other.inner)
     }
 
     /// The C object, valid while this domain or anything made from it is.
@@ -77,6 +179,18 @@ impl ProtectionDomain {
 
 impl fmt::Debug for ProtectionDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProtectionDomain").field("device", &self.inner.context.device_name()).finish_non_exhaustive()
+        f.debug_struct("ProtectionDomain")
+            .field("device", &self.context().device_name())
+            .field("parent", &self.is_parent())
+            .field("thread_domain", &self.thread_domain().is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a failed allocation of a domain says.
+pub(crate) fn domain_error(context: &Context, verb: &'static str, feature: &'static str, errno: Errno) -> Error {
+    match errno.is_unsupported() {
+        true => context.unsupported(feature),
+        false => context.query_error(verb, errno),
     }
 }

@@ -12,6 +12,7 @@
 
 mod allocation;
 mod async_events;
+mod attributes;
 mod channel;
 mod cq;
 mod devices;

@@ -3,8 +3,11 @@
 mod attributes;
 mod builder;
 mod connect;
+mod data_order;
+mod ece;
 mod id;
 mod modify;
+mod rate_limit;
 mod state;
 
 use std::fmt;
@@ -23,8 +26,11 @@ pub use attributes::{AttributeMask, QueuePairAttributes, QueuePairCapacity, Tran
 pub use builder::QueuePairBuilder;
 pub(crate) use connect::Local;
 pub use connect::{ConnectOptions, InitOptions, QueuePairAddress};
+pub use data_order::{DataInOrder, WrOpcode};
+pub use ece::Ece;
 pub use id::QpId;
 pub use modify::ModifyError;
+pub use rate_limit::RateLimit;
 pub use state::{QueuePairState, QueuePairType};
 
 /// A queue pair: `struct ibv_qp`, with `struct ibv_qp_ex` for posting where the provider has it.
@@ -315,6 +321,14 @@ impl Shared {
         match self.parents.take() {
             Some(parents) => Doomed { raw: self.raw, parents: Some(parents) }.destroy(),
             None => Ok(()),
+        }
+    }
+
+    /// Of a verb that not every provider has.
+    fn feature_error(&self, verb: &'static str, feature: &'static str, errno: crate::Errno) -> Error {
+        match errno.is_unsupported() {
+            true => self.context().unsupported(feature),
+            false => self.error(verb, errno),
         }
     }
 

@@ -18,6 +18,18 @@ pub(crate) struct Config {
     pub(crate) extended_context: bool,
     /// What `ibv_query_device_ex` and `ibv_query_device` report beyond the rest of this.
     pub(crate) change_device: fn(&mut ibv_device_attr_ex),
+    /// Whether there are thread domains and parent domains.
+    pub(crate) domains: bool,
+    /// Whether completion queues go into parent domains.
+    pub(crate) domain_cqs: bool,
+    /// Options of ECE that the device has; without it there is no ECE.
+    pub(crate) ece_options: Option<u32>,
+    /// Whether `ibv_modify_qp_rate_limit` exists.
+    pub(crate) rate_limits: bool,
+    /// What `ibv_query_qp_data_in_order` says of an operation.
+    pub(crate) data_in_order: BTreeMap<u32, u32>,
+    /// Whether that knows flags.
+    pub(crate) data_in_order_flags: bool,
     /// What `ibv_query_rt_values_ex` reports; without it there is no such operation.
     pub(crate) raw_clock: Option<fn(&mut ibv_values_ex)>,
     /// What `ibv_query_port_speed` reports, in 100 Mbit/s.
@@ -127,6 +139,12 @@ impl Default for Config {
             query_device_ex: true,
             extended_context: true,
             change_device: |_| {},
+            domains: true,
+            domain_cqs: true,
+            ece_options: Some(0xff),
+            rate_limits: true,
+            data_in_order: BTreeMap::new(),
+            data_in_order_flags: true,
             raw_clock: None,
             port_speed: None,
             async_events: true,

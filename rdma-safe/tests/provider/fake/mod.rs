@@ -12,6 +12,7 @@
 
 mod config;
 mod cq;
+mod domains;
 mod engine;
 mod events;
 mod memory;
@@ -160,6 +161,11 @@ impl Fake {
     /// The attributes and the mask of every `ibv_modify_qp` that was obeyed.
     pub(crate) fn take_modified(&self) -> Vec<(rdma_sys::ibv_qp_attr, u32)> {
         self.with(|state| std::mem::take(&mut state.modified))
+    }
+
+    /// The limits of every `ibv_modify_qp_rate_limit`, and forgets them.
+    pub(crate) fn take_rate_limits(&self) -> Vec<rdma_sys::ibv_qp_rate_limit_attr> {
+        self.with(|state| std::mem::take(&mut state.rate_limits))
     }
 
     /// Objects that are left when the device is dropped are wanted.

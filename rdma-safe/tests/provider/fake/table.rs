@@ -54,6 +54,9 @@ fn table() -> Verbs {
     table.ibv_qp_to_qp_ex = qp::qp_to_qp_ex;
     table.ibv_modify_qp = qp::modify_qp;
     table.ibv_query_qp = qp::query_qp;
+    table.ibv_query_ece = qp::query_ece;
+    table.ibv_set_ece = qp::set_ece;
+    table.ibv_query_qp_data_in_order = qp::query_qp_data_in_order;
     table.ibv_destroy_qp = qp::destroy_qp;
     table
 }

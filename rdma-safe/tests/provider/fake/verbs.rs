@@ -12,7 +12,7 @@ use super::Inside;
 use super::config::{Config, Port};
 use super::events::AsyncQueue;
 use super::state::{Alloc, Context, Device, Ptr, enter, null, own, owner, plugged, set_errno};
-use super::{cq, post, qp, queries};
+use super::{cq, domains, post, qp, queries};
 
 /// What `ibv_get_device_list` does on this thread.
 #[derive(Clone, Copy)]
@@ -132,6 +132,14 @@ fn extended(config: &Config, context: ibv_context) -> verbs_context {
     if config.query_device_ex {
         extended.query_device_ex = Some(query_device_ex);
     }
+    if config.domains {
+        extended.alloc_td = Some(domains::alloc_td);
+        extended.dealloc_td = Some(domains::dealloc_td);
+        extended.alloc_parent_domain = Some(domains::alloc_parent_domain);
+    }
+    if config.rate_limits {
+        extended.modify_qp_rate_limit = Some(qp::modify_qp_rate_limit);
+    }
     if config.raw_clock.is_some() {
         extended.query_rt_values = Some(queries::query_rt_values);
     }
@@ -153,6 +161,7 @@ pub(super) unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
         let children = state.pds.values().filter(|pd| pd.context == address).count()
             + state.channels.values().filter(|channel| channel.context == address).count()
             + state.cqs.values().filter(|cq| cq.context == address).count()
+            + state.tds.values().filter(|td| td.context == address).count()
             + state.qps.values().filter(|qp| qp.context == address).count();
         if children > 0 {
             state.violation(format!("ibv_close_device of a context with {children} objects"));
