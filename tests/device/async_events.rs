@@ -57,12 +57,12 @@ fn a_completion_queue_that_overruns_is_named() {
         let id = lab.a.cq.id();
         overrun(&mut lab);
         let event = next(&events, "CQ_ERR", |event| event.event_type == AsyncEventType::CQ_ERR);
-        assert_eq!(event.source, AsyncSource::CompletionQueue(id), "{mode}");
+        assert_eq!(event.source, AsyncSource::Cq(id), "{mode}");
         // More events of it may be there, read and unread: none of them keeps it from being destroyed.
         let Lab { a, b, pd } = lab;
         a.qp.destroy().unwrap();
         drop((a.cq, a.memory, b, pd));
-        assert_eq!(event.source, AsyncSource::CompletionQueue(id));
+        assert_eq!(event.source, AsyncSource::Cq(id));
         drain(&events);
     }
 }
@@ -79,7 +79,7 @@ fn a_drained_send_queue_is_named_and_its_queue_pair_can_go() {
         .modify(&QueuePairAttributes::new().set_state(QueuePairState::SQD).set_sqd_event(true))
         .expect("a send queue can be drained");
     let event = next(&events, "SQ_DRAINED", |event| event.event_type == AsyncEventType::SQ_DRAINED);
-    assert_eq!(event.source, AsyncSource::QueuePair { id, number });
+    assert_eq!(event.source, AsyncSource::Qp { id, number });
     lab.a.qp.destroy().unwrap();
     assert_eq!(event.to_string(), format!("SQ_DRAINED: queue pair {number:#08x}"));
 }
@@ -95,8 +95,8 @@ fn events_that_nobody_reads_keep_nothing_from_going() {
     // The watchdog ends the test if this waits.
     drop(lab);
     while let Some(event) = events.try_event().unwrap() {
-        assert_ne!(event.source, AsyncSource::CompletionQueue(id), "the kernel drops events with their object");
-        assert!(!matches!(event.source, AsyncSource::QueuePair { .. }), "{event}");
+        assert_ne!(event.source, AsyncSource::Cq(id), "the kernel drops events with their object");
+        assert!(!matches!(event.source, AsyncSource::Qp { .. }), "{event}");
     }
 }
 
@@ -109,7 +109,7 @@ fn a_queue_pair_in_error_is_heard_of_only_where_the_device_says_so() {
     lab.a.qp.modify(&QueuePairAttributes::new().set_state(QueuePairState::ERR)).unwrap();
     let mut of_queue_pairs = Vec::new();
     while let Some(event) = events.wait(QUIET).unwrap() {
-        of_queue_pairs.extend(matches!(event.source, AsyncSource::QueuePair { .. }).then_some(event));
+        of_queue_pairs.extend(matches!(event.source, AsyncSource::Qp { .. }).then_some(event));
     }
     if rdma.is_rxe() {
         assert_eq!(of_queue_pairs, [], "SoftRoCE of kernel 6.1 reports no errors of queue pairs");
@@ -142,8 +142,7 @@ fn threads_share_the_events_of_a_context() {
         for events in readers {
             let drained = &drained;
             scope.spawn(move || {
-                let is_ours =
-                    |event: AsyncEvent| matches!(event.source, AsyncSource::QueuePair { id: of, .. } if of == id);
+                let is_ours = |event: AsyncEvent| matches!(event.source, AsyncSource::Qp { id: of, .. } if of == id);
                 let start = Instant::now();
                 // Once more after somebody has it: there might be a second.
                 let mut rounds_left = 2;

@@ -31,26 +31,26 @@ pub struct AsyncEvent {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum AsyncSource {
-    /// The whole device.
-    Device,
+    /// Not one of its parts.
+    WholeDevice,
     /// A port, counted from 1.
     Port(u32),
     /// A queue pair.
-    QueuePair {
+    Qp {
         /// As of [`QueuePair::id`](crate::QueuePair::id).
         id: QpId,
         /// Its number, which another queue pair may have by now.
         number: u32,
     },
     /// A completion queue, by [`CompletionQueue::id`](crate::CompletionQueue::id).
-    CompletionQueue(CqId),
+    Cq(CqId),
     /// A shared receive queue.
-    SharedReceiveQueue {
+    Srq {
         /// The `srq_context` that it was created with.
         context: u64,
     },
     /// A work queue.
-    WorkQueue {
+    Wq {
         /// The `wq_context` that it was created with.
         context: u64,
         /// Its number.
@@ -72,9 +72,7 @@ impl AsyncEvent {
         // waits for the acknowledgement, which, says the caller, is still to come. What is read was set at creation.
         let source = unsafe {
             match event_type {
-                AsyncEventType::CQ_ERR => {
-                    AsyncSource::CompletionQueue(CqId::from_context((*raw.element.cq).cq_context))
-                }
+                AsyncEventType::CQ_ERR => AsyncSource::Cq(CqId::from_context((*raw.element.cq).cq_context)),
                 AsyncEventType::QP_FATAL
                 | AsyncEventType::QP_REQ_ERR
                 | AsyncEventType::QP_ACCESS_ERR
@@ -84,14 +82,14 @@ impl AsyncEvent {
                 | AsyncEventType::PATH_MIG_ERR
                 | AsyncEventType::QP_LAST_WQE_REACHED => {
                     let qp = raw.element.qp;
-                    AsyncSource::QueuePair { id: QpId::from_context((*qp).qp_context), number: (*qp).qp_num }
+                    AsyncSource::Qp { id: QpId::from_context((*qp).qp_context), number: (*qp).qp_num }
                 }
                 AsyncEventType::SRQ_ERR | AsyncEventType::SRQ_LIMIT_REACHED => {
-                    AsyncSource::SharedReceiveQueue { context: (*raw.element.srq).srq_context.addr() as u64 }
+                    AsyncSource::Srq { context: (*raw.element.srq).srq_context.addr() as u64 }
                 }
                 AsyncEventType::WQ_FATAL => {
                     let wq = raw.element.wq;
-                    AsyncSource::WorkQueue { context: (*wq).wq_context.addr() as u64, number: (*wq).wq_num }
+                    AsyncSource::Wq { context: (*wq).wq_context.addr() as u64, number: (*wq).wq_num }
                 }
                 AsyncEventType::PORT_ACTIVE
                 | AsyncEventType::PORT_ERR
@@ -100,7 +98,7 @@ impl AsyncEvent {
                 | AsyncEventType::SM_CHANGE
                 | AsyncEventType::CLIENT_REREGISTER
                 | AsyncEventType::GID_CHANGE => AsyncSource::Port(raw.element.port_num.unsigned_abs()),
-                AsyncEventType::DEVICE_FATAL | AsyncEventType::DEVICE_SPEED_CHANGE => AsyncSource::Device,
+                AsyncEventType::DEVICE_FATAL | AsyncEventType::DEVICE_SPEED_CHANGE => AsyncSource::WholeDevice,
                 _ => AsyncSource::Unknown(raw.element.port_num),
             }
         };
@@ -112,12 +110,12 @@ impl fmt::Display for AsyncEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.event_type)?;
         match self.source {
-            AsyncSource::Device => f.write_str("device"),
+            AsyncSource::WholeDevice => f.write_str("device"),
             AsyncSource::Port(port) => write!(f, "port {port}"),
-            AsyncSource::QueuePair { number, .. } => write!(f, "queue pair {number:#08x}"),
-            AsyncSource::CompletionQueue(id) => write!(f, "completion queue {}", id.number()),
-            AsyncSource::SharedReceiveQueue { context } => write!(f, "shared receive queue {context:#x}"),
-            AsyncSource::WorkQueue { number, .. } => write!(f, "work queue {number:#08x}"),
+            AsyncSource::Qp { number, .. } => write!(f, "queue pair {number:#08x}"),
+            AsyncSource::Cq(id) => write!(f, "completion queue {}", id.number()),
+            AsyncSource::Srq { context } => write!(f, "shared receive queue {context:#x}"),
+            AsyncSource::Wq { number, .. } => write!(f, "work queue {number:#08x}"),
             AsyncSource::Unknown(number) => write!(f, "element {number}"),
         }
     }

@@ -47,7 +47,7 @@ fn next(events: &AsyncEvents) -> AsyncEvent {
 }
 
 fn of(qp: &QueuePair) -> AsyncSource {
-    AsyncSource::QueuePair { id: qp.id(), number: qp.number() }
+    AsyncSource::Qp { id: qp.id(), number: qp.number() }
 }
 
 #[test]
@@ -72,13 +72,13 @@ fn every_kind_of_event_names_its_object() {
         check(event_type, Element::Number(3), AsyncSource::Port(3));
     }
     for event_type in OF_DEVICES {
-        check(event_type, Element::Number(1), AsyncSource::Device);
+        check(event_type, Element::Number(1), AsyncSource::WholeDevice);
     }
-    check(AsyncEventType::CQ_ERR, Element::Cq(cq.as_raw()), AsyncSource::CompletionQueue(cq.id()));
+    check(AsyncEventType::CQ_ERR, Element::Cq(cq.as_raw()), AsyncSource::Cq(cq.id()));
     for event_type in [AsyncEventType::SRQ_ERR, AsyncEventType::SRQ_LIMIT_REACHED] {
-        check(event_type, Element::Srq(77), AsyncSource::SharedReceiveQueue { context: 77 });
+        check(event_type, Element::Srq(77), AsyncSource::Srq { context: 77 });
     }
-    check(AsyncEventType::WQ_FATAL, Element::Wq(5, 9), AsyncSource::WorkQueue { context: 5, number: 9 });
+    check(AsyncEventType::WQ_FATAL, Element::Wq(5, 9), AsyncSource::Wq { context: 5, number: 9 });
     assert_eq!(seen, AsyncEventType::KNOWN.len(), "a kind is not looked at");
     assert_eq!(fake.unacknowledged(), 0);
     assert_eq!(events.try_event().unwrap(), None);
@@ -123,7 +123,7 @@ fn an_object_whose_event_is_held_can_be_destroyed() {
         raise(fake, &context, AsyncEventType::CQ_ERR, Element::Cq(cq.as_raw()));
         let held = [next(&events), next(&events)];
         assert_eq!(fake.unacknowledged(), 0, "acknowledged as it was read");
-        let sources = [of(&qp), AsyncSource::CompletionQueue(cq.id())];
+        let sources = [of(&qp), AsyncSource::Cq(cq.id())];
         // The provider complains of a destruction that would wait.
         qp.destroy().unwrap();
         drop(cq);
