@@ -13,64 +13,50 @@ use crate::{CompletionQueue, Context, Errno, Error, QueuePairBuilder, Result, Th
 /// A protection domain: queue pairs and memory regions work together only within one. Clones share it.
 #[derive(Clone)]
 pub struct ProtectionDomain {
+    // First, so that it goes first.
+    parent: Option<Arc<Parent>>,
+    /// Of a parent domain, the domain that it extends in the end: what domains are compared by.
     inner: Arc<Inner>,
 }
 
 struct Inner {
     raw: NonNull<ibv_pd>,
-    made_of: ManuallyDrop<MadeOf>,
+    context: ManuallyDrop<Context>,
 }
 
-/// What a domain keeps alive.
-enum MadeOf {
-    Context(Context),
-    /// A parent domain.
-    Domain {
-        pd: ProtectionDomain,
-        td: Option<ThreadDomain>,
-    },
+/// A parent domain.
+struct Parent {
+    raw: NonNull<ibv_pd>,
+    made_of: ManuallyDrop<(Arc<Inner>, Option<ThreadDomain>)>,
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`).
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
+// SAFETY: as above; for what is made with a thread domain the caller of `with_thread_domain` answers.
+unsafe impl Send for Parent {}
+// SAFETY: as above.
+unsafe impl Sync for Parent {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: every region and queue pair in this domain holds an `Arc` of it, so none is left; those whose
+        // SAFETY: every region, queue pair and parent domain in this domain holds an `Arc` of it, so none is left; those whose
         // destruction failed leak their `Arc`, so the domain then stays.
-        if unsafe { (self.context().verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
+        if unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
             // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
-            unsafe { ManuallyDrop::drop(&mut self.made_of) }
+            unsafe { ManuallyDrop::drop(&mut self.context) }
         }
     }
 }
 
-impl Inner {
-    fn context(&self) -> &Context {
-        match &*self.made_of {
-            MadeOf::Context(context) => context,
-            MadeOf::Domain { pd, .. } => pd.context(),
+impl Drop for Parent {
+    fn drop(&mut self) {
+        // SAFETY: everything in this domain holds an `Arc` of it, as for `Inner`.
+        if unsafe { (self.made_of.0.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
+            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
+            unsafe { ManuallyDrop::drop(&mut self.made_of) }
         }
-    }
-
-    /// The domain that a parent domain extends in the end; other domains are their own.
-    fn root(&self) -> NonNull<ibv_pd> {
-        match &*self.made_of {
-            MadeOf::Context(_) => self.raw,
-            MadeOf::Domain { pd, .. } => pd.inner.root(),
-        }
-    }
-
-    // Out of line, and without unwinding, as it is rare on the data path: of domains that are compared there, most are
-    // the very same.
-    #[allow(improper_ctypes_definitions)]
-    #[cold]
-    #[inline(never)]
-    extern "C" fn has_root_of(&self, other: &Inner) -> bool {
-        // Neither is freed while this compares them: each is kept by its domain.
-        self.root() == other.root()
     }
 }
 
@@ -79,11 +65,8 @@ impl ProtectionDomain {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_alloc_pd)(context.as_raw()) })
             .map_err(|errno| Error::AllocPd { errno })?;
-        Ok(ProtectionDomain::made_of(raw, MadeOf::Context(context.clone())))
-    }
-
-    fn made_of(raw: NonNull<ibv_pd>, made_of: MadeOf) -> Self {
-        ProtectionDomain { inner: Arc::new(Inner { raw, made_of: ManuallyDrop::new(made_of) }) }
+        let context = ManuallyDrop::new(context.clone());
+        Ok(ProtectionDomain { parent: None, inner: Arc::new(Inner { raw, context }) })
     }
 
     /// Makes a parent domain, which stands for this one wherever a domain is asked for: `ibv_alloc_parent_domain(3)`.
@@ -121,7 +104,7 @@ impl ProtectionDomain {
     fn alloc_parent(&self, td: Option<&ThreadDomain>) -> Result<ProtectionDomain> {
         let mut attr = ibv_parent_domain_init_attr {
             // Not every provider takes a parent domain here.
-            pd: self.inner.root().as_ptr(),
+            pd: self.inner.raw.as_ptr(),
             td: td.map_or(std::ptr::null_mut(), ThreadDomain::as_raw),
             ..ibv_parent_domain_init_attr::zeroed()
         };
@@ -129,28 +112,27 @@ impl ProtectionDomain {
         // SAFETY: the context and both domains are valid, and kept below; a mask of zero says that there are no allocators.
         let raw = check_ptr(|| unsafe { ibv_alloc_parent_domain(context.as_raw(), &mut attr) })
             .map_err(|errno| domain_error(context, "ibv_alloc_parent_domain", "parent domains", errno))?;
-        Ok(ProtectionDomain::made_of(raw, MadeOf::Domain { pd: self.clone(), td: td.cloned() }))
+        let inner = Arc::clone(&self.inner);
+        let made_of = ManuallyDrop::new((Arc::clone(&inner), td.cloned()));
+        Ok(ProtectionDomain { parent: Some(Arc::new(Parent { raw, made_of })), inner })
     }
 
     /// Whether it is a parent domain.
     #[must_use]
     pub fn is_parent(&self) -> bool {
-        matches!(*self.inner.made_of, MadeOf::Domain { .. })
+        self.parent.is_some()
     }
 
     /// The thread domain of a parent domain that was made with one.
     #[must_use]
     pub fn thread_domain(&self) -> Option<&ThreadDomain> {
-        match &*self.inner.made_of {
-            MadeOf::Domain { td, .. } => td.as_ref(),
-            MadeOf::Context(_) => None,
-        }
+        self.parent.as_ref().and_then(|parent| parent.made_of.1.as_ref())
     }
 
     /// The device that the domain belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.inner.context()
+        &self.inner.context
     }
 
     /// Starts describing a reliable-connected queue pair whose sends complete on `send_cq` and receives on `recv_cq`.
@@ -167,13 +149,13 @@ impl ProtectionDomain {
     #[must_use]
     #[inline(always)]
     pub fn is_same(&self, other: &ProtectionDomain) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner) || self.inner.has_root_of(&other.inner)
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// The C object, valid while this domain or anything made from it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
-        self.inner.raw.as_ptr()
+        self.parent.as_ref().map_or(self.inner.raw, |parent| parent.raw).as_ptr()
     }
 }
 
