@@ -43,8 +43,9 @@ pub fn fork_init() -> Result<()> {
     if *opened {
         return Err(Error::Fork { errno: Errno(libc::EINVAL) });
     }
-    // SAFETY: no device was opened through this crate, and none is while the lock is held, so nothing is registered and no
-    // other thread is in the part of libibverbs that this sets up.
+    // SAFETY: no device was opened through this crate, and none is while the lock is held, so this crate has registered
+    // nothing, and no thread of it is in the part of libibverbs that this sets up. Other code that uses libibverbs has to call
+    // it first, too, says the manual page; that it then does is up to the `unsafe` of that code.
     check(unsafe { (verbs.ibv_fork_init)() }).map_err(|errno| Error::Fork { errno })
 }
 

@@ -1,6 +1,7 @@
 //! Asynchronous events of a device, its ports and its objects.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use rdma_safe::{
 };
 
 use crate::support::lab::{Data, Lab, Mode, Op, Wr};
-use crate::support::{DEADLINE, device, within_deadline};
+use crate::support::{DEADLINE, Rdma, device, skip, within_deadline};
 
 /// Long enough for an event that should not come to come.
 const QUIET: Duration = Duration::from_millis(50);
@@ -220,4 +221,50 @@ fn a_port_that_goes_down_and_up_is_reported_by_number() {
         let ours = [AsyncEventType::PORT_ERR, AsyncEventType::PORT_ACTIVE].contains(&event.event_type);
         assert!(!ours, "{event} of another device");
     }
+}
+
+/// The example, on the device of the tests; `None` after having said why the test is skipped.
+fn example(rdma: &Rdma, arguments: &[&str]) -> Option<Command> {
+    let tests = std::env::current_exe().expect("the test's program has a path");
+    let file = tests.parent()?.parent()?.join("examples/async_events");
+    if !file.is_file() {
+        return skip(&format!("{} is not there; build it with `cargo build --example async_events`", file.display()));
+    }
+    let mut command = Command::new(file);
+    command.args(["-d", rdma.device_name()]).args(arguments).stdin(Stdio::null());
+    Some(command)
+}
+
+#[test]
+fn the_example_ends_well_by_a_signal() {
+    let Some(rdma) = device() else { return };
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let Some(mut command) = example(&rdma, &[]) else { return };
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
+        let mut out = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        assert_eq!(line, format!("watching {}\n", rdma.device_name()));
+        // SAFETY: a signal to a child that was not waited for yet.
+        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+        let status = within_deadline("the end of the program", || child.try_wait().unwrap());
+        assert!(status.success(), "{status}");
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).unwrap();
+        assert!(rest.lines().last().is_some_and(|line| line.starts_with("n_events=")), "{rest}");
+    }
+}
+
+#[test]
+fn the_example_ends_in_time_and_refuses_what_it_does_not_know() {
+    let Some(rdma) = device() else { return };
+    let Some(mut command) = example(&rdma, &["-t", "0"]) else { return };
+    let start = Instant::now();
+    let output = command.output().unwrap();
+    assert!(output.status.success() && start.elapsed() < DEADLINE);
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with(&format!("watching {}\n", rdma.device_name())));
+    let Some(mut command) = example(&rdma, &["-d", "no_such_device"]) else { return };
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("no RDMA device named no_such_device"), "{text}");
 }

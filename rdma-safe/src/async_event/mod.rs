@@ -69,7 +69,8 @@ impl AsyncEvent {
         let event_type = AsyncEventType(raw.event_type.0);
         // SAFETY: libibverbs sets the member of the union that belongs to the kind: a pointer for those of queue pairs,
         // completion queues, shared receive queues and work queues, else the number. The object exists: its destruction
-        // waits for the acknowledgement, which, says the caller, is still to come. What is read was set at creation.
+        // waits for the acknowledgement, which, says the caller, is still to come. What is read was set at creation; libibverbs
+        // itself relies on there being no event of what is still being created, as the acknowledgement locks it.
         let source = unsafe {
             match event_type {
                 AsyncEventType::CQ_ERR => AsyncSource::Cq(CqId::from_context((*raw.element.cq).cq_context)),

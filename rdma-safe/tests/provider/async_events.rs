@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 use rdma_safe::{AsyncEvent, AsyncEventType, AsyncEvents, AsyncSource, Context, Errno, Error, QpId, QueuePair};
 
@@ -282,6 +281,8 @@ fn objects_come_and_go_while_their_events_are_read() {
 // Miri has no poll(2).
 #[cfg(not(miri))]
 mod waiting {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(20);

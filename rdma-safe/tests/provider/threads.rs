@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 use rdma_safe::{
     AsyncEvents, Buffer, CompletionChannel, CompletionQueue, Context, Device, Endpoint, ExposedRegion, Inline, Pages,
-    ProtectionDomain, QueuePair, RawMemoryRegion, RecvBatch, RecvQueue, SendQueue, WcFields, WorkRequest,
+    ProtectionDomain, QueuePair, RawMemoryRegion, RecvBatch, RecvQueue, SendQueue, ThreadDomain, WcFields, WorkRequest,
 };
 
 use crate::fake::{Config, Fake};
@@ -22,6 +22,7 @@ fn what_may_cross_threads_does() {
     is_send::<RawMemoryRegion>();
     is_send::<CompletionChannel>();
     is_send::<AsyncEvents>();
+    is_send::<ThreadDomain>();
     is_send::<CompletionQueue>();
     is_send::<QueuePair>();
     is_send::<Endpoint>();
@@ -33,6 +34,7 @@ fn what_may_cross_threads_does() {
     is_sync::<ProtectionDomain>();
     is_sync::<CompletionChannel>();
     is_sync::<AsyncEvents>();
+    is_sync::<ThreadDomain>();
     is_sync::<Buffer>();
 }
 
