@@ -58,6 +58,7 @@ mod port;
 mod post;
 mod qp;
 mod quirks;
+mod rate;
 mod readiness;
 mod td;
 
@@ -103,6 +104,7 @@ pub use qp::{
     WrOpcode,
 };
 pub use quirks::Quirks;
+pub use rate::Rate;
 pub use td::ThreadDomain;
 
 /// Keeps the example of the README compiling.

@@ -2,10 +2,10 @@
 
 use std::ffi::CStr;
 
-use rdma_safe::sys::{ibv_event_type, ibv_node_type, ibv_port_state, verbs};
+use rdma_safe::sys::{ibv_event_type, ibv_node_type, ibv_port_state, ibv_rate, verbs};
 use rdma_safe::{
     AsyncEventType, AtomicCapability, Device, DeviceCapabilities, Ece, Error, ForkStatus, NodeType, PhysicalState,
-    PortState, RateLimit, Result, WrOpcode, fork_init, fork_status,
+    PortState, Rate, RateLimit, Result, WrOpcode, fork_init, fork_status,
 };
 
 use crate::support::lab::{Lab, Mode};
@@ -160,5 +160,29 @@ fn kinds_of_nodes_states_and_events_are_those_that_the_library_knows() {
     for kind in 0..64 {
         // The library may be older than the kinds that are named here; none that it has is missing.
         assert!(event(kind) == unknown || AsyncEventType::KNOWN.contains(&AsyncEventType(kind)), "{}", event(kind));
+    }
+}
+
+#[test]
+fn rates_are_what_the_library_makes_of_them() {
+    // Local to the library, which is there where a device is.
+    let Some(_rdma) = device() else { return };
+    let verbs = verbs().unwrap();
+    let known = |answer: i32| u32::try_from(answer).ok();
+    for code in 0..=u8::MAX {
+        let rate = Rate(code);
+        // SAFETY: any number may be asked for.
+        let (mbps, multiplier) = unsafe {
+            let raw = ibv_rate(code.into());
+            (known((verbs.ibv_rate_to_mbps)(raw)), known((verbs.ibv_rate_to_mult)(raw)))
+        };
+        // The library may be older than the newest rates, and has 0 for no limit.
+        assert!(mbps.is_none_or(|mbps| rate.mbps().unwrap_or(0) == mbps), "{rate}: {mbps:?}");
+        assert!(multiplier.is_none_or(|multiplier| rate.multiplier() == Some(multiplier)), "{rate}: {multiplier:?}");
+        if let (Some(mbps @ 1..), Some(multiplier)) = (mbps, multiplier) {
+            // SAFETY: as above.
+            let back = unsafe { ((verbs.mbps_to_ibv_rate)(mbps as i32), (verbs.mult_to_ibv_rate)(multiplier as i32)) };
+            assert_eq!((back.0.0, back.1.0), (u32::from(code), u32::from(code)), "{rate}");
+        }
     }
 }
