@@ -1,6 +1,6 @@
 //! Where a queue pair sends to.
 
-use rdma_sys::{ibv_ah_attr, ibv_global_route};
+use rdma_sys::{ibv_ah_attr, ibv_flow_label_to_udp_sport, ibv_global_route};
 
 use crate::Gid;
 
@@ -17,7 +17,7 @@ pub struct AddressVector {
     pub sl: u8,
     /// Which of the port's LIDs to send from.
     pub src_path_bits: u8,
-    /// Limit of the rate (`enum ibv_rate`); 0 for none.
+    /// Limit of the rate: a [`Rate`](crate::Rate) by its code; 0 for none.
     pub static_rate: u8,
     /// Global route; needed on RoCE and between InfiniBand subnets.
     pub route: Option<GlobalRoute>,
@@ -36,6 +36,17 @@ pub struct GlobalRoute {
     pub traffic_class: u8,
     /// Flow label, 20 bits; on RoCE v2 it varies the UDP source port.
     pub flow_label: u32,
+}
+
+impl GlobalRoute {
+    /// The UDP port that RoCE v2 sends from because of the flow label: `ibv_flow_label_to_udp_sport` of verbs.h.
+    ///
+    /// Devices that follow it take this one; what others take is their own affair.
+    #[must_use]
+    #[doc(alias = "ibv_flow_label_to_udp_sport")]
+    pub fn udp_source_port(&self) -> u16 {
+        ibv_flow_label_to_udp_sport(self.flow_label)
+    }
 }
 
 impl AddressVector {
@@ -99,6 +110,16 @@ impl AddressVector {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flow_label_gives_a_port_from_49152_on() {
+        let port = |flow_label| {
+            let route = AddressVector::from_gid(1, Gid::ZERO, 0).route.unwrap();
+            GlobalRoute { flow_label, ..route }.udp_source_port()
+        };
+        assert_eq!([port(0), port(1), port(0x3fff)], [0xc000, 0xc001, 0xffff]);
+        assert_eq!(port(0x1_4000), 0xc005, "the upper six bits are folded in");
+    }
 
     #[test]
     fn an_address_survives_the_way_through_c() {

@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_sys::*;
 
 use crate::cq::CqId;
 use crate::errno::{check_neg, check_ptr};
-use crate::{Context, Errno, Error, Result};
+use crate::{Context, Errno, Error, Result, readiness};
 
 /// A completion channel: `struct ibv_comp_channel`. Clones share it.
 ///
@@ -139,29 +139,7 @@ impl CompletionChannel {
     /// # Errors
     /// [`Error::Channel`].
     pub fn wait(&self, timeout: Duration) -> Result<Option<CqId>> {
-        let start = Instant::now();
-        loop {
-            let left = timeout.saturating_sub(start.elapsed());
-            let mut fd = libc::pollfd { fd: self.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-            // Rounded up, so that the last fraction of a millisecond is waited for and not spun through.
-            let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
-            // SAFETY: one valid `pollfd` for the duration of the call.
-            let ready = unsafe { libc::poll(&mut fd, 1, millis) };
-            match Errno::last() {
-                // Another thread may be faster: then there is none.
-                _ if ready > 0 => {
-                    if let Some(event) = self.try_event()? {
-                        return Ok(Some(event));
-                    }
-                }
-                _ if ready == 0 => {}
-                Errno(libc::EINTR) => {}
-                errno => return Err(Error::Channel { call: "poll(2)", errno }),
-            }
-            if left.is_zero() {
-                return Ok(None);
-            }
-        }
+        readiness::wait(self, timeout, || self.try_event(), |errno| Error::Channel { call: "poll(2)", errno })
     }
 
     /// The device that it belongs to.

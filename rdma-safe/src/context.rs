@@ -46,6 +46,7 @@ impl Drop for Inner {
 
 impl Context {
     pub(crate) fn open(device: &Device, verbs: &'static Verbs) -> Result<Context> {
+        crate::fork::too_late();
         // SAFETY: the device is valid while `device` is.
         let raw = check_ptr(|| unsafe { (verbs.ibv_open_device)(device.as_raw()) })
             .map_err(|errno| Error::OpenDevice { device: device.name(), errno })?;
@@ -112,6 +113,30 @@ impl Context {
         check(unsafe { ibv_query_port(self.as_raw(), port, &mut attributes) })
             .map_err(|errno| self.query_error("ibv_query_port", errno))?;
         Ok(PortAttributes::from_raw(attributes))
+    }
+
+    /// What `port` can carry, in Mbit/s, to 100 Mbit/s exactly: `ibv_query_port_speed(3)`.
+    ///
+    /// It is less than [`PortAttributes::nominal_mbps`] where, for instance, several ports share a link.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a library before rdma-core 62, or a provider or kernel that does not say;
+    /// [`Error::NoSuchPort`]; [`Error::Verb`].
+    #[doc(alias = "ibv_query_port_speed")]
+    pub fn port_speed(&self, port: u8) -> Result<u64> {
+        let ports = self.attributes().ports();
+        if port == 0 || port > ports {
+            return Err(Error::NoSuchPort { device: self.device_name().into(), port, ports });
+        }
+        let unsupported = || self.unsupported("a query of the speed of a port (ibv_query_port_speed)");
+        let query = self.verbs().ibv_query_port_speed.ok_or_else(unsupported)?;
+        let mut speed = 0;
+        // SAFETY: the context is valid, and `speed` is a valid out pointer.
+        match check(unsafe { query(self.as_raw(), port.into(), &mut speed) }) {
+            Ok(()) => Ok(speed.saturating_mul(100)),
+            Err(errno) if errno.is_unsupported() => Err(unsupported()),
+            Err(errno) => Err(self.query_error("ibv_query_port_speed", errno)),
+        }
     }
 
     /// The entry at `index` of the GID table of `port`: `ibv_query_gid_ex(3)`, or `ibv_query_gid(3)` with what sysfs
@@ -243,7 +268,11 @@ impl Context {
         self.inner.verbs
     }
 
-    fn query_error(&self, verb: &'static str, errno: Errno) -> Error {
+    pub(crate) fn unsupported(&self, feature: &'static str) -> Error {
+        Error::Unsupported { device: self.device_name().into(), feature }
+    }
+
+    pub(crate) fn query_error(&self, verb: &'static str, errno: Errno) -> Error {
         Error::Verb { verb, device: self.device_name().into(), errno }
     }
 

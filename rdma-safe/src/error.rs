@@ -42,6 +42,13 @@ pub enum Error {
         available: Vec<String>,
     },
 
+    /// `ibv_fork_init(3)` failed, or was too late.
+    #[error("ibv_fork_init failed: {errno}; call rdma_safe::fork_init before any device is opened")]
+    Fork {
+        /// As reported; `EINVAL` when it is too late.
+        errno: Errno,
+    },
+
     /// `ibv_open_device(3)` failed.
     #[error(
         "ibv_open_device({device}) failed: {errno}; check that /dev/infiniband/uverbs* exists and that this user may \
@@ -189,6 +196,17 @@ pub enum Error {
         errno: Errno,
     },
 
+    /// Waiting for or reading an asynchronous event failed.
+    #[error("{call} of the asynchronous events of {device} failed: {errno}; the device may be gone")]
+    AsyncEvents {
+        /// The call.
+        call: &'static str,
+        /// Name of the device.
+        device: String,
+        /// As reported.
+        errno: Errno,
+    },
+
     /// `ibv_create_cq_ex(3)` or `ibv_create_cq(3)` failed.
     #[error(
         "creating a completion queue of {entries} entries failed: {errno}; the device allows 1 to {max_entries} \
@@ -214,6 +232,10 @@ pub enum Error {
         /// Those of the fields asked for that not every device has.
         fields: crate::WcFields,
     },
+
+    /// A completion queue was to go into a domain that is not a parent domain.
+    #[error("a completion queue goes into a parent domain only: make one with ProtectionDomain::parent_domain")]
+    NotParentDomain,
 
     /// Objects of different contexts do not go together, not even of one device that was opened twice.
     #[error("the {object} belongs to another context: make both from clones of one Context")]

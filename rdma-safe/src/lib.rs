@@ -12,7 +12,9 @@
 //! wrong:
 //!
 //! ```text
-//! Device ── Context ─┬─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
+//! Device ── Context ─┬─ AsyncEvents
+//!                    ├─ ThreadDomain
+//!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
 //!                    │                    └─ QueuePair, Endpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
 //! ```
@@ -36,7 +38,9 @@
 
 mod access;
 mod address;
+mod async_event;
 mod channel;
+mod clock;
 mod context;
 mod cq;
 mod device;
@@ -44,6 +48,7 @@ mod device_attributes;
 mod endpoint;
 mod errno;
 mod error;
+mod fork;
 mod gid;
 mod interface;
 mod mr;
@@ -53,38 +58,54 @@ mod port;
 mod post;
 mod qp;
 mod quirks;
+mod rate;
+mod readiness;
+mod td;
 
 pub use rdma_sys as sys;
 
 pub use access::Access;
 pub use address::{AddressVector, GlobalRoute};
+pub use async_event::{AsyncEvent, AsyncEventType, AsyncEvents, AsyncSource};
 pub use channel::CompletionChannel;
+pub use clock::{ClockReading, DeviceClock};
 pub use context::Context;
 pub use cq::{
     CompletionError, CompletionQueue, CompletionQueueBuilder, CqId, Poll, PollError, Poller, WcFields, WcFlags,
     WcOpcode, WcStatus, WorkCompletion,
 };
 pub use device::{Device, NodeType, TransportType, devices};
-pub use device_attributes::DeviceAttributes;
+pub use device_attributes::{
+    AtomicCapability, CqModeration, DeviceAttributes, DeviceCapabilities, OdpCapabilities, OdpOperations,
+    OnDemandPaging, PacketPacing, PciAtomicSizes, PciAtomics, QueuePairTypes, RawPacketCapabilities,
+    ReceiveSideScaling, RxHashFields, RxHashFunctions, SegmentationOffload, TagMatching, TagMatchingFlags,
+};
 pub use endpoint::{
     Batch, Completion, Endpoint, EndpointBuilder, FailedWork, Operation, Rejected, Unposted, Work, WorkId,
 };
 pub use errno::Errno;
 pub use error::{Error, Result};
+pub use fork::{ForkStatus, fork_init, fork_status};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
 pub use interface::{Any, Classic, Extended, Interface, Known};
 pub use mr::{Backing, Buffer, ExposedRegion, HugePages, Pages, RawMemoryRegion, RemoteMemory};
 pub use pd::ProtectionDomain;
-pub use port::{InvalidMtu, LinkLayer, Mtu, PortAttributes, PortState};
+pub use port::{
+    InvalidMtu, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysicalState, PortAttributes, PortCapabilities,
+    PortCapabilities2, PortState,
+};
 pub use post::{
     Inline, InlineList, Payload, PostError, RecvBatch, RecvQueue, Remote, Scatter, SendBatch, SendFlags, SendOps,
     SendQueue, Sge, WorkRequest,
 };
 pub use qp::{
-    AttributeMask, ConnectOptions, InitOptions, ModifyError, QueuePair, QueuePairAddress, QueuePairAttributes,
-    QueuePairBuilder, QueuePairCapacity, QueuePairState, QueuePairType, Transition,
+    AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QpId, QueuePair, QueuePairAddress,
+    QueuePairAttributes, QueuePairBuilder, QueuePairCapacity, QueuePairState, QueuePairType, RateLimit, Transition,
+    WrOpcode,
 };
 pub use quirks::Quirks;
+pub use rate::Rate;
+pub use td::ThreadDomain;
 
 /// Keeps the example of the README compiling.
 #[cfg(doctest)]

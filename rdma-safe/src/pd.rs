@@ -1,18 +1,21 @@
-//! Protection domains.
+//! Protection domains, and parent domains, which extend them.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rdma_sys::ibv_pd;
+use rdma_sys::*;
 
 use crate::errno::check_ptr;
-use crate::{CompletionQueue, Context, Error, QueuePairBuilder, Result};
+use crate::{CompletionQueue, Context, Errno, Error, QueuePairBuilder, Result, ThreadDomain};
 
 /// A protection domain: queue pairs and memory regions work together only within one. Clones share it.
 #[derive(Clone)]
 pub struct ProtectionDomain {
+    // First, so that it goes first.
+    parent: Option<Arc<Parent>>,
+    /// Of a parent domain, the domain that it extends in the end: what domains are compared by.
     inner: Arc<Inner>,
 }
 
@@ -21,18 +24,38 @@ struct Inner {
     context: ManuallyDrop<Context>,
 }
 
+/// A parent domain.
+struct Parent {
+    raw: NonNull<ibv_pd>,
+    made_of: ManuallyDrop<(Arc<Inner>, Option<ThreadDomain>)>,
+}
+
 // SAFETY: libibverbs objects may be used from any thread (see `Context`).
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
+// SAFETY: as above; for what is made with a thread domain the caller of `with_thread_domain` answers.
+unsafe impl Send for Parent {}
+// SAFETY: as above.
+unsafe impl Sync for Parent {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: every region and queue pair in this domain holds an `Arc` of it, so none is left; those whose
+        // SAFETY: every region, queue pair and parent domain in this domain holds an `Arc` of it, so none is left; those whose
         // destruction failed leak their `Arc`, so the domain then stays.
         if unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
             // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
             unsafe { ManuallyDrop::drop(&mut self.context) }
+        }
+    }
+}
+
+impl Drop for Parent {
+    fn drop(&mut self) {
+        // SAFETY: everything in this domain holds an `Arc` of it, as for `Inner`.
+        if unsafe { (self.made_of.0.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
+            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
+            unsafe { ManuallyDrop::drop(&mut self.made_of) }
         }
     }
 }
@@ -42,7 +65,68 @@ impl ProtectionDomain {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_alloc_pd)(context.as_raw()) })
             .map_err(|errno| Error::AllocPd { errno })?;
-        Ok(ProtectionDomain { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()) }) })
+        let context = ManuallyDrop::new(context.clone());
+        Ok(ProtectionDomain { parent: None, inner: Arc::new(Inner { raw, context }) })
+    }
+
+    /// Makes a parent domain, which stands for this one wherever a domain is asked for: `ibv_alloc_parent_domain(3)`.
+    ///
+    /// [`CompletionQueueBuilder::parent_domain`](crate::CompletionQueueBuilder::parent_domain) wants one. To spare the
+    /// provider's locks see [`ProtectionDomain::with_thread_domain`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; [`Error::Verb`].
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    pub fn parent_domain(&self) -> Result<ProtectionDomain> {
+        self.alloc_parent(None)
+    }
+
+    /// Makes a parent domain whose objects belong to a thread domain: `ibv_alloc_parent_domain(3)`.
+    ///
+    /// The provider leaves out the locks of what is made in it, and may give the objects of one thread domain a way to the
+    /// device of their own, unlocked, too.
+    ///
+    /// # Errors
+    /// [`Error::ForeignContext`] when `td` belongs to another context; [`Error::Unsupported`]; [`Error::Verb`].
+    ///
+    /// # Safety
+    /// No two threads may use objects that are made in domains with this `td`, or a clone of it, at the same time. That holds
+    /// for all of them together and not for each alone: queue pairs, and both queues of each, completion queues, regions. To
+    /// make, change or drop one is to use it; so is to drop the last queue pair of a completion queue that is in the domain.
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    pub unsafe fn with_thread_domain(&self, td: &ThreadDomain) -> Result<ProtectionDomain> {
+        if !td.context().is_same(self.context()) {
+            return Err(Error::ForeignContext { object: "thread domain" });
+        }
+        self.alloc_parent(Some(td))
+    }
+
+    fn alloc_parent(&self, td: Option<&ThreadDomain>) -> Result<ProtectionDomain> {
+        let mut attr = ibv_parent_domain_init_attr {
+            // Not every provider takes a parent domain here.
+            pd: self.inner.raw.as_ptr(),
+            td: td.map_or(std::ptr::null_mut(), ThreadDomain::as_raw),
+            ..ibv_parent_domain_init_attr::zeroed()
+        };
+        let context = self.context();
+        // SAFETY: the context and both domains are valid, and kept below; a mask of zero says that there are no allocators.
+        let raw = check_ptr(|| unsafe { ibv_alloc_parent_domain(context.as_raw(), &mut attr) })
+            .map_err(|errno| domain_error(context, "ibv_alloc_parent_domain", "parent domains", errno))?;
+        let inner = Arc::clone(&self.inner);
+        let made_of = ManuallyDrop::new((Arc::clone(&inner), td.cloned()));
+        Ok(ProtectionDomain { parent: Some(Arc::new(Parent { raw, made_of })), inner })
+    }
+
+    /// Whether it is a parent domain.
+    #[must_use]
+    pub fn is_parent(&self) -> bool {
+        self.parent.is_some()
+    }
+
+    /// The thread domain of a parent domain that was made with one.
+    #[must_use]
+    pub fn thread_domain(&self) -> Option<&ThreadDomain> {
+        self.parent.as_ref().and_then(|parent| parent.made_of.1.as_ref())
     }
 
     /// The device that the domain belongs to.
@@ -61,7 +145,7 @@ impl ProtectionDomain {
         QueuePairBuilder::new(self, send_cq, recv_cq)
     }
 
-    /// Whether the two are the same domain.
+    /// Whether the two are the same domain, or one extends the other: objects of both work together.
     #[must_use]
     #[inline(always)]
     pub fn is_same(&self, other: &ProtectionDomain) -> bool {
@@ -77,12 +161,24 @@ impl ProtectionDomain {
     /// The C object, valid while this domain or anything made from it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
-        self.inner.raw.as_ptr()
+        self.parent.as_ref().map_or(self.inner.raw, |parent| parent.raw).as_ptr()
     }
 }
 
 impl fmt::Debug for ProtectionDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProtectionDomain").field("device", &self.inner.context.device_name()).finish_non_exhaustive()
+        f.debug_struct("ProtectionDomain")
+            .field("device", &self.context().device_name())
+            .field("parent", &self.is_parent())
+            .field("thread_domain", &self.thread_domain().is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a failed allocation of a domain says.
+pub(crate) fn domain_error(context: &Context, verb: &'static str, feature: &'static str, errno: Errno) -> Error {
+    match errno.is_unsupported() {
+        true => context.unsupported(feature),
+        false => context.query_error(verb, errno),
     }
 }

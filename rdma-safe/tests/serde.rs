@@ -1,6 +1,6 @@
 //! What peers exchange survives the way through a text format, and a forged one is refused.
 
-use rdma_safe::{Gid, Mtu, QueuePairAddress, RemoteMemory};
+use rdma_safe::{Ece, Gid, Mtu, QueuePairAddress, RemoteMemory};
 
 fn address() -> QueuePairAddress {
     QueuePairAddress {
@@ -25,6 +25,14 @@ fn remote_memory_comes_back() {
     let memory = RemoteMemory { address: 0x7f00_0000_1000, len: 4096, rkey: 0x1ff };
     let text = serde_json::to_string(&memory).unwrap();
     assert_eq!(serde_json::from_str::<RemoteMemory>(&text).unwrap(), memory);
+}
+
+#[test]
+fn options_of_a_connection_come_back() {
+    let ece = Ece { vendor_id: 0x15b3, options: 0b101 };
+    let text = serde_json::to_string(&ece).unwrap();
+    assert_eq!(text, r#"{"vendor_id":5555,"options":5}"#);
+    assert_eq!(serde_json::from_str::<Ece>(&text).unwrap(), ece);
 }
 
 #[test]

@@ -11,6 +11,8 @@
 //! also hold the device to its known deviations, so that a change of those is noticed.
 
 mod allocation;
+mod async_events;
+mod attributes;
 mod channel;
 mod cq;
 mod devices;

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
-use super::{CompletionQueue, CqId, Mode, Shared, Taken, WcFields};
+use super::{CompletionQueue, CqId, Mode, Parents, Shared, Taken, WcFields};
 use crate::errno::check_ptr;
-use crate::{CompletionChannel, Context, Errno, Error, Quirks, Result};
+use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Quirks, Result};
 
 /// Describes a completion queue: `ibv_create_cq_ex(3)`, or `ibv_create_cq(3)` where the provider lacks it.
 ///
@@ -22,6 +22,7 @@ pub struct CompletionQueueBuilder {
     vector: u32,
     channel: Option<CompletionChannel>,
     classic: bool,
+    domain: Option<ProtectionDomain>,
 }
 
 impl CompletionQueueBuilder {
@@ -33,6 +34,7 @@ impl CompletionQueueBuilder {
             vector: 0,
             channel: None,
             classic: false,
+            domain: None,
         }
     }
 
@@ -60,10 +62,17 @@ impl CompletionQueueBuilder {
         self
     }
 
+    /// Puts the queue into a parent domain, whose thread domain, if it has one, then says that the queue needs no lock.
+    pub fn parent_domain(mut self, domain: &ProtectionDomain) -> Self {
+        self.domain = Some(domain.clone());
+        self
+    }
+
     /// Creates the queue.
     ///
     /// # Errors
-    /// [`Error::ForeignContext`] when the channel belongs to another context;
+    /// [`Error::ForeignContext`] when the channel or the domain belongs to another context; [`Error::NotParentDomain`] when the
+    /// domain is not a parent domain, [`Error::Unsupported`] when the provider does not put queues into one;
     /// [`Error::CreateCompletionQueue`] when the number of entries or the vector is beyond the device's limits;
     /// [`Error::CompletionFields`] when the device cannot report the fields.
     #[doc(alias = "ibv_create_cq_ex")]
@@ -71,6 +80,9 @@ impl CompletionQueueBuilder {
     pub fn build(self) -> Result<CompletionQueue> {
         if self.channel.as_ref().is_some_and(|channel| !channel.context().is_same(&self.context)) {
             return Err(Error::ForeignContext { object: "completion channel" });
+        }
+        if let Some(domain) = &self.domain {
+            return self.build_in(domain);
         }
         if !self.classic {
             match self.create_extended() {
@@ -94,6 +106,27 @@ impl CompletionQueueBuilder {
         Ok(self.finish_classic(raw))
     }
 
+    /// There is no classic interface for this, and so nothing else to try.
+    fn build_in(&self, domain: &ProtectionDomain) -> Result<CompletionQueue> {
+        if !domain.context().is_same(&self.context) {
+            return Err(Error::ForeignContext { object: "parent domain" });
+        }
+        if !domain.is_parent() {
+            return Err(Error::NotParentDomain);
+        }
+        let unsupported = || self.context.unsupported("completion queues in a parent domain");
+        if self.classic {
+            return Err(unsupported());
+        }
+        match self.create_extended() {
+            Ok(raw) => Ok(self.clone().finish_extended(raw)),
+            Err(errno) if errno.is_unsupported() || errno.0 == libc::EINVAL && self.is_within_limits() => {
+                Err(unsupported())
+            }
+            Err(errno) => Err(self.error(errno)),
+        }
+    }
+
     fn fields_error(&self) -> Error {
         Error::CompletionFields { fields: self.fields - WcFields::STANDARD }
     }
@@ -111,11 +144,11 @@ impl CompletionQueueBuilder {
             channel: self.channel_ptr(),
             comp_vector: self.vector,
             wc_flags: self.fields.bits(),
-            comp_mask: 0,
+            comp_mask: self.domain.as_ref().map_or(0, |_| IBV_CQ_INIT_ATTR_MASK_PD.0),
             flags: 0,
-            parent_domain: std::ptr::null_mut(),
+            parent_domain: self.domain.as_ref().map_or(std::ptr::null_mut(), ProtectionDomain::as_raw),
         };
-        // SAFETY: the context and the channel are valid, and `attr` is for the duration of the call.
+        // SAFETY: the context, the channel and the domain are valid, and `attr` is for the duration of the call.
         check_ptr(|| unsafe { ibv_create_cq_ex(self.context.as_raw(), &mut attr) }).map(|raw| (raw, id))
     }
 
@@ -168,7 +201,7 @@ impl CompletionQueueBuilder {
         let capacity = unsafe { (*raw.as_ptr()).cqe }.max(0) as u32;
         Arc::new(Shared {
             raw,
-            parents: Some((self.context, self.channel)),
+            parents: Some(Parents { context: self.context, channel: self.channel, _domain: self.domain }),
             id,
             capacity,
             polling: AtomicUsize::new(0),

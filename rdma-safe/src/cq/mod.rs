@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_sys::*;
 
 use crate::errno::check;
-use crate::{CompletionChannel, Context, Errno, Error, Result};
+use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Result};
 
 pub use builder::CompletionQueueBuilder;
 pub(crate) use owned::Standing;
@@ -70,7 +70,7 @@ struct Taken {
 /// What queue pairs hold of the queue that they complete to.
 pub(crate) struct Shared {
     raw: NonNull<ibv_cq>,
-    parents: Option<(Context, Option<CompletionChannel>)>,
+    parents: Option<Parents>,
     id: CqId,
     capacity: u32,
     /// The thread that is between start_poll and end_poll, and so holds the provider's lock; 0 for none. With [`DEFERRED`]
@@ -78,6 +78,13 @@ pub(crate) struct Shared {
     polling: AtomicUsize,
     /// What is to be dropped when that lock is released.
     deferred: Mutex<Vec<Box<dyn Send>>>,
+}
+
+struct Parents {
+    context: Context,
+    channel: Option<CompletionChannel>,
+    /// Kept, and not asked for anything.
+    _domain: Option<ProtectionDomain>,
 }
 
 /// Beside the number of a thread, which is even.
@@ -109,6 +116,11 @@ impl CqId {
 
     pub(crate) fn from_context(context: *mut std::ffi::c_void) -> Self {
         CqId(context.addr() as u64)
+    }
+
+    /// To be shown.
+    pub(crate) fn number(self) -> u64 {
+        self.0
     }
 }
 
@@ -233,12 +245,12 @@ impl fmt::Debug for CompletionQueue {
 
 impl Shared {
     pub(crate) fn context(&self) -> &Context {
-        &self.parents.as_ref().expect("only `drop` takes them").0
+        &self.parents.as_ref().expect("only `drop` takes them").context
     }
 
     #[inline]
     fn channel(&self) -> Option<&CompletionChannel> {
-        self.parents.as_ref().and_then(|(_, channel)| channel.as_ref())
+        self.parents.as_ref().and_then(|parents| parents.channel.as_ref())
     }
 }
 
@@ -300,7 +312,7 @@ impl Drop for Shared {
         // SAFETY: no queue pair and no handle is left, as each holds an `Arc` of this. Every event that was read from
         // the channel was acknowledged at once (`CompletionChannel`), so this does not block for long: at most until a
         // thread that is just reading an event has acknowledged it.
-        let destroyed = check(unsafe { (parents.0.verbs().ibv_destroy_cq)(self.raw.as_ptr()) });
+        let destroyed = check(unsafe { (parents.context.verbs().ibv_destroy_cq)(self.raw.as_ptr()) });
         if destroyed.is_err() {
             // The queue still exists: what it belongs to must outlive it.
             std::mem::forget(parents);

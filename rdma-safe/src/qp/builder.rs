@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
-use super::{Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
+use super::{Parents, QpId, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
 use crate::errno::check_ptr;
 use crate::post::{RecvState, SendOps, SendState};
 use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result};
@@ -142,8 +142,10 @@ impl<'a> QueuePairBuilder<'a> {
         Ok(self.finish(created, ops, None))
     }
 
-    fn create_extended(&self, ops: SendOps) -> Result<(NonNull<ibv_qp>, QueuePairCapacity), Errno> {
+    fn create_extended(&self, ops: SendOps) -> Result<Created, Errno> {
+        let id = QpId::next();
         let mut attr = ibv_qp_init_attr_ex::zeroed();
+        attr.qp_context = id.to_context();
         attr.send_cq = self.send_cq.as_raw();
         attr.recv_cq = self.recv_cq.as_raw();
         attr.cap = self.capacity.to_raw();
@@ -153,11 +155,13 @@ impl<'a> QueuePairBuilder<'a> {
         attr.comp_mask = (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0;
         // SAFETY: the context, the domain and the completion queues are valid, and `attr` is for the duration of the call.
         let raw = check_ptr(|| unsafe { ibv_create_qp_ex(self.pd.context().as_raw(), &mut attr) })?;
-        Ok((raw, QueuePairCapacity::from_raw(&attr.cap)))
+        Ok(Created { raw, capacity: QueuePairCapacity::from_raw(&attr.cap), id })
     }
 
-    fn create_classic(&self) -> Result<(NonNull<ibv_qp>, QueuePairCapacity), Errno> {
+    fn create_classic(&self) -> Result<Created, Errno> {
+        let id = QpId::next();
         let mut attr = ibv_qp_init_attr::zeroed();
+        attr.qp_context = id.to_context();
         attr.send_cq = self.send_cq.as_raw();
         attr.recv_cq = self.recv_cq.as_raw();
         attr.cap = self.capacity.to_raw();
@@ -165,21 +169,20 @@ impl<'a> QueuePairBuilder<'a> {
         let verbs = self.pd.context().verbs();
         // SAFETY: the domain and the completion queues are valid, and `attr` is for the duration of the call.
         let raw = check_ptr(|| unsafe { (verbs.ibv_create_qp)(self.pd.as_raw(), &mut attr) })?;
-        Ok((raw, QueuePairCapacity::from_raw(&attr.cap)))
+        Ok(Created { raw, capacity: QueuePairCapacity::from_raw(&attr.cap), id })
     }
 
     /// Some providers accept operations that they then do not have.
-    fn finish_extended(&self, created: (NonNull<ibv_qp>, QueuePairCapacity), ops: SendOps) -> Result<QueuePair> {
-        let (raw, mut capacity) = created;
+    fn finish_extended(&self, mut created: Created, ops: SendOps) -> Result<QueuePair> {
         // SAFETY: the queue pair is valid. For one made with operations this returns the extended interface, else NULL.
-        let qp_ex = NonNull::new(unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(raw.as_ptr()) });
+        let qp_ex = NonNull::new(unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(created.raw.as_ptr()) });
         // SAFETY: the interface is part of the queue pair, and of these fields has every release since 44 all.
         let present = qp_ex.map_or(SendOps::empty(), |qp_ex| unsafe { operations_of(qp_ex.as_ptr()) });
         if self.pd.context().quirks().contains(Quirks::SGE_LISTS_MISCOUNTED) {
             // More may have been granted than was asked for.
-            capacity.max_send_sge = 1;
+            created.capacity.max_send_sge = 1;
         }
-        let queue_pair = self.finish((raw, capacity), ops & present, qp_ex);
+        let queue_pair = self.finish(created, ops & present, qp_ex);
         match self.ops {
             Some(asked) if !present.contains(asked) => Err(Error::UnsupportedOperations { ops: asked - present }),
             None if present.is_empty() => {
@@ -190,13 +193,8 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    fn finish(
-        &self,
-        created: (NonNull<ibv_qp>, QueuePairCapacity),
-        ops: SendOps,
-        qp_ex: Option<NonNull<ibv_qp_ex>>,
-    ) -> QueuePair {
-        let (raw, capacity) = created;
+    fn finish(&self, created: Created, ops: SendOps, qp_ex: Option<NonNull<ibv_qp_ex>>) -> QueuePair {
+        let Created { raw, capacity, id } = created;
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
         let shared = Arc::new(Shared {
@@ -207,6 +205,7 @@ impl<'a> QueuePairBuilder<'a> {
                 recv_cq: self.recv_cq.shared().clone(),
             }),
             number,
+            id,
             qp_type: QueuePairType::RC,
             capacity,
             state: AtomicU32::new(QueuePairState::RESET.0),
@@ -235,6 +234,13 @@ impl<'a> QueuePairBuilder<'a> {
         );
         Error::CreateQueuePair { asked: self.capacity, allowed, errno }
     }
+}
+
+/// A queue pair as the provider made it.
+struct Created {
+    raw: NonNull<ibv_qp>,
+    capacity: QueuePairCapacity,
+    id: QpId,
 }
 
 /// Operations whose functions are there, or none if what all of them need is not.

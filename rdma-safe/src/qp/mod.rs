@@ -3,7 +3,11 @@
 mod attributes;
 mod builder;
 mod connect;
+mod data_order;
+mod ece;
+mod id;
 mod modify;
+mod rate_limit;
 mod state;
 
 use std::fmt;
@@ -22,7 +26,11 @@ pub use attributes::{AttributeMask, QueuePairAttributes, QueuePairCapacity, Tran
 pub use builder::QueuePairBuilder;
 pub(crate) use connect::Local;
 pub use connect::{ConnectOptions, InitOptions, QueuePairAddress};
+pub use data_order::{DataInOrder, WrOpcode};
+pub use ece::Ece;
+pub use id::QpId;
 pub use modify::ModifyError;
+pub use rate_limit::RateLimit;
 pub use state::{QueuePairState, QueuePairType};
 
 /// A queue pair: `struct ibv_qp`, with `struct ibv_qp_ex` for posting where the provider has it.
@@ -43,6 +51,7 @@ pub(crate) struct Shared {
     raw: NonNull<ibv_qp>,
     parents: Option<Parents>,
     number: u32,
+    id: QpId,
     qp_type: QueuePairType,
     capacity: QueuePairCapacity,
     /// As last set or queried here; the device may have gone on to the error state.
@@ -69,6 +78,12 @@ impl QueuePair {
     #[must_use]
     pub fn number(&self) -> u32 {
         self.shared.number
+    }
+
+    /// Its name in asynchronous events, which no other queue pair of the process will have.
+    #[must_use]
+    pub fn id(&self) -> QpId {
+        self.shared.id
     }
 
     /// Capacities as the device granted them; at least what was asked for.
@@ -317,6 +332,14 @@ impl Shared {
         match self.parents.take() {
             Some(parents) => Doomed { raw: self.raw, parents: Some(parents) }.destroy(),
             None => Ok(()),
+        }
+    }
+
+    /// Of a verb that not every provider has.
+    fn feature_error(&self, verb: &'static str, feature: &'static str, errno: crate::Errno) -> Error {
+        match errno.is_unsupported() {
+            true => self.context().unsupported(feature),
+            false => self.error(verb, errno),
         }
     }
 

@@ -2,9 +2,13 @@
 
 #![allow(clippy::forget_non_drop)] // Whether a guard has a `Drop` is not what these tests are to know.
 
+mod async_events;
+mod attributes;
 mod batches;
+mod clocks;
 mod contexts;
 mod creation;
+mod domains;
 mod drop_orders;
 mod endpoint_operations;
 mod endpoint_ways;
@@ -20,6 +24,7 @@ mod memory;
 mod modify;
 mod polling;
 mod queries;
+mod queue_pair_options;
 mod quirks;
 mod raw_operations;
 mod rings;

@@ -3,8 +3,8 @@
 use std::sync::mpsc;
 
 use rdma_safe::{
-    Buffer, CompletionChannel, CompletionQueue, Context, Device, Endpoint, ExposedRegion, Inline, Pages,
-    ProtectionDomain, QueuePair, RawMemoryRegion, RecvBatch, RecvQueue, SendQueue, WcFields, WorkRequest,
+    AsyncEvents, Buffer, CompletionChannel, CompletionQueue, Context, Device, Endpoint, ExposedRegion, Inline, Pages,
+    ProtectionDomain, QueuePair, RawMemoryRegion, RecvBatch, RecvQueue, SendQueue, ThreadDomain, WcFields, WorkRequest,
 };
 
 use crate::fake::{Config, Fake};
@@ -21,6 +21,8 @@ fn what_may_cross_threads_does() {
     is_send::<ExposedRegion>();
     is_send::<RawMemoryRegion>();
     is_send::<CompletionChannel>();
+    is_send::<AsyncEvents>();
+    is_send::<ThreadDomain>();
     is_send::<CompletionQueue>();
     is_send::<QueuePair>();
     is_send::<Endpoint>();
@@ -31,6 +33,8 @@ fn what_may_cross_threads_does() {
     is_sync::<Context>();
     is_sync::<ProtectionDomain>();
     is_sync::<CompletionChannel>();
+    is_sync::<AsyncEvents>();
+    is_sync::<ThreadDomain>();
     is_sync::<Buffer>();
 }
 

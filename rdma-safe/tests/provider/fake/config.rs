@@ -16,6 +16,26 @@ pub(crate) struct Config {
     pub(crate) query_device_ex: bool,
     /// Whether the context is a `verbs_context`; without it none of the above exists.
     pub(crate) extended_context: bool,
+    /// What `ibv_query_device_ex` and `ibv_query_device` report beyond the rest of this.
+    pub(crate) change_device: fn(&mut ibv_device_attr_ex),
+    /// Whether there are thread domains and parent domains.
+    pub(crate) domains: bool,
+    /// Whether completion queues go into parent domains.
+    pub(crate) domain_cqs: bool,
+    /// Options of ECE that the device has; without it there is no ECE.
+    pub(crate) ece_options: Option<u32>,
+    /// Whether `ibv_modify_qp_rate_limit` exists.
+    pub(crate) rate_limits: bool,
+    /// What `ibv_query_qp_data_in_order` says of an operation.
+    pub(crate) data_in_order: BTreeMap<u32, u32>,
+    /// Whether that knows flags.
+    pub(crate) data_in_order_flags: bool,
+    /// What `ibv_query_rt_values_ex` reports; without it there is no such operation.
+    pub(crate) raw_clock: Option<fn(&mut ibv_values_ex)>,
+    /// What `ibv_query_port_speed` reports, in 100 Mbit/s.
+    pub(crate) port_speed: Option<u64>,
+    /// Whether it reports asynchronous events.
+    pub(crate) async_events: bool,
     /// Whether the kernel knows `ibv_query_gid_ex` and `ibv_query_gid_table`.
     pub(crate) gid_queries: bool,
     /// Completion fields of extended queues.
@@ -54,6 +74,8 @@ pub(crate) struct Port {
     pub(crate) max_mtu: ibv_mtu,
     pub(crate) active_mtu: ibv_mtu,
     pub(crate) max_msg_sz: u32,
+    /// What `ibv_query_port` reports beyond the rest of this.
+    pub(crate) change: fn(&mut ibv_port_attr),
 }
 
 /// An entry of a GID table.
@@ -91,6 +113,7 @@ impl Port {
             max_mtu: IBV_MTU_4096,
             active_mtu: IBV_MTU_1024,
             max_msg_sz: 1 << 20,
+            change: |_| {},
         }
     }
 
@@ -115,6 +138,16 @@ impl Default for Config {
             extended_qp: true,
             query_device_ex: true,
             extended_context: true,
+            change_device: |_| {},
+            domains: true,
+            domain_cqs: true,
+            ece_options: Some(0xff),
+            rate_limits: true,
+            data_in_order: BTreeMap::new(),
+            data_in_order_flags: true,
+            raw_clock: None,
+            port_speed: None,
+            async_events: true,
             gid_queries: true,
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
             send_ops: 0x2ff,

@@ -22,6 +22,8 @@ pub(super) struct Cq {
     pub(super) alloc: Alloc,
     pub(super) context: usize,
     channel: Option<usize>,
+    /// The parent domain that it is in.
+    pub(super) domain: Option<usize>,
     raw: Ptr<ibv_cq>,
     extended: bool,
     cqe: u32,
@@ -154,6 +156,8 @@ struct Wanted {
     channel: *mut ibv_comp_channel,
     vector: u32,
     fields: Option<u64>,
+    /// NULL for none.
+    domain: *mut ibv_pd,
 }
 
 pub(super) unsafe extern "C" fn create_cq(
@@ -163,7 +167,14 @@ pub(super) unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
-    let wanted = Wanted { entries: entries as u32, cq_context, channel, vector: vector as u32, fields: None };
+    let wanted = Wanted {
+        entries: entries as u32,
+        cq_context,
+        channel,
+        vector: vector as u32,
+        fields: None,
+        domain: std::ptr::null_mut(),
+    };
     create(context, "ibv_create_cq", wanted)
 }
 
@@ -171,8 +182,13 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    let ibv_cq_init_attr_ex { cqe: entries, cq_context, channel, comp_vector: vector, wc_flags, .. } = unsafe { *attr };
-    let wanted = Wanted { entries, cq_context, channel, vector, fields: Some(wc_flags) };
+    let attr = unsafe { *attr };
+    let ibv_cq_init_attr_ex { cqe: entries, cq_context, channel, comp_vector: vector, wc_flags, .. } = attr;
+    let domain = match attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD.0 {
+        0 => std::ptr::null_mut(),
+        _ => attr.parent_domain,
+    };
+    let wanted = Wanted { entries, cq_context, channel, vector, fields: Some(wc_flags), domain };
     create(context, "create_cq_ex", wanted).cast()
 }
 
@@ -196,6 +212,17 @@ fn create(context: *mut ibv_context, verb: &'static str, wanted: Wanted) -> *mut
         if wanted.fields.is_some_and(|fields| fields & !state.config.wc_flags != 0) {
             return null(libc::EOPNOTSUPP);
         }
+        let domain = (!wanted.domain.is_null()).then(|| wanted.domain.addr());
+        if let Some(domain) = domain {
+            if !state.config.domain_cqs {
+                return null(libc::EINVAL);
+            }
+            // As mlx5 has it.
+            if state.pd(domain, verb).is_none_or(|pd| pd.extends.is_none() || pd.context != context.addr()) {
+                state.violation(format!("{verb} in what is no parent domain of the context"));
+                return null(libc::EINVAL);
+            }
+        }
         let (cqe, handle) = (wanted.entries as c_int, state.handle());
         let (cq_context, channel) = (wanted.cq_context, wanted.channel);
         // A classic queue gets no more memory than it has, so that Miri sees who takes it for an extended one.
@@ -216,6 +243,7 @@ fn create(context: *mut ibv_context, verb: &'static str, wanted: Wanted) -> *mut
             alloc,
             context: context.addr(),
             channel: (!channel.is_null()).then(|| channel.addr()),
+            domain,
             raw: Ptr(raw),
             extended: wanted.fields.is_some(),
             cqe: wanted.entries,
@@ -282,6 +310,7 @@ pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
                 unsafe { libc::read(channel.fds[0], (&raw mut byte).cast(), 1) };
             }
         }
+        state.end_events(address, "ibv_destroy_cq");
         let cq = state.cqs.remove(&address).unwrap();
         state.bury(cq.alloc);
         0

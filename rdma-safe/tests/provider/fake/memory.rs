@@ -9,6 +9,8 @@ use super::state::{Alloc, Pd, Ptr, State, enter, null, own};
 pub(super) struct Mr {
     pub(super) alloc: Alloc,
     pub(super) pd: usize,
+    /// That of `pd`, whose keys are valid in all that extend it.
+    protection: usize,
     /// As given at registration: the device reaches the memory with this pointer's provenance.
     memory: Ptr<u8>,
     len: usize,
@@ -28,7 +30,7 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         }
         let (alloc, raw) = Alloc::new(ibv_pd { context, handle: state.handle() });
         own(raw, device);
-        state.pds.insert(raw.addr(), Pd { alloc, raw: Ptr(raw), context: context.addr() });
+        state.pds.insert(raw.addr(), Pd { alloc, raw: Ptr(raw), context: context.addr(), extends: None });
         raw
     })
 }
@@ -43,7 +45,9 @@ pub(super) unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
             return errno;
         }
         let children = state.mrs.values().filter(|mr| mr.pd == address).count()
-            + state.qps.values().filter(|qp| qp.pd == address).count();
+            + state.qps.values().filter(|qp| qp.pd == address).count()
+            + state.cqs.values().filter(|cq| cq.domain == Some(address)).count()
+            + state.pds.values().filter(|pd| pd.extends.is_some_and(|extends| extends.pd == address)).count();
         if children > 0 {
             state.violation(format!("ibv_dealloc_pd of a domain with {children} objects"));
             return libc::EBUSY;
@@ -84,7 +88,8 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
         let context = unsafe { (*pd).context };
         let (alloc, raw) = Alloc::new(ibv_mr { context, pd, addr, length: len, handle, lkey, rkey });
         own(raw, device);
-        let mr = Mr { alloc, pd: pd.addr(), memory: Ptr(addr.cast()), len, lkey, rkey, access: access.0 };
+        let protection = state.protection(pd.addr());
+        let mr = Mr { alloc, pd: pd.addr(), protection, memory: Ptr(addr.cast()), len, lkey, rkey, access: access.0 };
         state.mrs.insert(raw.addr(), mr);
         raw
     })
@@ -93,11 +98,11 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
 pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
     enter(raw, "ibv_dereg_mr", |state, _| {
         let Some(mr) = state.mr(raw.addr(), "ibv_dereg_mr") else { return libc::EINVAL };
-        let (lkey, pd) = (mr.lkey, mr.pd);
+        let (lkey, protection) = (mr.lkey, mr.protection);
         if let Some(errno) = state.fault("ibv_dereg_mr") {
             return errno;
         }
-        let in_flight = state.qps.values().filter(|qp| qp.pd == pd).any(|qp| qp.uses(lkey));
+        let in_flight = state.qps.values().filter(|qp| state.protection(qp.pd) == protection).any(|qp| qp.uses(lkey));
         if in_flight {
             state.violation("ibv_dereg_mr of memory that posted work names");
         }
@@ -110,7 +115,8 @@ pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
 impl State {
     /// Memory that a work request of this process names.
     pub(super) fn local(&self, pd: usize, sge: &ibv_sge, write: bool) -> Option<*mut u8> {
-        let mr = self.mrs.values().find(|mr| mr.lkey == sge.lkey && mr.pd == pd)?;
+        let protection = self.protection(pd);
+        let mr = self.mrs.values().find(|mr| mr.lkey == sge.lkey && mr.protection == protection)?;
         let allowed = !write || mr.access & IBV_ACCESS_LOCAL_WRITE.0 != 0;
         mr.at(sge.addr, sge.length.into()).filter(|_| allowed)
     }
@@ -124,13 +130,15 @@ impl State {
         len: u64,
         access: ibv_access_flags,
     ) -> Option<*mut u8> {
-        let mr = self.mrs.values().find(|mr| rkey != 0 && mr.rkey == rkey && mr.pd == pd)?;
+        let protection = self.protection(pd);
+        let mr = self.mrs.values().find(|mr| rkey != 0 && mr.rkey == rkey && mr.protection == protection)?;
         mr.at(addr, len).filter(|_| mr.access & access.0 == access.0)
     }
 
     /// Takes the remote key from a region; `false` when there is none.
     pub(super) fn invalidate(&mut self, pd: usize, rkey: u32) -> bool {
-        let mr = self.mrs.values_mut().find(|mr| rkey != 0 && mr.rkey == rkey && mr.pd == pd);
+        let protection = self.protection(pd);
+        let mr = self.mrs.values_mut().find(|mr| rkey != 0 && mr.rkey == rkey && mr.protection == protection);
         mr.map(|mr| mr.rkey = 0).is_some()
     }
 

@@ -12,10 +12,13 @@
 
 mod config;
 mod cq;
+mod domains;
 mod engine;
+mod events;
 mod memory;
 mod post;
 mod qp;
+mod queries;
 mod state;
 mod table;
 mod verbs;
@@ -29,7 +32,9 @@ use rdma_sys::ibv_cq;
 
 pub(crate) use config::{Bad, Config, FakeGid, Mode, Port, PostFault};
 pub(crate) use engine::Cqe;
+pub(crate) use events::Element;
 pub(crate) use post::Posted;
+pub(crate) use queries::fork_inits;
 pub(crate) use state::Live;
 pub(crate) use verbs::{DeviceList, with_device_list};
 
@@ -117,6 +122,32 @@ impl Fake {
         self.with(|state| state.push_cqe(cq.addr(), cqe, false));
     }
 
+    /// Queues an asynchronous event of any kind.
+    pub(crate) fn raise(&self, context: &Context, kind: u32, element: Element) {
+        let device = Arc::clone(&self.device);
+        self.with(|state| state.raise(context.as_raw(), &device, kind, element));
+    }
+
+    /// Asynchronous events that nobody has read yet.
+    pub(crate) fn queued(&self, context: &Context) -> usize {
+        self.with(|state| state.queued(context.as_raw()))
+    }
+
+    /// From now on the descriptor of asynchronous events says that there will be no more.
+    pub(crate) fn hang_up(&self, context: &Context) {
+        self.with(|state| state.hang_up(context.as_raw()));
+    }
+
+    /// Asynchronous events that were read and not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> u32 {
+        self.with(|state| state.unacknowledged())
+    }
+
+    /// The next call of `verb` fails with `errno`.
+    pub(crate) fn fail_once(&self, verb: &'static str, errno: i32) {
+        self.with(|state| state.faults_once.insert(verb, errno));
+    }
+
     /// Moves a queue pair to the error state, as a device does by itself.
     pub(crate) fn break_qp(&self, number: u32) {
         self.with(|state| state.break_qp(number));
@@ -130,6 +161,11 @@ impl Fake {
     /// The attributes and the mask of every `ibv_modify_qp` that was obeyed.
     pub(crate) fn take_modified(&self) -> Vec<(rdma_sys::ibv_qp_attr, u32)> {
         self.with(|state| std::mem::take(&mut state.modified))
+    }
+
+    /// The limits of every `ibv_modify_qp_rate_limit`, and forgets them.
+    pub(crate) fn take_rate_limits(&self) -> Vec<rdma_sys::ibv_qp_rate_limit_attr> {
+        self.with(|state| std::mem::take(&mut state.rate_limits))
     }
 
     /// Objects that are left when the device is dropped are wanted.

@@ -108,6 +108,7 @@ fn create(
     let number = state.handle();
     let base = ibv_qp {
         context: unsafe { (*pd).context },
+        qp_context: wanted.qp_context,
         pd,
         send_cq: wanted.send_cq,
         recv_cq: wanted.recv_cq,
@@ -148,6 +149,7 @@ fn create(
         rq_posted: 0,
         rq_reclaimed: 0,
         batch: None,
+        ece: None,
     };
     state.qps.insert(raw.addr(), qp);
     raw
@@ -170,6 +172,7 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
         if let Some(errno) = state.fault("ibv_destroy_qp") {
             return errno;
         }
+        state.end_events(raw.addr(), "ibv_destroy_qp");
         let qp = state.qps.remove(&raw.addr()).unwrap();
         state.bury(qp.alloc);
         0
@@ -304,4 +307,69 @@ fn merge(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: ibv_qp_attr_mask) {
         IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic,
         IBV_QP_DEST_QPN: dest_qp_num,
     }
+}
+
+pub(super) unsafe extern "C" fn query_ece(raw: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    enter(raw, "ibv_query_ece", |state, _| {
+        if let Some(errno) = state.fault("ibv_query_ece") {
+            return errno;
+        }
+        let (vendor_id, options) = (state.config.vendor_id, state.config.ece_options);
+        let (Some(qp), Some(options)) = (state.qp(raw.addr(), "ibv_query_ece"), options) else {
+            return libc::EOPNOTSUPP;
+        };
+        unsafe { ece.write(qp.ece.unwrap_or(ibv_ece { vendor_id, options, comp_mask: 0 })) };
+        0
+    })
+}
+
+/// Accepts those of the options that the device has.
+pub(super) unsafe extern "C" fn set_ece(raw: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    enter(raw, "ibv_set_ece", |state, _| {
+        if let Some(errno) = state.fault("ibv_set_ece") {
+            return errno;
+        }
+        let wanted = unsafe { *ece };
+        let (vendor_id, options) = (state.config.vendor_id, state.config.ece_options);
+        let (Some(qp), Some(options)) = (state.qp(raw.addr(), "ibv_set_ece"), options) else { return libc::EOPNOTSUPP };
+        if wanted.vendor_id != vendor_id || wanted.comp_mask != 0 {
+            return libc::EINVAL;
+        }
+        let accepted = ibv_ece { options: wanted.options & options, ..wanted };
+        qp.ece = Some(accepted);
+        unsafe { ece.write(accepted) };
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn modify_qp_rate_limit(raw: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
+    enter(raw, "modify_qp_rate_limit", |state, _| {
+        if let Some(errno) = state.fault("modify_qp_rate_limit") {
+            return errno;
+        }
+        if state.qp(raw.addr(), "modify_qp_rate_limit").is_none() {
+            return libc::EINVAL;
+        }
+        let attr = unsafe { *attr };
+        if attr.comp_mask != 0 {
+            state.violation("modify_qp_rate_limit with a comp_mask that is not defined");
+        }
+        state.rate_limits.push(attr);
+        0
+    })
+}
+
+/// Bits for those who know the flag, else yes or no.
+pub(super) unsafe extern "C" fn query_qp_data_in_order(raw: *mut ibv_qp, opcode: ibv_wr_opcode, flags: u32) -> c_int {
+    enter(raw, "ibv_query_qp_data_in_order", |state, _| {
+        if state.qp(raw.addr(), "ibv_query_qp_data_in_order").is_none() {
+            return 0;
+        }
+        let caps = state.config.data_in_order.get(&opcode.0).copied().unwrap_or(0);
+        match flags {
+            0 => c_int::from(caps & 1 != 0),
+            _ if state.config.data_in_order_flags => caps as c_int,
+            _ => 0,
+        }
+    })
 }

@@ -10,7 +10,9 @@ use rdma_sys::*;
 use super::Inside;
 use super::config::{Config, Mode, PostFault};
 use super::cq::{Channel, Cq};
+use super::domains::{Extends, Td};
 use super::engine::{RecvWr, SendWr};
+use super::events::{AsyncEvents, AsyncQueue};
 use super::memory::Mr;
 use super::post::{Building, Posted};
 
@@ -60,6 +62,7 @@ pub(crate) struct Live {
     pub(crate) channels: usize,
     pub(crate) cqs: usize,
     pub(crate) qps: usize,
+    pub(crate) tds: usize,
 }
 
 pub(super) struct Device {
@@ -80,12 +83,16 @@ impl Device {
 pub(super) struct Context {
     pub(super) alloc: Alloc,
     pub(super) raw: Ptr<ibv_context>,
+    /// None where the device reports none.
+    pub(super) events: Option<AsyncQueue>,
 }
 
 pub(super) struct Pd {
     pub(super) alloc: Alloc,
     pub(super) raw: Ptr<ibv_pd>,
     pub(super) context: usize,
+    /// Of a parent domain.
+    pub(super) extends: Option<Extends>,
 }
 
 pub(super) struct Qp {
@@ -110,6 +117,8 @@ pub(super) struct Qp {
     pub(super) rq_reclaimed: u64,
     /// Between `ibv_wr_start` and `ibv_wr_complete`.
     pub(super) batch: Option<Vec<Building>>,
+    /// As set last.
+    pub(super) ece: Option<ibv_ece>,
 }
 
 pub(super) struct State {
@@ -118,17 +127,21 @@ pub(super) struct State {
     pub(super) violations: Vec<String>,
     pub(super) calls: BTreeMap<&'static str, usize>,
     pub(super) faults: BTreeMap<&'static str, i32>,
+    pub(super) faults_once: BTreeMap<&'static str, i32>,
+    pub(super) async_events: AsyncEvents,
     pub(super) post_send_fault: Option<PostFault>,
     pub(super) post_recv_fault: Option<PostFault>,
     pub(super) wr_complete_fault: Option<(i32, bool)>,
     pub(super) posted: Vec<Posted>,
     pub(super) modified: Vec<(ibv_qp_attr, u32)>,
+    pub(super) rate_limits: Vec<ibv_qp_rate_limit_attr>,
     pub(super) contexts: BTreeMap<usize, Context>,
     pub(super) pds: BTreeMap<usize, Pd>,
     pub(super) mrs: BTreeMap<usize, Mr>,
     pub(super) channels: BTreeMap<usize, Channel>,
     pub(super) cqs: BTreeMap<usize, Cq>,
     pub(super) qps: BTreeMap<usize, Qp>,
+    pub(super) tds: BTreeMap<usize, Td>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
@@ -156,6 +169,7 @@ find! {
     channel: channels -> Channel = "ibv_comp_channel";
     cq: cqs -> Cq = "ibv_cq";
     qp: qps -> Qp = "ibv_qp";
+    td: tds -> Td = "ibv_td";
 }
 
 impl State {
@@ -166,17 +180,21 @@ impl State {
             violations: Vec::new(),
             calls: BTreeMap::new(),
             faults: BTreeMap::new(),
+            faults_once: BTreeMap::new(),
+            async_events: AsyncEvents::default(),
             post_send_fault: None,
             post_recv_fault: None,
             wr_complete_fault: None,
             posted: Vec::new(),
             modified: Vec::new(),
+            rate_limits: Vec::new(),
             contexts: BTreeMap::new(),
             pds: BTreeMap::new(),
             mrs: BTreeMap::new(),
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
+            tds: BTreeMap::new(),
             next_handle: 0x11,
             graves: Vec::new(),
         }
@@ -188,6 +206,11 @@ impl State {
 
     pub(super) fn fault(&self, verb: &str) -> Option<i32> {
         self.faults.get(verb).copied()
+    }
+
+    /// As `fault`, of what fails once or always.
+    pub(super) fn fault_once(&mut self, verb: &str) -> Option<i32> {
+        self.faults_once.remove(verb).or_else(|| self.fault(verb))
     }
 
     pub(super) fn handle(&mut self) -> u32 {
@@ -209,6 +232,7 @@ impl State {
             channels: self.channels.len(),
             cqs: self.cqs.len(),
             qps: self.qps.len(),
+            tds: self.tds.len(),
         }
     }
 }

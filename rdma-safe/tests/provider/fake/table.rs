@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use rdma_sys::{Verbs, install_verbs};
 
-use super::{cq, memory, qp, verbs};
+use super::{cq, events, memory, qp, queries, verbs};
 
 extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
@@ -31,9 +31,14 @@ fn table() -> Verbs {
     table.ibv_query_port = verbs::query_port_compat;
     table._ibv_query_gid_ex = verbs::query_gid_ex;
     table._ibv_query_gid_table = verbs::query_gid_table;
+    table.ibv_query_port_speed = Some(queries::query_port_speed);
+    table.ibv_is_fork_initialized = queries::is_fork_initialized;
+    table.ibv_fork_init = queries::fork_init;
     table.ibv_query_gid = verbs::query_gid;
     table.ibv_query_pkey = verbs::query_pkey;
     table.ibv_get_pkey_index = verbs::get_pkey_index;
+    table.ibv_get_async_event = events::get_async_event;
+    table.ibv_ack_async_event = events::ack_async_event;
     table.ibv_alloc_pd = memory::alloc_pd;
     table.ibv_dealloc_pd = memory::dealloc_pd;
     table.ibv_reg_mr = memory::reg_mr;
@@ -49,6 +54,9 @@ fn table() -> Verbs {
     table.ibv_qp_to_qp_ex = qp::qp_to_qp_ex;
     table.ibv_modify_qp = qp::modify_qp;
     table.ibv_query_qp = qp::query_qp;
+    table.ibv_query_ece = qp::query_ece;
+    table.ibv_set_ece = qp::set_ece;
+    table.ibv_query_qp_data_in_order = qp::query_qp_data_in_order;
     table.ibv_destroy_qp = qp::destroy_qp;
     table
 }

@@ -10,8 +10,9 @@ use rdma_sys::*;
 
 use super::Inside;
 use super::config::{Config, Port};
+use super::events::AsyncQueue;
 use super::state::{Alloc, Context, Device, Ptr, enter, null, own, owner, plugged, set_errno};
-use super::{cq, post, qp};
+use super::{cq, domains, post, qp, queries};
 
 /// What `ibv_get_device_list` does on this thread.
 #[derive(Clone, Copy)]
@@ -104,8 +105,10 @@ pub(super) unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_co
         if let Some(errno) = state.fault("ibv_open_device") {
             return null(errno);
         }
+        let events = state.config.async_events.then(AsyncQueue::new).flatten();
+        let async_fd = events.as_ref().map_or(-1, AsyncQueue::fd);
         let mut context =
-            ibv_context { device: raw, num_comp_vectors: 2, cmd_fd: -1, async_fd: -1, ..ibv_context::zeroed() };
+            ibv_context { device: raw, num_comp_vectors: 2, cmd_fd: -1, async_fd, ..ibv_context::zeroed() };
         context.ops.poll_cq = Some(cq::poll_cq);
         context.ops.req_notify_cq = Some(cq::req_notify_cq);
         context.ops.post_send = Some(post::post_send);
@@ -118,7 +121,7 @@ pub(super) unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_co
             Alloc::new(context)
         };
         own(raw, device);
-        state.contexts.insert(raw.addr(), Context { alloc, raw: Ptr(raw) });
+        state.contexts.insert(raw.addr(), Context { alloc, raw: Ptr(raw), events });
         raw
     })
 }
@@ -128,6 +131,17 @@ fn extended(config: &Config, context: ibv_context) -> verbs_context {
     extended.query_port = Some(query_port);
     if config.query_device_ex {
         extended.query_device_ex = Some(query_device_ex);
+    }
+    if config.domains {
+        extended.alloc_td = Some(domains::alloc_td);
+        extended.dealloc_td = Some(domains::dealloc_td);
+        extended.alloc_parent_domain = Some(domains::alloc_parent_domain);
+    }
+    if config.rate_limits {
+        extended.modify_qp_rate_limit = Some(qp::modify_qp_rate_limit);
+    }
+    if config.raw_clock.is_some() {
+        extended.query_rt_values = Some(queries::query_rt_values);
     }
     if config.extended_cq {
         extended.create_cq_ex = Some(cq::create_cq_ex);
@@ -147,6 +161,7 @@ pub(super) unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
         let children = state.pds.values().filter(|pd| pd.context == address).count()
             + state.channels.values().filter(|channel| channel.context == address).count()
             + state.cqs.values().filter(|cq| cq.context == address).count()
+            + state.tds.values().filter(|td| td.context == address).count()
             + state.qps.values().filter(|qp| qp.context == address).count();
         if children > 0 {
             state.violation(format!("ibv_close_device of a context with {children} objects"));
@@ -158,7 +173,7 @@ pub(super) unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
     })
 }
 
-fn device_attributes(config: &Config) -> ibv_device_attr {
+fn device_attributes(config: &Config) -> ibv_device_attr_ex {
     let mut attr = ibv_device_attr {
         node_guid: config.guid.to_be(),
         sys_image_guid: (config.guid + 1).to_be(),
@@ -179,14 +194,16 @@ fn device_attributes(config: &Config) -> ibv_device_attr {
     for (to, from) in attr.fw_ver.iter_mut().zip("1.2.3".bytes()) {
         *to = from as c_char;
     }
-    attr
+    let mut full = ibv_device_attr_ex { orig_attr: attr, hca_core_clock: 1_000_000, ..ibv_device_attr_ex::zeroed() };
+    (config.change_device)(&mut full);
+    full
 }
 
 pub(super) unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     enter(context, "ibv_query_device", |state, _| match state.fault("ibv_query_device") {
         Some(errno) => errno,
         None => {
-            unsafe { attr.write(device_attributes(&state.config)) };
+            unsafe { attr.write(device_attributes(&state.config).orig_attr) };
             0
         }
     })
@@ -205,19 +222,17 @@ unsafe extern "C" fn query_device_ex(
         if size != size_of::<ibv_device_attr_ex>() {
             state.violation("query_device_ex with another size than the structure's");
         }
-        let orig_attr = device_attributes(&state.config);
-        let full = ibv_device_attr_ex { orig_attr, hca_core_clock: 1_000_000, ..ibv_device_attr_ex::zeroed() };
-        unsafe { attr.write(full) };
+        unsafe { attr.write(device_attributes(&state.config)) };
         0
     })
 }
 
-fn port_of(config: &Config, port: u32) -> Option<&Port> {
+pub(super) fn port_of(config: &Config, port: u32) -> Option<&Port> {
     config.ports.get((port as usize).checked_sub(1)?)
 }
 
 fn port_attributes(port: &Port) -> ibv_port_attr {
-    ibv_port_attr {
+    let mut attributes = ibv_port_attr {
         state: IBV_PORT_ACTIVE,
         max_mtu: port.max_mtu,
         active_mtu: port.active_mtu,
@@ -227,7 +242,9 @@ fn port_attributes(port: &Port) -> ibv_port_attr {
         lid: port.lid,
         link_layer: port.link_layer as u8,
         ..ibv_port_attr::zeroed()
-    }
+    };
+    (port.change)(&mut attributes);
+    attributes
 }
 
 unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, size: usize) -> c_int {

@@ -1,10 +1,16 @@
-//! Ports: state, link layer, MTU, tables.
+//! Ports: state, link, MTU, tables.
+
+mod capabilities;
+mod link;
 
 use std::fmt;
 
 use rdma_sys::*;
 
 use crate::named::named;
+
+pub use capabilities::{PortCapabilities, PortCapabilities2};
+pub use link::{LinkSpeed, LinkWidth, PhysicalState};
 
 named! {
     /// Logical state of a port: `enum ibv_port_state`.
@@ -150,6 +156,102 @@ impl PortAttributes {
         self.raw.lid
     }
 
+    /// Low bits of the LID that addresses of this port may differ in.
+    #[must_use]
+    pub fn lid_mask_bits(&self) -> u8 {
+        self.raw.lmc
+    }
+
+    /// Local identifier of the subnet manager; 0 on Ethernet.
+    #[must_use]
+    pub fn subnet_manager_lid(&self) -> u16 {
+        self.raw.sm_lid
+    }
+
+    /// Service level to reach the subnet manager by.
+    #[must_use]
+    pub fn subnet_manager_sl(&self) -> u8 {
+        self.raw.sm_sl
+    }
+
+    /// How long a packet may take through the subnet: 4.096 µs times 2 to this power.
+    #[must_use]
+    pub fn subnet_timeout(&self) -> u8 {
+        self.raw.subnet_timeout
+    }
+
+    /// Type of initialisation that the subnet manager has done, as the InfiniBand specification codes it.
+    #[must_use]
+    pub fn init_type_reply(&self) -> u8 {
+        self.raw.init_type_reply
+    }
+
+    /// Number of virtual lanes; `None` for a code that is not defined, and on Ethernet.
+    #[must_use]
+    pub fn virtual_lanes(&self) -> Option<u8> {
+        [1, 2, 4, 8, 15].get(usize::from(self.raw.max_vl_num).checked_sub(1)?).copied()
+    }
+
+    /// Width of the link.
+    #[must_use]
+    pub fn active_width(&self) -> LinkWidth {
+        LinkWidth(self.raw.active_width)
+    }
+
+    /// Speed of each lane of the link.
+    #[must_use]
+    pub fn active_speed(&self) -> LinkSpeed {
+        // From 200 Gbit/s on the code does not fit into the older field.
+        match self.raw.active_speed_ex {
+            0 => LinkSpeed(self.raw.active_speed.into()),
+            speed => LinkSpeed(speed),
+        }
+    }
+
+    /// Nominal rate of the link in Mbit/s: lanes times speed; `None` where the code of either is not defined.
+    ///
+    /// What the port can really do may be less: see [`Context::port_speed`](crate::Context::port_speed).
+    #[must_use]
+    pub fn nominal_mbps(&self) -> Option<u64> {
+        Some(u64::from(self.active_width().lanes()?) * u64::from(self.active_speed().lane_mbps()?))
+    }
+
+    /// Physical state of the link.
+    #[must_use]
+    pub fn physical_state(&self) -> PhysicalState {
+        PhysicalState(self.raw.phys_state)
+    }
+
+    /// What the port says that it can.
+    #[must_use]
+    pub fn capabilities(&self) -> PortCapabilities {
+        PortCapabilities::from_bits_retain(self.raw.port_cap_flags)
+    }
+
+    /// More of what it says that it can.
+    #[must_use]
+    pub fn capabilities2(&self) -> PortCapabilities2 {
+        PortCapabilities2::from_bits_retain(self.raw.port_cap_flags2)
+    }
+
+    /// Whether every address vector needs a global route.
+    #[must_use]
+    pub fn needs_global_route(&self) -> bool {
+        u32::from(self.raw.flags) & IBV_QPF_GRH_REQUIRED.0 != 0
+    }
+
+    /// Packets with a bad partition key, counted since the port came up.
+    #[must_use]
+    pub fn bad_pkeys(&self) -> u32 {
+        self.raw.bad_pkey_cntr
+    }
+
+    /// Packets with a bad queue key, counted since the port came up.
+    #[must_use]
+    pub fn bad_qkeys(&self) -> u32 {
+        self.raw.qkey_viol_cntr
+    }
+
     /// Number of entries in the GID table, empty ones included.
     #[must_use]
     pub fn gid_table_len(&self) -> u32 {
@@ -180,6 +282,8 @@ impl fmt::Debug for PortAttributes {
         f.debug_struct("PortAttributes")
             .field("state", &self.state())
             .field("link_layer", &self.link_layer())
+            .field("active_width", &self.active_width())
+            .field("active_speed", &self.active_speed())
             .field("active_mtu", &self.active_mtu())
             .field("max_mtu", &self.max_mtu())
             .field("lid", &self.lid())

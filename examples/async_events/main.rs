@@ -1,0 +1,92 @@
+//! Prints what happens to an RDMA device, as it happens: rdma-core's `ibv_asyncwatch`, with the time and an end.
+
+#![forbid(unsafe_code)]
+
+#[path = "../common/failure.rs"]
+mod failure;
+#[path = "../common/number.rs"]
+mod number;
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rdma_safe::Device;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use number::within;
+
+const EXAMPLES: &str = "\
+Each line: seconds since the start, the kind of event, what it is about. Events of ports and of the device come to every
+program; those of queue pairs and completion queues only to the one that made them.
+
+Examples:
+  async_events                   watch the first device until Ctrl-C
+  async_events -d mlx5_0 -n 1    wait for one event
+  async_events -t 60             watch for a minute";
+
+/// How soon a signal is noticed.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Prints the asynchronous events of an RDMA device
+#[derive(Debug, Parser)]
+#[command(name = "async_events", after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
+struct Options {
+    /// Device, such as mlx5_0 or rxe0 [default: the first]
+    #[arg(short = 'd', long, value_name = "DEVICE")]
+    ib_dev: Option<String>,
+
+    /// End after this many events
+    #[arg(short = 'n', long, value_name = "EVENTS", value_parser = |text: &str| within(text, 1..=u64::MAX))]
+    count: Option<u64>,
+
+    /// End after this many seconds
+    #[arg(short, long, value_name = "SECONDS", value_parser = |text: &str| within(text, 0..=1_000_000_u64))]
+    timeout: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("async_events: {}", failure::one_line(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    // Before anything is printed that a script might wait for.
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let device = match &options.ib_dev {
+        Some(name) => Device::by_name(name)?,
+        None => Device::first()?,
+    };
+    let events = device.open()?.async_events()?;
+    let mut out = io::stdout();
+    let failed = |error: io::Error| format!("cannot print: {error}");
+    writeln!(out, "watching {}", device.name()).map_err(failed)?;
+
+    let (start, mut seen) = (Instant::now(), 0);
+    let limit = options.timeout.map_or(Duration::MAX, Duration::from_secs);
+    while !stop.load(Ordering::Relaxed) && options.count.is_none_or(|count| seen < count) {
+        let left = limit.saturating_sub(start.elapsed());
+        match events.wait(left.min(TICK))? {
+            Some(event) => {
+                seen += 1;
+                writeln!(out, "{:10.3}  {event}", start.elapsed().as_secs_f64()).map_err(failed)?;
+            }
+            None if left.is_zero() => break,
+            None => {}
+        }
+    }
+    writeln!(out, "n_events={seen}").map_err(failed)?;
+    Ok(())
+}

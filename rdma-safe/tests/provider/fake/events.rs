@@ -1,0 +1,203 @@
+//! Asynchronous events, and that each is acknowledged once and before its object goes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_int;
+
+use rdma_sys::*;
+
+use super::state::{Alloc, Ptr, State, enter, own, set_errno};
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Element {
+    Qp(*mut ibv_qp),
+    Cq(*mut ibv_cq),
+    /// A shared receive queue that was created with this `srq_context`.
+    Srq(usize),
+    /// A work queue with this `wq_context` and number.
+    Wq(usize, u32),
+    /// A port, or whatever the number of an unknown event means.
+    Number(c_int),
+}
+
+struct Queued {
+    kind: u32,
+    element: Raw,
+}
+
+/// As libibverbs hands it out: the member of the union, and the object to acknowledge.
+#[derive(Clone, Copy)]
+enum Raw {
+    Object(usize, Ptr<u8>),
+    Number(c_int),
+}
+
+/// The queue of a context.
+pub(super) struct AsyncQueue {
+    /// Both ends of a pipe; a byte in it for each event.
+    fds: [c_int; 2],
+    events: VecDeque<Queued>,
+}
+
+impl AsyncQueue {
+    /// `None` when there is no descriptor to be had.
+    pub(super) fn new() -> Option<Self> {
+        let mut fds = [-1; 2];
+        let opened = unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } == 0;
+        opened.then(|| AsyncQueue { fds, events: VecDeque::new() })
+    }
+
+    pub(super) fn fd(&self) -> c_int {
+        self.fds[0]
+    }
+
+    fn push(&mut self, event: Queued) {
+        self.events.push_back(event);
+        assert_eq!(unsafe { libc::write(self.fds[1], [1_u8].as_ptr().cast(), 1) }, 1);
+    }
+
+    fn take_byte(&self) -> bool {
+        let mut byte = 0_u8;
+        unsafe { libc::read(self.fds[0], (&raw mut byte).cast(), 1) == 1 }
+    }
+}
+
+impl Drop for AsyncQueue {
+    fn drop(&mut self) {
+        for fd in self.fds.into_iter().filter(|fd| *fd >= 0) {
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// What has been read and not been acknowledged, by object; and objects that only events know.
+#[derive(Default)]
+pub(super) struct AsyncEvents {
+    unacknowledged: BTreeMap<usize, u32>,
+    strangers: Vec<Alloc>,
+}
+
+impl State {
+    /// Queues an event of any kind, also one that does not go with what it is about.
+    pub(super) fn raise(
+        &mut self,
+        context: *mut ibv_context,
+        device: &std::sync::Arc<super::state::Device>,
+        kind: u32,
+        element: Element,
+    ) {
+        let object = |pointer: *mut u8| Raw::Object(pointer.addr(), Ptr(pointer));
+        let element = match element {
+            Element::Qp(qp) => object(qp.cast()),
+            Element::Cq(cq) => object(cq.cast()),
+            Element::Srq(id) => {
+                let srq_context = std::ptr::without_provenance_mut(id);
+                let (alloc, srq) = Alloc::new(ibv_srq { srq_context, ..ibv_srq::zeroed() });
+                own(srq, device);
+                self.async_events.strangers.push(alloc);
+                object(srq.cast())
+            }
+            Element::Wq(id, wq_num) => {
+                let wq_context = std::ptr::without_provenance_mut(id);
+                let (alloc, wq) = Alloc::new(ibv_wq { wq_context, wq_num, ..ibv_wq::zeroed() });
+                own(wq, device);
+                self.async_events.strangers.push(alloc);
+                object(wq.cast())
+            }
+            Element::Number(number) => Raw::Number(number),
+        };
+        let queue = self.contexts.get_mut(&context.addr()).and_then(|context| context.events.as_mut());
+        queue.expect("a context with events").push(Queued { kind, element });
+    }
+
+    /// Before an object is destroyed: nothing of it may be read and not acknowledged, and the kernel drops the rest.
+    pub(super) fn end_events(&mut self, address: usize, verb: &str) {
+        if let Some(left) = self.async_events.unacknowledged.get(&address).copied().filter(|left| *left > 0) {
+            self.violation(format!("{verb} waits for ever for {left} asynchronous events"));
+        }
+        for queue in self.contexts.values_mut().filter_map(|context| context.events.as_mut()) {
+            let before = queue.events.len();
+            queue.events.retain(|event| !matches!(event.element, Raw::Object(of, _) if of == address));
+            for _ in queue.events.len()..before {
+                queue.take_byte();
+            }
+        }
+    }
+
+    pub(super) fn queued(&self, context: *mut ibv_context) -> usize {
+        self.contexts[&context.addr()].events.as_ref().map_or(0, |queue| queue.events.len())
+    }
+
+    /// Closes the writing end of the pipe.
+    pub(super) fn hang_up(&mut self, context: *mut ibv_context) {
+        let context = self.contexts.get_mut(&context.addr()).expect("a context that exists");
+        if let Some(queue) = &mut context.events {
+            unsafe { libc::close(queue.fds[1]) };
+            queue.fds[1] = -1;
+        }
+    }
+
+    /// Events that were read and not acknowledged.
+    pub(super) fn unacknowledged(&self) -> u32 {
+        self.async_events.unacknowledged.values().sum()
+    }
+}
+
+pub(super) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    enter(context, "ibv_get_async_event", |state, _| {
+        if let Some(errno) = state.fault_once("ibv_get_async_event") {
+            set_errno(errno);
+            return -1;
+        }
+        let Some(found) = state.context(context.addr(), "ibv_get_async_event") else { return -1 };
+        let Some(queue) = found.events.as_mut() else {
+            set_errno(libc::EBADF);
+            return -1;
+        };
+        if !queue.take_byte() {
+            set_errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0));
+            return -1;
+        }
+        let Queued { kind, element } = queue.events.pop_front().unwrap();
+        // As libibverbs does, only the member that counts is written.
+        unsafe {
+            (*event).event_type = ibv_event_type(kind);
+            match element {
+                Raw::Object(address, pointer) => {
+                    (*event).element.qp = pointer.0.cast();
+                    *state.async_events.unacknowledged.entry(address).or_insert(0) += 1;
+                }
+                Raw::Number(number) => (*event).element.port_num = number,
+            }
+        }
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
+    let kind = unsafe { (*event).event_type };
+    let is_object = matches!(
+        kind,
+        IBV_EVENT_CQ_ERR
+            | IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_PATH_MIG
+            | IBV_EVENT_PATH_MIG_ERR
+            | IBV_EVENT_QP_LAST_WQE_REACHED
+            | IBV_EVENT_SRQ_ERR
+            | IBV_EVENT_SRQ_LIMIT_REACHED
+            | IBV_EVENT_WQ_FATAL
+    );
+    if !is_object {
+        // Without an object there is nothing to find the device by: libibverbs does nothing here, either.
+        return;
+    }
+    let object = unsafe { (*event).element.qp };
+    enter(object, "ibv_ack_async_event", |state, _| match state.async_events.unacknowledged.get_mut(&object.addr()) {
+        Some(left) if *left > 0 => *left -= 1,
+        _ => state.violation("an asynchronous event is acknowledged that was not read"),
+    });
+}
