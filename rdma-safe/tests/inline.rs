@@ -41,7 +41,7 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         &["next_sequence", "is_full", "oldest", "push", "push_alike", "stage", "commit", "take_oldest"],
     ),
     ("cq/owned.rs", include_str!("../src/cq/owned.rs"), &["stand", "next_row"]),
-    ("post/chain.rs", include_str!("../src/post/chain.rs"), &["slot", "post", "position"]),
+    ("post/chain.rs", include_str!("../src/post/chain.rs"), &["slot", "inline", "post", "position"]),
     (
         "post/send/batch.rs",
         include_str!("../src/post/send/batch.rs"),

@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 
 use anyhow::Result;
-use rdma_safe::{CompletionQueue, Known, WorkCompletion, WorkRequest};
+use rdma_safe::{Classic, Known, Poller, WorkCompletion, WorkRequest};
 
 use super::Task;
-use super::handle::{Receives, Sends, poller};
+use super::handle::{Receives, Sends};
 use super::operation::{Message, Operation};
 use super::pattern::Pattern;
 use super::receiver::{Inbox, Rules};
@@ -135,14 +135,14 @@ impl Arrivals for NoArrivals {
 }
 
 /// By the completions of receives, which are polled by `C`.
-pub(super) struct Receipts<'a, C, O> {
+pub(super) struct Receipts<'a, C: Known, O> {
     pub(super) inbox: &'a mut Inbox,
     pub(super) rules: Rules,
     pub(super) receives: Receives<'a>,
-    pub(super) cq: &'a mut CompletionQueue,
+    pub(super) poller: Poller<'a, C>,
     pub(super) waiter: Waiter<'a>,
     pub(super) pattern: Option<&'a Pattern>,
-    pub(super) interface: PhantomData<(C, O)>,
+    pub(super) operation: PhantomData<O>,
 }
 
 impl<C: Known, O: Operation> Arrivals for Receipts<'_, C, O> {
@@ -151,9 +151,9 @@ impl<C: Known, O: Operation> Arrivals for Receipts<'_, C, O> {
 
     #[inline(always)]
     fn wait(&mut self, _memory: &LaneMemory, size: u64, _message: u64, over: impl Fn() -> bool) -> Result<bool> {
-        let Receipts { inbox, rules, receives, cq, waiter, pattern, .. } = self;
+        let Receipts { inbox, rules, receives, poller, waiter, pattern, .. } = self;
         let look = |completion: &WorkCompletion<'_>| inbox.take::<O>(completion, receives, 0, rules, size, *pattern);
-        one::<C>(cq, waiter, "message of the peer", over, look)
+        one(poller, waiter, "message of the peer", over, look)
     }
 }
 
@@ -185,7 +185,7 @@ impl Arrivals for Memory<'_> {
             if over() {
                 return Ok(false);
             }
-            self.waiter.nothing(&mut [], "write of the peer")?;
+            self.waiter.nothing::<Classic>(&mut [], "write of the peer")?;
         }
         self.waiter.found();
         Ok(true)
@@ -193,13 +193,12 @@ impl Arrivals for Memory<'_> {
 }
 
 /// What an end posts to, by `P`, and waits for, by `C`.
-pub(super) struct Line<'a, P: Known, C, O> {
+pub(super) struct Line<'a, P: Known, C: Known, O> {
     pub(super) operation: O,
     pub(super) sends: Sends<'a, P>,
-    pub(super) cq: &'a mut CompletionQueue,
+    pub(super) poller: Poller<'a, C>,
     pub(super) waiter: Waiter<'a>,
     pub(super) size: u64,
-    pub(super) interface: PhantomData<C>,
 }
 
 impl<P: Known, C: Known, O: Operation> Line<'_, P, C, O> {
@@ -214,7 +213,7 @@ impl<P: Known, C: Known, O: Operation> Line<'_, P, C, O> {
         // nobody: a target is plain bytes, which nobody refers to.
         queue.post(|batch| unsafe { self.operation.add(batch, wr, message) })?;
         let look = |completion: &WorkCompletion<'_>| Ok(completion.ok()?);
-        one::<C>(self.cq, &mut self.waiter, "completion of a message", || false, look)?;
+        one(&mut self.poller, &mut self.waiter, "completion of a message", || false, look)?;
         Ok(())
     }
 }
@@ -222,32 +221,24 @@ impl<P: Known, C: Known, O: Operation> Line<'_, P, C, O> {
 /// Waits for one completion, of `what`, and shows it to `look`; `false` when `over` says that there will be none.
 #[inline(always)]
 fn one<C: Known>(
-    cq: &mut CompletionQueue,
+    poller: &mut Poller<'_, C>,
     waiter: &mut Waiter<'_>,
     what: &str,
     over: impl Fn() -> bool,
     mut look: impl FnMut(&WorkCompletion<'_>) -> Result<()>,
 ) -> Result<bool> {
-    if !waiter.event(cq, what, &over)? {
+    if !waiter.event(poller, what, &over)? {
         return Ok(false);
     }
     loop {
-        let mut poller = poller::<C>(cq)?;
-        loop {
-            if let Some(looked) = poller.take(|completion| look(&completion))? {
-                waiter.found();
-                return looked.map(|()| true);
-            }
-            if over() {
-                return Ok(false);
-            }
-            if waiter.sleeps() {
-                break;
-            }
-            waiter.spin(what)?;
+        if let Some(looked) = poller.take(|completion| look(&completion))? {
+            waiter.found();
+            return looked.map(|()| true);
         }
-        drop(poller);
-        waiter.sleep(&mut [cq], what)?;
+        if over() {
+            return Ok(false);
+        }
+        waiter.nothing(&mut [poller], what)?;
     }
 }
 

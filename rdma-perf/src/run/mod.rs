@@ -249,6 +249,7 @@ impl Runner {
         let mut waiter = Waiter::new(task.plan, send_cq, self.clock, task.shared)?;
         let lanes = lanes.iter_mut().map(split::<P>).collect::<Result<Vec<_>>>()?;
         let (mut sends, mut receives): (Vec<Sends<'_, P>>, Vec<Receives<'_>>) = lanes.into_iter().unzip();
+        let (mut completions, mut arrivals) = (poller::<C>(send_cq)?, poller::<C>(recv_cq)?);
         sender.begin(stop);
         let start = self.clock.now();
         let mut winding_up = false;
@@ -261,20 +262,19 @@ impl Runner {
             sender.post(&mut sends, recorder)?;
             // What more there was causes no event.
             if found < sender::REAP && sender.is_waiting() {
-                waiter.event(send_cq, "completion", || false)?;
+                waiter.event(&mut completions, "completion", || false)?;
             }
-            found = sender.reap(&mut poller::<C>(send_cq)?, recorder)?;
+            found = sender.reap(&mut completions, recorder)?;
             if both {
-                let poller = &mut poller::<C>(recv_cq)?;
-                found += self.receiver.reap::<C, O>(&mut receives, poller, task.size(), pattern.as_ref())?;
+                found += self.receiver.reap::<C, O>(&mut receives, &mut arrivals, task.size(), pattern.as_ref())?;
             }
             if found > 0 {
                 waiter.found();
             } else if sender.is_waiting() {
                 if both {
-                    waiter.nothing(&mut [send_cq, recv_cq], "completion")?;
+                    waiter.nothing(&mut [&mut completions, &mut arrivals], "completion")?;
                 } else {
-                    waiter.nothing(&mut [send_cq], "completion")?;
+                    waiter.nothing(&mut [&mut completions], "completion")?;
                 }
             }
         }
@@ -290,18 +290,18 @@ impl Runner {
         let pattern = task.pattern();
         let mut waiter = Waiter::new(task.plan, recv_cq, self.clock, task.shared)?;
         let mut receives: Vec<Receives<'_>> = lanes.iter_mut().map(receives).collect();
+        let mut arrivals = poller::<C>(recv_cq)?;
         let over = |received| received >= task.expected.load(Ordering::Acquire);
         let mut found = 0;
         while !over(self.receiver.received) {
             if found < receiver::REAP {
-                waiter.event(recv_cq, "message of the peer", || over(self.receiver.received))?;
+                waiter.event(&mut arrivals, "message of the peer", || over(self.receiver.received))?;
             }
-            found =
-                self.receiver.reap::<C, O>(&mut receives, &mut poller::<C>(recv_cq)?, task.size(), pattern.as_ref())?;
+            found = self.receiver.reap::<C, O>(&mut receives, &mut arrivals, task.size(), pattern.as_ref())?;
             if found > 0 {
                 waiter.found();
             } else {
-                waiter.nothing(&mut [recv_cq], "message of the peer")?;
+                waiter.nothing(&mut [&mut arrivals], "message of the peer")?;
             }
         }
         Ok(())
@@ -361,11 +361,13 @@ impl Runner {
     fn answer<P: Known, C: Known, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.worker.lanes.len());
         let pattern = task.pattern();
-        let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
-        if task.plan.takes_receives() {
-            outcome.messages = latency::pong(line, receipts, task)?;
-        } else if task.plan.is_two_sided() {
-            outcome.messages = latency::pong(line, memory, task)?;
+        {
+            let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
+            if task.plan.takes_receives() {
+                outcome.messages = latency::pong(line, receipts, task)?;
+            } else if task.plan.is_two_sided() {
+                outcome.messages = latency::pong(line, memory, task)?;
+            }
         }
         outcome.sent = vec![outcome.messages];
         (task.sent)(&outcome.sent);
@@ -388,10 +390,9 @@ impl Runner {
         let Receiver { lanes: inboxes, rules, .. } = &mut self.receiver;
         let (lane, inbox) = lanes.first_mut().zip(inboxes.first_mut()).context("no queue pair")?;
         let (sends, receives) = split(lane)?;
-        let line = Line { operation, sends, cq: send_cq, waiter: to_complete, size, interface: PhantomData };
-        let rules = *rules;
-        let receipts =
-            Receipts { inbox, rules, receives, cq: recv_cq, waiter: to_arrive, pattern, interface: PhantomData };
+        let line = Line { operation, sends, poller: poller(send_cq)?, waiter: to_complete, size };
+        let (rules, poller) = (*rules, poller(recv_cq)?);
+        let receipts = Receipts { inbox, rules, receives, poller, waiter: to_arrive, pattern, operation: PhantomData };
         Ok((line, receipts, Memory { waiter: to_see }))
     }
 }

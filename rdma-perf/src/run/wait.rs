@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use rdma_safe::{CompletionChannel, CompletionQueue};
+use rdma_safe::{CompletionChannel, CompletionQueue, Known, Poller};
 
 use super::alarm::Alarm;
 use crate::clock::Clock;
@@ -84,15 +84,20 @@ impl<'s> Waiter<'s> {
         })
     }
 
-    /// Comes before a look at `cq`: where events are awaited as perftest does, in order to be compared with it, waits for one and
+    /// Comes before a look at a queue: where events are awaited as perftest does, in order to be compared with it, waits for one and
     /// arms the queue again. `false` when `over` says that there is nothing more to wait for. The queues have to be armed before
     /// the first message.
     #[inline(always)]
-    pub(super) fn event(&mut self, cq: &mut CompletionQueue, what: &str, over: impl Fn() -> bool) -> Result<bool> {
+    pub(super) fn event<C: Known>(
+        &mut self,
+        poller: &mut Poller<'_, C>,
+        what: &str,
+        over: impl Fn() -> bool,
+    ) -> Result<bool> {
         // As many system calls as perftest makes.
         while let Some(channel) = &self.before_looks {
             if channel.try_event()?.is_some() {
-                cq.arm(false)?;
+                poller.arm(false)?;
                 break;
             }
             if over() {
@@ -115,10 +120,10 @@ impl<'s> Waiter<'s> {
         self.channel.is_some()
     }
 
-    /// Nothing was found in `cqs`: waits a little, or until they report something. `what` is waited for.
+    /// Nothing was found by `pollers`: waits a little, or until they report something. `what` is waited for.
     #[inline]
-    pub(super) fn nothing(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
-        if self.sleeps() { self.sleep(cqs, what) } else { self.spin(what) }
+    pub(super) fn nothing<C: Known>(&mut self, pollers: &mut [&mut Poller<'_, C>], what: &str) -> Result<()> {
+        if self.sleeps() { self.sleep(pollers, what) } else { self.spin(what) }
     }
 
     /// Nothing was found: waits a little.
@@ -133,12 +138,12 @@ impl<'s> Waiter<'s> {
         if self.idle % LOOKS == 0 { self.check(what) } else { Ok(()) }
     }
 
-    /// Nothing was found in `cqs`: waits until they report something.
+    /// Nothing was found by `pollers`: waits until they report something.
     #[inline]
-    pub(super) fn sleep(&mut self, cqs: &mut [&mut CompletionQueue], what: &str) -> Result<()> {
+    pub(super) fn sleep<C: Known>(&mut self, pollers: &mut [&mut Poller<'_, C>], what: &str) -> Result<()> {
         if !self.armed {
             // What completed before that causes no event, and has to be looked for once more.
-            return self.arm(cqs);
+            return self.arm(pollers);
         }
         let reported = match &self.channel {
             Some(channel) if self.alarm.is_some() => channel.try_event()?.is_some(),
@@ -150,13 +155,13 @@ impl<'s> Waiter<'s> {
         }
         self.armed = false;
         // Who finds nothing next can then sleep without another look.
-        if self.rearm { self.arm(cqs) } else { Ok(()) }
+        if self.rearm { self.arm(pollers) } else { Ok(()) }
     }
 
     #[inline]
-    fn arm(&mut self, cqs: &mut [&mut CompletionQueue]) -> Result<()> {
-        for cq in cqs {
-            cq.arm(false)?;
+    fn arm<C: Known>(&mut self, pollers: &mut [&mut Poller<'_, C>]) -> Result<()> {
+        for poller in pollers {
+            poller.arm(false)?;
         }
         self.armed = true;
         Ok(())

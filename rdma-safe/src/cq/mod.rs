@@ -178,6 +178,12 @@ impl CompletionQueue {
         }
         // A cursor that was forgotten holds a lock that some providers take here.
         self.end_poll();
+        self.request(solicited_only)
+    }
+
+    /// Calls `ibv_req_notify_cq`.
+    #[inline(always)]
+    fn request(&self, solicited_only: bool) -> Result<()> {
         // SAFETY: the queue is valid.
         check(unsafe { ibv_req_notify_cq(self.as_raw(), i32::from(solicited_only)) })
             .map_err(|errno| self.arm_error(errno))

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use rdma_sys::*;
 
 use super::{CompletionQueue, Mode, PollError, Taken, WcFields, WorkCompletion, rare};
+use crate::Error;
 use crate::interface::{Any, Classic, Extended, Interface, Known};
 
 /// A completion queue that one thread polls for a while: what [`Poll`](crate::Poll) does, at less cost for each poll.
@@ -44,6 +45,8 @@ pub struct Poller<'cq, I: Interface = Any> {
     extended: bool,
     fields: WcFields,
     one_per_poll: bool,
+    /// The queue has a channel.
+    reports: bool,
     cq: &'cq mut CompletionQueue,
     interface: PhantomData<I>,
     /// The thread was noted.
@@ -153,6 +156,7 @@ impl<'cq, I: Interface> Poller<'cq, I> {
             extended,
             fields: cq.fields,
             one_per_poll: cq.one_per_poll,
+            reports: cq.channel().is_some(),
             cq,
             interface: PhantomData,
             not_send: PhantomData,
@@ -202,6 +206,20 @@ impl<'cq, I: Interface> Poller<'cq, I> {
                 }
             }
         }
+    }
+
+    /// Asks for an event, as [`CompletionQueue::arm`] does.
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_req_notify_cq")]
+    #[inline]
+    pub fn arm(&mut self, solicited_only: bool) -> crate::Result<()> {
+        if !self.reports {
+            return Err(Error::NoChannel);
+        }
+        // No lock is held: what a method of this begins it ends.
+        self.cq.request(solicited_only)
     }
 
     #[inline(always)]

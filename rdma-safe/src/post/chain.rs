@@ -4,7 +4,7 @@ use std::ptr::{NonNull, null_mut};
 
 use rdma_sys::*;
 
-use super::payload::{Limits, Slot};
+use super::payload::Limits;
 use super::{PostError, Sge};
 
 /// Work requests for `ibv_post_send`, and the memory they refer to, allocated once.
@@ -59,29 +59,38 @@ impl Chain {
         self.wrs.as_ptr()
     }
 
-    /// The work request at `index`, which ends the chain now, and the memory for its payload.
+    /// The work request at `index`, which ends the chain now.
     ///
     /// # Safety
     ///
     /// This must not be [`Chain::none`], `first` be [`Chain::first`], and `index` be the number of calls since the last posting
     /// or since the chain was begun anew.
     #[inline(always)]
-    pub(super) unsafe fn slot(&mut self, first: *mut ibv_send_wr, index: u32) -> Result<Slot<'_>, PostError> {
+    pub(super) unsafe fn slot(&self, first: *mut ibv_send_wr, index: u32) -> Result<*mut ibv_send_wr, PostError> {
         // There is always a first one.
         if index != 0 && index >= self.max {
             return Err(PostError::BatchFull { max: self.max });
         }
-        // SAFETY: `index` is below the number of work requests, each of which has `max_inline` bytes of inline data. Nothing
-        // else refers to them: `self` is borrowed mutably, and between calls the provider has no use for them.
+        // SAFETY: `index` is below the number of work requests. Between calls the provider has no use for them.
         unsafe {
             let wr = first.add(index as usize);
             (*wr).next = null_mut();
             if index != 0 {
                 (*wr.sub(1)).next = wr;
             }
-            let inline = self.inline.add(index as usize * self.max_inline as usize);
-            Ok(Slot { wr: &mut *wr, inline })
+            Ok(wr)
         }
+    }
+
+    /// Room for the inline data of the work request at `index`, as much as the limits allow.
+    ///
+    /// # Safety
+    ///
+    /// [`Chain::slot`] must have given it out.
+    #[inline(always)]
+    pub(super) unsafe fn inline(&self, index: u32) -> NonNull<u8> {
+        // SAFETY: it is below the number of work requests, each of which has so many bytes.
+        unsafe { self.inline.add(index as usize * self.max_inline as usize) }
     }
 
     /// Posts the first `len`, those that were begun.

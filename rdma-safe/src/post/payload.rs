@@ -50,15 +50,6 @@ pub struct Means {
     pub(super) copy_inline_lists: bool,
 }
 
-/// Where a payload goes in a work request of `ibv_post_send`.
-#[allow(missing_debug_implementations)] // Of no use outside: it is made and consumed within one posting.
-pub struct Slot<'a> {
-    /// Its `sg_list` has room for as many elements as [`Limits`] allows, at least one.
-    pub(super) wr: &'a mut ibv_send_wr,
-    /// Room for as many bytes as [`Limits`] allows.
-    pub(super) inline: NonNull<u8>,
-}
-
 pub(super) mod sealed {
     use super::*;
 
@@ -77,12 +68,13 @@ pub(super) mod sealed {
         /// `qp` must be between a builder call and the next, and `check` must have passed.
         unsafe fn set(&self, qp: *mut ibv_qp_ex, means: &mut Means);
 
-        /// Writes the payload into a work request.
+        /// Writes the payload into a work request of `ibv_post_send`.
         ///
         /// # Safety
         ///
-        /// `check` must have passed with the limits of the queue pair that `slot` belongs to.
-        unsafe fn fill(&self, slot: Slot<'_>);
+        /// `check` must have passed with the limits of the queue pair that `wr` belongs to. Its `sg_list` must have room for as many
+        /// elements as they allow, at least one, and where `inline` says for as many bytes.
+        unsafe fn fill(&self, wr: &mut ibv_send_wr, inline: impl FnOnce() -> NonNull<u8>);
     }
 }
 
@@ -101,10 +93,10 @@ impl sealed::Payload for Sge {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, slot: Slot<'_>) {
+    unsafe fn fill(&self, wr: &mut ibv_send_wr, _inline: impl FnOnce() -> NonNull<u8>) {
         // SAFETY: there is always room for one element.
-        unsafe { slot.wr.sg_list.write(self.to_raw()) };
-        slot.wr.num_sge = 1;
+        unsafe { wr.sg_list.write(self.to_raw()) };
+        wr.num_sge = 1;
     }
 }
 
@@ -123,9 +115,9 @@ impl sealed::Payload for Short<'_> {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, slot: Slot<'_>) {
+    unsafe fn fill(&self, wr: &mut ibv_send_wr, inline: impl FnOnce() -> NonNull<u8>) {
         // SAFETY: the caller's contract.
-        unsafe { self.0.short_sge().fill(slot) }
+        unsafe { self.0.short_sge().fill(wr, inline) }
     }
 }
 
@@ -153,12 +145,12 @@ impl sealed::Payload for &[Sge] {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, slot: Slot<'_>) {
+    unsafe fn fill(&self, wr: &mut ibv_send_wr, _inline: impl FnOnce() -> NonNull<u8>) {
         for (index, sge) in self.iter().enumerate() {
             // SAFETY: `check` has found that there are no more than there is room for.
-            unsafe { slot.wr.sg_list.add(index).write(sge.to_raw()) };
+            unsafe { wr.sg_list.add(index).write(sge.to_raw()) };
         }
-        slot.wr.num_sge = self.len() as i32;
+        wr.num_sge = self.len() as i32;
     }
 }
 
@@ -180,9 +172,9 @@ impl sealed::Payload for Inline<'_> {
     }
 
     #[inline(always)]
-    unsafe fn fill(&self, slot: Slot<'_>) {
+    unsafe fn fill(&self, wr: &mut ibv_send_wr, inline: impl FnOnce() -> NonNull<u8>) {
         // SAFETY: the caller's contract; for one piece the check is the same.
-        unsafe { InlineList(&[self.0]).fill(slot) }
+        unsafe { InlineList(&[self.0]).fill(wr, inline) }
     }
 }
 
@@ -219,13 +211,14 @@ impl sealed::Payload for InlineList<'_> {
     }
 
     #[inline]
-    unsafe fn fill(&self, slot: Slot<'_>) {
+    unsafe fn fill(&self, wr: &mut ibv_send_wr, inline: impl FnOnce() -> NonNull<u8>) {
+        let inline = inline();
         // SAFETY: `check` has found that the pieces are no longer than there is room for.
-        let len = unsafe { concatenate(self.0, slot.inline) };
-        let element = ibv_sge { addr: slot.inline.as_ptr() as u64, length: len as u32, lkey: 0 };
+        let len = unsafe { concatenate(self.0, inline) };
+        let element = ibv_sge { addr: inline.as_ptr() as u64, length: len as u32, lkey: 0 };
         // SAFETY: there is always room for one element.
-        unsafe { slot.wr.sg_list.write(element) };
-        slot.wr.num_sge = i32::from(len > 0);
+        unsafe { wr.sg_list.write(element) };
+        wr.num_sge = i32::from(len > 0);
     }
 }
 

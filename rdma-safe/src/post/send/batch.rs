@@ -317,16 +317,17 @@ impl<I: Interface> SendBatch<'_, I> {
             }
             Target::Classic(first) => {
                 // SAFETY: the target is that of the queue, and so many work requests were begun.
-                let slot = unsafe { queue.chain.slot(first, self.count) }?;
-                let to = &mut *slot.wr;
+                let to = unsafe { queue.chain.slot(first, self.count) }?;
+                // SAFETY: one of the work requests of the chain, of which there is no other reference.
+                let to = unsafe { &mut *to };
                 to.wr_id = wr.id;
                 to.opcode = opcode;
                 to.send_flags = flags;
                 // Another operation may have set it: providers check fields of unions that theirs do not use.
                 to.__bindgen_anon_1.imm_data = 0;
                 classic(to);
-                // SAFETY: `check` has passed, with the limits of the queue.
-                unsafe { payload.fill(slot) };
+                // SAFETY: `check` has passed, with the limits of the queue; the chain has given out so many work requests.
+                unsafe { payload.fill(to, || queue.chain.inline(self.count)) };
             }
         }
         self.count += 1;
