@@ -8,6 +8,7 @@ mod creation;
 mod drop_orders;
 mod endpoint_operations;
 mod events;
+mod extremes;
 mod failing_destruction;
 mod failing_posts;
 mod fake;
@@ -17,6 +18,7 @@ mod known_interface;
 mod memory;
 #[cfg(not(miri))]
 mod modify;
+mod panics;
 mod polling;
 mod queries;
 mod quirks;

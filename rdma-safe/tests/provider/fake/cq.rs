@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 use rdma_sys::*;
 
 use super::config::Mode;
-use super::engine::{Cqe, Release};
+use super::engine::Cqe;
 use super::state::{Alloc, Ptr, State, enter, null, own, set_errno};
 
 pub(super) struct Channel {
@@ -56,8 +56,8 @@ impl Cq {
         (index + 1) & self.mask()
     }
 
-    /// Puts the cursor on its entry; returns what that entry releases.
-    fn stand(&mut self) -> Option<Release> {
+    /// Puts the cursor on its entry, and returns that.
+    fn stand(&mut self) -> Cqe {
         self.standing = true;
         let entry = self.ring[self.current as usize];
         let raw = self.raw.0.cast::<ibv_cq_ex>();
@@ -65,7 +65,7 @@ impl Cq {
             (*raw).status = ibv_wc_status(entry.status);
             (*raw).wr_id = entry.wr_id;
         }
-        entry.release
+        entry
     }
 }
 
@@ -338,6 +338,15 @@ impl State {
         }
     }
 
+    /// Notes that a failure is taken of a queue pair whose batch is open, as hns locks the send queue for that.
+    fn takes(&mut self, entry: Cqe) {
+        let is_open = |qp: &super::state::Qp| qp.number == entry.qp_num && qp.batch.is_some();
+        if entry.status != IBV_WC_SUCCESS.0 && self.qps.values().any(is_open) {
+            self.violation("taking failed work between wr_start and wr_complete waits for ever");
+        }
+        entry.release.into_iter().for_each(|release| self.release(release));
+    }
+
     /// Before a poll: executes what waits for one.
     fn before_poll(&mut self) {
         if self.mode == Mode::AtPoll {
@@ -362,15 +371,15 @@ pub(super) unsafe extern "C" fn poll_cq(raw: *mut ibv_cq, room: c_int, wcs: *mut
             return -1;
         }
         let mut taken = 0;
-        let mut releases = Vec::new();
+        let mut entries = Vec::new();
         while taken < room && cq.consumer != cq.producer {
             let entry = cq.ring[cq.consumer as usize];
             cq.consumer = cq.after(cq.consumer);
             unsafe { wcs.add(taken as usize).write(entry.to_wc()) };
-            releases.extend(entry.release);
+            entries.push(entry);
             taken += 1;
         }
-        releases.into_iter().for_each(|release| state.release(release));
+        entries.into_iter().for_each(|entry| state.takes(entry));
         taken
     })
 }
@@ -398,8 +407,8 @@ unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr
             return libc::ENOENT;
         }
         cq.polling = Some(std::thread::current().id());
-        let release = cq.stand();
-        release.into_iter().for_each(|release| state.release(release));
+        let entry = cq.stand();
+        state.takes(entry);
         0
     })
 }
@@ -429,8 +438,8 @@ unsafe extern "C" fn next_poll(raw: *mut ibv_cq_ex) -> c_int {
             return libc::ENOENT;
         }
         cq.current = next;
-        let release = cq.stand();
-        release.into_iter().for_each(|release| state.release(release));
+        let entry = cq.stand();
+        state.takes(entry);
         0
     })
 }
