@@ -227,10 +227,9 @@ impl<I: Interface> Endpoint<I> {
     /// Takes back what a batch that was forgotten has left: the work from the provider, then the buffers.
     #[inline]
     pub(super) fn abandon(&mut self) {
-        if self.live.sends.has_staged() {
-            self.live.qp.abort_sends();
-            self.live.sends.roll_back();
-        }
+        // Also where nothing was added: some providers lock the send queue as long as a batch is open.
+        self.live.qp.abort_sends();
+        self.live.sends.roll_back();
     }
 
     /// Begins a batch of work to be posted with one doorbell.
