@@ -5,6 +5,7 @@
 mod batches;
 mod contexts;
 mod creation;
+mod disorder;
 mod drop_orders;
 mod endpoint_operations;
 mod events;
