@@ -15,6 +15,7 @@ mod failing_posts;
 mod fake;
 mod gates;
 mod known_interface;
+mod lies;
 // Tables and texts, which hold nothing for Miri to find and take it minutes.
 mod memory;
 #[cfg(not(miri))]
