@@ -250,6 +250,28 @@ fn a_forgotten_batch_of_an_endpoint_ends_before_completions_are_taken() {
     });
 }
 
+/// Likewise, when it is given a receive in the error state.
+#[test]
+fn a_forgotten_batch_of_an_endpoint_ends_before_a_receive_is_posted() {
+    on_each_interface(|fake, interfaces| {
+        for work in 0..2 {
+            let pd = fake.pd();
+            let (mut a, _b) = endpoints(&pd, interfaces);
+            let before = fake.live().mrs;
+            let mut batch = a.batch().unwrap();
+            for _ in 0..work {
+                batch.add(Work::send(filled(&pd, b"never sent"))).unwrap();
+            }
+            std::mem::forget(batch);
+            fake.break_qp(a.queue_pair().number());
+            a.receive(filled(&pd, b"inbox")).unwrap();
+            assert_eq!(fake.take_violations(), [""; 0]);
+            assert_eq!(fake.live().mrs, before + 1, "what was forgotten is dropped, too");
+            assert_eq!(a.poll().unwrap().unwrap().status, WcStatus::WR_FLUSH_ERR);
+        }
+    });
+}
+
 #[test]
 fn an_endpoint_closes_with_a_forgotten_batch() {
     on_each_interface(|fake, interfaces| {

@@ -194,6 +194,10 @@ pub(super) unsafe extern "C" fn post_recv(
             state.violation("ibv_post_recv in RESET");
             return libc::EINVAL;
         }
+        if qp.state == IBV_QPS_ERR && qp.batch.is_some() {
+            // As hns locks the send queue for that.
+            state.violation("ibv_post_recv in the error state between wr_start and wr_complete waits for ever");
+        }
         if first.is_null() || !first.is_aligned() {
             state.violation("ibv_post_recv of no chain");
             return libc::EINVAL;
