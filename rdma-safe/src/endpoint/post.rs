@@ -48,6 +48,7 @@ impl<I: Interface> Endpoint<I> {
         } else if self.live.receives.is_full() {
             PostError::QueueFull { posted: 0 }
         } else {
+            self.abandon();
             let (id, sge) = (self.live.receives.next_sequence(), buffer.whole_sge(self.settings.max_message));
             // SAFETY: as in `receive`.
             match unsafe { self.live.qp.receive(id, sge) } {

@@ -18,7 +18,8 @@ use crate::interface::{Any, Interface};
 ///
 /// Each method adds one whole work request, so none can be left half-built.
 ///
-/// On some providers it holds a lock that polling takes, too, when work has failed: post or drop it before completions are taken.
+/// On some providers it holds a lock that polling takes, too, when work has failed, and so does posting a receive in the error
+/// state: post or drop it before completions are taken or receives are posted.
 ///
 /// # Safety
 ///
