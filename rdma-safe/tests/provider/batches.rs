@@ -221,7 +221,7 @@ fn forgetting_a_full_batch_of_an_endpoint_does_not_block_it_for_ever() {
     });
 }
 
-/// The provider waits for itself when it finds failed work while a batch is open.
+/// The provider waits for itself when it is polled or armed while a batch is open.
 #[test]
 fn a_forgotten_batch_of_an_endpoint_ends_before_completions_are_taken() {
     on_each_interface(|fake, interfaces| {
@@ -250,7 +250,7 @@ fn a_forgotten_batch_of_an_endpoint_ends_before_completions_are_taken() {
     });
 }
 
-/// Likewise, when it is given a receive in the error state.
+/// Likewise, when it is given a receive.
 #[test]
 fn a_forgotten_batch_of_an_endpoint_ends_before_a_receive_is_posted() {
     on_each_interface(|fake, interfaces| {

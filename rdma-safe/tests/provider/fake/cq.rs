@@ -7,8 +7,8 @@ use std::thread::ThreadId;
 use rdma_sys::*;
 
 use super::config::Mode;
-use super::engine::Cqe;
-use super::state::{Alloc, Ptr, State, enter, null, own, set_errno};
+use super::engine::{Cqe, Release};
+use super::state::{Alloc, Ptr, Qp, State, enter, null, own, set_errno};
 
 pub(super) struct Channel {
     pub(super) alloc: Alloc,
@@ -56,8 +56,8 @@ impl Cq {
         (index + 1) & self.mask()
     }
 
-    /// Puts the cursor on its entry, and returns that.
-    fn stand(&mut self) -> Cqe {
+    /// Puts the cursor on its entry; returns what that entry releases.
+    fn stand(&mut self) -> Option<Release> {
         self.standing = true;
         let entry = self.ring[self.current as usize];
         let raw = self.raw.0.cast::<ibv_cq_ex>();
@@ -65,7 +65,7 @@ impl Cq {
             (*raw).status = ibv_wc_status(entry.status);
             (*raw).wr_id = entry.wr_id;
         }
-        entry
+        entry.release
     }
 }
 
@@ -295,6 +295,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(raw: *mut ibv_cq, solicited_only: 
         }
         // As irdma does.
         state.needs_lock([raw.addr(), raw.addr()], "ibv_req_notify_cq");
+        state.needs_no_batch([raw.addr(), raw.addr()], "ibv_req_notify_cq");
         let Some(cq) = state.cq(raw.addr(), "ibv_req_notify_cq") else { return libc::EINVAL };
         if cq.channel.is_none() {
             state.violation("ibv_req_notify_cq of a queue without a channel");
@@ -338,17 +339,19 @@ impl State {
         }
     }
 
-    /// Notes that a failure is taken of a queue pair whose batch is open, as hns locks the send queue for that.
-    fn takes(&mut self, entry: Cqe) {
-        let is_open = |qp: &super::state::Qp| qp.number == entry.qp_num && qp.batch.is_some();
-        if entry.status != IBV_WC_SUCCESS.0 && self.qps.values().any(is_open) {
-            self.violation("taking failed work between wr_start and wr_complete waits for ever");
+    /// Notes that a verb takes the lock of a completion queue to which sends complete that this very thread has begun a batch
+    /// of: ionic holds it from `wr_start` to `wr_complete`.
+    pub(super) fn needs_no_batch(&mut self, cqs: [usize; 2], verb: &str) {
+        let here = Some(std::thread::current().id());
+        let holds = |qp: &Qp| qp.batch.is_some() && qp.builder == here && cqs.contains(&qp.send_cq);
+        if self.qps.values().any(holds) {
+            self.violation(format!("{verb} between wr_start and wr_complete waits for ever"));
         }
-        entry.release.into_iter().for_each(|release| self.release(release));
     }
 
     /// Before a poll: executes what waits for one.
-    fn before_poll(&mut self) {
+    fn before_poll(&mut self, cq: usize) {
+        self.needs_no_batch([cq, cq], "polling");
         if self.mode == Mode::AtPoll {
             self.run();
         }
@@ -357,7 +360,7 @@ impl State {
 
 pub(super) unsafe extern "C" fn poll_cq(raw: *mut ibv_cq, room: c_int, wcs: *mut ibv_wc) -> c_int {
     enter(raw, "ibv_poll_cq", |state, _| {
-        state.before_poll();
+        state.before_poll(raw.addr());
         if state.fault("ibv_poll_cq").is_some() {
             // What mlx5 returns; nobody promises an errno.
             return -2;
@@ -371,22 +374,22 @@ pub(super) unsafe extern "C" fn poll_cq(raw: *mut ibv_cq, room: c_int, wcs: *mut
             return -1;
         }
         let mut taken = 0;
-        let mut entries = Vec::new();
+        let mut releases = Vec::new();
         while taken < room && cq.consumer != cq.producer {
             let entry = cq.ring[cq.consumer as usize];
             cq.consumer = cq.after(cq.consumer);
             unsafe { wcs.add(taken as usize).write(entry.to_wc()) };
-            entries.push(entry);
+            releases.extend(entry.release);
             taken += 1;
         }
-        entries.into_iter().for_each(|entry| state.takes(entry));
+        releases.into_iter().for_each(|release| state.release(release));
         taken
     })
 }
 
 unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     enter(raw, "start_poll", |state, _| {
-        state.before_poll();
+        state.before_poll(raw.addr());
         if unsafe { (*attr).comp_mask } != 0 {
             state.violation("start_poll with a comp_mask that is not defined");
         }
@@ -407,15 +410,15 @@ unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr
             return libc::ENOENT;
         }
         cq.polling = Some(std::thread::current().id());
-        let entry = cq.stand();
-        state.takes(entry);
+        let release = cq.stand();
+        release.into_iter().for_each(|release| state.release(release));
         0
     })
 }
 
 unsafe extern "C" fn next_poll(raw: *mut ibv_cq_ex) -> c_int {
     enter(raw, "next_poll", |state, _| {
-        state.before_poll();
+        state.before_poll(raw.addr());
         let (fault, rxe) = (state.fault("next_poll"), state.config.rxe);
         let Some(cq) = state.cq(raw.addr(), "next_poll") else { return libc::EINVAL };
         if cq.polling.is_none() {
@@ -438,8 +441,8 @@ unsafe extern "C" fn next_poll(raw: *mut ibv_cq_ex) -> c_int {
             return libc::ENOENT;
         }
         cq.current = next;
-        let entry = cq.stand();
-        state.takes(entry);
+        let release = cq.stand();
+        release.into_iter().for_each(|release| state.release(release));
         0
     })
 }

@@ -4,6 +4,7 @@ use std::alloc::{Layout, dealloc};
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
 use rdma_sys::*;
 
@@ -110,6 +111,8 @@ pub(super) struct Qp {
     pub(super) rq_reclaimed: u64,
     /// Between `ibv_wr_start` and `ibv_wr_complete`.
     pub(super) batch: Option<Vec<Building>>,
+    /// Who called `ibv_wr_start` last.
+    pub(super) builder: Option<ThreadId>,
 }
 
 pub(super) struct State {
