@@ -212,8 +212,8 @@ impl<I: Interface> Endpoint<I> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
-        self.cq.arm(false)?;
         self.abandon();
+        self.cq.arm(false)?;
         // What completed before arming causes no event.
         if !self.has_completed() {
             self.look()?;

@@ -228,7 +228,7 @@ impl<I: Interface> Endpoint<I> {
     /// Takes back what a batch that was forgotten has left: the work from the provider, then the buffers.
     #[inline]
     pub(super) fn abandon(&mut self) {
-        // Also where nothing was added: some providers lock the send queue as long as a batch is open.
+        // Also where nothing was added: some providers lock both queues as long as a batch is open.
         self.live.qp.abort_sends();
         self.live.sends.roll_back();
     }
