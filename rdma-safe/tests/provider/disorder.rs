@@ -55,6 +55,9 @@ enum Step {
         peer: bool,
         panic: bool,
     },
+    Arm {
+        peer: bool,
+    },
     Refuse,
     PollFails {
         peer: bool,
@@ -77,6 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => prop::bool::weighted(0.7).prop_map(|peer| Step::Receive { peer }),
         1 => any::<bool>().prop_map(|peer| Step::Foreign { peer }),
         8 => (any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(peer, panic)| Step::Take { peer, panic }),
+        2 => any::<bool>().prop_map(|peer| Step::Arm { peer }),
         1 => Just(Step::Refuse),
         1 => any::<bool>().prop_map(|peer| Step::PollFails { peer }),
         2 => Just(Step::Progress),
@@ -181,6 +185,7 @@ struct World<'f> {
     messages: VecDeque<Message>,
     next: usize,
     interfaces: Interfaces,
+    mode: Mode,
 }
 
 /// Bytes that are written and read.
@@ -331,6 +336,13 @@ impl World<'_> {
         true
     }
 
+    fn arm<I: Interface>(&mut self, side: &mut Side<I>) {
+        // Miri has no poll(2), with which events are waited for.
+        if !cfg!(miri) && side.endpoint.arm().unwrap() && self.mode != Mode::AtPoll {
+            assert!(!self.take(side, false), "an event was promised for what was there already");
+        }
+    }
+
     fn poll_fails<I: Interface>(&mut self, side: &mut Side<I>) {
         let verb = if self.interfaces.extended_cq { "start_poll" } else { "ibv_poll_cq" };
         self.fake.fail(verb, libc::EIO);
@@ -372,6 +384,8 @@ impl World<'_> {
             Step::Foreign { peer: true } => self.foreign(b),
             Step::Take { peer: false, panic } => _ = self.take(a, *panic),
             Step::Take { peer: true, panic } => _ = self.take(b, *panic),
+            Step::Arm { peer: false } => self.arm(a),
+            Step::Arm { peer: true } => self.arm(b),
             Step::Refuse if self.interfaces.extended_qp => self.fake.fail_wr_complete(libc::ENOSPC, false),
             Step::Refuse => {
                 self.fake.fail_post_send(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken });
@@ -425,14 +439,23 @@ fn start(steps: &[Step], interfaces: Interfaces, known: bool, ruin: Ruin, depth:
     let context = fake.open();
     let (pd, other) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
     let timestamps = kind == 3 && interfaces.extended_cq;
-    let made = |builder: EndpointBuilder<'_>| builder.timestamps(timestamps).build().unwrap();
+    let made = |builder: EndpointBuilder<'_>| builder.timestamps(timestamps).events(!cfg!(miri)).build().unwrap();
     let mut a = made(builder(&pd, interfaces).send_depth(depth).recv_depth(2));
     let mut b = made(builder(&pd, interfaces).recv_depth(depth));
     connect(&mut a, &mut b);
     fake.set_mode(mode);
     let exposed = pd.expose(Pages::new(LEN).unwrap(), Access::REMOTE).unwrap();
-    let mut world =
-        World { fake: &fake, pd, other, exposed, keys: Vec::new(), messages: VecDeque::new(), next: 0, interfaces };
+    let mut world = World {
+        fake: &fake,
+        pd,
+        other,
+        exposed,
+        keys: Vec::new(),
+        messages: VecDeque::new(),
+        next: 0,
+        interfaces,
+        mode,
+    };
     match known {
         false => run(&mut world, a, b, steps, ruin),
         true => match a.extended() {
@@ -447,7 +470,7 @@ fn start(steps: &[Step], interfaces: Interfaces, known: bool, ruin: Ruin, depth:
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 3 } else { 300 },
+        cases: if cfg!(miri) { 3 } else { 150 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

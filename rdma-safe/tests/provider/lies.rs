@@ -131,7 +131,7 @@ fn run(steps: &[Step], interfaces: Interfaces, depth: u32, timestamps: bool) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 4 } else { 300 },
+        cases: if cfg!(miri) { 4 } else { 200 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
