@@ -39,7 +39,6 @@ impl<'e> Batch<'e> {
             return Err(PostError::Poisoned);
         }
         if endpoint.live.sends.has_staged() {
-            endpoint.abandon();
             endpoint.open_gates();
         }
         let end = endpoint.live.sends.next_sequence();

@@ -47,12 +47,13 @@ impl Buffer {
 }
 
 impl<I: Interface> Endpoint<I> {
-    /// Opens what may be open.
+    /// Opens what may be open, after it has taken back what a batch that was forgotten has left.
     pub(super) fn open_gates(&mut self) {
         self.gates = Gates::SHUT;
-        if self.poisoned || self.live.sends.has_staged() {
+        if self.poisoned {
             return;
         }
+        self.abandon();
         let pending = self.live.sends.has_completed() || self.live.receives.has_completed();
         self.gates.poll = !pending && !self.settings.timestamps && self.cq.is_idle();
         if (self.settings.max_message as usize) < Buffer::SHORT {

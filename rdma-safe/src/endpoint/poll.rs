@@ -212,14 +212,11 @@ impl<I: Interface> Endpoint<I> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
+        self.abandon();
         self.cq.arm(false)?;
-        /// Silent work before the first that is handed out.
-        const LIMIT: usize = 16;
         // What completed before arming causes no event.
-        for _ in 0..LIMIT {
-            if self.has_completed() || !self.look()? {
-                break;
-            }
+        if !self.has_completed() {
+            self.look()?;
         }
         self.open_gates();
         Ok(!self.has_completed())
@@ -236,7 +233,11 @@ impl<I: Interface> Endpoint<I> {
             Some(done) => done,
             None => self.live.receives.pop()?,
         };
-        let Done { sequence, buffer, operation, outcome } = done;
+        let Done { sequence, buffer, operation, mut outcome } = done;
+        if outcome.is_success() && matches!(operation, Operation::Read | Operation::Atomic) {
+            // Also where it had no completion of its own to say so.
+            outcome.byte_len = buffer.as_ref().map_or(0, |buffer| buffer.len() as u32);
+        }
         Some(Completion::new(sequence, operation, buffer, outcome))
     }
 }
@@ -346,12 +347,8 @@ fn note(sends: &mut Ring<Buffer>, receives: &mut Ring<Buffer>, found: WorkComple
             // Not every provider flushes unsignaled work one by one: whether it was done is not known.
             sends.note_before(id, flushed);
         }
-        sends.complete(id, |slot| {
-            failed.unwrap_or_else(|| {
-                let has_length = matches!(slot.kind.operation, Operation::Read | Operation::Atomic);
-                let byte_len = if has_length { found.byte_len().unwrap_or(0) } else { 0 };
-                Outcome { byte_len, timestamp: found.completion_timestamp(), ..Outcome::DONE }
-            })
+        sends.complete(id, |_| {
+            failed.unwrap_or_else(|| Outcome { timestamp: found.completion_timestamp(), ..Outcome::DONE })
         })
     };
     if known { Ok(()) } else { Err(PollError::Unexpected { wr_id: id }) }
@@ -360,17 +357,19 @@ fn note(sends: &mut Ring<Buffer>, receives: &mut Ring<Buffer>, found: WorkComple
 /// What has arrived in a receive that succeeded. Sets the length of its buffer.
 fn arrived(buffer: &mut Buffer, found: &WorkCompletion<'_>) -> Outcome {
     let byte_len = found.byte_len().unwrap_or(0);
-    let mut outcome = Outcome { byte_len, timestamp: found.completion_timestamp(), ..Outcome::DONE };
+    let mut outcome = Outcome { timestamp: found.completion_timestamp(), ..Outcome::DONE };
     let flags = found.flags();
     if flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
         outcome.extra = Extra { flags, number: found.imm_or_key() };
     }
-    let mut len = byte_len;
     if found.opcode() == WcOpcode::RECV_RDMA_WITH_IMM {
-        (outcome.operation, len) = (Some(Operation::ReceiveWrite), 0);
+        (outcome.operation, outcome.byte_len) = (Some(Operation::ReceiveWrite), byte_len);
+        buffer.set_len_within(0);
+        return outcome;
     }
     // A provider that claims more than it was given does not get the buffer to lie about it.
-    buffer.set_len_within(len);
+    buffer.set_len_within(byte_len);
+    outcome.byte_len = buffer.len() as u32;
     outcome
 }
 

@@ -48,6 +48,7 @@ impl<I: Interface> Endpoint<I> {
         } else if self.live.receives.is_full() {
             PostError::QueueFull { posted: 0 }
         } else {
+            self.abandon();
             let (id, sge) = (self.live.receives.next_sequence(), buffer.whole_sge(self.settings.max_message));
             // SAFETY: as in `receive`.
             match unsafe { self.live.qp.receive(id, sge) } {
@@ -227,10 +228,9 @@ impl<I: Interface> Endpoint<I> {
     /// Takes back what a batch that was forgotten has left: the work from the provider, then the buffers.
     #[inline]
     pub(super) fn abandon(&mut self) {
-        if self.live.sends.has_staged() {
-            self.live.qp.abort_sends();
-            self.live.sends.roll_back();
-        }
+        // Also where nothing was added: some providers lock both queues as long as a batch is open.
+        self.live.qp.abort_sends();
+        self.live.sends.roll_back();
     }
 
     /// Begins a batch of work to be posted with one doorbell.

@@ -1,9 +1,11 @@
 //! Batches that are dropped, empty or forgotten post nothing.
 
-use rdma_safe::{Buffer, Inline, PostError, ProtectionDomain, WcOpcode, Work, WorkRequest};
+use rdma_safe::{Buffer, Inline, PostError, ProtectionDomain, WcOpcode, WcStatus, Work, WorkRequest};
 
 use crate::fake::Fake;
-use crate::support::{done, endpoints, in_flight, nothing, on_each_interface, post, raw_pair, receive, seen};
+use crate::support::{
+    builder, connect, done, endpoints, in_flight, nothing, on_each_interface, post, raw_pair, receive, seen,
+};
 
 fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
     let mut buffer = pd.allocate(bytes.len()).unwrap();
@@ -216,6 +218,57 @@ fn forgetting_a_full_batch_of_an_endpoint_does_not_block_it_for_ever() {
         b.receive(pd.allocate(16).unwrap()).unwrap();
         a.send(filled(&pd, b"sent")).unwrap();
         assert_eq!(&done(&mut b).buffer.unwrap()[..], b"sent");
+    });
+}
+
+/// The provider waits for itself when it is polled or armed while a batch is open.
+#[test]
+fn a_forgotten_batch_of_an_endpoint_ends_before_completions_are_taken() {
+    on_each_interface(|fake, interfaces| {
+        for work in 0..2 {
+            for arm in [false, true] {
+                let pd = fake.pd();
+                let mut a = builder(&pd, interfaces).events(arm).build().unwrap();
+                let mut b = builder(&pd, interfaces).build().unwrap();
+                connect(&mut a, &mut b);
+                a.receive(filled(&pd, b"inbox")).unwrap();
+                let before = fake.live().mrs;
+                let mut batch = a.batch().unwrap();
+                for _ in 0..work {
+                    batch.add(Work::send(filled(&pd, b"never sent"))).unwrap();
+                }
+                std::mem::forget(batch);
+                fake.break_qp(a.queue_pair().number());
+                if arm {
+                    assert!(!a.arm().unwrap());
+                }
+                assert_eq!(a.poll().unwrap().unwrap().status, WcStatus::WR_FLUSH_ERR);
+                assert_eq!(fake.take_violations(), [""; 0]);
+                assert_eq!(fake.live().mrs, before - 1, "what was forgotten is dropped, too");
+            }
+        }
+    });
+}
+
+/// Likewise, when it is given a receive.
+#[test]
+fn a_forgotten_batch_of_an_endpoint_ends_before_a_receive_is_posted() {
+    on_each_interface(|fake, interfaces| {
+        for work in 0..2 {
+            let pd = fake.pd();
+            let (mut a, _b) = endpoints(&pd, interfaces);
+            let before = fake.live().mrs;
+            let mut batch = a.batch().unwrap();
+            for _ in 0..work {
+                batch.add(Work::send(filled(&pd, b"never sent"))).unwrap();
+            }
+            std::mem::forget(batch);
+            fake.break_qp(a.queue_pair().number());
+            a.receive(filled(&pd, b"inbox")).unwrap();
+            assert_eq!(fake.take_violations(), [""; 0]);
+            assert_eq!(fake.live().mrs, before + 1, "what was forgotten is dropped, too");
+            assert_eq!(a.poll().unwrap().unwrap().status, WcStatus::WR_FLUSH_ERR);
+        }
     });
 }
 

@@ -8,20 +8,24 @@ mod batches;
 mod clocks;
 mod contexts;
 mod creation;
+mod disorder;
 mod domains;
 mod drop_orders;
 mod endpoint_operations;
 mod endpoint_ways;
 mod events;
+mod extremes;
 mod failing_destruction;
 mod failing_posts;
 mod fake;
 mod gates;
 mod known_interface;
+mod lies;
 // Tables and texts, which hold nothing for Miri to find and take it minutes.
 mod memory;
 #[cfg(not(miri))]
 mod modify;
+mod panics;
 mod polling;
 mod queries;
 mod queue_pair_options;

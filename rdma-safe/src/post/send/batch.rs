@@ -18,7 +18,9 @@ use crate::interface::{Any, Interface};
 ///
 /// Each method adds one whole work request, so none can be left half-built.
 ///
-/// On some providers it holds a lock that polling takes, too, when work has failed: post or drop it before completions are taken.
+/// On some providers it holds the locks of the send queue and of the completion queue of its sends, for which this thread would
+/// wait for ever: post or drop it before completions are taken from that queue, before it is armed, and before, of a queue pair
+/// that completes to it, receives are posted, another batch is begun, or it is dropped or reset.
 ///
 /// # Safety
 ///

@@ -8,7 +8,7 @@ use rdma_sys::*;
 
 use super::config::Mode;
 use super::engine::{Cqe, Release};
-use super::state::{Alloc, Ptr, State, enter, null, own, set_errno};
+use super::state::{Alloc, Ptr, Qp, State, enter, null, own, set_errno};
 
 pub(super) struct Channel {
     pub(super) alloc: Alloc,
@@ -324,6 +324,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(raw: *mut ibv_cq, solicited_only: 
         }
         // As irdma does.
         state.needs_lock([raw.addr(), raw.addr()], "ibv_req_notify_cq");
+        state.needs_no_batch([raw.addr(), raw.addr()], "ibv_req_notify_cq");
         let Some(cq) = state.cq(raw.addr(), "ibv_req_notify_cq") else { return libc::EINVAL };
         if cq.channel.is_none() {
             state.violation("ibv_req_notify_cq of a queue without a channel");
@@ -367,8 +368,19 @@ impl State {
         }
     }
 
+    /// Notes that a verb takes the lock of a completion queue to which sends complete that this very thread has begun a batch
+    /// of: ionic holds it from `wr_start` to `wr_complete`.
+    pub(super) fn needs_no_batch(&mut self, cqs: [usize; 2], verb: &str) {
+        let here = Some(std::thread::current().id());
+        let holds = |qp: &Qp| qp.batch.is_some() && qp.builder == here && cqs.contains(&qp.send_cq);
+        if self.qps.values().any(holds) {
+            self.violation(format!("{verb} between wr_start and wr_complete waits for ever"));
+        }
+    }
+
     /// Before a poll: executes what waits for one.
-    fn before_poll(&mut self) {
+    fn before_poll(&mut self, cq: usize) {
+        self.needs_no_batch([cq, cq], "polling");
         if self.mode == Mode::AtPoll {
             self.run();
         }
@@ -377,7 +389,7 @@ impl State {
 
 pub(super) unsafe extern "C" fn poll_cq(raw: *mut ibv_cq, room: c_int, wcs: *mut ibv_wc) -> c_int {
     enter(raw, "ibv_poll_cq", |state, _| {
-        state.before_poll();
+        state.before_poll(raw.addr());
         if state.fault("ibv_poll_cq").is_some() {
             // What mlx5 returns; nobody promises an errno.
             return -2;
@@ -406,7 +418,7 @@ pub(super) unsafe extern "C" fn poll_cq(raw: *mut ibv_cq, room: c_int, wcs: *mut
 
 unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     enter(raw, "start_poll", |state, _| {
-        state.before_poll();
+        state.before_poll(raw.addr());
         if unsafe { (*attr).comp_mask } != 0 {
             state.violation("start_poll with a comp_mask that is not defined");
         }
@@ -435,7 +447,7 @@ unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr
 
 unsafe extern "C" fn next_poll(raw: *mut ibv_cq_ex) -> c_int {
     enter(raw, "next_poll", |state, _| {
-        state.before_poll();
+        state.before_poll(raw.addr());
         let (fault, rxe) = (state.fault("next_poll"), state.config.rxe);
         let Some(cq) = state.cq(raw.addr(), "next_poll") else { return libc::EINVAL };
         if cq.polling.is_none() {

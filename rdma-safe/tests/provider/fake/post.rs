@@ -194,6 +194,8 @@ pub(super) unsafe extern "C" fn post_recv(
             state.violation("ibv_post_recv in RESET");
             return libc::EINVAL;
         }
+        let recv_cq = qp.recv_cq;
+        state.needs_no_batch([recv_cq, recv_cq], "ibv_post_recv");
         if first.is_null() || !first.is_aligned() {
             state.violation("ibv_post_recv of no chain");
             return libc::EINVAL;
@@ -256,8 +258,11 @@ pub(super) fn set_builders(qp: &mut ibv_qp_ex, ops: u64) {
 unsafe extern "C" fn wr_start(raw: *mut ibv_qp_ex) {
     enter(raw, "wr_start", |state, _| {
         let Some(qp) = state.qp(raw.addr(), "wr_start") else { return };
-        let (nested, from) = (qp.batch.is_some(), qp.state);
+        let (nested, from, send_cq) = (qp.batch.is_some(), qp.state, qp.send_cq);
+        state.needs_no_batch([send_cq, send_cq], "wr_start");
+        let qp = state.qps.get_mut(&raw.addr()).unwrap();
         qp.batch = Some(Vec::new());
+        qp.builder = Some(std::thread::current().id());
         if nested {
             state.violation("wr_start between wr_start and wr_complete waits for ever");
         }

@@ -150,6 +150,7 @@ fn create(
         rq_reclaimed: 0,
         batch: None,
         ece: None,
+        builder: None,
     };
     state.qps.insert(raw.addr(), qp);
     raw
@@ -166,6 +167,7 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
         let Some(qp) = state.qp(raw.addr(), "ibv_destroy_qp") else { return libc::EINVAL };
         let (cqs, is_open) = ([qp.send_cq, qp.recv_cq], qp.batch.is_some());
         state.needs_lock(cqs, "ibv_destroy_qp");
+        state.needs_no_batch(cqs, "ibv_destroy_qp");
         if is_open {
             state.violation("ibv_destroy_qp between wr_start and wr_complete");
         }
@@ -209,6 +211,7 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
         let to = if mask & IBV_QP_STATE.0 != 0 { attr.qp_state } else { from };
         if to == IBV_QPS_RESET {
             state.needs_lock(cqs, "ibv_modify_qp to RESET");
+            state.needs_no_batch(cqs, "ibv_modify_qp to RESET");
         }
         if is_open {
             state.violation("ibv_modify_qp between wr_start and wr_complete");

@@ -4,6 +4,7 @@ use std::alloc::{Layout, dealloc};
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
 use rdma_sys::*;
 
@@ -119,6 +120,8 @@ pub(super) struct Qp {
     pub(super) batch: Option<Vec<Building>>,
     /// As set last.
     pub(super) ece: Option<ibv_ece>,
+    /// Who called `ibv_wr_start` last.
+    pub(super) builder: Option<ThreadId>,
 }
 
 pub(super) struct State {
