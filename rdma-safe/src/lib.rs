@@ -13,6 +13,7 @@
 //!
 //! ```text
 //! Device ── Context ─┬─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
+//!                    │                    ├─ AddressHandle
 //!                    │                    └─ QueuePair, Endpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
 //! ```
@@ -36,6 +37,7 @@
 
 mod access;
 mod address;
+mod ah;
 mod channel;
 mod context;
 mod cq;
@@ -45,6 +47,7 @@ mod endpoint;
 mod errno;
 mod error;
 mod gid;
+mod grh;
 mod interface;
 mod mr;
 mod named;
@@ -57,7 +60,8 @@ mod quirks;
 pub use rdma_sys as sys;
 
 pub use access::Access;
-pub use address::{AddressVector, GlobalRoute};
+pub use address::{AddressError, AddressVector, GlobalRoute};
+pub use ah::AddressHandle;
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use cq::{
@@ -72,13 +76,14 @@ pub use endpoint::{
 pub use errno::Errno;
 pub use error::{Error, Result};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
+pub use grh::Grh;
 pub use interface::{Any, Classic, Extended, Interface, Known};
 pub use mr::{Backing, Buffer, ExposedRegion, HugePages, Pages, RawMemoryRegion, RemoteMemory};
 pub use pd::ProtectionDomain;
 pub use port::{InvalidMtu, LinkLayer, Mtu, PortAttributes, PortState};
 pub use post::{
     Inline, InlineList, Payload, PostError, RecvBatch, RecvQueue, Remote, Scatter, SendBatch, SendFlags, SendOps,
-    SendQueue, Sge, WorkRequest,
+    SendQueue, Sge, UdTarget, WorkRequest,
 };
 pub use qp::{
     AttributeMask, ConnectOptions, InitOptions, ModifyError, QueuePair, QueuePairAddress, QueuePairAttributes,

@@ -70,6 +70,9 @@ pub(super) mod sealed {
         /// Checks the payload against the queue pair.
         fn check(&self, limits: Limits) -> Result<(), PostError>;
 
+        /// How many bytes it has.
+        fn bytes(&self) -> u64;
+
         /// Sets the payload of the work request that was just begun.
         ///
         /// # Safety
@@ -95,6 +98,11 @@ impl sealed::Payload for Sge {
     }
 
     #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.len.into()
+    }
+
+    #[inline(always)]
     unsafe fn set(&self, qp: *mut ibv_qp_ex, _means: &mut Means) {
         // SAFETY: the caller's contract.
         unsafe { ibv_wr_set_sge(qp, self.lkey, self.address, self.len) }
@@ -114,6 +122,11 @@ impl sealed::Payload for Short<'_> {
     #[inline(always)]
     fn check(&self, _limits: Limits) -> Result<(), PostError> {
         Ok(())
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.0.short_sge().len.into()
     }
 
     #[inline(always)]
@@ -138,6 +151,11 @@ impl sealed::Payload for &[Sge] {
             return Err(PostError::TooManySges { count: self.len(), max: limits.max_sge });
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.iter().fold(0, |sum, sge| sum + u64::from(sge.len))
     }
 
     #[inline(always)]
@@ -174,6 +192,11 @@ impl sealed::Payload for Inline<'_> {
     }
 
     #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    #[inline(always)]
     unsafe fn set(&self, qp: *mut ibv_qp_ex, _means: &mut Means) {
         // SAFETY: the caller's contract; the provider copies the bytes.
         unsafe { ibv_wr_set_inline_data(qp, self.0.as_ptr().cast_mut().cast(), self.0.len()) }
@@ -196,6 +219,11 @@ impl sealed::Payload for InlineList<'_> {
             return Err(PostError::InlineTooLong { len, max: limits.max_inline });
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.0.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64))
     }
 
     unsafe fn set(&self, qp: *mut ibv_qp_ex, means: &mut Means) {

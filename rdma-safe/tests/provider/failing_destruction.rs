@@ -138,7 +138,7 @@ fn buffers_of_an_endpoint_that_cannot_be_destroyed_are_never_freed() {
         fake.fail("ibv_destroy_qp", libc::EBUSY);
         drop((a, pd));
         assert_eq!((in_flight.freed(), done.freed()), (0, 1));
-        let live = Live { contexts: 1, pds: 1, mrs: 2, cqs: 1, qps: 1, channels: 0 };
+        let live = Live { contexts: 1, pds: 1, mrs: 2, cqs: 1, qps: 1, channels: 0, ahs: 0 };
         assert_eq!(fake.live(), live, "all that the queue pair depends on stays");
         let tried = ["ibv_destroy_qp", "ibv_dealloc_pd", "ibv_close_device"].map(|verb| fake.calls(verb));
         assert_eq!(tried, [2, 0, 0], "nobody tries to take it away");

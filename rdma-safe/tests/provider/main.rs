@@ -5,6 +5,7 @@
 mod batches;
 mod contexts;
 mod creation;
+mod datagrams;
 mod drop_orders;
 mod endpoint_operations;
 mod endpoint_ways;
@@ -25,3 +26,4 @@ mod raw_operations;
 mod rings;
 mod support;
 mod threads;
+mod unreliable;

@@ -1,6 +1,7 @@
 //! Sending.
 
 mod batch;
+mod datagram;
 mod queue;
 
 use std::fmt;
@@ -15,11 +16,12 @@ use super::payload::{Limits, Means};
 use super::{PostError, SendOps};
 use crate::cq::rare;
 use crate::qp::Shared;
-use crate::{Errno, QueuePairState, Quirks};
+use crate::{Errno, QueuePairState, QueuePairType, Quirks};
 
 use batch::Target;
 
 pub use batch::SendBatch;
+pub use datagram::UdTarget;
 pub use queue::SendQueue;
 
 /// The send side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
@@ -27,8 +29,11 @@ pub(crate) struct SendState {
     /// For `ibv_wr_*`; without it work requests are collected in `chain`, for `ibv_post_send`.
     extended: Option<NonNull<ibv_qp_ex>>,
     raw: NonNull<ibv_qp>,
+    /// See `datagram` for those of a UD queue pair.
     enabled: SendOps,
     limits: Limits,
+    /// Bytes of a datagram, on a UD queue pair that has a port.
+    max_datagram: u32,
     means: Means,
     chain: Chain,
     /// The doorbell is a system call, which can fail, with `ENOMEM` among others, when the work is in the queue already:
@@ -67,8 +72,9 @@ impl SendState {
         SendState {
             extended: qp_ex,
             raw: shared.raw(),
-            enabled: ops,
+            enabled: if shared.qp_type() == QueuePairType::UD { datagram::with_destination(ops) } else { ops },
             limits,
+            max_datagram: u32::MAX,
             means,
             chain,
             doorbell_fails,
@@ -97,7 +103,15 @@ impl SendState {
     }
 
     pub(crate) fn operations(&self) -> SendOps {
-        self.enabled
+        datagram::without_destination(self.enabled)
+    }
+
+    pub(crate) fn max_datagram(&self) -> u32 {
+        self.max_datagram
+    }
+
+    pub(crate) fn set_max_datagram(&mut self, bytes: u32) {
+        self.max_datagram = bytes;
     }
 
     /// Where work goes: the same as long as this is.
@@ -148,7 +162,10 @@ impl Drop for SendState {
 
 impl fmt::Debug for SendState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendState").field("extended", &self.is_extended()).field("operations", &self.enabled).finish()
+        f.debug_struct("SendState")
+            .field("extended", &self.is_extended())
+            .field("operations", &self.operations())
+            .finish()
     }
 }
 

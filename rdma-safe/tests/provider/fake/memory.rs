@@ -43,6 +43,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
             return errno;
         }
         let children = state.mrs.values().filter(|mr| mr.pd == address).count()
+            + state.ahs.values().filter(|ah| ah.pd == address).count()
             + state.qps.values().filter(|qp| qp.pd == address).count();
         if children > 0 {
             state.violation(format!("ibv_dealloc_pd of a domain with {children} objects"));

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rdma_sys::*;
 
 use super::Inside;
+use super::ah::Ah;
 use super::config::{Config, Mode, PostFault};
 use super::cq::{Channel, Cq};
 use super::engine::{RecvWr, SendWr};
@@ -60,6 +61,7 @@ pub(crate) struct Live {
     pub(crate) channels: usize,
     pub(crate) cqs: usize,
     pub(crate) qps: usize,
+    pub(crate) ahs: usize,
 }
 
 pub(super) struct Device {
@@ -98,6 +100,7 @@ pub(super) struct Qp {
     pub(super) send_cq: usize,
     pub(super) recv_cq: usize,
     pub(super) number: u32,
+    pub(super) qp_type: ibv_qp_type,
     pub(super) cap: ibv_qp_cap,
     pub(super) state: ibv_qp_state,
     /// As modified last.
@@ -129,6 +132,7 @@ pub(super) struct State {
     pub(super) channels: BTreeMap<usize, Channel>,
     pub(super) cqs: BTreeMap<usize, Cq>,
     pub(super) qps: BTreeMap<usize, Qp>,
+    pub(super) ahs: BTreeMap<usize, Ah>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
@@ -156,6 +160,7 @@ find! {
     channel: channels -> Channel = "ibv_comp_channel";
     cq: cqs -> Cq = "ibv_cq";
     qp: qps -> Qp = "ibv_qp";
+    ah: ahs -> Ah = "ibv_ah";
 }
 
 impl State {
@@ -177,6 +182,7 @@ impl State {
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
+            ahs: BTreeMap::new(),
             next_handle: 0x11,
             graves: Vec::new(),
         }
@@ -209,6 +215,7 @@ impl State {
             channels: self.channels.len(),
             cqs: self.cqs.len(),
             qps: self.qps.len(),
+            ahs: self.ahs.len(),
         }
     }
 }
