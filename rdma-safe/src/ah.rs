@@ -130,6 +130,11 @@ impl AddressHandle {
         self.raw.as_ptr()
     }
 
+    #[inline(always)]
+    pub(crate) fn raw(&self) -> NonNull<ibv_ah> {
+        self.raw
+    }
+
     /// Destroys it: `ibv_destroy_ah(3)`. Dropping does the same and tells nobody.
     ///
     /// # Errors

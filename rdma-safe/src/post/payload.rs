@@ -37,7 +37,10 @@ impl Scatter for &[Sge] {}
 /// Limits of the queue pair that a payload has to keep.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    pub(super) max_sge: u32,
+    // Of 16 bits where that is enough, so that all of it is one register: it is copied to every batch.
+    pub(super) max_sge: u16,
+    /// Bytes of a datagram, which is one packet; the largest number where there are no datagrams.
+    pub(super) max_datagram: u16,
     pub(super) max_inline: u32,
 }
 
@@ -148,7 +151,7 @@ impl sealed::Payload for &[Sge] {
     #[inline(always)]
     fn check(&self, limits: Limits) -> Result<(), PostError> {
         if self.len() > limits.max_sge as usize {
-            return Err(PostError::TooManySges { count: self.len(), max: limits.max_sge });
+            return Err(PostError::TooManySges { count: self.len(), max: limits.max_sge.into() });
         }
         Ok(())
     }

@@ -111,7 +111,7 @@ impl QueuePair {
             if let Some(port) = attributes.port() {
                 let mtu = self.context().query_port(port).ok().and_then(|port| port.active_mtu().bytes());
                 // The largest there is, where it is not known: then the device has to refuse.
-                self.send.set_max_datagram(mtu.unwrap_or(4096));
+                self.send.set_max_datagram(mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(4096));
             }
         }
         self.tell_state();
@@ -139,7 +139,7 @@ impl QueuePair {
     /// other types than UD and before INIT.
     #[must_use]
     pub fn max_datagram(&self) -> Option<u32> {
-        Some(self.send.max_datagram()).filter(|max| *max != u32::MAX)
+        self.send.max_datagram()
     }
 
     /// Send operations that can be posted.

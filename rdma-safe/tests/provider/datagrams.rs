@@ -47,7 +47,7 @@ fn a_datagram_arrives_behind_its_header_and_says_who_sent_it() {
         let ((mut a, _), (mut b, to)) = (ready(&pd, interfaces), ready(&pd, interfaces));
         let options = ConnectOptions::default().traffic_class(0x20).hop_limit(9).service_level(3);
         let handle = pd.address_handle(&a.qp.address_of(&to, &options).unwrap()).unwrap();
-        let target = UdTarget { handle: &handle, qp_num: to.qp_num, qkey: QKEY };
+        let target = UdTarget::new(&handle, to.qp_num, QKEY);
         let (outbox, inbox) = (filled(&pd, b"hello"), inbox(&pd, &mut b, 77, 24));
         post!(a, send_to(WorkRequest::new(11).signaled(), target, outbox.sge());).unwrap();
         let sent = &seen(&mut a.cq)[0];
@@ -73,7 +73,7 @@ fn every_payload_can_be_sent_with_and_without_immediate_data() {
         let pd = fake.pd();
         let ((mut a, _), (mut b, to)) = (ready(&pd, interfaces), ready(&pd, interfaces));
         let handle = handle(&a, &pd, &to);
-        let target = UdTarget { handle: &handle, qp_num: to.qp_num, qkey: QKEY };
+        let target = UdTarget::new(&handle, to.qp_num, QKEY);
         let outbox = filled(&pd, b"abcdef");
         let part = |offset: u64, len: u32| Sge { address: outbox.address() + offset, len, lkey: outbox.lkey() };
         let inboxes: Vec<Buffer> = (0..5).map(|wr_id| inbox(&pd, &mut b, wr_id, 8)).collect();
@@ -107,7 +107,7 @@ fn who_received_a_datagram_can_answer_it() {
             let there = handle(&a, &pd, &to);
             let answer = inbox(&pd, &mut a, 1, 8);
             let question = inbox(&pd, &mut b, 2, 8);
-            let target = UdTarget { handle: &there, qp_num: to.qp_num, qkey: QKEY };
+            let target = UdTarget::new(&there, to.qp_num, QKEY);
             post!(a, send_to(WorkRequest::new(3), target, Inline(b"who?"));).unwrap();
             let (back, number) = {
                 let mut poll = b.cq.poll();
@@ -118,7 +118,7 @@ fn who_received_a_datagram_can_answer_it() {
                 assert_eq!((address.port, address.dlid), (1, port.lid));
                 (pd.address_handle_to_sender(1, &wc, grh.as_ref()).unwrap(), wc.src_qp().unwrap())
             };
-            let target = UdTarget { handle: &back, qp_num: number, qkey: QKEY };
+            let target = UdTarget::new(&back, number, QKEY);
             post!(b, send_to(WorkRequest::new(4), target, Inline(b"me"));).unwrap();
             assert_eq!(seen(&mut a.cq)[0].byte_len, Some(42));
             assert_eq!(&answer[Grh::LEN..][..3], b"me\0");
@@ -136,7 +136,7 @@ fn a_sender_is_not_looked_for_where_the_completion_does_not_say_enough() {
     let pd = fake.pd();
     let ((mut a, _), (mut b, to)) = (ready(&pd, EXTENDED), ready(&pd, EXTENDED));
     let handle = handle(&a, &pd, &to);
-    let target = UdTarget { handle: &handle, qp_num: to.qp_num, qkey: QKEY };
+    let target = UdTarget::new(&handle, to.qp_num, QKEY);
     let (good, short) = (inbox(&pd, &mut b, 1, 8), inbox(&pd, &mut b, 2, 1));
     post!(a, send_to(WorkRequest::new(1), target, Inline(b"one")); send_to(WorkRequest::new(2), target, Inline(b"two"));)
         .unwrap();
@@ -164,7 +164,7 @@ fn a_sender_is_not_looked_for_where_the_completion_does_not_say_enough() {
     let mut poor = raw_with(&pd, EXTENDED, fields, |qp| qp.qp_type(QueuePairType::UD));
     poor.qp.init_datagrams(QKEY, &InitOptions::default()).unwrap();
     let inbox = inbox(&pd, &mut poor, 1, 8);
-    let target = UdTarget { qp_num: poor.qp.number(), ..target };
+    let target = UdTarget::new(&handle, poor.qp.number(), QKEY);
     post!(a, send_to(WorkRequest::new(3), target, Inline(b"x"));).unwrap();
     let mut poll = poor.cq.poll();
     let wc = poll.next().unwrap().unwrap();
@@ -179,13 +179,13 @@ fn a_datagram_that_nobody_takes_is_lost_without_an_error() {
         let pd = fake.pd();
         let ((mut a, _), (mut b, to)) = (ready(&pd, interfaces), ready(&pd, interfaces));
         let handle = handle(&a, &pd, &to);
-        let good = UdTarget { handle: &handle, qp_num: to.qp_num, qkey: QKEY };
+        let good = UdTarget::new(&handle, to.qp_num, QKEY);
         post!(a, send_to(WorkRequest::new(1).signaled(), good, Inline(b"no receive"));).unwrap();
         let inbox = inbox(&pd, &mut b, 7, 16);
         post!(a,
-            send_to(WorkRequest::new(2).signaled(), UdTarget { qkey: QKEY + 1, ..good }, Inline(b"wrong key"));
-            send_to(WorkRequest::new(3).signaled(), UdTarget { qp_num: 0xabcdef, ..good }, Inline(b"nobody"));
-            send_to(WorkRequest::new(4).signaled(), UdTarget { qkey: 1 << 31, ..good }, Inline(b"own key"));
+            send_to(WorkRequest::new(2).signaled(), UdTarget::new(&handle, to.qp_num, QKEY + 1), Inline(b"wrong key"));
+            send_to(WorkRequest::new(3).signaled(), UdTarget::new(&handle, 0xabcdef, QKEY), Inline(b"nobody"));
+            send_to(WorkRequest::new(4).signaled(), UdTarget::new(&handle, to.qp_num, 1 << 31), Inline(b"own key"));
         )
         .unwrap();
         let sent: Vec<_> = seen(&mut a.cq).iter().map(|wc| (wc.wr_id, wc.status)).collect();
@@ -205,7 +205,7 @@ fn a_datagram_is_no_longer_than_the_mtu() {
         let ((mut a, _), (mut b, to)) = (ready(&pd, interfaces), ready(&pd, interfaces));
         assert_eq!(a.qp.max_datagram(), Some(1024));
         let handle = handle(&a, &pd, &to);
-        let target = UdTarget { handle: &handle, qp_num: to.qp_num, qkey: QKEY };
+        let target = UdTarget::new(&handle, to.qp_num, QKEY);
         let (long, inbox) = (filled(&pd, &[7; 1025]), inbox(&pd, &mut b, 1, 1024));
         let whole = Sge { len: 1024, ..long.sge() };
         let mut batch = a.qp.send_batch().unwrap();
@@ -233,7 +233,7 @@ fn each_type_refuses_what_belongs_to_another() {
         let (mut ud, to) = ready(&pd, interfaces);
         assert_eq!((ud.qp.qp_type(), ud.qp.operations()), (QueuePairType::UD, SendOps::UD));
         let handle = handle(&ud, &pd, &to);
-        let target = UdTarget { handle: &handle, qp_num: to.qp_num, qkey: QKEY };
+        let target = UdTarget::new(&handle, to.qp_num, QKEY);
         let remote = Remote { address: 64, rkey: 1 };
         let wr = WorkRequest::new(1);
         let result = Sge { address: 64, len: 8, lkey: 1 };
@@ -255,6 +255,8 @@ fn each_type_refuses_what_belongs_to_another() {
             let mut batch = rc.qp.send_batch().unwrap();
             assert_eq!(batch.send_to(wr, target, Inline(b"")), Err(PostError::NotDatagram));
             assert_eq!(batch.send_imm_to(wr, target, 1, Inline(b"")), Err(PostError::NotDatagram));
+            let long = Sge { len: u32::MAX, ..result };
+            assert_eq!(batch.send_to(wr, target, long), Err(PostError::NotDatagram));
             assert!(batch.is_empty());
         }
     });
@@ -266,7 +268,7 @@ fn handles_that_know_their_interface_refuse_the_same() {
         let pd = fake.pd();
         let ((mut a, _), (mut b, to)) = (ready(&pd, interfaces), ready(&pd, interfaces));
         let handle = handle(&a, &pd, &to);
-        let target = UdTarget { handle: &handle, qp_num: to.qp_num, qkey: QKEY };
+        let target = UdTarget::new(&handle, to.qp_num, QKEY);
         let inbox = inbox(&pd, &mut b, 1, 16);
         let sends = a.qp.split().0;
         macro_rules! check {
@@ -305,7 +307,7 @@ fn operations_are_those_of_the_type() {
         let mut only_imm = Raw { qp, cq };
         let to = only_imm.qp.init_datagrams(QKEY, &InitOptions::default()).unwrap();
         let handle = handle(&only_imm, &pd, &to);
-        let target = UdTarget { handle: &handle, qp_num: to.qp_num, qkey: QKEY };
+        let target = UdTarget::new(&handle, to.qp_num, QKEY);
         let mut batch = only_imm.qp.send_batch().unwrap();
         // SAFETY: inline data of no bytes, and a handle that outlives the work.
         unsafe {
@@ -431,7 +433,7 @@ fn the_provider_notices_a_handle_that_is_destroyed_too_early() {
     let pd = fake.pd();
     let (mut a, to) = ready(&pd, EXTENDED);
     let handle = handle(&a, &pd, &to);
-    let target = UdTarget { handle: &handle, qp_num: to.qp_num, qkey: QKEY };
+    let target = UdTarget::new(&handle, to.qp_num, QKEY);
     post!(a, send_to(WorkRequest::new(1), target, Inline(b"x"));).unwrap();
     // Against the contract, of which this shows that the tests above would notice a breach.
     drop(handle);

@@ -41,7 +41,7 @@ pub struct SendBatch<'q, I: Interface = Any> {
     /// was looked at when this was begun.
     usable: SendOps,
     /// Those of the queue.
-    limits: Limits,
+    pub(super) limits: Limits,
     pub(super) queue: &'q mut SendState,
     pub(super) count: u32,
 }

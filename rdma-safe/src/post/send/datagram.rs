@@ -1,33 +1,42 @@
 //! Sends that name their destination.
 
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
 use rdma_sys::*;
 
 use super::super::{Payload, PostError, SendOps, WorkRequest};
 use super::SendBatch;
-use crate::AddressHandle;
 use crate::cq::rare;
 use crate::interface::Interface;
+use crate::{AddressHandle, QueuePairType};
 
 // The operations of a UD queue pair, as bits of their own in the set that a queue keeps. So sends with a destination and sends
 // without one are told apart, and refused where they do not belong, by the one look that every operation takes anyway. No operation
 // of verbs has these bits.
-const SEND_TO: SendOps = SendOps::from_bits_retain(1 << 61);
-const SEND_TO_WITH_IMM: SendOps = SendOps::from_bits_retain(1 << 62);
+/// Of every queue pair, so that no set is empty but that of one that is not ready.
+const SOME: SendOps = SendOps::from_bits_retain(1 << 27);
+const SEND_TO: SendOps = SendOps::from_bits_retain(1 << 28);
+const SEND_TO_WITH_IMM: SendOps = SendOps::from_bits_retain(1 << 29);
 /// Of every UD queue pair, whatever it can post.
-const DATAGRAMS: SendOps = SendOps::from_bits_retain(1 << 63);
+const DATAGRAMS: SendOps = SendOps::from_bits_retain(1 << 30);
+const _: () = assert!(SendOps::all().bits() < SOME.bits());
 
-/// What a UD queue pair keeps of the operations that it was created with.
-pub(super) fn with_destination(ops: SendOps) -> SendOps {
-    let mut kept = DATAGRAMS;
+/// What a queue pair keeps of the operations that it was created with; never nothing.
+pub(super) fn kept(ops: SendOps, qp_type: QueuePairType) -> SendOps {
+    if qp_type != QueuePairType::UD {
+        return SOME | ops;
+    }
+    let mut kept = SOME | DATAGRAMS;
     kept.set(SEND_TO, ops.contains(SendOps::SEND));
     kept.set(SEND_TO_WITH_IMM, ops.contains(SendOps::SEND_WITH_IMM));
     kept
 }
 
 /// The operations that a queue pair was created with, of what it keeps.
-pub(super) fn without_destination(kept: SendOps) -> SendOps {
+pub(super) fn operations(kept: SendOps) -> SendOps {
     if !kept.contains(DATAGRAMS) {
-        return kept;
+        return kept & SendOps::all();
     }
     let mut ops = SendOps::empty();
     ops.set(SendOps::SEND, kept.contains(SEND_TO));
@@ -48,24 +57,36 @@ pub(super) fn refusal(usable: SendOps, op: SendOps) -> PostError {
     }
 }
 
-/// Where a datagram goes.
+/// Where a datagram goes: the way to a port, and a queue pair there.
 #[derive(Clone, Copy, Debug)]
 pub struct UdTarget<'a> {
-    /// The way to the peer's port.
-    pub handle: &'a AddressHandle,
+    /// That of the handle: here, it need not be read again for each piece of work.
+    ah: NonNull<ibv_ah>,
+    handle: PhantomData<&'a AddressHandle>,
     /// Number of the peer's queue pair, 24 bits.
     pub qp_num: u32,
-    /// Queue key of the peer's queue pair, without which it drops the datagram. With the highest bit set it is the sender's own
-    /// that is sent.
+    /// Queue key of the peer's queue pair, without which it drops the datagram. With the highest bit set, what is sent is the
+    /// sender's own (not by SoftRoCE).
     pub qkey: u32,
 }
 
-impl UdTarget<'_> {
+// SAFETY: it stands for a reference to the handle, which is `Sync`.
+unsafe impl Send for UdTarget<'_> {}
+// SAFETY: as above; the rest are numbers.
+unsafe impl Sync for UdTarget<'_> {}
+
+impl<'a> UdTarget<'a> {
+    /// The queue pair `qp_num` behind `handle`, which takes what has the queue key `qkey`.
+    #[must_use]
+    #[inline(always)]
+    pub fn new(handle: &'a AddressHandle, qp_num: u32, qkey: u32) -> Self {
+        UdTarget { ah: handle.raw(), handle: PhantomData, qp_num, qkey }
+    }
+
     #[inline(always)]
     fn set(self, wr: &mut ibv_send_wr) {
-        let UdTarget { handle, qp_num, qkey } = self;
-        wr.wr.ud =
-            ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah: handle.as_raw(), remote_qpn: qp_num, remote_qkey: qkey };
+        let UdTarget { ah, qp_num, qkey, .. } = self;
+        wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah: ah.as_ptr(), remote_qpn: qp_num, remote_qkey: qkey };
         // The rest, which is the end of a longer one.
         (wr.wr.atomic.swap, wr.wr.atomic.rkey) = (0, 0);
     }
@@ -95,7 +116,7 @@ impl<I: Interface> SendBatch<'_, I> {
             // SAFETY: called by `add` as it says; a queue pair that has this operation has both functions, and the handle exists.
             unsafe {
                 ibv_wr_send(qp);
-                ibv_wr_set_ud_addr(qp, to.handle.as_raw(), to.qp_num, to.qkey);
+                ibv_wr_set_ud_addr(qp, to.ah.as_ptr(), to.qp_num, to.qkey);
             }
         };
         let classic = |wr: &mut ibv_send_wr| to.set(wr);
@@ -124,7 +145,7 @@ impl<I: Interface> SendBatch<'_, I> {
             // SAFETY: as in `send_to`.
             unsafe {
                 ibv_wr_send_imm(qp, imm);
-                ibv_wr_set_ud_addr(qp, to.handle.as_raw(), to.qp_num, to.qkey);
+                ibv_wr_set_ud_addr(qp, to.ah.as_ptr(), to.qp_num, to.qkey);
             }
         };
         let classic = |wr: &mut ibv_send_wr| {
@@ -138,10 +159,13 @@ impl<I: Interface> SendBatch<'_, I> {
     /// Some devices drop a datagram that is longer than a packet, and report success.
     #[inline(always)]
     fn check_datagram(&self, payload: &impl Payload) -> Result<(), PostError> {
-        let (len, max) = (payload.bytes(), self.queue.max_datagram);
+        let (len, max) = (payload.bytes(), self.limits.max_datagram);
         if len > u64::from(max) {
             rare();
-            return Err(PostError::DatagramTooLong { len, max });
+            return Err(match max {
+                u16::MAX => PostError::NotDatagram,
+                max => PostError::DatagramTooLong { len, max: max.into() },
+            });
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use super::payload::{Limits, Means};
 use super::{PostError, SendOps};
 use crate::cq::rare;
 use crate::qp::Shared;
-use crate::{Errno, QueuePairState, QueuePairType, Quirks};
+use crate::{Errno, QueuePairState, Quirks};
 
 use batch::Target;
 
@@ -29,11 +29,9 @@ pub(crate) struct SendState {
     /// For `ibv_wr_*`; without it work requests are collected in `chain`, for `ibv_post_send`.
     extended: Option<NonNull<ibv_qp_ex>>,
     raw: NonNull<ibv_qp>,
-    /// See `datagram` for those of a UD queue pair.
+    /// As `datagram::kept` has them; never empty.
     enabled: SendOps,
     limits: Limits,
-    /// Bytes of a datagram, on a UD queue pair that has a port.
-    max_datagram: u32,
     means: Means,
     chain: Chain,
     /// The doorbell is a system call, which can fail, with `ENOMEM` among others, when the work is in the queue already:
@@ -59,7 +57,11 @@ unsafe impl Sync for SendState {}
 impl SendState {
     pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, max_batch: u32) -> Self {
         let capacity = shared.capacity();
-        let limits = Limits { max_sge: capacity.max_send_sge, max_inline: capacity.max_inline_data };
+        let limits = Limits {
+            max_sge: u16::try_from(capacity.max_send_sge).unwrap_or(u16::MAX),
+            max_datagram: u16::MAX,
+            max_inline: capacity.max_inline_data,
+        };
         let means = Means {
             scratch: vec![0; capacity.max_inline_data as usize].into_boxed_slice(),
             copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
@@ -72,9 +74,8 @@ impl SendState {
         SendState {
             extended: qp_ex,
             raw: shared.raw(),
-            enabled: if shared.qp_type() == QueuePairType::UD { datagram::with_destination(ops) } else { ops },
+            enabled: datagram::kept(ops, shared.qp_type()),
             limits,
-            max_datagram: u32::MAX,
             means,
             chain,
             doorbell_fails,
@@ -103,15 +104,15 @@ impl SendState {
     }
 
     pub(crate) fn operations(&self) -> SendOps {
-        datagram::without_destination(self.enabled)
+        datagram::operations(self.enabled)
     }
 
-    pub(crate) fn max_datagram(&self) -> u32 {
-        self.max_datagram
+    pub(crate) fn max_datagram(&self) -> Option<u32> {
+        (self.limits.max_datagram != u16::MAX).then(|| self.limits.max_datagram.into())
     }
 
-    pub(crate) fn set_max_datagram(&mut self, bytes: u32) {
-        self.max_datagram = bytes;
+    pub(crate) fn set_max_datagram(&mut self, bytes: u16) {
+        self.limits.max_datagram = bytes;
     }
 
     /// Where work goes: the same as long as this is.
