@@ -13,6 +13,7 @@
 mod allocation;
 mod channel;
 mod cq;
+mod datagrams;
 mod devices;
 mod drop_order;
 mod memory;
@@ -27,6 +28,7 @@ mod raw;
 mod raw_failures;
 mod raw_limits;
 mod support;
+mod unreliable;
 
 #[global_allocator]
 static ALLOCATOR: allocation::Counting = allocation::Counting;

@@ -5,11 +5,11 @@ use rdma_safe::{AddressHandle, Inline, SendBatch, UdTarget, WorkRequest};
 fn main() {}
 
 fn returned(handle: AddressHandle) -> UdTarget<'static> {
-    UdTarget { handle: &handle, qp_num: 1, qkey: 2 }
+    UdTarget::new(&handle, 1, 2)
 }
 
 fn destroyed(handle: AddressHandle, batch: &mut SendBatch<'_>) {
-    let target = UdTarget { handle: &handle, qp_num: 1, qkey: 2 };
+    let target = UdTarget::new(&handle, 1, 2);
     handle.destroy().unwrap();
     let _ = unsafe { batch.send_to(WorkRequest::new(1), target, Inline(b"x")) };
 }
