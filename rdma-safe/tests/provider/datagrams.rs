@@ -411,6 +411,7 @@ fn a_handle_is_destroyed_once_and_keeps_its_domain() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
 fn a_handle_that_cannot_be_destroyed_keeps_its_domain_for_good() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
