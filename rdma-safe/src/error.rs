@@ -272,7 +272,9 @@ pub enum Error {
     },
 
     /// `ibv_create_qp_ex(3)` or `ibv_create_qp(3)` failed.
-    #[error("creating an {qp_type} queue pair failed: {errno}; asked for {asked}; the device allows {allowed}")]
+    #[error(
+        "creating {} queue pair failed: {errno}; asked for {asked}; the device allows {allowed}", qp_type.with_article()
+    )]
     CreateQueuePair {
         /// The type.
         qp_type: QueuePairType,

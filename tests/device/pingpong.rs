@@ -217,14 +217,14 @@ fn play_unreliably(transport: &str, sizes: &[(u64, u64)]) {
         for (size, iters) in sizes {
             play(&rdma, &c, &ours, mode, *size, *iters);
             play(&rdma, &ours, &c, mode, *size, *iters);
-            play(&rdma, &ours, &ours, mode, *size, *iters);
         }
     }
+    play(&rdma, &ours, &ours, &["-c"], 1000, 100);
 }
 
 #[test]
 fn ours_and_that_of_c_play_over_unreliable_connections() {
-    play_unreliably("uc", &[(1, 100), (4096, 100), (100_000, 5)]);
+    play_unreliably("uc", &[(1, 100), (100_000, 5)]);
 }
 
 #[test]

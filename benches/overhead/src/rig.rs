@@ -109,7 +109,7 @@ impl Rig {
         let cq = self.pd.context().completion_queue(64).classic(setting.classic).build()?;
         let builder = self.pd.queue_pair(&cq, &cq).send_depth(64).recv_depth(64).inline_data(64);
         let qp = builder.max_batch(BATCH as u32).classic(setting.classic);
-        let mut qp = if setting.datagrams {
+        let qp = if setting.datagrams {
             let mut qp = qp.qp_type(QueuePairType::UD).build()?;
             qp.init_datagrams(QKEY, &InitOptions::default())?;
             qp
