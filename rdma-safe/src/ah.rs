@@ -100,9 +100,14 @@ impl Context {
             return Err(Error::NoGrh);
         }
         self.query_port(port)?;
-        // LIDs have 16 bits; those of the fields' 32 that are for later are left out by C, too.
-        let wc = (slid as u16, sl, dlid_path_bits, flags.bits());
-        let mut wc = ibv_wc { slid: wc.0, sl: wc.1, dlid_path_bits: wc.2, wc_flags: wc.3, ..ibv_wc::zeroed() };
+        let mut wc = ibv_wc {
+            // LIDs have 16 bits, as the field of `ibv_wc`.
+            slid: slid as u16,
+            sl,
+            dlid_path_bits,
+            wc_flags: flags.bits(),
+            ..ibv_wc::zeroed()
+        };
         let mut grh = grh.map_or(ibv_grh::zeroed(), |grh| grh.to_raw());
         let mut attr = ibv_ah_attr::zeroed();
         let verbs = self.verbs();
@@ -110,8 +115,8 @@ impl Context {
         let init = || unsafe { (verbs.ibv_init_ah_from_wc)(self.as_raw(), port, &mut wc, &mut grh, &mut attr) };
         match check_neg(init) {
             Ok(0) => Ok(AddressVector::from_raw(&attr)),
-            Ok(errno) => Err(self.verb_error("ibv_init_ah_from_wc", Errno(errno))),
-            Err(errno) => Err(self.verb_error("ibv_init_ah_from_wc", errno)),
+            Ok(errno) => Err(self.query_error("ibv_init_ah_from_wc", Errno(errno))),
+            Err(errno) => Err(self.query_error("ibv_init_ah_from_wc", errno)),
         }
     }
 }
@@ -142,7 +147,7 @@ impl AddressHandle {
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(mut self) -> Result<()> {
         let context = self.pd.context().clone();
-        self.release().map_err(|errno| context.verb_error("ibv_destroy_ah", errno))
+        self.release().map_err(|errno| context.query_error("ibv_destroy_ah", errno))
     }
 
     /// Destroys the C object, once.
