@@ -67,8 +67,8 @@ impl<I: Interface> SendBatch<'_, I> {
     /// Sends `payload`: `ibv_wr_send`.
     ///
     /// # Errors
-    /// [`PostError::NotEnabled`], [`PostError::TooManySges`], [`PostError::InlineTooLong`], [`PostError::BatchFull`]. The
-    /// batch is as before then.
+    /// [`PostError::NotEnabled`], [`PostError::TooManySges`], [`PostError::InlineTooLong`], [`PostError::BatchFull`];
+    /// [`PostError::NoDestination`] on UD queue pairs. The batch is as before then.
     ///
     /// # Safety
     /// See [`SendBatch`].
