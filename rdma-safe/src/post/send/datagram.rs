@@ -58,6 +58,24 @@ pub(super) fn refusal(usable: SendOps, op: SendOps) -> PostError {
 }
 
 /// Where a datagram goes: the way to a port, and a queue pair there.
+///
+/// ```no_run
+/// # use rdma_safe::*;
+/// # fn example(pd: &ProtectionDomain, cq: &CompletionQueue, peer: QueuePairAddress) -> rdma_safe::Result<()> {
+/// const QKEY: u32 = 0x1234;
+/// let mut qp = pd.queue_pair(cq, cq).qp_type(QueuePairType::UD).inline_data(64).build()?;
+/// let ours = qp.init_datagrams(QKEY, &InitOptions::default())?;
+/// // … exchange `ours` for `peer`
+/// let handle = pd.address_handle(&qp.address_of(&peer, &ConnectOptions::default())?)?;
+/// let to = UdTarget::new(&handle, peer.qp_num, QKEY);
+/// let mut batch = qp.send_batch()?;
+/// // SAFETY: the bytes are copied in the call; `handle` stays until its completion was taken.
+/// unsafe { batch.send_to(WorkRequest::new(1).signaled(), to, Inline(b"hello"))? };
+/// batch.post()?;
+/// // … take its completion
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct UdTarget<'a> {
     /// That of the handle: here, it need not be read again for each piece of work.
