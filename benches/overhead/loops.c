@@ -16,11 +16,14 @@ struct objects {
 	struct ibv_qp_ex *qp_ex;
 	struct ibv_cq *cq;
 	struct ibv_cq_ex *cq_ex;
+	struct ibv_ah *ah;
 	uint64_t local;
 	uint64_t remote;
 	uint32_t lkey;
 	uint32_t rkey;
 	uint32_t len;
+	uint32_t qp_num;
+	uint32_t qkey;
 	int (*destroy_qp)(struct ibv_qp *);
 	struct ibv_mr *(*reg_mr)(struct ibv_pd *, void *, size_t, int);
 	int (*dereg_mr)(struct ibv_mr *);
@@ -56,6 +59,9 @@ struct objects {
 		uint64_t remote = o->remote, local = o->local, sum = 0;                                                    \
 		uint32_t rkey = o->rkey, lkey = o->lkey, len = o->len;                                                     \
 		(void)remote, (void)rkey;                                                                                  \
+		struct ibv_ah *ah = o->ah;                                                                                 \
+		uint32_t qp_num = o->qp_num, qkey = o->qkey;                                                               \
+		(void)ah, (void)qp_num, (void)qkey;                                                                        \
 		for (uint64_t i = 0; i < n; i++) {                                                                         \
 			ibv_wr_start(qp);                                                                                  \
 			qp->wr_id = i;                                                                                     \
@@ -74,6 +80,7 @@ POST_AND_POLL(read, ibv_wr_rdma_read(qp, rkey, remote))
 POST_AND_POLL(write_imm, ibv_wr_rdma_write_imm(qp, rkey, remote, htobe32(i)))
 POST_AND_POLL(send_inv, ibv_wr_send_inv(qp, rkey))
 POST_AND_POLL(fetch_add, ibv_wr_atomic_fetch_add(qp, rkey, remote, i))
+POST_AND_POLL(ud_send, ibv_wr_send(qp); ibv_wr_set_ud_addr(qp, ah, qp_num, qkey))
 
 #define BATCH_AND_POLL(name, build)                                                                                         \
 	uint64_t loop_##name(struct objects *o, uint64_t n)                                                                \
@@ -106,6 +113,9 @@ BATCH_AND_POLL(ex16, ibv_wr_rdma_write(qp, rkey, remote))
 		struct ibv_cq *cq = o->cq;                                                                                 \
 		uint64_t remote = o->remote, local = o->local;                                                             \
 		uint32_t rkey = o->rkey, lkey = o->lkey, len = o->len;                                                     \
+		struct ibv_ah *ah = o->ah;                                                                                 \
+		uint32_t qp_num = o->qp_num, qkey = o->qkey;                                                               \
+		(void)remote, (void)rkey, (void)ah, (void)qp_num, (void)qkey;                                              \
 		struct ibv_wc wc[BATCH];                                                                                   \
 		uint64_t sum = 0;                                                                                          \
 		for (uint64_t i = 0; i < n; i++) {                                                                         \
@@ -127,6 +137,7 @@ BATCH_AND_POLL(ex16, ibv_wr_rdma_write(qp, rkey, remote))
 #define WRITE .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = {.remote_addr = remote, .rkey = rkey}
 
 CLASSIC(cl1, WRITE)
+CLASSIC(ud_send_cl, .opcode = IBV_WR_SEND, .wr.ud = {.ah = ah, .remote_qpn = qp_num, .remote_qkey = qkey})
 
 #define CLASSIC_BATCH(name, ...)                                                                                            \
 	uint64_t loop_##name(struct objects *o, uint64_t n)                                                                \

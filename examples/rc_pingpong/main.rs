@@ -3,13 +3,16 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "../common/pingpong/address.rs"]
 mod address;
+#[path = "../common/pingpong/exchange.rs"]
 mod exchange;
 #[path = "../common/failure.rs"]
 mod failure;
 #[path = "../common/number.rs"]
 mod number;
 mod options;
+#[path = "../common/pingpong/pattern.rs"]
 mod pattern;
 mod pingpong;
 mod ticks;

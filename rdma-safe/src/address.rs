@@ -2,7 +2,7 @@
 
 use rdma_sys::{ibv_ah_attr, ibv_flow_label_to_udp_sport, ibv_global_route};
 
-use crate::Gid;
+use crate::{Context, Errno, Error, Gid, LinkLayer};
 
 /// An address vector: `struct ibv_ah_attr`.
 ///
@@ -49,6 +49,64 @@ impl GlobalRoute {
     }
 }
 
+/// Why an address vector was refused, or would have been.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// The service level has four bits.
+    #[error("the service level is {sl}, but must be 0 to 15")]
+    ServiceLevel {
+        /// The value.
+        sl: u8,
+    },
+
+    /// On Ethernet an address vector needs a global route.
+    #[error("port {port} is Ethernet (RoCE), where a peer is addressed by GID: give the address vector a global route")]
+    MissingGlobalRoute {
+        /// The port.
+        port: u8,
+    },
+
+    /// The GID to send from does not exist.
+    #[error(
+        "port {port} has no GID at index {index} to send from; list them with the show_gids example, or take \
+         Context::recommended_gid"
+    )]
+    NoSourceGid {
+        /// The port.
+        port: u8,
+        /// The index asked for.
+        index: u8,
+    },
+
+    /// The peer's GID cannot be resolved to a link address.
+    #[error(
+        "no route from GID {source_gid} (index {index} of port {port}) to GID {dgid}: {errno}; check that both are of the \
+         same kind and network, that `ip route get` and `ip neigh` know the peer, and that its interface is up"
+    )]
+    Unreachable {
+        /// The port.
+        port: u8,
+        /// Index of the local GID.
+        index: u8,
+        /// The local GID.
+        source_gid: Gid,
+        /// The peer's GID.
+        dgid: Gid,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// Refused for a reason that could not be found out.
+    #[error("ibv_create_ah failed: {errno}; address: {address:?}")]
+    Refused {
+        /// The address vector.
+        address: Box<AddressVector>,
+        /// As reported.
+        errno: Errno,
+    },
+}
+
 impl AddressVector {
     /// To a LID of the same InfiniBand subnet.
     #[must_use]
@@ -61,6 +119,31 @@ impl AddressVector {
     pub fn from_gid(port: u8, dgid: Gid, sgid_index: u8) -> Self {
         let route = GlobalRoute { dgid, sgid_index, hop_limit: 64, traffic_class: 0, flow_label: 0 };
         AddressVector { route: Some(route), ..AddressVector::from_lid(port, 0) }
+    }
+
+    /// What can be told without the device.
+    pub(crate) fn check_route(&self, context: &Context) -> Result<(), AddressError> {
+        let is_ethernet = || context.query_port(self.port).is_ok_and(|port| port.link_layer() == LinkLayer::ETHERNET);
+        if self.route.is_none() && is_ethernet() {
+            return Err(AddressError::MissingGlobalRoute { port: self.port });
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the route, once the kernel has answered `errno`; and whether that is certain, or only what is left when
+    /// everything else fits.
+    pub(crate) fn diagnose_route(&self, context: &Context, errno: Errno) -> Option<(AddressError, bool)> {
+        let route = self.route?;
+        let (port, index, dgid) = (self.port, route.sgid_index, route.dgid);
+        match context.gid(port, u32::from(index)) {
+            Err(Error::NoSuchGid { .. }) => Some((AddressError::NoSourceGid { port, index }, true)),
+            Ok(source) => {
+                let error = AddressError::Unreachable { port, index, source_gid: source.gid, dgid, errno };
+                // An address that cannot be resolved is reported with other numbers, too.
+                Some((error, is_unresolved(errno) || errno.0 == libc::EINVAL && dgid.is_zero()))
+            }
+            Err(_) => None,
+        }
     }
 
     pub(crate) fn to_raw(self) -> ibv_ah_attr {
@@ -105,6 +188,13 @@ impl AddressVector {
             route,
         }
     }
+}
+
+fn is_unresolved(errno: Errno) -> bool {
+    matches!(
+        errno.0,
+        libc::ENODATA | libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT | libc::EADDRNOTAVAIL | libc::ENODEV
+    )
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_sys::LoadError;
 
-use crate::{CompletionError, Errno, ModifyError, PollError, PostError};
+use crate::{AddressError, CompletionError, Errno, ModifyError, PollError, PostError, QueuePairType};
 
 /// A failed control-path operation: which verb, its `errno`, and what to change.
 #[derive(Debug, thiserror::Error)]
@@ -265,9 +265,41 @@ pub enum Error {
     #[error("the queue pair has no address yet; call QueuePair::init first")]
     NotInitialised,
 
+    /// Queue pairs of this type cannot be made here, or do not have this.
+    #[error("{what} is not for {qp_type} queue pairs; {instead}")]
+    WrongType {
+        /// What was asked for.
+        what: &'static str,
+        /// The type.
+        qp_type: QueuePairType,
+        /// What to do instead.
+        instead: &'static str,
+    },
+
+    /// An address vector was refused, or would have been: `ibv_create_ah(3)`.
+    #[error(transparent)]
+    Address(#[from] Box<AddressError>),
+
+    /// A completion has a global route header, without which its sender cannot be found.
+    #[error(
+        "the completion says that the datagram has a global route header: give the first 40 bytes of its receive, Grh::of"
+    )]
+    NoGrh,
+
+    /// A completion lacks fields.
+    #[error("the completion queue was created without {fields:?}; see CompletionQueueBuilder::fields")]
+    MissingFields {
+        /// The fields that are needed.
+        fields: crate::WcFields,
+    },
+
     /// `ibv_create_qp_ex(3)` or `ibv_create_qp(3)` failed.
-    #[error("creating a queue pair failed: {errno}; asked for {asked}; the device allows {allowed}")]
+    #[error(
+        "creating {} queue pair failed: {errno}; asked for {asked}; the device allows {allowed}", qp_type.with_article()
+    )]
     CreateQueuePair {
+        /// The type.
+        qp_type: QueuePairType,
         /// The capacities asked for.
         asked: crate::QueuePairCapacity,
         /// The device's limits.

@@ -15,6 +15,7 @@
 //! Device ── Context ─┬─ AsyncEvents
 //!                    ├─ ThreadDomain
 //!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
+//!                    │                    ├─ AddressHandle
 //!                    │                    └─ QueuePair, Endpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
 //! ```
@@ -38,6 +39,7 @@
 
 mod access;
 mod address;
+mod ah;
 mod async_event;
 mod channel;
 mod clock;
@@ -50,6 +52,7 @@ mod errno;
 mod error;
 mod fork;
 mod gid;
+mod grh;
 mod interface;
 mod mr;
 mod named;
@@ -65,7 +68,8 @@ mod td;
 pub use rdma_sys as sys;
 
 pub use access::Access;
-pub use address::{AddressVector, GlobalRoute};
+pub use address::{AddressError, AddressVector, GlobalRoute};
+pub use ah::AddressHandle;
 pub use async_event::{AsyncEvent, AsyncEventType, AsyncEvents, AsyncSource};
 pub use channel::CompletionChannel;
 pub use clock::{ClockReading, DeviceClock};
@@ -87,6 +91,7 @@ pub use errno::Errno;
 pub use error::{Error, Result};
 pub use fork::{ForkStatus, fork_init, fork_status};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
+pub use grh::Grh;
 pub use interface::{Any, Classic, Extended, Interface, Known};
 pub use mr::{Backing, Buffer, ExposedRegion, HugePages, Pages, RawMemoryRegion, RemoteMemory};
 pub use pd::ProtectionDomain;
@@ -96,7 +101,7 @@ pub use port::{
 };
 pub use post::{
     Inline, InlineList, Payload, PostError, RecvBatch, RecvQueue, Remote, Scatter, SendBatch, SendFlags, SendOps,
-    SendQueue, Sge, WorkRequest,
+    SendQueue, Sge, UdTarget, WorkRequest,
 };
 pub use qp::{
     AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QpId, QueuePair, QueuePairAddress,

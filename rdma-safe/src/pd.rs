@@ -41,7 +41,7 @@ unsafe impl Sync for Parent {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: every region, queue pair and parent domain in this domain holds an `Arc` of it, so none is left; those whose
+        // SAFETY: every region, address handle, queue pair and parent domain in this domain holds an `Arc` of it, so none is left; those whose
         // destruction failed leak their `Arc`, so the domain then stays.
         if unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
             // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
@@ -135,8 +135,8 @@ impl ProtectionDomain {
         &self.inner.context
     }
 
-    /// Starts describing a reliable-connected queue pair whose sends complete on `send_cq` and receives on `recv_cq`.
-    /// The two may be the same queue.
+    /// Starts describing a queue pair, of a reliable connection unless its type is set, whose sends complete on `send_cq` and
+    /// receives on `recv_cq`. The two may be the same queue.
     pub fn queue_pair<'a>(
         &'a self,
         send_cq: &'a CompletionQueue,

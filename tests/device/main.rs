@@ -15,6 +15,7 @@ mod async_events;
 mod attributes;
 mod channel;
 mod cq;
+mod datagrams;
 mod devices;
 mod drop_order;
 mod memory;
@@ -29,6 +30,7 @@ mod raw;
 mod raw_failures;
 mod raw_limits;
 mod support;
+mod unreliable;
 
 #[global_allocator]
 static ALLOCATOR: allocation::Counting = allocation::Counting;

@@ -3,8 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use rdma_safe::{
-    Access, AddressVector, AttributeMask, Errno, Error, Gid, GidType, GlobalRoute, LinkLayer, ModifyError, Mtu,
-    QueuePair, QueuePairAttributes, QueuePairState, Transition, WcStatus,
+    Access, AddressError, AddressVector, AttributeMask, Errno, Error, Gid, GidType, GlobalRoute, LinkLayer,
+    ModifyError, Mtu, QueuePair, QueuePairAttributes, QueuePairState, Transition, WcStatus,
 };
 
 use crate::support::lab::{Data, Lab, Mode, Op, Wr};
@@ -156,7 +156,10 @@ fn an_address_without_a_global_route_is_refused_on_ethernet() {
     let mut qp = in_init(&rdma);
     let error = refused(&mut qp, &to_rtr_with(&rdma, &new_qp(&rdma), |address| address.route = None));
     let text = error.to_string();
-    assert!(matches!(error, ModifyError::MissingGlobalRoute { port } if port == rdma.port), "{error:?}");
+    assert!(
+        matches!(error, ModifyError::Address(AddressError::MissingGlobalRoute { port }) if port == rdma.port),
+        "{error:?}"
+    );
     assert!(text.contains("addressed by GID"), "{text}");
 }
 
@@ -174,7 +177,7 @@ fn a_source_gid_that_is_not_there_is_named_by_its_index() {
         let attributes = to_rtr_with(&rdma, &qp, |address| route(address).sgid_index = wanted);
         let error = refused(&mut qp, &attributes);
         let text = error.to_string();
-        let ModifyError::NoSourceGid { port, index } = error else { panic!("{error:?}") };
+        let ModifyError::Address(AddressError::NoSourceGid { port, index }) = error else { panic!("{error:?}") };
         assert_eq!((port, index), (rdma.port, wanted));
         assert!(text.contains(&format!("no GID at index {wanted}")), "{text}");
     }
@@ -198,7 +201,7 @@ fn a_peer_that_cannot_be_reached_is_named_with_index_and_address() {
             Ok(()) => panic!("{why}, and yet it is reached"),
         };
         let text = error.to_string();
-        let ModifyError::Unreachable { port, index, source_gid, dgid, errno } = error else {
+        let ModifyError::Address(AddressError::Unreachable { port, index, source_gid, dgid, errno }) = error else {
             panic!("{why}: {error:?}");
         };
         assert_eq!(
@@ -239,7 +242,7 @@ fn a_neighbour_that_is_not_there_fails_at_connecting_or_at_sending() {
                 assert_eq!(lab.a.next().status, WcStatus::RETRY_EXC_ERR, "{absent}");
             }
             Err(Error::Modify(error)) => {
-                let ModifyError::Unreachable { dgid, .. } = *error else { panic!("{error:?}") };
+                let ModifyError::Address(AddressError::Unreachable { dgid, .. }) = *error else { panic!("{error:?}") };
                 assert_eq!(dgid, absent.into());
             }
             Err(error) => panic!("{error:?}"),

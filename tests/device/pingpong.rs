@@ -1,4 +1,4 @@
-//! The example `rc_pingpong` against rdma-core's `ibv_rc_pingpong`, and against what goes wrong.
+//! The examples `rc_pingpong`, `uc_pingpong` and `ud_pingpong` against their namesakes of rdma-core, and against what goes wrong.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, TcpListener};
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at another process.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// One of the two programs.
+/// A program of rdma-core or its counterpart here, of some transport: `rc`, `uc`, `ud`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Program {
     C(PathBuf),
@@ -23,23 +23,25 @@ enum Program {
 }
 
 impl Program {
-    fn c() -> Option<Program> {
+    fn c(transport: &str) -> Option<Program> {
+        let name = format!("ibv_{transport}_pingpong");
         let path = std::env::var_os("PATH").unwrap_or_default();
-        match std::env::split_paths(&path).map(|folder| folder.join("ibv_rc_pingpong")).find(|file| file.is_file()) {
+        match std::env::split_paths(&path).map(|folder| folder.join(&name)).find(|file| file.is_file()) {
             Some(file) => Some(Program::C(file)),
-            None => skip("there is no ibv_rc_pingpong in PATH; it comes with rdma-core (package ibverbs-utils)"),
+            None => skip(&format!("there is no {name} in PATH; it comes with rdma-core (package ibverbs-utils)")),
         }
     }
 
-    fn rust() -> Option<Program> {
+    fn rust(transport: &str) -> Option<Program> {
+        let name = format!("{transport}_pingpong");
         let tests = std::env::current_exe().expect("the test's program has a path");
         let examples =
             tests.parent().and_then(|deps| deps.parent()).expect("it lies in target/…/deps").join("examples");
-        let file = examples.join("rc_pingpong");
+        let file = examples.join(&name);
         if file.is_file() {
             return Some(Program::Rust(file));
         }
-        skip(&format!("{} is not there; build it with `cargo build --example rc_pingpong`", file.display()))
+        skip(&format!("{} is not there; build it with `cargo build --example {name}`", file.display()))
     }
 
     /// Starts it on the device of the tests.
@@ -178,7 +180,7 @@ const SIZES: [(u64, u64); 3] = [(1, 100), (4096, 100), (1 << 20, 5)];
 #[test]
 fn our_client_plays_with_the_server_of_c() {
     let Some(rdma) = device() else { return };
-    let (Some(ours), Some(c)) = (Program::rust(), Program::c()) else { return };
+    let (Some(ours), Some(c)) = (Program::rust("rc"), Program::c("rc")) else { return };
     for mode in MODES {
         for (size, iters) in SIZES {
             play(&rdma, &c, &ours, mode, size, iters);
@@ -189,7 +191,7 @@ fn our_client_plays_with_the_server_of_c() {
 #[test]
 fn our_server_plays_with_the_client_of_c() {
     let Some(rdma) = device() else { return };
-    let (Some(ours), Some(c)) = (Program::rust(), Program::c()) else { return };
+    let (Some(ours), Some(c)) = (Program::rust("rc"), Program::c("rc")) else { return };
     for mode in MODES {
         for (size, iters) in SIZES {
             play(&rdma, &ours, &c, mode, size, iters);
@@ -200,17 +202,64 @@ fn our_server_plays_with_the_client_of_c() {
 #[test]
 fn our_client_plays_with_our_server() {
     let Some(rdma) = device() else { return };
-    let Some(ours) = Program::rust() else { return };
+    let Some(ours) = Program::rust("rc") else { return };
     let mtu = rdma.query_port(rdma.port).unwrap().active_mtu().to_string();
     for mode in [&["-c", "-m", &mtu][..], &["-c", "-e"], &["-c", "-N", "-e"]] {
         play(&rdma, &ours, &ours, mode, 5000, 200);
     }
 }
 
+/// Both programs of a transport without acknowledgements, in both roles.
+fn play_unreliably(transport: &str, sizes: &[(u64, u64)]) {
+    let Some(rdma) = device() else { return };
+    let (Some(ours), Some(c)) = (Program::rust(transport), Program::c(transport)) else { return };
+    for mode in [&["-c"][..], &["-c", "-e"]] {
+        for (size, iters) in sizes {
+            play(&rdma, &c, &ours, mode, *size, *iters);
+            play(&rdma, &ours, &c, mode, *size, *iters);
+        }
+    }
+    play(&rdma, &ours, &ours, &["-c"], 1000, 100);
+}
+
+#[test]
+fn ours_and_that_of_c_play_over_unreliable_connections() {
+    play_unreliably("uc", &[(1, 100), (100_000, 5)]);
+}
+
+#[test]
+fn ours_and_that_of_c_play_over_datagrams() {
+    let Some(rdma) = device() else { return };
+    let mtu = rdma.query_port(rdma.port).unwrap().active_mtu().bytes().unwrap();
+    play_unreliably("ud", &[(1, 100), (mtu.into(), 100)]);
+    let Some(ours) = Program::rust("ud") else { return };
+    let size = (mtu + 1).to_string();
+    let (status, text) = ours.start(&rdma, &["-s", &size]).finish();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("ud_pingpong: ") && text.contains(&format!("{size} bytes is too long")), "{text}");
+}
+
+#[test]
+fn an_unreliable_game_without_a_peer_ends_in_time() {
+    let Some(rdma) = device() else { return };
+    for transport in ["uc", "ud"] {
+        let Some(ours) = Program::rust(transport) else { return };
+        let port = free_port().to_string();
+        let arguments = ["-p", &port, "-s", "100", "-n", "100000000", "--timeout", "1"];
+        let mut server = ours.start(&rdma, &arguments);
+        let client = ours.start(&rdma, &[&arguments[..], &["127.0.0.1"]].concat());
+        client.wait_for("remote address: ");
+        drop(client);
+        let (status, text) = server.finish();
+        assert_eq!(status.code(), Some(1), "{text}");
+        assert!(text.contains("within 1 s") && !text.contains("panicked"), "{text}");
+    }
+}
+
 /// Runs our program, which must end with status 1 and a message that has all of `wanted`.
 #[track_caller]
 fn fails(arguments: &[&str], wanted: &[&str]) {
-    let Some(ours) = Program::rust() else { return };
+    let Some(ours) = Program::rust("rc") else { return };
     let (status, text) = ours.start_with(arguments).finish();
     assert_eq!(status.code(), Some(1), "{arguments:?}: {status}\n{text}");
     for part in [&["rc_pingpong: "], wanted].concat() {
@@ -272,7 +321,7 @@ fn mid_run(rdma: &Rdma, ours: &Program, arguments: &[&str]) -> (Running, Running
 #[test]
 fn a_peer_that_is_killed_mid_run_is_an_error_in_time() {
     let Some(rdma) = device() else { return };
-    let Some(ours) = Program::rust() else { return };
+    let Some(ours) = Program::rust("rc") else { return };
     for (mode, kill_server) in [(&[][..], true), (&["-e"], false)] {
         let (mut server, mut client) = mid_run(&rdma, &ours, mode);
         let (victim, survivor) = if kill_server { (&mut server, &mut client) } else { (&mut client, &mut server) };
@@ -289,7 +338,7 @@ fn a_peer_that_is_killed_mid_run_is_an_error_in_time() {
 #[test]
 fn ends_that_disagree_on_the_size_are_told_so() {
     let Some(rdma) = device() else { return };
-    let Some(ours) = Program::rust() else { return };
+    let Some(ours) = Program::rust("rc") else { return };
     let port = free_port().to_string();
     let mut server = ours.start(&rdma, &["-p", &port, "-s", "1000", "--timeout", "2"]);
     let client = ours.start(&rdma, &["-p", &port, "-s", "100", "--timeout", "2", "127.0.0.1"]);

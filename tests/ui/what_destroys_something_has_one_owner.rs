@@ -1,6 +1,6 @@
 //! A handle that destroys on drop and can be cloned destroys twice; a buffer that can be cloned is memory with two owners.
 
-use rdma_safe::{Buffer, CompletionQueue, Endpoint, ExposedRegion, QueuePair, RawMemoryRegion};
+use rdma_safe::{AddressHandle, Buffer, CompletionQueue, Endpoint, ExposedRegion, QueuePair, RawMemoryRegion};
 
 fn main() {}
 
@@ -16,4 +16,8 @@ fn memory(buffer: &Buffer, exposed: &ExposedRegion, raw: &RawMemoryRegion) {
     clone(buffer);
     clone(exposed);
     clone(raw);
+}
+
+fn destination(handle: &AddressHandle) {
+    clone(handle);
 }

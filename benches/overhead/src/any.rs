@@ -1,9 +1,9 @@
 //! The loops over the raw door of rdma-safe, where each call asks which interface an object has.
 
-use rdma_safe::{Inline, WorkRequest};
+use rdma_safe::{Inline, UdTarget, WorkRequest};
 
 use crate::raw::{received, seen};
-use crate::rig::{BATCH, FAILED, INLINE, Raw};
+use crate::rig::{BATCH, FAILED, INLINE, QKEY, Raw};
 
 macro_rules! drain {
     ($raw:ident, $sum:ident, $seen:ident) => {
@@ -50,6 +50,10 @@ post_and_poll! {
         batch.send_invalidate(WorkRequest::new(i).signaled(), raw.remote.rkey, raw.sge);
     loop_any_fetch_add = |batch, raw, i|
         batch.fetch_add(WorkRequest::new(i).signaled(), raw.remote, i, raw.sge);
+    loop_any_ud_send = |batch, raw, i| {
+        let to = UdTarget::new(&raw.handle, raw.remote.rkey, QKEY);
+        batch.send_to(WorkRequest::new(i).signaled(), to, raw.sge)
+    };
 }
 
 macro_rules! batch_and_poll {

@@ -43,7 +43,8 @@ enum OwnedLoop {
     Classic(fn(&mut Owned<Classic>, u64) -> u64),
 }
 
-const EXTENDED: Setting = Setting { classic: false, receive_at_once: false, endless: false, atomic: false };
+const EXTENDED: Setting =
+    Setting { classic: false, receive_at_once: false, endless: false, atomic: false, datagrams: false };
 const CLASSIC: Setting = Setting { classic: true, ..EXTENDED };
 
 macro_rules! rows {
@@ -79,6 +80,8 @@ fn rows() -> impl IntoIterator<Item = Row> {
         write_imm: EXTENDED, sys loop_sys_write_imm, raw loop_raw_write_imm, any loop_any_write_imm;
         send_inv: EXTENDED, sys loop_sys_send_inv, raw loop_raw_send_inv, any loop_any_send_inv;
         fetch_add: Setting { atomic: true, ..EXTENDED }, sys loop_sys_fetch_add, raw loop_raw_fetch_add, any loop_any_fetch_add;
+        ud_send: Setting { datagrams: true, ..EXTENDED }, sys loop_sys_ud_send, raw loop_raw_ud_send, any loop_any_ud_send;
+        ud_send_cl: Setting { datagrams: true, ..CLASSIC }, sys loop_sys_ud_send_cl, raw loop_raw_ud_send_cl;
         send_ex1: EXTENDED, owned loop_owned_send_ex1 over Extended;
         send_ex16: EXTENDED, owned loop_owned_send_ex16 over Extended;
         send_cl1: CLASSIC, owned loop_owned_send_cl1 over Classic;

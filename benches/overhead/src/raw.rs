@@ -3,9 +3,9 @@
 
 use std::ops::ControlFlow;
 
-use rdma_safe::{Inline, QueuePairType, SendOps, WorkCompletion, WorkRequest};
+use rdma_safe::{Inline, QueuePairType, SendOps, UdTarget, WorkCompletion, WorkRequest};
 
-use crate::rig::{BATCH, FAILED, INLINE, Raw};
+use crate::rig::{BATCH, FAILED, INLINE, QKEY, Raw};
 
 /// Adds what C reads of a completion: identifier, status, opcode.
 #[inline(always)]
@@ -68,6 +68,35 @@ post_and_poll! {
         batch.send_invalidate(WorkRequest::new(i).signaled(), remote.rkey, sge);
     loop_raw_fetch_add = extended, |batch, remote, sge, i|
         batch.fetch_add(WorkRequest::new(i).signaled(), remote, i, sge);
+}
+
+macro_rules! datagrams {
+    ($($name:ident = $interface:ident;)+) => {$(
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
+            let to = UdTarget::new(&raw.handle, raw.qp.number(), QKEY);
+            let sge = raw.sge;
+            let Some(mut sends) = raw.qp.split().0.$interface() else { return FAILED };
+            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
+            let mut sum = 0;
+            let mut i = 0;
+            while i < n {
+                // SAFETY: the stub moves no data and does not look at the handle.
+                if sends.post(|batch| unsafe { batch.send_to(WorkRequest::new(i).signaled(), to, sge) }).is_err() {
+                    return FAILED;
+                }
+                drain!(completions, sum, seen);
+                i += 1;
+            }
+            sum
+        }
+    )+};
+}
+
+datagrams! {
+    loop_raw_ud_send = extended;
+    loop_raw_ud_send_cl = classic;
 }
 
 macro_rules! batch_and_poll {

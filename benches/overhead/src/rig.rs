@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_void};
 
 use libloading::os::unix::Library;
 use rdma_safe::{
-    Access, AddressVector, Buffer, CompletionQueue, Device, Endpoint, Gid, Interface, Mtu, ProtectionDomain, QueuePair,
-    QueuePairAttributes, QueuePairState, Remote, Sge,
+    Access, AddressHandle, AddressVector, Buffer, CompletionQueue, Device, Endpoint, Gid, InitOptions, Interface, Mtu,
+    ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Remote, Sge,
 };
 use rdma_sys::*;
 
@@ -20,6 +20,9 @@ pub(crate) const INLINE: usize = 32;
 
 /// Bytes of any other operation; an atomic takes eight.
 const LEN: u32 = 64;
+
+/// Queue key of datagrams.
+pub(crate) const QKEY: u32 = 0x1111_1111;
 
 /// What a loop returns when a verb failed.
 pub(crate) const FAILED: u64 = u64::MAX;
@@ -35,6 +38,8 @@ pub(crate) struct Setting {
     pub(crate) endless: bool,
     /// Operations have the eight bytes of an atomic.
     pub(crate) atomic: bool,
+    /// The queue pair is of the type UD.
+    pub(crate) datagrams: bool,
 }
 
 /// The objects as C sees them: `struct objects` of loops.c.
@@ -47,11 +52,14 @@ pub(crate) struct Objects {
     pub(crate) qp_ex: *mut ibv_qp_ex,
     pub(crate) cq: *mut ibv_cq,
     pub(crate) cq_ex: *mut ibv_cq_ex,
+    pub(crate) ah: *mut ibv_ah,
     pub(crate) local: u64,
     pub(crate) remote: u64,
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
     pub(crate) len: u32,
+    pub(crate) qp_num: u32,
+    pub(crate) qkey: u32,
     pub(crate) destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
     pub(crate) reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
     pub(crate) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
@@ -66,6 +74,7 @@ pub(crate) struct Raw {
     pub(crate) sge: Sge,
     pub(crate) remote: Remote,
     pub(crate) buffer: Buffer,
+    pub(crate) handle: AddressHandle,
 }
 
 /// The objects of the owned door.
@@ -99,13 +108,24 @@ impl Rig {
     pub(crate) fn raw(&self, setting: Setting) -> Result<Raw> {
         let cq = self.pd.context().completion_queue(64).classic(setting.classic).build()?;
         let builder = self.pd.queue_pair(&cq, &cq).send_depth(64).recv_depth(64).inline_data(64);
-        let mut qp = builder.max_batch(BATCH as u32).classic(setting.classic).build()?;
-        to_rts(&mut qp)?;
+        let qp = builder.max_batch(BATCH as u32).classic(setting.classic);
+        let qp = if setting.datagrams {
+            let mut qp = qp.qp_type(QueuePairType::UD).build()?;
+            qp.init_datagrams(QKEY, &InitOptions::default())?;
+            qp
+        } else {
+            let mut qp = qp.build()?;
+            to_rts(&mut qp)?;
+            qp
+        };
+        let gid = self.pd.context().recommended_gid(1)?;
+        let handle = self.pd.address_handle(&AddressVector::from_gid(1, gid.gid, u8::try_from(gid.index)?))?;
         self.set(setting, qp.as_raw(), cq.as_raw());
         let mut buffer = self.pd.allocate(LEN as usize * BATCH)?;
         buffer.set_len(if setting.atomic { 8 } else { LEN as usize })?;
         let sge = buffer.sge();
-        Ok(Raw { qp, cq, pd: self.pd.clone(), sge, remote: Remote { address: sge.address, rkey: sge.lkey }, buffer })
+        let remote = Remote { address: sge.address, rkey: sge.lkey };
+        Ok(Raw { qp, cq, pd: self.pd.clone(), sge, remote, buffer, handle })
     }
 
     /// `known` makes it one whose interface the compiler knows.
@@ -149,11 +169,14 @@ impl Raw {
             cq: self.cq.as_raw(),
             // Used by loops over extended ones only.
             cq_ex: self.cq.as_raw().cast(),
+            ah: self.handle.as_raw(),
             local: self.sge.address,
             remote: self.remote.address,
             lkey: self.sge.lkey,
             rkey: self.remote.rkey,
             len: self.sge.len,
+            qp_num: self.qp.number(),
+            qkey: QKEY,
             destroy_qp: verbs.ibv_destroy_qp,
             reg_mr: verbs.ibv_reg_mr,
             dereg_mr: verbs.ibv_dereg_mr,

@@ -73,6 +73,10 @@ post_and_poll! {
     loop_sys_write_imm = |o, qp, i| ibv_wr_rdma_write_imm(qp, o.rkey, o.remote, (i as u32).to_be());
     loop_sys_send_inv = |o, qp, i| ibv_wr_send_inv(qp, o.rkey);
     loop_sys_fetch_add = |o, qp, i| ibv_wr_atomic_fetch_add(qp, o.rkey, o.remote, i);
+    loop_sys_ud_send = |o, qp, i| {
+        ibv_wr_send(qp);
+        ibv_wr_set_ud_addr(qp, o.ah, o.qp_num, o.qkey)
+    };
 }
 
 /// # Safety
@@ -124,6 +128,30 @@ pub(crate) unsafe fn loop_sys_cl1(o: &Objects, n: u64) -> u64 {
     for i in 0..n {
         let mut sge = sge(o);
         let mut wr = write(o, i, std::ptr::null_mut(), &mut sge);
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the objects exist, and the stub moves no data.
+        unsafe {
+            if ibv_post_send(qp, &mut wr, &mut bad) != 0 {
+                return FAILED;
+            }
+            drain_cl!(cq, rows, sum);
+        }
+    }
+    sum
+}
+
+/// # Safety
+/// The objects must be classic ones of the stub.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) unsafe fn loop_sys_ud_send_cl(o: &Objects, n: u64) -> u64 {
+    let (qp, cq, mut sum) = (o.qp, o.cq, 0);
+    let mut rows = [ibv_wc::zeroed(); BATCH];
+    for i in 0..n {
+        let mut sge = sge(o);
+        let mut wr = write(o, i, std::ptr::null_mut(), &mut sge);
+        wr.opcode = IBV_WR_SEND;
+        wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah: o.ah, remote_qpn: o.qp_num, remote_qkey: o.qkey };
         let mut bad = std::ptr::null_mut();
         // SAFETY: the objects exist, and the stub moves no data.
         unsafe {

@@ -152,6 +152,7 @@ fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, ops: Option<u64>) -> *mu
         ..ibv_qp::zeroed()
     };
     set_operations(&mut ex, ops.unwrap_or(0));
+    ex.wr_set_ud_addr = (attr.qp_type == IBV_QPT_UD).then_some(wr_set_ud_addr as _);
     let empty = Wqe {
         wr_id: 0,
         remote_addr: 0,
@@ -345,6 +346,12 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     let qp = unsafe { &mut *qp.cast::<Qp>() };
     qp.producer = qp.batch;
+}
+
+/// In the place of the remote address and key, where `post_send` finds them, too.
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, qkey: u32) {
+    let wqe = unsafe { &mut *qp.cast::<Qp>() }.last();
+    (wqe.remote_addr, wqe.rkey, wqe.extra) = (ah.addr() as u64, number, qkey);
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {

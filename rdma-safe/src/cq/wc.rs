@@ -137,7 +137,8 @@ bitflags! {
     /// Flags of a completion: `enum ibv_wc_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct WcFlags: u32 {
-        /// The first 40 bytes of a UD receive hold a global route header; SoftRoCE sets it on RC too, where there is none.
+        /// The first 40 bytes of a UD receive hold a global route header, [`Grh`](crate::Grh); SoftRoCE sets it on connections too,
+        /// where there is none.
         const GRH = IBV_WC_GRH.0;
         /// There is immediate data.
         const WITH_IMM = IBV_WC_WITH_IMM.0;

@@ -31,7 +31,7 @@ impl Chain {
 
     /// Of at least one work request.
     pub(super) fn new(limits: Limits, max_batch: u32) -> Self {
-        Chain::with(max_batch.max(1), limits.max_sge.max(1), limits.max_inline)
+        Chain::with(max_batch.max(1), u32::from(limits.max_sge).max(1), limits.max_inline)
     }
 
     fn with(max: u32, max_sge: u32, max_inline: u32) -> Self {

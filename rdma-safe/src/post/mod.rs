@@ -15,7 +15,7 @@ pub use payload::{Inline, InlineList, Payload, Scatter};
 pub(crate) use recv::RecvState;
 pub use recv::{RecvBatch, RecvQueue};
 pub(crate) use send::SendState;
-pub use send::{SendBatch, SendQueue};
+pub use send::{SendBatch, SendQueue, UdTarget};
 pub use work_request::{Remote, SendFlags, SendOps, WorkRequest};
 
 /// A scatter/gather element: `len` bytes at `address`, registered under `lkey`. Layout of `struct ibv_sge`.
@@ -59,11 +59,31 @@ pub enum PostError {
         state: QueuePairState,
     },
 
-    /// The queue pair was created without this operation.
-    #[error("{op:?} was not enabled when the queue pair was created; see QueuePairBuilder::operations")]
+    /// The queue pair was created without this operation, or is of a type that has it not.
+    #[error(
+        "{op:?} was not enabled when the queue pair was created, or its type has no such operation; see \
+         QueuePairBuilder::operations"
+    )]
     NotEnabled {
         /// The operation.
         op: SendOps,
+    },
+
+    /// A datagram without a destination.
+    #[error("a send on a UD queue pair needs a destination: use SendBatch::send_to and SendBatch::send_imm_to")]
+    NoDestination,
+
+    /// A destination on a queue pair that is connected to its peer.
+    #[error("only UD queue pairs send to a destination: use SendBatch::send and SendBatch::send_imm")]
+    NotDatagram,
+
+    /// A datagram is one packet.
+    #[error("a datagram of {len} bytes, but the MTU of the port is {max}; see QueuePair::max_datagram")]
+    DatagramTooLong {
+        /// How many bytes.
+        len: u64,
+        /// How many it can be.
+        max: u32,
     },
 
     /// More scatter/gather elements than the queue pair was created for.

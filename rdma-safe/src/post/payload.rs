@@ -37,7 +37,10 @@ impl Scatter for &[Sge] {}
 /// Limits of the queue pair that a payload has to keep.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    pub(super) max_sge: u32,
+    // Of 16 bits where that is enough, so that all of it is one register: it is copied to every batch.
+    pub(super) max_sge: u16,
+    /// Bytes of a datagram, which is one packet; the largest number where there are no datagrams.
+    pub(super) max_datagram: u16,
     pub(super) max_inline: u32,
 }
 
@@ -60,6 +63,9 @@ pub(super) mod sealed {
 
         /// Checks the payload against the queue pair.
         fn check(&self, limits: Limits) -> Result<(), PostError>;
+
+        /// How many bytes it has.
+        fn bytes(&self) -> u64;
 
         /// Sets the payload of the work request that was just begun.
         ///
@@ -87,6 +93,11 @@ impl sealed::Payload for Sge {
     }
 
     #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.len.into()
+    }
+
+    #[inline(always)]
     unsafe fn set(&self, qp: *mut ibv_qp_ex, _means: &mut Means) {
         // SAFETY: the caller's contract.
         unsafe { ibv_wr_set_sge(qp, self.lkey, self.address, self.len) }
@@ -109,6 +120,11 @@ impl sealed::Payload for Short<'_> {
     }
 
     #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.0.short_sge().len.into()
+    }
+
+    #[inline(always)]
     unsafe fn set(&self, qp: *mut ibv_qp_ex, means: &mut Means) {
         // SAFETY: the caller's contract.
         unsafe { self.0.short_sge().set(qp, means) }
@@ -127,9 +143,14 @@ impl sealed::Payload for &[Sge] {
     #[inline(always)]
     fn check(&self, limits: Limits) -> Result<(), PostError> {
         if self.len() > limits.max_sge as usize {
-            return Err(PostError::TooManySges { count: self.len(), max: limits.max_sge });
+            return Err(PostError::TooManySges { count: self.len(), max: limits.max_sge.into() });
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.iter().fold(0, |sum, sge| sum + u64::from(sge.len))
     }
 
     #[inline(always)]
@@ -166,6 +187,11 @@ impl sealed::Payload for Inline<'_> {
     }
 
     #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    #[inline(always)]
     unsafe fn set(&self, qp: *mut ibv_qp_ex, _means: &mut Means) {
         // SAFETY: the caller's contract; the provider copies the bytes.
         unsafe { ibv_wr_set_inline_data(qp, self.0.as_ptr().cast_mut().cast(), self.0.len()) }
@@ -188,6 +214,11 @@ impl sealed::Payload for InlineList<'_> {
             return Err(PostError::InlineTooLong { len, max: limits.max_inline });
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        self.0.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len() as u64))
     }
 
     unsafe fn set(&self, qp: *mut ibv_qp_ex, means: &mut Means) {

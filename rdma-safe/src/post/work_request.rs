@@ -54,6 +54,12 @@ impl SendOps {
         .union(SendOps::ATOMIC_CMP_AND_SWP)
         .union(SendOps::ATOMIC_FETCH_AND_ADD)
         .union(SendOps::SEND_WITH_INV);
+
+    /// All of an unreliable connection: send and write, with and without immediate data.
+    pub const UC: SendOps = SendOps::BASIC.difference(SendOps::RDMA_READ);
+
+    /// All of unreliable datagrams: send, with and without immediate data.
+    pub const UD: SendOps = SendOps::SEND.union(SendOps::SEND_WITH_IMM);
 }
 
 /// What every send has: an identifier, given back with its completion, and flags.

@@ -249,6 +249,6 @@ pub struct Transition {
 
 impl fmt::Display for Transition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} to {} of an {} queue pair", self.from, self.to, self.qp_type)
+        write!(f, "{} to {} of {} queue pair", self.from, self.to, self.qp_type.with_article())
     }
 }

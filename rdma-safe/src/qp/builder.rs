@@ -20,6 +20,7 @@ pub struct QueuePairBuilder<'a> {
     pd: &'a ProtectionDomain,
     send_cq: &'a CompletionQueue,
     recv_cq: &'a CompletionQueue,
+    qp_type: QueuePairType,
     capacity: QueuePairCapacity,
     ops: Option<SendOps>,
     max_batch: u32,
@@ -41,12 +42,19 @@ impl<'a> QueuePairBuilder<'a> {
             pd,
             send_cq,
             recv_cq,
+            qp_type: QueuePairType::RC,
             capacity,
             ops: None,
             max_batch: 64,
             max_recv_batch: None,
             classic: false,
         }
+    }
+
+    /// Type: [`QueuePairType::RC`], which it is unless set, [`QueuePairType::UC`] or [`QueuePairType::UD`].
+    pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
+        self.qp_type = qp_type;
+        self
     }
 
     /// Work requests that the send queue holds; 128 unless set.
@@ -79,7 +87,8 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Send operations to enable. Unless set, all of reliable connections that the device has.
+    /// Send operations to enable, of those of the type: [`SendOps::RC`], [`SendOps::UC`], [`SendOps::UD`]. Unless set, all of them
+    /// that the device has.
     pub fn operations(mut self, ops: SendOps) -> Self {
         self.ops = Some(ops);
         self
@@ -104,11 +113,12 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Creates a reliable-connected queue pair in the state RESET.
+    /// Creates a queue pair in the state RESET.
     ///
     /// # Errors
     /// [`Error::ForeignContext`] when a completion queue belongs to another context than the domain;
-    /// [`Error::CreateQueuePair`] names the capacities and the device's limits; [`Error::UnsupportedOperations`].
+    /// [`Error::WrongType`] for other types; [`Error::CreateQueuePair`] names the capacities and the device's limits;
+    /// [`Error::UnsupportedOperations`] for operations that the type or the device has not.
     #[doc(alias = "ibv_create_qp_ex")]
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<QueuePair> {
@@ -116,9 +126,10 @@ impl<'a> QueuePairBuilder<'a> {
         if ![self.send_cq, self.recv_cq].iter().all(|cq| cq.context().is_same(self.pd.context())) {
             return Err(Error::ForeignContext { object: "completion queue" });
         }
+        let all = self.all_operations()?;
         if let Some(ops) = self.ops {
-            if !SendOps::RC.contains(ops) {
-                return Err(Error::UnsupportedOperations { ops: ops - SendOps::RC });
+            if !all.contains(ops) {
+                return Err(Error::UnsupportedOperations { ops: ops - all });
             }
         }
         let quirks = self.pd.context().quirks();
@@ -127,7 +138,10 @@ impl<'a> QueuePairBuilder<'a> {
             // Not every provider has all operations in the extended interface; those that lack one refuse the whole set.
             let tries: &[SendOps] = match &self.ops {
                 Some(ops) => std::slice::from_ref(ops),
-                None => &[SendOps::RC, SendOps::RC.difference(SendOps::SEND_WITH_INV), SendOps::BASIC],
+                None if self.qp_type == QueuePairType::RC => {
+                    &[SendOps::RC, SendOps::RC.difference(SendOps::SEND_WITH_INV), SendOps::BASIC]
+                }
+                None => &[all],
             };
             for ops in tries {
                 match self.create_extended(*ops) {
@@ -138,8 +152,20 @@ impl<'a> QueuePairBuilder<'a> {
             }
         }
         let created = self.create_classic().map_err(|errno| self.error(errno, device))?;
-        let ops = self.ops.unwrap_or(SendOps::RC);
-        Ok(self.finish(created, ops, None))
+        Ok(self.finish(created, self.ops.unwrap_or(all), None))
+    }
+
+    /// What queue pairs of the type can do, by ibv_post_send(3).
+    fn all_operations(&self) -> Result<SendOps> {
+        match self.qp_type {
+            QueuePairType::RC => Ok(SendOps::RC),
+            QueuePairType::UC => Ok(SendOps::UC),
+            QueuePairType::UD => Ok(SendOps::UD),
+            qp_type => {
+                let instead = "those of the types RC, UC and UD can be built";
+                Err(Error::WrongType { what: "QueuePairBuilder", qp_type, instead })
+            }
+        }
     }
 
     fn create_extended(&self, ops: SendOps) -> Result<Created, Errno> {
@@ -149,7 +175,7 @@ impl<'a> QueuePairBuilder<'a> {
         attr.send_cq = self.send_cq.as_raw();
         attr.recv_cq = self.recv_cq.as_raw();
         attr.cap = self.capacity.to_raw();
-        attr.qp_type = IBV_QPT_RC;
+        attr.qp_type = ibv_qp_type(self.qp_type.0);
         attr.pd = self.pd.as_raw();
         attr.send_ops_flags = ops.bits();
         attr.comp_mask = (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0;
@@ -165,7 +191,7 @@ impl<'a> QueuePairBuilder<'a> {
         attr.send_cq = self.send_cq.as_raw();
         attr.recv_cq = self.recv_cq.as_raw();
         attr.cap = self.capacity.to_raw();
-        attr.qp_type = IBV_QPT_RC;
+        attr.qp_type = ibv_qp_type(self.qp_type.0);
         let verbs = self.pd.context().verbs();
         // SAFETY: the domain and the completion queues are valid, and `attr` is for the duration of the call.
         let raw = check_ptr(|| unsafe { (verbs.ibv_create_qp)(self.pd.as_raw(), &mut attr) })?;
@@ -177,7 +203,7 @@ impl<'a> QueuePairBuilder<'a> {
         // SAFETY: the queue pair is valid. For one made with operations this returns the extended interface, else NULL.
         let qp_ex = NonNull::new(unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(created.raw.as_ptr()) });
         // SAFETY: the interface is part of the queue pair, and of these fields has every release since 44 all.
-        let present = qp_ex.map_or(SendOps::empty(), |qp_ex| unsafe { operations_of(qp_ex.as_ptr()) });
+        let present = qp_ex.map_or(SendOps::empty(), |qp_ex| unsafe { operations_of(qp_ex.as_ptr(), self.qp_type) });
         if self.pd.context().quirks().contains(Quirks::SGE_LISTS_MISCOUNTED) {
             // More may have been granted than was asked for.
             created.capacity.max_send_sge = 1;
@@ -206,7 +232,7 @@ impl<'a> QueuePairBuilder<'a> {
             }),
             number,
             id,
-            qp_type: QueuePairType::RC,
+            qp_type: self.qp_type,
             capacity,
             state: AtomicU32::new(QueuePairState::RESET.0),
             port: AtomicU8::new(0),
@@ -232,7 +258,7 @@ impl<'a> QueuePairBuilder<'a> {
             device.max_sge(),
             device.max_qp()
         );
-        Error::CreateQueuePair { asked: self.capacity, allowed, errno }
+        Error::CreateQueuePair { qp_type: self.qp_type, asked: self.capacity, allowed, errno }
     }
 }
 
@@ -248,7 +274,7 @@ struct Created {
 /// # Safety
 ///
 /// `qp` must be valid.
-unsafe fn operations_of(qp: *const ibv_qp_ex) -> SendOps {
+unsafe fn operations_of(qp: *const ibv_qp_ex, qp_type: QueuePairType) -> SendOps {
     // SAFETY: the caller's contract. A copy of single fields, since the structure may be shorter than ours.
     unsafe {
         let common = (*qp).wr_start.is_some()
@@ -257,7 +283,8 @@ unsafe fn operations_of(qp: *const ibv_qp_ex) -> SendOps {
             && (*qp).wr_set_sge.is_some()
             && (*qp).wr_set_sge_list.is_some()
             && (*qp).wr_set_inline_data.is_some()
-            && (*qp).wr_set_inline_data_list.is_some();
+            && (*qp).wr_set_inline_data_list.is_some()
+            && (qp_type != QueuePairType::UD || (*qp).wr_set_ud_addr.is_some());
         if !common {
             return SendOps::empty();
         }

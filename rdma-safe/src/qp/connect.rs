@@ -1,9 +1,9 @@
-//! Connecting reliable connections: INIT with an address of one's own, then RTR and RTS with that of the peer.
+//! Connecting: INIT with an address of one's own, then RTR and RTS with that of the peer. Datagrams have no peer.
 
 use super::QueuePair;
 use crate::{
     Access, AddressVector, Context, Error, Gid, GidEntry, GlobalRoute, LinkLayer, Mtu, QueuePairAttributes,
-    QueuePairState, Result,
+    QueuePairState, QueuePairType, Result,
 };
 
 /// What one end has to know of the other to connect: exchanged out of band, both ways.
@@ -26,7 +26,7 @@ pub struct QueuePairAddress {
     pub rd_atomic: u8,
 }
 
-/// Where to connect from, and what the peer may do: for [`QueuePair::init`]. The defaults fit a device with one port.
+/// Where to connect from, and what the peer may do: for [`QueuePair::init`] and [`QueuePair::init_datagrams`]. The defaults fit a device with one port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct InitOptions {
@@ -62,7 +62,8 @@ impl InitOptions {
         self
     }
 
-    /// Which of the rights in [`Access::REMOTE`] the peer may use; none unless set, so that its reads and writes fail.
+    /// Which of the rights in [`Access::REMOTE`] the peer may use; none unless set, so that its reads and writes fail. Of no meaning
+    /// for datagrams.
     pub fn peer_access(mut self, access: Access) -> Self {
         self.peer_access = access;
         self
@@ -248,8 +249,10 @@ impl QueuePair {
     /// Brings it from RESET to INIT, so that receives can be posted, and returns what the peer needs to connect.
     ///
     /// # Errors
-    /// Those of [`Context::query_port`], [`Context::gid`] and [`Context::recommended_gid`]; [`Error::Modify`].
+    /// Those of [`Context::query_port`], [`Context::gid`] and [`Context::recommended_gid`]; [`Error::Modify`]; [`Error::WrongType`] on
+    /// UD queue pairs.
     pub fn init(&mut self, options: &InitOptions) -> Result<QueuePairAddress> {
+        self.require("QueuePair::init", self.qp_type() != QueuePairType::UD, "use QueuePair::init_datagrams")?;
         let local = Local::resolve(self.context(), options)?;
         self.init_as(local, options)
     }
@@ -267,39 +270,82 @@ impl QueuePair {
         Ok(local.address)
     }
 
+    /// Brings a UD queue pair from RESET to RTS, and returns what a peer needs to send to it, beside `qkey`. A datagram with another
+    /// queue key is dropped; keys with the highest bit set are for privileged users.
+    ///
+    /// What arrives before receives are posted is dropped, too.
+    ///
+    /// # Errors
+    /// Those of [`QueuePair::init`]; [`Error::WrongType`] on queue pairs of other types. If a step failed after the first one, the
+    /// queue pair has to be made anew.
+    pub fn init_datagrams(&mut self, qkey: u32, options: &InitOptions) -> Result<QueuePairAddress> {
+        self.require("QueuePair::init_datagrams", self.qp_type() == QueuePairType::UD, "use QueuePair::init")?;
+        let mut local = Local::resolve(self.context(), options)?;
+        local.address.qp_num = self.number();
+        self.modify(
+            &QueuePairAttributes::new()
+                .set_state(QueuePairState::INIT)
+                .set_port(options.port)
+                .set_pkey_index(options.pkey_index)
+                .set_qkey(qkey),
+        )?;
+        self.modify(&QueuePairAttributes::new().set_state(QueuePairState::RTR))?;
+        self.modify(&QueuePairAttributes::new().set_state(QueuePairState::RTS).set_sq_psn(local.address.psn))?;
+        self.local = Some(local);
+        Ok(local.address)
+    }
+
+    /// The way to the peer at `remote`, for [`ProtectionDomain::address_handle`](crate::ProtectionDomain::address_handle). Of
+    /// `options`, those that an address has are taken: service level, traffic class, hop limit and flow label.
+    ///
+    /// # Errors
+    /// [`Error::NotInitialised`] before [`QueuePair::init`] or [`QueuePair::init_datagrams`].
+    pub fn address_of(&self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<AddressVector> {
+        let Some(local) = self.local else { return Err(Error::NotInitialised) };
+        Ok(local.route(remote, options))
+    }
+
+    fn require(&self, what: &'static str, fits: bool, instead: &'static str) -> Result<()> {
+        if fits { Ok(()) } else { Err(Error::WrongType { what, qp_type: self.qp_type(), instead }) }
+    }
+
     /// Connects to the peer at `remote`: RTR and RTS of ibv_modify_qp(3).
     ///
     /// Both ends have to do this. It exchanges nothing with the peer and does not wait for it: a send to a peer that is not
     /// connected yet is retried, and fails in the end with `RETRY_EXC_ERR`. Once both ends have returned, and only then,
-    /// sending is safe.
+    /// sending is safe. On an unreliable connection nothing is retried: what is lost is lost. Of `options`, those about
+    /// retries, acknowledgements and reads do not matter there.
     ///
     /// # Errors
-    /// [`Error::NotInitialised`] before [`QueuePair::init`]; [`Error::Modify`] names what does not fit: a route that cannot be
+    /// [`Error::WrongType`] on UD queue pairs, which have no peer; [`Error::NotInitialised`] before [`QueuePair::init`]; [`Error::Modify`] names what does not fit: a route that cannot be
     /// resolved, an MTU that is too large. If it was the second step that failed, the queue pair stays in RTR, and has to be
     /// made anew.
     pub fn connect(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
+        let instead = "use QueuePair::address_of and ProtectionDomain::address_handle";
+        self.require("QueuePair::connect", self.qp_type() != QueuePairType::UD, instead)?;
         let Some(local) = self.local else { return Err(Error::NotInitialised) };
+        let is_reliable = self.qp_type() == QueuePairType::RC;
         let device = self.context().attributes();
         let (serves, asks) = (rd_atomic(device.max_qp_rd_atom()), rd_atomic(device.max_qp_init_rd_atom()));
-        self.modify(
-            &QueuePairAttributes::new()
-                .set_state(QueuePairState::RTR)
-                .set_address(local.route(remote, options))
-                .set_path_mtu(options.mtu.unwrap_or(local.address.mtu.min(remote.mtu)))
-                .set_dest_qp_num(remote.qp_num)
-                .set_rq_psn(remote.psn)
-                .set_max_dest_rd_atomic(serves)
-                .set_min_rnr_timer(options.min_rnr_timer),
-        )?;
-        self.modify(
-            &QueuePairAttributes::new()
-                .set_state(QueuePairState::RTS)
-                .set_sq_psn(local.address.psn)
+        let mut rtr = QueuePairAttributes::new()
+            .set_state(QueuePairState::RTR)
+            .set_address(local.route(remote, options))
+            .set_path_mtu(options.mtu.unwrap_or(local.address.mtu.min(remote.mtu)))
+            .set_dest_qp_num(remote.qp_num)
+            .set_rq_psn(remote.psn);
+        if is_reliable {
+            rtr = rtr.set_max_dest_rd_atomic(serves).set_min_rnr_timer(options.min_rnr_timer);
+        }
+        self.modify(&rtr)?;
+        let mut rts = QueuePairAttributes::new().set_state(QueuePairState::RTS).set_sq_psn(local.address.psn);
+        if is_reliable {
+            rts = rts
                 .set_timeout(options.timeout)
                 .set_retry_count(options.retry_count)
                 .set_rnr_retry(options.rnr_retry)
-                .set_max_rd_atomic(options.rd_atomic.unwrap_or(asks.min(remote.rd_atomic))),
-        )
+                .set_max_rd_atomic(options.rd_atomic.unwrap_or(asks.min(remote.rd_atomic)));
+        }
+        self.modify(&rts)
     }
 }
 

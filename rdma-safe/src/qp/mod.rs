@@ -122,6 +122,13 @@ impl QueuePair {
         // A batch that was forgotten would be aborted later, and then put the provider's counters back to before a reset.
         self.send.abort();
         let result = self.shared.modify(attributes);
+        if result.is_ok() && self.qp_type() == QueuePairType::UD {
+            if let Some(port) = attributes.port() {
+                let mtu = self.context().query_port(port).ok().and_then(|port| port.active_mtu().bytes());
+                // The largest there is, where it is not known: then the device has to refuse.
+                self.send.set_max_datagram(mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(4096));
+            }
+        }
         self.tell_state();
         result
     }
@@ -141,6 +148,13 @@ impl QueuePair {
     fn tell_state(&self) {
         self.send.set_state(self.state());
         self.recv.set_state(self.state());
+    }
+
+    /// Bytes that a datagram can have: the MTU of the port, as it was when the queue pair was given it. `None` for queue pairs of
+    /// other types than UD and before INIT.
+    #[must_use]
+    pub fn max_datagram(&self) -> Option<u32> {
+        self.send.max_datagram()
     }
 
     /// Send operations that can be posted.
@@ -274,6 +288,10 @@ impl Shared {
     /// Whether this thread holds a lock that a reset may take.
     fn is_polled_here(&self) -> bool {
         self.parents.as_ref().is_some_and(|parents| parents.polled_here().is_some())
+    }
+
+    pub(crate) fn qp_type(&self) -> QueuePairType {
+        self.qp_type
     }
 
     pub(crate) fn capacity(&self) -> QueuePairCapacity {

@@ -7,7 +7,7 @@ use super::attributes::{AttributeMask, QueuePairAttributes, Transition};
 use super::state::{ignored, rule};
 use super::{QueuePairState, Shared};
 use crate::errno::check;
-use crate::{Context, Errno, Error, Gid, LinkLayer, TransportType};
+use crate::{AddressError, Context, Errno, Error, TransportType};
 
 /// Why `ibv_modify_qp(3)` was refused, or would have been.
 #[derive(Debug, thiserror::Error)]
@@ -51,42 +51,9 @@ pub enum ModifyError {
         address_port: u8,
     },
 
-    /// On Ethernet an address vector needs a global route.
-    #[error("port {port} is Ethernet (RoCE), where a peer is addressed by GID: give the address vector a global route")]
-    MissingGlobalRoute {
-        /// The port.
-        port: u8,
-    },
-
-    /// The GID to send from does not exist.
-    #[error(
-        "port {port} has no GID at index {index} to send from; list them with the show_gids example, or take \
-         Context::recommended_gid"
-    )]
-    NoSourceGid {
-        /// The port.
-        port: u8,
-        /// The index asked for.
-        index: u8,
-    },
-
-    /// The peer's GID cannot be resolved to a link address.
-    #[error(
-        "no route from GID {source_gid} (index {index} of port {port}) to GID {dgid}: {errno}; check that both are of the \
-         same kind and network, that `ip route get` and `ip neigh` know the peer, and that its interface is up"
-    )]
-    Unreachable {
-        /// The port.
-        port: u8,
-        /// Index of the local GID.
-        index: u8,
-        /// The local GID.
-        source_gid: Gid,
-        /// The peer's GID.
-        dgid: Gid,
-        /// As reported.
-        errno: Errno,
-    },
+    /// The address vector does not lead to the peer.
+    #[error(transparent)]
+    Address(#[from] AddressError),
 
     /// Refused for a reason that could not be found out.
     #[error("ibv_modify_qp from {transition} failed: {errno}; attributes: {attributes:?}")]
@@ -144,9 +111,7 @@ impl Shared {
             if port != 0 && address.port != port {
                 return Err(ModifyError::PortMismatch { port, address_port: address.port });
             }
-            if address.route.is_none() && is_ethernet(context, address.port) {
-                return Err(ModifyError::MissingGlobalRoute { port: address.port });
-            }
+            address.check_route(context)?;
         }
         Ok(())
     }
@@ -159,29 +124,18 @@ impl Shared {
         attributes: &QueuePairAttributes,
         errno: Errno,
     ) -> ModifyError {
-        let mut unreachable = None;
-        if let Some((port, route)) = attributes.address().and_then(|address| Some((address.port, address.route?))) {
-            let (index, dgid) = (route.sgid_index, route.dgid);
-            match context.gid(port, u32::from(index)) {
-                Err(Error::NoSuchGid { .. }) => return ModifyError::NoSourceGid { port, index },
-                Ok(source) => {
-                    let error = ModifyError::Unreachable { port, index, source_gid: source.gid, dgid, errno };
-                    // An address that cannot be resolved is reported with other numbers, too.
-                    if is_unresolved(errno) || errno.0 == libc::EINVAL && dgid.is_zero() {
-                        return error;
-                    }
-                    unreachable = Some(error);
-                }
-                Err(_) => {}
-            }
-        }
+        let unreachable = match attributes.address().and_then(|address| address.diagnose_route(context, errno)) {
+            Some((error, true)) => return error.into(),
+            Some((error, false)) => Some(error),
+            None => None,
+        };
         if errno.0 == libc::EINVAL {
             if let Err(error) = self.check_port_limits(context, attributes) {
                 return error;
             }
             // Everything else fits: what is left is the route itself.
             if let Some(error) = unreachable {
-                return error;
+                return error.into();
             }
         }
         ModifyError::Refused { transition, attributes: Box::new(*attributes), errno }
@@ -251,17 +205,6 @@ fn in_range(attribute: &'static str, value: u64, low: u64, high: u64) -> Result<
         return Ok(());
     }
     Err(ModifyError::OutOfRange { attribute, value, allowed: format!("{low} to {high}") })
-}
-
-fn is_ethernet(context: &Context, port: u8) -> bool {
-    context.query_port(port).is_ok_and(|port| port.link_layer() == LinkLayer::ETHERNET)
-}
-
-fn is_unresolved(errno: Errno) -> bool {
-    matches!(
-        errno.0,
-        libc::ENODATA | libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT | libc::EADDRNOTAVAIL | libc::ENODEV
-    )
 }
 
 fn reachable(transition: Transition) -> String {

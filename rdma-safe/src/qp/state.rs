@@ -47,6 +47,14 @@ named! {
     }
 }
 
+impl QueuePairType {
+    /// As in "an RC", "a UD".
+    pub(crate) fn with_article(self) -> String {
+        let vowel = matches!(self, QueuePairType::RC | QueuePairType::XRC_SEND | QueuePairType::XRC_RECV);
+        format!("{} {self}", if vowel { "an" } else { "a" })
+    }
+}
+
 /// Attributes of one change of state, besides the state itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Rule {

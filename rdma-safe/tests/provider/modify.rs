@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use rdma_safe::{
-    Access, AddressVector, AttributeMask, ConnectOptions, Errno, Error, Gid, InitOptions, ModifyError, Mtu,
-    ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Remote, Sge, Transition, WcStatus,
-    WorkRequest,
+    Access, AddressError, AddressVector, AttributeMask, ConnectOptions, Errno, Error, Gid, InitOptions, ModifyError,
+    Mtu, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Remote, Sge, Transition,
+    WcStatus, WorkRequest,
 };
 
 use crate::fake::{Config, Fake, FakeGid, Port};
@@ -284,7 +284,7 @@ fn an_address_without_a_route_is_refused_on_ethernet_only() {
     let mut qp = in_state(&pd, State::INIT).unwrap();
     let calls = fake.calls("ibv_modify_qp");
     let error = modify_error(qp.modify(&rtr(1).set_address(AddressVector::from_lid(1, 5))));
-    assert!(matches!(error, ModifyError::MissingGlobalRoute { port: 1 }), "{error}");
+    assert!(matches!(error, ModifyError::Address(AddressError::MissingGlobalRoute { port: 1 })), "{error}");
     assert_eq!(fake.calls("ibv_modify_qp"), calls);
     qp.modify(&init().set_port(2)).unwrap();
     qp.modify(&rtr(1).set_address(AddressVector::from_lid(2, 5))).unwrap();
@@ -304,7 +304,9 @@ fn the_kernels_refusal_is_explained() {
 
         let mut qp = in_state(&pd, State::INIT).unwrap();
         let error = modify_error(qp.modify(&to(peer, 1)));
-        let ModifyError::Unreachable { port: 1, index: 1, source_gid, dgid, errno: found } = &error else {
+        let ModifyError::Address(AddressError::Unreachable { port: 1, index: 1, source_gid, dgid, errno: found }) =
+            &error
+        else {
             panic!("{error}")
         };
         assert_eq!((*source_gid, *dgid, *found), (source, peer, Errno(errno)));
@@ -313,7 +315,7 @@ fn the_kernels_refusal_is_explained() {
         assert_eq!(qp.state(), State::INIT);
 
         let error = modify_error(qp.modify(&to(source, 9)));
-        assert!(matches!(error, ModifyError::NoSourceGid { port: 1, index: 9 }), "{error}");
+        assert!(matches!(error, ModifyError::Address(AddressError::NoSourceGid { port: 1, index: 9 })), "{error}");
         assert!(error.to_string().contains("no GID at index 9"), "{error}");
 
         let error = modify_error(qp.modify(&to(source, 1).set_path_mtu(Mtu::MTU_4096)));
@@ -365,7 +367,7 @@ fn connecting_an_endpoint_twice_or_to_nowhere_is_an_error() {
     let mut endpoint = builder(&pd, EXTENDED).build().unwrap();
     let nowhere = rdma_safe::QueuePairAddress { gid: peer, ..endpoint.address() };
     let error = modify_error(endpoint.connect(&nowhere));
-    assert!(matches!(error, ModifyError::Unreachable { .. }), "{error}");
+    assert!(matches!(error, ModifyError::Address(AddressError::Unreachable { .. })), "{error}");
     let address = endpoint.address();
     endpoint.connect(&address).unwrap();
     let error = modify_error(endpoint.connect(&address));
@@ -376,7 +378,7 @@ fn connecting_an_endpoint_twice_or_to_nowhere_is_an_error() {
     assert!(matches!(error, ModifyError::OutOfRange { attribute: "dest_qp_num", .. }), "{error}");
     let forged = rdma_safe::QueuePairAddress { gid: Gid::ZERO, ..address };
     let error = modify_error(endpoint.connect(&forged));
-    assert!(matches!(error, ModifyError::MissingGlobalRoute { port: 1 }), "{error}");
+    assert!(matches!(error, ModifyError::Address(AddressError::MissingGlobalRoute { port: 1 })), "{error}");
 }
 
 #[test]

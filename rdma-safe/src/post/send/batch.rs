@@ -10,6 +10,7 @@ use rdma_sys::*;
 use super::super::chain::Chain;
 use super::super::payload::Limits;
 use super::super::{Payload, PostError, Remote, Scatter, SendOps, Sge, WorkRequest};
+use super::datagram::refusal;
 use super::{READY, SendState, complete};
 use crate::cq::rare;
 use crate::interface::{Any, Interface};
@@ -29,6 +30,7 @@ use crate::interface::{Any, Interface};
 /// the same send queue, was polled; or [`QueuePair::destroy`](crate::QueuePair::destroy) returned success), the caller must see to it that
 /// - the memory named by an [`Sge`] stays allocated and registered under its key, is not written, and, where it takes a
 ///   result (reads, atomics), is neither read nor referred to by a reference;
+/// - the address handle of a [`UdTarget`](crate::UdTarget) is of the protection domain of the queue pair and is not destroyed;
 /// - what the peer's memory is overwritten with harms nobody: a queue pair can be connected to one of the same process,
 ///   and a write then reaches any memory that this process registered with remote write access.
 #[must_use = "dropping a batch posts nothing; call `post`"]
@@ -41,7 +43,7 @@ pub struct SendBatch<'q, I: Interface = Any> {
     /// was looked at when this was begun.
     usable: SendOps,
     /// Those of the queue.
-    limits: Limits,
+    pub(super) limits: Limits,
     pub(super) queue: &'q mut SendState,
     pub(super) count: u32,
 }
@@ -67,8 +69,8 @@ impl<I: Interface> SendBatch<'_, I> {
     /// Sends `payload`: `ibv_wr_send`.
     ///
     /// # Errors
-    /// [`PostError::NotEnabled`], [`PostError::TooManySges`], [`PostError::InlineTooLong`], [`PostError::BatchFull`]. The
-    /// batch is as before then.
+    /// [`PostError::NotEnabled`], [`PostError::TooManySges`], [`PostError::InlineTooLong`], [`PostError::BatchFull`];
+    /// [`PostError::NoDestination`] on UD queue pairs. The batch is as before then.
     ///
     /// # Safety
     /// See [`SendBatch`].
@@ -288,7 +290,7 @@ impl<I: Interface> SendBatch<'_, I> {
     /// The contract of [`SendBatch`]; `extended` and `classic` must make the work request that `op` and `opcode` name, `classic`
     /// the whole of `wr`. `extended` is called with a queue pair between `ibv_wr_start` and `ibv_wr_complete` that has the operation.
     #[inline(always)]
-    unsafe fn add<P: Payload>(
+    pub(super) unsafe fn add<P: Payload>(
         &mut self,
         op: SendOps,
         opcode: ibv_wr_opcode,
@@ -301,7 +303,7 @@ impl<I: Interface> SendBatch<'_, I> {
         let usable = if I::EXTENDED.is_none() { queue.enabled } else { self.usable };
         if !usable.contains(op) {
             rare();
-            return Err(PostError::NotEnabled { op });
+            return Err(refusal(usable, op));
         }
         payload.check(self.limits)?;
         let flags = wr.flags.bits() | if P::INLINE { IBV_SEND_INLINE.0 } else { 0 };

@@ -1,6 +1,7 @@
 //! Sending.
 
 mod batch;
+mod datagram;
 mod queue;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use crate::{Errno, QueuePairState, Quirks};
 use batch::Target;
 
 pub use batch::SendBatch;
+pub use datagram::UdTarget;
 pub use queue::SendQueue;
 
 /// The send side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
@@ -27,6 +29,7 @@ pub(crate) struct SendState {
     /// For `ibv_wr_*`; without it work requests are collected in `chain`, for `ibv_post_send`.
     extended: Option<NonNull<ibv_qp_ex>>,
     raw: NonNull<ibv_qp>,
+    /// As `datagram::kept` has them; never empty.
     enabled: SendOps,
     limits: Limits,
     means: Means,
@@ -54,7 +57,11 @@ unsafe impl Sync for SendState {}
 impl SendState {
     pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, max_batch: u32) -> Self {
         let capacity = shared.capacity();
-        let limits = Limits { max_sge: capacity.max_send_sge, max_inline: capacity.max_inline_data };
+        let limits = Limits {
+            max_sge: u16::try_from(capacity.max_send_sge).unwrap_or(u16::MAX),
+            max_datagram: u16::MAX,
+            max_inline: capacity.max_inline_data,
+        };
         let means = Means {
             scratch: vec![0; capacity.max_inline_data as usize].into_boxed_slice(),
             copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
@@ -67,7 +74,7 @@ impl SendState {
         SendState {
             extended: qp_ex,
             raw: shared.raw(),
-            enabled: ops,
+            enabled: datagram::kept(ops, shared.qp_type()),
             limits,
             means,
             chain,
@@ -97,7 +104,15 @@ impl SendState {
     }
 
     pub(crate) fn operations(&self) -> SendOps {
-        self.enabled
+        datagram::operations(self.enabled)
+    }
+
+    pub(crate) fn max_datagram(&self) -> Option<u32> {
+        (self.limits.max_datagram != u16::MAX).then(|| self.limits.max_datagram.into())
+    }
+
+    pub(crate) fn set_max_datagram(&mut self, bytes: u16) {
+        self.limits.max_datagram = bytes;
     }
 
     /// Where work goes: the same as long as this is.
@@ -148,7 +163,10 @@ impl Drop for SendState {
 
 impl fmt::Debug for SendState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendState").field("extended", &self.is_extended()).field("operations", &self.enabled).finish()
+        f.debug_struct("SendState")
+            .field("extended", &self.is_extended())
+            .field("operations", &self.operations())
+            .finish()
     }
 }
 

@@ -124,12 +124,10 @@ impl<I: Known> SendQueue<'_, I> {
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn post(&mut self, fill: impl FnOnce(&mut SendBatch<'_, I>) -> Result<(), PostError>) -> Result<(), PostError> {
-        // As a condition that stays, it is looked at once for a whole loop.
+        // As a condition that stays and ends the loop, it is looked at once for a whole loop.
         if self.usable.is_empty() {
             rare();
-            if *self.state.gate.get_mut() != READY {
-                return Err(PostError::NotReady { state: self.state.shared.state() });
-            }
+            return Err(PostError::NotReady { state: self.state.shared.state() });
         }
         // SAFETY: no batch is open: one that was forgotten was aborted when this queue was made, which is borrowed mutably, and
         // what this method begins it ends. `extended` and `classic`, which alone make such queues, have looked at the interface.

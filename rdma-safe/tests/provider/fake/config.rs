@@ -44,6 +44,8 @@ pub(crate) struct Config {
     pub(crate) send_ops: u64,
     /// Send operations that creation accepts and that are then not there.
     pub(crate) hollow_ops: u64,
+    /// UD queue pairs come without `wr_set_ud_addr`.
+    pub(crate) no_ud_addr: bool,
     /// Elements that sends of extended queue pairs are granted, whatever was asked for.
     pub(crate) granted_sges: Option<u32>,
     /// Behaves as the rxe provider of rdma-core 44, faults included.
@@ -152,6 +154,7 @@ impl Default for Config {
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
             send_ops: 0x2ff,
             hollow_ops: 0,
+            no_ud_addr: false,
             granted_sges: None,
             rxe: false,
             vendor_id: 0x02c9,

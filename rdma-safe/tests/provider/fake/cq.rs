@@ -513,9 +513,9 @@ accessors! {
     read_byte_len -> u32 = |cqe| cqe.byte_len;
     read_imm_data -> u32 = |cqe| cqe.imm_data;
     read_qp_num -> u32 = |cqe| cqe.qp_num;
-    read_src_qp -> u32 = |cqe| cqe.qp_num + 1;
-    read_slid -> u32 = |cqe| cqe.qp_num + 2;
-    read_sl -> u8 = |_cqe| 3;
-    read_dlid_path_bits -> u8 = |_cqe| 4;
+    read_src_qp -> u32 = |cqe| cqe.origin.map_or(cqe.qp_num + 1, |origin| origin.src_qp);
+    read_slid -> u32 = |cqe| cqe.origin.map_or(cqe.qp_num + 2, |origin| origin.slid.into());
+    read_sl -> u8 = |cqe| cqe.origin.map_or(3, |origin| origin.sl);
+    read_dlid_path_bits -> u8 = |cqe| cqe.origin.map_or(4, |origin| origin.dlid_path_bits);
     read_completion_ts -> u64 = |cqe| 1_000_000 + cqe.wr_id;
 }

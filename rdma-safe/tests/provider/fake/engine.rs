@@ -17,7 +17,26 @@ pub(crate) struct Cqe {
     pub(crate) imm_data: u32,
     pub(crate) wc_flags: u32,
     pub(crate) qp_num: u32,
+    /// Of a datagram.
+    pub(crate) origin: Option<Origin>,
     pub(crate) release: Option<Release>,
+}
+
+/// Where a datagram came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) src_qp: u32,
+    pub(crate) slid: u16,
+    pub(crate) sl: u8,
+    pub(crate) dlid_path_bits: u8,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Destination {
+    pub(super) ah: usize,
+    pub(super) number: u32,
+    pub(super) qkey: u32,
 }
 
 /// Room in a work queue that is free once the completion was polled.
@@ -39,6 +58,10 @@ impl Cqe {
             __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: self.imm_data },
             qp_num: self.qp_num,
             wc_flags: self.wc_flags,
+            src_qp: self.origin.map_or(0, |origin| origin.src_qp),
+            slid: self.origin.map_or(0, |origin| origin.slid),
+            sl: self.origin.map_or(0, |origin| origin.sl),
+            dlid_path_bits: self.origin.map_or(0, |origin| origin.dlid_path_bits),
             ..ibv_wc::zeroed()
         }
     }
@@ -62,6 +85,7 @@ pub(super) struct SendWr {
     pub(super) rkey: u32,
     pub(super) compare_add: u64,
     pub(super) swap: u64,
+    pub(super) destination: Option<Destination>,
     pub(super) data: Data,
 }
 
@@ -129,6 +153,9 @@ impl State {
 
     fn execute(&mut self, address: usize, wr: &SendWr) -> End {
         let qp = &self.qps[&address];
+        if qp.qp_type != IBV_QPT_RC {
+            return self.execute_unreliably(address, wr);
+        }
         let (pd, destination) = (qp.pd, qp.attr.dest_qp_num);
         let Some(bytes) = (match &wr.data {
             Data::Sges(sges) => self.gather(pd, sges),
@@ -150,6 +177,72 @@ impl State {
             IBV_WR_RDMA_READ => self.read_remote(address, peer, wr),
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => self.atomic(address, peer, wr),
             _ => End::Failed { status: IBV_WC_LOC_QP_OP_ERR },
+        }
+    }
+
+    /// Work of a type without acknowledgements: what the peer cannot take is lost, and the sender knows nothing of it.
+    fn execute_unreliably(&mut self, address: usize, wr: &SendWr) -> End {
+        let (pd, is_datagram) = (self.qps[&address].pd, self.qps[&address].qp_type == IBV_QPT_UD);
+        let Some(bytes) = (match &wr.data {
+            Data::Sges(sges) => self.gather(pd, sges),
+            Data::Inline(bytes) => Some(bytes.clone()),
+            Data::Invalid => return End::Failed { status: IBV_WC_LOC_QP_OP_ERR },
+        }) else {
+            return End::Failed { status: IBV_WC_LOC_PROT_ERR };
+        };
+        let done = End::Done { byte_len: bytes.len() as u32 };
+        if is_datagram {
+            self.deliver_datagram(address, wr, &bytes);
+            return done;
+        }
+        let number = self.qps[&address].attr.dest_qp_num;
+        let Some(peer) = self.receiver(number, IBV_QPT_UC) else { return done };
+        match wr.opcode {
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => drop(self.deliver(peer, wr, &bytes)),
+            _ => drop(self.write_remote(peer, wr, &bytes)),
+        }
+        done
+    }
+
+    /// A queue pair that takes what comes.
+    fn receiver(&self, number: u32, qp_type: ibv_qp_type) -> Option<usize> {
+        let takes = |state| matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD);
+        let found = self.qps.iter().find(|(_, qp)| qp.number == number && qp.qp_type == qp_type && takes(qp.state));
+        found.map(|(address, _)| *address)
+    }
+
+    fn deliver_datagram(&mut self, address: usize, wr: &SendWr, bytes: &[u8]) {
+        let Some(Destination { ah, number, qkey }) = wr.destination else { return };
+        let Some(attr) = self.ah(ah, "the execution of a datagram").map(|ah| ah.attr) else { return };
+        let sender = &self.qps[&address];
+        let qkey = if qkey >> 31 == 1 { sender.attr.qkey } else { qkey };
+        let port = &self.config.ports[usize::from(attr.port_num) - 1];
+        if bytes.len() > 128 << port.active_mtu.0 {
+            self.violations.push(format!("a datagram of {} bytes is longer than the MTU", bytes.len()));
+            return;
+        }
+        let origin = Origin { src_qp: sender.number, slid: port.lid, sl: attr.sl, dlid_path_bits: 0 };
+        let Some(peer) = self.receiver(number, IBV_QPT_UD).filter(|peer| self.qps[peer].attr.qkey == qkey) else {
+            return;
+        };
+        let header = self.header(&attr, bytes.len());
+        let Some(receive) = self.qps.get_mut(&peer).unwrap().rq.pop_front() else { return };
+        let all = [&header.unwrap_or([0; 40])[..], bytes].concat();
+        let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let pd = self.qps[&peer].pd;
+        let status = if room < all.len() as u64 {
+            IBV_WC_LOC_LEN_ERR
+        } else if self.scatter(pd, &receive.sges, &all).is_none() {
+            IBV_WC_LOC_PROT_ERR
+        } else {
+            IBV_WC_SUCCESS
+        };
+        let wc_flags = if header.is_some() { IBV_WC_GRH.0 } else { 0 };
+        let cqe =
+            Cqe { status: status.0, opcode: IBV_WC_RECV.0, byte_len: all.len() as u32, wc_flags, ..Cqe::default() };
+        self.complete_recv(peer, &receive, Cqe { origin: Some(origin), ..cqe }, wr);
+        if status != IBV_WC_SUCCESS {
+            self.enter_error(peer);
         }
     }
 
@@ -237,7 +330,10 @@ impl State {
     }
 
     fn refuse(&mut self, peer: usize) -> End {
-        self.enter_error(peer);
+        // Without acknowledgements, it is dropped.
+        if self.qps[&peer].qp_type == IBV_QPT_RC {
+            self.enter_error(peer);
+        }
         End::Failed { status: IBV_WC_REM_ACCESS_ERR }
     }
 

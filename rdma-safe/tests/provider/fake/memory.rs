@@ -45,6 +45,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
             return errno;
         }
         let children = state.mrs.values().filter(|mr| mr.pd == address).count()
+            + state.ahs.values().filter(|ah| ah.pd == address).count()
             + state.qps.values().filter(|qp| qp.pd == address).count()
             + state.cqs.values().filter(|cq| cq.domain == Some(address)).count()
             + state.pds.values().filter(|pd| pd.extends.is_some_and(|extends| extends.pd == address)).count();

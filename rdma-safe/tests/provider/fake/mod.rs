@@ -10,6 +10,7 @@
 // Several test programs share it, and none uses all of it.
 #![allow(dead_code)]
 
+mod ah;
 mod config;
 mod cq;
 mod domains;

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use rdma_sys::*;
 
 use super::config::{Bad, Mode, PostFault};
-use super::engine::{Data, RecvWr, SendWr};
+use super::engine::{Data, Destination, RecvWr, SendWr};
 use super::memory::read;
 use super::state::{Qp, State, enter};
 
@@ -30,6 +30,16 @@ pub(super) struct Building {
     setter: Option<&'static str>,
 }
 
+/// Operations of each type, by ibv_post_send(3).
+fn belongs(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> bool {
+    let datagram = matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM);
+    match qp_type {
+        IBV_QPT_UD => datagram,
+        IBV_QPT_UC => datagram || matches!(opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM),
+        _ => true,
+    }
+}
+
 fn blank(qp: &Qp, opcode: ibv_wr_opcode) -> SendWr {
     SendWr {
         sequence: qp.sq_posted,
@@ -41,6 +51,7 @@ fn blank(qp: &Qp, opcode: ibv_wr_opcode) -> SendWr {
         rkey: 0,
         compare_add: 0,
         swap: 0,
+        destination: None,
         data: Data::Sges(Vec::new()),
     }
 }
@@ -117,6 +128,15 @@ impl State {
         }
     }
 
+    /// Looks at the handle as the work is posted.
+    fn destination(&mut self, qp: usize, ah: usize, number: u32, qkey: u32, verb: &str) -> Destination {
+        let pd = self.qps[&qp].pd;
+        if self.ah(ah, verb).is_some_and(|ah| ah.pd != pd) {
+            self.violation(format!("{verb} with an ibv_ah of another domain"));
+        }
+        Destination { ah, number, qkey }
+    }
+
     unsafe fn post_one(&mut self, address: usize, raw: *mut ibv_send_wr) -> Result<(), c_int> {
         let raw = unsafe { *raw };
         let qp = &self.qps[&address];
@@ -135,6 +155,16 @@ impl State {
         }
         let sges: Vec<ibv_sge> = (0..count).map(|index| unsafe { *raw.sg_list.add(index) }).collect();
         let mut wr = blank(&self.qps[&address], raw.opcode);
+        let qp_type = self.qps[&address].qp_type;
+        if !belongs(qp_type, raw.opcode) {
+            self.violation(format!("ibv_post_send of operation {} on type {}", raw.opcode.0, qp_type.0));
+            return Err(libc::EINVAL);
+        }
+        if qp_type == IBV_QPT_UD {
+            let ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey } = unsafe { raw.wr.ud };
+            wr.imm_data = unsafe { raw.__bindgen_anon_1.imm_data };
+            wr.destination = Some(self.destination(address, ah.addr(), remote_qpn, remote_qkey, "ibv_post_send"));
+        }
         wr.wr_id = raw.wr_id;
         wr.flags = raw.send_flags;
         unsafe {
@@ -298,6 +328,7 @@ fn set(raw: *mut ibv_qp_ex, verb: &'static str, data: impl FnOnce(&Qp, bool, u32
         };
         let result = data(qp, rxe, building.wr.flags);
         let is_set = building.setter.replace(verb).is_some();
+        let homeless = qp.qp_type == IBV_QPT_UD && building.wr.destination.is_none();
         let problem = match result {
             Ok(data) => {
                 building.wr.data = data;
@@ -306,6 +337,9 @@ fn set(raw: *mut ibv_qp_ex, verb: &'static str, data: impl FnOnce(&Qp, bool, u32
             Err(problem) => Some(problem),
         };
         qp.batch.as_mut().unwrap().push(building);
+        if homeless {
+            state.violation(format!("{verb} of a datagram without a destination"));
+        }
         if is_set {
             state.violation(format!("{verb} of a work request that has its data"));
         }
@@ -361,6 +395,20 @@ unsafe extern "C" fn wr_abort(raw: *mut ibv_qp_ex) {
         let Some(qp) = state.qp(raw.addr(), "wr_abort") else { return };
         if qp.batch.take().is_none() {
             state.violation("wr_abort without wr_start");
+        }
+    });
+}
+
+pub(super) unsafe extern "C" fn wr_set_ud_addr(raw: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, qkey: u32) {
+    enter(raw, "wr_set_ud_addr", |state, _| {
+        let destination = state.destination(raw.addr(), ah.addr(), number, qkey, "wr_set_ud_addr");
+        let Some(qp) = state.qp(raw.addr(), "wr_set_ud_addr") else { return };
+        let Some(building) = qp.batch.as_mut().and_then(|batch| batch.last_mut()) else {
+            return state.violation("wr_set_ud_addr without a work request");
+        };
+        let late = building.setter.is_some() || building.wr.destination.replace(destination).is_some();
+        if late {
+            state.violation("wr_set_ud_addr of a work request that has its data or its destination");
         }
     });
 }

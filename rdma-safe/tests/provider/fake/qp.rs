@@ -13,8 +13,9 @@ use super::state::{Alloc, Ptr, Qp, State, enter, null, own};
 /// Masks of the kernel for each change of state.
 const KERNEL_TABLE: &str = include_str!("../../../src/qp/state_table.csv");
 
-/// A change of state of a reliable connection.
+/// A change of state of a type of queue pair.
 struct Row {
+    qp_type: ibv_qp_type,
     from: ibv_qp_state,
     to: ibv_qp_state,
     required: u32,
@@ -36,9 +37,16 @@ fn table() -> &'static [Row] {
     let number = |text: &str| u32::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();
     let row = |line: &str| {
         let fields: Vec<&str> = line.split(',').collect();
-        Row { from: state(fields[0]), to: state(fields[1]), required: number(fields[3]), optional: number(fields[4]) }
+        let qp_type = match fields[2] {
+            "RC" => IBV_QPT_RC,
+            "UC" => IBV_QPT_UC,
+            "UD" => IBV_QPT_UD,
+            _ => return None,
+        };
+        let (from, to) = (state(fields[0]), state(fields[1]));
+        Some(Row { qp_type, from, to, required: number(fields[3]), optional: number(fields[4]) })
     };
-    TABLE.get_or_init(|| KERNEL_TABLE.lines().filter(|line| line.contains(",RC,")).map(row).collect())
+    TABLE.get_or_init(|| KERNEL_TABLE.lines().filter(|line| !line.starts_with('#')).filter_map(row).collect())
 }
 
 pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
@@ -102,7 +110,7 @@ fn create(
     {
         return null(libc::EINVAL);
     }
-    if ops.is_some_and(|ops| ops & !config.send_ops != 0) {
+    if ops.is_some_and(|ops| ops & !(config.send_ops & possible(wanted.qp_type)) != 0) {
         return null(libc::EOPNOTSUPP);
     }
     let number = state.handle();
@@ -126,6 +134,9 @@ fn create(
         Some(ops) => {
             let mut qp_ex = ibv_qp_ex { qp_base: base, ..ibv_qp_ex::zeroed() };
             post::set_builders(&mut qp_ex, ops & !state.config.hollow_ops);
+            if wanted.qp_type == IBV_QPT_UD && !state.config.no_ud_addr {
+                qp_ex.wr_set_ud_addr = Some(post::wr_set_ud_addr);
+            }
             let (alloc, raw) = Alloc::new(qp_ex);
             (alloc, raw.cast(), raw)
         }
@@ -139,6 +150,7 @@ fn create(
         send_cq: wanted.send_cq.addr(),
         recv_cq: wanted.recv_cq.addr(),
         number,
+        qp_type: wanted.qp_type,
         cap,
         state: IBV_QPS_RESET,
         attr: ibv_qp_attr::zeroed(),
@@ -154,6 +166,17 @@ fn create(
     };
     state.qps.insert(raw.addr(), qp);
     raw
+}
+
+/// Operations that queue pairs of a type can have.
+fn possible(qp_type: ibv_qp_type) -> u64 {
+    let ud = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let uc = ud | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    match qp_type {
+        IBV_QPT_UD => ud.0.into(),
+        IBV_QPT_UC => uc.0.into(),
+        _ => u64::MAX,
+    }
 }
 
 pub(super) unsafe extern "C" fn qp_to_qp_ex(raw: *mut ibv_qp) -> *mut ibv_qp_ex {
@@ -208,6 +231,7 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
         }
         let Some(qp) = state.qp(raw.addr(), "ibv_modify_qp") else { return libc::EINVAL };
         let (from, port, cqs, is_open) = (qp.state, qp.attr.port_num, [qp.send_cq, qp.recv_cq], qp.batch.is_some());
+        let qp_type = qp.qp_type;
         let to = if mask & IBV_QP_STATE.0 != 0 { attr.qp_state } else { from };
         if to == IBV_QPS_RESET {
             state.needs_lock(cqs, "ibv_modify_qp to RESET");
@@ -216,7 +240,7 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
         if is_open {
             state.violation("ibv_modify_qp between wr_start and wr_complete");
         }
-        if !allows(from, to, mask) {
+        if !allows(qp_type, from, to, mask) {
             return libc::EINVAL;
         }
         if let Err(errno) = state.check_values(&attr, ibv_qp_attr_mask(mask), port) {
@@ -243,10 +267,11 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
 }
 
 /// Whether the kernel's table allows a change.
-fn allows(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> bool {
+fn allows(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> bool {
     table().iter().any(|row| {
         let allowed = row.required | row.optional | IBV_QP_STATE.0;
-        row.from == from && row.to == to && mask & row.required == row.required && mask & !allowed == 0
+        let is_row = row.qp_type == qp_type && row.from == from && row.to == to;
+        is_row && mask & row.required == row.required && mask & !allowed == 0
     })
 }
 
@@ -272,17 +297,7 @@ impl State {
             if address.port_num != port {
                 return Err(libc::EINVAL);
             }
-            let port = find(address.port_num)?;
-            if address.is_global == 0 {
-                return if port.link_layer == IBV_LINK_LAYER_ETHERNET { Err(libc::EINVAL) } else { Ok(()) };
-            }
-            if !port.gids.iter().any(|gid| gid.index == u32::from(address.grh.sgid_index)) {
-                return Err(libc::EINVAL);
-            }
-            let dgid = unsafe { address.grh.dgid.raw };
-            if let Some(errno) = self.config.unreachable.get(&dgid) {
-                return Err(*errno);
-            }
+            self.check_address(address)?;
         }
         Ok(())
     }
@@ -298,6 +313,7 @@ fn merge(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: ibv_qp_attr_mask) {
         IBV_QP_ACCESS_FLAGS: qp_access_flags,
         IBV_QP_PKEY_INDEX: pkey_index,
         IBV_QP_PORT: port_num,
+        IBV_QP_QKEY: qkey,
         IBV_QP_AV: ah_attr,
         IBV_QP_PATH_MTU: path_mtu,
         IBV_QP_TIMEOUT: timeout,

@@ -9,6 +9,7 @@ use std::thread::ThreadId;
 use rdma_sys::*;
 
 use super::Inside;
+use super::ah::Ah;
 use super::config::{Config, Mode, PostFault};
 use super::cq::{Channel, Cq};
 use super::domains::{Extends, Td};
@@ -64,6 +65,7 @@ pub(crate) struct Live {
     pub(crate) cqs: usize,
     pub(crate) qps: usize,
     pub(crate) tds: usize,
+    pub(crate) ahs: usize,
 }
 
 pub(super) struct Device {
@@ -106,6 +108,7 @@ pub(super) struct Qp {
     pub(super) send_cq: usize,
     pub(super) recv_cq: usize,
     pub(super) number: u32,
+    pub(super) qp_type: ibv_qp_type,
     pub(super) cap: ibv_qp_cap,
     pub(super) state: ibv_qp_state,
     /// As modified last.
@@ -145,6 +148,7 @@ pub(super) struct State {
     pub(super) cqs: BTreeMap<usize, Cq>,
     pub(super) qps: BTreeMap<usize, Qp>,
     pub(super) tds: BTreeMap<usize, Td>,
+    pub(super) ahs: BTreeMap<usize, Ah>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
@@ -173,6 +177,7 @@ find! {
     cq: cqs -> Cq = "ibv_cq";
     qp: qps -> Qp = "ibv_qp";
     td: tds -> Td = "ibv_td";
+    ah: ahs -> Ah = "ibv_ah";
 }
 
 impl State {
@@ -198,6 +203,7 @@ impl State {
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             tds: BTreeMap::new(),
+            ahs: BTreeMap::new(),
             next_handle: 0x11,
             graves: Vec::new(),
         }
@@ -236,6 +242,7 @@ impl State {
             cqs: self.cqs.len(),
             qps: self.qps.len(),
             tds: self.tds.len(),
+            ahs: self.ahs.len(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use rdma_sys::{Verbs, install_verbs};
 
-use super::{cq, events, memory, qp, queries, verbs};
+use super::{ah, cq, events, memory, qp, queries, verbs};
 
 extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
@@ -50,6 +50,9 @@ fn table() -> Verbs {
     table.ibv_ack_cq_events = cq::ack_cq_events;
     table.ibv_create_cq = cq::create_cq;
     table.ibv_destroy_cq = cq::destroy_cq;
+    table.ibv_create_ah = ah::create_ah;
+    table.ibv_init_ah_from_wc = ah::init_ah_from_wc;
+    table.ibv_destroy_ah = ah::destroy_ah;
     table.ibv_create_qp = qp::create_qp;
     table.ibv_qp_to_qp_ex = qp::qp_to_qp_ex;
     table.ibv_modify_qp = qp::modify_qp;

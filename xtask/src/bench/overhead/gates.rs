@@ -37,6 +37,7 @@ struct Limit {
 const LIMITS: &[Limit] = &[
     // Posting and polling by the raw door, one at a time and sixteen.
     Limit { variant: "raw", rows: &["ex1", "cl1", "ex16", "cl16"], factor: 1.0, more: 0.0 },
+    Limit { variant: "raw", rows: &["ud_send", "ud_send_cl"], factor: 1.0, more: 0.0 },
     Limit { variant: "raw", rows: &["rv1", "rv16"], factor: 1.0, more: 2.0 },
     Limit { variant: "raw", rows: &["em_ex"], factor: 1.0, more: 0.0 },
     Limit { variant: "raw", rows: &["em_cl"], factor: 1.0, more: 3.0 },
@@ -60,6 +61,8 @@ const LIMITS: &[Limit] = &[
             "write_imm",
             "send_inv",
             "fetch_add",
+            "ud_send",
+            "ud_send_cl",
         ],
         factor: 1.0,
         more: 3.0,

@@ -26,8 +26,9 @@ use crate::{process, workspace};
 /// a figure exceeds its limit, or if a loop allocates, can panic or has another checksum than C's.
 ///
 /// rvN is a receive, in1 an inline send of 32 bytes without completion, em an empty poll, poll the taking of one of sixteen
-/// completions with five fields; the others post and poll, one at a time or sixteen, ex by the extended interface, cl by the
-/// classic one. send and recv hand a buffer over and back. qp and mr create and destroy, the provider's allocations included.
+/// completions with five fields, ud_send a datagram; the others post and poll, one at a time or sixteen, ex by the extended
+/// interface, cl by the classic one. send and recv hand a buffer over and back. qp and mr create and destroy, the provider's
+/// allocations included.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Also count the loops over the crates sideway and ibverbs, as published

@@ -1,0 +1,19 @@
+//! A datagram is posted with a pointer to its handle.
+
+use rdma_safe::{AddressHandle, Inline, SendBatch, UdTarget, WorkRequest};
+
+fn main() {}
+
+fn returned(handle: AddressHandle) -> UdTarget<'static> {
+    UdTarget::new(&handle, 1, 2)
+}
+
+fn destroyed(handle: AddressHandle, batch: &mut SendBatch<'_>) {
+    let target = UdTarget::new(&handle, 1, 2);
+    handle.destroy().unwrap();
+    let _ = unsafe { batch.send_to(WorkRequest::new(1), target, Inline(b"x")) };
+}
+
+fn safely(target: UdTarget<'_>, batch: &mut SendBatch<'_>) {
+    let _ = batch.send_to(WorkRequest::new(1), target, Inline(b"x"));
+}
