@@ -14,7 +14,8 @@
 //! ```text
 //! Device ── Context ─┬─ AsyncEvents
 //!                    ├─ ThreadDomain
-//!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
+//!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion
+//!                    │                    ├─ SharedReceiveQueue
 //!                    │                    └─ QueuePair, Endpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
 //! ```
@@ -60,6 +61,7 @@ mod qp;
 mod quirks;
 mod rate;
 mod readiness;
+mod srq;
 mod td;
 
 pub use rdma_sys as sys;
@@ -88,15 +90,18 @@ pub use error::{Error, Result};
 pub use fork::{ForkStatus, fork_init, fork_status};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
 pub use interface::{Any, Classic, Extended, Interface, Known};
-pub use mr::{Backing, Buffer, ExposedRegion, HugePages, Pages, RawMemoryRegion, RemoteMemory};
+pub use mr::{
+    Backing, Buffer, ExposedRegion, HugePages, NullRegion, Pages, RawMemoryRegion, RemoteMemory, ReregisterError,
+    Reregistration,
+};
 pub use pd::ProtectionDomain;
 pub use port::{
     InvalidMtu, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysicalState, PortAttributes, PortCapabilities,
     PortCapabilities2, PortState,
 };
 pub use post::{
-    Inline, InlineList, Payload, PostError, RecvBatch, RecvQueue, Remote, Scatter, SendBatch, SendFlags, SendOps,
-    SendQueue, Sge, WorkRequest,
+    Inline, InlineList, Payload, PostError, Receives, RecvBatch, RecvQueue, Remote, Scatter, SendBatch, SendFlags,
+    SendOps, SendQueue, Sge, WorkRequest,
 };
 pub use qp::{
     AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QpId, QueuePair, QueuePairAddress,
@@ -105,6 +110,7 @@ pub use qp::{
 };
 pub use quirks::Quirks;
 pub use rate::Rate;
+pub use srq::{SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, SrqId};
 pub use td::ThreadDomain;
 
 /// Keeps the example of the README compiling.

@@ -5,6 +5,7 @@
 mod async_events;
 mod attributes;
 mod batches;
+mod changes;
 mod clocks;
 mod contexts;
 mod creation;
@@ -28,5 +29,6 @@ mod queue_pair_options;
 mod quirks;
 mod raw_operations;
 mod rings;
+mod shared_receives;
 mod support;
 mod threads;

@@ -15,6 +15,7 @@ use super::engine::{RecvWr, SendWr};
 use super::events::{AsyncEvents, AsyncQueue};
 use super::memory::Mr;
 use super::post::{Building, Posted};
+use super::srq::Srq;
 
 /// A raw pointer that may change threads: the state behind it has a lock.
 pub(super) struct Ptr<T>(pub(super) *mut T);
@@ -62,6 +63,7 @@ pub(crate) struct Live {
     pub(crate) channels: usize,
     pub(crate) cqs: usize,
     pub(crate) qps: usize,
+    pub(crate) srqs: usize,
     pub(crate) tds: usize,
 }
 
@@ -104,6 +106,8 @@ pub(super) struct Qp {
     pub(super) pd: usize,
     pub(super) send_cq: usize,
     pub(super) recv_cq: usize,
+    /// None for one with a receive queue of its own.
+    pub(super) srq: Option<usize>,
     pub(super) number: u32,
     pub(super) cap: ibv_qp_cap,
     pub(super) state: ibv_qp_state,
@@ -134,6 +138,10 @@ pub(super) struct State {
     pub(super) wr_complete_fault: Option<(i32, bool)>,
     pub(super) posted: Vec<Posted>,
     pub(super) modified: Vec<(ibv_qp_attr, u32)>,
+    /// Completions and microseconds that events wait for, as asked for.
+    pub(super) moderations: Vec<(u16, u16)>,
+    /// Offset, length and address of DMA-BUFs.
+    pub(super) dmabufs: Vec<(u64, usize, u64)>,
     pub(super) rate_limits: Vec<ibv_qp_rate_limit_attr>,
     pub(super) contexts: BTreeMap<usize, Context>,
     pub(super) pds: BTreeMap<usize, Pd>,
@@ -141,6 +149,7 @@ pub(super) struct State {
     pub(super) channels: BTreeMap<usize, Channel>,
     pub(super) cqs: BTreeMap<usize, Cq>,
     pub(super) qps: BTreeMap<usize, Qp>,
+    pub(super) srqs: BTreeMap<usize, Srq>,
     pub(super) tds: BTreeMap<usize, Td>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
@@ -169,6 +178,7 @@ find! {
     channel: channels -> Channel = "ibv_comp_channel";
     cq: cqs -> Cq = "ibv_cq";
     qp: qps -> Qp = "ibv_qp";
+    srq: srqs -> Srq = "ibv_srq";
     td: tds -> Td = "ibv_td";
 }
 
@@ -187,6 +197,8 @@ impl State {
             wr_complete_fault: None,
             posted: Vec::new(),
             modified: Vec::new(),
+            moderations: Vec::new(),
+            dmabufs: Vec::new(),
             rate_limits: Vec::new(),
             contexts: BTreeMap::new(),
             pds: BTreeMap::new(),
@@ -194,6 +206,7 @@ impl State {
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
+            srqs: BTreeMap::new(),
             tds: BTreeMap::new(),
             next_handle: 0x11,
             graves: Vec::new(),
@@ -232,6 +245,7 @@ impl State {
             channels: self.channels.len(),
             cqs: self.cqs.len(),
             qps: self.qps.len(),
+            srqs: self.srqs.len(),
             tds: self.tds.len(),
         }
     }
