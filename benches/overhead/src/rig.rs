@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use libloading::os::unix::Library;
 use rdma_safe::{
     Access, AddressVector, Buffer, CompletionQueue, Device, Endpoint, Gid, Interface, Mtu, ProtectionDomain, QueuePair,
-    QueuePairAttributes, QueuePairState, Remote, Sge,
+    QueuePairAttributes, QueuePairState, Remote, Sge, SharedReceiveQueue,
 };
 use rdma_sys::*;
 
@@ -47,6 +47,7 @@ pub(crate) struct Objects {
     pub(crate) qp_ex: *mut ibv_qp_ex,
     pub(crate) cq: *mut ibv_cq,
     pub(crate) cq_ex: *mut ibv_cq_ex,
+    pub(crate) srq: *mut ibv_srq,
     pub(crate) local: u64,
     pub(crate) remote: u64,
     pub(crate) lkey: u32,
@@ -62,6 +63,7 @@ pub(crate) struct Objects {
 pub(crate) struct Raw {
     pub(crate) qp: QueuePair,
     pub(crate) cq: CompletionQueue,
+    pub(crate) srq: SharedReceiveQueue,
     pub(crate) pd: ProtectionDomain,
     pub(crate) sge: Sge,
     pub(crate) remote: Remote,
@@ -105,7 +107,16 @@ impl Rig {
         let mut buffer = self.pd.allocate(LEN as usize * BATCH)?;
         buffer.set_len(if setting.atomic { 8 } else { LEN as usize })?;
         let sge = buffer.sge();
-        Ok(Raw { qp, cq, pd: self.pd.clone(), sge, remote: Remote { address: sge.address, rkey: sge.lkey }, buffer })
+        let srq = self.pd.shared_receive_queue(64).max_batch(BATCH as u32).build()?;
+        Ok(Raw {
+            qp,
+            cq,
+            srq,
+            pd: self.pd.clone(),
+            sge,
+            remote: Remote { address: sge.address, rkey: sge.lkey },
+            buffer,
+        })
     }
 
     /// `known` makes it one whose interface the compiler knows.
@@ -149,6 +160,7 @@ impl Raw {
             cq: self.cq.as_raw(),
             // Used by loops over extended ones only.
             cq_ex: self.cq.as_raw().cast(),
+            srq: self.srq.as_raw(),
             local: self.sge.address,
             remote: self.remote.address,
             lkey: self.sge.lkey,

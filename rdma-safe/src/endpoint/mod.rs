@@ -32,7 +32,7 @@ pub use work::Work;
 ///
 /// A buffer that is posted is *moved* into the endpoint; it comes back with the completion of its work, so that nobody can
 /// touch, free or post it in between. Work is kept in rings of fixed size, one for sends and one for receives, allocated
-/// with the endpoint: posting and polling allocate nothing, and a full ring is back-pressure ([`PostError::QueueFull`]).
+/// with the endpoint: posting and polling allocate nothing, and a full ring is back-pressure ([`PostError::QueueFull`](crate::PostError::QueueFull)).
 ///
 /// ```no_run
 /// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }

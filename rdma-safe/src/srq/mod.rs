@@ -30,9 +30,9 @@ pub use builder::SharedReceiveQueueBuilder;
 /// The queue is destroyed when the handle and the queue pairs that take from it are gone. When the limit is reached or the queue
 /// fails, [`AsyncEvents`](crate::AsyncEvents) tells, and names it by [`SharedReceiveQueue::id`].
 ///
-/// A queue pair that fails keeps the receives that it has taken and not completed, without a word: before memory is taken back that may
-/// be among them, wait for [`QP_LAST_WQE_REACHED`](crate::AsyncEventType::QP_LAST_WQE_REACHED) of the queue pair where the device
-/// reports it, and destroy the queue pair. Receives that no queue pair has taken complete never; destroying the queue ends them.
+/// A queue pair that fails may have taken receives that then never complete. Like those that no queue pair has taken, they end when
+/// the queue is destroyed. That a failed queue pair takes no more of them is told by
+/// [`QP_LAST_WQE_REACHED`](crate::AsyncEventType::QP_LAST_WQE_REACHED), where the device reports it.
 pub struct SharedReceiveQueue {
     chain: RecvChain<SharedReceiveQueue>,
     capacity: SharedReceiveQueueAttributes,

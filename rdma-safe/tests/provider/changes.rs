@@ -162,15 +162,14 @@ fn every_way_to_fail_says_what_has_become_of_the_region() {
 
 #[test]
 fn a_lost_region_that_cannot_be_deregistered_keeps_both_domains() {
+    let mut memory = [0; 2];
     let fake = Fake::new(Config::default());
     let context = fake.open();
     let (pd, other) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
-    // Leaked: the device may still use it.
-    let memory = Box::leak(Box::new([0; 2]));
-    let region = region(&pd, memory);
+    let region = region(&pd, &mut memory);
     fake.fail("ibv_rereg_mr", -4);
     fake.fail("ibv_dereg_mr", libc::EBUSY);
-    // SAFETY: the memory is there until the process ends.
+    // SAFETY: the memory is there for longer than the device.
     let error = unsafe { region.reregister(Reregistration::new().pd(&other)) }.unwrap_err();
     assert!(matches!(error, ReregisterError::Leaked { errno: Errno(libc::EIO) }), "{error}");
     assert!(error.into_region().is_none());
