@@ -408,6 +408,7 @@ fn permute(items: &mut [usize; 6], at: usize, visit: &mut impl FnMut(&[usize; 6]
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
 fn a_shared_queue_that_cannot_be_destroyed_keeps_its_domain() {
     let fake = Fake::new(Config::default());
     let srq = fake.pd().shared_receive_queue(4).build().unwrap();
