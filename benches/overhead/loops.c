@@ -17,6 +17,7 @@ struct objects {
 	struct ibv_cq *cq;
 	struct ibv_cq_ex *cq_ex;
 	struct ibv_ah *ah;
+	struct ibv_srq *srq;
 	uint64_t local;
 	uint64_t remote;
 	uint32_t lkey;
@@ -171,42 +172,49 @@ CLASSIC(ud_send_cl, .opcode = IBV_WR_SEND, .wr.ud = {.ah = ah, .remote_qpn = qp_
 
 CLASSIC_BATCH(cl16, WRITE)
 
-uint64_t loop_rv1(struct objects *o, uint64_t n)
-{
-	struct ibv_qp *qp = o->qp;
-	uint64_t local = o->local;
-	uint32_t lkey = o->lkey, len = o->len;
-	for (uint64_t i = 0; i < n; i++) {
-		struct ibv_sge sge = {.addr = local, .length = len, .lkey = lkey};
-		struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge, .num_sge = 1}, *bad;
-		if (ibv_post_recv(qp, &wr, &bad))
-			return FAILED;
+#define RECEIVE(name, type, member, post)                                                                                  \
+	uint64_t loop_##name(struct objects *o, uint64_t n)                                                                \
+	{                                                                                                                  \
+		struct type *queue = o->member;                                                                            \
+		uint64_t local = o->local;                                                                                 \
+		uint32_t lkey = o->lkey, len = o->len;                                                                     \
+		for (uint64_t i = 0; i < n; i++) {                                                                         \
+			struct ibv_sge sge = {.addr = local, .length = len, .lkey = lkey};                                 \
+			struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge, .num_sge = 1}, *bad;                         \
+			if (post(queue, &wr, &bad))                                                                        \
+				return FAILED;                                                                             \
+		}                                                                                                          \
+		return n;                                                                                                  \
 	}
-	return n;
-}
 
-uint64_t loop_rv16(struct objects *o, uint64_t n)
-{
-	struct ibv_qp *qp = o->qp;
-	uint64_t local = o->local;
-	uint32_t lkey = o->lkey, len = o->len;
-	struct ibv_sge sge[BATCH];
-	struct ibv_recv_wr wr[BATCH], *bad;
-	for (uint64_t i = 0; i < n; i += BATCH) {
-		for (uint64_t j = 0; j < BATCH; j++) {
-			sge[j] = (struct ibv_sge){.addr = local, .length = len, .lkey = lkey};
-			wr[j] = (struct ibv_recv_wr){
-				.wr_id = i + j,
-				.next = j + 1 < BATCH ? &wr[j + 1] : NULL,
-				.sg_list = &sge[j],
-				.num_sge = 1,
-			};
-		}
-		if (ibv_post_recv(qp, wr, &bad))
-			return FAILED;
+#define RECEIVE_BATCH(name, type, member, post)                                                                            \
+	uint64_t loop_##name(struct objects *o, uint64_t n)                                                                \
+	{                                                                                                                  \
+		struct type *queue = o->member;                                                                            \
+		uint64_t local = o->local;                                                                                 \
+		uint32_t lkey = o->lkey, len = o->len;                                                                     \
+		struct ibv_sge sge[BATCH];                                                                                 \
+		struct ibv_recv_wr wr[BATCH], *bad;                                                                        \
+		for (uint64_t i = 0; i < n; i += BATCH) {                                                                  \
+			for (uint64_t j = 0; j < BATCH; j++) {                                                             \
+				sge[j] = (struct ibv_sge){.addr = local, .length = len, .lkey = lkey};                     \
+				wr[j] = (struct ibv_recv_wr){                                                              \
+					.wr_id = i + j,                                                                    \
+					.next = j + 1 < BATCH ? &wr[j + 1] : NULL,                                         \
+					.sg_list = &sge[j],                                                                \
+					.num_sge = 1,                                                                      \
+				};                                                                                         \
+			}                                                                                                  \
+			if (post(queue, wr, &bad))                                                                         \
+				return FAILED;                                                                             \
+		}                                                                                                          \
+		return n;                                                                                                  \
 	}
-	return n;
-}
+
+RECEIVE(rv1, ibv_qp, qp, ibv_post_recv)
+RECEIVE(srq_rv1, ibv_srq, srq, ibv_post_srq_recv)
+RECEIVE_BATCH(rv16, ibv_qp, qp, ibv_post_recv)
+RECEIVE_BATCH(srq_rv16, ibv_srq, srq, ibv_post_srq_recv)
 
 uint64_t loop_in1(struct objects *o, uint64_t n)
 {

@@ -160,6 +160,22 @@ pub enum Error {
         errno: Errno,
     },
 
+    /// `ibv_reg_dmabuf_mr(3)` failed.
+    #[error(
+        "ibv_reg_dmabuf_mr of {len} bytes from {offset} with {access:?} failed: {errno}; the descriptor must be of a \
+             DMA-BUF that has these bytes"
+    )]
+    RegisterDmaBuf {
+        /// Where in the DMA-BUF the region begins, in bytes.
+        offset: u64,
+        /// Length of the region in bytes.
+        len: usize,
+        /// Access asked for.
+        access: crate::Access,
+        /// As reported.
+        errno: Errno,
+    },
+
     /// A range does not lie within its region.
     #[error("bytes {offset}..{offset}+{len} do not lie within a region of {region} bytes")]
     OutOfBounds {
@@ -219,6 +235,33 @@ pub enum Error {
         max_entries: u32,
         /// The device's number of completion vectors.
         vectors: u32,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_resize_cq(3)` failed.
+    #[error(
+        "resizing a completion queue to {entries} entries failed: {errno}; it cannot be smaller than what is in it, nor larger \
+         than {max_entries}"
+    )]
+    ResizeCompletionQueue {
+        /// Entries asked for.
+        entries: u32,
+        /// The device's `max_cqe`.
+        max_entries: u32,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_modify_cq(3)` failed.
+    #[error("moderating events to {count} completions or {period:?} failed: {errno}; the device allows {}", moderation(*allowed))]
+    ModerateCompletionQueue {
+        /// Completions asked for.
+        count: u16,
+        /// Period asked for.
+        period: Duration,
+        /// The device's limits, if it reports any.
+        allowed: Option<crate::CqModeration>,
         /// As reported.
         errno: Errno,
     },
@@ -308,6 +351,51 @@ pub enum Error {
         errno: Errno,
     },
 
+    /// `ibv_create_srq(3)` failed.
+    #[error(
+        "creating a shared receive queue of {work_requests} work requests with {elements} elements failed: {errno}; the \
+         device allows 1 to {max_work_requests} work requests with {max_elements} elements, and {max_queues} queues"
+    )]
+    CreateSharedReceiveQueue {
+        /// Work requests asked for.
+        work_requests: u32,
+        /// Scatter/gather elements of each.
+        elements: u32,
+        /// The device's `max_srq_wr`.
+        max_work_requests: u32,
+        /// The device's `max_srq_sge`.
+        max_elements: u32,
+        /// The device's `max_srq`.
+        max_queues: u32,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_modify_srq(3)` failed to resize a shared receive queue.
+    #[error(
+        "resizing a shared receive queue to {work_requests} work requests failed: {errno}; it cannot be smaller than what is \
+         posted or than its limit, nor larger than {max_work_requests}"
+    )]
+    ResizeSharedReceiveQueue {
+        /// Work requests asked for.
+        work_requests: u32,
+        /// The device's `max_srq_wr`.
+        max_work_requests: u32,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_modify_srq(3)` failed to arm the limit of a shared receive queue.
+    #[error("a limit of {limit} for a shared receive queue of {work_requests} work requests failed: {errno}")]
+    LimitSharedReceiveQueue {
+        /// The limit asked for.
+        limit: u32,
+        /// What the queue holds.
+        work_requests: u32,
+        /// As reported.
+        errno: Errno,
+    },
+
     /// The provider does not support these send operations.
     #[error("this device does not support {ops:?} on a queue pair of this type")]
     UnsupportedOperations {
@@ -350,6 +438,13 @@ pub enum Error {
 
 /// The result of a control-path operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn moderation(allowed: Option<crate::CqModeration>) -> String {
+    match allowed {
+        Some(found) => format!("{} completions and {} µs", found.max_count, found.max_period),
+        None => "none that it reports".to_owned(),
+    }
+}
 
 fn registration_advice(errno: Errno) -> &'static str {
     match errno.0 {

@@ -14,8 +14,9 @@
 //! ```text
 //! Device ── Context ─┬─ AsyncEvents
 //!                    ├─ ThreadDomain
-//!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, RawMemoryRegion
+//!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion
 //!                    │                    ├─ AddressHandle
+//!                    │                    ├─ SharedReceiveQueue
 //!                    │                    └─ QueuePair, Endpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
 //! ```
@@ -63,6 +64,7 @@ mod qp;
 mod quirks;
 mod rate;
 mod readiness;
+mod srq;
 mod td;
 
 pub use rdma_sys as sys;
@@ -93,15 +95,18 @@ pub use fork::{ForkStatus, fork_init, fork_status};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
 pub use grh::Grh;
 pub use interface::{Any, Classic, Extended, Interface, Known};
-pub use mr::{Backing, Buffer, ExposedRegion, HugePages, Pages, RawMemoryRegion, RemoteMemory};
+pub use mr::{
+    Backing, Buffer, ExposedRegion, HugePages, NullRegion, Pages, RawMemoryRegion, RemoteMemory, ReregisterError,
+    Reregistration,
+};
 pub use pd::ProtectionDomain;
 pub use port::{
     InvalidMtu, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysicalState, PortAttributes, PortCapabilities,
     PortCapabilities2, PortState,
 };
 pub use post::{
-    Inline, InlineList, Payload, PostError, RecvBatch, RecvQueue, Remote, Scatter, SendBatch, SendFlags, SendOps,
-    SendQueue, Sge, UdTarget, WorkRequest,
+    Inline, InlineList, Payload, PostError, Receives, RecvBatch, RecvQueue, Remote, Scatter, SendBatch, SendFlags,
+    SendOps, SendQueue, Sge, UdTarget, WorkRequest,
 };
 pub use qp::{
     AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QpId, QueuePair, QueuePairAddress,
@@ -110,6 +115,7 @@ pub use qp::{
 };
 pub use quirks::Quirks;
 pub use rate::Rate;
+pub use srq::{SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, SrqId};
 pub use td::ThreadDomain;
 
 /// Keeps the example of the README compiling.

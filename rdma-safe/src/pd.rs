@@ -8,7 +8,9 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use crate::errno::check_ptr;
-use crate::{CompletionQueue, Context, Errno, Error, QueuePairBuilder, Result, ThreadDomain};
+use crate::{
+    CompletionQueue, Context, Errno, Error, QueuePairBuilder, Result, SharedReceiveQueueBuilder, ThreadDomain,
+};
 
 /// A protection domain: queue pairs and memory regions work together only within one. Clones share it.
 #[derive(Clone)]
@@ -41,7 +43,7 @@ unsafe impl Sync for Parent {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: every region, address handle, queue pair and parent domain in this domain holds an `Arc` of it, so none is left; those whose
+        // SAFETY: every region, address handle, queue pair, shared receive queue and parent domain in this domain holds an `Arc` of it, so none is left; those whose
         // destruction failed leak their `Arc`, so the domain then stays.
         if unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
             // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
@@ -143,6 +145,11 @@ impl ProtectionDomain {
         recv_cq: &'a CompletionQueue,
     ) -> QueuePairBuilder<'a> {
         QueuePairBuilder::new(self, send_cq, recv_cq)
+    }
+
+    /// Starts describing a shared receive queue of `max_wr` work requests, at least 1.
+    pub fn shared_receive_queue(&self, max_wr: u32) -> SharedReceiveQueueBuilder<'_> {
+        SharedReceiveQueueBuilder::new(self, max_wr)
     }
 
     /// Whether the two are the same domain, or one extends the other: objects of both work together.

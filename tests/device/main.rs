@@ -13,6 +13,7 @@
 mod allocation;
 mod async_events;
 mod attributes;
+mod changes;
 mod channel;
 mod cq;
 mod datagrams;
@@ -29,6 +30,7 @@ mod quirks;
 mod raw;
 mod raw_failures;
 mod raw_limits;
+mod shared_receives;
 mod support;
 mod unreliable;
 

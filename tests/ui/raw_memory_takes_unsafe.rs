@@ -1,6 +1,6 @@
 //! The device reads and writes memory by address, behind the compiler's back: who names addresses has to vouch for them.
 
-use rdma_safe::{Access, Inline, ProtectionDomain, QueuePair, Remote, Sge, WorkRequest};
+use rdma_safe::{Access, Inline, ProtectionDomain, QueuePair, Remote, Reregistration, Sge, WorkRequest};
 
 fn main() {}
 
@@ -12,5 +12,7 @@ fn post(qp: &mut QueuePair, pd: &ProtectionDomain, mut memory: [u8; 8]) {
     drop(batch);
     qp.recv_batch().unwrap().receive(3, &[sge]).unwrap();
     qp.receive(4, sge).unwrap();
-    pd.register_raw(memory.as_mut_ptr(), 8, Access::REMOTE_WRITE).unwrap();
+    let region = pd.register_raw(memory.as_mut_ptr(), 8, Access::REMOTE_WRITE).unwrap();
+    let _ = region.reregister(Reregistration::new().memory(0x1000 as *mut u8, 8));
+    let _ = pd.register_dmabuf(std::io::stdin(), 0, 8, 0, Access::REMOTE_WRITE);
 }

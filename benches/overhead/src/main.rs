@@ -71,6 +71,8 @@ fn rows() -> impl IntoIterator<Item = Row> {
         cl16: CLASSIC, sys loop_sys_cl16, raw loop_raw_cl16, any loop_any_cl16;
         rv1: EXTENDED, sys loop_sys_rv1, raw loop_raw_rv1;
         rv16: EXTENDED, sys loop_sys_rv16, raw loop_raw_rv16;
+        srq_rv1: EXTENDED, sys loop_sys_srq_rv1, raw loop_raw_srq_rv1;
+        srq_rv16: EXTENDED, sys loop_sys_srq_rv16, raw loop_raw_srq_rv16;
         in1: EXTENDED, sys loop_sys_in1, raw loop_raw_in1, any loop_any_in1;
         em_ex: EXTENDED, sys loop_sys_em_ex, raw loop_raw_em_ex, any loop_any_em_ex, owned loop_owned_em_ex over Extended;
         em_cl: CLASSIC, sys loop_sys_em_cl, raw loop_raw_em_cl, any loop_any_em_cl, owned loop_owned_em_cl over Classic;

@@ -163,6 +163,36 @@ pub(crate) fn loop_raw_rv16(raw: &mut Raw, n: u64) -> u64 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
+pub(crate) fn loop_raw_srq_rv1(raw: &mut Raw, n: u64) -> u64 {
+    for i in 0..n {
+        // SAFETY: the stub moves no data.
+        if unsafe { raw.srq.receive(i, raw.sge) }.is_err() {
+            return FAILED;
+        }
+    }
+    n
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) fn loop_raw_srq_rv16(raw: &mut Raw, n: u64) -> u64 {
+    for i in (0..n).step_by(BATCH) {
+        let mut batch = raw.srq.recv_batch();
+        for j in 0..BATCH as u64 {
+            // SAFETY: the stub moves no data.
+            if unsafe { batch.receive(i + j, &[raw.sge]) }.is_err() {
+                return FAILED;
+            }
+        }
+        if batch.post().is_err() {
+            return FAILED;
+        }
+    }
+    n
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
 pub(crate) fn loop_raw_in1(raw: &mut Raw, n: u64) -> u64 {
     let Some(data) = raw.buffer.get(..INLINE) else { return FAILED };
     let Some(mut sends) = raw.qp.split().0.extended() else { return FAILED };

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use libloading::os::unix::Library;
 use rdma_safe::{
     Access, AddressHandle, AddressVector, Buffer, CompletionQueue, Device, Endpoint, Gid, InitOptions, Interface, Mtu,
-    ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Remote, Sge,
+    ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Remote, Sge, SharedReceiveQueue,
 };
 use rdma_sys::*;
 
@@ -53,6 +53,7 @@ pub(crate) struct Objects {
     pub(crate) cq: *mut ibv_cq,
     pub(crate) cq_ex: *mut ibv_cq_ex,
     pub(crate) ah: *mut ibv_ah,
+    pub(crate) srq: *mut ibv_srq,
     pub(crate) local: u64,
     pub(crate) remote: u64,
     pub(crate) lkey: u32,
@@ -70,6 +71,7 @@ pub(crate) struct Objects {
 pub(crate) struct Raw {
     pub(crate) qp: QueuePair,
     pub(crate) cq: CompletionQueue,
+    pub(crate) srq: SharedReceiveQueue,
     pub(crate) pd: ProtectionDomain,
     pub(crate) sge: Sge,
     pub(crate) remote: Remote,
@@ -125,7 +127,8 @@ impl Rig {
         buffer.set_len(if setting.atomic { 8 } else { LEN as usize })?;
         let sge = buffer.sge();
         let remote = Remote { address: sge.address, rkey: sge.lkey };
-        Ok(Raw { qp, cq, pd: self.pd.clone(), sge, remote, buffer, handle })
+        let srq = self.pd.shared_receive_queue(64).max_batch(BATCH as u32).build()?;
+        Ok(Raw { qp, cq, srq, pd: self.pd.clone(), sge, remote, buffer, handle })
     }
 
     /// `known` makes it one whose interface the compiler knows.
@@ -170,6 +173,7 @@ impl Raw {
             // Used by loops over extended ones only.
             cq_ex: self.cq.as_raw().cast(),
             ah: self.handle.as_raw(),
+            srq: self.srq.as_raw(),
             local: self.sge.address,
             remote: self.remote.address,
             lkey: self.sge.lkey,

@@ -192,47 +192,65 @@ pub(crate) unsafe fn loop_sys_cl16(o: &Objects, n: u64) -> u64 {
     sum
 }
 
-/// # Safety
-/// The objects must be of the stub.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) unsafe fn loop_sys_rv1(o: &Objects, n: u64) -> u64 {
-    for i in 0..n {
-        let mut sge = sge(o);
-        let mut wr = ibv_recv_wr { wr_id: i, next: std::ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair exists, and the stub moves no data.
-        if unsafe { ibv_post_recv(o.qp, &mut wr, &mut bad) } != 0 {
-            return FAILED;
+macro_rules! receive {
+    ($($name:ident = $post:ident($queue:ident);)+) => {$(
+        /// # Safety
+        /// The objects must be of the stub.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(crate) unsafe fn $name(o: &Objects, n: u64) -> u64 {
+            for i in 0..n {
+                let mut sge = sge(o);
+                let mut wr = ibv_recv_wr { wr_id: i, next: std::ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
+                let mut bad = std::ptr::null_mut();
+                // SAFETY: the queue exists, and the stub moves no data.
+                if unsafe { $post(o.$queue, &mut wr, &mut bad) } != 0 {
+                    return FAILED;
+                }
+            }
+            n
         }
-    }
-    n
+    )+};
 }
 
-/// # Safety
-/// The objects must be of the stub.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) unsafe fn loop_sys_rv16(o: &Objects, n: u64) -> u64 {
-    let mut sges = [sge(o); BATCH];
-    let empty = ibv_recv_wr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
-    let mut wrs = [empty; BATCH];
-    for i in (0..n).step_by(BATCH) {
-        let (first, elements) = (wrs.as_mut_ptr(), sges.as_mut_ptr());
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair exists, the pointers stay within the arrays, and the stub moves no data.
-        unsafe {
-            for j in 0..BATCH {
-                let next = if j + 1 < BATCH { first.add(j + 1) } else { std::ptr::null_mut() };
-                elements.add(j).write(sge(o));
-                first.add(j).write(ibv_recv_wr { wr_id: i + j as u64, next, sg_list: elements.add(j), num_sge: 1 });
+receive! {
+    loop_sys_rv1 = ibv_post_recv(qp);
+    loop_sys_srq_rv1 = ibv_post_srq_recv(srq);
+}
+
+macro_rules! receive_batch {
+    ($($name:ident = $post:ident($queue:ident);)+) => {$(
+        /// # Safety
+        /// The objects must be of the stub.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(crate) unsafe fn $name(o: &Objects, n: u64) -> u64 {
+            let mut sges = [sge(o); BATCH];
+            let empty = ibv_recv_wr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
+            let mut wrs = [empty; BATCH];
+            for i in (0..n).step_by(BATCH) {
+                let (first, elements) = (wrs.as_mut_ptr(), sges.as_mut_ptr());
+                let mut bad = std::ptr::null_mut();
+                // SAFETY: the queue exists, the pointers stay within the arrays, and the stub moves no data.
+                unsafe {
+                    for j in 0..BATCH {
+                        let next = if j + 1 < BATCH { first.add(j + 1) } else { std::ptr::null_mut() };
+                        elements.add(j).write(sge(o));
+                        first.add(j).write(ibv_recv_wr { wr_id: i + j as u64, next, sg_list: elements.add(j), num_sge: 1 });
+                    }
+                    if $post(o.$queue, first, &mut bad) != 0 {
+                        return FAILED;
+                    }
+                }
             }
-            if ibv_post_recv(o.qp, first, &mut bad) != 0 {
-                return FAILED;
-            }
+            n
         }
-    }
-    n
+    )+};
+}
+
+receive_batch! {
+    loop_sys_rv16 = ibv_post_recv(qp);
+    loop_sys_srq_rv16 = ibv_post_srq_recv(srq);
 }
 
 /// # Safety

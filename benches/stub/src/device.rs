@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use rdma_sys::*;
 
-use crate::{cq, free, new, qp};
+use crate::{cq, free, new, qp, srq};
 
 const NAME: &str = "stub0";
 const GUID: u64 = 0x0200_00ff_fe00_0001;
@@ -74,6 +74,7 @@ pub(crate) extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     context.ops.req_notify_cq = Some(cq::req_notify_cq);
     context.ops.post_send = Some(qp::post_send);
     context.ops.post_recv = Some(qp::post_recv);
+    context.ops.post_srq_recv = Some(srq::post_srq_recv);
     let extended = new(verbs_context {
         sz: size_of::<verbs_context>(),
         query_port: Some(query_port),
@@ -98,6 +99,9 @@ fn attributes() -> ibv_device_attr {
         max_qp: 1 << 16,
         max_qp_wr: 1 << 14,
         max_sge: qp::MAX_SGE as c_int,
+        max_srq: 1 << 16,
+        max_srq_wr: 1 << 14,
+        max_srq_sge: qp::MAX_SGE as c_int,
         max_cq: 1 << 16,
         max_cqe: 1 << 20,
         max_mr: 1 << 20,

@@ -19,6 +19,7 @@ mod cq;
 mod device;
 mod memory;
 mod qp;
+mod srq;
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -67,13 +68,14 @@ static FUNCTIONS: &[(&str, Function)] = {
             ibv_create_cq ibv_destroy_cq ibv_ack_cq_events ibv_create_comp_channel ibv_destroy_comp_channel ibv_get_cq_event
         }
         qp { ibv_create_qp ibv_destroy_qp ibv_modify_qp ibv_query_qp ibv_qp_to_qp_ex }
+        srq { ibv_create_srq ibv_destroy_srq }
         missing {
-            ibv_ack_async_event ibv_attach_mcast ibv_destroy_srq ibv_detach_mcast
+            ibv_ack_async_event ibv_attach_mcast ibv_detach_mcast
             ibv_dofork_range ibv_dontfork_range ibv_fork_init ibv_get_async_event ibv_get_pkey_index
             ibv_init_ah_from_wc ibv_is_fork_initialized ibv_modify_srq ibv_query_ece ibv_query_qp_data_in_order
             ibv_query_srq ibv_rate_to_mbps ibv_rate_to_mult ibv_rereg_mr ibv_resize_cq ibv_resolve_eth_l2_from_gid
             ibv_set_ece ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd mbps_to_ibv_rate mult_to_ibv_rate
-            ibv_create_ah_from_wc ibv_create_srq ibv_event_type_str
+            ibv_create_ah_from_wc ibv_event_type_str
             ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_node_type_str ibv_port_state_str
             ibv_reg_dmabuf_mr ibv_wc_status_str
         }
@@ -94,7 +96,7 @@ mod missing {
     }
 
     unsupported! {
-        ibv_ack_async_event ibv_attach_mcast ibv_destroy_srq ibv_detach_mcast
+        ibv_ack_async_event ibv_attach_mcast ibv_detach_mcast
         ibv_dofork_range ibv_dontfork_range ibv_fork_init ibv_get_async_event ibv_get_pkey_index
         ibv_init_ah_from_wc ibv_is_fork_initialized ibv_modify_srq ibv_query_ece ibv_query_qp_data_in_order
         ibv_query_srq ibv_rate_to_mbps ibv_rate_to_mult ibv_rereg_mr ibv_resize_cq ibv_resolve_eth_l2_from_gid
@@ -102,7 +104,7 @@ mod missing {
         -> c_int = libc::EOPNOTSUPP
     }
     unsupported! {
-        ibv_create_ah_from_wc ibv_create_srq ibv_event_type_str
+        ibv_create_ah_from_wc ibv_event_type_str
         ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd ibv_node_type_str ibv_port_state_str
         ibv_reg_dmabuf_mr ibv_wc_status_str
         -> *mut c_void = null(libc::EOPNOTSUPP)

@@ -29,6 +29,10 @@ fn both_doors_work_over_it() {
         let received = endpoint.poll().unwrap().unwrap().ok().unwrap();
         assert_eq!((received.operation, received.imm()), (Operation::Receive, Some(7)));
 
+        let mut srq = pd.shared_receive_queue(4).sges(2).build().unwrap();
+        // SAFETY: the provider moves no data.
+        (0..9).for_each(|wr_id| unsafe { srq.receive(wr_id, Sge::EMPTY) }.unwrap());
+
         let mut cq = pd.context().completion_queue(16).classic(classic).build().unwrap();
         let mut qp = pd.queue_pair(&cq, &cq).inline_data(64).classic(classic).build().unwrap();
         to_rts(&mut qp);

@@ -11,6 +11,7 @@ use rdma_sys::*;
 use crate::cq::CqId;
 use crate::errno::check_neg;
 use crate::qp::QpId;
+use crate::srq::SrqId;
 use crate::{Context, Errno, Error, Result, readiness};
 
 pub use kind::AsyncEventType;
@@ -44,11 +45,8 @@ pub enum AsyncSource {
     },
     /// A completion queue, by [`CompletionQueue::id`](crate::CompletionQueue::id).
     Cq(CqId),
-    /// A shared receive queue.
-    Srq {
-        /// The `srq_context` that it was created with.
-        context: u64,
-    },
+    /// A shared receive queue, by [`SharedReceiveQueue::id`](crate::SharedReceiveQueue::id).
+    Srq(SrqId),
     /// A work queue.
     Wq {
         /// The `wq_context` that it was created with.
@@ -86,7 +84,7 @@ impl AsyncEvent {
                     AsyncSource::Qp { id: QpId::from_context((*qp).qp_context), number: (*qp).qp_num }
                 }
                 AsyncEventType::SRQ_ERR | AsyncEventType::SRQ_LIMIT_REACHED => {
-                    AsyncSource::Srq { context: (*raw.element.srq).srq_context.addr() as u64 }
+                    AsyncSource::Srq(SrqId::from_context((*raw.element.srq).srq_context))
                 }
                 AsyncEventType::WQ_FATAL => {
                     let wq = raw.element.wq;
@@ -115,7 +113,7 @@ impl fmt::Display for AsyncEvent {
             AsyncSource::Port(port) => write!(f, "port {port}"),
             AsyncSource::Qp { number, .. } => write!(f, "queue pair {number:#08x}"),
             AsyncSource::Cq(id) => write!(f, "completion queue {}", id.number()),
-            AsyncSource::Srq { context } => write!(f, "shared receive queue {context:#x}"),
+            AsyncSource::Srq(id) => write!(f, "shared receive queue {}", id.number()),
             AsyncSource::Wq { number, .. } => write!(f, "work queue {number:#08x}"),
             AsyncSource::Unknown(number) => write!(f, "element {number}"),
         }

@@ -1,7 +1,7 @@
 //! Creating completion queues.
 
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
@@ -203,7 +203,7 @@ impl CompletionQueueBuilder {
             raw,
             parents: Some(Parents { context: self.context, channel: self.channel, _domain: self.domain }),
             id,
-            capacity,
+            capacity: AtomicU32::new(capacity),
             polling: AtomicUsize::new(0),
             deferred: Mutex::default(),
         })

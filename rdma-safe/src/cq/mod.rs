@@ -1,6 +1,7 @@
 //! Completion queues.
 
 mod builder;
+mod modify;
 mod owned;
 mod poll;
 mod poller;
@@ -9,7 +10,7 @@ mod wc;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
@@ -72,7 +73,7 @@ pub(crate) struct Shared {
     raw: NonNull<ibv_cq>,
     parents: Option<Parents>,
     id: CqId,
-    capacity: u32,
+    capacity: AtomicU32,
     /// The thread that is between start_poll and end_poll, and so holds the provider's lock; 0 for none. With [`DEFERRED`]
     /// if there is something in `deferred`.
     polling: AtomicUsize,
@@ -94,7 +95,7 @@ const DEFERRED: usize = 1;
 unsafe impl Send for CompletionQueue {}
 // SAFETY: through a shared reference there are only immutable fields to be read.
 unsafe impl Sync for CompletionQueue {}
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the fields are immutable.
+// SAFETY: libibverbs objects may be used from any thread (see `Context`); the fields are immutable or atomic.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -134,7 +135,7 @@ impl CompletionQueue {
     /// Number of completions it has room for; at least what was asked for.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.shared.capacity
+        self.shared.capacity.load(Ordering::Relaxed)
     }
 
     /// Fields that its completions have.

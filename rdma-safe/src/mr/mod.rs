@@ -1,18 +1,22 @@
 //! Registered memory.
 //!
-//! Three kinds, told apart by type:
+//! Four kinds, told apart by type:
 //!
 //! | type | who may access the bytes | the CPU sees them as |
 //! |---|---|---|
 //! | [`Buffer`] | this process, and the device while the buffer is in flight | `&[u8]`, `&mut [u8]` |
 //! | [`ExposedRegion`] | this process, and peers at any time | volatile and atomic access only, never a slice |
+//! | [`NullRegion`] | there are none | nothing: a key |
 //! | [`RawMemoryRegion`] | whoever the `unsafe` caller says | nothing: keys and an address |
 
 mod backing;
 mod buffer;
+mod dmabuf;
 mod exposed;
+mod null;
 mod raw;
 mod remote;
+mod reregister;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -25,8 +29,10 @@ use crate::{Access, Errno, Error, ProtectionDomain, Result};
 pub use backing::{Backing, HugePages, Pages};
 pub use buffer::Buffer;
 pub use exposed::ExposedRegion;
+pub use null::NullRegion;
 pub use raw::RawMemoryRegion;
 pub use remote::RemoteMemory;
+pub use reregister::{ReregisterError, Reregistration};
 
 /// `struct ibv_mr`, deregistered on drop. What it covers is the owner's business.
 pub(crate) struct Registration {
@@ -54,9 +60,26 @@ impl Registration {
         let raw =
             check_ptr(|| unsafe { ibv_reg_mr(pd.as_raw(), address.cast(), len, access.bits() as std::ffi::c_int) })
                 .map_err(|errno| Error::RegisterMemory { len, access, errno })?;
-        // SAFETY: a successful registration returns a valid object, and these fields do not change.
+        // SAFETY: just made, and given to nobody else.
+        Ok(unsafe { Registration::from_raw(raw, pd) })
+    }
+
+    /// # Safety
+    ///
+    /// `raw` must be a valid region of `pd` that nobody else releases.
+    unsafe fn from_raw(raw: NonNull<ibv_mr>, pd: &ProtectionDomain) -> Self {
+        // SAFETY: the caller's contract; these fields change in `ibv_rereg_mr` only, after which `changed` is called.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Ok(Registration { raw, pd: Some(pd.clone()), lkey, rkey })
+        Registration { raw, pd: Some(pd.clone()), lkey, rkey }
+    }
+
+    /// `ibv_rereg_mr` was successful, and moved the region to `pd` if there is one.
+    fn changed(&mut self, pd: Option<ProtectionDomain>) {
+        // SAFETY: the region is valid, and borrowed mutably.
+        (self.lkey, self.rkey) = unsafe { ((*self.raw.as_ptr()).lkey, (*self.raw.as_ptr()).rkey) };
+        if pd.is_some() {
+            self.pd = pd;
+        }
     }
 
     #[inline]

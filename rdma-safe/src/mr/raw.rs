@@ -9,11 +9,11 @@ use crate::{Error, ProtectionDomain, Result};
 
 /// A registration over memory that the caller keeps, for the raw door; deregistered on drop.
 ///
-/// Made by [`ProtectionDomain::register_raw`].
+/// Made by [`ProtectionDomain::register_raw`] and [`ProtectionDomain::register_dmabuf`].
 pub struct RawMemoryRegion {
-    inner: Registration,
-    address: u64,
-    len: usize,
+    pub(super) inner: Registration,
+    pub(super) address: u64,
+    pub(super) len: usize,
 }
 
 impl RawMemoryRegion {

@@ -2,6 +2,7 @@
 
 mod chain;
 mod payload;
+mod receives;
 mod recv;
 mod send;
 mod work_request;
@@ -12,8 +13,10 @@ use crate::{Errno, QueuePairState};
 
 pub(crate) use payload::Short;
 pub use payload::{Inline, InlineList, Payload, Scatter};
+pub(crate) use receives::RecvChain;
+pub use receives::{Receives, RecvBatch};
+pub use recv::RecvQueue;
 pub(crate) use recv::RecvState;
-pub use recv::{RecvBatch, RecvQueue};
 pub(crate) use send::SendState;
 pub use send::{SendBatch, SendQueue, UdTarget};
 pub use work_request::{Remote, SendFlags, SendOps, WorkRequest};
@@ -59,6 +62,10 @@ pub enum PostError {
         state: QueuePairState,
     },
 
+    /// The queue pair has no receive queue of its own.
+    #[error("the queue pair takes its receives from a shared receive queue: post them to that")]
+    SharedReceives,
+
     /// The queue pair was created without this operation, or is of a type that has it not.
     #[error(
         "{op:?} was not enabled when the queue pair was created, or its type has no such operation; see \
@@ -88,8 +95,8 @@ pub enum PostError {
 
     /// More scatter/gather elements than the queue pair was created for.
     #[error(
-        "{count} scatter/gather elements, but the queue pair was created for {max}; see QueuePairBuilder::send_sges and \
-         QueuePairBuilder::recv_sges"
+        "{count} scatter/gather elements, but the queue was created for {max}; see QueuePairBuilder::send_sges, \
+         QueuePairBuilder::recv_sges and SharedReceiveQueueBuilder::sges"
     )]
     TooManySges {
         /// How many.
@@ -111,7 +118,9 @@ pub enum PostError {
     },
 
     /// More work requests than fit in one batch.
-    #[error("a batch holds {max} work requests; see QueuePairBuilder::max_batch")]
+    #[error(
+        "a batch holds {max} work requests; see QueuePairBuilder::max_batch and SharedReceiveQueueBuilder::max_batch"
+    )]
     BatchFull {
         /// How many.
         max: u32,
@@ -182,7 +191,7 @@ impl PostError {
         !matches!(self, PostError::InDoubt { .. })
     }
 
-    /// From an `errno` of `ibv_post_send`, `ibv_post_recv` or `ibv_wr_complete`, where `posted` is what the provider says
+    /// From an `errno` of `ibv_post_send`, `ibv_post_recv`, `ibv_post_srq_recv` or `ibv_wr_complete`, where `posted` is what the provider says
     /// of how far it got.
     // Inlined: a call that could unwind would keep every guard of the caller in memory.
     #[inline(always)]

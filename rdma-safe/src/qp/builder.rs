@@ -9,7 +9,7 @@ use rdma_sys::*;
 use super::{Parents, QpId, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
 use crate::errno::check_ptr;
 use crate::post::{RecvState, SendOps, SendState};
-use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result};
+use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result, SharedReceiveQueue, srq};
 
 /// Describes a queue pair: `ibv_create_qp_ex(3)`, or `ibv_create_qp(3)` where the provider lacks it.
 ///
@@ -21,6 +21,7 @@ pub struct QueuePairBuilder<'a> {
     send_cq: &'a CompletionQueue,
     recv_cq: &'a CompletionQueue,
     qp_type: QueuePairType,
+    srq: Option<Arc<srq::Shared>>,
     capacity: QueuePairCapacity,
     ops: Option<SendOps>,
     max_batch: u32,
@@ -43,6 +44,7 @@ impl<'a> QueuePairBuilder<'a> {
             send_cq,
             recv_cq,
             qp_type: QueuePairType::RC,
+            srq: None,
             capacity,
             ops: None,
             max_batch: 64,
@@ -66,6 +68,14 @@ impl<'a> QueuePairBuilder<'a> {
     /// Work requests that the receive queue holds; 128 unless set.
     pub fn recv_depth(mut self, work_requests: u32) -> Self {
         self.capacity.max_recv_wr = work_requests;
+        self
+    }
+
+    /// Takes receives from `srq` instead of a queue of its own: `recv_depth` and `recv_sges` then mean nothing, and receives
+    /// that are posted to the queue pair are refused with [`PostError::SharedReceives`](crate::PostError::SharedReceives). They
+    /// complete on this queue pair's completion queue, where [`WcFields::QP_NUM`](crate::WcFields::QP_NUM) tells whose they are.
+    pub fn shared_receive_queue(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.shared().clone());
         self
     }
 
@@ -116,17 +126,23 @@ impl<'a> QueuePairBuilder<'a> {
     /// Creates a queue pair in the state RESET.
     ///
     /// # Errors
-    /// [`Error::ForeignContext`] when a completion queue belongs to another context than the domain;
+    /// [`Error::ForeignContext`] when a completion queue or the shared receive queue belongs to another context than the domain;
     /// [`Error::WrongType`] for other types; [`Error::CreateQueuePair`] names the capacities and the device's limits;
     /// [`Error::UnsupportedOperations`] for operations that the type or the device has not.
     #[doc(alias = "ibv_create_qp_ex")]
     #[doc(alias = "ibv_create_qp")]
-    pub fn build(self) -> Result<QueuePair> {
+    pub fn build(mut self) -> Result<QueuePair> {
+        if self.srq.is_some() {
+            (self.capacity.max_recv_wr, self.capacity.max_recv_sge) = (0, 0);
+        }
         let device = self.pd.context().attributes();
         if ![self.send_cq, self.recv_cq].iter().all(|cq| cq.context().is_same(self.pd.context())) {
             return Err(Error::ForeignContext { object: "completion queue" });
         }
         let all = self.all_operations()?;
+        if self.srq.as_ref().is_some_and(|srq| !srq.pd().context().is_same(self.pd.context())) {
+            return Err(Error::ForeignContext { object: "shared receive queue" });
+        }
         if let Some(ops) = self.ops {
             if !all.contains(ops) {
                 return Err(Error::UnsupportedOperations { ops: ops - all });
@@ -174,12 +190,13 @@ impl<'a> QueuePairBuilder<'a> {
         attr.qp_context = id.to_context();
         attr.send_cq = self.send_cq.as_raw();
         attr.recv_cq = self.recv_cq.as_raw();
+        attr.srq = self.srq_ptr();
         attr.cap = self.capacity.to_raw();
         attr.qp_type = ibv_qp_type(self.qp_type.0);
         attr.pd = self.pd.as_raw();
         attr.send_ops_flags = ops.bits();
         attr.comp_mask = (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0;
-        // SAFETY: the context, the domain and the completion queues are valid, and `attr` is for the duration of the call.
+        // SAFETY: the context, the domain and all queues are valid, and `attr` is for the duration of the call.
         let raw = check_ptr(|| unsafe { ibv_create_qp_ex(self.pd.context().as_raw(), &mut attr) })?;
         Ok(Created { raw, capacity: QueuePairCapacity::from_raw(&attr.cap), id })
     }
@@ -190,10 +207,11 @@ impl<'a> QueuePairBuilder<'a> {
         attr.qp_context = id.to_context();
         attr.send_cq = self.send_cq.as_raw();
         attr.recv_cq = self.recv_cq.as_raw();
+        attr.srq = self.srq_ptr();
         attr.cap = self.capacity.to_raw();
         attr.qp_type = ibv_qp_type(self.qp_type.0);
         let verbs = self.pd.context().verbs();
-        // SAFETY: the domain and the completion queues are valid, and `attr` is for the duration of the call.
+        // SAFETY: the domain and all queues are valid, and `attr` is for the duration of the call.
         let raw = check_ptr(|| unsafe { (verbs.ibv_create_qp)(self.pd.as_raw(), &mut attr) })?;
         Ok(Created { raw, capacity: QueuePairCapacity::from_raw(&attr.cap), id })
     }
@@ -229,6 +247,7 @@ impl<'a> QueuePairBuilder<'a> {
                 pd: self.pd.clone(),
                 send_cq: self.send_cq.shared().clone(),
                 recv_cq: self.recv_cq.shared().clone(),
+                srq: self.srq.clone(),
             }),
             number,
             id,
@@ -244,6 +263,10 @@ impl<'a> QueuePairBuilder<'a> {
             shared,
             local: None,
         }
+    }
+
+    fn srq_ptr(&self) -> *mut ibv_srq {
+        self.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.as_raw())
     }
 
     fn error(&self, errno: Errno, device: &crate::DeviceAttributes) -> Error {

@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
-use crate::cq;
 use crate::errno::check;
 use crate::post::{RecvBatch, RecvQueue, RecvState, SendBatch, SendOps, SendQueue, SendState};
-use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge};
+use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge, SrqId};
+use crate::{cq, srq};
 
 pub use attributes::{AttributeMask, QueuePairAttributes, QueuePairCapacity, Transition};
 pub use builder::QueuePairBuilder;
@@ -66,6 +66,8 @@ struct Parents {
     // Completion queues must outlive the queue pairs that complete to them.
     send_cq: Arc<cq::Shared>,
     recv_cq: Arc<cq::Shared>,
+    // And so must the queue that they take receives from.
+    srq: Option<Arc<srq::Shared>>,
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable or atomic.
@@ -103,6 +105,13 @@ impl QueuePair {
     #[must_use]
     pub fn state(&self) -> QueuePairState {
         self.shared.state()
+    }
+
+    /// The shared receive queue that it takes receives from, by [`SharedReceiveQueue::id`](crate::SharedReceiveQueue::id);
+    /// `None` when it has a receive queue of its own.
+    #[must_use]
+    pub fn shared_receive_queue(&self) -> Option<SrqId> {
+        self.shared.parents.as_ref().and_then(|parents| parents.srq.as_ref()).map(|srq| srq.id())
     }
 
     /// Whether work is posted by `ibv_wr_*`; otherwise by `ibv_post_send`.
@@ -176,7 +185,7 @@ impl QueuePair {
     /// Begins a batch of receives. Nothing is posted before [`RecvBatch::post`].
     ///
     /// # Errors
-    /// [`PostError::NotReady`] in RESET.
+    /// [`PostError::NotReady`] in RESET; [`PostError::SharedReceives`] where it takes receives from a shared receive queue.
     #[inline(always)]
     pub fn recv_batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         self.recv.batch()
@@ -185,7 +194,8 @@ impl QueuePair {
     /// Posts one receive: `ibv_post_recv(3)`.
     ///
     /// # Errors
-    /// [`PostError::NotReady`] in RESET; [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when
+    /// [`PostError::NotReady`] in RESET; [`PostError::SharedReceives`] where it takes receives from a shared receive queue;
+    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when
     /// the provider failed otherwise.
     ///
     /// # Safety
@@ -296,6 +306,20 @@ impl Shared {
 
     pub(crate) fn capacity(&self) -> QueuePairCapacity {
         self.capacity
+    }
+
+    /// Whether it takes receives from a shared receive queue.
+    pub(crate) fn has_srq(&self) -> bool {
+        self.parents.as_ref().is_some_and(|parents| parents.srq.is_some())
+    }
+
+    /// Of a receive that cannot be posted.
+    #[cold]
+    pub(crate) fn why_no_receives(&self) -> PostError {
+        match self.has_srq() {
+            true => PostError::SharedReceives,
+            false => PostError::NotReady { state: self.state() },
+        }
     }
 
     /// Makes all work in flight flush. A failure leaves the work to be ended by destroying the queue pair, which is what

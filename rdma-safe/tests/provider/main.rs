@@ -5,6 +5,7 @@
 mod async_events;
 mod attributes;
 mod batches;
+mod changes;
 mod clocks;
 mod contexts;
 mod creation;
@@ -33,6 +34,7 @@ mod queue_pair_options;
 mod quirks;
 mod raw_operations;
 mod rings;
+mod shared_receives;
 mod support;
 mod threads;
 mod unreliable;

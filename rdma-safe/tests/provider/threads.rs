@@ -4,7 +4,8 @@ use std::sync::mpsc;
 
 use rdma_safe::{
     AsyncEvents, Buffer, CompletionChannel, CompletionQueue, Context, Device, Endpoint, ExposedRegion, Inline, Pages,
-    ProtectionDomain, QueuePair, RawMemoryRegion, RecvBatch, RecvQueue, SendQueue, ThreadDomain, WcFields, WorkRequest,
+    ProtectionDomain, QueuePair, RawMemoryRegion, RecvBatch, RecvQueue, SendQueue, SharedReceiveQueue, ThreadDomain,
+    WcFields, WorkRequest,
 };
 
 use crate::fake::{Config, Fake};
@@ -26,9 +27,11 @@ fn what_may_cross_threads_does() {
     is_send::<CompletionQueue>();
     is_send::<QueuePair>();
     is_send::<Endpoint>();
+    is_send::<SharedReceiveQueue>();
     is_send::<SendQueue<'_>>();
     is_send::<RecvQueue<'_>>();
     is_send::<RecvBatch<'_>>();
+    is_send::<RecvBatch<'_, SharedReceiveQueue>>();
     is_sync::<Device>();
     is_sync::<Context>();
     is_sync::<ProtectionDomain>();
@@ -36,6 +39,7 @@ fn what_may_cross_threads_does() {
     is_sync::<AsyncEvents>();
     is_sync::<ThreadDomain>();
     is_sync::<Buffer>();
+    is_sync::<SharedReceiveQueue>();
 }
 
 #[test]

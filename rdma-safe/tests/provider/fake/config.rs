@@ -18,6 +18,16 @@ pub(crate) struct Config {
     pub(crate) extended_context: bool,
     /// What `ibv_query_device_ex` and `ibv_query_device` report beyond the rest of this.
     pub(crate) change_device: fn(&mut ibv_device_attr_ex),
+    /// Whether there are shared receive queues, and whether they can be resized.
+    pub(crate) srqs: bool,
+    pub(crate) srq_resize: bool,
+    /// Whether registrations can be changed, DMA-BUFs registered, and null regions allocated.
+    pub(crate) rereg: bool,
+    pub(crate) dmabuf: bool,
+    pub(crate) null_mr: bool,
+    /// Whether completion queues can be resized, and the most completions and microseconds that events can wait for.
+    pub(crate) cq_resize: bool,
+    pub(crate) moderation: Option<(u16, u16)>,
     /// Whether there are thread domains and parent domains.
     pub(crate) domains: bool,
     /// Whether completion queues go into parent domains.
@@ -57,6 +67,7 @@ pub(crate) struct Config {
     pub(crate) max_sge: u32,
     pub(crate) max_cqe: u32,
     pub(crate) max_qp_wr: u32,
+    pub(crate) max_srq_wr: u32,
     pub(crate) max_qp_rd_atom: i32,
     pub(crate) max_qp_init_rd_atom: i32,
     pub(crate) ports: Vec<Port>,
@@ -141,6 +152,13 @@ impl Default for Config {
             query_device_ex: true,
             extended_context: true,
             change_device: |_| {},
+            rereg: true,
+            dmabuf: true,
+            null_mr: true,
+            cq_resize: true,
+            moderation: None,
+            srqs: true,
+            srq_resize: true,
             domains: true,
             domain_cqs: true,
             ece_options: Some(0xff),
@@ -164,6 +182,7 @@ impl Default for Config {
             max_sge: 8,
             max_cqe: 4096,
             max_qp_wr: 4096,
+            max_srq_wr: 2048,
             max_qp_rd_atom: 8,
             max_qp_init_rd_atom: 8,
             ports: vec![Port::ethernet()],

@@ -317,6 +317,54 @@ pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
     })
 }
 
+pub(super) unsafe extern "C" fn resize_cq(raw: *mut ibv_cq, entries: c_int) -> c_int {
+    enter(raw, "ibv_resize_cq", |state, _| {
+        if let Some(errno) = state.fault("ibv_resize_cq") {
+            return errno;
+        }
+        if !state.config.cq_resize {
+            return libc::EOPNOTSUPP;
+        }
+        // As mlx5 does.
+        state.needs_lock([raw.addr(), raw.addr()], "ibv_resize_cq");
+        let max_cqe = state.config.max_cqe;
+        let Some(cq) = state.cq(raw.addr(), "ibv_resize_cq") else { return libc::EINVAL };
+        let count = cq.count();
+        if entries <= 0 || entries as u32 > max_cqe || count > entries as u32 {
+            return libc::EINVAL;
+        }
+        // More than was asked for, as devices grant.
+        let granted = (entries as u32 + 1).next_power_of_two() - 1;
+        let mut ring = vec![Cqe::default(); granted as usize + 1];
+        for to in &mut ring[..count as usize] {
+            *to = cq.ring[cq.consumer as usize];
+            cq.consumer = cq.after(cq.consumer);
+        }
+        (cq.ring, cq.producer, cq.consumer, cq.cqe) = (ring, count, 0, granted);
+        unsafe { (*raw).cqe = granted as c_int };
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn modify_cq(raw: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    let attr = unsafe { *attr };
+    enter(raw, "modify_cq", |state, _| {
+        if let Some(errno) = state.fault("modify_cq") {
+            return errno;
+        }
+        let (max_count, max_period) = state.config.moderation.unwrap_or((0, 0));
+        if state.cq(raw.addr(), "modify_cq").is_none() || attr.attr_mask != IBV_CQ_ATTR_MODERATE.0 {
+            return libc::EINVAL;
+        }
+        let ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
+        if cq_count > max_count || cq_period > max_period {
+            return libc::EINVAL;
+        }
+        state.moderations.push((cq_count, cq_period));
+        0
+    })
+}
+
 pub(super) unsafe extern "C" fn req_notify_cq(raw: *mut ibv_cq, solicited_only: c_int) -> c_int {
     enter(raw, "ibv_req_notify_cq", |state, _| {
         if let Some(errno) = state.fault("ibv_req_notify_cq") {

@@ -95,11 +95,17 @@ pub(super) struct RecvWr {
     pub(super) sges: Vec<ibv_sge>,
 }
 
+impl RecvWr {
+    pub(super) fn names(&self, lkey: u32) -> bool {
+        self.sges.iter().any(|sge| sge.length > 0 && sge.lkey == lkey)
+    }
+}
+
 impl super::state::Qp {
     pub(super) fn uses(&self, lkey: u32) -> bool {
         let names = |sges: &[ibv_sge]| sges.iter().any(|sge| sge.length > 0 && sge.lkey == lkey);
         let in_send = |wr: &SendWr| matches!(&wr.data, Data::Sges(sges) if names(sges));
-        self.sq.iter().any(in_send) || self.rq.iter().any(|wr| names(&wr.sges))
+        self.sq.iter().any(in_send) || self.rq.iter().any(|wr| wr.names(lkey))
     }
 }
 
@@ -247,15 +253,16 @@ impl State {
     }
 
     fn deliver(&mut self, peer: usize, wr: &SendWr, bytes: &[u8]) -> End {
-        let Some(receive) = self.qps.get_mut(&peer).unwrap().rq.pop_front() else { return End::Wait };
+        let Some(receive) = self.take_receive(peer) else { return End::Wait };
         let pd = self.qps[&peer].pd;
+        let memory = self.receive_domain(peer);
         let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
         if room < bytes.len() as u64 {
             self.complete_recv(peer, &receive, Cqe { status: IBV_WC_LOC_LEN_ERR.0, ..Cqe::default() }, wr);
             self.enter_error(peer);
             return End::Failed { status: IBV_WC_REM_INV_REQ_ERR };
         }
-        if self.scatter(pd, &receive.sges, bytes).is_none() {
+        if self.scatter(memory, &receive.sges, bytes).is_none() {
             self.complete_recv(peer, &receive, Cqe { status: IBV_WC_LOC_PROT_ERR.0, ..Cqe::default() }, wr);
             self.enter_error(peer);
             return End::Failed { status: IBV_WC_REM_OP_ERR };
@@ -271,7 +278,7 @@ impl State {
 
     fn write_remote(&mut self, peer: usize, wr: &SendWr, bytes: &[u8]) -> End {
         let with_imm = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-        if with_imm && self.qps[&peer].rq.is_empty() {
+        if with_imm && !self.has_receive(peer) {
             return End::Wait;
         }
         if !bytes.is_empty() {
@@ -282,7 +289,7 @@ impl State {
         }
         let byte_len = bytes.len() as u32;
         if with_imm {
-            let receive = self.qps.get_mut(&peer).unwrap().rq.pop_front().unwrap();
+            let receive = self.take_receive(peer).unwrap();
             let cqe = Cqe { opcode: IBV_WC_RECV_RDMA_WITH_IMM.0, byte_len, ..Cqe::default() };
             self.complete_recv(peer, &receive, cqe, wr);
         }
@@ -373,7 +380,8 @@ impl State {
     fn finish_recv(&mut self, address: usize, receive: &RecvWr, cqe: Cqe, solicited: bool) {
         let qp = &self.qps[&address];
         let (cq, number) = (qp.recv_cq, qp.number);
-        let release = Some(Release { number, receive: true, upto: receive.sequence + 1 });
+        let own = qp.srq.is_none();
+        let release = own.then_some(Release { number, receive: true, upto: receive.sequence + 1 });
         let mut cqe = Cqe { wr_id: receive.wr_id, qp_num: number, release, ..cqe };
         if cqe.status != IBV_WC_SUCCESS.0 {
             cqe = Cqe { vendor_err: 0x57, opcode: 0xff, byte_len: 0xdead_beef, ..cqe };
@@ -395,7 +403,12 @@ impl State {
 
     /// Goes to the error state: all that was posted is flushed.
     pub(super) fn enter_error(&mut self, address: usize) {
-        self.qps.get_mut(&address).unwrap().state = IBV_QPS_ERR;
+        let qp = self.qps.get_mut(&address).unwrap();
+        qp.state = IBV_QPS_ERR;
+        if qp.srq.is_some() && !self.config.rxe {
+            let (context, raw) = (qp.context, qp.raw);
+            self.raise_object(context, IBV_EVENT_QP_LAST_WQE_REACHED, raw.0.cast());
+        }
         self.flush(address, true);
     }
 

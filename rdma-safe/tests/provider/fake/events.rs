@@ -12,8 +12,7 @@ use super::state::{Alloc, Ptr, State, enter, own, set_errno};
 pub(crate) enum Element {
     Qp(*mut ibv_qp),
     Cq(*mut ibv_cq),
-    /// A shared receive queue that was created with this `srq_context`.
-    Srq(usize),
+    Srq(*mut ibv_srq),
     /// A work queue with this `wq_context` and number.
     Wq(usize, u32),
     /// A port, or whatever the number of an unknown event means.
@@ -90,13 +89,7 @@ impl State {
         let element = match element {
             Element::Qp(qp) => object(qp.cast()),
             Element::Cq(cq) => object(cq.cast()),
-            Element::Srq(id) => {
-                let srq_context = std::ptr::without_provenance_mut(id);
-                let (alloc, srq) = Alloc::new(ibv_srq { srq_context, ..ibv_srq::zeroed() });
-                own(srq, device);
-                self.async_events.strangers.push(alloc);
-                object(srq.cast())
-            }
+            Element::Srq(srq) => object(srq.cast()),
             Element::Wq(id, wq_num) => {
                 let wq_context = std::ptr::without_provenance_mut(id);
                 let (alloc, wq) = Alloc::new(ibv_wq { wq_context, wq_num, ..ibv_wq::zeroed() });
@@ -108,6 +101,14 @@ impl State {
         };
         let queue = self.contexts.get_mut(&context.addr()).and_then(|context| context.events.as_mut());
         queue.expect("a context with events").push(Queued { kind, element });
+    }
+
+    /// Queues an event of an object, where the device reports events.
+    pub(super) fn raise_object(&mut self, context: usize, kind: ibv_event_type, object: *mut u8) {
+        let queue = self.contexts.get_mut(&context).and_then(|context| context.events.as_mut());
+        if let Some(queue) = queue {
+            queue.push(Queued { kind: kind.0, element: Raw::Object(object.addr(), Ptr(object)) });
+        }
     }
 
     /// Before an object is destroyed: nothing of it may be read and not acknowledged, and the kernel drops the rest.

@@ -1,10 +1,11 @@
 //! Protection domains and memory regions, and the device's access to memory.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
 
 use rdma_sys::*;
 
-use super::state::{Alloc, Pd, Ptr, State, enter, null, own};
+use super::state::{Alloc, Device, Pd, Ptr, State, enter, null, own, set_errno};
 
 pub(super) struct Mr {
     pub(super) alloc: Alloc,
@@ -18,6 +19,8 @@ pub(super) struct Mr {
     /// 0 when no peer may reach it.
     pub(super) rkey: u32,
     access: u32,
+    /// Without memory.
+    null: bool,
 }
 
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -47,6 +50,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
         let children = state.mrs.values().filter(|mr| mr.pd == address).count()
             + state.ahs.values().filter(|ah| ah.pd == address).count()
             + state.qps.values().filter(|qp| qp.pd == address).count()
+            + state.srqs.values().filter(|srq| srq.pd == address).count()
             + state.cqs.values().filter(|cq| cq.domain == Some(address)).count()
             + state.pds.values().filter(|pd| pd.extends.is_some_and(|extends| extends.pd == address)).count();
         if children > 0 {
@@ -90,7 +94,17 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
         let (alloc, raw) = Alloc::new(ibv_mr { context, pd, addr, length: len, handle, lkey, rkey });
         own(raw, device);
         let protection = state.protection(pd.addr());
-        let mr = Mr { alloc, pd: pd.addr(), protection, memory: Ptr(addr.cast()), len, lkey, rkey, access: access.0 };
+        let mr = Mr {
+            alloc,
+            pd: pd.addr(),
+            protection,
+            memory: Ptr(addr.cast()),
+            len,
+            lkey,
+            rkey,
+            access: access.0,
+            null: false,
+        };
         state.mrs.insert(raw.addr(), mr);
         raw
     })
@@ -104,7 +118,8 @@ pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
             return errno;
         }
         let in_flight = state.qps.values().filter(|qp| state.protection(qp.pd) == protection).any(|qp| qp.uses(lkey));
-        if in_flight {
+        let shared = state.srqs.values().filter(|srq| state.protection(srq.pd) == protection).any(|srq| srq.uses(lkey));
+        if in_flight || shared {
             state.violation("ibv_dereg_mr of memory that posted work names");
         }
         let mr = state.mrs.remove(&raw.addr()).unwrap();
@@ -113,7 +128,124 @@ pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
     })
 }
 
+/// Fails with the code that the fault is, one of those of the verb.
+pub(super) unsafe extern "C" fn rereg_mr(
+    raw: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> c_int {
+    enter(raw, "ibv_rereg_mr", |state, _| {
+        if state.mr(raw.addr(), "ibv_rereg_mr").is_none() {
+            return IBV_REREG_MR_ERR_INPUT.0;
+        }
+        let has = |flag: ibv_rereg_mr_flags| flags as u32 & flag.0 != 0;
+        let (moves, translates, allows) =
+            (has(IBV_REREG_MR_CHANGE_PD), has(IBV_REREG_MR_CHANGE_TRANSLATION), has(IBV_REREG_MR_CHANGE_ACCESS));
+        if flags == 0 || translates && (len == 0 || addr.is_null()) || access != 0 && !allows {
+            set_errno(libc::EINVAL);
+            return IBV_REREG_MR_ERR_INPUT.0;
+        }
+        if !state.config.rereg {
+            set_errno(libc::EOPNOTSUPP);
+            return IBV_REREG_MR_ERR_CMD.0;
+        }
+        let fault = state.fault("ibv_rereg_mr").unwrap_or(0);
+        if fault != 0 {
+            set_errno(libc::EIO);
+        }
+        if fault != 0 && fault != IBV_REREG_MR_ERR_DO_FORK_OLD.0 {
+            return fault;
+        }
+        if moves && state.pd(pd.addr(), "ibv_rereg_mr").is_none() {
+            return IBV_REREG_MR_ERR_INPUT.0;
+        }
+        let protection = moves.then(|| state.protection(pd.addr()));
+        let handle = state.handle();
+        let mr = state.mrs.get_mut(&raw.addr()).unwrap();
+        if let Some(protection) = protection {
+            (mr.pd, mr.protection) = (pd.addr(), protection);
+            unsafe { (*raw).pd = pd };
+        }
+        if translates {
+            (mr.memory, mr.len) = (Ptr(addr.cast()), len);
+            unsafe { ((*raw).addr, (*raw).length) = (addr, len) };
+        }
+        if allows {
+            mr.access = access as u32;
+        }
+        (mr.lkey, mr.rkey) = (handle << 8 | 1, handle << 8 | 2);
+        unsafe { ((*raw).lkey, (*raw).rkey) = (mr.lkey, mr.rkey) };
+        fault
+    })
+}
+
+/// The bytes are out of the reach of this device.
+pub(super) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    len: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    enter(pd, "ibv_reg_dmabuf_mr", |state, device| {
+        if let Some(errno) = state.fault("ibv_reg_dmabuf_mr") {
+            return null(errno);
+        }
+        if !state.config.dmabuf {
+            return null(libc::EOPNOTSUPP);
+        }
+        if state.pd(pd.addr(), "ibv_reg_dmabuf_mr").is_none() || fd < 0 || len == 0 || (offset ^ iova) % 4096 != 0 {
+            return null(libc::EINVAL);
+        }
+        state.dmabufs.push((offset, len, iova));
+        let memory = std::ptr::without_provenance_mut(iova as usize);
+        add(state, device, pd, memory, len, access as u32, false)
+    })
+}
+
+pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    enter(pd, "alloc_null_mr", |state, device| {
+        if let Some(errno) = state.fault("alloc_null_mr") {
+            return null(errno);
+        }
+        if state.pd(pd.addr(), "alloc_null_mr").is_none() {
+            return null(libc::EINVAL);
+        }
+        add(state, device, pd, std::ptr::null_mut(), usize::MAX, IBV_ACCESS_LOCAL_WRITE.0, true)
+    })
+}
+
+fn add(
+    state: &mut State,
+    device: &Arc<Device>,
+    pd: *mut ibv_pd,
+    memory: *mut u8,
+    len: usize,
+    access: u32,
+    null: bool,
+) -> *mut ibv_mr {
+    let handle = state.handle();
+    let (lkey, rkey) = (handle << 8 | 1, handle << 8 | 2);
+    let context = unsafe { (*pd).context };
+    let (alloc, raw) = Alloc::new(ibv_mr { context, pd, addr: memory.cast(), length: len, handle, lkey, rkey });
+    own(raw, device);
+    let protection = state.protection(pd.addr());
+    let mr = Mr { alloc, pd: pd.addr(), protection, memory: Ptr(memory), len, lkey, rkey, access, null };
+    state.mrs.insert(raw.addr(), mr);
+    raw
+}
+
 impl State {
+    /// Whether a work request names a region without memory.
+    fn is_null(&self, pd: usize, sge: &ibv_sge) -> bool {
+        let protection = self.protection(pd);
+        self.mrs.values().any(|mr| mr.null && mr.lkey == sge.lkey && mr.protection == protection)
+    }
+
     /// Memory that a work request of this process names.
     pub(super) fn local(&self, pd: usize, sge: &ibv_sge, write: bool) -> Option<*mut u8> {
         let protection = self.protection(pd);
@@ -147,6 +279,10 @@ impl State {
     pub(super) fn gather(&self, pd: usize, sges: &[ibv_sge]) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         for sge in sges.iter().filter(|sge| sge.length > 0) {
+            if self.is_null(pd, sge) {
+                bytes.resize(bytes.len() + sge.length as usize, 0);
+                continue;
+            }
             let from = self.local(pd, sge, false)?;
             bytes.extend_from_slice(&unsafe { read(from, sge.length as usize) });
         }
@@ -156,9 +292,10 @@ impl State {
     /// Writes bytes to the elements one after another; `None` when one is not registered for that, or they are too short.
     pub(super) fn scatter(&self, pd: usize, sges: &[ibv_sge], mut bytes: &[u8]) -> Option<()> {
         for sge in sges.iter().filter(|sge| sge.length > 0) {
-            let to = self.local(pd, sge, true)?;
             let (now, later) = bytes.split_at(bytes.len().min(sge.length as usize));
-            unsafe { write(to, now) };
+            if !self.is_null(pd, sge) {
+                unsafe { write(self.local(pd, sge, true)?, now) };
+            }
             bytes = later;
         }
         bytes.is_empty().then_some(())

@@ -20,6 +20,7 @@ mod memory;
 mod post;
 mod qp;
 mod queries;
+mod srq;
 mod state;
 mod table;
 mod verbs;
@@ -98,7 +99,7 @@ impl Fake {
         self.with(|state| state.post_send_fault = Some(fault));
     }
 
-    /// The next `ibv_post_recv` fails this way.
+    /// The next `ibv_post_recv` or `ibv_post_srq_recv` fails this way.
     pub(crate) fn fail_post_recv(&self, fault: PostFault) {
         self.with(|state| state.post_recv_fault = Some(fault));
     }
@@ -149,6 +150,11 @@ impl Fake {
         self.with(|state| state.faults_once.insert(verb, errno));
     }
 
+    /// Identifiers of the receives that are in a shared receive queue, oldest first.
+    pub(crate) fn shared_receives(&self, srq: *mut rdma_sys::ibv_srq) -> Vec<u64> {
+        self.with(|state| state.shared_receives(srq))
+    }
+
     /// Moves a queue pair to the error state, as a device does by itself.
     pub(crate) fn break_qp(&self, number: u32) {
         self.with(|state| state.break_qp(number));
@@ -162,6 +168,16 @@ impl Fake {
     /// The attributes and the mask of every `ibv_modify_qp` that was obeyed.
     pub(crate) fn take_modified(&self) -> Vec<(rdma_sys::ibv_qp_attr, u32)> {
         self.with(|state| std::mem::take(&mut state.modified))
+    }
+
+    /// What every `ibv_modify_cq` that was obeyed has asked for: completions and microseconds.
+    pub(crate) fn take_moderations(&self) -> Vec<(u16, u16)> {
+        self.with(|state| std::mem::take(&mut state.moderations))
+    }
+
+    /// Offset, length and address of every DMA-BUF that was registered.
+    pub(crate) fn take_dmabufs(&self) -> Vec<(u64, usize, u64)> {
+        self.with(|state| std::mem::take(&mut state.dmabufs))
     }
 
     /// The limits of every `ibv_modify_qp_rate_limit`, and forgets them.

@@ -107,7 +107,7 @@ pub(super) unsafe extern "C" fn post_send(
     })
 }
 
-unsafe fn set_bad<T>(how: Bad, bad: *mut *mut T, next: *mut T, first: *mut T) {
+pub(super) unsafe fn set_bad<T>(how: Bad, bad: *mut *mut T, next: *mut T, first: *mut T) {
     unsafe {
         match how {
             Bad::FirstNotTaken => *bad = next,
@@ -222,6 +222,10 @@ pub(super) unsafe extern "C" fn post_recv(
         let Some(qp) = state.qp(raw.addr(), "ibv_post_recv") else { return libc::EINVAL };
         if qp.state == IBV_QPS_RESET {
             state.violation("ibv_post_recv in RESET");
+            return libc::EINVAL;
+        }
+        if qp.srq.is_some() {
+            state.violation("ibv_post_recv to a queue pair that takes receives from a shared receive queue");
             return libc::EINVAL;
         }
         let recv_cq = qp.recv_cq;

@@ -100,6 +100,11 @@ fn create(
             return null(libc::EINVAL);
         }
     }
+    let srq = (!wanted.srq.is_null()).then(|| wanted.srq.addr());
+    if srq.is_some_and(|srq| state.srqs.get(&srq).is_none_or(|srq| srq.context != context)) {
+        state.violation(format!("{verb} with a shared receive queue of another context"));
+        return null(libc::EINVAL);
+    }
     let cap = wanted.cap;
     let config = &state.config;
     if cap.max_send_wr > config.max_qp_wr
@@ -120,6 +125,7 @@ fn create(
         pd,
         send_cq: wanted.send_cq,
         recv_cq: wanted.recv_cq,
+        srq: wanted.srq,
         handle: number,
         qp_num: number,
         qp_type: wanted.qp_type,
@@ -149,6 +155,7 @@ fn create(
         pd: pd.addr(),
         send_cq: wanted.send_cq.addr(),
         recv_cq: wanted.recv_cq.addr(),
+        srq,
         number,
         qp_type: wanted.qp_type,
         cap,

@@ -17,6 +17,7 @@ use super::engine::{RecvWr, SendWr};
 use super::events::{AsyncEvents, AsyncQueue};
 use super::memory::Mr;
 use super::post::{Building, Posted};
+use super::srq::Srq;
 
 /// A raw pointer that may change threads: the state behind it has a lock.
 pub(super) struct Ptr<T>(pub(super) *mut T);
@@ -64,6 +65,7 @@ pub(crate) struct Live {
     pub(crate) channels: usize,
     pub(crate) cqs: usize,
     pub(crate) qps: usize,
+    pub(crate) srqs: usize,
     pub(crate) tds: usize,
     pub(crate) ahs: usize,
 }
@@ -107,6 +109,8 @@ pub(super) struct Qp {
     pub(super) pd: usize,
     pub(super) send_cq: usize,
     pub(super) recv_cq: usize,
+    /// None for one with a receive queue of its own.
+    pub(super) srq: Option<usize>,
     pub(super) number: u32,
     pub(super) qp_type: ibv_qp_type,
     pub(super) cap: ibv_qp_cap,
@@ -140,6 +144,10 @@ pub(super) struct State {
     pub(super) wr_complete_fault: Option<(i32, bool)>,
     pub(super) posted: Vec<Posted>,
     pub(super) modified: Vec<(ibv_qp_attr, u32)>,
+    /// Completions and microseconds that events wait for, as asked for.
+    pub(super) moderations: Vec<(u16, u16)>,
+    /// Offset, length and address of DMA-BUFs.
+    pub(super) dmabufs: Vec<(u64, usize, u64)>,
     pub(super) rate_limits: Vec<ibv_qp_rate_limit_attr>,
     pub(super) contexts: BTreeMap<usize, Context>,
     pub(super) pds: BTreeMap<usize, Pd>,
@@ -147,6 +155,7 @@ pub(super) struct State {
     pub(super) channels: BTreeMap<usize, Channel>,
     pub(super) cqs: BTreeMap<usize, Cq>,
     pub(super) qps: BTreeMap<usize, Qp>,
+    pub(super) srqs: BTreeMap<usize, Srq>,
     pub(super) tds: BTreeMap<usize, Td>,
     pub(super) ahs: BTreeMap<usize, Ah>,
     pub(super) next_handle: u32,
@@ -176,6 +185,7 @@ find! {
     channel: channels -> Channel = "ibv_comp_channel";
     cq: cqs -> Cq = "ibv_cq";
     qp: qps -> Qp = "ibv_qp";
+    srq: srqs -> Srq = "ibv_srq";
     td: tds -> Td = "ibv_td";
     ah: ahs -> Ah = "ibv_ah";
 }
@@ -195,6 +205,8 @@ impl State {
             wr_complete_fault: None,
             posted: Vec::new(),
             modified: Vec::new(),
+            moderations: Vec::new(),
+            dmabufs: Vec::new(),
             rate_limits: Vec::new(),
             contexts: BTreeMap::new(),
             pds: BTreeMap::new(),
@@ -202,6 +214,7 @@ impl State {
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
+            srqs: BTreeMap::new(),
             tds: BTreeMap::new(),
             ahs: BTreeMap::new(),
             next_handle: 0x11,
@@ -241,6 +254,7 @@ impl State {
             channels: self.channels.len(),
             cqs: self.cqs.len(),
             qps: self.qps.len(),
+            srqs: self.srqs.len(),
             tds: self.tds.len(),
             ahs: self.ahs.len(),
         }

@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use rdma_sys::{Verbs, install_verbs};
 
-use super::{ah, cq, events, memory, qp, queries, verbs};
+use super::{ah, cq, events, memory, qp, queries, srq, verbs};
 
 extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
@@ -44,6 +44,8 @@ fn table() -> Verbs {
     table.ibv_reg_mr = memory::reg_mr;
     table.ibv_reg_mr_iova2 = memory::reg_mr_iova2;
     table.ibv_dereg_mr = memory::dereg_mr;
+    table.ibv_rereg_mr = memory::rereg_mr;
+    table.ibv_reg_dmabuf_mr = memory::reg_dmabuf_mr;
     table.ibv_create_comp_channel = cq::create_comp_channel;
     table.ibv_destroy_comp_channel = cq::destroy_comp_channel;
     table.ibv_get_cq_event = cq::get_cq_event;
@@ -53,6 +55,11 @@ fn table() -> Verbs {
     table.ibv_create_ah = ah::create_ah;
     table.ibv_init_ah_from_wc = ah::init_ah_from_wc;
     table.ibv_destroy_ah = ah::destroy_ah;
+    table.ibv_resize_cq = cq::resize_cq;
+    table.ibv_create_srq = srq::create_srq;
+    table.ibv_modify_srq = srq::modify_srq;
+    table.ibv_query_srq = srq::query_srq;
+    table.ibv_destroy_srq = srq::destroy_srq;
     table.ibv_create_qp = qp::create_qp;
     table.ibv_qp_to_qp_ex = qp::qp_to_qp_ex;
     table.ibv_modify_qp = qp::modify_qp;

@@ -12,7 +12,7 @@ use super::Inside;
 use super::config::{Config, Port};
 use super::events::AsyncQueue;
 use super::state::{Alloc, Context, Device, Ptr, enter, null, own, owner, plugged, set_errno};
-use super::{cq, domains, post, qp, queries};
+use super::{cq, domains, memory, post, qp, queries, srq};
 
 /// What `ibv_get_device_list` does on this thread.
 #[derive(Clone, Copy)]
@@ -113,6 +113,7 @@ pub(super) unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_co
         context.ops.req_notify_cq = Some(cq::req_notify_cq);
         context.ops.post_send = Some(post::post_send);
         context.ops.post_recv = Some(post::post_recv);
+        context.ops.post_srq_recv = Some(srq::post_srq_recv);
         let (alloc, raw) = if state.config.extended_context {
             context.abi_compat = __VERBS_ABI_IS_EXTENDED;
             let (alloc, raw) = Alloc::new(extended(&state.config, context));
@@ -136,6 +137,12 @@ fn extended(config: &Config, context: ibv_context) -> verbs_context {
         extended.alloc_td = Some(domains::alloc_td);
         extended.dealloc_td = Some(domains::dealloc_td);
         extended.alloc_parent_domain = Some(domains::alloc_parent_domain);
+    }
+    if config.null_mr {
+        extended.alloc_null_mr = Some(memory::alloc_null_mr);
+    }
+    if config.moderation.is_some() {
+        extended.modify_cq = Some(cq::modify_cq);
     }
     if config.rate_limits {
         extended.modify_qp_rate_limit = Some(qp::modify_qp_rate_limit);
@@ -161,6 +168,7 @@ pub(super) unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
         let children = state.pds.values().filter(|pd| pd.context == address).count()
             + state.channels.values().filter(|channel| channel.context == address).count()
             + state.cqs.values().filter(|cq| cq.context == address).count()
+            + state.srqs.values().filter(|srq| srq.context == address).count()
             + state.tds.values().filter(|td| td.context == address).count()
             + state.qps.values().filter(|qp| qp.context == address).count();
         if children > 0 {
@@ -182,6 +190,10 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
         max_qp: 1000,
         max_qp_wr: config.max_qp_wr as c_int,
         max_sge: config.max_sge as c_int,
+        max_srq: 1000,
+        max_srq_wr: config.max_srq_wr as c_int,
+        max_srq_sge: config.max_sge as c_int,
+        device_cap_flags: if config.srq_resize { IBV_DEVICE_SRQ_RESIZE.0 } else { 0 },
         max_cq: 1000,
         max_cqe: config.max_cqe as c_int,
         max_mr: 1000,
@@ -195,6 +207,9 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
         *to = from as c_char;
     }
     let mut full = ibv_device_attr_ex { orig_attr: attr, hca_core_clock: 1_000_000, ..ibv_device_attr_ex::zeroed() };
+    if let Some((max_cq_count, max_cq_period)) = config.moderation {
+        full.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count, max_cq_period };
+    }
     (config.change_device)(&mut full);
     full
 }

@@ -38,7 +38,7 @@ const LIMITS: &[Limit] = &[
     // Posting and polling by the raw door, one at a time and sixteen.
     Limit { variant: "raw", rows: &["ex1", "cl1", "ex16", "cl16"], factor: 1.0, more: 0.0 },
     Limit { variant: "raw", rows: &["ud_send", "ud_send_cl"], factor: 1.0, more: 0.0 },
-    Limit { variant: "raw", rows: &["rv1", "rv16"], factor: 1.0, more: 2.0 },
+    Limit { variant: "raw", rows: &["rv1", "rv16", "srq_rv1", "srq_rv16"], factor: 1.0, more: 2.0 },
     Limit { variant: "raw", rows: &["em_ex"], factor: 1.0, more: 0.0 },
     Limit { variant: "raw", rows: &["em_cl"], factor: 1.0, more: 3.0 },
     // A buffer handed over and back.
@@ -52,6 +52,8 @@ const LIMITS: &[Limit] = &[
             "cl16",
             "rv1",
             "rv16",
+            "srq_rv1",
+            "srq_rv16",
             "in1",
             "em_ex",
             "em_cl",

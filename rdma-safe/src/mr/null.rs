@@ -1,0 +1,65 @@
+//! A region without memory.
+
+use std::fmt;
+
+use rdma_sys::*;
+
+use super::Registration;
+use crate::errno::check_ptr;
+use crate::{ProtectionDomain, Result, Sge};
+
+/// A region without memory: what the device writes to it is gone, what it reads is zeros. For the raw door, where parts of a
+/// message are of no interest. Made by [`ProtectionDomain::null_region`].
+pub struct NullRegion {
+    inner: Registration,
+}
+
+impl ProtectionDomain {
+    /// Allocates a region that swallows what is written and reads as zeros: `ibv_alloc_null_mr(3)`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported); [`Error::Verb`](crate::Error::Verb).
+    #[doc(alias = "ibv_alloc_null_mr")]
+    pub fn null_region(&self) -> Result<NullRegion> {
+        // SAFETY: the domain is valid.
+        let raw = check_ptr(|| unsafe { ibv_alloc_null_mr(self.as_raw()) }).map_err(|errno| {
+            crate::pd::domain_error(self.context(), "ibv_alloc_null_mr", "null memory regions", errno)
+        })?;
+        // SAFETY: just made, and given to nobody else.
+        Ok(NullRegion { inner: unsafe { Registration::from_raw(raw, self) } })
+    }
+}
+
+impl NullRegion {
+    /// Local key.
+    #[must_use]
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.inner.lkey
+    }
+
+    /// `len` bytes of it.
+    #[must_use]
+    #[inline]
+    pub fn sge(&self, len: u32) -> Sge {
+        Sge { address: 0, len, lkey: self.lkey() }
+    }
+
+    /// The domain it is in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.inner.pd()
+    }
+
+    /// The C object, valid while this region is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_mr {
+        self.inner.as_raw()
+    }
+}
+
+impl fmt::Debug for NullRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NullRegion").field("lkey", &format_args!("{:#x}", self.lkey())).finish_non_exhaustive()
+    }
+}

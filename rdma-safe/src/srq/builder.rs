@@ -1,0 +1,95 @@
+//! Creating shared receive queues.
+
+use std::sync::Arc;
+
+use rdma_sys::*;
+
+use super::{Shared, SharedReceiveQueue, SharedReceiveQueueAttributes, SrqId};
+use crate::errno::check_ptr;
+use crate::post::RecvChain;
+use crate::{Errno, Error, ProtectionDomain, Result};
+
+/// Describes a shared receive queue: `ibv_create_srq(3)`. Made by [`ProtectionDomain::shared_receive_queue`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder creates nothing until `build`"]
+pub struct SharedReceiveQueueBuilder<'a> {
+    pd: &'a ProtectionDomain,
+    max_wr: u32,
+    max_sge: u32,
+    limit: u32,
+    max_batch: u32,
+}
+
+impl<'a> SharedReceiveQueueBuilder<'a> {
+    pub(crate) fn new(pd: &'a ProtectionDomain, max_wr: u32) -> Self {
+        SharedReceiveQueueBuilder { pd, max_wr, max_sge: 1, limit: 0, max_batch: 64 }
+    }
+
+    /// Scatter/gather elements in a receive, at least 1; 1 unless set.
+    pub fn sges(mut self, elements: u32) -> Self {
+        self.max_sge = elements.max(1);
+        self
+    }
+
+    /// As [`SharedReceiveQueue::set_limit`] right after creation; 0, for no event, unless set. The queue is empty then, and
+    /// devices that report at once what is below its limit do so.
+    pub fn limit(mut self, limit: u32) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Receives in one batch; 64 unless set, and no more than the queue holds at creation.
+    pub fn max_batch(mut self, work_requests: u32) -> Self {
+        self.max_batch = work_requests.max(1);
+        self
+    }
+
+    /// Creates the queue.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has no shared receive queues; [`Error::CreateSharedReceiveQueue`] names what
+    /// was asked for and the device's limits; those of [`SharedReceiveQueue::set_limit`].
+    #[doc(alias = "ibv_create_srq")]
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn build(self) -> Result<SharedReceiveQueue> {
+        let (context, id) = (self.pd.context(), SrqId::next());
+        // What a limit is set to at creation is ignored.
+        let attr = ibv_srq_attr { max_wr: self.max_wr, max_sge: self.max_sge, srq_limit: 0 };
+        let mut init = ibv_srq_init_attr { srq_context: id.to_context(), attr };
+        // A basic queue is all that `ibv_create_srq_ex` would make of these.
+        // SAFETY: the domain is valid, and `init` is for the duration of the call.
+        let raw = check_ptr(|| unsafe { (context.verbs().ibv_create_srq)(self.pd.as_raw(), &mut init) })
+            .map_err(|errno| self.error(errno))?;
+        let shared = Arc::new(Shared { raw, pd: Some(self.pd.clone()), id });
+        // Some providers write what they granted, and some nothing.
+        let granted = SharedReceiveQueueAttributes::from_raw(&init.attr);
+        let capacity = SharedReceiveQueueAttributes {
+            max_wr: granted.max_wr.max(self.max_wr),
+            max_sge: granted.max_sge.max(self.max_sge),
+            limit: 0,
+        };
+        let max_batch = self.max_batch.min(capacity.max_wr);
+        // SAFETY: `shared`, which is kept beside it, owns the queue.
+        let chain = unsafe { RecvChain::new(raw, capacity.max_sge, max_batch) };
+        let mut srq = SharedReceiveQueue { chain, capacity, shared };
+        if self.limit > 0 {
+            srq.set_limit(self.limit)?;
+        }
+        Ok(srq)
+    }
+
+    fn error(&self, errno: Errno) -> Error {
+        let device = self.pd.context().attributes();
+        if errno.is_unsupported() {
+            return self.pd.context().unsupported("shared receive queues");
+        }
+        Error::CreateSharedReceiveQueue {
+            work_requests: self.max_wr,
+            elements: self.max_sge,
+            max_work_requests: device.max_srq_wr(),
+            max_elements: device.max_srq_sge(),
+            max_queues: device.max_srq(),
+            errno,
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Shared receive queues.
+
+mod builder;
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rdma_sys::*;
+
+use crate::errno::check;
+use crate::post::{RecvBatch, RecvChain};
+use crate::{Context, DeviceCapabilities, Errno, Error, PostError, ProtectionDomain, Result, Sge};
+
+pub use builder::SharedReceiveQueueBuilder;
+
+/// A shared receive queue: receives that several queue pairs take from, `struct ibv_srq`. Made by
+/// [`ProtectionDomain::shared_receive_queue`].
+///
+/// Queue pairs are built with [`QueuePairBuilder::shared_receive_queue`](crate::QueuePairBuilder::shared_receive_queue). A
+/// message takes the receive that was posted first; its completion comes to the completion queue of the queue pair that it
+/// arrived at, so completions of a queue are not in the order of its receives.
+///
+/// This handle is exclusive: posting writes work requests to memory of the queue, for which a lock on each call would cost more
+/// than all the rest. Queue pairs have no use for the handle, only for the queue. Threads that post to one queue share
+/// the handle in a `Mutex`, and hold it for a batch.
+///
+/// The queue is destroyed when the handle and the queue pairs that take from it are gone. When the limit is reached or the queue
+/// fails, [`AsyncEvents`](crate::AsyncEvents) tells, and names it by [`SharedReceiveQueue::id`].
+///
+/// A queue pair that fails may have taken receives that then never complete. Like those that no queue pair has taken, they end when
+/// the queue is destroyed. That a failed queue pair takes no more of them is told by
+/// [`QP_LAST_WQE_REACHED`](crate::AsyncEventType::QP_LAST_WQE_REACHED), where the device reports it.
+pub struct SharedReceiveQueue {
+    chain: RecvChain<SharedReceiveQueue>,
+    capacity: SharedReceiveQueueAttributes,
+    shared: Arc<Shared>,
+}
+
+/// What queue pairs hold of the queue that they take from.
+pub(crate) struct Shared {
+    raw: NonNull<ibv_srq>,
+    pd: Option<ProtectionDomain>,
+    id: SrqId,
+}
+
+// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// Tells shared receive queues apart in asynchronous events; never used twice in a process.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SrqId(u64);
+
+impl SrqId {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        SrqId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// As `srq_context`, which is read back with an event and never dereferenced.
+    fn to_context(self) -> *mut c_void {
+        std::ptr::without_provenance_mut(self.0 as usize)
+    }
+
+    pub(crate) fn from_context(context: *mut c_void) -> Self {
+        SrqId(context.addr() as u64)
+    }
+
+    /// To be shown.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// What a shared receive queue holds: `struct ibv_srq_attr`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct SharedReceiveQueueAttributes {
+    /// Work requests that it holds.
+    pub max_wr: u32,
+    /// Scatter/gather elements of each.
+    pub max_sge: u32,
+    /// With fewer work requests left than this, an event comes; 0 for never.
+    pub limit: u32,
+}
+
+impl SharedReceiveQueueAttributes {
+    fn from_raw(raw: &ibv_srq_attr) -> Self {
+        SharedReceiveQueueAttributes { max_wr: raw.max_wr, max_sge: raw.max_sge, limit: raw.srq_limit }
+    }
+}
+
+impl SharedReceiveQueue {
+    /// Its name in asynchronous events, which no other shared receive queue of the process will have.
+    #[must_use]
+    pub fn id(&self) -> SrqId {
+        self.shared.id
+    }
+
+    /// Work requests that it holds; at least what was asked for.
+    #[must_use]
+    pub fn max_wr(&self) -> u32 {
+        self.capacity.max_wr
+    }
+
+    /// Scatter/gather elements of a receive; at least what was asked for.
+    #[must_use]
+    pub fn max_sge(&self) -> u32 {
+        self.capacity.max_sge
+    }
+
+    /// The domain that it is in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.shared.pd()
+    }
+
+    /// The device that it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.pd().context()
+    }
+
+    /// Posts one receive: `ibv_post_srq_recv(3)`.
+    ///
+    /// # Errors
+    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when the provider failed otherwise.
+    ///
+    /// # Safety
+    /// See [`RecvBatch`].
+    #[doc(alias = "ibv_post_srq_recv")]
+    #[inline(always)]
+    pub unsafe fn receive(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.chain.post_one(wr_id, sge) }
+    }
+
+    /// Begins a batch of receives. Nothing is posted before [`RecvBatch::post`].
+    #[inline(always)]
+    pub fn recv_batch(&mut self) -> RecvBatch<'_, SharedReceiveQueue> {
+        self.chain.batch()
+    }
+
+    /// Asks the device what the queue holds, and whether its limit is armed: `ibv_query_srq(3)`.
+    ///
+    /// # Errors
+    /// [`Error::Verb`].
+    #[doc(alias = "ibv_query_srq")]
+    pub fn query(&self) -> Result<SharedReceiveQueueAttributes> {
+        let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 0 };
+        // SAFETY: the queue is valid, and `attr` is a valid out pointer.
+        check(unsafe { (self.context().verbs().ibv_query_srq)(self.as_raw(), &mut attr) })
+            .map_err(|errno| self.context().query_error("ibv_query_srq", errno))?;
+        Ok(SharedReceiveQueueAttributes::from_raw(&attr))
+    }
+
+    /// Asks for one event, [`SRQ_LIMIT_REACHED`](crate::AsyncEventType::SRQ_LIMIT_REACHED), when fewer than `limit` work requests
+    /// are left: `ibv_modify_srq(3)`. 0 takes that back. The event disarms the limit.
+    ///
+    /// Post first: some devices report at once a queue that is below its limit already.
+    ///
+    /// # Errors
+    /// [`Error::LimitSharedReceiveQueue`] for more than the queue holds, or when the device refuses; [`Error::Unsupported`].
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn set_limit(&mut self, limit: u32) -> Result<()> {
+        let work_requests = self.max_wr();
+        let error = |errno| Error::LimitSharedReceiveQueue { limit, work_requests, errno };
+        if limit > work_requests {
+            return Err(error(Errno(libc::EINVAL)));
+        }
+        self.modify(ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: limit }, IBV_SRQ_LIMIT).map_err(
+            |errno| match errno.is_unsupported() {
+                true => self.context().unsupported("limits of shared receive queues"),
+                false => error(errno),
+            },
+        )
+    }
+
+    /// Makes room for at least `max_wr` work requests, or for fewer than before: `ibv_modify_srq(3)`. What is posted stays.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device lacks [`DeviceCapabilities::SRQ_RESIZE`];
+    /// [`Error::ResizeSharedReceiveQueue`] when what is posted, or the limit, does not fit, and beyond the device's maximum;
+    /// [`Error::Verb`] when it was resized and then does not say to what: [`SharedReceiveQueue::max_wr`] is what was asked for then.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn resize(&mut self, max_wr: u32) -> Result<()> {
+        let attributes = self.context().attributes();
+        let max_work_requests = attributes.max_srq_wr();
+        let unsupported = || self.context().unsupported("resizing shared receive queues");
+        if !attributes.capabilities().contains(DeviceCapabilities::SRQ_RESIZE) {
+            return Err(unsupported());
+        }
+        self.modify(ibv_srq_attr { max_wr, max_sge: 0, srq_limit: 0 }, IBV_SRQ_MAX_WR).map_err(|errno| match errno
+            .is_unsupported()
+        {
+            true => unsupported(),
+            false => Error::ResizeSharedReceiveQueue { work_requests: max_wr, max_work_requests, errno },
+        })?;
+        self.capacity.max_wr = max_wr;
+        self.capacity.max_wr = self.query()?.max_wr;
+        Ok(())
+    }
+
+    fn modify(&self, mut attr: ibv_srq_attr, mask: ibv_srq_attr_mask) -> Result<(), Errno> {
+        // SAFETY: the queue is valid, and nobody posts to it meanwhile, since the callers have it mutably; `attr` is for the
+        // duration of the call.
+        check(unsafe { (self.context().verbs().ibv_modify_srq)(self.as_raw(), &mut attr, mask.0 as i32) })
+    }
+
+    /// The C object, valid while this queue or a queue pair that takes from it is.
+    #[must_use]
+    #[inline]
+    pub fn as_raw(&self) -> *mut ibv_srq {
+        self.shared.as_raw()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+impl fmt::Debug for SharedReceiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceiveQueue")
+            .field("device", &self.context().device_name())
+            .field("id", &self.id())
+            .field("max_wr", &self.max_wr())
+            .field("max_sge", &self.max_sge())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn id(&self) -> SrqId {
+        self.id
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut ibv_srq {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        self.pd.as_ref().expect("only `drop` takes it")
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Some(pd) = self.pd.take() else { return };
+        // SAFETY: no queue pair and no handle is left, as each holds an `Arc` of this. Every asynchronous event was
+        // acknowledged as it was read (`AsyncEvents`), so this does not block for long.
+        let destroyed = check(unsafe { (pd.context().verbs().ibv_destroy_srq)(self.raw.as_ptr()) });
+        if destroyed.is_err() {
+            // The queue still exists: what it belongs to must outlive it.
+            std::mem::forget(pd);
+        }
+    }
+}
