@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;
-use crate::report::{Bandwidth, Host};
+use crate::report::{Bandwidth, CpuUse, Host};
 
 /// Changes with the messages. Both ends have to have the same.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// Longest frame: thousands of queue pairs fit.
 const MAX_FRAME: usize = 16 << 20;
@@ -49,7 +49,7 @@ pub(crate) enum Reply {
     /// To `Prepare`.
     Prepared,
     /// To `Finished`.
-    Done { sent: Vec<Vec<u64>>, reverse: Option<Bandwidth>, validated: u64 },
+    Done { sent: Vec<Vec<u64>>, reverse: Option<Bandwidth>, validated: u64, cpu: Option<CpuUse> },
     /// The server cannot go on, at any time.
     Failed { reason: String },
 }

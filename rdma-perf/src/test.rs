@@ -11,7 +11,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::cli::{Format, OutputArgs, TestArgs};
 use crate::clock::Clock;
 use crate::control::Control;
-use crate::plan::{Plan, Verb};
+use crate::cpu;
+use crate::plan::{Metric, Plan, Verb};
 use crate::report::file::Form;
 use crate::report::table::Table;
 use crate::report::{Host, Report, Row, csv, plot};
@@ -29,8 +30,8 @@ const INTERRUPTED: i32 = 130;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs the test and shows what came of it; the exit status.
-pub(crate) fn main(args: &TestArgs, verb: Verb) -> Result<i32> {
-    let plan = match args.plan(verb) {
+pub(crate) fn main(args: &TestArgs, verb: Verb, metric: Metric) -> Result<i32> {
+    let plan = match args.plan(verb, metric) {
         Ok(plan) => plan,
         Err(reason) => {
             eprintln!("error: {reason}\n\nFor more information, try '--help'.");
@@ -40,6 +41,7 @@ pub(crate) fn main(args: &TestArgs, verb: Verb) -> Result<i32> {
     // Before anything is measured that could not be kept.
     let form = args.out.output.as_deref().map(Form::of).transpose()?;
     args.out.plot.as_deref().map_or(Ok(()), plot::check_name)?;
+    cpu::check(&plan.pinning.client).context("--cpu")?;
     let opened = Opened::open(&args.device)?;
     let clock = Clock::calibrate();
     let control = match &args.host {
@@ -134,7 +136,7 @@ fn limits(out: &OutputArgs, report: &Report) -> i32 {
 fn loopback(opened: &Opened, clock: Clock) -> Result<Control> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();
-    let server = Server { opened: opened.clone(), clock, max_memory: u64::MAX, quiet: true };
+    let server = Server { opened: opened.clone(), clock, max_memory: u64::MAX, cpus: Vec::new(), is_inner: true };
     // Its failures reach the client over the connection.
     std::thread::spawn(move || server.serve(&listener, true));
     Control::connect("127.0.0.1", port, CONNECT_LIMIT)

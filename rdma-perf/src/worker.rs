@@ -275,7 +275,13 @@ impl Worker {
         if peer.queue_pairs.len() != self.lanes.len() {
             bail!("the peer has {} queue pairs for {} here", peer.queue_pairs.len(), self.lanes.len());
         }
-        let mut options = ConnectOptions::default();
+        let connection = &plan.connection;
+        let mut options = ConnectOptions::default()
+            .service_level(connection.service_level)
+            .traffic_class(connection.traffic_class)
+            .timeout(connection.timeout)
+            .retry_count(connection.retries)
+            .rnr_retry(connection.rnr_retries);
         if let Some(mtu) = plan.mtu {
             options = options.mtu(mtu);
         }
@@ -347,16 +353,10 @@ impl LaneMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
-    use clap::Parser;
+    use crate::report::sample;
 
     fn layout(arguments: &str) -> Layout {
-        let words = ["rdma-perf"].into_iter().chain(arguments.split_whitespace());
-        match Cli::try_parse_from(words).unwrap().command {
-            Command::Send(args) => Layout::of(&args.plan(Verb::Send).unwrap()),
-            Command::Write(args) => Layout::of(&args.plan(Verb::Write).unwrap()),
-            other => panic!("{other:?}"),
-        }
+        Layout::of(&sample::plan(arguments))
     }
 
     #[test]
@@ -369,7 +369,7 @@ mod tests {
     fn memory_does_not_grow_with_what_is_sent() {
         let write = layout("write bw h -s 1M -n 1000 -q 64");
         assert_eq!((write.send_area, write.target_area, write.receive_slots), (1 << 20, 1 << 20, 0));
-        let plan = crate::report::sample::plan("write bw h -s 1M -n 1000 -q 64");
+        let plan = sample::plan("write bw h -s 1M -n 1000 -q 64");
         // The buffers of one direction, and the queues.
         let total = [Role::Client, Role::Server].map(|role| Layout::total(&plan, role));
         assert_eq!(total[0], total[1]);

@@ -11,6 +11,7 @@ use super::crew::{Crew, Happening};
 use super::device::peak_resident;
 use crate::clock::Clock;
 use crate::control::{Control, PROTOCOL, Reply, Request};
+use crate::cpu::spanned;
 use crate::plan::{Length, Metric, Plan, Role};
 use crate::report::{Bandwidth, FORMAT, Report, Row};
 use crate::run::{Interrupted, Outcome, Shared};
@@ -55,7 +56,7 @@ impl<I: AsFd> Client<'_, I> {
         plan: &Plan,
         observer: &mut dyn Observer,
     ) -> Result<(Report, Result<()>)> {
-        let mut crew = Crew::new(self.opened, plan, Role::Client, self.clock)?;
+        let mut crew = Crew::new(self.opened, plan, Role::Client, self.clock, &plan.pinning.client)?;
         let mut host = self.opened.host.clone();
         (host.extended_post, host.extended_poll) = crew.interfaces();
         let hello = Request::Hello {
@@ -138,11 +139,11 @@ impl<I: AsFd> Client<'_, I> {
                         finished = Some(Instant::now());
                     }
                     Happening::Control => {
-                        let Reply::Done { sent, reverse, validated } = control.reply(SETUP_LIMIT)? else {
+                        let Reply::Done { sent, reverse, validated, cpu } = control.reply(SETUP_LIMIT)? else {
                             bail!("the server does not answer as it should");
                         };
                         watch.expect(&sent);
-                        done = Some((sent, reverse, validated));
+                        done = Some((sent, reverse, validated, cpu));
                     }
                     Happening::Failed(error) => return Err(self.reason(error, control)),
                     Happening::Ended => ended = true,
@@ -163,10 +164,11 @@ impl<I: AsFd> Client<'_, I> {
             }
             Ok(())
         })?;
-        let (theirs, reverse, validated) = done.context("the server has not answered")?;
+        let (theirs, reverse, validated, cpu) = done.context("the server has not answered")?;
         let compared = crew.check(plan, index, &ours, &theirs)?;
         let mut row = self.row(plan, size, &outcomes)?;
         row.reverse = reverse;
+        row.server_cpu = cpu;
         row.interrupted = interrupted;
         row.validated = row.validated.map(|received| received.saturating_add(compared).saturating_add(validated));
         Ok((row, interrupted))
@@ -205,6 +207,8 @@ impl<I: AsFd> Client<'_, I> {
             reverse: None,
             validated: plan.validate.then_some(received),
             peak_resident: peak_resident()?,
+            client_cpu: spanned(outcomes.iter().filter_map(|outcome| outcome.usage)),
+            server_cpu: None,
         })
     }
 }

@@ -13,6 +13,7 @@ use super::client::bandwidth;
 use super::crew::{Crew, Happening};
 use crate::clock::Clock;
 use crate::control::{Control, PROTOCOL, Reply, Request};
+use crate::cpu::Usage;
 use crate::plan::{Plan, Role};
 use crate::run::Shared;
 use crate::units::Bytes;
@@ -29,8 +30,10 @@ pub(crate) struct Server {
     pub(crate) opened: Opened,
     pub(crate) clock: Clock,
     pub(crate) max_memory: u64,
-    /// Say nothing of what is done.
-    pub(crate) quiet: bool,
+    /// Processors for tests that ask for none.
+    pub(crate) cpus: Vec<u32>,
+    /// Within the process of its client, which says what there is to say.
+    pub(crate) is_inner: bool,
 }
 
 impl Server {
@@ -101,7 +104,8 @@ impl Server {
             );
         }
         self.say(format_args!("{who}: {}", plan.title()));
-        let mut crew = Crew::new(&self.opened, &plan, Role::Server, self.clock)?;
+        let cpus = if plan.pinning.server.is_empty() { &self.cpus } else { &plan.pinning.server };
+        let mut crew = Crew::new(&self.opened, &plan, Role::Server, self.clock, cpus)?;
         let mut host = self.opened.host.clone();
         (host.extended_post, host.extended_poll) = crew.interfaces();
         control.send(&Reply::Accepted { host: Box::new(host), workers: crew.addresses() })?;
@@ -126,12 +130,16 @@ impl Server {
     fn size(&self, crew: &mut Crew, control: &mut Control, plan: &Plan, index: usize) -> Result<()> {
         crew.prepare(plan, index)?;
         control.send(&Reply::Prepared)?;
+        let usage = Usage::now();
+        // With --compat as little as perftest has.
+        let used = || (!plan.compat && !self.is_inner).then(|| usage.until(Usage::now()));
         let idle = !(plan.is_two_sided() || plan.bidirectional);
         if idle {
             // Nothing to do here but to be there. How long it takes is the client's business; see `Control::receive`.
             let theirs = finished(control, None)?;
+            let cpu = used();
             let validated = crew.check(plan, index, &[], &theirs)?;
-            return control.send(&Reply::Done { sent: Vec::new(), reverse: None, validated });
+            return control.send(&Reply::Done { sent: Vec::new(), reverse: None, validated, cpu });
         }
         let shared = Shared::default();
         let (mut ours, mut theirs) = (Vec::new(), None);
@@ -152,14 +160,15 @@ impl Server {
             }
             Ok(())
         })?;
+        let cpu = used();
         let validated = outcomes.iter().map(|outcome| outcome.validated).sum::<u64>()
             + crew.check(plan, index, &ours, &theirs.unwrap_or_default())?;
         let reverse = plan.bidirectional.then(|| bandwidth(plan.sizes[index], &outcomes, self.clock));
-        control.send(&Reply::Done { sent: ours, reverse, validated })
+        control.send(&Reply::Done { sent: ours, reverse, validated, cpu })
     }
 
     fn say(&self, what: std::fmt::Arguments<'_>) {
-        if !self.quiet {
+        if !self.is_inner {
             eprintln!("{what}");
         }
     }
