@@ -5,6 +5,7 @@ mod clock;
 mod control;
 mod cpu;
 mod doctor;
+mod interrupt;
 mod plan;
 mod report;
 mod run;

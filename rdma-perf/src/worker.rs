@@ -224,6 +224,9 @@ pub(crate) struct LaneMemory {
     remote: RemoteMemory,
 }
 
+/// Fails when a set-up, which takes a while where there are many queue pairs, is to end.
+pub(crate) type Check<'c> = &'c dyn Fn() -> Result<()>;
+
 /// Everything of one thread. Fields are dropped in order: queue pairs before the memory that they may still write to.
 pub(crate) struct Worker {
     pub(crate) lanes: Vec<Lane>,
@@ -234,7 +237,14 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Creates the objects of one thread and registers their memory.
-    pub(crate) fn new(pd: &ProtectionDomain, plan: &Plan, role: Role, init: &InitOptions) -> Result<Self> {
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        plan: &Plan,
+        role: Role,
+        init: &InitOptions,
+        check: Check<'_>,
+    ) -> Result<Self> {
+        check()?;
         let layout = Layout::of_end(plan, role);
         let areas = Areas::new(pd, plan, role, &layout)?;
         let rx_depth = if plan.takes_receives() { plan.rx_depth } else { 1 };
@@ -246,6 +256,7 @@ impl Worker {
         let recv_cq = completion_queue(pd.context(), plan, rx_depth, recv_channel.as_ref())?;
         let mut lanes = Vec::with_capacity(plan.qps as usize);
         for index in 0..plan.qps as usize {
+            check()?;
             let mut qp = pd
                 .queue_pair(&send_cq, &recv_cq)
                 .send_depth(plan.tx_depth)
@@ -271,7 +282,7 @@ impl Worker {
         WorkerAddress { queue_pairs: self.lanes.iter().map(lane).collect() }
     }
 
-    pub(crate) fn connect(&mut self, peer: &WorkerAddress, plan: &Plan, role: Role) -> Result<()> {
+    pub(crate) fn connect(&mut self, peer: &WorkerAddress, plan: &Plan, role: Role, check: Check<'_>) -> Result<()> {
         if peer.queue_pairs.len() != self.lanes.len() {
             bail!("the peer has {} queue pairs for {} here", peer.queue_pairs.len(), self.lanes.len());
         }
@@ -290,6 +301,7 @@ impl Worker {
         }
         let needed = if plan.sends(role) { Layout::of(plan).target_area } else { 0 };
         for (lane, peer) in self.lanes.iter_mut().zip(&peer.queue_pairs) {
+            check()?;
             if peer.target.len < needed {
                 bail!("the peer's memory of {} bytes is too short", peer.target.len);
             }

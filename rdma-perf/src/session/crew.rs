@@ -14,7 +14,7 @@ use crate::control::{Control, WorkerAddress};
 use crate::cpu::{self, Pinned};
 use crate::plan::{Plan, Role};
 use crate::run::{Outcome, Runner, Shared, Task};
-use crate::worker::Worker;
+use crate::worker::{Check, Worker};
 
 /// How often progress is told of.
 const TICK: Duration = Duration::from_millis(100);
@@ -63,13 +63,20 @@ pub(super) struct Watch<'c> {
 }
 
 impl Crew {
-    /// Creates the objects of all threads, which are going to run on `cpus`.
-    pub(super) fn new(opened: &Opened, plan: &Plan, role: Role, clock: Clock, cpus: &[u32]) -> Result<Self> {
+    /// Creates the objects of all threads, which are going to run on `cpus`, for as long as `check` finds that it shall go on.
+    pub(super) fn new(
+        opened: &Opened,
+        plan: &Plan,
+        role: Role,
+        clock: Clock,
+        cpus: &[u32],
+        check: Check<'_>,
+    ) -> Result<Self> {
         cpu::check(cpus)?;
         let runner = |number| {
             // So that its memory is near.
             let _pinned = pinned(cpus, number as usize)?;
-            Ok(Runner::new(Worker::new(&opened.pd, plan, role, &opened.init)?, plan, role, clock))
+            Ok(Runner::new(Worker::new(&opened.pd, plan, role, &opened.init, check)?, plan, role, clock))
         };
         let runners = (0..plan.threads).map(runner).collect::<Result<_>>()?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -86,11 +93,11 @@ impl Crew {
         (worker.lanes.iter().all(|lane| lane.qp.is_extended()), worker.send_cq.is_extended())
     }
 
-    pub(super) fn connect(&mut self, peers: &[WorkerAddress], plan: &Plan, role: Role) -> Result<()> {
+    pub(super) fn connect(&mut self, peers: &[WorkerAddress], plan: &Plan, role: Role, check: Check<'_>) -> Result<()> {
         if peers.len() != self.runners.len() {
             bail!("the peer has {} threads for {} here", peers.len(), self.runners.len());
         }
-        self.runners.iter_mut().zip(peers).try_for_each(|(runner, peer)| runner.worker.connect(peer, plan, role))
+        self.runners.iter_mut().zip(peers).try_for_each(|(runner, peer)| runner.worker.connect(peer, plan, role, check))
     }
 
     pub(super) fn prepare(&mut self, plan: &Plan, index: usize) -> Result<()> {

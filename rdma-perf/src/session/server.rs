@@ -1,6 +1,6 @@
 //! The end that does what it is told.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,6 +40,7 @@ impl Server {
     /// Serves one client after the other and side by side, for ever; or one, with `once`, whose failure is the error.
     pub(crate) fn serve(&self, listener: &TcpListener, once: bool) -> Result<()> {
         let serving = Arc::new(AtomicUsize::new(0));
+        let mut number = 0_u64;
         loop {
             // Without a deadline: to wait for clients is what a server is for.
             let (stream, peer) = match listener.accept() {
@@ -52,9 +53,10 @@ impl Server {
                     continue;
                 }
             };
-            let who = peer.ip().to_canonical();
+            number += 1;
+            let who = format!("#{number} {}", SocketAddr::new(peer.ip().to_canonical(), peer.port()));
             if once {
-                return self.client(stream).with_context(|| format!("client {who}"));
+                return self.client(stream, &who).with_context(|| format!("client {who}"));
             }
             let (server, serving) = (self.clone(), Arc::clone(&serving));
             if serving.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
@@ -62,9 +64,10 @@ impl Server {
                 eprintln!("{who}: turned away, {MAX_CLIENTS} clients are being served");
                 continue;
             }
+            let name = who.clone();
             let body = move || {
-                if let Err(error) = server.client(stream) {
-                    eprintln!("{who}: {error:#}");
+                if let Err(error) = server.client(stream, &name) {
+                    eprintln!("{name}: {error:#}");
                 }
                 serving.fetch_sub(1, Ordering::Relaxed);
             };
@@ -74,10 +77,10 @@ impl Server {
         }
     }
 
-    fn client(&self, stream: TcpStream) -> Result<()> {
-        let who = stream.peer_addr().map_or_else(|_| "?".to_owned(), |peer| peer.ip().to_canonical().to_string());
+    /// One client, which is called `who` in what is said of it.
+    fn client(&self, stream: TcpStream, who: &str) -> Result<()> {
         let mut control = Control::new(stream)?;
-        let result = self.session(&mut control, &who);
+        let result = self.session(&mut control, who);
         if let Err(error) = &result {
             // The client may be gone already.
             let _ = control.send(&Reply::Failed { reason: format!("{error:#}") });
@@ -86,8 +89,10 @@ impl Server {
     }
 
     fn session(&self, control: &mut Control, who: &str) -> Result<()> {
-        let Request::Hello { protocol, version, plan, .. } = control.receive(Some(SETUP_LIMIT))? else {
-            bail!("the client does not begin as it should");
+        let (protocol, version, plan) = match control.receive(Some(SETUP_LIMIT))? {
+            Request::Hello { protocol, version, plan, .. } => (protocol, version, plan),
+            Request::Failed { reason } => bail!("the client gave up: {reason}"),
+            _ => bail!("the client does not begin as it should"),
         };
         if protocol != PROTOCOL {
             bail!(
@@ -105,14 +110,16 @@ impl Server {
         }
         self.say(format_args!("{who}: {}", plan.title()));
         let cpus = if plan.pinning.server.is_empty() { &self.cpus } else { &plan.pinning.server };
-        let mut crew = Crew::new(&self.opened, &plan, Role::Server, self.clock, cpus)?;
+        let mut crew = Crew::new(&self.opened, &plan, Role::Server, self.clock, cpus, &|| Ok(()))?;
         let mut host = self.opened.host.clone();
         (host.extended_post, host.extended_poll) = crew.interfaces();
         control.send(&Reply::Accepted { host: Box::new(host), workers: crew.addresses() })?;
-        let Request::Connect { workers } = control.receive(Some(SETUP_LIMIT))? else {
-            bail!("the client does not go on as it should");
+        let workers = match control.receive(Some(SETUP_LIMIT))? {
+            Request::Connect { workers } => workers,
+            Request::Failed { reason } => bail!("the client gave up: {reason}"),
+            _ => bail!("the client does not go on as it should"),
         };
-        crew.connect(&workers, &plan, Role::Server)?;
+        crew.connect(&workers, &plan, Role::Server, &|| Ok(()))?;
         control.send(&Reply::Connected)?;
         loop {
             match control.receive(Some(SETUP_LIMIT))? {
