@@ -12,9 +12,10 @@ use crate::cli::{Format, OutputArgs, TestArgs};
 use crate::clock::Clock;
 use crate::control::Control;
 use crate::cpu;
+use crate::doctor::{amount, available_memory};
 use crate::interrupt::{INTERRUPTED, Interrupt};
-use crate::plan::{Metric, Plan, Verb};
-use crate::report::file::Form;
+use crate::plan::{Metric, Plan, Role, Verb};
+use crate::report::file::{self, Form};
 use crate::report::table::Table;
 use crate::report::{Host, Report, Row, csv, plot};
 use crate::run::Interrupted;
@@ -22,6 +23,7 @@ use crate::session::Opened;
 use crate::session::client::{Client, Observer};
 use crate::session::server::Server;
 use crate::units::{Bytes, Nanos, Rate};
+use crate::worker::Layout;
 
 /// The exit status when a limit was not kept.
 const LIMIT_BROKEN: i32 = 3;
@@ -40,7 +42,11 @@ pub(crate) fn main(args: &TestArgs, verb: Verb, metric: Metric) -> Result<i32> {
     // Before anything is measured that could not be kept.
     let form = args.out.output.as_deref().map(Form::of).transpose()?;
     args.out.plot.as_deref().map_or(Ok(()), plot::check_name)?;
+    args.out.output.iter().chain(&args.out.plot).try_for_each(|path| file::check_writable(path))?;
     cpu::check(&plan.pinning.client).context("--cpu")?;
+    if let Some(warning) = scarce(&plan, args.loopback, available_memory()).filter(|_| !args.out.quiet) {
+        eprintln!("rdma-perf: warning: {warning}");
+    }
     let interrupt = Arc::new(Interrupt::install()?);
     let opened = Opened::open(&args.device)?;
     let clock = Clock::calibrate();
@@ -90,6 +96,19 @@ pub(crate) fn main(args: &TestArgs, verb: Verb, metric: Metric) -> Result<i32> {
         }
         Err(error) => Err(error).with_context(|| format!("the test against {server} failed")),
     }
+}
+
+/// What to say when the buffers of this process are more than it can have.
+fn scarce(plan: &Plan, loopback: bool, available: Option<u64>) -> Option<String> {
+    let server = if loopback { Layout::total(plan, Role::Server) } else { 0 };
+    let memory = Layout::total(plan, Role::Client).saturating_add(server);
+    let free = available.filter(|free| memory > *free)?;
+    Some(format!(
+        "the test takes {} of memory here, and {} are free: the process may be killed; a smaller --size, --qps or --rx-depth \
+         takes less",
+        amount(memory),
+        amount(free)
+    ))
 }
 
 /// Percentiles to record: those to be shown, those that limits are about, and those that charts have.
@@ -143,7 +162,7 @@ fn limits(out: &OutputArgs, report: &Report) -> i32 {
 fn loopback(opened: &Opened, clock: Clock, interrupt: &Arc<Interrupt>) -> Result<Control> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();
-    let server = Server { opened: opened.clone(), clock, max_memory: u64::MAX, cpus: Vec::new(), is_inner: true };
+    let server = Server { opened: opened.clone(), clock, max_memory: None, cpus: Vec::new(), is_inner: true };
     // Its failures reach the client over the connection.
     std::thread::spawn(move || server.serve(&listener, true));
     Control::connect("127.0.0.1", port, CONNECT_LIMIT, Some(interrupt))
@@ -230,5 +249,21 @@ impl Observer for Display {
 
     fn wants_progress(&self) -> bool {
         self.bar.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::sample;
+
+    #[test]
+    fn buffers_that_do_not_fit_are_warned_of() {
+        let plan = sample::plan("write bw host -s 1G");
+        assert_eq!(scarce(&plan, false, None), None);
+        assert_eq!(scarce(&plan, false, Some(3 << 30)), None);
+        let warning = scarce(&plan, false, Some(1 << 30)).unwrap();
+        assert!(warning.contains("takes 1 GiB") && warning.contains("1 GiB are free"), "{warning}");
+        assert!(scarce(&plan, true, Some(3 << 29)).unwrap().contains("takes 2 GiB"));
     }
 }

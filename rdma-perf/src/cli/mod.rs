@@ -89,9 +89,10 @@ pub(crate) struct ServerArgs {
     /// Pin the threads of tests whose client asks for no --server-cpu to these processors: 2,4-7
     #[arg(long, value_name = "LIST", value_parser = values::cpus)]
     pub(crate) cpu: Option<values::Cpus>,
-    /// Refuse tests that would take more memory than this for their buffers: 512M, 4G
-    #[arg(long, default_value = "4G", value_name = "SIZE", value_parser = units::size)]
-    pub(crate) max_memory: u64,
+    /// Refuse tests that would take more memory than this for their buffers: 512M, 4G [default: three quarters of what is
+    /// free when a test begins, of the host or of the control group]
+    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    pub(crate) max_memory: Option<u64>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 }

@@ -14,13 +14,15 @@ use super::crew::{Crew, Happening};
 use crate::clock::Clock;
 use crate::control::{Control, PROTOCOL, Reply, Request};
 use crate::cpu::Usage;
+use crate::doctor::{amount, available_memory};
 use crate::plan::{Plan, Role};
 use crate::run::Shared;
-use crate::units::Bytes;
 use crate::worker::Layout;
 
 /// Clients that are served at a time.
 const MAX_CLIENTS: usize = 256;
+/// Memory of a test where it cannot be found out how much is free.
+const MAX_MEMORY: u64 = 4 << 30;
 /// How long a client may take from one step of the set-up to the next.
 const SETUP_LIMIT: Duration = Duration::from_secs(120);
 
@@ -29,7 +31,8 @@ const SETUP_LIMIT: Duration = Duration::from_secs(120);
 pub(crate) struct Server {
     pub(crate) opened: Opened,
     pub(crate) clock: Clock,
-    pub(crate) max_memory: u64,
+    /// Of one test; without it, three quarters of what is free.
+    pub(crate) max_memory: Option<u64>,
     /// Processors for tests that ask for none.
     pub(crate) cpus: Vec<u32>,
     /// Within the process of its client, which says what there is to say.
@@ -101,13 +104,7 @@ impl Server {
             );
         }
         plan.check().map_err(anyhow::Error::msg)?;
-        let memory = Layout::total(&plan, Role::Server);
-        if memory > self.max_memory {
-            bail!(
-                "the test takes {memory} bytes of memory, more than {}: see server --max-memory",
-                Bytes(self.max_memory)
-            );
-        }
+        self.admit(Layout::total(&plan, Role::Server), who)?;
         self.say(format_args!("{who}: {}", plan.title()));
         let cpus = if plan.pinning.server.is_empty() { &self.cpus } else { &plan.pinning.server };
         let mut crew = Crew::new(&self.opened, &plan, Role::Server, self.clock, cpus, &|| Ok(()))?;
@@ -132,6 +129,32 @@ impl Server {
                 _ => bail!("the client does not go on as it should"),
             }
         }
+    }
+
+    /// Refuses a test that takes more `memory` than it may.
+    fn admit(&self, memory: u64, who: &str) -> Result<()> {
+        if self.is_inner {
+            // The client has looked at both.
+            return Ok(());
+        }
+        let available = available_memory();
+        let most = self.max_memory.or(available.map(|bytes| bytes / 4 * 3)).unwrap_or(MAX_MEMORY);
+        if memory > most {
+            let whose = if self.max_memory.is_some() { "is allowed" } else { "may be used of what is free" };
+            bail!(
+                "the test takes {} of memory, more than {} that {whose}: see server --max-memory",
+                amount(memory),
+                amount(most)
+            );
+        }
+        if let Some(free) = available.filter(|free| memory > *free) {
+            self.say(format_args!(
+                "{who}: warning: the test takes {} of memory, and {} are free",
+                amount(memory),
+                amount(free)
+            ));
+        }
+        Ok(())
     }
 
     fn size(&self, crew: &mut Crew, control: &mut Control, plan: &Plan, index: usize) -> Result<()> {

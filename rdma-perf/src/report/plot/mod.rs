@@ -3,7 +3,7 @@
 mod axis;
 mod panel;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use plotters::coord::Shift;
@@ -44,9 +44,23 @@ const TEXT: RGBColor = RGBColor(30, 30, 30);
 
 /// `rdma-perf plot`.
 pub(crate) fn main(args: &PlotArgs) -> Result<i32> {
-    let reports = args.results.iter().map(|path| Report::load(path)).collect::<Result<Vec<_>, _>>()?;
+    let mut reports = args.results.iter().map(|path| Report::load(path)).collect::<Result<Vec<_>, _>>()?;
+    tell_apart(&mut reports, &args.results);
     draw(&reports, &args.output, args.title.as_deref())?;
     Ok(0)
+}
+
+/// Gives reports whose labels are the same the names of their files.
+fn tell_apart(reports: &mut [Report], paths: &[PathBuf]) {
+    let labels: Vec<String> = reports.iter().map(|report| report.label.clone()).collect();
+    for (at, (report, path)) in reports.iter_mut().zip(paths).enumerate() {
+        let is_same = labels.iter().enumerate().any(|(other, label)| other != at && *label == labels[at]);
+        let Some(name) = path.file_stem().filter(|_| is_same) else { continue };
+        let name = name.to_string_lossy();
+        // The heading says what the default label does.
+        let label = if report.label == report.plan.title() { name.into() } else { format!("{name}: {}", report.label) };
+        report.label = label;
+    }
 }
 
 /// Draws `reports` on one chart, a colour each.

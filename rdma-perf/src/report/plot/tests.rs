@@ -107,6 +107,15 @@ fn labels_are_escaped_and_distinct() {
 }
 
 #[test]
+fn reports_of_the_same_label_are_called_by_their_files() {
+    let title = sample::plan("send lat host").title();
+    let mut reports = ["x", "x", "y", &title, &title].map(|label| sample::report("send lat host", label));
+    let paths = ["d/a.json", "b.json", "c.json", "before.json", "after.json"].map(PathBuf::from);
+    tell_apart(&mut reports, &paths);
+    assert_eq!(reports.map(|report| report.label), ["a: x", "b: x", "y", "before", "after"]);
+}
+
+#[test]
 fn what_has_no_rows_or_no_values_is_refused_or_left_out() {
     assert!(svg(&[], None).unwrap_err().to_string().contains("nothing to draw"));
     let mut report = sample::report("write bw host", "run");
