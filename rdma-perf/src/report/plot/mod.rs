@@ -105,18 +105,25 @@ impl Chart {
         let sizes: Vec<u64> = reports.iter().flat_map(|report| report.rows.iter().map(|row| row.size)).collect();
         let mut throughput = Vec::new();
         if reports.iter().any(|report| report.plan.metric == Metric::Bw) {
+            let sweeps = sizes.iter().any(|size| *size != sizes[0]);
             let average = curves(reports, |row| both_directions(row, |own| own.average));
-            let greatest = average.iter().flat_map(|curve| &curve.points).fold(0.0, |max: f64, point| max.max(point.1));
-            let (unit, bytes) = if greatest >= 10.0 * GIB { ("GiB/s", GIB) } else { ("MiB/s", MIB) };
-            throughput.push(Panel::new("Bandwidth", unit, Scale::Linear(bytes), &sizes, average));
+            let (unit, scale) = match greatest(&average) {
+                // Small messages would all lie at the bottom.
+                _ if sweeps => ("", Scale::Bandwidth),
+                most if most >= 10.0 * GIB => ("GiB/s", Scale::Linear(GIB)),
+                _ => ("MiB/s", Scale::Linear(MIB)),
+            };
+            throughput.push(Panel::new("Bandwidth", unit, scale, &sizes, average));
             let rate = curves(reports, |row| both_directions(row, |own| own.message_rate));
-            let greatest = rate.iter().flat_map(|curve| &curve.points).fold(0.0, |max: f64, point| max.max(point.1));
-            let (unit, messages) =
-                if greatest >= 1e6 { ("million messages/s", 1e6) } else { ("thousand messages/s", 1e3) };
-            throughput.push(Panel::new("Message rate", unit, Scale::Linear(messages), &sizes, rate));
+            let (unit, scale) = match greatest(&rate) {
+                _ if sweeps => ("messages", Scale::Rate),
+                most if most >= 1e6 => ("million messages/s", Scale::Linear(1e6)),
+                _ => ("thousand messages/s", Scale::Linear(1e3)),
+            };
+            throughput.push(Panel::new("Message rate", unit, scale, &sizes, rate));
             throughput.retain(|panel| !panel.is_empty());
         }
-        let latency = Panel::new("Latency", "", Scale::Decimal, &sizes, latency_curves(reports));
+        let latency = Panel::new("Latency", "", Scale::Time, &sizes, latency_curves(reports));
         let latency = (!latency.is_empty()).then_some(latency);
         let footer = if latency.is_some() { definitions(reports, &labels) } else { Vec::new() };
         Chart {
@@ -328,6 +335,10 @@ fn curves(reports: &[Report], value: impl Fn(&Row) -> Option<f64>) -> Vec<Curve>
         Curve { colour, mark: Mark::Solid, name: None, shift, points }
     };
     drawn.map(curve).collect()
+}
+
+fn greatest(curves: &[Curve]) -> f64 {
+    curves.iter().flat_map(|curve| &curve.points).fold(0.0, |max, point| max.max(point.1))
 }
 
 fn latency_curves(reports: &[Report]) -> Vec<Curve> {
