@@ -95,7 +95,7 @@ impl Rdma {
 /// A server on this host.
 pub(crate) struct Server {
     pub(crate) running: Running,
-    port: u16,
+    pub(crate) port: u16,
 }
 
 impl Server {
@@ -190,6 +190,10 @@ impl Running {
     /// What it has said of what it does, so far.
     pub(crate) fn errors(&self) -> String {
         self.stderr.so_far()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
