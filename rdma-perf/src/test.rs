@@ -39,6 +39,7 @@ pub(crate) fn main(args: &TestArgs, verb: Verb, metric: Metric) -> Result<i32> {
             return Ok(2);
         }
     };
+    let interrupt = Arc::new(Interrupt::install()?);
     // Before anything is measured that could not be kept.
     let form = args.out.output.as_deref().map(Form::of).transpose()?;
     args.out.plot.as_deref().map_or(Ok(()), plot::check_name)?;
@@ -47,7 +48,6 @@ pub(crate) fn main(args: &TestArgs, verb: Verb, metric: Metric) -> Result<i32> {
     if let Some(warning) = scarce(&plan, args.loopback, available_memory()).filter(|_| !args.out.quiet) {
         eprintln!("rdma-perf: warning: {warning}");
     }
-    let interrupt = Arc::new(Interrupt::install()?);
     let opened = Opened::open(&args.device)?;
     let clock = Clock::calibrate();
     let server = args.host.as_deref().unwrap_or("this process");

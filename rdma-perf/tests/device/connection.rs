@@ -89,10 +89,15 @@ fn ctrl_c_ends_a_client_whose_server_does_not_answer() {
 fn ctrl_c_ends_a_set_up_and_frees_it() {
     let Some(rdma) = device() else { return };
     let server = rdma.server("");
-    for test in ["write bw --size 64 --qps 2000 --tx-depth 16", "write bw --size 64 --qps 400 --threads 4"] {
-        let (test, options) = test.split_once(" --").unwrap();
-        let client = rdma.start(&server.client(test, &format!("--{options} --duration 20s --quiet")));
-        std::thread::sleep(Duration::from_millis(300));
+    for (options, delay) in [
+        ("--qps 2000 --tx-depth 16", 0),
+        ("--qps 2000 --tx-depth 16", 200),
+        ("--qps 400 --threads 4", 100),
+        ("--qps 400 --threads 4", 600),
+    ] {
+        let client = rdma.start(&server.client("write bw", &format!("--size 64 --duration 20s --quiet {options}")));
+        client.wait_for_handler();
+        std::thread::sleep(Duration::from_millis(delay));
         client.signal(Signal::INT);
         client.output_within(Duration::from_secs(30)).failure(130, &["interrupted"]);
     }

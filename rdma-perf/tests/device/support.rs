@@ -196,6 +196,22 @@ impl Running {
         self.child.id()
     }
 
+    /// Waits until Ctrl-C does not just kill it.
+    #[track_caller]
+    pub(crate) fn wait_for_handler(&self) {
+        let start = Instant::now();
+        let catches = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+            let mask =
+                status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+            mask.is_some_and(|mask| mask >> (Signal::INT.as_raw() - 1) & 1 != 0)
+        };
+        while !catches() {
+            assert!(start.elapsed() < DEADLINE, "`{}` does not look for Ctrl-C: {}", self.what, self.stderr.so_far());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process number");
         kill_process(pid, signal).expect("the process is there until it is waited for");
