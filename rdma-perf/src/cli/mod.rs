@@ -86,7 +86,7 @@ pub(crate) struct ServerArgs {
     /// End after one client
     #[arg(long)]
     pub(crate) once: bool,
-    /// Pin the threads of tests whose client asks for no --server-cpu to these processors: 2,4-7
+    /// Pin the threads of tests to these processors, or to those of them that a client asks for by --server-cpu: 2,4-7
     #[arg(long, value_name = "LIST", value_parser = values::cpus)]
     pub(crate) cpu: Option<values::Cpus>,
     /// Refuse tests that would take more memory than this for their buffers: 512M, 4G [default: three quarters of what is

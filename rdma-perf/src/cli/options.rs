@@ -127,7 +127,7 @@ pub(crate) struct ProcessorArgs {
     /// Pin this end's threads to these processors, one after the other: 2,4-7
     #[arg(long, value_name = "LIST", value_parser = cpus)]
     pub(crate) cpu: Option<Cpus>,
-    /// Pin the server's threads [default: its own --cpu, if it has one]
+    /// Pin the server's threads [default: to its own --cpu, if it has one]
     #[arg(long, value_name = "LIST", value_parser = cpus)]
     pub(crate) server_cpu: Option<Cpus>,
     /// Yield the processor when a poll finds nothing: for machines with fewer processors than threads

@@ -68,10 +68,10 @@ const COLUMNS: &[Column] = &[
     ("rnr_retry", |report, _| report.plan.connection.rnr_retries.to_string()),
     ("client_cpus", |report, _| cpus(&report.plan.pinning.client)),
     ("server_cpus", |report, _| cpus(&report.plan.pinning.server)),
-    ("client_cpu_percent", |_, row| number(row.client_cpu.map(|cpu| cpu.percent()))),
+    ("client_cpu_percent", |_, row| number(row.client_cpu.map(|cpu| cpu.percent))),
     ("client_cpu_user_seconds", |_, row| number(row.client_cpu.map(|cpu| cpu.user))),
     ("client_cpu_system_seconds", |_, row| number(row.client_cpu.map(|cpu| cpu.system))),
-    ("server_cpu_percent", |_, row| number(row.server_cpu.map(|cpu| cpu.percent()))),
+    ("server_cpu_percent", |_, row| number(row.server_cpu.map(|cpu| cpu.percent))),
     ("server_cpu_user_seconds", |_, row| number(row.server_cpu.map(|cpu| cpu.user))),
     ("server_cpu_system_seconds", |_, row| number(row.server_cpu.map(|cpu| cpu.system))),
 ];

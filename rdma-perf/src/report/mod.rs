@@ -87,12 +87,14 @@ pub(crate) struct CpuUse {
     pub(crate) system: f64,
     /// That passed meanwhile.
     pub(crate) seconds: f64,
+    /// 100 for one processor that was kept busy.
+    pub(crate) percent: f64,
 }
 
 impl CpuUse {
-    /// 100 for one processor that was kept busy.
-    pub(crate) fn percent(&self) -> f64 {
-        if self.seconds > 0.0 { (self.user + self.system) / self.seconds * 100.0 } else { 0.0 }
+    pub(crate) fn new(user: f64, system: f64, seconds: f64) -> Self {
+        let percent = if seconds > 0.0 { (user + system) / seconds * 100.0 } else { 0.0 };
+        CpuUse { user, system, seconds, percent }
     }
 }
 

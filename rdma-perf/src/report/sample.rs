@@ -77,7 +77,7 @@ fn row(plan: &Plan, size: u64) -> Row {
         reverse: plan.bidirectional.then_some(Bandwidth { average, message_rate, peak: None }),
         validated: plan.validate.then_some(1000),
         peak_resident: 12 << 20,
-        client_cpu: (!plan.compat).then_some(CpuUse { user: 0.75, system: 0.25, seconds: 1.0 }),
-        server_cpu: (!plan.compat).then_some(CpuUse { user: 0.25, system: 0.25, seconds: 2.0 }),
+        client_cpu: (!plan.compat).then_some(CpuUse::new(0.75, 0.25, 1.0)),
+        server_cpu: (!plan.compat).then_some(CpuUse::new(0.25, 0.25, 2.0)),
     }
 }

@@ -178,7 +178,7 @@ fn micros(nanoseconds: Option<f64>) -> String {
 }
 
 fn cpu_cells(row: &Row) -> [String; 2] {
-    [row.client_cpu, row.server_cpu].map(|cpu| figure(cpu.map(|cpu| cpu.percent()), 1, 1.0))
+    [row.client_cpu, row.server_cpu].map(|cpu| figure(cpu.map(|cpu| cpu.percent), 1, 1.0))
 }
 
 fn notes(out: &mut String, rows: &[Row]) {

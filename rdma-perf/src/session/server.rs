@@ -33,7 +33,7 @@ pub(crate) struct Server {
     pub(crate) clock: Clock,
     /// Of one test; without it, three quarters of what is free.
     pub(crate) max_memory: Option<u64>,
-    /// Processors for tests that ask for none.
+    /// Processors of tests, unless they may have any; all of them for those that ask for none.
     pub(crate) cpus: Vec<u32>,
     /// Within the process of its client, which says what there is to say.
     pub(crate) is_inner: bool,
@@ -106,7 +106,7 @@ impl Server {
         plan.check().map_err(anyhow::Error::msg)?;
         self.admit(Layout::total(&plan, Role::Server), who)?;
         self.say(format_args!("{who}: {}", plan.title()));
-        let cpus = if plan.pinning.server.is_empty() { &self.cpus } else { &plan.pinning.server };
+        let cpus = self.cpus_of(&plan.pinning.server)?;
         let mut crew = Crew::new(&self.opened, &plan, Role::Server, self.clock, cpus, &|| Ok(()))?;
         let mut host = self.opened.host.clone();
         (host.extended_post, host.extended_poll) = crew.interfaces();
@@ -155,6 +155,17 @@ impl Server {
             ));
         }
         Ok(())
+    }
+
+    /// The processors of a test that asks for these, or for none.
+    fn cpus_of<'c>(&'c self, wanted: &'c [u32]) -> Result<&'c [u32]> {
+        if wanted.is_empty() {
+            return Ok(&self.cpus);
+        }
+        if let Some(other) = wanted.iter().find(|cpu| !self.cpus.is_empty() && !self.cpus.contains(cpu)) {
+            bail!("processor {other} is none of those that this server was given for tests: see server --cpu");
+        }
+        Ok(wanted)
     }
 
     fn size(&self, crew: &mut Crew, control: &mut Control, plan: &Plan, index: usize) -> Result<()> {

@@ -42,6 +42,8 @@ fn a_processor_that_is_not_there_is_said_to_be_missing() {
     let missing = "processor 1000 is not there";
     rdma.run("write bw --loopback --cpu 1000").failure(1, &["--cpu: ", missing]);
     rdma.run("server --port 0 --cpu 1000").failure(1, &["--cpu: ", missing]);
+    let server = rdma.server("--cpu 0");
+    rdma.run(&server.client("write bw", "--server-cpu 1")).failure(1, &["the server: ", "server --cpu"]);
     let server = rdma.server("");
     rdma.run(&server.client("write bw", "--server-cpu 1000")).failure(1, &["the server: ", missing]);
     rdma.run(&server.client("write bw", "--size 64 --iters 20 --cpu 0 --server-cpu 0")).success();
@@ -57,6 +59,7 @@ fn processor_time_is_that_of_each_end() {
         for end in ["client", "server"] {
             let number = |name: &str| report.number(&format!("/{end}_cpu/{name}"));
             let share = (number("user") + number("system")) / number("seconds");
+            assert!((number("percent") / 100.0 - share).abs() < 1e-6, "{test}: {end}");
             assert!(number("seconds") > 0.9, "{test}: {end}");
             // Two who poll share the processors of the machine.
             let is_idle = end == "server" && !busy;
