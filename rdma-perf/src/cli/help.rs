@@ -7,7 +7,10 @@ use crate::plan::{Metric, Verb};
 /// The command line with the help of each test made to fit it. It parses as it did: what does not apply is refused with a
 /// reason.
 pub(super) fn tailored(command: Command) -> Command {
-    let command = command.after_long_help(EXAMPLES);
+    let command = command
+        .after_long_help(EXAMPLES)
+        .mut_subcommand("server", |server| server.after_help(SERVER_EXAMPLES))
+        .mut_subcommand("plot", |plot| plot.after_help(PLOT_EXAMPLES));
     [Verb::Send, Verb::Write, Verb::Read, Verb::Atomic].into_iter().fold(command, |command, verb| {
         command.mut_subcommand(verb.name(), |command| {
             [("bw", Metric::Bw), ("lat", Metric::Lat)]
@@ -74,6 +77,16 @@ Examples:
   rdma-perf write bw HOST --all -O before.json      on the other: all sizes, results kept
   rdma-perf send lat HOST --help                    what applies to a test
   rdma-perf plot before.json after.json -O two.svg  both on one chart";
+
+const SERVER_EXAMPLES: &str = "\
+Examples:
+  rdma-perf server                              for any client, on the first device with an active port
+  rdma-perf server --once -d mlx5_1 --cpu 0-7   for one client, on processors of that device's node";
+
+const PLOT_EXAMPLES: &str = "\
+Examples:
+  rdma-perf plot run.json                                a chart in rdma-perf.svg
+  rdma-perf plot before.json after.json -O compare.svg   both on one";
 
 fn examples(verb: Verb, metric: Metric) -> String {
     let test = format!("  rdma-perf {} {}", verb.name(), if metric == Metric::Bw { "bw" } else { "lat" });

@@ -165,6 +165,16 @@ fn the_short_help_leaves_out_what_is_rare() {
 
 #[test]
 fn examples_are_right() {
+    for words in ["--help", "server --help", "plot --help"] {
+        let text = help(words);
+        for line in text.lines().filter_map(|line| line.strip_prefix("  rdma-perf ")) {
+            let line = line.split("  ").next().unwrap();
+            let words = std::iter::once("rdma-perf").chain(line.split_whitespace());
+            let parsed = Cli::try_parse_from(words).map_err(|error| error.kind());
+            assert!(matches!(parsed, Ok(_) | Err(clap::error::ErrorKind::DisplayHelp)), "{line}");
+        }
+        assert!(text.contains("Examples"), "{text}");
+    }
     for test in ["send bw", "send lat", "write bw", "write lat", "read bw", "read lat", "atomic bw", "atomic lat"] {
         let text = help(&format!("{test} --help"));
         let examples = text.lines().filter_map(|line| line.strip_prefix("  rdma-perf "));
