@@ -208,6 +208,7 @@ fn open(host: &str, port: u16, limit: Duration) -> Result<TcpStream> {
 
 /// Waits until there is something to read or the deadline is over, whichever it is, or fails at Ctrl-C.
 fn readable(fd: BorrowedFd<'_>, interrupt: Option<&Arc<Interrupt>>, deadline: Instant) -> Result<bool> {
+    interrupt.map_or(Ok(()), |interrupt| interrupt.check())?;
     loop {
         let timeout = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))?;
         let mut fds = vec![PollFd::from_borrowed_fd(fd, PollFlags::IN)];
@@ -297,5 +298,9 @@ mod tests {
         assert!(error.is::<Interrupted>() && interrupt.check().is_err(), "{error}");
         thread.join().unwrap();
         assert!(connect().unwrap_err().is::<Interrupted>());
+        let early = Interrupt::of_test();
+        early.press_early();
+        let connect = Control::connect("127.0.0.1", port, Duration::from_secs(5), Some(&early));
+        assert!(connect.unwrap_err().is::<Interrupted>());
     }
 }

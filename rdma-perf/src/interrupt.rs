@@ -26,10 +26,11 @@ pub(crate) struct Interrupt {
 impl Interrupt {
     pub(crate) fn install() -> Result<Self> {
         let interrupt = Interrupt::new()?;
-        signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, interrupt.at_once.clone())?;
-        signal_hook::flag::register(SIGINT, interrupt.at_once.clone())?;
+        // In this order none is lost that comes in between, and the first one ends nothing.
         signal_hook::flag::register(SIGINT, interrupt.pressed.clone())?;
         signal_hook::low_level::pipe::register(SIGINT, interrupt.write.try_clone()?)?;
+        signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, interrupt.at_once.clone())?;
+        signal_hook::flag::register(SIGINT, interrupt.at_once.clone())?;
         Ok(interrupt)
     }
 
@@ -54,9 +55,15 @@ impl Interrupt {
         Arc::new(Interrupt::new().unwrap())
     }
 
+    /// As one that comes when only the first action is registered.
+    #[cfg(test)]
+    pub(crate) fn press_early(&self) {
+        self.pressed.store(true, Ordering::Relaxed);
+    }
+
     #[cfg(test)]
     pub(crate) fn press(&self) {
-        self.pressed.store(true, Ordering::Relaxed);
+        self.press_early();
         std::io::Write::write_all(&mut &self.write, &[0]).unwrap();
     }
 }

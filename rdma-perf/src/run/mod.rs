@@ -211,6 +211,7 @@ impl Runner {
                 self.send::<P, C, O>(&mut sender, stop(clock), task, &mut Nothing)?;
                 outcome.warm_up = sender.sent();
             }
+            let usage = (!plan.compat).then(Usage::now);
             let stop = length(clock);
             outcome.window = if plan.compat {
                 match plan.messages_of_lane() {
@@ -225,9 +226,8 @@ impl Runner {
                 }
             } else {
                 let mut native = Native::new(clock);
-                let usage = Usage::now();
                 let window = self.send::<P, C, O>(&mut sender, stop, task, &mut native)?;
-                outcome.usage = Some((usage, Usage::now()));
+                outcome.usage = usage.map(|usage| (usage, Usage::now()));
                 outcome.latencies = std::mem::replace(&mut native.latencies, Latencies::new());
                 outcome.peak = native.peak();
                 window
