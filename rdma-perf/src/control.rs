@@ -3,24 +3,32 @@
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rdma_safe::{QueuePairAddress, RemoteMemory};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::interrupt::Interrupt;
 use crate::plan::Plan;
-use crate::report::{Bandwidth, Host};
+use crate::report::{Bandwidth, CpuUse, Host};
+use crate::run::Interrupted;
 
 /// Changes with the messages. Both ends have to have the same.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 
 /// Longest frame: thousands of queue pairs fit.
 const MAX_FRAME: usize = 16 << 20;
 /// How long a frame may take to arrive whole once it has begun, and to be sent.
 const FRAME_LIMIT: Duration = Duration::from_secs(30);
+/// How long finding a host's addresses, and trying all but one of them, may take.
+const RESOLVE_LIMIT: Duration = Duration::from_secs(50);
 
 /// What the client says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,7 +57,7 @@ pub(crate) enum Reply {
     /// To `Prepare`.
     Prepared,
     /// To `Finished`.
-    Done { sent: Vec<Vec<u64>>, reverse: Option<Bandwidth>, validated: u64 },
+    Done { sent: Vec<Vec<u64>>, reverse: Option<Bandwidth>, validated: u64, cpu: Option<CpuUse> },
     /// The server cannot go on, at any time.
     Failed { reason: String },
 }
@@ -71,27 +79,33 @@ pub(crate) struct LaneAddress {
 #[derive(Debug)]
 pub(crate) struct Control {
     stream: TcpStream,
+    /// Ends waits for answers to what was asked.
+    interrupt: Option<Arc<Interrupt>>,
 }
 
 impl Control {
-    /// Connects to a server.
-    pub(crate) fn connect(host: &str, port: u16, limit: Duration) -> Result<Self> {
-        let addresses = (host, port)
-            .to_socket_addrs()
-            .with_context(|| format!("cannot resolve the host `{host}`; give a name or an IP address of the server"))?;
-        let mut last = None;
-        for address in addresses {
-            match TcpStream::connect_timeout(&address, limit) {
-                Ok(stream) => return Control::new(stream),
-                Err(error) => last = Some((address, error)),
-            }
+    /// Connects to a server; `interrupt` ends this and later waits for answers.
+    pub(crate) fn connect(host: &str, port: u16, limit: Duration, interrupt: Option<&Arc<Interrupt>>) -> Result<Self> {
+        let (sender, receiver) = channel();
+        let (over, ends) = UnixStream::pair()?;
+        let name = host.to_owned();
+        // Name servers are asked by a call that cannot be interrupted.
+        let thread = std::thread::Builder::new().name("connect".into()).spawn(move || {
+            // Whoever has given up does not listen.
+            let _ = sender.send(open(&name, port, limit));
+            drop(ends);
+        })?;
+        if !readable(over.as_fd(), interrupt, Instant::now() + limit + RESOLVE_LIMIT)? {
+            bail!(
+                "cannot reach `{host}` within {} s; is it the name of the server?",
+                (limit + RESOLVE_LIMIT).as_secs()
+            );
         }
-        match last {
-            Some((address, error)) => Err(error).with_context(|| {
-                format!("cannot reach {address} by TCP; run `rdma-perf server` on {host}, with the same --port")
-            }),
-            None => bail!("the host `{host}` has no address"),
-        }
+        let stream = receiver.recv().context("the thread that connects has ended")?;
+        let _ = thread.join();
+        let mut control = Control::new(stream?)?;
+        control.interrupt = interrupt.cloned();
+        Ok(control)
     }
 
     pub(crate) fn new(stream: TcpStream) -> Result<Self> {
@@ -102,7 +116,7 @@ impl Control {
         sockopt::set_tcp_keepidle(&stream, Duration::from_secs(5))?;
         sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
         sockopt::set_tcp_keepcnt(&stream, 5)?;
-        Ok(Control { stream })
+        Ok(Control { stream, interrupt: None })
     }
 
     pub(crate) fn send(&mut self, message: &impl Serialize) -> Result<()> {
@@ -149,9 +163,12 @@ impl Control {
         Ok(())
     }
 
-    /// Asks the server and waits for its answer; what the server failed with is the error.
+    /// Asks the server and waits for its answer, or for Ctrl-C; what the server failed with is the error.
     pub(crate) fn ask(&mut self, request: &Request, limit: Duration) -> Result<Reply> {
         self.send(request)?;
+        if !readable(self.stream.as_fd(), self.interrupt.as_ref(), Instant::now() + limit)? {
+            bail!("the peer says nothing for {} s", limit.as_secs());
+        }
         self.reply(limit)
     }
 
@@ -169,6 +186,45 @@ impl AsFd for Control {
     }
 }
 
+/// A connection to the first address that answers.
+fn open(host: &str, port: u16, limit: Duration) -> Result<TcpStream> {
+    let addresses = (host, port)
+        .to_socket_addrs()
+        .with_context(|| format!("cannot resolve the host `{host}`; give a name or an IP address of the server"))?;
+    let mut last = None;
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, limit) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = Some((address, error)),
+        }
+    }
+    match last {
+        Some((address, error)) => Err(error).with_context(|| {
+            format!("cannot reach {address} by TCP; run `rdma-perf server` on {host}, with the same --port")
+        }),
+        None => bail!("the host `{host}` has no address"),
+    }
+}
+
+/// Waits until there is something to read or the deadline is over, whichever it is, or fails at Ctrl-C.
+fn readable(fd: BorrowedFd<'_>, interrupt: Option<&Arc<Interrupt>>, deadline: Instant) -> Result<bool> {
+    interrupt.map_or(Ok(()), |interrupt| interrupt.check())?;
+    loop {
+        let timeout = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))?;
+        let mut fds = vec![PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        fds.extend(interrupt.map(|interrupt| PollFd::from_borrowed_fd(interrupt.as_fd(), PollFlags::IN)));
+        let count = match poll(&mut fds, Some(&timeout)) {
+            Ok(count) => count,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(errno) => return Err(errno).context("poll(2) failed"),
+        };
+        if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) {
+            return Err(Interrupted.into());
+        }
+        return Ok(count > 0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,7 +233,7 @@ mod tests {
     fn pair() -> (Control, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let ours = Control::connect("127.0.0.1", port, Duration::from_secs(5)).unwrap();
+        let ours = Control::connect("127.0.0.1", port, Duration::from_secs(5), None).unwrap();
         (ours, listener.accept().unwrap().0)
     }
 
@@ -222,7 +278,29 @@ mod tests {
     #[test]
     fn nobody_listening_is_an_error_that_says_what_to_do() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let error = Control::connect("127.0.0.1", port, Duration::from_secs(5)).unwrap_err();
+        let error = Control::connect("127.0.0.1", port, Duration::from_secs(5), None).unwrap_err();
         assert!(error.to_string().contains("run `rdma-perf server`"), "{error}");
+    }
+
+    #[test]
+    fn ctrl_c_ends_the_wait_for_an_answer_and_for_a_connection() {
+        let interrupt = Interrupt::of_test();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let connect = || Control::connect("127.0.0.1", port, Duration::from_secs(5), Some(&interrupt));
+        let mut ours = connect().unwrap();
+        let presser = Arc::clone(&interrupt);
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            presser.press();
+        });
+        let error = ours.ask(&Request::Bye, Duration::from_secs(60)).unwrap_err();
+        assert!(error.is::<Interrupted>() && interrupt.check().is_err(), "{error}");
+        thread.join().unwrap();
+        assert!(connect().unwrap_err().is::<Interrupted>());
+        let early = Interrupt::of_test();
+        early.press_early();
+        let connect = Control::connect("127.0.0.1", port, Duration::from_secs(5), Some(&early));
+        assert!(connect.unwrap_err().is::<Interrupted>());
     }
 }

@@ -3,7 +3,9 @@
 mod cli;
 mod clock;
 mod control;
+mod cpu;
 mod doctor;
+mod interrupt;
 mod plan;
 mod report;
 mod run;
@@ -19,11 +21,9 @@ use std::net::{Ipv6Addr, TcpListener};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 
 use cli::{Cli, Command, ServerArgs};
 use clock::Clock;
-use plan::Verb;
 use session::Opened;
 use session::server::Server;
 
@@ -31,14 +31,12 @@ use session::server::Server;
 const FAILURE: i32 = 1;
 
 fn main() -> ExitCode {
-    let status = match &Cli::parse().command {
-        Command::Send(args) => test::main(args, Verb::Send),
-        Command::Write(args) => test::main(args, Verb::Write),
-        Command::Read(args) => test::main(args, Verb::Read),
-        Command::Atomic(args) => test::main(args, Verb::Atomic),
+    let command = Cli::of_process().command;
+    let status = match &command {
         Command::Server(args) => server(args),
         Command::Plot(args) => report::plot::main(args),
         Command::Doctor(args) => doctor::main(args),
+        test => test.test().map_or(Ok(0), |(verb, metric, args)| test::main(args, verb, metric)),
     };
     let status = status.unwrap_or_else(|error| {
         eprintln!("rdma-perf: {error:#}");
@@ -48,11 +46,13 @@ fn main() -> ExitCode {
 }
 
 fn server(args: &ServerArgs) -> Result<i32> {
+    let cpus = args.cpu.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone());
+    cpu::check(&cpus).context("--cpu")?;
     let opened = Opened::open(&args.device)?;
     let listener = listen(args.device.port)?;
     let (device, gid) = (&opened.host.device, &opened.host.gid);
     eprintln!("serving on TCP port {} with {device}, GID {gid}; Ctrl-C ends it", listener.local_addr()?.port());
-    let server = Server { opened, clock: Clock::calibrate(), max_memory: args.max_memory, quiet: false };
+    let server = Server { opened, clock: Clock::calibrate(), max_memory: args.max_memory, cpus, is_inner: false };
     server.serve(&listener, args.once)?;
     Ok(0)
 }

@@ -52,6 +52,70 @@ pub(crate) struct Plan {
     pub(crate) patience: Duration,
     /// Do as perftest does, to be compared with it.
     pub(crate) compat: bool,
+    #[serde(default)]
+    pub(crate) connection: Connection,
+    #[serde(default)]
+    pub(crate) pinning: Pinning,
+}
+
+/// How queue pairs are connected, at both ends: ibv_modify_qp(3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Connection {
+    pub(crate) service_level: u8,
+    pub(crate) traffic_class: u8,
+    /// Acknowledgement timeout: see [`Connection::timeout`].
+    pub(crate) timeout: u8,
+    pub(crate) retries: u8,
+    /// 7 for ever.
+    pub(crate) rnr_retries: u8,
+}
+
+/// Processors that the threads of each end are pinned to, in turns; to none, if there are none.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Pinning {
+    pub(crate) client: Vec<u32>,
+    pub(crate) server: Vec<u32>,
+}
+
+/// The highest number of a processor that `cpu_set_t` has room for.
+pub(crate) const MAX_CPU: u32 = 1023;
+
+impl Connection {
+    /// Those of rdma-safe.
+    pub(crate) const DEFAULT: Connection =
+        Connection { service_level: 0, traffic_class: 0, timeout: 14, retries: 6, rnr_retries: 7 };
+    /// Five bits of a queue pair's attributes.
+    pub(crate) const MAX_TIMEOUT: u8 = 31;
+
+    /// The time that an exponent stands for: 4.096 µs times two to that power, or for ever for 0.
+    pub(crate) fn timeout(exponent: u8) -> Duration {
+        if exponent == 0 { Duration::MAX } else { Duration::from_nanos(4096 << exponent.min(Self::MAX_TIMEOUT)) }
+    }
+
+    fn check(self) -> Result<(), String> {
+        let within =
+            self.service_level <= 15 && self.timeout <= Self::MAX_TIMEOUT && self.retries <= 7 && self.rnr_retries <= 7;
+        if within {
+            return Ok(());
+        }
+        Err("the service level goes up to 15, the timeout of a queue pair to 31, retries to 7".into())
+    }
+}
+
+impl Default for Connection {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+impl Pinning {
+    fn check(&self) -> Result<(), String> {
+        let sensible = |list: &[u32]| list.len() <= MAX_CPU as usize + 1 && list.iter().all(|cpu| *cpu <= MAX_CPU);
+        if sensible(&self.client) && sensible(&self.server) {
+            return Ok(());
+        }
+        Err(format!("processors have numbers up to {MAX_CPU}, and threads are pinned to as many"))
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -63,12 +127,12 @@ pub(crate) enum Verb {
     Atomic,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Metric {
-    /// Bandwidth and message rate, with many messages in flight
+    /// Bandwidth and message rate, with many messages in flight.
     Bw,
-    /// Latency, with one message in flight
+    /// Latency, with one message in flight.
     Lat,
 }
 
@@ -186,7 +250,8 @@ impl Plan {
             && rate
             && compat;
         if sensible {
-            return Ok(());
+            self.connection.check()?;
+            return self.pinning.check();
         }
         Err(format!(
             "the plan of the test makes no sense; depths go up to {MAX_DEPTH}, lists to {MAX_LIST}, queue pairs of a thread to \
@@ -268,5 +333,46 @@ impl Plan {
     /// Queue pairs in all.
     pub(crate) fn queue_pairs(&self) -> u32 {
         self.qps * self.threads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::sample;
+
+    #[test]
+    fn timeouts_are_powers_of_two() {
+        assert_eq!(Connection::timeout(1), Duration::from_nanos(8192));
+        assert_eq!(Connection::timeout(14), Duration::from_nanos(67_108_864));
+        assert_eq!(Connection::timeout(31).as_secs(), 8796);
+        assert_eq!(Connection::timeout(0), Duration::MAX);
+    }
+
+    #[test]
+    fn what_no_queue_pair_has_is_refused() {
+        let plan = sample::plan("write bw host");
+        assert_eq!(plan.check(), Ok(()));
+        for connection in [
+            Connection { service_level: 16, ..Connection::DEFAULT },
+            Connection { timeout: 32, ..Connection::DEFAULT },
+            Connection { retries: 8, ..Connection::DEFAULT },
+            Connection { rnr_retries: 8, ..Connection::DEFAULT },
+        ] {
+            assert!(Plan { connection, ..plan.clone() }.check().is_err(), "{connection:?}");
+        }
+        let refused = |pinning| Plan { pinning, ..plan.clone() }.check().is_err();
+        assert!(refused(Pinning { client: vec![MAX_CPU + 1], server: Vec::new() }));
+        assert!(refused(Pinning { client: Vec::new(), server: vec![u32::MAX] }));
+        assert!(refused(Pinning { client: Vec::new(), server: vec![0; 5000] }));
+    }
+
+    #[test]
+    fn plans_of_earlier_files_are_read() {
+        let plan = sample::plan("send lat host");
+        let mut value = serde_json::to_value(&plan).unwrap();
+        let fields = value.as_object_mut().unwrap();
+        assert!(fields.remove("connection").is_some() && fields.remove("pinning").is_some());
+        assert_eq!(serde_json::from_value::<Plan>(value).unwrap(), plan);
     }
 }

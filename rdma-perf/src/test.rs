@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, stderr};
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -11,8 +11,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::cli::{Format, OutputArgs, TestArgs};
 use crate::clock::Clock;
 use crate::control::Control;
-use crate::plan::{Plan, Verb};
-use crate::report::file::Form;
+use crate::cpu;
+use crate::doctor::{amount, available_memory};
+use crate::interrupt::{INTERRUPTED, Interrupt};
+use crate::plan::{Metric, Plan, Role, Verb};
+use crate::report::file::{self, Form};
 use crate::report::table::Table;
 use crate::report::{Host, Report, Row, csv, plot};
 use crate::run::Interrupted;
@@ -20,45 +23,56 @@ use crate::session::Opened;
 use crate::session::client::{Client, Observer};
 use crate::session::server::Server;
 use crate::units::{Bytes, Nanos, Rate};
+use crate::worker::Layout;
 
 /// The exit status when a limit was not kept.
 const LIMIT_BROKEN: i32 = 3;
-/// That of a program which Ctrl-C has ended, by the convention of shells.
-const INTERRUPTED: i32 = 130;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs the test and shows what came of it; the exit status.
-pub(crate) fn main(args: &TestArgs, verb: Verb) -> Result<i32> {
-    let plan = match args.plan(verb) {
+pub(crate) fn main(args: &TestArgs, verb: Verb, metric: Metric) -> Result<i32> {
+    let plan = match args.plan(verb, metric) {
         Ok(plan) => plan,
         Err(reason) => {
             eprintln!("error: {reason}\n\nFor more information, try '--help'.");
             return Ok(2);
         }
     };
+    let interrupt = Arc::new(Interrupt::install()?);
     // Before anything is measured that could not be kept.
     let form = args.out.output.as_deref().map(Form::of).transpose()?;
     args.out.plot.as_deref().map_or(Ok(()), plot::check_name)?;
+    args.out.output.iter().chain(&args.out.plot).try_for_each(|path| file::check_writable(path))?;
+    cpu::check(&plan.pinning.client).context("--cpu")?;
+    if let Some(warning) = scarce(&plan, args.loopback, available_memory()).filter(|_| !args.out.quiet) {
+        eprintln!("rdma-perf: warning: {warning}");
+    }
     let opened = Opened::open(&args.device)?;
     let clock = Clock::calibrate();
+    let server = args.host.as_deref().unwrap_or("this process");
     let control = match &args.host {
-        Some(host) => Control::connect(host, args.device.port, CONNECT_LIMIT)?,
-        None => loopback(&opened, clock)?,
+        Some(host) => Control::connect(host, args.device.port, CONNECT_LIMIT, Some(&interrupt)),
+        None => loopback(&opened, clock, &interrupt),
     };
-    // perftest's loop does not look for it: there the signal ends the process at once.
-    let interrupt = (!plan.compat).then(interrupt).transpose()?;
     let client = Client {
         opened: &opened,
         clock,
         label: args.out.label.clone().unwrap_or_else(|| plan.title()),
         percents: percents(&args.out),
-        interrupt: interrupt.as_ref(),
+        interrupt: &interrupt,
     };
     let mut display = Display::new(args, &plan);
-    let server = args.host.as_deref().unwrap_or("this process");
-    let (report, ending) =
-        client.run(control, &plan, &mut display).with_context(|| format!("the test against {server} failed"))?;
+    let (report, ending) = match control.and_then(|control| {
+        client.run(control, &plan, &mut display).with_context(|| format!("the test against {server} failed"))
+    }) {
+        Ok(ended) => ended,
+        Err(error) if error.is::<Interrupted>() => {
+            eprintln!("rdma-perf: interrupted before anything was measured");
+            return Ok(INTERRUPTED);
+        }
+        Err(error) => return Err(error),
+    };
     display.finish(&report)?;
     if !report.rows.is_empty() {
         if let Some(path) = args.out.output.as_deref().filter(|_| form.is_some()) {
@@ -72,15 +86,29 @@ pub(crate) fn main(args: &TestArgs, verb: Verb) -> Result<i32> {
         Ok(()) => Ok(limits(&args.out, &report)),
         Err(error) if error.is::<Interrupted>() => {
             match report.rows.last() {
-                Some(row) => {
+                Some(row) if row.interrupted => {
                     eprintln!("rdma-perf: interrupted; the row of {} bytes is of the part that was measured", row.size)
                 }
+                Some(_) => eprintln!("rdma-perf: interrupted; the rows above are whole"),
                 None => eprintln!("rdma-perf: interrupted before anything was measured; no results were written"),
             }
             Ok(INTERRUPTED)
         }
         Err(error) => Err(error).with_context(|| format!("the test against {server} failed")),
     }
+}
+
+/// What to say when the buffers of this process are more than it can have.
+fn scarce(plan: &Plan, loopback: bool, available: Option<u64>) -> Option<String> {
+    let server = if loopback { Layout::total(plan, Role::Server) } else { 0 };
+    let memory = Layout::total(plan, Role::Client).saturating_add(server);
+    let free = available.filter(|free| memory > *free)?;
+    Some(format!(
+        "the test takes {} of memory here, and {} are free: the process may be killed; a smaller --size, --qps or --rx-depth \
+         takes less",
+        amount(memory),
+        amount(free)
+    ))
 }
 
 /// Percentiles to record: those to be shown, those that limits are about, and those that charts have.
@@ -131,23 +159,13 @@ fn limits(out: &OutputArgs, report: &Report) -> i32 {
 }
 
 /// A server within this process, and the connection to it.
-fn loopback(opened: &Opened, clock: Clock) -> Result<Control> {
+fn loopback(opened: &Opened, clock: Clock, interrupt: &Arc<Interrupt>) -> Result<Control> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();
-    let server = Server { opened: opened.clone(), clock, max_memory: u64::MAX, quiet: true };
+    let server = Server { opened: opened.clone(), clock, max_memory: None, cpus: Vec::new(), is_inner: true };
     // Its failures reach the client over the connection.
     std::thread::spawn(move || server.serve(&listener, true));
-    Control::connect("127.0.0.1", port, CONNECT_LIMIT)
-}
-
-/// Becomes readable at Ctrl-C. A second one ends the process at once.
-fn interrupt() -> Result<UnixStream> {
-    let (read, write) = UnixStream::pair()?;
-    let again = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    signal_hook::flag::register_conditional_shutdown(signal_hook::consts::SIGINT, INTERRUPTED, again.clone())?;
-    signal_hook::flag::register(signal_hook::consts::SIGINT, again)?;
-    signal_hook::low_level::pipe::register(signal_hook::consts::SIGINT, write)?;
-    Ok(read)
+    Control::connect("127.0.0.1", port, CONNECT_LIMIT, Some(interrupt))
 }
 
 /// Shows rows and progress.
@@ -231,5 +249,21 @@ impl Observer for Display {
 
     fn wants_progress(&self) -> bool {
         self.bar.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::sample;
+
+    #[test]
+    fn buffers_that_do_not_fit_are_warned_of() {
+        let plan = sample::plan("write bw host -s 1G");
+        assert_eq!(scarce(&plan, false, None), None);
+        assert_eq!(scarce(&plan, false, Some(3 << 30)), None);
+        let warning = scarce(&plan, false, Some(1 << 30)).unwrap();
+        assert!(warning.contains("takes 1 GiB") && warning.contains("1 GiB are free"), "{warning}");
+        assert!(scarce(&plan, true, Some(3 << 29)).unwrap().contains("takes 2 GiB"));
     }
 }

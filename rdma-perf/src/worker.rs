@@ -224,6 +224,9 @@ pub(crate) struct LaneMemory {
     remote: RemoteMemory,
 }
 
+/// Fails when a set-up, which takes a while where there are many queue pairs, is to end.
+pub(crate) type Check<'c> = &'c dyn Fn() -> Result<()>;
+
 /// Everything of one thread. Fields are dropped in order: queue pairs before the memory that they may still write to.
 pub(crate) struct Worker {
     pub(crate) lanes: Vec<Lane>,
@@ -234,7 +237,14 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Creates the objects of one thread and registers their memory.
-    pub(crate) fn new(pd: &ProtectionDomain, plan: &Plan, role: Role, init: &InitOptions) -> Result<Self> {
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        plan: &Plan,
+        role: Role,
+        init: &InitOptions,
+        check: Check<'_>,
+    ) -> Result<Self> {
+        check()?;
         let layout = Layout::of_end(plan, role);
         let areas = Areas::new(pd, plan, role, &layout)?;
         let rx_depth = if plan.takes_receives() { plan.rx_depth } else { 1 };
@@ -246,6 +256,7 @@ impl Worker {
         let recv_cq = completion_queue(pd.context(), plan, rx_depth, recv_channel.as_ref())?;
         let mut lanes = Vec::with_capacity(plan.qps as usize);
         for index in 0..plan.qps as usize {
+            check()?;
             let mut qp = pd
                 .queue_pair(&send_cq, &recv_cq)
                 .send_depth(plan.tx_depth)
@@ -271,11 +282,17 @@ impl Worker {
         WorkerAddress { queue_pairs: self.lanes.iter().map(lane).collect() }
     }
 
-    pub(crate) fn connect(&mut self, peer: &WorkerAddress, plan: &Plan, role: Role) -> Result<()> {
+    pub(crate) fn connect(&mut self, peer: &WorkerAddress, plan: &Plan, role: Role, check: Check<'_>) -> Result<()> {
         if peer.queue_pairs.len() != self.lanes.len() {
             bail!("the peer has {} queue pairs for {} here", peer.queue_pairs.len(), self.lanes.len());
         }
-        let mut options = ConnectOptions::default();
+        let connection = &plan.connection;
+        let mut options = ConnectOptions::default()
+            .service_level(connection.service_level)
+            .traffic_class(connection.traffic_class)
+            .timeout(connection.timeout)
+            .retry_count(connection.retries)
+            .rnr_retry(connection.rnr_retries);
         if let Some(mtu) = plan.mtu {
             options = options.mtu(mtu);
         }
@@ -284,6 +301,7 @@ impl Worker {
         }
         let needed = if plan.sends(role) { Layout::of(plan).target_area } else { 0 };
         for (lane, peer) in self.lanes.iter_mut().zip(&peer.queue_pairs) {
+            check()?;
             if peer.target.len < needed {
                 bail!("the peer's memory of {} bytes is too short", peer.target.len);
             }
@@ -347,16 +365,10 @@ impl LaneMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
-    use clap::Parser;
+    use crate::report::sample;
 
     fn layout(arguments: &str) -> Layout {
-        let words = ["rdma-perf"].into_iter().chain(arguments.split_whitespace());
-        match Cli::try_parse_from(words).unwrap().command {
-            Command::Send(args) => Layout::of(&args.plan(Verb::Send).unwrap()),
-            Command::Write(args) => Layout::of(&args.plan(Verb::Write).unwrap()),
-            other => panic!("{other:?}"),
-        }
+        Layout::of(&sample::plan(arguments))
     }
 
     #[test]
@@ -369,7 +381,7 @@ mod tests {
     fn memory_does_not_grow_with_what_is_sent() {
         let write = layout("write bw h -s 1M -n 1000 -q 64");
         assert_eq!((write.send_area, write.target_area, write.receive_slots), (1 << 20, 1 << 20, 0));
-        let plan = crate::report::sample::plan("write bw h -s 1M -n 1000 -q 64");
+        let plan = sample::plan("write bw h -s 1M -n 1000 -q 64");
         // The buffers of one direction, and the queues.
         let total = [Role::Client, Role::Server].map(|role| Layout::total(&plan, role));
         assert_eq!(total[0], total[1]);

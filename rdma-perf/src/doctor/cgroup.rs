@@ -88,6 +88,26 @@ fn memory(host: &Host, groups: &str) -> Finding {
     }
 }
 
+/// Bytes that this process' groups still have room for, if they are limited. What the kernel can take back counts as room.
+pub(super) fn room(host: &Host) -> Option<u64> {
+    let groups = host.text("/proc/self/cgroup").ok()?;
+    let room = |directory: String| {
+        [
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ]
+        .into_iter()
+        .find_map(|(limit, used, idle)| {
+            let (limit, used) =
+                (host.number(&format!("{directory}/{limit}"))?, host.number(&format!("{directory}/{used}"))?);
+            let stat = host.text(&format!("{directory}/memory.stat")).unwrap_or_default();
+            let idle = stat.lines().find_map(|line| line.strip_prefix(idle)?.trim().parse::<u64>().ok());
+            Some(limit.saturating_sub(used.saturating_sub(idle.unwrap_or(0))))
+        })
+    };
+    directories(&groups, "memory").into_iter().filter_map(room).min()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,6 +144,24 @@ mod tests {
         assert_eq!(findings[1].what, "mlx5_0: hca_object is limited to 2000, of which 20 are in use");
         assert_eq!(findings[0].fix.as_deref(), Some("echo \"mlx5_0 hca_handle=max\" > /sys/fs/cgroup/job/rdma.max"));
         assert_eq!(findings[2].what, "memory is limited to 2 GiB");
+    }
+
+    #[test]
+    fn room_is_that_of_the_fullest_group() {
+        let scratch = Scratch::new();
+        scratch.write("/proc/self/cgroup", "0::/job/step\n");
+        let host = Host::new(scratch.path(""));
+        assert_eq!(room(&host), None);
+        scratch.write("/sys/fs/cgroup/job/memory.max", "1000\n");
+        scratch.write("/sys/fs/cgroup/job/memory.current", "900\n");
+        scratch.write("/sys/fs/cgroup/job/memory.stat", "anon 100\ninactive_file 300\n");
+        scratch.write("/sys/fs/cgroup/job/step/memory.max", "max\n");
+        scratch.write("/sys/fs/cgroup/job/step/memory.current", "100\n");
+        assert_eq!(room(&host), Some(400));
+        scratch.write("/proc/self/cgroup", "4:memory:/\n");
+        scratch.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "500\n");
+        scratch.write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "600\n");
+        assert_eq!(room(&host), Some(0));
     }
 
     #[test]

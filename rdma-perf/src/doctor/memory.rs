@@ -1,10 +1,19 @@
 //! Memory: how much may be locked, and huge pages.
 
+use super::cgroup;
 use super::finding::{Finding, Topic};
 use super::host::{Host, IPC_LOCK, amount};
 
 pub(crate) fn check(host: &Host) -> Vec<Finding> {
     vec![locked(host), huge_pages(host)]
+}
+
+/// Bytes that can be had without swapping, and without being killed for it by a control group.
+pub(crate) fn available(host: &Host) -> Option<u64> {
+    let info = host.text("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.and_then(|kib| kib.checked_mul(1024)).into_iter().chain(cgroup::room(host)).min()
 }
 
 /// Less than this does not hold the buffers of a few queue pairs with messages of a megabyte.
@@ -65,6 +74,19 @@ mod tests {
             format!("Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {limit}    {limit}    bytes\n");
         scratch.write("/proc/self/limits", &limits);
         locked(&Host::new(scratch.path("")))
+    }
+
+    #[test]
+    fn what_is_available_is_the_least_of_host_and_group() {
+        let scratch = Scratch::new();
+        let host = Host::new(scratch.path(""));
+        assert_eq!(available(&host), None);
+        scratch.write("/proc/meminfo", "MemTotal:  9999 kB\nMemAvailable:   2048 kB\n");
+        assert_eq!(available(&host), Some(2 << 20));
+        scratch.write("/proc/self/cgroup", "0::/\n");
+        scratch.write("/sys/fs/cgroup/memory.max", "1048576\n");
+        scratch.write("/sys/fs/cgroup/memory.current", "1048000\n");
+        assert_eq!(available(&host), Some(576));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::cli::DoctorArgs;
 use finding::{Diagnosis, Finding};
 use firewall::Ruleset;
 use host::Host;
+pub(crate) use host::amount;
 use stack::Stack;
 
 /// Prints the findings. The status is 1 when there is a problem among them.
@@ -38,6 +39,11 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<i32> {
         _ => {}
     }
     Ok(i32::from(diagnosis.has_problems()))
+}
+
+/// Bytes of memory that this process can have, if that can be found out.
+pub(crate) fn available_memory() -> Option<u64> {
+    memory::available(&Host::new("/"))
 }
 
 fn examine(host: &Host, stack: &Stack, wanted: Option<&str>, ruleset: Ruleset<'_>) -> Vec<Finding> {

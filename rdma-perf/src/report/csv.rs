@@ -61,6 +61,19 @@ const COLUMNS: &[Column] = &[
     ("perftest_t_stdev_us", |_, row| perftest(row, 7)),
     ("perftest_p99_us", |_, row| perftest(row, 8)),
     ("perftest_p99.9_us", |_, row| perftest(row, 9)),
+    ("service_level", |report, _| report.plan.connection.service_level.to_string()),
+    ("traffic_class", |report, _| report.plan.connection.traffic_class.to_string()),
+    ("qp_timeout", |report, _| report.plan.connection.timeout.to_string()),
+    ("retry_count", |report, _| report.plan.connection.retries.to_string()),
+    ("rnr_retry", |report, _| report.plan.connection.rnr_retries.to_string()),
+    ("client_cpus", |report, _| cpus(&report.plan.pinning.client)),
+    ("server_cpus", |report, _| cpus(&report.plan.pinning.server)),
+    ("client_cpu_percent", |_, row| number(row.client_cpu.map(|cpu| cpu.percent))),
+    ("client_cpu_user_seconds", |_, row| number(row.client_cpu.map(|cpu| cpu.user))),
+    ("client_cpu_system_seconds", |_, row| number(row.client_cpu.map(|cpu| cpu.system))),
+    ("server_cpu_percent", |_, row| number(row.server_cpu.map(|cpu| cpu.percent))),
+    ("server_cpu_user_seconds", |_, row| number(row.server_cpu.map(|cpu| cpu.user))),
+    ("server_cpu_system_seconds", |_, row| number(row.server_cpu.map(|cpu| cpu.system))),
 ];
 
 /// The names of the columns, without a line feed.
@@ -91,6 +104,11 @@ fn options(plan: &Plan) -> String {
         (plan.rate.is_some(), "rate"),
     ];
     switches.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name).collect::<Vec<_>>().join(" ")
+}
+
+/// Processors that threads were pinned to.
+fn cpus(list: &[u32]) -> String {
+    list.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// The name that serde gives to a variant.
@@ -188,6 +206,17 @@ mod tests {
         assert_eq!(value(&report, "options"), "imm");
         report.rows[0].latency.as_mut().unwrap().mean = f64::NAN;
         assert_eq!(value(&report, "mean_ns"), "");
+    }
+
+    #[test]
+    fn processors_and_the_connection_have_columns() {
+        let report = sample::report("write bw host -s 64 --sl 3 --tclass 104 --cpu 2,0", "");
+        assert_eq!((value(&report, "service_level"), value(&report, "traffic_class")), ("3".into(), "104".into()));
+        assert_eq!((value(&report, "client_cpus"), value(&report, "server_cpus")), ("2 0".into(), "".into()));
+        assert_eq!(
+            (value(&report, "client_cpu_percent"), value(&report, "server_cpu_percent")),
+            ("100".into(), "25".into())
+        );
     }
 
     #[test]

@@ -85,17 +85,49 @@ impl Report {
     }
 }
 
+/// Fails when [`replace`] would. To be called before measuring, so that a slip does not cost a run.
+pub(crate) fn check_writable(path: &Path) -> Result<(), FileError> {
+    let check = || match Place::of(path)? {
+        // To open a pipe is to wait for whoever reads it.
+        Place::Other(target) => Ok(rustix::fs::access(&target, rustix::fs::Access::WRITE_OK)?),
+        Place::File { temporary, .. } => {
+            File::create(&temporary)?;
+            fs::remove_file(&temporary)
+        }
+    };
+    check().map_err(|reason| FileError::Write { path: path.into(), reason })
+}
+
+/// Where a file is to be written.
+enum Place {
+    /// A file, there or not, and one beside it.
+    File { target: PathBuf, temporary: PathBuf },
+    /// What cannot be replaced: /dev/stdout, a pipe.
+    Other(PathBuf),
+}
+
+impl Place {
+    fn of(path: &Path) -> io::Result<Self> {
+        // A link is followed.
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.into());
+        match fs::metadata(&target) {
+            Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(metadata) if !metadata.is_file() => return Ok(Place::Other(target)),
+            _ => {}
+        }
+        let mut name = OsString::from(".");
+        name.push(target.file_name().ok_or_else(|| io::Error::other("it has no file name"))?);
+        name.push(format!(".{}", std::process::id()));
+        Ok(Place::File { temporary: target.with_file_name(name), target })
+    }
+}
+
 /// Writes a file beside `path` and renames it, so that whoever reads `path` finds all of the old or all of the new.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // A link is followed; what is no regular file (/dev/stdout, a pipe) cannot be replaced.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.into());
-    if fs::metadata(&target).is_ok_and(|metadata| !metadata.is_file()) {
-        return File::options().write(true).open(&target)?.write_all(bytes);
-    }
-    let mut name = OsString::from(".");
-    name.push(target.file_name().ok_or_else(|| io::Error::other("it has no file name"))?);
-    name.push(format!(".{}", std::process::id()));
-    let temporary = target.with_file_name(name);
+    let (target, temporary) = match Place::of(path)? {
+        Place::Other(target) => return File::options().write(true).open(&target)?.write_all(bytes),
+        Place::File { target, temporary } => (target, temporary),
+    };
     let written = File::create(&temporary)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&temporary, &target));
@@ -174,5 +206,21 @@ mod tests {
         report.save(&link).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link stays one");
         assert!(Report::load(&target).is_ok());
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_to_is_known_before() {
+        let scratch = Scratch::new();
+        let path = scratch.path("run.json");
+        check_writable(&path).unwrap();
+        assert_eq!(fs::read_dir(scratch.path("")).unwrap().count(), 0, "it leaves nothing");
+        fs::write(&path, "old").unwrap();
+        check_writable(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        check_writable(Path::new("/dev/null")).unwrap();
+        let refused = |path: &Path| check_writable(path).unwrap_err().to_string();
+        assert!(refused(&scratch.path("missing/run.json")).contains("No such file"));
+        assert!(refused(&scratch.path("")).contains("is a directory"), "{}", refused(&scratch.path("")));
+        assert!(refused(&path.join("run.json")).contains("Not a directory"), "{}", refused(&path.join("run.json")));
     }
 }

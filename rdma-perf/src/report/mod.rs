@@ -72,6 +72,30 @@ pub(crate) struct Row {
     pub(crate) validated: Option<u64>,
     /// Most memory that the client has had resident so far, in bytes.
     pub(crate) peak_resident: u64,
+    /// Processor time of the client while it measured; with `--loopback` the server is within it.
+    #[serde(default)]
+    pub(crate) client_cpu: Option<CpuUse>,
+    /// Processor time of the server from when it was ready until the client was done, with the warm-up.
+    #[serde(default)]
+    pub(crate) server_cpu: Option<CpuUse>,
+}
+
+/// Processor time of a process, in seconds: getrusage(2).
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct CpuUse {
+    pub(crate) user: f64,
+    pub(crate) system: f64,
+    /// That passed meanwhile.
+    pub(crate) seconds: f64,
+    /// 100 for one processor that was kept busy.
+    pub(crate) percent: f64,
+}
+
+impl CpuUse {
+    pub(crate) fn new(user: f64, system: f64, seconds: f64) -> Self {
+        let percent = if seconds > 0.0 { (user + system) / seconds * 100.0 } else { 0.0 };
+        CpuUse { user, system, seconds, percent }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]

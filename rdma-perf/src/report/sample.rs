@@ -2,20 +2,15 @@
 
 use clap::Parser;
 
-use super::{Bandwidth, FORMAT, Host, Latency, Percentile, Perftest, Report, Row};
-use crate::cli::{Cli, Command};
-use crate::plan::{Metric, Plan, Verb};
+use super::{Bandwidth, CpuUse, FORMAT, Host, Latency, Percentile, Perftest, Report, Row};
+use crate::cli::Cli;
+use crate::plan::{Metric, Plan};
 
 pub(crate) fn plan(arguments: &str) -> Plan {
     let words = std::iter::once("rdma-perf").chain(arguments.split_whitespace());
-    let plan = match Cli::try_parse_from(words).unwrap().command {
-        Command::Send(args) => args.plan(Verb::Send),
-        Command::Write(args) => args.plan(Verb::Write),
-        Command::Read(args) => args.plan(Verb::Read),
-        Command::Atomic(args) => args.plan(Verb::Atomic),
-        other => Err(format!("{other:?} is no test")),
-    };
-    plan.unwrap()
+    let command = Cli::try_parse_from(words).unwrap().command;
+    let (verb, metric, args) = command.test().unwrap();
+    args.plan(verb, metric).unwrap()
 }
 
 /// A report of a link of 10 GB/s over which a message takes 2 µs, with rows as the plan has sizes.
@@ -82,5 +77,7 @@ fn row(plan: &Plan, size: u64) -> Row {
         reverse: plan.bidirectional.then_some(Bandwidth { average, message_rate, peak: None }),
         validated: plan.validate.then_some(1000),
         peak_resident: 12 << 20,
+        client_cpu: (!plan.compat).then_some(CpuUse::new(0.75, 0.25, 1.0)),
+        server_cpu: (!plan.compat).then_some(CpuUse::new(0.25, 0.25, 2.0)),
     }
 }

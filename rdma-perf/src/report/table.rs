@@ -69,8 +69,8 @@ impl Table {
     pub(crate) fn row(&self, row: &Row) -> String {
         match (&row.perftest, self.metric) {
             (Some(perftest), _) if self.compat => perftest_row(row.size, perftest, self.gbits),
-            (_, Metric::Bw) => self.line(self.bandwidth_cells(row)),
-            (_, Metric::Lat) => self.line(self.latency_cells(row)),
+            (_, Metric::Bw) => self.line(self.bandwidth_cells(row).into_iter().chain(cpu_cells(row))),
+            (_, Metric::Lat) => self.line(self.latency_cells(row).into_iter().chain(cpu_cells(row))),
         }
     }
 
@@ -115,6 +115,8 @@ impl Table {
                 add("t_max[µs]".into());
             }
         }
+        add("CPU[%]".into());
+        add("server CPU[%]".into());
         columns
     }
 
@@ -175,6 +177,10 @@ fn micros(nanoseconds: Option<f64>) -> String {
     figure(nanoseconds, 2, 1e3)
 }
 
+fn cpu_cells(row: &Row) -> [String; 2] {
+    [row.client_cpu, row.server_cpu].map(|cpu| figure(cpu.map(|cpu| cpu.percent), 1, 1.0))
+}
+
 fn notes(out: &mut String, rows: &[Row]) {
     let seconds = range(rows.iter().map(|row| row.seconds), |seconds| Nanos(seconds * 1e9).to_string());
     let messages = range(rows.iter().map(|row| row.messages as f64), |count| count.to_string());
@@ -182,6 +188,10 @@ fn notes(out: &mut String, rows: &[Row]) {
     let each = if rows.len() > 1 { " for each size" } else { "" };
     if let (Some(seconds), Some(messages), Some(warm_up)) = (seconds, messages, warm_up) {
         _ = writeln!(out, " sampled: {seconds}, {messages} messages{each}, after {warm_up} messages of warm-up");
+    }
+    if rows.iter().any(|row| row.client_cpu.is_some()) {
+        let both = if rows.iter().all(|row| row.server_cpu.is_none()) { ", which is the server, too" } else { "" };
+        _ = writeln!(out, " CPU: user and system time of the process{both}; 100 % is one processor");
     }
     let validated: Vec<u64> = rows.iter().filter_map(|row| row.validated).collect();
     if !validated.is_empty() {
@@ -323,7 +333,10 @@ mod tests {
                 "t_stdev[µs]",
                 "p99[µs]",
                 "p99.9[µs]",
-                "t_max[µs]"
+                "t_max[µs]",
+                "CPU[%]",
+                "server",
+                "CPU[%]"
             ]
         );
         let mut row = report.rows[0].clone();
@@ -340,7 +353,7 @@ mod tests {
         assert!(table.header().contains("BW sum[Gb/s]"));
         assert_eq!(
             table.row(&report.rows[0]).split_whitespace().collect::<Vec<_>>(),
-            ["65536", "1000", "-", "1.00", "2.00", "3.00", "2.000000"]
+            ["65536", "1000", "-", "1.00", "2.00", "3.00", "2.000000", "100.0", "25.0"]
         );
     }
 
@@ -353,6 +366,7 @@ mod tests {
             table.footer(&report),
             " latency: one way: half of a round trip of two messages; samples: 1000\n \
              sampled: 250 ms, 1000 messages, after 100 messages of warm-up\n \
+             CPU: user and system time of the process; 100 % is one processor\n \
              validated: 1000 messages, or places that messages took turns in, without a difference\n \
              peak resident memory: 12.0 MiB\n"
         );

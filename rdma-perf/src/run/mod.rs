@@ -26,6 +26,7 @@ use self::sender::{Sender, Stop};
 use self::wait::Waiter;
 pub(crate) use self::wait::{Interrupted, Shared};
 use crate::clock::Clock;
+use crate::cpu::Usage;
 use crate::plan::{Atomic, Length, Metric, Plan, Role, Verb, WarmUp};
 use crate::stats::Latencies;
 use crate::stats::perftest::{MAX_PEAK_ITERATIONS, Moments};
@@ -47,6 +48,8 @@ pub(crate) struct Outcome {
     pub(crate) warm_up: u64,
     /// First post and last completion, in ticks.
     pub(crate) window: (u64, u64),
+    /// Processor time of the process just before and after that.
+    pub(crate) usage: Option<(Usage, Usage)>,
     pub(crate) latencies: Latencies,
     /// Messages a tick in the fastest stretch.
     pub(crate) peak: Option<f64>,
@@ -64,6 +67,7 @@ impl Outcome {
             messages: 0,
             warm_up: 0,
             window: (0, 0),
+            usage: None,
             latencies: Latencies::new(),
             peak: None,
             moments: None,
@@ -207,6 +211,7 @@ impl Runner {
                 self.send::<P, C, O>(&mut sender, stop(clock), task, &mut Nothing)?;
                 outcome.warm_up = sender.sent();
             }
+            let usage = (!plan.compat).then(Usage::now);
             let stop = length(clock);
             outcome.window = if plan.compat {
                 match plan.messages_of_lane() {
@@ -222,6 +227,7 @@ impl Runner {
             } else {
                 let mut native = Native::new(clock);
                 let window = self.send::<P, C, O>(&mut sender, stop, task, &mut native)?;
+                outcome.usage = usage.map(|usage| (usage, Usage::now()));
                 outcome.latencies = std::mem::replace(&mut native.latencies, Latencies::new());
                 outcome.peak = native.peak();
                 window
@@ -315,6 +321,7 @@ impl Runner {
         if let Some(stop) = warm_up {
             outcome.warm_up = self.course::<P, C, O>(operation, task, stop(clock), 0, &mut ())?;
         }
+        let usage = (!plan.compat).then(Usage::now);
         let start = clock.now();
         let stop = length(clock);
         if let (true, Stop::Messages(messages)) = (plan.compat, stop) {
@@ -330,6 +337,7 @@ impl Runner {
             outcome.latencies = histogram.latencies;
         }
         outcome.window = (start, clock.now());
+        outcome.usage = usage.map(|usage| (usage, Usage::now()));
         outcome.sent = vec![outcome.warm_up + outcome.messages];
         (task.sent)(&outcome.sent);
         outcome.validated = self.receiver.validated();

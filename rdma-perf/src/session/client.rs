@@ -1,6 +1,5 @@
 //! The end that says what is to be done, and measures.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -11,6 +10,8 @@ use super::crew::{Crew, Happening};
 use super::device::peak_resident;
 use crate::clock::Clock;
 use crate::control::{Control, PROTOCOL, Reply, Request};
+use crate::cpu::spanned;
+use crate::interrupt::Interrupt;
 use crate::plan::{Length, Metric, Plan, Role};
 use crate::report::{Bandwidth, FORMAT, Report, Row};
 use crate::run::{Interrupted, Outcome, Shared};
@@ -38,16 +39,15 @@ pub(crate) trait Observer {
 }
 
 /// Everything but the plan that a client needs.
-pub(crate) struct Client<'c, I> {
+pub(crate) struct Client<'c> {
     pub(crate) opened: &'c Opened,
     pub(crate) clock: Clock,
     pub(crate) label: String,
     pub(crate) percents: Vec<f64>,
-    /// Becomes readable when the user wants no more.
-    pub(crate) interrupt: Option<&'c I>,
+    pub(crate) interrupt: &'c Interrupt,
 }
 
-impl<I: AsFd> Client<'_, I> {
+impl Client<'_> {
     /// Runs the plan against the server; what was measured before a failure is in the report, too.
     pub(crate) fn run(
         &self,
@@ -55,33 +55,18 @@ impl<I: AsFd> Client<'_, I> {
         plan: &Plan,
         observer: &mut dyn Observer,
     ) -> Result<(Report, Result<()>)> {
-        let mut crew = Crew::new(self.opened, plan, Role::Client, self.clock)?;
-        let mut host = self.opened.host.clone();
-        (host.extended_post, host.extended_poll) = crew.interfaces();
-        let hello = Request::Hello {
-            protocol: PROTOCOL,
-            version: env!("CARGO_PKG_VERSION").into(),
-            plan: Box::new(plan.clone()),
-            host: Box::new(host.clone()),
+        let (mut crew, mut report) = match self.set_up(&mut control, plan) {
+            Ok(ready) => ready,
+            Err(error) => {
+                // It may have gone; then it knows.
+                let _ = control.send(&Request::Failed { reason: format!("{error:#}") });
+                return Err(error);
+            }
         };
-        let Reply::Accepted { host: server, workers } = control.ask(&hello, SETUP_LIMIT)? else {
-            bail!("the server does not answer as it should");
-        };
-        crew.connect(&workers, plan, Role::Client)?;
-        let connected = control.ask(&Request::Connect { workers: crew.addresses() }, SETUP_LIMIT)?;
-        if !matches!(connected, Reply::Connected) {
-            bail!("the server does not answer as it should");
+        if plan.compat {
+            // perftest's loop does not look for it.
+            self.interrupt.end_at_once();
         }
-        let mut report = Report {
-            format: FORMAT,
-            version: env!("CARGO_PKG_VERSION").into(),
-            label: self.label.clone(),
-            client: host,
-            server: *server,
-            unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
-            plan: plan.clone(),
-            rows: Vec::new(),
-        };
         observer.connected(&report);
         for index in 0..plan.sizes.len() {
             match self.size(&mut crew, &mut control, plan, index, observer) {
@@ -104,6 +89,39 @@ impl<I: AsFd> Client<'_, I> {
         // The results are here: a server that is gone takes nothing away.
         let _ = control.send(&Request::Bye);
         Ok((report, Ok(())))
+    }
+
+    /// Everything that comes before the first message. Ctrl-C ends it.
+    fn set_up(&self, control: &mut Control, plan: &Plan) -> Result<(Crew, Report)> {
+        let check = || self.interrupt.check();
+        let mut crew = Crew::new(self.opened, plan, Role::Client, self.clock, &plan.pinning.client, &check)?;
+        let mut host = self.opened.host.clone();
+        (host.extended_post, host.extended_poll) = crew.interfaces();
+        let hello = Request::Hello {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").into(),
+            plan: Box::new(plan.clone()),
+            host: Box::new(host.clone()),
+        };
+        let Reply::Accepted { host: server, workers } = control.ask(&hello, SETUP_LIMIT)? else {
+            bail!("the server does not answer as it should");
+        };
+        crew.connect(&workers, plan, Role::Client, &check)?;
+        let connected = control.ask(&Request::Connect { workers: crew.addresses() }, SETUP_LIMIT)?;
+        if !matches!(connected, Reply::Connected) {
+            bail!("the server does not answer as it should");
+        }
+        let report = Report {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").into(),
+            label: self.label.clone(),
+            client: host,
+            server: *server,
+            unix_time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+            plan: plan.clone(),
+            rows: Vec::new(),
+        };
+        Ok((crew, report))
     }
 
     /// One size; whether the user wants no more.
@@ -130,7 +148,7 @@ impl<I: AsFd> Client<'_, I> {
             let mut ended = false;
             while !(ended && done.is_some()) {
                 // Once is enough: the descriptor stays readable.
-                let interrupt = self.interrupt.filter(|_| !interrupted);
+                let interrupt = (!interrupted).then_some(self.interrupt);
                 match watch.next(control, interrupt, observer.wants_progress() || finished.is_some())? {
                     Happening::Sent(sent) => {
                         control.send(&Request::Finished { sent: sent.clone() })?;
@@ -138,11 +156,11 @@ impl<I: AsFd> Client<'_, I> {
                         finished = Some(Instant::now());
                     }
                     Happening::Control => {
-                        let Reply::Done { sent, reverse, validated } = control.reply(SETUP_LIMIT)? else {
+                        let Reply::Done { sent, reverse, validated, cpu } = control.reply(SETUP_LIMIT)? else {
                             bail!("the server does not answer as it should");
                         };
                         watch.expect(&sent);
-                        done = Some((sent, reverse, validated));
+                        done = Some((sent, reverse, validated, cpu));
                     }
                     Happening::Failed(error) => return Err(self.reason(error, control)),
                     Happening::Ended => ended = true,
@@ -163,10 +181,11 @@ impl<I: AsFd> Client<'_, I> {
             }
             Ok(())
         })?;
-        let (theirs, reverse, validated) = done.context("the server has not answered")?;
+        let (theirs, reverse, validated, cpu) = done.context("the server has not answered")?;
         let compared = crew.check(plan, index, &ours, &theirs)?;
         let mut row = self.row(plan, size, &outcomes)?;
         row.reverse = reverse;
+        row.server_cpu = cpu;
         row.interrupted = interrupted;
         row.validated = row.validated.map(|received| received.saturating_add(compared).saturating_add(validated));
         Ok((row, interrupted))
@@ -205,6 +224,8 @@ impl<I: AsFd> Client<'_, I> {
             reverse: None,
             validated: plan.validate.then_some(received),
             peak_resident: peak_resident()?,
+            client_cpu: spanned(outcomes.iter().filter_map(|outcome| outcome.usage)),
+            server_cpu: None,
         })
     }
 }

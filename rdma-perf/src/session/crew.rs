@@ -11,9 +11,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::Opened;
 use crate::clock::Clock;
 use crate::control::{Control, WorkerAddress};
+use crate::cpu::{self, Pinned};
 use crate::plan::{Plan, Role};
 use crate::run::{Outcome, Runner, Shared, Task};
-use crate::worker::Worker;
+use crate::worker::{Check, Worker};
 
 /// How often progress is told of.
 const TICK: Duration = Duration::from_millis(100);
@@ -21,6 +22,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// The workers of one end, each of which gets a thread.
 pub(super) struct Crew {
     runners: Vec<Runner>,
+    /// Processors of the threads, in turns.
+    cpus: Vec<u32>,
     /// Becomes readable when a thread has said something.
     wake: OwnedFd,
 }
@@ -44,7 +47,7 @@ pub(super) enum Happening {
 
 enum Said {
     Sent(usize, Vec<u64>),
-    Ended(usize, Result<Outcome>),
+    Ended(usize, Box<Result<Outcome>>),
 }
 
 /// What the threads of one run say, and the way to tell them something.
@@ -60,12 +63,24 @@ pub(super) struct Watch<'c> {
 }
 
 impl Crew {
-    /// Creates the objects of all threads.
-    pub(super) fn new(opened: &Opened, plan: &Plan, role: Role, clock: Clock) -> Result<Self> {
-        let runner = |_| Ok(Runner::new(Worker::new(&opened.pd, plan, role, &opened.init)?, plan, role, clock));
+    /// Creates the objects of all threads, which are going to run on `cpus`, for as long as `check` finds that it shall go on.
+    pub(super) fn new(
+        opened: &Opened,
+        plan: &Plan,
+        role: Role,
+        clock: Clock,
+        cpus: &[u32],
+        check: Check<'_>,
+    ) -> Result<Self> {
+        cpu::check(cpus)?;
+        let runner = |number| {
+            // So that its memory is near.
+            let _pinned = pinned(cpus, number as usize)?;
+            Ok(Runner::new(Worker::new(&opened.pd, plan, role, &opened.init, check)?, plan, role, clock))
+        };
         let runners = (0..plan.threads).map(runner).collect::<Result<_>>()?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Crew { runners, wake })
+        Ok(Crew { runners, cpus: cpus.to_vec(), wake })
     }
 
     pub(super) fn addresses(&self) -> Vec<WorkerAddress> {
@@ -78,11 +93,11 @@ impl Crew {
         (worker.lanes.iter().all(|lane| lane.qp.is_extended()), worker.send_cq.is_extended())
     }
 
-    pub(super) fn connect(&mut self, peers: &[WorkerAddress], plan: &Plan, role: Role) -> Result<()> {
+    pub(super) fn connect(&mut self, peers: &[WorkerAddress], plan: &Plan, role: Role, check: Check<'_>) -> Result<()> {
         if peers.len() != self.runners.len() {
             bail!("the peer has {} threads for {} here", peers.len(), self.runners.len());
         }
-        self.runners.iter_mut().zip(peers).try_for_each(|(runner, peer)| runner.worker.connect(peer, plan, role))
+        self.runners.iter_mut().zip(peers).try_for_each(|(runner, peer)| runner.worker.connect(peer, plan, role, check))
     }
 
     pub(super) fn prepare(&mut self, plan: &Plan, index: usize) -> Result<()> {
@@ -113,14 +128,15 @@ impl Crew {
         let count = self.runners.len();
         let known = plan.messages_of_lane().filter(|_| plan.compat).map(|messages| messages * u64::from(plan.qps));
         let expected: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(known.unwrap_or(u64::MAX))).collect();
-        let wake = &self.wake;
+        let (wake, cpus) = (&self.wake, &self.cpus);
         std::thread::scope(|scope| {
             for (number, (runner, expected)) in self.runners.iter_mut().zip(&expected).enumerate() {
                 let voice = Voice { sender: sender.clone(), wake, number };
                 let mut body = move || {
                     let sent = |sent: &[u64]| voice.say(Said::Sent(number, sent.to_vec()));
-                    let outcome = runner.run(&Task { plan, index, shared, expected, sent: &sent });
-                    voice.say(Said::Ended(number, outcome));
+                    let outcome = pinned(cpus, number)
+                        .and_then(|_pinned| runner.run(&Task { plan, index, shared, expected, sent: &sent }));
+                    voice.say(Said::Ended(number, Box::new(outcome)));
                 };
                 if plan.compat {
                     // perftest has no other thread, and with one each system call costs more: the kernel then counts who uses
@@ -154,6 +170,11 @@ impl Crew {
     }
 }
 
+/// Holds the calling thread, which is the one of this number, where it belongs.
+fn pinned(cpus: &[u32], number: usize) -> Result<Option<Pinned>> {
+    cpus.get(number % cpus.len().max(1)).map(|cpu| Pinned::to(*cpu)).transpose()
+}
+
 /// How a thread says something.
 struct Voice<'c> {
     sender: Sender<Said>,
@@ -172,7 +193,8 @@ impl Voice<'_> {
 impl Drop for Voice<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.say(Said::Ended(self.number, Err(anyhow::anyhow!("a thread panicked; this is a fault of rdma-perf"))));
+            let fault = anyhow::anyhow!("a thread panicked; this is a fault of rdma-perf");
+            self.say(Said::Ended(self.number, Box::new(Err(fault))));
         }
     }
 }
@@ -185,13 +207,12 @@ impl Watch<'_> {
             while let Ok(said) = self.said.try_recv() {
                 match said {
                     Said::Sent(number, sent) => self.sent[number] = Some(sent),
-                    Said::Ended(_, Err(error)) => {
+                    Said::Ended(number, result) => {
                         self.ended += 1;
-                        return Ok(Happening::Failed(error));
-                    }
-                    Said::Ended(number, Ok(outcome)) => {
-                        self.outcomes[number] = Some(outcome);
-                        self.ended += 1;
+                        match *result {
+                            Ok(outcome) => self.outcomes[number] = Some(outcome),
+                            Err(error) => return Ok(Happening::Failed(error)),
+                        }
                         if self.ended == self.outcomes.len() {
                             return Ok(Happening::Ended);
                         }

@@ -72,6 +72,6 @@ fn a_server_refuses_what_takes_too_much_memory() {
     let Some(rdma) = device() else { return };
     let server = rdma.server("--max-memory 1M");
     let output = rdma.run(&server.client("write bw", "--size 1M --qps 2"));
-    output.failure(1, &["the server: the test takes 2", "more than 1M", "--max-memory"]);
+    output.failure(1, &["the server: the test takes 2", "more than 1 MiB that is allowed", "--max-memory"]);
     rdma.run(&server.client("write bw", "--size 64K --iters 5")).success();
 }

@@ -6,8 +6,10 @@
 
 mod bounds;
 mod clients;
+mod connection;
 mod endings;
 mod means;
+mod processors;
 mod results;
 mod support;
 mod verbs;

@@ -61,7 +61,14 @@ fn results_are_kept_and_drawn() {
         let text = std::fs::read_to_string(chart).unwrap();
         assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"), "{text}");
     }
-    assert!(std::fs::read_to_string(both).unwrap().contains("other"));
+    assert!(std::fs::read_to_string(&both).unwrap().contains("other"));
+    std::fs::copy(scratch.path("a.json"), scratch.path("later.json")).unwrap();
+    let mut plot = std::process::Command::new(env!("CARGO_BIN_EXE_rdma-perf"));
+    assert!(plot.args(["plot", &json, &path("later.json"), "--output", &both]).status().unwrap().success());
+    let text = std::fs::read_to_string(&both).unwrap();
+    assert!(text.contains("later"), "runs without a label are called by their files: {text}");
+    let nowhere = rdma.run(&format!("{run} --plot {}", path("missing/a.svg")));
+    assert_eq!(nowhere.failure(1, &["cannot write", "missing/a.svg"]).matches("MTU").count(), 0);
     let early = rdma.run(&format!("{run} --output {}", path("a.txt")));
     assert_eq!(early.failure(1, &[".json or .csv"]).matches("MTU").count(), 0, "before anything is measured");
 }

@@ -95,7 +95,7 @@ impl Rdma {
 /// A server on this host.
 pub(crate) struct Server {
     pub(crate) running: Running,
-    port: u16,
+    pub(crate) port: u16,
 }
 
 impl Server {
@@ -190,6 +190,26 @@ impl Running {
     /// What it has said of what it does, so far.
     pub(crate) fn errors(&self) -> String {
         self.stderr.so_far()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until Ctrl-C does not just kill it.
+    #[track_caller]
+    pub(crate) fn wait_for_handler(&self) {
+        let start = Instant::now();
+        let catches = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+            let mask =
+                status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+            mask.is_some_and(|mask| mask >> (Signal::INT.as_raw() - 1) & 1 != 0)
+        };
+        while !catches() {
+            assert!(start.elapsed() < DEADLINE, "`{}` does not look for Ctrl-C: {}", self.what, self.stderr.so_far());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

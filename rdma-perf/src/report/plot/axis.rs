@@ -54,6 +54,19 @@ pub(crate) fn decimal(min: f64, max: f64) -> Axis {
     Axis { range, marks }
 }
 
+/// Logarithms to base 2, with marks at powers of two that are evenly spread.
+pub(crate) fn binary(min: f64, max: f64) -> Axis {
+    const MOST: f64 = 7.0;
+    // Room for two marks at least.
+    let widen = (4.0 / (max / min)).max(1.0).sqrt() * 1.1;
+    let range = (min / widen).log2()..(max * widen).log2();
+    let span = range.end - range.start;
+    // Of 10 are KiB, MiB and GiB.
+    let step = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].into_iter().find(|step| span / step < MOST).unwrap_or(100.0);
+    let marks = ((range.start / step).ceil() as i32..=(range.end / step).floor() as i32).map(|n| f64::from(n) * step);
+    Axis { marks: marks.collect(), range }
+}
+
 /// Logarithms to base 2, with marks at the sizes themselves, or where those are too many at powers of two that are
 /// evenly spread.
 pub(crate) fn sizes(sizes: &[u64], most: usize) -> Axis {
@@ -93,6 +106,25 @@ pub(crate) fn time_text(log: f64) -> String {
     format!("{} {unit}", trimmed(number))
 }
 
+/// The bandwidth at a mark of [`binary`] in bytes a second.
+pub(crate) fn bandwidth_text(log: f64) -> String {
+    let units = [(40.0, "TiB/s"), (30.0, "GiB/s"), (20.0, "MiB/s"), (10.0, "KiB/s")];
+    let (power, unit) = units.into_iter().find(|(power, _)| log >= *power).unwrap_or((0.0, "B/s"));
+    format!("{} {unit}", trimmed((log - power).exp2()))
+}
+
+/// The messages a second at a mark of [`decimal`].
+pub(crate) fn rate_text(log: f64) -> String {
+    let (number, unit) = match 10_f64.powf(log) {
+        // Marks lie a rounding error beside the round number.
+        rate if rate < 0.9999e3 => (rate, ""),
+        rate if rate < 0.9999e6 => (rate / 1e3, "k"),
+        rate if rate < 0.9999e9 => (rate / 1e6, "M"),
+        rate => (rate / 1e9, "G"),
+    };
+    format!("{}{unit}/s", trimmed(number))
+}
+
 /// The number at a mark of [`linear`].
 pub(crate) fn trimmed(number: f64) -> String {
     let text = format!("{number:.6}");
@@ -126,6 +158,23 @@ mod tests {
         }
         let marks = decimal(900.0, 12_000.0).marks;
         assert_eq!(marks.into_iter().map(time_text).collect::<Vec<_>>(), ["1 µs", "2 µs", "5 µs", "10 µs"]);
+    }
+
+    #[test]
+    fn bandwidths_have_binary_units_and_rates_decimal_ones() {
+        let text = |min: f64, max: f64| binary(min, max).marks.into_iter().map(bandwidth_text).collect::<Vec<_>>();
+        let mib = f64::from(1 << 20);
+        assert_eq!(text(2.0 * mib, 12e3 * mib), ["4 MiB/s", "16 MiB/s", "64 MiB/s", "256 MiB/s", "1 GiB/s", "4 GiB/s"]);
+        assert_eq!(text(1000.0 * mib, 1000.0 * mib), ["512 MiB/s", "1 GiB/s", "2 GiB/s"]);
+        assert_eq!(text(1.0, 1e12), ["1 B/s", "1 KiB/s", "1 MiB/s", "1 GiB/s", "1 TiB/s"]);
+        for (min, max) in [(0.001, 0.001), (1.0, 3.0), (5.0, 1e5), (1e-3, 1e15)] {
+            let axis = binary(min, max);
+            assert!((2..=8).contains(&axis.marks.len()), "{axis:?}");
+            assert!(axis.range.contains(&min.log2()) && axis.range.contains(&max.log2()));
+        }
+        let text = |min, max| decimal(min, max).marks.into_iter().map(rate_text).collect::<Vec<_>>();
+        assert_eq!(text(700.0, 9e6), ["1k/s", "10k/s", "100k/s", "1M/s"]);
+        assert_eq!(text(0.2, 0.2), ["0.1/s", "0.2/s"]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod axis;
 mod panel;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use plotters::coord::Shift;
@@ -44,9 +44,23 @@ const TEXT: RGBColor = RGBColor(30, 30, 30);
 
 /// `rdma-perf plot`.
 pub(crate) fn main(args: &PlotArgs) -> Result<i32> {
-    let reports = args.results.iter().map(|path| Report::load(path)).collect::<Result<Vec<_>, _>>()?;
+    let mut reports = args.results.iter().map(|path| Report::load(path)).collect::<Result<Vec<_>, _>>()?;
+    tell_apart(&mut reports, &args.results);
     draw(&reports, &args.output, args.title.as_deref())?;
     Ok(0)
+}
+
+/// Gives reports whose labels are the same the names of their files.
+fn tell_apart(reports: &mut [Report], paths: &[PathBuf]) {
+    let labels: Vec<String> = reports.iter().map(|report| report.label.clone()).collect();
+    for (at, (report, path)) in reports.iter_mut().zip(paths).enumerate() {
+        let is_same = labels.iter().enumerate().any(|(other, label)| other != at && *label == labels[at]);
+        let Some(name) = path.file_stem().filter(|_| is_same) else { continue };
+        let name = name.to_string_lossy();
+        // The heading says what the default label does.
+        let label = if report.label == report.plan.title() { name.into() } else { format!("{name}: {}", report.label) };
+        report.label = label;
+    }
 }
 
 /// Draws `reports` on one chart, a colour each.
@@ -91,18 +105,25 @@ impl Chart {
         let sizes: Vec<u64> = reports.iter().flat_map(|report| report.rows.iter().map(|row| row.size)).collect();
         let mut throughput = Vec::new();
         if reports.iter().any(|report| report.plan.metric == Metric::Bw) {
+            let sweeps = sizes.iter().any(|size| *size != sizes[0]);
             let average = curves(reports, |row| both_directions(row, |own| own.average));
-            let greatest = average.iter().flat_map(|curve| &curve.points).fold(0.0, |max: f64, point| max.max(point.1));
-            let (unit, bytes) = if greatest >= 10.0 * GIB { ("GiB/s", GIB) } else { ("MiB/s", MIB) };
-            throughput.push(Panel::new("Bandwidth", unit, Scale::Linear(bytes), &sizes, average));
+            let (unit, scale) = match greatest(&average) {
+                // Small messages would all lie at the bottom.
+                _ if sweeps => ("", Scale::Bandwidth),
+                most if most >= 10.0 * GIB => ("GiB/s", Scale::Linear(GIB)),
+                _ => ("MiB/s", Scale::Linear(MIB)),
+            };
+            throughput.push(Panel::new("Bandwidth", unit, scale, &sizes, average));
             let rate = curves(reports, |row| both_directions(row, |own| own.message_rate));
-            let greatest = rate.iter().flat_map(|curve| &curve.points).fold(0.0, |max: f64, point| max.max(point.1));
-            let (unit, messages) =
-                if greatest >= 1e6 { ("million messages/s", 1e6) } else { ("thousand messages/s", 1e3) };
-            throughput.push(Panel::new("Message rate", unit, Scale::Linear(messages), &sizes, rate));
+            let (unit, scale) = match greatest(&rate) {
+                _ if sweeps => ("messages", Scale::Rate),
+                most if most >= 1e6 => ("million messages/s", Scale::Linear(1e6)),
+                _ => ("thousand messages/s", Scale::Linear(1e3)),
+            };
+            throughput.push(Panel::new("Message rate", unit, scale, &sizes, rate));
             throughput.retain(|panel| !panel.is_empty());
         }
-        let latency = Panel::new("Latency", "", Scale::Decimal, &sizes, latency_curves(reports));
+        let latency = Panel::new("Latency", "", Scale::Time, &sizes, latency_curves(reports));
         let latency = (!latency.is_empty()).then_some(latency);
         let footer = if latency.is_some() { definitions(reports, &labels) } else { Vec::new() };
         Chart {
@@ -314,6 +335,10 @@ fn curves(reports: &[Report], value: impl Fn(&Row) -> Option<f64>) -> Vec<Curve>
         Curve { colour, mark: Mark::Solid, name: None, shift, points }
     };
     drawn.map(curve).collect()
+}
+
+fn greatest(curves: &[Curve]) -> f64 {
+    curves.iter().flat_map(|curve| &curve.points).fold(0.0, |max, point| max.max(point.1))
 }
 
 fn latency_curves(reports: &[Report]) -> Vec<Curve> {

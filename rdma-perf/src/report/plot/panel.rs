@@ -12,7 +12,11 @@ pub(super) enum Scale {
     /// In this unit.
     Linear(f64),
     /// Logarithm of nanoseconds.
-    Decimal,
+    Time,
+    /// Logarithm of bytes a second.
+    Bandwidth,
+    /// Logarithm of messages a second.
+    Rate,
 }
 
 /// How a curve differs from others of its colour.
@@ -83,7 +87,9 @@ impl Panel {
             .build_cartesian_2d(x, y)?;
         let height_text = |value: &f64| match self.scale {
             Scale::Linear(_) => axis::trimmed(*value),
-            Scale::Decimal => axis::time_text(*value),
+            Scale::Time => axis::time_text(*value),
+            Scale::Bandwidth => axis::bandwidth_text(*value),
+            Scale::Rate => axis::rate_text(*value),
         };
         chart
             .configure_mesh()
@@ -114,17 +120,19 @@ impl Panel {
     fn place(&self, size: u64, value: f64, shift: f64) -> (f64, f64) {
         let height = match self.scale {
             Scale::Linear(unit) => value / unit,
-            Scale::Decimal => value.log10(),
+            Scale::Time | Scale::Rate => value.log10(),
+            Scale::Bandwidth => value.log2(),
         };
         ((size.max(1) as f64).log2() + shift, height)
     }
 
     fn heights(&self) -> axis::Axis {
         let values = || self.curves.iter().flat_map(|curve| &curve.points).map(|(_, value)| *value);
-        let max = values().fold(0.0, f64::max);
+        let (min, max) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
         match self.scale {
             Scale::Linear(unit) => axis::linear(max / unit),
-            Scale::Decimal => axis::decimal(values().fold(f64::INFINITY, f64::min), max),
+            Scale::Time | Scale::Rate => axis::decimal(min, max),
+            Scale::Bandwidth => axis::binary(min, max),
         }
     }
 

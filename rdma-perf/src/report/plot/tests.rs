@@ -40,9 +40,11 @@ fn a_bandwidth_chart_has_three_panels_and_a_legend() {
         "classic",
         "16 a list",
         "Bandwidth",
-        "MiB/s",
+        "64 MiB/s",
+        "4 GiB/s",
         "Message rate",
-        "million messages/s",
+        "messages",
+        "100k/s",
         "Latency",
         "p50",
         "p99",
@@ -69,7 +71,9 @@ fn a_single_size_is_drawn_as_points() {
     let svg = svg(&[sample::report("write bw host -s 64K", "run")], None).unwrap();
     assert_well_formed(&svg);
     assert!(svg.matches("<circle").count() >= 5, "bandwidth, rate and three percentiles");
-    assert!(texts(&svg).iter().any(|text| text == "64K"));
+    for text in ["64K", "MiB/s", "2000", "thousand messages/s"] {
+        assert!(texts(&svg).iter().any(|known| known == text), "{text} in {:?}", texts(&svg));
+    }
 }
 
 #[test]
@@ -104,6 +108,15 @@ fn labels_are_escaped_and_distinct() {
     let svg = svg(&[odd.clone(), odd], Some("a < b && c\n")).unwrap();
     assert_well_formed(&svg);
     assert!(texts(&svg).iter().any(|text| text.ends_with("(2)")));
+}
+
+#[test]
+fn reports_of_the_same_label_are_called_by_their_files() {
+    let title = sample::plan("send lat host").title();
+    let mut reports = ["x", "x", "y", &title, &title].map(|label| sample::report("send lat host", label));
+    let paths = ["d/a.json", "b.json", "c.json", "before.json", "after.json"].map(PathBuf::from);
+    tell_apart(&mut reports, &paths);
+    assert_eq!(reports.map(|report| report.label), ["a: x", "b: x", "y", "before", "after"]);
 }
 
 #[test]

@@ -1,0 +1,149 @@
+//! Processors: which of them threads run on, and how busy the process keeps them.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::plan::MAX_CPU;
+use crate::report::CpuUse;
+
+/// Refuses processors that are not there, or that this process may not use.
+pub(crate) fn check(wanted: &[u32]) -> Result<()> {
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let allowed = sched_getaffinity(None).context("cannot find out which processors there are")?;
+    let missing = wanted.iter().find(|cpu| **cpu > MAX_CPU || !allowed.is_set(**cpu as usize));
+    if let Some(missing) = missing {
+        let allowed: Vec<u32> = (0..=MAX_CPU).filter(|cpu| allowed.is_set(*cpu as usize)).collect();
+        bail!(
+            "processor {missing} is not there or not for this process to use, which has {}; see taskset(1) and lscpu(1)",
+            ranges(&allowed)
+        );
+    }
+    Ok(())
+}
+
+/// A sorted list such as `0-3,8`.
+fn ranges(list: &[u32]) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for cpu in list {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == *cpu => *last = *cpu,
+            _ => parts.push((*cpu, *cpu)),
+        }
+    }
+    let text = |(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    parts.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
+/// While it is there, the thread that made it runs on one processor.
+#[must_use = "the thread is let go when it is dropped"]
+pub(crate) struct Pinned {
+    before: CpuSet,
+}
+
+impl Pinned {
+    pub(crate) fn to(cpu: u32) -> Result<Self> {
+        let before = sched_getaffinity(None)?;
+        let mut only = CpuSet::new();
+        only.set(cpu.min(MAX_CPU) as usize);
+        sched_setaffinity(None, &only).with_context(|| format!("cannot pin a thread to processor {cpu}"))?;
+        Ok(Pinned { before })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // It was allowed before; if a control group has forbidden it since, the kernel has moved the thread itself.
+        let _ = sched_setaffinity(None, &self.before);
+    }
+}
+
+/// Processor time of the process until a moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    at: Instant,
+    user: f64,
+    system: f64,
+}
+
+impl Usage {
+    pub(crate) fn now() -> Self {
+        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: memory for an rusage, of which zeroes are one, too. It fails for other arguments only.
+        let usage = unsafe {
+            libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+            usage.assume_init()
+        };
+        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+        Usage { at: Instant::now(), user: seconds(usage.ru_utime), system: seconds(usage.ru_stime) }
+    }
+
+    pub(crate) fn until(self, end: Usage) -> CpuUse {
+        let seconds = end.at.saturating_duration_since(self.at).as_secs_f64();
+        CpuUse::new((end.user - self.user).max(0.0), (end.system - self.system).max(0.0), seconds)
+    }
+}
+
+/// From the first of all beginnings to the last of all ends.
+pub(crate) fn spanned(usages: impl Iterator<Item = (Usage, Usage)>) -> Option<CpuUse> {
+    let span = usages.reduce(|(begin, end), (other_begin, other_end)| {
+        let begin = if other_begin.at < begin.at { other_begin } else { begin };
+        (begin, if other_end.at > end.at { other_end } else { end })
+    });
+    span.map(|(begin, end)| begin.until(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_processor_that_is_not_there_is_refused() {
+        assert!(check(&[]).is_ok());
+        let error = check(&[MAX_CPU + 1]).unwrap_err().to_string();
+        assert!(error.contains("processor 1024 is not there") && error.contains("which has "), "{error}");
+    }
+
+    #[test]
+    fn lists_are_short() {
+        assert_eq!(ranges(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
+    }
+
+    #[test]
+    fn a_thread_is_pinned_and_let_go() {
+        let before = sched_getaffinity(None).unwrap();
+        let some = (0..=MAX_CPU).find(|cpu| before.is_set(*cpu as usize)).unwrap();
+        assert!(check(&[some]).is_ok());
+        let pinned = Pinned::to(some).unwrap();
+        assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+        drop(pinned);
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
+    }
+
+    #[test]
+    fn a_busy_thread_uses_a_processor() {
+        let begin = Usage::now();
+        let mut x = 1_u64;
+        while begin.at.elapsed().as_millis() < 50 {
+            x = std::hint::black_box(x.wrapping_mul(3));
+        }
+        let used = begin.until(Usage::now());
+        assert!(used.seconds >= 0.05 && used.percent > 5.0, "{used:?}");
+    }
+
+    #[test]
+    fn several_threads_span_from_the_first_to_the_last() {
+        let at = |millis: u64, user| Usage {
+            at: BASE.with(|base| *base) + std::time::Duration::from_millis(millis),
+            user,
+            system: 0.0,
+        };
+        thread_local!(static BASE: Instant = Instant::now());
+        let used = spanned([(at(10, 1.0), at(30, 2.0)), (at(0, 0.5), at(20, 1.5))].into_iter()).unwrap();
+        assert_eq!((used.user, used.seconds), (1.5, 0.03));
+        assert!(spanned(std::iter::empty()).is_none());
+    }
+}

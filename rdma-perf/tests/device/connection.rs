@@ -1,0 +1,105 @@
+//! How queue pairs are connected, and the way there.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{Server, device};
+
+#[test]
+fn a_connection_is_as_it_was_asked_for() {
+    let Some(rdma) = device() else { return };
+    let options = "--sl 3 --tclass 0x68 --qp-timeout 100ms --retry-count 3 --rnr-retry 6 --mtu 512";
+    for test in ["write bw", "send lat", "read bw"] {
+        let report = rdma.measure(&format!("{test} {options} --size 64 --iters 20 --validate --yield"));
+        assert_eq!(report.counts("/messages"), [20], "{test}");
+        let connection =
+            json!({"service_level": 3, "traffic_class": 104, "timeout": 15, "retries": 3, "rnr_retries": 6});
+        assert_eq!(report.at("/plan/connection"), &connection);
+    }
+    rdma.run("write bw --loopback --sl 16").failure(2, &["--sl"]);
+}
+
+#[test]
+fn retries_are_counted() {
+    let Some(rdma) = device() else { return };
+    // Of so many sends, some find no receive.
+    let load = "send bw --loopback --size 64 --rx-depth 2 --tx-depth 128 --iters 20000 --timeout 5s";
+    rdma.run(&format!("{load} --rnr-retry 0")).failure(1, &["RNR"]);
+}
+
+/// What the server says to a plan of another client.
+fn answer(server: &Server, plan: &Value, host: &Value) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let hello = json!({"Hello": {"protocol": 2, "version": "0", "plan": plan, "host": host}}).to_string();
+    stream.write_all(&(hello.len() as u32).to_le_bytes()).unwrap();
+    stream.write_all(hello.as_bytes()).unwrap();
+    let mut len = [0; 4];
+    stream.read_exact(&mut len).unwrap();
+    let mut text = vec![0; u32::from_le_bytes(len) as usize];
+    stream.read_exact(&mut text).unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+#[test]
+fn a_server_refuses_what_no_queue_pair_has() {
+    let Some(rdma) = device() else { return };
+    let server = rdma.server("");
+    let report = rdma.run(&server.client("write bw", "--size 64 --iters 5 --format json")).report();
+    let (plan, host) = (report.at("/plan"), report.at("/client"));
+    assert!(answer(&server, plan, host).contains("Accepted"));
+    for (field, value, reason) in [
+        ("/connection/service_level", json!(16), "service level"),
+        ("/connection/timeout", json!(32), "timeout"),
+        ("/connection/retries", json!(8), "retries"),
+        ("/pinning/server", json!([5000]), "processors"),
+        ("/pinning/server", json!([1023]), "is not there"),
+    ] {
+        let mut plan = plan.clone();
+        *plan.pointer_mut(field).unwrap() = value;
+        let answer = answer(&server, &plan, host);
+        assert!(answer.contains("Failed") && answer.contains(reason), "{field}: {answer}");
+    }
+    rdma.run(&server.client("write bw", "--size 64 --iters 5")).success();
+    let log = server.running.errors();
+    assert!(log.contains("#1 127.0.0.1:") && log.contains("#8 127.0.0.1:"), "{log}");
+}
+
+#[test]
+fn ctrl_c_ends_a_client_whose_server_does_not_answer() {
+    let Some(rdma) = device() else { return };
+    for test in ["write bw", "send lat --compat perftest"] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let client = rdma.start(&format!("{test} 127.0.0.1 --port {port}"));
+        let mut stream = listener.accept().unwrap().0;
+        // It waits for an answer now.
+        stream.read_exact(&mut [0; 4]).unwrap();
+        client.signal(Signal::INT);
+        let output = client.output_within(Duration::from_secs(5));
+        output.failure(130, &["interrupted before anything was measured"]);
+    }
+}
+
+#[test]
+fn ctrl_c_ends_a_set_up_and_frees_it() {
+    let Some(rdma) = device() else { return };
+    let server = rdma.server("");
+    for (options, delay) in [
+        ("--qps 2000 --tx-depth 16", 0),
+        ("--qps 2000 --tx-depth 16", 200),
+        ("--qps 400 --threads 4", 100),
+        ("--qps 400 --threads 4", 600),
+    ] {
+        let client = rdma.start(&server.client("write bw", &format!("--size 64 --duration 20s --quiet {options}")));
+        client.wait_for_handler();
+        std::thread::sleep(Duration::from_millis(delay));
+        client.signal(Signal::INT);
+        client.output_within(Duration::from_secs(30)).failure(130, &["interrupted"]);
+    }
+    rdma.run(&server.client("write bw", "--size 64 --iters 20")).success();
+}

@@ -1,0 +1,75 @@
+//! Where threads run, and how busy they keep processors.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::{Running, device};
+
+/// The processors that a thread of this name may run on.
+fn allowed(process: &Running, name: &str) -> Option<String> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", process.pid())).unwrap();
+    let named = |path: &std::path::PathBuf| fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name);
+    let task = tasks.map(|task| task.unwrap().path()).find(named)?;
+    let status = fs::read_to_string(task.join("status")).ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    Some(list.trim().to_owned())
+}
+
+#[test]
+fn threads_run_where_they_were_pinned() {
+    let Some(rdma) = device() else { return };
+    for (serving, options) in [("", "--cpu 0 --server-cpu 0"), ("--cpu 0", "--cpu 0")] {
+        let server = rdma.server(serving);
+        let test = format!("--size 64 --duration 30s --yield --threads 2 {options}");
+        let client = rdma.start(&server.client("send bw", &test));
+        client.wait_for_error("MTU");
+        std::thread::sleep(Duration::from_millis(500));
+        for (end, process) in [("client", &client), ("server", &server.running)] {
+            for thread in ["worker-0", "worker-1"] {
+                assert_eq!(allowed(process, thread).as_deref(), Some("0"), "{options}: {end}, {thread}");
+            }
+        }
+        client.signal(Signal::INT);
+        client.output().failure(130, &["interrupted"]);
+    }
+}
+
+#[test]
+fn a_processor_that_is_not_there_is_said_to_be_missing() {
+    let Some(rdma) = device() else { return };
+    let missing = "processor 1000 is not there";
+    rdma.run("write bw --loopback --cpu 1000").failure(1, &["--cpu: ", missing]);
+    rdma.run("server --port 0 --cpu 1000").failure(1, &["--cpu: ", missing]);
+    let server = rdma.server("--cpu 0");
+    rdma.run(&server.client("write bw", "--server-cpu 1")).failure(1, &["the server: ", "server --cpu"]);
+    let server = rdma.server("");
+    rdma.run(&server.client("write bw", "--server-cpu 1000")).failure(1, &["the server: ", missing]);
+    rdma.run(&server.client("write bw", "--size 64 --iters 20 --cpu 0 --server-cpu 0")).success();
+}
+
+#[test]
+fn processor_time_is_that_of_each_end() {
+    let Some(rdma) = device() else { return };
+    let server = rdma.server("");
+    for (test, busy) in [("send bw", true), ("write bw", false)] {
+        let options = "--size 64 --duration 1s --format json";
+        let report = rdma.run(&server.client(test, options)).report();
+        for end in ["client", "server"] {
+            let number = |name: &str| report.number(&format!("/{end}_cpu/{name}"));
+            let share = (number("user") + number("system")) / number("seconds");
+            assert!((number("percent") / 100.0 - share).abs() < 1e-6, "{test}: {end}");
+            assert!(number("seconds") > 0.9, "{test}: {end}");
+            // Two who poll share the processors of the machine.
+            let is_idle = end == "server" && !busy;
+            assert!(if is_idle { share < 0.2 } else { share > 0.1 && share < 1.2 }, "{test}: {end} {share}");
+        }
+    }
+    let report = rdma.measure("write bw --size 64 --iters 100");
+    assert!(report.row()["server_cpu"].is_null() && report.number("/client_cpu/seconds") > 0.0);
+    let report = rdma.measure("write bw --size 64 --iters 100 --compat perftest");
+    assert!(report.row()["client_cpu"].is_null());
+    let output = rdma.run("write bw --loopback --size 64 --iters 100");
+    assert!(output.success().lines().next().is_some_and(|line| line.ends_with("server CPU[%]")), "{}", output.stdout);
+}
