@@ -81,6 +81,26 @@ POST_AND_POLL(read, ibv_wr_rdma_read(qp, rkey, remote))
 POST_AND_POLL(write_imm, ibv_wr_rdma_write_imm(qp, rkey, remote, htobe32(i)))
 POST_AND_POLL(send_inv, ibv_wr_send_inv(qp, rkey))
 POST_AND_POLL(fetch_add, ibv_wr_atomic_fetch_add(qp, rkey, remote, i))
+
+/* A memory window is bound. The stub does not look into it, or into what it is bound to. */
+uint64_t loop_bind_mw(struct objects *o, uint64_t n)
+{
+	struct ibv_qp_ex *qp = o->qp_ex;
+	struct ibv_cq_ex *cq = o->cq_ex;
+	struct ibv_mw_bind_info info = {.addr = o->local, .length = o->len, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE};
+	uint32_t rkey = o->rkey;
+	uint64_t sum = 0;
+	for (uint64_t i = 0; i < n; i++) {
+		ibv_wr_start(qp);
+		qp->wr_id = i;
+		qp->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_bind_mw(qp, NULL, rkey, &info);
+		if (ibv_wr_complete(qp))
+			return FAILED;
+		DRAIN_EX(cq, sum);
+	}
+	return sum;
+}
 POST_AND_POLL(ud_send, ibv_wr_send(qp); ibv_wr_set_ud_addr(qp, ah, qp_num, qkey))
 
 #define BATCH_AND_POLL(name, build)                                                                                         \

@@ -82,6 +82,7 @@ fn rows() -> impl IntoIterator<Item = Row> {
         write_imm: EXTENDED, sys loop_sys_write_imm, raw loop_raw_write_imm, any loop_any_write_imm;
         send_inv: EXTENDED, sys loop_sys_send_inv, raw loop_raw_send_inv, any loop_any_send_inv;
         fetch_add: Setting { atomic: true, ..EXTENDED }, sys loop_sys_fetch_add, raw loop_raw_fetch_add, any loop_any_fetch_add;
+        bind_mw: EXTENDED, sys loop_sys_bind_mw;
         ud_send: Setting { datagrams: true, ..EXTENDED }, sys loop_sys_ud_send, raw loop_raw_ud_send, any loop_any_ud_send;
         ud_send_cl: Setting { datagrams: true, ..CLASSIC }, sys loop_sys_ud_send_cl, raw loop_raw_ud_send_cl;
         send_ex1: EXTENDED, owned loop_owned_send_ex1 over Extended;

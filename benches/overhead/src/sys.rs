@@ -192,6 +192,34 @@ pub(crate) unsafe fn loop_sys_cl16(o: &Objects, n: u64) -> u64 {
     sum
 }
 
+/// # Safety
+/// The objects must be extended ones of the stub.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) unsafe fn loop_sys_bind_mw(o: &Objects, n: u64) -> u64 {
+    let (qp, cq, rkey, mut sum) = (o.qp_ex, o.cq_ex, o.rkey, 0);
+    let info = ibv_mw_bind_info {
+        mr: std::ptr::null_mut(),
+        addr: o.local,
+        length: o.len.into(),
+        mw_access_flags: IBV_ACCESS_REMOTE_WRITE.0,
+    };
+    for i in 0..n {
+        // SAFETY: the objects exist, and the stub does not look into windows and regions.
+        unsafe {
+            ibv_wr_start(qp);
+            (*qp).wr_id = i;
+            (*qp).wr_flags = IBV_SEND_SIGNALED.0;
+            ibv_wr_bind_mw(qp, std::ptr::null_mut(), rkey, &info);
+            if ibv_wr_complete(qp) != 0 {
+                return FAILED;
+            }
+            drain_ex!(cq, sum, seen(cq));
+        }
+    }
+    sum
+}
+
 macro_rules! receive {
     ($($name:ident = $post:ident($queue:ident);)+) => {$(
         /// # Safety

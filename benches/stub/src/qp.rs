@@ -119,6 +119,7 @@ fn completes_as(opcode: ibv_wr_opcode) -> ibv_wc_opcode {
         IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
         IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
         IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+        IBV_WR_BIND_MW => IBV_WC_BIND_MW,
         _ => IBV_WC_SEND,
     }
 }
@@ -299,6 +300,8 @@ macro_rules! operations {
             ex.wr_start = Some(wr_start);
             ex.wr_complete = Some(wr_complete);
             ex.wr_abort = Some(wr_abort);
+            // Whether or not it was asked for, as rdma-safe has no windows to ask for it with.
+            ex.wr_bind_mw = Some(wr_bind_mw);
             ex.wr_set_sge = Some(wr_set_sge);
             ex.wr_set_sge_list = Some(wr_set_sge_list);
             ex.wr_set_inline_data = Some(wr_set_inline_data);
@@ -346,6 +349,12 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     let qp = unsafe { &mut *qp.cast::<Qp>() };
     qp.producer = qp.batch;
+}
+
+unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
+    let info = unsafe { &*info };
+    let wqe = unsafe { &mut *qp.cast::<Qp>() }.begin(IBV_WR_BIND_MW);
+    (wqe.remote_addr, wqe.rkey, wqe.extra) = (info.addr, rkey, info.mw_access_flags ^ mw.addr() as u32);
 }
 
 /// In the place of the remote address and key, where `post_send` finds them, too.

@@ -63,6 +63,7 @@ const LIMITS: &[Limit] = &[
             "write_imm",
             "send_inv",
             "fetch_add",
+            "bind_mw",
             "ud_send",
             "ud_send_cl",
         ],
