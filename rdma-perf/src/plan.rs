@@ -254,8 +254,8 @@ impl Plan {
             return self.pinning.check();
         }
         Err(format!(
-            "the plan of the test makes no sense; depths go up to {MAX_DEPTH}, lists to {MAX_LIST}, queue pairs of a thread to \
-             16384, --timeout to a day"
+            "the plan of the test makes no sense; --tx-depth and --rx-depth go up to {MAX_DEPTH}, --post-list to {MAX_LIST} and \
+             --tx-depth, --inline to 64 KiB, queue pairs of a thread to 16384, --timeout to a day"
         ))
     }
 

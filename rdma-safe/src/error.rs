@@ -289,8 +289,8 @@ pub enum Error {
 
     /// A queue pair cannot be destroyed or reset by a thread that is polling one of its completion queues.
     #[error(
-        "this thread holds a cursor on a completion queue of the queue pair, whose lock {verb} needs on some devices: drop \
-         the Poll first"
+        "this thread is polling a completion queue of the queue pair, whose lock {verb} needs on some devices: drop the Poll \
+         or Poller first"
     )]
     PolledHere {
         /// The verb.
@@ -305,8 +305,19 @@ pub enum Error {
     NoChannel,
 
     /// A queue pair has no address of its own yet to connect from.
-    #[error("the queue pair has no address yet; call QueuePair::init first")]
+    #[error(
+        "the queue pair has no address yet; call QueuePair::init first, or of a UD queue pair QueuePair::init_datagrams"
+    )]
     NotInitialised,
+
+    /// An object is not destroyed yet, since others need it.
+    #[error("the {object} is not destroyed as long as there are {by} that use it; drop them first")]
+    InUse {
+        /// What was to be destroyed.
+        object: &'static str,
+        /// What uses it.
+        by: &'static str,
+    },
 
     /// Queue pairs of this type cannot be made here, or do not have this.
     #[error("{what} is not for {qp_type} queue pairs; {instead}")]

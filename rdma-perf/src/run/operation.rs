@@ -69,7 +69,8 @@ impl Message<'_> {
     #[inline]
     fn bytes(&self) -> Inline<'_> {
         let first = self.memory.source.byte(self.offset);
-        // SAFETY: the message lies within the source. Of what is sent inline the source is not written by anybody.
+        // SAFETY: the message lies within the source. No device writes it: it is neither a target nor read into by a plan that
+        // sends inline. This thread does between messages, but not while this slice exists, which is for one call.
         Inline(unsafe { std::slice::from_raw_parts(first, self.size as usize) })
     }
 }

@@ -14,7 +14,7 @@ pub(super) trait Recorder {
     /// of the signaled ones, if there are any among them.
     fn posting(&mut self, index: u64, has_signaled: bool) -> u64;
 
-    /// The signaled message posted at `stamp` has completed, and with it all of the first `total`, `bytes` each.
+    /// The signaled message posted at `stamp` has completed, and with it all of the first `total`.
     fn completed(&mut self, stamp: u64, total: u64);
 
     /// A look at the queue begins.

@@ -116,7 +116,7 @@ impl CompletionQueueBuilder {
         }
         let unsupported = || self.context.unsupported("completion queues in a parent domain");
         if self.classic {
-            return Err(unsupported());
+            return Err(self.context.unsupported("classic completion queues in a parent domain"));
         }
         match self.create_extended() {
             Ok(raw) => Ok(self.clone().finish_extended(raw)),

@@ -16,7 +16,7 @@ impl Standing {
 }
 
 impl CompletionQueue {
-    /// Whether nobody has begun to poll it, and how it is polled: by `ibv_start_poll`.
+    /// Whether no cursor and no poller has begun to poll it.
     pub(crate) fn is_idle(&self) -> bool {
         matches!(self.mode, Mode::Extended | Mode::Classic)
     }

@@ -239,13 +239,8 @@ impl<'a> WorkCompletion<'a> {
     }
 
     #[inline(always)]
-    pub(super) fn classic(row: &'a ibv_wc) -> Self {
+    pub(crate) fn classic(row: &'a ibv_wc) -> Self {
         WorkCompletion { row: Row::Classic(row), fields: WcFields::STANDARD }
-    }
-
-    #[inline(always)]
-    pub(crate) fn of_row(row: &'a ibv_wc) -> Self {
-        Self::classic(row)
     }
 
     /// The row of a classic queue that it is; null of an extended one.
@@ -337,7 +332,8 @@ impl WorkCompletion<'_> {
         })
     }
 
-    /// Bytes transferred; meaningful for receives, reads and atomics.
+    /// Bytes transferred; meaningful for receives, reads and atomics. Of a datagram with the [`Grh::LEN`](crate::Grh::LEN) bytes before
+    /// its payload.
     #[must_use]
     #[inline(always)]
     pub fn byte_len(&self) -> Option<u32> {

@@ -48,6 +48,7 @@ pub use work::Work;
 /// endpoint.receive(inbox)?; // before the peer can send
 /// let remote = exchange(endpoint.address()); // over TCP, a file, …
 /// endpoint.connect(&remote)?;
+/// // A send that comes before the peer has connected, too, fails after half a second: let the peer say that it has.
 ///
 /// outbox.fill_from(b"hello")?;
 /// endpoint.send(outbox)?;
@@ -117,10 +118,18 @@ impl Endpoint {
         EndpointBuilder::new(pd)
     }
 
-    /// The same, with the interface of its queues known to the compiler: posting and polling are compiled without the other one.
+    /// This endpoint, with the interface of its queues known to the compiler: posting and polling are compiled without the other one.
+    ///
+    /// ```no_run
+    /// # fn example(endpoint: rdma_safe::Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut endpoint = endpoint.extended().map_err(|_| "the provider has no ibv_wr_*, or no ibv_start_poll")?;
+    /// let len = endpoint.take(|completion| completion.byte_len)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// The endpoint, if it does not post by `ibv_wr_*` and poll by `ibv_start_poll`.
+    /// The endpoint, as usable as before, if it does not post by `ibv_wr_*` and poll by `ibv_start_poll`.
     #[allow(clippy::result_large_err)] // It is given back, and not an error to be handed on.
     pub fn extended(self) -> Result<Endpoint<Extended>, Endpoint> {
         self.by()
@@ -156,7 +165,7 @@ impl<I: Interface> Endpoint<I> {
         self.address
     }
 
-    /// Connects to the peer at `remote`: [`QueuePair::connect`].
+    /// Connects to the peer at `remote`: [`QueuePair::connect`]. Send only when the peer has done so, too.
     ///
     /// # Errors
     /// As there.

@@ -40,7 +40,7 @@ impl<I: Interface> Endpoint<I> {
 
     /// As [`Endpoint::poll`], with what `look` makes of the work.
     ///
-    /// It costs less: `look` is compiled for each kind of work, which looks at no field whose value is known.
+    /// It costs less where `look` uses only some of the fields: the completion need not be put together in memory.
     ///
     /// # Errors
     /// As [`Endpoint::poll`].
@@ -124,7 +124,7 @@ impl<I: Interface> Endpoint<I> {
     #[inline(never)]
     fn poll_noting_row(&mut self, row: *const ibv_wc) -> Found {
         // SAFETY: it is where it was, as the queue was not asked since.
-        let found = unsafe { WorkCompletion::of_row(&*row) };
+        let found = unsafe { WorkCompletion::classic(&*row) };
         let noted = note(&mut self.live.sends, &mut self.live.receives, found);
         self.poll_noted(noted)
     }

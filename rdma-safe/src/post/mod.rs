@@ -56,7 +56,10 @@ const _: () = {
 #[non_exhaustive]
 pub enum PostError {
     /// The state of the queue pair does not allow it.
-    #[error("the queue pair is in {state}: sends need RTS, receives need INIT or later; connect it first")]
+    #[error(
+        "the queue pair is in {state}: sends need RTS, receives need INIT or later; see QueuePair::init, connect and \
+         init_datagrams"
+    )]
     NotReady {
         /// The state it is in.
         state: QueuePairState,

@@ -169,8 +169,9 @@ impl<Q: Receives> fmt::Debug for RecvChain<Q> {
 ///
 /// # Safety
 ///
-/// From [`RecvBatch::post`] until the receive has completed (its completion was polled, or the queue that it was posted to,
-/// the queue pair or the shared receive queue, was destroyed), the caller must see to it that the memory named by an [`Sge`] stays
+/// From [`RecvBatch::post`] until the receive has completed (its completion was polled, or [`QueuePair::destroy`] or
+/// [`SharedReceiveQueue::destroy`] of the queue that it was posted to has returned success; a shared receive queue that is dropped is
+/// destroyed when all its queue pairs are, too), the caller must see to it that the memory named by an [`Sge`] stays
 /// allocated and registered under its key with local write access, and is neither read, nor written, nor referred to by a
 /// reference: the device writes it when a message arrives.
 #[must_use = "dropping a batch posts nothing; call `post`"]

@@ -273,7 +273,7 @@ impl QueuePair {
     /// Brings a UD queue pair from RESET to RTS, and returns what a peer needs to send to it, beside `qkey`. A datagram with another
     /// queue key is dropped; keys with the highest bit set are for privileged users.
     ///
-    /// What arrives before receives are posted is dropped, too.
+    /// What arrives before receives are posted is dropped, too. Each receive needs [`Grh::LEN`](crate::Grh::LEN) bytes before the payload.
     ///
     /// # Errors
     /// Those of [`QueuePair::init`]; [`Error::WrongType`] on queue pairs of other types. If a step failed after the first one, the

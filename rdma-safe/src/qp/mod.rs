@@ -248,6 +248,12 @@ impl QueuePair {
         self.shared.context()
     }
 
+    /// The domain that it is in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.shared.pd()
+    }
+
     /// The C object, valid while this queue pair is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_qp {
@@ -284,7 +290,11 @@ impl fmt::Debug for QueuePair {
 
 impl Shared {
     pub(crate) fn context(&self) -> &Context {
-        self.parents.as_ref().expect("only `release` takes them").pd.context()
+        self.pd().context()
+    }
+
+    fn pd(&self) -> &ProtectionDomain {
+        &self.parents.as_ref().expect("only `release` takes them").pd
     }
 
     pub(crate) fn as_raw(&self) -> *mut ibv_qp {

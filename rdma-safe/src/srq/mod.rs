@@ -27,7 +27,8 @@ pub use builder::SharedReceiveQueueBuilder;
 /// than all the rest. Queue pairs have no use for the handle, only for the queue. Threads that post to one queue share
 /// the handle in a `Mutex`, and hold it for a batch.
 ///
-/// The queue is destroyed when the handle and the queue pairs that take from it are gone. When the limit is reached or the queue
+/// The queue is destroyed when the handle *and* the queue pairs that take from it are gone: memory of its receives must stay until
+/// then, see [`SharedReceiveQueue::destroy`]. When the limit is reached or the queue
 /// fails, [`AsyncEvents`](crate::AsyncEvents) tells, and names it by [`SharedReceiveQueue::id`].
 ///
 /// A queue pair that fails may have taken receives that then never complete. Like those that no queue pair has taken, they end when
@@ -221,6 +222,23 @@ impl SharedReceiveQueue {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
+
+    /// Destroys it: `ibv_destroy_srq(3)`. Dropping does the same, when no queue pair takes from it any more, and tells nobody.
+    ///
+    /// After success the memory of its receives is free again.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while there are queue pairs that take from it: it is destroyed when the last of them is gone.
+    /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process ends.
+    #[doc(alias = "ibv_destroy_srq")]
+    pub fn destroy(self) -> Result<()> {
+        let SharedReceiveQueue { chain, shared, .. } = self;
+        drop(chain);
+        match Arc::into_inner(shared) {
+            Some(mut shared) => shared.release(),
+            None => Err(Error::InUse { object: "shared receive queue", by: "queue pairs" }),
+        }
+    }
 }
 
 impl fmt::Debug for SharedReceiveQueue {
@@ -254,15 +272,24 @@ impl fmt::Debug for Shared {
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let Some(pd) = self.pd.take() else { return };
+impl Shared {
+    /// Destroys the queue, once.
+    fn release(&mut self) -> Result<()> {
+        let Some(pd) = self.pd.take() else { return Ok(()) };
         // SAFETY: no queue pair and no handle is left, as each holds an `Arc` of this. Every asynchronous event was
         // acknowledged as it was read (`AsyncEvents`), so this does not block for long.
         let destroyed = check(unsafe { (pd.context().verbs().ibv_destroy_srq)(self.raw.as_ptr()) });
-        if destroyed.is_err() {
+        destroyed.map_err(|errno| {
+            let device = pd.context().device_name().to_owned();
             // The queue still exists: what it belongs to must outlive it.
             std::mem::forget(pd);
-        }
+            Error::Verb { verb: "ibv_destroy_srq", device, errno }
+        })
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = self.release();
     }
 }

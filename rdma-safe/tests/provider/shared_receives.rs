@@ -448,3 +448,17 @@ fn threads_share_the_handle_and_nothing_is_lost() {
     ids.sort_unstable();
     assert!(ids.iter().copied().eq(0..4 * EACH), "{ids:?}");
 }
+
+#[test]
+fn a_shared_queue_is_destroyed_at_once_or_when_nobody_takes_from_it() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    pd.shared_receive_queue(8).build().unwrap().destroy().unwrap();
+    assert_eq!(fake.live().srqs, 0);
+    let Shared { srq, receivers, senders, .. } = Shared::new(&pd, EXTENDED);
+    let error = srq.destroy().unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    assert_eq!(fake.live().srqs, 1);
+    drop((receivers, senders));
+    assert_eq!(fake.live().srqs, 0);
+}
