@@ -52,6 +52,7 @@ pub(crate) fn main(args: &TestArgs, verb: Verb, metric: Metric) -> Result<i32> {
     let clock = Clock::calibrate();
     let server = args.host.as_deref().unwrap_or("this process");
     let control = match &args.host {
+        Some(host) if plan.compat => Control::connect_alone(host, args.device.port, CONNECT_LIMIT, &interrupt),
         Some(host) => Control::connect(host, args.device.port, CONNECT_LIMIT, Some(&interrupt)),
         None => loopback(&opened, clock, &interrupt),
     };
