@@ -115,8 +115,8 @@ impl Context {
         let init = || unsafe { (verbs.ibv_init_ah_from_wc)(self.as_raw(), port, &mut wc, &mut grh, &mut attr) };
         match check_neg(init) {
             Ok(0) => Ok(AddressVector::from_raw(&attr)),
-            Ok(errno) => Err(self.query_error("ibv_init_ah_from_wc", Errno(errno))),
-            Err(errno) => Err(self.query_error("ibv_init_ah_from_wc", errno)),
+            Ok(errno) => Err(self.verb_error("ibv_init_ah_from_wc", Errno(errno))),
+            Err(errno) => Err(self.verb_error("ibv_init_ah_from_wc", errno)),
         }
     }
 }
@@ -147,7 +147,7 @@ impl AddressHandle {
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(mut self) -> Result<()> {
         let context = self.pd.context().clone();
-        self.release().map_err(|errno| context.query_error("ibv_destroy_ah", errno))
+        self.release().map_err(|errno| context.verb_error("ibv_destroy_ah", errno))
     }
 
     /// Destroys the C object, once.

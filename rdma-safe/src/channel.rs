@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rdma_sys::*;
 
-use crate::cq::CqId;
 use crate::errno::{check_neg, check_ptr};
+use crate::id::CqId;
 use crate::{Context, Errno, Error, Result, readiness};
 
 /// A completion channel: `struct ibv_comp_channel`. Clones share it.

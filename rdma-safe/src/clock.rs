@@ -166,7 +166,7 @@ impl Context {
             }
             Ok(()) => Err(unsupported()),
             Err(errno) if errno.is_unsupported() => Err(unsupported()),
-            Err(errno) => Err(self.query_error("ibv_query_rt_values_ex", errno)),
+            Err(errno) => Err(self.verb_error("ibv_query_rt_values_ex", errno)),
         }
     }
 

@@ -111,7 +111,7 @@ impl Context {
         let mut attributes = ibv_port_attr::zeroed();
         // SAFETY: the context is valid and `attributes` has room for the structure whose size the shim passes along.
         check(unsafe { ibv_query_port(self.as_raw(), port, &mut attributes) })
-            .map_err(|errno| self.query_error("ibv_query_port", errno))?;
+            .map_err(|errno| self.verb_error("ibv_query_port", errno))?;
         Ok(PortAttributes::from_raw(attributes))
     }
 
@@ -135,7 +135,7 @@ impl Context {
         match check(unsafe { query(self.as_raw(), port.into(), &mut speed) }) {
             Ok(()) => Ok(speed.saturating_mul(100)),
             Err(errno) if errno.is_unsupported() => Err(unsupported()),
-            Err(errno) => Err(self.query_error("ibv_query_port_speed", errno)),
+            Err(errno) => Err(self.verb_error("ibv_query_port_speed", errno)),
         }
     }
 
@@ -158,7 +158,7 @@ impl Context {
             Ok(()) => Ok(gid_entry(&entry)),
             Err(Errno(libc::ENODATA | libc::ENOENT)) => Err(missing()),
             Err(errno) if errno.is_unsupported() => self.gid_from_sysfs(port, index)?.ok_or_else(missing),
-            Err(errno) => Err(self.query_error("ibv_query_gid_ex", errno)),
+            Err(errno) => Err(self.verb_error("ibv_query_gid_ex", errno)),
         }
     }
 
@@ -188,7 +188,7 @@ impl Context {
                 let entry = |index| self.gid_from_sysfs(port, index).transpose();
                 (0..table_len).filter_map(entry).collect()
             }
-            negative => Err(self.query_error("ibv_query_gid_table", Errno(negative.unsigned_abs() as i32))),
+            negative => Err(self.verb_error("ibv_query_gid_table", Errno(negative.unsigned_abs() as i32))),
         }
     }
 
@@ -211,7 +211,7 @@ impl Context {
         let mut pkey = 0;
         // SAFETY: the context is valid, and `pkey` is a valid out pointer.
         check_neg(|| unsafe { (self.verbs().ibv_query_pkey)(self.as_raw(), port, c_int::from(index), &mut pkey) })
-            .map_err(|errno| self.query_error("ibv_query_pkey", errno))?;
+            .map_err(|errno| self.verb_error("ibv_query_pkey", errno))?;
         Ok(u16::from_be(pkey))
     }
 
@@ -224,7 +224,7 @@ impl Context {
         self.query_port(port)?;
         // SAFETY: the context is valid.
         let index = check_neg(|| unsafe { (self.verbs().ibv_get_pkey_index)(self.as_raw(), port, pkey.to_be()) })
-            .map_err(|errno| self.query_error("ibv_get_pkey_index", errno))?;
+            .map_err(|errno| self.verb_error("ibv_get_pkey_index", errno))?;
         Ok(index as u16)
     }
 
@@ -272,8 +272,16 @@ impl Context {
         Error::Unsupported { device: self.device_name().into(), feature }
     }
 
-    pub(crate) fn query_error(&self, verb: &'static str, errno: Errno) -> Error {
+    pub(crate) fn verb_error(&self, verb: &'static str, errno: Errno) -> Error {
         Error::Verb { verb, device: self.device_name().into(), errno }
+    }
+
+    /// Of a verb that not every provider has.
+    pub(crate) fn feature_error(&self, verb: &'static str, feature: &'static str, errno: Errno) -> Error {
+        match errno.is_unsupported() {
+            true => self.unsupported(feature),
+            false => self.verb_error(verb, errno),
+        }
     }
 
     /// `ibv_query_gid` gives no type, and success with zeros for an empty entry.
@@ -281,7 +289,7 @@ impl Context {
         let mut raw = ibv_gid { raw: [0; 16] };
         // SAFETY: the context is valid, and `raw` is a valid out pointer.
         check_neg(|| unsafe { (self.verbs().ibv_query_gid)(self.as_raw(), port, index as c_int, &mut raw) })
-            .map_err(|errno| self.query_error("ibv_query_gid", errno))?;
+            .map_err(|errno| self.verb_error("ibv_query_gid", errno))?;
         let gid = Gid::from_raw(raw);
         if gid.is_zero() {
             return Ok(None);

@@ -54,6 +54,7 @@ mod error;
 mod fork;
 mod gid;
 mod grh;
+mod id;
 mod interface;
 mod mr;
 mod named;
@@ -77,8 +78,8 @@ pub use channel::CompletionChannel;
 pub use clock::{ClockReading, DeviceClock};
 pub use context::Context;
 pub use cq::{
-    CompletionError, CompletionQueue, CompletionQueueBuilder, CqId, Poll, PollError, Poller, WcFields, WcFlags,
-    WcOpcode, WcStatus, WorkCompletion,
+    CompletionError, CompletionQueue, CompletionQueueBuilder, Poll, PollError, Poller, WcFields, WcFlags, WcOpcode,
+    WcStatus, WorkCompletion,
 };
 pub use device::{Device, NodeType, TransportType, devices};
 pub use device_attributes::{
@@ -94,6 +95,7 @@ pub use error::{Error, Result};
 pub use fork::{ForkStatus, fork_init, fork_status};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
 pub use grh::Grh;
+pub use id::{CqId, QpId, SrqId};
 pub use interface::{Any, Classic, Extended, Interface, Known};
 pub use mr::{
     Backing, Buffer, ExposedRegion, HugePages, NullRegion, Pages, RawMemoryRegion, RemoteMemory, ReregisterError,
@@ -109,13 +111,13 @@ pub use post::{
     SendOps, SendQueue, Sge, UdTarget, WorkRequest,
 };
 pub use qp::{
-    AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QpId, QueuePair, QueuePairAddress,
+    AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QueuePair, QueuePairAddress,
     QueuePairAttributes, QueuePairBuilder, QueuePairCapacity, QueuePairState, QueuePairType, RateLimit, Transition,
     WrOpcode,
 };
 pub use quirks::Quirks;
 pub use rate::Rate;
-pub use srq::{SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, SrqId};
+pub use srq::{SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder};
 pub use td::ThreadDomain;
 
 /// Keeps the example of the README compiling.

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use crate::errno::check_ptr;
-use crate::{
-    CompletionQueue, Context, Errno, Error, QueuePairBuilder, Result, SharedReceiveQueueBuilder, ThreadDomain,
-};
+use crate::{CompletionQueue, Context, Error, QueuePairBuilder, Result, SharedReceiveQueueBuilder, ThreadDomain};
 
 /// A protection domain: queue pairs and memory regions work together only within one. Clones share it.
 #[derive(Clone)]
@@ -113,7 +111,7 @@ impl ProtectionDomain {
         let context = self.context();
         // SAFETY: the context and both domains are valid, and kept below; a mask of zero says that there are no allocators.
         let raw = check_ptr(|| unsafe { ibv_alloc_parent_domain(context.as_raw(), &mut attr) })
-            .map_err(|errno| domain_error(context, "ibv_alloc_parent_domain", "parent domains", errno))?;
+            .map_err(|errno| context.feature_error("ibv_alloc_parent_domain", "parent domains", errno))?;
         let inner = Arc::clone(&self.inner);
         let made_of = ManuallyDrop::new((Arc::clone(&inner), td.cloned()));
         Ok(ProtectionDomain { parent: Some(Arc::new(Parent { raw, made_of })), inner })
@@ -179,13 +177,5 @@ impl fmt::Debug for ProtectionDomain {
             .field("parent", &self.is_parent())
             .field("thread_domain", &self.thread_domain().is_some())
             .finish_non_exhaustive()
-    }
-}
-
-/// What a failed allocation of a domain says.
-pub(crate) fn domain_error(context: &Context, verb: &'static str, feature: &'static str, errno: Errno) -> Error {
-    match errno.is_unsupported() {
-        true => context.unsupported(feature),
-        false => context.query_error(verb, errno),
     }
 }

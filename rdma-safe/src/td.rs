@@ -8,7 +8,6 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use crate::errno::check_ptr;
-use crate::pd::domain_error;
 use crate::{Context, Result};
 
 /// A thread domain: `struct ibv_td`. Clones share it.
@@ -52,7 +51,7 @@ impl Context {
         let mut attr = ibv_td_init_attr::zeroed();
         // SAFETY: the context is valid, and `attr` is for the duration of the call.
         let raw = check_ptr(|| unsafe { ibv_alloc_td(self.as_raw(), &mut attr) })
-            .map_err(|errno| domain_error(self, "ibv_alloc_td", "thread domains", errno))?;
+            .map_err(|errno| self.feature_error("ibv_alloc_td", "thread domains", errno))?;
         Ok(ThreadDomain { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(self.clone()) }) })
     }
 }

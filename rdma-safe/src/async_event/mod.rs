@@ -8,10 +8,8 @@ use std::time::Duration;
 
 use rdma_sys::*;
 
-use crate::cq::CqId;
 use crate::errno::check_neg;
-use crate::qp::QpId;
-use crate::srq::SrqId;
+use crate::id::{CqId, QpId, SrqId};
 use crate::{Context, Errno, Error, Result, readiness};
 
 pub use kind::AsyncEventType;
@@ -112,8 +110,8 @@ impl fmt::Display for AsyncEvent {
             AsyncSource::WholeDevice => f.write_str("device"),
             AsyncSource::Port(port) => write!(f, "port {port}"),
             AsyncSource::Qp { number, .. } => write!(f, "queue pair {number:#08x}"),
-            AsyncSource::Cq(id) => write!(f, "completion queue {}", id.number()),
-            AsyncSource::Srq(id) => write!(f, "shared receive queue {}", id.number()),
+            AsyncSource::Cq(id) => write!(f, "completion queue {}", id),
+            AsyncSource::Srq(id) => write!(f, "shared receive queue {}", id),
             AsyncSource::Wq { number, .. } => write!(f, "work queue {number:#08x}"),
             AsyncSource::Unknown(number) => write!(f, "element {number}"),
         }

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
-use super::{CompletionQueue, CqId, Mode, Parents, Shared, Taken, WcFields};
+use super::{CompletionQueue, Mode, Parents, Shared, Taken, WcFields};
 use crate::errno::check_ptr;
+use crate::id::CqId;
 use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Quirks, Result};
 
 /// Describes a completion queue: `ibv_create_cq_ex(3)`, or `ibv_create_cq(3)` where the provider lacks it.

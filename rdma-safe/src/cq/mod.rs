@@ -10,12 +10,13 @@ mod wc;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
 use crate::errno::check;
+use crate::id::CqId;
 use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Result};
 
 pub use builder::CompletionQueueBuilder;
@@ -99,31 +100,6 @@ unsafe impl Sync for CompletionQueue {}
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
-
-/// Tells completion queues apart in the events of a channel; never used twice in a process.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct CqId(u64);
-
-impl CqId {
-    fn next() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        CqId(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// As `cq_context`, which is handed back with an event and never dereferenced.
-    fn to_context(self) -> *mut std::ffi::c_void {
-        std::ptr::without_provenance_mut(self.0 as usize)
-    }
-
-    pub(crate) fn from_context(context: *mut std::ffi::c_void) -> Self {
-        CqId(context.addr() as u64)
-    }
-
-    /// To be shown.
-    pub(crate) fn number(self) -> u64 {
-        self.0
-    }
-}
 
 impl CompletionQueue {
     /// The device that it belongs to.

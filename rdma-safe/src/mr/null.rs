@@ -22,9 +22,8 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn null_region(&self) -> Result<NullRegion> {
         // SAFETY: the domain is valid.
-        let raw = check_ptr(|| unsafe { ibv_alloc_null_mr(self.as_raw()) }).map_err(|errno| {
-            crate::pd::domain_error(self.context(), "ibv_alloc_null_mr", "null memory regions", errno)
-        })?;
+        let raw = check_ptr(|| unsafe { ibv_alloc_null_mr(self.as_raw()) })
+            .map_err(|errno| self.context().feature_error("ibv_alloc_null_mr", "null memory regions", errno))?;
         // SAFETY: just made, and given to nobody else.
         Ok(NullRegion { inner: unsafe { Registration::from_raw(raw, self) } })
     }

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
-use super::{Parents, QpId, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
+use super::{Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
 use crate::errno::check_ptr;
+use crate::id::QpId;
 use crate::post::{RecvState, SendOps, SendState};
 use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result, SharedReceiveQueue, srq};
 

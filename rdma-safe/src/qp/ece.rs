@@ -31,7 +31,7 @@ impl QueuePair {
         let mut ece = ibv_ece::zeroed();
         // SAFETY: the queue pair is valid, and so is the out pointer. What the provider reads only a `&mut self` changes.
         let result = check(unsafe { (self.context().verbs().ibv_query_ece)(self.as_raw(), &mut ece) });
-        result.map_err(|errno| self.shared.feature_error("ibv_query_ece", FEATURE, errno))?;
+        result.map_err(|errno| self.context().feature_error("ibv_query_ece", FEATURE, errno))?;
         Ok(Ece { vendor_id: ece.vendor_id, options: ece.options })
     }
 
@@ -45,7 +45,7 @@ impl QueuePair {
         let mut ece = ibv_ece { vendor_id: ece.vendor_id, options: ece.options, comp_mask: 0 };
         // SAFETY: the queue pair is valid and borrowed mutably, and `ece` is a valid in and out pointer.
         let result = check(unsafe { (self.context().verbs().ibv_set_ece)(self.as_raw(), &mut ece) });
-        result.map_err(|errno| self.shared.feature_error("ibv_set_ece", FEATURE, errno))?;
+        result.map_err(|errno| self.context().feature_error("ibv_set_ece", FEATURE, errno))?;
         Ok(Ece { vendor_id: ece.vendor_id, options: ece.options })
     }
 }

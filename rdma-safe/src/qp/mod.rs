@@ -5,7 +5,6 @@ mod builder;
 mod connect;
 mod data_order;
 mod ece;
-mod id;
 mod modify;
 mod rate_limit;
 mod state;
@@ -18,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_sys::*;
 
 use crate::errno::check;
+use crate::id::QpId;
 use crate::post::{RecvBatch, RecvQueue, RecvState, SendBatch, SendOps, SendQueue, SendState};
 use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge, SrqId};
 use crate::{cq, srq};
@@ -28,7 +28,6 @@ pub(crate) use connect::Local;
 pub use connect::{ConnectOptions, InitOptions, QueuePairAddress};
 pub use data_order::{DataInOrder, WrOpcode};
 pub use ece::Ece;
-pub use id::QpId;
 pub use modify::ModifyError;
 pub use rate_limit::RateLimit;
 pub use state::{QueuePairState, QueuePairType};
@@ -384,14 +383,6 @@ impl Shared {
         match self.parents.take() {
             Some(parents) => Doomed { raw: self.raw, parents: Some(parents) }.destroy(),
             None => Ok(()),
-        }
-    }
-
-    /// Of a verb that not every provider has.
-    fn feature_error(&self, verb: &'static str, feature: &'static str, errno: crate::Errno) -> Error {
-        match errno.is_unsupported() {
-            true => self.context().unsupported(feature),
-            false => self.error(verb, errno),
         }
     }
 

@@ -66,6 +66,6 @@ impl QueuePair {
         };
         // SAFETY: the queue pair is valid and borrowed mutably, and `attr` is for the duration of the call.
         check(unsafe { ibv_modify_qp_rate_limit(self.as_raw(), &mut attr) })
-            .map_err(|errno| self.shared.feature_error("ibv_modify_qp_rate_limit", FEATURE, errno))
+            .map_err(|errno| self.context().feature_error("ibv_modify_qp_rate_limit", FEATURE, errno))
     }
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
-use super::{Shared, SharedReceiveQueue, SharedReceiveQueueAttributes, SrqId};
+use super::{Shared, SharedReceiveQueue, SharedReceiveQueueAttributes};
 use crate::errno::check_ptr;
+use crate::id::SrqId;
 use crate::post::RecvChain;
 use crate::{Errno, Error, ProtectionDomain, Result};
 

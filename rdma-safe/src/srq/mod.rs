@@ -2,15 +2,14 @@
 
 mod builder;
 
-use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_sys::*;
 
 use crate::errno::check;
+use crate::id::SrqId;
 use crate::post::{RecvBatch, RecvChain};
 use crate::{Context, DeviceCapabilities, Errno, Error, PostError, ProtectionDomain, Result, Sge};
 
@@ -51,31 +50,6 @@ pub(crate) struct Shared {
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
-
-/// Tells shared receive queues apart in asynchronous events; never used twice in a process.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SrqId(u64);
-
-impl SrqId {
-    fn next() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        SrqId(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// As `srq_context`, which is read back with an event and never dereferenced.
-    fn to_context(self) -> *mut c_void {
-        std::ptr::without_provenance_mut(self.0 as usize)
-    }
-
-    pub(crate) fn from_context(context: *mut c_void) -> Self {
-        SrqId(context.addr() as u64)
-    }
-
-    /// To be shown.
-    pub(crate) fn number(self) -> u64 {
-        self.0
-    }
-}
 
 /// What a shared receive queue holds: `struct ibv_srq_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -155,7 +129,7 @@ impl SharedReceiveQueue {
         let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 0 };
         // SAFETY: the queue is valid, and `attr` is a valid out pointer.
         check(unsafe { (self.context().verbs().ibv_query_srq)(self.as_raw(), &mut attr) })
-            .map_err(|errno| self.context().query_error("ibv_query_srq", errno))?;
+            .map_err(|errno| self.context().verb_error("ibv_query_srq", errno))?;
         Ok(SharedReceiveQueueAttributes::from_raw(&attr))
     }
 
