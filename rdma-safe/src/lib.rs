@@ -16,7 +16,7 @@
 //!                    ├─ ThreadDomain
 //!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion
 //!                    │                    ├─ AddressHandle
-//!                    │                    ├─ SharedReceiveQueue
+//!                    │                    ├─ SharedReceiveQueue, ReceivePool
 //!                    │                    └─ QueuePair, Endpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
 //! ```
@@ -88,7 +88,7 @@ pub use device_attributes::{
     ReceiveSideScaling, RxHashFields, RxHashFunctions, SegmentationOffload, TagMatching, TagMatchingFlags,
 };
 pub use endpoint::{
-    Batch, Completion, Endpoint, EndpointBuilder, FailedWork, Operation, Rejected, Unposted, Work, WorkId,
+    Batch, Completion, Endpoint, EndpointBuilder, FailedWork, Operation, ReceivePool, Rejected, Unposted, Work, WorkId,
 };
 pub use errno::Errno;
 pub use error::{Error, Result};

@@ -2,11 +2,12 @@
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
 use super::ring::{Kind, Ring};
-use super::{Endpoint, Gates, Live, Operation, RECEIVE, Rare, Run, Settings};
+use super::{Endpoint, Gates, Live, Operation, RECEIVE, Rare, ReceivePool, Run, Settings};
 use crate::qp::Local;
-use crate::{Access, Error, InitOptions, ProtectionDomain, Result, TransportType, WcFields};
+use crate::{Access, Error, InitOptions, ProtectionDomain, QueuePairType, Result, TransportType, WcFields, srq};
 
 /// Fields of completions that endpoints look at.
 pub(super) const FIELDS: WcFields = WcFields::BYTE_LEN.union(WcFields::IMM);
@@ -16,6 +17,8 @@ pub(super) const FIELDS: WcFields = WcFields::BYTE_LEN.union(WcFields::IMM);
 #[must_use = "a builder creates nothing until `build`"]
 pub struct EndpointBuilder<'a> {
     pd: &'a ProtectionDomain,
+    qp_type: QueuePairType,
+    pool: Option<Arc<srq::Shared>>,
     init: InitOptions,
     send_depth: u32,
     recv_depth: u32,
@@ -30,6 +33,8 @@ impl<'a> EndpointBuilder<'a> {
     pub(super) fn new(pd: &'a ProtectionDomain) -> Self {
         EndpointBuilder {
             pd,
+            qp_type: QueuePairType::RC,
+            pool: None,
             init: InitOptions::default(),
             send_depth: 128,
             recv_depth: 128,
@@ -39,6 +44,15 @@ impl<'a> EndpointBuilder<'a> {
             classic_post: false,
             classic_poll: false,
         }
+    }
+
+    /// Type of the connection: [`QueuePairType::RC`], which it is unless set, or [`QueuePairType::UC`].
+    ///
+    /// Over an unreliable connection messages get lost without anybody being told, whole or in part: a send that completed has left,
+    /// and no more. There are no reads and atomics. Datagrams are for a [`DatagramEndpoint`](crate::DatagramEndpoint).
+    pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
+        self.qp_type = qp_type;
+        self
     }
 
     /// Port of the device, counted from 1; 1 unless set.
@@ -68,6 +82,13 @@ impl<'a> EndpointBuilder<'a> {
     /// Receives that can be posted, or done and not yet polled; 128 unless set.
     pub fn recv_depth(mut self, receives: u32) -> Self {
         self.recv_depth = receives;
+        self
+    }
+
+    /// Takes receives from `pool` instead of its own: [`Endpoint::receive`] is refused then, and
+    /// [`EndpointBuilder::recv_depth`] says how many messages can have arrived and not been polled.
+    pub fn receive_pool(mut self, pool: &ReceivePool) -> Self {
+        self.pool = Some(pool.shared().clone());
         self
     }
 
@@ -119,7 +140,7 @@ impl<'a> EndpointBuilder<'a> {
     /// Creates a completion queue and a queue pair, and brings the queue pair to INIT, so that receives can be posted.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] on iWARP; those of [`QueuePair::init`], [`CompletionQueueBuilder::build`] and
+    /// [`Error::Unsupported`] on iWARP; [`Error::WrongType`]; those of [`QueuePair::init`], [`CompletionQueueBuilder::build`] and
     /// [`QueuePairBuilder::build`].
     ///
     /// [`QueuePair::init`]: crate::QueuePair::init
@@ -131,6 +152,10 @@ impl<'a> EndpointBuilder<'a> {
             // Connections of iWARP are made by rdma_cm, and its sends do not all complete in order.
             let device = context.device_name().into();
             return Err(Error::Unsupported { device, feature: "an Endpoint (it is an iWARP device)" });
+        }
+        if ![QueuePairType::RC, QueuePairType::UC].contains(&self.qp_type) {
+            let instead = "an Endpoint is a connection, of the type RC or UC; for datagrams there is DatagramEndpoint";
+            return Err(Error::WrongType { what: "EndpointBuilder", qp_type: self.qp_type, instead });
         }
         // Before anything is created, since this is what most often fails.
         let local = Local::resolve(context, &self.init)?;
@@ -146,6 +171,7 @@ impl<'a> EndpointBuilder<'a> {
         let qp = self
             .pd
             .queue_pair(&cq, &cq)
+            .qp_type(self.qp_type)
             .send_depth(self.send_depth)
             .recv_depth(self.recv_depth)
             .inline_data(self.inline_data)
@@ -153,6 +179,10 @@ impl<'a> EndpointBuilder<'a> {
             .max_batch(self.send_depth)
             .no_recv_batches()
             .classic(self.classic_post);
+        let qp = match &self.pool {
+            Some(pool) => qp.receives_of(pool.clone()),
+            None => qp,
+        };
         let mut qp = qp.build()?;
         let address = qp.init_as(local, &self.init)?;
         let settings = Settings {
@@ -161,12 +191,14 @@ impl<'a> EndpointBuilder<'a> {
             max_unsignaled: (self.send_depth / 2).max(1),
             timestamps: self.timestamps,
         };
+        let recv_depth = if self.pool.is_some() { 0 } else { self.recv_depth };
         let mut endpoint = Endpoint {
             gates: Gates::SHUT,
             live: Live {
                 qp: ManuallyDrop::new(qp),
                 sends: Ring::new(self.send_depth, 0, Kind::signaled(Operation::Send)),
-                receives: Ring::new(self.recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
+                receives: Ring::new(recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
+                pool: self.pool,
                 destroyed: false,
             },
             cq,

@@ -9,25 +9,24 @@ use crate::{Buffer, ProtectionDomain};
 /// what has to be done.
 #[derive(Clone, Copy)]
 pub(super) struct Gates {
-    /// For a send, a write or a read with a completion of its own: [`ProtectionDomain::id`], or [`NOBODY`].
-    send: usize,
+    /// For a send or a write with a completion of its own: [`ProtectionDomain::id`], or [`NOBODY`].
+    pub(super) send: usize,
+    /// For a read, likewise.
+    pub(super) read: usize,
     /// For a receive.
     receive: usize,
     /// Nothing is left to hand out, nothing is staged, and completions have the fields that all endpoints ask for and no more.
     pub(super) poll: bool,
 }
 
+/// What is sent and written at once.
+const AT_ONCE: SendOps = SendOps::SEND.union(SendOps::RDMA_WRITE);
+
 /// What no domain has, and no buffer.
 const NOBODY: usize = 1;
 
 impl Gates {
-    pub(super) const SHUT: Gates = Gates { send: NOBODY, receive: NOBODY, poll: false };
-
-    /// Whether `buffer` can be sent at once. Its length has 32 bits then.
-    #[inline(always)]
-    pub(super) fn send(&self, buffer: &Buffer) -> bool {
-        buffer.gate() == self.send
-    }
+    pub(super) const SHUT: Gates = Gates { send: NOBODY, read: NOBODY, receive: NOBODY, poll: false };
 
     /// Whether `buffer` can be received into at once. Its capacity has 32 bits then.
     #[inline(always)]
@@ -54,8 +53,7 @@ impl<I: Interface> Endpoint<I> {
             return;
         }
         self.abandon();
-        let pending = self.live.sends.has_completed() || self.live.receives.has_completed();
-        self.gates.poll = !pending && !self.settings.timestamps && self.cq.is_idle();
+        self.gates.poll = !self.has_completed() && !self.settings.timestamps && self.cq.is_idle();
         if (self.settings.max_message as usize) < Buffer::SHORT {
             return;
         }
@@ -63,8 +61,9 @@ impl<I: Interface> Endpoint<I> {
             self.gates.receive = self.pd.id();
         }
         let queue = self.live.qp.send_state();
-        if queue.is_ready() && queue.operations().contains(SendOps::BASIC) {
-            self.gates.send = self.pd.id();
+        if queue.is_ready() {
+            let open = |ops| if queue.operations().contains(ops) { self.pd.id() } else { NOBODY };
+            (self.gates.send, self.gates.read) = (open(AT_ONCE), open(SendOps::RDMA_READ));
         }
     }
 }

@@ -5,6 +5,7 @@ mod builder;
 mod completion;
 mod gates;
 mod poll;
+mod pool;
 mod post;
 mod ring;
 mod work;
@@ -12,11 +13,12 @@ mod work;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
 use crate::interface::{Any, Classic, Extended, Interface, Known};
 use crate::{
     Buffer, CompletionChannel, CompletionQueue, ConnectOptions, PollError, ProtectionDomain, QueuePair,
-    QueuePairAddress, Result,
+    QueuePairAddress, Result, srq,
 };
 use gates::Gates;
 use ring::Ring;
@@ -26,9 +28,10 @@ pub use builder::EndpointBuilder;
 use completion::RECEIVE;
 
 pub use completion::{Completion, FailedWork, Operation, Rejected, Unposted, WorkId};
+pub use pool::ReceivePool;
 pub use work::Work;
 
-/// A reliable connection whose user needs no `unsafe`.
+/// A connection whose user needs no `unsafe`: a reliable one, or, with [`EndpointBuilder::qp_type`], an unreliable one.
 ///
 /// A buffer that is posted is *moved* into the endpoint; it comes back with the completion of its work, so that nobody can
 /// touch, free or post it in between. Work is kept in rings of fixed size, one for sends and one for receives, allocated
@@ -79,6 +82,8 @@ struct Live {
     qp: ManuallyDrop<QueuePair>,
     sends: Ring<Buffer>,
     receives: Ring<Buffer>,
+    /// The queue of a [`ReceivePool`], whose receives it takes instead.
+    pool: Option<Arc<srq::Shared>>,
     /// `qp` was taken.
     destroyed: bool,
 }

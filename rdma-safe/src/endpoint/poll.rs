@@ -6,11 +6,12 @@ use super::builder::FIELDS;
 use super::completion::Extra;
 use super::gates::Gates;
 use super::ring::{Done, Ring};
-use super::{Completion, Endpoint, Live, Operation, RECEIVE, WorkId};
+use super::{Completion, Endpoint, Live, Operation, RECEIVE, Rare, WorkId};
 use rdma_sys::ibv_wc;
 
 use crate::cq::Standing;
 use crate::interface::Interface;
+use crate::srq::Slab;
 use crate::{Buffer, Error, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 /// What there is to say of work that has completed, beside what it was.
@@ -114,7 +115,7 @@ impl<I: Interface> Endpoint<I> {
     #[cold]
     #[inline(never)]
     fn poll_noting(&mut self, standing: Standing) -> Found {
-        let noted = note(&mut self.live.sends, &mut self.live.receives, standing.completion(FIELDS));
+        let noted = note(&mut self.live, &mut self.rare, standing.completion(FIELDS));
         drop(standing);
         self.poll_noted(noted)
     }
@@ -125,7 +126,7 @@ impl<I: Interface> Endpoint<I> {
     fn poll_noting_row(&mut self, row: *const ibv_wc) -> Found {
         // SAFETY: it is where it was, as the queue was not asked since.
         let found = unsafe { WorkCompletion::classic(&*row) };
-        let noted = note(&mut self.live.sends, &mut self.live.receives, found);
+        let noted = note(&mut self.live, &mut self.rare, found);
         self.poll_noted(noted)
     }
 
@@ -139,16 +140,16 @@ impl<I: Interface> Endpoint<I> {
     /// Takes one completion out of the queue, if there is any, and notes it in its ring.
     #[inline(never)]
     fn look(&mut self) -> Result<bool, PollError> {
-        let Endpoint { cq, live: Live { sends, receives, .. }, .. } = self;
+        let Endpoint { cq, live, rare, .. } = self;
         let fields = cq.fields();
         let noted = if cq.is_extended() {
             // SAFETY: an extended queue. It is idle, as nothing here leaves it otherwise. As to queue pairs, see `poll`.
             let Some(standing) = (unsafe { cq.stand() })? else { return Ok(false) };
-            note(sends, receives, standing.completion(fields))
+            note(live, rare, standing.completion(fields))
         } else {
             // SAFETY: a classic queue.
             let Some(found) = (unsafe { cq.next_row() })? else { return Ok(false) };
-            note(sends, receives, found)
+            note(live, rare, found)
         };
         noted.inspect_err(|_| self.doubt())?;
         Ok(true)
@@ -223,12 +224,15 @@ impl<I: Interface> Endpoint<I> {
     }
 
     #[inline]
-    fn has_completed(&self) -> bool {
-        self.live.sends.has_completed() || self.live.receives.has_completed()
+    pub(super) fn has_completed(&self) -> bool {
+        self.live.sends.has_completed() || self.live.receives.has_completed() || self.rare.completion.is_some()
     }
 
     /// Hands out work that is done.
     fn pop(&mut self) -> Option<Completion> {
+        if let Some(shared) = self.rare.completion.take() {
+            return Some(shared);
+        }
         let done = match self.live.sends.pop() {
             Some(done) => done,
             None => self.live.receives.pop()?,
@@ -329,14 +333,22 @@ fn take_usual<S: Shown, F: FnOnce(Completion) -> R, R>(
     Ok(look(Completion::new(id, Operation::ReceiveWrite, Some(buffer), outcome)))
 }
 
-/// Notes a completion in its ring; an error when it names work that is not in flight.
+/// Notes a completion in its ring, or, as it is handed out next, that of a shared receive in `rare`; an error when it names work that is
+/// not in flight.
 #[cold]
 #[inline(never)]
-fn note(sends: &mut Ring<Buffer>, receives: &mut Ring<Buffer>, found: WorkCompletion<'_>) -> Result<(), PollError> {
+fn note(live: &mut Live, rare: &mut Rare, found: WorkCompletion<'_>) -> Result<(), PollError> {
+    let Live { sends, receives, pool, .. } = live;
     let id = found.wr_id();
     let status = found.status();
     let failed = (status != WcStatus::SUCCESS).then(|| Outcome::failed(&found));
-    let known = if id & RECEIVE != 0 {
+    let known = if let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(id)) {
+        rare.completion = slab.take(id).map(|mut buffer| {
+            let outcome = failed.unwrap_or_else(|| arrived(&mut buffer, &found));
+            Completion::new(id, outcome.operation.unwrap_or(Operation::Receive), Some(buffer), outcome)
+        });
+        rare.completion.is_some()
+    } else if id & RECEIVE != 0 {
         receives.complete(id, |slot| match (failed, &mut slot.buffer) {
             (Some(failed), _) => failed,
             (None, Some(buffer)) => arrived(buffer, &found),

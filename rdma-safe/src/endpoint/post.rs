@@ -43,6 +43,8 @@ impl<I: Interface> Endpoint<I> {
     fn receive_slowly(&mut self, buffer: Buffer) -> u64 {
         let error = if self.poisoned {
             PostError::Poisoned
+        } else if self.live.pool.is_some() {
+            PostError::SharedReceives
         } else if !buffer.is_of(&self.pd) {
             PostError::ForeignBuffer
         } else if self.live.receives.is_full() {
@@ -134,14 +136,14 @@ impl<I: Interface> Endpoint<I> {
     /// Posts work with a completion of its own, of a buffer of which at most `room` bytes fit where it goes.
     #[inline(always)]
     fn post_buffer(&mut self, verb: impl AtOnce, buffer: Buffer, room: u64) -> Result<WorkId, Rejected> {
-        let id = if !self.gates.send(&buffer) || self.live.sends.is_full() || buffer.len() as u64 > room {
+        let id = if buffer.gate() != verb.gate(&self.gates) || self.live.sends.is_full() || buffer.len() as u64 > room {
             self.post_slowly(verb.verb(), buffer)
         } else {
             let (id, kind) = (self.live.sends.next_sequence(), Kind::signaled(verb.verb().operation()));
             // Each way returns by itself: the compiler then knows what comes of it.
             if I::EXTENDED.unwrap_or_else(|| self.live.qp.is_extended()) {
                 // SAFETY: the gate is open, and so it is asked.
-                match unsafe { self.post_at_once::<Extended>(verb, id, &buffer) } {
+                match unsafe { self.post_at_once::<Extended, _>(verb, id, &buffer) } {
                     Ok(()) => {
                         self.live.sends.push(Some(buffer), kind);
                         return Ok(WorkId(id));
@@ -150,7 +152,7 @@ impl<I: Interface> Endpoint<I> {
                 }
             } else {
                 // SAFETY: as above.
-                match unsafe { self.post_at_once::<Classic>(verb, id, &buffer) } {
+                match unsafe { self.post_at_once::<Classic, _>(verb, id, &buffer) } {
                     Ok(()) => {
                         self.live.sends.push(Some(buffer), kind);
                         return Ok(WorkId(id));
@@ -166,12 +168,12 @@ impl<I: Interface> Endpoint<I> {
     /// The gate must be open for `buffer`, and the queue pair be of the interface `J`. The buffer has to go into the ring before anything else happens, unless
     /// the provider has surely not taken it.
     #[inline(always)]
-    unsafe fn post_at_once<J: Known>(&mut self, verb: impl AtOnce, id: u64, buffer: &Buffer) -> Result<(), PostError> {
+    unsafe fn post_at_once<J: Known, V: AtOnce>(&mut self, verb: V, id: u64, buffer: &Buffer) -> Result<(), PostError> {
         let wr = WorkRequest::new(id).signaled();
         let queue = self.live.qp.send_state();
-        // SAFETY: where the gate is open no batch is begun, these operations are enabled, and the interface is `J`.
+        // SAFETY: where the gate is open no batch is begun, the operation is enabled, and the interface is `J`.
         unsafe {
-            queue.post::<J>(SendOps::BASIC, |batch| {
+            queue.post::<J>(V::OPS, |batch| {
                 // SAFETY: the memory belongs to the buffer alone, which stays in the ring until the work has completed or the
                 // queue pair was destroyed. As to the peer's memory, see `Batch::try_add_buffer`.
                 verb.add(batch, wr, buffer)
@@ -259,7 +261,13 @@ impl<I: Interface> Endpoint<I> {
 
 /// What is posted at once, each a type, so that it is compiled for it alone.
 trait AtOnce: Copy {
+    /// The operation, without which its gate stays shut.
+    const OPS: SendOps;
+
     fn verb(self) -> Verb;
+
+    /// Of which domain a buffer has to be: its length has 32 bits then.
+    fn gate(self, gates: &Gates) -> usize;
 
     /// Adds it, with the bytes of `buffer` up to its length, which has 32 bits.
     ///
@@ -279,12 +287,19 @@ struct Write(RemoteMemory);
 struct Read(RemoteMemory);
 
 macro_rules! at_once {
-    ($($name:ident $(($remote:ident))? = $method:ident;)+) => {$(
+    ($($name:ident $(($remote:ident))? = $method:ident, $gate:ident, $op:ident;)+) => {$(
         impl AtOnce for $name {
+            const OPS: SendOps = SendOps::$op;
+
             #[inline(always)]
             fn verb(self) -> Verb {
                 let $name $(($remote))? = self;
                 Verb::$name $(($remote))?
+            }
+
+            #[inline(always)]
+            fn gate(self, gates: &Gates) -> usize {
+                gates.$gate
             }
 
             #[inline(always)]
@@ -303,7 +318,7 @@ macro_rules! at_once {
 }
 
 at_once! {
-    Send = send;
-    Write(remote) = write;
-    Read(remote) = read;
+    Send = send, send, SEND;
+    Write(remote) = write, send, RDMA_WRITE;
+    Read(remote) = read, read, RDMA_READ;
 }

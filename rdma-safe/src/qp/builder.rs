@@ -75,8 +75,12 @@ impl<'a> QueuePairBuilder<'a> {
     /// Takes receives from `srq` instead of a queue of its own: `recv_depth` and `recv_sges` then mean nothing, and receives
     /// that are posted to the queue pair are refused with [`PostError::SharedReceives`](crate::PostError::SharedReceives). They
     /// complete on this queue pair's completion queue, where [`WcFields::QP_NUM`](crate::WcFields::QP_NUM) tells whose they are.
-    pub fn shared_receive_queue(mut self, srq: &SharedReceiveQueue) -> Self {
-        self.srq = Some(srq.shared().clone());
+    pub fn shared_receive_queue(self, srq: &SharedReceiveQueue) -> Self {
+        self.receives_of(srq.shared().clone())
+    }
+
+    pub(crate) fn receives_of(mut self, srq: Arc<srq::Shared>) -> Self {
+        self.srq = Some(srq);
         self
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
-use super::{Shared, SharedReceiveQueue, SharedReceiveQueueAttributes};
+use super::{Shared, SharedReceiveQueue, SharedReceiveQueueAttributes, Slab};
 use crate::errno::check_ptr;
 use crate::id::SrqId;
 use crate::post::RecvChain;
@@ -53,6 +53,11 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn build(self) -> Result<SharedReceiveQueue> {
+        self.build_with(None)
+    }
+
+    /// As [`SharedReceiveQueueBuilder::build`], with buffers of receives to be kept until it is destroyed.
+    pub(crate) fn build_with(self, slab: Option<Slab>) -> Result<SharedReceiveQueue> {
         let (context, id) = (self.pd.context(), SrqId::next());
         // What a limit is set to at creation is ignored.
         let attr = ibv_srq_attr { max_wr: self.max_wr, max_sge: self.max_sge, srq_limit: 0 };
@@ -61,7 +66,7 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
         // SAFETY: the domain is valid, and `init` is for the duration of the call.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_create_srq)(self.pd.as_raw(), &mut init) })
             .map_err(|errno| self.error(errno))?;
-        let shared = Arc::new(Shared { raw, pd: Some(self.pd.clone()), id });
+        let shared = Arc::new(Shared { raw, pd: Some(self.pd.clone()), id, slab });
         // Some providers write what they granted, and some nothing.
         let granted = SharedReceiveQueueAttributes::from_raw(&init.attr);
         let capacity = SharedReceiveQueueAttributes {

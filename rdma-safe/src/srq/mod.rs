@@ -1,6 +1,7 @@
 //! Shared receive queues.
 
 mod builder;
+mod slab;
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -14,6 +15,7 @@ use crate::post::{RecvBatch, RecvChain};
 use crate::{Context, DeviceCapabilities, Errno, Error, PostError, ProtectionDomain, Result, Sge};
 
 pub use builder::SharedReceiveQueueBuilder;
+pub(crate) use slab::{Slab, Vacancies};
 
 /// A shared receive queue: receives that several queue pairs take from, `struct ibv_srq`. Made by
 /// [`ProtectionDomain::shared_receive_queue`].
@@ -44,9 +46,11 @@ pub(crate) struct Shared {
     raw: NonNull<ibv_srq>,
     pd: Option<ProtectionDomain>,
     id: SrqId,
+    /// Buffers of its receives, which the device may write until it is destroyed.
+    slab: Option<Slab>,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable.
+// SAFETY: libibverbs objects may be used from any thread (see `Context`); the slab is `Sync`, and the rest immutable.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -206,10 +210,18 @@ impl SharedReceiveQueue {
     /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process ends.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Result<()> {
+        self.destroy_with_slab().map(drop)
+    }
+
+    /// As [`SharedReceiveQueue::destroy`], and hands out the slab, whose buffers nobody uses any more.
+    pub(crate) fn destroy_with_slab(self) -> Result<Option<Slab>> {
         let SharedReceiveQueue { chain, shared, .. } = self;
         drop(chain);
         match Arc::into_inner(shared) {
-            Some(mut shared) => shared.release(),
+            Some(mut shared) => {
+                shared.release()?;
+                Ok(shared.slab.take())
+            }
             None => Err(Error::InUse { object: "shared receive queue", by: "queue pairs" }),
         }
     }
@@ -235,6 +247,12 @@ impl Shared {
         self.raw.as_ptr()
     }
 
+    /// Of the queue of a [`ReceivePool`](crate::ReceivePool).
+    #[inline]
+    pub(crate) fn slab(&self) -> Option<&Slab> {
+        self.slab.as_ref()
+    }
+
     pub(crate) fn pd(&self) -> &ProtectionDomain {
         self.pd.as_ref().expect("only `drop` takes it")
     }
@@ -255,8 +273,9 @@ impl Shared {
         let destroyed = check(unsafe { (pd.context().verbs().ibv_destroy_srq)(self.raw.as_ptr()) });
         destroyed.map_err(|errno| {
             let device = pd.context().device_name().to_owned();
-            // The queue still exists: what it belongs to must outlive it.
+            // The queue still exists: what it belongs to must outlive it, and so must the memory of its receives.
             std::mem::forget(pd);
+            std::mem::forget(self.slab.take());
             Error::Verb { verb: "ibv_destroy_srq", device, errno }
         })
     }

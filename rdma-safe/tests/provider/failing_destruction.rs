@@ -34,18 +34,18 @@ impl Drop for Witness {
 
 /// Counts what is freed of all buffers made with it.
 #[derive(Default)]
-struct Count(Arc<AtomicUsize>);
+pub(crate) struct Count(Arc<AtomicUsize>);
 
 impl Count {
     fn witness(&self) -> Witness {
         Witness { pages: Pages::new(64).unwrap(), freed: Arc::clone(&self.0) }
     }
 
-    fn buffer(&self, pd: &ProtectionDomain) -> Buffer {
+    pub(crate) fn buffer(&self, pd: &ProtectionDomain) -> Buffer {
         pd.register(self.witness()).unwrap()
     }
 
-    fn freed(&self) -> usize {
+    pub(crate) fn freed(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }

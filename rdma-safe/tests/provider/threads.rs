@@ -4,8 +4,8 @@ use std::sync::mpsc;
 
 use rdma_safe::{
     AsyncEvents, Buffer, CompletionChannel, CompletionQueue, Context, Device, Endpoint, ExposedRegion, Inline, Pages,
-    ProtectionDomain, QueuePair, RawMemoryRegion, RecvBatch, RecvQueue, SendQueue, SharedReceiveQueue, ThreadDomain,
-    WcFields, WorkRequest,
+    ProtectionDomain, QueuePair, RawMemoryRegion, ReceivePool, RecvBatch, RecvQueue, SendQueue, SharedReceiveQueue,
+    ThreadDomain, WcFields, WorkRequest,
 };
 
 use crate::fake::{Config, Fake};
@@ -28,6 +28,7 @@ fn what_may_cross_threads_does() {
     is_send::<QueuePair>();
     is_send::<Endpoint>();
     is_send::<SharedReceiveQueue>();
+    is_send::<ReceivePool>();
     is_send::<SendQueue<'_>>();
     is_send::<RecvQueue<'_>>();
     is_send::<RecvBatch<'_>>();
@@ -40,6 +41,7 @@ fn what_may_cross_threads_does() {
     is_sync::<ThreadDomain>();
     is_sync::<Buffer>();
     is_sync::<SharedReceiveQueue>();
+    is_sync::<ReceivePool>();
 }
 
 #[test]

@@ -1,0 +1,157 @@
+//! Receives that endpoints share, with their buffers.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Rejected, WorkId};
+use crate::srq::{self, Slab, Vacancies};
+use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
+
+/// Receives that any number of endpoints take from: a [`SharedReceiveQueue`] whose user needs no `unsafe`.
+///
+/// Endpoints are built with [`EndpointBuilder::receive_pool`](crate::EndpointBuilder::receive_pool). A buffer that is posted here
+/// is moved into the pool; it comes out of the endpoint whose peer has sent the message that is in it. So a service needs receives
+/// for the messages that arrive at once, and not for each of its connections.
+///
+/// Posting is exclusive, polling is not: the pool can be on one thread, and each endpoint on another.
+///
+/// ```no_run
+/// # fn example(pd: &rdma_safe::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+/// use rdma_safe::{Endpoint, ReceivePool};
+///
+/// let mut pool = ReceivePool::new(pd, 256)?;
+/// for buffer in pd.allocate(256 * 4096)?.into_chunks(4096)? {
+///     pool.receive(buffer)?;
+/// }
+/// let mut clients = Vec::new();
+/// for _ in 0..1000 {
+///     clients.push(Endpoint::builder(pd).receive_pool(&pool).build()?);
+/// }
+/// // … connect them
+/// for client in &mut clients {
+///     while let Some(done) = client.poll()? {
+///         if done.id.is_receive() {
+///             let done = done.ok()?;
+///             // … read the message
+///             pool.receive(done.buffer.unwrap())?;
+///         }
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// When receives run out, senders over reliable connections are told to try again, and messages over unreliable ones are lost.
+/// [`ReceivePool::set_limit`] asks for an event before that.
+///
+/// The queue is destroyed when the pool and all its endpoints are gone, and the buffers that are still in it are freed then.
+pub struct ReceivePool {
+    srq: SharedReceiveQueue,
+    vacancies: Vacancies,
+    /// A posting failed, and whether the provider has its work is not known.
+    poisoned: bool,
+}
+
+impl ReceivePool {
+    /// Makes a pool with room for `depth` receives in this domain: `ibv_create_srq(3)`.
+    ///
+    /// # Errors
+    /// Those of [`SharedReceiveQueueBuilder::build`](crate::SharedReceiveQueueBuilder::build).
+    pub fn new(pd: &ProtectionDomain, depth: u32) -> Result<Self> {
+        let (slab, vacancies) = Slab::new(depth);
+        let srq = pd.shared_receive_queue(depth).max_batch(1).build_with(Some(slab))?;
+        Ok(ReceivePool { srq, vacancies, poisoned: false })
+    }
+
+    /// Posts a receive: a message to one of the endpoints goes into `buffer`, up to its capacity.
+    ///
+    /// # Errors
+    /// [`Rejected`] gives the buffer back: with [`PostError::ForeignBuffer`] if it is of another domain than the pool, with
+    /// [`PostError::QueueFull`] if there are as many receives as the pool was made for.
+    #[inline]
+    pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+        if self.poisoned {
+            return Err(Rejected { error: PostError::Poisoned, buffer: Some(buffer) });
+        }
+        if !buffer.is_of(self.pd()) {
+            return Err(Rejected { error: PostError::ForeignBuffer, buffer: Some(buffer) });
+        }
+        let sge = buffer.short_whole_sge();
+        let Some(slab) = self.srq.shared().slab() else { unreachable!("`new` has made the queue with a slab") };
+        // SAFETY: the two were made together.
+        let ticket = match unsafe { slab.insert(&mut self.vacancies, buffer) } {
+            Ok(ticket) => ticket,
+            Err(buffer) => {
+                return Err(Rejected { error: PostError::QueueFull { posted: 0 }, buffer: Some(buffer) });
+            }
+        };
+        // SAFETY: the memory belongs to the buffer alone, which is in the slab. It stays there until a completion names its ticket,
+        // or the provider surely has not taken it, or the queue was destroyed (see `srq::Shared::release`).
+        match unsafe { self.srq.receive(ticket, sge) } {
+            Ok(()) => Ok(WorkId(ticket)),
+            Err(error) => Err(self.failed(ticket, error)),
+        }
+    }
+
+    /// It was not taken, or the provider does not say.
+    #[cold]
+    fn failed(&mut self, ticket: u64, error: PostError) -> Rejected {
+        let buffer = match error.surely_not_posted() {
+            true => self.srq.shared().slab().and_then(|slab| slab.take(ticket)),
+            false => {
+                self.poisoned = true;
+                None
+            }
+        };
+        Rejected { error, buffer }
+    }
+
+    /// Receives that are posted and not done. It looks at each one.
+    #[must_use]
+    pub fn receives_in_flight(&self) -> usize {
+        self.srq.shared().slab().map_or(0, Slab::len)
+    }
+
+    /// Asks for one event when fewer than `limit` receives are left: [`SharedReceiveQueue::set_limit`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_limit(&mut self, limit: u32) -> Result<()> {
+        self.srq.set_limit(limit)
+    }
+
+    /// Read-only access to the queue: for its name in events, [`SharedReceiveQueue::id`], among others.
+    #[must_use]
+    pub fn shared_receive_queue(&self) -> &SharedReceiveQueue {
+        &self.srq
+    }
+
+    /// The domain whose buffers it takes.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.srq.pd()
+    }
+
+    pub(super) fn shared(&self) -> &Arc<srq::Shared> {
+        self.srq.shared()
+    }
+
+    /// Destroys the queue, and returns the buffers that no endpoint has taken.
+    ///
+    /// # Errors
+    /// [`Error::InUse`](crate::Error::InUse) while there are endpoints that take from it: the queue is destroyed, and the buffers
+    /// are freed, when the last of them is gone. [`Error::Verb`](crate::Error::Verb) when it cannot be destroyed; the buffers are then
+    /// leaked, as the device may still use them.
+    pub fn close(self) -> Result<Vec<Buffer>> {
+        Ok(self.srq.destroy_with_slab()?.map_or_else(Vec::new, Slab::into_buffers))
+    }
+}
+
+impl fmt::Debug for ReceivePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceivePool")
+            .field("shared_receive_queue", &self.srq)
+            .field("receives_in_flight", &self.receives_in_flight())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,311 @@
+//! The owned door of shared receives: buffers that several endpoints take from one pool.
+
+use std::sync::mpsc;
+
+use rdma_safe::{
+    Access, Buffer, Endpoint, Errno, Error, Operation, Pages, PollError, PostError, ProtectionDomain, ReceivePool,
+    WcStatus, Work,
+};
+use rdma_sys::{IBV_WC_RECV, IBV_WC_SUCCESS};
+
+use crate::failing_destruction::Count;
+use crate::fake::{Bad, Config, Cqe, Fake, Mode, PostFault};
+use crate::support::{CLASSIC, EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface};
+
+/// Two endpoints that take from one pool of four receives, and the peers of each.
+struct Service {
+    pool: ReceivePool,
+    clients: [Endpoint; 2],
+    peers: [Endpoint; 2],
+}
+
+impl Service {
+    fn new(pd: &ProtectionDomain, interfaces: Interfaces) -> Self {
+        let pool = ReceivePool::new(pd, 4).unwrap();
+        let client = || builder(pd, interfaces).receive_pool(&pool).build().unwrap();
+        let peer = || builder(pd, interfaces).build().unwrap();
+        let (mut clients, mut peers) = ([client(), client()], [peer(), peer()]);
+        for (client, peer) in clients.iter_mut().zip(&mut peers) {
+            connect(client, peer);
+        }
+        Service { pool, clients, peers }
+    }
+
+    fn fill(&mut self, pd: &ProtectionDomain) -> Vec<rdma_safe::WorkId> {
+        let buffers = pd.allocate(4 * 16).unwrap().into_chunks(16).unwrap();
+        buffers.into_iter().map(|buffer| self.pool.receive(buffer).unwrap()).collect()
+    }
+
+    fn say(&mut self, peer: usize, text: &[u8]) {
+        self.peers[peer].send_inline(text).unwrap();
+        assert_eq!(done(&mut self.peers[peer]).operation, Operation::Send);
+    }
+}
+
+fn text(buffer: Option<Buffer>) -> Vec<u8> {
+    buffer.expect("a buffer").to_vec()
+}
+
+#[test]
+fn messages_take_the_buffers_of_the_pool_whatever_the_order_in_which_they_are_polled() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces);
+        let ids = service.fill(&pd);
+        assert!(ids.iter().all(|id| id.is_receive()));
+        assert_eq!(service.pool.receives_in_flight(), 4);
+        service.say(0, b"first");
+        service.say(1, b"second");
+        service.say(0, b"third");
+
+        let [a, b] = &mut service.clients;
+        let second = done(b);
+        assert_eq!((second.id, second.operation, second.byte_len), (ids[1], Operation::Receive, 6));
+        assert_eq!(text(second.buffer), b"second");
+        let first = done(a);
+        assert_eq!((first.id, first.status), (ids[0], WcStatus::SUCCESS));
+        assert_eq!(text(first.buffer), b"first");
+        assert_eq!(text(done(a).buffer), b"third");
+        nothing(a);
+        nothing(b);
+        assert_eq!((service.pool.receives_in_flight(), in_flight(&service.clients[0])), (1, (0, 0)));
+    });
+}
+
+#[test]
+fn a_buffer_goes_round_more_often_than_there_are_places() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces);
+        service.fill(&pd);
+        for round in 0..if cfg!(miri) { 10_u32 } else { 1000 } {
+            let client = (round % 3 / 2) as usize;
+            service.say(client, &round.to_ne_bytes());
+            let received = done(&mut service.clients[client]);
+            let buffer = received.buffer.unwrap();
+            assert_eq!(buffer[..], round.to_ne_bytes());
+            service.pool.receive(buffer).unwrap();
+            assert_eq!(service.pool.receives_in_flight(), 4);
+        }
+    });
+}
+
+#[test]
+fn what_comes_with_a_message_is_told_as_by_receives_of_its_own() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces);
+        service.fill(&pd);
+        let exposed = pd.expose(Pages::new(16).unwrap(), Access::REMOTE).unwrap();
+        let peer = &mut service.peers[0];
+        peer.post(Work::send_inline(b"with").imm(7)).unwrap();
+        peer.post(Work::write_inline(b"written", exposed.remote()).imm(9)).unwrap();
+        let [client, _] = &mut service.clients;
+        let message = done(client);
+        assert_eq!((message.operation, message.imm()), (Operation::Receive, Some(7)));
+        assert_eq!(text(message.buffer), b"with");
+        let written = done(client);
+        assert_eq!((written.operation, written.imm(), written.byte_len), (Operation::ReceiveWrite, Some(9), 7));
+        assert_eq!(written.buffer.unwrap().len(), 0);
+    });
+}
+
+#[test]
+fn endpoints_of_a_pool_send_and_are_waited_for_as_others() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut pool = ReceivePool::new(&pd, 4).unwrap();
+        let mut client = builder(&pd, interfaces).events(true).receive_pool(&pool).build().unwrap();
+        let mut peer = builder(&pd, interfaces).build().unwrap();
+        connect(&mut client, &mut peer);
+        pool.receive(pd.allocate(16).unwrap()).unwrap();
+        assert!(client.arm().unwrap(), "nothing has arrived");
+        peer.send_inline(b"hello").unwrap();
+        assert!(!client.arm().unwrap(), "there is something to poll");
+        assert!(!client.arm().unwrap(), "and there still is");
+        peer.receive(pd.allocate(16).unwrap()).unwrap();
+        client.send_inline(b"answer").unwrap();
+        let first = client.wait(std::time::Duration::from_secs(1)).unwrap();
+        assert_eq!((first.operation, text(first.buffer)), (Operation::Receive, b"hello".to_vec()));
+        assert_eq!(done(&mut client).operation, Operation::Send);
+        nothing(&mut client);
+        let _ = done(&mut peer);
+        assert_eq!(text(done(&mut peer).buffer), b"answer");
+    });
+}
+
+#[test]
+fn a_receive_that_cannot_be_posted_comes_back_with_the_reason() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let other = fake.pd();
+        let mut service = Service::new(&pd, interfaces);
+        let here = service.clients[0].receive(pd.allocate(16).unwrap()).unwrap_err();
+        assert_eq!((here.error, here.buffer.is_some()), (PostError::SharedReceives, true));
+        let foreign = service.pool.receive(other.allocate(16).unwrap()).unwrap_err();
+        assert_eq!((foreign.error, foreign.buffer.is_some()), (PostError::ForeignBuffer, true));
+
+        fake.fail_post_recv(PostFault { errno: libc::EINVAL, taken: 0, bad: Bad::FirstNotTaken });
+        let refused = service.pool.receive(pd.allocate(16).unwrap()).unwrap_err();
+        assert_eq!(refused.error, PostError::Refused { posted: 0, errno: Errno(libc::EINVAL) });
+        assert!(refused.buffer.is_some());
+        assert_eq!(service.pool.receives_in_flight(), 0);
+
+        service.fill(&pd);
+        let full = service.pool.receive(pd.allocate(16).unwrap()).unwrap_err();
+        assert_eq!((full.error, full.buffer.is_some()), (PostError::QueueFull { posted: 0 }, true));
+        service.say(0, b"room");
+        let _ = done(&mut service.clients[0]);
+        service.pool.receive(full.buffer.unwrap()).unwrap();
+    });
+}
+
+#[test]
+fn a_buffer_that_the_provider_may_have_stays_in_the_pool_until_the_queue_is_gone() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let count = Count::default();
+    let mut pool = ReceivePool::new(&pd, 4).unwrap();
+    fake.fail_post_recv(PostFault { errno: libc::EIO, taken: 1, bad: Bad::Null });
+    let doubt = pool.receive(count.buffer(&pd)).unwrap_err();
+    assert_eq!((doubt.error, doubt.buffer.is_none()), (PostError::InDoubt { errno: Errno(libc::EIO) }, true));
+    let after = pool.receive(count.buffer(&pd)).unwrap_err();
+    assert_eq!((after.error, after.buffer.is_some()), (PostError::Poisoned, true));
+    drop(after);
+    assert_eq!((pool.receives_in_flight(), count.freed()), (1, 1));
+    assert_eq!(pool.close().unwrap().len(), 1);
+    assert_eq!(count.freed(), 2);
+}
+
+#[test]
+fn a_pool_is_destroyed_with_its_last_endpoint_and_not_before() {
+    for endpoint_first in [true, false] {
+        let fake = Fake::new(Config::default());
+        let pd = fake.pd();
+        let count = Count::default();
+        let mut pool = ReceivePool::new(&pd, 4).unwrap();
+        let client = builder(&pd, EXTENDED).receive_pool(&pool).build().unwrap();
+        pool.receive(count.buffer(&pd)).unwrap();
+        if endpoint_first {
+            drop(client);
+            assert_eq!(count.freed(), 0);
+            assert_eq!(pool.close().unwrap().len(), 1, "what nobody took comes back");
+        } else {
+            let error = pool.close().unwrap_err();
+            assert!(matches!(error, Error::InUse { object: "shared receive queue", .. }), "{error}");
+            assert_eq!((count.freed(), fake.calls("ibv_destroy_srq")), (0, 0));
+            assert!(client.close().unwrap().is_empty(), "those of the pool are not the endpoint's");
+        }
+        assert_eq!((count.freed(), fake.calls("ibv_destroy_srq")), (1, 1));
+    }
+}
+
+#[test]
+fn buffers_of_a_queue_that_cannot_be_destroyed_are_never_freed() {
+    for closed in [true, false] {
+        let fake = Fake::new(Config::default());
+        let pd = fake.pd();
+        let count = Count::default();
+        let mut pool = ReceivePool::new(&pd, 4).unwrap();
+        pool.receive(count.buffer(&pd)).unwrap();
+        fake.fail("ibv_destroy_srq", libc::EBUSY);
+        fake.may_leak();
+        match closed {
+            true => assert!(matches!(pool.close(), Err(Error::Verb { errno: Errno(libc::EBUSY), .. }))),
+            false => drop(pool),
+        }
+        drop(pd);
+        assert_eq!(count.freed(), 0);
+    }
+}
+
+#[test]
+fn a_receive_that_a_broken_endpoint_has_taken_comes_back_flushed() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces);
+        service.fill(&pd);
+        // Longer than the buffers: that breaks the connection.
+        service.peers[0].send_inline(&[1; 32]).unwrap();
+        let failed = service.clients[0].poll().unwrap().expect("a completion").ok().unwrap_err();
+        assert_eq!((failed.0.operation, failed.0.status), (Operation::Receive, WcStatus::LOC_LEN_ERR));
+        service.pool.receive(failed.0.buffer.unwrap()).unwrap();
+        service.say(1, b"others");
+        assert_eq!(text(done(&mut service.clients[1]).buffer), b"others");
+    });
+}
+
+#[test]
+fn a_completion_that_names_no_receive_of_the_pool_hands_out_nothing() {
+    for interfaces in [EXTENDED, CLASSIC] {
+        let fake = Fake::new(Config::default());
+        let pd = fake.pd();
+        fake.set_mode(Mode::Manual);
+        let mark = 0b11_u64 << 62;
+        // Of a slot that there is, of one that there is not, of no turn, without the marks, and of a ring.
+        for lie in [mark | 1 << 31, mark | 77, mark | 2 << 31 | 1, 1 << 31, u64::MAX, 1 << 63 | 1, 1 << 63] {
+            let mut service = Service::new(&pd, interfaces);
+            let posted = service.pool.receive(pd.allocate(16).unwrap()).unwrap();
+            service.clients[1].send_inline(b"not answered").unwrap();
+            let client = &mut service.clients[0];
+            // SAFETY: the queue pair is valid, and the field is set at creation.
+            let cq = unsafe { (*client.queue_pair().as_raw()).recv_cq };
+            let truth = service.pool.shared_receive_queue().as_raw();
+            let [ticket] = fake.shared_receives(truth)[..] else { panic!("one receive") };
+            if lie == ticket {
+                continue;
+            }
+            let cqe =
+                Cqe { wr_id: lie, status: IBV_WC_SUCCESS.0, opcode: IBV_WC_RECV.0, byte_len: 4, ..Cqe::default() };
+            fake.inject(cq, cqe);
+            assert!(matches!(client.poll(), Err(PollError::Unexpected { .. })), "{lie:#x}");
+            // The true one, once, and not again.
+            fake.inject(cq, Cqe { wr_id: ticket, ..cqe });
+            fake.inject(cq, Cqe { wr_id: ticket, ..cqe });
+            let true_one = client.poll().unwrap().unwrap();
+            assert_eq!((true_one.id, true_one.buffer.unwrap().len()), (posted, 4));
+            assert!(matches!(client.poll(), Err(PollError::Unexpected { wr_id }) if wr_id == ticket));
+        }
+        // The receives whose completions were invented are in the queue all the same.
+        let _ = fake.take_violations();
+    }
+}
+
+#[test]
+fn the_pool_and_its_endpoints_can_be_on_different_threads() {
+    const MESSAGES: u32 = if cfg!(miri) { 6 } else { 2000 };
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces);
+        service.fill(&pd);
+        let (back, buffers) = mpsc::channel::<Buffer>();
+        let Service { mut pool, clients, peers } = service;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for buffer in buffers {
+                    pool.receive(buffer).unwrap();
+                }
+            });
+            for (mut client, mut peer) in clients.into_iter().zip(peers) {
+                let back = back.clone();
+                scope.spawn(move || {
+                    for number in 0..MESSAGES {
+                        peer.send_inline(&number.to_ne_bytes()).unwrap();
+                        let buffer = loop {
+                            if let Some(done) = client.poll().unwrap() {
+                                break done.ok().unwrap().buffer.unwrap();
+                            }
+                            std::thread::yield_now();
+                        };
+                        assert_eq!(buffer[..], number.to_ne_bytes());
+                        back.send(buffer).unwrap();
+                        while peer.poll().unwrap().is_none() {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            drop(back);
+        });
+    });
+}
