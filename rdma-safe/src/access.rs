@@ -17,6 +17,10 @@ bitflags! {
         const REMOTE_READ = IBV_ACCESS_REMOTE_READ.0;
         /// Peers may do atomic operations. Needs `LOCAL_WRITE` on a region.
         const REMOTE_ATOMIC = IBV_ACCESS_REMOTE_ATOMIC.0;
+        /// Peers may flush what they have written until it is visible to all.
+        const FLUSH_GLOBAL = IBV_ACCESS_FLUSH_GLOBAL.0;
+        /// Peers may flush what they have written until it is persistent.
+        const FLUSH_PERSISTENT = IBV_ACCESS_FLUSH_PERSISTENT.0;
         /// The device may reorder accesses; ignored where it cannot.
         const RELAXED_ORDERING = IBV_ACCESS_RELAXED_ORDERING.0;
         /// Pages are not locked but faulted in by the device: on-demand paging.
@@ -27,4 +31,7 @@ bitflags! {
 impl Access {
     /// The rights that let a peer reach memory.
     pub const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+    /// The rights that let a peer flush what it has written.
+    pub const FLUSH: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
 }

@@ -107,8 +107,8 @@ pub use port::{
     PortCapabilities2, PortState,
 };
 pub use post::{
-    Inline, InlineList, Payload, PostError, Receives, RecvBatch, RecvQueue, Remote, Scatter, SendBatch, SendFlags,
-    SendOps, SendQueue, Sge, UdTarget, WorkRequest,
+    FlushPlacement, FlushRange, Inline, InlineList, Payload, PostError, Receives, RecvBatch, RecvQueue, Remote,
+    Scatter, Segments, SendBatch, SendFlags, SendOps, SendQueue, Sge, UdTarget, WorkRequest,
 };
 pub use qp::{
     AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QueuePair, QueuePairAddress,

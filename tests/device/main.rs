@@ -22,6 +22,7 @@ mod drop_order;
 mod memory;
 mod modify;
 mod modify_errors;
+mod newer_operations;
 mod owned;
 mod owned_failures;
 mod owned_lifecycle;

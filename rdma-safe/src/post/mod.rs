@@ -17,8 +17,8 @@ pub(crate) use receives::RecvChain;
 pub use receives::{Receives, RecvBatch};
 pub use recv::RecvQueue;
 pub(crate) use recv::RecvState;
-pub(crate) use send::SendState;
-pub use send::{SendBatch, SendQueue, UdTarget};
+pub(crate) use send::{EXTENDED_ONLY, SendState, Sizes};
+pub use send::{FlushPlacement, FlushRange, Segments, SendBatch, SendQueue, UdTarget};
 pub use work_request::{Remote, SendFlags, SendOps, WorkRequest};
 
 /// A scatter/gather element: `len` bytes at `address`, registered under `lkey`. Layout of `struct ibv_sge`.
@@ -71,7 +71,7 @@ pub enum PostError {
 
     /// The queue pair was created without this operation, or is of a type that has it not.
     #[error(
-        "{op:?} was not enabled when the queue pair was created, or its type has no such operation; see \
+        "{op:?} was not enabled when the queue pair was created, or its type or ibv_post_send has no such operation; see \
          QueuePairBuilder::operations"
     )]
     NotEnabled {
@@ -86,6 +86,23 @@ pub enum PostError {
     /// A destination on a queue pair that is connected to its peer.
     #[error("only UD queue pairs send to a destination: use SendBatch::send and SendBatch::send_imm")]
     NotDatagram,
+
+    /// Work of an XRC queue pair that names no shared receive queue.
+    #[error("work on an XRC_SEND queue pair names a shared receive queue of the peer: use SendBatch::to_srq")]
+    NoRemoteQueue,
+
+    /// A shared receive queue of the peer, on a queue pair that has none.
+    #[error("only XRC_SEND queue pairs name a shared receive queue of the peer: use the methods of SendBatch itself")]
+    NotXrc,
+
+    /// Headers before a segmented stream that are longer than the queue pair was created for.
+    #[error("headers of {len} bytes, but the queue pair was created for {max}; see QueuePairBuilder::tso_header")]
+    HeaderTooLong {
+        /// How many bytes.
+        len: usize,
+        /// How many they can be.
+        max: u16,
+    },
 
     /// A datagram is one packet.
     #[error("a datagram of {len} bytes, but the MTU of the port is {max}; see QueuePair::max_datagram")]

@@ -25,6 +25,10 @@ pub struct InlineList<'a>(pub &'a [&'a [u8]]);
 /// provider is called has to be kept over the call.
 pub(crate) struct Short<'a>(pub(crate) &'a Buffer);
 
+/// None, of work that carries its operands in itself.
+pub(crate) struct NoData;
+
+impl Payload for NoData {}
 impl Payload for Sge {}
 impl Payload for Short<'_> {}
 impl Scatter for Short<'_> {}
@@ -81,6 +85,28 @@ pub(super) mod sealed {
         /// `check` must have passed with the limits of the queue pair that `wr` belongs to. Its `sg_list` must have room for as many
         /// elements as they allow, at least one, and where `inline` says for as many bytes.
         unsafe fn fill(&self, wr: &mut ibv_send_wr, inline: impl FnOnce() -> NonNull<u8>);
+    }
+}
+
+impl sealed::Payload for NoData {
+    const INLINE: bool = false;
+
+    #[inline(always)]
+    fn check(&self, _limits: Limits) -> Result<(), PostError> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    unsafe fn set(&self, _qp: *mut ibv_qp_ex, _means: &mut Means) {}
+
+    #[inline(always)]
+    unsafe fn fill(&self, wr: &mut ibv_send_wr, _inline: impl FnOnce() -> NonNull<u8>) {
+        wr.num_sge = 0;
     }
 }
 

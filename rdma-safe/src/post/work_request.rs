@@ -38,6 +38,12 @@ bitflags! {
         const ATOMIC_FETCH_AND_ADD = IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0 as u64;
         /// Send that invalidates a key of the peer.
         const SEND_WITH_INV = IBV_QP_EX_WITH_SEND_WITH_INV.0 as u64;
+        /// Send of a TCP stream that the device cuts into segments.
+        const TSO = IBV_QP_EX_WITH_TSO.0 as u64;
+        /// Flush of what was written.
+        const FLUSH = IBV_QP_EX_WITH_FLUSH.0 as u64;
+        /// Atomic write of eight bytes.
+        const ATOMIC_WRITE = IBV_QP_EX_WITH_ATOMIC_WRITE.0 as u64;
     }
 }
 
@@ -49,7 +55,7 @@ impl SendOps {
         .union(SendOps::RDMA_WRITE_WITH_IMM)
         .union(SendOps::RDMA_READ);
 
-    /// All of a reliable connection.
+    /// What every device has of a reliable connection.
     pub const RC: SendOps = SendOps::BASIC
         .union(SendOps::ATOMIC_CMP_AND_SWP)
         .union(SendOps::ATOMIC_FETCH_AND_ADD)

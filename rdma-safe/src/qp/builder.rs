@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
+use super::operations::{available, fewer_and_fewer, present};
+use super::options::Options;
 use super::{Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
 use crate::errno::check_ptr;
 use crate::id::QpId;
-use crate::post::{RecvState, SendOps, SendState};
+use crate::post::{EXTENDED_ONLY, RecvState, SendOps, SendState, Sizes};
 use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result, SharedReceiveQueue, srq};
 
 /// Describes a queue pair: `ibv_create_qp_ex(3)`, or `ibv_create_qp(3)` where the provider lacks it.
@@ -29,6 +31,7 @@ pub struct QueuePairBuilder<'a> {
     /// As `max_batch`, of receives.
     max_recv_batch: Option<u32>,
     classic: bool,
+    pub(super) options: Options,
 }
 
 impl<'a> QueuePairBuilder<'a> {
@@ -51,6 +54,7 @@ impl<'a> QueuePairBuilder<'a> {
             max_batch: 64,
             max_recv_batch: None,
             classic: false,
+            options: Options::default(),
         }
     }
 
@@ -102,8 +106,8 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Send operations to enable, of those of the type: [`SendOps::RC`], [`SendOps::UC`], [`SendOps::UD`]. Unless set, all of them
-    /// that the device has.
+    /// Send operations to enable, of those of the type: [`SendOps::RC`], [`SendOps::UC`], [`SendOps::UD`], and those that not every
+    /// device has. Unless set, all of them that the device has.
     pub fn operations(mut self, ops: SendOps) -> Self {
         self.ops = Some(ops);
         self
@@ -153,44 +157,51 @@ impl<'a> QueuePairBuilder<'a> {
                 return Err(Error::UnsupportedOperations { ops: ops - all });
             }
         }
-        let quirks = self.pd.context().quirks();
-        let lists_miscounted = quirks.contains(Quirks::SGE_LISTS_MISCOUNTED) && self.capacity.max_send_sge > 1;
-        if !self.classic && !lists_miscounted && !quirks.contains(Quirks::EXTENDED_SENDS_BROKEN) {
-            // Not every provider has all operations in the extended interface; those that lack one refuse the whole set.
-            let tries: &[SendOps] = match &self.ops {
-                Some(ops) => std::slice::from_ref(ops),
-                None if self.qp_type == QueuePairType::RC => {
-                    &[SendOps::RC, SendOps::RC.difference(SendOps::SEND_WITH_INV), SendOps::BASIC]
-                }
-                None => &[all],
+        if self.options.max_tso_header > 0 && !all.contains(SendOps::TSO) {
+            return Err(Error::UnsupportedOperations { ops: SendOps::TSO });
+        }
+        if self.is_extended() {
+            let tries = match self.ops {
+                Some(ops) => vec![ops],
+                None => fewer_and_fewer(self.wanted(all), self.qp_type),
             };
             for ops in tries {
-                match self.create_extended(*ops) {
-                    Ok(created) => return self.finish_extended(created, *ops),
+                match self.create(Some(ops)) {
+                    Ok(created) => return self.finish_extended(created, ops),
                     Err(errno) if errno.is_unsupported() => {}
                     Err(errno) => return Err(self.error(errno, device)),
                 }
             }
         }
-        let created = self.create_classic().map_err(|errno| self.error(errno, device))?;
-        Ok(self.finish(created, self.ops.unwrap_or(all), None))
-    }
-
-    /// What queue pairs of the type can do, by ibv_post_send(3).
-    fn all_operations(&self) -> Result<SendOps> {
-        match self.qp_type {
-            QueuePairType::RC => Ok(SendOps::RC),
-            QueuePairType::UC => Ok(SendOps::UC),
-            QueuePairType::UD => Ok(SendOps::UD),
-            qp_type => {
-                let instead = "those of the types RC, UC and UD can be built";
-                Err(Error::WrongType { what: "QueuePairBuilder", qp_type, instead })
-            }
+        let ops = self.ops.unwrap_or(self.wanted(all) - EXTENDED_ONLY);
+        if ops.intersects(EXTENDED_ONLY) {
+            return Err(Error::UnsupportedOperations { ops: ops & EXTENDED_ONLY });
         }
+        let created = self.create(None).map_err(|errno| self.error(errno, device))?;
+        Ok(self.finish(created, ops, None))
     }
 
-    fn create_extended(&self, ops: SendOps) -> Result<Created, Errno> {
-        let id = QpId::next();
+    /// Whether `ibv_wr_*` shall post, if the provider has it.
+    fn is_extended(&self) -> bool {
+        let quirks = self.pd.context().quirks();
+        let lists_miscounted = quirks.contains(Quirks::SGE_LISTS_MISCOUNTED) && self.capacity.max_send_sge > 1;
+        !self.classic && !lists_miscounted && !quirks.contains(Quirks::EXTENDED_SENDS_BROKEN)
+    }
+
+    fn all_operations(&self) -> Result<SendOps> {
+        let instead = "those of the types RC, UC and UD can be built";
+        let error = Error::WrongType { what: "QueuePairBuilder", qp_type: self.qp_type, instead };
+        available(self.pd.context(), self.qp_type).ok_or(error)
+    }
+
+    /// Of `all`, those that are enabled unless asked otherwise.
+    fn wanted(&self, all: SendOps) -> SendOps {
+        if self.options.max_tso_header == 0 { all - SendOps::TSO } else { all }
+    }
+
+    /// With `ops` for `ibv_wr_*`, else for `ibv_post_send`.
+    fn create(&self, ops: Option<SendOps>) -> Result<Created, Errno> {
+        let (id, pd) = (QpId::next(), self.pd);
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.qp_context = id.to_context();
         attr.send_cq = self.send_cq.as_raw();
@@ -198,26 +209,16 @@ impl<'a> QueuePairBuilder<'a> {
         attr.srq = self.srq_ptr();
         attr.cap = self.capacity.to_raw();
         attr.qp_type = ibv_qp_type(self.qp_type.0);
-        attr.pd = self.pd.as_raw();
-        attr.send_ops_flags = ops.bits();
-        attr.comp_mask = (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0;
+        attr.pd = pd.as_raw();
+        attr.comp_mask = IBV_QP_INIT_ATTR_PD.0;
+        self.options.set(&mut attr);
+        if let Some(ops) = ops {
+            attr.send_ops_flags = ops.bits();
+            attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
+        }
+        // With a domain and nothing else, it is `ibv_create_qp` that is called.
         // SAFETY: the context, the domain and all queues are valid, and `attr` is for the duration of the call.
-        let raw = check_ptr(|| unsafe { ibv_create_qp_ex(self.pd.context().as_raw(), &mut attr) })?;
-        Ok(Created { raw, capacity: QueuePairCapacity::from_raw(&attr.cap), id })
-    }
-
-    fn create_classic(&self) -> Result<Created, Errno> {
-        let id = QpId::next();
-        let mut attr = ibv_qp_init_attr::zeroed();
-        attr.qp_context = id.to_context();
-        attr.send_cq = self.send_cq.as_raw();
-        attr.recv_cq = self.recv_cq.as_raw();
-        attr.srq = self.srq_ptr();
-        attr.cap = self.capacity.to_raw();
-        attr.qp_type = ibv_qp_type(self.qp_type.0);
-        let verbs = self.pd.context().verbs();
-        // SAFETY: the domain and all queues are valid, and `attr` is for the duration of the call.
-        let raw = check_ptr(|| unsafe { (verbs.ibv_create_qp)(self.pd.as_raw(), &mut attr) })?;
+        let raw = check_ptr(|| unsafe { ibv_create_qp_ex(pd.context().as_raw(), &mut attr) })?;
         Ok(Created { raw, capacity: QueuePairCapacity::from_raw(&attr.cap), id })
     }
 
@@ -225,8 +226,8 @@ impl<'a> QueuePairBuilder<'a> {
     fn finish_extended(&self, mut created: Created, ops: SendOps) -> Result<QueuePair> {
         // SAFETY: the queue pair is valid. For one made with operations this returns the extended interface, else NULL.
         let qp_ex = NonNull::new(unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(created.raw.as_ptr()) });
-        // SAFETY: the interface is part of the queue pair, and of these fields has every release since 44 all.
-        let present = qp_ex.map_or(SendOps::empty(), |qp_ex| unsafe { operations_of(qp_ex.as_ptr(), self.qp_type) });
+        // SAFETY: the interface is part of the queue pair, which was created with these.
+        let present = qp_ex.map_or(SendOps::empty(), |qp_ex| unsafe { present(qp_ex.as_ptr(), self.qp_type, ops) });
         if self.pd.context().quirks().contains(Quirks::SGE_LISTS_MISCOUNTED) {
             // More may have been granted than was asked for.
             created.capacity.max_send_sge = 1;
@@ -262,8 +263,9 @@ impl<'a> QueuePairBuilder<'a> {
             port: AtomicU8::new(0),
             query: Mutex::new(()),
         });
+        let sizes = Sizes { max_batch: self.max_batch, max_tso_header: self.options.max_tso_header };
         QueuePair {
-            send: SendState::new(&shared, qp_ex, ops, self.max_batch),
+            send: SendState::new(&shared, qp_ex, ops, sizes),
             recv: RecvState::new(&shared, self.max_recv_batch.unwrap_or(self.max_batch)),
             shared,
             local: None,
@@ -278,6 +280,9 @@ impl<'a> QueuePairBuilder<'a> {
         if errno.is_unsupported() {
             if let Some(ops) = self.ops {
                 return Error::UnsupportedOperations { ops };
+            }
+            if !self.options.is_none() {
+                return self.pd.context().unsupported("options of queue pairs (ibv_create_qp_ex)");
             }
         }
         let allowed = format!(
@@ -295,36 +300,4 @@ struct Created {
     raw: NonNull<ibv_qp>,
     capacity: QueuePairCapacity,
     id: QpId,
-}
-
-/// Operations whose functions are there, or none if what all of them need is not.
-///
-/// # Safety
-///
-/// `qp` must be valid.
-unsafe fn operations_of(qp: *const ibv_qp_ex, qp_type: QueuePairType) -> SendOps {
-    // SAFETY: the caller's contract. A copy of single fields, since the structure may be shorter than ours.
-    unsafe {
-        let common = (*qp).wr_start.is_some()
-            && (*qp).wr_complete.is_some()
-            && (*qp).wr_abort.is_some()
-            && (*qp).wr_set_sge.is_some()
-            && (*qp).wr_set_sge_list.is_some()
-            && (*qp).wr_set_inline_data.is_some()
-            && (*qp).wr_set_inline_data_list.is_some()
-            && (qp_type != QueuePairType::UD || (*qp).wr_set_ud_addr.is_some());
-        if !common {
-            return SendOps::empty();
-        }
-        let mut ops = SendOps::empty();
-        ops.set(SendOps::SEND, (*qp).wr_send.is_some());
-        ops.set(SendOps::SEND_WITH_IMM, (*qp).wr_send_imm.is_some());
-        ops.set(SendOps::SEND_WITH_INV, (*qp).wr_send_inv.is_some());
-        ops.set(SendOps::RDMA_WRITE, (*qp).wr_rdma_write.is_some());
-        ops.set(SendOps::RDMA_WRITE_WITH_IMM, (*qp).wr_rdma_write_imm.is_some());
-        ops.set(SendOps::RDMA_READ, (*qp).wr_rdma_read.is_some());
-        ops.set(SendOps::ATOMIC_CMP_AND_SWP, (*qp).wr_atomic_cmp_swp.is_some());
-        ops.set(SendOps::ATOMIC_FETCH_AND_ADD, (*qp).wr_atomic_fetch_add.is_some());
-        ops
-    }
 }

@@ -62,7 +62,7 @@ impl InitOptions {
         self
     }
 
-    /// Which of the rights in [`Access::REMOTE`] the peer may use; none unless set, so that its reads and writes fail. Of no meaning
+    /// Which of the rights in [`Access::REMOTE`] and [`Access::FLUSH`] the peer may use; none unless set, so that its reads and writes fail. Of no meaning
     /// for datagrams.
     pub fn peer_access(mut self, access: Access) -> Self {
         self.peer_access = access;
@@ -264,7 +264,7 @@ impl QueuePair {
                 .set_state(QueuePairState::INIT)
                 .set_port(options.port)
                 .set_pkey_index(options.pkey_index)
-                .set_access(options.peer_access & Access::REMOTE),
+                .set_access(options.peer_access & (Access::REMOTE | Access::FLUSH)),
         )?;
         self.local = Some(local);
         Ok(local.address)

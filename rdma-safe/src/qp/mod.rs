@@ -6,6 +6,8 @@ mod connect;
 mod data_order;
 mod ece;
 mod modify;
+mod operations;
+mod options;
 mod rate_limit;
 mod state;
 

@@ -27,6 +27,7 @@ mod lies;
 mod memory;
 #[cfg(not(miri))]
 mod modify;
+mod newer_operations;
 mod panics;
 mod polling;
 mod queries;

@@ -10,7 +10,7 @@ use rdma_sys::*;
 use super::super::chain::Chain;
 use super::super::payload::Limits;
 use super::super::{Payload, PostError, Remote, Scatter, SendOps, Sge, WorkRequest};
-use super::datagram::refusal;
+use super::operations::refusal;
 use super::{READY, SendState, complete};
 use crate::cq::rare;
 use crate::interface::{Any, Interface};
@@ -30,6 +30,7 @@ use crate::interface::{Any, Interface};
 /// the same send queue, was polled; or [`QueuePair::destroy`](crate::QueuePair::destroy) returned success), the caller must see to it that
 /// - the memory named by an [`Sge`] stays allocated and registered under its key, is not written, and, where it takes a
 ///   result (reads, atomics), is neither read nor referred to by a reference;
+/// - the header of [`SendBatch::send_tso`] stays as it is until [`SendBatch::post`] has returned;
 /// - the address handle of a [`UdTarget`](crate::UdTarget) is of the protection domain of the queue pair and is not destroyed;
 /// - what the peer's memory is overwritten with harms nobody: a queue pair can be connected to one of the same process,
 ///   and a write then reaches any memory that this process registered with remote write access.
@@ -383,7 +384,7 @@ impl<I: Interface> fmt::Debug for SendBatch<'_, I> {
 }
 
 #[inline(always)]
-fn check_atomic(address: u64, result: Sge) -> Result<(), PostError> {
+pub(super) fn check_atomic(address: u64, result: Sge) -> Result<(), PostError> {
     if address % 8 != 0 || result.address % 8 != 0 || result.len != 8 {
         return Err(PostError::AtomicOperand);
     }
@@ -391,12 +392,12 @@ fn check_atomic(address: u64, result: Sge) -> Result<(), PostError> {
 }
 
 #[inline(always)]
-fn set_none(wr: &mut ibv_send_wr) {
+pub(super) fn set_none(wr: &mut ibv_send_wr) {
     wr.wr = ibv_send_wr__bindgen_ty_2::zeroed();
 }
 
 #[inline(always)]
-fn set_rdma(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32) {
+pub(super) fn set_rdma(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32) {
     wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
     // The rest, which is the end of two longer ones.
     wr.wr.ud.remote_qkey = 0;
@@ -404,7 +405,7 @@ fn set_rdma(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32) {
 }
 
 #[inline(always)]
-fn set_atomic(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) {
+pub(super) fn set_atomic(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) {
     wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
 }
 

@@ -5,57 +5,12 @@ use std::ptr::NonNull;
 
 use rdma_sys::*;
 
-use super::super::{Payload, PostError, SendOps, WorkRequest};
+use super::super::{Payload, PostError, WorkRequest};
 use super::SendBatch;
+use super::operations::{SEND_TO, SEND_TO_WITH_IMM};
+use crate::AddressHandle;
 use crate::cq::rare;
 use crate::interface::Interface;
-use crate::{AddressHandle, QueuePairType};
-
-// The operations of a UD queue pair, as bits of their own in the set that a queue keeps. So sends with a destination and sends
-// without one are told apart, and refused where they do not belong, by the one look that every operation takes anyway. No operation
-// of verbs has these bits.
-/// Of every queue pair, so that no set is empty but that of one that is not ready.
-const SOME: SendOps = SendOps::from_bits_retain(1 << 27);
-const SEND_TO: SendOps = SendOps::from_bits_retain(1 << 28);
-const SEND_TO_WITH_IMM: SendOps = SendOps::from_bits_retain(1 << 29);
-/// Of every UD queue pair, whatever it can post.
-const DATAGRAMS: SendOps = SendOps::from_bits_retain(1 << 30);
-const _: () = assert!(SendOps::all().bits() < SOME.bits());
-
-/// What a queue pair keeps of the operations that it was created with; never nothing.
-pub(super) fn kept(ops: SendOps, qp_type: QueuePairType) -> SendOps {
-    if qp_type != QueuePairType::UD {
-        return SOME | ops;
-    }
-    let mut kept = SOME | DATAGRAMS;
-    kept.set(SEND_TO, ops.contains(SendOps::SEND));
-    kept.set(SEND_TO_WITH_IMM, ops.contains(SendOps::SEND_WITH_IMM));
-    kept
-}
-
-/// The operations that a queue pair was created with, of what it keeps.
-pub(super) fn operations(kept: SendOps) -> SendOps {
-    if !kept.contains(DATAGRAMS) {
-        return kept & SendOps::all();
-    }
-    let mut ops = SendOps::empty();
-    ops.set(SendOps::SEND, kept.contains(SEND_TO));
-    ops.set(SendOps::SEND_WITH_IMM, kept.contains(SEND_TO_WITH_IMM));
-    ops
-}
-
-/// Why `op` is not among `usable`.
-#[inline(always)]
-pub(super) fn refusal(usable: SendOps, op: SendOps) -> PostError {
-    let datagrams = usable.contains(DATAGRAMS);
-    match op {
-        SEND_TO | SEND_TO_WITH_IMM if !datagrams => PostError::NotDatagram,
-        SEND_TO => PostError::NotEnabled { op: SendOps::SEND },
-        SEND_TO_WITH_IMM => PostError::NotEnabled { op: SendOps::SEND_WITH_IMM },
-        op if datagrams && SendOps::UD.contains(op) => PostError::NoDestination,
-        op => PostError::NotEnabled { op },
-    }
-}
 
 /// Where a datagram goes: the way to a port, and a queue pair there.
 ///
@@ -101,8 +56,12 @@ impl<'a> UdTarget<'a> {
         UdTarget { ah: handle.raw(), handle: PhantomData, qp_num, qkey }
     }
 
+    pub(super) fn as_raw(self) -> *mut ibv_ah {
+        self.ah.as_ptr()
+    }
+
     #[inline(always)]
-    fn set(self, wr: &mut ibv_send_wr) {
+    pub(super) fn set(self, wr: &mut ibv_send_wr) {
         let UdTarget { ah, qp_num, qkey, .. } = self;
         wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah: ah.as_ptr(), remote_qpn: qp_num, remote_qkey: qkey };
         // The rest, which is the end of a longer one.

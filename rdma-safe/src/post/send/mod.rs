@@ -1,8 +1,12 @@
 //! Sending.
 
+mod atomic_write;
 mod batch;
 mod datagram;
+mod flush;
+mod operations;
 mod queue;
+mod tso;
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -19,20 +23,25 @@ use crate::qp::Shared;
 use crate::{Errno, QueuePairState, Quirks};
 
 use batch::Target;
+pub(crate) use operations::EXTENDED_ONLY;
 
 pub use batch::SendBatch;
 pub use datagram::UdTarget;
+pub use flush::{FlushPlacement, FlushRange};
 pub use queue::SendQueue;
+pub use tso::Segments;
 
 /// The send side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
 pub(crate) struct SendState {
     /// For `ibv_wr_*`; without it work requests are collected in `chain`, for `ibv_post_send`.
     extended: Option<NonNull<ibv_qp_ex>>,
     raw: NonNull<ibv_qp>,
-    /// As `datagram::kept` has them; never empty.
+    /// As `operations::kept` has them; never empty.
     enabled: SendOps,
     limits: Limits,
     means: Means,
+    /// Bytes of the headers before what is segmented.
+    max_tso_header: u16,
     chain: Chain,
     /// The doorbell is a system call, which can fail, with `ENOMEM` among others, when the work is in the queue already:
     /// see [`Quirks::REFUSED_SENDS_EXECUTE`].
@@ -54,8 +63,17 @@ unsafe impl Send for SendState {}
 // used.
 unsafe impl Sync for SendState {}
 
+/// What a queue pair is built with that the provider says nothing about.
+pub(crate) struct Sizes {
+    /// Work requests in a batch, where they are collected in memory.
+    pub(crate) max_batch: u32,
+    /// Bytes of the headers before what is segmented.
+    pub(crate) max_tso_header: u16,
+}
+
 impl SendState {
-    pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, max_batch: u32) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, qp_ex: Option<NonNull<ibv_qp_ex>>, ops: SendOps, sizes: Sizes) -> Self {
+        let Sizes { max_batch, max_tso_header } = sizes;
         let capacity = shared.capacity();
         let limits = Limits {
             max_sge: u16::try_from(capacity.max_send_sge).unwrap_or(u16::MAX),
@@ -74,9 +92,10 @@ impl SendState {
         SendState {
             extended: qp_ex,
             raw: shared.raw(),
-            enabled: datagram::kept(ops, shared.qp_type()),
+            enabled: operations::kept(ops, shared.qp_type()),
             limits,
             means,
+            max_tso_header,
             chain,
             doorbell_fails,
             gate: AtomicU8::new(0),
@@ -104,7 +123,7 @@ impl SendState {
     }
 
     pub(crate) fn operations(&self) -> SendOps {
-        datagram::operations(self.enabled)
+        operations::operations(self.enabled)
     }
 
     pub(crate) fn max_datagram(&self) -> Option<u32> {

@@ -3,6 +3,7 @@
 use rdma_sys::*;
 
 use super::memory::{read, write};
+use super::operations::{Extra, packets};
 use super::state::State;
 
 /// A completion.
@@ -86,6 +87,7 @@ pub(super) struct SendWr {
     pub(super) compare_add: u64,
     pub(super) swap: u64,
     pub(super) destination: Option<Destination>,
+    pub(super) extra: Extra,
     pub(super) data: Data,
 }
 
@@ -110,7 +112,7 @@ impl super::state::Qp {
 }
 
 /// How the execution of a work request ends.
-enum End {
+pub(super) enum End {
     /// The peer is not ready: try again later.
     Wait,
     Done {
@@ -182,6 +184,8 @@ impl State {
             IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => self.write_remote(peer, wr, &bytes),
             IBV_WR_RDMA_READ => self.read_remote(address, peer, wr),
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => self.atomic(address, peer, wr),
+            IBV_WR_ATOMIC_WRITE => self.atomic_write(peer, wr),
+            IBV_WR_FLUSH => self.flush_writes(peer, wr),
             _ => End::Failed { status: IBV_WC_LOC_QP_OP_ERR },
         }
     }
@@ -198,7 +202,9 @@ impl State {
         };
         let done = End::Done { byte_len: bytes.len() as u32 };
         if is_datagram {
-            self.deliver_datagram(address, wr, &bytes);
+            for packet in packets(wr, &bytes) {
+                self.deliver_datagram(address, wr, &packet);
+            }
             return done;
         }
         let number = self.qps[&address].attr.dest_qp_num;
@@ -330,13 +336,13 @@ impl State {
     }
 
     /// Memory of the peer, if both its queue pair and its region allow the access.
-    fn reach(&self, peer: usize, wr: &SendWr, len: u64, access: ibv_access_flags) -> Option<*mut u8> {
+    pub(super) fn reach(&self, peer: usize, wr: &SendWr, len: u64, access: ibv_access_flags) -> Option<*mut u8> {
         let peer = &self.qps[&peer];
         let allowed = peer.attr.qp_access_flags & access.0 == access.0;
         self.remote(peer.pd, wr.rkey, wr.remote_addr, len, access).filter(|_| allowed)
     }
 
-    fn refuse(&mut self, peer: usize) -> End {
+    pub(super) fn refuse(&mut self, peer: usize) -> End {
         // Without acknowledgements, it is dropped.
         if self.qps[&peer].qp_type == IBV_QPT_RC {
             self.enter_error(peer);
@@ -353,6 +359,9 @@ impl State {
             IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
             IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
             IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+            IBV_WR_ATOMIC_WRITE => IBV_WC_ATOMIC_WRITE,
+            IBV_WR_FLUSH => IBV_WC_FLUSH,
+            IBV_WR_TSO => IBV_WC_TSO,
             _ => IBV_WC_SEND,
         };
         let cqe = Cqe { wr_id: wr.wr_id, byte_len, qp_num: number, release, ..Cqe::default() };

@@ -82,7 +82,11 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
             return null(libc::EINVAL);
         }
         let access = ibv_access_flags(access);
-        let remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+        let remote = IBV_ACCESS_REMOTE_WRITE
+            | IBV_ACCESS_REMOTE_READ
+            | IBV_ACCESS_REMOTE_ATOMIC
+            | IBV_ACCESS_FLUSH_GLOBAL
+            | IBV_ACCESS_FLUSH_PERSISTENT;
         let remote_change = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
         if (access & remote_change).0 != 0 && (access & IBV_ACCESS_LOCAL_WRITE).0 == 0 {
             return null(libc::EINVAL);

@@ -17,6 +17,7 @@ mod domains;
 mod engine;
 mod events;
 mod memory;
+mod operations;
 mod post;
 mod qp;
 mod queries;
@@ -35,6 +36,7 @@ use rdma_sys::ibv_cq;
 pub(crate) use config::{Bad, Config, FakeGid, Mode, Port, PostFault};
 pub(crate) use engine::Cqe;
 pub(crate) use events::Element;
+pub(crate) use operations::Flush;
 pub(crate) use post::Posted;
 pub(crate) use queries::fork_inits;
 pub(crate) use state::Live;
@@ -183,6 +185,11 @@ impl Fake {
     /// The limits of every `ibv_modify_qp_rate_limit`, and forgets them.
     pub(crate) fn take_rate_limits(&self) -> Vec<rdma_sys::ibv_qp_rate_limit_attr> {
         self.with(|state| std::mem::take(&mut state.rate_limits))
+    }
+
+    /// What was flushed, and forgets it.
+    pub(crate) fn take_flushes(&self) -> Vec<Flush> {
+        self.with(|state| std::mem::take(&mut state.flushes))
     }
 
     /// Objects that are left when the device is dropped are wanted.

@@ -7,6 +7,7 @@ use rdma_sys::*;
 use super::config::{Bad, Mode, PostFault};
 use super::engine::{Data, Destination, RecvWr, SendWr};
 use super::memory::read;
+use super::operations::{Extra, set_newer_builders};
 use super::state::{Qp, State, enter};
 
 /// A send as it reached the provider.
@@ -34,9 +35,9 @@ pub(super) struct Building {
 fn belongs(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> bool {
     let datagram = matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM);
     match qp_type {
-        IBV_QPT_UD => datagram,
+        IBV_QPT_UD => datagram || opcode == IBV_WR_TSO,
         IBV_QPT_UC => datagram || matches!(opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM),
-        _ => true,
+        _ => !matches!(opcode, IBV_WR_TSO | IBV_WR_FLUSH | IBV_WR_ATOMIC_WRITE),
     }
 }
 
@@ -52,6 +53,7 @@ fn blank(qp: &Qp, opcode: ibv_wr_opcode) -> SendWr {
         compare_add: 0,
         swap: 0,
         destination: None,
+        extra: Extra::None,
         data: Data::Sges(Vec::new()),
     }
 }
@@ -178,6 +180,7 @@ impl State {
                     (wr.remote_addr, wr.rkey) = (raw.wr.atomic.remote_addr, raw.wr.atomic.rkey);
                     (wr.compare_add, wr.swap) = (raw.wr.atomic.compare_add, raw.wr.atomic.swap);
                 }
+                IBV_WR_TSO => wr.extra = Extra::of_tso(raw.__bindgen_anon_2.tso),
                 _ => {}
             }
         }
@@ -287,6 +290,7 @@ pub(super) fn set_builders(qp: &mut ibv_qp_ex, ops: u64) {
     qp.wr_rdma_read = wants(IBV_QP_EX_WITH_RDMA_READ).then_some(wr_rdma_read as _);
     qp.wr_atomic_cmp_swp = wants(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).then_some(wr_atomic_cmp_swp as _);
     qp.wr_atomic_fetch_add = wants(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).then_some(wr_atomic_fetch_add as _);
+    set_newer_builders(qp, ops);
 }
 
 unsafe extern "C" fn wr_start(raw: *mut ibv_qp_ex) {
@@ -306,7 +310,18 @@ unsafe extern "C" fn wr_start(raw: *mut ibv_qp_ex) {
     });
 }
 
-fn build(raw: *mut ibv_qp_ex, verb: &'static str, opcode: ibv_wr_opcode, fill: impl FnOnce(&mut SendWr)) {
+pub(super) fn build(raw: *mut ibv_qp_ex, verb: &'static str, opcode: ibv_wr_opcode, fill: impl FnOnce(&mut SendWr)) {
+    build_with(raw, verb, opcode, None, fill);
+}
+
+/// Where `setter` is given, no data is to be set.
+pub(super) fn build_with(
+    raw: *mut ibv_qp_ex,
+    verb: &'static str,
+    opcode: ibv_wr_opcode,
+    setter: Option<&'static str>,
+    fill: impl FnOnce(&mut SendWr),
+) {
     enter(raw, verb, |state, _| {
         let Some(qp) = state.qp(raw.addr(), verb) else { return };
         let mut wr = blank(qp, opcode);
@@ -316,7 +331,7 @@ fn build(raw: *mut ibv_qp_ex, verb: &'static str, opcode: ibv_wr_opcode, fill: i
             return state.violation(format!("{verb} outside of wr_start and wr_complete"));
         };
         let is_unset = batch.last().is_some_and(|last| last.setter.is_none());
-        batch.push(Building { wr, setter: None });
+        batch.push(Building { wr, setter });
         if is_unset {
             state.violation(format!("{verb} after a work request without data"));
         }

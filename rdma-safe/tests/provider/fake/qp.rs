@@ -61,9 +61,13 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_ini
 pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     let wanted = unsafe { *attr };
     enter(context, "create_qp_ex", |state, device| {
-        if wanted.comp_mask != (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0 {
+        let has = |flag: ibv_qp_init_attr_mask| wanted.comp_mask & flag.0 != 0;
+        let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
+        if wanted.comp_mask & !known.0 != 0 {
             return null(libc::EOPNOTSUPP);
         }
+        let max_tso_header = if has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) { wanted.max_tso_header } else { 0 };
+        let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(wanted.send_ops_flags);
         let classic = ibv_qp_init_attr {
             qp_context: wanted.qp_context,
             send_cq: wanted.send_cq,
@@ -73,7 +77,10 @@ pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *m
             qp_type: wanted.qp_type,
             sq_sig_all: wanted.sq_sig_all,
         };
-        let raw = create(state, "create_qp_ex", wanted.pd, &classic, Some(wanted.send_ops_flags));
+        let raw = create(state, "create_qp_ex", wanted.pd, &classic, ops);
+        if let Some(qp) = state.qps.get_mut(&raw.addr()) {
+            qp.max_tso_header = max_tso_header;
+        }
         if let (Some(sges), false) = (state.config.granted_sges, raw.is_null()) {
             unsafe { (*attr).cap.max_send_sge = sges };
         }
@@ -169,6 +176,7 @@ fn create(
         rq_reclaimed: 0,
         batch: None,
         ece: None,
+        max_tso_header: 0,
         builder: None,
     };
     state.qps.insert(raw.addr(), qp);
@@ -177,12 +185,13 @@ fn create(
 
 /// Operations that queue pairs of a type can have.
 fn possible(qp_type: ibv_qp_type) -> u64 {
-    let ud = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
-    let uc = ud | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let ud = sends | IBV_QP_EX_WITH_TSO;
+    let uc = sends | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
     match qp_type {
         IBV_QPT_UD => ud.0.into(),
         IBV_QPT_UC => uc.0.into(),
-        _ => u64::MAX,
+        _ => !u64::from(IBV_QP_EX_WITH_TSO.0),
     }
 }
 

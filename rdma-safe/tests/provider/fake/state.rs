@@ -16,6 +16,7 @@ use super::domains::{Extends, Td};
 use super::engine::{RecvWr, SendWr};
 use super::events::{AsyncEvents, AsyncQueue};
 use super::memory::Mr;
+use super::operations::Flush;
 use super::post::{Building, Posted};
 use super::srq::Srq;
 
@@ -127,6 +128,7 @@ pub(super) struct Qp {
     pub(super) batch: Option<Vec<Building>>,
     /// As set last.
     pub(super) ece: Option<ibv_ece>,
+    pub(super) max_tso_header: u16,
     /// Who called `ibv_wr_start` last.
     pub(super) builder: Option<ThreadId>,
 }
@@ -149,6 +151,7 @@ pub(super) struct State {
     /// Offset, length and address of DMA-BUFs.
     pub(super) dmabufs: Vec<(u64, usize, u64)>,
     pub(super) rate_limits: Vec<ibv_qp_rate_limit_attr>,
+    pub(super) flushes: Vec<Flush>,
     pub(super) contexts: BTreeMap<usize, Context>,
     pub(super) pds: BTreeMap<usize, Pd>,
     pub(super) mrs: BTreeMap<usize, Mr>,
@@ -208,6 +211,7 @@ impl State {
             moderations: Vec::new(),
             dmabufs: Vec::new(),
             rate_limits: Vec::new(),
+            flushes: Vec::new(),
             contexts: BTreeMap::new(),
             pds: BTreeMap::new(),
             mrs: BTreeMap::new(),

@@ -1,0 +1,84 @@
+//! Which send operations a queue pair gets.
+
+use rdma_sys::ibv_qp_ex;
+
+use super::QueuePairType;
+use crate::post::SendOps;
+use crate::{Context, DeviceCapabilities};
+
+/// What queue pairs of the type can do: by ibv_post_send(3) and ibv_wr_post(3), and by what the device reports of what not every
+/// device has. `None` for types that cannot be built.
+pub(super) fn available(context: &Context, qp_type: QueuePairType) -> Option<SendOps> {
+    let basic = basic(qp_type)?;
+    let device = context.attributes();
+    let can = |capability| device.capabilities().intersects(capability);
+    let mut ops = basic;
+    if qp_type == QueuePairType::RC {
+        let flush = DeviceCapabilities::FLUSH_GLOBAL | DeviceCapabilities::FLUSH_PERSISTENT;
+        ops.set(SendOps::FLUSH, can(flush));
+        ops.set(SendOps::ATOMIC_WRITE, can(DeviceCapabilities::ATOMIC_WRITE));
+    }
+    if qp_type == QueuePairType::UD {
+        ops.set(SendOps::TSO, device.segmentation_offload().is_some_and(|tso| tso.qp_types.contains(qp_type)));
+    }
+    Some(ops)
+}
+
+/// Of `available`, what every device has, and then less and less of it: not every provider has all operations in the extended
+/// interface, and those that lack one refuse the whole set.
+pub(super) fn fewer_and_fewer(available: SendOps, qp_type: QueuePairType) -> Vec<SendOps> {
+    let mut sets = vec![available];
+    sets.extend(basic(qp_type));
+    if qp_type == QueuePairType::RC {
+        sets.extend([SendOps::RC.difference(SendOps::SEND_WITH_INV), SendOps::BASIC]);
+    }
+    sets.dedup();
+    sets
+}
+
+fn basic(qp_type: QueuePairType) -> Option<SendOps> {
+    match qp_type {
+        QueuePairType::RC => Some(SendOps::RC),
+        QueuePairType::UC => Some(SendOps::UC),
+        QueuePairType::UD => Some(SendOps::UD),
+        _ => None,
+    }
+}
+
+/// Those of `asked` whose functions are there, or none if what all of them need is not.
+///
+/// # Safety
+///
+/// `qp` must be valid, and have been created with `asked`.
+pub(super) unsafe fn present(qp: *const ibv_qp_ex, qp_type: QueuePairType, asked: SendOps) -> SendOps {
+    // SAFETY: the caller's contract. A copy of single fields, since the structure may be shorter than ours: of a library that does
+    // not know an operation, no queue pair was created with it.
+    unsafe {
+        let common = (*qp).wr_start.is_some()
+            && (*qp).wr_complete.is_some()
+            && (*qp).wr_abort.is_some()
+            && (*qp).wr_set_sge.is_some()
+            && (*qp).wr_set_sge_list.is_some()
+            && (*qp).wr_set_inline_data.is_some()
+            && (*qp).wr_set_inline_data_list.is_some()
+            && (qp_type != QueuePairType::UD || (*qp).wr_set_ud_addr.is_some());
+        if !common {
+            return SendOps::empty();
+        }
+        let is_there = |op| match op {
+            SendOps::SEND => (*qp).wr_send.is_some(),
+            SendOps::SEND_WITH_IMM => (*qp).wr_send_imm.is_some(),
+            SendOps::SEND_WITH_INV => (*qp).wr_send_inv.is_some(),
+            SendOps::RDMA_WRITE => (*qp).wr_rdma_write.is_some(),
+            SendOps::RDMA_WRITE_WITH_IMM => (*qp).wr_rdma_write_imm.is_some(),
+            SendOps::RDMA_READ => (*qp).wr_rdma_read.is_some(),
+            SendOps::ATOMIC_CMP_AND_SWP => (*qp).wr_atomic_cmp_swp.is_some(),
+            SendOps::ATOMIC_FETCH_AND_ADD => (*qp).wr_atomic_fetch_add.is_some(),
+            SendOps::TSO => (*qp).wr_send_tso.is_some(),
+            SendOps::FLUSH => (*qp).wr_flush.is_some(),
+            SendOps::ATOMIC_WRITE => (*qp).wr_atomic_write.is_some(),
+            _ => false,
+        };
+        asked.iter().filter(|op| is_there(*op)).collect()
+    }
+}
