@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 
 use rdma_sys::*;
 
+use crate::endpoint::Arrival;
 use crate::errno::{check, check_neg, check_ptr};
 use crate::{
     AddressError, AddressVector, Context, Errno, Error, Grh, ProtectionDomain, Result, WcFields, WcFlags,
@@ -90,12 +91,13 @@ impl Context {
     ) -> Result<AddressVector> {
         completion.ok()?;
         let fields = WcFields::SLID | WcFields::SL | WcFields::DLID_PATH_BITS;
-        let (Some(slid), Some(sl), Some(dlid_path_bits)) =
-            (completion.slid(), completion.sl(), completion.dlid_path_bits())
-        else {
-            return Err(Error::MissingFields { fields });
-        };
-        let flags = completion.flags();
+        let arrival = Arrival::of(completion).ok_or(Error::MissingFields { fields })?;
+        self.address_of_arrival(port, &arrival, grh)
+    }
+
+    /// As [`Context::sender_address`].
+    pub(crate) fn address_of_arrival(&self, port: u8, arrival: &Arrival, grh: Option<&Grh>) -> Result<AddressVector> {
+        let Arrival { slid, sl, dlid_path_bits, flags } = *arrival;
         if flags.contains(WcFlags::GRH) && grh.is_none() {
             return Err(Error::NoGrh);
         }

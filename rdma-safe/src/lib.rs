@@ -2,7 +2,7 @@
 //!
 //! # Two doors
 //!
-//! | | [`Endpoint`], the owned door | [`QueuePair`], the raw door |
+//! | | [`Endpoint`], [`DatagramEndpoint`], the owned door | [`QueuePair`], the raw door |
 //! |---|---|---|
 //! | memory | [`Buffer`]s move in with work and come back with its completion | addresses and keys: [`Sge`] |
 //! | `unsafe` | none | posting memory |
@@ -17,7 +17,7 @@
 //!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion
 //!                    │                    ├─ AddressHandle
 //!                    │                    ├─ SharedReceiveQueue, ReceivePool
-//!                    │                    └─ QueuePair, Endpoint
+//!                    │                    └─ QueuePair, Endpoint, DatagramEndpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
 //! ```
 //!
@@ -88,7 +88,8 @@ pub use device_attributes::{
     ReceiveSideScaling, RxHashFields, RxHashFunctions, SegmentationOffload, TagMatching, TagMatchingFlags,
 };
 pub use endpoint::{
-    Batch, Completion, Endpoint, EndpointBuilder, FailedWork, Operation, ReceivePool, Rejected, Unposted, Work, WorkId,
+    Batch, Completion, DatagramBatch, DatagramCompletion, DatagramEndpoint, Endpoint, EndpointBuilder, FailedWork,
+    Operation, Peer, ReceivePool, Rejected, Sender, Unposted, Work, WorkId,
 };
 pub use errno::Errno;
 pub use error::{Error, Result};

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 
+use super::datagram::{Kept, Peer};
 use super::gates::Gates;
 use super::ring::{Kind, Ring};
 use super::work::{ATOMIC, Data, Verb};
@@ -30,6 +31,7 @@ pub struct Batch<'e> {
     poisoned: &'e mut bool,
     max_unsignaled: u32,
     max_message: u32,
+    datagrams: Option<&'e mut Kept>,
 }
 
 impl<'e> Batch<'e> {
@@ -56,6 +58,7 @@ impl<'e> Batch<'e> {
             poisoned: &mut endpoint.poisoned,
             max_unsignaled: endpoint.settings.max_unsignaled,
             max_message: endpoint.settings.max_message,
+            datagrams: endpoint.live.datagrams.as_deref_mut(),
         })
     }
 }
@@ -120,6 +123,46 @@ impl Batch<'_> {
         let wr = self.admit(verb, bytes.len(), bytes.len(), flags)?;
         // SAFETY: the bytes are copied in the call. As to the peer's memory, see `try_add_buffer`.
         unsafe { add_inline(&mut self.raw, wr, verb, imm, Inline(bytes)) }
+    }
+
+    /// As [`Batch::add`], of an endpoint for datagrams.
+    #[inline]
+    pub(super) fn add_datagram(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
+        if let Err(error) = self.try_add_datagram(&work, peer) {
+            return Err(Rejected { error, buffer: work.into_buffer() });
+        }
+        let (verb, flags) = (work.verb, work.flags);
+        let id = self.stage(work.into_buffer(), &verb, flags);
+        if let Some(kept) = &mut self.datagrams {
+            kept.keep(id.0, peer.handle());
+        }
+        Ok(id)
+    }
+
+    /// Adds a datagram, whose buffer and handle the caller then keeps.
+    #[inline]
+    fn try_add_datagram(&mut self, work: &Work<'_>, peer: &Peer) -> Result<(), PostError> {
+        let Verb::Send = work.verb else { return Err(PostError::NotEnabled { op: work.verb.operations() }) };
+        if !peer.is_of(self.pd) {
+            return Err(PostError::ForeignPeer);
+        }
+        let (len, capacity) = match &work.data {
+            Data::Buffer(buffer) if !buffer.is_of(self.pd) => return Err(PostError::ForeignBuffer),
+            Data::Buffer(buffer) => (buffer.len(), buffer.capacity()),
+            Data::Inline(bytes) => (bytes.len(), bytes.len()),
+        };
+        let wr = self.admit(&work.verb, len, capacity, work.flags)?;
+        let to = peer.target();
+        // SAFETY: as to memory, see `try_add_buffer`. The handle is kept in its place until the next send there, which is after this
+        // one has completed, or until the queue pair was destroyed.
+        unsafe {
+            match (&work.data, work.imm) {
+                (Data::Buffer(buffer), None) => self.raw.send_to(wr, to, buffer.sge()),
+                (Data::Buffer(buffer), Some(imm)) => self.raw.send_imm_to(wr, to, imm, buffer.sge()),
+                (Data::Inline(bytes), None) => self.raw.send_to(wr, to, Inline(bytes)),
+                (Data::Inline(bytes), Some(imm)) => self.raw.send_imm_to(wr, to, imm, Inline(bytes)),
+            }
+        }
     }
 
     /// Checks room and lengths.

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
+use super::datagram::{DatagramEndpoint, Kept};
 use super::ring::{Kind, Ring};
 use super::{Endpoint, Gates, Live, Operation, RECEIVE, Rare, ReceivePool, Run, Settings};
 use crate::qp::Local;
@@ -11,6 +12,10 @@ use crate::{Access, Error, InitOptions, ProtectionDomain, QueuePairType, Result,
 
 /// Fields of completions that endpoints look at.
 pub(super) const FIELDS: WcFields = WcFields::BYTE_LEN.union(WcFields::IMM);
+
+/// Fields that say whom a datagram has come from.
+const SENDER_FIELDS: WcFields =
+    WcFields::SRC_QP.union(WcFields::SLID).union(WcFields::SL).union(WcFields::DLID_PATH_BITS);
 
 /// Describes an endpoint. Made by [`Endpoint::builder`].
 #[derive(Clone, Debug)]
@@ -49,7 +54,7 @@ impl<'a> EndpointBuilder<'a> {
     /// Type of the connection: [`QueuePairType::RC`], which it is unless set, or [`QueuePairType::UC`].
     ///
     /// Over an unreliable connection messages get lost without anybody being told, whole or in part: a send that completed has left,
-    /// and no more. There are no reads and atomics. Datagrams are for a [`DatagramEndpoint`](crate::DatagramEndpoint).
+    /// and no more. There are no reads and atomics. For datagrams there is [`EndpointBuilder::build_datagrams`].
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = qp_type;
         self
@@ -147,15 +152,32 @@ impl<'a> EndpointBuilder<'a> {
     /// [`CompletionQueueBuilder::build`]: crate::CompletionQueueBuilder::build
     /// [`QueuePairBuilder::build`]: crate::QueuePairBuilder::build
     pub fn build(self) -> Result<Endpoint> {
+        if ![QueuePairType::RC, QueuePairType::UC].contains(&self.qp_type) {
+            let instead = "an Endpoint is a connection, of the type RC or UC; see EndpointBuilder::build_datagrams";
+            return Err(Error::WrongType { what: "EndpointBuilder::build", qp_type: self.qp_type, instead });
+        }
+        self.create(None)
+    }
+
+    /// Creates a completion queue and a queue pair for datagrams, ready to send and receive. Datagrams with another queue key than `qkey`
+    /// are dropped; keys with the highest bit set are for privileged users. The type, the rights of a peer and a pool of receives do not
+    /// matter.
+    ///
+    /// # Errors
+    /// Those of [`EndpointBuilder::build`], and of [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).
+    pub fn build_datagrams(mut self, qkey: u32) -> Result<DatagramEndpoint> {
+        (self.qp_type, self.pool) = (QueuePairType::UD, None);
+        let port = self.init.port_number();
+        let kept = Kept::new(self.pd, self.send_depth, self.recv_depth)?;
+        Ok(DatagramEndpoint::new(self.create(Some((kept, qkey)))?, port, qkey))
+    }
+
+    fn create(self, datagrams: Option<(Kept, u32)>) -> Result<Endpoint> {
         let context = self.pd.context();
         if context.transport_type() == TransportType::IWARP {
             // Connections of iWARP are made by rdma_cm, and its sends do not all complete in order.
             let device = context.device_name().into();
             return Err(Error::Unsupported { device, feature: "an Endpoint (it is an iWARP device)" });
-        }
-        if ![QueuePairType::RC, QueuePairType::UC].contains(&self.qp_type) {
-            let instead = "an Endpoint is a connection, of the type RC or UC; for datagrams there is DatagramEndpoint";
-            return Err(Error::WrongType { what: "EndpointBuilder", qp_type: self.qp_type, instead });
         }
         // Before anything is created, since this is what most often fails.
         let local = Local::resolve(context, &self.init)?;
@@ -163,6 +185,7 @@ impl<'a> EndpointBuilder<'a> {
         let entries = self.send_depth.saturating_add(self.recv_depth).max(1);
         let mut fields = FIELDS;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
+        fields.set(SENDER_FIELDS, datagrams.is_some());
         let mut cq = context.completion_queue(entries).fields(fields).classic(self.classic_poll);
         if self.events {
             cq = cq.channel(&context.create_channel()?);
@@ -177,14 +200,19 @@ impl<'a> EndpointBuilder<'a> {
             .inline_data(self.inline_data)
             // A batch may fill the ring.
             .max_batch(self.send_depth)
-            .no_recv_batches()
+            .max_recv_batch(if datagrams.is_some() { 1 } else { 0 })
+            // Before a datagram comes its header.
+            .recv_sges(if datagrams.is_some() { 2 } else { 1 })
             .classic(self.classic_post);
         let qp = match &self.pool {
             Some(pool) => qp.receives_of(pool.clone()),
             None => qp,
         };
         let mut qp = qp.build()?;
-        let address = qp.init_as(local, &self.init)?;
+        let address = match &datagrams {
+            None => qp.init_as(local, &self.init)?,
+            Some((_, qkey)) => qp.init_datagrams(*qkey, &self.init)?,
+        };
         let settings = Settings {
             max_message: local.max_message,
             // At least every other entry, so that a full ring always has a completion coming.
@@ -199,6 +227,7 @@ impl<'a> EndpointBuilder<'a> {
                 sends: Ring::new(self.send_depth, 0, Kind::signaled(Operation::Send)),
                 receives: Ring::new(recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
                 pool: self.pool,
+                datagrams: datagrams.map(|(kept, _)| Box::new(kept)),
                 destroyed: false,
             },
             cq,

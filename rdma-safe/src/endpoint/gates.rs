@@ -53,11 +53,13 @@ impl<I: Interface> Endpoint<I> {
             return;
         }
         self.abandon();
-        self.gates.poll = !self.has_completed() && !self.settings.timestamps && self.cq.is_idle();
+        // What is to be noted of datagrams takes the long way.
+        let datagrams = self.live.datagrams.is_some();
+        self.gates.poll = !datagrams && !self.has_completed() && !self.settings.timestamps && self.cq.is_idle();
         if (self.settings.max_message as usize) < Buffer::SHORT {
             return;
         }
-        if self.live.qp.recv_state().is_ready() {
+        if !datagrams && self.live.qp.recv_state().is_ready() {
             self.gates.receive = self.pd.id();
         }
         let queue = self.live.qp.send_state();

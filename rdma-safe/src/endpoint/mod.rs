@@ -3,6 +3,7 @@
 mod batch;
 mod builder;
 mod completion;
+mod datagram;
 mod gates;
 mod poll;
 mod pool;
@@ -28,6 +29,8 @@ pub use builder::EndpointBuilder;
 use completion::RECEIVE;
 
 pub use completion::{Completion, FailedWork, Operation, Rejected, Unposted, WorkId};
+pub(crate) use datagram::Arrival;
+pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, Peer, Sender};
 pub use pool::ReceivePool;
 pub use work::Work;
 
@@ -84,6 +87,8 @@ struct Live {
     receives: Ring<Buffer>,
     /// The queue of a [`ReceivePool`], whose receives it takes instead.
     pool: Option<Arc<srq::Shared>>,
+    /// Of datagrams, what there is beside their buffers.
+    datagrams: Option<Box<datagram::Kept>>,
     /// `qp` was taken.
     destroyed: bool,
 }
@@ -234,6 +239,7 @@ impl Live {
             // The device may still read and write the buffers.
             self.sends.leak();
             self.receives.leak();
+            std::mem::forget(self.datagrams.take());
         }
         result
     }

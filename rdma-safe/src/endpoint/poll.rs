@@ -12,7 +12,7 @@ use rdma_sys::ibv_wc;
 use crate::cq::Standing;
 use crate::interface::Interface;
 use crate::srq::Slab;
-use crate::{Buffer, Error, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use crate::{Buffer, Error, Grh, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 /// What there is to say of work that has completed, beside what it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -338,22 +338,27 @@ fn take_usual<S: Shown, F: FnOnce(Completion) -> R, R>(
 #[cold]
 #[inline(never)]
 fn note(live: &mut Live, rare: &mut Rare, found: WorkCompletion<'_>) -> Result<(), PollError> {
-    let Live { sends, receives, pool, .. } = live;
+    let Live { sends, receives, pool, datagrams, .. } = live;
+    let header = if datagrams.is_some() { Grh::LEN as u32 } else { 0 };
     let id = found.wr_id();
     let status = found.status();
     let failed = (status != WcStatus::SUCCESS).then(|| Outcome::failed(&found));
     let known = if let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(id)) {
         rare.completion = slab.take(id).map(|mut buffer| {
-            let outcome = failed.unwrap_or_else(|| arrived(&mut buffer, &found));
+            let outcome = failed.unwrap_or_else(|| arrived(&mut buffer, &found, header));
             Completion::new(id, outcome.operation.unwrap_or(Operation::Receive), Some(buffer), outcome)
         });
         rare.completion.is_some()
     } else if id & RECEIVE != 0 {
-        receives.complete(id, |slot| match (failed, &mut slot.buffer) {
+        let known = receives.complete(id, |slot| match (failed, &mut slot.buffer) {
             (Some(failed), _) => failed,
-            (None, Some(buffer)) => arrived(buffer, &found),
+            (None, Some(buffer)) => arrived(buffer, &found, header),
             (None, None) => Outcome::DONE,
-        })
+        });
+        if let Some(datagrams) = datagrams.as_deref_mut().filter(|_| known && failed.is_none()) {
+            datagrams.note(id, &found);
+        }
+        known
     } else {
         if let Some(flushed) = failed.filter(|_| status == WcStatus::WR_FLUSH_ERR) {
             // Not every provider flushes unsignaled work one by one: whether it was done is not known.
@@ -366,9 +371,9 @@ fn note(live: &mut Live, rare: &mut Rare, found: WorkCompletion<'_>) -> Result<(
     if known { Ok(()) } else { Err(PollError::Unexpected { wr_id: id }) }
 }
 
-/// What has arrived in a receive that succeeded. Sets the length of its buffer.
-fn arrived(buffer: &mut Buffer, found: &WorkCompletion<'_>) -> Outcome {
-    let byte_len = found.byte_len().unwrap_or(0);
+/// What has arrived in a receive that succeeded, behind a header of so many bytes. Sets the length of its buffer.
+fn arrived(buffer: &mut Buffer, found: &WorkCompletion<'_>, header: u32) -> Outcome {
+    let byte_len = found.byte_len().unwrap_or(0).saturating_sub(header);
     let mut outcome = Outcome { timestamp: found.completion_timestamp(), ..Outcome::DONE };
     let flags = found.flags();
     if flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {

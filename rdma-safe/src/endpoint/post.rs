@@ -52,8 +52,14 @@ impl<I: Interface> Endpoint<I> {
         } else {
             self.abandon();
             let (id, sge) = (self.live.receives.next_sequence(), buffer.whole_sge(self.settings.max_message));
-            // SAFETY: as in `receive`.
-            match unsafe { self.live.qp.receive(id, sge) } {
+            // SAFETY: as in `receive`; the header stays until the queue pair is destroyed.
+            let posted = unsafe {
+                match &mut self.live.datagrams {
+                    None => self.live.qp.receive(id, sge),
+                    Some(datagrams) => self.live.qp.receive_list(id, &[datagrams.header(id), sge]),
+                }
+            };
+            match posted {
                 Ok(()) => {
                     self.live.receives.push_alike(buffer);
                     return id;

@@ -1,7 +1,7 @@
 //! Work for an endpoint.
 
 use super::Operation;
-use crate::{Buffer, PostError, RemoteMemory, SendFlags};
+use crate::{Buffer, PostError, RemoteMemory, SendFlags, SendOps};
 
 /// Bytes of the operand of an atomic operation.
 pub(super) const ATOMIC: usize = 8;
@@ -153,6 +153,18 @@ impl Verb {
             Verb::Write(_) => Operation::Write,
             Verb::Read(_) => Operation::Read,
             Verb::CompareSwap { .. } | Verb::FetchAdd { .. } => Operation::Atomic,
+        }
+    }
+
+    /// As operations of a queue pair.
+    pub(super) fn operations(&self) -> SendOps {
+        match self {
+            Verb::Send => SendOps::SEND,
+            Verb::SendInvalidate(_) => SendOps::SEND_WITH_INV,
+            Verb::Write(_) => SendOps::RDMA_WRITE,
+            Verb::Read(_) => SendOps::RDMA_READ,
+            Verb::CompareSwap { .. } => SendOps::ATOMIC_CMP_AND_SWP,
+            Verb::FetchAdd { .. } => SendOps::ATOMIC_FETCH_AND_ADD,
         }
     }
 

@@ -182,6 +182,12 @@ impl Buffer {
         self.0.address.as_ptr() as u64
     }
 
+    /// The address of the byte at `offset`, without a look at it or any other; within the capacity.
+    pub(crate) fn as_ptr_of(&self, offset: usize) -> *const u8 {
+        debug_assert!(offset <= self.0.capacity);
+        self.0.address.as_ptr().wrapping_add(offset)
+    }
+
     /// The bytes up to the length, at most 4 GiB - 1, as a scatter/gather element for the raw door.
     #[must_use]
     #[inline(always)]

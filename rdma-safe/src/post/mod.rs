@@ -170,6 +170,10 @@ pub enum PostError {
     #[error("the buffer is registered in another protection domain than the endpoint's")]
     ForeignBuffer,
 
+    /// The address handle belongs to another protection domain.
+    #[error("the peer was made in another protection domain than the endpoint's; see DatagramEndpoint::peer")]
+    ForeignPeer,
+
     /// The peer's memory is shorter than the message.
     #[error("{len} bytes to transfer, but the peer's memory has {remote}; see RemoteMemory::slice and Buffer::set_len")]
     RemoteTooShort {

@@ -120,9 +120,9 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Receives are posted one at a time: keeps no memory for batches of them.
-    pub(crate) fn no_recv_batches(mut self) -> Self {
-        self.max_recv_batch = Some(0);
+    /// Receives in one batch; with 0 it keeps no memory for batches of them.
+    pub(crate) fn max_recv_batch(mut self, work_requests: u32) -> Self {
+        self.max_recv_batch = Some(work_requests);
         self
     }
 

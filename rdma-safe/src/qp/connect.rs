@@ -69,6 +69,10 @@ impl InitOptions {
         self
     }
 
+    pub(crate) fn port_number(&self) -> u8 {
+        self.port
+    }
+
     /// First packet sequence number to send, 24 bits; a random one unless set.
     pub fn psn(mut self, psn: u32) -> Self {
         self.psn = Some(psn);

@@ -208,6 +208,17 @@ impl QueuePair {
         unsafe { self.recv.receive(wr_id, sge) }
     }
 
+    /// As [`QueuePair::receive`], into several pieces of memory.
+    ///
+    /// # Safety
+    /// See [`RecvBatch`].
+    pub(crate) unsafe fn receive_list(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        let mut batch = self.recv_batch()?;
+        // SAFETY: the caller's contract is the same.
+        unsafe { batch.receive(wr_id, sges)? };
+        batch.post()
+    }
+
     /// Both queues apart: two threads may use one each.
     #[inline(always)]
     pub fn split(&mut self) -> (SendQueue<'_>, RecvQueue<'_>) {

@@ -9,6 +9,7 @@ mod changes;
 mod clocks;
 mod contexts;
 mod creation;
+mod datagram_endpoint;
 mod datagrams;
 mod disorder;
 mod domains;
