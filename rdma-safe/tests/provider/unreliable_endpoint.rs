@@ -60,6 +60,6 @@ fn an_endpoint_of_another_type_is_refused_and_says_which_ones_there_are() {
         let pd = fake.pd();
         let error = builder(&pd, interfaces).qp_type(QueuePairType::UD).build().unwrap_err();
         assert!(matches!(error, Error::WrongType { qp_type: QueuePairType::UD, .. }), "{error}");
-        assert!(error.to_string().contains("DatagramEndpoint"), "{error}");
+        assert!(error.to_string().contains("build_datagrams"), "{error}");
     });
 }
