@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rdma_sys::LoadError;
 
+use crate::explain::advice;
 use crate::{AddressError, CompletionError, Errno, ModifyError, PollError, PostError, QueuePairType};
 
 /// A failed control-path operation: which verb, its `errno`, and what to change.
@@ -62,7 +63,7 @@ pub enum Error {
     },
 
     /// A verb failed that has no variant of its own.
-    #[error("{verb} failed on {device}: {errno}")]
+    #[error("{verb} failed on {device}: {errno}{}", advice(verb, *errno))]
     Verb {
         /// The verb.
         verb: &'static str,
@@ -150,7 +151,7 @@ pub enum Error {
     },
 
     /// `ibv_reg_mr(3)` failed.
-    #[error("ibv_reg_mr of {len} bytes with {access:?} failed: {errno}{}", registration_advice(*errno))]
+    #[error("ibv_reg_mr of {len} bytes with {access:?} failed: {errno}{}", advice("ibv_reg_mr", *errno))]
     RegisterMemory {
         /// Length of the region in bytes.
         len: usize,
@@ -226,7 +227,7 @@ pub enum Error {
     /// `ibv_create_cq_ex(3)` or `ibv_create_cq(3)` failed.
     #[error(
         "creating a completion queue of {entries} entries failed: {errno}; the device allows 1 to {max_entries} \
-         entries and completion vectors 0 to {}", vectors.saturating_sub(1)
+         entries and completion vectors 0 to {}{}", vectors.saturating_sub(1), if_denied("ibv_create_cq", *errno)
     )]
     CreateCompletionQueue {
         /// Entries asked for.
@@ -349,7 +350,8 @@ pub enum Error {
 
     /// `ibv_create_qp_ex(3)` or `ibv_create_qp(3)` failed.
     #[error(
-        "creating {} queue pair failed: {errno}; asked for {asked}; the device allows {allowed}", qp_type.with_article()
+        "creating {} queue pair failed: {errno}; asked for {asked}; the device allows {allowed}{}", qp_type.with_article(),
+        if_denied("ibv_create_qp", *errno)
     )]
     CreateQueuePair {
         /// The type.
@@ -365,7 +367,7 @@ pub enum Error {
     /// `ibv_create_srq(3)` failed.
     #[error(
         "creating a shared receive queue of {work_requests} work requests with {elements} elements failed: {errno}; the \
-         device allows 1 to {max_work_requests} work requests with {max_elements} elements, and {max_queues} queues"
+         device allows 1 to {max_work_requests} work requests with {max_elements} elements, and {max_queues} queues{}", if_denied("ibv_create_srq", *errno)
     )]
     CreateSharedReceiveQueue {
         /// Work requests asked for.
@@ -457,16 +459,10 @@ fn moderation(allowed: Option<crate::CqModeration>) -> String {
     }
 }
 
-fn registration_advice(errno: Errno) -> &'static str {
+/// What the limits of the device do not explain.
+fn if_denied(verb: &str, errno: Errno) -> String {
     match errno.0 {
-        libc::ENOMEM => {
-            "; registered memory is locked, so the locked-memory limit may be too small: see `ulimit -l`, raise it in \
-             /etc/security/limits.conf (memlock) or with LimitMEMLOCK= of the systemd unit"
-        }
-        libc::EINVAL => {
-            "; remote write and remote atomic access need local write access, and some devices refuse flags they lack"
-        }
-        libc::EOPNOTSUPP => "; the device does not support one of the access flags",
-        _ => "",
+        libc::EINVAL => String::new(),
+        _ => advice(verb, errno),
     }
 }

@@ -30,7 +30,9 @@
 //!
 //! Control-path calls return [`Error`], which names the verb, its `errno` and what to change; the kernel's bare `EINVAL` of
 //! `ibv_modify_qp` becomes a [`ModifyError`]. Posting returns the small [`PostError`], polling [`PollError`], and a failed
-//! work request is a [`CompletionError`], whose [`WcStatus::explain`] names the usual causes.
+//! work request is a [`CompletionError`]. [`Error::explain`] says what usually is behind an `errno` of a verb;
+//! [`Endpoint::explain`] and [`QueuePair::explain`] name the likely causes of failed work by operation, type of queue pair and
+//! network.
 //!
 //! # Requirements
 //!
@@ -51,6 +53,7 @@ mod device_attributes;
 mod endpoint;
 mod errno;
 mod error;
+mod explain;
 mod fork;
 mod gid;
 mod grh;
@@ -93,6 +96,7 @@ pub use endpoint::{
 };
 pub use errno::Errno;
 pub use error::{Error, Result};
+pub use explain::{Circumstances, Explanation, Network};
 pub use fork::{ForkStatus, fork_init, fork_status};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
 pub use grh::Grh;

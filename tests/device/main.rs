@@ -19,6 +19,7 @@ mod cq;
 mod datagrams;
 mod devices;
 mod drop_order;
+mod explanations;
 mod memory;
 mod modify;
 mod modify_errors;

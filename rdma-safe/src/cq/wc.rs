@@ -60,7 +60,8 @@ named! {
 }
 
 impl WcStatus {
-    /// What usually causes it on a reliable connection, and what to look at.
+    /// What usually causes it, and what to look at. [`QueuePair::explain`](crate::QueuePair::explain) and
+    /// [`Endpoint::explain`](crate::Endpoint::explain) say it of the operation, the type of queue pair and the network.
     #[must_use]
     pub fn explain(self) -> &'static str {
         match self {
@@ -97,6 +98,16 @@ impl WcStatus {
                  ever) or the peer's min_rnr_timer"
             }
             WcStatus::LOC_ACCESS_ERR => "a peer's write with immediate hit memory that it may not write",
+            WcStatus::MW_BIND_ERR => {
+                "the memory window cannot be bound to this region, range or with these rights: see ibv_bind_mw(3)"
+            }
+            WcStatus::BAD_RESP_ERR => {
+                "the peer answered with a packet that does not fit: packet sequence numbers of an earlier connection, or \
+                 a faulty device"
+            }
+            WcStatus::RESP_TIMEOUT_ERR => "the peer took the request and did not answer in time",
+            WcStatus::REM_ABORT_ERR => "the peer aborted the operation: look at the peer's own completions",
+            WcStatus::GENERAL_ERR => "the transport failed otherwise: the vendor's code and the kernel's log say more",
             WcStatus::FATAL_ERR => "the device reported a fatal error: see the kernel's log",
             _ => "see ibv_poll_cq(3)",
         }

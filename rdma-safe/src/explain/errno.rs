@@ -1,0 +1,191 @@
+//! What is behind an `errno`, by verb.
+
+use crate::{Errno, Error, ModifyError, PollError, PostError};
+
+impl Error {
+    /// The `errno` behind it, if a call reported one.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        self.call().map(|(_, errno)| errno)
+    }
+
+    /// The verb, or other call, that failed, if one did.
+    #[must_use]
+    pub fn verb(&self) -> Option<&'static str> {
+        self.call().map(|(verb, _)| verb)
+    }
+
+    /// What usually is behind such an error, and what to look at: by verb and `errno`, or by the status of work that failed. `None`
+    /// where the message itself says all that there is to say.
+    #[must_use]
+    pub fn explain(&self) -> Option<&'static str> {
+        match self {
+            Error::Work(error) => Some(error.status.explain()),
+            error => error.call().and_then(|(verb, errno)| cause(verb, errno)),
+        }
+    }
+
+    fn call(&self) -> Option<(&'static str, Errno)> {
+        let (verb, errno) = match self {
+            Error::DeviceList { errno } => ("ibv_get_device_list", errno),
+            Error::Fork { errno } => ("ibv_fork_init", errno),
+            Error::OpenDevice { errno, .. } => ("ibv_open_device", errno),
+            Error::Verb { verb, errno, .. } => (*verb, errno),
+            Error::AllocPd { errno } => ("ibv_alloc_pd", errno),
+            Error::RegisterMemory { errno, .. } => ("ibv_reg_mr", errno),
+            Error::RegisterDmaBuf { errno, .. } => ("ibv_reg_dmabuf_mr", errno),
+            Error::CreateChannel { errno } => ("ibv_create_comp_channel", errno),
+            Error::Channel { call, errno } | Error::AsyncEvents { call, errno, .. } => (*call, errno),
+            Error::CreateCompletionQueue { errno, .. } => ("ibv_create_cq", errno),
+            Error::ResizeCompletionQueue { errno, .. } => ("ibv_resize_cq", errno),
+            Error::ModerateCompletionQueue { errno, .. } => ("ibv_modify_cq", errno),
+            Error::CreateQueuePair { errno, .. } => ("ibv_create_qp", errno),
+            Error::CreateSharedReceiveQueue { errno, .. } => ("ibv_create_srq", errno),
+            Error::ResizeSharedReceiveQueue { errno, .. } | Error::LimitSharedReceiveQueue { errno, .. } => {
+                ("ibv_modify_srq", errno)
+            }
+            Error::Modify(error) => match &**error {
+                ModifyError::Refused { errno, .. } => ("ibv_modify_qp", errno),
+                _ => return None,
+            },
+            Error::Post(PostError::Refused { errno, .. } | PostError::InDoubt { errno }) => ("posting", errno),
+            Error::Poll(PollError::Provider(errno)) => ("polling", errno),
+            _ => return None,
+        };
+        Some((verb, *errno))
+    }
+}
+
+/// What usually is behind it, if more is known than the name of the `errno` says.
+pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
+    let registers = verb.starts_with("ibv_reg_") || verb == "ibv_rereg_mr";
+    let creates = ["ibv_create_", "ibv_alloc_", "ibv_open_"].iter().any(|prefix| verb.starts_with(prefix));
+    let destroys = ["ibv_destroy_", "ibv_dealloc_", "ibv_dereg_", "ibv_close_", "ibv_free_", "ibv_unimport_"]
+        .iter()
+        .any(|prefix| verb.starts_with(prefix));
+    Some(match (verb, errno.0) {
+        (_, libc::ENOMEM) if registers => {
+            "registered memory is locked, so the locked-memory limit may be too small: see `ulimit -l`, raise it in \
+             /etc/security/limits.conf (memlock) or with LimitMEMLOCK= of the systemd unit"
+        }
+        ("ibv_create_ah" | "ibv_create_comp_channel" | "ibv_alloc_pd", libc::ENOMEM) => {
+            "the device or the kernel is out of such objects or of memory: see the limits in Context::attributes"
+        }
+        (_, libc::ENOMEM) if creates || verb == "ibv_resize_cq" || verb == "ibv_modify_srq" => {
+            "queues are locked memory, too, so the locked-memory limit (`ulimit -l`) may be too small; or the device is out of \
+             such objects: see the limits in Context::attributes"
+        }
+        ("posting", libc::ENOMEM | libc::ENOSPC) => "the queue is full: take completions first",
+        ("posting", libc::EINVAL) => {
+            "the provider found the work request or the state of the queue pair wrong; QueuePair::query tells the state"
+        }
+        ("ibv_open_device", libc::EPERM | libc::EACCES) => {
+            "this user may not open /dev/infiniband/uverbs*: see their owner and mode, and the device cgroup of a container"
+        }
+        ("ibv_modify_qp", libc::EPERM) => {
+            "a queue key with the highest bit set, and some changes of raw queue pairs, are for privileged users \
+             (CAP_NET_RAW)"
+        }
+        ("ibv_create_qp" | "ibv_create_flow", libc::EPERM | libc::EACCES) => {
+            "raw packet queue pairs and flows are for privileged users (CAP_NET_RAW)"
+        }
+        ("ibv_bind_mw", libc::EPERM) => "window, region and queue pair must be of one protection domain",
+        (_, libc::EPERM | libc::EACCES) if registers => {
+            "the memory may not be locked (memlock is 0 and CAP_IPC_LOCK is missing), or not be written, as a mapping of \
+             a file that is open for reading only"
+        }
+        (_, libc::EFAULT) if registers => {
+            "part of the range is not mapped, or not writable while the access includes writing, or cannot be locked, as \
+             memory of a device"
+        }
+        ("ibv_reg_dmabuf_mr", libc::EINVAL | libc::EBADF) => {
+            "the descriptor must be of a DMA-BUF that has these bytes, and offset and address agree within a page"
+        }
+        (_, libc::EINVAL) if registers => {
+            "remote write and remote atomic access need local write access, and some devices refuse flags they lack"
+        }
+        (_, libc::EOPNOTSUPP | libc::ENOSYS) if registers => "the device does not support one of the access flags",
+        ("ibv_create_qp", libc::EINVAL) => {
+            "a capacity beyond the device's limits, a type that it lacks, or more scatter/gather elements or inline \
+             data than go together with each other"
+        }
+        ("ibv_create_cq", libc::EINVAL) => "a number of entries or a completion vector beyond the device's limits",
+        ("ibv_resize_cq", libc::EINVAL) => "more entries than the device allows, or fewer than there are completions",
+        ("ibv_modify_srq", libc::EINVAL) => {
+            "more than the device allows, or less than what is posted or than the limit"
+        }
+        ("ibv_create_ah", libc::EINVAL) => {
+            "on RoCE an address needs a global route; its GID index and port must exist, and the peer be resolvable"
+        }
+        ("ibv_get_pkey_index", libc::ENOENT) => "the port's table does not hold the partition key",
+        ("ibv_query_gid_ex" | "ibv_query_gid", libc::ENODATA) => "the entry of the GID table is empty",
+        (_, libc::EMFILE | libc::ENFILE) => "the process, or the system, is out of file descriptors: see `ulimit -n`",
+        (_, libc::EBUSY) if destroys => {
+            "something that was made from it is still there: objects made by other code from its raw handle, bound memory \
+             windows, attached multicast groups or flows"
+        }
+        (_, libc::EAGAIN) if creates || registers => {
+            "the device or the kernel is out of what this needs for now: other processes hold it, or the limit of an rdma \
+             cgroup is reached"
+        }
+        (_, libc::ENOSPC) if creates || verb == "ibv_attach_mcast" => "a table of the device is full",
+        (_, libc::EIO | libc::ENODEV) => "the device failed, is being reset, or was unplugged: see the kernel's log",
+        (_, libc::ETIMEDOUT) => "the firmware of the device, or a peer that had to be resolved, did not answer in time",
+        (_, libc::EOPNOTSUPP | libc::ENOSYS) => "the device, its provider library or the kernel lacks it",
+        _ => return None,
+    })
+}
+
+/// As [`cause`], to be added to a message.
+pub(crate) fn advice(verb: &str, errno: Errno) -> String {
+    cause(verb, errno).map(|cause| format!("; {cause}")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, WcStatus};
+
+    #[test]
+    fn memory_that_cannot_be_locked_is_explained_where_it_is_locked() {
+        let error = Error::RegisterMemory { len: 1, access: Access::empty(), errno: Errno(libc::ENOMEM) };
+        assert_eq!((error.verb(), error.errno()), (Some("ibv_reg_mr"), Some(Errno(libc::ENOMEM))));
+        let text = error.explain().unwrap();
+        assert!(text.contains("ulimit -l") && error.to_string().contains(text), "{error}");
+        assert!(cause("ibv_create_qp", Errno(libc::ENOMEM)).unwrap().contains("ulimit -l"));
+        assert!(!cause("ibv_alloc_pd", Errno(libc::ENOMEM)).unwrap().contains("ulimit -l"));
+    }
+
+    #[test]
+    fn one_errno_means_what_the_verb_makes_of_it() {
+        let of = |verb, errno| cause(verb, Errno(errno)).unwrap();
+        assert!(of("ibv_modify_qp", libc::EPERM).contains("queue key"));
+        assert!(of("ibv_open_device", libc::EPERM).contains("/dev/infiniband"));
+        assert!(of("ibv_bind_mw", libc::EPERM).contains("protection domain"));
+        assert!(of("ibv_reg_mr", libc::EPERM).contains("CAP_IPC_LOCK"));
+        assert!(of("ibv_reg_mr", libc::EFAULT).contains("not mapped"));
+        assert!(of("ibv_destroy_qp", libc::EBUSY).contains("multicast"));
+        assert!(of("ibv_create_qp", libc::EAGAIN).contains("cgroup"));
+        assert_eq!(cause("ibv_query_qp", Errno(libc::EBUSY)), None, "nothing was to be destroyed");
+        assert_eq!(cause("ibv_query_qp", Errno(0)), None);
+    }
+
+    #[test]
+    fn an_error_without_a_call_has_no_errno() {
+        for error in [Error::NoDevice, Error::NoChannel, Error::Post(PostError::SharedReceives)] {
+            assert_eq!((error.verb(), error.errno(), error.explain()), (None, None, None), "{error}");
+        }
+        let failed =
+            crate::CompletionError { status: WcStatus::RETRY_EXC_ERR, vendor_error: 0, wr_id: 0, qp_num: None };
+        assert_eq!(Error::from(failed).explain(), Some(WcStatus::RETRY_EXC_ERR.explain()));
+        let posting = Error::Post(PostError::InDoubt { errno: Errno(libc::EINVAL) });
+        assert!(posting.explain().unwrap().contains("QueuePair::query"));
+    }
+
+    #[test]
+    fn the_message_of_a_verb_ends_with_its_cause() {
+        let error = Error::Verb { verb: "ibv_alloc_td", device: "x0".into(), errno: Errno(libc::EIO) };
+        assert!(error.to_string().ends_with(error.explain().unwrap()), "{error}");
+        assert!(error.to_string().starts_with("ibv_alloc_td failed on x0: "), "{error}");
+    }
+}
