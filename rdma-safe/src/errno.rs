@@ -1,4 +1,4 @@
-//! Error numbers, and the three conventions by which verbs report them.
+//! Error numbers, and the conventions by which verbs report them.
 
 use std::fmt;
 use std::io;
@@ -79,6 +79,18 @@ pub(crate) fn check_neg(call: impl FnOnce() -> i32) -> Result<i32, Errno> {
     }
 }
 
+/// Verbs that return 0, a negated `errno`, or -1 with `errno` set (`ibv_resolve_eth_l2_from_gid`).
+///
+/// What leaves `errno` alone and returns -1 has failed without a reason, or with `EPERM`, which is the same number.
+pub(crate) fn check_negated(call: impl FnOnce() -> i32) -> Result<(), Errno> {
+    clear();
+    match call() {
+        0.. => Ok(()),
+        -1 => Err(Errno::last()),
+        negated => Err(Errno(negated.saturating_neg())),
+    }
+}
+
 #[inline]
 fn clear() {
     // SAFETY: `__errno_location` returns a valid pointer to the calling thread's errno and cannot fail.
@@ -102,6 +114,11 @@ mod tests {
         };
         assert_eq!(check_neg(minus_one), Err(Errno(libc::EINVAL)));
         assert_eq!(check(minus_one()), Err(Errno(libc::EINVAL)), "-1 is never shown as an errno");
+        assert_eq!(check_negated(|| 0), Ok(()));
+        assert_eq!(check_negated(minus_one), Err(Errno(libc::EINVAL)));
+        assert_eq!(check_negated(|| -libc::EHOSTUNREACH), Err(Errno(libc::EHOSTUNREACH)));
+        assert_eq!(check_negated(|| i32::MIN), Err(Errno(i32::MAX)));
+        assert_eq!(check_negated(|| -1), Err(Errno(0)), "a stale errno is not reported");
     }
 
     #[test]

@@ -331,6 +331,29 @@ pub enum Error {
         instead: &'static str,
     },
 
+    /// A GID that is not of a multicast group.
+    #[error("{gid} is not of a multicast group: those are ff00::/8 and ::ffff:224.0.0.0 to ::ffff:239.255.255.255")]
+    NotMulticast {
+        /// The GID.
+        gid: crate::Gid,
+    },
+
+    /// `ibv_attach_mcast(3)` or `ibv_detach_mcast(3)` failed.
+    #[error(
+        "{verb} of the group {gid} with LID {lid:#x} failed: {errno}; on InfiniBand the LID must be the group's, 0xc000 to 0xfffe, \
+         and a queue pair is detached with what it was attached with"
+    )]
+    Multicast {
+        /// The verb.
+        verb: &'static str,
+        /// The group.
+        gid: crate::Gid,
+        /// Its LID.
+        lid: u16,
+        /// As reported.
+        errno: Errno,
+    },
+
     /// An address vector was refused, or would have been: `ibv_create_ah(3)`.
     #[error(transparent)]
     Address(#[from] Box<AddressError>),

@@ -36,6 +36,12 @@ impl Gid {
         self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80
     }
 
+    /// Whether it is of a multicast group: `ff00::/8`, or an IPv4 address of `224.0.0.0/4`.
+    #[must_use]
+    pub fn is_multicast(self) -> bool {
+        self.0[0] == 0xff || self.ipv4().is_some_and(|address| address.is_multicast())
+    }
+
     /// The IPv4 address that it maps, if it does.
     #[must_use]
     pub fn ipv4(self) -> Option<Ipv4Addr> {

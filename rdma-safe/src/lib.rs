@@ -53,6 +53,7 @@ mod device_attributes;
 mod endpoint;
 mod errno;
 mod error;
+mod ethernet;
 mod explain;
 mod fork;
 mod gid;
@@ -96,6 +97,7 @@ pub use endpoint::{
 };
 pub use errno::Errno;
 pub use error::{Error, Result};
+pub use ethernet::EthernetAddress;
 pub use explain::{Circumstances, Explanation, Network};
 pub use fork::{ForkStatus, fork_init, fork_status};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};

@@ -23,6 +23,7 @@ mod explanations;
 mod memory;
 mod modify;
 mod modify_errors;
+mod multicast;
 mod newer_operations;
 mod owned;
 mod owned_failures;

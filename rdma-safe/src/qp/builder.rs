@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
+use super::multicast::Groups;
 use super::operations::{available, fewer_and_fewer, present};
 use super::options::Options;
 use super::{Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
@@ -254,6 +255,7 @@ impl<'a> QueuePairBuilder<'a> {
                 send_cq: self.send_cq.shared().clone(),
                 recv_cq: self.recv_cq.shared().clone(),
                 srq: self.srq.clone(),
+                groups: Groups::default(),
             }),
             number,
             id,

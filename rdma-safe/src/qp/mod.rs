@@ -6,6 +6,7 @@ mod connect;
 mod data_order;
 mod ece;
 mod modify;
+mod multicast;
 mod operations;
 mod options;
 mod rate_limit;
@@ -23,6 +24,7 @@ use crate::id::QpId;
 use crate::post::{RecvBatch, RecvQueue, RecvState, SendBatch, SendOps, SendQueue, SendState};
 use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge, SrqId};
 use crate::{cq, srq};
+use multicast::Groups;
 
 pub use attributes::{AttributeMask, QueuePairAttributes, QueuePairCapacity, Transition};
 pub use builder::QueuePairBuilder;
@@ -69,6 +71,7 @@ struct Parents {
     recv_cq: Arc<cq::Shared>,
     // And so must the queue that they take receives from.
     srq: Option<Arc<srq::Shared>>,
+    groups: Groups,
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable or atomic.
@@ -309,6 +312,10 @@ impl Shared {
         &self.parents.as_ref().expect("only `release` takes them").pd
     }
 
+    fn groups(&self) -> &Groups {
+        &self.parents.as_ref().expect("only `release` takes them").groups
+    }
+
     pub(crate) fn as_raw(&self) -> *mut ibv_qp {
         self.raw.as_ptr()
     }
@@ -430,10 +437,12 @@ impl Doomed {
             cq.defer(Box::new(Doomed { raw: self.raw, parents: Some(parents) }));
             return Err(Error::PolledHere { verb: "ibv_destroy_qp" });
         }
-        let verbs = parents.pd.context().verbs();
+        let context = parents.pd.context();
+        // SAFETY: the queue pair is valid until the next call.
+        unsafe { parents.groups.leave(context, self.raw.as_ptr()) };
         // SAFETY: `parents` was just taken, so this happens once, and nothing refers to the queue pair: a `Doomed` is made of
         // a `Shared` that is owned alone.
-        check(unsafe { (verbs.ibv_destroy_qp)(self.raw.as_ptr()) }).map_err(|errno| {
+        check(unsafe { (context.verbs().ibv_destroy_qp)(self.raw.as_ptr()) }).map_err(|errno| {
             let device = parents.pd.context().device_name().to_owned();
             std::mem::forget(parents);
             Error::Verb { verb: "ibv_destroy_qp", device, errno }

@@ -28,6 +28,7 @@ mod lies;
 mod memory;
 #[cfg(not(miri))]
 mod modify;
+mod multicast;
 mod newer_operations;
 mod panics;
 mod polling;

@@ -60,6 +60,14 @@ impl<'a> UdTarget<'a> {
         self.ah.as_ptr()
     }
 
+    /// All members of the multicast group behind `handle`, which is one of the group's GID, with this queue key. See
+    /// [`QueuePair::attach_mcast`](crate::QueuePair::attach_mcast).
+    #[must_use]
+    #[inline(always)]
+    pub fn multicast(handle: &'a AddressHandle, qkey: u32) -> Self {
+        UdTarget::new(handle, 0xff_ffff, qkey)
+    }
+
     #[inline(always)]
     pub(super) fn set(self, wr: &mut ibv_send_wr) {
         let UdTarget { ah, qp_num, qkey, .. } = self;

@@ -101,6 +101,32 @@ pub(super) unsafe extern "C" fn init_ah_from_wc(
     })
 }
 
+/// The MAC has the GID's last bytes, and the VLAN its first ones: none for an address of IPv4.
+pub(super) unsafe extern "C" fn resolve_eth_l2_from_gid(
+    context: *mut ibv_context,
+    attr: *mut ibv_ah_attr,
+    mac: *mut u8,
+    vlan: *mut u16,
+) -> c_int {
+    let attr = unsafe { *attr };
+    enter(context, "ibv_resolve_eth_l2_from_gid", |state, _| {
+        if let Some(errno) = state.fault("ibv_resolve_eth_l2_from_gid") {
+            set_errno(errno);
+            return -1;
+        }
+        if let Err(errno) = state.check_address(&attr) {
+            return -errno;
+        }
+        let gid = unsafe { attr.grh.dgid.raw };
+        let found = u16::from_be_bytes([gid[0], gid[1]]) & 0xfff;
+        unsafe {
+            mac.cast::<[u8; 6]>().write(gid[10..].try_into().unwrap());
+            vlan.write(if found == 0 { u16::MAX } else { found });
+        }
+        0
+    })
+}
+
 impl State {
     /// What the kernel checks of an address vector, with the errno that it answers.
     pub(super) fn check_address(&self, address: &ibv_ah_attr) -> Result<(), i32> {

@@ -28,6 +28,8 @@ pub(crate) struct Config {
     /// Whether completion queues can be resized, and the most completions and microseconds that events can wait for.
     pub(crate) cq_resize: bool,
     pub(crate) moderation: Option<(u16, u16)>,
+    /// Multicast groups that there can be; without any there is no multicast.
+    pub(crate) groups: i32,
     /// Whether there are thread domains and parent domains.
     pub(crate) domains: bool,
     /// Whether completion queues go into parent domains.
@@ -159,6 +161,7 @@ impl Default for Config {
             moderation: None,
             srqs: true,
             srq_resize: true,
+            groups: 16,
             domains: true,
             domain_cqs: true,
             ece_options: Some(0xff),

@@ -217,7 +217,7 @@ impl State {
     }
 
     /// A queue pair that takes what comes.
-    fn receiver(&self, number: u32, qp_type: ibv_qp_type) -> Option<usize> {
+    pub(super) fn receiver(&self, number: u32, qp_type: ibv_qp_type) -> Option<usize> {
         let takes = |state| matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD);
         let found = self.qps.iter().find(|(_, qp)| qp.number == number && qp.qp_type == qp_type && takes(qp.state));
         found.map(|(address, _)| *address)
@@ -234,10 +234,15 @@ impl State {
             return;
         }
         let origin = Origin { src_qp: sender.number, slid: port.lid, sl: attr.sl, dlid_path_bits: 0 };
-        let Some(peer) = self.receiver(number, IBV_QPT_UD).filter(|peer| self.qps[peer].attr.qkey == qkey) else {
-            return;
-        };
         let header = self.header(&attr, bytes.len());
+        for peer in self.receivers(&attr, number) {
+            if self.qps[&peer].attr.qkey == qkey {
+                self.take_datagram(peer, origin, header, wr, bytes);
+            }
+        }
+    }
+
+    fn take_datagram(&mut self, peer: usize, origin: Origin, header: Option<[u8; 40]>, wr: &SendWr, bytes: &[u8]) {
         let Some(receive) = self.qps.get_mut(&peer).unwrap().rq.pop_front() else { return };
         let all = [&header.unwrap_or([0; 40])[..], bytes].concat();
         let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();

@@ -17,6 +17,7 @@ mod domains;
 mod engine;
 mod events;
 mod memory;
+mod multicast;
 mod operations;
 mod post;
 mod qp;

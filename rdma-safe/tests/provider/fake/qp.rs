@@ -213,6 +213,10 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
         if let Some(errno) = state.fault("ibv_destroy_qp") {
             return errno;
         }
+        if state.groups.iter().any(|(_, member)| *member == raw.addr()) {
+            state.violation("ibv_destroy_qp of a queue pair that is in multicast groups");
+            return libc::EBUSY;
+        }
         state.end_events(raw.addr(), "ibv_destroy_qp");
         let qp = state.qps.remove(&raw.addr()).unwrap();
         state.bury(qp.alloc);

@@ -16,6 +16,7 @@ use super::domains::{Extends, Td};
 use super::engine::{RecvWr, SendWr};
 use super::events::{AsyncEvents, AsyncQueue};
 use super::memory::Mr;
+use super::multicast::Group;
 use super::operations::Flush;
 use super::post::{Building, Posted};
 use super::srq::Srq;
@@ -161,6 +162,8 @@ pub(super) struct State {
     pub(super) srqs: BTreeMap<usize, Srq>,
     pub(super) tds: BTreeMap<usize, Td>,
     pub(super) ahs: BTreeMap<usize, Ah>,
+    /// With the queue pairs that are in them.
+    pub(super) groups: Vec<(Group, usize)>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
@@ -221,6 +224,7 @@ impl State {
             srqs: BTreeMap::new(),
             tds: BTreeMap::new(),
             ahs: BTreeMap::new(),
+            groups: Vec::new(),
             next_handle: 0x11,
             graves: Vec::new(),
         }

@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use rdma_sys::{Verbs, install_verbs};
 
-use super::{ah, cq, events, memory, qp, queries, srq, verbs};
+use super::{ah, cq, events, memory, multicast, qp, queries, srq, verbs};
 
 extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
@@ -55,6 +55,9 @@ fn table() -> Verbs {
     table.ibv_create_ah = ah::create_ah;
     table.ibv_init_ah_from_wc = ah::init_ah_from_wc;
     table.ibv_destroy_ah = ah::destroy_ah;
+    table.ibv_resolve_eth_l2_from_gid = ah::resolve_eth_l2_from_gid;
+    table.ibv_attach_mcast = multicast::attach_mcast;
+    table.ibv_detach_mcast = multicast::detach_mcast;
     table.ibv_resize_cq = cq::resize_cq;
     table.ibv_create_srq = srq::create_srq;
     table.ibv_modify_srq = srq::modify_srq;

@@ -198,6 +198,7 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
         max_cqe: config.max_cqe as c_int,
         max_mr: 1000,
         max_pd: 1000,
+        max_mcast_grp: config.groups,
         max_qp_rd_atom: config.max_qp_rd_atom,
         max_qp_init_rd_atom: config.max_qp_init_rd_atom,
         phys_port_cnt: config.ports.len() as u8,

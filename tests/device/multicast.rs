@@ -1,0 +1,154 @@
+//! Multicast groups, and the addresses of Ethernet behind GIDs.
+
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+
+use rdma_safe::{
+    AddressError, AddressVector, Error, Gid, GidEntry, Grh, InitOptions, LinkLayer, ProtectionDomain, QueuePairType,
+    UdTarget, WorkRequest,
+};
+
+use crate::support::lab::{MEMORY, Memory, Mode, Side, cq_builder, try_next};
+use crate::support::{Rdma, device, error_of, skip};
+
+const QKEY: u32 = 0x2468;
+
+fn ethernet() -> Option<Rdma> {
+    let rdma = device()?;
+    let link = rdma.query_port(rdma.port).unwrap().link_layer();
+    // On InfiniBand it takes a subnet manager to make a group.
+    if link != LinkLayer::ETHERNET {
+        return skip(&format!("the link layer is {link}, where the subnet manager makes the groups"));
+    }
+    Some(rdma)
+}
+
+fn side(rdma: &Rdma, pd: &ProtectionDomain, mode: Mode, gid: &GidEntry) -> Side {
+    let cq = cq_builder(rdma, 64, mode).build().expect("a completion queue");
+    let builder = pd.queue_pair(&cq, &cq).qp_type(QueuePairType::UD).classic(mode.classic_qp);
+    let mut qp = builder.build().expect("a queue pair");
+    qp.init_datagrams(QKEY, &InitOptions::default().port(rdma.port).gid_index(gid.index)).expect("it is ready");
+    Side { qp, cq, memory: Memory::new(pd, MEMORY) }
+}
+
+/// The host joins `group` on the interface of `gid`, without which it does not hear what it sends itself.
+fn join(group: Gid, gid: &GidEntry) -> UdpSocket {
+    match (group.ipv4(), gid.gid.ipv4()) {
+        (Some(group), Some(interface)) => {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+            socket.join_multicast_v4(&group, &interface).expect("to join the group");
+            socket
+        }
+        _ => {
+            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
+            socket.join_multicast_v6(&group.into(), gid.interface_index).expect("to join the group");
+            socket
+        }
+    }
+}
+
+/// A group that goes with the kind of `gid`.
+fn group_for(gid: &GidEntry, number: u8) -> Gid {
+    match gid.gid.ipv4() {
+        Some(_) => Gid::from(Ipv4Addr::new(239, 1, 2, number)),
+        None => Gid::from(Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, number.into())),
+    }
+}
+
+#[test]
+fn a_datagram_to_a_group_reaches_each_queue_pair_that_is_in_it() {
+    let Some(rdma) = ethernet() else { return };
+    for mode in Mode::ALL {
+        println!("{mode}");
+        let (pd, gid) = (rdma.pd(), &rdma.gid);
+        let (group, other) = (group_for(gid, 3), group_for(gid, 4));
+        let _host = [join(group, gid), join(other, gid)];
+        let mut sender = side(&rdma, &pd, mode, gid);
+        let mut members = [(); 3].map(|()| side(&rdma, &pd, mode, gid));
+        for (side, group) in members.iter_mut().zip([group, group, other]) {
+            side.qp.attach_mcast(group, 0).expect("it is in the group");
+            side.receive(1, 0..200).unwrap();
+            side.receive(2, 200..400).unwrap();
+        }
+        let send = |sender: &mut Side, group: Gid, text: &[u8]| {
+            let handle = pd.address_handle(&AddressVector::from_gid(rdma.port, group, gid.index as u8)).unwrap();
+            sender.memory.put(0, text);
+            let sge = sender.memory.sge(0..text.len());
+            let mut batch = sender.qp.send_batch().unwrap();
+            // SAFETY: memory of a `Memory`, and a handle that goes after the completion was taken.
+            unsafe { batch.send_to(WorkRequest::new(9).signaled(), UdTarget::multicast(&handle, QKEY), sge) }.unwrap();
+            batch.post().unwrap();
+            sender.next_ok(9);
+        };
+        send(&mut sender, group, b"for two");
+        for side in &mut members[..2] {
+            let wc = side.next_ok(1);
+            assert_eq!(wc.byte_len, Some((Grh::LEN + 7) as u32));
+            assert_eq!(side.memory.get(40..47), b"for two");
+            assert_eq!(Grh::of(&side.memory.get(0..40)).unwrap().dgid(), group);
+        }
+        // What comes after it has found its way, so that which went elsewhere is not late.
+        send(&mut sender, other, b"for one");
+        members[2].next_ok(1);
+        assert_eq!(members[2].memory.get(40..47), b"for one");
+        members[0].qp.detach_mcast(group, 0).expect("it was in the group");
+        send(&mut sender, group, b"for the other");
+        members[1].next_ok(2);
+        assert_eq!(members[1].memory.get(240..253), b"for the other");
+        for side in &mut members {
+            assert_eq!(try_next(&mut side.cq), None);
+        }
+    }
+}
+
+#[test]
+fn a_queue_pair_that_is_in_groups_can_be_destroyed() {
+    let Some(rdma) = ethernet() else { return };
+    let pd = rdma.pd();
+    let mut side = side(&rdma, &pd, Mode::ALL[0], &rdma.gid);
+    for number in 1..4 {
+        side.qp.attach_mcast(group_for(&rdma.gid, number), 0).unwrap();
+        // Already in it.
+        side.qp.attach_mcast(group_for(&rdma.gid, number), 0).unwrap();
+    }
+    side.qp.detach_mcast(group_for(&rdma.gid, 2), 0).unwrap();
+    let error = error_of(side.qp.detach_mcast(group_for(&rdma.gid, 2), 0));
+    assert!(matches!(error, Error::Multicast { verb: "ibv_detach_mcast", .. }), "{error}");
+    side.qp.destroy().expect("it leaves its groups first");
+}
+
+#[test]
+fn only_datagrams_and_multicast_addresses_have_groups() {
+    let Some(rdma) = ethernet() else { return };
+    let pd = rdma.pd();
+    let mut side = side(&rdma, &pd, Mode::ALL[0], &rdma.gid);
+    let error = error_of(side.qp.attach_mcast(rdma.gid.gid, 0));
+    assert!(matches!(error, Error::NotMulticast { gid } if gid == rdma.gid.gid), "{error}");
+    let mut connected = pd.queue_pair(&side.cq, &side.cq).build().unwrap();
+    let error = error_of(connected.attach_mcast(group_for(&rdma.gid, 1), 0));
+    assert!(matches!(error, Error::WrongType { qp_type: QueuePairType::RC, .. }), "{error}");
+}
+
+#[test]
+fn the_ethernet_address_behind_a_gid_is_that_of_the_host() {
+    let Some(rdma) = ethernet() else { return };
+    let (port, gid) = (rdma.port, &rdma.gid);
+    let resolve = |dgid| rdma.ethernet_address(&AddressVector::from_gid(port, dgid, gid.index as u8));
+    if gid.gid.ipv4().is_some() {
+        // RFC 1112: the last 23 bits of the group.
+        let found = resolve(group_for(gid, 9)).unwrap();
+        assert_eq!((found.mac, found.vlan_id), ([1, 0, 0x5e, 1, 2, 9], None));
+    }
+    // Who is on the interface is found there; of others it depends on the network.
+    let interfaces = std::fs::read_dir("/sys/class/net").unwrap().map(|entry| entry.unwrap().path());
+    let read = |path: &std::path::Path, what| std::fs::read_to_string(path.join(what)).unwrap_or_default();
+    let ours = |path: &std::path::PathBuf| read(path, "ifindex").trim() == gid.interface_index.to_string();
+    let interface = interfaces.into_iter().find(ours).expect("the interface of the GID");
+    let found = resolve(gid.gid).unwrap();
+    let mac = found.mac.map(|byte| format!("{byte:02x}")).join(":");
+    assert_eq!((mac.as_str(), found.vlan_id), (read(&interface, "address").trim(), None));
+    let empty = (0..255).rev().find(|index| rdma.gid(port, u32::from(*index)).is_err()).expect("an empty entry");
+    let error = error_of(rdma.ethernet_address(&AddressVector::from_gid(port, gid.gid, empty)));
+    assert!(matches!(error, Error::Address(error) if matches!(*error, AddressError::NoSourceGid { .. })));
+    let error = error_of(rdma.ethernet_address(&AddressVector::from_lid(port, 1)));
+    assert!(matches!(error, Error::Address(error) if matches!(*error, AddressError::MissingGlobalRoute { .. })));
+}
