@@ -14,6 +14,7 @@
 //! ```text
 //! Device ── Context ─┬─ AsyncEvents
 //!                    ├─ ThreadDomain
+//!                    ├─ XrcDomain ── XrcTarget
 //!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion
 //!                    │                    ├─ AddressHandle
 //!                    │                    ├─ SharedReceiveQueue, ReceivePool
@@ -71,6 +72,7 @@ mod rate;
 mod readiness;
 mod srq;
 mod td;
+mod xrc;
 
 pub use rdma_sys as sys;
 
@@ -115,17 +117,18 @@ pub use port::{
 };
 pub use post::{
     FlushPlacement, FlushRange, Inline, InlineList, Payload, PostError, Receives, RecvBatch, RecvQueue, Remote,
-    Scatter, Segments, SendBatch, SendFlags, SendOps, SendQueue, Sge, UdTarget, WorkRequest,
+    Scatter, Segments, SendBatch, SendFlags, SendOps, SendQueue, Sge, UdTarget, WorkRequest, XrcBatch,
 };
 pub use qp::{
     AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QueuePair, QueuePairAddress,
     QueuePairAttributes, QueuePairBuilder, QueuePairCapacity, QueuePairState, QueuePairType, RateLimit, Transition,
-    WrOpcode,
+    WrOpcode, XrcTarget,
 };
 pub use quirks::Quirks;
 pub use rate::Rate;
 pub use srq::{SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder};
 pub use td::ThreadDomain;
+pub use xrc::{XrcDomain, XrcOpen};
 
 /// Keeps the example of the README compiling.
 #[cfg(doctest)]

@@ -36,6 +36,7 @@ mod raw_limits;
 mod shared_receives;
 mod support;
 mod unreliable;
+mod xrc;
 
 #[global_allocator]
 static ALLOCATOR: allocation::Counting = allocation::Counting;

@@ -18,7 +18,7 @@ pub use receives::{Receives, RecvBatch};
 pub use recv::RecvQueue;
 pub(crate) use recv::RecvState;
 pub(crate) use send::{EXTENDED_ONLY, SendState, Sizes};
-pub use send::{FlushPlacement, FlushRange, Segments, SendBatch, SendQueue, UdTarget};
+pub use send::{FlushPlacement, FlushRange, Segments, SendBatch, SendQueue, UdTarget, XrcBatch};
 pub use work_request::{Remote, SendFlags, SendOps, WorkRequest};
 
 /// A scatter/gather element: `len` bytes at `address`, registered under `lkey`. Layout of `struct ibv_sge`.
@@ -68,6 +68,13 @@ pub enum PostError {
     /// The queue pair has no receive queue of its own.
     #[error("the queue pair takes its receives from a shared receive queue: post them to that")]
     SharedReceives,
+
+    /// Queue pairs of this type receive nothing.
+    #[error(
+        "an XRC_SEND queue pair has no receive queue: what its peer sends comes by an XrcTarget to a shared receive queue, see \
+         XrcDomain::shared_receive_queue"
+    )]
+    NoReceiveQueue,
 
     /// The queue pair was created without this operation, or is of a type that has it not.
     #[error(

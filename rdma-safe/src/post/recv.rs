@@ -55,7 +55,7 @@ impl RecvState {
     pub(crate) fn new(shared: &Arc<Shared>, max_batch: u32) -> Self {
         let capacity = shared.capacity();
         // What is never posted needs no memory.
-        let most = if shared.has_srq() { 0 } else { capacity.max_recv_wr.max(1) };
+        let most = if shared.has_srq() || shared.has_no_receives() { 0 } else { capacity.max_recv_wr.max(1) };
         // SAFETY: `shared`, which is kept beside it, owns the queue pair.
         let chain = unsafe { RecvChain::new(shared.raw(), capacity.max_recv_sge, max_batch.min(most)) };
         RecvState { chain, ready: AtomicBool::new(false), shared: Arc::clone(shared) }
@@ -63,7 +63,9 @@ impl RecvState {
 
     /// The queue pair is in `state`.
     pub(crate) fn set_state(&self, state: QueuePairState) {
-        let refuses = matches!(state, QueuePairState::RESET | QueuePairState::UNKNOWN) || self.shared.has_srq();
+        let refuses = matches!(state, QueuePairState::RESET | QueuePairState::UNKNOWN)
+            || self.shared.has_srq()
+            || self.shared.has_no_receives();
         self.ready.store(!refuses, Ordering::Relaxed);
     }
 

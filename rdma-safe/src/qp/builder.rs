@@ -9,7 +9,7 @@ use rdma_sys::*;
 use super::multicast::Groups;
 use super::operations::{available, fewer_and_fewer, present};
 use super::options::Options;
-use super::{Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
+use super::{Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
 use crate::errno::check_ptr;
 use crate::id::QpId;
 use crate::post::{EXTENDED_ONLY, RecvState, SendOps, SendState, Sizes};
@@ -59,7 +59,8 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    /// Type: [`QueuePairType::RC`], which it is unless set, [`QueuePairType::UC`] or [`QueuePairType::UD`].
+    /// Type: [`QueuePairType::RC`], which it is unless set, [`QueuePairType::UC`], [`QueuePairType::UD`] or
+    /// [`QueuePairType::XRC_SEND`], which only sends: it does not use the completion queue for receives.
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = qp_type;
         self
@@ -137,12 +138,12 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// [`Error::ForeignContext`] when a completion queue or the shared receive queue belongs to another context than the domain;
-    /// [`Error::WrongType`] for other types; [`Error::CreateQueuePair`] names the capacities and the device's limits;
+    /// [`Error::WrongType`] for other types; [`Error::Unsupported`] for types that the device lacks; [`Error::CreateQueuePair`] names the capacities and the device's limits;
     /// [`Error::UnsupportedOperations`] for operations that the type or the device has not.
     #[doc(alias = "ibv_create_qp_ex")]
     #[doc(alias = "ibv_create_qp")]
     pub fn build(mut self) -> Result<QueuePair> {
-        if self.srq.is_some() {
+        if self.srq.is_some() || self.qp_type == QueuePairType::XRC_SEND {
             (self.capacity.max_recv_wr, self.capacity.max_recv_sge) = (0, 0);
         }
         let device = self.pd.context().attributes();
@@ -150,8 +151,15 @@ impl<'a> QueuePairBuilder<'a> {
             return Err(Error::ForeignContext { object: "completion queue" });
         }
         let all = self.all_operations()?;
+        if self.qp_type == QueuePairType::XRC_SEND {
+            self.pd.context().require_xrc()?;
+        }
         if self.srq.as_ref().is_some_and(|srq| !srq.pd().context().is_same(self.pd.context())) {
             return Err(Error::ForeignContext { object: "shared receive queue" });
+        }
+        if self.srq.as_ref().is_some_and(|srq| self.qp_type == QueuePairType::XRC_SEND || srq.xrc_number().is_some()) {
+            let instead = "an XRC message names its shared receive queue by number, see SendBatch::to_srq";
+            return Err(Error::WrongType { what: "this shared receive queue", qp_type: self.qp_type, instead });
         }
         if let Some(ops) = self.ops {
             if !all.contains(ops) {
@@ -190,7 +198,7 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     fn all_operations(&self) -> Result<SendOps> {
-        let instead = "those of the types RC, UC and UD can be built";
+        let instead = "those of the types RC, UC, UD and XRC_SEND can be built, and XrcDomain::create_target makes the other end of XRC";
         let error = Error::WrongType { what: "QueuePairBuilder", qp_type: self.qp_type, instead };
         available(self.pd.context(), self.qp_type).ok_or(error)
     }
@@ -206,7 +214,9 @@ impl<'a> QueuePairBuilder<'a> {
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.qp_context = id.to_context();
         attr.send_cq = self.send_cq.as_raw();
-        attr.recv_cq = self.recv_cq.as_raw();
+        if self.qp_type != QueuePairType::XRC_SEND {
+            attr.recv_cq = self.recv_cq.as_raw();
+        }
         attr.srq = self.srq_ptr();
         attr.cap = self.capacity.to_raw();
         attr.qp_type = ibv_qp_type(self.qp_type.0);
@@ -251,9 +261,8 @@ impl<'a> QueuePairBuilder<'a> {
         let shared = Arc::new(Shared {
             raw,
             parents: Some(Parents {
-                pd: self.pd.clone(),
-                send_cq: self.send_cq.shared().clone(),
-                recv_cq: self.recv_cq.shared().clone(),
+                home: Home::Domain(self.pd.clone()),
+                cqs: Some([self.send_cq.shared().clone(), self.recv_cq.shared().clone()]),
                 srq: self.srq.clone(),
                 groups: Groups::default(),
             }),

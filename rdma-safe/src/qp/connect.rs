@@ -79,6 +79,15 @@ impl InitOptions {
         self
     }
 
+    /// What brings a queue pair with a peer to INIT.
+    pub(super) fn to_init(self) -> QueuePairAttributes {
+        QueuePairAttributes::new()
+            .set_state(QueuePairState::INIT)
+            .set_port(self.port)
+            .set_pkey_index(self.pkey_index)
+            .set_access(self.peer_access & (Access::REMOTE | Access::FLUSH))
+    }
+
     /// On InfiniBand a port can do without a GID.
     fn source_gid(&self, context: &Context, is_ethernet: bool) -> Result<Option<GidEntry>> {
         match self.gid_index {
@@ -249,6 +258,41 @@ impl Local {
     }
 }
 
+impl Local {
+    /// What brings a queue pair of the type from INIT to RTR, and from there to RTS.
+    pub(super) fn to_peer(
+        self,
+        context: &Context,
+        qp_type: QueuePairType,
+        remote: &QueuePairAddress,
+        options: &ConnectOptions,
+    ) -> [QueuePairAttributes; 2] {
+        use QueuePairType as T;
+        let device = context.attributes();
+        let (serves, asks) = (rd_atomic(device.max_qp_rd_atom()), rd_atomic(device.max_qp_init_rd_atom()));
+        let mut rtr = QueuePairAttributes::new()
+            .set_state(QueuePairState::RTR)
+            .set_address(self.route(remote, options))
+            .set_path_mtu(options.mtu.unwrap_or(self.address.mtu.min(remote.mtu)))
+            .set_dest_qp_num(remote.qp_num)
+            .set_rq_psn(remote.psn);
+        if matches!(qp_type, T::RC | T::XRC_RECV) {
+            rtr = rtr.set_max_dest_rd_atomic(serves).set_min_rnr_timer(options.min_rnr_timer);
+        }
+        let mut rts = QueuePairAttributes::new().set_state(QueuePairState::RTS).set_sq_psn(self.address.psn);
+        if matches!(qp_type, T::RC | T::XRC_SEND | T::XRC_RECV) {
+            rts = rts.set_timeout(options.timeout);
+        }
+        if matches!(qp_type, T::RC | T::XRC_SEND) {
+            rts = rts
+                .set_retry_count(options.retry_count)
+                .set_rnr_retry(options.rnr_retry)
+                .set_max_rd_atomic(options.rd_atomic.unwrap_or(asks.min(remote.rd_atomic)));
+        }
+        [rtr, rts]
+    }
+}
+
 impl QueuePair {
     /// Brings it from RESET to INIT, so that receives can be posted, and returns what the peer needs to connect.
     ///
@@ -263,13 +307,7 @@ impl QueuePair {
 
     pub(crate) fn init_as(&mut self, mut local: Local, options: &InitOptions) -> Result<QueuePairAddress> {
         local.address.qp_num = self.number();
-        self.modify(
-            &QueuePairAttributes::new()
-                .set_state(QueuePairState::INIT)
-                .set_port(options.port)
-                .set_pkey_index(options.pkey_index)
-                .set_access(options.peer_access & (Access::REMOTE | Access::FLUSH)),
-        )?;
+        self.modify(&options.to_init())?;
         self.local = Some(local);
         Ok(local.address)
     }
@@ -328,27 +366,8 @@ impl QueuePair {
         let instead = "use QueuePair::address_of and ProtectionDomain::address_handle";
         self.require("QueuePair::connect", self.qp_type() != QueuePairType::UD, instead)?;
         let Some(local) = self.local else { return Err(Error::NotInitialised) };
-        let is_reliable = self.qp_type() == QueuePairType::RC;
-        let device = self.context().attributes();
-        let (serves, asks) = (rd_atomic(device.max_qp_rd_atom()), rd_atomic(device.max_qp_init_rd_atom()));
-        let mut rtr = QueuePairAttributes::new()
-            .set_state(QueuePairState::RTR)
-            .set_address(local.route(remote, options))
-            .set_path_mtu(options.mtu.unwrap_or(local.address.mtu.min(remote.mtu)))
-            .set_dest_qp_num(remote.qp_num)
-            .set_rq_psn(remote.psn);
-        if is_reliable {
-            rtr = rtr.set_max_dest_rd_atomic(serves).set_min_rnr_timer(options.min_rnr_timer);
-        }
+        let [rtr, rts] = local.to_peer(self.context(), self.qp_type(), remote, options);
         self.modify(&rtr)?;
-        let mut rts = QueuePairAttributes::new().set_state(QueuePairState::RTS).set_sq_psn(local.address.psn);
-        if is_reliable {
-            rts = rts
-                .set_timeout(options.timeout)
-                .set_retry_count(options.retry_count)
-                .set_rnr_retry(options.rnr_retry)
-                .set_max_rd_atomic(options.rd_atomic.unwrap_or(asks.min(remote.rd_atomic)));
-        }
         self.modify(&rts)
     }
 }

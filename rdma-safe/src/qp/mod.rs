@@ -11,6 +11,7 @@ mod operations;
 mod options;
 mod rate_limit;
 mod state;
+mod target;
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -22,7 +23,7 @@ use rdma_sys::*;
 use crate::errno::check;
 use crate::id::QpId;
 use crate::post::{RecvBatch, RecvQueue, RecvState, SendBatch, SendOps, SendQueue, SendState};
-use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge, SrqId};
+use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge, SrqId, XrcDomain};
 use crate::{cq, srq};
 use multicast::Groups;
 
@@ -35,6 +36,7 @@ pub use ece::Ece;
 pub use modify::ModifyError;
 pub use rate_limit::RateLimit;
 pub use state::{QueuePairState, QueuePairType};
+pub use target::XrcTarget;
 
 /// A queue pair: `struct ibv_qp`, with `struct ibv_qp_ex` for posting where the provider has it.
 ///
@@ -65,13 +67,28 @@ pub(crate) struct Shared {
 }
 
 struct Parents {
-    pd: ProtectionDomain,
+    home: Home,
     // Completion queues must outlive the queue pairs that complete to them.
-    send_cq: Arc<cq::Shared>,
-    recv_cq: Arc<cq::Shared>,
+    cqs: Option<[Arc<cq::Shared>; 2]>,
     // And so must the queue that they take receives from.
     srq: Option<Arc<srq::Shared>>,
     groups: Groups,
+}
+
+/// What a queue pair is made in.
+enum Home {
+    Domain(ProtectionDomain),
+    /// Of the target of an XRC connection, which has no queues of its own.
+    Xrc(XrcDomain),
+}
+
+impl Home {
+    fn context(&self) -> &Context {
+        match self {
+            Home::Domain(pd) => pd.context(),
+            Home::Xrc(xrcd) => xrcd.context(),
+        }
+    }
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable or atomic.
@@ -266,7 +283,10 @@ impl QueuePair {
     /// The domain that it is in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
-        self.shared.pd()
+        match &self.shared.parents().home {
+            Home::Domain(pd) => pd,
+            Home::Xrc(_) => unreachable!("targets of XRC are of another type"),
+        }
     }
 
     /// The C object, valid while this queue pair is.
@@ -305,15 +325,15 @@ impl fmt::Debug for QueuePair {
 
 impl Shared {
     pub(crate) fn context(&self) -> &Context {
-        self.pd().context()
+        self.parents().home.context()
     }
 
-    fn pd(&self) -> &ProtectionDomain {
-        &self.parents.as_ref().expect("only `release` takes them").pd
+    fn parents(&self) -> &Parents {
+        self.parents.as_ref().expect("only `release` takes them")
     }
 
     fn groups(&self) -> &Groups {
-        &self.parents.as_ref().expect("only `release` takes them").groups
+        &self.parents().groups
     }
 
     pub(crate) fn as_raw(&self) -> *mut ibv_qp {
@@ -342,11 +362,17 @@ impl Shared {
         self.parents.as_ref().is_some_and(|parents| parents.srq.is_some())
     }
 
+    /// Whether it has no receive queue at all: what an XRC queue pair receives goes to shared receive queues by their number.
+    pub(crate) fn has_no_receives(&self) -> bool {
+        self.qp_type == QueuePairType::XRC_SEND
+    }
+
     /// Of a receive that cannot be posted.
     #[cold]
     pub(crate) fn why_no_receives(&self) -> PostError {
         match self.has_srq() {
             true => PostError::SharedReceives,
+            false if self.has_no_receives() => PostError::NoReceiveQueue,
             false => PostError::NotReady { state: self.state() },
         }
     }
@@ -414,7 +440,7 @@ impl Shared {
 impl Parents {
     /// The completion queue whose lock this thread holds, if it does.
     fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
-        [&self.send_cq, &self.recv_cq].into_iter().find(|cq| cq.is_polled_here())
+        self.cqs.iter().flatten().find(|cq| cq.is_polled_here())
     }
 }
 
@@ -437,13 +463,13 @@ impl Doomed {
             cq.defer(Box::new(Doomed { raw: self.raw, parents: Some(parents) }));
             return Err(Error::PolledHere { verb: "ibv_destroy_qp" });
         }
-        let context = parents.pd.context();
+        let context = parents.home.context();
         // SAFETY: the queue pair is valid until the next call.
         unsafe { parents.groups.leave(context, self.raw.as_ptr()) };
         // SAFETY: `parents` was just taken, so this happens once, and nothing refers to the queue pair: a `Doomed` is made of
         // a `Shared` that is owned alone.
         check(unsafe { (context.verbs().ibv_destroy_qp)(self.raw.as_ptr()) }).map_err(|errno| {
-            let device = parents.pd.context().device_name().to_owned();
+            let device = parents.home.context().device_name().to_owned();
             std::mem::forget(parents);
             Error::Verb { verb: "ibv_destroy_qp", device, errno }
         })

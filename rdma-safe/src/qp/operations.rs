@@ -13,10 +13,11 @@ pub(super) fn available(context: &Context, qp_type: QueuePairType) -> Option<Sen
     let device = context.attributes();
     let can = |capability| device.capabilities().intersects(capability);
     let mut ops = basic;
-    if qp_type == QueuePairType::RC {
+    if is_reliable(qp_type) {
         let flush = DeviceCapabilities::FLUSH_GLOBAL | DeviceCapabilities::FLUSH_PERSISTENT;
         ops.set(SendOps::FLUSH, can(flush));
-        ops.set(SendOps::ATOMIC_WRITE, can(DeviceCapabilities::ATOMIC_WRITE));
+        let atomic_write = qp_type == QueuePairType::RC && can(DeviceCapabilities::ATOMIC_WRITE);
+        ops.set(SendOps::ATOMIC_WRITE, atomic_write);
     }
     if qp_type == QueuePairType::UD {
         ops.set(SendOps::TSO, device.segmentation_offload().is_some_and(|tso| tso.qp_types.contains(qp_type)));
@@ -29,16 +30,20 @@ pub(super) fn available(context: &Context, qp_type: QueuePairType) -> Option<Sen
 pub(super) fn fewer_and_fewer(available: SendOps, qp_type: QueuePairType) -> Vec<SendOps> {
     let mut sets = vec![available];
     sets.extend(basic(qp_type));
-    if qp_type == QueuePairType::RC {
+    if is_reliable(qp_type) {
         sets.extend([SendOps::RC.difference(SendOps::SEND_WITH_INV), SendOps::BASIC]);
     }
     sets.dedup();
     sets
 }
 
+fn is_reliable(qp_type: QueuePairType) -> bool {
+    matches!(qp_type, QueuePairType::RC | QueuePairType::XRC_SEND)
+}
+
 fn basic(qp_type: QueuePairType) -> Option<SendOps> {
     match qp_type {
-        QueuePairType::RC => Some(SendOps::RC),
+        QueuePairType::RC | QueuePairType::XRC_SEND => Some(SendOps::RC),
         QueuePairType::UC => Some(SendOps::UC),
         QueuePairType::UD => Some(SendOps::UD),
         _ => None,
@@ -61,7 +66,8 @@ pub(super) unsafe fn present(qp: *const ibv_qp_ex, qp_type: QueuePairType, asked
             && (*qp).wr_set_sge_list.is_some()
             && (*qp).wr_set_inline_data.is_some()
             && (*qp).wr_set_inline_data_list.is_some()
-            && (qp_type != QueuePairType::UD || (*qp).wr_set_ud_addr.is_some());
+            && (qp_type != QueuePairType::UD || (*qp).wr_set_ud_addr.is_some())
+            && (qp_type != QueuePairType::XRC_SEND || (*qp).wr_set_xrc_srqn.is_some());
         if !common {
             return SendOps::empty();
         }

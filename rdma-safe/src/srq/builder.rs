@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
+use super::completing::Parts;
 use super::{Shared, SharedReceiveQueue, SharedReceiveQueueAttributes, Slab};
 use crate::errno::check_ptr;
 use crate::id::SrqId;
@@ -19,11 +20,17 @@ pub struct SharedReceiveQueueBuilder<'a> {
     max_sge: u32,
     limit: u32,
     max_batch: u32,
+    completing: Option<Parts<'a>>,
 }
 
 impl<'a> SharedReceiveQueueBuilder<'a> {
     pub(crate) fn new(pd: &'a ProtectionDomain, max_wr: u32) -> Self {
-        SharedReceiveQueueBuilder { pd, max_wr, max_sge: 1, limit: 0, max_batch: 64 }
+        SharedReceiveQueueBuilder { pd, max_wr, max_sge: 1, limit: 0, max_batch: 64, completing: None }
+    }
+
+    pub(super) fn completing(mut self, parts: Parts<'a>) -> Self {
+        self.completing = Some(parts);
+        self
     }
 
     /// Scatter/gather elements in a receive, at least 1; 1 unless set.
@@ -59,14 +66,27 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
     /// As [`SharedReceiveQueueBuilder::build`], with buffers of receives to be kept until it is destroyed.
     pub(crate) fn build_with(self, slab: Option<Slab>) -> Result<SharedReceiveQueue> {
         let (context, id) = (self.pd.context(), SrqId::next());
+        if let Some(parts) = &self.completing {
+            parts.check(context)?;
+        }
+        let mut init = ibv_srq_init_attr_ex::zeroed();
+        init.srq_context = id.to_context();
         // What a limit is set to at creation is ignored.
-        let attr = ibv_srq_attr { max_wr: self.max_wr, max_sge: self.max_sge, srq_limit: 0 };
-        let mut init = ibv_srq_init_attr { srq_context: id.to_context(), attr };
-        // A basic queue is all that `ibv_create_srq_ex` would make of these.
-        // SAFETY: the domain is valid, and `init` is for the duration of the call.
-        let raw = check_ptr(|| unsafe { (context.verbs().ibv_create_srq)(self.pd.as_raw(), &mut init) })
+        init.attr = ibv_srq_attr { max_wr: self.max_wr, max_sge: self.max_sge, srq_limit: 0 };
+        init.srq_type = IBV_SRQT_BASIC;
+        init.pd = self.pd.as_raw();
+        init.comp_mask = (IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD).0;
+        if let Some(parts) = &self.completing {
+            parts.set(&mut init);
+        }
+        // A basic one is made by `ibv_create_srq`.
+        // SAFETY: the context and all that is named are valid, and `init` is for the duration of the call.
+        let raw = check_ptr(|| unsafe { ibv_create_srq_ex(context.as_raw(), &mut init) })
             .map_err(|errno| self.error(errno))?;
-        let shared = Arc::new(Shared { raw, pd: Some(self.pd.clone()), id, slab });
+        let completing = self.completing.as_ref().map(Parts::kept);
+        let mut shared = Shared { raw, pd: Some(self.pd.clone()), id, completing, slab };
+        shared.ask_number()?;
+        let shared = Arc::new(shared);
         // Some providers write what they granted, and some nothing.
         let granted = SharedReceiveQueueAttributes::from_raw(&init.attr);
         let capacity = SharedReceiveQueueAttributes {
@@ -87,7 +107,8 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
     fn error(&self, errno: Errno) -> Error {
         let device = self.pd.context().attributes();
         if errno.is_unsupported() {
-            return self.pd.context().unsupported("shared receive queues");
+            let feature = self.completing.as_ref().map_or("shared receive queues", Parts::feature);
+            return self.pd.context().unsupported(feature);
         }
         Error::CreateSharedReceiveQueue {
             work_requests: self.max_wr,

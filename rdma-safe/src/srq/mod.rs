@@ -1,6 +1,7 @@
 //! Shared receive queues.
 
 mod builder;
+mod completing;
 mod slab;
 
 use std::fmt;
@@ -15,6 +16,7 @@ use crate::post::{RecvBatch, RecvChain};
 use crate::{Context, DeviceCapabilities, Errno, Error, PostError, ProtectionDomain, Result, Sge};
 
 pub use builder::SharedReceiveQueueBuilder;
+use completing::{Completing, Doomed};
 pub(crate) use slab::{Slab, Vacancies};
 
 /// A shared receive queue: receives that several queue pairs take from, `struct ibv_srq`. Made by
@@ -46,6 +48,8 @@ pub(crate) struct Shared {
     raw: NonNull<ibv_srq>,
     pd: Option<ProtectionDomain>,
     id: SrqId,
+    /// Of one that completes receives itself, instead of the queue pairs that take from it.
+    completing: Option<Completing>,
     /// Buffers of its receives, which the device may write until it is destroyed.
     slab: Option<Slab>,
 }
@@ -268,15 +272,10 @@ impl Shared {
     /// Destroys the queue, once.
     fn release(&mut self) -> Result<()> {
         let Some(pd) = self.pd.take() else { return Ok(()) };
-        // SAFETY: no queue pair and no handle is left, as each holds an `Arc` of this. Every asynchronous event was
-        // acknowledged as it was read (`AsyncEvents`), so this does not block for long.
-        let destroyed = check(unsafe { (pd.context().verbs().ibv_destroy_srq)(self.raw.as_ptr()) });
-        destroyed.map_err(|errno| {
-            let device = pd.context().device_name().to_owned();
-            // The queue still exists: what it belongs to must outlive it, and so must the memory of its receives.
-            std::mem::forget(pd);
+        // No queue pair and no handle is left, as each holds an `Arc` of this.
+        Doomed::new(self.raw, pd, self.completing.take()).destroy().inspect_err(|_| {
+            // The queue still exists, and so must the memory of its receives. One that is destroyed later has none of it.
             std::mem::forget(self.slab.take());
-            Error::Verb { verb: "ibv_destroy_srq", device, errno }
         })
     }
 }

@@ -324,8 +324,8 @@ fn a_type_that_cannot_be_built_is_refused_without_a_call() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let cq = pd.context().completion_queue(4).build().unwrap();
-    let error = pd.queue_pair(&cq, &cq).qp_type(QueuePairType::XRC_SEND).build().unwrap_err();
-    assert!(matches!(error, Error::WrongType { qp_type: QueuePairType::XRC_SEND, .. }), "{error}");
+    let error = pd.queue_pair(&cq, &cq).qp_type(QueuePairType::DRIVER).build().unwrap_err();
+    assert!(matches!(error, Error::WrongType { qp_type: QueuePairType::DRIVER, .. }), "{error}");
     assert_eq!((fake.calls("create_qp_ex"), fake.calls("ibv_create_qp")), (0, 0));
 }
 

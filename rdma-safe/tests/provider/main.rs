@@ -43,3 +43,4 @@ mod support;
 mod threads;
 mod unreliable;
 mod unreliable_endpoint;
+mod xrc;

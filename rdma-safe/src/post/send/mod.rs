@@ -7,6 +7,7 @@ mod flush;
 mod operations;
 mod queue;
 mod tso;
+mod xrc;
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -30,6 +31,7 @@ pub use datagram::UdTarget;
 pub use flush::{FlushPlacement, FlushRange};
 pub use queue::SendQueue;
 pub use tso::Segments;
+pub use xrc::XrcBatch;
 
 /// The send side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
 pub(crate) struct SendState {

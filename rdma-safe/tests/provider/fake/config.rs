@@ -30,6 +30,8 @@ pub(crate) struct Config {
     pub(crate) moderation: Option<(u16, u16)>,
     /// Multicast groups that there can be; without any there is no multicast.
     pub(crate) groups: i32,
+    /// Whether there are extended reliable connections.
+    pub(crate) xrc: bool,
     /// Whether there are thread domains and parent domains.
     pub(crate) domains: bool,
     /// Whether completion queues go into parent domains.
@@ -162,6 +164,7 @@ impl Default for Config {
             srqs: true,
             srq_resize: true,
             groups: 16,
+            xrc: true,
             domains: true,
             domain_cqs: true,
             ece_options: Some(0xff),

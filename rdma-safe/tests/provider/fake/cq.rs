@@ -297,8 +297,10 @@ pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
         if let Some(errno) = state.fault("ibv_destroy_cq") {
             return errno;
         }
-        if state.qps.values().any(|qp| qp.send_cq == address || qp.recv_cq == address) {
-            state.violation("ibv_destroy_cq of a queue that queue pairs use");
+        if state.qps.values().any(|qp| qp.send_cq == address || qp.recv_cq == address)
+            || state.srqs.values().any(|srq| srq.cq == Some(address))
+        {
+            state.violation("ibv_destroy_cq of a queue that queue pairs or shared receive queues use");
             return libc::EBUSY;
         }
         if let Some(channel) = channel.and_then(|channel| state.channels.get_mut(&channel)) {

@@ -88,6 +88,8 @@ pub(super) struct SendWr {
     pub(super) swap: u64,
     pub(super) destination: Option<Destination>,
     pub(super) extra: Extra,
+    /// The shared receive queue that it goes to.
+    pub(super) srq_number: Option<u32>,
     pub(super) data: Data,
 }
 
@@ -161,7 +163,7 @@ impl State {
 
     fn execute(&mut self, address: usize, wr: &SendWr) -> End {
         let qp = &self.qps[&address];
-        if qp.qp_type != IBV_QPT_RC {
+        if !matches!(qp.qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND) {
             return self.execute_unreliably(address, wr);
         }
         let (pd, destination) = (qp.pd, qp.attr.dest_qp_num);
@@ -172,6 +174,9 @@ impl State {
         }) else {
             return End::Failed { status: IBV_WC_LOC_PROT_ERR };
         };
+        if self.qps[&address].qp_type == IBV_QPT_XRC_SEND {
+            return self.execute_xrc(address, wr, &bytes);
+        }
         let peer = self.qps.iter().find(|(_, peer)| peer.number == destination).map(|(address, _)| *address);
         let Some(peer) = peer else { return End::Failed { status: IBV_WC_RETRY_EXC_ERR } };
         match self.qps[&peer].state {
@@ -179,9 +184,14 @@ impl State {
             IBV_QPS_RESET | IBV_QPS_INIT => return End::Wait,
             _ => return End::Failed { status: IBV_WC_RETRY_EXC_ERR },
         }
+        self.perform(address, peer, wr, &bytes)
+    }
+
+    /// What a peer that is ready does with the work.
+    pub(super) fn perform(&mut self, address: usize, peer: usize, wr: &SendWr, bytes: &[u8]) -> End {
         match wr.opcode {
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => self.deliver(peer, wr, &bytes),
-            IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => self.write_remote(peer, wr, &bytes),
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => self.deliver(peer, wr, bytes),
+            IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => self.write_remote(peer, wr, bytes),
             IBV_WR_RDMA_READ => self.read_remote(address, peer, wr),
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => self.atomic(address, peer, wr),
             IBV_WR_ATOMIC_WRITE => self.atomic_write(peer, wr),
@@ -349,7 +359,7 @@ impl State {
 
     pub(super) fn refuse(&mut self, peer: usize) -> End {
         // Without acknowledgements, it is dropped.
-        if self.qps[&peer].qp_type == IBV_QPT_RC {
+        if matches!(self.qps[&peer].qp_type, IBV_QPT_RC | IBV_QPT_XRC_RECV) {
             self.enter_error(peer);
         }
         End::Failed { status: IBV_WC_REM_ACCESS_ERR }

@@ -26,6 +26,7 @@ mod srq;
 mod state;
 mod table;
 mod verbs;
+mod xrc;
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -27,8 +27,14 @@ pub(crate) struct Posted {
 
 /// A work request between its builder and the next.
 pub(super) struct Building {
-    wr: SendWr,
+    pub(super) wr: SendWr,
     setter: Option<&'static str>,
+}
+
+impl Building {
+    pub(super) fn has_data(&self) -> bool {
+        self.setter.is_some()
+    }
 }
 
 /// Operations of each type, by ibv_post_send(3).
@@ -54,6 +60,7 @@ fn blank(qp: &Qp, opcode: ibv_wr_opcode) -> SendWr {
         swap: 0,
         destination: None,
         extra: Extra::None,
+        srq_number: None,
         data: Data::Sges(Vec::new()),
     }
 }
@@ -167,6 +174,9 @@ impl State {
             wr.imm_data = unsafe { raw.__bindgen_anon_1.imm_data };
             wr.destination = Some(self.destination(address, ah.addr(), remote_qpn, remote_qkey, "ibv_post_send"));
         }
+        if qp_type == IBV_QPT_XRC_SEND {
+            wr.srq_number = Some(unsafe { raw.qp_type.xrc.remote_srqn });
+        }
         wr.wr_id = raw.wr_id;
         wr.flags = raw.send_flags;
         unsafe {
@@ -227,8 +237,8 @@ pub(super) unsafe extern "C" fn post_recv(
             state.violation("ibv_post_recv in RESET");
             return libc::EINVAL;
         }
-        if qp.srq.is_some() {
-            state.violation("ibv_post_recv to a queue pair that takes receives from a shared receive queue");
+        if qp.srq.is_some() || matches!(qp.qp_type, IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV) {
+            state.violation("ibv_post_recv to a queue pair without receives of its own");
             return libc::EINVAL;
         }
         let recv_cq = qp.recv_cq;
@@ -347,7 +357,8 @@ fn set(raw: *mut ibv_qp_ex, verb: &'static str, data: impl FnOnce(&Qp, bool, u32
         };
         let result = data(qp, rxe, building.wr.flags);
         let is_set = building.setter.replace(verb).is_some();
-        let homeless = qp.qp_type == IBV_QPT_UD && building.wr.destination.is_none();
+        let homeless = qp.qp_type == IBV_QPT_UD && building.wr.destination.is_none()
+            || qp.qp_type == IBV_QPT_XRC_SEND && building.wr.srq_number.is_none();
         let problem = match result {
             Ok(data) => {
                 building.wr.data = data;
@@ -357,7 +368,7 @@ fn set(raw: *mut ibv_qp_ex, verb: &'static str, data: impl FnOnce(&Qp, bool, u32
         };
         qp.batch.as_mut().unwrap().push(building);
         if homeless {
-            state.violation(format!("{verb} of a datagram without a destination"));
+            state.violation(format!("{verb} of a datagram without a destination, or an XRC message without a queue"));
         }
         if is_set {
             state.violation(format!("{verb} of a work request that has its data"));

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use rdma_sys::*;
 
 use super::config::{Mode, Port};
-use super::post;
 use super::state::{Alloc, Ptr, Qp, State, enter, null, own};
+use super::{post, xrc};
 
 /// Masks of the kernel for each change of state.
 const KERNEL_TABLE: &str = include_str!("../../../src/qp/state_table.csv");
@@ -41,6 +41,8 @@ fn table() -> &'static [Row] {
             "RC" => IBV_QPT_RC,
             "UC" => IBV_QPT_UC,
             "UD" => IBV_QPT_UD,
+            "XRC_SEND" => IBV_QPT_XRC_SEND,
+            "XRC_RECV" => IBV_QPT_XRC_RECV,
             _ => return None,
         };
         let (from, to) = (state(fields[0]), state(fields[1]));
@@ -61,6 +63,11 @@ pub(super) unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_ini
 pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     let wanted = unsafe { *attr };
     enter(context, "create_qp_ex", |state, device| {
+        if wanted.qp_type == IBV_QPT_XRC_RECV {
+            let raw = xrc::create_target(state, context, &wanted);
+            own(raw, device);
+            return raw;
+        }
         let has = |flag: ibv_qp_init_attr_mask| wanted.comp_mask & flag.0 != 0;
         let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
         if wanted.comp_mask & !known.0 != 0 {
@@ -101,7 +108,8 @@ fn create(
     }
     let Some(domain) = state.pd(pd.addr(), verb) else { return null(libc::EINVAL) };
     let context = domain.context;
-    for cq in [wanted.send_cq, wanted.recv_cq] {
+    let sends_only = wanted.qp_type == IBV_QPT_XRC_SEND;
+    for cq in [wanted.send_cq, if sends_only { wanted.send_cq } else { wanted.recv_cq }] {
         if state.cqs.get(&cq.addr()).is_none_or(|cq| cq.context != context) {
             state.violation(format!("{verb} with a completion queue of another context"));
             return null(libc::EINVAL);
@@ -111,6 +119,12 @@ fn create(
     if srq.is_some_and(|srq| state.srqs.get(&srq).is_none_or(|srq| srq.context != context)) {
         state.violation(format!("{verb} with a shared receive queue of another context"));
         return null(libc::EINVAL);
+    }
+    if sends_only && (!wanted.recv_cq.is_null() || srq.is_some() || wanted.cap.max_recv_wr > 0) {
+        state.violation(format!("{verb} of a queue pair that only sends with a receive queue"));
+    }
+    if sends_only && !state.config.xrc {
+        return null(libc::EOPNOTSUPP);
     }
     let cap = wanted.cap;
     let config = &state.config;
@@ -150,22 +164,40 @@ fn create(
             if wanted.qp_type == IBV_QPT_UD && !state.config.no_ud_addr {
                 qp_ex.wr_set_ud_addr = Some(post::wr_set_ud_addr);
             }
+            if sends_only {
+                qp_ex.wr_set_xrc_srqn = Some(xrc::wr_set_xrc_srqn);
+            }
             let (alloc, raw) = Alloc::new(qp_ex);
             (alloc, raw.cast(), raw)
         }
     };
     let qp = Qp {
-        alloc,
-        raw: Ptr(raw),
         raw_ex: Ptr(raw_ex),
-        context,
         pd: pd.addr(),
         send_cq: wanted.send_cq.addr(),
         recv_cq: wanted.recv_cq.addr(),
         srq,
-        number,
-        qp_type: wanted.qp_type,
         cap,
+        ..blank(alloc, raw, context, number, wanted.qp_type)
+    };
+    state.qps.insert(raw.addr(), qp);
+    raw
+}
+
+/// One without any queues.
+pub(super) fn blank(alloc: Alloc, raw: *mut ibv_qp, context: usize, number: u32, qp_type: ibv_qp_type) -> Qp {
+    Qp {
+        alloc,
+        raw: Ptr(raw),
+        raw_ex: Ptr(std::ptr::null_mut()),
+        context,
+        pd: 0,
+        send_cq: 0,
+        recv_cq: 0,
+        srq: None,
+        number,
+        qp_type,
+        cap: ibv_qp_cap::zeroed(),
         state: IBV_QPS_RESET,
         attr: ibv_qp_attr::zeroed(),
         sq: VecDeque::new(),
@@ -177,10 +209,17 @@ fn create(
         batch: None,
         ece: None,
         max_tso_header: 0,
+        xrcd: None,
+        orphan: false,
         builder: None,
-    };
-    state.qps.insert(raw.addr(), qp);
-    raw
+    }
+}
+
+impl Qp {
+    /// The work request that was begun last.
+    pub(super) fn last_built(&mut self) -> Option<&mut post::Building> {
+        self.batch.as_mut().and_then(|batch| batch.last_mut())
+    }
 }
 
 /// Operations that queue pairs of a type can have.
@@ -203,6 +242,9 @@ pub(super) unsafe extern "C" fn qp_to_qp_ex(raw: *mut ibv_qp) -> *mut ibv_qp_ex 
 
 pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
     enter(raw, "ibv_destroy_qp", |state, _| {
+        if state.close_handle(raw.addr()) {
+            return 0;
+        }
         let Some(qp) = state.qp(raw.addr(), "ibv_destroy_qp") else { return libc::EINVAL };
         let (cqs, is_open) = ([qp.send_cq, qp.recv_cq], qp.batch.is_some());
         state.needs_lock(cqs, "ibv_destroy_qp");
@@ -234,7 +276,7 @@ pub(super) unsafe extern "C" fn query_qp(
         if let Some(errno) = state.fault("ibv_query_qp") {
             return errno;
         }
-        let Some(qp) = state.qp(raw.addr(), "ibv_query_qp") else { return libc::EINVAL };
+        let Some(qp) = state.qp(state.behind(raw.addr()), "ibv_query_qp") else { return libc::EINVAL };
         unsafe {
             attr.write(ibv_qp_attr { qp_state: qp.state, cur_qp_state: qp.state, cap: qp.cap, ..qp.attr });
             (*init_attr).cap = qp.cap;
@@ -246,12 +288,14 @@ pub(super) unsafe extern "C" fn query_qp(
 pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     let (attr, mask) = (unsafe { *attr }, mask as u32);
     enter(raw, "ibv_modify_qp", |state, _| {
+        let raw = state.behind(raw.addr());
         if let Some(errno) = state.fault("ibv_modify_qp") {
             return errno;
         }
-        let Some(qp) = state.qp(raw.addr(), "ibv_modify_qp") else { return libc::EINVAL };
+        let Some(qp) = state.qp(raw, "ibv_modify_qp") else { return libc::EINVAL };
         let (from, port, cqs, is_open) = (qp.state, qp.attr.port_num, [qp.send_cq, qp.recv_cq], qp.batch.is_some());
         let qp_type = qp.qp_type;
+        let mask = mask & !ignored(qp_type);
         let to = if mask & IBV_QP_STATE.0 != 0 { attr.qp_state } else { from };
         if to == IBV_QPS_RESET {
             state.needs_lock(cqs, "ibv_modify_qp to RESET");
@@ -266,15 +310,15 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
         if let Err(errno) = state.check_values(&attr, ibv_qp_attr_mask(mask), port) {
             return errno;
         }
-        let qp = state.qps.get_mut(&raw.addr()).unwrap();
+        let qp = state.qps.get_mut(&raw).unwrap();
         merge(&mut qp.attr, &attr, ibv_qp_attr_mask(mask));
         qp.state = to;
-        unsafe { (*raw).state = to };
+        unsafe { (*qp.raw.0).state = to };
         state.modified.push((attr, mask));
         match to {
-            IBV_QPS_ERR => state.enter_error(raw.addr()),
+            IBV_QPS_ERR => state.enter_error(raw),
             IBV_QPS_RESET => {
-                let qp = state.qps.get_mut(&raw.addr()).unwrap();
+                let qp = state.qps.get_mut(&raw).unwrap();
                 qp.sq.clear();
                 qp.rq.clear();
                 (qp.sq_reclaimed, qp.rq_reclaimed) = (qp.sq_posted, qp.rq_posted);
@@ -284,6 +328,15 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
         }
         0
     })
+}
+
+/// Attributes that uverbs drops.
+fn ignored(qp_type: ibv_qp_type) -> u32 {
+    match qp_type {
+        IBV_QPT_XRC_SEND => (IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER).0,
+        IBV_QPT_XRC_RECV => (IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY).0,
+        _ => 0,
+    }
 }
 
 /// Whether the kernel's table allows a change.

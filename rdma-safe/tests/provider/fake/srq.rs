@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use rdma_sys::*;
 
 use super::config::{Bad, Mode};
 use super::engine::RecvWr;
 use super::post::set_bad;
-use super::state::{Alloc, Ptr, State, enter, null, own};
+use super::state::{Alloc, Device, Ptr, State, enter, null, own};
 
 pub(super) struct Srq {
     alloc: Alloc,
@@ -18,6 +19,18 @@ pub(super) struct Srq {
     /// The limit is 0 when it is not armed.
     attr: ibv_srq_attr,
     queue: VecDeque<RecvWr>,
+    /// Where receives complete, if not where those of the queue pair do.
+    pub(super) cq: Option<usize>,
+    /// The XRC domain that it is in.
+    pub(super) xrcd: Option<u64>,
+    pub(super) number: u32,
+}
+
+/// What not every shared receive queue has.
+#[derive(Default)]
+pub(super) struct SrqParts {
+    pub(super) cq: Option<usize>,
+    pub(super) xrcd: Option<u64>,
 }
 
 impl Srq {
@@ -31,30 +44,43 @@ pub(super) unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_i
         if let Some(errno) = state.fault("ibv_create_srq") {
             return null(errno);
         }
-        if !state.config.srqs {
-            return null(libc::EOPNOTSUPP);
-        }
-        let Some(domain) = state.pd(pd.addr(), "ibv_create_srq") else { return null(libc::EINVAL) };
-        let context = domain.context;
-        let wanted = unsafe { *attr };
-        let ibv_srq_attr { max_wr, max_sge, .. } = wanted.attr;
-        if max_wr == 0 || max_wr > state.config.max_srq_wr || max_sge > state.config.max_sge {
-            return null(libc::EINVAL);
-        }
-        let granted = ibv_srq_attr { max_wr: max_wr.next_power_of_two(), max_sge, srq_limit: 0 };
-        unsafe { (*attr).attr = granted };
-        let (alloc, raw) = Alloc::new(ibv_srq {
-            context: unsafe { (*pd).context },
-            srq_context: wanted.srq_context,
-            pd,
-            handle: state.handle(),
-            ..ibv_srq::zeroed()
-        });
-        own(raw, device);
-        let srq = Srq { alloc, raw: Ptr(raw), context, pd: pd.addr(), attr: granted, queue: VecDeque::new() };
-        state.srqs.insert(raw.addr(), srq);
-        raw
+        create(state, device, pd, unsafe { &mut *attr }, SrqParts::default())
     })
+}
+
+pub(super) fn create(
+    state: &mut State,
+    device: &Arc<Device>,
+    pd: *mut ibv_pd,
+    attr: &mut ibv_srq_init_attr,
+    parts: SrqParts,
+) -> *mut ibv_srq {
+    if !state.config.srqs {
+        return null(libc::EOPNOTSUPP);
+    }
+    let Some(domain) = state.pd(pd.addr(), "ibv_create_srq") else { return null(libc::EINVAL) };
+    let context = domain.context;
+    let wanted = *attr;
+    let ibv_srq_attr { max_wr, max_sge, .. } = wanted.attr;
+    if max_wr == 0 || max_wr > state.config.max_srq_wr || max_sge > state.config.max_sge {
+        return null(libc::EINVAL);
+    }
+    let granted = ibv_srq_attr { max_wr: max_wr.next_power_of_two(), max_sge, srq_limit: 0 };
+    attr.attr = granted;
+    let number = state.handle();
+    let (alloc, raw) = Alloc::new(ibv_srq {
+        context: unsafe { (*pd).context },
+        srq_context: wanted.srq_context,
+        pd,
+        handle: state.handle(),
+        ..ibv_srq::zeroed()
+    });
+    own(raw, device);
+    let SrqParts { cq, xrcd } = parts;
+    let queue = VecDeque::new();
+    let srq = Srq { alloc, raw: Ptr(raw), context, pd: pd.addr(), attr: granted, queue, cq, xrcd, number };
+    state.srqs.insert(raw.addr(), srq);
+    raw
 }
 
 pub(super) unsafe extern "C" fn modify_srq(raw: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
@@ -107,6 +133,10 @@ pub(super) unsafe extern "C" fn destroy_srq(raw: *mut ibv_srq) -> c_int {
         if state.qps.values().any(|qp| qp.srq == Some(address)) {
             state.violation("ibv_destroy_srq of a queue that queue pairs take from");
             return libc::EBUSY;
+        }
+        // As mlx4 does.
+        if let Some(cq) = state.srqs[&address].cq {
+            state.needs_lock([cq, cq], "ibv_destroy_srq");
         }
         state.end_events(address, "ibv_destroy_srq");
         let srq = state.srqs.remove(&address).unwrap();

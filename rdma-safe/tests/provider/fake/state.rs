@@ -20,6 +20,7 @@ use super::multicast::Group;
 use super::operations::Flush;
 use super::post::{Building, Posted};
 use super::srq::Srq;
+use super::xrc::{OpenedQp, Xrcd};
 
 /// A raw pointer that may change threads: the state behind it has a lock.
 pub(super) struct Ptr<T>(pub(super) *mut T);
@@ -70,6 +71,7 @@ pub(crate) struct Live {
     pub(crate) srqs: usize,
     pub(crate) tds: usize,
     pub(crate) ahs: usize,
+    pub(crate) xrcds: usize,
 }
 
 pub(super) struct Device {
@@ -130,6 +132,10 @@ pub(super) struct Qp {
     /// As set last.
     pub(super) ece: Option<ibv_ece>,
     pub(super) max_tso_header: u16,
+    /// Of the target of an XRC connection.
+    pub(super) xrcd: Option<u64>,
+    /// Whoever has created it has destroyed it, and others have it still open.
+    pub(super) orphan: bool,
     /// Who called `ibv_wr_start` last.
     pub(super) builder: Option<ThreadId>,
 }
@@ -164,6 +170,8 @@ pub(super) struct State {
     pub(super) ahs: BTreeMap<usize, Ah>,
     /// With the queue pairs that are in them.
     pub(super) groups: Vec<(Group, usize)>,
+    pub(super) xrcds: BTreeMap<usize, Xrcd>,
+    pub(super) opened: BTreeMap<usize, OpenedQp>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
@@ -194,6 +202,7 @@ find! {
     srq: srqs -> Srq = "ibv_srq";
     td: tds -> Td = "ibv_td";
     ah: ahs -> Ah = "ibv_ah";
+    xrcd: xrcds -> Xrcd = "ibv_xrcd";
 }
 
 impl State {
@@ -225,6 +234,8 @@ impl State {
             tds: BTreeMap::new(),
             ahs: BTreeMap::new(),
             groups: Vec::new(),
+            xrcds: BTreeMap::new(),
+            opened: BTreeMap::new(),
             next_handle: 0x11,
             graves: Vec::new(),
         }
@@ -261,10 +272,11 @@ impl State {
             mrs: self.mrs.len(),
             channels: self.channels.len(),
             cqs: self.cqs.len(),
-            qps: self.qps.len(),
+            qps: self.qps.values().filter(|qp| !qp.orphan).count() + self.opened.len(),
             srqs: self.srqs.len(),
             tds: self.tds.len(),
             ahs: self.ahs.len(),
+            xrcds: self.xrcds.len(),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::Inside;
 use super::config::{Config, Port};
 use super::events::AsyncQueue;
 use super::state::{Alloc, Context, Device, Ptr, enter, null, own, owner, plugged, set_errno};
-use super::{cq, domains, memory, post, qp, queries, srq};
+use super::{cq, domains, memory, post, qp, queries, srq, xrc};
 
 /// What `ibv_get_device_list` does on this thread.
 #[derive(Clone, Copy)]
@@ -138,6 +138,13 @@ fn extended(config: &Config, context: ibv_context) -> verbs_context {
         extended.dealloc_td = Some(domains::dealloc_td);
         extended.alloc_parent_domain = Some(domains::alloc_parent_domain);
     }
+    if config.xrc {
+        extended.open_xrcd = Some(xrc::open_xrcd);
+        extended.close_xrcd = Some(xrc::close_xrcd);
+        extended.create_srq_ex = Some(xrc::create_srq_ex);
+        extended.get_srq_num = Some(xrc::get_srq_num);
+        extended.open_qp = Some(xrc::open_qp);
+    }
     if config.null_mr {
         extended.alloc_null_mr = Some(memory::alloc_null_mr);
     }
@@ -170,7 +177,9 @@ pub(super) unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
             + state.cqs.values().filter(|cq| cq.context == address).count()
             + state.srqs.values().filter(|srq| srq.context == address).count()
             + state.tds.values().filter(|td| td.context == address).count()
-            + state.qps.values().filter(|qp| qp.context == address).count();
+            + state.xrcds.values().filter(|xrcd| xrcd.context == address).count()
+            + state.opened.values().filter(|opened| opened.context == address).count()
+            + state.qps.values().filter(|qp| qp.context == address && !qp.orphan).count();
         if children > 0 {
             state.violation(format!("ibv_close_device of a context with {children} objects"));
             return libc::EBUSY;
@@ -193,7 +202,8 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
         max_srq: 1000,
         max_srq_wr: config.max_srq_wr as c_int,
         max_srq_sge: config.max_sge as c_int,
-        device_cap_flags: if config.srq_resize { IBV_DEVICE_SRQ_RESIZE.0 } else { 0 },
+        device_cap_flags: if config.srq_resize { IBV_DEVICE_SRQ_RESIZE.0 } else { 0 }
+            | if config.xrc { IBV_DEVICE_XRC.0 } else { 0 },
         max_cq: 1000,
         max_cqe: config.max_cqe as c_int,
         max_mr: 1000,
