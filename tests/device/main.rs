@@ -10,12 +10,14 @@
 //! Both ends of every connection are in this process, so one port that can reach itself is enough. On SoftRoCE the tests
 //! also hold the device to its known deviations, so that a change of those is noticed.
 
+mod access_flags;
 mod allocation;
 mod async_events;
 mod attributes;
 mod changes;
 mod channel;
 mod cq;
+mod creation;
 mod datagrams;
 mod devices;
 mod drop_order;
@@ -33,6 +35,7 @@ mod quirks;
 mod raw;
 mod raw_failures;
 mod raw_limits;
+mod shared_channel;
 mod shared_receives;
 mod support;
 mod unreliable;
