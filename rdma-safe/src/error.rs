@@ -408,6 +408,20 @@ pub enum Error {
         errno: Errno,
     },
 
+    /// A list of tags is longer than the device's.
+    #[error(
+        "a list of {} tags with {} operations outstanding is more than the device has: {max_tags} tags, {max_ops} operations",
+        asked.tags, asked.ops
+    )]
+    TagList {
+        /// What was asked for.
+        asked: crate::TagListSize,
+        /// Most tags.
+        max_tags: u32,
+        /// Most operations.
+        max_ops: u32,
+    },
+
     /// `ibv_modify_srq(3)` failed to resize a shared receive queue.
     #[error(
         "resizing a shared receive queue to {work_requests} work requests failed: {errno}; it cannot be smaller than what is \

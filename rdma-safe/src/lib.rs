@@ -126,7 +126,10 @@ pub use qp::{
 };
 pub use quirks::Quirks;
 pub use rate::Rate;
-pub use srq::{SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder};
+pub use srq::{
+    SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, Tag, TagHandle, TagHeader, TagInfo,
+    TagList, TagListSize, TagMessage, TagOperation,
+};
 pub use td::ThreadDomain;
 pub use xrc::{XrcDomain, XrcOpen};
 

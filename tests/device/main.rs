@@ -38,6 +38,7 @@ mod raw_limits;
 mod shared_channel;
 mod shared_receives;
 mod support;
+mod tag_matching;
 mod unreliable;
 mod xrc;
 

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use rdma_sys::*;
 
 use super::{CompletionQueue, Mode, WcFields, WcFlags, WcOpcode, WcStatus, rare};
-use crate::Errno;
+use crate::{Errno, TagInfo};
 
 /// A completion queue that cannot be used any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -420,6 +420,23 @@ impl WorkCompletion<'_> {
     #[inline(always)]
     pub fn completion_wallclock_ns(&self) -> Option<u64> {
         field!(self, WcFields::COMPLETION_TIMESTAMP_WALLCLOCK, ibv_wc_read_completion_wallclock_ns, |_wc| None)
+    }
+
+    /// Tag of the message, of receives of a shared receive queue that matches tags; meaningful for messages that have one:
+    /// `ibv_wc_read_tm_info`.
+    #[doc(alias = "ibv_wc_read_tm_info")]
+    #[must_use]
+    #[inline]
+    pub fn tag_info(&self) -> Option<TagInfo> {
+        match self.row {
+            Row::Extended(cq) if self.fields.contains(WcFields::TM_INFO) => {
+                let mut info = ibv_wc_tm_info { tag: 0, priv_: 0 };
+                // SAFETY: as in `field`, and `info` is a valid out pointer.
+                unsafe { ibv_wc_read_tm_info(cq.as_ptr(), &mut info) };
+                Some(TagInfo { tag: info.tag, private: info.priv_ })
+            }
+            _ => None,
+        }
     }
 
     /// VLAN tag that the device stripped.

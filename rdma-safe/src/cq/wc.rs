@@ -141,6 +141,16 @@ named! {
         RECV = IBV_WC_RECV.0 => "RECV",
         /// A peer wrote with immediate, which took a posted receive and left its buffer alone.
         RECV_RDMA_WITH_IMM = IBV_WC_RECV_RDMA_WITH_IMM.0 => "RECV_RDMA_WITH_IMM",
+        /// An entry was added to a list of tags.
+        TM_ADD = IBV_WC_TM_ADD.0 => "TM_ADD",
+        /// An entry was removed from a list of tags.
+        TM_DEL = IBV_WC_TM_DEL.0 => "TM_DEL",
+        /// The program and the device agree on how many unexpected messages there were.
+        TM_SYNC = IBV_WC_TM_SYNC.0 => "TM_SYNC",
+        /// A message with a tag arrived: where it was matched or, without `WcFlags::TM_MATCH`, in a receive.
+        TM_RECV = IBV_WC_TM_RECV.0 => "TM_RECV",
+        /// A message without a tag arrived in a receive.
+        TM_NO_TAG = IBV_WC_TM_NO_TAG.0 => "TM_NO_TAG",
     }
 }
 
@@ -157,6 +167,12 @@ bitflags! {
         const IP_CSUM_OK = IBV_WC_IP_CSUM_OK.0;
         /// The peer invalidated a key.
         const WITH_INV = IBV_WC_WITH_INV.0;
+        /// Tag matching: the device asks to be told how many unexpected messages the program has dealt with.
+        const TM_SYNC_REQ = IBV_WC_TM_SYNC_REQ.0;
+        /// Tag matching: the message took an entry of the list.
+        const TM_MATCH = IBV_WC_TM_MATCH.0;
+        /// Tag matching: all of the message is in the memory of its entry.
+        const TM_DATA_VALID = IBV_WC_TM_DATA_VALID.0;
         /// Values newer than this crate.
         const _ = !0;
     }
@@ -186,6 +202,8 @@ bitflags! {
         const CVLAN = IBV_WC_EX_WITH_CVLAN.0 as u64;
         /// Tag of the flow that matched.
         const FLOW_TAG = IBV_WC_EX_WITH_FLOW_TAG.0 as u64;
+        /// Tag of the message, and what its header has for the program.
+        const TM_INFO = IBV_WC_EX_WITH_TM_INFO.0 as u64;
         /// When it completed, in nanoseconds of the wall clock.
         const COMPLETION_TIMESTAMP_WALLCLOCK = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK.0 as u64;
     }

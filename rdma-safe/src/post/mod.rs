@@ -181,6 +181,10 @@ pub enum PostError {
     #[error("the peer was made in another protection domain than the endpoint's; see DatagramEndpoint::peer")]
     ForeignPeer,
 
+    /// An entry of a list of tags is another queue's.
+    #[error("the entry is of the tag list of another shared receive queue")]
+    ForeignTag,
+
     /// The peer's memory is shorter than the message.
     #[error("{len} bytes to transfer, but the peer's memory has {remote}; see RemoteMemory::slice and Buffer::set_len")]
     RemoteTooShort {
@@ -226,7 +230,7 @@ impl PostError {
     /// of how far it got.
     // Inlined: a call that could unwind would keep every guard of the caller in memory.
     #[inline(always)]
-    fn from_provider(errno: i32, posted: Option<u32>) -> Self {
+    pub(crate) fn from_provider(errno: i32, posted: Option<u32>) -> Self {
         match (errno, posted) {
             (libc::ENOMEM | libc::ENOSPC, Some(posted)) => PostError::QueueFull { posted },
             (errno, Some(posted)) => PostError::Refused { posted, errno: Errno(errno) },

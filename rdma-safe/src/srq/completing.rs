@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
-use super::{Shared, SharedReceiveQueue, SharedReceiveQueueBuilder};
+use super::{Shared, SharedReceiveQueue, SharedReceiveQueueBuilder, TagListSize};
 use crate::errno::check;
 use crate::{CompletionQueue, Context, Error, ProtectionDomain, Result, XrcDomain, cq};
 
@@ -15,6 +15,7 @@ pub(super) struct Completing {
     cq: Arc<cq::Shared>,
     /// Of an XRC one: its domain, and its number there.
     xrc: Option<(XrcDomain, u32)>,
+    tags: bool,
 }
 
 /// What to make such a queue of.
@@ -22,12 +23,16 @@ pub(super) struct Completing {
 pub(super) struct Parts<'a> {
     pub(super) cq: &'a CompletionQueue,
     pub(super) xrcd: Option<XrcDomain>,
+    pub(super) tags: Option<TagListSize>,
 }
 
 impl Parts<'_> {
     pub(super) fn check(&self, context: &Context) -> Result<()> {
         if !self.cq.context().is_same(context) {
             return Err(Error::ForeignContext { object: "completion queue" });
+        }
+        if let Some(size) = self.tags {
+            size.check(context)?;
         }
         match &self.xrcd {
             Some(xrcd) if !xrcd.context().is_same(context) => Err(Error::ForeignContext { object: "XRC domain" }),
@@ -37,7 +42,10 @@ impl Parts<'_> {
 
     /// What the device lacks that cannot make one.
     pub(super) fn feature(&self) -> &'static str {
-        "shared receive queues of extended reliable connections (XRC)"
+        match self.tags {
+            Some(_) => super::tag_matching::FEATURE,
+            None => "shared receive queues of extended reliable connections (XRC)",
+        }
     }
 
     pub(super) fn set(&self, attr: &mut ibv_srq_init_attr_ex) {
@@ -48,10 +56,16 @@ impl Parts<'_> {
             attr.xrcd = xrcd.as_raw();
             attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD.0;
         }
+        if let Some(TagListSize { tags, ops }) = self.tags {
+            attr.srq_type = IBV_SRQT_TM;
+            attr.tm_cap = ibv_tm_cap { max_num_tags: tags, max_ops: ops };
+            attr.comp_mask |= IBV_SRQ_INIT_ATTR_TM.0;
+        }
     }
 
     pub(super) fn kept(&self) -> Completing {
-        Completing { cq: self.cq.shared().clone(), xrc: self.xrcd.clone().map(|xrcd| (xrcd, 0)) }
+        let xrc = self.xrcd.clone().map(|xrcd| (xrcd, 0));
+        Completing { cq: self.cq.shared().clone(), xrc, tags: self.tags.is_some() }
     }
 }
 
@@ -69,7 +83,7 @@ impl XrcDomain {
         cq: &'a CompletionQueue,
         max_wr: u32,
     ) -> SharedReceiveQueueBuilder<'a> {
-        pd.shared_receive_queue(max_wr).completing(Parts { cq, xrcd: Some(self.clone()) })
+        pd.shared_receive_queue(max_wr).completing(Parts { cq, xrcd: Some(self.clone()), tags: None })
     }
 }
 
@@ -87,6 +101,10 @@ impl Shared {
     /// See [`SharedReceiveQueue::xrc_number`].
     pub(crate) fn xrc_number(&self) -> Option<u32> {
         self.completing.as_ref()?.xrc.as_ref().map(|(_, number)| *number)
+    }
+
+    pub(super) fn matches_tags(&self) -> bool {
+        self.completing.as_ref().is_some_and(|completing| completing.tags)
     }
 
     /// Asks for the number, once, of an XRC queue.

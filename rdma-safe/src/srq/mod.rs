@@ -3,6 +3,7 @@
 mod builder;
 mod completing;
 mod slab;
+mod tag_matching;
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -18,6 +19,7 @@ use crate::{Context, DeviceCapabilities, Errno, Error, PostError, ProtectionDoma
 pub use builder::SharedReceiveQueueBuilder;
 use completing::{Completing, Doomed};
 pub(crate) use slab::{Slab, Vacancies};
+pub use tag_matching::{Tag, TagHandle, TagHeader, TagInfo, TagList, TagListSize, TagMessage, TagOperation};
 
 /// A shared receive queue: receives that several queue pairs take from, `struct ibv_srq`. Made by
 /// [`ProtectionDomain::shared_receive_queue`].

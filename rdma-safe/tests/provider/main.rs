@@ -40,6 +40,7 @@ mod receive_pool;
 mod rings;
 mod shared_receives;
 mod support;
+mod tag_matching;
 mod threads;
 mod unreliable;
 mod unreliable_endpoint;

@@ -279,6 +279,7 @@ fn set_accessors(cq: &mut ibv_cq_ex, fields: u64) {
     cq.read_slid = wants(IBV_WC_EX_WITH_SLID).then_some(read_slid as _);
     cq.read_sl = wants(IBV_WC_EX_WITH_SL).then_some(read_sl as _);
     cq.read_dlid_path_bits = wants(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits as _);
+    cq.read_tm_info = wants(IBV_WC_EX_WITH_TM_INFO).then_some(read_tm_info as _);
     cq.read_completion_ts = wants(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_completion_ts as _);
 }
 
@@ -568,4 +569,20 @@ accessors! {
     read_sl -> u8 = |cqe| cqe.origin.map_or(3, |origin| origin.sl);
     read_dlid_path_bits -> u8 = |cqe| cqe.origin.map_or(4, |origin| origin.dlid_path_bits);
     read_completion_ts -> u64 = |cqe| 1_000_000 + cqe.wr_id;
+}
+
+unsafe extern "C" fn read_tm_info(raw: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    let (tag, priv_) = read_tag(raw);
+    unsafe { info.write(ibv_wc_tm_info { tag, priv_ }) };
+}
+
+fn read_tag(raw: *mut ibv_cq_ex) -> (u64, u32) {
+    enter(raw, "read_tm_info", |state, _| {
+        let found = state.cq(raw.addr(), "read_tm_info").filter(|cq| cq.standing);
+        let cqe = found.map(|cq| cq.ring[cq.current as usize]);
+        if cqe.is_none() {
+            state.violation("read_tm_info while the cursor is on no completion");
+        }
+        cqe.unwrap_or_default().tag
+    })
 }

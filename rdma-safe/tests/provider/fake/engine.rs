@@ -20,6 +20,8 @@ pub(crate) struct Cqe {
     pub(crate) qp_num: u32,
     /// Of a datagram.
     pub(crate) origin: Option<Origin>,
+    /// Tag of the message, and what its header has for the program.
+    pub(crate) tag: (u64, u32),
     pub(crate) release: Option<Release>,
 }
 
@@ -274,6 +276,9 @@ impl State {
     }
 
     fn deliver(&mut self, peer: usize, wr: &SendWr, bytes: &[u8]) -> End {
+        if let Some(srq) = self.qps[&peer].srq.filter(|srq| self.srqs[srq].tags.is_some()) {
+            return self.deliver_by_tag(peer, srq, bytes);
+        }
         let Some(receive) = self.take_receive(peer) else { return End::Wait };
         let pd = self.qps[&peer].pd;
         let memory = self.receive_domain(peer);
@@ -401,9 +406,9 @@ impl State {
         self.finish_recv(address, receive, cqe, cause.flags & IBV_SEND_SOLICITED.0 != 0);
     }
 
-    fn finish_recv(&mut self, address: usize, receive: &RecvWr, cqe: Cqe, solicited: bool) {
+    pub(super) fn finish_recv(&mut self, address: usize, receive: &RecvWr, cqe: Cqe, solicited: bool) {
         let qp = &self.qps[&address];
-        let (cq, number) = (qp.recv_cq, qp.number);
+        let (cq, number) = (qp.srq.and_then(|srq| self.srqs[&srq].cq).unwrap_or(qp.recv_cq), qp.number);
         let own = qp.srq.is_none();
         let release = own.then_some(Release { number, receive: true, upto: receive.sequence + 1 });
         let mut cqe = Cqe { wr_id: receive.wr_id, qp_num: number, release, ..cqe };

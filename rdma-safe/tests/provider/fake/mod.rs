@@ -25,6 +25,7 @@ mod queries;
 mod srq;
 mod state;
 mod table;
+mod tags;
 mod verbs;
 mod xrc;
 

@@ -10,6 +10,7 @@ use super::config::{Bad, Mode};
 use super::engine::RecvWr;
 use super::post::set_bad;
 use super::state::{Alloc, Device, Ptr, State, enter, null, own};
+use super::tags::Tags;
 
 pub(super) struct Srq {
     alloc: Alloc,
@@ -24,6 +25,8 @@ pub(super) struct Srq {
     /// The XRC domain that it is in.
     pub(super) xrcd: Option<u64>,
     pub(super) number: u32,
+    /// Of one that matches tags.
+    pub(super) tags: Option<Tags>,
 }
 
 /// What not every shared receive queue has.
@@ -31,11 +34,13 @@ pub(super) struct Srq {
 pub(super) struct SrqParts {
     pub(super) cq: Option<usize>,
     pub(super) xrcd: Option<u64>,
+    pub(super) tags: Option<Tags>,
 }
 
 impl Srq {
     pub(super) fn uses(&self, lkey: u32) -> bool {
-        self.queue.iter().any(|wr| wr.names(lkey))
+        let tagged = self.tags.iter().any(|tags| tags.uses(lkey));
+        tagged || self.queue.iter().any(|wr| wr.names(lkey))
     }
 }
 
@@ -76,9 +81,9 @@ pub(super) fn create(
         ..ibv_srq::zeroed()
     });
     own(raw, device);
-    let SrqParts { cq, xrcd } = parts;
+    let SrqParts { cq, xrcd, tags } = parts;
     let queue = VecDeque::new();
-    let srq = Srq { alloc, raw: Ptr(raw), context, pd: pd.addr(), attr: granted, queue, cq, xrcd, number };
+    let srq = Srq { alloc, raw: Ptr(raw), context, pd: pd.addr(), attr: granted, queue, cq, xrcd, number, tags };
     state.srqs.insert(raw.addr(), srq);
     raw
 }

@@ -12,7 +12,7 @@ use super::Inside;
 use super::config::{Config, Port};
 use super::events::AsyncQueue;
 use super::state::{Alloc, Context, Device, Ptr, enter, null, own, owner, plugged, set_errno};
-use super::{cq, domains, memory, post, qp, queries, srq, xrc};
+use super::{cq, domains, memory, post, qp, queries, srq, tags, xrc};
 
 /// What `ibv_get_device_list` does on this thread.
 #[derive(Clone, Copy)]
@@ -144,6 +144,7 @@ fn extended(config: &Config, context: ibv_context) -> verbs_context {
         extended.create_srq_ex = Some(xrc::create_srq_ex);
         extended.get_srq_num = Some(xrc::get_srq_num);
         extended.open_qp = Some(xrc::open_qp);
+        extended.post_srq_ops = Some(tags::post_srq_ops);
     }
     if config.null_mr {
         extended.alloc_null_mr = Some(memory::alloc_null_mr);

@@ -8,6 +8,7 @@ use super::engine::{End, SendWr};
 use super::qp::blank;
 use super::srq::SrqParts;
 use super::state::{Alloc, State, enter, null, own};
+use super::tags::Tags;
 
 pub(super) struct Xrcd {
     alloc: Alloc,
@@ -178,6 +179,12 @@ pub(super) unsafe extern "C" fn create_srq_ex(
         if state.cqs.get(&wanted.cq.addr()).is_none_or(|cq| cq.context != context.addr()) {
             state.violation("create_srq_ex with a completion queue of another context");
             return null(libc::EINVAL);
+        }
+        if wanted.srq_type == IBV_SRQT_TM {
+            if !has(IBV_SRQ_INIT_ATTR_TM) || has(IBV_SRQ_INIT_ATTR_XRCD) {
+                return null(libc::EINVAL);
+            }
+            parts.tags = Some(Tags::new(wanted.tm_cap));
         }
         if wanted.srq_type == IBV_SRQT_XRC {
             let Some(xrcd) = state.xrcd(wanted.xrcd.addr(), "create_srq_ex") else { return null(libc::EINVAL) };
