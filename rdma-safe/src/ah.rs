@@ -124,6 +124,25 @@ impl Context {
 }
 
 impl AddressHandle {
+    /// Adopts a handle that other code has created, for instance with the vendor's attributes. It is destroyed on drop.
+    ///
+    /// # Safety
+    /// `raw` must be an address handle of `pd`, and be this one's alone to destroy.
+    #[must_use]
+    pub unsafe fn from_raw(pd: &ProtectionDomain, raw: NonNull<ibv_ah>) -> AddressHandle {
+        AddressHandle { raw, pd: ManuallyDrop::new(pd.clone()), destroyed: false }
+    }
+
+    /// Gives it up: it is the caller's to destroy, and does not keep its domain any more.
+    #[must_use]
+    pub fn into_raw(mut self) -> NonNull<ibv_ah> {
+        // As if destroyed.
+        self.destroyed = true;
+        // SAFETY: what `destroyed` says has been seen to is done here, once; `pd` is not used after.
+        unsafe { ManuallyDrop::drop(&mut self.pd) };
+        self.raw
+    }
+
     /// The domain that it belongs to.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {

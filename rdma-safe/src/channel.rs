@@ -57,6 +57,24 @@ impl CompletionChannel {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_create_comp_channel)(context.as_raw()) })
             .map_err(|errno| Error::CreateChannel { errno })?;
+        CompletionChannel::of(context, raw)
+    }
+
+    /// Adopts a channel that other code has created, and makes its descriptor non-blocking. It is destroyed when the last queue that
+    /// reports over it is gone.
+    ///
+    /// # Errors
+    /// [`Error::CreateChannel`] when the descriptor cannot be made so; the channel is destroyed then.
+    ///
+    /// # Safety
+    /// `raw` must be a channel of `context`, and be this one's alone to destroy and to read. Queues that report over it must all be
+    /// this crate's, or have numbers as their `cq_context`, which are the names of their events then; those of other code must be
+    /// gone before the last handle.
+    pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_comp_channel>) -> Result<CompletionChannel> {
+        CompletionChannel::of(context, raw)
+    }
+
+    fn of(context: &Context, raw: NonNull<ibv_comp_channel>) -> Result<Self> {
         let (context, blocking) = (ManuallyDrop::new(context.clone()), AtomicBool::new(true));
         let channel = CompletionChannel { inner: Arc::new(Inner { raw, context, blocking }) };
         channel.make_blocking(false).map_err(|errno| Error::CreateChannel { errno })?;

@@ -28,6 +28,8 @@ struct Inner {
     transport: TransportType,
     attributes: DeviceAttributes,
     quirks: Quirks,
+    /// To be closed.
+    owned: bool,
 }
 
 // SAFETY: libibverbs is thread-safe: every call on a context may come from any thread (rdma-core
@@ -38,6 +40,9 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // SAFETY: every object made from this context holds an `Arc` of it, so none is left. A failure (it has none
         // that is documented) would leak the descriptor; there is nobody to tell.
         unsafe { (self.verbs.ibv_close_device)(self.raw.as_ptr()) };
@@ -50,18 +55,63 @@ impl Context {
         // SAFETY: the device is valid while `device` is.
         let raw = check_ptr(|| unsafe { (verbs.ibv_open_device)(device.as_raw()) })
             .map_err(|errno| Error::OpenDevice { device: device.name(), errno })?;
-        // From here on an error must close the device: build `Inner` first, with attributes that are replaced.
-        let mut inner = Inner {
-            raw,
-            verbs,
-            name: device.name(),
-            transport: device.transport_type(),
-            attributes: DeviceAttributes::zeroed(),
-            quirks: Quirks::default(),
-        };
+        Context::new(raw, verbs, device.name(), device.transport_type(), true)
+    }
+
+    /// Of a valid context, which is `owned` or outlives this one.
+    fn new(
+        raw: NonNull<ibv_context>,
+        verbs: &'static Verbs,
+        name: String,
+        transport: TransportType,
+        owned: bool,
+    ) -> Result<Context> {
+        // An error must close the device: build `Inner` first, with attributes that are replaced.
+        let (attributes, quirks) = (DeviceAttributes::zeroed(), Quirks::default());
+        let mut inner = Inner { raw, verbs, name, transport, attributes, quirks, owned };
         inner.attributes = query_device(&inner)?;
         inner.quirks = Quirks::of(&inner.attributes, verbs);
         Ok(Context { inner: Arc::new(inner) })
+    }
+
+    /// Adopts a context that other code has opened, for instance with options of the vendor's (`mlx5dv_open_device`). It is closed
+    /// with the last object that is made from it.
+    ///
+    /// # Errors
+    /// [`Error::Load`]; [`Error::Verb`] when the device cannot be asked what it can: the context is closed then.
+    ///
+    /// # Safety
+    /// `raw` must be a context of the libibverbs that this crate uses ([`sys::verbs`](crate::sys::verbs)), and be this one's alone
+    /// to close. Other objects made from it must be gone before that.
+    pub unsafe fn from_raw(raw: NonNull<ibv_context>) -> Result<Context> {
+        // SAFETY: the caller's contract.
+        unsafe { Context::adopt(raw, true) }
+    }
+
+    /// As [`Context::from_raw`], of a context that stays its owner's, as those of librdmacm do: it is not closed.
+    ///
+    /// # Errors
+    /// As there; the context stays open.
+    ///
+    /// # Safety
+    /// As there, but that others close it: they must not as long as this, or anything made from it, is there.
+    pub unsafe fn from_raw_borrowed(raw: NonNull<ibv_context>) -> Result<Context> {
+        // SAFETY: the caller's contract.
+        unsafe { Context::adopt(raw, false) }
+    }
+
+    /// # Safety
+    /// See [`Context::from_raw`].
+    unsafe fn adopt(raw: NonNull<ibv_context>, owned: bool) -> Result<Context> {
+        let verbs = rdma_sys::verbs()?;
+        crate::fork::too_late();
+        // SAFETY: the context is valid, says the caller, and so its device, whose name is a NUL-terminated string inside it.
+        let (name, transport) = unsafe {
+            let device = (*raw.as_ptr()).device;
+            let name = std::ffi::CStr::from_ptr((verbs.ibv_get_device_name)(device));
+            (name.to_string_lossy().into_owned(), TransportType((*device).transport_type.0))
+        };
+        Context::new(raw, verbs, name, transport, owned)
     }
 
     /// Kernel name of the device, such as `mlx5_0`.

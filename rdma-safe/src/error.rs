@@ -288,6 +288,15 @@ pub enum Error {
         object: &'static str,
     },
 
+    /// An object of other code does not belong to what it is said to.
+    #[error(
+        "the object was made with another {object} than the one given: say what it was made with, or make it with this crate"
+    )]
+    WrongParent {
+        /// What it was to be made with.
+        object: &'static str,
+    },
+
     /// A queue pair cannot be destroyed or reset, and a shared receive queue not be destroyed, by a thread that is polling one of its
     /// completion queues.
     #[error(

@@ -22,6 +22,8 @@ pub struct ProtectionDomain {
 struct Inner {
     raw: NonNull<ibv_pd>,
     context: ManuallyDrop<Context>,
+    /// To be deallocated.
+    owned: bool,
 }
 
 /// A parent domain.
@@ -43,7 +45,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // SAFETY: every region, address handle, queue pair, shared receive queue and parent domain in this domain holds an `Arc` of it, so none is left; those whose
         // destruction failed leak their `Arc`, so the domain then stays.
-        if unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
+        if !self.owned || unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
             // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
             unsafe { ManuallyDrop::drop(&mut self.context) }
         }
@@ -65,8 +67,43 @@ impl ProtectionDomain {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_alloc_pd)(context.as_raw()) })
             .map_err(|errno| Error::AllocPd { errno })?;
+        Ok(ProtectionDomain::of(context, raw, true))
+    }
+
+    fn of(context: &Context, raw: NonNull<ibv_pd>, owned: bool) -> Self {
         let context = ManuallyDrop::new(context.clone());
-        Ok(ProtectionDomain { parent: None, inner: Arc::new(Inner { raw, context }) })
+        ProtectionDomain { parent: None, inner: Arc::new(Inner { raw, context, owned }) }
+    }
+
+    /// Adopts a domain that other code has allocated. It is deallocated with the last object that is made in it.
+    ///
+    /// # Safety
+    /// `raw` must be a domain of `context`, no parent domain, and be this one's alone to deallocate. Other objects made in it must
+    /// be gone before that.
+    #[must_use]
+    pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_pd>) -> ProtectionDomain {
+        ProtectionDomain::of(context, raw, true)
+    }
+
+    /// As [`ProtectionDomain::from_raw`], of a domain that stays its owner's, as those of librdmacm do: it is not deallocated.
+    ///
+    /// # Safety
+    /// As there, but that others deallocate it: they must not as long as this, or anything made in it, is there.
+    #[must_use]
+    pub unsafe fn from_raw_borrowed(context: &Context, raw: NonNull<ibv_pd>) -> ProtectionDomain {
+        ProtectionDomain::of(context, raw, false)
+    }
+
+    /// Adopts a parent domain of this one that other code has allocated, for instance with allocators of its own. It is deallocated
+    /// with the last object that is made in it.
+    ///
+    /// # Safety
+    /// `raw` must have been allocated from this domain, which is no parent domain, and from `td` or, with `None`, no thread domain; and
+    /// be this one's alone to deallocate. For the thread domain the contract is that of [`ProtectionDomain::with_thread_domain`].
+    /// What allocators it has must stay as long as it or anything made in it is there, and serve any thread.
+    #[must_use]
+    pub unsafe fn parent_from_raw(&self, td: Option<&ThreadDomain>, raw: NonNull<ibv_pd>) -> ProtectionDomain {
+        self.parent_of(td, raw)
     }
 
     /// Makes a parent domain, which stands for this one wherever a domain is asked for: `ibv_alloc_parent_domain(3)`.
@@ -112,9 +149,13 @@ impl ProtectionDomain {
         // SAFETY: the context and both domains are valid, and kept below; a mask of zero says that there are no allocators.
         let raw = check_ptr(|| unsafe { ibv_alloc_parent_domain(context.as_raw(), &mut attr) })
             .map_err(|errno| context.feature_error("ibv_alloc_parent_domain", "parent domains", errno))?;
+        Ok(self.parent_of(td, raw))
+    }
+
+    fn parent_of(&self, td: Option<&ThreadDomain>, raw: NonNull<ibv_pd>) -> ProtectionDomain {
         let inner = Arc::clone(&self.inner);
         let made_of = ManuallyDrop::new((Arc::clone(&inner), td.cloned()));
-        Ok(ProtectionDomain { parent: Some(Arc::new(Parent { raw, made_of })), inner })
+        ProtectionDomain { parent: Some(Arc::new(Parent { raw, made_of })), inner }
     }
 
     /// Whether it is a parent domain.

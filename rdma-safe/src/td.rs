@@ -57,6 +57,16 @@ impl Context {
 }
 
 impl ThreadDomain {
+    /// Adopts a thread domain that other code has allocated. It is deallocated when the last parent domain made with it is gone.
+    ///
+    /// # Safety
+    /// `raw` must be a thread domain of `context`, and be this one's alone to deallocate. Parent domains of other code with it
+    /// must be gone before that.
+    #[must_use]
+    pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_td>) -> ThreadDomain {
+        ThreadDomain { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()) }) }
+    }
+
     /// The device that it belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {

@@ -34,6 +34,7 @@ mod pingpong;
 mod quirks;
 mod raw;
 mod raw_failures;
+mod raw_handles;
 mod raw_limits;
 mod shared_channel;
 mod shared_receives;

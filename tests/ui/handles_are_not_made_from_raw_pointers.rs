@@ -21,7 +21,6 @@ fn handles(device: *mut ibv_device, context: *mut ibv_context, pd: *mut ibv_pd, 
 fn queues(cq: *mut ibv_cq, qp: *mut ibv_qp) {
     make::<_, CompletionQueue>(cq);
     make::<_, QueuePair>(qp);
-    Context::from_raw(cq);
 }
 
 fn memory(mr: *mut ibv_mr, bytes: NonNull<u8>) {

@@ -17,13 +17,13 @@ use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Quirks, 
 #[derive(Clone, Debug)]
 #[must_use = "a builder creates nothing until `build`"]
 pub struct CompletionQueueBuilder {
-    context: Context,
-    entries: u32,
-    fields: WcFields,
-    vector: u32,
-    channel: Option<CompletionChannel>,
-    classic: bool,
-    domain: Option<ProtectionDomain>,
+    pub(super) context: Context,
+    pub(super) entries: u32,
+    pub(super) fields: WcFields,
+    pub(super) vector: u32,
+    pub(super) channel: Option<CompletionChannel>,
+    pub(super) classic: bool,
+    pub(super) domain: Option<ProtectionDomain>,
 }
 
 impl CompletionQueueBuilder {
@@ -128,7 +128,7 @@ impl CompletionQueueBuilder {
         }
     }
 
-    fn fields_error(&self) -> Error {
+    pub(super) fn fields_error(&self) -> Error {
         Error::CompletionFields { fields: self.fields - WcFields::STANDARD }
     }
 
@@ -171,7 +171,7 @@ impl CompletionQueueBuilder {
         .map(|raw| (raw, id))
     }
 
-    fn finish_extended(self, (raw, id): (NonNull<ibv_cq_ex>, CqId)) -> CompletionQueue {
+    pub(super) fn finish_extended(self, (raw, id): (NonNull<ibv_cq_ex>, CqId)) -> CompletionQueue {
         let one_per_poll = self.context.quirks().contains(Quirks::ONE_COMPLETION_PER_POLL);
         let fields = self.fields;
         // SAFETY: the queue is valid; an extended one begins with the fields of a classic one.
@@ -186,7 +186,7 @@ impl CompletionQueueBuilder {
         }
     }
 
-    fn finish_classic(self, (raw, id): (NonNull<ibv_cq>, CqId)) -> CompletionQueue {
+    pub(super) fn finish_classic(self, (raw, id): (NonNull<ibv_cq>, CqId)) -> CompletionQueue {
         CompletionQueue {
             raw,
             mode: Mode::Classic,
@@ -210,7 +210,7 @@ impl CompletionQueueBuilder {
         })
     }
 
-    fn channel_ptr(&self) -> *mut ibv_comp_channel {
+    pub(super) fn channel_ptr(&self) -> *mut ibv_comp_channel {
         self.channel.as_ref().map_or(std::ptr::null_mut(), CompletionChannel::as_raw)
     }
 

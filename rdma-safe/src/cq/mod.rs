@@ -5,6 +5,7 @@ mod modify;
 mod owned;
 mod poll;
 mod poller;
+mod raw;
 mod wc;
 
 use std::fmt;

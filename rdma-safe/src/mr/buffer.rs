@@ -165,6 +165,12 @@ impl Buffer {
         self.0.region.registration.pd()
     }
 
+    /// The C object of the region that it is of, valid while any buffer of that is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut rdma_sys::ibv_mr {
+        self.0.region.registration.as_raw()
+    }
+
     /// Local key, for the raw door.
     #[must_use]
     #[inline(always)]

@@ -44,6 +44,12 @@ impl ExposedRegion {
         self.region.registration.pd()
     }
 
+    /// The C object, valid while this region is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut rdma_sys::ibv_mr {
+        self.region.registration.as_raw()
+    }
+
     /// What a peer needs to reach it. Give it to those you trust with the access of this region.
     #[must_use]
     #[inline]

@@ -96,6 +96,12 @@ impl Registration {
         self.raw.as_ptr()
     }
 
+    /// Leaves the deregistration to others.
+    fn disown(&mut self) -> NonNull<ibv_mr> {
+        self.pd = None;
+        self.raw
+    }
+
     /// Deregisters: `ibv_dereg_mr(3)`. On an error the device may still use the memory, so the owner must leak it.
     fn release(&mut self) -> Result<(), Errno> {
         let Some(pd) = self.pd.take() else { return Ok(()) };

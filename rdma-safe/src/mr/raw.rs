@@ -1,6 +1,7 @@
 //! Registered memory that the caller keeps.
 
 use std::fmt;
+use std::ptr::NonNull;
 
 use rdma_sys::ibv_mr;
 
@@ -17,6 +18,25 @@ pub struct RawMemoryRegion {
 }
 
 impl RawMemoryRegion {
+    /// Adopts a region that other code has registered, for instance by calls of the vendor's. It is deregistered on drop.
+    ///
+    /// # Safety
+    /// `raw` must be a region of `pd`, and be this one's alone to deregister; memory windows that other code has bound to it must be
+    /// gone before that. For its memory the contract is that of [`ProtectionDomain::register_raw`].
+    #[must_use]
+    pub unsafe fn from_raw(pd: &ProtectionDomain, raw: NonNull<ibv_mr>) -> RawMemoryRegion {
+        // SAFETY: the region is valid, says the caller.
+        let (address, len) = unsafe { ((*raw.as_ptr()).addr, (*raw.as_ptr()).length) };
+        // SAFETY: the caller's contract is the same.
+        RawMemoryRegion::new(unsafe { Registration::from_raw(raw, pd) }, address.cast(), len)
+    }
+
+    /// Gives it up: it is the caller's to deregister, and does not keep its domain any more.
+    #[must_use]
+    pub fn into_raw(mut self) -> NonNull<ibv_mr> {
+        self.inner.disown()
+    }
+
     pub(super) fn new(inner: Registration, address: *mut u8, len: usize) -> Self {
         RawMemoryRegion { inner, address: address.expose_provenance() as u64, len }
     }

@@ -21,17 +21,17 @@ use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result, Sha
 #[derive(Clone, Debug)]
 #[must_use = "a builder creates nothing until `build`"]
 pub struct QueuePairBuilder<'a> {
-    pd: &'a ProtectionDomain,
-    send_cq: &'a CompletionQueue,
-    recv_cq: &'a CompletionQueue,
-    qp_type: QueuePairType,
-    srq: Option<Arc<srq::Shared>>,
-    capacity: QueuePairCapacity,
-    ops: Option<SendOps>,
-    max_batch: u32,
+    pub(super) pd: &'a ProtectionDomain,
+    pub(super) send_cq: &'a CompletionQueue,
+    pub(super) recv_cq: &'a CompletionQueue,
+    pub(super) qp_type: QueuePairType,
+    pub(super) srq: Option<Arc<srq::Shared>>,
+    pub(super) capacity: QueuePairCapacity,
+    pub(super) ops: Option<SendOps>,
+    pub(super) max_batch: u32,
     /// As `max_batch`, of receives.
-    max_recv_batch: Option<u32>,
-    classic: bool,
+    pub(super) max_recv_batch: Option<u32>,
+    pub(super) classic: bool,
     pub(super) options: Options,
 }
 
@@ -191,13 +191,13 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// Whether `ibv_wr_*` shall post, if the provider has it.
-    fn is_extended(&self) -> bool {
+    pub(super) fn is_extended(&self) -> bool {
         let quirks = self.pd.context().quirks();
         let lists_miscounted = quirks.contains(Quirks::SGE_LISTS_MISCOUNTED) && self.capacity.max_send_sge > 1;
         !self.classic && !lists_miscounted && !quirks.contains(Quirks::EXTENDED_SENDS_BROKEN)
     }
 
-    fn all_operations(&self) -> Result<SendOps> {
+    pub(super) fn all_operations(&self) -> Result<SendOps> {
         let instead = "those of the types RC, UC, UD and XRC_SEND can be built, and XrcDomain::create_target makes the other end of XRC";
         let error = Error::WrongType { what: "QueuePairBuilder", qp_type: self.qp_type, instead };
         available(self.pd.context(), self.qp_type).ok_or(error)
@@ -254,7 +254,7 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    fn finish(&self, created: Created, ops: SendOps, qp_ex: Option<NonNull<ibv_qp_ex>>) -> QueuePair {
+    pub(super) fn finish(&self, created: Created, ops: SendOps, qp_ex: Option<NonNull<ibv_qp_ex>>) -> QueuePair {
         let Created { raw, capacity, id } = created;
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
@@ -283,7 +283,7 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    fn srq_ptr(&self) -> *mut ibv_srq {
+    pub(super) fn srq_ptr(&self) -> *mut ibv_srq {
         self.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.as_raw())
     }
 
@@ -307,8 +307,8 @@ impl<'a> QueuePairBuilder<'a> {
 }
 
 /// A queue pair as the provider made it.
-struct Created {
-    raw: NonNull<ibv_qp>,
-    capacity: QueuePairCapacity,
-    id: QpId,
+pub(super) struct Created {
+    pub(super) raw: NonNull<ibv_qp>,
+    pub(super) capacity: QueuePairCapacity,
+    pub(super) id: QpId,
 }

@@ -10,6 +10,7 @@ mod multicast;
 mod operations;
 mod options;
 mod rate_limit;
+mod raw;
 mod state;
 mod target;
 
@@ -152,15 +153,20 @@ impl QueuePair {
         // A batch that was forgotten would be aborted later, and then put the provider's counters back to before a reset.
         self.send.abort();
         let result = self.shared.modify(attributes);
-        if result.is_ok() && self.qp_type() == QueuePairType::UD {
-            if let Some(port) = attributes.port() {
-                let mtu = self.context().query_port(port).ok().and_then(|port| port.active_mtu().bytes());
-                // The largest there is, where it is not known: then the device has to refuse.
-                self.send.set_max_datagram(mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(4096));
-            }
+        if let (Some(port), true) = (attributes.port(), result.is_ok()) {
+            self.tell_port(port);
         }
         self.tell_state();
         result
+    }
+
+    /// Lets the send queue know how long a datagram can be.
+    fn tell_port(&mut self, port: u8) {
+        if self.qp_type() == QueuePairType::UD {
+            let mtu = self.context().query_port(port).ok().and_then(|port| port.active_mtu().bytes());
+            // The largest there is, where it is not known: then the device has to refuse.
+            self.send.set_max_datagram(mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(4096));
+        }
     }
 
     /// Reads attributes from the device: `ibv_query_qp(3)`.

@@ -15,12 +15,12 @@ use crate::{Errno, Error, ProtectionDomain, Result};
 #[derive(Clone, Debug)]
 #[must_use = "a builder creates nothing until `build`"]
 pub struct SharedReceiveQueueBuilder<'a> {
-    pd: &'a ProtectionDomain,
-    max_wr: u32,
-    max_sge: u32,
-    limit: u32,
-    max_batch: u32,
-    completing: Option<Parts<'a>>,
+    pub(super) pd: &'a ProtectionDomain,
+    pub(super) max_wr: u32,
+    pub(super) max_sge: u32,
+    pub(super) limit: u32,
+    pub(super) max_batch: u32,
+    pub(super) completing: Option<Parts<'a>>,
 }
 
 impl<'a> SharedReceiveQueueBuilder<'a> {

@@ -2,6 +2,7 @@
 
 mod builder;
 mod completing;
+mod raw;
 mod slab;
 mod tag_matching;
 

@@ -35,6 +35,7 @@ mod polling;
 mod queries;
 mod queue_pair_options;
 mod quirks;
+mod raw_handles;
 mod raw_operations;
 mod receive_pool;
 mod rings;

@@ -176,6 +176,12 @@ impl SendState {
     }
 }
 
+impl SendState {
+    pub(crate) fn as_raw_ex(&self) -> Option<NonNull<ibv_qp_ex>> {
+        self.extended
+    }
+}
+
 impl Drop for SendState {
     fn drop(&mut self) {
         self.abort();
