@@ -431,6 +431,90 @@ pub enum Error {
         max_ops: u32,
     },
 
+    /// `ibv_create_wq(3)` failed.
+    #[error(
+        "creating a work queue of {work_requests} work requests with {elements} elements and {flags:?} failed: {errno}; the \
+         device allows {max_queues} queues"
+    )]
+    CreateWorkQueue {
+        /// Work requests asked for.
+        work_requests: u32,
+        /// Scatter/gather elements of each.
+        elements: u32,
+        /// Options asked for.
+        flags: crate::WorkQueueFlags,
+        /// The device's `max_wq_type_rq`.
+        max_queues: u32,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_modify_wq(3)` failed to change the state of a work queue.
+    #[error(
+        "bringing a work queue from {from} to {to} failed: {errno}; it goes from RESET to RDY, to ERR, and to RESET again"
+    )]
+    ModifyWorkQueue {
+        /// State it was in, as far as is known here.
+        from: crate::WorkQueueState,
+        /// State asked for.
+        to: crate::WorkQueueState,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_create_rwq_ind_table(3)` failed, or would.
+    #[error(
+        "an indirection table of {entries} work queues failed: {errno}; there must be a power of two of them, at most {max}"
+    )]
+    IndirectionTable {
+        /// Entries asked for.
+        entries: usize,
+        /// The device's `max_rwq_indirection_table_size`.
+        max: u32,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_create_qp_ex(3)` with an indirection table failed, or would.
+    #[error(
+        "spreading packets by {function:?} of {fields:?} with a key of {key} bytes failed: {errno}; the device has {:?} of {:?}, \
+         mostly with keys of 40 bytes",
+        caps.hash_functions, caps.hash_fields
+    )]
+    RxHash {
+        /// Hash function asked for.
+        function: crate::RxHashFunctions,
+        /// Fields asked for.
+        fields: crate::RxHashFields,
+        /// Length of the key in bytes.
+        key: usize,
+        /// What the device has.
+        caps: Box<crate::ReceiveSideScaling>,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// `ibv_create_flow(3)` failed.
+    #[error(
+        "a flow of {specs} headers and actions failed: {errno}; EPERM asks for CAP_NET_RAW, EINVAL and EOPNOTSUPP for headers from \
+         the outermost inwards and for masks of whole fields"
+    )]
+    CreateFlow {
+        /// Specifications of the rule.
+        specs: usize,
+        /// As reported.
+        errno: Errno,
+    },
+
+    /// Something that a queue pair cannot be given any more.
+    #[error("{what} in RESET or INIT, but the queue pair is in {state}")]
+    TooLate {
+        /// What was asked for.
+        what: &'static str,
+        /// The state it is in.
+        state: crate::QueuePairState,
+    },
+
     /// `ibv_modify_srq(3)` failed to resize a shared receive queue.
     #[error(
         "resizing a shared receive queue to {work_requests} work requests failed: {errno}; it cannot be smaller than what is \

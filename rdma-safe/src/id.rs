@@ -45,3 +45,8 @@ id! {
     /// Tells shared receive queues apart in asynchronous events; never used twice in a process.
     SrqId
 }
+
+id! {
+    /// Tells work queues apart in asynchronous events; never used twice in a process.
+    WqId
+}

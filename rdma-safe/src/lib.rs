@@ -13,11 +13,12 @@
 //!
 //! ```text
 //! Device ── Context ─┬─ AsyncEvents
-//!                    ├─ ThreadDomain
+//!                    ├─ ThreadDomain, Counters, CompletionCounter, FlowAction
 //!                    ├─ XrcDomain ── XrcTarget
 //!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion
 //!                    │                    ├─ AddressHandle
 //!                    │                    ├─ SharedReceiveQueue, ReceivePool
+//!                    │                    ├─ WorkQueue ── IndirectionTable ── RssQueuePair ── Flow
 //!                    │                    └─ QueuePair, Endpoint, DatagramEndpoint
 //!                    └─ CompletionChannel ── CompletionQueue ──┘
 //! ```
@@ -47,7 +48,9 @@ mod ah;
 mod async_event;
 mod channel;
 mod clock;
+mod comp_cntr;
 mod context;
+mod counters;
 mod cq;
 mod device;
 mod device_attributes;
@@ -56,6 +59,7 @@ mod errno;
 mod error;
 mod ethernet;
 mod explain;
+mod flow;
 mod fork;
 mod gid;
 mod grh;
@@ -70,8 +74,10 @@ mod qp;
 mod quirks;
 mod rate;
 mod readiness;
+mod rss;
 mod srq;
 mod td;
+mod wq;
 mod xrc;
 
 pub use rdma_sys as sys;
@@ -82,7 +88,9 @@ pub use ah::AddressHandle;
 pub use async_event::{AsyncEvent, AsyncEventType, AsyncEvents, AsyncSource};
 pub use channel::CompletionChannel;
 pub use clock::{ClockReading, DeviceClock};
+pub use comp_cntr::{CompletionCount, CompletionCounter, CompletionCounterCaps, CountedOperations};
 pub use context::Context;
+pub use counters::{CounterDescription, Counters};
 pub use cq::{
     CompletionError, CompletionQueue, CompletionQueueBuilder, Poll, PollError, Poller, WcFields, WcFlags, WcOpcode,
     WcStatus, WorkCompletion,
@@ -101,10 +109,15 @@ pub use errno::Errno;
 pub use error::{Error, Result};
 pub use ethernet::EthernetAddress;
 pub use explain::{Circumstances, Explanation, Network};
+pub use flow::{
+    AesKey, EspAction, EspFlags, EspHeader, EthernetHeader, Flow, FlowAction, FlowFlags, FlowHeader, FlowRule,
+    FlowTarget, FlowType, GreHeader, Ipv4ExtHeader, Ipv4Header, Ipv6Header, MplsHeader, TcpHeader, UdpHeader,
+    VxlanHeader,
+};
 pub use fork::{ForkStatus, fork_init, fork_status};
 pub use gid::{Gid, GidEntry, GidType, Guid, InvalidGuid};
 pub use grh::Grh;
-pub use id::{CqId, QpId, SrqId};
+pub use id::{CqId, QpId, SrqId, WqId};
 pub use interface::{Any, Classic, Extended, Interface, Known};
 pub use mr::{
     Backing, Buffer, ExposedRegion, HugePages, NullRegion, Pages, RawMemoryRegion, RemoteMemory, ReregisterError,
@@ -126,11 +139,13 @@ pub use qp::{
 };
 pub use quirks::Quirks;
 pub use rate::Rate;
+pub use rss::{RssQueuePair, RssQueuePairBuilder};
 pub use srq::{
     SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, Tag, TagHandle, TagHeader, TagInfo,
     TagList, TagListSize, TagMessage, TagOperation,
 };
 pub use td::ThreadDomain;
+pub use wq::{IndirectionTable, WorkQueue, WorkQueueBuilder, WorkQueueFlags, WorkQueueState};
 pub use xrc::{XrcDomain, XrcOpen};
 
 /// Keeps the example of the README compiling.

@@ -38,6 +38,7 @@ mod raw_handles;
 mod raw_limits;
 mod shared_channel;
 mod shared_receives;
+mod steering;
 mod support;
 mod tag_matching;
 mod unreliable;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rdma_sys::*;
 
 use crate::errno::check_neg;
-use crate::id::{CqId, QpId, SrqId};
+use crate::id::{CqId, QpId, SrqId, WqId};
 use crate::{Context, Errno, Error, Result, readiness};
 
 pub use kind::AsyncEventType;
@@ -47,8 +47,8 @@ pub enum AsyncSource {
     Srq(SrqId),
     /// A work queue.
     Wq {
-        /// The `wq_context` that it was created with.
-        context: u64,
+        /// As of [`WorkQueue::id`](crate::WorkQueue::id).
+        id: WqId,
         /// Its number.
         number: u32,
     },
@@ -86,7 +86,7 @@ impl AsyncEvent {
                 }
                 AsyncEventType::WQ_FATAL => {
                     let wq = raw.element.wq;
-                    AsyncSource::Wq { context: (*wq).wq_context.addr() as u64, number: (*wq).wq_num }
+                    AsyncSource::Wq { id: WqId::from_context((*wq).wq_context), number: (*wq).wq_num }
                 }
                 AsyncEventType::PORT_ACTIVE
                 | AsyncEventType::PORT_ERR

@@ -65,6 +65,13 @@ pub enum PostError {
         state: QueuePairState,
     },
 
+    /// The state of the work queue does not allow it.
+    #[error("the work queue is in {state}: call WorkQueue::ready first")]
+    WorkQueueNotReady {
+        /// The state it is in.
+        state: crate::WorkQueueState,
+    },
+
     /// The queue pair has no receive queue of its own.
     #[error("the queue pair takes its receives from a shared receive queue: post them to that")]
     SharedReceives,

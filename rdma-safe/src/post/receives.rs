@@ -8,13 +8,14 @@ use rdma_sys::*;
 
 use super::chain::{allocate, free, position};
 use super::{PostError, Sge};
-use crate::{QueuePair, SharedReceiveQueue};
+use crate::{QueuePair, SharedReceiveQueue, WorkQueue};
 
-/// What receives are posted to: a [`QueuePair`] or a [`SharedReceiveQueue`].
+/// What receives are posted to: a [`QueuePair`], a [`SharedReceiveQueue`] or a [`WorkQueue`].
 pub trait Receives: sealed::Receives {}
 
 impl Receives for QueuePair {}
 impl Receives for SharedReceiveQueue {}
+impl Receives for WorkQueue {}
 
 mod sealed {
     use std::ptr::NonNull;
@@ -52,6 +53,16 @@ impl sealed::Receives for SharedReceiveQueue {
     unsafe fn post(raw: NonNull<ibv_srq>, first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> i32 {
         // SAFETY: the caller's contract is the same; every context of rdma-core has the operation.
         unsafe { ibv_post_srq_recv(raw.as_ptr(), first, bad) }
+    }
+}
+
+impl sealed::Receives for WorkQueue {
+    type Raw = ibv_wq;
+
+    #[inline(always)]
+    unsafe fn post(raw: NonNull<ibv_wq>, first: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> i32 {
+        // SAFETY: the caller's contract is the same; that the queue has the operation was looked at when it was made.
+        unsafe { ibv_post_wq_recv(raw.as_ptr(), first, bad) }
     }
 }
 
@@ -165,13 +176,14 @@ impl<Q: Receives> fmt::Debug for RecvChain<Q> {
     }
 }
 
-/// Receives to post at once, to a [`QueuePair`] or a [`SharedReceiveQueue`]. Dropping it posts nothing.
+/// Receives to post at once, to a [`QueuePair`], a [`SharedReceiveQueue`] or a [`WorkQueue`]. Dropping it posts nothing.
 ///
 /// # Safety
 ///
 /// From [`RecvBatch::post`] until the receive has completed (its completion was polled, or [`QueuePair::destroy`] or
-/// [`SharedReceiveQueue::destroy`] of the queue that it was posted to has returned success; a shared receive queue that is dropped is
-/// destroyed when all its queue pairs are, too), the caller must see to it that the memory named by an [`Sge`] stays
+/// [`SharedReceiveQueue::destroy`] or [`WorkQueue::destroy`] of the queue that it was posted to has returned success; a shared receive
+/// queue that is dropped is destroyed when all its queue pairs are, too, a queue pair when all its flows are, and a work queue when
+/// all its tables are), the caller must see to it that the memory named by an [`Sge`] stays
 /// allocated and registered under its key with local write access, and is neither read, nor written, nor referred to by a
 /// reference: the device writes it when a message arrives.
 #[must_use = "dropping a batch posts nothing; call `post`"]
@@ -224,7 +236,7 @@ impl<Q: Receives> RecvBatch<'_, Q> {
         self.count == 0
     }
 
-    /// Posts all of it: `ibv_post_recv(3)` or `ibv_post_srq_recv(3)`. An empty batch does nothing.
+    /// Posts all of it: `ibv_post_recv(3)`, `ibv_post_srq_recv(3)` or `ibv_post_wq_recv`. An empty batch does nothing.
     ///
     /// # Errors
     /// As [`QueuePair::receive`](crate::QueuePair::receive) and [`SharedReceiveQueue::receive`].

@@ -72,8 +72,8 @@ impl fmt::Display for AttributeMask {
 #[derive(Clone, Copy)]
 #[must_use = "attributes do nothing until `modify`"]
 pub struct QueuePairAttributes {
-    pub(super) raw: ibv_qp_attr,
-    pub(super) mask: AttributeMask,
+    pub(crate) raw: ibv_qp_attr,
+    pub(crate) mask: AttributeMask,
 }
 
 macro_rules! attributes {

@@ -10,6 +10,7 @@ use super::multicast::Groups;
 use super::operations::{available, fewer_and_fewer, present};
 use super::options::Options;
 use super::{Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
+use crate::comp_cntr::Attached;
 use crate::errno::check_ptr;
 use crate::id::QpId;
 use crate::post::{EXTENDED_ONLY, RecvState, SendOps, SendState, Sizes};
@@ -265,6 +266,7 @@ impl<'a> QueuePairBuilder<'a> {
                 cqs: Some([self.send_cq.shared().clone(), self.recv_cq.shared().clone()]),
                 srq: self.srq.clone(),
                 groups: Groups::default(),
+                counters: Attached::default(),
             }),
             number,
             id,

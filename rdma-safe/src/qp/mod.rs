@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
+use crate::comp_cntr::Attached;
 use crate::errno::check;
 use crate::id::QpId;
 use crate::post::{RecvBatch, RecvQueue, RecvState, SendBatch, SendOps, SendQueue, SendState};
@@ -74,6 +75,8 @@ struct Parents {
     // And so must the queue that they take receives from.
     srq: Option<Arc<srq::Shared>>,
     groups: Groups,
+    // They can only go when the queue pair has.
+    counters: Attached,
 }
 
 /// What a queue pair is made in.
@@ -295,7 +298,11 @@ impl QueuePair {
         }
     }
 
-    /// The C object, valid while this queue pair is.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The C object, valid while this queue pair or a flow to it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_qp {
         self.shared.as_raw()
@@ -306,14 +313,15 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process
     /// ends. [`Error::PolledHere`] when this thread holds a cursor on one of its completion queues: it is destroyed when the
-    /// cursor moves on or goes.
+    /// cursor moves on or goes. [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it: it is destroyed when the last of them is
+    /// gone.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
         let QueuePair { send, recv, shared, .. } = self;
         drop((send, recv));
         match Arc::into_inner(shared) {
             Some(mut shared) => shared.release(),
-            None => unreachable!("the two queues held the only other references"),
+            None => Err(Error::InUse { object: "queue pair", by: "flows" }),
         }
     }
 }
@@ -336,6 +344,10 @@ impl Shared {
 
     fn parents(&self) -> &Parents {
         self.parents.as_ref().expect("only `release` takes them")
+    }
+
+    pub(crate) fn attached(&self) -> &Attached {
+        &self.parents.as_ref().expect("only `release` takes them").counters
     }
 
     fn groups(&self) -> &Groups {

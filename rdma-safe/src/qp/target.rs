@@ -11,6 +11,7 @@ use super::{
     ConnectOptions, Groups, Home, InitOptions, Local, Parents, QueuePairAddress, QueuePairAttributes,
     QueuePairCapacity, QueuePairState, QueuePairType, Shared,
 };
+use crate::comp_cntr::Attached;
 use crate::errno::check_ptr;
 use crate::id::QpId;
 use crate::{Context, Error, Result, XrcDomain};
@@ -94,7 +95,13 @@ impl XrcTarget {
         let number = unsafe { (*raw.as_ptr()).qp_num };
         let shared = Arc::new(Shared {
             raw,
-            parents: Some(Parents { home: Home::Xrc(domain.clone()), cqs: None, srq: None, groups: Groups::default() }),
+            parents: Some(Parents {
+                home: Home::Xrc(domain.clone()),
+                cqs: None,
+                srq: None,
+                groups: Groups::default(),
+                counters: Attached::default(),
+            }),
             number,
             id,
             qp_type: QueuePairType::XRC_RECV,

@@ -55,12 +55,14 @@ fn of(qp: &QueuePair) -> AsyncSource {
 
 #[test]
 fn every_kind_of_event_names_its_object() {
-    let fake = Fake::new(Config::default());
+    let fake = Fake::new(Config::steering());
     let context = fake.open();
     let events = context.async_events().unwrap();
     assert_eq!(events.try_event().unwrap(), None);
     let Raw { qp, cq } = queues(&context);
-    let srq = context.alloc_pd().unwrap().shared_receive_queue(4).build().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let srq = pd.shared_receive_queue(4).build().unwrap();
+    let wq = pd.work_queue(&cq, 4).build().unwrap();
     let element = Element::Qp(qp.as_raw());
     let mut seen = 0;
     let mut check = |event_type, element, source| {
@@ -82,7 +84,8 @@ fn every_kind_of_event_names_its_object() {
     for event_type in [AsyncEventType::SRQ_ERR, AsyncEventType::SRQ_LIMIT_REACHED] {
         check(event_type, Element::Srq(srq.as_raw()), AsyncSource::Srq(srq.id()));
     }
-    check(AsyncEventType::WQ_FATAL, Element::Wq(5, 9), AsyncSource::Wq { context: 5, number: 9 });
+    let source = AsyncSource::Wq { id: wq.id(), number: wq.number() };
+    check(AsyncEventType::WQ_FATAL, Element::Wq(wq.as_raw()), source);
     assert_eq!(seen, AsyncEventType::KNOWN.len(), "a kind is not looked at");
     assert_eq!(fake.unacknowledged(), 0);
     assert_eq!(events.try_event().unwrap(), None);

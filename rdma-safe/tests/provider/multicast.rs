@@ -77,8 +77,12 @@ fn a_queue_pair_leaves_its_groups_before_it_is_destroyed() {
     // A drop that has to wait for a cursor of this thread leaves them when it comes to it.
     let mut raw = member(&pd, EXTENDED, QKEY);
     raw.qp.attach_mcast(group(), 0).unwrap();
-    let poll = raw.cq.poll();
+    receive!(raw, 1, rdma_safe::Sge::EMPTY).unwrap();
+    fake.break_qp(raw.qp.number());
+    let mut poll = raw.cq.poll();
+    assert!(poll.next().unwrap().is_some());
     drop(raw.qp);
+    assert_eq!((fake.calls("ibv_detach_mcast"), fake.live().qps), (4, 1));
     drop(poll);
     drop(raw.cq);
     assert_eq!((fake.calls("ibv_detach_mcast"), fake.live().qps), (5, 0));

@@ -32,6 +32,10 @@ pub(crate) struct Config {
     pub(crate) groups: i32,
     /// Whether there are extended reliable connections.
     pub(crate) xrc: bool,
+    /// Whether there are work queues, receive-side scaling, flows and counters.
+    pub(crate) steering: bool,
+    /// What completion counters can count; without it there are none.
+    pub(crate) comp_cntrs: Option<u32>,
     /// Whether there are thread domains and parent domains.
     pub(crate) domains: bool,
     /// Whether completion queues go into parent domains.
@@ -165,6 +169,8 @@ impl Default for Config {
             srq_resize: true,
             groups: 16,
             xrc: true,
+            steering: false,
+            comp_cntrs: None,
             domains: true,
             domain_cqs: true,
             ece_options: Some(0xff),
@@ -201,6 +207,11 @@ impl Config {
     /// Without extended completion queues, without extended queue pairs.
     pub(crate) fn interfaces(extended_cq: bool, extended_qp: bool) -> Self {
         Config { extended_cq, extended_qp, ..Config::default() }
+    }
+
+    /// With work queues, flows and counters.
+    pub(crate) fn steering() -> Self {
+        Config { steering: true, ..Config::default() }
     }
 
     /// SoftRoCE of rdma-core 44.

@@ -299,6 +299,7 @@ pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
             return errno;
         }
         if state.qps.values().any(|qp| qp.send_cq == address || qp.recv_cq == address)
+            || state.work_queues_complete_to(address)
             || state.srqs.values().any(|srq| srq.cq == Some(address))
         {
             state.violation("ibv_destroy_cq of a queue that queue pairs or shared receive queues use");

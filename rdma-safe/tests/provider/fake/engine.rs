@@ -150,12 +150,14 @@ impl State {
                 false
             }
             End::Done { byte_len } => {
+                self.count(address, wr.opcode, Some(byte_len));
                 if wr.flags & IBV_SEND_SIGNALED.0 != 0 {
                     self.complete_send(address, &wr, IBV_WC_SUCCESS, byte_len);
                 }
                 true
             }
             End::Failed { status } => {
+                self.count(address, wr.opcode, None);
                 self.complete_send(address, &wr, status, 0);
                 self.enter_error(address);
                 true
@@ -407,6 +409,7 @@ impl State {
     }
 
     pub(super) fn finish_recv(&mut self, address: usize, receive: &RecvWr, cqe: Cqe, solicited: bool) {
+        self.count_receive(address, (cqe.status == IBV_WC_SUCCESS.0).then_some(cqe.byte_len));
         let qp = &self.qps[&address];
         let (cq, number) = (qp.srq.and_then(|srq| self.srqs[&srq].cq).unwrap_or(qp.recv_cq), qp.number);
         let own = qp.srq.is_none();

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use rdma_sys::*;
 
-use super::state::{Alloc, Ptr, State, enter, own, set_errno};
+use super::state::{Ptr, State, enter, set_errno};
 
 /// What an event is about.
 #[derive(Clone, Copy, Debug)]
@@ -13,8 +13,7 @@ pub(crate) enum Element {
     Qp(*mut ibv_qp),
     Cq(*mut ibv_cq),
     Srq(*mut ibv_srq),
-    /// A work queue with this `wq_context` and number.
-    Wq(usize, u32),
+    Wq(*mut ibv_wq),
     /// A port, or whatever the number of an unknown event means.
     Number(c_int),
 }
@@ -69,34 +68,21 @@ impl Drop for AsyncQueue {
     }
 }
 
-/// What has been read and not been acknowledged, by object; and objects that only events know.
+/// What has been read and not been acknowledged, by object.
 #[derive(Default)]
 pub(super) struct AsyncEvents {
     unacknowledged: BTreeMap<usize, u32>,
-    strangers: Vec<Alloc>,
 }
 
 impl State {
     /// Queues an event of any kind, also one that does not go with what it is about.
-    pub(super) fn raise(
-        &mut self,
-        context: *mut ibv_context,
-        device: &std::sync::Arc<super::state::Device>,
-        kind: u32,
-        element: Element,
-    ) {
+    pub(super) fn raise(&mut self, context: *mut ibv_context, kind: u32, element: Element) {
         let object = |pointer: *mut u8| Raw::Object(pointer.addr(), Ptr(pointer));
         let element = match element {
             Element::Qp(qp) => object(qp.cast()),
             Element::Cq(cq) => object(cq.cast()),
             Element::Srq(srq) => object(srq.cast()),
-            Element::Wq(id, wq_num) => {
-                let wq_context = std::ptr::without_provenance_mut(id);
-                let (alloc, wq) = Alloc::new(ibv_wq { wq_context, wq_num, ..ibv_wq::zeroed() });
-                own(wq, device);
-                self.async_events.strangers.push(alloc);
-                object(wq.cast())
-            }
+            Element::Wq(wq) => object(wq.cast()),
             Element::Number(number) => Raw::Number(number),
         };
         let queue = self.contexts.get_mut(&context.addr()).and_then(|context| context.events.as_mut());

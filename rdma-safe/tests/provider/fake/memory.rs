@@ -52,7 +52,8 @@ pub(super) unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
             + state.qps.values().filter(|qp| qp.pd == address).count()
             + state.srqs.values().filter(|srq| srq.pd == address).count()
             + state.cqs.values().filter(|cq| cq.domain == Some(address)).count()
-            + state.pds.values().filter(|pd| pd.extends.is_some_and(|extends| extends.pd == address)).count();
+            + state.pds.values().filter(|pd| pd.extends.is_some_and(|extends| extends.pd == address)).count()
+            + state.work_queues_in(address);
         if children > 0 {
             state.violation(format!("ibv_dealloc_pd of a domain with {children} objects"));
             return libc::EBUSY;

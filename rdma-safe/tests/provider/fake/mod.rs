@@ -11,11 +11,13 @@
 #![allow(dead_code)]
 
 mod ah;
+mod comp_cntr;
 mod config;
 mod cq;
 mod domains;
 mod engine;
 mod events;
+mod flow;
 mod memory;
 mod multicast;
 mod operations;
@@ -27,6 +29,7 @@ mod state;
 mod table;
 mod tags;
 mod verbs;
+mod wq;
 mod xrc;
 
 use std::cell::Cell;
@@ -39,6 +42,7 @@ use rdma_sys::ibv_cq;
 pub(crate) use config::{Bad, Config, FakeGid, Mode, Port, PostFault};
 pub(crate) use engine::Cqe;
 pub(crate) use events::Element;
+pub(crate) use flow::{SeenEsp, SeenFlow};
 pub(crate) use operations::Flush;
 pub(crate) use post::Posted;
 pub(crate) use queries::fork_inits;
@@ -131,8 +135,7 @@ impl Fake {
 
     /// Queues an asynchronous event of any kind.
     pub(crate) fn raise(&self, context: &Context, kind: u32, element: Element) {
-        let device = Arc::clone(&self.device);
-        self.with(|state| state.raise(context.as_raw(), &device, kind, element));
+        self.with(|state| state.raise(context.as_raw(), kind, element));
     }
 
     /// Asynchronous events that nobody has read yet.
@@ -158,6 +161,11 @@ impl Fake {
     /// Identifiers of the receives that are in a shared receive queue, oldest first.
     pub(crate) fn shared_receives(&self, srq: *mut rdma_sys::ibv_srq) -> Vec<u64> {
         self.with(|state| state.shared_receives(srq))
+    }
+
+    /// Moves a work queue to the error state, as a device does by itself.
+    pub(crate) fn break_wq(&self, wq: *mut rdma_sys::ibv_wq) {
+        self.with(|state| state.break_wq(wq));
     }
 
     /// Moves a queue pair to the error state, as a device does by itself.
@@ -193,6 +201,21 @@ impl Fake {
     /// What was flushed, and forgets it.
     pub(crate) fn take_flushes(&self) -> Vec<Flush> {
         self.with(|state| std::mem::take(&mut state.flushes))
+    }
+
+    /// A frame of Ethernet comes to the port.
+    pub(crate) fn packet(&self, frame: &[u8]) {
+        self.with(|state| state.packet(frame));
+    }
+
+    /// Every flow that was made.
+    pub(crate) fn take_flows(&self) -> Vec<SeenFlow> {
+        self.with(|state| std::mem::take(&mut state.steering.seen))
+    }
+
+    /// Every ESP action that was made or changed.
+    pub(crate) fn take_esp(&self) -> Vec<SeenEsp> {
+        self.with(|state| std::mem::take(&mut state.steering.esp))
     }
 
     /// Objects that are left when the device is dropped are wanted.

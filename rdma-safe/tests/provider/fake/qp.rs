@@ -68,6 +68,9 @@ pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *m
             own(raw, device);
             return raw;
         }
+        if wanted.comp_mask & IBV_QP_INIT_ATTR_IND_TABLE.0 != 0 {
+            return state.create_rss_qp(&wanted, device);
+        }
         let has = |flag: ibv_qp_init_attr_mask| wanted.comp_mask & flag.0 != 0;
         let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
         if wanted.comp_mask & !known.0 != 0 {
@@ -245,6 +248,13 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
         if state.close_handle(raw.addr()) {
             return 0;
         }
+        if state.has_flows(raw.addr()) {
+            state.violation("ibv_destroy_qp of a queue pair that flows lead to");
+            return libc::EBUSY;
+        }
+        if state.steering.rss.contains_key(&raw.addr()) {
+            return state.destroy_rss_qp(raw.addr());
+        }
         let Some(qp) = state.qp(raw.addr(), "ibv_destroy_qp") else { return libc::EINVAL };
         let (cqs, is_open) = ([qp.send_cq, qp.recv_cq], qp.batch.is_some());
         state.needs_lock(cqs, "ibv_destroy_qp");
@@ -260,6 +270,7 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
             return libc::EBUSY;
         }
         state.end_events(raw.addr(), "ibv_destroy_qp");
+        state.detach_comp_cntrs(raw.addr());
         let qp = state.qps.remove(&raw.addr()).unwrap();
         state.bury(qp.alloc);
         0
@@ -291,6 +302,9 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
         let raw = state.behind(raw.addr());
         if let Some(errno) = state.fault("ibv_modify_qp") {
             return errno;
+        }
+        if state.steering.rss.contains_key(&raw) {
+            return libc::EOPNOTSUPP;
         }
         let Some(qp) = state.qp(raw, "ibv_modify_qp") else { return libc::EINVAL };
         let (from, port, cqs, is_open) = (qp.state, qp.attr.port_num, [qp.send_cq, qp.recv_cq], qp.batch.is_some());

@@ -10,11 +10,13 @@ use rdma_sys::*;
 
 use super::Inside;
 use super::ah::Ah;
+use super::comp_cntr::CompCntr;
 use super::config::{Config, Mode, PostFault};
 use super::cq::{Channel, Cq};
 use super::domains::{Extends, Td};
 use super::engine::{RecvWr, SendWr};
 use super::events::{AsyncEvents, AsyncQueue};
+use super::flow::Steering;
 use super::memory::Mr;
 use super::multicast::Group;
 use super::operations::Flush;
@@ -72,6 +74,12 @@ pub(crate) struct Live {
     pub(crate) tds: usize,
     pub(crate) ahs: usize,
     pub(crate) xrcds: usize,
+    pub(crate) wqs: usize,
+    pub(crate) tables: usize,
+    pub(crate) flows: usize,
+    pub(crate) flow_actions: usize,
+    pub(crate) counters: usize,
+    pub(crate) comp_cntrs: usize,
 }
 
 pub(super) struct Device {
@@ -172,6 +180,8 @@ pub(super) struct State {
     pub(super) groups: Vec<(Group, usize)>,
     pub(super) xrcds: BTreeMap<usize, Xrcd>,
     pub(super) opened: BTreeMap<usize, OpenedQp>,
+    pub(super) steering: Steering,
+    pub(super) comp_cntrs: BTreeMap<usize, CompCntr>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
@@ -236,6 +246,8 @@ impl State {
             groups: Vec::new(),
             xrcds: BTreeMap::new(),
             opened: BTreeMap::new(),
+            steering: Steering::default(),
+            comp_cntrs: BTreeMap::new(),
             next_handle: 0x11,
             graves: Vec::new(),
         }
@@ -272,11 +284,17 @@ impl State {
             mrs: self.mrs.len(),
             channels: self.channels.len(),
             cqs: self.cqs.len(),
-            qps: self.qps.values().filter(|qp| !qp.orphan).count() + self.opened.len(),
+            qps: self.qps.values().filter(|qp| !qp.orphan).count() + self.opened.len() + self.steering.rss.len(),
             srqs: self.srqs.len(),
             tds: self.tds.len(),
             ahs: self.ahs.len(),
             xrcds: self.xrcds.len(),
+            wqs: self.steering.wqs.len(),
+            tables: self.steering.tables.len(),
+            flows: self.steering.flows.len(),
+            flow_actions: self.steering.actions.len(),
+            counters: self.steering.counters.len(),
+            comp_cntrs: self.comp_cntrs.len(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use rdma_sys::{Verbs, install_verbs};
 
-use super::{ah, cq, events, memory, multicast, qp, queries, srq, verbs};
+use super::{ah, comp_cntr, cq, events, memory, multicast, qp, queries, srq, verbs};
 
 extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
@@ -71,6 +71,16 @@ fn table() -> Verbs {
     table.ibv_set_ece = qp::set_ece;
     table.ibv_query_qp_data_in_order = qp::query_qp_data_in_order;
     table.ibv_destroy_qp = qp::destroy_qp;
+    table._ibv_query_comp_cntr_caps = Some(comp_cntr::query_comp_cntr_caps);
+    table.ibv_create_comp_cntr = Some(comp_cntr::create_comp_cntr);
+    table.ibv_destroy_comp_cntr = Some(comp_cntr::destroy_comp_cntr);
+    table.ibv_read_comp_cntr = Some(comp_cntr::read_comp_cntr);
+    table.ibv_read_err_comp_cntr = Some(comp_cntr::read_err_comp_cntr);
+    table.ibv_set_comp_cntr = Some(comp_cntr::set_comp_cntr);
+    table.ibv_set_err_comp_cntr = Some(comp_cntr::set_err_comp_cntr);
+    table.ibv_inc_comp_cntr = Some(comp_cntr::inc_comp_cntr);
+    table.ibv_inc_err_comp_cntr = Some(comp_cntr::inc_err_comp_cntr);
+    table.ibv_qp_attach_comp_cntr = Some(comp_cntr::qp_attach_comp_cntr);
     table
 }
 

@@ -12,7 +12,7 @@ use super::Inside;
 use super::config::{Config, Port};
 use super::events::AsyncQueue;
 use super::state::{Alloc, Context, Device, Ptr, enter, null, own, owner, plugged, set_errno};
-use super::{cq, domains, memory, post, qp, queries, srq, tags, xrc};
+use super::{cq, domains, flow, memory, post, qp, queries, srq, tags, wq, xrc};
 
 /// What `ibv_get_device_list` does on this thread.
 #[derive(Clone, Copy)]
@@ -155,6 +155,10 @@ fn extended(config: &Config, context: ibv_context) -> verbs_context {
     if config.rate_limits {
         extended.modify_qp_rate_limit = Some(qp::modify_qp_rate_limit);
     }
+    if config.steering {
+        wq::set_operations(&mut extended);
+        flow::set_operations(&mut extended);
+    }
     if config.raw_clock.is_some() {
         extended.query_rt_values = Some(queries::query_rt_values);
     }
@@ -180,7 +184,8 @@ pub(super) unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
             + state.tds.values().filter(|td| td.context == address).count()
             + state.xrcds.values().filter(|xrcd| xrcd.context == address).count()
             + state.opened.values().filter(|opened| opened.context == address).count()
-            + state.qps.values().filter(|qp| qp.context == address && !qp.orphan).count();
+            + state.qps.values().filter(|qp| qp.context == address && !qp.orphan).count()
+            + state.objects_of_steering(address);
         if children > 0 {
             state.violation(format!("ibv_close_device of a context with {children} objects"));
             return libc::EBUSY;
@@ -221,6 +226,17 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
     let mut full = ibv_device_attr_ex { orig_attr: attr, hca_core_clock: 1_000_000, ..ibv_device_attr_ex::zeroed() };
     if let Some((max_cq_count, max_cq_period)) = config.moderation {
         full.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count, max_cq_period };
+    }
+    if config.steering {
+        full.orig_attr.device_cap_flags |= IBV_DEVICE_MANAGED_FLOW_STEERING.0;
+        full.max_wq_type_rq = 8;
+        full.rss_caps = ibv_rss_caps {
+            supported_qpts: 1 << IBV_QPT_RAW_PACKET.0,
+            max_rwq_indirection_tables: 4,
+            max_rwq_indirection_table_size: 8,
+            rx_hash_fields_mask: (IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP).0.into(),
+            rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ.0 as u8,
+        };
     }
     (config.change_device)(&mut full);
     full

@@ -1,0 +1,392 @@
+//! Flow steering: rules that lead packets to queue pairs.
+
+mod action;
+mod buffer;
+mod spec;
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::*;
+
+use crate::errno::{check, check_ptr};
+use crate::named::named;
+use crate::{
+    Context, CounterDescription, Counters, DeviceCapabilities, Error, QueuePair, QueuePairType, Result, RssQueuePair,
+    qp, rss,
+};
+
+pub use action::{AesKey, EspAction, EspFlags, FlowAction};
+use buffer::Buffer;
+use spec::spec_of;
+pub use spec::{
+    EspHeader, EthernetHeader, FlowHeader, GreHeader, Ipv4ExtHeader, Ipv4Header, Ipv6Header, MplsHeader, TcpHeader,
+    UdpHeader, VxlanHeader,
+};
+
+named! {
+    /// What a flow takes: `enum ibv_flow_attr_type`.
+    pub struct FlowType(u32) as "flow type" {
+        /// What it matches.
+        NORMAL = IBV_FLOW_ATTR_NORMAL.0 => "NORMAL",
+        /// What no other flow takes.
+        ALL_DEFAULT = IBV_FLOW_ATTR_ALL_DEFAULT.0 => "ALL_DEFAULT",
+        /// Multicast that no other flow takes.
+        MC_DEFAULT = IBV_FLOW_ATTR_MC_DEFAULT.0 => "MC_DEFAULT",
+        /// A copy of all that comes to the port.
+        SNIFFER = IBV_FLOW_ATTR_SNIFFER.0 => "SNIFFER",
+    }
+}
+
+bitflags::bitflags! {
+    /// Options of flows: `enum ibv_flow_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct FlowFlags: u32 {
+        /// Flows of lower priority get what it takes, too. Of [`FlowType::NORMAL`] only.
+        const DONT_TRAP = IBV_FLOW_ATTR_FLAGS_DONT_TRAP.0;
+        /// It is about what is sent. Its queue pair then only names the device.
+        const EGRESS = IBV_FLOW_ATTR_FLAGS_EGRESS.0;
+
+        const _ = !0;
+    }
+}
+
+/// A rule: which packets of a port, and what happens to them.
+///
+/// ```no_run
+/// # use rdma_safe::*;
+/// # fn example(qp: &QueuePair, counters: &Counters) -> rdma_safe::Result<()> {
+/// let to_port = UdpHeader { dst_port: 4791, src_port: 0 };
+/// let all_of_it = UdpHeader { dst_port: 0xffff, src_port: 0 };
+/// let flow = FlowRule::new(1).matching(to_port, all_of_it).tag(7).count(counters).steer(qp)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "a rule does nothing until `steer`"]
+pub struct FlowRule {
+    attr: ibv_flow_attr,
+    headers: Vec<ibv_flow_spec>,
+    tag: Option<u32>,
+    drop: bool,
+    actions: Vec<FlowAction>,
+    counters: Vec<Counters>,
+}
+
+impl FlowRule {
+    /// Of all that comes to `port`, which counts from 1, as long as nothing else is said.
+    pub fn new(port: u8) -> Self {
+        let attr = ibv_flow_attr { port, ..ibv_flow_attr::zeroed() };
+        FlowRule { attr, headers: Vec::new(), tag: None, drop: false, actions: Vec::new(), counters: Vec::new() }
+    }
+
+    /// What it takes: [`FlowType::NORMAL`] unless set. Other types match nothing themselves.
+    pub fn flow_type(mut self, flow_type: FlowType) -> Self {
+        self.attr.type_ = ibv_flow_attr_type(flow_type.0);
+        self
+    }
+
+    /// 0, the first, unless set. Flows of a higher number get what those of lower ones have not taken.
+    pub fn priority(mut self, priority: u16) -> Self {
+        self.attr.priority = priority;
+        self
+    }
+
+    /// Options; none unless set.
+    pub fn flags(mut self, flags: FlowFlags) -> Self {
+        self.attr.flags = flags.bits();
+        self
+    }
+
+    /// Packets whose header has, in the bits of `mask`, the bits of `value`. Many devices want a field's mask to be all ones or all
+    /// zeros.
+    pub fn matching<H: FlowHeader>(mut self, value: H, mask: H) -> Self {
+        self.headers.push(value.spec(mask));
+        self
+    }
+
+    /// As [`FlowRule::matching`], of the packet within a tunnel.
+    pub fn matching_inner<H: FlowHeader>(mut self, value: H, mask: H) -> Self {
+        let mut spec = value.spec(mask);
+        // SAFETY: every member of the union begins with its type.
+        unsafe { spec.__bindgen_anon_1.hdr.type_.0 |= IBV_FLOW_SPEC_INNER.0 };
+        self.headers.push(spec);
+        self
+    }
+
+    /// Marks packets: their completions have it as [`WorkCompletion::flow_tag`](crate::WorkCompletion::flow_tag). 24 bits on many
+    /// devices.
+    pub fn tag(mut self, tag: u32) -> Self {
+        self.tag = Some(tag);
+        self
+    }
+
+    /// Drops packets instead of delivering them.
+    pub fn drop_packets(mut self) -> Self {
+        self.drop = true;
+        self
+    }
+
+    /// Does `action` to packets.
+    pub fn action(mut self, action: &FlowAction) -> Self {
+        self.actions.push(action.clone());
+        self
+    }
+
+    /// Counts packets, at the points that `counters` have by [`Counters::attach`].
+    pub fn count(mut self, counters: &Counters) -> Self {
+        self.counters.push(counters.clone());
+        self
+    }
+
+    /// Makes it a rule of the device that leads to `target`: `ibv_create_flow(3)`. It works until the flow is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device lacks [`DeviceCapabilities::MANAGED_FLOW_STEERING`]; [`Error::WrongType`] unless the
+    /// target is of the type UD or RAW_PACKET; [`Error::NoSuchPort`]; [`Error::ForeignContext`] when an action or counters belong to
+    /// another context; [`Error::CreateFlow`].
+    #[doc(alias = "ibv_create_flow")]
+    pub fn steer(self, target: &impl FlowTarget) -> Result<Flow> {
+        let target = target.target();
+        let context = target.context().clone();
+        let unsupported = || context.unsupported("flow steering");
+        if !context.attributes().capabilities().contains(DeviceCapabilities::MANAGED_FLOW_STEERING) {
+            return Err(unsupported());
+        }
+        let qp_type = target.qp_type();
+        if ![QueuePairType::UD, QueuePairType::RAW_PACKET].contains(&qp_type) {
+            let instead = "flows lead to those of the types UD and RAW_PACKET";
+            return Err(Error::WrongType { what: "flow steering", qp_type, instead });
+        }
+        context.query_port(self.attr.port)?;
+        if !self.actions.iter().all(|action| action.context().is_same(&context)) {
+            return Err(Error::ForeignContext { object: "flow action" });
+        }
+        if !self.counters.iter().all(|counters| counters.context().is_same(&context)) {
+            return Err(Error::ForeignContext { object: "set of counters" });
+        }
+        let specs = self.specs();
+        let count = specs.len();
+        let error = |errno| Error::CreateFlow { specs: count, errno };
+        let mut buffer = Buffer::new(self.attr, &specs).ok_or(error(crate::Errno(libc::E2BIG)))?;
+        // SAFETY: the queue pair is valid. The buffer has the attributes and behind them as many specifications as they say; the
+        // actions and counters that those name exist, and are kept below. All of it is for the duration of the call.
+        let raw =
+            check_ptr(|| unsafe { ibv_create_flow(target.as_raw(), buffer.as_mut_ptr()) }).map_err(
+                |errno| match errno.is_unsupported() {
+                    true => unsupported(),
+                    false => error(errno),
+                },
+            )?;
+        Ok(Flow {
+            raw,
+            parents: ManuallyDrop::new(Parents { target, _actions: self.actions, counters: self.counters }),
+        })
+    }
+
+    /// In the order of the calls, headers before actions.
+    fn specs(&self) -> Vec<ibv_flow_spec> {
+        let mut specs = self.headers.clone();
+        for action in &self.actions {
+            let size = size_of::<ibv_flow_spec_action_handle>() as u16;
+            let type_ = IBV_FLOW_SPEC_ACTION_HANDLE;
+            let handle = ibv_flow_spec_action_handle { type_, size, action: action.as_raw() };
+            specs.push(spec_of(ibv_flow_spec__bindgen_ty_1 { handle }));
+        }
+        for counters in &self.counters {
+            let size = size_of::<ibv_flow_spec_counter_action>() as u16;
+            let type_ = IBV_FLOW_SPEC_ACTION_COUNT;
+            let flow_count = ibv_flow_spec_counter_action { type_, size, counters: counters.as_raw() };
+            specs.push(spec_of(ibv_flow_spec__bindgen_ty_1 { flow_count }));
+        }
+        if self.drop {
+            let size = size_of::<ibv_flow_spec_action_drop>() as u16;
+            let drop = ibv_flow_spec_action_drop { type_: IBV_FLOW_SPEC_ACTION_DROP, size };
+            specs.push(spec_of(ibv_flow_spec__bindgen_ty_1 { drop }));
+        }
+        // The last, since its size is not a multiple of 8: see `Buffer`.
+        if let Some(tag_id) = self.tag {
+            let size = size_of::<ibv_flow_spec_action_tag>() as u16;
+            let flow_tag = ibv_flow_spec_action_tag { type_: IBV_FLOW_SPEC_ACTION_TAG, size, tag_id };
+            specs.push(spec_of(ibv_flow_spec__bindgen_ty_1 { flow_tag }));
+        }
+        specs
+    }
+}
+
+impl fmt::Debug for FlowRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlowRule")
+            .field("type", &FlowType(self.attr.type_.0))
+            .field("port", &self.attr.port)
+            .field("priority", &self.attr.priority)
+            .field("headers", &self.headers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a flow leads to: a [`QueuePair`] or an [`RssQueuePair`].
+pub trait FlowTarget: target::Target {}
+
+impl FlowTarget for QueuePair {}
+impl FlowTarget for RssQueuePair {}
+
+mod target {
+    /// Not implementable elsewhere: the provider is handed what it gives.
+    pub trait Target {
+        #[doc(hidden)]
+        fn target(&self) -> super::Kept;
+    }
+}
+
+impl target::Target for QueuePair {
+    fn target(&self) -> Kept {
+        Kept(Target::Qp(self.shared().clone()))
+    }
+}
+
+impl target::Target for RssQueuePair {
+    fn target(&self) -> Kept {
+        Kept(Target::Rss(self.shared().clone()))
+    }
+}
+
+/// A queue pair that is kept by what leads to it.
+#[doc(hidden)]
+pub struct Kept(Target);
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Kept").field(&self.qp_type()).finish()
+    }
+}
+
+enum Target {
+    Qp(Arc<qp::Shared>),
+    Rss(Arc<rss::Shared>),
+}
+
+impl Kept {
+    fn as_raw(&self) -> *mut ibv_qp {
+        match &self.0 {
+            Target::Qp(qp) => qp.as_raw(),
+            Target::Rss(qp) => qp.as_raw(),
+        }
+    }
+
+    fn context(&self) -> &Context {
+        match &self.0 {
+            Target::Qp(qp) => qp.context(),
+            Target::Rss(qp) => qp.pd().context(),
+        }
+    }
+
+    fn qp_type(&self) -> QueuePairType {
+        match &self.0 {
+            Target::Qp(qp) => qp.qp_type(),
+            Target::Rss(qp) => qp.qp_type(),
+        }
+    }
+}
+
+/// A rule of the device: `struct ibv_flow`. Made by [`FlowRule::steer`]; it ends when it is dropped.
+///
+/// It keeps its queue pair, which is destroyed when both are gone: [`QueuePair::destroy`] is refused before.
+pub struct Flow {
+    raw: NonNull<ibv_flow>,
+    parents: ManuallyDrop<Parents>,
+}
+
+struct Parents {
+    target: Kept,
+    _actions: Vec<FlowAction>,
+    counters: Vec<Counters>,
+}
+
+// SAFETY: libibverbs objects may be used from any thread (see `Context`); what it keeps may be sent and shared.
+unsafe impl Send for Flow {}
+// SAFETY: as above.
+unsafe impl Sync for Flow {}
+
+impl Flow {
+    /// Takes over a flow that was made elsewhere, and ends it when it is dropped.
+    ///
+    /// # Safety
+    /// `raw` must be a flow that exists, leads to `target`, and has no other actions and counters than these. Nobody else may destroy
+    /// it from here on.
+    #[must_use]
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_flow>,
+        target: &impl FlowTarget,
+        actions: &[FlowAction],
+        counters: &[Counters],
+    ) -> Self {
+        let (target, _actions, counters) = (target.target(), actions.to_vec(), counters.to_vec());
+        Flow { raw, parents: ManuallyDrop::new(Parents { target, _actions, counters }) }
+    }
+
+    /// Lets `counters` count something of this flow from here on: `ibv_attach_counters_point_flow(3)`. See [`Counters::attach`] for
+    /// the way that most devices have instead.
+    ///
+    /// # Errors
+    /// [`Error::ForeignContext`]; those of [`Counters::attach`].
+    #[doc(alias = "ibv_attach_counters_point_flow")]
+    pub fn attach(&mut self, counters: &Counters, what: CounterDescription, index: u32) -> Result<()> {
+        if !counters.context().is_same(self.context()) {
+            return Err(Error::ForeignContext { object: "set of counters" });
+        }
+        // SAFETY: the flow is valid, and keeps the counters below.
+        unsafe { counters.attach_to(self.raw.as_ptr(), what, index) }?;
+        self.parents.counters.push(counters.clone());
+        Ok(())
+    }
+
+    /// The device that it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.parents.target.context()
+    }
+
+    /// The C object, valid while this flow is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_flow {
+        self.raw.as_ptr()
+    }
+
+    /// Ends it: `ibv_destroy_flow(3)`. Dropping does the same and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::Verb`] with the provider's answer; the flow, and all it depends on, then stays until the process ends.
+    #[doc(alias = "ibv_destroy_flow")]
+    pub fn destroy(self) -> Result<()> {
+        let context = self.context().clone();
+        let mut flow = ManuallyDrop::new(self);
+        // SAFETY: once, since it is not dropped.
+        unsafe { flow.release() }.map_err(|errno| context.verb_error("ibv_destroy_flow", errno))
+    }
+
+    /// # Safety
+    /// To be called once; nothing is used after.
+    unsafe fn release(&mut self) -> Result<(), crate::Errno> {
+        // SAFETY: valid, and destroyed here only.
+        check(unsafe { ibv_destroy_flow(self.raw.as_ptr()) })?;
+        // SAFETY: dropped here only, and not used after. After a failure they stay, as the flow does.
+        unsafe { ManuallyDrop::drop(&mut self.parents) };
+        Ok(())
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        // SAFETY: `destroy` leaves nothing to drop.
+        let _ = unsafe { self.release() };
+    }
+}
+
+impl fmt::Debug for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flow").field("device", &self.context().device_name()).finish_non_exhaustive()
+    }
+}

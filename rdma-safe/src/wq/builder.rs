@@ -1,0 +1,104 @@
+//! Creating work queues.
+
+use rdma_sys::*;
+
+use super::{Parents, Shared, WorkQueue, WorkQueueFlags, WorkQueueState};
+use crate::errno::check_ptr;
+use crate::id::WqId;
+use crate::{CompletionQueue, Error, ProtectionDomain, Result};
+
+/// Describes a receive work queue: `ibv_create_wq(3)`. Made by [`ProtectionDomain::work_queue`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder creates nothing until `build`"]
+pub struct WorkQueueBuilder<'a> {
+    pd: &'a ProtectionDomain,
+    cq: &'a CompletionQueue,
+    max_wr: u32,
+    max_sge: u32,
+    max_batch: u32,
+    flags: WorkQueueFlags,
+}
+
+impl ProtectionDomain {
+    /// Starts describing a receive work queue of `max_wr` work requests, which complete on `cq`.
+    pub fn work_queue<'a>(&'a self, cq: &'a CompletionQueue, max_wr: u32) -> WorkQueueBuilder<'a> {
+        WorkQueueBuilder { pd: self, cq, max_wr, max_sge: 1, max_batch: 64, flags: WorkQueueFlags::empty() }
+    }
+}
+
+impl WorkQueueBuilder<'_> {
+    /// Scatter/gather elements in a receive, at least 1; 1 unless set.
+    pub fn sges(mut self, elements: u32) -> Self {
+        self.max_sge = elements.max(1);
+        self
+    }
+
+    /// Receives in one batch; 64 unless set, and no more than the queue holds.
+    pub fn max_batch(mut self, work_requests: u32) -> Self {
+        self.max_batch = work_requests.max(1);
+        self
+    }
+
+    /// Options; none unless set.
+    pub fn flags(mut self, flags: WorkQueueFlags) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// Creates the queue, in the state RESET.
+    ///
+    /// # Errors
+    /// [`Error::ForeignContext`] when the completion queue belongs to another context; [`Error::Unsupported`] where
+    /// [`DeviceAttributes::max_receive_work_queues`](crate::DeviceAttributes::max_receive_work_queues) is 0;
+    /// [`Error::CreateWorkQueue`] names what was asked for.
+    #[doc(alias = "ibv_create_wq")]
+    pub fn build(self) -> Result<WorkQueue> {
+        let context = self.pd.context();
+        if !self.cq.context().is_same(context) {
+            return Err(Error::ForeignContext { object: "completion queue" });
+        }
+        let unsupported = || context.unsupported("work queues");
+        let max_queues = context.attributes().max_receive_work_queues();
+        if max_queues == 0 {
+            return Err(unsupported());
+        }
+        let id = WqId::next();
+        let mut attr = ibv_wq_init_attr {
+            wq_context: id.to_context(),
+            wq_type: IBV_WQT_RQ,
+            max_wr: self.max_wr,
+            max_sge: self.max_sge,
+            pd: self.pd.as_raw(),
+            cq: self.cq.as_raw(),
+            ..ibv_wq_init_attr::zeroed()
+        };
+        if !self.flags.is_empty() {
+            attr.create_flags = self.flags.bits();
+            attr.comp_mask = IBV_WQ_INIT_ATTR_FLAGS.0;
+        }
+        // SAFETY: the context, the domain and the queue are valid, and `attr` is for the duration of the call.
+        let raw = check_ptr(|| unsafe { ibv_create_wq(context.as_raw(), &mut attr) }).map_err(|errno| {
+            match errno.is_unsupported() {
+                true => unsupported(),
+                false => Error::CreateWorkQueue {
+                    work_requests: self.max_wr,
+                    elements: self.max_sge,
+                    flags: self.flags,
+                    max_queues,
+                    errno,
+                },
+            }
+        })?;
+        let parents = Parents { pd: self.pd.clone(), cq: self.cq.shared().clone() };
+        // From here on an error destroys it.
+        let shared = Shared { raw, parents: Some(parents), id };
+        // SAFETY: the queue is valid, and the field is set at creation. Posting calls it unseen.
+        if unsafe { (*raw.as_ptr()).post_recv }.is_none() {
+            return Err(unsupported());
+        }
+        // Some providers write what they granted, and some nothing.
+        let granted = (attr.max_wr.max(self.max_wr), attr.max_sge.max(self.max_sge));
+        // SAFETY: just made, with that much room.
+        Ok(unsafe { WorkQueue::new(shared, granted, self.max_batch, WorkQueueState::RESET) })
+    }
+}

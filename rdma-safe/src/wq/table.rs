@@ -1,0 +1,126 @@
+//! Indirection tables.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::*;
+
+use super::{Shared, WorkQueue};
+use crate::errno::{check, check_ptr};
+use crate::{Context, Error, Result};
+
+/// A table of work queues, which the hash of a packet chooses from: `struct ibv_rwq_ind_table`. Clones share it.
+///
+/// It keeps its work queues. It is destroyed when the last clone and the last [`RssQueuePair`](crate::RssQueuePair) with it are gone.
+#[derive(Clone)]
+pub struct IndirectionTable {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    raw: NonNull<ibv_rwq_ind_table>,
+    context: ManuallyDrop<Context>,
+    queues: ManuallyDrop<Vec<Arc<Shared>>>,
+}
+
+// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: every queue pair with it holds an `Arc` of it, so none is left; one whose destruction failed has leaked its `Arc`.
+        if check(unsafe { ibv_destroy_rwq_ind_table(self.raw.as_ptr()) }).is_ok() {
+            // SAFETY: dropped here only, and not used after. Otherwise they stay, as the table does.
+            unsafe {
+                ManuallyDrop::drop(&mut self.queues);
+                ManuallyDrop::drop(&mut self.context);
+            }
+        }
+    }
+}
+
+impl Context {
+    /// Makes a table of work queues: `ibv_create_rwq_ind_table(3)`. A queue may be in it more than once.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where there is no [`ReceiveSideScaling`](crate::ReceiveSideScaling); [`Error::IndirectionTable`] unless
+    /// the number of entries is a power of two within the device's limit, or when the provider refuses;
+    /// [`Error::ForeignContext`] when a queue belongs to another context.
+    #[doc(alias = "ibv_create_rwq_ind_table")]
+    pub fn indirection_table(&self, queues: &[&WorkQueue]) -> Result<IndirectionTable> {
+        let unsupported = || self.unsupported("receive-side scaling");
+        let max = self.attributes().receive_side_scaling().ok_or_else(unsupported)?.max_indirection_table_size;
+        let entries = queues.len();
+        let error = |errno| Error::IndirectionTable { entries, max, errno };
+        if !entries.is_power_of_two() || entries as u64 > max.into() {
+            return Err(error(crate::Errno(libc::EINVAL)));
+        }
+        if !queues.iter().all(|queue| queue.context().is_same(self)) {
+            return Err(Error::ForeignContext { object: "work queue" });
+        }
+        let mut list: Vec<*mut ibv_wq> = queues.iter().map(|queue| queue.as_raw()).collect();
+        let mut attr =
+            ibv_rwq_ind_table_init_attr { log_ind_tbl_size: entries.ilog2(), ind_tbl: list.as_mut_ptr(), comp_mask: 0 };
+        // SAFETY: the context is valid, and so are the queues of the list, of which there are two to the power of
+        // `log_ind_tbl_size`; both are for the duration of the call.
+        let raw =
+            check_ptr(|| unsafe { ibv_create_rwq_ind_table(self.as_raw(), &mut attr) }).map_err(|errno| match errno
+                .is_unsupported()
+            {
+                true => unsupported(),
+                false => error(errno),
+            })?;
+        // SAFETY: just made of these queues, and given to nobody else.
+        Ok(unsafe { IndirectionTable::from_raw(self, raw, queues) })
+    }
+}
+
+impl IndirectionTable {
+    /// Takes over a table that was made elsewhere, and destroys it when it is dropped.
+    ///
+    /// # Safety
+    /// `raw` must be a table of `context` that exists, of no other work queues than `queues`. Nobody else may destroy it from here on.
+    #[must_use]
+    pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_rwq_ind_table>, queues: &[&WorkQueue]) -> Self {
+        let queues = queues.iter().map(|queue| queue.shared().clone()).collect();
+        let (context, queues) = (ManuallyDrop::new(context.clone()), ManuallyDrop::new(queues));
+        IndirectionTable { inner: Arc::new(Inner { raw, context, queues }) }
+    }
+
+    /// Entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner.queues.len()
+    }
+
+    /// Whether it has no entries, which only one that was made elsewhere can be said to have.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.inner.queues.is_empty()
+    }
+
+    /// The device that it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// The C object, valid while this table or a queue pair with it is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_rwq_ind_table {
+        self.inner.raw.as_ptr()
+    }
+}
+
+impl fmt::Debug for IndirectionTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndirectionTable")
+            .field("device", &self.context().device_name())
+            .field("entries", &self.len())
+            .finish_non_exhaustive()
+    }
+}
