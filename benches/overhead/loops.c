@@ -309,6 +309,46 @@ uint64_t loop_poll_cl(struct objects *o, uint64_t n)
 	return sum;
 }
 
+uint64_t loop_all_ex(struct objects *o, uint64_t n)
+{
+	struct ibv_cq_ex *cq = o->cq_ex;
+	uint64_t sum = 0;
+	for (uint64_t i = 0; i < n; i += BATCH) {
+		struct ibv_poll_cq_attr attr = {0};
+		if (ibv_start_poll(cq, &attr))
+			return FAILED;
+		do {
+			sum += cq->wr_id + cq->status + ibv_wc_read_opcode(cq) + ibv_wc_read_byte_len(cq);
+			if (ibv_wc_read_wc_flags(cq) & IBV_WC_WITH_IMM)
+				sum += be32toh(ibv_wc_read_imm_data(cq));
+			sum += (uint64_t)ibv_wc_read_vendor_err(cq) + ibv_wc_read_qp_num(cq) + ibv_wc_read_src_qp(cq);
+			sum += (uint64_t)ibv_wc_read_slid(cq) + ibv_wc_read_sl(cq) + ibv_wc_read_dlid_path_bits(cq);
+		} while (!ibv_next_poll(cq));
+		ibv_end_poll(cq);
+	}
+	return sum;
+}
+
+uint64_t loop_all_cl(struct objects *o, uint64_t n)
+{
+	struct ibv_cq *cq = o->cq;
+	struct ibv_wc wc[BATCH];
+	uint64_t sum = 0;
+	for (uint64_t i = 0; i < n; i += BATCH) {
+		int taken;
+		while ((taken = ibv_poll_cq(cq, BATCH, wc)) > 0) {
+			for (int j = 0; j < taken; j++) {
+				sum += wc[j].wr_id + wc[j].status + wc[j].opcode + wc[j].byte_len;
+				if (wc[j].wc_flags & IBV_WC_WITH_IMM)
+					sum += be32toh(wc[j].imm_data);
+				sum += (uint64_t)wc[j].vendor_err + wc[j].qp_num + wc[j].src_qp;
+				sum += (uint64_t)wc[j].slid + wc[j].sl + wc[j].dlid_path_bits;
+			}
+		}
+	}
+	return sum;
+}
+
 /* Hand-over: the identifier of work is its buffer, which is used again when it comes back. */
 
 uint64_t loop_send_ex1(struct objects *o, uint64_t n)

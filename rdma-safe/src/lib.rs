@@ -92,8 +92,8 @@ pub use comp_cntr::{CompletionCount, CompletionCounter, CompletionCounterCaps, C
 pub use context::Context;
 pub use counters::{CounterDescription, Counters};
 pub use cq::{
-    CompletionError, CompletionQueue, CompletionQueueBuilder, Poll, PollError, Poller, WcFields, WcFlags, WcOpcode,
-    WcStatus, WorkCompletion,
+    CompletionError, CompletionQueue, CompletionQueueBuilder, Poll, PollError, Poller, StandardFields, WcFields,
+    WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
 pub use device::{Device, NodeType, TransportType, devices};
 pub use device_attributes::{

@@ -30,6 +30,7 @@ mod newer_operations;
 mod owned;
 mod owned_failures;
 mod owned_lifecycle;
+mod owned_unreliable;
 mod pingpong;
 mod quirks;
 mod raw;

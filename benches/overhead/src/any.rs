@@ -2,7 +2,7 @@
 
 use rdma_safe::{Inline, UdTarget, WorkRequest};
 
-use crate::raw::{received, seen};
+use crate::raw::{all, received, seen};
 use crate::rig::{BATCH, FAILED, INLINE, QKEY, Raw};
 
 macro_rules! drain {
@@ -118,17 +118,22 @@ macro_rules! empty {
 empty! { loop_any_em_ex loop_any_em_cl }
 
 macro_rules! poll {
-    ($($name:ident)+) => {$(
+    ($($name:ident = $seen:ident;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
             let mut sum = 0;
             for _ in (0..n).step_by(BATCH) {
-                drain!(raw, sum, received);
+                drain!(raw, sum, $seen);
             }
             sum
         }
     )+};
 }
 
-poll! { loop_any_poll_ex loop_any_poll_cl }
+poll! {
+    loop_any_poll_ex = received;
+    loop_any_poll_cl = received;
+    loop_any_all_ex = all;
+    loop_any_all_cl = all;
+}

@@ -78,6 +78,8 @@ fn rows() -> impl IntoIterator<Item = Row> {
         em_cl: CLASSIC, sys loop_sys_em_cl, raw loop_raw_em_cl, any loop_any_em_cl, owned loop_owned_em_cl over Classic;
         poll_ex: Setting { endless: true, ..EXTENDED }, sys loop_sys_poll_ex, raw loop_raw_poll_ex, any loop_any_poll_ex;
         poll_cl: Setting { endless: true, ..CLASSIC }, sys loop_sys_poll_cl, raw loop_raw_poll_cl, any loop_any_poll_cl;
+        all_ex: Setting { endless: true, ..EXTENDED }, sys loop_sys_all_ex, raw loop_raw_all_ex, any loop_any_all_ex;
+        all_cl: Setting { endless: true, ..CLASSIC }, sys loop_sys_all_cl, raw loop_raw_all_cl, any loop_any_all_cl;
         read: EXTENDED, sys loop_sys_read, raw loop_raw_read, any loop_any_read;
         write_imm: EXTENDED, sys loop_sys_write_imm, raw loop_raw_write_imm, any loop_any_write_imm;
         send_inv: EXTENDED, sys loop_sys_send_inv, raw loop_raw_send_inv, any loop_any_send_inv;

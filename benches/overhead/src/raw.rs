@@ -23,6 +23,20 @@ pub(crate) fn received(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
     }
 }
 
+/// Adds all that C reads of a completion with every field that providers commonly have.
+#[inline(always)]
+pub(crate) fn all(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
+    let sum = seen(sum, wc) + u64::from(wc.vendor_error());
+    let Some(fields) = wc.standard() else { return FAILED };
+    sum + u64::from(fields.byte_len())
+        + fields.imm().map_or(0, u64::from)
+        + u64::from(fields.qp_num())
+        + u64::from(fields.src_qp())
+        + u64::from(fields.slid())
+        + u64::from(fields.sl())
+        + u64::from(fields.dlid_path_bits())
+}
+
 macro_rules! drain {
     ($completions:ident, $sum:ident, $seen:ident) => {
         let drained = $completions.drain(|wc| {
@@ -229,14 +243,14 @@ empty! {
 }
 
 macro_rules! poll {
-    ($($name:ident = $interface:ident;)+) => {$(
+    ($($name:ident = $interface:ident, $seen:ident;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
             let Some(mut completions) = raw.cq.$interface() else { return FAILED };
             let mut sum = 0;
             for _ in (0..n).step_by(BATCH) {
-                drain!(completions, sum, received);
+                drain!(completions, sum, $seen);
             }
             sum
         }
@@ -244,8 +258,10 @@ macro_rules! poll {
 }
 
 poll! {
-    loop_raw_poll_ex = extended;
-    loop_raw_poll_cl = classic;
+    loop_raw_poll_ex = extended, received;
+    loop_raw_poll_cl = classic, received;
+    loop_raw_all_ex = extended, all;
+    loop_raw_all_cl = classic, all;
 }
 
 #[unsafe(no_mangle)]

@@ -338,52 +338,117 @@ pub(crate) unsafe fn loop_sys_em_cl(o: &Objects, n: u64) -> u64 {
 }
 
 /// # Safety
-/// The objects must be extended ones of the stub.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) unsafe fn loop_sys_poll_ex(o: &Objects, n: u64) -> u64 {
-    let (cq, mut sum) = (o.cq_ex, 0);
-    for _ in (0..n).step_by(BATCH) {
-        // SAFETY: the queue exists, and was created with these fields.
-        unsafe {
-            drain_ex!(cq, sum, {
-                let mut seen = seen(cq) + u64::from(ibv_wc_read_byte_len(cq));
-                if ibv_wc_read_wc_flags(cq) & IBV_WC_WITH_IMM.0 != 0 {
-                    seen += u64::from(u32::from_be(ibv_wc_read_imm_data(cq)));
-                }
-                seen
-            });
+/// The row must be one that was written.
+#[inline(always)]
+unsafe fn received(wc: *const ibv_wc) -> u64 {
+    // SAFETY: the caller's contract; with the flag the union holds immediate data.
+    unsafe {
+        let seen = (*wc).wr_id + u64::from((*wc).status.0) + u64::from((*wc).opcode.0) + u64::from((*wc).byte_len);
+        match (*wc).wc_flags & IBV_WC_WITH_IMM.0 != 0 {
+            true => seen + u64::from(u32::from_be((*wc).__bindgen_anon_1.imm_data)),
+            false => seen,
         }
     }
-    sum
 }
 
 /// # Safety
-/// The objects must be classic ones of the stub.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) unsafe fn loop_sys_poll_cl(o: &Objects, n: u64) -> u64 {
-    let mut rows = [ibv_wc::zeroed(); BATCH];
-    let mut sum = 0;
-    for _ in (0..n).step_by(BATCH) {
-        loop {
-            // SAFETY: the queue exists, there is so much room, and so many rows were written.
-            let taken = unsafe { ibv_poll_cq(o.cq, BATCH as i32, rows.as_mut_ptr()) };
-            if taken <= 0 {
-                break;
-            }
-            for row in 0..taken as usize {
-                // SAFETY: as above; with the flag the union holds immediate data.
+/// The row must be one that was written.
+#[inline(always)]
+unsafe fn all(wc: *const ibv_wc) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        received(wc)
+            + u64::from((*wc).vendor_err)
+            + u64::from((*wc).qp_num)
+            + u64::from((*wc).src_qp)
+            + u64::from((*wc).slid)
+            + u64::from((*wc).sl)
+            + u64::from((*wc).dlid_path_bits)
+    }
+}
+
+/// # Safety
+/// The queue must have these fields.
+#[inline(always)]
+unsafe fn received_ex(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let seen = seen(cq) + u64::from(ibv_wc_read_byte_len(cq));
+        match ibv_wc_read_wc_flags(cq) & IBV_WC_WITH_IMM.0 != 0 {
+            true => seen + u64::from(u32::from_be(ibv_wc_read_imm_data(cq))),
+            false => seen,
+        }
+    }
+}
+
+/// # Safety
+/// The queue must have these fields.
+#[inline(always)]
+unsafe fn all_ex(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        received_ex(cq)
+            + u64::from(ibv_wc_read_vendor_err(cq))
+            + u64::from(ibv_wc_read_qp_num(cq))
+            + u64::from(ibv_wc_read_src_qp(cq))
+            + u64::from(ibv_wc_read_slid(cq))
+            + u64::from(ibv_wc_read_sl(cq))
+            + u64::from(ibv_wc_read_dlid_path_bits(cq))
+    }
+}
+
+macro_rules! poll_ex {
+    ($($name:ident = $seen:ident;)+) => {$(
+        /// # Safety
+        /// The objects must be extended ones of the stub.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(crate) unsafe fn $name(o: &Objects, n: u64) -> u64 {
+            let (cq, mut sum) = (o.cq_ex, 0);
+            for _ in (0..n).step_by(BATCH) {
+                // SAFETY: the queue exists, and was created with these fields.
                 unsafe {
-                    let wc = rows.as_ptr().add(row);
-                    sum += (*wc).wr_id + u64::from((*wc).status.0) + u64::from((*wc).opcode.0);
-                    sum += u64::from((*wc).byte_len);
-                    if (*wc).wc_flags & IBV_WC_WITH_IMM.0 != 0 {
-                        sum += u64::from(u32::from_be((*wc).__bindgen_anon_1.imm_data));
+                    drain_ex!(cq, sum, $seen(cq));
+                }
+            }
+            sum
+        }
+    )+};
+}
+
+poll_ex! {
+    loop_sys_poll_ex = received_ex;
+    loop_sys_all_ex = all_ex;
+}
+
+macro_rules! poll_cl {
+    ($($name:ident = $seen:ident;)+) => {$(
+        /// # Safety
+        /// The objects must be classic ones of the stub.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(crate) unsafe fn $name(o: &Objects, n: u64) -> u64 {
+            let mut rows = [ibv_wc::zeroed(); BATCH];
+            let mut sum = 0;
+            for _ in (0..n).step_by(BATCH) {
+                loop {
+                    // SAFETY: the queue exists, there is so much room, and so many rows were written.
+                    let taken = unsafe { ibv_poll_cq(o.cq, BATCH as i32, rows.as_mut_ptr()) };
+                    if taken <= 0 {
+                        break;
+                    }
+                    for row in 0..taken as usize {
+                        // SAFETY: as above.
+                        sum += unsafe { $seen(rows.as_ptr().add(row)) };
                     }
                 }
             }
+            sum
         }
-    }
-    sum
+    )+};
+}
+
+poll_cl! {
+    loop_sys_poll_cl = received;
+    loop_sys_all_cl = all;
 }

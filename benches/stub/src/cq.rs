@@ -229,6 +229,10 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, wcs: *mut 
             (*wc).byte_len = cqe.byte_len;
             (*wc).__bindgen_anon_1.imm_data = cqe.imm;
             (*wc).qp_num = cqe.qp_num;
+            (*wc).src_qp = cqe.qp_num;
+            (*wc).slid = 0;
+            (*wc).sl = 0;
+            (*wc).dlid_path_bits = 0;
             (*wc).wc_flags = cqe.flags;
         }
         taken += 1;

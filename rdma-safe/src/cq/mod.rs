@@ -6,6 +6,7 @@ mod owned;
 mod poll;
 mod poller;
 mod raw;
+mod standard;
 mod wc;
 
 use std::fmt;
@@ -24,6 +25,7 @@ pub use builder::CompletionQueueBuilder;
 pub(crate) use owned::Standing;
 pub use poll::{CompletionError, Poll, PollError, WorkCompletion};
 pub use poller::Poller;
+pub use standard::StandardFields;
 pub use wc::{WcFields, WcFlags, WcOpcode, WcStatus};
 
 /// A completion queue: `struct ibv_cq_ex`, or `struct ibv_cq` where the provider has no extended queues.

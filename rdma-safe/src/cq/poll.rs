@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use rdma_sys::*;
 
-use super::{CompletionQueue, Mode, WcFields, WcFlags, WcOpcode, WcStatus, rare};
+use super::{CompletionQueue, Mode, StandardFields, WcFields, WcFlags, WcOpcode, WcStatus, rare};
 use crate::{Errno, TagInfo};
 
 /// A completion queue that cannot be used any more.
@@ -210,7 +210,7 @@ pub struct WorkCompletion<'a> {
 }
 
 #[derive(Clone, Copy)]
-enum Row<'a> {
+pub(super) enum Row<'a> {
     /// The queue itself: its cursor stands on the completion for as long as `'a` borrows the `Poll`.
     Extended(NonNull<ibv_cq_ex>),
     Classic(&'a ibv_wc),
@@ -371,6 +371,18 @@ impl WorkCompletion<'_> {
             // SAFETY: with this flag the union holds the key; four bytes are a number in any case.
             Some(unsafe { wc.__bindgen_anon_1.invalidated_rkey })
         })
+    }
+
+    /// Its fields of [`WcFields::STANDARD`], which need not be asked for one by one then; `None` of a queue that was created without one
+    /// of them.
+    #[must_use]
+    #[inline(always)]
+    pub fn standard(&self) -> Option<StandardFields<'_>> {
+        match self.row {
+            Row::Extended(_) if !self.fields.contains(WcFields::STANDARD) => None,
+            // SAFETY: a queue with all of these fields, or a row, which has them anyway.
+            row => Some(unsafe { StandardFields::new(row) }),
+        }
     }
 
     /// Number of the local queue pair.

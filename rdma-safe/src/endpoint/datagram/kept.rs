@@ -31,7 +31,9 @@ impl Kept {
     /// Where the header of the receive with this number goes.
     pub(in crate::endpoint) fn header(&mut self, receive: u64) -> Sge {
         let place = place(receive, self.senders.len());
-        self.senders[place] = None;
+        if let Some(sender) = self.senders.get_mut(place) {
+            *sender = None;
+        }
         let address = self.headers.address() + (place * Grh::LEN) as u64;
         Sge { address, len: Grh::LEN as u32, lkey: self.headers.lkey() }
     }
@@ -39,13 +41,15 @@ impl Kept {
     /// Notes whom the receive with this number has come from.
     pub(in crate::endpoint) fn note(&mut self, receive: u64, completion: &WorkCompletion<'_>) {
         let place = place(receive, self.senders.len());
-        self.senders[place] = completion.src_qp().zip(Arrival::of(completion));
+        if let Some(sender) = self.senders.get_mut(place) {
+            *sender = completion.src_qp().zip(Arrival::of(completion));
+        }
     }
 
     /// Whom the receive with this number, which has completed and is not posted again, has come from.
     pub(super) fn sender(&self, receive: u64) -> Option<Sender> {
         let place = place(receive, self.senders.len());
-        let (qp_num, arrival) = self.senders[place]?;
+        let (qp_num, arrival) = (*self.senders.get(place)?)?;
         // SAFETY: the place is below their number, and headers has as many bytes for each, which are initialised. The device writes
         // those of posted receives only, of which this is none: what was noted is forgotten when one is posted.
         let header = unsafe { self.headers.as_ptr_of(place * Grh::LEN).cast::<[u8; Grh::LEN]>().read() };
@@ -55,11 +59,14 @@ impl Kept {
     /// Keeps the handle that the send with this number goes by.
     pub(in crate::endpoint) fn keep(&mut self, send: u64, handle: &Arc<AddressHandle>) {
         let place = place(send, self.handles.len());
-        self.handles[place] = Some(Arc::clone(handle));
+        if let Some(kept) = self.handles.get_mut(place) {
+            *kept = Some(Arc::clone(handle));
+        }
     }
 }
 
-/// Numbers of a ring begin with 1.
+/// Numbers of a ring begin with 1. It is one of the places, of which there are a power of two; the compiler, which does not know that,
+/// would have a panic where they are indexed.
 fn place(number: u64, places: usize) -> usize {
     (number & !RECEIVE).wrapping_sub(1) as usize & (places - 1)
 }

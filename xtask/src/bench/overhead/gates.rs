@@ -39,6 +39,8 @@ const LIMITS: &[Limit] = &[
     Limit { variant: "raw", rows: &["ex1", "cl1", "ex16", "cl16"], factor: 1.0, more: 0.0 },
     Limit { variant: "raw", rows: &["ud_send", "ud_send_cl"], factor: 1.0, more: 0.0 },
     Limit { variant: "raw", rows: &["rv1", "rv16", "srq_rv1", "srq_rv16"], factor: 1.0, more: 2.0 },
+    Limit { variant: "raw", rows: &["read", "write_imm", "send_inv", "fetch_add"], factor: 1.0, more: 0.0 },
+    Limit { variant: "raw", rows: &["poll_ex", "poll_cl", "all_ex", "all_cl"], factor: 1.0, more: 3.0 },
     Limit { variant: "raw", rows: &["em_ex"], factor: 1.0, more: 0.0 },
     Limit { variant: "raw", rows: &["em_cl"], factor: 1.0, more: 3.0 },
     // A buffer handed over and back.
@@ -59,6 +61,8 @@ const LIMITS: &[Limit] = &[
             "em_cl",
             "poll_ex",
             "poll_cl",
+            "all_ex",
+            "all_cl",
             "read",
             "write_imm",
             "send_inv",
