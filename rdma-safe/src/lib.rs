@@ -134,8 +134,8 @@ pub use post::{
 };
 pub use qp::{
     AttributeMask, ConnectOptions, DataInOrder, Ece, InitOptions, ModifyError, QueuePair, QueuePairAddress,
-    QueuePairAttributes, QueuePairBuilder, QueuePairCapacity, QueuePairState, QueuePairType, RateLimit, Transition,
-    WrOpcode, XrcTarget,
+    QueuePairAttributes, QueuePairBuilder, QueuePairCapacity, QueuePairFlags, QueuePairState, QueuePairType, RateLimit,
+    Transition, WrOpcode, XrcTarget,
 };
 pub use quirks::Quirks;
 pub use rate::Rate;

@@ -37,6 +37,7 @@ mod raw;
 mod raw_failures;
 mod raw_handles;
 mod raw_limits;
+mod raw_packets;
 mod shared_channel;
 mod shared_receives;
 mod steering;

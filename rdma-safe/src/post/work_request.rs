@@ -15,6 +15,10 @@ bitflags! {
         const SIGNALED = IBV_SEND_SIGNALED.0;
         /// Wakes a peer that waits for solicited events only.
         const SOLICITED = IBV_SEND_SOLICITED.0;
+        /// The device puts in the checksums of IPv4, and of TCP or UDP; of devices with
+        /// [`UD_IP_CSUM`](crate::DeviceCapabilities::UD_IP_CSUM) or [`RAW_IP_CSUM`](crate::DeviceCapabilities::RAW_IP_CSUM), by the type
+        /// of the queue pair. Others ignore it or fail the work.
+        const IP_CSUM = IBV_SEND_IP_CSUM.0;
     }
 }
 
@@ -63,6 +67,9 @@ impl SendOps {
 
     /// All of an unreliable connection: send and write, with and without immediate data.
     pub const UC: SendOps = SendOps::BASIC.difference(SendOps::RDMA_READ);
+
+    /// What every device has of raw packets: send.
+    pub const RAW_PACKET: SendOps = SendOps::SEND;
 
     /// All of unreliable datagrams: send, with and without immediate data.
     pub const UD: SendOps = SendOps::SEND.union(SendOps::SEND_WITH_IMM);

@@ -61,7 +61,8 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     /// Type: [`QueuePairType::RC`], which it is unless set, [`QueuePairType::UC`], [`QueuePairType::UD`] or
-    /// [`QueuePairType::XRC_SEND`], which only sends: it does not use the completion queue for receives.
+    /// [`QueuePairType::XRC_SEND`], which only sends: it does not use the completion queue for receives. Privileged users
+    /// (CAP_NET_RAW) can build [`QueuePairType::RAW_PACKET`].
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = qp_type;
         self
@@ -170,6 +171,7 @@ impl<'a> QueuePairBuilder<'a> {
         if self.options.max_tso_header > 0 && !all.contains(SendOps::TSO) {
             return Err(Error::UnsupportedOperations { ops: SendOps::TSO });
         }
+        self.options.check(self.pd.context())?;
         if self.is_extended() {
             let tries = match self.ops {
                 Some(ops) => vec![ops],
@@ -199,7 +201,7 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     pub(super) fn all_operations(&self) -> Result<SendOps> {
-        let instead = "those of the types RC, UC, UD and XRC_SEND can be built, and XrcDomain::create_target makes the other end of XRC";
+        let instead = "those of the types RC, UC, UD, RAW_PACKET and XRC_SEND can be built, and XrcDomain::create_target makes the other end of XRC";
         let error = Error::WrongType { what: "QueuePairBuilder", qp_type: self.qp_type, instead };
         available(self.pd.context(), self.qp_type).ok_or(error)
     }
@@ -291,6 +293,9 @@ impl<'a> QueuePairBuilder<'a> {
 
     fn error(&self, errno: Errno, device: &crate::DeviceAttributes) -> Error {
         if errno.is_unsupported() {
+            if self.qp_type == QueuePairType::RAW_PACKET {
+                return self.pd.context().unsupported("raw packet queue pairs");
+            }
             if let Some(ops) = self.ops {
                 return Error::UnsupportedOperations { ops };
             }

@@ -298,9 +298,9 @@ impl QueuePair {
     ///
     /// # Errors
     /// Those of [`Context::query_port`], [`Context::gid`] and [`Context::recommended_gid`]; [`Error::Modify`]; [`Error::WrongType`] on
-    /// UD queue pairs.
+    /// UD and RAW_PACKET queue pairs.
     pub fn init(&mut self, options: &InitOptions) -> Result<QueuePairAddress> {
-        self.require("QueuePair::init", self.qp_type() != QueuePairType::UD, "use QueuePair::init_datagrams")?;
+        self.require("QueuePair::init", self.has_peer(), "use QueuePair::init_datagrams or init_packets")?;
         let local = Local::resolve(self.context(), options)?;
         self.init_as(local, options)
     }
@@ -347,7 +347,11 @@ impl QueuePair {
         Ok(local.route(remote, options))
     }
 
-    fn require(&self, what: &'static str, fits: bool, instead: &'static str) -> Result<()> {
+    fn has_peer(&self) -> bool {
+        ![QueuePairType::UD, QueuePairType::RAW_PACKET].contains(&self.qp_type())
+    }
+
+    pub(super) fn require(&self, what: &'static str, fits: bool, instead: &'static str) -> Result<()> {
         if fits { Ok(()) } else { Err(Error::WrongType { what, qp_type: self.qp_type(), instead }) }
     }
 
@@ -364,7 +368,7 @@ impl QueuePair {
     /// made anew.
     pub fn connect(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
         let instead = "use QueuePair::address_of and ProtectionDomain::address_handle";
-        self.require("QueuePair::connect", self.qp_type() != QueuePairType::UD, instead)?;
+        self.require("QueuePair::connect", self.has_peer(), instead)?;
         let Some(local) = self.local else { return Err(Error::NotInitialised) };
         let [rtr, rts] = local.to_peer(self.context(), self.qp_type(), remote, options);
         self.modify(&rtr)?;

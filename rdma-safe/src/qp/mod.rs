@@ -11,6 +11,7 @@ mod operations;
 mod options;
 mod rate_limit;
 mod raw;
+mod raw_packet;
 mod state;
 mod target;
 
@@ -36,6 +37,7 @@ pub use connect::{ConnectOptions, InitOptions, QueuePairAddress};
 pub use data_order::{DataInOrder, WrOpcode};
 pub use ece::Ece;
 pub use modify::ModifyError;
+pub use options::QueuePairFlags;
 pub use rate_limit::RateLimit;
 pub use state::{QueuePairState, QueuePairType};
 pub use target::XrcTarget;

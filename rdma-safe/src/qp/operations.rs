@@ -19,7 +19,7 @@ pub(super) fn available(context: &Context, qp_type: QueuePairType) -> Option<Sen
         let atomic_write = qp_type == QueuePairType::RC && can(DeviceCapabilities::ATOMIC_WRITE);
         ops.set(SendOps::ATOMIC_WRITE, atomic_write);
     }
-    if qp_type == QueuePairType::UD {
+    if matches!(qp_type, QueuePairType::UD | QueuePairType::RAW_PACKET) {
         ops.set(SendOps::TSO, device.segmentation_offload().is_some_and(|tso| tso.qp_types.contains(qp_type)));
     }
     Some(ops)
@@ -46,6 +46,7 @@ fn basic(qp_type: QueuePairType) -> Option<SendOps> {
         QueuePairType::RC | QueuePairType::XRC_SEND => Some(SendOps::RC),
         QueuePairType::UC => Some(SendOps::UC),
         QueuePairType::UD => Some(SendOps::UD),
+        QueuePairType::RAW_PACKET => Some(SendOps::RAW_PACKET),
         _ => None,
     }
 }

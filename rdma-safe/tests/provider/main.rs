@@ -39,6 +39,7 @@ mod queue_pair_options;
 mod quirks;
 mod raw_handles;
 mod raw_operations;
+mod raw_packets;
 mod receive_pool;
 mod rings;
 mod shared_receives;

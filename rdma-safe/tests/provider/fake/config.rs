@@ -30,6 +30,8 @@ pub(crate) struct Config {
     pub(crate) moderation: Option<(u16, u16)>,
     /// Multicast groups that there can be; without any there is no multicast.
     pub(crate) groups: i32,
+    /// Whether there are raw packet queue pairs.
+    pub(crate) raw_packets: bool,
     /// Whether there are extended reliable connections.
     pub(crate) xrc: bool,
     /// Whether there are work queues, receive-side scaling, flows and counters.
@@ -168,6 +170,7 @@ impl Default for Config {
             srqs: true,
             srq_resize: true,
             groups: 16,
+            raw_packets: true,
             xrc: true,
             steering: false,
             comp_cntrs: None,

@@ -215,6 +215,12 @@ impl State {
             return End::Failed { status: IBV_WC_LOC_PROT_ERR };
         };
         let done = End::Done { byte_len: bytes.len() as u32 };
+        if self.qps[&address].qp_type == IBV_QPT_RAW_PACKET {
+            for packet in packets(wr, &bytes) {
+                self.deliver_packet(address, wr, &packet);
+            }
+            return done;
+        }
         if is_datagram {
             for packet in packets(wr, &bytes) {
                 self.deliver_datagram(address, wr, &packet);
@@ -395,7 +401,7 @@ impl State {
         self.push_cqe(cq, cqe, false);
     }
 
-    fn complete_recv(&mut self, address: usize, receive: &RecvWr, cqe: Cqe, cause: &SendWr) {
+    pub(super) fn complete_recv(&mut self, address: usize, receive: &RecvWr, cqe: Cqe, cause: &SendWr) {
         let mut cqe = cqe;
         if cqe.status == IBV_WC_SUCCESS.0 {
             match cause.opcode {

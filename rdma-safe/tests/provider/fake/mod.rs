@@ -198,6 +198,11 @@ impl Fake {
         self.with(|state| std::mem::take(&mut state.rate_limits))
     }
 
+    /// Flags and source numbers of the queue pairs that were created with some.
+    pub(crate) fn take_create_flags(&self) -> Vec<(u32, u32)> {
+        self.with(|state| std::mem::take(&mut state.create_flags))
+    }
+
     /// What was flushed, and forgets it.
     pub(crate) fn take_flushes(&self) -> Vec<Flush> {
         self.with(|state| std::mem::take(&mut state.flushes))

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use rdma_sys::*;
 
-use super::engine::{End, SendWr};
+use super::engine::{Cqe, End, SendWr};
 use super::memory::{read, write};
 use super::post::{build, build_with};
 use super::state::{State, enter};
@@ -107,5 +107,30 @@ impl State {
         }
         self.flushes.push(flush);
         End::Done { byte_len: 0 }
+    }
+
+    /// To every other raw packet queue pair of the port, as of a hub; what finds no receive is dropped.
+    pub(super) fn deliver_packet(&mut self, address: usize, wr: &SendWr, bytes: &[u8]) {
+        let port = self.qps[&address].attr.port_num;
+        let takes = |state| matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD);
+        let others = self.qps.iter().filter(|(other, qp)| {
+            **other != address && qp.qp_type == IBV_QPT_RAW_PACKET && qp.attr.port_num == port && takes(qp.state)
+        });
+        let others: Vec<usize> = others.map(|(other, _)| *other).collect();
+        for other in others {
+            let Some(receive) = self.take_receive(other) else { continue };
+            let memory = self.receive_domain(other);
+            let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
+            let status = if room < bytes.len() as u64 {
+                IBV_WC_LOC_LEN_ERR
+            } else if self.scatter(memory, &receive.sges, bytes).is_none() {
+                IBV_WC_LOC_PROT_ERR
+            } else {
+                IBV_WC_SUCCESS
+            };
+            let byte_len = bytes.len() as u32;
+            let cqe = Cqe { status: status.0, opcode: IBV_WC_RECV.0, byte_len, ..Cqe::default() };
+            self.complete_recv(other, &receive, cqe, wr);
+        }
     }
 }

@@ -42,6 +42,7 @@ fn belongs(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> bool {
     let datagram = matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM);
     match qp_type {
         IBV_QPT_UD => datagram || opcode == IBV_WR_TSO,
+        IBV_QPT_RAW_PACKET => matches!(opcode, IBV_WR_SEND | IBV_WR_TSO),
         IBV_QPT_UC => datagram || matches!(opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM),
         _ => !matches!(opcode, IBV_WR_TSO | IBV_WR_FLUSH | IBV_WR_ATOMIC_WRITE),
     }
@@ -153,7 +154,7 @@ impl State {
         if qp.sq_posted - qp.sq_reclaimed >= u64::from(qp.cap.max_send_wr) {
             return Err(libc::ENOMEM);
         }
-        let known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
+        let known = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE | IBV_SEND_IP_CSUM;
         if raw.send_flags & !known.0 != 0 {
             self.violation(format!("ibv_post_send with flags {:#x}", raw.send_flags));
         }

@@ -41,6 +41,7 @@ fn table() -> &'static [Row] {
             "RC" => IBV_QPT_RC,
             "UC" => IBV_QPT_UC,
             "UD" => IBV_QPT_UD,
+            "RAW_PACKET" => IBV_QPT_RAW_PACKET,
             "XRC_SEND" => IBV_QPT_XRC_SEND,
             "XRC_RECV" => IBV_QPT_XRC_RECV,
             _ => return None,
@@ -72,7 +73,10 @@ pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *m
             return state.create_rss_qp(&wanted, device);
         }
         let has = |flag: ibv_qp_init_attr_mask| wanted.comp_mask & flag.0 != 0;
-        let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
+        let known = IBV_QP_INIT_ATTR_PD
+            | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+            | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+            | IBV_QP_INIT_ATTR_CREATE_FLAGS;
         if wanted.comp_mask & !known.0 != 0 {
             return null(libc::EOPNOTSUPP);
         }
@@ -88,6 +92,9 @@ pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *m
             sq_sig_all: wanted.sq_sig_all,
         };
         let raw = create(state, "create_qp_ex", wanted.pd, &classic, ops);
+        if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && !raw.is_null() {
+            state.create_flags.push((wanted.create_flags, wanted.source_qpn));
+        }
         if let Some(qp) = state.qps.get_mut(&raw.addr()) {
             qp.max_tso_header = max_tso_header;
         }
@@ -125,6 +132,9 @@ fn create(
     }
     if sends_only && (!wanted.recv_cq.is_null() || srq.is_some() || wanted.cap.max_recv_wr > 0) {
         state.violation(format!("{verb} of a queue pair that only sends with a receive queue"));
+    }
+    if wanted.qp_type == IBV_QPT_RAW_PACKET && !state.config.raw_packets {
+        return null(libc::EOPNOTSUPP);
     }
     if sends_only && !state.config.xrc {
         return null(libc::EOPNOTSUPP);
@@ -232,6 +242,7 @@ fn possible(qp_type: ibv_qp_type) -> u64 {
     let uc = sends | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
     match qp_type {
         IBV_QPT_UD => ud.0.into(),
+        IBV_QPT_RAW_PACKET => (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO).0.into(),
         IBV_QPT_UC => uc.0.into(),
         _ => !u64::from(IBV_QP_EX_WITH_TSO.0),
     }

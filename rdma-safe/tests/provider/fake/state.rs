@@ -167,6 +167,8 @@ pub(super) struct State {
     pub(super) dmabufs: Vec<(u64, usize, u64)>,
     pub(super) rate_limits: Vec<ibv_qp_rate_limit_attr>,
     pub(super) flushes: Vec<Flush>,
+    /// Flags and source numbers that queue pairs were created with.
+    pub(super) create_flags: Vec<(u32, u32)>,
     pub(super) contexts: BTreeMap<usize, Context>,
     pub(super) pds: BTreeMap<usize, Pd>,
     pub(super) mrs: BTreeMap<usize, Mr>,
@@ -234,6 +236,7 @@ impl State {
             dmabufs: Vec::new(),
             rate_limits: Vec::new(),
             flushes: Vec::new(),
+            create_flags: Vec::new(),
             contexts: BTreeMap::new(),
             pds: BTreeMap::new(),
             mrs: BTreeMap::new(),
