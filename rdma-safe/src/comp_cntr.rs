@@ -102,8 +102,8 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: every queue pair that it is attached to holds an `Arc` of it, so none is left; one whose destruction failed has leaked
-        // its `Arc`.
+        // SAFETY: every queue pair that it is attached to holds an `Arc` of it, so none is left; one whose destruction failed has
+        // leaked its `Arc`.
         if check(unsafe { (self.calls.destroy)(self.raw.as_ptr()) }).is_ok() {
             // SAFETY: dropped here only, and not used after. Otherwise it stays, as the counter does.
             unsafe { ManuallyDrop::drop(&mut self.context) }
@@ -257,12 +257,13 @@ impl fmt::Debug for CompletionCounter {
 pub(crate) struct Attached(Mutex<Vec<CompletionCounter>>);
 
 impl QueuePair {
-    /// Lets `counter` count `operations` of this queue pair from here on: `ibv_qp_attach_comp_cntr(3)`. Each operation has one counter at
-    /// most, and a counter any number of queue pairs.
+    /// Lets `counter` count `operations` of this queue pair from here on: `ibv_qp_attach_comp_cntr(3)`. Each operation has one
+    /// counter at most, and a counter any number of queue pairs.
     ///
     /// # Errors
-    /// [`Error::ForeignContext`]; [`Error::TooLate`] in other states than RESET and INIT; [`Error::Unsupported`] for operations that are
-    /// not among [`CompletionCounterCaps::operations`]; [`Error::Verb`], with `EBUSY` for those that have a counter already.
+    /// [`Error::ForeignContext`]; [`Error::TooLate`] in other states than RESET and INIT; [`Error::Unsupported`] for operations
+    /// that are not among [`CompletionCounterCaps::operations`]; [`Error::Verb`], with `EBUSY` for those that have a counter
+    /// already.
     #[doc(alias = "ibv_qp_attach_comp_cntr")]
     pub fn attach_counter(&mut self, counter: &CompletionCounter, operations: CountedOperations) -> Result<()> {
         let context = self.context();

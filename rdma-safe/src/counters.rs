@@ -23,8 +23,8 @@ named! {
 
 const FEATURE: &str = "counters of flows";
 
-/// A set of counters: `struct ibv_counters`. Made by [`Context::create_counters`]. Clones share it, and so can flows, whose packets are
-/// then counted together.
+/// A set of counters: `struct ibv_counters`. Made by [`Context::create_counters`]. Clones share it, and so can flows, whose packets
+/// are then counted together.
 #[derive(Clone)]
 pub struct Counters {
     inner: Arc<Inner>,
@@ -98,8 +98,8 @@ impl Counters {
             .map_err(|errno| self.context().feature_error("ibv_attach_counters_point_flow", FEATURE, errno))
     }
 
-    /// Reads the first values, as many as `values` has room for: `ibv_read_counters(3)`. With `cached` those do that the driver has at
-    /// hand.
+    /// Reads the first values, as many as `values` has room for: `ibv_read_counters(3)`. With `cached` those do that the driver has
+    /// at hand.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported); [`Error::Verb`](crate::Error::Verb), among others with `EINVAL` for fewer

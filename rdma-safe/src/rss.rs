@@ -48,8 +48,9 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl ProtectionDomain {
-    /// Starts describing a queue pair that spreads packets over the work queues of `table`: the hash of `fields` of the packet, with
-    /// `key`, chooses the entry. Devices want a key of 40 bytes for the Toeplitz hash. Without fields, all go to the first entry.
+    /// Starts describing a queue pair that spreads packets over the work queues of `table`: the hash of `fields` of the packet,
+    /// with `key`, chooses the entry. Devices want a key of 40 bytes for the Toeplitz hash. Without fields, all go to the first
+    /// entry.
     pub fn rss_queue_pair<'a>(
         &'a self,
         table: &'a IndirectionTable,
@@ -77,9 +78,9 @@ impl RssQueuePairBuilder<'_> {
     /// Creates the queue pair.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where there is no [`ReceiveSideScaling`](crate::ReceiveSideScaling); [`Error::ForeignContext`] when the
-    /// table belongs to another context; [`Error::WrongType`]; [`Error::RxHash`] for a hash that the device has not, or a key longer
-    /// than 255 bytes, and when the provider refuses.
+    /// [`Error::Unsupported`] where there is no [`ReceiveSideScaling`](crate::ReceiveSideScaling); [`Error::ForeignContext`] when
+    /// the table belongs to another context; [`Error::WrongType`]; [`Error::RxHash`] for a hash that the device has not, or a key
+    /// longer than 255 bytes, and when the provider refuses.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn build(self) -> Result<RssQueuePair> {
         let context = self.pd.context();
@@ -138,12 +139,15 @@ impl RssQueuePair {
     ///
     /// # Safety
     /// `raw` must be a queue pair that exists, made in `pd` with `table`, and with no multicast group, flow or completion counter.
-    /// Nobody else may change or destroy it from here on, and its `qp_context` must be none that another queue pair of this process
-    /// has.
+    /// Nobody else may change or destroy it, or read its events, from here on.
     #[must_use]
     pub unsafe fn from_raw(pd: &ProtectionDomain, table: &IndirectionTable, raw: NonNull<ibv_qp>) -> Self {
-        // SAFETY: the caller's contract; copies of fields that are set at creation.
-        let (id, qp_type) = unsafe { (QpId::from_context((*raw.as_ptr()).qp_context), (*raw.as_ptr()).qp_type) };
+        let id = QpId::next();
+        // SAFETY: the caller's contract. Nobody but the reader of events, who copies it, looks at the field.
+        let qp_type = unsafe {
+            (*raw.as_ptr()).qp_context = id.to_context();
+            (*raw.as_ptr()).qp_type
+        };
         let (parents, qp_type) = (Some((pd.clone(), table.clone())), QueuePairType(qp_type.0));
         RssQueuePair { shared: Arc::new(Shared { raw, parents, id, qp_type }) }
     }
@@ -176,7 +180,8 @@ impl RssQueuePair {
     pub fn modify(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
         let (mut raw, mask) = (attributes.raw, attributes.mask);
         let context = self.context();
-        // SAFETY: the queue pair is valid and borrowed mutably, and the attributes, for the duration of the call, are those of the mask.
+        // SAFETY: the queue pair is valid and borrowed mutably, and the attributes, for the duration of the call, are those of the
+        // mask.
         check(unsafe { (context.verbs().ibv_modify_qp)(self.as_raw(), &mut raw, mask.bits() as std::ffi::c_int) })
             .map_err(|errno| {
                 context.feature_error("ibv_modify_qp", "changing queue pairs with an indirection table", errno)
@@ -232,8 +237,8 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Some(parents) = self.parents.take() else { return };
-        // SAFETY: every handle and flow holds an `Arc` of this, so none is left. It has no completion queue, whose lock somebody could
-        // hold.
+        // SAFETY: every handle and flow holds an `Arc` of this, so none is left. It has no completion queue, whose lock somebody
+        // could hold.
         if check(unsafe { (parents.0.context().verbs().ibv_destroy_qp)(self.raw.as_ptr()) }).is_err() {
             // It still exists: what it belongs to must outlive it.
             std::mem::forget(parents);

@@ -106,7 +106,7 @@ fn objects_of_other_code_carry_messages_and_are_destroyed_once() {
                 assert_eq!(channel.wait(DEADLINE).unwrap(), Some(cq.id()), "{mode}: the event names the adopted queue");
 
                 // Given up, used by other code, and adopted again in the state that it is in.
-                let raw = qp.into_raw();
+                let raw = qp.into_raw().unwrap();
                 let mut qp = pd.queue_pair(&cq, &cq).classic(mode.classic_qp).from_raw(raw).unwrap();
                 assert_eq!(qp.state(), QueuePairState::RTS, "{mode}");
                 send(&mut qp, &mut cq, &mr, 6);

@@ -216,8 +216,8 @@ impl<I: Interface> Endpoint<I> {
     /// Destroys the queue pair, and returns the buffers of all work that was not handed out, done or not.
     ///
     /// # Errors
-    /// [`Error::Verb`](crate::Error::Verb) when the queue pair cannot be destroyed; the buffers are then leaked, as the device
-    /// may still use them.
+    /// [`Error::Verb`](crate::Error::Verb) when the queue pair cannot be destroyed, and [`Error::InUse`](crate::Error::InUse) while
+    /// there are [`Flow`](crate::Flow)s to it; the buffers are then leaked, as the device may still use them.
     pub fn close(mut self) -> Result<Vec<Buffer>> {
         self.live.destroy()?;
         let Live { sends, receives, .. } = &mut self.live;

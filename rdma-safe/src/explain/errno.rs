@@ -44,6 +44,12 @@ impl Error {
             Error::ResizeSharedReceiveQueue { errno, .. } | Error::LimitSharedReceiveQueue { errno, .. } => {
                 ("ibv_modify_srq", errno)
             }
+            Error::Multicast { verb, errno, .. } => (*verb, errno),
+            Error::CreateWorkQueue { errno, .. } => ("ibv_create_wq", errno),
+            Error::ModifyWorkQueue { errno, .. } => ("ibv_modify_wq", errno),
+            Error::IndirectionTable { errno, .. } => ("ibv_create_rwq_ind_table", errno),
+            Error::RxHash { errno, .. } => ("ibv_create_qp_ex", errno),
+            Error::CreateFlow { errno, .. } => ("ibv_create_flow", errno),
             Error::Modify(error) => match &**error {
                 ModifyError::Refused { errno, .. } => ("ibv_modify_qp", errno),
                 _ => return None,

@@ -12,8 +12,8 @@ use crate::errno::{check, check_ptr};
 use crate::{Context, Errno, Result};
 
 bitflags::bitflags! {
-    /// Options of ESP: `enum ib_uverbs_flow_action_esp_flags`. Without any, it is decryption in the tunnel mode, with headers left as
-    /// they are.
+    /// Options of ESP: `enum ib_uverbs_flow_action_esp_flags`. Without any, it is decryption in the tunnel mode, with headers left
+    /// as they are.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct EspFlags: u32 {
         /// The device adds and removes the ESP header and trailer, too.
@@ -161,7 +161,8 @@ impl fmt::Debug for EspAction {
 
 const FEATURE: &str = "flow actions of ESP";
 
-/// What is done to the packets of flows: `struct ibv_flow_action`. Clones share it, and so can flows: [`FlowRule::action`](crate::FlowRule::action).
+/// What is done to the packets of flows: `struct ibv_flow_action`. Clones share it, and so can flows:
+/// [`FlowRule::action`](crate::FlowRule::action).
 #[derive(Clone)]
 pub struct FlowAction {
     inner: Arc<Inner>,
@@ -193,7 +194,8 @@ impl FlowAction {
     /// Takes over an action that was made elsewhere, and destroys it when it is dropped.
     ///
     /// # Safety
-    /// `raw` must be an action of `context` that exists, and no flow may have it. Nobody else may change or destroy it from here on.
+    /// `raw` must be an action of `context` that exists, and no flow may have it. Nobody else may change or destroy it from here
+    /// on.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_flow_action>) -> Self {
         let context = ManuallyDrop::new(context.clone());

@@ -6,10 +6,10 @@ use rdma_sys::*;
 
 /// `struct ibv_flow_attr`, and right behind it the specifications, each as long as its `size` says.
 ///
-/// The attributes have 20 bytes, which need an alignment of 4, and the specifications need one of 4 or 8. In C one declares a packed
-/// structure, and the pointers in it lie where they happen to. Here the first specification is at an address that is a multiple of 8:
-/// the attributes begin 4 bytes behind one. The sizes of specifications are multiples of 8, except that of a tag, which is to be the
-/// last.
+/// The attributes have 20 bytes, which need an alignment of 4, and the specifications need one of 4 or 8. In C one declares a
+/// packed structure, and the pointers in it lie where they happen to. Here the first specification is at an address that is a
+/// multiple of 8: the attributes begin 4 bytes behind one. The sizes of specifications are multiples of 8, except that of a tag,
+/// which is to be the last.
 pub(super) struct Buffer {
     words: Vec<MaybeUninit<u64>>,
 }
@@ -39,9 +39,9 @@ impl Buffer {
         let attr = ibv_flow_attr { size: size as u16, num_of_specs, ..attr };
         let mut words = vec![MaybeUninit::new(0_u64); (START + size).div_ceil(8)];
         let start = words.as_mut_ptr().cast::<u8>();
-        // SAFETY: there is room for `START + size` bytes, which are the attributes, at a multiple of 4 by the assertion above, and the
-        // specifications. A size is that of the member that was set, and at most that of the union, so that many bytes can be copied;
-        // padding among them stays what it is, and nobody here reads it.
+        // SAFETY: there is room for `START + size` bytes, which are the attributes, at a multiple of 4 by the assertion above, and
+        // the specifications. A size is that of the member that was set, and at most that of the union, so that many bytes can be
+        // copied; padding among them stays what it is, and nobody here reads it.
         unsafe {
             start.add(START).cast::<ibv_flow_attr>().write(attr);
             let mut to = start.add(START + ATTR);

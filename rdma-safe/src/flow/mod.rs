@@ -145,8 +145,8 @@ impl FlowRule {
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device lacks [`DeviceCapabilities::MANAGED_FLOW_STEERING`]; [`Error::WrongType`] unless the
-    /// target is of the type UD or RAW_PACKET; [`Error::NoSuchPort`]; [`Error::ForeignContext`] when an action or counters belong to
-    /// another context; [`Error::CreateFlow`].
+    /// target is of the type UD or RAW_PACKET; [`Error::NoSuchPort`]; [`Error::ForeignContext`] when an action or counters belong
+    /// to another context; [`Error::CreateFlow`].
     #[doc(alias = "ibv_create_flow")]
     pub fn steer(self, target: &impl FlowTarget) -> Result<Flow> {
         let target = target.target();
@@ -314,8 +314,8 @@ impl Flow {
     /// Takes over a flow that was made elsewhere, and ends it when it is dropped.
     ///
     /// # Safety
-    /// `raw` must be a flow that exists, leads to `target`, and has no other actions and counters than these. Nobody else may destroy
-    /// it from here on.
+    /// `raw` must be a flow that exists, leads to `target`, and has no other actions and counters than these. Nobody else may
+    /// destroy it from here on.
     #[must_use]
     pub unsafe fn from_raw(
         raw: NonNull<ibv_flow>,

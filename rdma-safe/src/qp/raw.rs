@@ -81,9 +81,11 @@ impl QueuePairBuilder<'_> {
 
 impl QueuePair {
     /// Gives it up: it is the caller's to destroy, and does not keep its domain and queues any more. A batch that was forgotten is
-    /// aborted first.
-    #[must_use]
-    pub fn into_raw(mut self) -> NonNull<ibv_qp> {
+    /// aborted first. It stays in its multicast groups, and has to leave them before it can be destroyed.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it: it is destroyed when the last of them is gone.
+    pub fn into_raw(mut self) -> Result<NonNull<ibv_qp>> {
         self.send.abort();
         let QueuePair { send, recv, shared, .. } = self;
         drop((send, recv));
@@ -91,9 +93,9 @@ impl QueuePair {
             Some(mut shared) => {
                 // Nothing is left to be destroyed by.
                 drop(shared.parents.take());
-                shared.raw
+                Ok(shared.raw)
             }
-            None => unreachable!("the two queues held the only other references"),
+            None => Err(Error::InUse { object: "queue pair", by: "flows" }),
         }
     }
 

@@ -33,7 +33,8 @@ named! {
 }
 
 bitflags::bitflags! {
-    /// Options of work queues: `enum ibv_wq_flags`. [`RawPacketCapabilities`](crate::RawPacketCapabilities) has those of the device.
+    /// Options of work queues: `enum ibv_wq_flags`. [`RawPacketCapabilities`](crate::RawPacketCapabilities) has those of the
+    /// device.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct WorkQueueFlags: u32 {
         /// Packets come without their VLAN tag.
@@ -54,8 +55,8 @@ bitflags::bitflags! {
 /// It receives nothing by itself: an [`IndirectionTable`] of work queues belongs to an [`RssQueuePair`](crate::RssQueuePair), which
 /// gives each packet to one of them. It starts in RESET, and takes receives once it is in RDY: [`WorkQueue::ready`].
 ///
-/// The handle is exclusive, as that of a [`SharedReceiveQueue`](crate::SharedReceiveQueue). The queue is destroyed when the handle and
-/// the tables that it is in are gone: see [`WorkQueue::destroy`].
+/// The handle is exclusive, as that of a [`SharedReceiveQueue`](crate::SharedReceiveQueue). The queue is destroyed when the handle
+/// and the tables that it is in are gone: see [`WorkQueue::destroy`].
 pub struct WorkQueue {
     chain: RecvChain<WorkQueue>,
     max_wr: u32,
@@ -88,8 +89,8 @@ impl WorkQueue {
     ///
     /// # Safety
     /// `raw` must be a receive work queue that exists, made in `pd` and completing to `cq`, with room for `max_wr` work requests of
-    /// `max_sge` elements; no table may have it. Nobody else may use or destroy it from here on, and its `wq_context` must be none
-    /// that another work queue of this process has.
+    /// `max_sge` elements and its `post_recv` set; no table may have it. Nobody else may use or destroy it, or read its events, from
+    /// here on.
     pub unsafe fn from_raw(
         pd: &ProtectionDomain,
         cq: &CompletionQueue,
@@ -97,8 +98,12 @@ impl WorkQueue {
         max_wr: u32,
         max_sge: u32,
     ) -> Self {
-        // SAFETY: the caller's contract; copies of single fields.
-        let (state, id) = unsafe { ((*raw.as_ptr()).state, WqId::from_context((*raw.as_ptr()).wq_context)) };
+        let id = WqId::next();
+        // SAFETY: the caller's contract. Nobody but the reader of events, who copies it, looks at the field.
+        let state = unsafe {
+            (*raw.as_ptr()).wq_context = id.to_context();
+            (*raw.as_ptr()).state
+        };
         let shared = Shared { raw, parents: Some(Parents { pd: pd.clone(), cq: cq.shared().clone() }), id };
         // SAFETY: the caller's contract.
         unsafe { WorkQueue::new(shared, (max_wr, max_sge), 64, WorkQueueState(state.0)) }
@@ -195,8 +200,8 @@ impl WorkQueue {
     /// Posts one receive: `ibv_post_wq_recv`.
     ///
     /// # Errors
-    /// [`PostError::WorkQueueNotReady`] in RESET; [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when the
-    /// provider failed otherwise.
+    /// [`PostError::WorkQueueNotReady`] in RESET; [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when
+    /// the provider failed otherwise.
     ///
     /// # Safety
     /// See [`RecvBatch`].
@@ -255,9 +260,9 @@ impl WorkQueue {
     /// After success the memory of its receives is free again.
     ///
     /// # Errors
-    /// [`Error::InUse`] while it is in tables: it is destroyed when the last of them is gone. [`Error::PolledHere`] when this thread
-    /// holds a cursor on its completion queue: it is destroyed when the cursor moves on or goes. [`Error::Verb`] with the provider's
-    /// answer; the object, and all it depends on, then stays until the process ends.
+    /// [`Error::InUse`] while it is in tables: it is destroyed when the last of them is gone. [`Error::PolledHere`] when this
+    /// thread holds a cursor on its completion queue: it is destroyed when the cursor moves on or goes. [`Error::Verb`] with the
+    /// provider's answer; the object, and all it depends on, then stays until the process ends.
     #[doc(alias = "ibv_destroy_wq")]
     pub fn destroy(self) -> Result<()> {
         let WorkQueue { chain, shared, .. } = self;
@@ -284,8 +289,8 @@ impl Shared {
         self.parents.as_ref().expect("only `release` takes them")
     }
 
-    /// Destroys the queue now or, if that would wait for a lock that this very thread holds, when the lock is released. On failure all
-    /// it depends on is leaked, since the device may still use it.
+    /// Destroys the queue now or, if that would wait for a lock that this very thread holds, when the lock is released. On failure
+    /// all it depends on is leaked, since the device may still use it.
     fn release(mut self) -> Result<()> {
         let Some(parents) = self.parents.take() else { return Ok(()) };
         if parents.cq.is_polled_here() {
@@ -293,8 +298,8 @@ impl Shared {
             cq.defer(Box::new(Shared { raw: self.raw, parents: Some(parents), id: self.id }));
             return Err(Error::PolledHere { verb: "ibv_destroy_wq" });
         }
-        // SAFETY: no table and no handle is left, as each holds an `Arc` of this, and `parents` were just taken, so this happens once.
-        // Every asynchronous event was acknowledged as it was read (`AsyncEvents`), so this does not block for long.
+        // SAFETY: no table and no handle is left, as each holds an `Arc` of this, and `parents` were just taken, so this happens
+        // once. Every asynchronous event was acknowledged as it was read (`AsyncEvents`), so this does not block for long.
         check(unsafe { ibv_destroy_wq(self.raw.as_ptr()) }).map_err(|errno| {
             let error = parents.pd.context().verb_error("ibv_destroy_wq", errno);
             std::mem::forget(parents);

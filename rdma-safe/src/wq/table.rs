@@ -13,7 +13,8 @@ use crate::{Context, Error, Result};
 
 /// A table of work queues, which the hash of a packet chooses from: `struct ibv_rwq_ind_table`. Clones share it.
 ///
-/// It keeps its work queues. It is destroyed when the last clone and the last [`RssQueuePair`](crate::RssQueuePair) with it are gone.
+/// It keeps its work queues. It is destroyed when the last clone and the last [`RssQueuePair`](crate::RssQueuePair) with it are
+/// gone.
 #[derive(Clone)]
 pub struct IndirectionTable {
     inner: Arc<Inner>,
@@ -32,7 +33,8 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: every queue pair with it holds an `Arc` of it, so none is left; one whose destruction failed has leaked its `Arc`.
+        // SAFETY: every queue pair with it holds an `Arc` of it, so none is left; one whose destruction failed has leaked its
+        // `Arc`.
         if check(unsafe { ibv_destroy_rwq_ind_table(self.raw.as_ptr()) }).is_ok() {
             // SAFETY: dropped here only, and not used after. Otherwise they stay, as the table does.
             unsafe {
@@ -47,8 +49,8 @@ impl Context {
     /// Makes a table of work queues: `ibv_create_rwq_ind_table(3)`. A queue may be in it more than once.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where there is no [`ReceiveSideScaling`](crate::ReceiveSideScaling); [`Error::IndirectionTable`] unless
-    /// the number of entries is a power of two within the device's limit, or when the provider refuses;
+    /// [`Error::Unsupported`] where there is no [`ReceiveSideScaling`](crate::ReceiveSideScaling); [`Error::IndirectionTable`]
+    /// unless the number of entries is a power of two within the device's limit, or when the provider refuses;
     /// [`Error::ForeignContext`] when a queue belongs to another context.
     #[doc(alias = "ibv_create_rwq_ind_table")]
     pub fn indirection_table(&self, queues: &[&WorkQueue]) -> Result<IndirectionTable> {
@@ -83,7 +85,8 @@ impl IndirectionTable {
     /// Takes over a table that was made elsewhere, and destroys it when it is dropped.
     ///
     /// # Safety
-    /// `raw` must be a table of `context` that exists, of no other work queues than `queues`. Nobody else may destroy it from here on.
+    /// `raw` must be a table of `context` that exists, of no other work queues than `queues`. Nobody else may destroy it from here
+    /// on.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_rwq_ind_table>, queues: &[&WorkQueue]) -> Self {
         let queues = queues.iter().map(|queue| queue.shared().clone()).collect();

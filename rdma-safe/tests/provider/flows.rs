@@ -4,7 +4,7 @@ use std::any::Any;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use rdma_safe::{
-    AesKey, CounterDescription, Counters, Errno, Error, EspAction, EspFlags, EspHeader, EthernetHeader, Flow,
+    AesKey, CounterDescription, Counters, Endpoint, Errno, Error, EspAction, EspFlags, EspHeader, EthernetHeader, Flow,
     FlowAction, FlowFlags, FlowRule, FlowType, GreHeader, InitOptions, Ipv4ExtHeader, Ipv4Header, Ipv6Header,
     MplsHeader, ProtectionDomain, QueuePairType, TcpHeader, UdpHeader, VxlanHeader, WcFields,
 };
@@ -253,6 +253,13 @@ fn a_queue_pair_is_not_destroyed_while_a_flow_leads_to_it() {
     let error = qp.destroy().unwrap_err();
     assert!(matches!(error, Error::InUse { object: "queue pair", by: "flows" }), "{error}");
     assert_eq!(fake.live().qps, 1);
+    // Nor is it anybody else's before.
+    let other = datagrams(&fake.pd()).qp;
+    let to_other = to_port(2).steer(&other).unwrap();
+    assert!(matches!(other.into_raw(), Err(Error::InUse { object: "queue pair", by: "flows" })));
+    assert_eq!(fake.live().qps, 2);
+    drop(to_other);
+    assert_eq!(fake.live().qps, 1);
     // The last one to go is the flow: then it waits for the cursor.
     let mut poll = cq.poll();
     assert!(poll.next().unwrap().is_some());
@@ -283,6 +290,25 @@ fn what_a_flow_that_cannot_end_needs_stays() {
         assert_eq!(fake.live(), Live { contexts: 1, pds: 1, cqs: 1, qps: 1, flows: 1, counters: 1, ..Live::default() });
         assert_eq!((fake.calls("destroy_flow"), fake.take_violations().len()), (1, 0));
     }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn an_endpoint_that_a_flow_leads_to_frees_no_memory_that_the_device_has() {
+    let fake = Fake::new(Config::steering());
+    fake.may_leak();
+    let pd = fake.pd();
+    let mut endpoint = Endpoint::builder(&pd).build_datagrams(1).unwrap();
+    endpoint.receive(pd.allocate(64).unwrap()).unwrap();
+    let flow = to_port(1).steer(endpoint.queue_pair()).unwrap();
+    let mrs = fake.live().mrs;
+    let error = endpoint.close().unwrap_err();
+    assert!(matches!(error, Error::InUse { object: "queue pair", by: "flows" }), "{error}");
+    assert_eq!((fake.live().mrs, fake.live().qps), (mrs, 1));
+    // It still has somewhere to go.
+    fake.packet(&frame(9, 1, b"late"));
+    drop(flow);
+    assert_eq!((fake.live().mrs, fake.live().qps), (mrs, 0));
 }
 
 fn fake_counters(qp: &rdma_safe::QueuePair) -> Counters {

@@ -238,7 +238,7 @@ fn what_is_given_up_is_its_callers_to_destroy() {
         to_rts(&mut qp, number);
         // A batch that was forgotten is aborted, as the provider holds a lock for it.
         std::mem::forget(qp.send_batch().unwrap());
-        let raw = qp.into_raw();
+        let raw = qp.into_raw().unwrap();
         assert_eq!(fake.live().qps, 1);
         // SAFETY: it was given up.
         assert_eq!(unsafe { (table().ibv_destroy_qp)(raw.as_ptr()) }, 0);
@@ -350,7 +350,7 @@ fn a_queue_pair_is_adopted_in_the_state_that_it_is_in() {
         [(init(), QueuePairState::INIT), (rtr(qp.number()), QueuePairState::RTR), (rts(), QueuePairState::RTS)]
     {
         qp.modify(&attributes).unwrap();
-        let raw = qp.into_raw();
+        let raw = qp.into_raw().unwrap();
         // SAFETY: it was given up just now, and is what it was.
         qp = unsafe { pd.queue_pair(&cq, &cq).from_raw(raw) }.unwrap();
         assert_eq!(qp.state(), state);
