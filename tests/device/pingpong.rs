@@ -347,3 +347,29 @@ fn ends_that_disagree_on_the_size_are_told_so() {
     assert!(text.contains("100 bytes") && text.contains("1000"), "{text}");
     drop(client);
 }
+
+#[test]
+fn without_xrc_ours_says_so_and_that_of_c_fails_too() {
+    let Some(rdma) = device() else { return };
+    let (Some(ours), Some(c)) = (Program::rust("xsrq"), Program::c("xsrq")) else { return };
+    let has = rdma.attributes().capabilities().contains(rdma_safe::DeviceCapabilities::XRC);
+    assert!(!(has && rdma.is_rxe()), "SoftRoCE now has XRC");
+    if has {
+        for (server, client) in [(&ours, &ours), (&c, &ours), (&ours, &c)] {
+            let port = free_port().to_string();
+            let mut server = server.start(&rdma, &["-p", &port]);
+            let mut client = client.start(&rdma, &["-p", &port, "127.0.0.1"]);
+            for end in [&mut client, &mut server] {
+                let (status, text) = end.finish();
+                assert!(status.success() && text.contains("success"), "{}: {text}", end.command);
+            }
+        }
+        return;
+    }
+    let (status, text) = ours.start(&rdma, &[]).finish();
+    let reason = format!("xsrq_pingpong: {} does not support extended reliable connections (XRC)", rdma.device_name());
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains(&reason), "{text}");
+    let (status, text) = c.start(&rdma, &[]).finish();
+    assert_eq!(status.code(), Some(1), "{text}");
+}

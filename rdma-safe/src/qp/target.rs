@@ -120,11 +120,12 @@ impl XrcTarget {
     ///
     /// # Safety
     /// `raw` must be a queue pair of type XRC_RECV in `domain`, and nobody else destroy it or use it afterwards: it is destroyed with
-    /// what is returned. Asynchronous events of it are named by whatever its `qp_context` was.
+    /// what is returned. Its `qp_context` is set anew, to what [`XrcTarget::id`] returns.
     pub unsafe fn from_raw(domain: &XrcDomain, raw: NonNull<ibv_qp>) -> Result<Self> {
-        // SAFETY: the caller's contract; the field is set at creation.
+        let id = QpId::next();
+        // SAFETY: the caller's contract; nobody but the reader of events, who copies it, looks at the field.
         let target = unsafe {
-            let id = QpId::from_context((*raw.as_ptr()).qp_context);
+            (*raw.as_ptr()).qp_context = id.to_context();
             XrcTarget::new(domain, raw, id, QueuePairState::UNKNOWN)
         };
         let _ = target.query()?;

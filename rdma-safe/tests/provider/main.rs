@@ -50,3 +50,4 @@ mod unreliable;
 mod unreliable_endpoint;
 mod work_queues;
 mod xrc;
+mod xsrq_pingpong;
