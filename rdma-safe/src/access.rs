@@ -25,6 +25,8 @@ bitflags! {
         const RELAXED_ORDERING = IBV_ACCESS_RELAXED_ORDERING.0;
         /// Pages are not locked but faulted in by the device: on-demand paging.
         const ON_DEMAND = IBV_ACCESS_ON_DEMAND.0;
+        /// A [`MemoryWindow`](crate::MemoryWindow) can be bound to the region, which lets peers in as the window says.
+        const MW_BIND = IBV_ACCESS_MW_BIND.0;
     }
 }
 
@@ -34,4 +36,7 @@ impl Access {
 
     /// The rights that let a peer flush what it has written.
     pub const FLUSH: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
+
+    /// What lets a peer reach memory, now or by a window that is bound later.
+    pub(crate) const EXPOSING: Access = Access::REMOTE.union(Access::MW_BIND);
 }

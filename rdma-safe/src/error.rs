@@ -127,7 +127,7 @@ pub enum Error {
     },
 
     /// Nothing to register: a zero-length region.
-    #[error("a memory region must have at least one byte")]
+    #[error("a memory region or window must have at least one byte")]
     EmptyRegion,
 
     /// A buffer shall be open to peers, which could then change the bytes behind its slices.
@@ -137,6 +137,13 @@ pub enum Error {
     BufferAccess {
         /// The remote rights asked for.
         access: crate::Access,
+    },
+
+    /// A region that a memory window cannot be bound to, or not with these rights.
+    #[error("a memory window cannot be bound like this to a region without {missing:?}: register it with that, too")]
+    NotBindable {
+        /// What the region was registered without.
+        missing: crate::Access,
     },
 
     /// A part that a buffer cannot be cut into.

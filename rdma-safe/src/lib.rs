@@ -16,6 +16,7 @@
 //!                    ├─ ThreadDomain, Counters, CompletionCounter, FlowAction
 //!                    ├─ XrcDomain ── XrcTarget
 //!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion
+//!                    │                    ├─ MemoryWindow
 //!                    │                    ├─ AddressHandle
 //!                    │                    ├─ SharedReceiveQueue, ReceivePool
 //!                    │                    ├─ WorkQueue ── IndirectionTable ── RssQueuePair ── Flow
@@ -66,6 +67,7 @@ mod grh;
 mod id;
 mod interface;
 mod mr;
+mod mw;
 mod named;
 mod pd;
 mod port;
@@ -123,6 +125,7 @@ pub use mr::{
     Backing, Buffer, ExposedRegion, HugePages, NullRegion, Pages, RawMemoryRegion, RemoteMemory, ReregisterError,
     Reregistration,
 };
+pub use mw::{BindInfo, MemoryWindow, Type1, Type2, WindowType};
 pub use pd::ProtectionDomain;
 pub use port::{
     InvalidMtu, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysicalState, PortAttributes, PortCapabilities,

@@ -61,6 +61,11 @@ bitflags! {
         /// rxe of kernel 6.1. Here: the default of
         /// [`ConnectOptions::retry_count`](crate::ConnectOptions::retry_count) is 6, for all devices alike.
         const SEVEN_RETRIES_ENDLESS = 1 << 7;
+
+        /// A memory window opens all of the region that it is bound to, and not just its bytes.
+        ///
+        /// rxe of kernel 6.1. Here: nothing; what the peer must not reach does not belong into the region.
+        const WINDOWS_UNBOUNDED = 1 << 8;
     }
 }
 
@@ -84,7 +89,8 @@ impl Quirks {
         let mut quirks = Quirks::INLINE_NEEDS_FLAG
             | Quirks::REFUSED_SENDS_EXECUTE
             | Quirks::LATE_RECEIVES_NOT_FLUSHED
-            | Quirks::SEVEN_RETRIES_ENDLESS;
+            | Quirks::SEVEN_RETRIES_ENDLESS
+            | Quirks::WINDOWS_UNBOUNDED;
         quirks.set(Quirks::ONE_COMPLETION_PER_POLL, !since_59);
         quirks.set(Quirks::SGE_LISTS_MISCOUNTED | Quirks::INLINE_LISTS_EMPTY, !since_64);
         quirks

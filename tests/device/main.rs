@@ -23,6 +23,7 @@ mod devices;
 mod drop_order;
 mod explanations;
 mod memory;
+mod memory_windows;
 mod modify;
 mod modify_errors;
 mod multicast;

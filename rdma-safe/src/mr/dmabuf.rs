@@ -1,6 +1,7 @@
 //! Memory of other devices.
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
 use super::{RawMemoryRegion, Registration};
 use crate::errno::check_ptr;
@@ -43,7 +44,7 @@ impl ProtectionDomain {
             false => Error::RegisterDmaBuf { offset, len, access, errno },
         })?;
         // SAFETY: just made, and given to nobody else.
-        let inner = unsafe { Registration::from_raw(raw, self) };
+        let inner = Arc::new(unsafe { Registration::from_raw(raw, self, access) });
         Ok(RawMemoryRegion { inner, address: iova, len })
     }
 }

@@ -25,6 +25,10 @@ impl ExposedRegion {
         ExposedRegion { region }
     }
 
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
     /// Length in bytes.
     #[must_use]
     #[inline]

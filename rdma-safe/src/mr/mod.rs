@@ -40,6 +40,8 @@ pub(crate) struct Registration {
     pd: Option<ProtectionDomain>,
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
+    /// As asked for.
+    pub(crate) access: Access,
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`); the keys are immutable.
@@ -61,25 +63,26 @@ impl Registration {
             check_ptr(|| unsafe { ibv_reg_mr(pd.as_raw(), address.cast(), len, access.bits() as std::ffi::c_int) })
                 .map_err(|errno| Error::RegisterMemory { len, access, errno })?;
         // SAFETY: just made, and given to nobody else.
-        Ok(unsafe { Registration::from_raw(raw, pd) })
+        Ok(unsafe { Registration::from_raw(raw, pd, access) })
     }
 
     /// # Safety
     ///
     /// `raw` must be a valid region of `pd` that nobody else releases.
-    unsafe fn from_raw(raw: NonNull<ibv_mr>, pd: &ProtectionDomain) -> Self {
+    unsafe fn from_raw(raw: NonNull<ibv_mr>, pd: &ProtectionDomain, access: Access) -> Self {
         // SAFETY: the caller's contract; these fields change in `ibv_rereg_mr` only, after which `changed` is called.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Registration { raw, pd: Some(pd.clone()), lkey, rkey }
+        Registration { raw, pd: Some(pd.clone()), lkey, rkey, access }
     }
 
-    /// `ibv_rereg_mr` was successful, and moved the region to `pd` if there is one.
-    fn changed(&mut self, pd: Option<ProtectionDomain>) {
+    /// `ibv_rereg_mr` was successful, and gave the region `pd` and `access` if they are there.
+    fn changed(&mut self, pd: Option<ProtectionDomain>, access: Option<Access>) {
         // SAFETY: the region is valid, and borrowed mutably.
         (self.lkey, self.rkey) = unsafe { ((*self.raw.as_ptr()).lkey, (*self.raw.as_ptr()).rkey) };
         if pd.is_some() {
             self.pd = pd;
         }
+        self.access = access.unwrap_or(self.access);
     }
 
     #[inline]
@@ -124,7 +127,7 @@ impl Drop for Registration {
 
 /// A registration and the memory it covers, which outlives it.
 pub(crate) struct Region {
-    registration: Registration,
+    pub(crate) registration: Registration,
     address: NonNull<u8>,
     len: usize,
     backing: std::mem::ManuallyDrop<Box<dyn Backing>>,
@@ -139,7 +142,7 @@ impl Region {
     fn new(pd: &ProtectionDomain, backing: Box<dyn Backing>, access: Access) -> Result<Arc<Self>> {
         let (address, len) = (backing.address(), backing.len());
         if !Access::all().contains(access) {
-            // A right that this crate has no name for could let peers in behind a slice: memory window binding does.
+            // A right that this crate has no name for could let peers in behind a slice.
             return Err(Error::RegisterMemory { len, access, errno: crate::Errno(libc::EINVAL) });
         }
         // The device reaches the memory by address alone, so its provenance has to be exposed once.
@@ -187,19 +190,20 @@ impl ProtectionDomain {
         self.register_with(backing, Access::empty())
     }
 
-    /// As [`ProtectionDomain::register`], with more access flags; those in [`Access::REMOTE`] are refused, since a
-    /// buffer hands out slices: use [`ProtectionDomain::expose`].
+    /// As [`ProtectionDomain::register`], with more access flags; those in [`Access::REMOTE`] and [`Access::MW_BIND`] are
+    /// refused, since a buffer hands out slices: use [`ProtectionDomain::expose`].
     ///
     /// # Errors
-    /// [`Error::BufferAccess`] for a remote right, and those of [`ProtectionDomain::register`].
+    /// [`Error::BufferAccess`] for what lets peers in, and those of [`ProtectionDomain::register`].
     pub fn register_with(&self, backing: impl Backing, access: Access) -> Result<Buffer> {
-        if access.intersects(Access::REMOTE) {
-            return Err(Error::BufferAccess { access: access & Access::REMOTE });
+        if access.intersects(Access::EXPOSING) {
+            return Err(Error::BufferAccess { access: access & Access::EXPOSING });
         }
         Region::new(self, Box::new(backing), access | Access::LOCAL_WRITE).map(Buffer::whole)
     }
 
-    /// Registers memory that peers may reach as `access` says: `ibv_reg_mr(3)`.
+    /// Registers memory that peers may reach as `access` says: `ibv_reg_mr(3)`. With [`Access::MW_BIND`] they may also reach it
+    /// through each [`MemoryWindow`](crate::MemoryWindow) that is bound to it.
     ///
     /// Peers need the address and key from [`ExposedRegion::remote`], and a queue pair here that allows the same access
     /// ([`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access)). Local write access, which remote writes and
@@ -237,8 +241,9 @@ impl ProtectionDomain {
     /// # Safety
     ///
     /// Until the returned object was deregistered, that is until [`RawMemoryRegion::deregister`] has returned success (or the
-    /// object was dropped, which does the same and does not say whether it failed), and every work request that names its
-    /// keys has completed, `address..address + len` must stay allocated, and must tolerate what `access` allows at any time: with a remote
+    /// object was dropped, which does the same and does not say whether it failed, and every window that was bound to it), and
+    /// every work request that names its keys has completed, `address..address + len` must stay allocated, and must tolerate
+    /// what `access` allows at any time: with a remote right, with [`Access::MW_BIND`], by which anyone can give peers such a
     /// right, or with local write access and a posted work request, bytes change under the program's hands, so no
     /// reference to them may exist and they must be read with volatile or atomic access.
     pub unsafe fn register_raw(&self, address: *mut u8, len: usize, access: Access) -> Result<RawMemoryRegion> {

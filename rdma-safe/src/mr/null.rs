@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::Registration;
 use crate::errno::check_ptr;
-use crate::{ProtectionDomain, Result, Sge};
+use crate::{Access, ProtectionDomain, Result, Sge};
 
 /// A region without memory: what the device writes to it is gone, what it reads is zeros. For the raw door, where parts of a
 /// message are of no interest. Made by [`ProtectionDomain::null_region`].
@@ -25,7 +25,7 @@ impl ProtectionDomain {
         let raw = check_ptr(|| unsafe { ibv_alloc_null_mr(self.as_raw()) })
             .map_err(|errno| self.context().feature_error("ibv_alloc_null_mr", "null memory regions", errno))?;
         // SAFETY: just made, and given to nobody else.
-        Ok(NullRegion { inner: unsafe { Registration::from_raw(raw, self) } })
+        Ok(NullRegion { inner: unsafe { Registration::from_raw(raw, self, Access::LOCAL_WRITE) } })
     }
 }
 

@@ -2,17 +2,19 @@
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use rdma_sys::ibv_mr;
 
 use super::Registration;
-use crate::{Error, ProtectionDomain, Result};
+use crate::{Access, Error, ProtectionDomain, Result};
 
 /// A registration over memory that the caller keeps, for the raw door; deregistered on drop.
 ///
 /// Made by [`ProtectionDomain::register_raw`] and [`ProtectionDomain::register_dmabuf`].
 pub struct RawMemoryRegion {
-    pub(super) inner: Registration,
+    /// Memory windows that are bound to it hold it, too.
+    pub(super) inner: Arc<Registration>,
     pub(super) address: u64,
     pub(super) len: usize,
 }
@@ -27,18 +29,32 @@ impl RawMemoryRegion {
     pub unsafe fn from_raw(pd: &ProtectionDomain, raw: NonNull<ibv_mr>) -> RawMemoryRegion {
         // SAFETY: the region is valid, says the caller.
         let (address, len) = unsafe { ((*raw.as_ptr()).addr, (*raw.as_ptr()).length) };
+        // Its access is not known: whether windows can be bound to it is left to the device.
         // SAFETY: the caller's contract is the same.
-        RawMemoryRegion::new(unsafe { Registration::from_raw(raw, pd) }, address.cast(), len)
+        RawMemoryRegion::new(unsafe { Registration::from_raw(raw, pd, Access::all()) }, address.cast(), len)
     }
 
-    /// Gives it up: it is the caller's to deregister, and does not keep its domain any more.
+    /// Gives it up: it is the caller's to deregister, and does not keep its domain any more, unless memory windows are bound to it:
+    /// then the domain stays until the process ends.
     #[must_use]
     pub fn into_raw(mut self) -> NonNull<ibv_mr> {
-        self.inner.disown()
+        match Arc::get_mut(&mut self.inner) {
+            Some(inner) => inner.disown(),
+            None => {
+                let raw = self.inner.raw;
+                // Whichever window were the last to let go of it would deregister it.
+                std::mem::forget(self);
+                raw
+            }
+        }
     }
 
     pub(super) fn new(inner: Registration, address: *mut u8, len: usize) -> Self {
-        RawMemoryRegion { inner, address: address.expose_provenance() as u64, len }
+        RawMemoryRegion { inner: Arc::new(inner), address: address.expose_provenance() as u64, len }
+    }
+
+    pub(crate) fn registration(&self) -> &Arc<Registration> {
+        &self.inner
     }
 
     /// Local key.
@@ -78,11 +94,15 @@ impl RawMemoryRegion {
     /// Deregisters: `ibv_dereg_mr(3)`. Dropping does the same and tells nobody.
     ///
     /// # Errors
-    /// [`Error::Verb`]: the device may still use the memory, which then has to stay as it is until the process ends.
+    /// [`Error::InUse`] while memory windows are bound to it: it is deregistered when the last of them is dropped or bound
+    /// elsewhere. [`Error::Verb`]: the device may still use the memory, which then has to stay as it is until the process ends.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn deregister(mut self) -> Result<()> {
+    pub fn deregister(self) -> Result<()> {
         let device = self.pd().context().device_name().to_owned();
-        self.inner.release().map_err(|errno| Error::Verb { verb: "ibv_dereg_mr", device, errno })
+        match Arc::into_inner(self.inner) {
+            Some(mut inner) => inner.release().map_err(|errno| Error::Verb { verb: "ibv_dereg_mr", device, errno }),
+            None => Err(Error::InUse { object: "memory region", by: "memory windows bound to it" }),
+        }
     }
 
     /// The domain it is registered in.

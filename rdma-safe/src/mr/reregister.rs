@@ -1,8 +1,10 @@
 //! Changing a registration in place.
 
+use std::sync::Arc;
+
 use rdma_sys::*;
 
-use super::RawMemoryRegion;
+use super::{RawMemoryRegion, Registration};
 use crate::errno::check_neg;
 use crate::{Access, Errno, ProtectionDomain};
 
@@ -20,7 +22,7 @@ pub struct Reregistration {
 #[non_exhaustive]
 pub enum ReregisterError {
     /// Nothing has changed, and the region can be used as before. With an [`Errno::is_unsupported`] the device cannot change
-    /// registrations.
+    /// registrations; with `EBUSY` it did not try, since a memory window is bound to the region.
     #[error("ibv_rereg_mr failed and left the region as it was: {errno}")]
     Unchanged {
         /// The region.
@@ -119,6 +121,9 @@ impl RawMemoryRegion {
         if pd.as_ref().is_some_and(|pd| !pd.context().is_same(self.pd().context())) {
             return Err(ReregisterError::ForeignContext { region: self });
         }
+        if Arc::get_mut(&mut self.inner).is_none() {
+            return Err(ReregisterError::Unchanged { region: self, errno: Errno(libc::EBUSY) });
+        }
         let flag = |is_set: bool, flag: ibv_rereg_mr_flags| if is_set { flag.0 } else { 0 };
         let flags = flag(memory.is_some(), IBV_REREG_MR_CHANGE_TRANSLATION)
             | flag(pd.is_some(), IBV_REREG_MR_CHANGE_PD)
@@ -154,7 +159,7 @@ impl RawMemoryRegion {
             }
             // It may be as it was, as it was to be, or neither.
             _ => {
-                return Err(match self.inner.release() {
+                return Err(match Arc::get_mut(&mut self.inner).map_or(Ok(()), Registration::release) {
                     Ok(()) => ReregisterError::Lost { errno },
                     Err(_) => {
                         // The region may be in the new domain as well as in the former, which `release` has leaked.
@@ -164,7 +169,9 @@ impl RawMemoryRegion {
                 });
             }
         }
-        self.inner.changed(pd);
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.changed(pd, access);
+        }
         if let Some((address, len)) = memory {
             (self.address, self.len) = (address.addr() as u64, len);
         }

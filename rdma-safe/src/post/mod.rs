@@ -192,6 +192,28 @@ pub enum PostError {
     #[error("the entry is of the tag list of another shared receive queue")]
     ForeignTag,
 
+    /// A memory window or region of another protection domain than the queue pair's.
+    #[error("the {object} is in another protection domain than the queue pair")]
+    ForeignDomain {
+        /// What.
+        object: &'static str,
+    },
+
+    /// The last binding of the memory window was neither confirmed nor reverted.
+    #[error(
+        "the last binding of the memory window was neither confirmed nor reverted; call MemoryWindow::confirm when it has \
+         completed with success, else MemoryWindow::revert"
+    )]
+    WindowPending,
+
+    /// A memory window that is not bound cannot be unbound.
+    #[error("the memory window is not bound")]
+    NotBound,
+
+    /// A memory window of type 1 was to begin at the address 0.
+    #[error("a memory window of type 1 cannot be zero-based: leave out BindInfo::zero_based")]
+    ZeroBased,
+
     /// The peer's memory is shorter than the message.
     #[error("{len} bytes to transfer, but the peer's memory has {remote}; see RemoteMemory::slice and Buffer::set_len")]
     RemoteTooShort {

@@ -42,6 +42,10 @@ bitflags! {
         const ATOMIC_FETCH_AND_ADD = IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0 as u64;
         /// Send that invalidates a key of the peer.
         const SEND_WITH_INV = IBV_QP_EX_WITH_SEND_WITH_INV.0 as u64;
+        /// Binding of memory windows of type 2.
+        const BIND_MW = IBV_QP_EX_WITH_BIND_MW.0 as u64;
+        /// Invalidation of a key of this end.
+        const LOCAL_INV = IBV_QP_EX_WITH_LOCAL_INV.0 as u64;
         /// Send of a TCP stream that the device cuts into segments.
         const TSO = IBV_QP_EX_WITH_TSO.0 as u64;
         /// Flush of what was written.
@@ -59,13 +63,16 @@ impl SendOps {
         .union(SendOps::RDMA_WRITE_WITH_IMM)
         .union(SendOps::RDMA_READ);
 
+    /// Memory windows of type 2.
+    pub const WINDOWS: SendOps = SendOps::BIND_MW.union(SendOps::LOCAL_INV);
+
     /// What every device has of a reliable connection.
     pub const RC: SendOps = SendOps::BASIC
         .union(SendOps::ATOMIC_CMP_AND_SWP)
         .union(SendOps::ATOMIC_FETCH_AND_ADD)
         .union(SendOps::SEND_WITH_INV);
 
-    /// All of an unreliable connection: send and write, with and without immediate data.
+    /// What every device has of an unreliable connection: send and write, with and without immediate data.
     pub const UC: SendOps = SendOps::BASIC.difference(SendOps::RDMA_READ);
 
     /// What every device has of raw packets: send.

@@ -294,10 +294,7 @@ impl QueuePair {
     /// The domain that it is in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
-        match &self.shared.parents().home {
-            Home::Domain(pd) => pd,
-            Home::Xrc(_) => unreachable!("targets of XRC are of another type"),
-        }
+        self.shared.pd()
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -315,15 +312,15 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process
     /// ends. [`Error::PolledHere`] when this thread holds a cursor on one of its completion queues: it is destroyed when the
-    /// cursor moves on or goes. [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it: it is destroyed when the last of them is
-    /// gone.
+    /// cursor moves on or goes. [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it, or memory windows of type 2 bound to it:
+    /// it is destroyed when the last of them is gone.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
         let QueuePair { send, recv, shared, .. } = self;
         drop((send, recv));
         match Arc::into_inner(shared) {
             Some(mut shared) => shared.release(),
-            None => Err(Error::InUse { object: "queue pair", by: "flows" }),
+            None => Err(Error::InUse { object: "queue pair", by: "flows or memory windows" }),
         }
     }
 }
@@ -342,6 +339,14 @@ impl fmt::Debug for QueuePair {
 impl Shared {
     pub(crate) fn context(&self) -> &Context {
         self.parents().home.context()
+    }
+
+    /// Of one that is no target of XRC, which is of another type.
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        match &self.parents().home {
+            Home::Domain(pd) => pd,
+            Home::Xrc(_) => unreachable!("targets of XRC are of another type"),
+        }
     }
 
     fn parents(&self) -> &Parents {

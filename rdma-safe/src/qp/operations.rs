@@ -3,7 +3,7 @@
 use rdma_sys::ibv_qp_ex;
 
 use super::QueuePairType;
-use crate::post::SendOps;
+use crate::post::{EXTENDED_ONLY, SendOps};
 use crate::{Context, DeviceCapabilities};
 
 /// What queue pairs of the type can do: by ibv_post_send(3) and ibv_wr_post(3), and by what the device reports of what not every
@@ -19,6 +19,10 @@ pub(super) fn available(context: &Context, qp_type: QueuePairType) -> Option<Sen
         let atomic_write = qp_type == QueuePairType::RC && can(DeviceCapabilities::ATOMIC_WRITE);
         ops.set(SendOps::ATOMIC_WRITE, atomic_write);
     }
+    if matches!(qp_type, QueuePairType::RC | QueuePairType::UC) {
+        let windows = DeviceCapabilities::MEM_WINDOW_TYPE_2A | DeviceCapabilities::MEM_WINDOW_TYPE_2B;
+        ops.set(SendOps::WINDOWS, can(windows));
+    }
     if matches!(qp_type, QueuePairType::UD | QueuePairType::RAW_PACKET) {
         ops.set(SendOps::TSO, device.segmentation_offload().is_some_and(|tso| tso.qp_types.contains(qp_type)));
     }
@@ -28,7 +32,7 @@ pub(super) fn available(context: &Context, qp_type: QueuePairType) -> Option<Sen
 /// Of `available`, what every device has, and then less and less of it: not every provider has all operations in the extended
 /// interface, and those that lack one refuse the whole set.
 pub(super) fn fewer_and_fewer(available: SendOps, qp_type: QueuePairType) -> Vec<SendOps> {
-    let mut sets = vec![available];
+    let mut sets = vec![available, available - EXTENDED_ONLY];
     sets.extend(basic(qp_type));
     if is_reliable(qp_type) {
         sets.extend([SendOps::RC.difference(SendOps::SEND_WITH_INV), SendOps::BASIC]);
@@ -81,6 +85,8 @@ pub(super) unsafe fn present(qp: *const ibv_qp_ex, qp_type: QueuePairType, asked
             SendOps::RDMA_READ => (*qp).wr_rdma_read.is_some(),
             SendOps::ATOMIC_CMP_AND_SWP => (*qp).wr_atomic_cmp_swp.is_some(),
             SendOps::ATOMIC_FETCH_AND_ADD => (*qp).wr_atomic_fetch_add.is_some(),
+            SendOps::BIND_MW => (*qp).wr_bind_mw.is_some(),
+            SendOps::LOCAL_INV => (*qp).wr_local_inv.is_some(),
             SendOps::TSO => (*qp).wr_send_tso.is_some(),
             SendOps::FLUSH => (*qp).wr_flush.is_some(),
             SendOps::ATOMIC_WRITE => (*qp).wr_atomic_write.is_some(),

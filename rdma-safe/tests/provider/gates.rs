@@ -16,12 +16,15 @@ fn an_operation_that_was_not_enabled_is_refused() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (buffer, remote) = (pd.allocate(8).unwrap(), Remote { address: 0x1000, rkey: 1 });
-        for enabled in SendOps::RC.iter().step_by(if cfg!(miri) { 5 } else { 1 }) {
+        let exposed = pd.expose(Pages::new(8).unwrap(), Access::MW_BIND).unwrap();
+        for enabled in (SendOps::RC | SendOps::WINDOWS).iter().step_by(if cfg!(miri) { 5 } else { 1 }) {
             let make = || raw_with(&pd, interfaces, WcFields::STANDARD, |qp| qp.operations(enabled));
             let (mut a, b) = (make(), make());
             assert_eq!(a.qp.operations(), enabled);
             to_rts(&mut a.qp, b.qp.number());
             let wr = WorkRequest::new(1);
+            let mut window = pd.memory_window().unwrap();
+            let info = exposed.bind_info(0, 8, Access::REMOTE_READ).unwrap();
             let mut batch = a.qp.send_batch().unwrap();
             // SAFETY: nothing is posted.
             let results = unsafe {
@@ -34,6 +37,8 @@ fn an_operation_that_was_not_enabled_is_refused() {
                     (SendOps::RDMA_READ, batch.read(wr, remote, buffer.sge())),
                     (SendOps::ATOMIC_CMP_AND_SWP, batch.compare_swap(wr, remote, 1, 2, buffer.sge())),
                     (SendOps::ATOMIC_FETCH_AND_ADD, batch.fetch_add(wr, remote, 1, buffer.sge())),
+                    (SendOps::BIND_MW, batch.bind(wr, &mut window, info).map(drop)),
+                    (SendOps::LOCAL_INV, batch.invalidate(wr, 1)),
                 ]
             };
             for (op, result) in results {

@@ -28,6 +28,7 @@ mod known_interface;
 mod lies;
 // Tables and texts, which hold nothing for Miri to find and take it minutes.
 mod memory;
+mod memory_windows;
 #[cfg(not(miri))]
 mod modify;
 mod multicast;

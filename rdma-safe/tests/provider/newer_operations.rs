@@ -132,7 +132,7 @@ fn operations_that_the_device_does_not_report_are_refused_before_the_call() {
     assert!(matches!(error, Error::UnsupportedOperations { ops: SendOps::TSO }), "{error}");
     assert_eq!(fake.calls("create_qp_ex") + fake.calls("ibv_create_qp"), 0);
     let qp = pd.queue_pair(&cq, &cq).build().unwrap();
-    assert_eq!(qp.operations(), SendOps::RC);
+    assert_eq!(qp.operations(), SendOps::RC | SendOps::WINDOWS);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn what_the_device_has_and_the_library_lacks_is_left_out() {
     let pd = fake.pd();
     let cq = pd.context().completion_queue(8).build().unwrap();
     let qp = pd.queue_pair(&cq, &cq).build().unwrap();
-    assert_eq!((qp.operations(), qp.is_extended()), (SendOps::RC, true));
+    assert_eq!((qp.operations(), qp.is_extended()), (SendOps::RC | SendOps::WINDOWS, true));
     let error = pd.queue_pair(&cq, &cq).operations(SendOps::ATOMIC_WRITE).build().unwrap_err();
     assert!(matches!(error, Error::UnsupportedOperations { ops: SendOps::ATOMIC_WRITE }), "{error}");
     assert_eq!(fake.live().qps, 1);
@@ -154,7 +154,7 @@ fn a_provider_that_accepts_an_operation_and_lacks_it_is_found_out() {
     let fake = Fake::new(Config { hollow_ops, ..config() });
     let pd = fake.pd();
     let cq = pd.context().completion_queue(8).build().unwrap();
-    assert_eq!(pd.queue_pair(&cq, &cq).build().unwrap().operations(), SendOps::RC);
+    assert_eq!(pd.queue_pair(&cq, &cq).build().unwrap().operations(), SendOps::RC | SendOps::WINDOWS);
     let error = pd.queue_pair(&cq, &cq).operations(SendOps::FLUSH).build().unwrap_err();
     assert!(matches!(error, Error::UnsupportedOperations { ops: SendOps::FLUSH }), "{error}");
 }
@@ -164,7 +164,7 @@ fn what_post_send_lacks_is_refused_where_it_posts() {
     let fake = Fake::new(config());
     let pd = fake.pd();
     let mut raw = raw_with(&pd, CLASSIC, WcFields::STANDARD, |qp| qp);
-    assert_eq!(raw.qp.operations(), SendOps::RC);
+    assert_eq!(raw.qp.operations(), SendOps::RC | SendOps::WINDOWS);
     to_rts(&mut raw.qp, 1);
     let remote = Remote { address: 0, rkey: 1 };
     let mut batch = raw.qp.send_batch().unwrap();

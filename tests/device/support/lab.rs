@@ -81,6 +81,11 @@ impl Memory {
         self.region()
     }
 
+    /// The region, and what frees the memory when it is dropped, which is to be after the region was deregistered.
+    pub(crate) fn into_parts(mut self) -> (RawMemoryRegion, Memory) {
+        (self.region.take().expect("only `drop` takes it"), self)
+    }
+
     pub(crate) fn put(&self, offset: usize, bytes: &[u8]) {
         self.check(&(offset..offset + bytes.len()));
         for (index, byte) in bytes.iter().enumerate() {

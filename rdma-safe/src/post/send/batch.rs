@@ -31,6 +31,7 @@ use crate::interface::{Any, Interface};
 /// - the memory named by an [`Sge`] stays allocated and registered under its key, is not written, and, where it takes a
 ///   result (reads, atomics), is neither read nor referred to by a reference;
 /// - the header of [`SendBatch::send_tso`] stays as it is until [`SendBatch::post`] has returned;
+/// - a memory window that it binds is left alone ([`SendBatch::bind`] says for how long);
 /// - the address handle of a [`UdTarget`](crate::UdTarget) is of the protection domain of the queue pair and is not destroyed;
 /// - what the peer's memory is overwritten with harms nobody: a queue pair can be connected to one of the same process,
 ///   and a write then reaches any memory that this process registered with remote write access.

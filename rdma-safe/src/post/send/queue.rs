@@ -62,6 +62,10 @@ impl<'q> SendQueue<'q> {
         }
     }
 
+    pub(super) fn state(&mut self) -> &mut SendState {
+        self.state
+    }
+
     /// Begins a batch: [`QueuePair::send_batch`](crate::QueuePair::send_batch).
     ///
     /// # Errors

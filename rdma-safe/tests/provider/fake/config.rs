@@ -25,6 +25,8 @@ pub(crate) struct Config {
     pub(crate) rereg: bool,
     pub(crate) dmabuf: bool,
     pub(crate) null_mr: bool,
+    /// Whether there are memory windows.
+    pub(crate) windows: bool,
     /// Whether completion queues can be resized, and the most completions and microseconds that events can wait for.
     pub(crate) cq_resize: bool,
     pub(crate) moderation: Option<(u16, u16)>,
@@ -185,7 +187,8 @@ impl Default for Config {
             async_events: true,
             gid_queries: true,
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
-            send_ops: 0x2ff,
+            windows: true,
+            send_ops: 0x3ff,
             hollow_ops: 0,
             no_ud_addr: false,
             granted_sges: None,

@@ -18,7 +18,7 @@ pub(super) struct Mr {
     pub(super) lkey: u32,
     /// 0 when no peer may reach it.
     pub(super) rkey: u32,
-    access: u32,
+    pub(super) access: u32,
     /// Without memory.
     null: bool,
 }
@@ -48,6 +48,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
             return errno;
         }
         let children = state.mrs.values().filter(|mr| mr.pd == address).count()
+            + state.mws.values().filter(|mw| mw.pd == address).count()
             + state.ahs.values().filter(|ah| ah.pd == address).count()
             + state.qps.values().filter(|qp| qp.pd == address).count()
             + state.srqs.values().filter(|srq| srq.pd == address).count()
@@ -121,6 +122,9 @@ pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
         let (lkey, protection) = (mr.lkey, mr.protection);
         if let Some(errno) = state.fault("ibv_dereg_mr") {
             return errno;
+        }
+        if state.has_windows(raw.addr()) {
+            return libc::EBUSY;
         }
         let in_flight = state.qps.values().filter(|qp| state.protection(qp.pd) == protection).any(|qp| qp.uses(lkey));
         let shared = state.srqs.values().filter(|srq| state.protection(srq.pd) == protection).any(|srq| srq.uses(lkey));
@@ -277,7 +281,7 @@ impl State {
     pub(super) fn invalidate(&mut self, pd: usize, rkey: u32) -> bool {
         let protection = self.protection(pd);
         let mr = self.mrs.values_mut().find(|mr| rkey != 0 && mr.rkey == rkey && mr.protection == protection);
-        mr.map(|mr| mr.rkey = 0).is_some()
+        mr.map(|mr| mr.rkey = 0).is_some() || self.invalidate_window(pd, rkey)
     }
 
     /// Reads all elements one after another; `None` when one is not registered.
@@ -308,7 +312,7 @@ impl State {
 }
 
 impl Mr {
-    fn at(&self, addr: u64, len: u64) -> Option<*mut u8> {
+    pub(super) fn at(&self, addr: u64, len: u64) -> Option<*mut u8> {
         let offset = addr.checked_sub(self.memory.0.addr() as u64)?;
         let end = offset.checked_add(len)?;
         (end <= self.len as u64).then(|| unsafe { self.memory.0.add(offset as usize) })

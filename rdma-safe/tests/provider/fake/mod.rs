@@ -20,6 +20,7 @@ mod events;
 mod flow;
 mod memory;
 mod multicast;
+mod mw;
 mod operations;
 mod post;
 mod qp;

@@ -7,6 +7,7 @@ use rdma_sys::*;
 use super::config::{Bad, Mode, PostFault};
 use super::engine::{Data, Destination, RecvWr, SendWr};
 use super::memory::read;
+use super::mw;
 use super::operations::{Extra, set_newer_builders};
 use super::state::{Qp, State, enter};
 
@@ -35,6 +36,10 @@ impl Building {
     pub(super) fn has_data(&self) -> bool {
         self.setter.is_some()
     }
+
+    fn is_unset(&self) -> bool {
+        self.setter.is_none() && !matches!(self.wr.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV)
+    }
 }
 
 /// Operations of each type, by ibv_post_send(3).
@@ -43,12 +48,15 @@ fn belongs(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> bool {
     match qp_type {
         IBV_QPT_UD => datagram || opcode == IBV_WR_TSO,
         IBV_QPT_RAW_PACKET => matches!(opcode, IBV_WR_SEND | IBV_WR_TSO),
-        IBV_QPT_UC => datagram || matches!(opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM),
+        IBV_QPT_UC => {
+            let windows = matches!(opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV);
+            datagram || windows || matches!(opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM)
+        }
         _ => !matches!(opcode, IBV_WR_TSO | IBV_WR_FLUSH | IBV_WR_ATOMIC_WRITE),
     }
 }
 
-fn blank(qp: &Qp, opcode: ibv_wr_opcode) -> SendWr {
+pub(super) fn blank(qp: &Qp, opcode: ibv_wr_opcode) -> SendWr {
     SendWr {
         sequence: qp.sq_posted,
         wr_id: 0,
@@ -66,7 +74,7 @@ fn blank(qp: &Qp, opcode: ibv_wr_opcode) -> SendWr {
     }
 }
 
-fn can_send(state: ibv_qp_state) -> bool {
+pub(super) fn can_send(state: ibv_qp_state) -> bool {
     matches!(state, IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR)
 }
 
@@ -130,7 +138,7 @@ pub(super) unsafe fn set_bad<T>(how: Bad, bad: *mut *mut T, next: *mut T, first:
 }
 
 impl State {
-    fn after_post(&mut self, address: usize) {
+    pub(super) fn after_post(&mut self, address: usize) {
         if self.qps[&address].state == IBV_QPS_ERR {
             self.flush(address, !self.config.rxe);
         } else if self.mode == Mode::AtPost {
@@ -204,7 +212,10 @@ impl State {
             setter: if count > 1 { "sge_list" } else { "sge" },
             len: count,
         };
-        if inline {
+        if matches!(raw.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV) {
+            posted.setter = "none";
+            unsafe { mw::posted(self, &raw, &mut wr) };
+        } else if inline {
             let mut bytes = Vec::new();
             for sge in &sges {
                 let from = std::ptr::with_exposed_provenance(sge.addr as usize);
@@ -300,6 +311,8 @@ pub(super) fn set_builders(qp: &mut ibv_qp_ex, ops: u64) {
     qp.wr_rdma_write_imm = wants(IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).then_some(wr_rdma_write_imm as _);
     qp.wr_rdma_read = wants(IBV_QP_EX_WITH_RDMA_READ).then_some(wr_rdma_read as _);
     qp.wr_atomic_cmp_swp = wants(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).then_some(wr_atomic_cmp_swp as _);
+    qp.wr_bind_mw = wants(IBV_QP_EX_WITH_BIND_MW).then_some(mw::wr_bind_mw as _);
+    qp.wr_local_inv = wants(IBV_QP_EX_WITH_LOCAL_INV).then_some(mw::wr_local_inv as _);
     qp.wr_atomic_fetch_add = wants(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).then_some(wr_atomic_fetch_add as _);
     set_newer_builders(qp, ops);
 }
@@ -341,7 +354,7 @@ pub(super) fn build_with(
         let Some(batch) = &mut qp.batch else {
             return state.violation(format!("{verb} outside of wr_start and wr_complete"));
         };
-        let is_unset = batch.last().is_some_and(|last| last.setter.is_none());
+        let is_unset = batch.last().is_some_and(Building::is_unset);
         batch.push(Building { wr, setter });
         if is_unset {
             state.violation(format!("{verb} after a work request without data"));
@@ -391,7 +404,7 @@ unsafe extern "C" fn wr_complete(raw: *mut ibv_qp_ex) -> c_int {
         if batch.is_empty() {
             state.violation("wr_complete of nothing");
         }
-        if batch.last().is_some_and(|last| last.setter.is_none()) {
+        if batch.last().is_some_and(Building::is_unset) {
             state.violation("wr_complete after a work request without data");
         }
         let fault = state.wr_complete_fault.take();
@@ -406,7 +419,7 @@ unsafe extern "C" fn wr_complete(raw: *mut ibv_qp_ex) -> c_int {
             let len = match &wr.data {
                 Data::Sges(sges) => sges.len(),
                 Data::Inline(bytes) => bytes.len(),
-                Data::Invalid => 0,
+                Data::Invalid | Data::Bind(_) | Data::Key => 0,
             };
             let setter = setter.map_or("none", |verb| verb.trim_start_matches("wr_set_"));
             let (wr_id, opcode, flags) = (wr.wr_id, wr.opcode, wr.flags);

@@ -239,7 +239,8 @@ impl Qp {
 fn possible(qp_type: ibv_qp_type) -> u64 {
     let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     let ud = sends | IBV_QP_EX_WITH_TSO;
-    let uc = sends | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
+    let uc = sends | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | windows;
     match qp_type {
         IBV_QPT_UD => ud.0.into(),
         IBV_QPT_RAW_PACKET => (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO).0.into(),
@@ -272,6 +273,10 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
         state.needs_no_batch(cqs, "ibv_destroy_qp");
         if is_open {
             state.violation("ibv_destroy_qp between wr_start and wr_complete");
+        }
+        if state.serves_windows(raw.addr()) {
+            state.violation("ibv_destroy_qp with memory windows that are bound to it");
+            return libc::EBUSY;
         }
         if let Some(errno) = state.fault("ibv_destroy_qp") {
             return errno;

@@ -19,6 +19,7 @@ use super::events::{AsyncEvents, AsyncQueue};
 use super::flow::Steering;
 use super::memory::Mr;
 use super::multicast::Group;
+use super::mw::Mw;
 use super::operations::Flush;
 use super::post::{Building, Posted};
 use super::srq::Srq;
@@ -80,6 +81,7 @@ pub(crate) struct Live {
     pub(crate) flow_actions: usize,
     pub(crate) counters: usize,
     pub(crate) comp_cntrs: usize,
+    pub(crate) mws: usize,
 }
 
 pub(super) struct Device {
@@ -184,6 +186,7 @@ pub(super) struct State {
     pub(super) opened: BTreeMap<usize, OpenedQp>,
     pub(super) steering: Steering,
     pub(super) comp_cntrs: BTreeMap<usize, CompCntr>,
+    pub(super) mws: BTreeMap<usize, Mw>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
@@ -215,6 +218,7 @@ find! {
     td: tds -> Td = "ibv_td";
     ah: ahs -> Ah = "ibv_ah";
     xrcd: xrcds -> Xrcd = "ibv_xrcd";
+    mw: mws -> Mw = "ibv_mw";
 }
 
 impl State {
@@ -251,6 +255,7 @@ impl State {
             opened: BTreeMap::new(),
             steering: Steering::default(),
             comp_cntrs: BTreeMap::new(),
+            mws: BTreeMap::new(),
             next_handle: 0x11,
             graves: Vec::new(),
         }
@@ -298,6 +303,7 @@ impl State {
             flow_actions: self.steering.actions.len(),
             counters: self.steering.counters.len(),
             comp_cntrs: self.comp_cntrs.len(),
+            mws: self.mws.len(),
         }
     }
 }

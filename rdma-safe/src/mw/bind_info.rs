@@ -1,0 +1,156 @@
+//! What a memory window opens.
+
+use std::sync::Arc;
+
+use rdma_sys::*;
+
+use crate::mr::{Region, Registration};
+use crate::{Access, Error, ExposedRegion, ProtectionDomain, RawMemoryRegion, Result};
+
+/// Bytes of a region that a window opens to peers, and what they may do with them: `struct ibv_mw_bind_info`.
+///
+/// Made by [`ExposedRegion::bind_info`] and [`RawMemoryRegion::bind_info`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct BindInfo<'r> {
+    region: Source<'r>,
+    address: u64,
+    len: u64,
+    access: Access,
+    zero_based: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Source<'r> {
+    Exposed(&'r Arc<Region>),
+    Raw(&'r Arc<Registration>),
+}
+
+/// Keeps a region registered while a window is bound to it.
+pub(super) enum Kept {
+    Exposed(Arc<Region>),
+    Raw(Arc<Registration>),
+}
+
+impl ExposedRegion {
+    /// `len` bytes from `offset` on, for a memory window to open as `access` says: remote rights, which need not be among
+    /// those of the region.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::EmptyRegion`] for no bytes; [`Error::NotBindable`] unless the region was registered with
+    /// [`Access::MW_BIND`].
+    pub fn bind_info(&self, offset: usize, len: usize, access: Access) -> Result<BindInfo<'_>> {
+        let region = self.region();
+        BindInfo::new(Source::Exposed(region), self.remote().address, self.len(), offset, len, access)
+    }
+}
+
+impl RawMemoryRegion {
+    /// `len` bytes from `offset` on, for a memory window to open as `access` says: remote rights, which need not be among
+    /// those of the region.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::EmptyRegion`] for no bytes; [`Error::NotBindable`] unless the region was registered with
+    /// [`Access::MW_BIND`], and for writes and atomics with [`Access::LOCAL_WRITE`].
+    pub fn bind_info(&self, offset: usize, len: usize, access: Access) -> Result<BindInfo<'_>> {
+        BindInfo::new(Source::Raw(self.registration()), self.address(), self.len(), offset, len, access)
+    }
+}
+
+impl<'r> BindInfo<'r> {
+    fn new(
+        region: Source<'r>,
+        start: u64,
+        region_len: usize,
+        offset: usize,
+        len: usize,
+        access: Access,
+    ) -> Result<BindInfo<'r>> {
+        if offset.checked_add(len).is_none_or(|end| end > region_len) {
+            return Err(Error::OutOfBounds { offset, len, region: region_len });
+        }
+        if len == 0 {
+            return Err(Error::EmptyRegion);
+        }
+        let access = access & Access::REMOTE;
+        let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let needed = Access::MW_BIND | if writes { Access::LOCAL_WRITE } else { Access::empty() };
+        let missing = needed - region.registration().access;
+        if !missing.is_empty() {
+            return Err(Error::NotBindable { missing });
+        }
+        Ok(BindInfo { region, address: start + offset as u64, len: len as u64, access, zero_based: false })
+    }
+
+    /// Peers name its first byte by the address 0, of which they learn nothing then. Only for windows of type 2.
+    pub fn zero_based(mut self) -> Self {
+        self.zero_based = true;
+        self
+    }
+
+    pub(crate) fn is_zero_based(&self) -> bool {
+        self.zero_based
+    }
+
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        self.region.registration().pd()
+    }
+
+    /// The address by which peers name its first byte.
+    pub(crate) fn remote_address(&self) -> u64 {
+        if self.zero_based { 0 } else { self.address }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(super) fn keep(&self) -> Kept {
+        match self.region {
+            Source::Exposed(region) => Kept::Exposed(Arc::clone(region)),
+            Source::Raw(region) => Kept::Raw(Arc::clone(region)),
+        }
+    }
+
+    /// As C has it, valid while the region is.
+    #[inline]
+    pub(crate) fn to_raw(self) -> ibv_mw_bind_info {
+        let zero_based = if self.zero_based { IBV_ACCESS_ZERO_BASED.0 } else { 0 };
+        ibv_mw_bind_info {
+            mr: self.region.registration().as_raw(),
+            addr: self.address,
+            length: self.len,
+            mw_access_flags: self.access.bits() | zero_based,
+        }
+    }
+}
+
+impl<'r> Source<'r> {
+    fn registration(&self) -> &'r Registration {
+        match self {
+            Source::Exposed(region) => &region.registration,
+            Source::Raw(region) => region,
+        }
+    }
+}
+
+impl std::fmt::Debug for Source<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "lkey {:#x}", self.registration().lkey)
+    }
+}
+
+impl Kept {
+    /// The start of the region and no bytes of it: what ends a binding. A NULL region, which means the same, is dereferenced by
+    /// the provider of SoftRoCE.
+    pub(super) fn nothing(&self) -> ibv_mw_bind_info {
+        let region = match self {
+            Kept::Exposed(region) => &region.registration,
+            Kept::Raw(region) => region,
+        };
+        // SAFETY: the region is valid; the field does not change after the registration, except in `ibv_rereg_mr`, which wants
+        // to be the only one who has it.
+        let addr = unsafe { (*region.as_raw()).addr }.addr() as u64;
+        ibv_mw_bind_info { mr: region.as_raw(), addr, length: 0, mw_access_flags: 0 }
+    }
+}

@@ -1,0 +1,290 @@
+//! Memory windows: remote access to part of a region, which is given and taken by work of a queue pair.
+
+mod bind_info;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::*;
+
+use crate::errno::{check, check_ptr};
+use crate::{ProtectionDomain, RemoteMemory, Result, qp};
+
+use bind_info::Kept;
+
+pub use bind_info::BindInfo;
+
+/// A memory window: a key to part of a region, `struct ibv_mw`, of type [`Type1`] or [`Type2`].
+///
+/// Registering memory takes a system call; to bind a window to part of what is registered takes a work request. Peers get the key
+/// that binding returns, reach the bytes of the [`BindInfo`] by it and no others (on SoftRoCE all of the region, see
+/// [`Quirks::WINDOWS_UNBOUNDED`](crate::Quirks::WINDOWS_UNBOUNDED)), and lose them when the window is bound
+/// elsewhere, unbound, invalidated or dropped.
+///
+/// | | [`Type1`] | [`Type2`] |
+/// |---|---|---|
+/// | bound by | [`QueuePair::bind_window`](crate::QueuePair::bind_window) | [`SendBatch::bind`](crate::SendBatch::bind) |
+/// | unbound by | [`QueuePair::unbind_window`](crate::QueuePair::unbind_window) | [`SendBatch::invalidate`](crate::SendBatch::invalidate), or the peer's [`SendBatch::send_invalidate`](crate::SendBatch::send_invalidate) |
+/// | peers reach it through | every queue pair of the domain | on most devices, the queue pair that bound it |
+///
+/// Binding is work like any other: it has happened when its completion is a success, and the window has to be told, by
+/// [`MemoryWindow::confirm`] or [`MemoryWindow::revert`], before it is bound again. It keeps the region that it is bound to
+/// registered, and a window of type 2 keeps its queue pair.
+///
+/// ```no_run
+/// # use rdma_safe::*;
+/// # fn example(pd: &ProtectionDomain, qp: &mut QueuePair, cq: &mut CompletionQueue) -> rdma_safe::Result<()> {
+/// let region = pd.expose(Pages::new(4096)?, Access::MW_BIND)?;
+/// let mut window = pd.memory_window::<Type1>()?;
+/// let info = region.bind_info(1024, 512, Access::REMOTE_READ)?;
+/// let remote = qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info)?;
+/// // … take its completion:
+/// # let succeeded = true;
+/// if succeeded { window.confirm() } else { window.revert() }
+/// // … give `remote` to the peer
+/// # Ok(())
+/// # }
+/// ```
+pub struct MemoryWindow<K: WindowType> {
+    raw: NonNull<ibv_mw>,
+    pd: ManuallyDrop<ProtectionDomain>,
+    /// As of the last binding that was confirmed.
+    rkey: u32,
+    bound: ManuallyDrop<Option<Bound>>,
+    /// What was posted and neither confirmed nor reverted.
+    pending: ManuallyDrop<Option<Pending>>,
+    window_type: PhantomData<K>,
+}
+
+/// What a window must not outlive while it is bound.
+struct Bound {
+    region: Kept,
+    /// Of type 2, which belongs to its queue pair.
+    _qp: Option<Arc<qp::Shared>>,
+}
+
+struct Pending {
+    rkey: u32,
+    /// None where it unbinds.
+    to: Option<Bound>,
+}
+
+/// A type of memory window: [`Type1`] or [`Type2`].
+pub trait WindowType: sealed::WindowType {}
+
+/// Windows that `ibv_bind_mw(3)` binds.
+#[derive(Clone, Copy, Debug)]
+pub enum Type1 {}
+
+/// Windows that work requests bind, and local or remote ones invalidate.
+#[derive(Clone, Copy, Debug)]
+pub enum Type2 {}
+
+impl WindowType for Type1 {}
+impl WindowType for Type2 {}
+
+mod sealed {
+    use rdma_sys::*;
+
+    use crate::DeviceCapabilities;
+
+    /// Not implementable elsewhere: which verbs a window is for depends on it.
+    pub trait WindowType {
+        const RAW: ibv_mw_type;
+        const FEATURE: &'static str;
+        /// Any of these.
+        const NEEDS: DeviceCapabilities;
+    }
+
+    impl WindowType for super::Type1 {
+        const RAW: ibv_mw_type = IBV_MW_TYPE_1;
+        const FEATURE: &'static str = "memory windows of type 1";
+        const NEEDS: DeviceCapabilities = DeviceCapabilities::MEM_WINDOW;
+    }
+
+    impl WindowType for super::Type2 {
+        const RAW: ibv_mw_type = IBV_MW_TYPE_2;
+        const FEATURE: &'static str = "memory windows of type 2";
+        const NEEDS: DeviceCapabilities =
+            DeviceCapabilities::MEM_WINDOW_TYPE_2A.union(DeviceCapabilities::MEM_WINDOW_TYPE_2B);
+    }
+}
+
+// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is owned, and `Send`.
+unsafe impl<K: WindowType> Send for MemoryWindow<K> {}
+// SAFETY: through a shared reference immutable fields are read.
+unsafe impl<K: WindowType> Sync for MemoryWindow<K> {}
+
+impl ProtectionDomain {
+    /// Allocates a memory window, of type [`Type1`] or [`Type2`], which opens nothing yet: `ibv_alloc_mw(3)`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) where the device has none of the type; [`Error::Verb`](crate::Error::Verb).
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn memory_window<K: WindowType>(&self) -> Result<MemoryWindow<K>> {
+        let context = self.context();
+        if !context.attributes().capabilities().intersects(K::NEEDS) {
+            return Err(context.unsupported(K::FEATURE));
+        }
+        // SAFETY: the context is valid; every provider that has windows sets these, the shims do not look at the first.
+        let ops = unsafe { &(*context.as_raw()).ops };
+        if ops.bind_mw.is_none() || ops.dealloc_mw.is_none() {
+            return Err(context.unsupported(K::FEATURE));
+        }
+        // SAFETY: the domain is valid.
+        let raw = check_ptr(|| unsafe { ibv_alloc_mw(self.as_raw(), K::RAW) })
+            .map_err(|errno| context.feature_error("ibv_alloc_mw", K::FEATURE, errno))?;
+        // SAFETY: just made.
+        let rkey = unsafe { (*raw.as_ptr()).rkey };
+        let (bound, pending) = (ManuallyDrop::new(None), ManuallyDrop::new(None));
+        Ok(MemoryWindow { raw, pd: ManuallyDrop::new(self.clone()), rkey, bound, pending, window_type: PhantomData })
+    }
+}
+
+impl<K: WindowType> MemoryWindow<K> {
+    /// The remote key: that of the last binding which was posted and not reverted. It opens nothing before that has completed.
+    #[must_use]
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.pending.as_ref().map_or(self.rkey, |pending| pending.rkey)
+    }
+
+    /// Whether a binding was posted that was neither confirmed nor reverted.
+    #[must_use]
+    #[inline]
+    pub fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Whether it holds a region, to which it is bound, was bound before the pending binding, or is to be bound.
+    #[must_use]
+    pub fn is_bound(&self) -> bool {
+        self.bound.is_some() || self.pending.as_ref().is_some_and(|pending| pending.to.is_some())
+    }
+
+    /// What was posted last has happened: its completion, or that of later work of the same send queue, was a success. Lets go of
+    /// what the window was bound to before. Does nothing if nothing is pending.
+    ///
+    /// If it has not happened, the region of before may still be reached by peers; dropping that before the window then leaks it,
+    /// as the device refuses to deregister it.
+    pub fn confirm(&mut self) {
+        if let Some(Pending { rkey, to }) = self.pending.take() {
+            self.set_rkey(rkey);
+            *self.bound = to;
+        }
+    }
+
+    /// What was posted last has not happened: its completion was a failure, or its batch was dropped or refused. The key is that of
+    /// before again. Does nothing if nothing is pending.
+    pub fn revert(&mut self) {
+        if self.pending.take().is_some() {
+            self.set_rkey(self.rkey);
+        }
+    }
+
+    /// `ibv_bind_mw(3)` leaves it to its caller to take its change back, and binding by a work request to make it.
+    fn set_rkey(&mut self, rkey: u32) {
+        self.rkey = rkey;
+        // SAFETY: the window is valid and borrowed mutably; no batch is to be open that names it.
+        unsafe { (*self.raw.as_ptr()).rkey = rkey }
+    }
+
+    #[inline]
+    pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
+        self.pd.is_same(pd)
+    }
+
+    /// The domain that it is in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// The C object, valid while this window is.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_mw {
+        self.raw.as_ptr()
+    }
+
+    /// Unbinds and deallocates it: `ibv_dealloc_mw(3)`. Dropping does the same and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::Verb`](crate::Error::Verb): then it stays, and the region that it may be bound to, until the process ends.
+    #[doc(alias = "ibv_dealloc_mw")]
+    pub fn deallocate(self) -> Result<()> {
+        ManuallyDrop::new(self).release()
+    }
+
+    /// Once.
+    fn release(&mut self) -> Result<()> {
+        // SAFETY: the window is valid, and released once. What is posted and names it is refused by the device.
+        check(unsafe { ibv_dealloc_mw(self.raw.as_ptr()) })
+            .map_err(|errno| self.pd.context().verb_error("ibv_dealloc_mw", errno))?;
+        // SAFETY: dropped here only, and not used after. On a failure they stay, as the window does.
+        unsafe {
+            ManuallyDrop::drop(&mut self.pending);
+            ManuallyDrop::drop(&mut self.bound);
+            ManuallyDrop::drop(&mut self.pd);
+        }
+        Ok(())
+    }
+}
+
+impl MemoryWindow<Type1> {
+    /// What ends the binding; `None` where there is none, that would be known.
+    pub(crate) fn unbinding(&self) -> Option<ibv_mw_bind_info> {
+        self.bound.as_ref().map(|bound| bound.region.nothing())
+    }
+
+    /// `ibv_bind_mw` has taken it, and set the new key.
+    pub(crate) fn posted(&mut self, info: Option<&BindInfo<'_>>) -> u32 {
+        // SAFETY: the window is valid.
+        let rkey = unsafe { (*self.raw.as_ptr()).rkey };
+        *self.pending = Some(Pending { rkey, to: info.map(|info| Bound { region: info.keep(), _qp: None }) });
+        rkey
+    }
+}
+
+impl MemoryWindow<Type2> {
+    /// Its key was invalidated: by work here that has completed, or by the peer, whose send then names the key in
+    /// [`WorkCompletion::invalidated_rkey`](crate::WorkCompletion::invalidated_rkey). Confirms what is pending, and lets go of the
+    /// region and of the queue pair.
+    pub fn invalidated(&mut self) {
+        self.confirm();
+        *self.bound = None;
+    }
+
+    /// The key of the next binding, which a work request then sets.
+    #[inline]
+    pub(crate) fn next_rkey(&self) -> u32 {
+        ibv_inc_rkey(self.rkey)
+    }
+
+    /// A work request was added that binds it under that key.
+    #[inline]
+    pub(crate) fn added(&mut self, rkey: u32, info: &BindInfo<'_>, qp: &Arc<qp::Shared>) -> RemoteMemory {
+        let to = Some(Bound { region: info.keep(), _qp: Some(Arc::clone(qp)) });
+        *self.pending = Some(Pending { rkey, to });
+        RemoteMemory { address: info.remote_address(), len: info.len(), rkey }
+    }
+}
+
+impl<K: WindowType> Drop for MemoryWindow<K> {
+    fn drop(&mut self) {
+        let _ = self.release();
+    }
+}
+
+impl<K: WindowType> fmt::Debug for MemoryWindow<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryWindow")
+            .field("type", &K::RAW.0)
+            .field("rkey", &format_args!("{:#x}", self.rkey()))
+            .field("bound", &self.is_bound())
+            .field("pending", &self.is_pending())
+            .finish_non_exhaustive()
+    }
+}
