@@ -184,6 +184,22 @@ pub enum Error {
         errno: Errno,
     },
 
+    /// `ibv_alloc_dm(3)` failed.
+    #[error(
+        "ibv_alloc_dm of {len} bytes at a multiple of {align} failed: {errno}; the device has {max} bytes in all, and the alignment \
+         is a power of two"
+    )]
+    AllocateDeviceMemory {
+        /// Bytes asked for.
+        len: usize,
+        /// Alignment asked for.
+        align: usize,
+        /// The device's `max_dm_size`.
+        max: u64,
+        /// As reported.
+        errno: Errno,
+    },
+
     /// A range does not lie within its region.
     #[error("bytes {offset}..{offset}+{len} do not lie within a region of {region} bytes")]
     OutOfBounds {

@@ -14,6 +14,7 @@
 //! ```text
 //! Device ── Context ─┬─ AsyncEvents
 //!                    ├─ ThreadDomain, Counters, CompletionCounter, FlowAction
+//!                    ├─ DeviceMemory ── DeviceRegion
 //!                    ├─ XrcDomain ── XrcTarget
 //!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion
 //!                    │                    ├─ MemoryWindow
@@ -55,6 +56,7 @@ mod counters;
 mod cq;
 mod device;
 mod device_attributes;
+mod dm;
 mod endpoint;
 mod errno;
 mod error;
@@ -103,6 +105,7 @@ pub use device_attributes::{
     OnDemandPaging, PacketPacing, PciAtomicSizes, PciAtomics, QueuePairTypes, RawPacketCapabilities,
     ReceiveSideScaling, RxHashFields, RxHashFunctions, SegmentationOffload, TagMatching, TagMatchingFlags,
 };
+pub use dm::{DeviceMemory, DeviceRegion};
 pub use endpoint::{
     Batch, Completion, DatagramBatch, DatagramCompletion, DatagramEndpoint, Endpoint, EndpointBuilder, FailedWork,
     Operation, Peer, ReceivePool, Rejected, Sender, Unposted, Work, WorkId,

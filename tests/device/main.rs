@@ -19,6 +19,7 @@ mod channel;
 mod cq;
 mod creation;
 mod datagrams;
+mod device_memory;
 mod devices;
 mod drop_order;
 mod explanations;

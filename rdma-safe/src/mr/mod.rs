@@ -69,7 +69,7 @@ impl Registration {
     /// # Safety
     ///
     /// `raw` must be a valid region of `pd` that nobody else releases.
-    unsafe fn from_raw(raw: NonNull<ibv_mr>, pd: &ProtectionDomain, access: Access) -> Self {
+    pub(crate) unsafe fn from_raw(raw: NonNull<ibv_mr>, pd: &ProtectionDomain, access: Access) -> Self {
         // SAFETY: the caller's contract; these fields change in `ibv_rereg_mr` only, after which `changed` is called.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
         Registration { raw, pd: Some(pd.clone()), lkey, rkey, access }
@@ -106,7 +106,7 @@ impl Registration {
     }
 
     /// Deregisters: `ibv_dereg_mr(3)`. On an error the device may still use the memory, so the owner must leak it.
-    fn release(&mut self) -> Result<(), Errno> {
+    pub(crate) fn release(&mut self) -> Result<(), Errno> {
         let Some(pd) = self.pd.take() else { return Ok(()) };
         // SAFETY: the region is valid and, since `pd` was just taken, released once. Objects that could still name its
         // keys to the device are the device's business: it refuses a key that is gone.

@@ -84,7 +84,8 @@ impl QueuePair {
     /// aborted first. It stays in its multicast groups, and has to leave them before it can be destroyed.
     ///
     /// # Errors
-    /// [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it: it is destroyed when the last of them is gone.
+    /// [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it or memory windows bound to it: it is destroyed when the last of them is
+    /// gone.
     pub fn into_raw(mut self) -> Result<NonNull<ibv_qp>> {
         self.send.abort();
         let QueuePair { send, recv, shared, .. } = self;
@@ -95,7 +96,7 @@ impl QueuePair {
                 drop(shared.parents.take());
                 Ok(shared.raw)
             }
-            None => Err(Error::InUse { object: "queue pair", by: "flows" }),
+            None => Err(Error::InUse { object: "queue pair", by: "flows or memory windows" }),
         }
     }
 

@@ -76,7 +76,7 @@ fn every_extended_attribute_has_its_field() {
 #[test]
 fn what_a_device_lacks_is_none() {
     for query_device_ex in [true, false] {
-        let fake = Fake::new(Config { query_device_ex, ..Config::default() });
+        let fake = Fake::new(Config { query_device_ex, device_memory: 0, ..Config::default() });
         let context = fake.open();
         let attributes = context.attributes();
         assert!(attributes.on_demand_paging().is_none());

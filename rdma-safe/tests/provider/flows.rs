@@ -256,7 +256,7 @@ fn a_queue_pair_is_not_destroyed_while_a_flow_leads_to_it() {
     // Nor is it anybody else's before.
     let other = datagrams(&fake.pd()).qp;
     let to_other = to_port(2).steer(&other).unwrap();
-    assert!(matches!(other.into_raw(), Err(Error::InUse { object: "queue pair", by: "flows" })));
+    assert!(matches!(other.into_raw(), Err(Error::InUse { object: "queue pair", by: "flows or memory windows" })));
     assert_eq!(fake.live().qps, 2);
     drop(to_other);
     assert_eq!(fake.live().qps, 1);
@@ -303,7 +303,7 @@ fn an_endpoint_that_a_flow_leads_to_frees_no_memory_that_the_device_has() {
     let flow = to_port(1).steer(endpoint.queue_pair()).unwrap();
     let mrs = fake.live().mrs;
     let error = endpoint.close().unwrap_err();
-    assert!(matches!(error, Error::InUse { object: "queue pair", by: "flows" }), "{error}");
+    assert!(matches!(error, Error::InUse { object: "queue pair", by: "flows or memory windows" }), "{error}");
     assert_eq!((fake.live().mrs, fake.live().qps), (mrs, 1));
     // It still has somewhere to go.
     fake.packet(&frame(9, 1, b"late"));

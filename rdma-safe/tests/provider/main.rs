@@ -12,6 +12,7 @@ mod contexts;
 mod creation;
 mod datagram_endpoint;
 mod datagrams;
+mod device_memory;
 mod disorder;
 mod domains;
 mod drop_orders;

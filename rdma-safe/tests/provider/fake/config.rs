@@ -25,6 +25,9 @@ pub(crate) struct Config {
     pub(crate) rereg: bool,
     pub(crate) dmabuf: bool,
     pub(crate) null_mr: bool,
+    /// Bytes of device memory, and whether it comes with the functions that copy.
+    pub(crate) device_memory: u64,
+    pub(crate) device_memory_copies: bool,
     /// Whether there are memory windows.
     pub(crate) windows: bool,
     /// Whether completion queues can be resized, and the most completions and microseconds that events can wait for.
@@ -188,6 +191,8 @@ impl Default for Config {
             gid_queries: true,
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
             windows: true,
+            device_memory: 4096,
+            device_memory_copies: true,
             send_ops: 0x3ff,
             hollow_ops: 0,
             no_ud_addr: false,

@@ -21,6 +21,10 @@ pub(super) struct Mr {
     pub(super) access: u32,
     /// Without memory.
     null: bool,
+    /// Named by offsets.
+    pub(super) zero_based: bool,
+    /// The device memory that it covers.
+    pub(super) dm: Option<usize>,
 }
 
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -110,6 +114,8 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
             rkey,
             access: access.0,
             null: false,
+            zero_based: false,
+            dm: None,
         };
         state.mrs.insert(raw.addr(), mr);
         raw
@@ -228,7 +234,7 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     })
 }
 
-fn add(
+pub(super) fn add(
     state: &mut State,
     device: &Arc<Device>,
     pd: *mut ibv_pd,
@@ -243,7 +249,19 @@ fn add(
     let (alloc, raw) = Alloc::new(ibv_mr { context, pd, addr: memory.cast(), length: len, handle, lkey, rkey });
     own(raw, device);
     let protection = state.protection(pd.addr());
-    let mr = Mr { alloc, pd: pd.addr(), protection, memory: Ptr(memory), len, lkey, rkey, access, null };
+    let mr = Mr {
+        alloc,
+        pd: pd.addr(),
+        protection,
+        memory: Ptr(memory),
+        len,
+        lkey,
+        rkey,
+        access,
+        null,
+        zero_based: false,
+        dm: None,
+    };
     state.mrs.insert(raw.addr(), mr);
     raw
 }
@@ -313,7 +331,8 @@ impl State {
 
 impl Mr {
     pub(super) fn at(&self, addr: u64, len: u64) -> Option<*mut u8> {
-        let offset = addr.checked_sub(self.memory.0.addr() as u64)?;
+        let start = if self.zero_based { 0 } else { self.memory.0.addr() as u64 };
+        let offset = addr.checked_sub(start)?;
         let end = offset.checked_add(len)?;
         (end <= self.len as u64).then(|| unsafe { self.memory.0.add(offset as usize) })
     }

@@ -14,6 +14,7 @@ mod ah;
 mod comp_cntr;
 mod config;
 mod cq;
+mod dm;
 mod domains;
 mod engine;
 mod events;

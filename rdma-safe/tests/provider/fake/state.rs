@@ -13,6 +13,7 @@ use super::ah::Ah;
 use super::comp_cntr::CompCntr;
 use super::config::{Config, Mode, PostFault};
 use super::cq::{Channel, Cq};
+use super::dm::Dm;
 use super::domains::{Extends, Td};
 use super::engine::{RecvWr, SendWr};
 use super::events::{AsyncEvents, AsyncQueue};
@@ -82,6 +83,7 @@ pub(crate) struct Live {
     pub(crate) counters: usize,
     pub(crate) comp_cntrs: usize,
     pub(crate) mws: usize,
+    pub(crate) dms: usize,
 }
 
 pub(super) struct Device {
@@ -187,6 +189,7 @@ pub(super) struct State {
     pub(super) steering: Steering,
     pub(super) comp_cntrs: BTreeMap<usize, CompCntr>,
     pub(super) mws: BTreeMap<usize, Mw>,
+    pub(super) dms: BTreeMap<usize, Dm>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
@@ -219,6 +222,7 @@ find! {
     ah: ahs -> Ah = "ibv_ah";
     xrcd: xrcds -> Xrcd = "ibv_xrcd";
     mw: mws -> Mw = "ibv_mw";
+    dm: dms -> Dm = "ibv_dm";
 }
 
 impl State {
@@ -256,6 +260,7 @@ impl State {
             steering: Steering::default(),
             comp_cntrs: BTreeMap::new(),
             mws: BTreeMap::new(),
+            dms: BTreeMap::new(),
             next_handle: 0x11,
             graves: Vec::new(),
         }
@@ -304,6 +309,7 @@ impl State {
             counters: self.steering.counters.len(),
             comp_cntrs: self.comp_cntrs.len(),
             mws: self.mws.len(),
+            dms: self.dms.len(),
         }
     }
 }

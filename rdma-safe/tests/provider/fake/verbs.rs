@@ -12,7 +12,7 @@ use super::Inside;
 use super::config::{Config, Port};
 use super::events::AsyncQueue;
 use super::state::{Alloc, Context, Device, Ptr, enter, null, own, owner, plugged, set_errno};
-use super::{cq, domains, flow, memory, mw, post, qp, queries, srq, tags, wq, xrc};
+use super::{cq, dm, domains, flow, memory, mw, post, qp, queries, srq, tags, wq, xrc};
 
 /// What `ibv_get_device_list` does on this thread.
 #[derive(Clone, Copy)]
@@ -149,6 +149,11 @@ fn extended(config: &Config, context: ibv_context) -> verbs_context {
         extended.open_qp = Some(xrc::open_qp);
         extended.post_srq_ops = Some(tags::post_srq_ops);
     }
+    if config.device_memory > 0 {
+        extended.alloc_dm = Some(dm::alloc_dm);
+        extended.free_dm = Some(dm::free_dm);
+        extended.reg_dm_mr = Some(dm::reg_dm_mr);
+    }
     if config.null_mr {
         extended.alloc_null_mr = Some(memory::alloc_null_mr);
     }
@@ -185,6 +190,7 @@ pub(super) unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
             + state.cqs.values().filter(|cq| cq.context == address).count()
             + state.srqs.values().filter(|srq| srq.context == address).count()
             + state.tds.values().filter(|td| td.context == address).count()
+            + state.dms.values().filter(|dm| dm.context == address).count()
             + state.xrcds.values().filter(|xrcd| xrcd.context == address).count()
             + state.opened.values().filter(|opened| opened.context == address).count()
             + state.qps.values().filter(|qp| qp.context == address && !qp.orphan).count()
@@ -227,7 +233,12 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
     for (to, from) in attr.fw_ver.iter_mut().zip("1.2.3".bytes()) {
         *to = from as c_char;
     }
-    let mut full = ibv_device_attr_ex { orig_attr: attr, hca_core_clock: 1_000_000, ..ibv_device_attr_ex::zeroed() };
+    let mut full = ibv_device_attr_ex {
+        orig_attr: attr,
+        hca_core_clock: 1_000_000,
+        max_dm_size: config.device_memory,
+        ..ibv_device_attr_ex::zeroed()
+    };
     if let Some((max_cq_count, max_cq_period)) = config.moderation {
         full.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count, max_cq_period };
     }
