@@ -21,6 +21,7 @@ mod creation;
 mod datagrams;
 mod device_memory;
 mod devices;
+mod drain;
 mod drop_order;
 mod explanations;
 mod memory;

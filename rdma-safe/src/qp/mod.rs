@@ -4,6 +4,7 @@ mod attributes;
 mod builder;
 mod connect;
 mod data_order;
+mod drain;
 mod ece;
 mod modify;
 mod multicast;

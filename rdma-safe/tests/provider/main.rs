@@ -15,6 +15,7 @@ mod datagrams;
 mod device_memory;
 mod disorder;
 mod domains;
+mod drain;
 mod drop_orders;
 mod endpoint_operations;
 mod endpoint_ways;

@@ -73,6 +73,8 @@ pub(crate) struct Config {
     pub(crate) no_ud_addr: bool,
     /// Elements that sends of extended queue pairs are granted, whatever was asked for.
     pub(crate) granted_sges: Option<u32>,
+    /// Receives that are posted in the error state are flushed by nothing but the end of the queue pair.
+    pub(crate) keeps_late_receives: bool,
     /// Behaves as the rxe provider of rdma-core 44, faults included.
     pub(crate) rxe: bool,
     pub(crate) vendor_id: u32,
@@ -197,6 +199,7 @@ impl Default for Config {
             hollow_ops: 0,
             no_ud_addr: false,
             granted_sges: None,
+            keeps_late_receives: false,
             rxe: false,
             vendor_id: 0x02c9,
             transport: IBV_TRANSPORT_IB,

@@ -346,6 +346,7 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
         unsafe { (*qp.raw.0).state = to };
         state.modified.push((attr, mask));
         match to {
+            IBV_QPS_ERR if from == IBV_QPS_ERR && state.config.keeps_late_receives => {}
             IBV_QPS_ERR => state.enter_error(raw),
             IBV_QPS_RESET => {
                 let qp = state.qps.get_mut(&raw).unwrap();
