@@ -4,8 +4,8 @@ use rustix::fs::Access;
 
 use super::finding::{Finding, Topic};
 use super::host::{Host, Unread};
-use super::library;
 use super::stack::Stack;
+use super::{library, modules};
 
 const CLASS: &str = "/sys/class/infiniband";
 
@@ -21,7 +21,7 @@ pub(crate) fn check(host: &Host, stack: &Stack, wanted: Option<&str>) -> Vec<Fin
         Err(error) => return vec![Topic::Devices.problem(error.to_string())],
     };
     if present.is_empty() {
-        return vec![none()];
+        return vec![none(host)];
     }
     if let Some(wanted) = wanted.filter(|wanted| !present.iter().any(|name| name == wanted)) {
         let problem = Topic::Devices.problem(format!("there is no device {wanted}; present: {}", present.join(", ")));
@@ -35,7 +35,7 @@ pub(crate) fn check(host: &Host, stack: &Stack, wanted: Option<&str>) -> Vec<Fin
     findings
 }
 
-fn none() -> Finding {
+fn none(host: &Host) -> Finding {
     Topic::Devices
         .problem("the kernel has no RDMA device")
         .why(
@@ -43,7 +43,7 @@ fn none() -> Finding {
              this is a container or a guest that was not given the device. A software device works over any Ethernet \
              interface.",
         )
-        .fix("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE")
+        .fix(modules::loading(host, "rdma_rxe", " && rdma link add rxe0 type rxe netdev INTERFACE"))
 }
 
 fn device(host: &Host, stack: &Stack, name: &str) -> Vec<Finding> {
@@ -85,7 +85,11 @@ fn node(host: &Host, device: &str) -> Vec<Finding> {
     let is_its = |node: &&String| host.text(&format!("{class}/{node}/ibdev")).is_ok_and(|name| name == device);
     let Some(node) = nodes.iter().find(is_its) else {
         let finding = Topic::Devices.problem(format!("{device} has no uverbs node"));
-        return vec![finding.why("The kernel module ib_uverbs opens devices to programs.").fix("modprobe ib_uverbs")];
+        return vec![finding.why("The kernel module ib_uverbs opens devices to programs.").fix(modules::loading(
+            host,
+            "ib_uverbs",
+            "",
+        ))];
     };
     let path = format!("/dev/infiniband/{node}");
     match rustix::fs::access(host.path(&path), Access::READ_OK | Access::WRITE_OK) {
@@ -131,7 +135,7 @@ mod tests {
     fn no_device_is_a_problem() {
         let finding = &check(&Host::new("/nowhere"), &stack(&[]), None)[0];
         assert_eq!(finding.level, Level::Problem);
-        assert!(finding.fix.as_ref().unwrap().contains("rdma link add"));
+        assert!(finding.fix.as_ref().unwrap().contains("rdma_rxe"));
     }
 
     #[test]
@@ -176,6 +180,10 @@ mod tests {
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert!(findings[0].what.contains("/dev/infiniband/uverbs0"), "{findings:?}");
         std::fs::remove_dir_all(scratch.path("sys/class/infiniband_verbs")).unwrap();
+        let fix = check(&host, &stack(&[]), None)[0].fix.clone().unwrap();
+        assert!(fix.contains("no module ib_uverbs"), "{fix}");
+        scratch.write("/proc/sys/kernel/osrelease", "6.1.0\n");
+        scratch.write("/lib/modules/6.1.0/modules.dep", "kernel/ib_uverbs.ko:\n");
         assert_eq!(check(&host, &stack(&[]), None)[0].fix.as_deref(), Some("modprobe ib_uverbs"));
     }
 }

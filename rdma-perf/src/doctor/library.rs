@@ -48,7 +48,7 @@ fn providers(host: &Host, library: &str) -> Finding {
     providers.dedup();
     if providers.is_empty() {
         return Topic::Library
-            .warning(format!("there are no providers in {directory}"))
+            .problem(format!("there are no providers in {directory}"))
             .why("libibverbs finds a device only with the provider of its driver.")
             .fix(PACKAGES);
     }
@@ -93,7 +93,9 @@ mod tests {
         let stack = stack(Ok(Some("/usr/lib/libibverbs.so.1.14.44.0")));
         let findings = check(&host, &stack);
         assert_eq!(findings[0].what, "libibverbs of rdma-core 44: /usr/lib/libibverbs.so.1.14.44.0");
-        assert_eq!(findings[1].level, Level::Warning);
+        assert_eq!((findings[1].level, findings[1].fix.as_deref()), (Level::Problem, Some(PACKAGES)), "no directory");
+        scratch.write("/usr/lib/libibverbs/notes", "");
+        assert_eq!(check(&host, &stack)[1].level, Level::Problem, "no provider in it");
         scratch.write("/usr/lib/libibverbs/librxe-rdmav34.so", "");
         scratch.write("/usr/lib/libibverbs/libmlx5-rdmav34.so", "");
         scratch.write("/usr/lib/libibverbs/notes", "");
