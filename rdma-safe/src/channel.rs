@@ -24,6 +24,41 @@ use crate::{Context, Errno, Error, Result, readiness};
 /// the destruction of its queue then waits for ever.
 ///
 /// Events are acknowledged as they are read, so none can be left over to block the destruction of a queue.
+///
+/// Any number of queues may report over one channel; an event names its queue by [`CompletionQueue::id`](crate::CompletionQueue::id).
+/// It comes once for each arming, and not for completions that were there before: so arm, then poll until there is nothing, and only
+/// then wait. The events of a queue that is gone go with it.
+///
+/// ```no_run
+/// # fn main() -> rdma_safe::Result<()> {
+/// use std::collections::HashMap;
+/// use std::time::Duration;
+/// use rdma_safe::{CompletionQueue, Device};
+///
+/// let context = Device::first()?.open()?;
+/// let channel = context.create_channel()?;
+/// let mut queues = HashMap::new();
+/// for _ in 0..8 {
+///     let mut queue = context.completion_queue(256).channel(&channel).build()?;
+///     queue.arm(false)?;
+///     queues.insert(queue.id(), queue);
+/// }
+/// // … make queue pairs of them, connect, post …
+/// fn take_all(queue: &mut CompletionQueue) -> rdma_safe::Result<()> {
+///     let mut poll = queue.poll();
+///     while let Some(completion) = poll.next()? {
+///         println!("{}: {}", completion.wr_id(), completion.status());
+///     }
+///     Ok(())
+/// }
+/// while let Some(id) = channel.wait(Duration::from_secs(10))? {
+///     let Some(queue) = queues.get_mut(&id) else { continue };
+///     queue.arm(false)?;
+///     take_all(queue)?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<Inner>,

@@ -30,6 +30,22 @@
 //! [`Endpoint`] has an example of a whole connection. What a peer needs to connect is its [`QueuePairAddress`]; how the two
 //! get it to each other is up to the program (the feature `serde` helps).
 //!
+//! | to | take |
+//! |---|---|
+//! | find a device, see what it can | [`devices`], [`Device::by_name`], [`Context::attributes`], [`Context::query_port`] |
+//! | send messages to one peer | [`Endpoint`]: [`Endpoint::send`], [`Endpoint::receive`], [`Endpoint::wait`] |
+//! | send to many peers from one queue pair | [`DatagramEndpoint`] |
+//! | get memory to send and receive with | [`ProtectionDomain::allocate`], [`Buffer::into_chunks`] |
+//! | let a peer write to memory, or read it | [`ProtectionDomain::expose`] there, [`Endpoint::write`] or [`Endpoint::read`] here |
+//! | share receives among connections | [`ReceivePool`] of endpoints, [`SharedReceiveQueue`] of queue pairs |
+//! | sleep until there is something to do | [`EndpointBuilder::events`], or a [`CompletionChannel`] for many queues |
+//! | hear of ports that go down, and of limits | [`Context::async_events`] |
+//! | manage memory by address and key | [`QueuePair`], [`SendBatch`], [`RawMemoryRegion`] |
+//! | poll and post in a loop at the least cost | [`CompletionQueue::extended_poller`], [`SendQueue::extended`], [`Endpoint::extended`] |
+//! | end a connection | [`Endpoint::close`], [`QueuePair::drain`] |
+//! | know why something failed | [`Endpoint::explain`], [`QueuePair::explain`], [`Error::explain`] |
+//! | use objects of other code, or show them to it | `from_raw`, `as_raw` of each type |
+//!
 //! # Errors
 //!
 //! Control-path calls return [`Error`], which names the verb, its `errno` and what to change; the kernel's bare `EINVAL` of

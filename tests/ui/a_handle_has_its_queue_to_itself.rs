@@ -5,13 +5,13 @@ use rdma_safe::{CompletionQueue, QueuePair, QueuePairAttributes};
 fn main() {}
 
 fn two_pollers(cq: &mut CompletionQueue) {
-    let mut first = cq.extended().unwrap();
-    let mut second = cq.extended().unwrap();
+    let mut first = cq.extended_poller().unwrap();
+    let mut second = cq.extended_poller().unwrap();
     let _ = (first.take(|_| ()), second.take(|_| ()));
 }
 
 fn a_cursor_beside_a_poller(cq: &mut CompletionQueue) {
-    let mut poller = cq.classic().unwrap();
+    let mut poller = cq.classic_poller().unwrap();
     let cursor = cq.poll();
     let _ = poller.take(|_| ());
     drop(cursor);

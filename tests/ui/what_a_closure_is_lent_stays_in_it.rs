@@ -5,13 +5,13 @@ use rdma_safe::{CompletionQueue, Extended, SendQueue};
 fn main() {}
 
 fn a_completion_that_stays(cq: &mut CompletionQueue) {
-    let mut poller = cq.extended().unwrap();
+    let mut poller = cq.extended_poller().unwrap();
     let kept = poller.take(|completion| completion);
     drop(kept);
 }
 
 fn a_poller_in_another_thread(cq: &mut CompletionQueue) {
-    let mut poller = cq.extended().unwrap();
+    let mut poller = cq.extended_poller().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(move || poller.take(|_| ()).is_ok());
     });

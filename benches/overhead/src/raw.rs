@@ -37,6 +37,15 @@ pub(crate) fn all(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
         + u64::from(fields.dlid_path_bits())
 }
 
+macro_rules! poller {
+    ($cq:expr, extended) => {
+        $cq.extended_poller()
+    };
+    ($cq:expr, classic) => {
+        $cq.classic_poller()
+    };
+}
+
 macro_rules! drain {
     ($completions:ident, $sum:ident, $seen:ident) => {
         let drained = $completions.drain(|wc| {
@@ -55,7 +64,7 @@ macro_rules! post_and_poll {
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
             let Some(mut sends) = raw.qp.split().0.$interface() else { return FAILED };
-            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
+            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
             let ($remote, $sge) = (raw.remote, raw.sge);
             let mut sum = 0;
             let mut $i = 0;
@@ -92,7 +101,7 @@ macro_rules! datagrams {
             let to = UdTarget::new(&raw.handle, raw.qp.number(), QKEY);
             let sge = raw.sge;
             let Some(mut sends) = raw.qp.split().0.$interface() else { return FAILED };
-            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
+            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
             let mut sum = 0;
             let mut i = 0;
             while i < n {
@@ -119,7 +128,7 @@ macro_rules! batch_and_poll {
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
             let Some(mut sends) = raw.qp.split().0.$interface() else { return FAILED };
-            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
+            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
             let (remote, sge) = (raw.remote, raw.sge);
             let mut sum = 0;
             for i in (0..n).step_by(BATCH) {
@@ -224,7 +233,7 @@ macro_rules! empty {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
-            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
+            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
             let mut i = 0;
             while i < n {
                 if !matches!(completions.take(|_| ()), Ok(None)) {
@@ -247,7 +256,7 @@ macro_rules! poll {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
-            let Some(mut completions) = raw.cq.$interface() else { return FAILED };
+            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
             let mut sum = 0;
             for _ in (0..n).step_by(BATCH) {
                 drain!(completions, sum, $seen);

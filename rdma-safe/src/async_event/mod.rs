@@ -131,6 +131,28 @@ impl fmt::Display for AsyncEvent {
 ///
 /// Events are acknowledged as they are read, so none can be left over to block the destruction of an object. What nobody
 /// reads waits in the kernel, without limit; the events of an object go when it does.
+///
+/// ```no_run
+/// # fn refill(_: rdma_safe::SrqId) {}
+/// # fn main() -> rdma_safe::Result<()> {
+/// use std::time::Duration;
+/// use rdma_safe::{AsyncEventType, AsyncSource, Device};
+///
+/// let context = Device::first()?.open()?;
+/// let events = context.async_events()?;
+/// loop {
+///     let Some(event) = events.wait(Duration::from_secs(1))? else { continue };
+///     println!("{event}"); // such as "port error: port 1"
+///     match (event.event_type, event.source) {
+///         (AsyncEventType::DEVICE_FATAL, _) => break,
+///         (AsyncEventType::SRQ_LIMIT_REACHED, AsyncSource::Srq(id)) => refill(id), // as of SharedReceiveQueue::id
+///         (_, AsyncSource::Qp { id, .. }) => println!("of queue pair {id}, as of QueuePair::id"),
+///         _ => {}
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct AsyncEvents {
     context: Context,

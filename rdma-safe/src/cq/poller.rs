@@ -22,7 +22,7 @@ use crate::interface::{Any, Classic, Extended, Interface, Known};
 /// ```no_run
 /// # use std::ops::ControlFlow;
 /// # fn example(cq: &mut rdma_safe::CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
-/// let mut poller = cq.extended().ok_or("the provider has no extended completion queues")?;
+/// let mut poller = cq.extended_poller().ok_or("the provider has no extended completion queues")?;
 /// // One, as soon as it is there:
 /// let id = loop {
 ///     if let Some(id) = poller.take(|completion| completion.wr_id())? {
@@ -63,14 +63,14 @@ impl CompletionQueue {
     /// Polls by `ibv_start_poll`; `None` for a queue that has to be polled by `ibv_poll_cq`.
     #[doc(alias = "ibv_start_poll")]
     #[inline]
-    pub fn extended(&mut self) -> Option<Poller<'_, Extended>> {
+    pub fn extended_poller(&mut self) -> Option<Poller<'_, Extended>> {
         self.poller_by()
     }
 
     /// Polls by `ibv_poll_cq(3)`; `None` for an extended queue.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
-    pub fn classic(&mut self) -> Option<Poller<'_, Classic>> {
+    pub fn classic_poller(&mut self) -> Option<Poller<'_, Classic>> {
         self.poller_by()
     }
 

@@ -40,6 +40,44 @@ pub use tag_matching::{Tag, TagHandle, TagHeader, TagInfo, TagList, TagListSize,
 /// A queue pair that fails may have taken receives that then never complete. Like those that no queue pair has taken, they end when
 /// the queue is destroyed. That a failed queue pair takes no more of them is told by
 /// [`QP_LAST_WQE_REACHED`](crate::AsyncEventType::QP_LAST_WQE_REACHED), where the device reports it.
+///
+/// [`ReceivePool`](crate::ReceivePool) is the same for endpoints, and without `unsafe`.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use rdma_safe::{Access, Device, Sge};
+///
+/// const SLOT: usize = 2048;
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// // Memory that stays, and that nobody looks at but through the address, while receives are posted.
+/// let memory: *mut [u8] = Box::leak(vec![0_u8; 64 * SLOT].into_boxed_slice());
+/// // SAFETY: it is leaked, and only accessed by address.
+/// let region = unsafe { pd.register_raw(memory.cast(), 64 * SLOT, Access::LOCAL_WRITE)? };
+///
+/// let mut receives = pd.shared_receive_queue(64).build()?;
+/// let mut batch = receives.recv_batch();
+/// for slot in 0..64 {
+///     let sge = Sge { address: region.address() + slot * SLOT as u64, len: SLOT as u32, lkey: region.lkey() };
+///     // SAFETY: each slot is in one receive, and the memory stays.
+///     unsafe { batch.receive(slot, &[sge])? };
+/// }
+/// batch.post()?;
+/// receives.set_limit(16)?; // an event with fewer left: see AsyncEvents
+///
+/// let mut cq = pd.context().completion_queue(128).build()?;
+/// let peers: Result<Vec<_>, _> =
+///     (0..4).map(|_| pd.queue_pair(&cq, &cq).shared_receive_queue(&receives).build()).collect();
+/// let peers = peers?;
+/// // … connect them; then, of whichever peer:
+/// let mut poll = cq.poll();
+/// while let Some(completion) = poll.next()? {
+///     completion.ok()?;
+///     let from = peers.iter().position(|peer| Some(peer.number()) == completion.qp_num());
+///     println!("{:?} bytes in slot {} from peer {from:?}", completion.byte_len(), completion.wr_id());
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct SharedReceiveQueue {
     chain: RecvChain<SharedReceiveQueue>,
     capacity: SharedReceiveQueueAttributes,

@@ -24,11 +24,11 @@ macro_rules! with_poller {
     ($cq:expr, |$poller:ident| $body:expr) => {
         match $cq.is_extended() {
             true => {
-                let mut $poller = $cq.extended().unwrap();
+                let mut $poller = $cq.extended_poller().unwrap();
                 $body
             }
             false => {
-                let mut $poller = $cq.classic().unwrap();
+                let mut $poller = $cq.classic_poller().unwrap();
                 $body
             }
         }
@@ -81,8 +81,8 @@ macro_rules! with_sends {
 fn a_handle_is_of_the_interface_that_its_queue_has() {
     on_each_interface(|fake, interfaces| {
         let Raw { mut qp, mut cq } = raw(fake, interfaces);
-        assert_eq!(cq.extended().is_some(), interfaces.extended_cq);
-        assert_eq!(cq.classic().is_none(), interfaces.extended_cq);
+        assert_eq!(cq.extended_poller().is_some(), interfaces.extended_cq);
+        assert_eq!(cq.classic_poller().is_none(), interfaces.extended_cq);
         assert_eq!(qp.split().0.extended().is_some(), interfaces.extended_qp);
         assert_eq!(qp.split().0.classic().is_none(), interfaces.extended_qp);
     });
