@@ -171,6 +171,15 @@ fn packets_go_where_the_first_flow_says_that_takes_them() {
 }
 
 #[test]
+fn a_flow_leads_to_a_raw_packet_queue_pair() {
+    let fake = Fake::new(Config::steering());
+    let pd = fake.pd();
+    let Raw { qp, cq: _cq } = raw_with(&pd, EXTENDED, WcFields::STANDARD, |qp| qp.qp_type(QueuePairType::RAW_PACKET));
+    drop(to_port(9).steer(&qp).unwrap());
+    assert_eq!(fake.take_flows().len(), 1);
+}
+
+#[test]
 fn counters_say_why_they_do_not_count() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
