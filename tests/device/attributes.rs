@@ -58,6 +58,12 @@ fn what_softroce_can_is_what_it_is_known_for() {
         | DeviceCapabilities::RC_RNR_NAK_GEN;
     assert!(capabilities.contains(has), "{capabilities:?}");
     assert!(!capabilities.intersects(DeviceCapabilities::XRC | DeviceCapabilities::MANAGED_FLOW_STEERING));
+    let newer =
+        DeviceCapabilities::ATOMIC_WRITE | DeviceCapabilities::FLUSH_GLOBAL | DeviceCapabilities::FLUSH_PERSISTENT;
+    let expected = if rdma.is_newer_rxe() { newer } else { DeviceCapabilities::empty() };
+    assert_eq!(capabilities & newer, expected);
+    let longest = rdma.query_port(rdma.port).unwrap().max_message_size();
+    assert_eq!(longest, if rdma.is_newer_rxe() { 1 << 31 } else { 1 << 23 });
     assert_eq!(attributes.atomic_capability(), AtomicCapability::HCA);
     assert_eq!((attributes.max_sge_rd(), attributes.max_ah(), attributes.max_srq_sge()), (32, 32_767, 27));
     assert_eq!(attributes.physical_ports(), 1);

@@ -1,10 +1,12 @@
 //! Operations that not every device has: atomic write, flush, segmentation of TCP.
 
 use rdma_safe::{
-    Access, DeviceCapabilities, Error, FlushPlacement, FlushRange, PostError, QueuePairType, SendOps, WorkRequest,
+    Access, DeviceCapabilities, Error, FlushPlacement, FlushRange, PostError, QueuePairType, SendOps, WcOpcode,
+    WcStatus, WorkRequest,
 };
 
-use crate::support::lab::{Lab, Mode};
+use crate::support::lab::{Lab, Memory, Mode};
+use crate::support::link::Link;
 use crate::support::{Rdma, device, error_of};
 
 /// What the device has, of operations that it has to report.
@@ -24,7 +26,10 @@ fn operations_that_the_device_does_not_report_are_refused_by_name() {
     let Some(rdma) = device() else { return };
     let (pd, reported) = (rdma.pd(), reported(&rdma));
     // The provider of rdma-core 44 accepts atomic writes, and the kernel fails them.
-    assert!(!rdma.is_rxe() || reported.is_empty(), "SoftRoCE now has {reported:?}");
+    if rdma.is_rxe() {
+        let newer = SendOps::FLUSH | SendOps::ATOMIC_WRITE;
+        assert_eq!(reported, if rdma.is_newer_rxe() { newer } else { SendOps::empty() });
+    }
     let cq = rdma.completion_queue(8).build().unwrap();
     for op in (SendOps::FLUSH | SendOps::ATOMIC_WRITE | SendOps::TSO) - reported {
         let qp_type = if op == SendOps::TSO { QueuePairType::UD } else { QueuePairType::RC };
@@ -66,4 +71,35 @@ fn an_atomic_write_and_its_flush_reach_the_peer_or_are_refused() {
     }
     // The rights have places of their own.
     assert!(!Access::REMOTE.intersects(Access::FLUSH));
+}
+
+#[test]
+fn an_atomic_write_and_a_flush_are_done_where_the_device_reports_them() {
+    let Some(rdma) = device() else { return };
+    let ops = (SendOps::ATOMIC_WRITE | SendOps::FLUSH) & reported(&rdma);
+    if ops != SendOps::ATOMIC_WRITE | SendOps::FLUSH {
+        // That they are refused there is tested above.
+        return;
+    }
+    let link = Link { access: Access::REMOTE | Access::FLUSH_GLOBAL, ..Link::default() };
+    let mut lab = Lab::builder(&rdma, Mode::ALL[0]).link(link).ops(SendOps::RDMA_WRITE | ops).build();
+    let memory = Memory::with_access(&lab.pd, 4096, Access::LOCAL_WRITE | Access::REMOTE | Access::FLUSH_GLOBAL);
+    let mut batch = lab.a.qp.send_batch().unwrap();
+    // SAFETY: memory of a `Memory`, which tolerates any write.
+    unsafe { batch.atomic_write(WorkRequest::new(1).signaled(), memory.remote(8), *b"at once!") }.unwrap();
+    for (id, range) in [(2, FlushRange::RANGE), (3, FlushRange::REGION)] {
+        let flush = WorkRequest::new(id).signaled();
+        batch.flush(flush, memory.remote(8), 8, FlushPlacement::GLOBAL, range).unwrap();
+    }
+    batch.post().unwrap();
+    let opcodes: Vec<_> = (1..=3).map(|id| lab.a.next_ok(id).opcode).collect();
+    assert_eq!(opcodes, [WcOpcode::ATOMIC_WRITE, WcOpcode::FLUSH, WcOpcode::FLUSH]);
+    assert_eq!(memory.get(0..24), b"\0\0\0\0\0\0\0\0at once!\0\0\0\0\0\0\0\0");
+    // Not what this memory was registered for.
+    let mut batch = lab.a.qp.send_batch().unwrap();
+    batch
+        .flush(WorkRequest::new(4).signaled(), lab.b.memory.remote(0), 8, FlushPlacement::GLOBAL, FlushRange::RANGE)
+        .unwrap();
+    batch.post().unwrap();
+    assert_eq!(lab.a.next().status, WcStatus::REM_ACCESS_ERR);
 }

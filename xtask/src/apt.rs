@@ -59,7 +59,20 @@ impl Apt {
         Ok(())
     }
 
-    /// The `.deb` files of `packages` and of what they need beyond what this machine has installed.
+    /// Takes packages from `suite` alone, of the first repository that this machine installs from and that has it.
+    pub(crate) fn use_suite(&mut self, suite: &str) -> Result<()> {
+        let mut used = Err(anyhow!("apt has no sources"));
+        for repository in repositories()? {
+            used = self.use_only(&repository, suite);
+            if used.is_ok() {
+                break;
+            }
+        }
+        used.with_context(|| format!("no repository that this machine installs from has Debian's {suite}"))
+    }
+
+    /// The `.deb` files of `packages` and of what they need beyond what this machine has installed, or after
+    /// [`Apt::use_only`] everything they need.
     pub(crate) fn download_missing(&mut self, packages: &[&str]) -> Result<Vec<PathBuf>> {
         self.with_fresh_lists(|apt| {
             apt.clear_archives()?;
@@ -206,9 +219,14 @@ pub(crate) fn install_unless(present: impl Fn() -> bool, package: &str) -> Resul
 /// which do not have whole suites. apt reads its own configuration here, so each form of sources file is understood.
 pub(crate) fn repositories() -> Result<Vec<String>> {
     let listing = process::output(Command::new("apt-get").args(["update", "--print-uris"]))?;
+    Ok(repositories_in(&listing, &codename()))
+}
+
+/// What the distribution calls this machine's release; empty if it does not say.
+pub(crate) fn codename() -> String {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    Ok(repositories_in(&listing, codename.unwrap_or_default()))
+    codename.unwrap_or_default().trim_matches('"').to_owned()
 }
 
 /// The repositories in what `apt-get update --print-uris` says, those that have the suite `own` first.

@@ -191,6 +191,16 @@ impl From<WorkCompletion<'_>> for Wc {
     }
 }
 
+/// How a send ends whose own memory cannot be read: SoftRoCE says it in another way than IBTA, and, since it moves the queue
+/// pair to ERR before it completes the send, not at all.
+pub(crate) fn local_failure(rdma: &Rdma) -> WcStatus {
+    match (rdma.is_rxe(), rdma.is_newer_rxe()) {
+        (false, _) => WcStatus::LOC_PROT_ERR,
+        (true, false) => WcStatus::LOC_QP_OP_ERR,
+        (true, true) => WcStatus::WR_FLUSH_ERR,
+    }
+}
+
 /// The next completion if there is one.
 pub(crate) fn try_next(cq: &mut CompletionQueue) -> Option<Wc> {
     cq.poll().next().expect("the queue can be polled").map(Wc::from)

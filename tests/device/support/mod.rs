@@ -77,6 +77,11 @@ impl Rdma {
         self.attributes().vendor_id() == 0xff_ffff
     }
 
+    /// Whether it is SoftRoCE as of kernel 6.12, and not as of 6.1. Between the two the deviations changed one by one.
+    pub(crate) fn is_newer_rxe(&self) -> bool {
+        self.is_rxe() && kernel() >= (6, 5)
+    }
+
     pub(crate) fn pd(&self) -> ProtectionDomain {
         self.alloc_pd().expect("a protection domain")
     }
@@ -85,6 +90,13 @@ impl Rdma {
     pub(crate) fn endpoint<'a>(&self, pd: &'a ProtectionDomain) -> EndpointBuilder<'a> {
         Endpoint::builder(pd).port(self.port).gid_index(self.gid.index)
     }
+}
+
+/// The version of the kernel.
+pub(crate) fn kernel() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release of the kernel");
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().expect("a number"));
+    (numbers.next().expect("a version"), numbers.next().expect("a patch level"))
 }
 
 /// Calls `poll` until it returns something.

@@ -49,7 +49,9 @@ impl Initramfs {
             }
         }
         for (index, module) in modules.iter().enumerate() {
-            archive.file(&format!("{MODULES}/{index:02}.ko"), &read(module)?);
+            // The ending tells how it is compressed.
+            let ending = module.extension().unwrap_or_default().to_string_lossy();
+            archive.file(&format!("{MODULES}/{index:02}.{ending}"), &read(module)?);
         }
         archive.file(CONFIG, &serde_json::to_vec(config)?);
 

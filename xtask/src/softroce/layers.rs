@@ -1,7 +1,7 @@
 //! The file system of a guest: this machine's own, with a kernel's modules and an RDMA userland laid over it.
 //!
-//! Both come from distribution packages and stay below the target directory. A guest of another release would be
-//! another `base` (a directory that mmdebstrap filled) and no userland layer.
+//! Both come from distribution packages and stay below the target directory. For a guest of another release the userland
+//! brings all that it needs, down to the C library, so that what this machine has of it is hidden below.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -11,6 +11,7 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::{FlockOperation, flock};
 
+use super::release::{self, LINKER, Release};
 use crate::apt::{self, Apt};
 use crate::process;
 
@@ -49,8 +50,9 @@ impl Layers {
     /// Directories of `overlays`, the topmost first.
     pub(crate) const OVERLAYS: [&str; 2] = ["kernel", "userland"];
 
-    /// Prepares the layers below `directory`, downloading what is missing. `refresh` downloads all of it again.
-    pub(crate) fn prepare(directory: &Path, refresh: bool) -> Result<Self> {
+    /// Prepares the layers of `release`, or else of this machine's own packages, below `directory`, downloading what is
+    /// missing. `refresh` downloads all of it again.
+    pub(crate) fn prepare(directory: &Path, release: Option<Release>, refresh: bool) -> Result<Self> {
         if std::env::consts::ARCH != "x86_64" {
             bail!("a SoftRoCE guest can be booted on x86-64 only, this is {}", std::env::consts::ARCH);
         }
@@ -68,13 +70,16 @@ impl Layers {
             }
         }
         if alone {
-            let mut apt = LazyApt { directory: directory.join("apt"), apt: None };
+            let mut apt = LazyApt { directory: directory.join("apt"), release, apt: None };
             if refresh {
                 for layer in Self::OVERLAYS {
                     remove(&overlays.join(layer))?;
                 }
             }
             userland(&overlays, &mut apt).context("cannot prepare the guest's RDMA userland")?;
+            if release.is_some() {
+                release::check_linker(&overlays.join("userland"))?;
+            }
             kernel(&overlays, &mut apt).context("cannot prepare the guest's kernel")?;
             flock(&lock, FlockOperation::LockShared)?;
         }
@@ -95,16 +100,22 @@ impl Layers {
 
 struct LazyApt {
     directory: PathBuf,
+    release: Option<Release>,
     apt: Option<Apt>,
 }
 
 impl LazyApt {
     fn get(&mut self) -> Result<&mut Apt> {
         if self.apt.is_none() {
-            self.apt = Some(Apt::new(&self.directory).context(
+            let mut apt = Apt::new(&self.directory).context(
                 "a guest is put together from Debian packages, so a host without an RDMA device has to be Debian or a \
                  derivative",
-            )?);
+            )?;
+            if let Some(release) = self.release {
+                eprintln!("softroce: reading the package list of {}", release.codename());
+                apt.use_suite(release.codename())?;
+            }
+            self.apt = Some(apt);
         }
         self.apt.as_mut().context("apt was just set")
     }
@@ -134,27 +145,40 @@ fn kernel(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
     }
     let version = version(&unpacked)?;
     // The package runs depmod when it is installed; its modules.dep does not come with it.
-    let kmod = overlays.join("userland/usr/bin/kmod");
-    let kmod = if kmod.exists() { kmod } else { process::find("kmod").context("no kmod")? };
-    process::output(
-        Command::new(kmod)
-            .arg0("depmod")
-            .env("LD_LIBRARY_PATH", overlays.join("userland/usr/lib/x86_64-linux-gnu"))
-            .arg("--basedir")
-            .arg(&unpacked)
-            .arg(&version),
-    )?;
+    process::output(depmod(&overlays.join("userland"))?.arg("--basedir").arg(&unpacked).arg(&version))?;
     fs::write(unpacked.join(STAMP), format_line())?;
     remove(&layer)?;
     fs::rename(unpacked, layer)?;
     apt.get()?.clear_archives()
 }
 
+/// depmod of `userland`, with the libraries that it has there, or this machine's.
+fn depmod(userland: &Path) -> Result<Command> {
+    let (kmod, libraries) = (userland.join("usr/bin/kmod"), userland.join("usr/lib/x86_64-linux-gnu"));
+    let linker = userland.join(LINKER);
+    let mut command = if linker.exists() {
+        // A C library goes with the dynamic linker of its own release.
+        let mut command = Command::new(linker);
+        command.arg("--library-path").arg(libraries).args(["--argv0", "depmod"]).arg(kmod);
+        command
+    } else {
+        let kmod = if kmod.exists() { kmod } else { process::find("kmod").context("no kmod")? };
+        let mut command = Command::new(kmod);
+        command.env("LD_LIBRARY_PATH", libraries).arg0("depmod");
+        command
+    };
+    command.env("LC_ALL", "C.UTF-8");
+    Ok(command)
+}
+
 fn userland(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
     let layer = overlays.join("userland");
-    // What has to be downloaded depends on what is installed.
-    let installed = fs::metadata("/var/lib/dpkg/status").and_then(|status| status.modified());
-    let stamp = format!("{}packages {USERLAND:?}\ninstalled {installed:?}\n", format_line());
+    let mut stamp = format!("{}packages {USERLAND:?}\n", format_line());
+    if apt.release.is_none() {
+        // What has to be downloaded depends on what is installed.
+        let installed = fs::metadata("/var/lib/dpkg/status").and_then(|status| status.modified());
+        stamp.push_str(&format!("installed {installed:?}\n"));
+    }
     if fs::read_to_string(layer.join(STAMP)).is_ok_and(|found| found == stamp) {
         return Ok(());
     }

@@ -15,6 +15,7 @@ mod layers;
 mod modules;
 mod output;
 mod qemu;
+mod release;
 mod rxe;
 mod supervise;
 mod vm;
@@ -31,6 +32,7 @@ use self::layers::Layers;
 use self::output::Prefixed;
 pub(crate) use self::output::{Passthrough, to_stdout};
 use self::qemu::{Accelerator, Wire};
+pub(crate) use self::release::Release;
 pub(crate) use self::supervise::{Ending, Sink};
 use self::supervise::{Events, Runner, supervise};
 use self::vm::{Guest, Hardware};
@@ -83,6 +85,9 @@ pub(crate) struct Options {
     /// Where to run: `host`, `guest`, or `auto` for the host if it has or may have a device
     #[arg(long, default_value = "auto", value_name = "PLACE")]
     pub(crate) place: Place,
+    /// Boot a guest with the kernel and the RDMA userland of this release, whatever this machine runs and has
+    #[arg(long, value_name = "RELEASE")]
+    pub(crate) release: Option<Release>,
     /// Emulate, even if KVM works
     #[arg(long)]
     pub(crate) no_kvm: bool,
@@ -109,6 +114,7 @@ impl Default for Options {
             memory: None,
             environment: Vec::new(),
             place: Place::Auto,
+            release: None,
             no_kvm: false,
             count_instructions: false,
             refresh: false,
@@ -140,7 +146,10 @@ pub(crate) fn run(command: &[String], options: &Options, sink: &mut dyn Sink) ->
     if options.count_instructions && options.place == Place::Host {
         bail!("only the processor of a guest can be made to count its instructions; leave out --place host");
     }
-    if options.place != Place::Guest && !options.count_instructions {
+    if options.release.is_some() && options.place == Place::Host {
+        bail!("only a guest can be of a release of its own; leave out --place host");
+    }
+    if options.place != Place::Guest && !options.count_instructions && options.release.is_none() {
         match HostDevice::find_or_create() {
             Ok(Some(device)) => return run_on_host(&device, command, options, sink),
             Ok(None) => {}
@@ -217,11 +226,15 @@ struct Prepared {
 
 impl Prepared {
     fn new(options: &Options, cpus: u32, memory: u32) -> Result<Self> {
-        let directory = workspace::target_dir()?.join("softroce");
+        let mut directory = workspace::target_dir()?.join("softroce");
+        let release = options.release.filter(|release| Release::of_this_machine() != Some(*release));
+        if let Some(release) = release {
+            directory.push(release.codename());
+        }
         std::fs::create_dir_all(&directory)?;
         apt::install_unless(|| process::find(qemu::PROGRAM).is_some(), "qemu-system-x86")
             .with_context(|| format!("{} not found", qemu::PROGRAM))?;
-        let layers = Layers::prepare(&directory, options.refresh)?;
+        let layers = Layers::prepare(&directory, release, options.refresh)?;
         let accelerator = if options.count_instructions {
             Accelerator::Counted
         } else if !options.no_kvm && kvm::usable(&directory, &layers)? {

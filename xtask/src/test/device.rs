@@ -1,14 +1,14 @@
-//! The tests that need a device, all of them in one guest.
+//! The tests that need a device, all of them in one guest of each release.
 
 use anyhow::Result;
 
 use super::inside::{self, Plan};
-use super::libtest::{Lines, Output};
+use super::libtest::{Lines, Output, Tally};
 use super::{Args, Context, Outcome, Watching, uninterrupted};
-use crate::softroce::{self, Options};
+use crate::softroce::{self, Options, Release};
 use crate::workspace;
 
-/// Runs every test program that needs a device where SoftRoCE is.
+/// Runs every test program that needs a device where SoftRoCE is, the same programs in each place.
 pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     if !context.built {
         return Ok(Outcome::Skipped("it does not compile".to_owned()));
@@ -23,16 +23,27 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     arguments.extend(args.arguments.iter().cloned());
     let count = u64::try_from(programs.len())? * u64::from(args.repeat);
     let plan = Plan { rounds: args.repeat, limit: args.limit, programs, arguments };
+    std::env::set_current_dir(workspace::root())?;
+    let places = args.places();
+    let mut tally = Tally::default();
+    for place in &places {
+        let of_place = run_in(*place, &plan, args.limit * count + 60)?;
+        if places.len() > 1 {
+            println!("    {}: {of_place}", place.map_or("this machine's own", Release::codename));
+        }
+        tally += of_place.tally();
+    }
+    Ok(Outcome::Tests(tally))
+}
 
-    let mut options = Options { timeout: args.limit * count + 60, ..Options::default() };
-    let root = workspace::root();
+fn run_in(release: Option<Release>, plan: &Plan, timeout: u64) -> Result<Outcome> {
+    let mut options = Options { timeout, release, ..Options::default() };
     let variables = [("RDMA_REQUIRE_DEVICE", "1".to_owned()), ("RUST_BACKTRACE", "1".to_owned())];
     options.environment.extend(variables.map(|(name, value)| (name.to_owned(), value)));
-    let command = [softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), serde_json::to_string(&plan)?];
+    let command = [softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), serde_json::to_string(plan)?];
 
     let mut progress = Progress::default();
     let mut sink = Watching { lines: Lines::default(), each: |line: &str| progress.line(line), silent: false };
-    std::env::set_current_dir(root)?;
     let ending = softroce::run(&command, &options, &mut sink);
     // Without an end a program was running when the guest ended.
     if let Err(error) = &ending {

@@ -19,7 +19,7 @@ use clap::ValueEnum;
 
 use self::artifacts::IntegrationTest;
 use self::libtest::{Lines, Output, Tally};
-use crate::softroce::{self, Ending, Sink};
+use crate::softroce::{self, Ending, Release, Sink};
 use crate::{process, workspace};
 
 /// No stage takes this long unless something hangs.
@@ -40,6 +40,10 @@ pub(crate) struct Args {
     /// Run only the tests on a device
     #[arg(long)]
     device_only: bool,
+    /// Run the tests on a device in a guest of this release; may be given several times [default: on what this machine has,
+    /// and in guests of releases newer than its own]
+    #[arg(long, value_name = "RELEASE")]
+    release: Vec<Release>,
     /// Run the tests on a device this many times in a row
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -136,6 +140,14 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
 }
 
 impl Args {
+    /// Where the tests on a device run, one place after the other.
+    fn places(&self) -> Vec<Option<Release>> {
+        if self.release.is_empty() {
+            return std::iter::once(None).chain(Release::newer().into_iter().map(Some)).collect();
+        }
+        self.release.iter().copied().map(Some).collect()
+    }
+
     fn wants(&self, stage: Stage) -> bool {
         let chosen =
             if self.device_only { stage == Stage::Device } else { self.only.is_empty() || self.only.contains(&stage) };
@@ -262,6 +274,15 @@ mod tests {
         assert_eq!(wanted(&["--only", "fmt"]), [Stage::Fmt]);
         assert_eq!(wanted(&["--only", "unit"]), [Stage::Build, Stage::Unit]);
         assert_eq!(wanted(&["--device-only", "--repeat", "5"]), [Stage::Build, Stage::Device]);
+    }
+
+    #[test]
+    fn the_tests_on_a_device_run_where_they_are_told_to() {
+        let Line { args } = clap::Parser::try_parse_from(["test", "--release", "trixie"]).unwrap();
+        assert_eq!(args.places(), [Some(Release::Trixie)]);
+        let Line { args } = clap::Parser::try_parse_from(["test"]).unwrap();
+        assert_eq!(args.places()[0], None, "what this machine has comes first");
+        assert!(args.places().len() <= 2);
     }
 
     #[test]

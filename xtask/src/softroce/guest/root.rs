@@ -11,6 +11,9 @@ use rustix::mount::{MountFlags, mount, mount_move};
 
 use crate::softroce::config::{Config, tag};
 
+/// The kernel is to decompress the module, says `linux/module.h`.
+const MODULE_INIT_COMPRESSED_FILE: i32 = 4;
+
 /// Mounts what the kernel itself provides below `root`.
 pub(super) fn mount_kernel_file_systems(root: &Path) -> Result<()> {
     attach("devtmpfs", &root.join("dev"), "devtmpfs", "mode=755")?;
@@ -24,7 +27,9 @@ pub(super) fn load_modules(directory: &Path) -> Result<()> {
     modules.sort_by_key(fs::DirEntry::file_name);
     for module in modules {
         let path = module.path();
-        rustix::system::finit_module(File::open(&path)?, c"", 0)
+        let compressed = path.extension().is_some_and(|ending| ending != "ko");
+        let flags = if compressed { MODULE_INIT_COMPRESSED_FILE } else { 0 };
+        rustix::system::finit_module(File::open(&path)?, c"", flags)
             .with_context(|| format!("cannot load {}", path.display()))?;
     }
     Ok(())
