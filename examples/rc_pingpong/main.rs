@@ -91,11 +91,11 @@ fn run(options: &Options) -> Result<ExitCode> {
     let local = Address { lid, qp_num, psn, gid };
     let mut out = io::stdout();
     writeln!(out, "  local address:  {local}").map_err(cannot_print)?;
-    let remote = match &options.host {
-        Some(host) => exchange::client(host, options.port, &local, options.timeout)?,
+    let [remote] = match &options.host {
+        Some(host) => exchange::client(host, options.port, &[local], options.timeout)?,
         None => {
-            let connect = |remote: &Address| connect(pingpong.endpoint(), remote, is_ethernet, options);
-            exchange::server(options.port, &local, options.timeout, connect)?
+            let connect = |[remote]: &[Address; 1]| connect(pingpong.endpoint(), remote, is_ethernet, options);
+            exchange::server(options.port, &[local], options.timeout, connect)?
         }
     };
     writeln!(out, "  remote address: {remote}").map_err(cannot_print)?;

@@ -9,6 +9,8 @@ mod exchange;
 mod failure;
 #[path = "../common/number.rs"]
 mod number;
+#[path = "../common/pingpong/options.rs"]
+mod options;
 #[path = "../common/pingpong/pattern.rs"]
 mod pattern;
 #[path = "../common/pingpong/unreliable/mod.rs"]
@@ -20,8 +22,8 @@ use clap::Parser;
 use rdma_safe::{Mtu, QueuePairType};
 
 use number::within;
+use options::{Common, MAX_COUNT};
 use unreliable::Program;
-use unreliable::options::{Common, MAX_COUNT};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,4 +1,4 @@
-//! The examples `rc_pingpong`, `uc_pingpong` and `ud_pingpong` against their namesakes of rdma-core, and against what goes wrong.
+//! The examples `rc_pingpong`, `uc_pingpong`, `ud_pingpong` and `srq_pingpong` against their namesakes of rdma-core, and against what goes wrong.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, TcpListener};
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at another process.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A program of rdma-core or its counterpart here, of some transport: `rc`, `uc`, `ud`.
+/// A program of rdma-core or its counterpart here, of some kind: `rc`, `uc`, `ud`, `srq`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Program {
     C(PathBuf),
@@ -33,11 +33,15 @@ impl Program {
     }
 
     fn rust(transport: &str) -> Option<Program> {
-        let name = format!("{transport}_pingpong");
+        Program::example(&format!("{transport}_pingpong"))
+    }
+
+    /// An example of this workspace.
+    fn example(name: &str) -> Option<Program> {
         let tests = std::env::current_exe().expect("the test's program has a path");
         let examples =
             tests.parent().and_then(|deps| deps.parent()).expect("it lies in target/…/deps").join("examples");
-        let file = examples.join(&name);
+        let file = examples.join(name);
         if file.is_file() {
             return Some(Program::Rust(file));
         }
@@ -240,6 +244,37 @@ fn ours_and_that_of_c_play_over_datagrams() {
 }
 
 #[test]
+fn ours_and_that_of_c_play_by_many_queue_pairs_with_one_receive_queue() {
+    let Some(rdma) = device() else { return };
+    let (Some(ours), Some(c)) = (Program::rust("srq"), Program::c("srq")) else { return };
+    for (mode, size, iters) in [
+        (&["-c", "-q", "3"][..], 1, 100),
+        (&["-c", "-e", "-q", "3"], 100_000, 20),
+        (&["-c", "-q", "16", "-r", "32"], 4096, 200),
+    ] {
+        play(&rdma, &c, &ours, mode, size, iters);
+        play(&rdma, &ours, &c, mode, size, iters);
+    }
+    // A receive for each queue pair, and none to spare.
+    play(&rdma, &ours, &ours, &["-c", "-e", "-q", "8"], 1000, 100);
+}
+
+#[test]
+fn queue_pairs_without_a_counterpart_are_refused() {
+    let Some(rdma) = device() else { return };
+    let Some(ours) = Program::rust("srq") else { return };
+    let port = free_port().to_string();
+    let mut server = ours.start(&rdma, &["-p", &port, "-q", "2"]);
+    let mut client = ours.start(&rdma, &["-p", &port, "-q", "3", "--timeout", "5", "127.0.0.1"]);
+    let (status, text) = server.finish();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("the peer has 3 queue pairs, and this end 2"), "{text}");
+    let (status, text) = client.finish();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("closed the connection") && !text.contains("panicked"), "{text}");
+}
+
+#[test]
 fn an_unreliable_game_without_a_peer_ends_in_time() {
     let Some(rdma) = device() else { return };
     for transport in ["uc", "ud"] {
@@ -282,7 +317,13 @@ fn bad_arguments_end_with_status_one_and_the_reason() {
     if rdma.is_rxe() {
         fails(&["-d", name, "-t"], &["completion"]);
         fails(&["-d", name, "-o"], &["page on demand"]);
-        fails(&["-d", name, "-s", "8388609"], &["8388609 bytes is too long"]);
+        let longest = rdma.query_port(rdma.port).unwrap().max_message_size();
+        if rdma.is_newer_rxe() {
+            assert_eq!(longest, 1 << 31, "longer than any --size");
+        } else {
+            let size = (longest + 1).to_string();
+            fails(&["-d", name, "-s", &size], &[&format!("{size} bytes is too long")]);
+        }
         fails(&["-d", name, "-r", "40000"], &["--rx-depth"]);
     }
 }

@@ -1,7 +1,6 @@
 //! Ping-pongs without acknowledgements, in the messages and lines of rdma-core's.
 
 pub(crate) mod game;
-pub(crate) mod options;
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -14,9 +13,9 @@ use rdma_safe::{
 };
 
 use crate::address::Address;
+use crate::options::Common;
 use crate::{exchange, failure, pattern};
 use game::{Game, Rules, header};
-use options::Common;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -84,11 +83,11 @@ impl Program<'_> {
         let local = Address { lid, qp_num, psn, gid };
         let mut out = io::stdout();
         writeln!(out, "  local address:  {local}").map_err(cannot_print)?;
-        let remote = match &options.host {
-            Some(host) => exchange::client(host, options.port, &local, options.timeout)?,
+        let [remote] = match &options.host {
+            Some(host) => exchange::client(host, options.port, &[local], options.timeout)?,
             None => {
-                let connect = |remote: &Address| self.connect(&pd, &mut game, remote, is_ethernet);
-                exchange::server(options.port, &local, options.timeout, connect)?
+                let connect = |[remote]: &[Address; 1]| self.connect(&pd, &mut game, remote, is_ethernet);
+                exchange::server(options.port, &[local], options.timeout, connect)?
             }
         };
         writeln!(out, "  remote address: {remote}").map_err(cannot_print)?;

@@ -1,4 +1,4 @@
-//! What the command lines of both programs have in common: those of rdma-core's, and `--timeout`.
+//! What the command lines of the ping-pongs over the raw door have in common: those of rdma-core's, and `--timeout`.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(crate) struct Common {
     ///
     /// When no more than one is left, all are posted anew. Each has memory of its own.
     #[arg(short, long, value_name = "COUNT", value_parser = |text: &str| within(text, 1..=MAX_COUNT))]
-    rx_depth: Option<u32>,
+    pub(crate) rx_depth: Option<u32>,
 
     /// Messages each way
     #[arg(short = 'n', long, value_name = "COUNT", default_value = "1000", value_parser = |text: &str| within(text, 1..=MAX_COUNT))]
@@ -52,7 +52,7 @@ pub(crate) struct Common {
 
     /// Seconds to wait for the server to accept, for the peer's address, and for each completion, 1 to 86400
     ///
-    /// A server waits for its client without a limit. A message that is lost is not sent again: then both ends give up.
+    /// A server waits for its client without a limit.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = timeout)]
     pub(crate) timeout: Duration,
 }
