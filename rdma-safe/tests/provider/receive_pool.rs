@@ -201,6 +201,7 @@ fn a_pool_is_destroyed_with_its_last_endpoint_and_not_before() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
 fn buffers_of_a_queue_that_cannot_be_destroyed_are_never_freed() {
     for closed in [true, false] {
         let fake = Fake::new(Config::default());

@@ -100,8 +100,8 @@ pub(crate) struct LocalCommand {
 }
 
 impl LocalCommand {
-    /// Starts `command` without standard input, and reports to `events`.
-    pub(crate) fn start(mut command: Command, events: &SyncSender<Event>) -> Result<Self> {
+    /// Starts `command` without standard input, and reports to `events` as runner `number`.
+    pub(crate) fn start(mut command: Command, number: usize, events: &SyncSender<Event>) -> Result<Self> {
         let child = command
             .process_group(0)
             .stdin(Stdio::null())
@@ -109,11 +109,11 @@ impl LocalCommand {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot run {}", process::display(&command)))?;
-        events.send(Event::Frame(0, Frame::Started)).context("nobody listens")?;
+        events.send(Event::Frame(number, Frame::Started)).context("nobody listens")?;
         let group = Pid::from_raw(i32::try_from(child.id())?).context("no process")?;
         let ended = Arc::new(AtomicBool::new(false));
         let (flag, events) = (Arc::clone(&ended), events.clone());
-        std::thread::spawn(move || follow(child, group, &flag, &events));
+        std::thread::spawn(move || follow(child, number, group, &flag, &events));
         Ok(Self { group, ended })
     }
 }
@@ -131,10 +131,10 @@ impl Runner for LocalCommand {
     }
 }
 
-fn follow(mut child: Child, group: Pid, ended: &AtomicBool, events: &SyncSender<Event>) {
+fn follow(mut child: Child, number: usize, group: Pid, ended: &AtomicBool, events: &SyncSender<Event>) {
     let relays = [
-        child.stdout.take().map(|pipe| relay(pipe, events.clone(), Frame::Stdout)),
-        child.stderr.take().map(|pipe| relay(pipe, events.clone(), Frame::Stderr)),
+        child.stdout.take().map(|pipe| relay(pipe, number, events.clone(), Frame::Stdout)),
+        child.stderr.take().map(|pipe| relay(pipe, number, events.clone(), Frame::Stderr)),
     ];
     // Not reaped yet, so that the group's number is still its own.
     let _ = waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
@@ -145,18 +145,19 @@ fn follow(mut child: Child, group: Pid, ended: &AtomicBool, events: &SyncSender<
     for relay in relays.into_iter().flatten() {
         let _ = relay.join();
     }
-    let _ = events.send(Event::Frame(0, Frame::Exit(status)));
+    let _ = events.send(Event::Frame(number, Frame::Exit(status)));
 }
 
 fn relay(
     mut pipe: impl Read + Send + 'static,
+    number: usize,
     events: SyncSender<Event>,
     frame: fn(Vec<u8>) -> Frame,
 ) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let mut buffer = vec![0; 64 * 1024];
         while let Ok(length @ 1..) = pipe.read(&mut buffer) {
-            if events.send(Event::Frame(0, frame(buffer[..length].to_vec()))).is_err() {
+            if events.send(Event::Frame(number, frame(buffer[..length].to_vec()))).is_err() {
                 return;
             }
         }

@@ -194,9 +194,18 @@ fn run_on_host(device: &HostDevice, command: &[String], options: &Options, sink:
 
 /// Runs `command` on this machine, device or not, with its output to `sink`, a limit, and signals that reach it.
 pub(crate) fn run_local(command: Command, limit: Duration, sink: &mut dyn Sink) -> Result<Ending> {
+    run_all_local(vec![command], limit, sink)
+}
+
+/// As [`run_local`], of several at once, each a runner of the sink. The first that fails decides, and all are waited for.
+pub(crate) fn run_all_local(commands: Vec<Command>, limit: Duration, sink: &mut dyn Sink) -> Result<Ending> {
     let events = Events::new()?;
-    let mut running = LocalCommand::start(command, events.sender())?;
-    supervise(&mut [&mut running], &events, limit, sink)
+    let mut running = Vec::new();
+    for (number, command) in commands.into_iter().enumerate() {
+        running.push(LocalCommand::start(command, number, events.sender())?);
+    }
+    let mut runners: Vec<&mut dyn Runner> = running.iter_mut().map(|command| command as &mut dyn Runner).collect();
+    supervise(&mut runners, &events, limit, sink)
 }
 
 /// Runs `command` in two guests joined by a wire.

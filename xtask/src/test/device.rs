@@ -43,7 +43,7 @@ fn run_in(release: Option<Release>, plan: &Plan, timeout: u64) -> Result<Outcome
     let command = [softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), serde_json::to_string(plan)?];
 
     let mut progress = Progress::default();
-    let mut sink = Watching { lines: Lines::default(), each: |line: &str| progress.line(line), silent: false };
+    let mut sink = Watching { lines: vec![Lines::default()], each: |_, line: &str| progress.line(line), silent: false };
     let ending = softroce::run(&command, &options, &mut sink);
     // Without an end a program was running when the guest ended.
     if let Err(error) = &ending {

@@ -1,31 +1,75 @@
 //! Miri: the code that is `unsafe` and needs neither a device nor a C library.
 
 use std::process::Command;
+use std::thread::available_parallelism;
 
 use anyhow::Result;
 
-use super::libtest::Tally;
+use super::libtest::{Output, Tally};
 use super::stages::tests;
-use super::{Args, Outcome};
+use super::{Args, Outcome, watch, watch_all};
 use crate::process;
+use crate::softroce::Ending;
 
-/// Packages and those of their test targets that Miri can run.
-const TARGETS: &[(&str, &[&str])] = &[("rdma-sys", &["--lib"]), ("rdma-safe", &["--lib", "--test", "provider"])];
+/// Packages and those of their test targets that Miri can run in one go.
+const QUICK: &[(&str, &str)] = &[("rdma-sys", "--lib"), ("rdma-safe", "--lib")];
+/// What takes long. Miri has one thread run at a time, so that the tests are dealt out to as many programs as there are processors.
+const LONG: [&str; 4] = ["--package", "rdma-safe", "--test", "provider"];
 
-/// Runs every target of [`TARGETS`], if there is a nightly toolchain.
+/// Runs all of them, if there is a nightly toolchain.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     if let Err(reason) = require_miri() {
         return Ok(Outcome::Skipped(reason));
     }
     let mut tally = Tally::default();
-    for (package, targets) in TARGETS {
-        let mut command = nightly();
-        command.args(["miri", "test", "--no-fail-fast", "--package", package]).args(*targets);
-        // A test may read the clock and the environment; a provider reaches memory by the addresses in work requests.
-        command.env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-permissive-provenance");
+    for (package, target) in QUICK {
+        let mut command = miri();
+        command.args(["--package", package, target]);
         tally += tests(command, args)?.tally();
     }
+    tally += long(args)?;
     Ok(Outcome::Tests(tally))
+}
+
+fn long(args: &Args) -> Result<Tally> {
+    let mut list = miri();
+    list.args(LONG).args(["--", "--list"]).args(&args.arguments);
+    let mut names = Vec::new();
+    let listed = watch(list, true, |line| names.extend(line.strip_suffix(": test").map(str::to_owned)))?;
+    if names.is_empty() {
+        // A failure, unless a filter has left none.
+        return Ok(Tally { failed: u64::from(listed != Ending::Status(0)), ..Tally::default() });
+    }
+    let programs = available_parallelism().map_or(1, |count| count.get()).min(names.len());
+    println!("    {} tests in {programs} programs", names.len());
+    let commands = (0..programs).map(|program| {
+        let mut command = miri();
+        command.args(LONG).args(["--", "--show-output", "--exact"]);
+        command.args(names.iter().skip(program).step_by(programs));
+        command
+    });
+    let mut outputs: Vec<Output> = (0..programs).map(|_| Output::default()).collect();
+    let ending = watch_all(commands.collect(), false, |program, line| outputs[program].line(line))?;
+    let mut tally = Tally::default();
+    for output in outputs {
+        tally += output.tally();
+    }
+    // Each of them has said how it went, or its program has crashed.
+    let heard = tally.passed + tally.failed + tally.skipped;
+    tally.failed += (names.len() as u64).saturating_sub(heard);
+    if ending != Ending::Status(0) && tally.failed == 0 {
+        tally.failed = 1;
+    }
+    Ok(tally)
+}
+
+/// `cargo miri test` with what all of them need.
+fn miri() -> Command {
+    let mut command = nightly();
+    command.args(["miri", "test", "--no-fail-fast"]);
+    // A test may read the clock and the environment; a provider reaches memory by the addresses in work requests.
+    command.env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-permissive-provenance");
+    command
 }
 
 /// The nightly cargo, by way of rustup and without what the stable one that runs this has set.

@@ -211,14 +211,15 @@ impl std::error::Error for Interrupted {}
 
 /// Shows output as it comes and hands each line of standard output to a function, which says whether to show it.
 struct Watching<F> {
-    lines: Lines,
+    /// Of each command.
+    lines: Vec<Lines>,
     each: F,
     silent: bool,
 }
 
-impl<F: FnMut(&str)> Sink for Watching<F> {
-    fn stdout(&mut self, _: usize, bytes: &[u8]) -> io::Result<()> {
-        self.lines.feed(bytes, &mut self.each);
+impl<F: FnMut(usize, &str)> Sink for Watching<F> {
+    fn stdout(&mut self, command: usize, bytes: &[u8]) -> io::Result<()> {
+        self.lines[command].feed(bytes, |line| (self.each)(command, line));
         if self.silent {
             return Ok(());
         }
@@ -228,14 +229,21 @@ impl<F: FnMut(&str)> Sink for Watching<F> {
 
 /// Runs `command` in the workspace, shows what it writes, and hands each line of its standard output to `each`.
 /// `silent` shows only its standard error.
-fn watch(mut command: Command, silent: bool, each: impl FnMut(&str)) -> Result<Ending> {
-    command.current_dir(workspace::root());
-    if io::stderr().is_terminal() {
-        command.env("CARGO_TERM_COLOR", "always");
-    }
-    let mut sink = Watching { lines: Lines::default(), each, silent };
+fn watch(command: Command, silent: bool, mut each: impl FnMut(&str)) -> Result<Ending> {
     println!("    {}", process::display(&command));
-    uninterrupted(softroce::run_local(command, STAGE_LIMIT, &mut sink)?)
+    watch_all(vec![command], silent, |_, line| each(line))
+}
+
+/// As [`watch`], of several at once: `each` gets the number of the command, too.
+fn watch_all(mut commands: Vec<Command>, silent: bool, each: impl FnMut(usize, &str)) -> Result<Ending> {
+    for command in &mut commands {
+        command.current_dir(workspace::root());
+        if io::stderr().is_terminal() {
+            command.env("CARGO_TERM_COLOR", "always");
+        }
+    }
+    let mut sink = Watching { lines: commands.iter().map(|_| Lines::default()).collect(), each, silent };
+    uninterrupted(softroce::run_all_local(commands, STAGE_LIMIT, &mut sink)?)
 }
 
 fn uninterrupted(ending: Ending) -> Result<Ending> {
