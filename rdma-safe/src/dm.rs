@@ -266,7 +266,8 @@ impl DeviceRegion {
         self.registration.lkey
     }
 
-    /// `len` bytes from `offset` on, as a scatter/gather element for the raw door.
+    /// `len` bytes from `offset` on, as a scatter/gather element for the raw door. Its address is none of this process: see
+    /// [`RecvBatch`](crate::RecvBatch) before something is received or read into it.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].

@@ -21,7 +21,8 @@ impl ProtectionDomain {
     /// # Safety
     ///
     /// As of [`ProtectionDomain::register_raw`] for the bytes of the DMA-BUF, wherever they are mapped, but for their staying
-    /// allocated, which the registration sees to.
+    /// allocated, which the registration sees to. Unless `iova` is where they are mapped in this process, mind what
+    /// [`RecvBatch`](crate::RecvBatch) says of providers that copy short messages.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dmabuf(
         &self,

@@ -186,6 +186,11 @@ impl<Q: Receives> fmt::Debug for RecvChain<Q> {
 /// all its tables are), the caller must see to it that the memory named by an [`Sge`] stays
 /// allocated and registered under its key with local write access, and is neither read, nor written, nor referred to by a
 /// reference: the device writes it when a message arrives.
+///
+/// So may the provider, by the CPU, at the address that the [`Sge`] has: mlx5 does for short messages, unless the environment has
+/// `MLX5_SCATTER_TO_CQE=0` or the queue pair was made without that by `mlx5dv_create_qp`, and so does hns. Where that is not the
+/// address of the memory in this process, as of a [`DeviceRegion`](crate::DeviceRegion) and mostly of a DMA-BUF, the caller must
+/// see to it that the provider does not.
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct RecvBatch<'q, Q: Receives = QueuePair> {
     chain: &'q mut RecvChain<Q>,

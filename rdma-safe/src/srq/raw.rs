@@ -22,8 +22,9 @@ impl SharedReceiveQueueBuilder<'_> {
     ///
     /// # Safety
     /// `raw` must be a shared receive queue that is this one's alone to destroy and to post to: a basic one or, if the builder comes of an
-    /// [`XrcDomain`](crate::XrcDomain), one that was made with that domain and completion queue. Queue pairs of other code that
-    /// take from it must be gone before it.
+    /// [`XrcDomain`](crate::XrcDomain), one that was made with that domain and completion queue, or, if it comes of
+    /// [`ProtectionDomain::tag_matching_queue`](crate::ProtectionDomain::tag_matching_queue), one that matches tags and was made with that
+    /// completion queue. Queue pairs of other code that take from it must be gone before it.
     pub unsafe fn from_raw(self, raw: NonNull<ibv_srq>) -> Result<SharedReceiveQueue> {
         let pd = self.pd;
         // SAFETY: the queue is valid, says the caller.

@@ -26,10 +26,13 @@ use crate::interface::{Any, Interface};
 /// # Safety
 ///
 /// The methods that add work are `unsafe`, for the device works on memory behind the compiler's back. From
-/// [`SendBatch::post`] until the work request has completed (its own completion, or, except on iWARP, that of a later one of
-/// the same send queue, was polled; or [`QueuePair::destroy`](crate::QueuePair::destroy) returned success), the caller must see to it that
+/// [`SendBatch::post`] until the work request has completed (its own completion, or, on [`TransportType::IB`](crate::TransportType::IB),
+/// that of a later one of the same send queue, was polled; or [`QueuePair::destroy`](crate::QueuePair::destroy) returned success), the caller must see to it that
 /// - the memory named by an [`Sge`] stays allocated and registered under its key, is not written, and, where it takes a
 ///   result (reads, atomics), is neither read nor referred to by a reference;
+/// - where the address of an [`Sge`] is not that of the memory in this process, as of a [`DeviceRegion`](crate::DeviceRegion), the
+///   provider does not use it: mlx5 copies short results there by the CPU, see [`RecvBatch`](crate::RecvBatch), and reads the first
+///   bytes of what a RAW_PACKET queue pair sends;
 /// - the header of [`SendBatch::send_tso`] stays as it is until [`SendBatch::post`] has returned;
 /// - a memory window that it binds is left alone ([`SendBatch::bind`] says for how long);
 /// - the address handle of a [`UdTarget`](crate::UdTarget) is of the protection domain of the queue pair and is not destroyed;
