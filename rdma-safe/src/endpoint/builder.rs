@@ -145,7 +145,7 @@ impl<'a> EndpointBuilder<'a> {
     /// Creates a completion queue and a queue pair, and brings the queue pair to INIT, so that receives can be posted.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] on iWARP; [`Error::WrongType`]; those of [`QueuePair::init`], [`CompletionQueueBuilder::build`] and
+    /// [`Error::Unsupported`] on iWARP, EFA and usNIC; [`Error::WrongType`]; those of [`QueuePair::init`], [`CompletionQueueBuilder::build`] and
     /// [`QueuePairBuilder::build`].
     ///
     /// [`QueuePair::init`]: crate::QueuePair::init
@@ -168,16 +168,18 @@ impl<'a> EndpointBuilder<'a> {
     pub fn build_datagrams(mut self, qkey: u32) -> Result<DatagramEndpoint> {
         (self.qp_type, self.pool) = (QueuePairType::UD, None);
         let port = self.init.port_number();
-        let kept = Kept::new(self.pd, self.send_depth, self.recv_depth)?;
-        Ok(DatagramEndpoint::new(self.create(Some((kept, qkey)))?, port, qkey))
+        Ok(DatagramEndpoint::new(self.create(Some(qkey))?, port, qkey))
     }
 
-    fn create(self, datagrams: Option<(Kept, u32)>) -> Result<Endpoint> {
+    /// For datagrams with that queue key, if there is one.
+    fn create(self, datagrams: Option<u32>) -> Result<Endpoint> {
         let context = self.pd.context();
-        if context.transport_type() == TransportType::IWARP {
+        match context.transport_type() {
+            TransportType::IB => {}
             // Connections of iWARP are made by rdma_cm, and its sends do not all complete in order.
-            let device = context.device_name().into();
-            return Err(Error::Unsupported { device, feature: "an Endpoint (it is an iWARP device)" });
+            TransportType::IWARP => return Err(context.unsupported("an Endpoint (it is an iWARP device)")),
+            // Datagrams of EFA complete in any order.
+            _ => return Err(context.unsupported("an Endpoint (its work need not complete in order)")),
         }
         // Before anything is created, since this is what most often fails.
         let local = Local::resolve(context, &self.init)?;
@@ -209,9 +211,14 @@ impl<'a> EndpointBuilder<'a> {
             None => qp,
         };
         let mut qp = qp.build()?;
-        let address = match &datagrams {
+        // The device has found the queues not too long.
+        let kept = match datagrams {
+            None => None,
+            Some(_) => Some(Box::new(Kept::new(self.pd, self.send_depth, self.recv_depth)?)),
+        };
+        let address = match datagrams {
             None => qp.init_as(local, &self.init)?,
-            Some((_, qkey)) => qp.init_datagrams(*qkey, &self.init)?,
+            Some(qkey) => qp.init_datagrams(qkey, &self.init)?,
         };
         let settings = Settings {
             max_message: local.max_message,
@@ -227,7 +234,7 @@ impl<'a> EndpointBuilder<'a> {
                 sends: Ring::new(self.send_depth, 0, Kind::signaled(Operation::Send)),
                 receives: Ring::new(recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
                 pool: self.pool,
-                datagrams: datagrams.map(|(kept, _)| Box::new(kept)),
+                datagrams: kept,
                 destroyed: false,
             },
             cq,

@@ -58,8 +58,12 @@ impl ReceivePool {
     /// # Errors
     /// Those of [`SharedReceiveQueueBuilder::build`](crate::SharedReceiveQueueBuilder::build).
     pub fn new(pd: &ProtectionDomain, depth: u32) -> Result<Self> {
-        let (slab, vacancies) = Slab::new(depth);
-        let srq = pd.shared_receive_queue(depth).max_batch(1).build_with(Some(slab))?;
+        let mut vacancies = Vacancies::NONE;
+        let srq = pd.shared_receive_queue(depth).max_batch(1).build_with(|depth| {
+            let (slab, all) = Slab::new(depth);
+            vacancies = all;
+            Some(slab)
+        })?;
         Ok(ReceivePool { srq, vacancies, poisoned: false })
     }
 

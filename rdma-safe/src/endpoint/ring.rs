@@ -65,6 +65,14 @@ impl Kind {
     }
 }
 
+/// No device has queues as deep as that.
+const LONGEST: u32 = 1 << 31;
+
+/// How many places a ring of this capacity has: a power of two.
+pub(super) fn places_of(capacity: u32) -> usize {
+    capacity.min(LONGEST).next_power_of_two() as usize
+}
+
 // SAFETY: the slots are its own, and by them the buffers.
 unsafe impl<B: Send> Send for Ring<B> {}
 // SAFETY: through a shared reference there are only numbers to be read.
@@ -73,9 +81,8 @@ unsafe impl<B: Sync> Sync for Ring<B> {}
 impl<B> Ring<B> {
     /// `mark` is added to each number: 0, or a high bit.
     pub(super) fn new(capacity: u32, mark: u64, kind: Kind) -> Self {
-        // No device has queues as deep as that.
-        let capacity = capacity.min(1 << 31);
-        let slots: Box<[_]> = (0..capacity.next_power_of_two()).map(|_| Slot::empty(kind)).collect();
+        let capacity = capacity.min(LONGEST);
+        let slots: Box<[_]> = (0..places_of(capacity)).map(|_| Slot::empty(kind)).collect();
         let slots = NonNull::from(Box::leak(slots));
         let first_slot: NonNull<Slot<B>> = slots.cast();
         for index in 0..slots.len() {

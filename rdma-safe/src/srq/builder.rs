@@ -60,11 +60,12 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn build(self) -> Result<SharedReceiveQueue> {
-        self.build_with(None)
+        self.build_with(|_| None)
     }
 
-    /// As [`SharedReceiveQueueBuilder::build`], with buffers of receives to be kept until it is destroyed.
-    pub(crate) fn build_with(self, slab: Option<Slab>) -> Result<SharedReceiveQueue> {
+    /// As [`SharedReceiveQueueBuilder::build`], with what keeps buffers of its receives until it is destroyed. That is made when the
+    /// device has found the queue not too long.
+    pub(crate) fn build_with(self, slab: impl FnOnce(u32) -> Option<Slab>) -> Result<SharedReceiveQueue> {
         let (context, id) = (self.pd.context(), SrqId::next());
         if let Some(parts) = &self.completing {
             parts.check(context)?;
@@ -84,8 +85,9 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
         let raw = check_ptr(|| unsafe { ibv_create_srq_ex(context.as_raw(), &mut init) })
             .map_err(|errno| self.error(errno))?;
         let completing = self.completing.as_ref().map(Parts::kept);
-        let mut shared = Shared { raw, pd: Some(self.pd.clone()), id, completing, slab };
+        let mut shared = Shared { raw, pd: Some(self.pd.clone()), id, completing, slab: None };
         shared.ask_number()?;
+        shared.slab = slab(self.max_wr);
         let shared = Arc::new(shared);
         // Some providers write what they granted, and some nothing.
         let granted = SharedReceiveQueueAttributes::from_raw(&init.attr);

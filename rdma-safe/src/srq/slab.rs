@@ -28,6 +28,11 @@ pub(crate) struct Vacancies {
     posted: u64,
 }
 
+impl Vacancies {
+    /// Of no slab.
+    pub(crate) const NONE: Vacancies = Vacancies { top: NONE, posted: 0 };
+}
+
 /// Both bits of a ticket, which a `wr_id` of a ring does not have.
 const MARK: u64 = 0b11 << 62;
 const EMPTY: u64 = 0;

@@ -296,3 +296,14 @@ fn an_endpoint_cannot_be_built_on_iwarp() {
     assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("iWARP"), "{error}");
     assert_eq!(fake.live().cqs, 0);
 }
+
+#[test]
+fn an_endpoint_cannot_be_built_where_work_may_complete_in_any_order() {
+    let fake = Fake::new(Config { transport: rdma_sys::IBV_TRANSPORT_UNSPECIFIED, ..Config::default() });
+    let pd = fake.pd();
+    for error in [Endpoint::builder(&pd).build().err(), Endpoint::builder(&pd).build_datagrams(1).err()] {
+        let error = error.expect("an error");
+        assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("order"), "{error}");
+    }
+    assert_eq!(fake.live().cqs, 0);
+}

@@ -1,6 +1,6 @@
 //! Queues without room or with little, buffers that no gate is for, and devices with short messages.
 
-use rdma_safe::{Access, Buffer, Operation, Pages, PostError, ProtectionDomain, Work};
+use rdma_safe::{Access, Buffer, Operation, Pages, PostError, ProtectionDomain, ReceivePool, Work};
 
 use crate::fake::{Config, Cqe, Fake};
 use crate::support::{CLASSIC, EXTENDED, builder, connect, done, endpoints, in_flight, nothing, on_each_interface};
@@ -33,6 +33,21 @@ fn a_queue_without_room_is_full_and_one_of_one_is_not() {
             assert_eq!(done(&mut b).buffer.unwrap().len(), tag);
             nothing(&mut a);
             nothing(&mut b);
+        }
+    });
+}
+
+#[test]
+fn depths_beyond_any_device_are_refused_before_memory_is_allocated_for_them() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let deep = |sends, receives| builder(&pd, interfaces).send_depth(sends).recv_depth(receives);
+        for (sends, receives) in [(u32::MAX, 1), (1, u32::MAX), (1 << 31, 1), (1, 1 << 31)] {
+            assert!(deep(sends, receives).build().is_err());
+            assert!(deep(sends, receives).build_datagrams(1).is_err());
+        }
+        for depth in [u32::MAX, 1 << 31] {
+            assert!(ReceivePool::new(&pd, depth).is_err());
         }
     });
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::peer::{Arrival, Sender};
 use crate::endpoint::completion::RECEIVE;
+use crate::endpoint::ring::places_of;
 use crate::{AddressHandle, Buffer, Grh, ProtectionDomain, Result, Sge, WorkCompletion};
 
 /// By the places of the two rings: headers of receives, and handles of sends.
@@ -19,8 +20,7 @@ pub(in crate::endpoint) struct Kept {
 
 impl Kept {
     pub(in crate::endpoint) fn new(pd: &ProtectionDomain, sends: u32, receives: u32) -> Result<Self> {
-        // As many as a ring has places.
-        let [sends, receives] = [sends, receives].map(|depth| depth.max(1).next_power_of_two() as usize);
+        let [sends, receives] = [sends, receives].map(places_of);
         Ok(Kept {
             headers: pd.allocate(receives * Grh::LEN)?,
             senders: vec![None; receives].into(),
