@@ -14,6 +14,7 @@ mod work;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::ptr;
 use std::sync::Arc;
 
 use crate::interface::{Any, Classic, Extended, Interface, Known};
@@ -163,8 +164,22 @@ impl Endpoint {
         if [self.live.qp.is_extended(), self.cq.is_extended()].iter().any(|extended| I::EXTENDED != Some(*extended)) {
             return Err(self);
         }
-        let Endpoint { gates, live, cq, pd, settings, address, run, rare, poisoned, interface: _ } = self;
-        Ok(Endpoint { gates, live, cq, pd, settings, address, run, rare, poisoned, interface: PhantomData })
+        let from = ManuallyDrop::new(self);
+        // SAFETY: each field is moved, once, out of what is neither dropped nor used again.
+        unsafe {
+            Ok(Endpoint {
+                gates: from.gates,
+                live: ptr::read(&from.live),
+                cq: ptr::read(&from.cq),
+                pd: ptr::read(&from.pd),
+                settings: ptr::read(&from.settings),
+                address: from.address,
+                run: from.run,
+                rare: ptr::read(&from.rare),
+                poisoned: from.poisoned,
+                interface: PhantomData,
+            })
+        }
     }
 }
 
@@ -213,15 +228,43 @@ impl<I: Interface> Endpoint<I> {
         self.cq.channel()
     }
 
-    /// Destroys the queue pair, and returns the buffers of all work that was not handed out, done or not.
+    /// Destroys the queue pair, and returns the buffers of all work that was not handed out, done or not. Of a
+    /// [`ReceivePool`], these are the receives that a message has come into; the others are still the pool's.
     ///
     /// # Errors
     /// [`Error::Verb`](crate::Error::Verb) when the queue pair cannot be destroyed, and [`Error::InUse`](crate::Error::InUse) while
     /// there are [`Flow`](crate::Flow)s to it; the buffers are then leaked, as the device may still use them.
     pub fn close(mut self) -> Result<Vec<Buffer>> {
+        let mut buffers = self.take_shared();
         self.live.destroy()?;
         let Live { sends, receives, .. } = &mut self.live;
-        Ok(sends.take_buffers().chain(receives.take_buffers()).collect())
+        buffers.extend(sends.take_buffers().chain(receives.take_buffers()));
+        Ok(buffers)
+    }
+
+    /// Buffers of a pool that it has taken and not handed out, and with them those of other work that is done: nobody else will poll
+    /// their completions, and until then the pool keeps a place for each.
+    fn take_shared(&mut self) -> Vec<Buffer> {
+        let mut buffers = Vec::new();
+        if self.live.pool.is_none() || self.live.destroyed {
+            return buffers;
+        }
+        // Nothing more arrives then.
+        self.poison();
+        // No more than that has completed: a device that goes on and on is not followed.
+        for _ in 0..=self.cq.capacity() {
+            match self.poll() {
+                Ok(Some(done)) => buffers.extend(done.buffer),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        buffers
+    }
+}
+
+impl<I: Interface> Drop for Endpoint<I> {
+    fn drop(&mut self) {
+        drop(self.take_shared());
     }
 }
 

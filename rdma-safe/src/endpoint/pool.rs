@@ -44,6 +44,9 @@ use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
 /// When receives run out, senders over reliable connections are told to try again, and messages over unreliable ones are lost.
 /// [`ReceivePool::set_limit`] asks for an event before that.
 ///
+/// An endpoint that is dropped drops the buffers of messages that nobody has polled; [`Endpoint::close`](crate::Endpoint::close)
+/// returns them. One whose peer was amid a message then may take a receive with it, which stays in the pool, out of use.
+///
 /// The queue is destroyed when the pool and all its endpoints are gone, and the buffers that are still in it are freed then.
 pub struct ReceivePool {
     srq: SharedReceiveQueue,

@@ -227,7 +227,7 @@ impl<I: Interface> Endpoint<I> {
     /// The provider may have work that it did not accept: only destroying the queue pair ends that.
     #[cold]
     #[inline(never)]
-    fn poison(&mut self) {
+    pub(super) fn poison(&mut self) {
         self.poisoned = true;
         self.gates = Gates::SHUT;
         self.live.qp.fail();

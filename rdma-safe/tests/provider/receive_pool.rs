@@ -201,6 +201,54 @@ fn a_pool_is_destroyed_with_its_last_endpoint_and_not_before() {
 }
 
 #[test]
+fn what_an_endpoint_has_taken_and_nobody_has_polled_does_not_stay_in_the_pool() {
+    on_each_interface(|fake, interfaces| {
+        for closed in [true, false] {
+            let pd = fake.pd();
+            let mut service = Service::new(&pd, interfaces);
+            service.fill(&pd);
+            for text in [b"1", b"2", b"3"] {
+                service.say(0, text);
+            }
+            let Service { mut pool, clients: [mut a, mut b], mut peers } = service;
+            assert_eq!(text(done(&mut a).buffer), b"1");
+            if closed {
+                let buffers = a.close().unwrap();
+                assert_eq!(buffers.iter().map(|buffer| &buffer[..]).collect::<Vec<_>>(), [b"2", b"3"]);
+            } else {
+                drop(a);
+            }
+            assert_eq!(pool.receives_in_flight(), 1);
+            for _ in 0..3 {
+                pool.receive(pd.allocate(16).unwrap()).unwrap();
+            }
+            // The other one is none the worse for it.
+            for text in [b"4", b"5", b"6", b"7"] {
+                peers[1].send_inline(text).unwrap();
+                assert_eq!(done(&mut peers[1]).operation, Operation::Send);
+            }
+            assert_eq!(text(done(&mut b).buffer), b"4");
+        }
+    });
+}
+
+#[test]
+fn what_arming_has_found_is_returned_as_well() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut pool = ReceivePool::new(&pd, 4).unwrap();
+        let mut client = builder(&pd, interfaces).events(true).receive_pool(&pool).build().unwrap();
+        let mut peer = builder(&pd, interfaces).build().unwrap();
+        connect(&mut client, &mut peer);
+        pool.receive(pd.allocate(16).unwrap()).unwrap();
+        peer.send_inline(b"hello").unwrap();
+        assert!(!client.arm().unwrap(), "there is something to poll");
+        let buffers = client.close().unwrap();
+        assert_eq!(buffers.iter().map(|buffer| &buffer[..]).collect::<Vec<_>>(), [b"hello"]);
+    });
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
 fn buffers_of_a_queue_that_cannot_be_destroyed_are_never_freed() {
     for closed in [true, false] {
