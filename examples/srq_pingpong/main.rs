@@ -70,7 +70,10 @@ struct Options {
     mtu: Mtu,
 
     /// Queue pairs, 1 to 255 and no more than --rx-depth
-    #[arg(short = 'q', long, value_name = "COUNT", default_value = "16", value_parser = |text: &str| within(text, 1..=ADDRESSES as u32 - 1))]
+    #[arg(
+        short = 'q', long, value_name = "COUNT", default_value = "16",
+        value_parser = |text: &str| within(text, 1..=ADDRESSES as u32 - 1)
+    )]
     num_qp: u32,
 
     /// Register memory for on-demand paging; for devices that have it

@@ -1,5 +1,5 @@
-//! rdma-core's `ibv_xsrq_pingpong` over the raw door: extended reliable connections (XRC), whose messages go to shared receive queues
-//! by number. The same options, messages and lines, so that either end may be the C program. See `--help`.
+//! rdma-core's `ibv_xsrq_pingpong` over the raw door: extended reliable connections (XRC), whose messages go to shared receive
+//! queues by number. The same options, messages and lines, so that either end may be the C program. See `--help`.
 
 mod address;
 #[path = "../common/failure.rs"]

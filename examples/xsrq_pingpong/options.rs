@@ -51,7 +51,10 @@ pub(crate) struct Options {
     pub(crate) clients: u32,
 
     /// Messages each way for each client
-    #[arg(short = 'n', long = "num_tests", value_name = "COUNT", default_value = "5", value_parser = |text: &str| within(text, 1..=MAX))]
+    #[arg(
+        short = 'n', long = "num_tests", value_name = "COUNT", default_value = "5",
+        value_parser = |text: &str| within(text, 1..=MAX)
+    )]
     pub(crate) num_tests: u32,
 
     /// Service level (InfiniBand) or priority (RoCE), 0 to 15

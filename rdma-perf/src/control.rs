@@ -84,8 +84,8 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Connects to a server, from the calling thread: in a process that has ever had two threads, the C library takes longer over each
-    /// system call, which a comparison with one that has not would show. `interrupt` ends later waits for answers.
+    /// Connects to a server, from the calling thread: in a process that has ever had two threads, the C library takes longer over
+    /// each system call, which a comparison with one that has not would show. `interrupt` ends later waits for answers.
     pub(crate) fn connect_alone(host: &str, port: u16, limit: Duration, interrupt: &Arc<Interrupt>) -> Result<Self> {
         let mut control = Control::new(open(host, port, limit)?)?;
         control.interrupt = Some(interrupt.clone());

@@ -33,8 +33,8 @@ impl ProtectionDomain {
     /// Makes a handle of `address`: `ibv_create_ah(3)`.
     ///
     /// # Errors
-    /// [`Error::NoSuchPort`]; [`Error::Address`] says what does not fit: a service level, a port of RoCE without a global route, a GID
-    /// that is not there, or a peer that cannot be resolved.
+    /// [`Error::NoSuchPort`]; [`Error::Address`] says what does not fit: a service level, a port of RoCE without a global route, a
+    /// GID that is not there, or a peer that cannot be resolved.
     #[doc(alias = "ibv_create_ah")]
     pub fn address_handle(&self, address: &AddressVector) -> Result<AddressHandle> {
         let context = self.context();

@@ -25,9 +25,9 @@ use crate::{Context, Errno, Error, Result, readiness};
 ///
 /// Events are acknowledged as they are read, so none can be left over to block the destruction of a queue.
 ///
-/// Any number of queues may report over one channel; an event names its queue by [`CompletionQueue::id`](crate::CompletionQueue::id).
-/// It comes once for each arming, and not for completions that were there before: so arm, then poll until there is nothing, and only
-/// then wait. The events of a queue that is gone go with it.
+/// Any number of queues may report over one channel; an event names its queue by
+/// [`CompletionQueue::id`](crate::CompletionQueue::id). It comes once for each arming, and not for completions that were there
+/// before: so arm, then poll until there is nothing, and only then wait. The events of a queue that is gone go with it.
 ///
 /// ```no_run
 /// # fn main() -> rdma_safe::Result<()> {
@@ -95,8 +95,8 @@ impl CompletionChannel {
         CompletionChannel::of(context, raw)
     }
 
-    /// Adopts a channel that other code has created, and makes its descriptor non-blocking. It is destroyed when the last queue that
-    /// reports over it is gone.
+    /// Adopts a channel that other code has created, and makes its descriptor non-blocking. It is destroyed when the last queue
+    /// that reports over it is gone.
     ///
     /// # Errors
     /// [`Error::CreateChannel`] when the descriptor cannot be made so; the channel is destroyed then.

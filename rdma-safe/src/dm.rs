@@ -58,8 +58,8 @@ impl Context {
     /// alignment of 8. The bytes are whatever was there before.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none to give; [`Error::AllocateDeviceMemory`], also for an alignment that is no power
-    /// of two.
+    /// [`Error::Unsupported`] where the device has none to give; [`Error::AllocateDeviceMemory`], also for an alignment that is no
+    /// power of two.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, len: usize, align: usize) -> Result<DeviceMemory> {
         let max = self.attributes().max_device_memory();
@@ -87,8 +87,8 @@ impl Context {
     /// [`Error::Unsupported`]; [`Error::Verb`].
     ///
     /// # Safety
-    /// `handle` must be the [`DeviceMemory::handle`] of memory of `len` bytes in a context that shares the kernel's with this one (see
-    /// [`Context::import`]), and whoever has allocated it must keep it until this is gone.
+    /// `handle` must be the [`DeviceMemory::handle`] of memory of `len` bytes in a context that shares the kernel's with this one
+    /// (see [`Context::import`]), and whoever has allocated it must keep it until this is gone.
     #[doc(alias = "ibv_import_dm")]
     pub unsafe fn import_dm(&self, handle: u32, len: usize) -> Result<DeviceMemory> {
         // SAFETY: the context is valid; the caller vouches for the handle.
@@ -129,8 +129,8 @@ impl DeviceMemory {
         unsafe { (*self.as_raw()).handle }
     }
 
-    /// Copies `source` to `offset`: `ibv_memcpy_to_dm(3)`. A peer or work that reaches the bytes at the same time sees some of the old
-    /// and some of the new.
+    /// Copies `source` to `offset`: `ibv_memcpy_to_dm(3)`. A peer or work that reaches the bytes at the same time sees some of the
+    /// old and some of the new.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; [`Error::Verb`]: some devices want offset and length to be multiples of 4.
@@ -217,7 +217,8 @@ impl ProtectionDomain {
     /// their offset from there.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], [`Error::EmptyRegion`], [`Error::ForeignContext`]; [`Error::Unsupported`]; [`Error::RegisterMemory`].
+    /// [`Error::OutOfBounds`], [`Error::EmptyRegion`], [`Error::ForeignContext`]; [`Error::Unsupported`];
+    /// [`Error::RegisterMemory`].
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_dm(
         &self,

@@ -320,8 +320,8 @@ pub enum Error {
         object: &'static str,
     },
 
-    /// A queue pair cannot be destroyed or reset, and a shared receive queue not be destroyed, by a thread that is polling one of its
-    /// completion queues.
+    /// A queue pair cannot be destroyed or reset, and a shared receive queue not be destroyed, by a thread that is polling one of
+    /// its completion queues.
     #[error(
         "this thread is polling a completion queue of the object, whose lock {verb} needs on some devices: drop the Poll \
          or Poller first"

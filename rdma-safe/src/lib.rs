@@ -41,7 +41,7 @@
 //! | sleep until there is something to do | [`EndpointBuilder::events`], or a [`CompletionChannel`] for many queues |
 //! | hear of ports that go down, and of limits | [`Context::async_events`] |
 //! | manage memory by address and key | [`QueuePair`], [`SendBatch`], [`RawMemoryRegion`] |
-//! | poll and post in a loop at the least cost | [`CompletionQueue::extended_poller`], [`SendQueue::extended`], [`Endpoint::extended`] |
+//! | poll and post in a loop at the least cost | [`Poller`], [`SendQueue::extended`], [`Endpoint::extended`] |
 //! | end a connection | [`Endpoint::close`], [`QueuePair::drain`] |
 //! | know why something failed | [`Endpoint::explain`], [`QueuePair::explain`], [`Error::explain`] |
 //! | use objects of other code, or show them to it | `from_raw`, `as_raw` of each type |

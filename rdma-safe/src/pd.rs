@@ -43,8 +43,8 @@ unsafe impl Sync for Parent {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: every region, address handle, queue pair, shared receive queue and parent domain in this domain holds an `Arc` of it, so none is left; those whose
-        // destruction failed leak their `Arc`, so the domain then stays.
+        // SAFETY: every region, address handle, queue pair, shared receive queue and parent domain in this domain holds an `Arc` of
+        // it, so none is left; those whose destruction failed leak their `Arc`, so the domain then stays.
         if !self.owned || unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
             // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
             unsafe { ManuallyDrop::drop(&mut self.context) }
@@ -98,9 +98,10 @@ impl ProtectionDomain {
     /// with the last object that is made in it.
     ///
     /// # Safety
-    /// `raw` must have been allocated from this domain, which is no parent domain, and from `td` or, with `None`, no thread domain; and
-    /// be this one's alone to deallocate. For the thread domain the contract is that of [`ProtectionDomain::with_thread_domain`].
-    /// What allocators it has must stay as long as it or anything made in it is there, and serve any thread.
+    /// `raw` must have been allocated from this domain, which is no parent domain, and from `td` or, with `None`, no thread domain;
+    /// and be this one's alone to deallocate. For the thread domain the contract is that of
+    /// [`ProtectionDomain::with_thread_domain`]. What allocators it has must stay as long as it or anything made in it is there,
+    /// and serve any thread.
     #[must_use]
     pub unsafe fn parent_from_raw(&self, td: Option<&ThreadDomain>, raw: NonNull<ibv_pd>) -> ProtectionDomain {
         self.parent_of(td, raw)

@@ -15,9 +15,9 @@ const FEATURE: &str = "extended reliable connections (XRC)";
 
 /// A domain of extended reliable connections (XRC): `struct ibv_xrcd`. Clones share it. Made by [`Context::open_xrcd`].
 ///
-/// What arrives at a target of the domain, an [`XrcTarget`](crate::XrcTarget), goes to whichever shared receive queue of the domain the
-/// message names. Processes that share a domain so share connections: each has queues of its own, and a host needs one connection to
-/// a peer where it would need one for each process.
+/// What arrives at a target of the domain, an [`XrcTarget`](crate::XrcTarget), goes to whichever shared receive queue of the domain
+/// the message names. Processes that share a domain so share connections: each has queues of its own, and a host needs one
+/// connection to a peer where it would need one for each process.
 #[derive(Clone)]
 pub struct XrcDomain {
     inner: Arc<Inner>,
@@ -56,8 +56,8 @@ impl Context {
         self.open_xrcd_of(None, XrcOpen::OrCreate)
     }
 
-    /// Opens the domain that belongs to a file, by its inode: `ibv_open_xrcd(3)`. Every process that opens it so shares it. The file
-    /// need not stay open.
+    /// Opens the domain that belongs to a file, by its inode: `ibv_open_xrcd(3)`. Every process that opens it so shares it. The
+    /// file need not stay open.
     ///
     /// # Errors
     /// As [`Context::open_xrcd`]; [`Error::Verb`] with `ENOENT` and `EEXIST`, or `EINVAL`, where `open` does not fit.
@@ -135,7 +135,8 @@ impl Inner {
         if std::mem::replace(&mut self.closed, true) {
             return Ok(());
         }
-        // SAFETY: everything made in it holds an `Arc` of this, so nothing is left; what could not be destroyed has leaked its `Arc`.
+        // SAFETY: everything made in it holds an `Arc` of this, so nothing is left; what could not be destroyed has leaked its
+        // `Arc`.
         check(unsafe { ibv_close_xrcd(self.raw.as_ptr()) })
             .map_err(|errno| self.context.verb_error("ibv_close_xrcd", errno))?;
         // SAFETY: once, and not used after. Where the domain stays, the context does.

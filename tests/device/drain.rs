@@ -34,8 +34,8 @@ fn work_in_flight_is_flushed_and_counted() {
     }
 }
 
-/// A queue pair fails by itself, and receives are posted to it before that is noticed. SoftRoCE flushes those only when it is sent to the
-/// error state anew.
+/// A queue pair fails by itself, and receives are posted to it before that is noticed. SoftRoCE flushes those only when it is sent
+/// to the error state anew.
 #[test]
 fn receives_that_came_too_late_to_be_flushed_are_drained() {
     let Some(rdma) = device() else { return };

@@ -1,4 +1,5 @@
-//! The examples `rc_pingpong`, `uc_pingpong`, `ud_pingpong` and `srq_pingpong` against their namesakes of rdma-core, and against what goes wrong.
+//! The examples `rc_pingpong`, `uc_pingpong`, `ud_pingpong` and `srq_pingpong` against their namesakes of rdma-core, and against
+//! what goes wrong.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, TcpListener};

@@ -48,7 +48,10 @@ const EXTENDED: Setting =
 const CLASSIC: Setting = Setting { classic: true, ..EXTENDED };
 
 macro_rules! rows {
-    ($($name:ident: $setting:expr $(, sys $sys:ident)? $(, raw $raw:ident)? $(, any $any:ident)? $(, owned $owned:ident over $interface:ident)?;)+) => {
+    ($(
+        $name:ident: $setting:expr
+        $(, sys $sys:ident)? $(, raw $raw:ident)? $(, any $any:ident)? $(, owned $owned:ident over $interface:ident)?;
+    )+) => {
         [$(Row {
             name: stringify!($name),
             setting: $setting,

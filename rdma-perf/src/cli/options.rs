@@ -143,7 +143,10 @@ pub(crate) struct ConnectionArgs {
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     pub(crate) mtu: Option<Mtu>,
     /// Service level, on RoCE the priority (PCP) of a tagged VLAN: 0 to 15, on RoCE to 7
-    #[arg(short = 'S', long, default_value_t = Connection::DEFAULT.service_level, value_name = "N", value_parser = clap::value_parser!(u8).range(..=15))]
+    #[arg(
+        short = 'S', long, default_value_t = Connection::DEFAULT.service_level, value_name = "N",
+        value_parser = clap::value_parser!(u8).range(..=15)
+    )]
     pub(crate) sl: u8,
     /// Traffic class of the global route: 0 to 255, or 0x68; on RoCE v2 the IP type of service, that is DSCP times 4
     #[arg(long, default_value_t = Connection::DEFAULT.traffic_class, value_name = "N", value_parser = byte)]
@@ -156,10 +159,16 @@ pub(crate) struct ConnectionArgs {
     #[arg(short = 'u', long, default_value_t = Connection::DEFAULT.timeout, value_name = "N|TIME", value_parser = exponent)]
     pub(crate) qp_timeout: u8,
     /// Retries after a timeout, before the connection is given up: 0 to 7
-    #[arg(long, default_value_t = Connection::DEFAULT.retries, value_name = "N", value_parser = clap::value_parser!(u8).range(..=7), hide_short_help = true)]
+    #[arg(
+        long, default_value_t = Connection::DEFAULT.retries, value_name = "N",
+        value_parser = clap::value_parser!(u8).range(..=7), hide_short_help = true
+    )]
     pub(crate) retry_count: u8,
     /// Retries when the peer has no receive posted: 0 to 6, or 7 for ever
-    #[arg(long, default_value_t = Connection::DEFAULT.rnr_retries, value_name = "N", value_parser = clap::value_parser!(u8).range(..=7), hide_short_help = true)]
+    #[arg(
+        long, default_value_t = Connection::DEFAULT.rnr_retries, value_name = "N",
+        value_parser = clap::value_parser!(u8).range(..=7), hide_short_help = true
+    )]
     pub(crate) rnr_retry: u8,
 }
 

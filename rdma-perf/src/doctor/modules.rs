@@ -26,8 +26,8 @@ pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
     findings
 }
 
-/// How `module` comes into the kernel, and what to run `then`. Where the kernel has no such module, as in many a container, `modprobe`
-/// does not help.
+/// How `module` comes into the kernel, and what to run `then`. Where the kernel has no such module, as in many a container,
+/// `modprobe` does not help.
 pub(crate) fn loading(host: &Host, module: &str, then: &str) -> String {
     let release = host.text("/proc/sys/kernel/osrelease").unwrap_or_default();
     // Both spellings are in use for the files.
@@ -41,8 +41,9 @@ pub(crate) fn loading(host: &Host, module: &str, then: &str) -> String {
     }
     let of = if release.is_empty() { String::new() } else { format!(" {release}") };
     format!(
-        "the kernel{of} has no module {module} in /lib/modules here: load it outside of this container, install the package of the \
-         kernel with more modules (linux-modules-extra on Ubuntu, kernel-modules-extra on Fedora), or take a guest whose kernel has it"
+        "the kernel{of} has no module {module} in /lib/modules here: load it outside of this container, install the package of \
+         the kernel with more modules (linux-modules-extra on Ubuntu, kernel-modules-extra on Fedora), or take a guest \
+         whose kernel has it"
     )
 }
 

@@ -84,9 +84,9 @@ impl<'s> Waiter<'s> {
         })
     }
 
-    /// Comes before a look at a queue: where events are awaited as perftest does, in order to be compared with it, waits for one and
-    /// arms the queue again. `false` when `over` says that there is nothing more to wait for. The queues have to be armed before
-    /// the first message.
+    /// Comes before a look at a queue: where events are awaited as perftest does, in order to be compared with it, waits for one
+    /// and arms the queue again. `false` when `over` says that there is nothing more to wait for. The queues have to be armed
+    /// before the first message.
     #[inline(always)]
     pub(super) fn event<C: Known>(
         &mut self,

@@ -332,8 +332,8 @@ impl WorkCompletion<'_> {
         })
     }
 
-    /// Bytes transferred; meaningful for receives, reads and atomics. Of a datagram with the [`Grh::LEN`](crate::Grh::LEN) bytes before
-    /// its payload.
+    /// Bytes transferred; meaningful for receives, reads and atomics. Of a datagram with the [`Grh::LEN`](crate::Grh::LEN) bytes
+    /// before its payload.
     #[must_use]
     #[inline(always)]
     pub fn byte_len(&self) -> Option<u32> {
@@ -373,8 +373,8 @@ impl WorkCompletion<'_> {
         })
     }
 
-    /// Its fields of [`WcFields::STANDARD`], which need not be asked for one by one then; `None` of a queue that was created without one
-    /// of them.
+    /// Its fields of [`WcFields::STANDARD`], which need not be asked for one by one then; `None` of a queue that was created
+    /// without one of them.
     #[must_use]
     #[inline(always)]
     pub fn standard(&self) -> Option<StandardFields<'_>> {
@@ -420,7 +420,8 @@ impl WorkCompletion<'_> {
         field!(self, WcFields::DLID_PATH_BITS, ibv_wc_read_dlid_path_bits, |wc| Some(wc.dlid_path_bits))
     }
 
-    /// When it completed, in ticks of the device's clock, of [`DeviceAttributes::hca_core_clock`](crate::DeviceAttributes::hca_core_clock) kHz.
+    /// When it completed, in ticks of the device's clock, of
+    /// [`DeviceAttributes::hca_core_clock`](crate::DeviceAttributes::hca_core_clock) kHz.
     #[must_use]
     #[inline(always)]
     pub fn completion_timestamp(&self) -> Option<u64> {

@@ -9,22 +9,22 @@ use crate::id::CqId;
 use crate::{Error, Result, WcFields};
 
 impl CompletionQueueBuilder {
-    /// Adopts a queue that other code has created as this builder says, for instance by calls of the vendor's. It is destroyed when it
-    /// and the queue pairs that complete to it are gone.
+    /// Adopts a queue that other code has created as this builder says, for instance by calls of the vendor's. It is destroyed when
+    /// it and the queue pairs that complete to it are gone.
     ///
-    /// Set [`CompletionQueueBuilder::classic`] for a queue of `ibv_create_cq(3)`, which is polled by `ibv_poll_cq(3)`; without it `raw`
-    /// is an extended one, such as `mlx5dv_create_cq` makes, which is polled by `ibv_start_poll`. The number of entries does not matter.
-    /// Its `cq_context` is set anew, to what [`CompletionQueue::id`] returns.
+    /// Set [`CompletionQueueBuilder::classic`] for a queue of `ibv_create_cq(3)`, which is polled by `ibv_poll_cq(3)`; without it
+    /// `raw` is an extended one, such as `mlx5dv_create_cq` makes, which is polled by `ibv_start_poll`. The number of entries does
+    /// not matter. Its `cq_context` is set anew, to what [`CompletionQueue::id`] returns.
     ///
     /// # Errors
-    /// [`Error::WrongParent`] when it belongs to another context or channel than the builder; [`Error::CompletionFields`] for fields
-    /// that a classic queue has not. It then is as before, and the caller's.
+    /// [`Error::WrongParent`] when it belongs to another context or channel than the builder; [`Error::CompletionFields`] for
+    /// fields that a classic queue has not. It then is as before, and the caller's.
     ///
     /// # Safety
-    /// `raw` must be a completion queue that is this one's alone to destroy, to arm and to poll, and which nobody is polling now. The
-    /// parent domain, if it was made in one, must be the builder's. Unless it is classic, `raw` must be the beginning of a `struct
-    /// ibv_cq_ex` that was created with all [fields](CompletionQueueBuilder::fields) of the builder: their functions are called. Queue
-    /// pairs of other code that complete to it must be gone before it, and its completions name only such work.
+    /// `raw` must be a completion queue that is this one's alone to destroy, to arm and to poll, and which nobody is polling now.
+    /// The parent domain, if it was made in one, must be the builder's. Unless it is classic, `raw` must be the beginning of a
+    /// `struct ibv_cq_ex` that was created with all [fields](CompletionQueueBuilder::fields) of the builder: their functions are
+    /// called. Queue pairs of other code that complete to it must be gone before it, and its completions name only such work.
     pub unsafe fn from_raw(self, raw: NonNull<ibv_cq>) -> Result<CompletionQueue> {
         // SAFETY: the queue is valid, says the caller.
         let (context, channel) = unsafe { ((*raw.as_ptr()).context, (*raw.as_ptr()).channel) };

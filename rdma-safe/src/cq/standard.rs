@@ -8,8 +8,8 @@ use super::poll::Row;
 /// The fields of a completion that every device can report, [`WcFields::STANDARD`](crate::WcFields::STANDARD), of a queue that was
 /// created with all of them: [`WorkCompletion::standard`](crate::WorkCompletion::standard).
 ///
-/// Each is that of the [`WorkCompletion`](crate::WorkCompletion) without the question whether it is there, which costs a loop that reads
-/// all of them more than the reading.
+/// Each is that of the [`WorkCompletion`](crate::WorkCompletion) without the question whether it is there, which costs a loop that
+/// reads all of them more than the reading.
 #[derive(Clone, Copy)]
 pub struct StandardFields<'a> {
     row: Row<'a>,
@@ -58,7 +58,8 @@ impl<'a> StandardFields<'a> {
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> Option<u32> {
-        // SAFETY: providers always set the accessor of flags; as to immediate data, see `fields`. With the flag, the union holds it.
+        // SAFETY: providers always set the accessor of flags; as to immediate data, see `fields`. With the flag, the union holds
+        // it.
         let imm = unsafe {
             match self.row {
                 Row::Extended(cq) if ibv_wc_read_wc_flags(cq.as_ptr()) & WcFlags::WITH_IMM.bits() != 0 => {

@@ -153,8 +153,8 @@ impl Batch<'_> {
         };
         let wr = self.admit(&work.verb, len, capacity, work.flags)?;
         let to = peer.target();
-        // SAFETY: as to memory, see `try_add_buffer`. The handle is kept in its place until the next send there, which is after this
-        // one has completed, or until the queue pair was destroyed.
+        // SAFETY: as to memory, see `try_add_buffer`. The handle is kept in its place until the next send there, which is after
+        // this one has completed, or until the queue pair was destroyed.
         unsafe {
             match (&work.data, work.imm) {
                 (Data::Buffer(buffer), None) => self.raw.send_to(wr, to, buffer.sge()),

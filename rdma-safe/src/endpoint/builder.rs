@@ -53,8 +53,8 @@ impl<'a> EndpointBuilder<'a> {
 
     /// Type of the connection: [`QueuePairType::RC`], which it is unless set, or [`QueuePairType::UC`].
     ///
-    /// Over an unreliable connection messages get lost without anybody being told, whole or in part: a send that completed has left,
-    /// and no more. There are no reads and atomics. For datagrams there is [`EndpointBuilder::build_datagrams`].
+    /// Over an unreliable connection messages get lost without anybody being told, whole or in part: a send that completed has
+    /// left, and no more. There are no reads and atomics. For datagrams there is [`EndpointBuilder::build_datagrams`].
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = qp_type;
         self
@@ -72,7 +72,8 @@ impl<'a> EndpointBuilder<'a> {
         self
     }
 
-    /// Index of the partition key to connect with, see [`Context::pkey_index`](crate::Context::pkey_index); 0 unless set, which on RoCE is the only one.
+    /// Index of the partition key to connect with, see [`Context::pkey_index`](crate::Context::pkey_index); 0 unless set, which on
+    /// RoCE is the only one.
     pub fn pkey_index(mut self, index: u16) -> Self {
         self.init = self.init.pkey_index(index);
         self
@@ -145,8 +146,8 @@ impl<'a> EndpointBuilder<'a> {
     /// Creates a completion queue and a queue pair, and brings the queue pair to INIT, so that receives can be posted.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] on iWARP, EFA and usNIC; [`Error::WrongType`]; those of [`QueuePair::init`], [`CompletionQueueBuilder::build`] and
-    /// [`QueuePairBuilder::build`].
+    /// [`Error::Unsupported`] on iWARP, EFA and usNIC; [`Error::WrongType`]; those of [`QueuePair::init`],
+    /// [`CompletionQueueBuilder::build`] and [`QueuePairBuilder::build`].
     ///
     /// [`QueuePair::init`]: crate::QueuePair::init
     /// [`CompletionQueueBuilder::build`]: crate::CompletionQueueBuilder::build
@@ -159,9 +160,9 @@ impl<'a> EndpointBuilder<'a> {
         self.create(None)
     }
 
-    /// Creates a completion queue and a queue pair for datagrams, ready to send and receive. Datagrams with another queue key than `qkey`
-    /// are dropped; keys with the highest bit set are for privileged users. The type, the rights of a peer and a pool of receives do not
-    /// matter.
+    /// Creates a completion queue and a queue pair for datagrams, ready to send and receive. Datagrams with another queue key than
+    /// `qkey` are dropped; keys with the highest bit set are for privileged users. The type, the rights of a peer and a pool of
+    /// receives do not matter.
     ///
     /// # Errors
     /// Those of [`EndpointBuilder::build`], and of [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).

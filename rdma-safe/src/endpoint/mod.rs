@@ -129,7 +129,8 @@ impl Endpoint {
         EndpointBuilder::new(pd)
     }
 
-    /// This endpoint, with the interface of its queues known to the compiler: posting and polling are compiled without the other one.
+    /// This endpoint, with the interface of its queues known to the compiler: posting and polling are compiled without the other
+    /// one.
     ///
     /// ```no_run
     /// # fn example(endpoint: rdma_safe::Endpoint) -> Result<(), Box<dyn std::error::Error>> {
@@ -242,8 +243,8 @@ impl<I: Interface> Endpoint<I> {
         Ok(buffers)
     }
 
-    /// Buffers of a pool that it has taken and not handed out, and with them those of other work that is done: nobody else will poll
-    /// their completions, and until then the pool keeps a place for each.
+    /// Buffers of a pool that it has taken and not handed out, and with them those of other work that is done: nobody else will
+    /// poll their completions, and until then the pool keeps a place for each.
     fn take_shared(&mut self) -> Vec<Buffer> {
         let mut buffers = Vec::new();
         if self.live.pool.is_none() || self.live.destroyed {

@@ -163,7 +163,8 @@ impl<I: Interface> Endpoint<I> {
 
     /// Waits for a piece of work to be done, at most for `timeout`.
     ///
-    /// It spins, or, when the endpoint was built with [`EndpointBuilder::events`](crate::EndpointBuilder::events), sleeps until there is an event.
+    /// It spins, or, when the endpoint was built with [`EndpointBuilder::events`](crate::EndpointBuilder::events), sleeps until
+    /// there is an event.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::Poll`]; [`Error::Channel`].
@@ -333,8 +334,8 @@ fn take_usual<S: Shown, F: FnOnce(Completion) -> R, R>(
     Ok(look(Completion::new(id, Operation::ReceiveWrite, Some(buffer), outcome)))
 }
 
-/// Notes a completion in its ring, or, as it is handed out next, that of a shared receive in `rare`; an error when it names work that is
-/// not in flight.
+/// Notes a completion in its ring, or, as it is handed out next, that of a shared receive in `rare`; an error when it names work
+/// that is not in flight.
 #[cold]
 #[inline(never)]
 fn note(live: &mut Live, rare: &mut Rare, found: WorkCompletion<'_>) -> Result<(), PollError> {

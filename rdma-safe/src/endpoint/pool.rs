@@ -147,8 +147,8 @@ impl ReceivePool {
     ///
     /// # Errors
     /// [`Error::InUse`](crate::Error::InUse) while there are endpoints that take from it: the queue is destroyed, and the buffers
-    /// are freed, when the last of them is gone. [`Error::Verb`](crate::Error::Verb) when it cannot be destroyed; the buffers are then
-    /// leaked, as the device may still use them.
+    /// are freed, when the last of them is gone. [`Error::Verb`](crate::Error::Verb) when it cannot be destroyed; the buffers are
+    /// then leaked, as the device may still use them.
     pub fn close(self) -> Result<Vec<Buffer>> {
         Ok(self.srq.destroy_with_slab()?.map_or_else(Vec::new, Slab::into_buffers))
     }

@@ -171,8 +171,8 @@ impl<I: Interface> Endpoint<I> {
     }
 
     /// # Safety
-    /// The gate must be open for `buffer`, and the queue pair be of the interface `J`. The buffer has to go into the ring before anything else happens, unless
-    /// the provider has surely not taken it.
+    /// The gate must be open for `buffer`, and the queue pair be of the interface `J`. The buffer has to go into the ring before
+    /// anything else happens, unless the provider has surely not taken it.
     #[inline(always)]
     unsafe fn post_at_once<J: Known, V: AtOnce>(&mut self, verb: V, id: u64, buffer: &Buffer) -> Result<(), PostError> {
         let wr = WorkRequest::new(id).signaled();

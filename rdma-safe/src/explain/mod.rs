@@ -190,7 +190,8 @@ impl<I: Interface> Endpoint<I> {
 }
 
 impl QueuePair {
-    /// Why work of this queue pair failed, which was an `operation`. It asks the queue pair and its port, and so takes system calls.
+    /// Why work of this queue pair failed, which was an `operation`. It asks the queue pair and its port, and so takes system
+    /// calls.
     ///
     /// ```no_run
     /// # use rdma_safe::{CompletionQueue, QueuePair, WcOpcode};

@@ -10,8 +10,8 @@ use crate::{Error, Result};
 /// # Safety
 ///
 /// For as long as the value exists, wherever it is moved, `address()` and `len()` return the same, and `address()..+len()`
-/// is one allocation of at most `isize::MAX` bytes, of initialised, readable and writable memory that nothing else refers to or reaches by another pointer.
-/// Dropping it must not read the bytes. Where that panics, the process may be aborted.
+/// is one allocation of at most `isize::MAX` bytes, of initialised, readable and writable memory that nothing else refers to or
+/// reaches by another pointer. Dropping it must not read the bytes. Where that panics, the process may be aborted.
 pub unsafe trait Backing: Send + 'static {
     /// Start of the memory.
     fn address(&self) -> NonNull<u8>;

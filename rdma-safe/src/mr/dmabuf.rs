@@ -15,8 +15,8 @@ impl ProtectionDomain {
     /// The registration holds the DMA-BUF; `fd` may be closed afterwards.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device cannot; [`Error::RegisterDmaBuf`], with `EBADF` or `EINVAL` when `fd` is no DMA-BUF or
-    /// the range does not lie within it; [`Error::EmptyRegion`].
+    /// [`Error::Unsupported`] where the device cannot; [`Error::RegisterDmaBuf`], with `EBADF` or `EINVAL` when `fd` is no DMA-BUF
+    /// or the range does not lie within it; [`Error::EmptyRegion`].
     ///
     /// # Safety
     ///

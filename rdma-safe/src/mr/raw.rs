@@ -23,8 +23,8 @@ impl RawMemoryRegion {
     /// Adopts a region that other code has registered, for instance by calls of the vendor's. It is deregistered on drop.
     ///
     /// # Safety
-    /// `raw` must be a region of `pd`, and be this one's alone to deregister; memory windows that other code has bound to it must be
-    /// gone before that. For its memory the contract is that of [`ProtectionDomain::register_raw`].
+    /// `raw` must be a region of `pd`, and be this one's alone to deregister; memory windows that other code has bound to it must
+    /// be gone before that. For its memory the contract is that of [`ProtectionDomain::register_raw`].
     #[must_use]
     pub unsafe fn from_raw(pd: &ProtectionDomain, raw: NonNull<ibv_mr>) -> RawMemoryRegion {
         // SAFETY: the region is valid, says the caller.

@@ -26,13 +26,19 @@ pub use bind_info::BindInfo;
 ///
 /// | | [`Type1`] | [`Type2`] |
 /// |---|---|---|
-/// | bound by | [`QueuePair::bind_window`](crate::QueuePair::bind_window) | [`SendBatch::bind`](crate::SendBatch::bind) |
-/// | unbound by | [`QueuePair::unbind_window`](crate::QueuePair::unbind_window) | [`SendBatch::invalidate`](crate::SendBatch::invalidate), or the peer's [`SendBatch::send_invalidate`](crate::SendBatch::send_invalidate) |
+/// | bound by | [`QueuePair::bind_window`] | [`SendBatch::bind`] |
+/// | unbound by | [`QueuePair::unbind_window`] | [`SendBatch::invalidate`], or the peer's [`SendBatch::send_invalidate`] |
 /// | peers reach it through | every queue pair of the domain | on most devices, the queue pair that bound it |
 ///
 /// Binding is work like any other: it has happened when its completion is a success, and the window has to be told, by
 /// [`MemoryWindow::confirm`] or [`MemoryWindow::revert`], before it is bound again. It keeps the region that it is bound to
 /// registered, and a window of type 2 keeps its queue pair.
+///
+/// [`QueuePair::bind_window`]: crate::QueuePair::bind_window
+/// [`QueuePair::unbind_window`]: crate::QueuePair::unbind_window
+/// [`SendBatch::bind`]: crate::SendBatch::bind
+/// [`SendBatch::invalidate`]: crate::SendBatch::invalidate
+/// [`SendBatch::send_invalidate`]: crate::SendBatch::send_invalidate
 ///
 /// ```no_run
 /// # use rdma_safe::*;
@@ -122,7 +128,8 @@ impl ProtectionDomain {
     /// Allocates a memory window, of type [`Type1`] or [`Type2`], which opens nothing yet: `ibv_alloc_mw(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) where the device has none of the type; [`Error::Verb`](crate::Error::Verb).
+    /// [`Error::Unsupported`](crate::Error::Unsupported) where the device has none of the type;
+    /// [`Error::Verb`](crate::Error::Verb).
     #[doc(alias = "ibv_alloc_mw")]
     pub fn memory_window<K: WindowType>(&self) -> Result<MemoryWindow<K>> {
         let context = self.context();

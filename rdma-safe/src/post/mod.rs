@@ -255,8 +255,8 @@ impl PostError {
         !matches!(self, PostError::InDoubt { .. })
     }
 
-    /// From an `errno` of `ibv_post_send`, `ibv_post_recv`, `ibv_post_srq_recv` or `ibv_wr_complete`, where `posted` is what the provider says
-    /// of how far it got.
+    /// From an `errno` of `ibv_post_send`, `ibv_post_recv`, `ibv_post_srq_recv` or `ibv_wr_complete`, where `posted` is what the
+    /// provider says of how far it got.
     // Inlined: a call that could unwind would keep every guard of the caller in memory.
     #[inline(always)]
     pub(crate) fn from_provider(errno: i32, posted: Option<u32>) -> Self {

@@ -82,8 +82,8 @@ pub(super) mod sealed {
         ///
         /// # Safety
         ///
-        /// `check` must have passed with the limits of the queue pair that `wr` belongs to. Its `sg_list` must have room for as many
-        /// elements as they allow, at least one, and where `inline` says for as many bytes.
+        /// `check` must have passed with the limits of the queue pair that `wr` belongs to. Its `sg_list` must have room for as
+        /// many elements as they allow, at least one, and where `inline` says for as many bytes.
         unsafe fn fill(&self, wr: &mut ibv_send_wr, inline: impl FnOnce() -> NonNull<u8>);
     }
 }

@@ -181,11 +181,11 @@ impl<Q: Receives> fmt::Debug for RecvChain<Q> {
 /// # Safety
 ///
 /// From [`RecvBatch::post`] until the receive has completed (its completion was polled, or [`QueuePair::destroy`] or
-/// [`SharedReceiveQueue::destroy`] or [`WorkQueue::destroy`] of the queue that it was posted to has returned success; a shared receive
-/// queue that is dropped is destroyed when all its queue pairs are, too, a queue pair when all its flows are, and a work queue when
-/// all its tables are), the caller must see to it that the memory named by an [`Sge`] stays
-/// allocated and registered under its key with local write access, and is neither read, nor written, nor referred to by a
-/// reference: the device writes it when a message arrives.
+/// [`SharedReceiveQueue::destroy`] or [`WorkQueue::destroy`] of the queue that it was posted to has returned success; a shared
+/// receive queue that is dropped is destroyed when all its queue pairs are, too, a queue pair when all its flows are, and a work
+/// queue when all its tables are), the caller must see to it that the memory named by an [`Sge`] stays allocated and registered
+/// under its key with local write access, and is neither read, nor written, nor referred to by a reference: the device writes it
+/// when a message arrives.
 ///
 /// So may the provider, by the CPU, at the address that the [`Sge`] has: mlx5 does for short messages, unless the environment has
 /// `MLX5_SCATTER_TO_CQE=0` or the queue pair was made without that by `mlx5dv_create_qp`, and so does hns. Where that is not the

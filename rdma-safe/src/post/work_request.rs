@@ -16,8 +16,8 @@ bitflags! {
         /// Wakes a peer that waits for solicited events only.
         const SOLICITED = IBV_SEND_SOLICITED.0;
         /// The device puts in the checksums of IPv4, and of TCP or UDP; of devices with
-        /// [`UD_IP_CSUM`](crate::DeviceCapabilities::UD_IP_CSUM) or [`RAW_IP_CSUM`](crate::DeviceCapabilities::RAW_IP_CSUM), by the type
-        /// of the queue pair. Others ignore it or fail the work.
+        /// [`UD_IP_CSUM`](crate::DeviceCapabilities::UD_IP_CSUM) or [`RAW_IP_CSUM`](crate::DeviceCapabilities::RAW_IP_CSUM), by the
+        /// type of the queue pair. Others ignore it or fail the work.
         const IP_CSUM = IBV_SEND_IP_CSUM.0;
     }
 }

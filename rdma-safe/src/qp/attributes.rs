@@ -135,7 +135,8 @@ impl QueuePairAttributes {
         set_address / address: AddressVector = AV,
             |raw, new| raw.ah_attr = new.to_raw(), |old| AddressVector::from_raw(&old.ah_attr);
         /// Path MTU.
-        set_path_mtu / path_mtu: Mtu = PATH_MTU, |raw, new| raw.path_mtu = ibv_mtu(new.code()), |old| Mtu::from_code(old.path_mtu.0);
+        set_path_mtu / path_mtu: Mtu = PATH_MTU,
+            |raw, new| raw.path_mtu = ibv_mtu(new.code()), |old| Mtu::from_code(old.path_mtu.0);
         /// Acknowledgement timeout: 4.096 µs times 2 to this power, 1 to 31; 0 waits for ever.
         set_timeout / timeout: u8 = TIMEOUT, |raw, new| raw.timeout = new, |old| old.timeout;
         /// How often to retry after a timeout, 0 to 7.

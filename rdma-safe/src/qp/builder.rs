@@ -140,8 +140,9 @@ impl<'a> QueuePairBuilder<'a> {
     ///
     /// # Errors
     /// [`Error::ForeignContext`] when a completion queue or the shared receive queue belongs to another context than the domain;
-    /// [`Error::WrongType`] for other types; [`Error::Unsupported`] for types that the device lacks; [`Error::CreateQueuePair`] names the capacities and the device's limits;
-    /// [`Error::UnsupportedOperations`] for operations that the type or the device has not.
+    /// [`Error::WrongType`] for other types; [`Error::Unsupported`] for types that the device lacks; [`Error::CreateQueuePair`]
+    /// names the capacities and the device's limits; [`Error::UnsupportedOperations`] for operations that the type or the device
+    /// has not.
     #[doc(alias = "ibv_create_qp_ex")]
     #[doc(alias = "ibv_create_qp")]
     pub fn build(mut self) -> Result<QueuePair> {
@@ -201,7 +202,8 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     pub(super) fn all_operations(&self) -> Result<SendOps> {
-        let instead = "those of the types RC, UC, UD, RAW_PACKET and XRC_SEND can be built, and XrcDomain::create_target makes the other end of XRC";
+        let instead = "those of the types RC, UC, UD, RAW_PACKET and XRC_SEND can be built, and \
+                       XrcDomain::create_target makes the other end of XRC";
         let error = Error::WrongType { what: "QueuePairBuilder", qp_type: self.qp_type, instead };
         available(self.pd.context(), self.qp_type).ok_or(error)
     }

@@ -26,7 +26,8 @@ pub struct QueuePairAddress {
     pub rd_atomic: u8,
 }
 
-/// Where to connect from, and what the peer may do: for [`QueuePair::init`] and [`QueuePair::init_datagrams`]. The defaults fit a device with one port.
+/// Where to connect from, and what the peer may do: for [`QueuePair::init`] and [`QueuePair::init_datagrams`]. The defaults fit a
+/// device with one port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct InitOptions {
@@ -62,8 +63,8 @@ impl InitOptions {
         self
     }
 
-    /// Which of the rights in [`Access::REMOTE`] and [`Access::FLUSH`] the peer may use; none unless set, so that its reads and writes fail. Of no meaning
-    /// for datagrams.
+    /// Which of the rights in [`Access::REMOTE`] and [`Access::FLUSH`] the peer may use; none unless set, so that its reads and
+    /// writes fail. Of no meaning for datagrams.
     pub fn peer_access(mut self, access: Access) -> Self {
         self.peer_access = access;
         self
@@ -297,8 +298,8 @@ impl QueuePair {
     /// Brings it from RESET to INIT, so that receives can be posted, and returns what the peer needs to connect.
     ///
     /// # Errors
-    /// Those of [`Context::query_port`], [`Context::gid`] and [`Context::recommended_gid`]; [`Error::Modify`]; [`Error::WrongType`] on
-    /// UD and RAW_PACKET queue pairs.
+    /// Those of [`Context::query_port`], [`Context::gid`] and [`Context::recommended_gid`]; [`Error::Modify`]; [`Error::WrongType`]
+    /// on UD and RAW_PACKET queue pairs.
     pub fn init(&mut self, options: &InitOptions) -> Result<QueuePairAddress> {
         self.require("QueuePair::init", self.has_peer(), "use QueuePair::init_datagrams or init_packets")?;
         let local = Local::resolve(self.context(), options)?;
@@ -312,10 +313,11 @@ impl QueuePair {
         Ok(local.address)
     }
 
-    /// Brings a UD queue pair from RESET to RTS, and returns what a peer needs to send to it, beside `qkey`. A datagram with another
-    /// queue key is dropped; keys with the highest bit set are for privileged users.
+    /// Brings a UD queue pair from RESET to RTS, and returns what a peer needs to send to it, beside `qkey`. A datagram with
+    /// another queue key is dropped; keys with the highest bit set are for privileged users.
     ///
-    /// What arrives before receives are posted is dropped, too. Each receive needs [`Grh::LEN`](crate::Grh::LEN) bytes before the payload.
+    /// What arrives before receives are posted is dropped, too. Each receive needs [`Grh::LEN`](crate::Grh::LEN) bytes before the
+    /// payload.
     ///
     /// # Errors
     /// Those of [`QueuePair::init`]; [`Error::WrongType`] on queue pairs of other types. If a step failed after the first one, the
@@ -363,9 +365,9 @@ impl QueuePair {
     /// retries, acknowledgements and reads do not matter there.
     ///
     /// # Errors
-    /// [`Error::WrongType`] on UD queue pairs, which have no peer; [`Error::NotInitialised`] before [`QueuePair::init`]; [`Error::Modify`] names what does not fit: a route that cannot be
-    /// resolved, an MTU that is too large. If it was the second step that failed, the queue pair stays in RTR, and has to be
-    /// made anew.
+    /// [`Error::WrongType`] on UD queue pairs, which have no peer; [`Error::NotInitialised`] before [`QueuePair::init`];
+    /// [`Error::Modify`] names what does not fit: a route that cannot be resolved, an MTU that is too large. If it was the second
+    /// step that failed, the queue pair stays in RTR, and has to be made anew.
     pub fn connect(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
         let instead = "use QueuePair::address_of and ProtectionDomain::address_handle";
         self.require("QueuePair::connect", self.has_peer(), instead)?;

@@ -10,21 +10,21 @@ use crate::{CompletionQueue, Error, Result, WorkCompletion};
 const SPINS: u32 = 64;
 
 impl QueuePair {
-    /// Brings it to the error state, in which all work in flight is flushed, and takes completions until `outstanding` work requests
-    /// have completed, at most for `timeout`. Returns how many have not.
+    /// Brings it to the error state, in which all work in flight is flushed, and takes completions until `outstanding` work
+    /// requests have completed, at most for `timeout`. Returns how many have not.
     ///
-    /// `cqs` are the completion queues of its sends and receives, once if they are the same. Every completion that is taken is shown to
-    /// `each`, also those of other queue pairs; it says whether it is one of those outstanding. It knows them by their identifier: the
-    /// opcode of work that was flushed is not valid.
+    /// `cqs` are the completion queues of its sends and receives, once if they are the same. Every completion that is taken is
+    /// shown to `each`, also those of other queue pairs; it says whether it is one of those outstanding. It knows them by their
+    /// identifier: the opcode of work that was flushed is not valid.
     ///
-    /// It counts, and does not post a last work request to wait for: not every provider flushes what is posted in the error state. To go
-    /// there anew, which this does, makes SoftRoCE flush receives that were posted after the queue pair had failed. What a provider
-    /// flushes never is among those that are returned as left, and ends when the queue pair is [destroyed](QueuePair::destroy) or
-    /// reset. Until then the memory of what is left is the device's.
+    /// It counts, and does not post a last work request to wait for: not every provider flushes what is posted in the error state.
+    /// To go there anew, which this does, makes SoftRoCE flush receives that were posted after the queue pair had failed. What a
+    /// provider flushes never is among those that are returned as left, and ends when the queue pair is
+    /// [destroyed](QueuePair::destroy) or reset. Until then the memory of what is left is the device's.
     ///
-    /// Outstanding are receives, and sends whose completion was asked for, which have been posted and not seen to complete. A send without
-    /// has a completion only if it is flushed. Receives of a shared receive queue that were not taken stay there. In RESET nothing is
-    /// in flight, and nothing will complete.
+    /// Outstanding are receives, and sends whose completion was asked for, which have been posted and not seen to complete. A send
+    /// without has a completion only if it is flushed. Receives of a shared receive queue that were not taken stay there. In RESET
+    /// nothing is in flight, and nothing will complete.
     ///
     /// ```no_run
     /// # use std::time::Duration;

@@ -313,8 +313,8 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process
     /// ends. [`Error::PolledHere`] when this thread holds a cursor on one of its completion queues: it is destroyed when the
-    /// cursor moves on or goes. [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it, or memory windows of type 2 bound to it:
-    /// it is destroyed when the last of them is gone.
+    /// cursor moves on or goes. [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it, or memory windows of type 2 bound to
+    /// it: it is destroyed when the last of them is gone.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
         let QueuePair { send, recv, shared, .. } = self;

@@ -44,8 +44,8 @@ impl QueuePair {
     /// Limits how fast it sends: `ibv_modify_qp_rate_limit(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] unless [`DeviceAttributes::packet_pacing`](crate::DeviceAttributes::packet_pacing) has the type of the
-    /// queue pair; [`Error::Modify`] when the rate is beyond its limits; [`Error::Verb`] with `EINVAL` in a state that does not
+    /// [`Error::Unsupported`] unless [`DeviceAttributes::packet_pacing`](crate::DeviceAttributes::packet_pacing) has the type of
+    /// the queue pair; [`Error::Modify`] when the rate is beyond its limits; [`Error::Verb`] with `EINVAL` in a state that does not
     /// allow it, or for a burst that the device does not take.
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn limit_rate(&mut self, limit: RateLimit) -> Result<()> {

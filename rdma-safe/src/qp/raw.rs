@@ -14,22 +14,24 @@ impl QueuePairBuilder<'_> {
     /// Adopts a queue pair that other code has created as this builder says, for instance by calls of the vendor's
     /// (`mlx5dv_create_qp`, `efadv_create_qp_ex`). It is destroyed on drop.
     ///
-    /// It is posted to by `ibv_wr_*` with the [operations](QueuePairBuilder::operations) of the builder, those of its type unless set, of
-    /// which it has those whose functions are there; or, with [`QueuePairBuilder::classic`] or where none is, by `ibv_post_send(3)`.
-    /// Capacities and state are what `ibv_query_qp(3)` says. Its `qp_context` is set anew, to what [`QueuePair::id`] returns.
+    /// It is posted to by `ibv_wr_*` with the [operations](QueuePairBuilder::operations) of the builder, those of its type unless
+    /// set, of which it has those whose functions are there; or, with [`QueuePairBuilder::classic`] or where none is, by
+    /// `ibv_post_send(3)`. Capacities and state are what `ibv_query_qp(3)` says. Its `qp_context` is set anew, to what
+    /// [`QueuePair::id`] returns.
     ///
     /// Bring it on by [`QueuePair::modify`], or, in RESET, by [`QueuePair::init`] and [`QueuePair::connect`].
     ///
     /// # Errors
-    /// [`Error::WrongType`] for types that cannot be built; [`Error::WrongParent`] when it is of another type, domain, completion or
-    /// shared receive queue than the builder; [`Error::UnsupportedOperations`] for operations that its type has not or that it lacks;
-    /// [`Error::Verb`] when it cannot be queried. It then is as before, and the caller's.
+    /// [`Error::WrongType`] for types that cannot be built; [`Error::WrongParent`] when it is of another type, domain, completion
+    /// or shared receive queue than the builder; [`Error::UnsupportedOperations`] for operations that its type has not or that it
+    /// lacks; [`Error::Verb`] when it cannot be queried. It then is as before, and the caller's.
     ///
     /// # Safety
-    /// `raw` must be a queue pair that is this one's alone to destroy, to modify and to post to, and no batch of it be open. Unless it is
-    /// classic, it must have been created with all operations of the builder (`send_ops_flags`): of a structure that is shorter than
-    /// this crate's, other fields are not there to be looked at. Memory of work that is in flight on it must stay until it has
-    /// completed, or the queue pair is gone. Objects of other code that refer to it, such as flows, must be gone before it.
+    /// `raw` must be a queue pair that is this one's alone to destroy, to modify and to post to, and no batch of it be open. Unless
+    /// it is classic, it must have been created with all operations of the builder (`send_ops_flags`): of a structure that is
+    /// shorter than this crate's, other fields are not there to be looked at. Memory of work that is in flight on it must stay
+    /// until it has completed, or the queue pair is gone. Objects of other code that refer to it, such as flows, must be gone
+    /// before it.
     pub unsafe fn from_raw(self, raw: NonNull<ibv_qp>) -> Result<QueuePair> {
         let all = self.all_operations()?;
         let asked = self.ops;
@@ -84,8 +86,8 @@ impl QueuePair {
     /// aborted first. It stays in its multicast groups, and has to leave them before it can be destroyed.
     ///
     /// # Errors
-    /// [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it or memory windows bound to it: it is destroyed when the last of them is
-    /// gone.
+    /// [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it or memory windows bound to it: it is destroyed when the last
+    /// of them is gone.
     pub fn into_raw(mut self) -> Result<NonNull<ibv_qp>> {
         self.send.abort();
         let QueuePair { send, recv, shared, .. } = self;

@@ -57,8 +57,8 @@ impl XrcDomain {
         Ok(unsafe { XrcTarget::new(self, raw, id, QueuePairState::RESET) })
     }
 
-    /// Opens a target of this domain that was created elsewhere, say by another process, by its number: `ibv_open_qp(3)`. It lives as
-    /// long as one of its handles.
+    /// Opens a target of this domain that was created elsewhere, say by another process, by its number: `ibv_open_qp(3)`. It lives
+    /// as long as one of its handles.
     ///
     /// # Errors
     /// [`Error::Verb`] with `EINVAL` or `ENOENT` when the domain has no such target, and where its state cannot be queried;
@@ -119,8 +119,8 @@ impl XrcTarget {
     /// That of [`XrcTarget::query`]: then it was destroyed.
     ///
     /// # Safety
-    /// `raw` must be a queue pair of type XRC_RECV in `domain`, and nobody else destroy it or use it afterwards: it is destroyed with
-    /// what is returned. Its `qp_context` is set anew, to what [`XrcTarget::id`] returns.
+    /// `raw` must be a queue pair of type XRC_RECV in `domain`, and nobody else destroy it or use it afterwards: it is destroyed
+    /// with what is returned. Its `qp_context` is set anew, to what [`XrcTarget::id`] returns.
     pub unsafe fn from_raw(domain: &XrcDomain, raw: NonNull<ibv_qp>) -> Result<Self> {
         let id = QpId::next();
         // SAFETY: the caller's contract; nobody but the reader of events, who copies it, looks at the field.
@@ -162,8 +162,8 @@ impl XrcTarget {
         Ok(local.address)
     }
 
-    /// Connects to the [`XRC_SEND`](QueuePairType::XRC_SEND) queue pair at `remote`, which has to connect to this. Of `options`, those
-    /// about retries and reads of this end's own do not matter.
+    /// Connects to the [`XRC_SEND`](QueuePairType::XRC_SEND) queue pair at `remote`, which has to connect to this. Of `options`,
+    /// those about retries and reads of this end's own do not matter.
     ///
     /// # Errors
     /// As [`QueuePair::connect`](crate::QueuePair::connect).

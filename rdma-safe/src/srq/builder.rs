@@ -63,8 +63,8 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
         self.build_with(|_| None)
     }
 
-    /// As [`SharedReceiveQueueBuilder::build`], with what keeps buffers of its receives until it is destroyed. That is made when the
-    /// device has found the queue not too long.
+    /// As [`SharedReceiveQueueBuilder::build`], with what keeps buffers of its receives until it is destroyed. That is made when
+    /// the device has found the queue not too long.
     pub(crate) fn build_with(self, slab: impl FnOnce(u32) -> Option<Slab>) -> Result<SharedReceiveQueue> {
         let (context, id) = (self.pd.context(), SrqId::next());
         if let Some(parts) = &self.completing {

@@ -71,8 +71,8 @@ impl Parts<'_> {
 
 impl XrcDomain {
     /// Starts describing a shared receive queue of this domain for at least `max_wr` work requests, whose memory is of `pd`:
-    /// `ibv_create_srq_ex(3)` of type XRC. Its receives complete to `cq`, where [`WcFields::QP_NUM`](crate::WcFields::QP_NUM) is that of
-    /// the [`XrcTarget`](crate::XrcTarget) that a message came by.
+    /// `ibv_create_srq_ex(3)` of type XRC. Its receives complete to `cq`, where [`WcFields::QP_NUM`](crate::WcFields::QP_NUM) is
+    /// that of the [`XrcTarget`](crate::XrcTarget) that a message came by.
     ///
     /// Senders name it by [`SharedReceiveQueue::xrc_number`]. The rights to memory of `pd` are what counts for what they read and
     /// write, too.
@@ -131,8 +131,8 @@ impl Doomed {
         Doomed { raw, parents: Some((pd, completing)) }
     }
 
-    /// Destroys it now or, if that would wait for the lock of a completion queue that this very thread holds (mlx4 takes it), when the
-    /// lock is released. On failure all it depends on is leaked, since the device may still use it.
+    /// Destroys it now or, if that would wait for the lock of a completion queue that this very thread holds (mlx4 takes it), when
+    /// the lock is released. On failure all it depends on is leaked, since the device may still use it.
     pub(super) fn destroy(mut self) -> Result<()> {
         let Some((pd, completing)) = self.parents.take() else { return Ok(()) };
         let polled = completing.as_ref().map(|completing| &completing.cq).filter(|cq| cq.is_polled_here()).cloned();

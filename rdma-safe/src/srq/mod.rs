@@ -209,7 +209,8 @@ impl SharedReceiveQueue {
     /// # Errors
     /// [`Error::Unsupported`] where the device lacks [`DeviceCapabilities::SRQ_RESIZE`];
     /// [`Error::ResizeSharedReceiveQueue`] when what is posted, or the limit, does not fit, and beyond the device's maximum;
-    /// [`Error::Verb`] when it was resized and then does not say to what: [`SharedReceiveQueue::max_wr`] is what was asked for then.
+    /// [`Error::Verb`] when it was resized and then does not say to what: [`SharedReceiveQueue::max_wr`] is what was asked for
+    /// then.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
         let attributes = self.context().attributes();

@@ -12,19 +12,20 @@ use crate::post::RecvChain;
 use crate::{Error, Result};
 
 impl SharedReceiveQueueBuilder<'_> {
-    /// Adopts a queue that other code has created, for instance by calls of the vendor's. It is destroyed when it and the queue pairs
-    /// that take from it are gone. What it holds is what `ibv_query_srq(3)` says; of the builder, the domain and
-    /// [`max_batch`](SharedReceiveQueueBuilder::max_batch) count. Its `srq_context` is set anew, to what [`SharedReceiveQueue::id`] returns.
+    /// Adopts a queue that other code has created, for instance by calls of the vendor's. It is destroyed when it and the queue
+    /// pairs that take from it are gone. What it holds is what `ibv_query_srq(3)` says; of the builder, the domain and
+    /// [`max_batch`](SharedReceiveQueueBuilder::max_batch) count. Its `srq_context` is set anew, to what [`SharedReceiveQueue::id`]
+    /// returns.
     ///
     /// # Errors
-    /// [`Error::WrongParent`] when it is of another domain than the builder; [`Error::Verb`] when it cannot be queried. It then is as
-    /// before, and the caller's.
+    /// [`Error::WrongParent`] when it is of another domain than the builder; [`Error::Verb`] when it cannot be queried. It then is
+    /// as before, and the caller's.
     ///
     /// # Safety
-    /// `raw` must be a shared receive queue that is this one's alone to destroy and to post to: a basic one or, if the builder comes of an
-    /// [`XrcDomain`](crate::XrcDomain), one that was made with that domain and completion queue, or, if it comes of
-    /// [`ProtectionDomain::tag_matching_queue`](crate::ProtectionDomain::tag_matching_queue), one that matches tags and was made with that
-    /// completion queue. Queue pairs of other code that take from it must be gone before it.
+    /// `raw` must be a shared receive queue that is this one's alone to destroy and to post to: a basic one or, if the builder
+    /// comes of an [`XrcDomain`](crate::XrcDomain), one that was made with that domain and completion queue, or, if it comes of
+    /// [`ProtectionDomain::tag_matching_queue`](crate::ProtectionDomain::tag_matching_queue), one that matches tags and was made
+    /// with that completion queue. Queue pairs of other code that take from it must be gone before it.
     pub unsafe fn from_raw(self, raw: NonNull<ibv_srq>) -> Result<SharedReceiveQueue> {
         let pd = self.pd;
         // SAFETY: the queue is valid, says the caller.

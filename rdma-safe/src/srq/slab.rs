@@ -42,8 +42,8 @@ const INDEX_BITS: u32 = 31;
 /// Between the mark and the index: which posting it was, so that a completion that is repeated names nothing.
 const TURN: u64 = (1 << (62 - INDEX_BITS)) - 1;
 
-// SAFETY: a buffer is reached only by the one who posts, while the slot is empty, and by the one who has changed the ticket from that
-// of its receive to `EMPTY`, which only one can. Both hand over with release and acquire, see `insert` and `take`.
+// SAFETY: a buffer is reached only by the one who posts, while the slot is empty, and by the one who has changed the ticket from
+// that of its receive to `EMPTY`, which only one can. Both hand over with release and acquire, see `insert` and `take`.
 unsafe impl Sync for Slab {}
 
 impl Slab {

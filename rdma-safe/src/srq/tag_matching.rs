@@ -34,8 +34,8 @@ impl ProtectionDomain {
     /// Starts describing a shared receive queue for at least `max_wr` work requests that matches messages by tag:
     /// `ibv_create_srq_ex(3)` of type TM. What it and the queue pairs that take from it receive completes to `cq`.
     ///
-    /// A message that matches an entry of its [`TagList`] goes to the memory of that; any other takes a receive of the queue, as it is,
-    /// with its [`TagHeader`]. Both complete as [`WcOpcode::TM_RECV`](crate::WcOpcode::TM_RECV), the former with
+    /// A message that matches an entry of its [`TagList`] goes to the memory of that; any other takes a receive of the queue, as it
+    /// is, with its [`TagHeader`]. Both complete as [`WcOpcode::TM_RECV`](crate::WcOpcode::TM_RECV), the former with
     /// [`WcFlags::TM_MATCH`](crate::WcFlags::TM_MATCH).
     ///
     /// # Errors
@@ -86,8 +86,8 @@ impl TagOperation {
         TagOperation { signaled: true, ..self }
     }
 
-    /// Tells the device how many unexpected messages the program has dealt with since the queue was made. Without that, it matches none
-    /// of what is added after an unexpected message: [`WcFlags::TM_SYNC_REQ`](crate::WcFlags::TM_SYNC_REQ) asks for it.
+    /// Tells the device how many unexpected messages the program has dealt with since the queue was made. Without that, it matches
+    /// none of what is added after an unexpected message: [`WcFlags::TM_SYNC_REQ`](crate::WcFlags::TM_SYNC_REQ) asks for it.
     pub fn unexpected(self, count: u32) -> Self {
         TagOperation { unexpected: Some(count), ..self }
     }
@@ -128,13 +128,13 @@ impl TagList<'_> {
     /// [`TagHeader`], and completes with `receive_id`: `ibv_post_srq_ops(3)` with `IBV_WR_TAG_ADD`.
     ///
     /// # Errors
-    /// [`PostError::TooManySges`] for more than [`TagMatching::max_sge`](crate::TagMatching::max_sge); [`PostError::QueueFull`] when the
-    /// list is full or too many operations are outstanding; [`PostError::Refused`] and [`PostError::InDoubt`].
+    /// [`PostError::TooManySges`] for more than [`TagMatching::max_sge`](crate::TagMatching::max_sge); [`PostError::QueueFull`]
+    /// when the list is full or too many operations are outstanding; [`PostError::Refused`] and [`PostError::InDoubt`].
     ///
     /// # Safety
     /// As for a receive, see [`RecvBatch`](crate::RecvBatch), until `receive_id` has completed with
-    /// [`WcFlags::TM_DATA_VALID`](crate::WcFlags::TM_DATA_VALID), the entry was removed and that has completed with success, or the queue was
-    /// destroyed.
+    /// [`WcFlags::TM_DATA_VALID`](crate::WcFlags::TM_DATA_VALID), the entry was removed and that has completed with success, or the
+    /// queue was destroyed.
     #[doc(alias = "ibv_post_srq_ops")]
     pub unsafe fn add(
         &mut self,
@@ -160,8 +160,8 @@ impl TagList<'_> {
         Ok(TagHandle { srq: self.srq.id(), raw: wr.tm.handle })
     }
 
-    /// Removes an entry: `ibv_post_srq_ops(3)` with `IBV_WR_TAG_DEL`. When a message has taken it meanwhile, the operation completes with
-    /// [`WcStatus::TM_ERR`](crate::WcStatus::TM_ERR).
+    /// Removes an entry: `ibv_post_srq_ops(3)` with `IBV_WR_TAG_DEL`. When a message has taken it meanwhile, the operation
+    /// completes with [`WcStatus::TM_ERR`](crate::WcStatus::TM_ERR).
     ///
     /// # Errors
     /// [`PostError::ForeignTag`] for an entry of another queue; as [`TagList::add`].
@@ -202,8 +202,8 @@ impl TagList<'_> {
     }
 }
 
-/// What stands before the payload of a message that is matched by its tag: `struct ibv_tmh`. Sent as part of the message; of a matched one
-/// it is not received.
+/// What stands before the payload of a message that is matched by its tag: `struct ibv_tmh`. Sent as part of the message; of a
+/// matched one it is not received.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TagHeader {
     /// What kind of message it is.

@@ -89,8 +89,8 @@ impl WorkQueue {
     ///
     /// # Safety
     /// `raw` must be a receive work queue that exists, made in `pd` and completing to `cq`, with room for `max_wr` work requests of
-    /// `max_sge` elements and its `post_recv` set; no table may have it. Nobody else may use or destroy it, or read its events, from
-    /// here on.
+    /// `max_sge` elements and its `post_recv` set; no table may have it. Nobody else may use or destroy it, or read its events,
+    /// from here on.
     pub unsafe fn from_raw(
         pd: &ProtectionDomain,
         cq: &CompletionQueue,

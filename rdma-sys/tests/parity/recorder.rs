@@ -76,7 +76,11 @@ macro_rules! integers {
         impl Answer for $integer {
             fn answer(value: i64) -> Self {
                 // Each width gets bits in its upper half, too.
-                if size_of::<Self>() == size_of::<c_int>() { value as $integer } else { (value ^ 0x1234_5678_9abc_def0) as $integer }
+                if size_of::<Self>() == size_of::<c_int>() {
+                    value as $integer
+                } else {
+                    (value ^ 0x1234_5678_9abc_def0) as $integer
+                }
             }
         }
     )*};
@@ -185,11 +189,15 @@ pub mod extended {
     use super::*;
 
     recorders! {
-        fn query_port(context: *mut ibv_context, port_num: u8, attr: *mut ibv_port_attr, len: usize) -> c_int => |_answer| fill(attr, len);
+        fn query_port(context: *mut ibv_context, port_num: u8, attr: *mut ibv_port_attr, len: usize) -> c_int =>
+            |_answer| fill(attr, len);
         fn advise_mr(pd: *mut ibv_pd, advice: ibv_advise_mr_advice, flags: u32, sg_list: *mut ibv_sge, num_sges: u32) -> c_int;
         fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr;
-        fn read_counters(counters: *mut ibv_counters, values: *mut u64, ncounters: u32, flags: u32) -> c_int => |_answer| fill(values, 8 * ncounters as usize);
-        fn attach_counters_point_flow(counters: *mut ibv_counters, attr: *mut ibv_counter_attach_attr, flow: *mut ibv_flow) -> c_int;
+        fn read_counters(counters: *mut ibv_counters, values: *mut u64, ncounters: u32, flags: u32) -> c_int =>
+            |_answer| fill(values, 8 * ncounters as usize);
+        fn attach_counters_point_flow(
+            counters: *mut ibv_counters, attr: *mut ibv_counter_attach_attr, flow: *mut ibv_flow
+        ) -> c_int;
         fn create_counters(context: *mut ibv_context, attr: *mut ibv_counters_init_attr) -> *mut ibv_counters;
         fn destroy_counters(counters: *mut ibv_counters) -> c_int;
         fn reg_dm_mr(pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: c_uint) -> *mut ibv_mr;
@@ -209,9 +217,13 @@ pub mod extended {
         fn destroy_wq(wq: *mut ibv_wq) -> c_int;
         fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int;
         fn create_wq(context: *mut ibv_context, attr: *mut ibv_wq_init_attr) -> *mut ibv_wq;
-        fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int => |_answer| fill(values, size_of::<ibv_values_ex>());
+        fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int =>
+            |_answer| fill(values, size_of::<ibv_values_ex>());
         fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
-        fn query_device_ex(context: *mut ibv_context, input: *const ibv_query_device_ex_input, attr: *mut ibv_device_attr_ex, size: usize) -> c_int => |_answer| fill(attr, size);
+        fn query_device_ex(
+            context: *mut ibv_context, input: *const ibv_query_device_ex_input, attr: *mut ibv_device_attr_ex, size: usize
+        ) -> c_int =>
+            |_answer| fill(attr, size);
         fn ibv_destroy_flow(flow: *mut ibv_flow) -> c_int;
         fn ibv_create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow;
         fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp;
@@ -293,7 +305,8 @@ pub mod object {
         fn dealloc_mw(mw: *mut ibv_mw) -> c_int;
         fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int => |_answer| fill(wc, size_of::<ibv_wc>());
         fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int;
-        fn wq_post_recv(wq: *mut ibv_wq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int => |answer| refuse(answer, wr, bad_wr);
+        fn wq_post_recv(wq: *mut ibv_wq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int =>
+            |answer| refuse(answer, wr, bad_wr);
         fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int;
         fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int => |_answer| fill(to, length);
     }
@@ -416,16 +429,25 @@ pub mod exported {
     recorders! {
         fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
         fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
-        fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int => |_answer| fill(attr, 48);
-        fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int => |_answer| fill(attr, size_of::<ibv_device_attr>());
-        fn _ibv_query_gid_ex(context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry, flags: u32, size: usize) -> c_int => |_answer| fill(entry, size);
-        fn _ibv_query_gid_table(context: *mut ibv_context, entries: *mut ibv_gid_entry, max: usize, flags: u32, size: usize) -> isize => |_answer| fill(entries, max * size);
+        fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int =>
+            |_answer| fill(attr, 48);
+        fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int =>
+            |_answer| fill(attr, size_of::<ibv_device_attr>());
+        fn _ibv_query_gid_ex(
+            context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry, flags: u32, size: usize
+        ) -> c_int =>
+            |_answer| fill(entry, size);
+        fn _ibv_query_gid_table(
+            context: *mut ibv_context, entries: *mut ibv_gid_entry, max: usize, flags: u32, size: usize
+        ) -> isize =>
+            |_answer| fill(entries, max * size);
         fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
         fn ibv_reg_mr_iova(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut ibv_mr;
         fn ibv_reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr;
         fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
         fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint);
-        fn _ibv_query_comp_cntr_caps(context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, size: usize) -> c_int => |_answer| fill(caps, size);
+        fn _ibv_query_comp_cntr_caps(context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, size: usize) -> c_int =>
+            |_answer| fill(caps, size);
     }
 
     pub unsafe extern "C" fn ibv_get_cq_event(

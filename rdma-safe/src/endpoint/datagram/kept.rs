@@ -65,8 +65,8 @@ impl Kept {
     }
 }
 
-/// Numbers of a ring begin with 1. It is one of the places, of which there are a power of two; the compiler, which does not know that,
-/// would have a panic where they are indexed.
+/// Numbers of a ring begin with 1. It is one of the places, of which there are a power of two; the compiler, which does not know
+/// that, would have a panic where they are indexed.
 fn place(number: u64, places: usize) -> usize {
     (number & !RECEIVE).wrapping_sub(1) as usize & (places - 1)
 }

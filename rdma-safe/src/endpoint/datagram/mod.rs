@@ -19,9 +19,9 @@ use crate::{
 /// Sends datagrams to any number of peers, and receives theirs, without `unsafe`: an [`Endpoint`] over a UD queue pair.
 ///
 /// A datagram is one packet at most ([`DatagramEndpoint::max_datagram`]). It may get lost or be overtaken, and nobody is told; that
-/// it was sent says no more than that. Work, buffers and completions are as those of an [`Endpoint`], with a [`Peer`] for each send,
-/// and a [`Sender`] with each receive. The header that a device puts before each datagram ([`Grh`](crate::Grh)) is taken off: buffers hold
-/// the payload only.
+/// it was sent says no more than that. Work, buffers and completions are as those of an [`Endpoint`], with a [`Peer`] for each
+/// send, and a [`Sender`] with each receive. The header that a device puts before each datagram ([`Grh`](crate::Grh)) is taken off:
+/// buffers hold the payload only.
 ///
 /// ```no_run
 /// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }
@@ -107,8 +107,8 @@ impl DatagramEndpoint {
         self.peer_with(remote, &ConnectOptions::default())
     }
 
-    /// As [`DatagramEndpoint::peer`]. Of `options` those count that an address has: service level, traffic class, hop limit and flow
-    /// label.
+    /// As [`DatagramEndpoint::peer`]. Of `options` those count that an address has: service level, traffic class, hop limit and
+    /// flow label.
     ///
     /// # Errors
     /// As there.
@@ -153,8 +153,8 @@ impl DatagramEndpoint {
         self.post(Work::send(buffer), peer)
     }
 
-    /// Sends bytes that are copied as they are posted, as many as [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data)
-    /// says.
+    /// Sends bytes that are copied as they are posted, as many as
+    /// [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data) says.
     ///
     /// # Errors
     /// [`PostError::InlineTooLong`]; as [`DatagramEndpoint::send`].

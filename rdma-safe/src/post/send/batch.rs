@@ -26,8 +26,9 @@ use crate::interface::{Any, Interface};
 /// # Safety
 ///
 /// The methods that add work are `unsafe`, for the device works on memory behind the compiler's back. From
-/// [`SendBatch::post`] until the work request has completed (its own completion, or, on [`TransportType::IB`](crate::TransportType::IB),
-/// that of a later one of the same send queue, was polled; or [`QueuePair::destroy`](crate::QueuePair::destroy) returned success), the caller must see to it that
+/// [`SendBatch::post`] until the work request has completed (its own completion, or, on
+/// [`TransportType::IB`](crate::TransportType::IB), that of a later one of the same send queue, was polled; or
+/// [`QueuePair::destroy`](crate::QueuePair::destroy) returned success), the caller must see to it that
 /// - the memory named by an [`Sge`] stays allocated and registered under its key, is not written, and, where it takes a
 ///   result (reads, atomics), is neither read nor referred to by a reference;
 /// - where the address of an [`Sge`] is not that of the memory in this process, as of a [`DeviceRegion`](crate::DeviceRegion), the
@@ -293,7 +294,8 @@ impl<I: Interface> SendBatch<'_, I> {
     /// # Safety
     ///
     /// The contract of [`SendBatch`]; `extended` and `classic` must make the work request that `op` and `opcode` name, `classic`
-    /// the whole of `wr`. `extended` is called with a queue pair between `ibv_wr_start` and `ibv_wr_complete` that has the operation.
+    /// the whole of `wr`. `extended` is called with a queue pair between `ibv_wr_start` and `ibv_wr_complete` that has the
+    /// operation.
     #[inline(always)]
     pub(super) unsafe fn add<P: Payload>(
         &mut self,

@@ -12,15 +12,15 @@ use crate::interface::Interface;
 use crate::{BindInfo, Errno, MemoryWindow, QueuePair, QueuePairType, RemoteMemory, Type1, Type2};
 
 impl<I: Interface> SendBatch<'_, I> {
-    /// Binds a memory window, under the next of its keys: `ibv_wr_bind_mw`. Returns what a peer needs to reach the bytes once it has
-    /// completed, which later work of the same queue pair may tell the peer: it begins after that.
+    /// Binds a memory window, under the next of its keys: `ibv_wr_bind_mw`. Returns what a peer needs to reach the bytes once it
+    /// has completed, which later work of the same queue pair may tell the peer: it begins after that.
     ///
     /// The window must be unbound, or the device fails the work. Tell it how this ended: [`MemoryWindow::confirm`],
     /// [`MemoryWindow::revert`].
     ///
     /// # Errors
-    /// [`PostError::NotEnabled`], [`PostError::BatchFull`]; [`PostError::WindowPending`]; [`PostError::ForeignDomain`]. The batch is as
-    /// before then.
+    /// [`PostError::NotEnabled`], [`PostError::BatchFull`]; [`PostError::WindowPending`]; [`PostError::ForeignDomain`]. The batch
+    /// is as before then.
     ///
     /// # Safety
     /// The window must be left alone, that is neither be dropped nor borrowed mutably, until the batch was posted or dropped.

@@ -9,8 +9,8 @@ use super::batch::{check_atomic, set_atomic, set_none, set_rdma};
 use super::operations::to_srq;
 use crate::interface::{Any, Interface};
 
-/// A batch of an [`XRC_SEND`](crate::QueuePairType::XRC_SEND) queue pair, and the shared receive queue of the peer that the work added
-/// by this goes to. Made by [`SendBatch::to_srq`].
+/// A batch of an [`XRC_SEND`](crate::QueuePairType::XRC_SEND) queue pair, and the shared receive queue of the peer that the work
+/// added by this goes to. Made by [`SendBatch::to_srq`].
 ///
 /// Every operation names one: it takes the receives of messages, and the rights to memory are those of its domain.
 #[derive(Debug)]
@@ -22,7 +22,8 @@ pub struct XrcBatch<'b, 'q, I: Interface = Any> {
 
 impl<'q, I: Interface> SendBatch<'q, I> {
     /// Adds work that goes to the shared receive queue `number` of the peer: `ibv_wr_set_xrc_srqn`. Of XRC_SEND queue pairs only,
-    /// which take no other work. The peer knows the number: [`SharedReceiveQueue::xrc_number`](crate::SharedReceiveQueue::xrc_number).
+    /// which take no other work. The peer knows the number:
+    /// [`SharedReceiveQueue::xrc_number`](crate::SharedReceiveQueue::xrc_number).
     ///
     /// ```no_run
     /// # use rdma_safe::{Inline, PostError, QueuePair, WorkRequest};

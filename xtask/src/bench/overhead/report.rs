@@ -11,11 +11,12 @@ use crate::process;
 const VARIANTS: [(&str, &str); 4] =
     [("sys", "rdma-sys"), ("raw", "raw door"), ("any", "raw, any"), ("owned", "owned door")];
 
-const NOTE: &str = "rvN is a receive, srq_rvN one to a shared receive queue, in1 an inline send of 32 bytes without completion, em an empty \
-    poll, poll the taking of one of sixteen completions with five fields, all with all fields that every provider has, ud_send a datagram; the others post and poll, one at a time or \
-    sixteen, ex by the extended interface, cl by the classic one. send and recv hand a buffer over and back. qp and mr create and destroy, the provider's \
-    allocations included. The raw door asks for the interface of an object once, before the loop, and under \"any\" on every \
-    call.";
+const NOTE: &str = "rvN is a receive, srq_rvN one to a shared receive queue, in1 an inline send of 32 bytes without \
+    completion, em an empty poll, poll the taking of one of sixteen completions with five fields, all with all fields that \
+    every provider has, ud_send a datagram; the others post and poll, one at a time or sixteen, ex by the extended \
+    interface, cl by the classic one. send and recv hand a buffer over and back. qp and mr create and destroy, the \
+    provider's allocations included. The raw door asks for the interface of an object once, before the loop, and under \
+    \"any\" on every call.";
 
 /// What the report shows.
 pub(super) fn benchmark(measured: &Measured) -> anyhow::Result<Benchmark> {

@@ -260,7 +260,8 @@ mod tests {
 
     #[test]
     fn a_version_is_that_of_the_whole_name() {
-        let lock = "[[package]]\nname = \"ibverbs-sys\"\nversion = \"0.3.2\"\n\n[[package]]\nname = \"ibverbs\"\nversion = \"0.9.2\"\n";
+        let lock = "[[package]]\nname = \"ibverbs-sys\"\nversion = \"0.3.2\"\n\n\
+                    [[package]]\nname = \"ibverbs\"\nversion = \"0.9.2\"\n";
         assert_eq!(version(lock, "ibverbs").as_deref(), Some("0.9.2"));
         assert_eq!(version(lock, "sideway"), None);
     }
