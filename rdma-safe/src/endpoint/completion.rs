@@ -35,7 +35,7 @@ pub enum Operation {
     Write,
     /// An RDMA read: the buffer holds what was read.
     Read,
-    /// An atomic operation: the buffer holds the old value, in host byte order.
+    /// An atomic operation: the buffer holds the old value, see [`Completion::atomic_result`].
     Atomic,
     /// A message arrived: the buffer holds it.
     Receive,
@@ -84,6 +84,16 @@ impl Completion {
     #[inline(always)]
     pub fn imm(&self) -> Option<u32> {
         if self.extra.flags.contains(WcFlags::WITH_IMM) { Some(u32::from_be(self.extra.number)) } else { None }
+    }
+
+    /// What an atomic operation has found, the value before it, in host byte order; `None` of other work and of what failed.
+    #[must_use]
+    #[inline]
+    pub fn atomic_result(&self) -> Option<u64> {
+        if self.operation != Operation::Atomic || self.status != WcStatus::SUCCESS {
+            return None;
+        }
+        self.buffer.as_ref()?.first_chunk().copied().map(u64::from_ne_bytes)
     }
 
     /// The key that the peer's send invalidated.

@@ -143,7 +143,7 @@ fn atomics_return_the_old_value() {
         ] {
             a.post(work).unwrap();
             let completion = done(&mut a);
-            assert_eq!(completion.operation, Operation::Atomic);
+            assert_eq!((completion.operation, completion.atomic_result()), (Operation::Atomic, Some(old)));
             let buffer = completion.buffer.unwrap();
             assert_eq!(u64::from_ne_bytes(buffer[..].try_into().unwrap()), old, "eight bytes, in host order");
             assert_eq!(exposed.load_u64(0).unwrap(), new);
