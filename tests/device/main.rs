@@ -13,6 +13,7 @@
 mod access_flags;
 mod allocation;
 mod async_events;
+mod atomics;
 mod attributes;
 mod changes;
 mod channel;

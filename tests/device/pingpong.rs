@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// A program of rdma-core or its counterpart here, of some kind: `rc`, `uc`, `ud`, `srq`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Program {
+pub(crate) enum Program {
     C(PathBuf),
     Rust(PathBuf),
 }
@@ -38,7 +38,7 @@ impl Program {
     }
 
     /// An example of this workspace.
-    fn example(name: &str) -> Option<Program> {
+    pub(crate) fn example(name: &str) -> Option<Program> {
         let tests = std::env::current_exe().expect("the test's program has a path");
         let examples =
             tests.parent().and_then(|deps| deps.parent()).expect("it lies in target/…/deps").join("examples");
@@ -50,7 +50,7 @@ impl Program {
     }
 
     /// Starts it on the device of the tests.
-    fn start(&self, rdma: &Rdma, arguments: &[&str]) -> Running {
+    pub(crate) fn start(&self, rdma: &Rdma, arguments: &[&str]) -> Running {
         let gid = rdma.gid.index.to_string();
         let port = rdma.port.to_string();
         let device = ["-d", rdma.device_name(), "-i", &port, "-g", &gid];
@@ -88,7 +88,7 @@ fn collect(from: impl Read + Send + 'static, text: Arc<Mutex<String>>) -> JoinHa
 }
 
 /// A program that runs, and is killed if it is dropped before it ends.
-struct Running {
+pub(crate) struct Running {
     child: Child,
     text: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
@@ -102,7 +102,7 @@ impl Running {
 
     /// Waits for its end; its status and all it wrote.
     #[track_caller]
-    fn finish(&mut self) -> (ExitStatus, String) {
+    pub(crate) fn finish(&mut self) -> (ExitStatus, String) {
         let start = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
@@ -119,7 +119,7 @@ impl Running {
 
     /// Waits until it has written `wanted`.
     #[track_caller]
-    fn wait_for(&self, wanted: &str) {
+    pub(crate) fn wait_for(&self, wanted: &str) {
         within(PATIENCE, &format!("{wanted:?} of {}", self.command), || {
             std::thread::sleep(PAUSE);
             self.text().contains(wanted).then_some(())
@@ -134,7 +134,7 @@ impl Drop for Running {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port");
     listener.local_addr().expect("an address").port()
 }
