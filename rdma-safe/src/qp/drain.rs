@@ -9,6 +9,9 @@ use crate::{CompletionQueue, Error, Result, WorkCompletion};
 /// Empty looks before other threads get the processor.
 const SPINS: u32 = 64;
 
+/// Completions that are taken before their places in a queue are given back: others need room, too.
+const AT_ONCE: u32 = 16;
+
 impl QueuePair {
     /// Brings it to the error state, in which all work in flight is flushed, and takes completions until `outstanding` work
     /// requests have completed, at most for `timeout`. Returns how many have not.
@@ -60,22 +63,28 @@ impl QueuePair {
         }
         self.modify(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
         let (start, mut left, mut idle) = (Instant::now(), outstanding, 0);
+        // What can have come by the deadline: others may go on and on completing to the same queues.
+        let mut late: u64 = cqs.iter().map(|cq| u64::from(cq.capacity())).sum();
         while left > 0 {
-            let mut taken = false;
+            let mut taken = 0;
             for cq in cqs.iter_mut() {
                 let mut poll = cq.poll();
-                while let Some(completion) = poll.next()? {
-                    taken = true;
+                for _ in 0..AT_ONCE {
+                    let Some(completion) = poll.next()? else { break };
+                    taken += 1;
                     if each(&completion) {
                         left = left.saturating_sub(1);
                     }
                 }
             }
-            // What had come by then was taken: so a timeout of nothing takes what is there.
-            if left > 0 && !taken && start.elapsed() >= timeout {
-                break;
+            // What had come by then is taken: so a timeout of nothing takes what is there.
+            if left > 0 && start.elapsed() >= timeout {
+                late = late.saturating_sub(taken);
+                if taken == 0 || late == 0 {
+                    break;
+                }
             }
-            idle = if taken { 0 } else { idle + 1 };
+            idle = if taken > 0 { 0 } else { idle + 1 };
             match idle % SPINS {
                 0 => std::thread::yield_now(),
                 _ => std::hint::spin_loop(),

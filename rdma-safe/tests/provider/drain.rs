@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdma_safe::{Errno, Error, PollError, QueuePairState, Sge, WcFields, WcStatus, WorkRequest};
 
-use crate::fake::{Config, Fake, Mode};
+use crate::fake::{Config, Cqe, Fake, Mode};
 use crate::support::{EXTENDED, Raw, on_each_interface, post, raw_pair, raw_with, receive, to_rts};
 
 const SHORT: Duration = Duration::from_millis(5);
@@ -98,6 +98,23 @@ fn completions_of_others_are_shown_and_do_not_count() {
     let (left, seen) = drain(&mut a, 1, LONG);
     assert_eq!((left, seen.len()), (0, 2), "{seen:?}");
     drop(other);
+}
+
+#[test]
+fn others_that_never_stop_completing_do_not_hold_up_the_deadline() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, _b) = raw_pair(&pd, interfaces);
+        let (cq, start) = (a.cq.as_raw(), Instant::now());
+        let of_others = Cqe { wr_id: 100, opcode: rdma_sys::IBV_WC_SEND.0, ..Cqe::default() };
+        fake.inject(cq, of_others);
+        let left = a.qp.drain(&mut [&mut a.cq], 1, SHORT, |completion| {
+            assert!(start.elapsed() < LONG, "it goes on for as long as they do");
+            fake.inject(cq, of_others);
+            completion.wr_id() < 100
+        });
+        assert_eq!(left.unwrap(), 1);
+    });
 }
 
 #[test]
