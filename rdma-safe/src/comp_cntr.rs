@@ -267,9 +267,7 @@ impl QueuePair {
     #[doc(alias = "ibv_qp_attach_comp_cntr")]
     pub fn attach_counter(&mut self, counter: &CompletionCounter, operations: CountedOperations) -> Result<()> {
         let context = self.context();
-        if !counter.context().is_same(context) {
-            return Err(Error::ForeignContext { object: "completion counter" });
-        }
+        context.require_same(counter.context(), "completion counter")?;
         if ![QueuePairState::RESET, QueuePairState::INIT].contains(&self.state()) {
             return Err(Error::TooLate { what: "a completion counter is attached", state: self.state() });
         }

@@ -318,6 +318,14 @@ impl Context {
         self.inner.verbs
     }
 
+    /// Refuses an `object` whose context `other` is another one.
+    pub(crate) fn require_same(&self, other: &Context, object: &'static str) -> Result<()> {
+        match self.is_same(other) {
+            true => Ok(()),
+            false => Err(Error::ForeignContext { object }),
+        }
+    }
+
     pub(crate) fn unsupported(&self, feature: &'static str) -> Error {
         Error::Unsupported { device: self.device_name().into(), feature }
     }

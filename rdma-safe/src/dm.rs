@@ -227,9 +227,7 @@ impl ProtectionDomain {
         len: usize,
         access: Access,
     ) -> Result<DeviceRegion> {
-        if !memory.context().is_same(self.context()) {
-            return Err(Error::ForeignContext { object: "device memory" });
-        }
+        self.context().require_same(memory.context(), "device memory")?;
         memory.check(offset, len)?;
         if len == 0 {
             return Err(Error::EmptyRegion);

@@ -133,9 +133,7 @@ impl ProtectionDomain {
     /// make, change or drop one is to use it; so is to drop the last queue pair of a completion queue that is in the domain.
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub unsafe fn with_thread_domain(&self, td: &ThreadDomain) -> Result<ProtectionDomain> {
-        if !td.context().is_same(self.context()) {
-            return Err(Error::ForeignContext { object: "thread domain" });
-        }
+        self.context().require_same(td.context(), "thread domain")?;
         self.alloc_parent(Some(td))
     }
 

@@ -79,8 +79,8 @@ impl CompletionQueueBuilder {
     #[doc(alias = "ibv_create_cq_ex")]
     #[doc(alias = "ibv_create_cq")]
     pub fn build(self) -> Result<CompletionQueue> {
-        if self.channel.as_ref().is_some_and(|channel| !channel.context().is_same(&self.context)) {
-            return Err(Error::ForeignContext { object: "completion channel" });
+        if let Some(channel) = &self.channel {
+            self.context.require_same(channel.context(), "completion channel")?;
         }
         if let Some(domain) = &self.domain {
             return self.build_in(domain);
@@ -109,9 +109,7 @@ impl CompletionQueueBuilder {
 
     /// There is no classic interface for this, and so nothing else to try.
     fn build_in(&self, domain: &ProtectionDomain) -> Result<CompletionQueue> {
-        if !domain.context().is_same(&self.context) {
-            return Err(Error::ForeignContext { object: "parent domain" });
-        }
+        self.context.require_same(domain.context(), "parent domain")?;
         if !domain.is_parent() {
             return Err(Error::NotParentDomain);
         }

@@ -161,11 +161,11 @@ impl FlowRule {
             return Err(Error::WrongType { what: "flow steering", qp_type, instead });
         }
         context.query_port(self.attr.port)?;
-        if !self.actions.iter().all(|action| action.context().is_same(&context)) {
-            return Err(Error::ForeignContext { object: "flow action" });
+        for action in &self.actions {
+            context.require_same(action.context(), "flow action")?;
         }
-        if !self.counters.iter().all(|counters| counters.context().is_same(&context)) {
-            return Err(Error::ForeignContext { object: "set of counters" });
+        for counters in &self.counters {
+            context.require_same(counters.context(), "set of counters")?;
         }
         let specs = self.specs();
         let count = specs.len();
@@ -334,9 +334,7 @@ impl Flow {
     /// [`Error::ForeignContext`]; those of [`Counters::attach`].
     #[doc(alias = "ibv_attach_counters_point_flow")]
     pub fn attach(&mut self, counters: &Counters, what: CounterDescription, index: u32) -> Result<()> {
-        if !counters.context().is_same(self.context()) {
-            return Err(Error::ForeignContext { object: "set of counters" });
-        }
+        self.context().require_same(counters.context(), "set of counters")?;
         // SAFETY: the flow is valid, and keeps the counters below.
         unsafe { counters.attach_to(self.raw.as_ptr(), what, index) }?;
         self.parents.counters.push(counters.clone());

@@ -150,15 +150,15 @@ impl<'a> QueuePairBuilder<'a> {
             (self.capacity.max_recv_wr, self.capacity.max_recv_sge) = (0, 0);
         }
         let device = self.pd.context().attributes();
-        if ![self.send_cq, self.recv_cq].iter().all(|cq| cq.context().is_same(self.pd.context())) {
-            return Err(Error::ForeignContext { object: "completion queue" });
+        for cq in [self.send_cq, self.recv_cq] {
+            self.pd.context().require_same(cq.context(), "completion queue")?;
         }
         let all = self.all_operations()?;
         if self.qp_type == QueuePairType::XRC_SEND {
             self.pd.context().require_xrc()?;
         }
-        if self.srq.as_ref().is_some_and(|srq| !srq.pd().context().is_same(self.pd.context())) {
-            return Err(Error::ForeignContext { object: "shared receive queue" });
+        if let Some(srq) = &self.srq {
+            self.pd.context().require_same(srq.pd().context(), "shared receive queue")?;
         }
         if self.srq.as_ref().is_some_and(|srq| self.qp_type == QueuePairType::XRC_SEND || srq.xrc_number().is_some()) {
             let instead = "an XRC message names its shared receive queue by number, see SendBatch::to_srq";

@@ -54,9 +54,7 @@ impl WorkQueueBuilder<'_> {
     #[doc(alias = "ibv_create_wq")]
     pub fn build(self) -> Result<WorkQueue> {
         let context = self.pd.context();
-        if !self.cq.context().is_same(context) {
-            return Err(Error::ForeignContext { object: "completion queue" });
-        }
+        context.require_same(self.cq.context(), "completion queue")?;
         let unsupported = || context.unsupported("work queues");
         let max_queues = context.attributes().max_receive_work_queues();
         if max_queues == 0 {

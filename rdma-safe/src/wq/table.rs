@@ -61,8 +61,8 @@ impl Context {
         if !entries.is_power_of_two() || entries as u64 > max.into() {
             return Err(error(crate::Errno(libc::EINVAL)));
         }
-        if !queues.iter().all(|queue| queue.context().is_same(self)) {
-            return Err(Error::ForeignContext { object: "work queue" });
+        for queue in queues {
+            self.require_same(queue.context(), "work queue")?;
         }
         let mut list: Vec<*mut ibv_wq> = queues.iter().map(|queue| queue.as_raw()).collect();
         let mut attr =
