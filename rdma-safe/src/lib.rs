@@ -73,6 +73,7 @@ mod cq;
 mod device;
 mod device_attributes;
 mod dm;
+mod doomed;
 mod endpoint;
 mod errno;
 mod error;

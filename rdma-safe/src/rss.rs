@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
+use crate::doomed::{Doomed, Parents};
 use crate::errno::{check, check_ptr};
 use crate::id::QpId;
 use crate::{
     Context, Error, IndirectionTable, ProtectionDomain, QueuePairAttributes, QueuePairType, Result, RxHashFields,
-    RxHashFunctions,
+    RxHashFunctions, cq,
 };
 
 /// Describes a queue pair that spreads packets over work queues: `ibv_create_qp_ex(3)` with an indirection table. Made by
@@ -86,9 +87,7 @@ impl RssQueuePairBuilder<'_> {
         let context = self.pd.context();
         let unsupported = || context.unsupported("receive-side scaling");
         let caps = context.attributes().receive_side_scaling().ok_or_else(unsupported)?;
-        if !self.table.context().is_same(context) {
-            return Err(Error::ForeignContext { object: "indirection table" });
-        }
+        context.require_same(self.table.context(), "indirection table")?;
         if !caps.qp_types.contains(self.qp_type) {
             let instead = "see ReceiveSideScaling::qp_types";
             return Err(Error::WrongType { what: "receive-side scaling", qp_type: self.qp_type, instead });
@@ -237,11 +236,27 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Some(parents) = self.parents.take() else { return };
-        // SAFETY: every handle and flow holds an `Arc` of this, so none is left. It has no completion queue, whose lock somebody
-        // could hold.
-        if check(unsafe { (parents.0.context().verbs().ibv_destroy_qp)(self.raw.as_ptr()) }).is_err() {
-            // It still exists: what it belongs to must outlive it.
-            std::mem::forget(parents);
-        }
+        // SAFETY: valid, and made from these, which were just taken; no handle and no flow is left, as each holds an `Arc` of this.
+        let _ = unsafe { Doomed::new(self.raw, parents) }.destroy();
+    }
+}
+
+impl Parents for (ProtectionDomain, IndirectionTable) {
+    type Raw = ibv_qp;
+
+    const VERB: &'static str = "ibv_destroy_qp";
+
+    fn context(&self) -> &Context {
+        self.0.context()
+    }
+
+    /// It has no completion queue.
+    fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
+        None
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_qp) -> std::ffi::c_int {
+        // SAFETY: the caller's contract.
+        unsafe { (self.context().verbs().ibv_destroy_qp)(raw) }
     }
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
+use crate::doomed::{self, Doomed};
 use crate::errno::check;
 use crate::id::CqId;
 use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Result};
@@ -295,14 +296,30 @@ fn this_thread() -> usize {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Some(parents) = self.parents.take() else { return };
-        // SAFETY: no queue pair and no handle is left, as each holds an `Arc` of this. Every event that was read from
-        // the channel was acknowledged at once (`CompletionChannel`), so this does not block for long: at most until a
-        // thread that is just reading an event has acknowledged it.
-        let destroyed = check(unsafe { (parents.context.verbs().ibv_destroy_cq)(self.raw.as_ptr()) });
-        if destroyed.is_err() {
-            // The queue still exists: what it belongs to must outlive it.
-            std::mem::forget(parents);
-        }
+        // SAFETY: valid, and made from these, which were just taken; no queue pair and no handle is left, as each holds an `Arc` of
+        // this.
+        let _ = unsafe { Doomed::new(self.raw, parents) }.destroy();
+    }
+}
+
+impl doomed::Parents for Parents {
+    type Raw = ibv_cq;
+
+    const VERB: &'static str = "ibv_destroy_cq";
+
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// It is polled by its handle, of which none is left.
+    fn polled_here(&self) -> Option<&Arc<Shared>> {
+        None
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_cq) -> std::ffi::c_int {
+        // SAFETY: the caller's contract. Every event that was read from the channel was acknowledged at once (`CompletionChannel`),
+        // so this does not block for long: at most until a thread that is just reading an event has acknowledged it.
+        unsafe { (self.context.verbs().ibv_destroy_cq)(raw) }
     }
 }
 

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_sys::*;
 
 use crate::comp_cntr::Attached;
+use crate::doomed::{self, Doomed, Parents as _};
 use crate::errno::check;
 use crate::id::QpId;
 use crate::post::{RecvBatch, RecvQueue, RecvState, SendBatch, SendOps, SendQueue, SendState};
@@ -453,61 +454,35 @@ impl Shared {
     /// Destroys the queue pair, once.
     fn release(&mut self) -> Result<()> {
         match self.parents.take() {
-            Some(parents) => Doomed { raw: self.raw, parents: Some(parents) }.destroy(),
+            // SAFETY: valid, and made from these, which were just taken; this is owned alone, so nothing refers to it.
+            Some(parents) => unsafe { Doomed::new(self.raw, parents) }.destroy(),
             None => Ok(()),
         }
     }
 
     fn error(&self, verb: &'static str, errno: crate::Errno) -> Error {
-        Error::Verb { verb, device: self.context().device_name().into(), errno }
+        self.context().verb_error(verb, errno)
     }
 }
 
-impl Parents {
-    /// The completion queue whose lock this thread holds, if it does.
+impl doomed::Parents for Parents {
+    type Raw = ibv_qp;
+
+    const VERB: &'static str = "ibv_destroy_qp";
+
+    fn context(&self) -> &Context {
+        self.home.context()
+    }
+
     fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
         self.cqs.iter().flatten().find(|cq| cq.is_polled_here())
     }
-}
 
-/// A queue pair that nothing refers to any more.
-struct Doomed {
-    raw: NonNull<ibv_qp>,
-    /// Taken by the destruction.
-    parents: Option<Parents>,
-}
-
-// SAFETY: libibverbs objects may be used from any thread (see `Context`).
-unsafe impl Send for Doomed {}
-
-impl Doomed {
-    /// Destroys it now or, if that would wait for a lock that this very thread holds, when the lock is released. On failure
-    /// all it depends on is leaked, since the device may still use it.
-    fn destroy(mut self) -> Result<()> {
-        let Some(parents) = self.parents.take() else { return Ok(()) };
-        if let Some(cq) = parents.polled_here().cloned() {
-            cq.defer(Box::new(Doomed { raw: self.raw, parents: Some(parents) }));
-            return Err(Error::PolledHere { verb: "ibv_destroy_qp" });
-        }
-        let context = parents.home.context();
-        // SAFETY: the queue pair is valid until the next call.
-        unsafe { parents.groups.leave(context, self.raw.as_ptr()) };
-        // SAFETY: `parents` was just taken, so this happens once, and nothing refers to the queue pair: a `Doomed` is made of
-        // a `Shared` that is owned alone.
-        check(unsafe { (context.verbs().ibv_destroy_qp)(self.raw.as_ptr()) }).map_err(|errno| {
-            let device = parents.home.context().device_name().to_owned();
-            std::mem::forget(parents);
-            Error::Verb { verb: "ibv_destroy_qp", device, errno }
-        })
-    }
-}
-
-impl Drop for Doomed {
-    fn drop(&mut self) {
-        // Deferred before, and now dropped: `destroy` leaves nothing behind to drop again.
-        if let Some(parents) = self.parents.take() {
-            let _ = Doomed { raw: self.raw, parents: Some(parents) }.destroy();
-        }
+    unsafe fn destroy(&self, raw: *mut ibv_qp) -> std::ffi::c_int {
+        // SAFETY: the caller's contract: the queue pair is valid until the next call.
+        unsafe { self.groups.leave(self.context(), raw) };
+        // SAFETY: as above.
+        unsafe { (self.context().verbs().ibv_destroy_qp)(raw) }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Shared receive queues that have a completion queue of their own, and the end of every one.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
 use super::{Shared, SharedReceiveQueue, SharedReceiveQueueBuilder, TagListSize};
+use crate::doomed::Parents;
 use crate::errno::check;
-use crate::{CompletionQueue, Context, Error, ProtectionDomain, Result, XrcDomain, cq};
+use crate::{CompletionQueue, Context, ProtectionDomain, Result, XrcDomain, cq};
 
 /// What a queue that completes receives itself was made with.
 pub(super) struct Completing {
@@ -28,15 +28,13 @@ pub(super) struct Parts<'a> {
 
 impl Parts<'_> {
     pub(super) fn check(&self, context: &Context) -> Result<()> {
-        if !self.cq.context().is_same(context) {
-            return Err(Error::ForeignContext { object: "completion queue" });
-        }
+        context.require_same(self.cq.context(), "completion queue")?;
         if let Some(size) = self.tags {
             size.check(context)?;
         }
         match &self.xrcd {
-            Some(xrcd) if !xrcd.context().is_same(context) => Err(Error::ForeignContext { object: "XRC domain" }),
-            _ => Ok(()),
+            Some(xrcd) => context.require_same(xrcd.context(), "XRC domain"),
+            None => Ok(()),
         }
     }
 
@@ -116,46 +114,23 @@ impl Shared {
     }
 }
 
-/// A queue that nothing refers to any more.
-pub(super) struct Doomed {
-    raw: NonNull<ibv_srq>,
-    /// Taken by the destruction.
-    parents: Option<(ProtectionDomain, Option<Completing>)>,
-}
+impl Parents for (ProtectionDomain, Option<Completing>) {
+    type Raw = ibv_srq;
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`).
-unsafe impl Send for Doomed {}
+    const VERB: &'static str = "ibv_destroy_srq";
 
-impl Doomed {
-    pub(super) fn new(raw: NonNull<ibv_srq>, pd: ProtectionDomain, completing: Option<Completing>) -> Self {
-        Doomed { raw, parents: Some((pd, completing)) }
+    fn context(&self) -> &Context {
+        self.0.context()
     }
 
-    /// Destroys it now or, if that would wait for the lock of a completion queue that this very thread holds (mlx4 takes it), when
-    /// the lock is released. On failure all it depends on is leaked, since the device may still use it.
-    pub(super) fn destroy(mut self) -> Result<()> {
-        let Some((pd, completing)) = self.parents.take() else { return Ok(()) };
-        let polled = completing.as_ref().map(|completing| &completing.cq).filter(|cq| cq.is_polled_here()).cloned();
-        if let Some(cq) = polled {
-            cq.defer(Box::new(Doomed::new(self.raw, pd, completing)));
-            return Err(Error::PolledHere { verb: "ibv_destroy_srq" });
-        }
-        // SAFETY: the parents were just taken, so this happens once, and nothing refers to the queue. Every asynchronous event was
-        // acknowledged as it was read (`AsyncEvents`), so this does not block for long.
-        check(unsafe { (pd.context().verbs().ibv_destroy_srq)(self.raw.as_ptr()) }).map_err(|errno| {
-            let error = pd.context().verb_error("ibv_destroy_srq", errno);
-            // The queue still exists: what it belongs to must outlive it.
-            std::mem::forget((pd, completing));
-            error
-        })
+    /// mlx4 takes the lock of the queue that it completes to.
+    fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
+        self.1.as_ref().map(|completing| &completing.cq).filter(|cq| cq.is_polled_here())
     }
-}
 
-impl Drop for Doomed {
-    fn drop(&mut self) {
-        // Deferred before, and now dropped: `destroy` leaves nothing behind to drop again.
-        if let Some((pd, completing)) = self.parents.take() {
-            let _ = Doomed::new(self.raw, pd, completing).destroy();
-        }
+    unsafe fn destroy(&self, raw: *mut ibv_srq) -> std::ffi::c_int {
+        // SAFETY: the caller's contract. Every asynchronous event was acknowledged as it was read (`AsyncEvents`), so this does not
+        // block for long.
+        unsafe { (self.context().verbs().ibv_destroy_srq)(raw) }
     }
 }

@@ -12,13 +12,14 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
+use crate::doomed::Doomed;
 use crate::errno::check;
 use crate::id::SrqId;
 use crate::post::{RecvBatch, RecvChain};
 use crate::{Context, DeviceCapabilities, Errno, Error, PostError, ProtectionDomain, Result, Sge};
 
 pub use builder::SharedReceiveQueueBuilder;
-use completing::{Completing, Doomed};
+use completing::Completing;
 pub(crate) use slab::{Slab, Vacancies};
 pub use tag_matching::{Tag, TagHandle, TagHeader, TagInfo, TagList, TagListSize, TagMessage, TagOperation};
 
@@ -314,8 +315,9 @@ impl Shared {
     /// Destroys the queue, once.
     fn release(&mut self) -> Result<()> {
         let Some(pd) = self.pd.take() else { return Ok(()) };
-        // No queue pair and no handle is left, as each holds an `Arc` of this.
-        Doomed::new(self.raw, pd, self.completing.take()).destroy().inspect_err(|_| {
+        // SAFETY: valid, and made from these, which were just taken; no queue pair and no handle is left, as each holds an `Arc` of
+        // this.
+        unsafe { Doomed::new(self.raw, (pd, self.completing.take())) }.destroy().inspect_err(|_| {
             // The queue still exists, and so must the memory of its receives. One that is destroyed later has none of it.
             std::mem::forget(self.slab.take());
         })

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
+use crate::doomed::{self, Doomed};
 use crate::errno::check;
 use crate::id::WqId;
 use crate::named::named;
@@ -268,7 +269,7 @@ impl WorkQueue {
         let WorkQueue { chain, shared, .. } = self;
         drop(chain);
         match Arc::into_inner(shared) {
-            Some(shared) => shared.release(),
+            Some(mut shared) => shared.release(),
             None => Err(Error::InUse { object: "work queue", by: "indirection tables" }),
         }
     }
@@ -289,29 +290,39 @@ impl Shared {
         self.parents.as_ref().expect("only `release` takes them")
     }
 
-    /// Destroys the queue now or, if that would wait for a lock that this very thread holds, when the lock is released. On failure
-    /// all it depends on is leaked, since the device may still use it.
-    fn release(mut self) -> Result<()> {
-        let Some(parents) = self.parents.take() else { return Ok(()) };
-        if parents.cq.is_polled_here() {
-            let cq = parents.cq.clone();
-            cq.defer(Box::new(Shared { raw: self.raw, parents: Some(parents), id: self.id }));
-            return Err(Error::PolledHere { verb: "ibv_destroy_wq" });
+    /// Destroys the queue, once.
+    fn release(&mut self) -> Result<()> {
+        match self.parents.take() {
+            // SAFETY: valid, and made from these, which were just taken; no table and no handle is left, as each holds an `Arc` of
+            // this.
+            Some(parents) => unsafe { Doomed::new(self.raw, parents) }.destroy(),
+            None => Ok(()),
         }
-        // SAFETY: no table and no handle is left, as each holds an `Arc` of this, and `parents` were just taken, so this happens
-        // once. Every asynchronous event was acknowledged as it was read (`AsyncEvents`), so this does not block for long.
-        check(unsafe { ibv_destroy_wq(self.raw.as_ptr()) }).map_err(|errno| {
-            let error = parents.pd.context().verb_error("ibv_destroy_wq", errno);
-            std::mem::forget(parents);
-            error
-        })
+    }
+}
+
+impl doomed::Parents for Parents {
+    type Raw = ibv_wq;
+
+    const VERB: &'static str = "ibv_destroy_wq";
+
+    fn context(&self) -> &Context {
+        self.pd.context()
+    }
+
+    fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
+        Some(&self.cq).filter(|cq| cq.is_polled_here())
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_wq) -> std::ffi::c_int {
+        // SAFETY: the caller's contract. Every asynchronous event was acknowledged as it was read (`AsyncEvents`), so this does not
+        // block for long.
+        unsafe { ibv_destroy_wq(raw) }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Some(parents) = self.parents.take() {
-            let _ = Shared { raw: self.raw, parents: Some(parents), id: self.id }.release();
-        }
+        let _ = self.release();
     }
 }
