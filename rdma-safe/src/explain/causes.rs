@@ -17,6 +17,8 @@ const ONE_SIDED: &[WcOpcode] = &[
     WcOpcode::FETCH_ADD,
     WcOpcode::FLUSH,
 ];
+/// What may take a receive of the peer.
+const TAKING: &[WcOpcode] = &[WcOpcode::SEND, WcOpcode::TSO, WcOpcode::RDMA_WRITE];
 /// What writes to memory here.
 const FILLING: &[WcOpcode] =
     &[WcOpcode::RECV, WcOpcode::RECV_RDMA_WITH_IMM, WcOpcode::RDMA_READ, WcOpcode::COMP_SWAP, WcOpcode::FETCH_ADD];
@@ -215,6 +217,11 @@ fn unanswered(work: &Circumstances) -> Causes {
     vec![
         (true, "the peer is gone: its process ended, or its queue pair was destroyed, reset, or failed first"),
         (true, "the peer was not ready yet: its queue pair must be in RTR or RTS before anything is sent to it"),
+        (
+            work.may_be_over(Network::Roce) && work.may_be(TAKING),
+            "the peer is there and had no receive posted for some time, which SoftRoCE of kernel 6.1 reports so, whatever \
+             rnr_retry is: post receives before the peer may send",
+        ),
         (
             work.may_be_over(Network::Roce),
             "GID index, route or firewall: both GIDs must be of one RoCE version and reach each other (`rdma link`, \

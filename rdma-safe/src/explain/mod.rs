@@ -336,6 +336,16 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_without_receives_that_softroce_takes_for_gone_is_named_for_what_takes_a_receive() {
+        for (operation, takes) in [(WcOpcode::SEND, true), (WcOpcode::RDMA_WRITE, true), (WcOpcode::RDMA_READ, false)] {
+            let text = explain(WcStatus::RETRY_EXC_ERR, of(operation).network(Network::Roce));
+            assert_eq!(text.contains("no receive posted"), takes, "{operation}: {text}");
+            let text = explain(WcStatus::RETRY_EXC_ERR, of(operation).network(Network::InfiniBand));
+            assert!(!text.contains("no receive posted"), "{text}");
+        }
+    }
+
+    #[test]
     fn a_receive_is_not_explained_by_what_only_sends_do() {
         let text = explain(WcStatus::LOC_LEN_ERR, of(WcOpcode::RECV));
         assert!(text.contains("posted receive") && !text.contains("max_message_size"), "{text}");
