@@ -15,6 +15,10 @@ use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
 ///
 /// Posting is exclusive, polling is not: the pool can be on one thread, and each endpoint on another.
 ///
+/// Each endpoint has a completion queue of its own. To sleep until one of many has something, build them with
+/// [`EndpointBuilder::events`](crate::EndpointBuilder::events) and wait for their channels by `epoll(7)`. One completion queue
+/// for all takes the raw door: [`SharedReceiveQueue`] and [`QueuePair`](crate::QueuePair).
+///
 /// ```no_run
 /// # fn example(pd: &rdma_safe::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
 /// use rdma_safe::{Endpoint, ReceivePool};
@@ -42,7 +46,25 @@ use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
 /// ```
 ///
 /// When receives run out, senders over reliable connections are told to try again, and messages over unreliable ones are lost.
-/// [`ReceivePool::set_limit`] asks for an event before that.
+/// [`ReceivePool::set_limit`] asks for an event before that:
+///
+/// ```no_run
+/// # use rdma_safe::{AsyncSource, ReceivePool};
+/// # fn example(pool: &mut ReceivePool, mut spare: Vec<rdma_safe::Buffer>) -> Result<(), Box<dyn std::error::Error>> {
+/// let events = pool.pd().context().async_events()?;
+/// pool.set_limit(64)?;
+/// // … when the descriptor of `events` is readable, or now and then:
+/// while let Some(event) = events.try_event()? {
+///     if event.source == AsyncSource::Srq(pool.shared_receive_queue().id()) {
+///         while let Some(buffer) = spare.pop() {
+///             pool.receive(buffer)?;
+///         }
+///         pool.set_limit(64)?; // the event has disarmed it
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// An endpoint that is dropped drops the buffers of messages that nobody has polled; [`Endpoint::close`](crate::Endpoint::close)
 /// returns them. One whose peer was amid a message then may take a receive with it, which stays in the pool, out of use.

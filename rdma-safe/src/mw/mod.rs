@@ -30,6 +30,11 @@ pub use bind_info::BindInfo;
 /// | unbound by | [`QueuePair::unbind_window`] | [`SendBatch::invalidate`], or the peer's [`SendBatch::send_invalidate`] |
 /// | peers reach it through | every queue pair of the domain | on most devices, the queue pair that bound it |
 ///
+/// The region needs [`Access::MW_BIND`](crate::Access::MW_BIND) and no remote right of its own. The queue pair here that the peer is
+/// connected to needs the rights that the window gives, by [`InitOptions::peer_access`](crate::InitOptions::peer_access) or
+/// [`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access), or the peer's work fails with `REM_INV_REQ_ERR` or
+/// `REM_ACCESS_ERR`.
+///
 /// Binding is work like any other: it has happened when its completion is a success, and the window has to be told, by
 /// [`MemoryWindow::confirm`] or [`MemoryWindow::revert`], before it is bound again. It keeps the region that it is bound to
 /// registered, and a window of type 2 keeps its queue pair.
@@ -43,6 +48,7 @@ pub use bind_info::BindInfo;
 /// ```no_run
 /// # use rdma_safe::*;
 /// # fn example(pd: &ProtectionDomain, qp: &mut QueuePair, cq: &mut CompletionQueue) -> rdma_safe::Result<()> {
+/// // `qp` was initialised with `InitOptions::default().peer_access(Access::REMOTE_READ)`.
 /// let region = pd.expose(Pages::new(4096)?, Access::MW_BIND)?;
 /// let mut window = pd.memory_window::<Type1>()?;
 /// let info = region.bind_info(1024, 512, Access::REMOTE_READ)?;
@@ -50,7 +56,10 @@ pub use bind_info::BindInfo;
 /// // … take its completion:
 /// # let succeeded = true;
 /// if succeeded { window.confirm() } else { window.revert() }
-/// // … give `remote` to the peer
+/// // … give `remote` to the peer; later, take it back:
+/// qp.unbind_window(WorkRequest::new(2).signaled(), &mut window)?;
+/// // … take its completion:
+/// window.confirm(); // from here on, what the peer does with `remote` fails, and ends the connection
 /// # Ok(())
 /// # }
 /// ```

@@ -44,6 +44,33 @@ impl QueuePair {
     /// which a UDP socket that joins the address serves. So it does for what this host sends itself, which on SoftRoCE comes
     /// back only if the host is in the group.
     ///
+    /// ```no_run
+    /// # use rdma_safe::*;
+    /// # fn example(pd: &ProtectionDomain, member: &mut QueuePair, sender: &mut QueuePair)
+    /// #     -> std::result::Result<(), Box<dyn std::error::Error>> {
+    /// use std::net::{Ipv4Addr, UdpSocket};
+    ///
+    /// const QKEY: u32 = 0x1234; // of `QueuePair::init_datagrams` of each member
+    /// let group = Ipv4Addr::new(239, 1, 2, 3);
+    /// let gid = Gid::from(group.to_ipv6_mapped());
+    ///
+    /// // On RoCE the host joins by a socket, which stays open. The interface is that of the port.
+    /// let socket = UdpSocket::bind("0.0.0.0:0")?;
+    /// socket.join_multicast_v4(&group, &"192.0.2.7".parse()?)?;
+    /// member.attach_mcast(gid, 0)?; // and post receives, with `Grh::LEN` bytes before the payload
+    ///
+    /// // To send: an address handle of the group. The sender need not be a member.
+    /// let ours = pd.context().recommended_gid(1)?;
+    /// let handle = pd.address_handle(&AddressVector::from_gid(1, gid, u8::try_from(ours.index)?))?;
+    /// let mut batch = sender.send_batch()?;
+    /// // SAFETY: the bytes are copied in the call; `handle` stays until the completion was taken.
+    /// unsafe { batch.send_to(WorkRequest::new(1).signaled(), UdTarget::multicast(&handle, QKEY), Inline(b"to all"))? };
+    /// batch.post()?;
+    /// // … take its completion
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::WrongType`] unless it is of the type UD; [`Error::NotMulticast`]; [`Error::Unsupported`] where
     /// [`DeviceAttributes::max_mcast_grp`](crate::DeviceAttributes::max_mcast_grp) is 0; [`Error::Multicast`].
