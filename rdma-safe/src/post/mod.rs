@@ -119,7 +119,10 @@ pub enum PostError {
     },
 
     /// A datagram is one packet.
-    #[error("a datagram of {len} bytes, but the MTU of the port is {max}; see QueuePair::max_datagram")]
+    #[error(
+        "a datagram of {len} bytes, but the MTU of the port is {max}; see Buffer::set_len, DatagramEndpoint::max_datagram \
+         and QueuePair::max_datagram"
+    )]
     DatagramTooLong {
         /// How many bytes.
         len: u64,
@@ -161,7 +164,10 @@ pub enum PostError {
     },
 
     /// The queue has no room: take completions first. Back-pressure, not a fault.
-    #[error("the queue is full after {posted} work requests of the batch: take completions first")]
+    #[error(
+        "the queue is full after {posted} work requests of the batch: take completions first, those of unsignaled work come \
+         with later signaled work; or make the queue deeper"
+    )]
     QueueFull {
         /// Work requests of the batch that were posted, from its start.
         posted: u32,
