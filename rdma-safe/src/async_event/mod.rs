@@ -142,7 +142,7 @@ impl fmt::Display for AsyncEvent {
 /// let events = context.async_events()?;
 /// loop {
 ///     let Some(event) = events.wait(Duration::from_secs(1))? else { continue };
-///     println!("{event}"); // such as "port error: port 1"
+///     println!("{event}"); // such as "PORT_ERR: port 1"
 ///     match (event.event_type, event.source) {
 ///         (AsyncEventType::DEVICE_FATAL, _) => break,
 ///         (AsyncEventType::SRQ_LIMIT_REACHED, AsyncSource::Srq(id)) => refill(id), // as of SharedReceiveQueue::id

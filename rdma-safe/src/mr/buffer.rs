@@ -15,7 +15,8 @@ use crate::{Error, ProtectionDomain, Result};
 ///
 /// It derefs to its bytes. Handing it to an [`Endpoint`](crate::Endpoint) moves it into the queue; it comes back with
 /// its completion. As a `Vec` it has a length within a capacity: a send takes `len` bytes, a receive offers `capacity`
-/// bytes and sets `len` to what arrived. All bytes are initialised, so the length may be set freely.
+/// bytes and sets `len` to what arrived. All bytes are initialised, so the length may be set freely. Unlike that of a `Vec`, the
+/// length of a new buffer, and of each part of one that is cut, is its capacity: set it before a shorter send.
 ///
 /// The region is deregistered, and its memory freed, when the last buffer of it is dropped.
 ///

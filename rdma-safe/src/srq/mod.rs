@@ -170,7 +170,8 @@ impl SharedReceiveQueue {
         self.chain.batch()
     }
 
-    /// Asks the device what the queue holds, and whether its limit is armed: `ibv_query_srq(3)`.
+    /// Asks the device how many work requests the queue has room for, and whether its limit is armed: `ibv_query_srq(3)`. How many
+    /// are posted now, no device tells: count them, or set a limit.
     ///
     /// # Errors
     /// [`Error::Verb`].
