@@ -276,6 +276,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes, and there is nothing unsafe in it")]
     fn every_status_has_a_cause_whatever_is_known() {
         for status in WcStatus::KNOWN.iter().copied().chain([WcStatus(200)]) {
             for operation in WcOpcode::KNOWN.iter().copied().map(Some).chain([None]) {
