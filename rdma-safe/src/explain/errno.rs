@@ -1,20 +1,8 @@
 //! What is behind an `errno`, by verb.
 
-use crate::{Errno, Error, ModifyError, PollError, PostError};
+use crate::{Errno, Error};
 
 impl Error {
-    /// The `errno` behind it, if a call reported one.
-    #[must_use]
-    pub fn errno(&self) -> Option<Errno> {
-        self.call().map(|(_, errno)| errno)
-    }
-
-    /// The verb, or other call, that failed, if one did.
-    #[must_use]
-    pub fn verb(&self) -> Option<&'static str> {
-        self.call().map(|(verb, _)| verb)
-    }
-
     /// What usually is behind such an error, and what to look at: by verb and `errno`, or by the status of work that failed. `None`
     /// where the message itself says all that there is to say.
     #[must_use]
@@ -23,42 +11,6 @@ impl Error {
             Error::Work(error) => Some(error.status.explain()),
             error => error.call().and_then(|(verb, errno)| cause(verb, errno)),
         }
-    }
-
-    fn call(&self) -> Option<(&'static str, Errno)> {
-        let (verb, errno) = match self {
-            Error::DeviceList { errno } => ("ibv_get_device_list", errno),
-            Error::Fork { errno } => ("ibv_fork_init", errno),
-            Error::OpenDevice { errno, .. } => ("ibv_open_device", errno),
-            Error::Verb { verb, errno, .. } => (*verb, errno),
-            Error::AllocPd { errno } => ("ibv_alloc_pd", errno),
-            Error::RegisterMemory { errno, .. } => ("ibv_reg_mr", errno),
-            Error::RegisterDmaBuf { errno, .. } => ("ibv_reg_dmabuf_mr", errno),
-            Error::CreateChannel { errno } => ("ibv_create_comp_channel", errno),
-            Error::Channel { call, errno } | Error::AsyncEvents { call, errno, .. } => (*call, errno),
-            Error::CreateCompletionQueue { errno, .. } => ("ibv_create_cq", errno),
-            Error::ResizeCompletionQueue { errno, .. } => ("ibv_resize_cq", errno),
-            Error::ModerateCompletionQueue { errno, .. } => ("ibv_modify_cq", errno),
-            Error::CreateQueuePair { errno, .. } => ("ibv_create_qp", errno),
-            Error::CreateSharedReceiveQueue { errno, .. } => ("ibv_create_srq", errno),
-            Error::ResizeSharedReceiveQueue { errno, .. } | Error::LimitSharedReceiveQueue { errno, .. } => {
-                ("ibv_modify_srq", errno)
-            }
-            Error::Multicast { verb, errno, .. } => (*verb, errno),
-            Error::CreateWorkQueue { errno, .. } => ("ibv_create_wq", errno),
-            Error::ModifyWorkQueue { errno, .. } => ("ibv_modify_wq", errno),
-            Error::IndirectionTable { errno, .. } => ("ibv_create_rwq_ind_table", errno),
-            Error::RxHash { errno, .. } => ("ibv_create_qp_ex", errno),
-            Error::CreateFlow { errno, .. } => ("ibv_create_flow", errno),
-            Error::Modify(error) => match &**error {
-                ModifyError::Refused { errno, .. } => ("ibv_modify_qp", errno),
-                _ => return None,
-            },
-            Error::Post(PostError::Refused { errno, .. } | PostError::InDoubt { errno }) => ("posting", errno),
-            Error::Poll(PollError::Provider(errno)) => ("polling", errno),
-            _ => return None,
-        };
-        Some((verb, *errno))
     }
 }
 
@@ -150,7 +102,7 @@ pub(crate) fn advice(verb: &str, errno: Errno) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Access, WcStatus};
+    use crate::{Access, PostError, WcStatus};
 
     #[test]
     fn memory_that_cannot_be_locked_is_explained_where_it_is_locked() {

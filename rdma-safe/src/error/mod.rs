@@ -1,5 +1,8 @@
 //! What can go wrong on the control path, and what to do about it.
 
+mod call;
+mod limits;
+
 use std::time::Duration;
 
 use rdma_sys::LoadError;
@@ -185,10 +188,7 @@ pub enum Error {
     },
 
     /// `ibv_alloc_dm(3)` failed.
-    #[error(
-        "ibv_alloc_dm of {len} bytes at a multiple of {align} failed: {errno}; the device has {max} bytes in all, and the alignment \
-         is a power of two"
-    )]
+    #[error(fmt = limits::allocate_device_memory)]
     AllocateDeviceMemory {
         /// Bytes asked for.
         len: usize,
@@ -248,10 +248,7 @@ pub enum Error {
     },
 
     /// `ibv_create_cq_ex(3)` or `ibv_create_cq(3)` failed.
-    #[error(
-        "creating a completion queue of {entries} entries failed: {errno}; the device allows 1 to {max_entries} \
-         entries and completion vectors 0 to {}{}", vectors.saturating_sub(1), if_denied("ibv_create_cq", *errno)
-    )]
+    #[error(fmt = limits::create_completion_queue)]
     CreateCompletionQueue {
         /// Entries asked for.
         entries: u32,
@@ -264,10 +261,7 @@ pub enum Error {
     },
 
     /// `ibv_resize_cq(3)` failed.
-    #[error(
-        "resizing a completion queue to {entries} entries failed: {errno}; it cannot be smaller than what is in it, nor larger \
-         than {max_entries}"
-    )]
+    #[error(fmt = limits::resize_completion_queue)]
     ResizeCompletionQueue {
         /// Entries asked for.
         entries: u32,
@@ -278,7 +272,7 @@ pub enum Error {
     },
 
     /// `ibv_modify_cq(3)` failed.
-    #[error("moderating events to {count} completions or {period:?} failed: {errno}; the device allows {}", moderation(*allowed))]
+    #[error(fmt = limits::moderate_completion_queue)]
     ModerateCompletionQueue {
         /// Completions asked for.
         count: u16,
@@ -405,10 +399,7 @@ pub enum Error {
     },
 
     /// `ibv_create_qp_ex(3)` or `ibv_create_qp(3)` failed.
-    #[error(
-        "creating {} queue pair failed: {errno}; asked for {asked}; the device allows {allowed}{}", qp_type.with_article(),
-        if_denied("ibv_create_qp", *errno)
-    )]
+    #[error(fmt = limits::create_queue_pair)]
     CreateQueuePair {
         /// The type.
         qp_type: QueuePairType,
@@ -421,10 +412,7 @@ pub enum Error {
     },
 
     /// `ibv_create_srq(3)` failed.
-    #[error(
-        "creating a shared receive queue of {work_requests} work requests with {elements} elements failed: {errno}; the \
-         device allows 1 to {max_work_requests} work requests with {max_elements} elements, and {max_queues} queues{}", if_denied("ibv_create_srq", *errno)
-    )]
+    #[error(fmt = limits::create_shared_receive_queue)]
     CreateSharedReceiveQueue {
         /// Work requests asked for.
         work_requests: u32,
@@ -441,10 +429,7 @@ pub enum Error {
     },
 
     /// A list of tags is longer than the device's.
-    #[error(
-        "a list of {} tags with {} operations outstanding is more than the device has: {max_tags} tags, {max_ops} operations",
-        asked.tags, asked.ops
-    )]
+    #[error(fmt = limits::tag_list)]
     TagList {
         /// What was asked for.
         asked: crate::TagListSize,
@@ -455,10 +440,7 @@ pub enum Error {
     },
 
     /// `ibv_create_wq(3)` failed.
-    #[error(
-        "creating a work queue of {work_requests} work requests with {elements} elements and {flags:?} failed: {errno}; the \
-         device allows {max_queues} queues"
-    )]
+    #[error(fmt = limits::create_work_queue)]
     CreateWorkQueue {
         /// Work requests asked for.
         work_requests: u32,
@@ -486,9 +468,7 @@ pub enum Error {
     },
 
     /// `ibv_create_rwq_ind_table(3)` failed, or would.
-    #[error(
-        "an indirection table of {entries} work queues failed: {errno}; there must be a power of two of them, at most {max}"
-    )]
+    #[error(fmt = limits::indirection_table)]
     IndirectionTable {
         /// Entries asked for.
         entries: usize,
@@ -499,11 +479,7 @@ pub enum Error {
     },
 
     /// `ibv_create_qp_ex(3)` with an indirection table failed, or would.
-    #[error(
-        "spreading packets by {function:?} of {fields:?} with a key of {key} bytes failed: {errno}; the device has {:?} of {:?}, \
-         mostly with keys of 40 bytes",
-        caps.hash_functions, caps.hash_fields
-    )]
+    #[error(fmt = limits::rx_hash)]
     RxHash {
         /// Hash function asked for.
         function: crate::RxHashFunctions,
@@ -519,8 +495,8 @@ pub enum Error {
 
     /// `ibv_create_flow(3)` failed.
     #[error(
-        "a flow of {specs} headers and actions failed: {errno}; EPERM asks for CAP_NET_RAW, EINVAL and EOPNOTSUPP for headers from \
-         the outermost inwards and for masks of whole fields"
+        "a flow of {specs} headers and actions failed: {errno}; EPERM asks for CAP_NET_RAW, EINVAL and EOPNOTSUPP for headers \
+         from the outermost inwards and for masks of whole fields"
     )]
     CreateFlow {
         /// Specifications of the rule.
@@ -539,10 +515,7 @@ pub enum Error {
     },
 
     /// `ibv_modify_srq(3)` failed to resize a shared receive queue.
-    #[error(
-        "resizing a shared receive queue to {work_requests} work requests failed: {errno}; it cannot be smaller than what is \
-         posted or than its limit, nor larger than {max_work_requests}"
-    )]
+    #[error(fmt = limits::resize_shared_receive_queue)]
     ResizeSharedReceiveQueue {
         /// Work requests asked for.
         work_requests: u32,
@@ -605,18 +578,3 @@ pub enum Error {
 
 /// The result of a control-path operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-fn moderation(allowed: Option<crate::CqModeration>) -> String {
-    match allowed {
-        Some(found) => format!("{} completions and {} µs", found.max_count, found.max_period),
-        None => "none that it reports".to_owned(),
-    }
-}
-
-/// What the limits of the device do not explain.
-fn if_denied(verb: &str, errno: Errno) -> String {
-    match errno.0 {
-        libc::EINVAL => String::new(),
-        _ => advice(verb, errno),
-    }
-}
