@@ -8,7 +8,10 @@ use rdma_safe::{
 };
 
 use crate::fake::{Config, Fake, Live};
-use crate::support::{EXTENDED, builder, connect, done, on_each_interface, post, raw_with, receive, seen, to_rts};
+use crate::support::{
+    EXTENDED, builder, connect, done, drop_in_order, in_every_order, on_each_interface, post, raw_with, receive, seen,
+    to_rts,
+};
 
 /// A parent domain with a thread domain, used by one thread.
 fn in_thread(pd: &ProtectionDomain) -> (ThreadDomain, ProtectionDomain) {
@@ -81,26 +84,11 @@ fn work_is_posted_and_polled_within_a_thread_domain() {
     assert_eq!(seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [3]);
 }
 
-/// Calls `each` with every order of `0..count`.
-fn permutations(count: usize, each: &mut impl FnMut(&[usize])) {
-    fn rest(order: &mut Vec<usize>, from: usize, each: &mut impl FnMut(&[usize])) {
-        if from == order.len() {
-            return each(order);
-        }
-        for index in from..order.len() {
-            order.swap(from, index);
-            rest(order, from + 1, each);
-            order.swap(from, index);
-        }
-    }
-    rest(&mut (0..count).collect(), 0, each);
-}
-
 #[test]
 fn domains_and_what_is_made_in_them_go_in_any_order() {
     let fake = Fake::new(Config::default());
     let mut orders = 0;
-    permutations(6, &mut |order| {
+    in_every_order(&[0, 1, 2, 3, 4, 5], &mut |order| {
         orders += 1;
         // Miri takes some.
         if cfg!(miri) && orders % 60 != 0 {
@@ -113,11 +101,8 @@ fn domains_and_what_is_made_in_them_go_in_any_order() {
         let qp: QueuePair = parent.queue_pair(&cq, &cq).build().unwrap();
         let objects: [Box<dyn Any>; 6] =
             [Box::new(context), Box::new(pd), Box::new(td), Box::new(parent), Box::new(cq), Box::new(qp)];
-        let mut objects = objects.map(Some);
         assert_eq!(fake.live(), Live { contexts: 1, pds: 2, tds: 1, cqs: 1, qps: 1, ..Live::default() });
-        for index in order {
-            drop(objects[*index].take());
-        }
+        drop_in_order(order, objects);
         assert_eq!(fake.live(), Live::default(), "after {order:?}");
         assert_eq!(fake.take_violations(), [""; 0], "after {order:?}");
     });

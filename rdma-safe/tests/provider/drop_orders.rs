@@ -5,7 +5,7 @@ use std::any::Any;
 use rdma_safe::{Access, AddressVector, Device, Endpoint, Pages, WcFields, Work};
 
 use crate::fake::{Config, Cqe, Fake, Live, Mode};
-use crate::support::{Interfaces, init, on_each_interface};
+use crate::support::{Interfaces, in_every_order, init, on_each_interface};
 
 type Object = Box<dyn Any>;
 
@@ -165,7 +165,7 @@ fn the_objects_that_hold_others_may_be_dropped_in_every_order() {
     let memory = Memory::new();
     let holders = [0, 1, 2, 7, 8, 9, 10];
     let mut rounds = 0;
-    permute(&mut holders.to_vec(), 0, &mut |order| {
+    in_every_order(&holders, &mut |order| {
         // Memory and the handle go first in half of the orders and last in the others.
         let regions = [3, 4, 5, 6, 11];
         let order: Vec<usize> = match rounds % 2 {
@@ -178,17 +178,6 @@ fn the_objects_that_hold_others_may_be_dropped_in_every_order() {
     });
     assert_eq!(rounds, 5040);
     each_destroyed_once(&fake, rounds);
-}
-
-fn permute(items: &mut Vec<usize>, at: usize, visit: &mut impl FnMut(&[usize])) {
-    if at == items.len() {
-        return visit(items);
-    }
-    for other in at..items.len() {
-        items.swap(at, other);
-        permute(items, at + 1, visit);
-        items.swap(at, other);
-    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use rdma_safe::{
 };
 
 use crate::fake::{Config, Fake, Live};
-use crate::support::{EXTENDED, Raw, raw_with, receive, seen};
+use crate::support::{EXTENDED, Raw, drop_in_order, raw_with, receive, seen};
 use crate::work_queues::frame;
 
 fn datagrams(pd: &ProtectionDomain) -> Raw {
@@ -242,10 +242,7 @@ fn a_flow_and_what_it_needs_go_in_any_order() {
         drop(pd);
         let objects: [Box<dyn Any>; 5] =
             [Box::new(qp), Box::new(cq), Box::new(counters), Box::new(action), Box::new(flow)];
-        let mut objects = objects.map(Some);
-        for index in order {
-            drop(objects[index].take());
-        }
+        drop_in_order(&order, objects);
         assert_eq!(fake.live(), Live::default(), "{order:?}");
         assert_eq!(fake.take_violations(), [""; 0], "{order:?}");
     }

@@ -6,7 +6,9 @@ use rdma_safe::{
 };
 
 use crate::fake::{Bad, Config, Fake, Live, Mode, PostFault};
-use crate::support::{CLASSIC, EXTENDED, Interfaces, Raw, on_each_interface, post, raw_with, seen, to_rts};
+use crate::support::{
+    CLASSIC, EXTENDED, Interfaces, Raw, drop_in_order, in_every_order, on_each_interface, post, raw_with, seen, to_rts,
+};
 
 /// Two queue pairs that take receives from one queue, each connected to a sender of its own.
 struct Shared {
@@ -369,9 +371,8 @@ fn a_shared_queue_outlives_its_handle_while_queue_pairs_take_from_it() {
 #[cfg_attr(miri, ignore = "720 orders; Miri takes those of the test above")]
 fn a_shared_queue_and_what_it_is_used_with_go_in_every_order() {
     let fake = Fake::new(Config::default());
-    let mut order = [0, 1, 2, 3, 4, 5];
     let mut rounds = 0;
-    permute(&mut order, 0, &mut |order| {
+    in_every_order(&[0, 1, 2, 3, 4, 5], &mut |order| {
         fake.set_mode(Mode::Manual);
         let context = fake.open();
         let pd = context.alloc_pd().unwrap();
@@ -381,30 +382,13 @@ fn a_shared_queue_and_what_it_is_used_with_go_in_every_order() {
         unsafe { srq.receive(1, rdma_safe::Sge::EMPTY) }.unwrap();
         let qp = || pd.queue_pair(&cq, &cq).shared_receive_queue(&srq).classic(rounds % 2 == 0).build().unwrap();
         let (first, second) = (qp(), qp());
-        let mut objects: [Option<Box<dyn std::any::Any>>; 6] = [
-            Some(Box::new(context)),
-            Some(Box::new(pd)),
-            Some(Box::new(cq)),
-            Some(Box::new(srq)),
-            Some(Box::new(first)),
-            Some(Box::new(second)),
-        ];
-        order.iter().for_each(|index| objects[*index] = None);
+        let objects: [Box<dyn std::any::Any>; 6] =
+            [Box::new(context), Box::new(pd), Box::new(cq), Box::new(srq), Box::new(first), Box::new(second)];
+        drop_in_order(order, objects);
         assert_eq!(fake.live(), Live::default(), "{order:?}");
         rounds += 1;
     });
     assert_eq!((rounds, fake.calls("ibv_destroy_srq")), (720, 720));
-}
-
-fn permute(items: &mut [usize; 6], at: usize, visit: &mut impl FnMut(&[usize; 6])) {
-    if at == items.len() {
-        return visit(items);
-    }
-    for other in at..items.len() {
-        items.swap(at, other);
-        permute(items, at + 1, visit);
-        items.swap(at, other);
-    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! What the tests share.
 
+use std::any::Any;
+
 use rdma_safe::{
     Access, AddressVector, Completion, CompletionQueue, Endpoint, EndpointBuilder, Gid, Mtu, ProtectionDomain,
     QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairState, WcFields, WcOpcode, WcStatus,
@@ -129,6 +131,30 @@ pub(crate) fn rts() -> QueuePairAttributes {
 pub(crate) fn to_rts(qp: &mut QueuePair, peer: u32) {
     for attributes in [init(), rtr(peer), rts()] {
         qp.modify(&attributes).unwrap();
+    }
+}
+
+/// Calls `visit` with every order of `items`.
+pub(crate) fn in_every_order(items: &[usize], visit: &mut impl FnMut(&[usize])) {
+    fn rest(items: &mut [usize], from: usize, visit: &mut impl FnMut(&[usize])) {
+        if from == items.len() {
+            return visit(items);
+        }
+        for index in from..items.len() {
+            items.swap(from, index);
+            rest(items, from + 1, visit);
+            items.swap(from, index);
+        }
+    }
+    rest(&mut items.to_vec(), 0, visit);
+}
+
+/// Drops all `objects`, by their indices.
+pub(crate) fn drop_in_order<const N: usize>(order: &[usize], objects: [Box<dyn Any>; N]) {
+    assert_eq!(order.len(), N);
+    let mut objects = objects.map(Some);
+    for index in order {
+        drop(objects[*index].take());
     }
 }
 

@@ -10,7 +10,7 @@ use rdma_safe::{
 };
 
 use crate::fake::{Config, Fake, Live};
-use crate::support::seen;
+use crate::support::{drop_in_order, seen};
 
 pub(crate) const KEY: [u8; 40] = [7; 40];
 
@@ -173,10 +173,7 @@ fn queues_tables_and_queue_pairs_go_in_any_order() {
         assert_eq!(fake.live(), live);
         drop(pd);
         let objects: [Box<dyn Any>; 5] = [Box::new(wq), Box::new(cq), Box::new(table), Box::new(qp), Box::new(flow)];
-        let mut objects = objects.map(Some);
-        for index in order {
-            drop(objects[index].take());
-        }
+        drop_in_order(&order, objects);
         assert_eq!(fake.live(), Live::default(), "{order:?}");
         assert_eq!(fake.take_violations(), [""; 0], "{order:?}");
     }

@@ -10,7 +10,9 @@ use rdma_safe::{
 };
 
 use crate::fake::{Config, Fake, Live};
-use crate::support::{CLASSIC, EXTENDED, Interfaces, Raw, on_each_interface, raw_with, seen};
+use crate::support::{
+    CLASSIC, EXTENDED, Interfaces, Raw, drop_in_order, in_every_order, on_each_interface, raw_with, seen,
+};
 
 /// A shared receive queue with one receive of sixteen bytes, `wr_id` 7.
 struct Inbox {
@@ -430,18 +432,8 @@ fn a_queue_that_its_own_thread_polls_is_destroyed_when_it_has_done_so() {
 #[test]
 #[cfg_attr(miri, ignore = "5040 orders; natively all of them are tried")]
 fn everything_of_xrc_goes_in_every_order() {
-    fn permute(items: &mut [usize; 7], at: usize, visit: &mut impl FnMut(&[usize; 7])) {
-        if at == items.len() {
-            return visit(items);
-        }
-        for other in at..items.len() {
-            items.swap(at, other);
-            permute(items, at + 1, visit);
-            items.swap(at, other);
-        }
-    }
     let fake = Fake::new(Config::default());
-    permute(&mut [0, 1, 2, 3, 4, 5, 6], 0, &mut |order| {
+    in_every_order(&[0, 1, 2, 3, 4, 5, 6], &mut |order| {
         let context = fake.open();
         let pd = context.alloc_pd().unwrap();
         let domain = context.open_xrcd().unwrap();
@@ -449,16 +441,16 @@ fn everything_of_xrc_goes_in_every_order() {
         let srq = domain.shared_receive_queue(&pd, &cq, 4).build().unwrap();
         let sender = pd.queue_pair(&cq, &cq).qp_type(QueuePairType::XRC_SEND).build().unwrap();
         let target = domain.create_target().unwrap();
-        let mut objects: [Option<Box<dyn std::any::Any>>; 7] = [
-            Some(Box::new(context)),
-            Some(Box::new(pd)),
-            Some(Box::new(domain)),
-            Some(Box::new(cq)),
-            Some(Box::new(srq)),
-            Some(Box::new(sender)),
-            Some(Box::new(target)),
+        let objects: [Box<dyn std::any::Any>; 7] = [
+            Box::new(context),
+            Box::new(pd),
+            Box::new(domain),
+            Box::new(cq),
+            Box::new(srq),
+            Box::new(sender),
+            Box::new(target),
         ];
-        order.iter().for_each(|index| objects[*index] = None);
+        drop_in_order(order, objects);
         assert_eq!(fake.live(), Live::default(), "{order:?}");
     });
 }
