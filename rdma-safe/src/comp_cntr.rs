@@ -151,7 +151,7 @@ impl CompletionCounter {
         CompletionCounter { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()), calls }) }
     }
 
-    /// Takes over a counter that was made elsewhere, and destroys it when it is dropped.
+    /// Adopts a counter that other code has created. It is destroyed when the last queue pair that has it is gone.
     ///
     /// # Errors
     /// [`Error::Unsupported`] with a library before rdma-core 65.

@@ -67,7 +67,7 @@ impl Context {
 }
 
 impl Counters {
-    /// Takes over counters that were made elsewhere, and destroys them when they are dropped.
+    /// Adopts counters that other code has created. They are destroyed when the last flow with them is gone.
     ///
     /// # Safety
     /// `raw` must be counters of `context` that exist, and no flow may have them. Nobody else may destroy them from here on.

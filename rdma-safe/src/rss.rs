@@ -134,7 +134,7 @@ impl RssQueuePairBuilder<'_> {
 }
 
 impl RssQueuePair {
-    /// Takes over a queue pair that was made elsewhere, and destroys it when it is dropped.
+    /// Adopts a queue pair that other code has created. It is destroyed when it and the flows to it are gone.
     ///
     /// # Safety
     /// `raw` must be a queue pair that exists, made in `pd` with `table`, and with no multicast group, flow or completion counter.
@@ -208,6 +208,19 @@ impl RssQueuePair {
     pub fn as_raw(&self) -> *mut ibv_qp {
         self.shared.as_raw()
     }
+
+    /// Destroys it: `ibv_destroy_qp(3)`. Dropping does the same and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process ends.
+    /// [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it: it is destroyed when the last of them is gone.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(self) -> Result<()> {
+        match Arc::into_inner(self.shared) {
+            Some(mut shared) => shared.release(),
+            None => Err(Error::InUse { object: "queue pair", by: "flows" }),
+        }
+    }
 }
 
 impl fmt::Debug for RssQueuePair {
@@ -233,11 +246,21 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Destroys the queue pair, once.
+    fn release(&mut self) -> Result<()> {
+        match self.parents.take() {
+            // SAFETY: valid, and made from these, which were just taken; no handle and no flow is left, as each holds an `Arc` of
+            // this.
+            Some(parents) => unsafe { Doomed::new(self.raw, parents) }.destroy(),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
-        let Some(parents) = self.parents.take() else { return };
-        // SAFETY: valid, and made from these, which were just taken; no handle and no flow is left, as each holds an `Arc` of this.
-        let _ = unsafe { Doomed::new(self.raw, parents) }.destroy();
+        let _ = self.release();
     }
 }
 

@@ -93,7 +93,7 @@ impl Context {
 }
 
 impl XrcDomain {
-    /// Takes over a domain that was opened otherwise.
+    /// Adopts a domain that other code has opened. It is closed when nothing is left in it.
     ///
     /// # Safety
     /// `raw` must be a domain of `context`, and nobody else close it or use it afterwards: it is closed with the last clone of what

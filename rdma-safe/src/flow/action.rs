@@ -191,7 +191,7 @@ impl Drop for Inner {
 }
 
 impl FlowAction {
-    /// Takes over an action that was made elsewhere, and destroys it when it is dropped.
+    /// Adopts an action that other code has created. It is destroyed when the last flow with it is gone.
     ///
     /// # Safety
     /// `raw` must be an action of `context` that exists, and no flow may have it. Nobody else may change or destroy it from here

@@ -311,7 +311,7 @@ unsafe impl Send for Flow {}
 unsafe impl Sync for Flow {}
 
 impl Flow {
-    /// Takes over a flow that was made elsewhere, and ends it when it is dropped.
+    /// Adopts a flow that other code has created. It ends on drop.
     ///
     /// # Safety
     /// `raw` must be a flow that exists, leads to `target`, and has no other actions and counters than these. Nobody else may

@@ -113,7 +113,7 @@ impl XrcTarget {
         XrcTarget { shared, local: None }
     }
 
-    /// Takes over a queue pair that was made otherwise, and asks its state.
+    /// Adopts a queue pair that other code has created, and asks its state. It is destroyed on drop.
     ///
     /// # Errors
     /// That of [`XrcTarget::query`]: then it was destroyed.

@@ -86,7 +86,7 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl WorkQueue {
-    /// Takes over a work queue that was made elsewhere, and destroys it when it is dropped.
+    /// Adopts a work queue that other code has created. It is destroyed when it and the tables that have it are gone.
     ///
     /// # Safety
     /// `raw` must be a receive work queue that exists, made in `pd` and completing to `cq`, with room for `max_wr` work requests of

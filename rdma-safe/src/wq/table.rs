@@ -82,7 +82,7 @@ impl Context {
 }
 
 impl IndirectionTable {
-    /// Takes over a table that was made elsewhere, and destroys it when it is dropped.
+    /// Adopts a table that other code has created. It is destroyed when the last queue pair with it is gone.
     ///
     /// # Safety
     /// `raw` must be a table of `context` that exists, of no other work queues than `queues`. Nobody else may destroy it from here

@@ -239,6 +239,30 @@ fn what_cannot_be_destroyed_keeps_what_it_is_made_of() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn a_queue_pair_of_a_table_says_why_it_is_not_destroyed() {
+    let fake = Fake::new(Config::steering());
+    let pd = fake.pd();
+    let queue = Queue::new(&pd);
+    let table = table(pd.context(), &[&queue.wq]);
+    rss(&pd, &table).destroy().unwrap();
+    assert_eq!(fake.live().qps, 0);
+    let qp = rss(&pd, &table);
+    let flow = FlowRule::new(1).steer(&qp).unwrap();
+    let error = qp.destroy().unwrap_err();
+    assert!(matches!(error, Error::InUse { object: "queue pair", by: "flows" }), "{error}");
+    assert_eq!(fake.live().qps, 1);
+    drop(flow);
+    assert_eq!(fake.live().qps, 0);
+    fake.may_leak();
+    let qp = rss(&pd, &table);
+    fake.fail("ibv_destroy_qp", libc::EBUSY);
+    let error = qp.destroy().unwrap_err();
+    assert!(matches!(error, Error::Verb { verb: "ibv_destroy_qp", errno: Errno(libc::EBUSY), .. }), "{error}");
+    assert_eq!((fake.live().qps, fake.calls("ibv_destroy_qp")), (1, 3), "tried once, and not again");
+}
+
+#[test]
 fn tables_are_of_a_power_of_two_within_the_limits_of_the_device() {
     let fake = Fake::new(Config::steering());
     let (pd, stranger) = (fake.pd(), fake.pd());
