@@ -117,7 +117,7 @@ impl Context {
     /// # Errors
     /// [`Error::Unsupported`] with a library before rdma-core 65, or a device without; [`Error::Verb`].
     #[doc(alias = "ibv_query_comp_cntr_caps")]
-    pub fn completion_counters(&self) -> Result<CompletionCounterCaps> {
+    pub fn completion_counter_caps(&self) -> Result<CompletionCounterCaps> {
         let query = self.verbs()._ibv_query_comp_cntr_caps.ok_or_else(|| self.unsupported(FEATURE))?;
         let mut caps = ibv_comp_cntr_caps::zeroed();
         // SAFETY: the context is valid, and `caps` has room for the structure whose size is passed along.

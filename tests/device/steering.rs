@@ -52,6 +52,6 @@ fn flows_and_counters_are_refused_by_name() {
 #[test]
 fn completion_counters_are_refused_with_the_release_that_brought_them() {
     let Some(rdma) = device() else { return };
-    refused(&rdma, "completion counters (ibv_create_comp_cntr, of rdma-core 65)", rdma.completion_counters());
+    refused(&rdma, "completion counters (ibv_create_comp_cntr, of rdma-core 65)", rdma.completion_counter_caps());
     refused(&rdma, "completion counters", rdma.completion_counter(CompletionCount::WorkRequests));
 }

@@ -172,7 +172,7 @@ impl CompletionQueue {
 
     #[cold]
     fn arm_error(&self, errno: Errno) -> Error {
-        Error::Verb { verb: "ibv_req_notify_cq", device: self.context().device_name().into(), errno }
+        self.context().verb_error("ibv_req_notify_cq", errno)
     }
 
     /// The C object, valid while this queue is.

@@ -19,7 +19,7 @@ fn work_is_counted_by_operation_also_without_a_completion() {
     let fake = with_counters();
     let pd = fake.pd();
     let context = pd.context();
-    let caps = context.completion_counters().unwrap();
+    let caps = context.completion_counter_caps().unwrap();
     assert_eq!((caps.max_value, caps.max_counters, caps.operations), ((1 << 40) - 1, 2, SEND | RECV));
     let sends = context.completion_counter(CompletionCount::WorkRequests).unwrap();
     let received = context.completion_counter(CompletionCount::Bytes).unwrap();
@@ -88,7 +88,7 @@ fn what_cannot_be_counted_is_refused_with_the_reason() {
     let context = fake.open();
     let error = context.completion_counter(CompletionCount::Bytes).unwrap_err();
     assert!(matches!(error, Error::Unsupported { feature, .. } if feature.contains("rdma-core 65")), "{error}");
-    assert!(matches!(context.completion_counters(), Err(Error::Unsupported { .. })));
+    assert!(matches!(context.completion_counter_caps(), Err(Error::Unsupported { .. })));
 }
 
 #[test]
