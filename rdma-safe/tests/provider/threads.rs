@@ -3,9 +3,11 @@
 use std::sync::mpsc;
 
 use rdma_safe::{
-    AsyncEvents, Buffer, CompletionChannel, CompletionQueue, Context, Device, Endpoint, ExposedRegion, Inline, Pages,
-    ProtectionDomain, QueuePair, RawMemoryRegion, ReceivePool, RecvBatch, RecvQueue, SendQueue, SharedReceiveQueue,
-    ThreadDomain, WcFields, WorkRequest,
+    AddressHandle, AsyncEvents, Buffer, CompletionChannel, CompletionCounter, CompletionQueue, Context, Counters,
+    DatagramEndpoint, Device, DeviceMemory, DeviceRegion, Endpoint, ExposedRegion, Flow, FlowAction, IndirectionTable,
+    Inline, MemoryWindow, Pages, Peer, ProtectionDomain, QueuePair, RawMemoryRegion, ReceivePool, RecvBatch, RecvQueue,
+    RssQueuePair, SendQueue, SharedReceiveQueue, ThreadDomain, Type1, Type2, WcFields, WorkQueue, WorkRequest,
+    XrcDomain, XrcTarget,
 };
 
 use crate::fake::{Config, Fake};
@@ -14,34 +16,41 @@ use crate::support::{done, endpoints, on_each_interface, raw_with, to_rts};
 #[test]
 fn what_may_cross_threads_does() {
     fn is_send<T: Send>() {}
-    fn is_sync<T: Sync>() {}
-    is_send::<Device>();
-    is_send::<Context>();
-    is_send::<ProtectionDomain>();
-    is_send::<Buffer>();
-    is_send::<ExposedRegion>();
-    is_send::<RawMemoryRegion>();
-    is_send::<CompletionChannel>();
-    is_send::<AsyncEvents>();
-    is_send::<ThreadDomain>();
-    is_send::<CompletionQueue>();
-    is_send::<QueuePair>();
-    is_send::<Endpoint>();
-    is_send::<SharedReceiveQueue>();
-    is_send::<ReceivePool>();
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<Device>();
+    is_shared::<Context>();
+    is_shared::<ProtectionDomain>();
+    is_shared::<CompletionChannel>();
+    is_shared::<AsyncEvents>();
+    is_shared::<ThreadDomain>();
+    is_shared::<XrcDomain>();
+    is_shared::<IndirectionTable>();
+    is_shared::<Counters>();
+    is_shared::<FlowAction>();
+    is_shared::<CompletionCounter>();
+    is_shared::<AddressHandle>();
+    is_shared::<Peer>();
+    is_shared::<Buffer>();
+    is_shared::<ExposedRegion>();
+    is_shared::<RawMemoryRegion>();
+    is_shared::<DeviceMemory>();
+    is_shared::<DeviceRegion>();
+    is_shared::<MemoryWindow<Type1>>();
+    is_shared::<MemoryWindow<Type2>>();
+    is_shared::<CompletionQueue>();
+    is_shared::<QueuePair>();
+    is_shared::<XrcTarget>();
+    is_shared::<RssQueuePair>();
+    is_shared::<SharedReceiveQueue>();
+    is_shared::<ReceivePool>();
+    is_shared::<WorkQueue>();
+    is_shared::<Flow>();
+    is_shared::<Endpoint>();
+    is_shared::<DatagramEndpoint>();
     is_send::<SendQueue<'_>>();
     is_send::<RecvQueue<'_>>();
     is_send::<RecvBatch<'_>>();
     is_send::<RecvBatch<'_, SharedReceiveQueue>>();
-    is_sync::<Device>();
-    is_sync::<Context>();
-    is_sync::<ProtectionDomain>();
-    is_sync::<CompletionChannel>();
-    is_sync::<AsyncEvents>();
-    is_sync::<ThreadDomain>();
-    is_sync::<Buffer>();
-    is_sync::<SharedReceiveQueue>();
-    is_sync::<ReceivePool>();
 }
 
 #[test]
