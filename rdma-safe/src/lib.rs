@@ -16,7 +16,7 @@
 //!                    ├─ ThreadDomain, Counters, CompletionCounter, FlowAction
 //!                    ├─ DeviceMemory ── DeviceRegion
 //!                    ├─ XrcDomain ── XrcTarget
-//!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion
+//!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion, ImportedRegion
 //!                    │                    ├─ MemoryWindow
 //!                    │                    ├─ AddressHandle
 //!                    │                    ├─ SharedReceiveQueue, ReceivePool
@@ -44,6 +44,7 @@
 //! | poll and post in a loop at the least cost | [`Poller`], [`SendQueue::extended`], [`Endpoint::extended`] |
 //! | end a connection | [`Endpoint::close`], [`QueuePair::drain`] |
 //! | know why something failed | [`Endpoint::explain`], [`QueuePair::explain`], [`Error::explain`] |
+//! | share a domain and its regions with another process | [`Context::command_fd`] there, [`Context::import`] here |
 //! | use objects of other code, or show them to it | `from_raw`, `as_raw` of each type |
 //!
 //! # Errors
@@ -84,6 +85,7 @@ mod fork;
 mod gid;
 mod grh;
 mod id;
+mod import;
 mod interface;
 mod mr;
 mod mw;
@@ -142,8 +144,8 @@ pub use grh::Grh;
 pub use id::{CqId, QpId, SrqId, WqId};
 pub use interface::{Any, Classic, Extended, Interface, Known};
 pub use mr::{
-    Backing, Buffer, ExposedRegion, HugePages, NullRegion, Pages, RawMemoryRegion, RemoteMemory, ReregisterError,
-    Reregistration,
+    Backing, Buffer, ExposedRegion, HugePages, ImportedRegion, NullRegion, Pages, RawMemoryRegion, RemoteMemory,
+    ReregisterError, Reregistration,
 };
 pub use mw::{BindInfo, MemoryWindow, Type1, Type2, WindowType};
 pub use pd::ProtectionDomain;

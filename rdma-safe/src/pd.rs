@@ -22,8 +22,16 @@ pub struct ProtectionDomain {
 struct Inner {
     raw: NonNull<ibv_pd>,
     context: ManuallyDrop<Context>,
-    /// To be deallocated.
-    owned: bool,
+    end: End,
+}
+
+/// How a domain ends that is no parent domain.
+enum End {
+    Deallocated,
+    /// By others.
+    Borrowed,
+    /// Given back to whoever has allocated it.
+    Unimported,
 }
 
 /// A parent domain.
@@ -43,9 +51,18 @@ unsafe impl Sync for Parent {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: every region, address handle, queue pair, shared receive queue and parent domain in this domain holds an `Arc` of
-        // it, so none is left; those whose destruction failed leak their `Arc`, so the domain then stays.
-        if !self.owned || unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
+        let ended = match self.end {
+            End::Borrowed => 0,
+            // SAFETY: every region, address handle, queue pair, shared receive queue and parent domain in this domain holds an
+            // `Arc` of it, so none is left; those whose destruction failed leak their `Arc`, so the domain then stays.
+            End::Deallocated => unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) },
+            End::Unimported => {
+                // SAFETY: as above.
+                unsafe { (self.context.verbs().ibv_unimport_pd)(self.raw.as_ptr()) };
+                0
+            }
+        };
+        if ended == 0 {
             // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
             unsafe { ManuallyDrop::drop(&mut self.context) }
         }
@@ -67,12 +84,18 @@ impl ProtectionDomain {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_alloc_pd)(context.as_raw()) })
             .map_err(|errno| Error::AllocPd { errno })?;
-        Ok(ProtectionDomain::of(context, raw, true))
+        Ok(ProtectionDomain::of(context, raw, End::Deallocated))
     }
 
-    fn of(context: &Context, raw: NonNull<ibv_pd>, owned: bool) -> Self {
+    fn of(context: &Context, raw: NonNull<ibv_pd>, end: End) -> Self {
         let context = ManuallyDrop::new(context.clone());
-        ProtectionDomain { parent: None, inner: Arc::new(Inner { raw, context, owned }) }
+        ProtectionDomain { parent: None, inner: Arc::new(Inner { raw, context, end }) }
+    }
+
+    /// # Safety
+    /// `raw` must be a domain that was imported to `context`, and be this one's alone to give back.
+    pub(crate) unsafe fn imported(context: &Context, raw: NonNull<ibv_pd>) -> ProtectionDomain {
+        ProtectionDomain::of(context, raw, End::Unimported)
     }
 
     /// Adopts a domain that other code has allocated. It is deallocated with the last object that is made in it.
@@ -82,7 +105,7 @@ impl ProtectionDomain {
     /// be gone before that.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_pd>) -> ProtectionDomain {
-        ProtectionDomain::of(context, raw, true)
+        ProtectionDomain::of(context, raw, End::Deallocated)
     }
 
     /// As [`ProtectionDomain::from_raw`], of a domain that stays its owner's, as those of librdmacm do: it is not deallocated.
@@ -91,7 +114,7 @@ impl ProtectionDomain {
     /// As there, but that others deallocate it: they must not as long as this, or anything made in it, is there.
     #[must_use]
     pub unsafe fn from_raw_borrowed(context: &Context, raw: NonNull<ibv_pd>) -> ProtectionDomain {
-        ProtectionDomain::of(context, raw, false)
+        ProtectionDomain::of(context, raw, End::Borrowed)
     }
 
     /// Adopts a parent domain of this one that other code has allocated, for instance with allocators of its own. It is deallocated
@@ -201,6 +224,13 @@ impl ProtectionDomain {
     #[inline(always)]
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
+    }
+
+    /// The kernel's handle, by which it can be imported: [`Context::import_pd`]. Of a parent domain, that of what it extends.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        // SAFETY: the domain is valid, and the field does not change.
+        unsafe { (*self.inner.raw.as_ptr()).handle }
     }
 
     /// The C object, valid while this domain or anything made from it is.

@@ -25,6 +25,7 @@ mod devices;
 mod drain;
 mod drop_order;
 mod explanations;
+mod imports;
 mod memory;
 mod memory_windows;
 mod modify;

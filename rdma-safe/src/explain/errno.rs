@@ -77,6 +77,12 @@ pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
         }
         ("ibv_get_pkey_index", libc::ENOENT) => "the port's table does not hold the partition key",
         ("ibv_query_gid_ex" | "ibv_query_gid", libc::ENODATA) => "the entry of the GID table is empty",
+        ("ibv_import_device", libc::EINVAL | libc::ENODEV) => {
+            "the descriptor must be that of a context (Context::command_fd) on a device that is there"
+        }
+        ("ibv_import_pd" | "ibv_import_mr" | "ibv_import_dm", libc::ENOENT) => {
+            "the handle must be of such an object of the context whose descriptor was imported"
+        }
         (_, libc::EMFILE | libc::ENFILE) => "the process, or the system, is out of file descriptors: see `ulimit -n`",
         (_, libc::EBUSY) if destroys => {
             "something that was made from it is still there: objects made by other code from its raw handle, bound memory \

@@ -48,6 +48,12 @@ impl ExposedRegion {
         self.region.registration.pd()
     }
 
+    /// The kernel's handle, by which it can be imported: [`ProtectionDomain::import_mr`].
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.region.registration.handle()
+    }
+
     /// The C object, valid while this region is.
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_sys::ibv_mr {

@@ -1,18 +1,20 @@
 //! Registered memory.
 //!
-//! Four kinds, told apart by type:
+//! Five kinds, told apart by type:
 //!
 //! | type | who may access the bytes | the CPU sees them as |
 //! |---|---|---|
 //! | [`Buffer`] | this process, and the device while the buffer is in flight | `&[u8]`, `&mut [u8]` |
 //! | [`ExposedRegion`] | this process, and peers at any time | volatile and atomic access only, never a slice |
 //! | [`NullRegion`] | there are none | nothing: a key |
+//! | [`ImportedRegion`] | as its owner, another process, says | nothing: keys |
 //! | [`RawMemoryRegion`] | whoever the `unsafe` caller says | nothing: keys and an address |
 
 mod backing;
 mod buffer;
 mod dmabuf;
 mod exposed;
+mod imported;
 mod null;
 mod raw;
 mod remote;
@@ -29,6 +31,7 @@ use crate::{Access, Errno, Error, ProtectionDomain, Result};
 pub use backing::{Backing, HugePages, Pages};
 pub use buffer::Buffer;
 pub use exposed::ExposedRegion;
+pub use imported::ImportedRegion;
 pub use null::NullRegion;
 pub use raw::RawMemoryRegion;
 pub use remote::RemoteMemory;
@@ -97,6 +100,11 @@ impl Registration {
 
     pub(crate) fn as_raw(&self) -> *mut ibv_mr {
         self.raw.as_ptr()
+    }
+
+    fn handle(&self) -> u32 {
+        // SAFETY: the region is valid, and the field changes in `ibv_rereg_mr` at most, for which it is borrowed mutably.
+        unsafe { (*self.as_raw()).handle }
     }
 
     /// Leaves the deregistration to others.

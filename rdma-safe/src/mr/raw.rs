@@ -111,6 +111,12 @@ impl RawMemoryRegion {
         self.inner.pd()
     }
 
+    /// The kernel's handle, by which it can be imported: [`ProtectionDomain::import_mr`].
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.inner.handle()
+    }
+
     /// The C object, valid while this region is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {

@@ -26,6 +26,7 @@ mod failing_posts;
 mod fake;
 mod flows;
 mod gates;
+mod imports;
 mod known_interface;
 mod lies;
 // Tables and texts, which hold nothing for Miri to find and take it minutes.

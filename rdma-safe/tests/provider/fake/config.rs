@@ -43,6 +43,8 @@ pub(crate) struct Config {
     pub(crate) steering: bool,
     /// What completion counters can count; without it there are none.
     pub(crate) comp_cntrs: Option<u32>,
+    /// Whether contexts can be shared by a descriptor.
+    pub(crate) imports: bool,
     /// Whether there are thread domains and parent domains.
     pub(crate) domains: bool,
     /// Whether completion queues go into parent domains.
@@ -181,6 +183,7 @@ impl Default for Config {
             xrc: true,
             steering: false,
             comp_cntrs: None,
+            imports: true,
             domains: true,
             domain_cqs: true,
             ece_options: Some(0xff),

@@ -80,14 +80,15 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         let (alloc, raw) = Alloc::new(ibv_pd { context, handle: unsafe { (*attr.pd).handle } });
         own(raw, device);
         let extends = Some(Extends { pd: attr.pd.addr(), td: attr.td.addr() });
-        state.pds.insert(raw.addr(), Pd { alloc, raw: Ptr(raw), context: address, extends });
+        state.pds.insert(raw.addr(), Pd { alloc, raw: Ptr(raw), context: address, extends, imports: None });
         raw
     })
 }
 
 impl State {
-    /// The domain that protects: of a parent domain, that which it extends.
+    /// The domain that protects: of a parent domain, that which it extends; of an imported one, that which it stands for.
     pub(super) fn protection(&self, pd: usize) -> usize {
-        self.pds.get(&pd).and_then(|pd| pd.extends).map_or(pd, |extends| extends.pd)
+        let extended = self.pds.get(&pd).and_then(|pd| pd.extends).map_or(pd, |extends| extends.pd);
+        self.pds.get(&extended).and_then(|pd| pd.imports).unwrap_or(extended)
     }
 }

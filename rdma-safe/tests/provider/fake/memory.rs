@@ -9,12 +9,13 @@ use super::state::{Alloc, Device, Pd, Ptr, State, enter, null, own, set_errno};
 
 pub(super) struct Mr {
     pub(super) alloc: Alloc,
+    pub(super) raw: Ptr<ibv_mr>,
     pub(super) pd: usize,
     /// That of `pd`, whose keys are valid in all that extend it.
     protection: usize,
     /// As given at registration: the device reaches the memory with this pointer's provenance.
     memory: Ptr<u8>,
-    len: usize,
+    pub(super) len: usize,
     pub(super) lkey: u32,
     /// 0 when no peer may reach it.
     pub(super) rkey: u32,
@@ -37,7 +38,9 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         }
         let (alloc, raw) = Alloc::new(ibv_pd { context, handle: state.handle() });
         own(raw, device);
-        state.pds.insert(raw.addr(), Pd { alloc, raw: Ptr(raw), context: context.addr(), extends: None });
+        state
+            .pds
+            .insert(raw.addr(), Pd { alloc, raw: Ptr(raw), context: context.addr(), extends: None, imports: None });
         raw
     })
 }
@@ -51,18 +54,16 @@ pub(super) unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
         if let Some(errno) = state.fault("ibv_dealloc_pd") {
             return errno;
         }
-        let children = state.mrs.values().filter(|mr| mr.pd == address).count()
-            + state.mws.values().filter(|mw| mw.pd == address).count()
-            + state.ahs.values().filter(|ah| ah.pd == address).count()
-            + state.qps.values().filter(|qp| qp.pd == address).count()
-            + state.srqs.values().filter(|srq| srq.pd == address).count()
-            + state.cqs.values().filter(|cq| cq.domain == Some(address)).count()
-            + state.pds.values().filter(|pd| pd.extends.is_some_and(|extends| extends.pd == address)).count()
-            + state.work_queues_in(address);
+        let children = state.children_of_pd(address);
         if children > 0 {
             state.violation(format!("ibv_dealloc_pd of a domain with {children} objects"));
             return libc::EBUSY;
         }
+        if state.pds[&address].imports.is_some() {
+            state.violation("ibv_dealloc_pd of a domain that others have allocated");
+            return libc::EINVAL;
+        }
+        state.check_imports(address, "ibv_dealloc_pd");
         let pd = state.pds.remove(&address).unwrap();
         state.bury(pd.alloc);
         0
@@ -106,6 +107,7 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
         let protection = state.protection(pd.addr());
         let mr = Mr {
             alloc,
+            raw: Ptr(raw),
             pd: pd.addr(),
             protection,
             memory: Ptr(addr.cast()),
@@ -137,6 +139,7 @@ pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
         if in_flight || shared {
             state.violation("ibv_dereg_mr of memory that posted work names");
         }
+        state.check_imports(raw.addr(), "ibv_dereg_mr");
         let mr = state.mrs.remove(&raw.addr()).unwrap();
         state.bury(mr.alloc);
         0
@@ -251,6 +254,7 @@ pub(super) fn add(
     let protection = state.protection(pd.addr());
     let mr = Mr {
         alloc,
+        raw: Ptr(raw),
         pd: pd.addr(),
         protection,
         memory: Ptr(memory),
@@ -267,6 +271,19 @@ pub(super) fn add(
 }
 
 impl State {
+    /// Objects that keep a domain from going.
+    pub(super) fn children_of_pd(&self, address: usize) -> usize {
+        self.mrs.values().filter(|mr| mr.pd == address).count()
+            + self.imported_mrs.values().filter(|mr| mr.pd == address).count()
+            + self.mws.values().filter(|mw| mw.pd == address).count()
+            + self.ahs.values().filter(|ah| ah.pd == address).count()
+            + self.qps.values().filter(|qp| qp.pd == address).count()
+            + self.srqs.values().filter(|srq| srq.pd == address).count()
+            + self.cqs.values().filter(|cq| cq.domain == Some(address)).count()
+            + self.pds.values().filter(|pd| pd.extends.is_some_and(|extends| extends.pd == address)).count()
+            + self.work_queues_in(address)
+    }
+
     /// Whether a work request names a region without memory.
     fn is_null(&self, pd: usize, sge: &ibv_sge) -> bool {
         let protection = self.protection(pd);

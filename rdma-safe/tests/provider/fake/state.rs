@@ -18,6 +18,7 @@ use super::domains::{Extends, Td};
 use super::engine::{RecvWr, SendWr};
 use super::events::{AsyncEvents, AsyncQueue};
 use super::flow::Steering;
+use super::import::{Command, ImportedMr};
 use super::memory::Mr;
 use super::multicast::Group;
 use super::mw::Mw;
@@ -106,6 +107,8 @@ pub(super) struct Context {
     pub(super) raw: Ptr<ibv_context>,
     /// None where the device reports none.
     pub(super) events: Option<AsyncQueue>,
+    /// None where the kernel has no part in it.
+    pub(super) command: Option<Command>,
 }
 
 pub(super) struct Pd {
@@ -114,6 +117,8 @@ pub(super) struct Pd {
     pub(super) context: usize,
     /// Of a parent domain.
     pub(super) extends: Option<Extends>,
+    /// The domain of another context that it stands for.
+    pub(super) imports: Option<usize>,
 }
 
 pub(super) struct Qp {
@@ -176,6 +181,7 @@ pub(super) struct State {
     pub(super) contexts: BTreeMap<usize, Context>,
     pub(super) pds: BTreeMap<usize, Pd>,
     pub(super) mrs: BTreeMap<usize, Mr>,
+    pub(super) imported_mrs: BTreeMap<usize, ImportedMr>,
     pub(super) channels: BTreeMap<usize, Channel>,
     pub(super) cqs: BTreeMap<usize, Cq>,
     pub(super) qps: BTreeMap<usize, Qp>,
@@ -248,6 +254,7 @@ impl State {
             contexts: BTreeMap::new(),
             pds: BTreeMap::new(),
             mrs: BTreeMap::new(),
+            imported_mrs: BTreeMap::new(),
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
@@ -294,7 +301,7 @@ impl State {
         Live {
             contexts: self.contexts.len(),
             pds: self.pds.len(),
-            mrs: self.mrs.len(),
+            mrs: self.mrs.len() + self.imported_mrs.len(),
             channels: self.channels.len(),
             cqs: self.cqs.len(),
             qps: self.qps.values().filter(|qp| !qp.orphan).count() + self.opened.len() + self.steering.rss.len(),

@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use rdma_sys::{Verbs, install_verbs};
 
-use super::{ah, comp_cntr, cq, dm, events, memory, multicast, qp, queries, srq, verbs};
+use super::{ah, comp_cntr, cq, dm, events, import, memory, multicast, qp, queries, srq, verbs};
 
 extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
@@ -45,6 +45,11 @@ fn table() -> Verbs {
     table.ibv_reg_mr_iova2 = memory::reg_mr_iova2;
     table.ibv_dereg_mr = memory::dereg_mr;
     table.ibv_rereg_mr = memory::rereg_mr;
+    table.ibv_import_device = import::import_device;
+    table.ibv_import_pd = import::import_pd;
+    table.ibv_unimport_pd = import::unimport_pd;
+    table.ibv_import_mr = import::import_mr;
+    table.ibv_unimport_mr = import::unimport_mr;
     table.ibv_import_dm = dm::import_dm;
     table.ibv_unimport_dm = dm::unimport_dm;
     table.ibv_dm_export_dmabuf_fd = Some(dm::dm_export_dmabuf_fd);

@@ -11,7 +11,8 @@ use rdma_sys::*;
 use super::Inside;
 use super::config::{Config, Port};
 use super::events::AsyncQueue;
-use super::state::{Alloc, Context, Device, Ptr, enter, null, own, owner, plugged, set_errno};
+use super::import::Command;
+use super::state::{Alloc, Context, Device, Ptr, State, enter, null, own, owner, plugged, set_errno};
 use super::{cq, dm, domains, flow, memory, mw, post, qp, queries, srq, tags, wq, xrc};
 
 /// What `ibv_get_device_list` does on this thread.
@@ -43,7 +44,7 @@ static LISTS: Mutex<BTreeMap<usize, List>> = Mutex::new(BTreeMap::new());
 const MAX_DEVICES: usize = 255;
 
 /// As `null`, where there is no device to enter.
-fn null_at_once<T>(errno: i32) -> *mut T {
+pub(super) fn null_at_once<T>(errno: i32) -> *mut T {
     if errno != 0 {
         unsafe { *libc::__errno_location() = errno };
     }
@@ -105,29 +106,35 @@ pub(super) unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_co
         if let Some(errno) = state.fault("ibv_open_device") {
             return null(errno);
         }
-        let events = state.config.async_events.then(AsyncQueue::new).flatten();
-        let async_fd = events.as_ref().map_or(-1, AsyncQueue::fd);
-        let mut context =
-            ibv_context { device: raw, num_comp_vectors: 2, cmd_fd: -1, async_fd, ..ibv_context::zeroed() };
-        context.ops.poll_cq = Some(cq::poll_cq);
-        context.ops.req_notify_cq = Some(cq::req_notify_cq);
-        context.ops.post_send = Some(post::post_send);
-        context.ops.post_recv = Some(post::post_recv);
-        context.ops.post_srq_recv = Some(srq::post_srq_recv);
-        context.ops.alloc_mw = Some(mw::alloc_mw);
-        context.ops.bind_mw = Some(mw::bind_mw);
-        context.ops.dealloc_mw = Some(mw::dealloc_mw);
-        let (alloc, raw) = if state.config.extended_context {
-            context.abi_compat = __VERBS_ABI_IS_EXTENDED;
-            let (alloc, raw) = Alloc::new(extended(&state.config, context));
-            (alloc, unsafe { &raw mut (*raw).context })
-        } else {
-            Alloc::new(context)
-        };
-        own(raw, device);
-        state.contexts.insert(raw.addr(), Context { alloc, raw: Ptr(raw), events });
-        raw
+        let command = state.config.imports.then(|| Command::open(device.index)).flatten();
+        add_context(state, device, command)
     })
+}
+
+pub(super) fn add_context(state: &mut State, device: &Arc<Device>, command: Option<Command>) -> *mut ibv_context {
+    let events = state.config.async_events.then(AsyncQueue::new).flatten();
+    let async_fd = events.as_ref().map_or(-1, AsyncQueue::fd);
+    let cmd_fd = command.as_ref().map_or(-1, Command::fd);
+    let mut context =
+        ibv_context { device: device.raw.0, num_comp_vectors: 2, cmd_fd, async_fd, ..ibv_context::zeroed() };
+    context.ops.poll_cq = Some(cq::poll_cq);
+    context.ops.req_notify_cq = Some(cq::req_notify_cq);
+    context.ops.post_send = Some(post::post_send);
+    context.ops.post_recv = Some(post::post_recv);
+    context.ops.post_srq_recv = Some(srq::post_srq_recv);
+    context.ops.alloc_mw = Some(mw::alloc_mw);
+    context.ops.bind_mw = Some(mw::bind_mw);
+    context.ops.dealloc_mw = Some(mw::dealloc_mw);
+    let (alloc, raw) = if state.config.extended_context {
+        context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+        let (alloc, raw) = Alloc::new(extended(&state.config, context));
+        (alloc, unsafe { &raw mut (*raw).context })
+    } else {
+        Alloc::new(context)
+    };
+    own(raw, device);
+    state.contexts.insert(raw.addr(), Context { alloc, raw: Ptr(raw), events, command });
+    raw
 }
 
 fn extended(config: &Config, context: ibv_context) -> verbs_context {
