@@ -23,10 +23,16 @@ bitflags! {
         const FLUSH_PERSISTENT = IBV_ACCESS_FLUSH_PERSISTENT.0;
         /// The device may reorder accesses; ignored where it cannot.
         const RELAXED_ORDERING = IBV_ACCESS_RELAXED_ORDERING.0;
-        /// Pages are not locked but faulted in by the device: on-demand paging.
+        /// Pages are not locked but faulted in by the device: on-demand paging. Without
+        /// [`DeviceAttributes::on_demand_paging`](crate::DeviceAttributes::on_demand_paging) registrations with it are refused.
         const ON_DEMAND = IBV_ACCESS_ON_DEMAND.0;
         /// A [`MemoryWindow`](crate::MemoryWindow) can be bound to the region, which lets peers in as the window says.
         const MW_BIND = IBV_ACCESS_MW_BIND.0;
+        /// The bytes are named by their offset in the region, where the device knows that; those that do not, ignore it. What every
+        /// device knows is [`ProtectionDomain::register_raw_at`](crate::ProtectionDomain::register_raw_at) with 0. For raw regions only.
+        const ZERO_BASED = IBV_ACCESS_ZERO_BASED.0;
+        /// All pages are huge and stay so, which spares the device entries. Goes with `ON_DEMAND`, and for raw regions only.
+        const HUGETLB = IBV_ACCESS_HUGETLB.0;
     }
 }
 
@@ -36,6 +42,9 @@ impl Access {
 
     /// The rights that let a peer flush what it has written.
     pub const FLUSH: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
+
+    /// What the owner of memory by address has to answer for.
+    pub(crate) const RAW: Access = Access::ZERO_BASED.union(Access::HUGETLB);
 
     /// What lets a peer reach memory, now or by a window that is bound later.
     pub(crate) const EXPOSING: Access = Access::REMOTE.union(Access::MW_BIND);

@@ -144,8 +144,8 @@ pub use grh::Grh;
 pub use id::{CqId, QpId, SrqId, WqId};
 pub use interface::{Any, Classic, Extended, Interface, Known};
 pub use mr::{
-    Backing, Buffer, ExposedRegion, HugePages, ImportedRegion, NullRegion, Pages, RawMemoryRegion, RemoteMemory,
-    ReregisterError, Reregistration,
+    Advice, Backing, Buffer, ExposedRegion, HugePages, ImportedRegion, NullRegion, Pages, RawMemoryRegion,
+    RemoteMemory, ReregisterError, Reregistration,
 };
 pub use mw::{BindInfo, MemoryWindow, Type1, Type2, WindowType};
 pub use pd::ProtectionDomain;

@@ -1,7 +1,8 @@
 //! Registered memory: what can be registered, with which rights, and what is refused.
 
 use rdma_safe::{
-    Access, Backing, Buffer, Endpoint, Errno, Error, ExposedRegion, HugePages, Pages, ProtectionDomain, WcStatus, Work,
+    Access, Backing, Buffer, Endpoint, Errno, Error, ExposedRegion, HugePages, OdpCapabilities, Pages,
+    ProtectionDomain, WcStatus, Work,
 };
 
 use crate::support::child::{expect_kernel_objects, in_own_process};
@@ -105,17 +106,49 @@ fn remote_write_without_local_write_is_refused_with_the_reason() {
 }
 
 #[test]
-fn on_demand_paging_works_or_is_refused() {
+fn on_demand_paging_works_or_is_refused_before_the_call() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
+    let has = rdma.attributes().on_demand_paging().is_some();
+    assert!(!(has && rdma.is_rxe() && !rdma.is_newer_rxe()), "SoftRoCE of this kernel pages nothing on demand");
     match pd.register_with(Pages::new(4096).unwrap(), Access::ON_DEMAND) {
-        Ok(buffer) => assert_eq!(buffer.capacity(), 4096),
-        Err(Error::RegisterMemory { len: 4096, access, errno }) => {
-            assert!(access.contains(Access::ON_DEMAND));
-            assert!(matches!(errno, Errno(libc::EINVAL | libc::EOPNOTSUPP)), "{errno:?}");
-        }
+        Ok(buffer) => assert!(has && buffer.capacity() == 4096),
+        Err(Error::Unsupported { feature, .. }) => assert!(!has && feature.contains("ON_DEMAND"), "{feature}"),
         Err(error) => panic!("{error:?}"),
     }
+    let implicit =
+        rdma.attributes().on_demand_paging().is_some_and(|paging| paging.general.contains(OdpCapabilities::IMPLICIT));
+    // SAFETY: nobody names its keys.
+    match unsafe { pd.register_implicit(Access::LOCAL_WRITE) } {
+        Ok(region) => assert!(implicit && region.len() == usize::MAX),
+        Err(Error::Unsupported { feature, .. }) => assert!(!implicit && feature.contains("IMPLICIT"), "{feature}"),
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+#[test]
+fn memory_is_reached_by_the_address_that_it_was_given() {
+    let Some(rdma) = device() else { return };
+    let pd = rdma.pd();
+    let (mut a, _b) = connected(rdma.endpoint(&pd).peer_access(Access::REMOTE));
+    for iova in [0, 0x5000_0000_0000] {
+        let mut region = pd.expose_at(Pages::new(3 * 4096).unwrap(), iova, Access::REMOTE).unwrap();
+        assert_eq!(region.remote().address, iova);
+        region.write(4090, b"across pages").unwrap();
+        let buffer = pd.allocate(12).unwrap();
+        a.post(Work::read(buffer, region.remote().slice(4090, 12).unwrap())).unwrap();
+        let mut buffer = a.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap();
+        assert_eq!(&buffer[..], b"across pages");
+        buffer.reverse();
+        a.post(Work::write(buffer, region.remote().slice(8190, 12).unwrap())).unwrap();
+        assert_eq!(a.wait(DEADLINE).unwrap().status, WcStatus::SUCCESS);
+        let mut bytes = [0; 12];
+        region.read(8190, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"segap ssorca");
+    }
+    let error = error_of(pd.expose_at(Pages::new(4096).unwrap(), 0x1001, Access::REMOTE));
+    assert!(matches!(error, Error::Verb { verb: "ibv_reg_mr_iova", errno: Errno(libc::EINVAL), .. }), "{error:?}");
+    assert!(error.explain().is_some_and(|cause| cause.contains("as far into a page")), "{error}");
 }
 
 #[test]

@@ -59,6 +59,14 @@ pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
         ("ibv_reg_dmabuf_mr", libc::EINVAL | libc::EBADF) => {
             "the descriptor must be of a DMA-BUF that has these bytes, and offset and address agree within a page"
         }
+        ("ibv_reg_mr_iova", libc::EINVAL) => {
+            "the address that is to name the first byte must lie as far into a page as the memory does, and no address may wrap; \
+             remote write and remote atomic access need local write access, and some devices refuse flags they lack"
+        }
+        ("ibv_advise_mr", libc::EFAULT | libc::EPERM | libc::ENOENT) => {
+            "each range must lie in a region of this domain that was registered with Access::ON_DEMAND, and with local write access \
+             for Advice::PrefetchWrite"
+        }
         (_, libc::EINVAL) if registers => {
             "remote write and remote atomic access need local write access, and some devices refuse flags they lack"
         }

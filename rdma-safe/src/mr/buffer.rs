@@ -5,10 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rdma_sys::*;
-
 use super::Region;
-use crate::errno::check;
 use crate::{Error, ProtectionDomain, Result};
 
 /// Registered bytes with one owner: a whole region, or a part of one that nothing else overlaps.
@@ -130,33 +127,6 @@ impl Buffer {
         // SAFETY: `at` is less than the capacity, and `self` ends there now, so the two do not overlap.
         let second = Buffer::part(Arc::clone(region), unsafe { address.add(at) }, capacity - at);
         Ok((Buffer::part(Arc::clone(region), address, at), second))
-    }
-
-    /// Asks the device to fault in its pages for writing, where it was registered with
-    /// [`Access::ON_DEMAND`](crate::Access::ON_DEMAND): `ibv_advise_mr(3)`. Returns when that is done.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] where the device has no on-demand paging; [`Error::Verb`].
-    #[doc(alias = "ibv_advise_mr")]
-    pub fn prefetch(&self) -> Result<()> {
-        let context = self.pd().context();
-        let (advice, flags) = (IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH);
-        // The length of an element has 32 bits.
-        const PIECE: usize = 1 << 30;
-        for offset in (0..self.0.capacity).step_by(PIECE) {
-            let len = (self.0.capacity - offset).min(PIECE) as u32;
-            let mut sge = crate::Sge { address: self.address() + offset as u64, len, lkey: self.lkey() }.to_raw();
-            // SAFETY: the domain is valid, and `sge`, which lies in a region of it, is for the duration of the call. Faulting
-            // pages in changes no byte.
-            check(unsafe { ibv_advise_mr(self.pd().as_raw(), advice, flags.0, &mut sge, 1) }).map_err(|errno| {
-                let device = context.device_name().into();
-                if errno.is_unsupported() {
-                    return Error::Unsupported { device, feature: "prefetching of memory (ibv_advise_mr)" };
-                }
-                Error::Verb { verb: "ibv_advise_mr", device, errno }
-            })?;
-        }
-        Ok(())
     }
 
     /// The domain it is registered in.

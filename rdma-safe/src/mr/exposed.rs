@@ -64,11 +64,7 @@ impl ExposedRegion {
     #[must_use]
     #[inline]
     pub fn remote(&self) -> RemoteMemory {
-        RemoteMemory {
-            address: self.region.address.as_ptr() as u64,
-            len: self.region.len as u64,
-            rkey: self.region.registration.rkey,
-        }
+        RemoteMemory { address: self.region.iova, len: self.region.len as u64, rkey: self.region.registration.rkey }
     }
 
     /// Copies bytes from `offset` on into `target`.

@@ -10,16 +10,19 @@
 //! | [`ImportedRegion`] | as its owner, another process, says | nothing: keys |
 //! | [`RawMemoryRegion`] | whoever the `unsafe` caller says | nothing: keys and an address |
 
+mod advise;
 mod backing;
 mod buffer;
 mod dmabuf;
 mod exposed;
+mod implicit;
 mod imported;
 mod null;
 mod raw;
 mod remote;
 mod reregister;
 
+use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -28,6 +31,7 @@ use rdma_sys::*;
 use crate::errno::{check, check_ptr};
 use crate::{Access, Errno, Error, ProtectionDomain, Result};
 
+pub use advise::Advice;
 pub use backing::{Backing, HugePages, Pages};
 pub use buffer::Buffer;
 pub use exposed::ExposedRegion;
@@ -58,13 +62,44 @@ impl Registration {
     /// `address..address + len` must be allocated memory that stays so until the registration is released, and that
     /// tolerates whatever `access` lets the device and peers do with it.
     unsafe fn new(pd: &ProtectionDomain, address: *mut u8, len: usize, access: Access) -> Result<Self> {
+        let register = || {
+            // SAFETY: the domain is valid; the caller vouches for the memory.
+            unsafe { ibv_reg_mr(pd.as_raw(), address.cast(), len, access.bits() as c_int) }
+        };
+        Registration::made(pd, len, access, register, |errno| Error::RegisterMemory { len, access, errno })
+    }
+
+    /// As [`Registration::new`], named from `iova` on.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn new_at(pd: &ProtectionDomain, address: *mut u8, len: usize, iova: u64, access: Access) -> Result<Self> {
+        const VERB: &str = "ibv_reg_mr_iova";
+        if iova.checked_add(len as u64).is_none() {
+            return Err(pd.context().verb_error(VERB, Errno(libc::EINVAL)));
+        }
+        let register = || {
+            // SAFETY: the domain is valid; the caller vouches for the memory.
+            unsafe { ibv_reg_mr_iova(pd.as_raw(), address.cast(), len, iova, access.bits() as c_int) }
+        };
+        Registration::made(pd, len, access, register, |errno| pd.context().verb_error(VERB, errno))
+    }
+
+    /// What `register` makes of `pd` and gives to nobody else, unless the device is known to refuse it.
+    fn made(
+        pd: &ProtectionDomain,
+        len: usize,
+        access: Access,
+        register: impl FnOnce() -> *mut ibv_mr,
+        failed: impl FnOnce(Errno) -> Error,
+    ) -> Result<Self> {
         if len == 0 {
             return Err(Error::EmptyRegion);
         }
-        // SAFETY: the domain is valid; the caller vouches for the memory.
-        let raw =
-            check_ptr(|| unsafe { ibv_reg_mr(pd.as_raw(), address.cast(), len, access.bits() as std::ffi::c_int) })
-                .map_err(|errno| Error::RegisterMemory { len, access, errno })?;
+        if access.contains(Access::ON_DEMAND) && pd.context().attributes().on_demand_paging().is_none() {
+            return Err(pd.context().unsupported("on-demand paging (Access::ON_DEMAND)"));
+        }
+        let raw = check_ptr(register).map_err(failed)?;
         // SAFETY: just made, and given to nobody else.
         Ok(unsafe { Registration::from_raw(raw, pd, access) })
     }
@@ -138,6 +173,8 @@ pub(crate) struct Region {
     pub(crate) registration: Registration,
     address: NonNull<u8>,
     len: usize,
+    /// What work requests and peers name the first byte by.
+    iova: u64,
     backing: std::mem::ManuallyDrop<Box<dyn Backing>>,
 }
 
@@ -147,9 +184,10 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    fn new(pd: &ProtectionDomain, backing: Box<dyn Backing>, access: Access) -> Result<Arc<Self>> {
+    /// Named by `iova`, or by its address.
+    fn new(pd: &ProtectionDomain, backing: Box<dyn Backing>, iova: Option<u64>, access: Access) -> Result<Arc<Self>> {
         let (address, len) = (backing.address(), backing.len());
-        if !Access::all().contains(access) {
+        if !(Access::all() - Access::RAW).contains(access) {
             // A right that this crate has no name for could let peers in behind a slice.
             return Err(Error::RegisterMemory { len, access, errno: crate::Errno(libc::EINVAL) });
         }
@@ -157,8 +195,15 @@ impl Region {
         let _ = address.as_ptr().expose_provenance();
         // SAFETY: `Backing` promises that the memory stays until it is dropped, which `drop` below does only after the
         // registration was released. Who may see which bytes when is kept by `Buffer` and `ExposedRegion`.
-        let registration = unsafe { Registration::new(pd, address.as_ptr(), len, access)? };
-        Ok(Arc::new(Region { registration, address, len, backing: std::mem::ManuallyDrop::new(backing) }))
+        let registration = unsafe {
+            match iova {
+                Some(iova) => Registration::new_at(pd, address.as_ptr(), len, iova, access)?,
+                None => Registration::new(pd, address.as_ptr(), len, access)?,
+            }
+        };
+        let iova = iova.unwrap_or(address.as_ptr() as u64);
+        let backing = std::mem::ManuallyDrop::new(backing);
+        Ok(Arc::new(Region { registration, address, len, iova, backing }))
     }
 
     #[inline]
@@ -207,7 +252,7 @@ impl ProtectionDomain {
         if access.intersects(Access::EXPOSING) {
             return Err(Error::BufferAccess { access: access & Access::EXPOSING });
         }
-        Region::new(self, Box::new(backing), access | Access::LOCAL_WRITE).map(Buffer::whole)
+        Region::new(self, Box::new(backing), None, access | Access::LOCAL_WRITE).map(Buffer::whole)
     }
 
     /// Registers memory that peers may reach as `access` says: `ibv_reg_mr(3)`. With [`Access::MW_BIND`] they may also reach it
@@ -238,7 +283,18 @@ impl ProtectionDomain {
     /// # Errors
     /// As [`ProtectionDomain::register`].
     pub fn expose(&self, backing: impl Backing, access: Access) -> Result<ExposedRegion> {
-        Region::new(self, Box::new(backing), access | Access::LOCAL_WRITE).map(ExposedRegion::new)
+        Region::new(self, Box::new(backing), None, access | Access::LOCAL_WRITE).map(ExposedRegion::new)
+    }
+
+    /// As [`ProtectionDomain::expose`], but that peers name the first byte by the address `iova`, of which they learn where nothing is
+    /// here: `ibv_reg_mr_iova(3)`. [`ExposedRegion::remote`] says the same; offsets here are from the first byte, as ever.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::register`]; [`Error::Verb`] with `EINVAL`, too, unless `iova` lies as far into a page of 4096 bytes as the
+    /// memory does ([`Pages`] lie at the start of one), or where the addresses would wrap.
+    #[doc(alias = "ibv_reg_mr_iova")]
+    pub fn expose_at(&self, backing: impl Backing, iova: u64, access: Access) -> Result<ExposedRegion> {
+        Region::new(self, Box::new(backing), Some(iova), access | Access::LOCAL_WRITE).map(ExposedRegion::new)
     }
 
     /// Registers memory that the caller keeps: `ibv_reg_mr(3)` with exactly `access`.
@@ -257,5 +313,29 @@ impl ProtectionDomain {
     pub unsafe fn register_raw(&self, address: *mut u8, len: usize, access: Access) -> Result<RawMemoryRegion> {
         // SAFETY: the caller's contract is the same.
         unsafe { Registration::new(self, address, len, access) }.map(|inner| RawMemoryRegion::new(inner, address, len))
+    }
+
+    /// As [`ProtectionDomain::register_raw`], but that work requests and peers name the first byte by the address `iova`, which
+    /// [`RawMemoryRegion::address`] is then: `ibv_reg_mr_iova(3)`. With 0 they name each byte by its offset.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::register_raw`], but for [`Error::Verb`] in the place of [`Error::RegisterMemory`]; also with `EINVAL` unless
+    /// `iova` lies as far into a page as `address` does, or where the addresses would wrap.
+    ///
+    /// # Safety
+    ///
+    /// As of [`ProtectionDomain::register_raw`].
+    #[doc(alias = "ibv_reg_mr_iova")]
+    pub unsafe fn register_raw_at(
+        &self,
+        address: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<RawMemoryRegion> {
+        let _ = address.expose_provenance();
+        // SAFETY: the caller's contract is the same.
+        let inner = Arc::new(unsafe { Registration::new_at(self, address, len, iova, access)? });
+        Ok(RawMemoryRegion { inner, address: iova, len })
     }
 }

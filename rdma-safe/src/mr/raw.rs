@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use rdma_sys::ibv_mr;
 
-use super::Registration;
+use super::{Registration, RemoteMemory};
 use crate::{Access, Error, ProtectionDomain, Result};
 
 /// A registration over memory that the caller keeps, for the raw door; deregistered on drop.
 ///
-/// Made by [`ProtectionDomain::register_raw`] and [`ProtectionDomain::register_dmabuf`].
+/// Made by [`ProtectionDomain::register_raw`], [`ProtectionDomain::register_raw_at`], [`ProtectionDomain::register_implicit`] and
+/// [`ProtectionDomain::register_dmabuf`].
 pub struct RawMemoryRegion {
     /// Memory windows that are bound to it hold it, too.
     pub(super) inner: Arc<Registration>,
@@ -24,7 +25,8 @@ impl RawMemoryRegion {
     ///
     /// # Safety
     /// `raw` must be a region of `pd`, and be this one's alone to deregister; memory windows that other code has bound to it must
-    /// be gone before that. For its memory the contract is that of [`ProtectionDomain::register_raw`].
+    /// be gone before that. For its memory the contract is that of [`ProtectionDomain::register_raw`]. Its
+    /// address is what the C object says, also where the device names the bytes otherwise.
     #[must_use]
     pub unsafe fn from_raw(pd: &ProtectionDomain, raw: NonNull<ibv_mr>) -> RawMemoryRegion {
         // SAFETY: the region is valid, says the caller.
@@ -71,11 +73,18 @@ impl RawMemoryRegion {
         self.inner.rkey
     }
 
-    /// Address of the first byte.
+    /// What work requests and peers name the first byte by: its address, unless it was registered under another.
     #[must_use]
     #[inline]
     pub fn address(&self) -> u64 {
         self.address
+    }
+
+    /// What a peer needs to reach it, as far as it was registered for that.
+    #[must_use]
+    #[inline]
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory { address: self.address, len: self.len as u64, rkey: self.rkey() }
     }
 
     /// Length in bytes.

@@ -45,6 +45,7 @@ mod raw_handles;
 mod raw_operations;
 mod raw_packets;
 mod receive_pool;
+mod registration;
 mod rings;
 mod shared_receives;
 mod support;

@@ -25,6 +25,8 @@ pub(crate) struct Config {
     pub(crate) rereg: bool,
     pub(crate) dmabuf: bool,
     pub(crate) null_mr: bool,
+    /// `enum ibv_odp_general_caps`; 0 without on-demand paging, and without advice.
+    pub(crate) odp: u64,
     /// Bytes of device memory, and whether it comes with the functions that copy.
     pub(crate) device_memory: u64,
     pub(crate) device_memory_copies: bool,
@@ -196,6 +198,7 @@ impl Default for Config {
             gid_queries: true,
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
             windows: true,
+            odp: 0,
             device_memory: 4096,
             device_memory_copies: true,
             send_ops: 0x3ff,

@@ -103,7 +103,7 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
             Ok(memory) => {
                 let mr = add(state, device, pd, memory, len, access, false);
                 let of: &mut Mr = state.mrs.get_mut(&mr.addr()).unwrap();
-                (of.zero_based, of.dm) = (true, Some(raw.addr()));
+                (of.iova, of.dm) = (0, Some(raw.addr()));
                 mr
             }
             Err(errno) => null(errno),

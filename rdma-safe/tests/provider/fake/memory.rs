@@ -22,8 +22,8 @@ pub(super) struct Mr {
     pub(super) access: u32,
     /// Without memory.
     null: bool,
-    /// Named by offsets.
-    pub(super) zero_based: bool,
+    /// What names the first byte.
+    pub(super) iova: u64,
     /// The device memory that it covers.
     pub(super) dm: Option<usize>,
 }
@@ -85,10 +85,14 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
         if let Some(errno) = state.fault("ibv_reg_mr") {
             return null(errno);
         }
-        if state.pd(pd.addr(), "ibv_reg_mr").is_none() || len == 0 || iova != addr.addr() as u64 {
+        if state.pd(pd.addr(), "ibv_reg_mr").is_none() || len == 0 || (iova ^ addr.addr() as u64) % 4096 != 0 {
             return null(libc::EINVAL);
         }
         let access = ibv_access_flags(access);
+        let on_demand = (access & IBV_ACCESS_ON_DEMAND).0 != 0;
+        if on_demand && state.config.odp == 0 || addr.is_null() && (!on_demand || len != usize::MAX) {
+            return null(libc::EINVAL);
+        }
         let remote = IBV_ACCESS_REMOTE_WRITE
             | IBV_ACCESS_REMOTE_READ
             | IBV_ACCESS_REMOTE_ATOMIC
@@ -116,7 +120,7 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
             rkey,
             access: access.0,
             null: false,
-            zero_based: false,
+            iova,
             dm: None,
         };
         state.mrs.insert(raw.addr(), mr);
@@ -188,7 +192,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
             unsafe { (*raw).pd = pd };
         }
         if translates {
-            (mr.memory, mr.len) = (Ptr(addr.cast()), len);
+            (mr.memory, mr.len, mr.iova) = (Ptr(addr.cast()), len, addr.addr() as u64);
             unsafe { ((*raw).addr, (*raw).length) = (addr, len) };
         }
         if allows {
@@ -263,7 +267,7 @@ pub(super) fn add(
         rkey,
         access,
         null,
-        zero_based: false,
+        iova: memory.addr() as u64,
         dm: None,
     };
     state.mrs.insert(raw.addr(), mr);
@@ -282,6 +286,10 @@ impl State {
             + self.cqs.values().filter(|cq| cq.domain == Some(address)).count()
             + self.pds.values().filter(|pd| pd.extends.is_some_and(|extends| extends.pd == address)).count()
             + self.work_queues_in(address)
+    }
+
+    pub(super) fn is_on_demand(&self, lkey: u32) -> bool {
+        self.mrs.values().any(|mr| mr.lkey == lkey && mr.access & IBV_ACCESS_ON_DEMAND.0 != 0)
     }
 
     /// Whether a work request names a region without memory.
@@ -348,10 +356,14 @@ impl State {
 
 impl Mr {
     pub(super) fn at(&self, addr: u64, len: u64) -> Option<*mut u8> {
-        let start = if self.zero_based { 0 } else { self.memory.0.addr() as u64 };
-        let offset = addr.checked_sub(start)?;
+        let offset = addr.checked_sub(self.iova)?;
         let end = offset.checked_add(len)?;
-        (end <= self.len as u64).then(|| unsafe { self.memory.0.add(offset as usize) })
+        let memory = |offset| match self.len {
+            // All that there is.
+            usize::MAX if !self.null => std::ptr::with_exposed_provenance_mut(offset),
+            _ => unsafe { self.memory.0.add(offset) },
+        };
+        (end <= self.len as u64).then(|| memory(offset as usize))
     }
 }
 

@@ -10,6 +10,7 @@
 // Several test programs share it, and none uses all of it.
 #![allow(dead_code)]
 
+mod advise;
 mod ah;
 mod comp_cntr;
 mod config;
@@ -42,6 +43,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rdma_safe::{Context, Device as SafeDevice, ProtectionDomain};
 use rdma_sys::ibv_cq;
 
+pub(crate) use advise::Advised;
 pub(crate) use config::{Bad, Config, FakeGid, Mode, Port, PostFault};
 pub(crate) use engine::Cqe;
 pub(crate) use events::Element;
@@ -195,6 +197,11 @@ impl Fake {
     /// Offset, length and address of every DMA-BUF that was registered.
     pub(crate) fn take_dmabufs(&self) -> Vec<(u64, usize, u64)> {
         self.with(|state| std::mem::take(&mut state.dmabufs))
+    }
+
+    /// Every advice on memory, and forgets it.
+    pub(crate) fn take_advised(&self) -> Vec<Advised> {
+        self.with(|state| std::mem::take(&mut state.advised))
     }
 
     /// The limits of every `ibv_modify_qp_rate_limit`, and forgets them.

@@ -9,6 +9,7 @@ use std::thread::ThreadId;
 use rdma_sys::*;
 
 use super::Inside;
+use super::advise::Advised;
 use super::ah::Ah;
 use super::comp_cntr::CompCntr;
 use super::config::{Config, Mode, PostFault};
@@ -174,6 +175,7 @@ pub(super) struct State {
     pub(super) moderations: Vec<(u16, u16)>,
     /// Offset, length and address of DMA-BUFs.
     pub(super) dmabufs: Vec<(u64, usize, u64)>,
+    pub(super) advised: Vec<Advised>,
     pub(super) rate_limits: Vec<ibv_qp_rate_limit_attr>,
     pub(super) flushes: Vec<Flush>,
     /// Flags and source numbers that queue pairs were created with.
@@ -248,6 +250,7 @@ impl State {
             modified: Vec::new(),
             moderations: Vec::new(),
             dmabufs: Vec::new(),
+            advised: Vec::new(),
             rate_limits: Vec::new(),
             flushes: Vec::new(),
             create_flags: Vec::new(),

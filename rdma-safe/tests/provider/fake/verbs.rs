@@ -13,7 +13,7 @@ use super::config::{Config, Port};
 use super::events::AsyncQueue;
 use super::import::Command;
 use super::state::{Alloc, Context, Device, Ptr, State, enter, null, own, owner, plugged, set_errno};
-use super::{cq, dm, domains, flow, memory, mw, post, qp, queries, srq, tags, wq, xrc};
+use super::{advise, cq, dm, domains, flow, memory, mw, post, qp, queries, srq, tags, wq, xrc};
 
 /// What `ibv_get_device_list` does on this thread.
 #[derive(Clone, Copy)]
@@ -156,6 +156,9 @@ fn extended(config: &Config, context: ibv_context) -> verbs_context {
         extended.open_qp = Some(xrc::open_qp);
         extended.post_srq_ops = Some(tags::post_srq_ops);
     }
+    if config.odp != 0 {
+        extended.advise_mr = Some(advise::advise_mr);
+    }
     if config.device_memory > 0 {
         extended.alloc_dm = Some(dm::alloc_dm);
         extended.free_dm = Some(dm::free_dm);
@@ -260,6 +263,7 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
             rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ.0 as u8,
         };
     }
+    full.odp_caps.general_caps = config.odp;
     (config.change_device)(&mut full);
     full
 }
