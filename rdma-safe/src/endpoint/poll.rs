@@ -93,9 +93,10 @@ impl<I: Interface> Endpoint<I> {
     #[inline(never)]
     fn poll_slowly(&mut self) -> Found {
         loop {
-            self.rare.completion = self.pop();
-            // As long as anything is left to hand out, that comes first.
+            let completion = self.pop();
+            // As long as anything is left to hand out, beside this, that comes first.
             self.open_gates();
+            self.rare.completion = completion;
             if self.rare.completion.is_some() {
                 return Found::Completion;
             }
