@@ -21,7 +21,7 @@ use crate::report::{Bandwidth, CpuUse, Host};
 use crate::run::Interrupted;
 
 /// Changes with the messages. Both ends have to have the same.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// Longest frame: thousands of queue pairs fit.
 const MAX_FRAME: usize = 16 << 20;
@@ -66,6 +66,8 @@ pub(crate) enum Reply {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WorkerAddress {
     pub(crate) queue_pairs: Vec<LaneAddress>,
+    /// See [`CreditLine`](crate::credit::CreditLine).
+    pub(crate) credits: Option<QueuePairAddress>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

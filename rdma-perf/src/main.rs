@@ -4,6 +4,7 @@ mod cli;
 mod clock;
 mod control;
 mod cpu;
+mod credit;
 mod doctor;
 mod interrupt;
 mod plan;
@@ -14,6 +15,7 @@ mod scratch;
 mod session;
 mod stats;
 mod test;
+mod transport;
 mod units;
 mod worker;
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rdma_safe::Mtu;
 use serde::{Deserialize, Serialize};
 
+use crate::transport::Transport;
 use crate::units::Rate;
 
 /// One test: everything that both ends have to agree upon.
@@ -138,14 +139,6 @@ pub(crate) enum Metric {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-#[value(rename_all = "UPPER")]
-pub(crate) enum Transport {
-    /// Reliable connection
-    Rc,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "snake_case")]
 pub(crate) enum Atomic {
     FetchAdd,
     CompareSwap,
@@ -251,6 +244,7 @@ impl Plan {
             && compat;
         if sensible {
             self.connection.check()?;
+            self.check_transport().map_err(|unfit| unfit.to_string())?;
             return self.pinning.check();
         }
         Err(format!(
@@ -271,7 +265,7 @@ impl Plan {
         };
         let threads = if self.threads > 1 { format!(" in {} threads", self.threads) } else { String::new() };
         let both = if self.bidirectional { ", both ways" } else { "" };
-        format!("{} {metric}{both}{queue_pairs}{threads}", self.verb.name())
+        format!("{} {metric}{}{both}{queue_pairs}{threads}", self.verb.name(), self.over())
     }
 
     /// What its latency is a latency of.
@@ -279,6 +273,9 @@ impl Plan {
         match (self.metric, self.verb) {
             (Metric::Bw, _) if self.rate.is_some() => {
                 "from when the rate would have had a signaled message posted, to its completion"
+            }
+            (Metric::Bw, _) if !self.transport.is_reliable() => {
+                "from the post of a signaled message to its completion, which says that it was sent"
             }
             (Metric::Bw, _) => "from the post of a signaled message to its completion",
             (Metric::Lat, Verb::Read | Verb::Atomic) => "from the post to the completion: a whole round trip",

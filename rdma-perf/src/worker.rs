@@ -10,6 +10,7 @@ use rdma_safe::{
 };
 
 use crate::control::{LaneAddress, WorkerAddress};
+use crate::credit::CreditLine;
 use crate::plan::{Interface, Plan, Role, Verb};
 
 /// Messages begin at multiples of this, the size of a cache line.
@@ -232,6 +233,8 @@ pub(crate) struct Worker {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
+    /// Where the peer says what has arrived, if it has to.
+    pub(crate) credits: Option<CreditLine>,
     _areas: Areas,
 }
 
@@ -259,6 +262,7 @@ impl Worker {
             check()?;
             let mut qp = pd
                 .queue_pair(&send_cq, &recv_cq)
+                .qp_type(plan.transport.queue_pair())
                 .send_depth(plan.tx_depth)
                 .recv_depth(rx_depth)
                 .inline_data(plan.inline)
@@ -273,13 +277,20 @@ impl Worker {
             let memory = LaneMemory { source, target, layout, remote: RemoteMemory { address: 0, len: 0, rkey: 0 } };
             lanes.push(Lane { qp, memory, address });
         }
-        Ok(Worker { lanes, send_cq, recv_cq, _areas: areas })
+        let credits = if plan.has_credits() {
+            let waits_for = if plan.sends(role) { &send_channel } else { &recv_channel };
+            Some(CreditLine::new(pd, plan, init, waits_for.as_ref())?)
+        } else {
+            None
+        };
+        Ok(Worker { lanes, send_cq, recv_cq, credits, _areas: areas })
     }
 
     /// What the peer has to know.
     pub(crate) fn address(&self) -> WorkerAddress {
         let lane = |lane: &Lane| LaneAddress { queue_pair: lane.address, target: lane.memory.exposed() };
-        WorkerAddress { queue_pairs: self.lanes.iter().map(lane).collect() }
+        let credits = self.credits.as_ref().map(|line| line.address);
+        WorkerAddress { queue_pairs: self.lanes.iter().map(lane).collect(), credits }
     }
 
     pub(crate) fn connect(&mut self, peer: &WorkerAddress, plan: &Plan, role: Role, check: Check<'_>) -> Result<()> {
@@ -308,14 +319,18 @@ impl Worker {
             lane.qp.connect(&peer.queue_pair, &options).context("cannot connect to the peer's queue pair")?;
             lane.memory.remote = peer.target;
         }
-        Ok(())
+        match (&mut self.credits, &peer.credits) {
+            (None, None) => Ok(()),
+            (Some(line), Some(peer)) => line.connect(peer, &options),
+            _ => bail!("only one end has a connection for credits"),
+        }
     }
 }
 
 /// Receives that are posted again with one doorbell.
 pub(crate) const RECEIVE_BATCH: u32 = 32;
 
-fn completion_queue(
+pub(crate) fn completion_queue(
     context: &Context,
     plan: &Plan,
     depth: u32,

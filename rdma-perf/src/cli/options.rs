@@ -9,7 +9,8 @@ use rdma_safe::Mtu;
 use super::values::{
     Cpus, LatencyLimit, Sizes, byte, cpus, exponent, inline_size, latency_limit, mtu, percent, size_list,
 };
-use crate::plan::{Atomic, Connection, Interface, Pinning, Transport};
+use crate::plan::{Atomic, Connection, Interface, Pinning};
+use crate::transport::Transport;
 use crate::units::{self, Rate};
 
 #[derive(Clone, Debug, Args)]
@@ -69,8 +70,8 @@ pub(crate) struct LoadArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Means")]
 pub(crate) struct MeansArgs {
-    /// Transport
-    #[arg(short, long, default_value = "RC", ignore_case = true, hide_short_help = true)]
+    /// Type of the queue pairs: RC, or UC for sends and writes
+    #[arg(short, long, default_value = "RC", value_name = "TYPE", ignore_case = true)]
     pub(crate) connection: Transport,
     /// Sends in flight of each queue pair [default: 128]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

@@ -79,6 +79,8 @@ impl Table {
         let mut out = String::new();
         if self.compat {
             out.push_str(&compat::comparison(&report.rows, self.unit()));
+        } else if !report.rows.is_empty() {
+            _ = writeln!(out, " connection: {}", report.plan.transport.name());
         }
         if report.rows.iter().any(|row| row.latency.is_some()) {
             let samples = report.rows.iter().filter_map(|row| row.latency.as_ref());
@@ -364,7 +366,7 @@ mod tests {
         let table = Table::new(&report.plan, &PERCENTILES, false);
         assert_eq!(
             table.footer(&report),
-            " latency: one way: half of a round trip of two messages; samples: 1000\n \
+            " connection: RC\n latency: one way: half of a round trip of two messages; samples: 1000\n \
              sampled: 250 ms, 1000 messages, after 100 messages of warm-up\n \
              CPU: user and system time of the process; 100 % is one processor\n \
              validated: 1000 messages, or places that messages took turns in, without a difference\n \

@@ -1,8 +1,10 @@
 //! The measuring itself: what one thread does for one size.
 
 mod alarm;
+mod credits;
 mod handle;
 mod latency;
+mod lost;
 mod operation;
 mod pattern;
 mod receiver;
@@ -16,13 +18,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context, Result};
 use rdma_safe::{Classic, Extended, Known};
 
+pub(crate) use self::credits::{Book, credit_window};
 use self::handle::{Receives, Sends, poller, receives, split};
 use self::latency::{All, Course, Histogram, Line, Memory, NoArrivals, Receipts};
+use self::lost::Counted;
 use self::operation::Operation;
 use self::pattern::Pattern;
 use self::receiver::Receiver;
 use self::record::{Compat, Native, Nothing, Recorder};
-use self::sender::{Sender, Stop};
+use self::sender::{Open, Sender, Stop};
 use self::wait::Waiter;
 pub(crate) use self::wait::{Interrupted, Shared};
 use crate::clock::Clock;
@@ -121,6 +125,9 @@ impl Runner {
                     pattern.fill(part, number, size);
                 }
             }
+        }
+        if let Some(credits) = &mut self.worker.credits {
+            credits.book.begin();
         }
         if plan.takes_receives() && plan.is_sent_to(self.role) {
             self.receiver.begin(self.worker.lanes.iter_mut().map(receives), plan.messages_of_lane())?;
@@ -249,6 +256,9 @@ impl Runner {
         task: &Task<'_>,
         recorder: &mut impl Recorder,
     ) -> Result<(u64, u64)> {
+        if task.plan.has_credits() {
+            return self.send_by_credits::<P, C, O>(sender, stop, task, recorder);
+        }
         let both = task.plan.bidirectional && task.plan.takes_receives();
         let pattern = task.pattern();
         let Worker { lanes, send_cq, recv_cq, .. } = &mut self.worker;
@@ -265,7 +275,7 @@ impl Runner {
                 sender.wind_up();
                 winding_up = true;
             }
-            sender.post(&mut sends, recorder)?;
+            sender.post(&mut sends, recorder, &Open)?;
             // What more there was causes no event.
             if found < sender::REAP && sender.is_waiting() {
                 waiter.event(&mut completions, "completion", || false)?;
@@ -289,6 +299,9 @@ impl Runner {
 
     /// Takes what the peer still sends, until there was as much as it says.
     fn drain<C: Known, O: Operation>(&mut self, task: &Task<'_>) -> Result<()> {
+        if task.plan.has_credits() {
+            return self.drain_with_credits::<C, O>(task);
+        }
         if !(task.plan.takes_receives() && task.plan.is_sent_to(self.role)) {
             return Ok(());
         }
@@ -356,9 +369,14 @@ impl Runner {
         let course = Course::new(stop, task.shared, self.clock, before);
         let pattern = task.pattern();
         let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
-        if task.plan.takes_receives() {
+        let (plan, counts) = (task.plan, !task.plan.transport.is_reliable());
+        if plan.takes_receives() && counts {
+            latency::ping(line, Counted { plan, arrivals: receipts, begins: true }, &course, moments)
+        } else if plan.takes_receives() {
             latency::ping(line, receipts, &course, moments)
-        } else if task.plan.is_two_sided() {
+        } else if plan.is_two_sided() && counts {
+            latency::ping(line, Counted { plan, arrivals: memory, begins: true }, &course, moments)
+        } else if plan.is_two_sided() {
             latency::ping(line, memory, &course, moments)
         } else {
             latency::ping(line, NoArrivals, &course, moments)
@@ -371,11 +389,14 @@ impl Runner {
         let pattern = task.pattern();
         {
             let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
-            if task.plan.takes_receives() {
-                outcome.messages = latency::pong(line, receipts, task)?;
-            } else if task.plan.is_two_sided() {
-                outcome.messages = latency::pong(line, memory, task)?;
-            }
+            let (plan, counts) = (task.plan, !task.plan.transport.is_reliable());
+            outcome.messages = match (plan.takes_receives(), plan.is_two_sided(), counts) {
+                (true, _, false) => latency::pong(line, receipts, task)?,
+                (true, _, true) => latency::pong(line, Counted { plan, arrivals: receipts, begins: false }, task)?,
+                (false, true, false) => latency::pong(line, memory, task)?,
+                (false, true, true) => latency::pong(line, Counted { plan, arrivals: memory, begins: false }, task)?,
+                (false, false, _) => 0,
+            };
         }
         outcome.sent = vec![outcome.messages];
         (task.sent)(&outcome.sent);

@@ -45,15 +45,23 @@ pub(super) struct Inbox {
     validated: u64,
 }
 
+impl Rules {
+    pub(super) fn of(plan: &Plan) -> Self {
+        let depth = u64::from(plan.rx_depth);
+        // perftest posts each by itself.
+        let batch = if plan.compat { 1 } else { (depth / 2).clamp(1, RECEIVE_BATCH.into()) };
+        Rules { depth, batch }
+    }
+
+    /// Receives of a lane that are posted at any time, if as many messages are to come.
+    pub(super) fn always_posted(self) -> u64 {
+        self.depth - self.batch + 1
+    }
+}
+
 impl Receiver {
     pub(crate) fn new(plan: &Plan) -> Self {
-        let depth = u64::from(plan.rx_depth);
-        let rules = Rules {
-            depth,
-            // perftest posts each by itself.
-            batch: if plan.compat { 1 } else { (depth / 2).clamp(1, RECEIVE_BATCH.into()) },
-        };
-        Receiver { lanes: vec![Inbox::default(); plan.qps as usize], rules, received: 0 }
+        Receiver { lanes: vec![Inbox::default(); plan.qps as usize], rules: Rules::of(plan), received: 0 }
     }
 
     /// Messages of the size that is running whose bytes were compared.
@@ -98,6 +106,11 @@ impl Receiver {
 }
 
 impl Inbox {
+    /// Messages of the size that is running.
+    pub(super) fn received_of_size(&self) -> u64 {
+        self.received - self.before
+    }
+
     /// Takes a message of lane `id`, as [`Receiver::reap`] does.
     #[inline(always)]
     pub(super) fn take<O: Operation>(

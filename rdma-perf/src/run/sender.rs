@@ -26,6 +26,22 @@ pub(super) enum Stop {
     At(u64),
 }
 
+/// How far the peer lets sends go.
+pub(super) trait Gate {
+    /// Messages that lane number `lane` may still send after `posted` of them.
+    fn room(&self, lane: usize, posted: u64) -> u64;
+}
+
+/// As far as they can.
+pub(super) struct Open;
+
+impl Gate for Open {
+    #[inline(always)]
+    fn room(&self, _lane: usize, _posted: u64) -> u64 {
+        u64::MAX
+    }
+}
+
 /// Keeps the send queues of the lanes full.
 pub(super) struct Sender<'s, O> {
     operation: O,
@@ -179,16 +195,26 @@ impl<'s, O: Operation> Sender<'s, O> {
         self.flights[lane].posted
     }
 
-    /// Posts what there is room for.
+    /// Messages of all lanes since the beginning.
+    pub(super) fn total(&self) -> u64 {
+        self.flights.iter().map(|flight| flight.posted).sum()
+    }
+
+    /// Posts what there is room for, here and behind `gate`.
     #[inline(always)]
-    pub(super) fn post<P: Known, R: Recorder>(&mut self, lanes: &mut [Sends<'_, P>], recorder: &mut R) -> Result<()> {
+    pub(super) fn post<P: Known, R: Recorder>(
+        &mut self,
+        lanes: &mut [Sends<'_, P>],
+        recorder: &mut R,
+        gate: &impl Gate,
+    ) -> Result<()> {
         if self.posting == 0 {
             return Ok(());
         }
         for (lane, (flight, id)) in lanes.iter_mut().zip(self.flights.iter_mut().zip(0_u64..)) {
             loop {
                 let left = flight.limit - flight.posted;
-                let room = flight.completed + self.depth - flight.posted;
+                let room = (flight.completed + self.depth - flight.posted).min(gate.room(id as usize, flight.posted));
                 let count = u64::from(self.list).min(left);
                 if count == 0 || count > room {
                     break;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use rdma_safe::{CompletionChannel, CompletionQueue, Known, Poller};
 
 use super::alarm::Alarm;
@@ -32,6 +32,23 @@ pub(crate) struct Shared {
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub(crate) struct Interrupted;
+
+/// Nothing has come for too long.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no {what} for {seconds} s: the peer has stopped, is gone, or cannot be reached (firewall for UDP 4791, GID, MTU); --timeout \
+     sets how long to wait"
+)]
+pub(super) struct Silence {
+    what: String,
+    seconds: f64,
+}
+
+impl Silence {
+    pub(super) fn new(what: &str, seconds: f64) -> Self {
+        Silence { what: what.to_owned(), seconds }
+    }
+}
 
 /// Waits between looks at the same completion queues, and gives up when nothing has happened for too long.
 pub(super) struct Waiter<'s> {
@@ -184,11 +201,7 @@ impl<'s> Waiter<'s> {
             self.since = now;
         }
         if self.clock.nanos(now.saturating_sub(self.since)) > self.patience.as_nanos() as f64 {
-            bail!(
-                "no {what} for {} s: the peer has stopped, is gone, or cannot be reached (firewall for UDP 4791, GID, MTU); \
-                 --timeout sets how long to wait",
-                self.patience.as_secs_f64()
-            );
+            return Err(Silence::new(what, self.patience.as_secs_f64()).into());
         }
         // Not to wrap around; the first looks are counted apart.
         self.idle = LOOKS;

@@ -32,10 +32,10 @@ fn retries_are_counted() {
 }
 
 /// What the server says to a plan of another client.
-fn answer(server: &Server, plan: &Value, host: &Value) -> String {
+pub(crate) fn answer(server: &Server, plan: &Value, host: &Value) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    let hello = json!({"Hello": {"protocol": 2, "version": "0", "plan": plan, "host": host}}).to_string();
+    let hello = json!({"Hello": {"protocol": 3, "version": "0", "plan": plan, "host": host}}).to_string();
     stream.write_all(&(hello.len() as u32).to_le_bytes()).unwrap();
     stream.write_all(hello.as_bytes()).unwrap();
     let mut len = [0; 4];

@@ -12,4 +12,5 @@ mod means;
 mod processors;
 mod results;
 mod support;
+mod transports;
 mod verbs;

@@ -212,6 +212,22 @@ impl Running {
         }
     }
 
+    /// Waits until it has a thread of this name: messages go.
+    #[track_caller]
+    pub(crate) fn wait_for_thread(&self, name: &str) {
+        let start = Instant::now();
+        let has = || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
+            tasks
+                .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
+                .any(|comm| comm.trim() == name)
+        };
+        while !has() {
+            assert!(start.elapsed() < DEADLINE, "`{}` has no thread {name}: {}", self.what, self.stderr.so_far());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process number");
         kill_process(pid, signal).expect("the process is there until it is waited for");
