@@ -53,6 +53,9 @@ pub(crate) struct Plan {
     pub(crate) patience: Duration,
     /// Do as perftest does, to be compared with it.
     pub(crate) compat: bool,
+    /// The queue pairs of a thread take receives of one queue.
+    #[serde(default)]
+    pub(crate) shared_receives: bool,
     #[serde(default)]
     pub(crate) connection: Connection,
     #[serde(default)]
@@ -265,7 +268,8 @@ impl Plan {
         };
         let threads = if self.threads > 1 { format!(" in {} threads", self.threads) } else { String::new() };
         let both = if self.bidirectional { ", both ways" } else { "" };
-        format!("{} {metric}{}{both}{queue_pairs}{threads}", self.verb.name(), self.over())
+        let shared = if self.shared_receives { ", shared receives" } else { "" };
+        format!("{} {metric}{}{both}{queue_pairs}{threads}{shared}", self.verb.name(), self.over())
     }
 
     /// What its latency is a latency of.

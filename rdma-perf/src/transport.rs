@@ -35,6 +35,16 @@ pub(crate) enum Unfit {
     Validation(&'static str),
     #[error("{0} is compared with no other tool: leave out --compat perftest, or give -c RC")]
     Compat(&'static str),
+    #[error(
+        "--use-srq is for sends, of which one end takes receives or both do in turn: leave it out, or --bidirectional"
+    )]
+    SharedReceives,
+    #[error(
+        "over {0} each queue pair has receives of its own, so that none is lost for want of one: leave out --use-srq, or give -c RC"
+    )]
+    SharedUnreliable(&'static str),
+    #[error("perftest's receives are each queue pair's own here: leave out --compat perftest or --use-srq")]
+    SharedCompat,
     #[error("--post-list {list} is more than the {window} messages that may be on their way: give a larger --rx-depth")]
     List { list: u32, window: u64 },
 }
@@ -81,6 +91,17 @@ impl Plan {
         let name = transport.name();
         if !transport.carries(self.verb) {
             return Err(Unfit::Verb { transport: name, verb: self.verb.name(), tests: transport.tests() });
+        }
+        if self.shared_receives {
+            if self.verb != Verb::Send || self.bidirectional {
+                return Err(Unfit::SharedReceives);
+            }
+            if !transport.is_reliable() {
+                return Err(Unfit::SharedUnreliable(name));
+            }
+            if self.compat {
+                return Err(Unfit::SharedCompat);
+            }
         }
         if transport.is_reliable() {
             return Ok(());
@@ -153,6 +174,25 @@ mod tests {
             assert_eq!(over_uc(fine), Ok(()), "{fine}");
         }
         assert_eq!(over_uc("send bw h --compat perftest"), Err(Unfit::Compat("UC")));
+    }
+
+    #[test]
+    fn receives_are_shared_by_sends() {
+        let shared = |arguments: &str, transport| {
+            of(arguments, |plan| (plan.shared_receives, plan.transport) = (true, transport))
+        };
+        for (test, reason) in [
+            ("send bw h -q 4", None),
+            ("send lat h", None),
+            ("write bw h --imm", Some(Unfit::SharedReceives)),
+            ("read lat h", Some(Unfit::SharedReceives)),
+            ("send bw h -b", Some(Unfit::SharedReceives)),
+            ("send bw h --compat perftest", Some(Unfit::SharedCompat)),
+        ] {
+            assert_eq!(shared(test, Transport::Rc).err(), reason, "{test}");
+        }
+        assert_eq!(shared("send bw h", Transport::Uc), Err(Unfit::SharedUnreliable("UC")));
+        assert_eq!(shared("send lat h", Transport::Uc), Err(Unfit::SharedUnreliable("UC")));
     }
 
     #[test]

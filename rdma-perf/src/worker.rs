@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 use anyhow::{Context as _, Result, bail};
 use rdma_safe::{
     Access, Backing, CompletionChannel, CompletionQueue, ConnectOptions, Context, HugePages, InitOptions, Pages,
-    ProtectionDomain, QueuePair, QueuePairAddress, RawMemoryRegion, Remote, RemoteMemory, Sge, WcFields,
+    ProtectionDomain, QueuePair, QueuePairAddress, RawMemoryRegion, Remote, RemoteMemory, Sge, SharedReceiveQueue,
+    WcFields,
 };
 
 use crate::control::{LaneAddress, WorkerAddress};
@@ -233,6 +234,8 @@ pub(crate) struct Worker {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
+    /// Receives of all queue pairs, where they share them.
+    pub(crate) srq: Option<SharedReceiveQueue>,
     /// Where the peer says what has arrived, if it has to.
     pub(crate) credits: Option<CreditLine>,
     _areas: Areas,
@@ -257,18 +260,26 @@ impl Worker {
         let recv_channel = if plan.bidirectional { send_channel.clone() } else { channel()? };
         let send_cq = completion_queue(pd.context(), plan, plan.tx_depth, send_channel.as_ref())?;
         let recv_cq = completion_queue(pd.context(), plan, rx_depth, recv_channel.as_ref())?;
+        let srq = if plan.shared_receives && plan.is_sent_to(role) {
+            Some(pd.shared_receive_queue(rx_depth).max_batch(RECEIVE_BATCH).build()?)
+        } else {
+            None
+        };
         let mut lanes = Vec::with_capacity(plan.qps as usize);
         for index in 0..plan.qps as usize {
             check()?;
-            let mut qp = pd
+            let builder = pd
                 .queue_pair(&send_cq, &recv_cq)
                 .qp_type(plan.transport.queue_pair())
                 .send_depth(plan.tx_depth)
                 .recv_depth(rx_depth)
                 .inline_data(plan.inline)
                 .max_batch(plan.post_list.max(RECEIVE_BATCH))
-                .classic(plan.post == Interface::Classic)
-                .build()?;
+                .classic(plan.post == Interface::Classic);
+            let mut qp = match &srq {
+                Some(srq) => builder.shared_receive_queue(srq).build()?,
+                None => builder.build()?,
+            };
             if plan.post == Interface::Extended && !qp.is_extended() {
                 bail!("{} does not post by ibv_wr_*: leave out --post extended", pd.context().device_name());
             }
@@ -283,7 +294,7 @@ impl Worker {
         } else {
             None
         };
-        Ok(Worker { lanes, send_cq, recv_cq, credits, _areas: areas })
+        Ok(Worker { lanes, send_cq, recv_cq, srq, credits, _areas: areas })
     }
 
     /// What the peer has to know.

@@ -48,9 +48,9 @@ fn inapplicable(verb: Verb, metric: Metric) -> Vec<&'static str> {
     let mut ids = Vec::new();
     match verb {
         Verb::Send => ids.extend(["atomic", "outstanding"]),
-        Verb::Write => ids.extend(["atomic", "outstanding"]),
-        Verb::Read => ids.extend(["atomic", "imm", "inline", "rx_depth", "rnr_retry"]),
-        Verb::Atomic => ids.extend(["size", "all", "imm", "inline", "rx_depth", "rnr_retry"]),
+        Verb::Write => ids.extend(["atomic", "outstanding", "use_srq"]),
+        Verb::Read => ids.extend(["atomic", "imm", "inline", "rx_depth", "rnr_retry", "use_srq"]),
+        Verb::Atomic => ids.extend(["size", "all", "imm", "inline", "rx_depth", "rnr_retry", "use_srq"]),
     }
     if (verb, metric) != (Verb::Write, Metric::Lat) {
         ids.push("ack");

@@ -79,6 +79,9 @@ pub(crate) struct MeansArgs {
     /// Receives posted of each queue pair
     #[arg(short, long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rx_depth: u32,
+    /// The queue pairs of a thread share --rx-depth receives: a shared receive queue
+    #[arg(long)]
+    pub(crate) use_srq: bool,
     /// Completion moderation: signal every N sends, of all sizes [default: the --post-list if there is one, 1 if all sizes
     /// are above 8 KiB, else 100; at most --tx-depth]
     #[arg(short = 'Q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

@@ -70,6 +70,7 @@ impl TestArgs {
             huge_pages: means.huge_pages,
             rate: load.rate,
             validate: load.validate,
+            shared_receives: means.use_srq,
             connection: Connection {
                 service_level: self.connection.sl,
                 traffic_class: self.connection.tclass,

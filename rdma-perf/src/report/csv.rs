@@ -74,6 +74,7 @@ const COLUMNS: &[Column] = &[
     ("server_cpu_percent", |_, row| number(row.server_cpu.map(|cpu| cpu.percent))),
     ("server_cpu_user_seconds", |_, row| number(row.server_cpu.map(|cpu| cpu.user))),
     ("server_cpu_system_seconds", |_, row| number(row.server_cpu.map(|cpu| cpu.system))),
+    ("use_srq", |report, _| report.plan.shared_receives.to_string()),
 ];
 
 /// The names of the columns, without a line feed.

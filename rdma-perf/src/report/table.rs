@@ -80,7 +80,8 @@ impl Table {
         if self.compat {
             out.push_str(&compat::comparison(&report.rows, self.unit()));
         } else if !report.rows.is_empty() {
-            _ = writeln!(out, " connection: {}", report.plan.transport.name());
+            let shared = if report.plan.shared_receives { ", with a shared receive queue" } else { "" };
+            _ = writeln!(out, " connection: {}{shared}", report.plan.transport.name());
         }
         if report.rows.iter().any(|row| row.latency.is_some()) {
             let samples = report.rows.iter().filter_map(|row| row.latency.as_ref());

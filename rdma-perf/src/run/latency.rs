@@ -220,7 +220,7 @@ impl<P: Known, C: Known, O: Operation> Line<'_, P, C, O> {
 
 /// Waits for one completion, of `what`, and shows it to `look`; `false` when `over` says that there will be none.
 #[inline(always)]
-fn one<C: Known>(
+pub(super) fn one<C: Known>(
     poller: &mut Poller<'_, C>,
     waiter: &mut Waiter<'_>,
     what: &str,

@@ -10,6 +10,7 @@ mod pattern;
 mod receiver;
 mod record;
 mod sender;
+mod shared;
 mod wait;
 
 use std::marker::PhantomData;
@@ -27,6 +28,7 @@ use self::pattern::Pattern;
 use self::receiver::Receiver;
 use self::record::{Compat, Native, Nothing, Recorder};
 use self::sender::{Open, Sender, Stop};
+use self::shared::{SharedInbox, SharedReceipts};
 use self::wait::Waiter;
 pub(crate) use self::wait::{Interrupted, Shared};
 use crate::clock::Clock;
@@ -40,6 +42,8 @@ use crate::worker::Worker;
 pub(crate) struct Runner {
     pub(crate) worker: Worker,
     receiver: Receiver,
+    /// Instead of it, where the queue pairs share their receives.
+    shared: Option<SharedInbox>,
     role: Role,
     clock: Clock,
 }
@@ -105,7 +109,8 @@ impl Task<'_> {
 
 impl Runner {
     pub(crate) fn new(worker: Worker, plan: &Plan, role: Role, clock: Clock) -> Self {
-        Runner { worker, receiver: Receiver::new(plan), role, clock }
+        let shared = worker.srq.is_some().then(|| SharedInbox::new(plan, &worker));
+        Runner { worker, receiver: Receiver::new(plan), shared, role, clock }
     }
 
     /// Makes everything ready for messages of the peer.
@@ -129,7 +134,10 @@ impl Runner {
         if let Some(credits) = &mut self.worker.credits {
             credits.book.begin();
         }
-        if plan.takes_receives() && plan.is_sent_to(self.role) {
+        if let (Some(queue), Some(shared)) = (&mut self.worker.srq, &mut self.shared) {
+            let lane = self.worker.lanes.first().context("no queue pair")?;
+            shared.begin(queue, &lane.memory)?;
+        } else if plan.takes_receives() && plan.is_sent_to(self.role) {
             self.receiver.begin(self.worker.lanes.iter_mut().map(receives), plan.messages_of_lane())?;
         }
         if plan.compat && plan.events {
@@ -244,7 +252,7 @@ impl Runner {
         outcome.sent = (0..lanes).map(|lane| sender.sent_of_lane(lane)).collect();
         (task.sent)(&outcome.sent);
         self.drain::<C, O>(task)?;
-        outcome.validated = self.receiver.validated();
+        outcome.validated = self.validated();
         Ok(outcome)
     }
 
@@ -302,6 +310,9 @@ impl Runner {
         if task.plan.has_credits() {
             return self.drain_with_credits::<C, O>(task);
         }
+        if task.plan.shared_receives {
+            return self.drain_shared::<C, O>(task);
+        }
         if !(task.plan.takes_receives() && task.plan.is_sent_to(self.role)) {
             return Ok(());
         }
@@ -353,7 +364,7 @@ impl Runner {
         outcome.usage = usage.map(|usage| (usage, Usage::now()));
         outcome.sent = vec![outcome.warm_up + outcome.messages];
         (task.sent)(&outcome.sent);
-        outcome.validated = self.receiver.validated();
+        outcome.validated = self.validated();
         Ok(outcome)
     }
 
@@ -368,6 +379,10 @@ impl Runner {
     ) -> Result<u64> {
         let course = Course::new(stop, task.shared, self.clock, before);
         let pattern = task.pattern();
+        if task.plan.shared_receives {
+            let (line, receipts) = self.shared_line::<P, C, O>(operation, task, pattern.as_ref())?;
+            return latency::ping(line, receipts, &course, moments);
+        }
         let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
         let (plan, counts) = (task.plan, !task.plan.transport.is_reliable());
         if plan.takes_receives() && counts {
@@ -387,7 +402,10 @@ impl Runner {
     fn answer<P: Known, C: Known, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.worker.lanes.len());
         let pattern = task.pattern();
-        {
+        if task.plan.shared_receives {
+            let (line, receipts) = self.shared_line::<P, C, O>(operation, task, pattern.as_ref())?;
+            outcome.messages = latency::pong(line, receipts, task)?;
+        } else {
             let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
             let (plan, counts) = (task.plan, !task.plan.transport.is_reliable());
             outcome.messages = match (plan.takes_receives(), plan.is_two_sided(), counts) {
@@ -400,8 +418,32 @@ impl Runner {
         }
         outcome.sent = vec![outcome.messages];
         (task.sent)(&outcome.sent);
-        outcome.validated = self.receiver.validated();
+        outcome.validated = self.validated();
         Ok(outcome)
+    }
+
+    /// Messages of the size that is running whose bytes were compared as they came.
+    fn validated(&self) -> u64 {
+        self.shared.as_ref().map_or_else(|| self.receiver.validated(), |shared| shared.validated)
+    }
+
+    /// As [`Runner::line`], where receives are shared.
+    #[allow(clippy::type_complexity)]
+    fn shared_line<'a, P: Known, C: Known, O: Operation>(
+        &'a mut self,
+        operation: O,
+        task: &'a Task<'_>,
+        pattern: Option<&'a Pattern>,
+    ) -> Result<(Line<'a, P, C, O>, SharedReceipts<'a, C, O>)> {
+        let (plan, size, clock) = (task.plan, task.size(), self.clock);
+        let Worker { lanes, send_cq, recv_cq, srq, .. } = &mut self.worker;
+        let waiter = |cq| Waiter::new(plan, cq, clock, task.shared);
+        let (to_complete, to_arrive) = (waiter(send_cq)?, waiter(recv_cq)?);
+        let queue = srq.as_mut().context("no shared receive queue")?;
+        let (lane, inbox) = lanes.first_mut().zip(self.shared.as_mut()).context("no queue pair")?;
+        let line = Line { operation, sends: split(lane)?.0, poller: poller(send_cq)?, waiter: to_complete, size };
+        let poller = poller(recv_cq)?;
+        Ok((line, SharedReceipts { inbox, queue, poller, waiter: to_arrive, pattern, operation: PhantomData }))
     }
 
     /// What a latency test posts to, and the two ways to see what the peer sends.

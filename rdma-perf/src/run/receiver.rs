@@ -53,6 +53,10 @@ impl Rules {
         Rules { depth, batch }
     }
 
+    pub(super) fn batch(self) -> u64 {
+        self.batch
+    }
+
     /// Receives of a lane that are posted at any time, if as many messages are to come.
     pub(super) fn always_posted(self) -> u64 {
         self.depth - self.batch + 1
@@ -184,7 +188,7 @@ impl Inbox {
     }
 }
 
-fn check_immediate(completion: &WorkCompletion<'_>) -> Result<()> {
+pub(super) fn check_immediate(completion: &WorkCompletion<'_>) -> Result<()> {
     let imm = completion.flags().contains(WcFlags::WITH_IMM).then(|| completion.imm()).flatten();
     if imm != Some(IMMEDIATE) {
         bail!("a message came with the immediate data {imm:x?} instead of {IMMEDIATE:#x}");
@@ -201,7 +205,7 @@ fn unknown(completion: &WorkCompletion<'_>) -> anyhow::Error {
 }
 
 #[cold]
-fn unexpected(len: Option<u32>, size: u64) -> anyhow::Error {
+pub(super) fn unexpected(len: Option<u32>, size: u64) -> anyhow::Error {
     anyhow!(
         "a message of {len:?} bytes arrived instead of one of {size}; is another program connected to this queue pair?"
     )

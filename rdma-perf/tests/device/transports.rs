@@ -92,3 +92,29 @@ fn what_a_transport_cannot_carry_is_refused_at_both_ends() {
         rdma.run(&format!("{test} 127.0.0.1 --port 1 -c UC")).failure(2, &[reason]);
     }
 }
+
+#[test]
+fn queue_pairs_share_their_receives() {
+    let Some(rdma) = device() else { return };
+    for (options, messages) in [
+        ("bw --size 64,3000 --qps 4", 4000),
+        ("bw --size 64,3000 --qps 4 --rx-depth 16 --events", 4000),
+        ("bw --size 64,3000 --qps 4 --threads 2 --rx-depth 2 --imm", 4000),
+        ("lat --size 64,3000", 1000),
+        ("lat --size 64,3000 --events --rx-depth 2", 1000),
+    ] {
+        let options = format!("send {options} --use-srq --iters 1000 --warm-up 100 --validate --yield");
+        let report = rdma.measure(&options);
+        assert_eq!(report.counts("/messages"), [messages; 2], "{options}");
+        let both = if options.contains("lat") { 2 } else { 1 };
+        assert_eq!(report.counts("/validated"), [both * messages / 10 * 11; 2], "{options}");
+        assert_eq!(report.at("/plan/shared_receives"), true);
+    }
+    let table = rdma.run("send bw --loopback --use-srq --qps 4 --size 64 --iters 100 --yield");
+    assert!(table.success().contains(" connection: RC, with a shared receive queue\n"), "{}", table.stdout);
+    let csv = rdma.run("send bw --loopback --use-srq --size 64 --iters 100 --yield --format csv").success().to_owned();
+    assert!(csv.trim_end().ends_with(",true") && csv.lines().next().unwrap().ends_with(",use_srq"), "{csv}");
+    for test in ["write bw", "read lat", "send bw -b", "send lat -c UC", "send bw --compat perftest"] {
+        rdma.run(&format!("{test} 127.0.0.1 --port 1 --use-srq")).failure(2, &["--use-srq"]);
+    }
+}
