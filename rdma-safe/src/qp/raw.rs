@@ -19,6 +19,29 @@ impl QueuePairBuilder<'_> {
     /// `ibv_post_send(3)`. Capacities and state are what `ibv_query_qp(3)` says. Its `qp_context` is set anew, to what
     /// [`QueuePair::id`] returns.
     ///
+    /// ```no_run
+    /// # use std::ptr::NonNull;
+    /// # use rdma_safe::*;
+    /// # struct Cq;
+    /// # unsafe fn mlx5dv_create_cq(_: *mut sys::ibv_context, _: *mut Cq) -> *mut sys::ibv_cq_ex { unimplemented!() }
+    /// # unsafe fn mlx5dv_create_qp(_: *mut sys::ibv_context, _: *mut Cq) -> *mut sys::ibv_qp { unimplemented!() }
+    /// # fn example(context: &Context, pd: &ProtectionDomain, attributes: *mut Cq)
+    /// #     -> std::result::Result<(), Box<dyn std::error::Error>> {
+    /// // SAFETY: the attributes have IBV_WC_STANDARD_FLAGS, and nobody else has the queue.
+    /// let cq = unsafe {
+    ///     let raw = NonNull::new(mlx5dv_create_cq(context.as_raw(), attributes)).ok_or("mlx5dv_create_cq")?;
+    ///     context.completion_queue(64).fields(WcFields::STANDARD).from_raw(raw.cast())?
+    /// };
+    /// // SAFETY: the attributes name `pd` and `cq`, IBV_QPT_RC and these operations, and nobody else has the queue pair.
+    /// let mut qp = unsafe {
+    ///     let raw = NonNull::new(mlx5dv_create_qp(context.as_raw(), attributes)).ok_or("mlx5dv_create_qp")?;
+    ///     pd.queue_pair(&cq, &cq).operations(SendOps::SEND | SendOps::RDMA_WRITE).from_raw(raw)?
+    /// };
+    /// let address = qp.init(&InitOptions::default())?; // and connect it, as any other
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// Bring it on by [`QueuePair::modify`], or, in RESET, by [`QueuePair::init`] and [`QueuePair::connect`].
     ///
     /// # Errors
