@@ -154,20 +154,25 @@ impl<'a> EndpointBuilder<'a> {
     /// [`QueuePairBuilder::build`]: crate::QueuePairBuilder::build
     pub fn build(self) -> Result<Endpoint> {
         if ![QueuePairType::RC, QueuePairType::UC].contains(&self.qp_type) {
-            let instead = "an Endpoint is a connection, of the type RC or UC; see EndpointBuilder::build_datagrams";
+            let instead = "an Endpoint is a connection, of the type RC or UC; see EndpointBuilder::build_datagrams, and for \
+                           other types ProtectionDomain::queue_pair";
             return Err(Error::WrongType { what: "EndpointBuilder::build", qp_type: self.qp_type, instead });
         }
         self.create(None)
     }
 
     /// Creates a completion queue and a queue pair for datagrams, ready to send and receive. Datagrams with another queue key than
-    /// `qkey` are dropped; keys with the highest bit set are for privileged users. The type, the rights of a peer and a pool of
-    /// receives do not matter.
+    /// `qkey` are dropped; keys with the highest bit set are for privileged users. The type and the rights of a peer do not matter.
     ///
     /// # Errors
-    /// Those of [`EndpointBuilder::build`], and of [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).
+    /// [`Error::WrongType`] with a pool of receives, which is for connections; those of [`EndpointBuilder::build`], and of
+    /// [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).
     pub fn build_datagrams(mut self, qkey: u32) -> Result<DatagramEndpoint> {
-        (self.qp_type, self.pool) = (QueuePairType::UD, None);
+        self.qp_type = QueuePairType::UD;
+        if self.pool.is_some() {
+            let instead = "datagrams go into receives of the endpoint's own; leave the pool out";
+            return Err(Error::WrongType { what: "EndpointBuilder::receive_pool", qp_type: self.qp_type, instead });
+        }
         let port = self.init.port_number();
         Ok(DatagramEndpoint::new(self.create(Some(qkey))?, port, qkey))
     }

@@ -205,6 +205,16 @@ fn what_cannot_be_sent_comes_back_with_the_reason() {
 }
 
 #[test]
+fn datagrams_are_not_received_into_a_pool_and_the_refusal_says_so() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let pool = rdma_safe::ReceivePool::new(&pd, 4).unwrap();
+    let error = Endpoint::builder(&pd).receive_pool(&pool).build_datagrams(QKEY).unwrap_err();
+    assert!(matches!(error, Error::WrongType { what: "EndpointBuilder::receive_pool", .. }), "{error}");
+    assert_eq!(fake.calls("ibv_create_qp_ex"), 0);
+}
+
+#[test]
 fn datagrams_for_others_are_dropped() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
