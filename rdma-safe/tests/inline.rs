@@ -7,6 +7,7 @@ const DATA_PATH: &[(&str, &str)] = &[
     ("post/recv.rs", include_str!("../src/post/recv.rs")),
     ("cq/poll.rs", include_str!("../src/cq/poll.rs")),
     ("cq/poller.rs", include_str!("../src/cq/poller.rs")),
+    ("cq/standard.rs", include_str!("../src/cq/standard.rs")),
     ("endpoint/batch.rs", include_str!("../src/endpoint/batch.rs")),
     ("endpoint/work.rs", include_str!("../src/endpoint/work.rs")),
 ];
@@ -34,12 +35,13 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         include_str!("../src/endpoint/poll.rs"),
         &["poll", "take", "polled_rarely", "wait", "arm", "take_usual"],
     ),
-    ("endpoint/gates.rs", include_str!("../src/endpoint/gates.rs"), &["send", "receive"]),
+    ("endpoint/gates.rs", include_str!("../src/endpoint/gates.rs"), &["receive"]),
     (
         "endpoint/ring.rs",
         include_str!("../src/endpoint/ring.rs"),
         &["next_sequence", "is_full", "oldest", "push", "push_alike", "stage", "commit", "take_oldest"],
     ),
+    ("srq/slab.rs", include_str!("../src/srq/slab.rs"), &["is_ticket", "insert", "take"]),
     ("cq/owned.rs", include_str!("../src/cq/owned.rs"), &["stand", "next_row"]),
     ("post/chain.rs", include_str!("../src/post/chain.rs"), &["slot", "inline", "post", "position"]),
     (
