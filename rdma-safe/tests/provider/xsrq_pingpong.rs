@@ -40,6 +40,7 @@ fn game(fake: &Fake, rules: Rules, clients: u32) -> (End, Vec<End>) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "sleeps in poll(2)")]
 fn every_message_comes_and_goes() {
     for events in [false, true] {
         let fake = Fake::new(Config::default());
