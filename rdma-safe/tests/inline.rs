@@ -3,6 +3,7 @@
 /// Sources whose public functions are on the data path, all of them.
 const DATA_PATH: &[(&str, &str)] = &[
     ("post/send/batch.rs", include_str!("../src/post/send/batch.rs")),
+    ("post/send/verbs.rs", include_str!("../src/post/send/verbs.rs")),
     ("post/work_request.rs", include_str!("../src/post/work_request.rs")),
     ("post/recv.rs", include_str!("../src/post/recv.rs")),
     ("cq/poll.rs", include_str!("../src/cq/poll.rs")),

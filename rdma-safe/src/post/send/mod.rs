@@ -7,6 +7,7 @@ mod flush;
 mod operations;
 mod queue;
 mod tso;
+mod verbs;
 mod window;
 mod xrc;
 
