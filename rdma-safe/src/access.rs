@@ -29,7 +29,8 @@ bitflags! {
         /// A [`MemoryWindow`](crate::MemoryWindow) can be bound to the region, which lets peers in as the window says.
         const MW_BIND = IBV_ACCESS_MW_BIND.0;
         /// The bytes are named by their offset in the region, where the device knows that; those that do not, ignore it. What every
-        /// device knows is [`ProtectionDomain::register_raw_at`](crate::ProtectionDomain::register_raw_at) with 0. For raw regions only.
+        /// device knows is [`ProtectionDomain::register_raw_at`](crate::ProtectionDomain::register_raw_at) with 0. For raw regions
+        /// only.
         const ZERO_BASED = IBV_ACCESS_ZERO_BASED.0;
         /// All pages are huge and stay so, which spares the device entries. Goes with `ON_DEMAND`, and for raw regions only.
         const HUGETLB = IBV_ACCESS_HUGETLB.0;

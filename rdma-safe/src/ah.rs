@@ -1,13 +1,14 @@
 //! Address handles: where datagrams go.
 
+use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use rdma_sys::*;
 
 use crate::endpoint::Arrival;
-use crate::errno::{check, check_neg, check_ptr};
+use crate::errno::{check_neg, check_ptr};
+use crate::object::{Object, Parents};
 use crate::{
     AddressError, AddressVector, Context, Errno, Error, Grh, ProtectionDomain, Result, WcFields, WcFlags,
     WorkCompletion,
@@ -19,15 +20,26 @@ use crate::{
 /// keys ([`UdTarget`](crate::UdTarget)), all queue pairs behind the port that it leads to. Work in flight does not keep it: see
 /// [`SendBatch`](crate::SendBatch).
 pub struct AddressHandle {
-    raw: NonNull<ibv_ah>,
-    pd: ManuallyDrop<ProtectionDomain>,
-    destroyed: bool,
+    // Providers only read it when work is posted.
+    object: Object<MadeFrom>,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`).
-unsafe impl Send for AddressHandle {}
-// SAFETY: as above; providers only read it when work is posted.
-unsafe impl Sync for AddressHandle {}
+struct MadeFrom(ProtectionDomain);
+
+impl Parents for MadeFrom {
+    type Raw = ibv_ah;
+
+    const VERB: &'static str = "ibv_destroy_ah";
+
+    fn context(&self) -> &Context {
+        self.0.context()
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_ah) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { (self.context().verbs().ibv_destroy_ah)(raw) }
+    }
+}
 
 impl ProtectionDomain {
     /// Makes a handle of `address`: `ibv_create_ah(3)`.
@@ -46,7 +58,8 @@ impl ProtectionDomain {
         let mut raw = address.to_raw();
         // SAFETY: the domain is valid, and `raw` is for the duration of the call.
         match check_ptr(|| unsafe { (context.verbs().ibv_create_ah)(self.as_raw(), &mut raw) }) {
-            Ok(raw) => Ok(AddressHandle { raw, pd: ManuallyDrop::new(self.clone()), destroyed: false }),
+            // SAFETY: just created, and given to nobody else.
+            Ok(raw) => Ok(unsafe { AddressHandle::from_raw(self, raw) }),
             Err(errno) => {
                 let route = address.diagnose_route(context, errno);
                 // With EINVAL, everything else fits.
@@ -130,35 +143,32 @@ impl AddressHandle {
     /// `raw` must be an address handle of `pd`, and be this one's alone to destroy.
     #[must_use]
     pub unsafe fn from_raw(pd: &ProtectionDomain, raw: NonNull<ibv_ah>) -> AddressHandle {
-        AddressHandle { raw, pd: ManuallyDrop::new(pd.clone()), destroyed: false }
+        // SAFETY: the caller's contract. That no work in flight names it is what those who posted it vouch for.
+        AddressHandle { object: unsafe { Object::new(raw, MadeFrom(pd.clone())) } }
     }
 
     /// Gives it up: it is the caller's to destroy, and does not keep its domain any more.
     #[must_use]
-    pub fn into_raw(mut self) -> NonNull<ibv_ah> {
-        // As if destroyed.
-        self.destroyed = true;
-        // SAFETY: what `destroyed` says has been seen to is done here, once; `pd` is not used after.
-        unsafe { ManuallyDrop::drop(&mut self.pd) };
-        self.raw
+    pub fn into_raw(self) -> NonNull<ibv_ah> {
+        self.object.disown()
     }
 
     /// The domain that it belongs to.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.pd
+        &self.object.0
     }
 
     /// The C object, valid while this handle is.
     #[must_use]
     #[inline(always)]
     pub fn as_raw(&self) -> *mut ibv_ah {
-        self.raw.as_ptr()
+        self.object.as_raw()
     }
 
     #[inline(always)]
     pub(crate) fn raw(&self) -> NonNull<ibv_ah> {
-        self.raw
+        self.object.raw()
     }
 
     /// Destroys it: `ibv_destroy_ah(3)`. Dropping does the same and tells nobody.
@@ -166,32 +176,13 @@ impl AddressHandle {
     /// # Errors
     /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process ends.
     #[doc(alias = "ibv_destroy_ah")]
-    pub fn destroy(mut self) -> Result<()> {
-        let context = self.pd.context().clone();
-        self.release().map_err(|errno| context.verb_error("ibv_destroy_ah", errno))
-    }
-
-    /// Destroys the C object, once.
-    fn release(&mut self) -> Result<(), Errno> {
-        if std::mem::replace(&mut self.destroyed, true) {
-            return Ok(());
-        }
-        // SAFETY: valid, and destroyed here only, once. That no work in flight names it is what those who posted it vouch for.
-        check(unsafe { (self.pd.context().verbs().ibv_destroy_ah)(self.raw.as_ptr()) })?;
-        // SAFETY: dropped here only, and not used after: `destroyed` is set. After a failure it stays, as the handle does.
-        unsafe { ManuallyDrop::drop(&mut self.pd) }
-        Ok(())
-    }
-}
-
-impl Drop for AddressHandle {
-    fn drop(&mut self) {
-        let _ = self.release();
+    pub fn destroy(self) -> Result<()> {
+        self.object.destroy().map(drop)
     }
 }
 
 impl fmt::Debug for AddressHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AddressHandle").field("device", &self.pd.context().device_name()).finish_non_exhaustive()
+        f.debug_struct("AddressHandle").field("device", &self.pd().context().device_name()).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 //! Completion channels: events of completion queues, over a file descriptor.
 
+use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use rdma_sys::*;
 
 use crate::errno::{check_neg, check_ptr};
 use crate::id::CqId;
+use crate::object::{Object, Parents};
 use crate::{Context, Errno, Error, Result, readiness};
 
 /// A completion channel: `struct ibv_comp_channel`. Clones share it.
@@ -61,29 +62,28 @@ use crate::{Context, Errno, Error, Result, readiness};
 /// ```
 #[derive(Clone)]
 pub struct CompletionChannel {
-    inner: Arc<Inner>,
+    // Reading an event is one read(2) of a whole event.
+    inner: Arc<Object<MadeFrom>>,
 }
 
-struct Inner {
-    raw: NonNull<ibv_comp_channel>,
-    context: ManuallyDrop<Context>,
+struct MadeFrom {
+    context: Context,
     /// The descriptor blocks.
     blocking: AtomicBool,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`).
-unsafe impl Send for Inner {}
-// SAFETY: as above; reading an event is one read(2) of a whole event.
-unsafe impl Sync for Inner {}
+impl Parents for MadeFrom {
+    type Raw = ibv_comp_channel;
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: every completion queue on this channel holds an `Arc` of it, so none is left; a queue whose destruction
-        // failed has leaked its `Arc`.
-        if unsafe { (self.context.verbs().ibv_destroy_comp_channel)(self.raw.as_ptr()) } == 0 {
-            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the channel does.
-            unsafe { ManuallyDrop::drop(&mut self.context) }
-        }
+    const VERB: &'static str = "ibv_destroy_comp_channel";
+
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_comp_channel) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { (self.context.verbs().ibv_destroy_comp_channel)(raw) }
     }
 }
 
@@ -92,7 +92,8 @@ impl CompletionChannel {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_create_comp_channel)(context.as_raw()) })
             .map_err(|errno| Error::CreateChannel { errno })?;
-        CompletionChannel::of(context, raw)
+        // SAFETY: just created, and given to nobody else.
+        unsafe { CompletionChannel::from_raw(context, raw) }
     }
 
     /// Adopts a channel that other code has created, and makes its descriptor non-blocking. It is destroyed when the last queue
@@ -106,12 +107,9 @@ impl CompletionChannel {
     /// this crate's, or have numbers as their `cq_context`, which are the names of their events then; those of other code must be
     /// gone before the last handle.
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_comp_channel>) -> Result<CompletionChannel> {
-        CompletionChannel::of(context, raw)
-    }
-
-    fn of(context: &Context, raw: NonNull<ibv_comp_channel>) -> Result<Self> {
-        let (context, blocking) = (ManuallyDrop::new(context.clone()), AtomicBool::new(true));
-        let channel = CompletionChannel { inner: Arc::new(Inner { raw, context, blocking }) };
+        let made_from = MadeFrom { context: context.clone(), blocking: AtomicBool::new(true) };
+        // SAFETY: the caller's contract; a queue on this channel holds an `Arc` of it.
+        let channel = CompletionChannel { inner: Arc::new(unsafe { Object::new(raw, made_from) }) };
         channel.make_blocking(false).map_err(|errno| Error::CreateChannel { errno })?;
         Ok(channel)
     }
@@ -204,7 +202,7 @@ impl CompletionChannel {
     /// The C object, valid while this channel is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_comp_channel {
-        self.inner.raw.as_ptr()
+        self.inner.as_raw()
     }
 }
 

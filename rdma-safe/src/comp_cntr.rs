@@ -1,13 +1,14 @@
 //! Completion counters: how much work has completed, without a completion for each.
 
+use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
 use crate::errno::{check, check_ptr};
+use crate::object::{Object, Parents};
 use crate::{Context, Error, QueuePair, QueuePairState, Result};
 
 const FEATURE: &str = "completion counters (ibv_create_comp_cntr, of rdma-core 65)";
@@ -61,12 +62,11 @@ pub struct CompletionCounterCaps {
 /// [`QueuePair::attach_counter`], for as long as they exist, and they keep it.
 #[derive(Clone)]
 pub struct CompletionCounter {
-    inner: Arc<Inner>,
+    inner: Arc<Object<MadeFrom>>,
 }
 
-struct Inner {
-    raw: NonNull<ibv_comp_cntr>,
-    context: ManuallyDrop<Context>,
+struct MadeFrom {
+    context: Context,
     calls: Calls,
 }
 
@@ -95,19 +95,18 @@ impl Calls {
     }
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`).
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
+impl Parents for MadeFrom {
+    type Raw = ibv_comp_cntr;
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: every queue pair that it is attached to holds an `Arc` of it, so none is left; one whose destruction failed has
-        // leaked its `Arc`.
-        if check(unsafe { (self.calls.destroy)(self.raw.as_ptr()) }).is_ok() {
-            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the counter does.
-            unsafe { ManuallyDrop::drop(&mut self.context) }
-        }
+    const VERB: &'static str = "ibv_destroy_comp_cntr";
+
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_comp_cntr) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { (self.calls.destroy)(raw) }
     }
 }
 
@@ -142,13 +141,17 @@ impl Context {
         // SAFETY: the context is valid, and `attr` is for the duration of the call.
         let raw = check_ptr(|| unsafe { (calls.create)(self.as_raw(), &mut attr) })
             .map_err(|errno| self.feature_error("ibv_create_comp_cntr", FEATURE, errno))?;
-        Ok(CompletionCounter::new(self, raw, calls))
+        // SAFETY: just created, and given to nobody else.
+        Ok(unsafe { CompletionCounter::new(self, raw, calls) })
     }
 }
 
 impl CompletionCounter {
-    fn new(context: &Context, raw: NonNull<ibv_comp_cntr>, calls: Calls) -> Self {
-        CompletionCounter { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()), calls }) }
+    /// # Safety
+    /// As [`CompletionCounter::from_raw`], with the functions of the same library.
+    unsafe fn new(context: &Context, raw: NonNull<ibv_comp_cntr>, calls: Calls) -> Self {
+        // SAFETY: the caller's contract; a queue pair that it is attached to holds an `Arc` of it.
+        CompletionCounter { inner: Arc::new(unsafe { Object::new(raw, MadeFrom { context: context.clone(), calls }) }) }
     }
 
     /// Adopts a counter that other code has created. It is destroyed when the last queue pair that has it is gone.
@@ -160,7 +163,8 @@ impl CompletionCounter {
     /// `raw` must be a counter of `context` that exists, attached to no queue pair. Nobody else may destroy it from here on.
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_comp_cntr>) -> Result<Self> {
         let calls = Calls::of(context.verbs()).ok_or_else(|| context.unsupported(FEATURE))?;
-        Ok(CompletionCounter::new(context, raw, calls))
+        // SAFETY: the caller's contract.
+        Ok(unsafe { CompletionCounter::new(context, raw, calls) })
     }
 
     /// Work that succeeded, or its bytes: `ibv_read_comp_cntr(3)`. What was set or added just now may not be seen yet.
@@ -221,6 +225,16 @@ impl CompletionCounter {
         self.result("ibv_inc_err_comp_cntr", unsafe { (self.inner.calls.add[1])(self.as_raw(), amount) })
     }
 
+    /// Destroys it: `ibv_destroy_comp_cntr(3)`. Dropping does the same, when no queue pair has it any more, and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while there are clones of it or queue pairs that have it: it is destroyed when the last of those is gone.
+    /// [`Error::Verb`] with the provider's answer; it, and its device, then stay until the process ends.
+    #[doc(alias = "ibv_destroy_comp_cntr")]
+    pub fn destroy(self) -> Result<()> {
+        Object::destroy_last(self.inner, "completion counter", "clones or queue pairs").map(drop)
+    }
+
     fn get(&self, which: usize, verb: &'static str) -> Result<u64> {
         let mut value = 0;
         // SAFETY: the counter is valid, and so is the out pointer.
@@ -242,7 +256,7 @@ impl CompletionCounter {
     /// The C object, valid while this counter or a queue pair that it is attached to is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_comp_cntr {
-        self.inner.raw.as_ptr()
+        self.inner.as_raw()
     }
 }
 

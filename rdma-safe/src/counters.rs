@@ -1,7 +1,7 @@
 //! Counters of flows.
 
+use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use rdma_sys::*;
 
 use crate::errno::{check, check_ptr};
 use crate::named::named;
+use crate::object::{Object, Parents};
 use crate::{Context, Result};
 
 named! {
@@ -27,26 +28,24 @@ const FEATURE: &str = "counters of flows";
 /// are then counted together.
 #[derive(Clone)]
 pub struct Counters {
-    inner: Arc<Inner>,
+    // Providers lock a set of counters for each call.
+    inner: Arc<Object<MadeFrom>>,
 }
 
-struct Inner {
-    raw: NonNull<ibv_counters>,
-    context: ManuallyDrop<Context>,
-}
+struct MadeFrom(Context);
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); providers lock a set of counters for each call.
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
+impl Parents for MadeFrom {
+    type Raw = ibv_counters;
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: every flow with it holds an `Arc` of it, so none is left; one whose destruction failed has leaked its `Arc`.
-        if check(unsafe { ibv_destroy_counters(self.raw.as_ptr()) }).is_ok() {
-            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the counters do.
-            unsafe { ManuallyDrop::drop(&mut self.context) }
-        }
+    const VERB: &'static str = "ibv_destroy_counters";
+
+    fn context(&self) -> &Context {
+        &self.0
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_counters) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { ibv_destroy_counters(raw) }
     }
 }
 
@@ -73,7 +72,8 @@ impl Counters {
     /// `raw` must be counters of `context` that exist, and no flow may have them. Nobody else may destroy them from here on.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_counters>) -> Self {
-        Counters { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()) }) }
+        // SAFETY: the caller's contract; a flow with them holds an `Arc` of them.
+        Counters { inner: Arc::new(unsafe { Object::new(raw, MadeFrom(context.clone())) }) }
     }
 
     /// Lets the value at `index` count `what` of the flows that these counters are given to:
@@ -113,16 +113,27 @@ impl Counters {
             .map_err(|errno| self.context().feature_error("ibv_read_counters", FEATURE, errno))
     }
 
+    /// Destroys them: `ibv_destroy_counters(3)`. Dropping does the same, when no flow has them any more, and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::InUse`](crate::Error::InUse) while there are clones of them or flows with them: they are destroyed when the last of
+    /// those is gone. [`Error::Verb`](crate::Error::Verb) with the provider's answer; they, and their device, then stay until the
+    /// process ends.
+    #[doc(alias = "ibv_destroy_counters")]
+    pub fn destroy(self) -> Result<()> {
+        Object::destroy_last(self.inner, "set of counters", "clones or flows").map(drop)
+    }
+
     /// The device that they belong to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        self.inner.context()
     }
 
     /// The C object, valid while these counters or a flow with them is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_counters {
-        self.inner.raw.as_ptr()
+        self.inner.as_raw()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Memory of the device itself.
 
+use std::ffi::c_int;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -10,6 +11,7 @@ use rdma_sys::*;
 
 use crate::errno::{check, check_neg, check_ptr};
 use crate::mr::Registration;
+use crate::object::{Object, Parents};
 use crate::{Access, Context, Error, ProtectionDomain, RemoteMemory, Result, Sge};
 
 const FEATURE: &str = "device memory";
@@ -19,37 +21,34 @@ const FEATURE: &str = "device memory";
 ///
 /// The CPU reaches it by [`DeviceMemory::read`] and [`DeviceMemory::write`], work requests and peers by a [`DeviceRegion`].
 pub struct DeviceMemory {
-    inner: Arc<Inner>,
+    // By a shared reference the memory is only read.
+    inner: Arc<Object<MadeFrom>>,
     len: usize,
 }
 
-struct Inner {
-    raw: NonNull<ibv_dm>,
-    context: ManuallyDrop<Context>,
+struct MadeFrom {
+    context: Context,
     /// Given back by `ibv_unimport_dm`, which leaves the memory to whoever has allocated it.
     imported: bool,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`).
-unsafe impl Send for Inner {}
-// SAFETY: as above; by a shared reference the memory is only read.
-unsafe impl Sync for Inner {}
+impl Parents for MadeFrom {
+    type Raw = ibv_dm;
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: every region of it holds an `Arc` of it, so none is left; one whose destruction failed has leaked its `Arc`.
-        let freed = unsafe {
-            if self.imported {
-                (self.context.verbs().ibv_unimport_dm)(self.raw.as_ptr());
-                0
-            } else {
-                ibv_free_dm(self.raw.as_ptr())
-            }
-        };
-        if freed == 0 {
-            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the memory does.
-            unsafe { ManuallyDrop::drop(&mut self.context) }
+    const VERB: &'static str = "ibv_free_dm";
+
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_dm) -> c_int {
+        if self.imported {
+            // SAFETY: the caller's contract.
+            unsafe { (self.context.verbs().ibv_unimport_dm)(raw) };
+            return 0;
         }
+        // SAFETY: as above.
+        unsafe { ibv_free_dm(raw) }
     }
 }
 
@@ -78,7 +77,8 @@ impl Context {
                 false => failed(errno),
             }
         })?;
-        Ok(DeviceMemory::new(raw, self, len, false))
+        // SAFETY: just allocated, and given to nobody else.
+        Ok(unsafe { DeviceMemory::new(raw, self, len, false) })
     }
 
     /// Takes part in the use of device memory that another context of the same kernel context has allocated: `ibv_import_dm(3)`.
@@ -94,14 +94,18 @@ impl Context {
         // SAFETY: the context is valid; the caller vouches for the handle.
         let raw = check_ptr(|| unsafe { (self.verbs().ibv_import_dm)(self.as_raw(), handle) })
             .map_err(|errno| self.feature_error("ibv_import_dm", "importing device memory", errno))?;
-        Ok(DeviceMemory::new(raw, self, len, true))
+        // SAFETY: just imported, and given to nobody else.
+        Ok(unsafe { DeviceMemory::new(raw, self, len, true) })
     }
 }
 
 impl DeviceMemory {
-    fn new(raw: NonNull<ibv_dm>, context: &Context, len: usize, imported: bool) -> Self {
-        let context = ManuallyDrop::new(context.clone());
-        DeviceMemory { inner: Arc::new(Inner { raw, context, imported }), len }
+    /// # Safety
+    /// `raw` must be memory of `context`, and be this one's alone to free or, if it was imported, to give back.
+    unsafe fn new(raw: NonNull<ibv_dm>, context: &Context, len: usize, imported: bool) -> Self {
+        let made_from = MadeFrom { context: context.clone(), imported };
+        // SAFETY: the caller's contract; a region of it holds an `Arc` of it.
+        DeviceMemory { inner: Arc::new(unsafe { Object::new(raw, made_from) }), len }
     }
 
     /// Length in bytes.
@@ -187,10 +191,20 @@ impl DeviceMemory {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
+    /// Frees it: `ibv_free_dm(3)`. Dropping does the same, when no region of it is left, and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while there are regions of it: it is freed when the last of them is gone. [`Error::Verb`] with the
+    /// provider's answer; it, and its device, then stay until the process ends.
+    #[doc(alias = "ibv_free_dm")]
+    pub fn free(self) -> Result<()> {
+        Object::destroy_last(self.inner, "device memory", "regions").map(drop)
+    }
+
     /// The C object, valid while this memory or a region of it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_dm {
-        self.inner.raw.as_ptr()
+        self.inner.as_raw()
     }
 }
 
@@ -208,7 +222,7 @@ impl fmt::Debug for DeviceMemory {
 pub struct DeviceRegion {
     // First, so that it goes first.
     registration: ManuallyDrop<Registration>,
-    memory: ManuallyDrop<Arc<Inner>>,
+    memory: ManuallyDrop<Arc<Object<MadeFrom>>>,
     len: usize,
 }
 

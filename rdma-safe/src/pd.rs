@@ -1,27 +1,27 @@
 //! Protection domains, and parent domains, which extend them.
 
+use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
 use crate::errno::check_ptr;
+use crate::object::{Object, Parents};
 use crate::{CompletionQueue, Context, Error, QueuePairBuilder, Result, SharedReceiveQueueBuilder, ThreadDomain};
 
 /// A protection domain: queue pairs and memory regions work together only within one. Clones share it.
 #[derive(Clone)]
 pub struct ProtectionDomain {
     // First, so that it goes first.
-    parent: Option<Arc<Parent>>,
+    parent: Option<Arc<Object<MadeOf>>>,
     /// Of a parent domain, the domain that it extends in the end: what domains are compared by.
-    inner: Arc<Inner>,
+    inner: Arc<Object<MadeFrom>>,
 }
 
-struct Inner {
-    raw: NonNull<ibv_pd>,
-    context: ManuallyDrop<Context>,
+struct MadeFrom {
+    context: Context,
     end: End,
 }
 
@@ -34,48 +34,47 @@ enum End {
     Unimported,
 }
 
-/// A parent domain.
-struct Parent {
-    raw: NonNull<ibv_pd>,
-    made_of: ManuallyDrop<(Arc<Inner>, Option<ThreadDomain>)>,
+/// What a parent domain is made of. For what is made in one with a thread domain the caller of `with_thread_domain` answers.
+struct MadeOf {
+    domain: Arc<Object<MadeFrom>>,
+    td: Option<ThreadDomain>,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`).
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
-// SAFETY: as above; for what is made with a thread domain the caller of `with_thread_domain` answers.
-unsafe impl Send for Parent {}
-// SAFETY: as above.
-unsafe impl Sync for Parent {}
+impl Parents for MadeFrom {
+    type Raw = ibv_pd;
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let ended = match self.end {
+    const VERB: &'static str = "ibv_dealloc_pd";
+
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_pd) -> c_int {
+        match self.end {
             End::Borrowed => 0,
-            // SAFETY: every region, address handle, queue pair, shared receive queue and parent domain in this domain holds an
-            // `Arc` of it, so none is left; those whose destruction failed leak their `Arc`, so the domain then stays.
-            End::Deallocated => unsafe { (self.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) },
+            // SAFETY: the caller's contract.
+            End::Deallocated => unsafe { (self.context.verbs().ibv_dealloc_pd)(raw) },
             End::Unimported => {
                 // SAFETY: as above.
-                unsafe { (self.context.verbs().ibv_unimport_pd)(self.raw.as_ptr()) };
+                unsafe { (self.context.verbs().ibv_unimport_pd)(raw) };
                 0
             }
-        };
-        if ended == 0 {
-            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
-            unsafe { ManuallyDrop::drop(&mut self.context) }
         }
     }
 }
 
-impl Drop for Parent {
-    fn drop(&mut self) {
-        // SAFETY: everything in this domain holds an `Arc` of it, as for `Inner`.
-        if unsafe { (self.made_of.0.context.verbs().ibv_dealloc_pd)(self.raw.as_ptr()) } == 0 {
-            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
-            unsafe { ManuallyDrop::drop(&mut self.made_of) }
-        }
+impl Parents for MadeOf {
+    type Raw = ibv_pd;
+
+    const VERB: &'static str = "ibv_dealloc_pd";
+
+    fn context(&self) -> &Context {
+        self.domain.context()
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_pd) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { (self.context().verbs().ibv_dealloc_pd)(raw) }
     }
 }
 
@@ -84,18 +83,24 @@ impl ProtectionDomain {
         // SAFETY: the context is valid.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_alloc_pd)(context.as_raw()) })
             .map_err(|errno| Error::AllocPd { errno })?;
-        Ok(ProtectionDomain::of(context, raw, End::Deallocated))
+        // SAFETY: just allocated, and given to nobody else.
+        Ok(unsafe { ProtectionDomain::of(context, raw, End::Deallocated) })
     }
 
-    fn of(context: &Context, raw: NonNull<ibv_pd>, end: End) -> Self {
-        let context = ManuallyDrop::new(context.clone());
-        ProtectionDomain { parent: None, inner: Arc::new(Inner { raw, context, end }) }
+    /// # Safety
+    /// `raw` must be a domain of `context`, no parent domain, and be there until this ends it as `end` says.
+    unsafe fn of(context: &Context, raw: NonNull<ibv_pd>, end: End) -> Self {
+        let made_from = MadeFrom { context: context.clone(), end };
+        // SAFETY: the caller's contract; every region, address handle, queue pair, shared receive queue and parent domain in this
+        // domain holds an `Arc` of it.
+        ProtectionDomain { parent: None, inner: Arc::new(unsafe { Object::new(raw, made_from) }) }
     }
 
     /// # Safety
     /// `raw` must be a domain that was imported to `context`, and be this one's alone to give back.
     pub(crate) unsafe fn imported(context: &Context, raw: NonNull<ibv_pd>) -> ProtectionDomain {
-        ProtectionDomain::of(context, raw, End::Unimported)
+        // SAFETY: the caller's contract.
+        unsafe { ProtectionDomain::of(context, raw, End::Unimported) }
     }
 
     /// Adopts a domain that other code has allocated. It is deallocated with the last object that is made in it.
@@ -105,7 +110,8 @@ impl ProtectionDomain {
     /// be gone before that.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_pd>) -> ProtectionDomain {
-        ProtectionDomain::of(context, raw, End::Deallocated)
+        // SAFETY: the caller's contract.
+        unsafe { ProtectionDomain::of(context, raw, End::Deallocated) }
     }
 
     /// As [`ProtectionDomain::from_raw`], of a domain that stays its owner's, as those of librdmacm do: it is not deallocated.
@@ -114,7 +120,8 @@ impl ProtectionDomain {
     /// As there, but that others deallocate it: they must not as long as this, or anything made in it, is there.
     #[must_use]
     pub unsafe fn from_raw_borrowed(context: &Context, raw: NonNull<ibv_pd>) -> ProtectionDomain {
-        ProtectionDomain::of(context, raw, End::Borrowed)
+        // SAFETY: the caller's contract.
+        unsafe { ProtectionDomain::of(context, raw, End::Borrowed) }
     }
 
     /// Adopts a parent domain of this one that other code has allocated, for instance with allocators of its own. It is deallocated
@@ -127,7 +134,8 @@ impl ProtectionDomain {
     /// and serve any thread.
     #[must_use]
     pub unsafe fn parent_from_raw(&self, td: Option<&ThreadDomain>, raw: NonNull<ibv_pd>) -> ProtectionDomain {
-        self.parent_of(td, raw)
+        // SAFETY: the caller's contract.
+        unsafe { self.parent_of(td, raw) }
     }
 
     /// Makes a parent domain, which stands for this one wherever a domain is asked for: `ibv_alloc_parent_domain(3)`.
@@ -163,7 +171,7 @@ impl ProtectionDomain {
     fn alloc_parent(&self, td: Option<&ThreadDomain>) -> Result<ProtectionDomain> {
         let mut attr = ibv_parent_domain_init_attr {
             // Not every provider takes a parent domain here.
-            pd: self.inner.raw.as_ptr(),
+            pd: self.inner.as_raw(),
             td: td.map_or(std::ptr::null_mut(), ThreadDomain::as_raw),
             ..ibv_parent_domain_init_attr::zeroed()
         };
@@ -171,13 +179,17 @@ impl ProtectionDomain {
         // SAFETY: the context and both domains are valid, and kept below; a mask of zero says that there are no allocators.
         let raw = check_ptr(|| unsafe { ibv_alloc_parent_domain(context.as_raw(), &mut attr) })
             .map_err(|errno| context.feature_error("ibv_alloc_parent_domain", "parent domains", errno))?;
-        Ok(self.parent_of(td, raw))
+        // SAFETY: just allocated from these, and given to nobody else.
+        Ok(unsafe { self.parent_of(td, raw) })
     }
 
-    fn parent_of(&self, td: Option<&ThreadDomain>, raw: NonNull<ibv_pd>) -> ProtectionDomain {
+    /// # Safety
+    /// As [`ProtectionDomain::parent_from_raw`].
+    unsafe fn parent_of(&self, td: Option<&ThreadDomain>, raw: NonNull<ibv_pd>) -> ProtectionDomain {
         let inner = Arc::clone(&self.inner);
-        let made_of = ManuallyDrop::new((Arc::clone(&inner), td.cloned()));
-        ProtectionDomain { parent: Some(Arc::new(Parent { raw, made_of })), inner }
+        let made_of = MadeOf { domain: Arc::clone(&inner), td: td.cloned() };
+        // SAFETY: the caller's contract; what is made in it holds an `Arc` of it.
+        ProtectionDomain { parent: Some(Arc::new(unsafe { Object::new(raw, made_of) })), inner }
     }
 
     /// Whether it is a parent domain.
@@ -189,13 +201,13 @@ impl ProtectionDomain {
     /// The thread domain of a parent domain that was made with one.
     #[must_use]
     pub fn thread_domain(&self) -> Option<&ThreadDomain> {
-        self.parent.as_ref().and_then(|parent| parent.made_of.1.as_ref())
+        self.parent.as_ref().and_then(|parent| parent.td.as_ref())
     }
 
     /// The device that the domain belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        self.inner.context()
     }
 
     /// Starts describing a queue pair, of a reliable connection unless its type is set, whose sends complete on `send_cq` and
@@ -230,13 +242,13 @@ impl ProtectionDomain {
     #[must_use]
     pub fn handle(&self) -> u32 {
         // SAFETY: the domain is valid, and the field does not change.
-        unsafe { (*self.inner.raw.as_ptr()).handle }
+        unsafe { (*self.inner.as_raw()).handle }
     }
 
     /// The C object, valid while this domain or anything made from it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
-        self.parent.as_ref().map_or(self.inner.raw, |parent| parent.raw).as_ptr()
+        self.parent.as_ref().map_or(self.inner.as_raw(), |parent| parent.as_raw())
     }
 }
 

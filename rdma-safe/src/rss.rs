@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
-use crate::doomed::{Doomed, Parents};
 use crate::errno::{check, check_ptr};
 use crate::id::QpId;
+use crate::object::{Object, Parents};
 use crate::{
     Context, Error, IndirectionTable, ProtectionDomain, QueuePairAttributes, QueuePairType, Result, RxHashFields,
-    RxHashFunctions, cq,
+    RxHashFunctions,
 };
 
 /// Describes a queue pair that spreads packets over work queues: `ibv_create_qp_ex(3)` with an indirection table. Made by
@@ -36,17 +36,11 @@ pub struct RssQueuePair {
 
 /// What flows hold of the queue pair that they lead to.
 pub(crate) struct Shared {
-    raw: NonNull<ibv_qp>,
     /// Taken by the destruction.
-    parents: Option<(ProtectionDomain, IndirectionTable)>,
+    object: Object<(ProtectionDomain, IndirectionTable)>,
     id: QpId,
     qp_type: QueuePairType,
 }
-
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
 
 impl ProtectionDomain {
     /// Starts describing a queue pair that spreads packets over the work queues of `table`: the hash of `fields` of the packet,
@@ -128,8 +122,9 @@ impl RssQueuePairBuilder<'_> {
                     false => error(errno),
                 }
             })?;
-        let parents = Some((self.pd.clone(), self.table.clone()));
-        Ok(RssQueuePair { shared: Arc::new(Shared { raw, parents, id, qp_type: self.qp_type }) })
+        // SAFETY: just created from these, and given to nobody else; a flow to it holds an `Arc` of it.
+        let object = unsafe { Object::new(raw, (self.pd.clone(), self.table.clone())) };
+        Ok(RssQueuePair { shared: Arc::new(Shared { object, id, qp_type: self.qp_type }) })
     }
 }
 
@@ -147,8 +142,9 @@ impl RssQueuePair {
             (*raw.as_ptr()).qp_context = id.to_context();
             (*raw.as_ptr()).qp_type
         };
-        let (parents, qp_type) = (Some((pd.clone(), table.clone())), QueuePairType(qp_type.0));
-        RssQueuePair { shared: Arc::new(Shared { raw, parents, id, qp_type }) }
+        // SAFETY: as above; a flow to it holds an `Arc` of it.
+        let object = unsafe { Object::new(raw, (pd.clone(), table.clone())) };
+        RssQueuePair { shared: Arc::new(Shared { object, id, qp_type: QueuePairType(qp_type.0) }) }
     }
 
     /// Its name in asynchronous events, which no other queue pair of the process will have.
@@ -217,7 +213,7 @@ impl RssQueuePair {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
         match Arc::into_inner(self.shared) {
-            Some(mut shared) => shared.release(),
+            Some(shared) => shared.object.destroy().map(drop),
             None => Err(Error::InUse { object: "queue pair", by: "flows" }),
         }
     }
@@ -234,33 +230,15 @@ impl fmt::Debug for RssQueuePair {
 
 impl Shared {
     pub(crate) fn pd(&self) -> &ProtectionDomain {
-        &self.parents.as_ref().expect("only `drop` takes them").0
+        &self.object.0
     }
 
     pub(crate) fn as_raw(&self) -> *mut ibv_qp {
-        self.raw.as_ptr()
+        self.object.as_raw()
     }
 
     pub(crate) fn qp_type(&self) -> QueuePairType {
         self.qp_type
-    }
-}
-
-impl Shared {
-    /// Destroys the queue pair, once.
-    fn release(&mut self) -> Result<()> {
-        match self.parents.take() {
-            // SAFETY: valid, and made from these, which were just taken; no handle and no flow is left, as each holds an `Arc` of
-            // this.
-            Some(parents) => unsafe { Doomed::new(self.raw, parents) }.destroy(),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let _ = self.release();
     }
 }
 
@@ -274,10 +252,6 @@ impl Parents for (ProtectionDomain, IndirectionTable) {
     }
 
     /// It has no completion queue.
-    fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
-        None
-    }
-
     unsafe fn destroy(&self, raw: *mut ibv_qp) -> std::ffi::c_int {
         // SAFETY: the caller's contract.
         unsafe { (self.context().verbs().ibv_destroy_qp)(raw) }

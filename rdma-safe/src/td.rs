@@ -1,13 +1,14 @@
 //! Thread domains.
 
+use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
 use crate::errno::check_ptr;
+use crate::object::{Object, Parents};
 use crate::{Context, Result};
 
 /// A thread domain: `struct ibv_td`. Clones share it.
@@ -16,28 +17,24 @@ use crate::{Context, Result};
 /// it does nothing: [`ProtectionDomain::with_thread_domain`](crate::ProtectionDomain::with_thread_domain) takes it.
 #[derive(Clone)]
 pub struct ThreadDomain {
-    inner: Arc<Inner>,
+    inner: Arc<Object<MadeFrom>>,
 }
 
-struct Inner {
-    raw: NonNull<ibv_td>,
-    context: ManuallyDrop<Context>,
-}
+// What is made in a thread domain is not for any thread; whoever puts something in has answered for that.
+struct MadeFrom(Context);
 
-// SAFETY: the domain itself may be used from any thread (see `Context`); what is made in it, may not, and whoever puts
-// something in has answered for that.
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
+impl Parents for MadeFrom {
+    type Raw = ibv_td;
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: every parent domain with it holds an `Arc` of it, so none is left; one whose destruction failed has leaked its
-        // `Arc`.
-        if unsafe { ibv_dealloc_td(self.raw.as_ptr()) } == 0 {
-            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the domain does.
-            unsafe { ManuallyDrop::drop(&mut self.context) }
-        }
+    const VERB: &'static str = "ibv_dealloc_td";
+
+    fn context(&self) -> &Context {
+        &self.0
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_td) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { ibv_dealloc_td(raw) }
     }
 }
 
@@ -52,7 +49,8 @@ impl Context {
         // SAFETY: the context is valid, and `attr` is for the duration of the call.
         let raw = check_ptr(|| unsafe { ibv_alloc_td(self.as_raw(), &mut attr) })
             .map_err(|errno| self.feature_error("ibv_alloc_td", "thread domains", errno))?;
-        Ok(ThreadDomain { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(self.clone()) }) })
+        // SAFETY: just allocated, and given to nobody else.
+        Ok(unsafe { ThreadDomain::from_raw(self, raw) })
     }
 }
 
@@ -64,19 +62,20 @@ impl ThreadDomain {
     /// must be gone before that.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_td>) -> ThreadDomain {
-        ThreadDomain { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()) }) }
+        // SAFETY: the caller's contract; a parent domain with it holds an `Arc` of it.
+        ThreadDomain { inner: Arc::new(unsafe { Object::new(raw, MadeFrom(context.clone())) }) }
     }
 
     /// The device that it belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        self.inner.context()
     }
 
     /// The C object, valid while this domain or anything made with it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_td {
-        self.inner.raw.as_ptr()
+        self.inner.as_raw()
     }
 }
 

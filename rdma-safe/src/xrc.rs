@@ -1,15 +1,16 @@
 //! Domains of extended reliable connections.
 
+use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
-use crate::errno::{check, check_ptr};
-use crate::{Context, DeviceCapabilities, Error, Result};
+use crate::errno::check_ptr;
+use crate::object::{Object, Parents};
+use crate::{Context, DeviceCapabilities, Result};
 
 const FEATURE: &str = "extended reliable connections (XRC)";
 
@@ -20,20 +21,25 @@ const FEATURE: &str = "extended reliable connections (XRC)";
 /// connection to a peer where it would need one for each process.
 #[derive(Clone)]
 pub struct XrcDomain {
-    inner: Arc<Inner>,
+    inner: Arc<Object<MadeFrom>>,
 }
 
-struct Inner {
-    raw: NonNull<ibv_xrcd>,
-    /// Taken by the end.
-    context: ManuallyDrop<Context>,
-    closed: bool,
-}
+struct MadeFrom(Context);
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable.
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
+impl Parents for MadeFrom {
+    type Raw = ibv_xrcd;
+
+    const VERB: &'static str = "ibv_close_xrcd";
+
+    fn context(&self) -> &Context {
+        &self.0
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_xrcd) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { ibv_close_xrcd(raw) }
+    }
+}
 
 /// Whether a domain that processes share has to exist, or must not: the flags of ibv_open_xrcd(3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -50,7 +56,8 @@ impl Context {
     /// Opens a domain of extended reliable connections that is this process's own: `ibv_open_xrcd(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device lacks [`DeviceCapabilities::XRC`]; [`Error::Verb`].
+    /// [`Error::Unsupported`](crate::Error::Unsupported) where the device lacks [`DeviceCapabilities::XRC`];
+    /// [`Error::Verb`](crate::Error::Verb).
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(&self) -> Result<XrcDomain> {
         self.open_xrcd_of(None, XrcOpen::OrCreate)
@@ -60,7 +67,8 @@ impl Context {
     /// file need not stay open.
     ///
     /// # Errors
-    /// As [`Context::open_xrcd`]; [`Error::Verb`] with `ENOENT` and `EEXIST`, or `EINVAL`, where `open` does not fit.
+    /// As [`Context::open_xrcd`]; [`Error::Verb`](crate::Error::Verb) with `ENOENT` and `EEXIST`, or `EINVAL`, where `open` does
+    /// not fit.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_shared_xrcd(&self, file: impl AsFd, open: XrcOpen) -> Result<XrcDomain> {
         self.open_xrcd_of(Some(file.as_fd()), open)
@@ -100,54 +108,31 @@ impl XrcDomain {
     /// is returned, and of what is made in it.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_xrcd>) -> Self {
-        XrcDomain { inner: Arc::new(Inner { raw, context: ManuallyDrop::new(context.clone()), closed: false }) }
+        // SAFETY: the caller's contract; what is made in it holds an `Arc` of it.
+        XrcDomain { inner: Arc::new(unsafe { Object::new(raw, MadeFrom(context.clone())) }) }
     }
 
     /// The device that it belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        self.inner.context()
     }
 
     /// The C object, valid while this domain or anything made in it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_xrcd {
-        self.inner.raw.as_ptr()
+        self.inner.as_raw()
     }
 
     /// Closes it: `ibv_close_xrcd(3)`. Dropping does the same, when nothing is left in it, and tells nobody.
     ///
     /// # Errors
-    /// [`Error::InUse`] while there are clones of it, or something made in it: it is closed when the last of them is gone.
-    /// [`Error::Verb`] with the provider's answer; the domain and its device then stay open until the process ends.
+    /// [`Error::InUse`](crate::Error::InUse) while there are clones of it, or something made in it: it is closed when the last of
+    /// them is gone. [`Error::Verb`](crate::Error::Verb) with the provider's answer; the domain and its device then stay open until
+    /// the process ends.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(self) -> Result<()> {
-        match Arc::into_inner(self.inner) {
-            Some(mut inner) => inner.close(),
-            None => Err(Error::InUse { object: "XRC domain", by: "clones, targets or shared receive queues" }),
-        }
-    }
-}
-
-impl Inner {
-    /// Closes it, once.
-    fn close(&mut self) -> Result<()> {
-        if std::mem::replace(&mut self.closed, true) {
-            return Ok(());
-        }
-        // SAFETY: everything made in it holds an `Arc` of this, so nothing is left; what could not be destroyed has leaked its
-        // `Arc`.
-        check(unsafe { ibv_close_xrcd(self.raw.as_ptr()) })
-            .map_err(|errno| self.context.verb_error("ibv_close_xrcd", errno))?;
-        // SAFETY: once, and not used after. Where the domain stays, the context does.
-        unsafe { ManuallyDrop::drop(&mut self.context) }
-        Ok(())
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let _ = self.close();
+        Object::destroy_last(self.inner, "XRC domain", "clones, targets or shared receive queues").map(drop)
     }
 }
 

@@ -9,6 +9,7 @@ use rdma_sys::*;
 use super::{CompletionQueue, Mode, Parents, Shared, Taken, WcFields};
 use crate::errno::check_ptr;
 use crate::id::CqId;
+use crate::object::Object;
 use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Quirks, Result};
 
 /// Describes a completion queue: `ibv_create_cq_ex(3)`, or `ibv_create_cq(3)` where the provider lacks it.
@@ -198,9 +199,11 @@ impl CompletionQueueBuilder {
     fn share(self, raw: NonNull<ibv_cq>, id: CqId) -> Arc<Shared> {
         // SAFETY: the queue is valid, and the field is set at creation.
         let capacity = unsafe { (*raw.as_ptr()).cqe }.max(0) as u32;
+        let parents = Parents { context: self.context, channel: self.channel, _domain: self.domain };
         Arc::new(Shared {
-            raw,
-            parents: Some(Parents { context: self.context, channel: self.channel, _domain: self.domain }),
+            // SAFETY: the queue was created or adopted from these; queue pairs and all else that completes to it hold an `Arc` of
+            // it.
+            object: unsafe { Object::new(raw, parents) },
             id,
             capacity: AtomicU32::new(capacity),
             polling: AtomicUsize::new(0),

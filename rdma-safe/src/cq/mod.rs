@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
-use crate::doomed::{self, Doomed};
 use crate::errno::check;
 use crate::id::CqId;
+use crate::object::{self, Object};
 use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Result};
 
 pub use builder::CompletionQueueBuilder;
@@ -75,8 +75,7 @@ struct Taken {
 
 /// What queue pairs hold of the queue that they complete to.
 pub(crate) struct Shared {
-    raw: NonNull<ibv_cq>,
-    parents: Option<Parents>,
+    object: Object<Parents>,
     id: CqId,
     capacity: AtomicU32,
     /// The thread that is between start_poll and end_poll, and so holds the provider's lock; 0 for none. With [`DEFERRED`]
@@ -100,10 +99,6 @@ const DEFERRED: usize = 1;
 unsafe impl Send for CompletionQueue {}
 // SAFETY: through a shared reference there are only immutable fields to be read.
 unsafe impl Sync for CompletionQueue {}
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the fields are immutable or atomic.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
 
 impl CompletionQueue {
     /// The device that it belongs to.
@@ -186,6 +181,23 @@ impl CompletionQueue {
         &self.shared
     }
 
+    /// Destroys it: `ibv_destroy_cq(3)`. Dropping does the same, when nothing completes to it any more, and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while there are queue pairs, shared receive queues or work queues that complete to it: it is destroyed when
+    /// the last of them is gone. [`Error::Verb`] with the provider's answer; it, and all it depends on, then stays until the
+    /// process ends.
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn destroy(self) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        // Ends what a forgotten cursor has begun.
+        drop(self);
+        match Arc::into_inner(shared) {
+            Some(shared) => shared.object.destroy().map(drop),
+            None => Err(Error::InUse { object: "completion queue", by: "queues that complete to it" }),
+        }
+    }
+
     /// Ends what a cursor or a poller has begun.
     #[inline(always)]
     fn end_poll(&mut self) {
@@ -232,12 +244,12 @@ impl fmt::Debug for CompletionQueue {
 
 impl Shared {
     pub(crate) fn context(&self) -> &Context {
-        &self.parents.as_ref().expect("only `drop` takes them").context
+        &self.object.context
     }
 
     #[inline]
     fn channel(&self) -> Option<&CompletionChannel> {
-        self.parents.as_ref().and_then(|parents| parents.channel.as_ref())
+        self.object.channel.as_ref()
     }
 }
 
@@ -293,16 +305,7 @@ fn this_thread() -> usize {
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let Some(parents) = self.parents.take() else { return };
-        // SAFETY: valid, and made from these, which were just taken; no queue pair and no handle is left, as each holds an `Arc` of
-        // this.
-        let _ = unsafe { Doomed::new(self.raw, parents) }.destroy();
-    }
-}
-
-impl doomed::Parents for Parents {
+impl object::Parents for Parents {
     type Raw = ibv_cq;
 
     const VERB: &'static str = "ibv_destroy_cq";
@@ -311,11 +314,7 @@ impl doomed::Parents for Parents {
         &self.context
     }
 
-    /// It is polled by its handle, of which none is left.
-    fn polled_here(&self) -> Option<&Arc<Shared>> {
-        None
-    }
-
+    // It is polled by its handle, of which none is left when it is destroyed.
     unsafe fn destroy(&self, raw: *mut ibv_cq) -> std::ffi::c_int {
         // SAFETY: the caller's contract. Every event that was read from the channel was acknowledged at once (`CompletionChannel`),
         // so this does not block for long: at most until a thread that is just reading an event has acknowledged it.

@@ -36,9 +36,9 @@ pub enum PollError {
 /// pair that is dropped while a completion is lent is therefore destroyed when the cursor moves on or goes; a reset, and
 /// [`QueuePair::destroy`](crate::QueuePair::destroy), which has to answer, report [`Error::PolledHere`](crate::Error::PolledHere).
 ///
-/// Nor should this thread, while a completion is lent, post to a queue that completes here and may be full: mlx5 then waits for that
-/// lock, for ever, and does not report [`PostError::QueueFull`](crate::PostError::QueueFull). One receive for each that was taken
-/// always has room.
+/// Nor should this thread, while a completion is lent, post to a queue that completes here and may be full: mlx5 then waits for
+/// that lock, for ever, and does not report [`PostError::QueueFull`](crate::PostError::QueueFull). One receive for each that was
+/// taken always has room.
 #[must_use = "nothing is taken until `next` is called"]
 pub struct Poll<'cq> {
     cq: &'cq mut CompletionQueue,

@@ -1,14 +1,14 @@
 //! Actions of flows.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
 use crate::errno::{check, check_ptr};
+use crate::object::{Object, Parents};
 use crate::{Context, Errno, Result};
 
 bitflags::bitflags! {
@@ -165,28 +165,27 @@ const FEATURE: &str = "flow actions of ESP";
 /// [`FlowRule::action`](crate::FlowRule::action).
 #[derive(Clone)]
 pub struct FlowAction {
-    inner: Arc<Inner>,
+    inner: Arc<Object<MadeFrom>>,
 }
 
-struct Inner {
-    raw: NonNull<ibv_flow_action>,
-    context: ManuallyDrop<Context>,
+struct MadeFrom {
+    context: Context,
     /// One change at a time.
     change: Mutex<()>,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`).
-unsafe impl Send for Inner {}
-// SAFETY: as above; it is changed under its lock.
-unsafe impl Sync for Inner {}
+impl Parents for MadeFrom {
+    type Raw = ibv_flow_action;
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: every flow with it holds an `Arc` of it, so none is left; one whose destruction failed has leaked its `Arc`.
-        if check(unsafe { ibv_destroy_flow_action(self.raw.as_ptr()) }).is_ok() {
-            // SAFETY: dropped here only, and not used after. Otherwise it stays, as the action does.
-            unsafe { ManuallyDrop::drop(&mut self.context) }
-        }
+    const VERB: &'static str = "ibv_destroy_flow_action";
+
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_flow_action) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { ibv_destroy_flow_action(raw) }
     }
 }
 
@@ -198,8 +197,20 @@ impl FlowAction {
     /// on.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_flow_action>) -> Self {
-        let context = ManuallyDrop::new(context.clone());
-        FlowAction { inner: Arc::new(Inner { raw, context, change: Mutex::new(()) }) }
+        let made_from = MadeFrom { context: context.clone(), change: Mutex::new(()) };
+        // SAFETY: the caller's contract; a flow with it holds an `Arc` of it.
+        FlowAction { inner: Arc::new(unsafe { Object::new(raw, made_from) }) }
+    }
+
+    /// Destroys it: `ibv_destroy_flow_action(3)`. Dropping does the same, when no flow has it any more, and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::InUse`](crate::Error::InUse) while there are clones of it or flows with it: it is destroyed when the last of those
+    /// is gone. [`Error::Verb`](crate::Error::Verb) with the provider's answer; it, and its device, then stay until the process
+    /// ends.
+    #[doc(alias = "ibv_destroy_flow_action")]
+    pub fn destroy(self) -> Result<()> {
+        Object::destroy_last(self.inner, "flow action", "clones or flows").map(drop)
     }
 
     /// Changes what of `esp` is set, for all flows that have it: `ibv_modify_flow_action_esp(3)`.
@@ -224,7 +235,7 @@ impl FlowAction {
     /// The C object, valid while this action or a flow with it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_flow_action {
-        self.inner.raw.as_ptr()
+        self.inner.as_raw()
     }
 }
 

@@ -4,15 +4,16 @@ mod action;
 mod buffer;
 mod spec;
 
+use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
-use crate::errno::{check, check_ptr};
+use crate::errno::check_ptr;
 use crate::named::named;
+use crate::object::{Object, Parents};
 use crate::{
     Context, CounterDescription, Counters, DeviceCapabilities, Error, QueuePair, QueuePairType, Result, RssQueuePair,
     qp, rss,
@@ -180,10 +181,9 @@ impl FlowRule {
                     false => error(errno),
                 },
             )?;
-        Ok(Flow {
-            raw,
-            parents: ManuallyDrop::new(Parents { target, _actions: self.actions, counters: self.counters }),
-        })
+        let made_from = MadeFrom { target, _actions: self.actions, counters: self.counters };
+        // SAFETY: just created from these, and given to nobody else; nothing is made from it.
+        Ok(Flow { object: unsafe { Object::new(raw, made_from) } })
     }
 
     /// In the order of the calls, headers before actions.
@@ -295,20 +295,29 @@ impl Kept {
 ///
 /// It keeps its queue pair, which is destroyed when both are gone: [`QueuePair::destroy`] is refused before.
 pub struct Flow {
-    raw: NonNull<ibv_flow>,
-    parents: ManuallyDrop<Parents>,
+    object: Object<MadeFrom>,
 }
 
-struct Parents {
+struct MadeFrom {
     target: Kept,
     _actions: Vec<FlowAction>,
     counters: Vec<Counters>,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); what it keeps may be sent and shared.
-unsafe impl Send for Flow {}
-// SAFETY: as above.
-unsafe impl Sync for Flow {}
+impl Parents for MadeFrom {
+    type Raw = ibv_flow;
+
+    const VERB: &'static str = "ibv_destroy_flow";
+
+    fn context(&self) -> &Context {
+        self.target.context()
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_flow) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { ibv_destroy_flow(raw) }
+    }
+}
 
 impl Flow {
     /// Adopts a flow that other code has created. It ends on drop.
@@ -324,7 +333,8 @@ impl Flow {
         counters: &[Counters],
     ) -> Self {
         let (target, _actions, counters) = (target.target(), actions.to_vec(), counters.to_vec());
-        Flow { raw, parents: ManuallyDrop::new(Parents { target, _actions, counters }) }
+        // SAFETY: the caller's contract; nothing is made from it.
+        Flow { object: unsafe { Object::new(raw, MadeFrom { target, _actions, counters }) } }
     }
 
     /// Lets `counters` count something of this flow from here on: `ibv_attach_counters_point_flow(3)`. See [`Counters::attach`] for
@@ -336,21 +346,21 @@ impl Flow {
     pub fn attach(&mut self, counters: &Counters, what: CounterDescription, index: u32) -> Result<()> {
         self.context().require_same(counters.context(), "set of counters")?;
         // SAFETY: the flow is valid, and keeps the counters below.
-        unsafe { counters.attach_to(self.raw.as_ptr(), what, index) }?;
-        self.parents.counters.push(counters.clone());
+        unsafe { counters.attach_to(self.as_raw(), what, index) }?;
+        self.object.counters.push(counters.clone());
         Ok(())
     }
 
     /// The device that it belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.parents.target.context()
+        self.object.context()
     }
 
     /// The C object, valid while this flow is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_flow {
-        self.raw.as_ptr()
+        self.object.as_raw()
     }
 
     /// Ends it: `ibv_destroy_flow(3)`. Dropping does the same and tells nobody.
@@ -359,27 +369,7 @@ impl Flow {
     /// [`Error::Verb`] with the provider's answer; the flow, and all it depends on, then stays until the process ends.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy(self) -> Result<()> {
-        let context = self.context().clone();
-        let mut flow = ManuallyDrop::new(self);
-        // SAFETY: once, since it is not dropped.
-        unsafe { flow.release() }.map_err(|errno| context.verb_error("ibv_destroy_flow", errno))
-    }
-
-    /// # Safety
-    /// To be called once; nothing is used after.
-    unsafe fn release(&mut self) -> Result<(), crate::Errno> {
-        // SAFETY: valid, and destroyed here only.
-        check(unsafe { ibv_destroy_flow(self.raw.as_ptr()) })?;
-        // SAFETY: dropped here only, and not used after. After a failure they stay, as the flow does.
-        unsafe { ManuallyDrop::drop(&mut self.parents) };
-        Ok(())
-    }
-}
-
-impl Drop for Flow {
-    fn drop(&mut self) {
-        // SAFETY: `destroy` leaves nothing to drop.
-        let _ = unsafe { self.release() };
+        self.object.destroy().map(drop)
     }
 }
 

@@ -2,16 +2,16 @@
 
 mod bind_info;
 
+use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
-use crate::errno::{check, check_ptr};
-use crate::{ProtectionDomain, RemoteMemory, Result, qp};
+use crate::errno::check_ptr;
+use crate::object::{Object, Parents};
+use crate::{Context, ProtectionDomain, RemoteMemory, Result, qp};
 
 use bind_info::Kept;
 
@@ -30,8 +30,8 @@ pub use bind_info::BindInfo;
 /// | unbound by | [`QueuePair::unbind_window`] | [`SendBatch::invalidate`], or the peer's [`SendBatch::send_invalidate`] |
 /// | peers reach it through | every queue pair of the domain | on most devices, the queue pair that bound it |
 ///
-/// The region needs [`Access::MW_BIND`](crate::Access::MW_BIND) and no remote right of its own. The queue pair here that the peer is
-/// connected to needs the rights that the window gives, by [`InitOptions::peer_access`](crate::InitOptions::peer_access) or
+/// The region needs [`Access::MW_BIND`](crate::Access::MW_BIND) and no remote right of its own. The queue pair here that the peer
+/// is connected to needs the rights that the window gives, by [`InitOptions::peer_access`](crate::InitOptions::peer_access) or
 /// [`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access), or the peer's work fails with `REM_INV_REQ_ERR` or
 /// `REM_ACCESS_ERR`.
 ///
@@ -64,14 +64,33 @@ pub use bind_info::BindInfo;
 /// # }
 /// ```
 pub struct MemoryWindow<K: WindowType> {
-    raw: NonNull<ibv_mw>,
-    pd: ManuallyDrop<ProtectionDomain>,
+    object: Object<MadeFrom>,
     /// As of the last binding that was confirmed.
     rkey: u32,
-    bound: ManuallyDrop<Option<Bound>>,
-    /// What was posted and neither confirmed nor reverted.
-    pending: ManuallyDrop<Option<Pending>>,
     window_type: PhantomData<K>,
+}
+
+/// What a window was made in, and what it is bound to.
+struct MadeFrom {
+    /// What was posted and neither confirmed nor reverted.
+    pending: Option<Pending>,
+    bound: Option<Bound>,
+    pd: ProtectionDomain,
+}
+
+impl Parents for MadeFrom {
+    type Raw = ibv_mw;
+
+    const VERB: &'static str = "ibv_dealloc_mw";
+
+    fn context(&self) -> &Context {
+        self.pd.context()
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_mw) -> c_int {
+        // SAFETY: the caller's contract. Work that is posted and names it is refused by the device.
+        unsafe { ibv_dealloc_mw(raw) }
+    }
 }
 
 /// What a window must not outlive while it is bound.
@@ -128,11 +147,6 @@ mod sealed {
     }
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is owned, and `Send`.
-unsafe impl<K: WindowType> Send for MemoryWindow<K> {}
-// SAFETY: through a shared reference immutable fields are read.
-unsafe impl<K: WindowType> Sync for MemoryWindow<K> {}
-
 impl ProtectionDomain {
     /// Allocates a memory window, of type [`Type1`] or [`Type2`], which opens nothing yet: `ibv_alloc_mw(3)`.
     ///
@@ -155,8 +169,10 @@ impl ProtectionDomain {
             .map_err(|errno| context.feature_error("ibv_alloc_mw", K::FEATURE, errno))?;
         // SAFETY: just made.
         let rkey = unsafe { (*raw.as_ptr()).rkey };
-        let (bound, pending) = (ManuallyDrop::new(None), ManuallyDrop::new(None));
-        Ok(MemoryWindow { raw, pd: ManuallyDrop::new(self.clone()), rkey, bound, pending, window_type: PhantomData })
+        let made_from = MadeFrom { pending: None, bound: None, pd: self.clone() };
+        // SAFETY: just allocated, and given to nobody else; nothing is made from it.
+        let object = unsafe { Object::new(raw, made_from) };
+        Ok(MemoryWindow { object, rkey, window_type: PhantomData })
     }
 }
 
@@ -165,20 +181,20 @@ impl<K: WindowType> MemoryWindow<K> {
     #[must_use]
     #[inline]
     pub fn rkey(&self) -> u32 {
-        self.pending.as_ref().map_or(self.rkey, |pending| pending.rkey)
+        self.object.pending.as_ref().map_or(self.rkey, |pending| pending.rkey)
     }
 
     /// Whether a binding was posted that was neither confirmed nor reverted.
     #[must_use]
     #[inline]
     pub fn is_pending(&self) -> bool {
-        self.pending.is_some()
+        self.object.pending.is_some()
     }
 
     /// Whether it holds a region, to which it is bound, was bound before the pending binding, or is to be bound.
     #[must_use]
     pub fn is_bound(&self) -> bool {
-        self.bound.is_some() || self.pending.as_ref().is_some_and(|pending| pending.to.is_some())
+        self.object.bound.is_some() || self.object.pending.as_ref().is_some_and(|pending| pending.to.is_some())
     }
 
     /// What was posted last has happened: its completion, or that of later work of the same send queue, was a success. Lets go of
@@ -187,16 +203,16 @@ impl<K: WindowType> MemoryWindow<K> {
     /// If it has not happened, the region of before may still be reached by peers; dropping that before the window then leaks it,
     /// as the device refuses to deregister it.
     pub fn confirm(&mut self) {
-        if let Some(Pending { rkey, to }) = self.pending.take() {
+        if let Some(Pending { rkey, to }) = self.object.pending.take() {
             self.set_rkey(rkey);
-            *self.bound = to;
+            self.object.bound = to;
         }
     }
 
     /// What was posted last has not happened: its completion was a failure, or its batch was dropped or refused. The key is that of
     /// before again. Does nothing if nothing is pending.
     pub fn revert(&mut self) {
-        if self.pending.take().is_some() {
+        if self.object.pending.take().is_some() {
             self.set_rkey(self.rkey);
         }
     }
@@ -205,24 +221,24 @@ impl<K: WindowType> MemoryWindow<K> {
     fn set_rkey(&mut self, rkey: u32) {
         self.rkey = rkey;
         // SAFETY: the window is valid and borrowed mutably; no batch is to be open that names it.
-        unsafe { (*self.raw.as_ptr()).rkey = rkey }
+        unsafe { (*self.as_raw()).rkey = rkey }
     }
 
     #[inline]
     pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
-        self.pd.is_same(pd)
+        self.object.pd.is_same(pd)
     }
 
     /// The domain that it is in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.pd
+        &self.object.pd
     }
 
     /// The C object, valid while this window is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mw {
-        self.raw.as_ptr()
+        self.object.as_raw()
     }
 
     /// Unbinds and deallocates it: `ibv_dealloc_mw(3)`. Dropping does the same and tells nobody.
@@ -231,35 +247,21 @@ impl<K: WindowType> MemoryWindow<K> {
     /// [`Error::Verb`](crate::Error::Verb): then it stays, and the region that it may be bound to, until the process ends.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn deallocate(self) -> Result<()> {
-        ManuallyDrop::new(self).release()
-    }
-
-    /// Once.
-    fn release(&mut self) -> Result<()> {
-        // SAFETY: the window is valid, and released once. What is posted and names it is refused by the device.
-        check(unsafe { ibv_dealloc_mw(self.raw.as_ptr()) })
-            .map_err(|errno| self.pd.context().verb_error("ibv_dealloc_mw", errno))?;
-        // SAFETY: dropped here only, and not used after. On a failure they stay, as the window does.
-        unsafe {
-            ManuallyDrop::drop(&mut self.pending);
-            ManuallyDrop::drop(&mut self.bound);
-            ManuallyDrop::drop(&mut self.pd);
-        }
-        Ok(())
+        self.object.destroy().map(drop)
     }
 }
 
 impl MemoryWindow<Type1> {
     /// What ends the binding; `None` where there is none, that would be known.
     pub(crate) fn unbinding(&self) -> Option<ibv_mw_bind_info> {
-        self.bound.as_ref().map(|bound| bound.region.nothing())
+        self.object.bound.as_ref().map(|bound| bound.region.nothing())
     }
 
     /// `ibv_bind_mw` has taken it, and set the new key.
     pub(crate) fn posted(&mut self, info: Option<&BindInfo<'_>>) -> u32 {
         // SAFETY: the window is valid.
-        let rkey = unsafe { (*self.raw.as_ptr()).rkey };
-        *self.pending = Some(Pending { rkey, to: info.map(|info| Bound { region: info.keep(), _qp: None }) });
+        let rkey = unsafe { (*self.as_raw()).rkey };
+        self.object.pending = Some(Pending { rkey, to: info.map(|info| Bound { region: info.keep(), _qp: None }) });
         rkey
     }
 }
@@ -270,7 +272,7 @@ impl MemoryWindow<Type2> {
     /// region and of the queue pair.
     pub fn invalidated(&mut self) {
         self.confirm();
-        *self.bound = None;
+        self.object.bound = None;
     }
 
     /// The key of the next binding, which a work request then sets.
@@ -283,14 +285,8 @@ impl MemoryWindow<Type2> {
     #[inline]
     pub(crate) fn added(&mut self, rkey: u32, info: &BindInfo<'_>, qp: &Arc<qp::Shared>) -> RemoteMemory {
         let to = Some(Bound { region: info.keep(), _qp: Some(Arc::clone(qp)) });
-        *self.pending = Some(Pending { rkey, to });
+        self.object.pending = Some(Pending { rkey, to });
         RemoteMemory { address: info.remote_address(), len: info.len(), rkey }
-    }
-}
-
-impl<K: WindowType> Drop for MemoryWindow<K> {
-    fn drop(&mut self) {
-        let _ = self.release();
     }
 }
 

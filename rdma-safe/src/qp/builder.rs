@@ -13,6 +13,7 @@ use super::{Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePa
 use crate::comp_cntr::Attached;
 use crate::errno::check_ptr;
 use crate::id::QpId;
+use crate::object::Object;
 use crate::post::{EXTENDED_ONLY, RecvState, SendOps, SendState, Sizes};
 use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result, SharedReceiveQueue, srq};
 
@@ -263,15 +264,17 @@ impl<'a> QueuePairBuilder<'a> {
         let Created { raw, capacity, id } = created;
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
+        let parents = Parents {
+            home: Home::Domain(self.pd.clone()),
+            cqs: Some([self.send_cq.shared().clone(), self.recv_cq.shared().clone()]),
+            srq: self.srq.clone(),
+            groups: Groups::default(),
+            counters: Attached::default(),
+        };
         let shared = Arc::new(Shared {
-            raw,
-            parents: Some(Parents {
-                home: Home::Domain(self.pd.clone()),
-                cqs: Some([self.send_cq.shared().clone(), self.recv_cq.shared().clone()]),
-                srq: self.srq.clone(),
-                groups: Groups::default(),
-                counters: Attached::default(),
-            }),
+            // SAFETY: the queue pair was created or adopted from these; both its queues, and flows and windows of it, hold an
+            // `Arc`.
+            object: unsafe { Object::new(raw, parents) },
             number,
             id,
             qp_type: self.qp_type,

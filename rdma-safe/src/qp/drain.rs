@@ -97,8 +97,7 @@ impl QueuePair {
 impl super::Shared {
     /// Whether all queues that it completes to are among `cqs`.
     fn completes_to(&self, cqs: &[&mut CompletionQueue]) -> bool {
-        let Some(parents) = &self.parents else { return false };
         let is_there = |own| cqs.iter().any(|cq| Arc::ptr_eq(cq.shared(), own));
-        parents.cqs.iter().flatten().all(is_there)
+        self.object.cqs.iter().flatten().all(is_there)
     }
 }

@@ -24,9 +24,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_sys::*;
 
 use crate::comp_cntr::Attached;
-use crate::doomed::{self, Doomed, Parents as _};
 use crate::errno::check;
 use crate::id::QpId;
+use crate::object::{self, Object, Parents as _};
 use crate::post::{RecvBatch, RecvQueue, RecvState, SendBatch, SendOps, SendQueue, SendState};
 use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge, SrqId, XrcDomain};
 use crate::{cq, srq};
@@ -59,8 +59,7 @@ pub struct QueuePair {
 
 /// What both queues hold of their queue pair.
 pub(crate) struct Shared {
-    raw: NonNull<ibv_qp>,
-    parents: Option<Parents>,
+    object: Object<Parents>,
     number: u32,
     id: QpId,
     qp_type: QueuePairType,
@@ -99,11 +98,6 @@ impl Home {
     }
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable or atomic.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
 impl QueuePair {
     /// Number of the queue pair, 24 bits: what a peer needs to reach it.
     #[must_use]
@@ -140,7 +134,7 @@ impl QueuePair {
     /// `None` when it has a receive queue of its own.
     #[must_use]
     pub fn shared_receive_queue(&self) -> Option<SrqId> {
-        self.shared.parents.as_ref().and_then(|parents| parents.srq.as_ref()).map(|srq| srq.id())
+        self.shared.object.srq.as_ref().map(|srq| srq.id())
     }
 
     /// Whether work is posted by `ibv_wr_*`; otherwise by `ibv_post_send`.
@@ -321,7 +315,7 @@ impl QueuePair {
         let QueuePair { send, recv, shared, .. } = self;
         drop((send, recv));
         match Arc::into_inner(shared) {
-            Some(mut shared) => shared.release(),
+            Some(shared) => shared.object.destroy().map(drop),
             None => Err(Error::InUse { object: "queue pair", by: "flows or memory windows" }),
         }
     }
@@ -340,40 +334,36 @@ impl fmt::Debug for QueuePair {
 
 impl Shared {
     pub(crate) fn context(&self) -> &Context {
-        self.parents().home.context()
+        self.object.context()
     }
 
     /// Of one that is no target of XRC, which is of another type.
     pub(crate) fn pd(&self) -> &ProtectionDomain {
-        match &self.parents().home {
+        match &self.object.home {
             Home::Domain(pd) => pd,
             Home::Xrc(_) => unreachable!("targets of XRC are of another type"),
         }
     }
 
-    fn parents(&self) -> &Parents {
-        self.parents.as_ref().expect("only `release` takes them")
-    }
-
     pub(crate) fn attached(&self) -> &Attached {
-        &self.parents.as_ref().expect("only `release` takes them").counters
+        &self.object.counters
     }
 
     fn groups(&self) -> &Groups {
-        &self.parents().groups
+        &self.object.groups
     }
 
     pub(crate) fn as_raw(&self) -> *mut ibv_qp {
-        self.raw.as_ptr()
+        self.object.as_raw()
     }
 
     pub(crate) fn raw(&self) -> NonNull<ibv_qp> {
-        self.raw
+        self.object.raw()
     }
 
     /// Whether this thread holds a lock that a reset may take.
     fn is_polled_here(&self) -> bool {
-        self.parents.as_ref().is_some_and(|parents| parents.polled_here().is_some())
+        self.object.polled_here().is_some()
     }
 
     pub(crate) fn qp_type(&self) -> QueuePairType {
@@ -386,7 +376,7 @@ impl Shared {
 
     /// Whether it takes receives from a shared receive queue.
     pub(crate) fn has_srq(&self) -> bool {
-        self.parents.as_ref().is_some_and(|parents| parents.srq.is_some())
+        self.object.srq.is_some()
     }
 
     /// Whether it has no receive queue at all: what an XRC queue pair receives goes to shared receive queues by their number.
@@ -451,21 +441,12 @@ impl Shared {
         Ok(attributes)
     }
 
-    /// Destroys the queue pair, once.
-    fn release(&mut self) -> Result<()> {
-        match self.parents.take() {
-            // SAFETY: valid, and made from these, which were just taken; this is owned alone, so nothing refers to it.
-            Some(parents) => unsafe { Doomed::new(self.raw, parents) }.destroy(),
-            None => Ok(()),
-        }
-    }
-
     fn error(&self, verb: &'static str, errno: crate::Errno) -> Error {
         self.context().verb_error(verb, errno)
     }
 }
 
-impl doomed::Parents for Parents {
+impl object::Parents for Parents {
     type Raw = ibv_qp;
 
     const VERB: &'static str = "ibv_destroy_qp";
@@ -483,11 +464,5 @@ impl doomed::Parents for Parents {
         unsafe { self.groups.leave(self.context(), raw) };
         // SAFETY: as above.
         unsafe { (self.context().verbs().ibv_destroy_qp)(raw) }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let _ = self.release();
     }
 }

@@ -116,11 +116,7 @@ impl QueuePair {
         let QueuePair { send, recv, shared, .. } = self;
         drop((send, recv));
         match Arc::into_inner(shared) {
-            Some(mut shared) => {
-                // Nothing is left to be destroyed by.
-                drop(shared.parents.take());
-                Ok(shared.raw)
-            }
+            Some(shared) => Ok(shared.object.disown()),
             None => Err(Error::InUse { object: "queue pair", by: "flows or memory windows" }),
         }
     }

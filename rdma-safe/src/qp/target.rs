@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32};
-use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
@@ -14,6 +14,7 @@ use super::{
 use crate::comp_cntr::Attached;
 use crate::errno::check_ptr;
 use crate::id::QpId;
+use crate::object::Object;
 use crate::{Context, Error, Result, XrcDomain};
 
 const NO_CAPACITY: QueuePairCapacity =
@@ -27,7 +28,7 @@ const NO_CAPACITY: QueuePairCapacity =
 ///
 /// It is destroyed when the last handle to it is, of all processes that have opened it.
 pub struct XrcTarget {
-    shared: Arc<Shared>,
+    shared: Shared,
     /// Since [`XrcTarget::init`].
     local: Option<Local>,
 }
@@ -93,15 +94,16 @@ impl XrcTarget {
     unsafe fn new(domain: &XrcDomain, raw: NonNull<ibv_qp>, id: QpId, state: QueuePairState) -> Self {
         // SAFETY: the queue pair is valid, and the field is set at creation.
         let number = unsafe { (*raw.as_ptr()).qp_num };
-        let shared = Arc::new(Shared {
-            raw,
-            parents: Some(Parents {
-                home: Home::Xrc(domain.clone()),
-                cqs: None,
-                srq: None,
-                groups: Groups::default(),
-                counters: Attached::default(),
-            }),
+        let parents = Parents {
+            home: Home::Xrc(domain.clone()),
+            cqs: None,
+            srq: None,
+            groups: Groups::default(),
+            counters: Attached::default(),
+        };
+        let shared = Shared {
+            // SAFETY: the caller's contract; nothing is made from it.
+            object: unsafe { Object::new(raw, parents) },
             number,
             id,
             qp_type: QueuePairType::XRC_RECV,
@@ -109,14 +111,14 @@ impl XrcTarget {
             state: AtomicU32::new(state.0),
             port: AtomicU8::new(0),
             query: Mutex::new(()),
-        });
+        };
         XrcTarget { shared, local: None }
     }
 
     /// Adopts a queue pair that other code has created, and asks its state. It is destroyed on drop.
     ///
     /// # Errors
-    /// That of [`XrcTarget::query`]: then it was destroyed.
+    /// That of [`XrcTarget::query`]: then it is the caller's as before, but for its `qp_context`.
     ///
     /// # Safety
     /// `raw` must be a queue pair of type XRC_RECV in `domain`, and nobody else destroy it or use it afterwards: it is destroyed
@@ -128,8 +130,13 @@ impl XrcTarget {
             (*raw.as_ptr()).qp_context = id.to_context();
             XrcTarget::new(domain, raw, id, QueuePairState::UNKNOWN)
         };
-        let _ = target.query()?;
-        Ok(target)
+        match target.query() {
+            Ok(_) => Ok(target),
+            Err(error) => {
+                let _ = target.shared.object.disown();
+                Err(error)
+            }
+        }
     }
 
     /// Number of the queue pair, 24 bits: what a peer needs to reach it, and another process to open it.
@@ -210,10 +217,7 @@ impl XrcTarget {
     /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process ends.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
-        match Arc::into_inner(self.shared) {
-            Some(mut shared) => shared.release(),
-            None => unreachable!("nobody else holds a reference"),
-        }
+        self.shared.object.destroy().map(drop)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use super::completing::Parts;
-use super::{Shared, SharedReceiveQueue, SharedReceiveQueueAttributes, Slab};
+use super::{SharedReceiveQueue, SharedReceiveQueueAttributes, Slab};
 use crate::errno::check_ptr;
 use crate::id::SrqId;
 use crate::post::RecvChain;
@@ -84,10 +84,10 @@ impl<'a> SharedReceiveQueueBuilder<'a> {
         // SAFETY: the context and all that is named are valid, and `init` is for the duration of the call.
         let raw = check_ptr(|| unsafe { ibv_create_srq_ex(context.as_raw(), &mut init) })
             .map_err(|errno| self.error(errno))?;
-        let completing = self.completing.as_ref().map(Parts::kept);
-        let mut shared = Shared { raw, pd: Some(self.pd.clone()), id, completing, slab: None };
+        // SAFETY: just created as described here, and given to nobody else.
+        let mut shared = unsafe { self.share(raw, id) };
         shared.ask_number()?;
-        shared.slab = slab(self.max_wr);
+        shared.object.slab = slab(self.max_wr);
         let shared = Arc::new(shared);
         // Some providers write what they granted, and some nothing.
         let granted = SharedReceiveQueueAttributes::from_raw(&init.attr);

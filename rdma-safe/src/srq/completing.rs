@@ -1,16 +1,27 @@
-//! Shared receive queues that have a completion queue of their own, and the end of every one.
+//! What shared receive queues are made from, a completion queue of their own among it.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
-use super::{Shared, SharedReceiveQueue, SharedReceiveQueueBuilder, TagListSize};
-use crate::doomed::Parents;
+use super::{Shared, SharedReceiveQueue, SharedReceiveQueueBuilder, Slab, TagListSize};
 use crate::errno::check;
+use crate::id::SrqId;
+use crate::object::{Object, Parents};
 use crate::{CompletionQueue, Context, ProtectionDomain, Result, XrcDomain, cq};
 
+/// What a queue was made from.
+pub(super) struct MadeFrom {
+    pub(super) pd: ProtectionDomain,
+    /// Of one that completes receives itself, instead of the queue pairs that take from it.
+    completing: Option<Completing>,
+    /// Buffers of its receives, which the device may write until it is destroyed.
+    pub(super) slab: Option<Slab>,
+}
+
 /// What a queue that completes receives itself was made with.
-pub(super) struct Completing {
+struct Completing {
     /// It must outlive the queue.
     cq: Arc<cq::Shared>,
     /// Of an XRC one: its domain, and its number there.
@@ -61,9 +72,20 @@ impl Parts<'_> {
         }
     }
 
-    pub(super) fn kept(&self) -> Completing {
+    fn kept(&self) -> Completing {
         let xrc = self.xrcd.clone().map(|xrcd| (xrcd, 0));
         Completing { cq: self.cq.shared().clone(), xrc, tags: self.tags.is_some() }
+    }
+}
+
+impl SharedReceiveQueueBuilder<'_> {
+    /// # Safety
+    /// `raw` must have been created as this says, with the name `id`, and be the result's alone to destroy.
+    pub(super) unsafe fn share(&self, raw: NonNull<ibv_srq>, id: SrqId) -> Shared {
+        let completing = self.completing.as_ref().map(Parts::kept);
+        // SAFETY: the caller's contract; a queue pair that takes from it holds an `Arc` of it.
+        let object = unsafe { Object::new(raw, MadeFrom { pd: self.pd.clone(), completing, slab: None }) };
+        Shared { object, id }
     }
 }
 
@@ -98,34 +120,35 @@ impl SharedReceiveQueue {
 impl Shared {
     /// See [`SharedReceiveQueue::xrc_number`].
     pub(crate) fn xrc_number(&self) -> Option<u32> {
-        self.completing.as_ref()?.xrc.as_ref().map(|(_, number)| *number)
+        self.object.completing.as_ref()?.xrc.as_ref().map(|(_, number)| *number)
     }
 
     pub(super) fn matches_tags(&self) -> bool {
-        self.completing.as_ref().is_some_and(|completing| completing.tags)
+        self.object.completing.as_ref().is_some_and(|completing| completing.tags)
     }
 
     /// Asks for the number, once, of an XRC queue.
     pub(super) fn ask_number(&mut self) -> Result<()> {
-        let Some(Completing { xrc: Some((xrcd, number)), .. }) = &mut self.completing else { return Ok(()) };
+        let raw = self.as_raw();
+        let Some(Completing { xrc: Some((xrcd, number)), .. }) = &mut self.object.completing else { return Ok(()) };
         // SAFETY: the queue is valid, and `number` a valid out pointer.
-        check(unsafe { ibv_get_srq_num(self.raw.as_ptr(), number) })
+        check(unsafe { ibv_get_srq_num(raw, number) })
             .map_err(|errno| xrcd.context().verb_error("ibv_get_srq_num", errno))
     }
 }
 
-impl Parents for (ProtectionDomain, Option<Completing>) {
+impl Parents for MadeFrom {
     type Raw = ibv_srq;
 
     const VERB: &'static str = "ibv_destroy_srq";
 
     fn context(&self) -> &Context {
-        self.0.context()
+        self.pd.context()
     }
 
     /// mlx4 takes the lock of the queue that it completes to.
     fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
-        self.1.as_ref().map(|completing| &completing.cq).filter(|cq| cq.is_polled_here())
+        self.completing.as_ref().map(|completing| &completing.cq).filter(|cq| cq.is_polled_here())
     }
 
     unsafe fn destroy(&self, raw: *mut ibv_srq) -> std::ffi::c_int {

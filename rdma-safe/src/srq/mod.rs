@@ -7,19 +7,18 @@ mod slab;
 mod tag_matching;
 
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
-use crate::doomed::Doomed;
 use crate::errno::check;
 use crate::id::SrqId;
+use crate::object::Object;
 use crate::post::{RecvBatch, RecvChain};
 use crate::{Context, DeviceCapabilities, Errno, Error, PostError, ProtectionDomain, Result, Sge};
 
 pub use builder::SharedReceiveQueueBuilder;
-use completing::Completing;
+use completing::MadeFrom;
 pub(crate) use slab::{Slab, Vacancies};
 pub use tag_matching::{Tag, TagHandle, TagHeader, TagInfo, TagList, TagListSize, TagMessage, TagOperation};
 
@@ -87,19 +86,9 @@ pub struct SharedReceiveQueue {
 
 /// What queue pairs hold of the queue that they take from.
 pub(crate) struct Shared {
-    raw: NonNull<ibv_srq>,
-    pd: Option<ProtectionDomain>,
+    object: Object<MadeFrom>,
     id: SrqId,
-    /// Of one that completes receives itself, instead of the queue pairs that take from it.
-    completing: Option<Completing>,
-    /// Buffers of its receives, which the device may write until it is destroyed.
-    slab: Option<Slab>,
 }
-
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the slab is `Sync`, and the rest immutable.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
 
 /// What a shared receive queue holds: `struct ibv_srq_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -266,10 +255,7 @@ impl SharedReceiveQueue {
         let SharedReceiveQueue { chain, shared, .. } = self;
         drop(chain);
         match Arc::into_inner(shared) {
-            Some(mut shared) => {
-                shared.release()?;
-                Ok(shared.slab.take())
-            }
+            Some(shared) => Ok(shared.object.destroy()?.slab),
             None => Err(Error::InUse { object: "shared receive queue", by: "queue pairs" }),
         }
     }
@@ -292,41 +278,22 @@ impl Shared {
     }
 
     pub(crate) fn as_raw(&self) -> *mut ibv_srq {
-        self.raw.as_ptr()
+        self.object.as_raw()
     }
 
     /// Of the queue of a [`ReceivePool`](crate::ReceivePool).
     #[inline]
     pub(crate) fn slab(&self) -> Option<&Slab> {
-        self.slab.as_ref()
+        self.object.slab.as_ref()
     }
 
     pub(crate) fn pd(&self) -> &ProtectionDomain {
-        self.pd.as_ref().expect("only `drop` takes it")
+        &self.object.pd
     }
 }
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    /// Destroys the queue, once.
-    fn release(&mut self) -> Result<()> {
-        let Some(pd) = self.pd.take() else { return Ok(()) };
-        // SAFETY: valid, and made from these, which were just taken; no queue pair and no handle is left, as each holds an `Arc` of
-        // this.
-        unsafe { Doomed::new(self.raw, (pd, self.completing.take())) }.destroy().inspect_err(|_| {
-            // The queue still exists, and so must the memory of its receives. One that is destroyed later has none of it.
-            std::mem::forget(self.slab.take());
-        })
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let _ = self.release();
     }
 }

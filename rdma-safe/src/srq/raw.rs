@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
-use super::completing::Parts;
-use super::{Shared, SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder};
+use super::{SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder};
 use crate::id::SrqId;
 use crate::post::RecvChain;
 use crate::{Error, Result};
@@ -42,11 +41,10 @@ impl SharedReceiveQueueBuilder<'_> {
             .map_err(|errno| pd.context().verb_error("ibv_query_srq", errno))?;
         // SAFETY: as above, and nobody but the reader of events, who copies it, looks at the field.
         unsafe { (*raw.as_ptr()).srq_context = id.to_context() };
-        let completing = self.completing.as_ref().map(Parts::kept);
-        let mut shared = Shared { raw, pd: Some(pd.clone()), id, completing, slab: None };
+        // SAFETY: the caller's contract.
+        let mut shared = unsafe { self.share(raw, id) };
         if let Err(error) = shared.ask_number() {
-            // Not to be destroyed.
-            shared.pd = None;
+            let _ = shared.object.disown();
             return Err(error);
         }
         let shared = Arc::new(shared);

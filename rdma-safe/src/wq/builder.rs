@@ -5,6 +5,7 @@ use rdma_sys::*;
 use super::{Parents, Shared, WorkQueue, WorkQueueFlags, WorkQueueState};
 use crate::errno::check_ptr;
 use crate::id::WqId;
+use crate::object::Object;
 use crate::{CompletionQueue, Error, ProtectionDomain, Result};
 
 /// Describes a receive work queue: `ibv_create_wq(3)`. Made by [`ProtectionDomain::work_queue`].
@@ -87,9 +88,10 @@ impl WorkQueueBuilder<'_> {
                 },
             }
         })?;
-        let parents = Parents { pd: self.pd.clone(), cq: self.cq.shared().clone() };
         // From here on an error destroys it.
-        let shared = Shared { raw, parents: Some(parents), id };
+        // SAFETY: just created from these, and given to nobody else; a table with it holds an `Arc` of it.
+        let object = unsafe { Object::new(raw, Parents { pd: self.pd.clone(), cq: self.cq.shared().clone() }) };
+        let shared = Shared { object, id };
         // SAFETY: the queue is valid, and the field is set at creation. Posting calls it unseen.
         if unsafe { (*raw.as_ptr()).post_recv }.is_none() {
             return Err(unsupported());

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
-use crate::doomed::{self, Doomed};
 use crate::errno::check;
 use crate::id::WqId;
 use crate::named::named;
+use crate::object::{self, Object};
 use crate::post::{RecvBatch, RecvChain};
 use crate::{CompletionQueue, Context, Errno, Error, PostError, ProtectionDomain, Result, Sge, cq};
 
@@ -69,9 +69,8 @@ pub struct WorkQueue {
 
 /// What tables hold of the queues that are in them.
 pub(crate) struct Shared {
-    raw: NonNull<ibv_wq>,
     /// Taken by the destruction.
-    parents: Option<Parents>,
+    object: Object<Parents>,
     id: WqId,
 }
 
@@ -79,11 +78,6 @@ struct Parents {
     pd: ProtectionDomain,
     cq: Arc<cq::Shared>,
 }
-
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
 
 impl WorkQueue {
     /// Adopts a work queue that other code has created. It is destroyed when it and the tables that have it are gone.
@@ -105,7 +99,9 @@ impl WorkQueue {
             (*raw.as_ptr()).wq_context = id.to_context();
             (*raw.as_ptr()).state
         };
-        let shared = Shared { raw, parents: Some(Parents { pd: pd.clone(), cq: cq.shared().clone() }), id };
+        // SAFETY: the caller's contract; a table with it holds an `Arc` of it.
+        let object = unsafe { Object::new(raw, Parents { pd: pd.clone(), cq: cq.shared().clone() }) };
+        let shared = Shared { object, id };
         // SAFETY: the caller's contract.
         unsafe { WorkQueue::new(shared, (max_wr, max_sge), 64, WorkQueueState(state.0)) }
     }
@@ -114,7 +110,7 @@ impl WorkQueue {
     /// The queue of `shared` must be valid, and have so much room.
     unsafe fn new(shared: Shared, (max_wr, max_sge): (u32, u32), max_batch: u32, state: WorkQueueState) -> Self {
         // SAFETY: `shared`, which is kept beside it, owns the queue.
-        let chain = unsafe { RecvChain::new(shared.raw, max_sge, max_batch.min(max_wr)) };
+        let chain = unsafe { RecvChain::new(shared.object.raw(), max_sge, max_batch.min(max_wr)) };
         WorkQueue { chain, max_wr, max_sge, state, shared: Arc::new(shared) }
     }
 
@@ -165,7 +161,7 @@ impl WorkQueue {
     /// [`Error::ModifyWorkQueue`].
     #[doc(alias = "ibv_modify_wq")]
     pub fn modify(&mut self, state: WorkQueueState) -> Result<()> {
-        if self.shared.parents().cq.is_polled_here() {
+        if self.shared.object.cq.is_polled_here() {
             return Err(Error::PolledHere { verb: "ibv_modify_wq" });
         }
         let attr =
@@ -236,7 +232,7 @@ impl WorkQueue {
     /// The domain that it is in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.shared.parents().pd
+        &self.shared.object.pd
     }
 
     /// The device that it belongs to.
@@ -249,7 +245,7 @@ impl WorkQueue {
     #[must_use]
     #[inline]
     pub fn as_raw(&self) -> *mut ibv_wq {
-        self.shared.raw.as_ptr()
+        self.shared.object.as_raw()
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -269,7 +265,7 @@ impl WorkQueue {
         let WorkQueue { chain, shared, .. } = self;
         drop(chain);
         match Arc::into_inner(shared) {
-            Some(mut shared) => shared.release(),
+            Some(shared) => shared.object.destroy().map(drop),
             None => Err(Error::InUse { object: "work queue", by: "indirection tables" }),
         }
     }
@@ -285,23 +281,7 @@ impl fmt::Debug for WorkQueue {
     }
 }
 
-impl Shared {
-    fn parents(&self) -> &Parents {
-        self.parents.as_ref().expect("only `release` takes them")
-    }
-
-    /// Destroys the queue, once.
-    fn release(&mut self) -> Result<()> {
-        match self.parents.take() {
-            // SAFETY: valid, and made from these, which were just taken; no table and no handle is left, as each holds an `Arc` of
-            // this.
-            Some(parents) => unsafe { Doomed::new(self.raw, parents) }.destroy(),
-            None => Ok(()),
-        }
-    }
-}
-
-impl doomed::Parents for Parents {
+impl object::Parents for Parents {
     type Raw = ibv_wq;
 
     const VERB: &'static str = "ibv_destroy_wq";
@@ -318,11 +298,5 @@ impl doomed::Parents for Parents {
         // SAFETY: the caller's contract. Every asynchronous event was acknowledged as it was read (`AsyncEvents`), so this does not
         // block for long.
         unsafe { ibv_destroy_wq(raw) }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let _ = self.release();
     }
 }

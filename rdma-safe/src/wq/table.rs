@@ -1,14 +1,15 @@
 //! Indirection tables.
 
+use std::ffi::c_int;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
 use super::{Shared, WorkQueue};
-use crate::errno::{check, check_ptr};
+use crate::errno::check_ptr;
+use crate::object::{Object, Parents};
 use crate::{Context, Error, Result};
 
 /// A table of work queues, which the hash of a packet chooses from: `struct ibv_rwq_ind_table`. Clones share it.
@@ -17,31 +18,26 @@ use crate::{Context, Error, Result};
 /// gone.
 #[derive(Clone)]
 pub struct IndirectionTable {
-    inner: Arc<Inner>,
+    inner: Arc<Object<MadeFrom>>,
 }
 
-struct Inner {
-    raw: NonNull<ibv_rwq_ind_table>,
-    context: ManuallyDrop<Context>,
-    queues: ManuallyDrop<Vec<Arc<Shared>>>,
+struct MadeFrom {
+    queues: Vec<Arc<Shared>>,
+    context: Context,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the rest is immutable.
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
+impl Parents for MadeFrom {
+    type Raw = ibv_rwq_ind_table;
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: every queue pair with it holds an `Arc` of it, so none is left; one whose destruction failed has leaked its
-        // `Arc`.
-        if check(unsafe { ibv_destroy_rwq_ind_table(self.raw.as_ptr()) }).is_ok() {
-            // SAFETY: dropped here only, and not used after. Otherwise they stay, as the table does.
-            unsafe {
-                ManuallyDrop::drop(&mut self.queues);
-                ManuallyDrop::drop(&mut self.context);
-            }
-        }
+    const VERB: &'static str = "ibv_destroy_rwq_ind_table";
+
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    unsafe fn destroy(&self, raw: *mut ibv_rwq_ind_table) -> c_int {
+        // SAFETY: the caller's contract.
+        unsafe { ibv_destroy_rwq_ind_table(raw) }
     }
 }
 
@@ -90,8 +86,19 @@ impl IndirectionTable {
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_rwq_ind_table>, queues: &[&WorkQueue]) -> Self {
         let queues = queues.iter().map(|queue| queue.shared().clone()).collect();
-        let (context, queues) = (ManuallyDrop::new(context.clone()), ManuallyDrop::new(queues));
-        IndirectionTable { inner: Arc::new(Inner { raw, context, queues }) }
+        let made_from = MadeFrom { queues, context: context.clone() };
+        // SAFETY: the caller's contract; a queue pair with it holds an `Arc` of it.
+        IndirectionTable { inner: Arc::new(unsafe { Object::new(raw, made_from) }) }
+    }
+
+    /// Destroys it: `ibv_destroy_rwq_ind_table(3)`. Dropping does the same, when no queue pair has it any more, and tells nobody.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while there are clones of it or queue pairs with it: it is destroyed when the last of those is gone.
+    /// [`Error::Verb`] with the provider's answer; it, and its work queues, then stay until the process ends.
+    #[doc(alias = "ibv_destroy_rwq_ind_table")]
+    pub fn destroy(self) -> Result<()> {
+        Object::destroy_last(self.inner, "indirection table", "clones or queue pairs").map(drop)
     }
 
     /// Entries.
@@ -109,13 +116,13 @@ impl IndirectionTable {
     /// The device that it belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.inner.context
+        self.inner.context()
     }
 
     /// The C object, valid while this table or a queue pair with it is.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_rwq_ind_table {
-        self.inner.raw.as_ptr()
+        self.inner.as_raw()
     }
 }
 

@@ -4,7 +4,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rdma_safe::{Access, Backing, Buffer, Errno, Error, Pages, ProtectionDomain};
+use rdma_safe::{
+    Access, Backing, Buffer, CompletionCount, Context, Errno, Error, EspAction, Pages, ProtectionDomain, Result,
+};
 
 use crate::fake::{Config, Fake, Live, Mode};
 use crate::support::{EXTENDED, builder, endpoints, on_each_interface, raw_pair};
@@ -216,4 +218,64 @@ fn a_channel_that_cannot_be_destroyed_keeps_its_device() {
     drop(channel);
     assert_eq!(fake.live(), Live { contexts: 1, channels: 1, ..Live::default() });
     assert_eq!(fake.calls("ibv_close_device"), 0);
+}
+
+/// Makes an object, and destroys it while something else still needs it, which `false` says it is not to have.
+type Destruction = fn(&Context, bool) -> Result<()>;
+
+const DESTRUCTIONS: [(&str, Destruction); 6] = [
+    ("ibv_destroy_cq", |context, in_use| {
+        let cq = context.completion_queue(4).build()?;
+        let pd = context.alloc_pd()?;
+        let _qp = if in_use { Some(pd.queue_pair(&cq, &cq).build()?) } else { None };
+        cq.destroy()
+    }),
+    ("destroy_counters", |context, in_use| {
+        let counters = context.create_counters()?;
+        let _clone = in_use.then(|| counters.clone());
+        counters.destroy()
+    }),
+    ("destroy_flow_action", |context, in_use| {
+        let action = EspAction::new().create(context)?;
+        let _clone = in_use.then(|| action.clone());
+        action.destroy()
+    }),
+    ("destroy_rwq_ind_table", |context, in_use| {
+        let (pd, cq) = (context.alloc_pd()?, context.completion_queue(4).build()?);
+        let table = context.indirection_table(&[&pd.work_queue(&cq, 4).build()?])?;
+        let _clone = in_use.then(|| table.clone());
+        table.destroy()
+    }),
+    ("free_dm", |context, in_use| {
+        let (pd, memory) = (context.alloc_pd()?, context.alloc_dm(64, 8)?);
+        let _region = if in_use { Some(pd.register_dm(&memory, 0, 64, Access::LOCAL_WRITE)?) } else { None };
+        memory.free()
+    }),
+    ("ibv_destroy_comp_cntr", |context, in_use| {
+        let counter = context.completion_counter(CompletionCount::Bytes)?;
+        let _clone = in_use.then(|| counter.clone());
+        counter.destroy()
+    }),
+];
+
+#[test]
+#[cfg_attr(miri, ignore = "leaks on purpose")]
+fn destroying_says_what_stands_in_the_way_and_is_tried_once() {
+    for (verb, destroy) in DESTRUCTIONS {
+        let fake = Fake::new(Config { comp_cntrs: Some(1), ..Config::steering() });
+        let context = fake.open();
+        let calls = || fake.calls(verb);
+        destroy(&context, false).unwrap();
+        assert_eq!(calls(), 1, "{verb}");
+        let error = destroy(&context, true).unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }), "{verb}: {error}");
+        assert_eq!(calls(), 2, "{verb}: with the last that needed it");
+        assert_eq!(fake.live(), Live { contexts: 1, ..Live::default() }, "{verb}");
+        fake.may_leak();
+        fake.fail(verb, libc::EBUSY);
+        let error = destroy(&context, false).unwrap_err();
+        assert!(matches!(error, Error::Verb { errno: Errno(libc::EBUSY), .. }), "{verb}: {error}");
+        drop(context);
+        assert_eq!((calls(), fake.live().contexts), (3, 1), "{verb}: it keeps its device");
+    }
 }

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use rdma_safe::sys::*;
 use rdma_safe::{
-    Access, Buffer, CompletionQueue, ConnectOptions, Context, Error, InitOptions, Inline, Pages, PostError,
+    Access, Buffer, CompletionQueue, ConnectOptions, Context, Errno, Error, InitOptions, Inline, Pages, PostError,
     ProtectionDomain, QueuePairAttributes, QueuePairState, QueuePairType, SendOps, Sge, SharedReceiveQueue, WcFields,
     WcOpcode, WcStatus, WorkRequest, XrcDomain, XrcOpen, XrcTarget,
 };
@@ -522,4 +522,20 @@ fn what_was_made_by_c_is_taken_over() {
     assert_eq!(fake.live(), Live { contexts: 1, xrcds: 1, qps: 1, ..Live::default() });
     drop(target);
     assert_eq!(fake.live(), Live::default());
+}
+
+#[test]
+fn a_target_that_cannot_be_queried_stays_its_owners() {
+    let fake = Fake::new(Config::default());
+    let context = fake.open();
+    let (xrcd, qp) = made_by_c(&context);
+    // SAFETY: of this context, and of nobody else's.
+    let domain = unsafe { XrcDomain::from_raw(&context, xrcd) };
+    fake.fail("ibv_query_qp", libc::ENOMEM);
+    // SAFETY: of this domain, and of nobody else's.
+    let error = unsafe { XrcTarget::from_raw(&domain, qp) }.unwrap_err();
+    assert!(matches!(error, Error::Verb { verb: "ibv_query_qp", errno: Errno(libc::ENOMEM), .. }), "{error}");
+    assert_eq!((fake.calls("ibv_destroy_qp"), fake.live().qps), (0, 1));
+    // SAFETY: it was given back.
+    assert_eq!(unsafe { (verbs().unwrap().ibv_destroy_qp)(qp.as_ptr()) }, 0);
 }

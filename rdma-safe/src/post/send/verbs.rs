@@ -1,15 +1,15 @@
 //! The operations that go to a connected queue pair, and to a shared receive queue of the peer.
 
-/// The methods of what has a method `add` with the contract of `SendBatch::add`: a batch, and one that names a queue as well. They have
-/// to be in one place, for each says how to make a work request twice, by either interface.
+/// The methods of what has a method `add` with the contract of `SendBatch::add`: a batch, and one that names a queue as well. They
+/// have to be in one place, for each says how to make a work request twice, by either interface.
 macro_rules! operations {
     () => {
         /// Sends `payload`: `ibv_wr_send`.
         ///
         /// # Errors
         /// [`PostError::NotEnabled`], [`PostError::TooManySges`], [`PostError::InlineTooLong`], [`PostError::BatchFull`];
-        /// [`PostError::NoDestination`] on UD queue pairs, and [`PostError::NoRemoteQueue`] on those of XRC, which take their work by
-        /// [`SendBatch::to_srq`]; that is [`PostError::NotXrc`] elsewhere. The batch is as before then.
+        /// [`PostError::NoDestination`] on UD queue pairs, and [`PostError::NoRemoteQueue`] on those of XRC, which take their work
+        /// by [`SendBatch::to_srq`]; that is [`PostError::NotXrc`] elsewhere. The batch is as before then.
         ///
         /// # Safety
         /// See [`SendBatch`].
