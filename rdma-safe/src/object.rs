@@ -33,8 +33,9 @@ pub(crate) trait Parents: Send + Sized + 'static {
 
 /// A C object with what it was made from, to which it dereferences. Dropping destroys it and then lets go of that.
 ///
-/// What is made from the object in turn holds the one that owns this, mostly by an `Arc`, so nothing refers to it any more when it is
-/// dropped. One that could not be destroyed keeps all that it depends on until the process ends, since the device may still use it.
+/// What is made from the object in turn holds the one that owns this, mostly by an `Arc`, so nothing refers to it any more when it
+/// is dropped. One that could not be destroyed keeps all that it depends on until the process ends, since the device may still use
+/// it.
 pub(crate) struct Object<P: Parents> {
     raw: NonNull<P::Raw>,
     parents: ManuallyDrop<P>,
@@ -47,8 +48,8 @@ unsafe impl<P: Parents + Sync> Sync for Object<P> {}
 
 impl<P: Parents> Object<P> {
     /// # Safety
-    /// `raw` must be a valid object that was made from `parents` and is this one's alone to destroy. Whoever makes something from it
-    /// must see to it that this is dropped after that, and not at all where that stays.
+    /// `raw` must be a valid object that was made from `parents` and is this one's alone to destroy. Whoever makes something from
+    /// it must see to it that this is dropped after that, and not at all where that stays.
     pub(crate) unsafe fn new(raw: NonNull<P::Raw>, parents: P) -> Self {
         Object { raw, parents: ManuallyDrop::new(parents) }
     }

@@ -137,7 +137,7 @@ impl RssQueuePair {
     #[must_use]
     pub unsafe fn from_raw(pd: &ProtectionDomain, table: &IndirectionTable, raw: NonNull<ibv_qp>) -> Self {
         let id = QpId::next();
-        // SAFETY: the caller's contract. Nobody but the reader of events, who copies it, looks at the field.
+        // SAFETY: the caller's contract, by which nobody reads the field meanwhile.
         let qp_type = unsafe {
             (*raw.as_ptr()).qp_context = id.to_context();
             (*raw.as_ptr()).qp_type

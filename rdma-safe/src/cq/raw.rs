@@ -25,6 +25,7 @@ impl CompletionQueueBuilder {
     /// The parent domain, if it was made in one, must be the builder's. Unless it is classic, `raw` must be the beginning of a
     /// `struct ibv_cq_ex` that was created with all [fields](CompletionQueueBuilder::fields) of the builder: their functions are
     /// called. Queue pairs of other code that complete to it must be gone before it, and its completions name only such work.
+    /// Nobody may read an event of it, of its channel or such as [`AsyncEvents`](crate::AsyncEvents) takes, before this returns.
     pub unsafe fn from_raw(self, raw: NonNull<ibv_cq>) -> Result<CompletionQueue> {
         // SAFETY: the queue is valid, says the caller.
         let (context, channel) = unsafe { ((*raw.as_ptr()).context, (*raw.as_ptr()).channel) };
@@ -39,7 +40,7 @@ impl CompletionQueueBuilder {
             return Err(self.fields_error());
         }
         let id = CqId::next();
-        // SAFETY: as above, and nobody but the reader of events, who copies it, looks at the field.
+        // SAFETY: as above, and nobody reads the field meanwhile, says the caller.
         unsafe { (*raw.as_ptr()).cq_context = id.to_context() };
         Ok(match self.classic {
             true => self.finish_classic((raw, id)),

@@ -72,10 +72,51 @@ pub(super) fn create_queue_pair(
 ) -> Result {
     write!(
         f,
-        "creating {} queue pair failed: {errno}; asked for {asked}; the device allows {allowed}{}",
+        "creating {} queue pair failed: {errno}; asked for {asked}; the device allows {allowed}{}{}",
         qp_type.with_article(),
+        inline_data(asked.max_inline_data),
         if_denied("ibv_create_qp", *errno)
     )
+}
+
+/// How much of it there can be, no device reports.
+fn inline_data(asked: u32) -> String {
+    match asked {
+        0 => String::new(),
+        asked => format!(", and does not say how much inline data: try less than {asked} bytes"),
+    }
+}
+
+pub(super) fn limit_shared_receive_queue(
+    limit: &u32,
+    work_requests: &u32,
+    errno: &Errno,
+    f: &mut Formatter<'_>,
+) -> Result {
+    write!(
+        f,
+        "a limit of {limit} for a shared receive queue of {work_requests} work requests failed: {errno}; it can be from 0, for \
+         none, to {work_requests}"
+    )
+}
+
+pub(super) fn multicast(
+    verb: &&'static str,
+    gid: &crate::Gid,
+    lid: &u16,
+    errno: &Errno,
+    f: &mut Formatter<'_>,
+) -> Result {
+    let advice = match *verb {
+        "ibv_detach_mcast" => {
+            "a queue pair is detached with the GID and the LID that it was attached with, and once for each time"
+        }
+        _ => {
+            "on InfiniBand the LID must be the group's, 0xc000 to 0xfffe; and a device has room for so many groups and members of \
+             one (DeviceAttributes::max_mcast_grp, max_mcast_qp_attach)"
+        }
+    };
+    write!(f, "{verb} of the group {gid} with LID {lid:#x} failed: {errno}; {advice}")
 }
 
 pub(super) fn create_shared_receive_queue(
@@ -166,5 +207,39 @@ fn if_denied(verb: &str, errno: Errno) -> String {
     match errno.0 {
         libc::EINVAL => String::new(),
         _ => advice(verb, errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Errno, Error, Gid, QueuePairCapacity, QueuePairType};
+
+    const EINVAL: Errno = Errno(libc::EINVAL);
+
+    fn create(max_inline_data: u32) -> String {
+        let asked =
+            QueuePairCapacity { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data };
+        let allowed = "16 work requests".to_owned();
+        Error::CreateQueuePair { qp_type: QueuePairType::RC, asked, allowed, errno: EINVAL }.to_string()
+    }
+
+    #[test]
+    fn inline_data_is_suspected_where_it_was_asked_for() {
+        assert!(create(4096).contains("inline data: try less than 4096 bytes"), "{}", create(4096));
+        assert!(create(0).ends_with("the device allows 16 work requests"), "{}", create(0));
+    }
+
+    #[test]
+    fn groups_are_joined_and_left_for_different_reasons() {
+        let of = |verb| Error::Multicast { verb, gid: Gid::default(), lid: 0xc000, errno: EINVAL }.to_string();
+        let (join, leave) = (of("ibv_attach_mcast"), of("ibv_detach_mcast"));
+        assert!(join.contains("0xc000 to 0xfffe") && join.contains("max_mcast_grp"), "{join}");
+        assert!(leave.contains("attached with") && !leave.contains("0xfffe"), "{leave}");
+    }
+
+    #[test]
+    fn a_limit_says_how_high_it_can_be() {
+        let error = Error::LimitSharedReceiveQueue { limit: 9, work_requests: 8, errno: EINVAL }.to_string();
+        assert!(error.ends_with("from 0, for none, to 8"), "{error}");
     }
 }

@@ -366,10 +366,7 @@ pub enum Error {
     },
 
     /// `ibv_attach_mcast(3)` or `ibv_detach_mcast(3)` failed.
-    #[error(
-        "{verb} of the group {gid} with LID {lid:#x} failed: {errno}; on InfiniBand the LID must be the group's, 0xc000 to 0xfffe, \
-         and a queue pair is detached with what it was attached with"
-    )]
+    #[error(fmt = limits::multicast)]
     Multicast {
         /// The verb.
         verb: &'static str,
@@ -526,7 +523,7 @@ pub enum Error {
     },
 
     /// `ibv_modify_srq(3)` failed to arm the limit of a shared receive queue.
-    #[error("a limit of {limit} for a shared receive queue of {work_requests} work requests failed: {errno}")]
+    #[error(fmt = limits::limit_shared_receive_queue)]
     LimitSharedReceiveQueue {
         /// The limit asked for.
         limit: u32,

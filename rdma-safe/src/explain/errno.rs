@@ -9,6 +9,10 @@ impl Error {
     pub fn explain(&self) -> Option<&'static str> {
         match self {
             Error::Work(error) => Some(error.status.explain()),
+            Error::Unsupported { .. } => Some(
+                "the device, its provider library or the kernel lacks it: see what there is in Context::attributes, or by \
+                 `ibv_devinfo -v`",
+            ),
             error => error.call().and_then(|(verb, errno)| cause(verb, errno)),
         }
     }
@@ -64,8 +68,8 @@ pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
              remote write and remote atomic access need local write access, and some devices refuse flags they lack"
         }
         ("ibv_advise_mr", libc::EFAULT | libc::EPERM | libc::ENOENT) => {
-            "each range must lie in a region of this domain that was registered with Access::ON_DEMAND, and with local write access \
-             for Advice::PrefetchWrite"
+            "each range must lie in a region of this domain that was registered with Access::ON_DEMAND, and with local write \
+             access for Advice::PrefetchWrite"
         }
         (_, libc::EINVAL) if registers => {
             "remote write and remote atomic access need local write access, and some devices refuse flags they lack"
@@ -152,6 +156,8 @@ mod tests {
         assert_eq!(Error::from(failed).explain(), Some(WcStatus::RETRY_EXC_ERR.explain()));
         let posting = Error::Post(PostError::InDoubt { errno: Errno(libc::EINVAL) });
         assert!(posting.explain().unwrap().contains("QueuePair::query"));
+        let lacking = Error::Unsupported { device: "x0".into(), feature: "flows" };
+        assert!(lacking.explain().unwrap().contains("ibv_devinfo -v"));
     }
 
     #[test]

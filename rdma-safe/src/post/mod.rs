@@ -166,7 +166,8 @@ pub enum PostError {
     /// The queue has no room: take completions first. Back-pressure, not a fault.
     #[error(
         "the queue is full after {posted} work requests of the batch: take completions first, those of unsignaled work come \
-         with later signaled work; or make the queue deeper"
+         with later signaled work; a batch that is longer than the queue never fits: make shorter ones, or the queue deeper, see \
+         QueuePairBuilder::send_depth and recv_depth"
     )]
     QueueFull {
         /// Work requests of the batch that were posted, from its start.

@@ -54,7 +54,7 @@ impl QueuePairBuilder<'_> {
     /// it is classic, it must have been created with all operations of the builder (`send_ops_flags`): of a structure that is
     /// shorter than this crate's, other fields are not there to be looked at. Memory of work that is in flight on it must stay
     /// until it has completed, or the queue pair is gone. Objects of other code that refer to it, such as flows, must be gone
-    /// before it.
+    /// before it. Nobody may read an event of it, such as [`AsyncEvents`](crate::AsyncEvents) takes, before this returns.
     pub unsafe fn from_raw(self, raw: NonNull<ibv_qp>) -> Result<QueuePair> {
         let all = self.all_operations()?;
         let asked = self.ops;
@@ -91,7 +91,7 @@ impl QueuePairBuilder<'_> {
             capacity.max_send_sge = 1;
         }
         let id = QpId::next();
-        // SAFETY: as above, and nobody but the reader of events, who copies it, looks at the field.
+        // SAFETY: as above, and nobody reads the field meanwhile, says the caller.
         unsafe { (*raw.as_ptr()).qp_context = id.to_context() };
         let mut qp = self.finish(Created { raw, capacity, id }, enabled, interface);
         qp.shared.set_port(attr.port_num);

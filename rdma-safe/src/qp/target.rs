@@ -118,25 +118,23 @@ impl XrcTarget {
     /// Adopts a queue pair that other code has created, and asks its state. It is destroyed on drop.
     ///
     /// # Errors
-    /// That of [`XrcTarget::query`]: then it is the caller's as before, but for its `qp_context`.
+    /// That of [`XrcTarget::query`]. It then is as before, and the caller's.
     ///
     /// # Safety
     /// `raw` must be a queue pair of type XRC_RECV in `domain`, and nobody else destroy it or use it afterwards: it is destroyed
-    /// with what is returned. Its `qp_context` is set anew, to what [`XrcTarget::id`] returns.
+    /// with what is returned. Its `qp_context` is set anew, to what [`XrcTarget::id`] returns: nobody may read an event of it, such
+    /// as [`AsyncEvents`](crate::AsyncEvents) takes, before that.
     pub unsafe fn from_raw(domain: &XrcDomain, raw: NonNull<ibv_qp>) -> Result<Self> {
         let id = QpId::next();
-        // SAFETY: the caller's contract; nobody but the reader of events, who copies it, looks at the field.
-        let target = unsafe {
-            (*raw.as_ptr()).qp_context = id.to_context();
-            XrcTarget::new(domain, raw, id, QueuePairState::UNKNOWN)
-        };
-        match target.query() {
-            Ok(_) => Ok(target),
-            Err(error) => {
-                let _ = target.shared.object.disown();
-                Err(error)
-            }
+        // SAFETY: the caller's contract.
+        let target = unsafe { XrcTarget::new(domain, raw, id, QueuePairState::UNKNOWN) };
+        if let Err(error) = target.query() {
+            let _ = target.shared.object.disown();
+            return Err(error);
         }
+        // SAFETY: the queue pair is valid, and nobody reads the field meanwhile, says the caller.
+        unsafe { (*raw.as_ptr()).qp_context = id.to_context() };
+        Ok(target)
     }
 
     /// Number of the queue pair, 24 bits: what a peer needs to reach it, and another process to open it.

@@ -24,7 +24,8 @@ impl SharedReceiveQueueBuilder<'_> {
     /// `raw` must be a shared receive queue that is this one's alone to destroy and to post to: a basic one or, if the builder
     /// comes of an [`XrcDomain`](crate::XrcDomain), one that was made with that domain and completion queue, or, if it comes of
     /// [`ProtectionDomain::tag_matching_queue`](crate::ProtectionDomain::tag_matching_queue), one that matches tags and was made
-    /// with that completion queue. Queue pairs of other code that take from it must be gone before it.
+    /// with that completion queue. Queue pairs of other code that take from it must be gone before it. Nobody may read an event of
+    /// it, such as [`AsyncEvents`](crate::AsyncEvents) takes, before this returns.
     pub unsafe fn from_raw(self, raw: NonNull<ibv_srq>) -> Result<SharedReceiveQueue> {
         let pd = self.pd;
         // SAFETY: the queue is valid, says the caller.
@@ -39,14 +40,14 @@ impl SharedReceiveQueueBuilder<'_> {
         // SAFETY: as above, and `attr` is a valid out pointer.
         crate::errno::check(unsafe { (pd.context().verbs().ibv_query_srq)(raw.as_ptr(), &mut attr) })
             .map_err(|errno| pd.context().verb_error("ibv_query_srq", errno))?;
-        // SAFETY: as above, and nobody but the reader of events, who copies it, looks at the field.
-        unsafe { (*raw.as_ptr()).srq_context = id.to_context() };
         // SAFETY: the caller's contract.
         let mut shared = unsafe { self.share(raw, id) };
         if let Err(error) = shared.ask_number() {
             let _ = shared.object.disown();
             return Err(error);
         }
+        // SAFETY: the queue is valid, and nobody reads the field meanwhile, says the caller.
+        unsafe { (*raw.as_ptr()).srq_context = id.to_context() };
         let shared = Arc::new(shared);
         let capacity = SharedReceiveQueueAttributes::from_raw(&attr);
         // SAFETY: `shared`, which is kept beside it, owns the queue.

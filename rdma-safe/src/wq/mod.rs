@@ -94,7 +94,7 @@ impl WorkQueue {
         max_sge: u32,
     ) -> Self {
         let id = WqId::next();
-        // SAFETY: the caller's contract. Nobody but the reader of events, who copies it, looks at the field.
+        // SAFETY: the caller's contract, by which nobody reads the field meanwhile.
         let state = unsafe {
             (*raw.as_ptr()).wq_context = id.to_context();
             (*raw.as_ptr()).state

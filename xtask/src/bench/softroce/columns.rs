@@ -115,7 +115,8 @@ mod tests {
     const LATENCY: &str = "\
  GID: 00:00:00:00:00:00:00:00:00:00:255:255:10:09:09:01
 ---------------------------------------------------------------------------------------
- #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n\
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
+99% percentile[usec]   99.9% percentile[usec] \n\
  2       1000          29.24          34.20        29.39    	       29.64       	0.14   		30.64   		34.20  
 ---------------------------------------------------------------------------------------
 ";
