@@ -31,13 +31,13 @@ impl Advice {
 }
 
 impl ProtectionDomain {
-    /// Asks the device to prepare `ranges` of regions in this domain with [`Access::ON_DEMAND`](crate::Access::ON_DEMAND), which may
-    /// happen after this has returned: `ibv_advise_mr(3)`. It is no more than a hint: pages may go again.
+    /// Asks the device to prepare `ranges` of regions in this domain with [`Access::ON_DEMAND`](crate::Access::ON_DEMAND), which
+    /// may happen after this has returned: `ibv_advise_mr(3)`. It is no more than a hint: pages may go again.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), before the call where the device has no on-demand paging;
-    /// [`Error::Verb`](crate::Error::Verb), for instance with `EFAULT` or `EPERM` for ranges that lie in no such region, or in one that
-    /// cannot be written as advised.
+    /// [`Error::Verb`](crate::Error::Verb), for instance with `EFAULT` or `EPERM` for ranges that lie in no such region, or in one
+    /// that cannot be written as advised.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, advice: Advice, ranges: &[Sge]) -> Result<()> {
         self.advise_with(advice, 0, ranges)
@@ -61,8 +61,8 @@ impl ProtectionDomain {
         for ranges in ranges.chunks(u32::MAX as usize) {
             // `Sge` has the layout of `struct ibv_sge`, which the call only reads.
             let list = ranges.as_ptr().cast_mut().cast::<ibv_sge>();
-            // SAFETY: the domain is valid, and so is the list for the duration of the call. Keys and addresses in it are the device's
-            // to check, and to prepare pages changes no byte.
+            // SAFETY: the domain is valid, and so is the list for the duration of the call. Keys and addresses in it are the
+            // device's to check, and to prepare pages changes no byte.
             check(unsafe { ibv_advise_mr(self.as_raw(), advice.to_raw(), flags, list, ranges.len() as u32) })
                 .map_err(|errno| context.feature_error("ibv_advise_mr", FEATURE, errno))?;
         }

@@ -4,8 +4,8 @@ use super::{RawMemoryRegion, Registration};
 use crate::{Access, OdpCapabilities, ProtectionDomain, Result};
 
 impl ProtectionDomain {
-    /// Registers all memory that this process has, and will have, as one region, whose pages the device faults in as work names them:
-    /// `ibv_reg_mr(3)` of `SIZE_MAX` bytes from NULL on, with `access` and [`Access::ON_DEMAND`].
+    /// Registers all memory that this process has, and will have, as one region, whose pages the device faults in as work names
+    /// them: `ibv_reg_mr(3)` of `SIZE_MAX` bytes from NULL on, with `access` and [`Access::ON_DEMAND`].
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported), before the call, unless the device has [`OdpCapabilities::IMPLICIT`];

@@ -286,12 +286,12 @@ impl ProtectionDomain {
         Region::new(self, Box::new(backing), None, access | Access::LOCAL_WRITE).map(ExposedRegion::new)
     }
 
-    /// As [`ProtectionDomain::expose`], but that peers name the first byte by the address `iova`, of which they learn where nothing is
-    /// here: `ibv_reg_mr_iova(3)`. [`ExposedRegion::remote`] says the same; offsets here are from the first byte, as ever.
+    /// As [`ProtectionDomain::expose`], but that peers name the first byte by the address `iova`, of which they learn where nothing
+    /// is here: `ibv_reg_mr_iova(3)`. [`ExposedRegion::remote`] says the same; offsets here are from the first byte, as ever.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register`]; [`Error::Verb`] with `EINVAL`, too, unless `iova` lies as far into a page of 4096 bytes as the
-    /// memory does ([`Pages`] lie at the start of one), or where the addresses would wrap.
+    /// As [`ProtectionDomain::register`]; [`Error::Verb`] with `EINVAL`, too, unless `iova` lies as far into a page of 4096 bytes
+    /// as the memory does ([`Pages`] lie at the start of one), or where the addresses would wrap.
     #[doc(alias = "ibv_reg_mr_iova")]
     pub fn expose_at(&self, backing: impl Backing, iova: u64, access: Access) -> Result<ExposedRegion> {
         Region::new(self, Box::new(backing), Some(iova), access | Access::LOCAL_WRITE).map(ExposedRegion::new)
@@ -319,8 +319,8 @@ impl ProtectionDomain {
     /// [`RawMemoryRegion::address`] is then: `ibv_reg_mr_iova(3)`. With 0 they name each byte by its offset.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register_raw`], but for [`Error::Verb`] in the place of [`Error::RegisterMemory`]; also with `EINVAL` unless
-    /// `iova` lies as far into a page as `address` does, or where the addresses would wrap.
+    /// As [`ProtectionDomain::register_raw`], but for [`Error::Verb`] in the place of [`Error::RegisterMemory`]; also with `EINVAL`
+    /// unless `iova` lies as far into a page as `address` does, or where the addresses would wrap.
     ///
     /// # Safety
     ///
