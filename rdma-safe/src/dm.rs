@@ -12,7 +12,7 @@ use rdma_sys::*;
 use crate::errno::{check, check_neg, check_ptr};
 use crate::mr::Registration;
 use crate::object::{Object, Parents};
-use crate::{Access, Context, Error, ProtectionDomain, RemoteMemory, Result, Sge};
+use crate::{Access, Context, Error, ProtectionDomain, RemoteMemory, Result, Sge, bounds};
 
 const FEATURE: &str = "device memory";
 
@@ -140,7 +140,7 @@ impl DeviceMemory {
     /// [`Error::OutOfBounds`]; [`Error::Verb`]: some devices want offset and length to be multiples of 4.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&mut self, offset: usize, source: &[u8]) -> Result<()> {
-        self.check(offset, source.len())?;
+        bounds::check(offset, source.len(), self.len)?;
         let raw = self.as_raw();
         // SAFETY: the memory is valid.
         if unsafe { (*raw).memcpy_to_dm.is_none() } {
@@ -157,7 +157,7 @@ impl DeviceMemory {
     /// As [`DeviceMemory::write`].
     #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
-        self.check(offset, target.len())?;
+        bounds::check(offset, target.len(), self.len)?;
         let raw = self.as_raw();
         // SAFETY: the memory is valid.
         if unsafe { (*raw).memcpy_from_dm.is_none() } {
@@ -166,13 +166,6 @@ impl DeviceMemory {
         // SAFETY: the memory is valid and has these bytes, the function is there, and `target` is writable.
         check(unsafe { ibv_memcpy_from_dm(target.as_mut_ptr().cast(), raw, offset as u64, target.len()) })
             .map_err(|errno| self.context().verb_error("ibv_memcpy_from_dm", errno))
-    }
-
-    fn check(&self, offset: usize, len: usize) -> Result<()> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => Err(Error::OutOfBounds { offset, len, region: self.len }),
-        }
     }
 
     /// A descriptor of it as a DMA-BUF, for other devices and processes: `ibv_dm_export_dmabuf_fd(3)`.
@@ -242,7 +235,7 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<DeviceRegion> {
         self.context().require_same(memory.context(), "device memory")?;
-        memory.check(offset, len)?;
+        bounds::check(offset, len, memory.len)?;
         if len == 0 {
             return Err(Error::EmptyRegion);
         }
@@ -285,10 +278,8 @@ impl DeviceRegion {
     /// # Errors
     /// [`Error::OutOfBounds`].
     pub fn sge(&self, offset: usize, len: u32) -> Result<Sge> {
-        match offset.checked_add(len as usize) {
-            Some(end) if end <= self.len => Ok(Sge { address: offset as u64, len, lkey: self.lkey() }),
-            _ => Err(Error::OutOfBounds { offset, len: len as usize, region: self.len }),
-        }
+        bounds::check(offset, len as usize, self.len)?;
+        Ok(Sge { address: offset as u64, len, lkey: self.lkey() })
     }
 
     /// What a peer needs to reach it, as far as it was registered for that.

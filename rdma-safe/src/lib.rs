@@ -65,6 +65,7 @@ mod access;
 mod address;
 mod ah;
 mod async_event;
+mod bounds;
 mod channel;
 mod clock;
 mod comp_cntr;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Region, RemoteMemory};
-use crate::{Error, ProtectionDomain, Result};
+use crate::{Error, ProtectionDomain, Result, bounds};
 
 /// Registered bytes that peers may read or write at any time, as the access given at registration says.
 ///
@@ -141,11 +141,9 @@ impl ExposedRegion {
 
     #[inline]
     fn range(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
-        match offset.checked_add(len) {
-            // SAFETY: `offset` is at most the length of the region.
-            Some(end) if end <= self.region.len => Ok(unsafe { self.region.address.add(offset) }),
-            _ => Err(Error::OutOfBounds { offset, len, region: self.region.len }),
-        }
+        bounds::check(offset, len, self.region.len)?;
+        // SAFETY: `offset` is at most the length of the region.
+        Ok(unsafe { self.region.address.add(offset) })
     }
 
     #[inline]

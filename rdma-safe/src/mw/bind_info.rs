@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use crate::mr::{Region, Registration};
-use crate::{Access, Error, ExposedRegion, ProtectionDomain, RawMemoryRegion, Result};
+use crate::{Access, Error, ExposedRegion, ProtectionDomain, RawMemoryRegion, Result, bounds};
 
 /// Bytes of a region that a window opens to peers, and what they may do with them: `struct ibv_mw_bind_info`.
 ///
@@ -66,9 +66,7 @@ impl<'r> BindInfo<'r> {
         len: usize,
         access: Access,
     ) -> Result<BindInfo<'r>> {
-        if offset.checked_add(len).is_none_or(|end| end > region_len) {
-            return Err(Error::OutOfBounds { offset, len, region: region_len });
-        }
+        bounds::check(offset, len, region_len)?;
         if len == 0 {
             return Err(Error::EmptyRegion);
         }

@@ -1,11 +1,9 @@
 //! Work that binds memory windows, and that takes keys away.
 
-use std::ptr::NonNull;
-
 use rdma_sys::*;
 
-use super::super::payload::{Limits, Means, sealed};
-use super::super::{Payload, PostError, SendFlags, SendOps, WorkRequest};
+use super::super::payload::NoData;
+use super::super::{PostError, SendFlags, SendOps, WorkRequest};
 use super::batch::set_none;
 use super::{READY, SendBatch, SendQueue, SendState};
 use crate::interface::Interface;
@@ -45,7 +43,7 @@ impl<I: Interface> SendBatch<'_, I> {
         };
         // SAFETY: the operation and its builder belong together. The window, which keeps the region, stays until the batch is
         // posted, as the caller promises.
-        unsafe { self.add(SendOps::BIND_MW, IBV_WR_BIND_MW, wr, NoPayload, extended, classic)? }
+        unsafe { self.add(SendOps::BIND_MW, IBV_WR_BIND_MW, wr, NoData, extended, classic)? }
         Ok(window.added(rkey, &info, &self.queue.shared))
     }
 
@@ -66,7 +64,7 @@ impl<I: Interface> SendBatch<'_, I> {
             wr.__bindgen_anon_1.invalidate_rkey = rkey;
         };
         // SAFETY: the operation and its builder belong together; it names no memory.
-        unsafe { self.add(SendOps::LOCAL_INV, IBV_WR_LOCAL_INV, wr, NoPayload, extended, classic) }
+        unsafe { self.add(SendOps::LOCAL_INV, IBV_WR_LOCAL_INV, wr, NoData, extended, classic) }
     }
 }
 
@@ -196,33 +194,6 @@ fn check<K: crate::WindowType>(
         return Err(PostError::WindowPending);
     }
     Ok(())
-}
-
-/// Of work that neither sends nor takes bytes.
-struct NoPayload;
-
-impl Payload for NoPayload {}
-
-impl sealed::Payload for NoPayload {
-    const INLINE: bool = false;
-
-    #[inline(always)]
-    fn check(&self, _limits: Limits) -> Result<(), PostError> {
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn bytes(&self) -> u64 {
-        0
-    }
-
-    #[inline(always)]
-    unsafe fn set(&self, _qp: *mut ibv_qp_ex, _means: &mut Means) {}
-
-    #[inline(always)]
-    unsafe fn fill(&self, wr: &mut ibv_send_wr, _inline: impl FnOnce() -> NonNull<u8>) {
-        wr.num_sge = 0;
-    }
 }
 
 // What `bind` sets is the whole of it, so that nothing is left of a segmented send.
