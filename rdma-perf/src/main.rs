@@ -5,6 +5,7 @@ mod clock;
 mod control;
 mod cpu;
 mod credit;
+mod datagram;
 mod doctor;
 mod interrupt;
 mod plan;

@@ -61,6 +61,7 @@ pub(crate) fn main(args: &TestArgs, verb: Verb, metric: Metric) -> Result<i32> {
         clock,
         label: args.out.label.clone().unwrap_or_else(|| plan.title()),
         percents: percents(&args.out),
+        any_size: args.load.is_any_size(),
         interrupt: &interrupt,
     };
     let mut display = Display::new(args, &plan);

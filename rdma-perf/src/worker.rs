@@ -7,12 +7,14 @@ use anyhow::{Context as _, Result, bail};
 use rdma_safe::{
     Access, Backing, CompletionChannel, CompletionQueue, ConnectOptions, Context, HugePages, InitOptions, Pages,
     ProtectionDomain, QueuePair, QueuePairAddress, RawMemoryRegion, Remote, RemoteMemory, Sge, SharedReceiveQueue,
-    WcFields,
+    UdTarget, WcFields,
 };
 
 use crate::control::{LaneAddress, WorkerAddress};
 use crate::credit::CreditLine;
+use crate::datagram::{Destination, QKEY};
 use crate::plan::{Interface, Plan, Role, Verb};
+use crate::transport::Transport;
 
 /// Messages begin at multiples of this, the size of a cache line.
 const LINE: u64 = 64;
@@ -42,12 +44,13 @@ impl Layout {
     pub(crate) fn of(plan: &Plan) -> Self {
         let largest = plan.sizes.iter().copied().max().unwrap_or(1);
         let area = plan.sizes.iter().map(|size| slots(*size) * stride(*size)).max().unwrap_or(LINE);
-        let receive_len = stride(largest);
+        let received = largest + plan.transport.header();
+        let receive_len = stride(received);
         let receive_slots = match plan.takes_receives() {
             false => 0,
             // What arrives is to be looked at before the next message takes its place.
             true if plan.validate => plan.rx_depth.into(),
-            true => slots(largest),
+            true => slots(received),
         };
         Layout { send_area: area, target_area: area.max(receive_slots * receive_len), receive_len, receive_slots }
     }
@@ -208,14 +211,14 @@ impl Part {
     }
 }
 
-/// One queue pair.
+/// One queue pair. It is dropped before what its work names: fields are, in order.
 pub(crate) struct Lane {
     pub(crate) qp: QueuePair,
     pub(crate) memory: LaneMemory,
     address: QueuePairAddress,
 }
 
-/// The memory that a queue pair works with.
+/// The memory that a queue pair works with, here and at the peer.
 pub(crate) struct LaneMemory {
     /// What it sends, or reads into. Nobody else writes to it.
     pub(crate) source: Part,
@@ -224,6 +227,8 @@ pub(crate) struct LaneMemory {
     layout: Layout,
     /// The peer's target; nothing before it is connected.
     remote: RemoteMemory,
+    /// Where datagrams go, once that is known; of other queue pairs, nothing.
+    destination: Option<Destination>,
 }
 
 /// Fails when a set-up, which takes a while where there are many queue pairs, is to end.
@@ -283,9 +288,13 @@ impl Worker {
             if plan.post == Interface::Extended && !qp.is_extended() {
                 bail!("{} does not post by ibv_wr_*: leave out --post extended", pd.context().device_name());
             }
-            let address = qp.init(&init.peer_access(Access::REMOTE))?;
+            let address = match plan.transport {
+                Transport::Ud => qp.init_datagrams(QKEY, init)?,
+                Transport::Rc | Transport::Uc => qp.init(&init.peer_access(Access::REMOTE))?,
+            };
             let (source, target) = areas.parts(index, &layout);
-            let memory = LaneMemory { source, target, layout, remote: RemoteMemory { address: 0, len: 0, rkey: 0 } };
+            let remote = RemoteMemory { address: 0, len: 0, rkey: 0 };
+            let memory = LaneMemory { source, target, layout, remote, destination: None };
             lanes.push(Lane { qp, memory, address });
         }
         let credits = if plan.has_credits() {
@@ -327,7 +336,13 @@ impl Worker {
             if peer.target.len < needed {
                 bail!("the peer's memory of {} bytes is too short", peer.target.len);
             }
-            lane.qp.connect(&peer.queue_pair, &options).context("cannot connect to the peer's queue pair")?;
+            let peers = &peer.queue_pair;
+            match plan.transport {
+                Transport::Ud => lane.memory.destination = Some(Destination::new(&lane.qp, peers, &options)?),
+                Transport::Rc | Transport::Uc => {
+                    lane.qp.connect(peers, &options).context("cannot connect to the peer's queue pair")?
+                }
+            }
             lane.memory.remote = peer.target;
         }
         match (&mut self.credits, &peer.credits) {
@@ -375,6 +390,12 @@ impl LaneMemory {
         Remote { address: self.remote.address.wrapping_add(offset), rkey: self.remote.rkey }
     }
 
+    /// Where a datagram goes.
+    #[inline(always)]
+    pub(crate) fn to(&self) -> Option<UdTarget<'_>> {
+        self.destination.as_ref().map(Destination::target)
+    }
+
     /// Where in the target the receive numbered `index` goes.
     #[inline]
     pub(crate) fn receive_offset(&self, index: u64) -> u64 {
@@ -418,5 +439,9 @@ mod tests {
         assert_eq!((send.receive_len, send.receive_slots, send.target_area), (64, 64, 4096));
         let validated = layout("send bw h -s 100 --validate -r 10");
         assert_eq!((validated.receive_len, validated.receive_slots, validated.target_area), (128, 10, 4096));
+        // Headers come before them.
+        let datagrams = layout("send bw h -c UD -s 64");
+        assert_eq!((datagrams.receive_len, datagrams.receive_slots, datagrams.target_area), (128, 32, 4096));
+        assert_eq!((datagrams.send_area, layout("send bw h -c UD -s 4K").target_area), (4096, 4160));
     }
 }

@@ -25,7 +25,11 @@ fn one(mut test: Command, verb: Verb, metric: Metric) -> Command {
         test = test.mut_arg(id, |arg| arg.hide(true));
     }
     if verb != Verb::Atomic {
-        let default = if metric == Metric::Bw { "64K" } else { "2" };
+        let default = match (verb, metric) {
+            (Verb::Send, Metric::Bw) => "64K, or over UD the path MTU",
+            (_, Metric::Bw) => "64K",
+            (_, Metric::Lat) => "2",
+        };
         test = test.mut_arg("size", |arg| with_default(arg, default));
     }
     test = test.mut_arg("iters", |arg| with_default(arg, if is_long(verb, metric) { "5000" } else { "1000" }));

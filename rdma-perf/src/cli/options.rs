@@ -37,7 +37,7 @@ pub(crate) struct LoadArgs {
     /// Sizes of a message in bytes: a list (64,4K,1M) in which 2..8M stands for the powers of two
     #[arg(short, long, value_name = "SIZES", value_parser = size_list)]
     pub(crate) size: Option<Sizes>,
-    /// All sizes from 2 bytes to 8 MiB: short for --size 2..8M
+    /// All sizes from 2 bytes to 8 MiB, or over UD to the path MTU: short for --size 2..8M
     #[arg(short, long, conflicts_with = "size")]
     pub(crate) all: bool,
     /// Messages of each queue pair
@@ -70,7 +70,7 @@ pub(crate) struct LoadArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Means")]
 pub(crate) struct MeansArgs {
-    /// Type of the queue pairs: RC, or UC for sends and writes
+    /// Type of the queue pairs: RC, UC for sends and writes, or UD for sends up to the path MTU
     #[arg(short, long, default_value = "RC", value_name = "TYPE", ignore_case = true)]
     pub(crate) connection: Transport,
     /// Sends in flight of each queue pair [default: 128]
@@ -143,7 +143,7 @@ pub(crate) struct ProcessorArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct ConnectionArgs {
-    /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes [default: the smaller one of the two ports]
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes; over UD, the longest message [default: the smaller one of the two ports]
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     pub(crate) mtu: Option<Mtu>,
     /// Service level, on RoCE the priority (PCP) of a tagged VLAN: 0 to 15, on RoCE to 7
@@ -215,6 +215,13 @@ pub(crate) enum Format {
     Text,
     Json,
     Csv,
+}
+
+impl LoadArgs {
+    /// Whether the user has asked for no size in particular.
+    pub(crate) fn is_any_size(&self) -> bool {
+        self.size.is_none()
+    }
 }
 
 impl ProcessorArgs {

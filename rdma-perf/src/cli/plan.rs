@@ -2,7 +2,9 @@
 
 use super::TestArgs;
 use super::help::is_long;
+use crate::datagram::MAX_MTU;
 use crate::plan::{Atomic, Connection, Interface, Length, Metric, Plan, Verb, WarmUp};
+use crate::transport::Transport;
 use crate::units;
 
 impl TestArgs {
@@ -10,6 +12,7 @@ impl TestArgs {
     pub(crate) fn plan(&self, verb: Verb, metric: Metric) -> Result<Plan, String> {
         let (load, means) = (&self.load, &self.means);
         let compat = means.compat.is_some();
+        let datagrams = means.connection == Transport::Ud;
         let sizes = match (&load.size, load.all, verb, metric) {
             (None, false, Verb::Atomic, _) => vec![8],
             (_, true, Verb::Atomic, _) => return Err("atomic operations work on 8 bytes: leave out --all".into()),
@@ -17,7 +20,9 @@ impl TestArgs {
                 return Err("atomic operations work on 8 bytes: leave out --size".into());
             }
             (Some(sizes), ..) => sizes.0.clone(),
+            (None, true, ..) if datagrams => units::sizes("2..4K")?,
             (None, true, ..) => units::sizes("2..8M")?,
+            (None, false, _, Metric::Bw) if datagrams => vec![MAX_MTU],
             (None, false, _, Metric::Bw) => vec![65536],
             (None, false, _, Metric::Lat) => vec![2],
         };
@@ -44,7 +49,7 @@ impl TestArgs {
             return Err("latency is of both directions anyway: leave out --bidirectional".into());
         }
         let (tx_depth, cq_mod) = self.depths(&sizes, length, metric)?;
-        let plan = Plan {
+        let mut plan = Plan {
             verb,
             metric,
             transport: means.connection,
@@ -83,6 +88,9 @@ impl TestArgs {
             patience: means.timeout,
             compat,
         };
+        if load.is_any_size() {
+            plan.cut_datagrams(MAX_MTU);
+        }
         self.check(&plan)?;
         plan.check()?;
         Ok(plan)

@@ -51,6 +51,26 @@ fn queue_pairs_are_spread_over_threads() {
 }
 
 #[test]
+fn datagrams_are_up_to_a_packet_long() {
+    let of = |options: &str| plan(&format!("send {options} host -c UD")).unwrap();
+    let bw = of("bw");
+    assert_eq!((bw.sizes.as_slice(), bw.cq_mod, bw.rx_depth), (&[4096][..], 100, 512));
+    assert_eq!((of("lat").sizes.as_slice(), of("bw -m 1024").sizes.as_slice()), (&[2][..], &[1024][..]));
+    let all: Vec<u64> = (1..=12).map(|shift| 1 << shift).collect();
+    assert_eq!((of("bw -a").sizes, of("lat -a -m 512").sizes), (all.clone(), all[..9].to_vec()));
+    assert!(of("bw --use-srq -q 4").shared_receives);
+    for (arguments, reason) in [
+        ("send bw host -c UD -s 8K", "at most"),
+        ("send lat host -c UD -s 64,1025 -m 1024", "of 1025 bytes"),
+        ("write bw host -c UD", "UD has no writes: give -c RC or UC"),
+        ("read lat host -c UD", "UD has no reads: give -c RC,"),
+    ] {
+        let refused = plan(arguments).unwrap_err();
+        assert!(refused.contains(reason), "{arguments}: {refused}");
+    }
+}
+
+#[test]
 fn limits_name_a_percentile() {
     assert_eq!(latency_limit("p99.9=10us"), Ok(LatencyLimit { percent: 99.9, limit: Duration::from_micros(10) }));
     assert_eq!(latency_limit("max=1ms"), Ok(LatencyLimit { percent: 100.0, limit: Duration::from_millis(1) }));

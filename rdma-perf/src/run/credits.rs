@@ -8,18 +8,21 @@ use rdma_safe::{Known, Poller, QueuePair, Sge, WcOpcode, WorkRequest};
 use super::handle::{Receives, Sends, poller, receives, split};
 use super::lost::lost;
 use super::operation::Operation;
-use super::receiver::{Inbox, Rules};
+use super::receiver::{Intake, OwnReceives, Rules};
 use super::record::Recorder;
 use super::sender::{Gate, Sender, Stop};
+use super::shared::SharedReceives;
 use super::wait::Waiter;
 use super::{Runner, Task};
 use crate::credit::{CreditLine, post_receive};
 use crate::plan::Plan;
 use crate::worker::Worker;
 
-/// Messages of a queue pair that may be on their way: as many as receives are always posted.
+/// Messages of a queue pair that may be on their way: as many as receives are always posted, of those that it has or of its part of
+/// those that it shares.
 pub(crate) fn credit_window(plan: &Plan) -> u64 {
-    Rules::of(plan).always_posted()
+    let sharers = if plan.shared_receives { plan.qps.max(1) } else { 1 };
+    Rules::of(plan).always_posted() / u64::from(sharers)
 }
 
 /// What both ends have told each other of the size that is running.
@@ -101,12 +104,12 @@ impl Credits<'_, '_> {
     }
 
     /// Tells the peer what has arrived since it was told, when it has taken what was said before.
-    fn give(&mut self, inboxes: &[Inbox], idle: bool) -> Result<()> {
+    fn give(&mut self, intake: &impl Intake, idle: bool) -> Result<()> {
         if self.book.in_flight > 0 {
             return Ok(());
         }
-        for (lane, inbox) in inboxes.iter().enumerate() {
-            let Some(credit) = self.book.credit(lane, inbox.received_of_size(), idle) else { continue };
+        for lane in 0..self.book.told.len() {
+            let Some(credit) = self.book.credit(lane, intake.received(lane), idle) else { continue };
             let nothing: &[Sge] = &[];
             let mut batch = self.qp.send_batch()?;
             // SAFETY: there is no memory in it.
@@ -137,7 +140,8 @@ impl Runner {
         let CreditLine { qp, cq, book, .. } = line(credits)?;
         let mut waiter = Waiter::new(task.plan, send_cq, self.clock, task.shared)?;
         let lanes = lanes.iter_mut().map(split::<P>).collect::<Result<Vec<_>>>()?;
-        let (mut sends, mut receives): (Vec<Sends<'_, P>>, Vec<Receives<'_>>) = lanes.into_iter().unzip();
+        let (mut sends, lanes): (Vec<Sends<'_, P>>, Vec<Receives<'_>>) = lanes.into_iter().unzip();
+        let mut receives = OwnReceives { receiver: &mut self.receiver, lanes };
         let (mut completions, mut arrivals) = (poller::<C>(send_cq)?, poller::<C>(recv_cq)?);
         let (mut credits, mut told) = (Credits { qp, book }, poller::<C>(cq)?);
         sender.begin(stop);
@@ -151,8 +155,8 @@ impl Runner {
             sender.post(&mut sends, recorder, &credits)?;
             let mut found = sender.reap(&mut completions, recorder)? + credits.take(&mut told)?;
             if both {
-                let came = self.receiver.reap::<C, O>(&mut receives, &mut arrivals, task.size(), pattern.as_ref())?;
-                credits.give(&self.receiver.lanes, came == 0)?;
+                let came = receives.reap::<C, O>(&mut arrivals, task.size(), pattern.as_ref())?;
+                credits.give(&receives, came == 0)?;
                 found += came;
             }
             if found > 0 {
@@ -173,24 +177,49 @@ impl Runner {
         if !task.plan.is_sent_to(self.role) {
             return Ok(());
         }
-        let Worker { lanes, recv_cq, credits, .. } = &mut self.worker;
+        let Worker { lanes, recv_cq, srq, credits, .. } = &mut self.worker;
         let CreditLine { qp, cq, book, .. } = line(credits)?;
+        let waiter = Waiter::new(task.plan, recv_cq, self.clock, task.shared)?;
+        let (arrivals, told) = (poller::<C>(recv_cq)?, poller::<C>(cq)?);
+        let listener = Listener { credits: Credits { qp, book }, arrivals, told, waiter };
+        let before = self.receiver.received;
+        match (srq, &mut self.shared, lanes.as_mut_slice()) {
+            (Some(queue), Some(inbox), [lane, ..]) => {
+                listener.drain::<O>(SharedReceives { inbox, queue, memory: &lane.memory }, task, 0)
+            }
+            (_, _, lanes) => {
+                let lanes = lanes.iter_mut().map(receives).collect();
+                listener.drain::<O>(OwnReceives { receiver: &mut self.receiver, lanes }, task, before)
+            }
+        }
+    }
+}
+
+/// The end that receives, and says so.
+struct Listener<'w, C: Known> {
+    credits: Credits<'w, 'w>,
+    arrivals: Poller<'w, C>,
+    told: Poller<'w, C>,
+    waiter: Waiter<'w>,
+}
+
+impl<C: Known> Listener<'_, C> {
+    /// Takes what comes after the first `received` messages of the size that is running, until there was as much as the peer says.
+    fn drain<O: Operation>(mut self, mut intake: impl Intake, task: &Task<'_>, mut received: u64) -> Result<()> {
+        let Listener { credits, arrivals, told, waiter } = &mut self;
         let pattern = task.pattern();
-        let mut waiter = Waiter::new(task.plan, recv_cq, self.clock, task.shared)?;
-        let mut receives: Vec<Receives<'_>> = lanes.iter_mut().map(receives).collect();
-        let (mut arrivals, mut told) = (poller::<C>(recv_cq)?, poller::<C>(cq)?);
-        let mut credits = Credits { qp, book };
         let expected = || task.expected.load(Ordering::Acquire);
-        while self.receiver.received < expected() {
-            let came = self.receiver.reap::<C, O>(&mut receives, &mut arrivals, task.size(), pattern.as_ref())?;
-            let found = came + credits.take(&mut told)?;
-            credits.give(&self.receiver.lanes, came == 0)?;
+        while received < expected() {
+            let came = intake.reap::<C, O>(arrivals, task.size(), pattern.as_ref())?;
+            received += u64::from(came);
+            let found = came + credits.take(told)?;
+            credits.give(&intake, came == 0)?;
             if found > 0 {
                 waiter.found();
             } else {
                 waiter
-                    .nothing(&mut [&mut arrivals, &mut told], "message of the peer")
-                    .map_err(|error| lost(error, task.plan, expected(), self.receiver.received))?;
+                    .nothing(&mut [arrivals, told], "message of the peer")
+                    .map_err(|error| lost(error, task.plan, expected(), received))?;
             }
         }
         Ok(())
@@ -226,5 +255,7 @@ mod tests {
         assert_eq!(window("send bw h"), 512 - 31);
         assert_eq!(window("send bw h -r 2"), 2);
         assert_eq!(window("send bw h -r 16"), 9);
+        assert_eq!((window("send bw h -q 8 -r 16"), window("send bw h -q 8 -r 16 --use-srq")), (9, 1));
+        assert_eq!(window("send bw h -q 8 -T 2 -r 16 --use-srq"), 2);
     }
 }

@@ -36,6 +36,7 @@ use crate::cpu::Usage;
 use crate::plan::{Atomic, Length, Metric, Plan, Role, Verb, WarmUp};
 use crate::stats::Latencies;
 use crate::stats::perftest::{MAX_PEAK_ITERATIONS, Moments};
+use crate::transport::Transport;
 use crate::worker::Worker;
 
 /// A worker that keeps what lasts from one size to the next.
@@ -176,7 +177,11 @@ impl Runner {
     pub(crate) fn run(&mut self, task: &Task<'_>) -> Result<Outcome> {
         let plan = task.plan;
         let inline = task.size() <= plan.inline.into();
+        let datagrams = plan.transport == Transport::Ud;
         match (plan.verb, plan.immediate, plan.atomic) {
+            (Verb::Send, true, _) if datagrams => self.run_as(operation::SendImmTo, task),
+            (Verb::Send, false, _) if datagrams && inline => self.run_as(operation::SendInlineTo, task),
+            (Verb::Send, false, _) if datagrams => self.run_as(operation::SendTo, task),
             (Verb::Send, true, _) => self.run_as(operation::SendImm, task),
             (Verb::Send, false, _) if inline => self.run_as(operation::SendInline, task),
             (Verb::Send, false, _) => self.run_as(operation::Send, task),
@@ -379,12 +384,16 @@ impl Runner {
     ) -> Result<u64> {
         let course = Course::new(stop, task.shared, self.clock, before);
         let pattern = task.pattern();
+        let (plan, counts) = (task.plan, !task.plan.transport.is_reliable());
         if task.plan.shared_receives {
             let (line, receipts) = self.shared_line::<P, C, O>(operation, task, pattern.as_ref())?;
-            return latency::ping(line, receipts, &course, moments);
+            return if counts {
+                latency::ping(line, Counted { plan, arrivals: receipts, begins: true }, &course, moments)
+            } else {
+                latency::ping(line, receipts, &course, moments)
+            };
         }
         let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
-        let (plan, counts) = (task.plan, !task.plan.transport.is_reliable());
         if plan.takes_receives() && counts {
             latency::ping(line, Counted { plan, arrivals: receipts, begins: true }, &course, moments)
         } else if plan.takes_receives() {
@@ -402,12 +411,16 @@ impl Runner {
     fn answer<P: Known, C: Known, O: Operation>(&mut self, operation: O, task: &Task<'_>) -> Result<Outcome> {
         let mut outcome = Outcome::new(self.worker.lanes.len());
         let pattern = task.pattern();
+        let (plan, counts) = (task.plan, !task.plan.transport.is_reliable());
         if task.plan.shared_receives {
             let (line, receipts) = self.shared_line::<P, C, O>(operation, task, pattern.as_ref())?;
-            outcome.messages = latency::pong(line, receipts, task)?;
+            outcome.messages = if counts {
+                latency::pong(line, Counted { plan, arrivals: receipts, begins: false }, task)?
+            } else {
+                latency::pong(line, receipts, task)?
+            };
         } else {
             let (line, receipts, memory) = self.line::<P, C, O>(operation, task, pattern.as_ref())?;
-            let (plan, counts) = (task.plan, !task.plan.transport.is_reliable());
             outcome.messages = match (plan.takes_receives(), plan.is_two_sided(), counts) {
                 (true, _, false) => latency::pong(line, receipts, task)?,
                 (true, _, true) => latency::pong(line, Counted { plan, arrivals: receipts, begins: false }, task)?,

@@ -1,7 +1,8 @@
 //! What a message is: the only thing in which the loops of the four verbs differ.
 
-use rdma_safe::{Inline, Interface, PostError, SendBatch, WcOpcode, WorkRequest};
+use rdma_safe::{Inline, Interface, PostError, SendBatch, UdTarget, WcOpcode, WorkRequest};
 
+use crate::datagram::HEADER;
 use crate::worker::LaneMemory;
 
 /// Adds messages to a batch. Each is a type of its own, so that the loop over it has no branches that it does not need.
@@ -10,6 +11,8 @@ pub(super) trait Operation: Copy {
     const RECEIVED_AS: WcOpcode = WcOpcode::RECV;
     /// Whether messages carry [`IMMEDIATE`].
     const HAS_IMMEDIATE: bool = false;
+    /// Bytes of a receive before those of the message.
+    const HEADER: u64 = 0;
 
     /// # Safety
     /// The contract of [`SendBatch`], for the bytes of the lane that the message names.
@@ -42,6 +45,12 @@ pub(super) struct SendImm;
 #[derive(Clone, Copy)]
 pub(super) struct SendInline;
 #[derive(Clone, Copy)]
+pub(super) struct SendTo;
+#[derive(Clone, Copy)]
+pub(super) struct SendImmTo;
+#[derive(Clone, Copy)]
+pub(super) struct SendInlineTo;
+#[derive(Clone, Copy)]
 pub(super) struct Write;
 #[derive(Clone, Copy)]
 pub(super) struct WriteImm;
@@ -63,6 +72,13 @@ impl Message<'_> {
     #[inline]
     fn remote(&self) -> rdma_safe::Remote {
         self.memory.remote(self.offset)
+    }
+
+    /// Where it goes as a datagram.
+    #[inline(always)]
+    fn to(&self) -> Result<UdTarget<'_>, PostError> {
+        // Nothing is sent before there is one.
+        self.memory.to().ok_or(PostError::NotDatagram)
     }
 
     /// Its bytes, which are copied in the call that they are given to.
@@ -101,6 +117,14 @@ operation!(
     HAS_IMMEDIATE: bool = true
 );
 operation!(SendInline, |batch, wr, message| batch.send(wr, message.bytes()));
+operation!(SendTo, |batch, wr, message| batch.send_to(wr, message.to()?, message.sge()), HEADER: u64 = HEADER);
+operation!(
+    SendImmTo,
+    |batch, wr, message| batch.send_imm_to(wr, message.to()?, IMMEDIATE, message.sge()),
+    HAS_IMMEDIATE: bool = true,
+    HEADER: u64 = HEADER
+);
+operation!(SendInlineTo, |batch, wr, message| batch.send_to(wr, message.to()?, message.bytes()), HEADER: u64 = HEADER);
 operation!(Write, |batch, wr, message| batch.write(wr, message.remote(), message.sge()));
 operation!(
     WriteImm,

@@ -57,9 +57,47 @@ impl Rules {
         self.batch
     }
 
-    /// Receives of a lane that are posted at any time, if as many messages are to come.
+    /// Receives of a queue that are posted at any time, if as many messages are to come.
     pub(super) fn always_posted(self) -> u64 {
         self.depth - self.batch + 1
+    }
+}
+
+/// What takes the messages of a worker, whether each queue pair has receives of its own or they share them.
+pub(super) trait Intake {
+    /// Takes what has arrived, as [`Receiver::reap`] does.
+    fn reap<C: Known, O: Operation>(
+        &mut self,
+        poller: &mut Poller<'_, C>,
+        size: u64,
+        pattern: Option<&Pattern>,
+    ) -> Result<u32>;
+
+    /// Messages of the size that is running that lane number `lane` has got.
+    fn received(&self, lane: usize) -> u64;
+}
+
+/// Receives of which each lane has its own.
+pub(super) struct OwnReceives<'r, 'w> {
+    pub(super) receiver: &'r mut Receiver,
+    pub(super) lanes: Vec<Receives<'w>>,
+}
+
+impl Intake for OwnReceives<'_, '_> {
+    #[inline]
+    fn reap<C: Known, O: Operation>(
+        &mut self,
+        poller: &mut Poller<'_, C>,
+        size: u64,
+        pattern: Option<&Pattern>,
+    ) -> Result<u32> {
+        self.receiver.reap::<C, O>(&mut self.lanes, poller, size, pattern)
+    }
+
+    #[inline]
+    fn received(&self, lane: usize) -> u64 {
+        let inbox = &self.receiver.lanes[lane];
+        inbox.received - inbox.before
     }
 }
 
@@ -110,11 +148,6 @@ impl Receiver {
 }
 
 impl Inbox {
-    /// Messages of the size that is running.
-    pub(super) fn received_of_size(&self) -> u64 {
-        self.received - self.before
-    }
-
     /// Takes a message of lane `id`, as [`Receiver::reap`] does.
     #[inline(always)]
     pub(super) fn take<O: Operation>(
@@ -132,9 +165,10 @@ impl Inbox {
         }
         // Of a write it is what the memory was written with, not of the receive.
         let is_send = O::RECEIVED_AS == WcOpcode::RECV;
-        let len = completion.byte_len().filter(|_| is_send).map_or(size, u64::from);
-        if completion.opcode() != O::RECEIVED_AS || len != size {
-            return Err(unexpected(completion.byte_len(), size));
+        let expected = O::HEADER + size;
+        let len = completion.byte_len().filter(|_| is_send).map_or(expected, u64::from);
+        if completion.opcode() != O::RECEIVED_AS || len != expected {
+            return Err(unexpected(completion.byte_len(), expected));
         }
         if O::HAS_IMMEDIATE {
             check_immediate(completion)?;
@@ -143,7 +177,8 @@ impl Inbox {
             // What writes leave is compared when all of them are done.
             if is_send {
                 let (memory, message) = (lane.memory, self.received - self.before);
-                pattern.check(&memory.target, memory.receive_offset(self.received), id as usize, message, size)?;
+                let offset = memory.receive_offset(self.received) + O::HEADER;
+                pattern.check(&memory.target, offset, id as usize, message, size)?;
                 self.validated += 1;
             }
         }

@@ -11,7 +11,7 @@ use super::handle::poller;
 use super::latency::Arrivals;
 use super::operation::Operation;
 use super::pattern::Pattern;
-use super::receiver::{REAP, Rules, check_immediate, unexpected};
+use super::receiver::{Intake, REAP, Rules, check_immediate, unexpected};
 use super::wait::Waiter;
 use super::{Runner, Task};
 use crate::plan::Plan;
@@ -80,21 +80,51 @@ impl SharedInbox {
             bail!("a message came to queue pair {number:#x}, which is not there");
         };
         let lane = self.lanes[index].1;
-        let len = completion.byte_len().map_or(size, u64::from);
-        if completion.opcode() != O::RECEIVED_AS || len != size {
-            return Err(unexpected(completion.byte_len(), size));
+        let expected = O::HEADER + size;
+        let len = completion.byte_len().map_or(expected, u64::from);
+        if completion.opcode() != O::RECEIVED_AS || len != expected {
+            return Err(unexpected(completion.byte_len(), expected));
         }
         if O::HAS_IMMEDIATE {
             check_immediate(completion)?;
         }
         let slot = completion.wr_id();
         if let Some(pattern) = pattern {
-            pattern.check(&memory.target, memory.receive_offset(slot), lane, self.received[lane], size)?;
+            let offset = memory.receive_offset(slot) + O::HEADER;
+            pattern.check(&memory.target, offset, lane, self.received[lane], size)?;
             self.validated += 1;
         }
         self.received[lane] += 1;
         self.free.push(slot);
         if self.free.len() >= self.batch { self.post(queue, memory) } else { Ok(()) }
+    }
+}
+
+/// The shared receives of a worker, and where they are posted to.
+pub(super) struct SharedReceives<'a> {
+    pub(super) inbox: &'a mut SharedInbox,
+    pub(super) queue: &'a mut SharedReceiveQueue,
+    pub(super) memory: &'a LaneMemory,
+}
+
+impl Intake for SharedReceives<'_> {
+    fn reap<C: Known, O: Operation>(
+        &mut self,
+        poller: &mut Poller<'_, C>,
+        size: u64,
+        pattern: Option<&Pattern>,
+    ) -> Result<u32> {
+        let (mut taken, mut result) = (0, Ok(()));
+        poller.drain(|completion| {
+            result = self.inbox.take::<O>(&completion, self.queue, self.memory, size, pattern);
+            taken += 1;
+            if result.is_ok() && taken < REAP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        result.map(|()| taken)
+    }
+
+    fn received(&self, lane: usize) -> u64 {
+        self.inbox.received[lane]
     }
 }
 
@@ -126,18 +156,13 @@ impl Runner {
         let Worker { lanes, recv_cq, srq, .. } = &mut self.worker;
         // An end that nobody sends to has none.
         let (Some(queue), Some(inbox), Some(lane)) = (srq, &mut self.shared, lanes.first()) else { return Ok(()) };
-        let (pattern, memory) = (task.pattern(), &lane.memory);
+        let mut receives = SharedReceives { inbox, queue, memory: &lane.memory };
+        let pattern = task.pattern();
         let mut waiter = Waiter::new(task.plan, recv_cq, self.clock, task.shared)?;
         let mut arrivals = poller::<C>(recv_cq)?;
         let mut received = 0;
         while received < task.expected.load(Ordering::Acquire) {
-            let (mut taken, mut result) = (0, Ok(()));
-            arrivals.drain(|completion| {
-                result = inbox.take::<O>(&completion, queue, memory, task.size(), pattern.as_ref());
-                taken += 1;
-                if result.is_ok() && taken < REAP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-            })?;
-            result?;
+            let taken = receives.reap::<C, O>(&mut arrivals, task.size(), pattern.as_ref())?;
             received += u64::from(taken);
             if taken > 0 {
                 waiter.found();

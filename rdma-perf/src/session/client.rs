@@ -11,6 +11,7 @@ use super::device::peak_resident;
 use crate::clock::Clock;
 use crate::control::{Control, PROTOCOL, Reply, Request};
 use crate::cpu::spanned;
+use crate::datagram::MAX_MTU;
 use crate::interrupt::Interrupt;
 use crate::plan::{Length, Metric, Plan, Role};
 use crate::report::{Bandwidth, FORMAT, Report, Row};
@@ -44,6 +45,8 @@ pub(crate) struct Client<'c> {
     pub(crate) clock: Clock,
     pub(crate) label: String,
     pub(crate) percents: Vec<f64>,
+    /// The sizes are none that the user has asked for: those that no datagram can have are left out.
+    pub(crate) any_size: bool,
     pub(crate) interrupt: &'c Interrupt,
 }
 
@@ -55,7 +58,8 @@ impl Client<'_> {
         plan: &Plan,
         observer: &mut dyn Observer,
     ) -> Result<(Report, Result<()>)> {
-        let (mut crew, mut report) = match self.set_up(&mut control, plan) {
+        let mut plan = plan.clone();
+        let (mut crew, mut report) = match self.set_up(&mut control, &mut plan) {
             Ok(ready) => ready,
             Err(error) => {
                 // It may have gone; then it knows.
@@ -63,6 +67,7 @@ impl Client<'_> {
                 return Err(error);
             }
         };
+        let plan = &plan;
         if plan.compat {
             // perftest's loop does not look for it.
             self.interrupt.end_at_once();
@@ -92,8 +97,12 @@ impl Client<'_> {
     }
 
     /// Everything that comes before the first message. Ctrl-C ends it.
-    fn set_up(&self, control: &mut Control, plan: &Plan) -> Result<(Crew, Report)> {
+    fn set_up(&self, control: &mut Control, plan: &mut Plan) -> Result<(Crew, Report)> {
         let check = || self.interrupt.check();
+        if self.any_size {
+            plan.cut_datagrams(mtu_of(self.opened.host.mtu));
+        }
+        plan.check_datagrams(mtu_of(self.opened.host.mtu))?;
         let mut crew = Crew::new(self.opened, plan, Role::Client, self.clock, &plan.pinning.client, &check)?;
         let mut host = self.opened.host.clone();
         (host.extended_post, host.extended_poll) = crew.interfaces();
@@ -106,6 +115,11 @@ impl Client<'_> {
         let Reply::Accepted { host: server, workers } = control.ask(&hello, SETUP_LIMIT)? else {
             bail!("the server does not answer as it should");
         };
+        // The server knows sizes by their numbers: of a sweep, the first ones may be left.
+        if self.any_size && plan.sizes.len() > 1 {
+            plan.cut_datagrams(mtu_of(server.mtu));
+        }
+        plan.check_datagrams(mtu_of(server.mtu))?;
         crew.connect(&workers, plan, Role::Client, &check)?;
         let connected = control.ask(&Request::Connect { workers: crew.addresses() }, SETUP_LIMIT)?;
         if !matches!(connected, Reply::Connected) {
@@ -228,6 +242,11 @@ impl Client<'_> {
             server_cpu: None,
         })
     }
+}
+
+/// The MTU of a host's port, which need not say.
+fn mtu_of(known: u32) -> u64 {
+    if known == 0 { MAX_MTU } else { known.into() }
 }
 
 /// From the first post of any thread to the last completion of any.

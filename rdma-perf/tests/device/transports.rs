@@ -28,45 +28,105 @@ fn an_unreliable_connection_carries_sends_and_writes() {
 }
 
 #[test]
+fn datagrams_are_sends_of_a_packet() {
+    let Some(rdma) = device() else { return };
+    for options in ["", "--imm", "--events", "--inline 64", "--post classic --poll classic", "--threads 2"] {
+        let report = rdma
+            .measure(&format!("send lat -c UD --size 1,64,200 --iters 10 --warm-up 1 --validate --yield {options}"));
+        let threads = if options.contains("threads") { 2 } else { 1 };
+        assert_eq!(report.counts("/messages"), [threads * 10; 3], "{options}");
+        assert_eq!(report.counts("/validated"), [threads * 22; 3], "{options}");
+        assert_eq!(report.at("/plan/transport"), "ud");
+    }
+    let table = rdma.run("send lat -c ud --loopback --size 64 --iters 10 --sl 3 --tclass 0x68 --yield");
+    assert!(table.success().contains(" connection: UD\n"), "{}", table.stdout);
+    let csv = rdma.run("send bw -c UD --loopback --size 64 --iters 10 --yield --format csv");
+    assert!(csv.success().contains(",send,bw,ud,"), "{}", csv.stdout);
+    // Between two processes, too.
+    let server = rdma.server("");
+    let report = rdma.run(&server.client("send bw", "-c UD --size 64 --iters 500 --validate --yield --format json"));
+    assert_eq!(report.report().counts("/validated"), [550]);
+}
+
+#[test]
+fn datagrams_are_as_long_as_the_path_carries() {
+    let Some(rdma) = device() else { return };
+    let report = rdma.measure("send bw -c UD --all --iters 20 --validate --yield");
+    let mtu = report.at("/client/mtu").as_u64().unwrap();
+    let sizes: Vec<u64> = (1..).map(|shift| 1 << shift).take_while(|size| *size <= mtu).collect();
+    assert_eq!((report.counts("/size"), report.counts("/validated")), (sizes.clone(), vec![22; sizes.len()]));
+    let report = rdma.measure("send bw -c UD --iters 20 --validate --yield");
+    assert_eq!(report.counts("/size"), [mtu], "that of a packet unless set");
+    let report = rdma.measure("send lat -c UD --all --mtu 256 --iters 5 --yield");
+    assert_eq!(report.counts("/size").last(), Some(&256));
+    let beyond = format!("of {} bytes is no datagram, which is one packet, of {mtu} bytes", mtu + 1);
+    let (longer, status) = (format!("--size 64,{}", mtu + 1), if mtu < 4096 { 1 } else { 2 });
+    for (options, status, reason) in
+        [(longer.as_str(), status, beyond.as_str()), ("--size 512 --mtu 256", 2, "of 256 bytes at most")]
+    {
+        rdma.run(&format!("send lat -c UD --loopback {options} --iters 5")).failure(status, &[reason]);
+    }
+    if mtu < 4096 {
+        let output = rdma.run("send lat -c UD --loopback --size 64 --mtu 4096 --iters 5");
+        output.failure(1, &["--mtu 4096 is more than", &format!("the {mtu} bytes")]);
+    }
+}
+
+#[test]
 fn no_message_is_sent_that_finds_no_receive() {
     let Some(rdma) = device() else { return };
-    // Hundreds of times as many messages as there are receives for, none of which is sent again.
-    for (options, messages) in [
-        ("", 1000),
-        ("--rx-depth 2", 1000),
-        ("--rx-depth 16 --post-list 8", 1000),
-        ("--qps 3 --threads 1 --rx-depth 32", 3000),
-        ("--qps 4 --threads 2 --rx-depth 16", 4000),
-        ("--events --rx-depth 64", 1000),
-        ("--imm --rx-depth 64", 1000),
-        ("--bidirectional --rx-depth 8", 1000),
-        ("--rate 20000msg/s --rx-depth 64", 1000),
+    // Of many more messages than there are receives for, none is sent again.
+    for (options, qps) in [
+        ("--rx-depth 128", 1),
+        ("--rx-depth 2", 1),
+        ("--rx-depth 16 --post-list 8", 1),
+        ("--qps 3 --threads 1 --rx-depth 32", 3),
+        ("--qps 4 --threads 2 --rx-depth 16", 4),
+        ("--events --rx-depth 64", 1),
+        ("--imm --rx-depth 64", 1),
+        ("--bidirectional --rx-depth 8", 1),
+        ("--rate 20000msg/s --rx-depth 64", 1),
+        ("--use-srq --qps 4 --rx-depth 64", 4),
+        ("--use-srq --qps 4 --threads 2 --rx-depth 2 --events", 4),
+        ("--use-srq --qps 2 --rx-depth 32 --post-list 8", 2),
     ] {
-        let report = rdma
-            .measure(&format!("send bw -c UC --size 64,1500 --iters 1000 --warm-up 100 --validate --yield {options}"));
-        assert_eq!(report.counts("/messages"), [messages; 2], "{options}");
-        let both = if options.contains("bidirectional") { 2 } else { 1 };
-        assert_eq!(report.counts("/validated"), [both * messages / 10 * 11; 2], "{options}");
+        for transport in ["UC --size 64,1500", "UD --size 64,200"] {
+            let options = format!("send bw -c {transport} --iters 400 --warm-up 40 --validate --yield {options}");
+            let report = rdma.measure(&options);
+            assert_eq!(report.counts("/messages"), [qps * 400; 2], "{options}");
+            let both = if options.contains("bidirectional") { 2 } else { 1 };
+            assert_eq!(report.counts("/validated"), [both * qps * 440; 2], "{options}");
+        }
     }
     let report = rdma.measure("write bw -c UC --imm --size 1K --iters 2000 --rx-depth 32 --validate --yield");
     assert_eq!(report.counts("/messages"), [2000]);
-    let report = rdma.measure("send bw -c UC --size 64 --duration 300ms --rx-depth 32 --validate --yield");
-    assert!(report.counts("/messages")[0] > 32);
+    for transport in ["UC", "UD"] {
+        let options = "--size 64 --duration 300ms --rx-depth 32 --validate --yield";
+        let report = rdma.measure(&format!("send bw -c {transport} {options}"));
+        assert!(report.counts("/messages")[0] > 32, "{transport}");
+    }
 }
 
 #[test]
 fn a_message_that_does_not_arrive_ends_the_run_and_is_counted() {
     let Some(rdma) = device() else { return };
-    for test in ["send lat", "write lat", "send bw --rx-depth 16"] {
+    for (test, over) in [
+        ("send lat", "UC"),
+        ("write lat", "UC"),
+        ("send bw --rx-depth 16", "UC"),
+        ("send lat", "UD"),
+        ("send bw --use-srq --qps 2 --rx-depth 16", "UD"),
+    ] {
         let server = rdma.server("");
-        let options = "-c UC --size 64 --duration 60s --timeout 1s --yield";
-        let client = rdma.start(&server.client(test, options));
+        let options = format!("-c {over} --size 64 --duration 60s --timeout 1s --yield");
+        let client = rdma.start(&server.client(test, &options));
         client.wait_for_thread("worker-0");
         // It receives what comes for a while, but says nothing any more.
         server.running.signal(Signal::STOP);
         let output = client.output_within(Duration::from_secs(30));
         server.running.signal(Signal::CONT);
-        output.failure(1, &["messages were sent over UC, and", "have arrived", "unreliable", "for 1 s"]);
+        let sent = format!("messages were sent over {over}, and");
+        output.failure(1, &[&sent, "have arrived", "unreliable", "for 1 s"]);
     }
 }
 
@@ -76,9 +136,16 @@ fn what_a_transport_cannot_carry_is_refused_at_both_ends() {
     let server = rdma.server("");
     let report = rdma.run(&server.client("read bw", "--size 64 --iters 5 --format json")).report();
     let mut plan = report.at("/plan").clone();
-    plan["transport"] = json!("uc");
+    for (transport, reason) in [("uc", "UC has no reads"), ("ud", "UD has no reads")] {
+        plan["transport"] = json!(transport);
+        let answer = answer(&server, &plan, report.at("/client"));
+        assert!(answer.contains("Failed") && answer.contains(reason), "{answer}");
+    }
+    let report = rdma.run(&server.client("send bw", "-c UD --size 64 --iters 5 --format json")).report();
+    let mut plan = report.at("/plan").clone();
+    plan["sizes"] = json!([64, 5000]);
     let answer = answer(&server, &plan, report.at("/client"));
-    assert!(answer.contains("Failed") && answer.contains("UC has no reads"), "{answer}");
+    assert!(answer.contains("Failed") && answer.contains("of 4096 bytes at most"), "{answer}");
     drop(server);
     // Nobody listens: it is refused before.
     for (test, reason) in [
@@ -91,6 +158,17 @@ fn what_a_transport_cannot_carry_is_refused_at_both_ends() {
     ] {
         rdma.run(&format!("{test} 127.0.0.1 --port 1 -c UC")).failure(2, &[reason]);
     }
+    for (test, reason) in [
+        ("write lat", "UD has no writes: give -c RC or UC"),
+        ("read bw", "UD has no reads: give -c RC"),
+        ("atomic bw", "send bw and send lat"),
+        ("send bw --size 8K", "of 4096 bytes at most"),
+        ("send bw --rnr-retry 2", "--rnr-retry"),
+        ("send lat --compat perftest", "--compat"),
+        ("send bw --use-srq --qps 9 --rx-depth 8", "--rx-depth"),
+    ] {
+        rdma.run(&format!("{test} 127.0.0.1 --port 1 -c UD")).failure(2, &[reason]);
+    }
 }
 
 #[test]
@@ -102,6 +180,8 @@ fn queue_pairs_share_their_receives() {
         ("bw --size 64,3000 --qps 4 --threads 2 --rx-depth 2 --imm", 4000),
         ("lat --size 64,3000", 1000),
         ("lat --size 64,3000 --events --rx-depth 2", 1000),
+        ("lat --size 64,3000 -c UC", 1000),
+        ("lat --size 64,200 -c UD --rx-depth 2", 1000),
     ] {
         let options = format!("send {options} --use-srq --iters 1000 --warm-up 100 --validate --yield");
         let report = rdma.measure(&options);
@@ -114,7 +194,7 @@ fn queue_pairs_share_their_receives() {
     assert!(table.success().contains(" connection: RC, with a shared receive queue\n"), "{}", table.stdout);
     let csv = rdma.run("send bw --loopback --use-srq --size 64 --iters 100 --yield --format csv").success().to_owned();
     assert!(csv.trim_end().ends_with(",true") && csv.lines().next().unwrap().ends_with(",use_srq"), "{csv}");
-    for test in ["write bw", "read lat", "send bw -b", "send lat -c UC", "send bw --compat perftest"] {
+    for test in ["write bw", "read lat", "send bw -b", "send bw -b -c UD", "send bw --compat perftest"] {
         rdma.run(&format!("{test} 127.0.0.1 --port 1 --use-srq")).failure(2, &["--use-srq"]);
     }
 }
