@@ -13,7 +13,7 @@
 //!
 //! ```text
 //! Device ── Context ─┬─ AsyncEvents
-//!                    ├─ ThreadDomain, Counters, CompletionCounter, FlowAction
+//!                    ├─ ThreadDomain, DmaHandle, Counters, CompletionCounter, FlowAction
 //!                    ├─ DeviceMemory ── DeviceRegion
 //!                    ├─ XrcDomain ── XrcTarget
 //!                    ├─ ProtectionDomain ─┬─ Buffer, ExposedRegion, NullRegion, RawMemoryRegion, ImportedRegion
@@ -41,6 +41,7 @@
 //! | sleep until there is something to do | [`EndpointBuilder::events`], or a [`CompletionChannel`] for many queues |
 //! | hear of ports that go down, and of limits | [`Context::async_events`] |
 //! | manage memory by address and key | [`QueuePair`], [`SendBatch`], [`RawMemoryRegion`] |
+//! | say more of memory | [`ProtectionDomain::registration`], [`DmaHandle`], [`ProviderMemory`], [`HugePages`] |
 //! | poll and post in a loop at the least cost | [`Poller`], [`SendQueue::extended`], [`Endpoint::extended`] |
 //! | end a connection | [`Endpoint::close`], [`QueuePair::drain`] |
 //! | know why something failed | [`Endpoint::explain`], [`QueuePair::explain`], [`Error::explain`] |
@@ -75,6 +76,7 @@ mod cq;
 mod device;
 mod device_attributes;
 mod dm;
+mod dmah;
 mod endpoint;
 mod errno;
 mod error;
@@ -126,6 +128,7 @@ pub use device_attributes::{
     ReceiveSideScaling, RxHashFields, RxHashFunctions, SegmentationOffload, TagMatching, TagMatchingFlags,
 };
 pub use dm::{DeviceMemory, DeviceRegion};
+pub use dmah::{DmaHandle, DmaHandleBuilder, ProcessingHint, TphMemoryType};
 pub use endpoint::{
     Batch, Completion, DatagramBatch, DatagramCompletion, DatagramEndpoint, Endpoint, EndpointBuilder, FailedWork,
     Operation, Peer, ReceivePool, Rejected, Sender, Unposted, Work, WorkId,
@@ -145,8 +148,8 @@ pub use grh::Grh;
 pub use id::{CqId, QpId, SrqId, WqId};
 pub use interface::{Any, Classic, Extended, Interface, Known};
 pub use mr::{
-    Advice, Backing, Buffer, ExposedRegion, HugePages, ImportedRegion, NullRegion, Pages, RawMemoryRegion,
-    RemoteMemory, ReregisterError, Reregistration,
+    Advice, Backing, Buffer, ExposedRegion, HugePages, ImportedRegion, NullRegion, Pages, ProviderMemory,
+    RawMemoryRegion, RegistrationBuilder, RemoteMemory, ReregisterError, Reregistration,
 };
 pub use mw::{BindInfo, MemoryWindow, Type1, Type2, WindowType};
 pub use pd::ProtectionDomain;

@@ -28,7 +28,7 @@ pub struct ibv_mr_init_attr {
     pub fd_offset: u64,
     /// Hints for the transactions that reach this region.
     pub dmah: *mut ibv_dmah,
-    /// The buffer that `addr` lies in (rdma-core 65).
+    /// The buffer that `addr` lies in (rdma-core 64).
     pub buf: *mut ibv_buf,
 }
 
@@ -46,7 +46,7 @@ pub const IBV_REG_MR_MASK_FD: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 <<
 pub const IBV_REG_MR_MASK_FD_OFFSET: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 3);
 /// `dmah` counts.
 pub const IBV_REG_MR_MASK_DMAH: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 4);
-/// `buf` counts (rdma-core 65).
+/// `buf` counts (rdma-core 64).
 pub const IBV_REG_MR_MASK_BUF: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 5);
 
 /// A handle with hints for DMA transactions (rdma-core 59).
@@ -205,7 +205,7 @@ crate::macros::zeroed!(
 
 /// The speed of a port changed (rdma-core 62).
 pub const IBV_EVENT_DEVICE_SPEED_CHANGE: ibv_event_type = ibv_event_type(20);
-/// Memory must be bounced for DMA: a confidential guest (rdma-core 65). A bit of `device_cap_flags_ex`.
+/// Memory must be bounced for DMA: a confidential guest (rdma-core 64). A bit of `device_cap_flags_ex`.
 pub const IBV_DEVICE_CC_DMA_BOUNCE: u64 = 1 << 41;
 /// On-demand paging works for flush.
 pub const IBV_ODP_SUPPORT_FLUSH: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(1 << 6);
@@ -214,7 +214,7 @@ pub const IBV_ODP_SUPPORT_ATOMIC_WRITE: ibv_odp_transport_cap_bits = ibv_odp_tra
 /// Asks about data that only the device reads.
 pub const IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY: ibv_query_qp_data_in_order_flags =
     ibv_query_qp_data_in_order_flags(1 << 1);
-/// Lets `ibv_alloc_buf` give memory that a confidential guest shares with its host (rdma-core 65).
+/// Lets `ibv_alloc_buf` give memory that a confidential guest shares with its host (rdma-core 64).
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC: ibv_parent_domain_init_attr_mask =
     ibv_parent_domain_init_attr_mask(1 << 2);
 /// `rdma_resolve_addrinfo` is done (rdma-core 60).

@@ -31,6 +31,7 @@ mod memory_windows;
 mod modify;
 mod modify_errors;
 mod multicast;
+mod newer_memory;
 mod newer_operations;
 mod owned;
 mod owned_failures;

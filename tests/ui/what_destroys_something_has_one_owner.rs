@@ -1,6 +1,6 @@
 //! A handle that destroys on drop and can be cloned destroys twice; a buffer that can be cloned is memory with two owners.
 
-use rdma_safe::{AddressHandle, Buffer, CompletionQueue, Endpoint, ExposedRegion, QueuePair, RawMemoryRegion};
+use rdma_safe::{AddressHandle, Buffer, CompletionQueue, Endpoint, ExposedRegion, ProviderMemory, QueuePair, RawMemoryRegion};
 
 fn main() {}
 
@@ -12,10 +12,11 @@ fn all(qp: &QueuePair, cq: &CompletionQueue, endpoint: &Endpoint) {
     clone(endpoint);
 }
 
-fn memory(buffer: &Buffer, exposed: &ExposedRegion, raw: &RawMemoryRegion) {
+fn memory(buffer: &Buffer, exposed: &ExposedRegion, raw: &RawMemoryRegion, provider: &ProviderMemory) {
     clone(buffer);
     clone(exposed);
     clone(raw);
+    clone(provider);
 }
 
 fn destination(handle: &AddressHandle) {

@@ -65,6 +65,7 @@ impl Error {
             | Error::OutOfBounds { .. }
             | Error::Misaligned { .. }
             | Error::CompletionFields { .. }
+            | Error::ForeignMemory
             | Error::NotParentDomain
             | Error::ForeignContext { .. }
             | Error::WrongParent { .. }

@@ -294,6 +294,13 @@ pub enum Error {
         fields: crate::WcFields,
     },
 
+    /// Memory of a provider was to be registered in another domain than its own.
+    #[error(
+        "memory of a provider is registered in the domain that it was allocated from, of which a parent domain is another one: \
+         call alloc_buf of the domain that is to register it"
+    )]
+    ForeignMemory,
+
     /// A completion queue was to go into a domain that is not a parent domain.
     #[error("a completion queue goes into a parent domain only: make one with ProtectionDomain::parent_domain")]
     NotParentDomain,

@@ -67,6 +67,20 @@ pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
             "the address that is to name the first byte must lie as far into a page as the memory does, and no address may wrap; \
              remote write and remote atomic access need local write access, and some devices refuse flags they lack"
         }
+        ("ibv_alloc_dmah", libc::EINVAL) => {
+            "a hint has two bits; mlx5 wants DmaHandleBuilder::hint in any case, and cpu only together with memory_type"
+        }
+        ("ibv_alloc_dmah", libc::EPERM) => {
+            "the CPU of a DMA handle must be one that the calling thread may run on: see `taskset -p`"
+        }
+        ("ibv_export_buf_dmabuf_fd", libc::ENODATA) => {
+            "the provider has made it of ordinary memory, and not of a DMA-BUF"
+        }
+        ("ibv_reg_mr_ex", libc::EINVAL) => {
+            "an address that is to name the first byte must lie as far into a page as the memory does, and memory of the provider that \
+             is a DMA-BUF has its own; remote write and remote atomic access need local write access, and some devices refuse flags \
+             they lack"
+        }
         ("ibv_advise_mr", libc::EFAULT | libc::EPERM | libc::ENOENT) => {
             "each range must lie in a region of this domain that was registered with Access::ON_DEMAND, and with local write \
              access for Advice::PrefetchWrite"

@@ -3,6 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
+use super::ProviderMemory;
 use crate::{Error, Result};
 
 /// Memory that a region owns: it is freed after the region was deregistered.
@@ -11,7 +12,8 @@ use crate::{Error, Result};
 ///
 /// For as long as the value exists, wherever it is moved, `address()` and `len()` return the same, and `address()..+len()`
 /// is one allocation of at most `isize::MAX` bytes, of initialised, readable and writable memory that nothing else refers to or
-/// reaches by another pointer. Dropping it must not read the bytes. Where that panics, the process may be aborted.
+/// reaches by another pointer. Dropping it must not read the bytes. Where that panics, the process may be aborted. If
+/// `provider_memory()` is any, the bytes are its.
 pub unsafe trait Backing: Send + 'static {
     /// Start of the memory.
     fn address(&self) -> NonNull<u8>;
@@ -22,6 +24,11 @@ pub unsafe trait Backing: Send + 'static {
     /// Whether there are no bytes; such memory cannot be registered.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The memory of a provider that this is, or is made of, which is registered by a verb of its own.
+    fn provider_memory(&self) -> Option<&ProviderMemory> {
+        None
     }
 }
 

@@ -1,10 +1,13 @@
 //! Memory of other devices.
 
+use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-use super::{RawMemoryRegion, Registration};
-use crate::errno::check_ptr;
+use rdma_sys::*;
+
+use super::builder::mask;
+use super::{RawMemoryRegion, RegistrationBuilder};
 use crate::{Access, Error, ProtectionDomain, Result};
 
 impl ProtectionDomain {
@@ -32,20 +35,46 @@ impl ProtectionDomain {
         iova: u64,
         access: Access,
     ) -> Result<RawMemoryRegion> {
-        if len == 0 {
-            return Err(Error::EmptyRegion);
-        }
-        let (fd, verbs) = (fd.as_fd().as_raw_fd(), self.context().verbs());
-        // SAFETY: the domain is valid and the descriptor open for the duration of the call; the caller vouches for the memory.
-        let raw = check_ptr(|| unsafe {
-            (verbs.ibv_reg_dmabuf_mr)(self.as_raw(), offset, len, iova, fd, access.bits() as i32)
-        })
-        .map_err(|errno| match errno.is_unsupported() {
-            true => self.context().unsupported("registering DMA-BUFs"),
-            false => Error::RegisterDmaBuf { offset, len, access, errno },
-        })?;
-        // SAFETY: just made, and given to nobody else.
-        let inner = Arc::new(unsafe { Registration::from_raw(raw, self, access) });
-        Ok(RawMemoryRegion { inner, address: iova, len })
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.registration(access).register_dmabuf(fd, offset, len, iova) }
+    }
+}
+
+impl RegistrationBuilder<'_> {
+    /// As [`ProtectionDomain::register_dmabuf`].
+    ///
+    /// # Errors
+    /// As there; with a DMA handle also [`Error::Verb`] of `ibv_reg_mr_ex`, in the place of [`Error::RegisterDmaBuf`].
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn register_dmabuf(self, fd: impl AsFd, offset: u64, len: usize, iova: u64) -> Result<RawMemoryRegion> {
+        let RegistrationBuilder { pd, access, .. } = self;
+        let (fd, context) = (fd.as_fd().as_raw_fd(), pd.context());
+        let register = context.verbs().ibv_reg_dmabuf_mr;
+        let registration = match self.handle {
+            None => self.made(
+                len,
+                // SAFETY: the domain is valid and the descriptor open for the duration of the call; the caller vouches for the memory.
+                || unsafe { register(pd.as_raw(), offset, len, iova, fd, access.bits() as c_int) },
+                |errno| match errno.is_unsupported() {
+                    true => context.unsupported("registering DMA-BUFs"),
+                    false => Error::RegisterDmaBuf { offset, len, access, errno },
+                },
+            )?,
+            Some(_) => {
+                let attr = ibv_mr_init_attr {
+                    comp_mask: mask(IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET | IBV_REG_MR_MASK_IOVA),
+                    fd,
+                    fd_offset: offset,
+                    iova,
+                    length: len,
+                    ..ibv_mr_init_attr::zeroed()
+                };
+                // SAFETY: the descriptor is open for the duration of the call; the caller vouches for the memory.
+                unsafe { self.by_attributes(attr)? }
+            }
+        };
+        Ok(RawMemoryRegion { inner: Arc::new(registration), address: iova, len })
     }
 }

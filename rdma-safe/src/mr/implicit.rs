@@ -1,6 +1,6 @@
 //! All of the address space as one region.
 
-use super::{RawMemoryRegion, Registration};
+use super::RawMemoryRegion;
 use crate::{Access, OdpCapabilities, ProtectionDomain, Result};
 
 impl ProtectionDomain {
@@ -21,9 +21,7 @@ impl ProtectionDomain {
         if !paging.is_some_and(|paging| paging.general.contains(OdpCapabilities::IMPLICIT)) {
             return Err(self.context().unsupported("registering all memory at once (OdpCapabilities::IMPLICIT)"));
         }
-        let (address, len) = (std::ptr::null_mut(), usize::MAX);
         // SAFETY: nothing is named yet; the caller vouches for those who will.
-        let inner = unsafe { Registration::new(self, address, len, access | Access::ON_DEMAND)? };
-        Ok(RawMemoryRegion::new(inner, address, len))
+        unsafe { self.registration(access | Access::ON_DEMAND).register_raw(std::ptr::null_mut(), usize::MAX) }
     }
 }

@@ -13,33 +13,38 @@
 mod advise;
 mod backing;
 mod buffer;
+mod builder;
 mod dmabuf;
 mod exposed;
 mod implicit;
 mod imported;
 mod null;
+mod provider_memory;
 mod raw;
 mod remote;
 mod reregister;
 
-use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
 
 use crate::errno::{check, check_ptr};
-use crate::{Access, Errno, Error, ProtectionDomain, Result};
+use crate::{Access, DmaHandle, Errno, Error, ProtectionDomain, Result};
 
 pub use advise::Advice;
 pub use backing::{Backing, HugePages, Pages};
 pub use buffer::Buffer;
+pub use builder::RegistrationBuilder;
 pub use exposed::ExposedRegion;
 pub use imported::ImportedRegion;
 pub use null::NullRegion;
+pub use provider_memory::ProviderMemory;
 pub use raw::RawMemoryRegion;
 pub use remote::RemoteMemory;
 pub use reregister::{ReregisterError, Reregistration};
+
+use builder::Range;
 
 /// `struct ibv_mr`, deregistered on drop. What it covers is the owner's business.
 pub(crate) struct Registration {
@@ -49,6 +54,15 @@ pub(crate) struct Registration {
     pub(crate) rkey: u32,
     /// As asked for.
     pub(crate) access: Access,
+    kept: Kept,
+}
+
+/// What a region must not outlive besides its domain.
+#[derive(Default)]
+struct Kept {
+    _handle: Option<DmaHandle>,
+    /// Unless the owner of the registration has it.
+    _memory: Option<Arc<provider_memory::Allocation>>,
 }
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`); the keys are immutable.
@@ -57,34 +71,6 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// # Safety
-    ///
-    /// `address..address + len` must be allocated memory that stays so until the registration is released, and that
-    /// tolerates whatever `access` lets the device and peers do with it.
-    unsafe fn new(pd: &ProtectionDomain, address: *mut u8, len: usize, access: Access) -> Result<Self> {
-        let register = || {
-            // SAFETY: the domain is valid; the caller vouches for the memory.
-            unsafe { ibv_reg_mr(pd.as_raw(), address.cast(), len, access.bits() as c_int) }
-        };
-        Registration::made(pd, len, access, register, |errno| Error::RegisterMemory { len, access, errno })
-    }
-
-    /// As [`Registration::new`], named from `iova` on.
-    ///
-    /// # Safety
-    /// As there.
-    unsafe fn new_at(pd: &ProtectionDomain, address: *mut u8, len: usize, iova: u64, access: Access) -> Result<Self> {
-        const VERB: &str = "ibv_reg_mr_iova";
-        if iova.checked_add(len as u64).is_none() {
-            return Err(pd.context().verb_error(VERB, Errno(libc::EINVAL)));
-        }
-        let register = || {
-            // SAFETY: the domain is valid; the caller vouches for the memory.
-            unsafe { ibv_reg_mr_iova(pd.as_raw(), address.cast(), len, iova, access.bits() as c_int) }
-        };
-        Registration::made(pd, len, access, register, |errno| pd.context().verb_error(VERB, errno))
-    }
-
     /// What `register` makes of `pd` and gives to nobody else, unless the device is known to refuse it.
     fn made(
         pd: &ProtectionDomain,
@@ -110,7 +96,7 @@ impl Registration {
     pub(crate) unsafe fn from_raw(raw: NonNull<ibv_mr>, pd: &ProtectionDomain, access: Access) -> Self {
         // SAFETY: the caller's contract; these fields change in `ibv_rereg_mr` only, after which `changed` is called.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Registration { raw, pd: Some(pd.clone()), lkey, rkey, access }
+        Registration { raw, pd: Some(pd.clone()), lkey, rkey, access, kept: Kept::default() }
     }
 
     /// `ibv_rereg_mr` was successful, and gave the region `pd` and `access` if they are there.
@@ -145,6 +131,8 @@ impl Registration {
     /// Leaves the deregistration to others.
     fn disown(&mut self) -> NonNull<ibv_mr> {
         self.pd = None;
+        // When they will do it is not known.
+        std::mem::forget(std::mem::take(&mut self.kept));
         self.raw
     }
 
@@ -154,9 +142,10 @@ impl Registration {
         // SAFETY: the region is valid and, since `pd` was just taken, released once. Objects that could still name its
         // keys to the device are the device's business: it refuses a key that is gone.
         let released = check(unsafe { (pd.context().verbs().ibv_dereg_mr)(self.raw.as_ptr()) });
+        let kept = std::mem::take(&mut self.kept);
         if released.is_err() {
-            // The domain cannot go before the region that is still in it.
-            std::mem::forget(pd);
+            // None of it can go before the region.
+            std::mem::forget((pd, kept));
         }
         released
     }
@@ -185,22 +174,18 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Named by `iova`, or by its address.
-    fn new(pd: &ProtectionDomain, backing: Box<dyn Backing>, iova: Option<u64>, access: Access) -> Result<Arc<Self>> {
-        let (address, len) = (backing.address(), backing.len());
+    fn new(how: RegistrationBuilder<'_>, backing: Box<dyn Backing>, iova: Option<u64>) -> Result<Arc<Self>> {
+        let (address, len, access) = (backing.address(), backing.len(), how.access);
         if !(Access::all() - Access::RAW).contains(access) {
             // A right that this crate has no name for could let peers in behind a slice.
-            return Err(Error::RegisterMemory { len, access, errno: crate::Errno(libc::EINVAL) });
+            return Err(Error::RegisterMemory { len, access, errno: Errno(libc::EINVAL) });
         }
         // The device reaches the memory by address alone, so its provenance has to be exposed once.
         let _ = address.as_ptr().expose_provenance();
+        let range = Range { address: address.as_ptr(), len, iova, of: backing.provider_memory() };
         // SAFETY: `Backing` promises that the memory stays until it is dropped, which `drop` below does only after the
         // registration was released. Who may see which bytes when is kept by `Buffer` and `ExposedRegion`.
-        let registration = unsafe {
-            match iova {
-                Some(iova) => Registration::new_at(pd, address.as_ptr(), len, iova, access)?,
-                None => Registration::new(pd, address.as_ptr(), len, access)?,
-            }
-        };
+        let registration = unsafe { how.registration(range)? };
         let iova = iova.unwrap_or(address.as_ptr() as u64);
         let backing = std::mem::ManuallyDrop::new(backing);
         Ok(Arc::new(Region { registration, address, len, iova, backing }))
@@ -249,10 +234,7 @@ impl ProtectionDomain {
     /// # Errors
     /// [`Error::BufferAccess`] for what lets peers in, and those of [`ProtectionDomain::register`].
     pub fn register_with(&self, backing: impl Backing, access: Access) -> Result<Buffer> {
-        if access.intersects(Access::EXPOSING) {
-            return Err(Error::BufferAccess { access: access & Access::EXPOSING });
-        }
-        Region::new(self, Box::new(backing), None, access | Access::LOCAL_WRITE).map(Buffer::whole)
+        self.registration(access).register(backing)
     }
 
     /// Registers memory that peers may reach as `access` says: `ibv_reg_mr(3)`. With [`Access::MW_BIND`] they may also reach it
@@ -283,7 +265,7 @@ impl ProtectionDomain {
     /// # Errors
     /// As [`ProtectionDomain::register`].
     pub fn expose(&self, backing: impl Backing, access: Access) -> Result<ExposedRegion> {
-        Region::new(self, Box::new(backing), None, access | Access::LOCAL_WRITE).map(ExposedRegion::new)
+        self.registration(access).expose(backing)
     }
 
     /// As [`ProtectionDomain::expose`], but that peers name the first byte by the address `iova`, of which they learn where nothing
@@ -294,7 +276,7 @@ impl ProtectionDomain {
     /// as the memory does ([`Pages`] lie at the start of one), or where the addresses would wrap.
     #[doc(alias = "ibv_reg_mr_iova")]
     pub fn expose_at(&self, backing: impl Backing, iova: u64, access: Access) -> Result<ExposedRegion> {
-        Region::new(self, Box::new(backing), Some(iova), access | Access::LOCAL_WRITE).map(ExposedRegion::new)
+        self.registration(access).expose_at(backing, iova)
     }
 
     /// Registers memory that the caller keeps: `ibv_reg_mr(3)` with exactly `access`.
@@ -312,7 +294,7 @@ impl ProtectionDomain {
     /// reference to them may exist and they must be read with volatile or atomic access.
     pub unsafe fn register_raw(&self, address: *mut u8, len: usize, access: Access) -> Result<RawMemoryRegion> {
         // SAFETY: the caller's contract is the same.
-        unsafe { Registration::new(self, address, len, access) }.map(|inner| RawMemoryRegion::new(inner, address, len))
+        unsafe { self.registration(access).register_raw(address, len) }
     }
 
     /// As [`ProtectionDomain::register_raw`], but that work requests and peers name the first byte by the address `iova`, which
@@ -333,9 +315,7 @@ impl ProtectionDomain {
         iova: u64,
         access: Access,
     ) -> Result<RawMemoryRegion> {
-        let _ = address.expose_provenance();
         // SAFETY: the caller's contract is the same.
-        let inner = Arc::new(unsafe { Registration::new_at(self, address, len, iova, access)? });
-        Ok(RawMemoryRegion { inner, address: iova, len })
+        unsafe { self.registration(access).register_raw_at(address, len, iova) }
     }
 }

@@ -11,8 +11,9 @@ use crate::{Access, Error, ProtectionDomain, Result};
 
 /// A registration over memory that the caller keeps, for the raw door; deregistered on drop.
 ///
-/// Made by [`ProtectionDomain::register_raw`], [`ProtectionDomain::register_raw_at`], [`ProtectionDomain::register_implicit`] and
-/// [`ProtectionDomain::register_dmabuf`].
+/// Made by [`ProtectionDomain::register_raw`], [`ProtectionDomain::register_raw_at`], [`ProtectionDomain::register_implicit`],
+/// [`ProtectionDomain::register_dmabuf`] and, of memory of the provider,
+/// [`RegistrationBuilder::register_part`](crate::RegistrationBuilder::register_part).
 pub struct RawMemoryRegion {
     /// Memory windows that are bound to it hold it, too.
     pub(super) inner: Arc<Registration>,
@@ -37,7 +38,7 @@ impl RawMemoryRegion {
     }
 
     /// Gives it up: it is the caller's to deregister, and does not keep its domain any more, unless memory windows are bound to it:
-    /// then the domain stays until the process ends.
+    /// then the domain stays until the process ends. So do, in any case, its DMA handle and the memory of a provider that it keeps.
     #[must_use]
     pub fn into_raw(mut self) -> NonNull<ibv_mr> {
         match Arc::get_mut(&mut self.inner) {

@@ -56,3 +56,6 @@ mod unreliable_endpoint;
 mod work_queues;
 mod xrc;
 mod xsrq_pingpong;
+
+/// Whether the library has what came with rdma-core 59 and 64, by which rdma-safe tells releases apart.
+const NEWER_LIBRARY: bool = false;

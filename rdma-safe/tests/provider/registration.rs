@@ -1,7 +1,7 @@
 //! Regions under addresses of their own, and memory that is paged on demand.
 
 use rdma_safe::sys::*;
-use rdma_safe::{Access, Advice, Errno, Error, Pages, Sge, WcFields, WcStatus, WorkRequest};
+use rdma_safe::{Access, Advice, DmaHandle, Errno, Error, Pages, ProcessingHint, Sge, WcFields, WcStatus, WorkRequest};
 
 use crate::fake::{Advised, Config, Fake};
 use crate::support::{EXTENDED, done, endpoints, init, post, raw_with, receive, rtr, rts, seen, to_rts};
@@ -176,4 +176,20 @@ fn paging_on_demand_is_not_asked_of_a_device_without() {
         let all = unsafe { fake.pd().register_implicit(Access::LOCAL_WRITE) };
         refused(fake, all.map(drop), "OdpCapabilities::IMPLICIT");
     }
+}
+
+#[test]
+fn what_an_older_library_lacks_is_refused_with_the_release_that_brought_it() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let refused = |error: Error, release: &str| {
+        assert!(matches!(&error, Error::Unsupported { feature, .. } if feature.contains(release)), "{error}");
+        assert!(error.to_string().contains(fake.name()), "{error}");
+    };
+    refused(pd.alloc_buf(8).unwrap_err(), "rdma-core 64");
+    refused(pd.context().dma_handle().hint(ProcessingHint::TARGET).build().unwrap_err(), "rdma-core 59");
+    let mut handle = ibv_dmah { context: pd.context().as_raw() };
+    // SAFETY: it is refused, and never deallocated.
+    let adopted = unsafe { DmaHandle::from_raw(pd.context(), std::ptr::NonNull::from(&mut handle)) };
+    refused(adopted.unwrap_err(), "rdma-core 59");
 }

@@ -26,6 +26,10 @@ pub(super) struct Mr {
     pub(super) iova: u64,
     /// The device memory that it covers.
     pub(super) dm: Option<usize>,
+    /// The DMA handle it was registered with.
+    pub(super) dmah: Option<usize>,
+    /// The memory of the provider that it is of.
+    pub(super) buf: Option<usize>,
 }
 
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -122,6 +126,8 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
             null: false,
             iova,
             dm: None,
+            dmah: None,
+            buf: None,
         };
         state.mrs.insert(raw.addr(), mr);
         raw
@@ -269,6 +275,8 @@ pub(super) fn add(
         null,
         iova: memory.addr() as u64,
         dm: None,
+        dmah: None,
+        buf: None,
     };
     state.mrs.insert(raw.addr(), mr);
     raw
@@ -280,6 +288,7 @@ impl State {
         self.mrs.values().filter(|mr| mr.pd == address).count()
             + self.imported_mrs.values().filter(|mr| mr.pd == address).count()
             + self.mws.values().filter(|mw| mw.pd == address).count()
+            + self.bufs.values().filter(|buf| buf.pd == address).count()
             + self.ahs.values().filter(|ah| ah.pd == address).count()
             + self.qps.values().filter(|qp| qp.pd == address).count()
             + self.srqs.values().filter(|srq| srq.pd == address).count()

@@ -12,10 +12,12 @@
 
 mod advise;
 mod ah;
+mod buf;
 mod comp_cntr;
 mod config;
 mod cq;
 mod dm;
+mod dmah;
 mod domains;
 mod engine;
 mod events;
@@ -197,6 +199,11 @@ impl Fake {
     /// Offset, length and address of every DMA-BUF that was registered.
     pub(crate) fn take_dmabufs(&self) -> Vec<(u64, usize, u64)> {
         self.with(|state| std::mem::take(&mut state.dmabufs))
+    }
+
+    /// What every DMA handle was allocated for, and forgets it.
+    pub(crate) fn take_dmah_attrs(&self) -> Vec<rdma_sys::ibv_dmah_init_attr> {
+        self.with(|state| std::mem::take(&mut state.dmah_attrs))
     }
 
     /// Every advice on memory, and forgets it.

@@ -11,10 +11,12 @@ use rdma_sys::*;
 use super::Inside;
 use super::advise::Advised;
 use super::ah::Ah;
+use super::buf::Buf;
 use super::comp_cntr::CompCntr;
 use super::config::{Config, Mode, PostFault};
 use super::cq::{Channel, Cq};
 use super::dm::Dm;
+use super::dmah::Dmah;
 use super::domains::{Extends, Td};
 use super::engine::{RecvWr, SendWr};
 use super::events::{AsyncEvents, AsyncQueue};
@@ -86,6 +88,8 @@ pub(crate) struct Live {
     pub(crate) comp_cntrs: usize,
     pub(crate) mws: usize,
     pub(crate) dms: usize,
+    pub(crate) dmahs: usize,
+    pub(crate) bufs: usize,
 }
 
 pub(super) struct Device {
@@ -175,6 +179,7 @@ pub(super) struct State {
     pub(super) moderations: Vec<(u16, u16)>,
     /// Offset, length and address of DMA-BUFs.
     pub(super) dmabufs: Vec<(u64, usize, u64)>,
+    pub(super) dmah_attrs: Vec<ibv_dmah_init_attr>,
     pub(super) advised: Vec<Advised>,
     pub(super) rate_limits: Vec<ibv_qp_rate_limit_attr>,
     pub(super) flushes: Vec<Flush>,
@@ -198,6 +203,8 @@ pub(super) struct State {
     pub(super) comp_cntrs: BTreeMap<usize, CompCntr>,
     pub(super) mws: BTreeMap<usize, Mw>,
     pub(super) dms: BTreeMap<usize, Dm>,
+    pub(super) dmahs: BTreeMap<usize, Dmah>,
+    pub(super) bufs: BTreeMap<usize, Buf>,
     pub(super) next_handle: u32,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
@@ -231,6 +238,8 @@ find! {
     xrcd: xrcds -> Xrcd = "ibv_xrcd";
     mw: mws -> Mw = "ibv_mw";
     dm: dms -> Dm = "ibv_dm";
+    dmah: dmahs -> Dmah = "ibv_dmah";
+    buf: bufs -> Buf = "ibv_buf";
 }
 
 impl State {
@@ -250,6 +259,7 @@ impl State {
             modified: Vec::new(),
             moderations: Vec::new(),
             dmabufs: Vec::new(),
+            dmah_attrs: Vec::new(),
             advised: Vec::new(),
             rate_limits: Vec::new(),
             flushes: Vec::new(),
@@ -271,6 +281,8 @@ impl State {
             comp_cntrs: BTreeMap::new(),
             mws: BTreeMap::new(),
             dms: BTreeMap::new(),
+            dmahs: BTreeMap::new(),
+            bufs: BTreeMap::new(),
             next_handle: 0x11,
             graves: Vec::new(),
         }
@@ -320,6 +332,8 @@ impl State {
             comp_cntrs: self.comp_cntrs.len(),
             mws: self.mws.len(),
             dms: self.dms.len(),
+            dmahs: self.dmahs.len(),
+            bufs: self.bufs.len(),
         }
     }
 }

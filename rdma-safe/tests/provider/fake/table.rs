@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use rdma_sys::{Verbs, install_verbs};
 
-use super::{ah, comp_cntr, cq, dm, events, import, memory, multicast, qp, queries, srq, verbs};
+use super::{ah, buf, comp_cntr, cq, dm, dmah, events, import, memory, multicast, qp, queries, srq, verbs};
 
 extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
@@ -89,13 +89,22 @@ fn table() -> Verbs {
     table.ibv_inc_comp_cntr = Some(comp_cntr::inc_comp_cntr);
     table.ibv_inc_err_comp_cntr = Some(comp_cntr::inc_err_comp_cntr);
     table.ibv_qp_attach_comp_cntr = Some(comp_cntr::qp_attach_comp_cntr);
+    if crate::NEWER_LIBRARY {
+        table.ibv_alloc_dmah = Some(dmah::alloc_dmah);
+        table.ibv_dealloc_dmah = Some(dmah::dealloc_dmah);
+        table.ibv_reg_mr_ex = Some(dmah::reg_mr_ex);
+        table.ibv_alloc_buf = Some(buf::alloc_buf);
+        table.ibv_free_buf = Some(buf::free_buf);
+        table.ibv_reg_buf_mr = Some(dmah::reg_buf_mr);
+        table.ibv_export_buf_dmabuf_fd = Some(buf::export_buf_dmabuf_fd);
+    }
     table
 }
 
 fn stubs() -> Verbs {
     let find = |name: &CStr| match name.to_bytes() {
         // By which later releases of rdma-core are told apart.
-        b"ibv_alloc_dmah" | b"ibv_alloc_buf" => std::ptr::null_mut(),
+        b"ibv_alloc_dmah" | b"ibv_alloc_buf" if !crate::NEWER_LIBRARY => std::ptr::null_mut(),
         _ => unsupported as *mut c_void,
     };
     unsafe { Verbs::from_lookup("the test provider", find) }.unwrap()

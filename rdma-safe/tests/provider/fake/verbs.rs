@@ -201,6 +201,7 @@ pub(super) unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
             + state.srqs.values().filter(|srq| srq.context == address).count()
             + state.tds.values().filter(|td| td.context == address).count()
             + state.dms.values().filter(|dm| dm.context == address).count()
+            + state.dmahs.values().filter(|dmah| dmah.context == address).count()
             + state.xrcds.values().filter(|xrcd| xrcd.context == address).count()
             + state.opened.values().filter(|opened| opened.context == address).count()
             + state.qps.values().filter(|qp| qp.context == address && !qp.orphan).count()
