@@ -119,8 +119,8 @@ impl DmaHandleBuilder<'_> {
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) with a library before rdma-core 59, or a device or kernel without;
-    /// [`Error::Verb`](crate::Error::Verb): with `EINVAL` for a hint beyond two bits, before the call, and where the device wants more
-    /// or less to be said; with `EPERM`, before the call, for a CPU that the thread may not run on.
+    /// [`Error::Verb`](crate::Error::Verb): with `EINVAL` for a hint beyond two bits, before the call, and where the device wants
+    /// more or less to be said; with `EPERM`, before the call, for a CPU that the thread may not run on.
     #[doc(alias = "ibv_alloc_dmah")]
     pub fn build(self) -> Result<DmaHandle> {
         let context = self.context;

@@ -147,7 +147,30 @@ impl ProtectionDomain {
     /// [`Error::Unsupported`]; [`Error::Verb`].
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub fn parent_domain(&self) -> Result<ProtectionDomain> {
-        self.alloc_parent(None)
+        self.alloc_parent(None, 0)
+    }
+
+    /// Makes a parent domain whose memory of the provider ([`ProtectionDomain::alloc_buf`]) need not be protected from the host of
+    /// a confidential guest: `ibv_alloc_parent_domain(3)`. The device then reaches it directly, and by copies otherwise
+    /// ([`DeviceCapabilities::CC_DMA_BOUNCE`](crate::DeviceCapabilities::CC_DMA_BOUNCE)). Where there is no such guest it is a
+    /// parent domain as any.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with a library before rdma-core 64, or a device without parent domains; [`Error::Verb`], with
+    /// `EINVAL` where the provider cannot.
+    ///
+    /// # Safety
+    /// The host can read and change such memory, and queues that are made in the domain, at any time. Trust it to leave them alone
+    /// where this process does not expect a change; or make no queue in the domain, and of the memory no
+    /// [`Buffer`](crate::Buffer), but an [`ExposedRegion`](crate::ExposedRegion).
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    pub unsafe fn unprotected_domain(&self) -> Result<ProtectionDomain> {
+        let context = self.context();
+        // The flag came with it; what does not know the flag may take it for another one.
+        if context.verbs().ibv_alloc_buf.is_none() {
+            return Err(context.unsupported("unprotected memory of the provider (ibv_alloc_buf, rdma-core 64)"));
+        }
+        self.alloc_parent(None, IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC.0)
     }
 
     /// Makes a parent domain whose objects belong to a thread domain: `ibv_alloc_parent_domain(3)`.
@@ -165,14 +188,16 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub unsafe fn with_thread_domain(&self, td: &ThreadDomain) -> Result<ProtectionDomain> {
         self.context().require_same(td.context(), "thread domain")?;
-        self.alloc_parent(Some(td))
+        self.alloc_parent(Some(td), 0)
     }
 
-    fn alloc_parent(&self, td: Option<&ThreadDomain>) -> Result<ProtectionDomain> {
+    /// With a mask that asks for no allocators.
+    fn alloc_parent(&self, td: Option<&ThreadDomain>, comp_mask: u32) -> Result<ProtectionDomain> {
         let mut attr = ibv_parent_domain_init_attr {
             // Not every provider takes a parent domain here.
             pd: self.inner.as_raw(),
             td: td.map_or(std::ptr::null_mut(), ThreadDomain::as_raw),
+            comp_mask,
             ..ibv_parent_domain_init_attr::zeroed()
         };
         let context = self.context();

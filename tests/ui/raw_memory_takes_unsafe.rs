@@ -24,4 +24,5 @@ fn describe(pd: &ProtectionDomain, memory: &ProviderMemory, address: *mut u8) {
     let _ = registration.register_dmabuf(std::io::stdin(), 0, 8, 0);
     let _ = registration.register_part(memory, 0, 8);
     let _ = memory.export_dmabuf();
+    let _ = pd.unprotected_domain();
 }

@@ -74,7 +74,8 @@ pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
             "the CPU of a DMA handle must be one that the calling thread may run on: see `taskset -p`"
         }
         ("ibv_export_buf_dmabuf_fd", libc::ENODATA) => {
-            "the provider has made it of ordinary memory, and not of a DMA-BUF"
+            "the provider has made it of ordinary memory; of a DMA-BUF it does in a confidential guest, in a domain from \
+             ProtectionDomain::unprotected_domain"
         }
         ("ibv_reg_mr_ex", libc::EINVAL) => {
             "an address that is to name the first byte must lie as far into a page as the memory does, and memory of the provider that \

@@ -45,8 +45,8 @@ impl<'a> RegistrationBuilder<'a> {
     /// Has the device reach the memory with the hints of `handle`, which the region keeps: `ibv_reg_mr_ex(3)`.
     ///
     /// Registering fails then with [`Error::ForeignContext`] where the handle belongs to another context, with
-    /// [`Error::Unsupported`] where the device cannot, and with [`Error::Verb`] in the place of [`Error::RegisterMemory`]; mlx5, for
-    /// one, refuses [`Access::ON_DEMAND`] with it.
+    /// [`Error::Unsupported`] where the device cannot, and with [`Error::Verb`] in the place of [`Error::RegisterMemory`]; mlx5,
+    /// for one, refuses [`Access::ON_DEMAND`] with it.
     pub fn dma_handle(mut self, handle: &'a DmaHandle) -> Self {
         self.handle = Some(handle);
         self
@@ -203,8 +203,8 @@ impl<'a> RegistrationBuilder<'a> {
             if self.handle.is_some() { FEATURE } else { "memory of the provider under an address of its own" };
         self.made(
             attr.length,
-            // SAFETY: the domain is valid and `attr` is for the duration of the call; so is what the mask says that it names, of one
-            // context. The caller vouches for the memory.
+            // SAFETY: the domain is valid and `attr` is for the duration of the call; so is what the mask says that it names, of
+            // one context. The caller vouches for the memory.
             || unsafe { register(self.pd.as_raw(), &mut attr) },
             |errno| context.feature_error("ibv_reg_mr_ex", feature, errno),
         )

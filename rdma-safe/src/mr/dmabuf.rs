@@ -55,7 +55,8 @@ impl RegistrationBuilder<'_> {
         let registration = match self.handle {
             None => self.made(
                 len,
-                // SAFETY: the domain is valid and the descriptor open for the duration of the call; the caller vouches for the memory.
+                // SAFETY: the domain is valid and the descriptor open for the duration of the call; the caller vouches for the
+                // memory.
                 || unsafe { register(pd.as_raw(), offset, len, iova, fd, access.bits() as c_int) },
                 |errno| match errno.is_unsupported() {
                     true => context.unsupported("registering DMA-BUFs"),

@@ -81,8 +81,8 @@ impl ProtectionDomain {
     /// Has the provider allocate `len` bytes in the way that it has chosen for this domain: `ibv_alloc_buf(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with a library before rdma-core 64; [`Error::EmptyRegion`]; [`Error::Allocate`] when there is not that
-    /// much; [`Error::Verb`].
+    /// [`Error::Unsupported`] with a library before rdma-core 64; [`Error::EmptyRegion`]; [`Error::Allocate`] when there is not
+    /// that much; [`Error::Verb`].
     #[doc(alias = "ibv_alloc_buf")]
     pub fn alloc_buf(&self, len: usize) -> Result<ProviderMemory> {
         const FEATURE: &str = "memory of the provider (ibv_alloc_buf, rdma-core 64)";
@@ -106,8 +106,8 @@ impl ProtectionDomain {
         let address = address.cast();
         // SAFETY: `len` bytes that were just allocated and nobody else has. The provider need not have written to any of them.
         unsafe { address.write_bytes(0, len) };
-        // SAFETY: just allocated, and given to nobody else. What is registered of it holds an `Arc` of it or owns it, and lets go only
-        // when it was deregistered.
+        // SAFETY: just allocated, and given to nobody else. What is registered of it holds an `Arc` of it or owns it, and lets go
+        // only when it was deregistered.
         let object = unsafe { Object::new(raw, MadeFrom { pd: self.clone(), calls }) };
         Ok(ProviderMemory { inner: Arc::new(Allocation { object, address, len }) })
     }

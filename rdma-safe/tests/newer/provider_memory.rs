@@ -17,6 +17,11 @@ fn memory(pd: &ProtectionDomain) -> ProviderMemory {
     pd.alloc_buf(64).unwrap()
 }
 
+fn unprotected(fake: &Fake) -> ProtectionDomain {
+    // SAFETY: there is no host that would change anything.
+    unsafe { fake.pd().unprotected_domain() }.unwrap()
+}
+
 /// # Safety
 /// As of `RegistrationBuilder::register_part`.
 unsafe fn part(memory: &ProviderMemory, offset: usize, len: usize) -> Result<RawMemoryRegion, Error> {
@@ -173,8 +178,8 @@ fn memory_of_a_provider_has_a_dma_handle_and_an_address_of_its_own_if_wanted() {
     assert_eq!(&bytes, b"hinted");
     assert_eq!((fake.calls("ibv_reg_mr_ex"), fake.calls("ibv_reg_buf_mr")), (2, 0));
 
-    let fake = Fake::new(Config { dmabuf_bufs: true, ..Config::default() });
-    let pd = fake.pd();
+    let fake = Fake::new(Config { confidential: true, ..Config::default() });
+    let pd = unprotected(&fake);
     let handle = pd.context().dma_handle().hint(ProcessingHint::REQUESTER).build().unwrap();
     let hinted = pd.registration(Access::REMOTE).dma_handle(&handle);
     assert_eq!(hinted.expose(memory(&pd)).unwrap().len(), 64, "where it is a DMA-BUF, the library has the address");
@@ -185,8 +190,8 @@ fn memory_of_a_provider_has_a_dma_handle_and_an_address_of_its_own_if_wanted() {
 #[test]
 fn memory_that_is_a_dma_buf_is_exported_as_a_descriptor_of_its_own() {
     use std::os::fd::AsRawFd;
-    let fake = Fake::new(Config { dmabuf_bufs: true, ..Config::default() });
-    let memory = memory(&fake.pd());
+    let fake = Fake::new(Config { confidential: true, ..Config::default() });
+    let memory = memory(&unprotected(&fake));
     // SAFETY: nobody reaches the memory by the descriptors.
     unsafe {
         let (first, second) = (memory.export_dmabuf().unwrap(), memory.export_dmabuf().unwrap());
@@ -195,11 +200,36 @@ fn memory_that_is_a_dma_buf_is_exported_as_a_descriptor_of_its_own() {
         let error = memory.export_dmabuf().unwrap_err();
         assert!(matches!(error, Error::Verb { errno: Errno(libc::EMFILE), .. }), "{error}");
     }
-    let fake = Fake::new(Config::default());
-    // SAFETY: there is no descriptor.
-    let error = unsafe { fake.pd().alloc_buf(8).unwrap().export_dmabuf() }.unwrap_err();
-    assert!(matches!(error, Error::Verb { errno: Errno(libc::ENODATA), .. }), "{error}");
-    assert!(error.to_string().contains("ordinary memory"), "{error}");
+    fake.heal("ibv_export_buf_dmabuf_fd");
+    // Elsewhere unprotected memory is as any.
+    let elsewhere = Fake::new(Config::default());
+    for pd in [fake.pd(), unprotected(&elsewhere)] {
+        // SAFETY: there is no descriptor.
+        let error = unsafe { pd.alloc_buf(8).unwrap().export_dmabuf() }.unwrap_err();
+        assert!(matches!(error, Error::Verb { errno: Errno(libc::ENODATA), .. }), "{error}");
+        assert!(error.to_string().contains("ordinary memory"), "{error}");
+    }
+}
+
+#[test]
+fn unprotected_memory_carries_writes_of_peers_and_is_refused_where_it_cannot_be_had() {
+    let fake = Fake::new(Config { confidential: true, ..Config::default() });
+    let pd = unprotected(&fake);
+    assert!(pd.is_parent());
+    let (mut a, _b) = endpoints(&pd, EXTENDED);
+    let region = pd.expose(memory(&pd), Access::REMOTE).unwrap();
+    let mut outbox = pd.allocate(8).unwrap();
+    outbox.fill_from(b"straight").unwrap();
+    a.write(outbox, region.remote().slice(56, 8).unwrap()).unwrap();
+    let _ = done(&mut a);
+    let mut bytes = [0; 8];
+    region.read(56, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"straight");
+
+    let fake = Fake::new(Config { domains: false, ..Config::default() });
+    // SAFETY: there is none.
+    let error = unsafe { fake.pd().unprotected_domain() }.unwrap_err();
+    assert!(matches!(error, Error::Unsupported { feature: "parent domains", .. }), "{error}");
 }
 
 /// What a program puts around memory of its provider.

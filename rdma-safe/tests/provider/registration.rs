@@ -187,6 +187,9 @@ fn what_an_older_library_lacks_is_refused_with_the_release_that_brought_it() {
         assert!(error.to_string().contains(fake.name()), "{error}");
     };
     refused(pd.alloc_buf(8).unwrap_err(), "rdma-core 64");
+    // SAFETY: there is none.
+    refused(unsafe { pd.unprotected_domain() }.unwrap_err(), "rdma-core 64");
+    assert_eq!(fake.calls("alloc_parent_domain"), 0);
     refused(pd.context().dma_handle().hint(ProcessingHint::TARGET).build().unwrap_err(), "rdma-core 59");
     let mut handle = ibv_dmah { context: pd.context().as_raw() };
     // SAFETY: it is refused, and never deallocated.

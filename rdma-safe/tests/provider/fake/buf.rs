@@ -10,6 +10,7 @@ use super::state::{Alloc, Ptr, State, enter, null, own, set_errno};
 pub(super) struct Buf {
     alloc: Alloc,
     pub(super) pd: usize,
+    pub(super) is_dmabuf: bool,
     memory: Ptr<u8>,
     layout: Layout,
 }
@@ -34,7 +35,8 @@ pub(super) unsafe extern "C" fn alloc_buf(pd: *mut ibv_pd, len: usize, buf: *mut
         // Whatever is behind the pointer is the library's.
         let (alloc, raw) = Alloc::new(0_u64);
         own(raw, device);
-        state.bufs.insert(raw.addr(), Buf { alloc, pd: pd.addr(), memory: Ptr(memory), layout });
+        let is_dmabuf = state.config.confidential && state.is_unprotected(pd.addr());
+        state.bufs.insert(raw.addr(), Buf { alloc, pd: pd.addr(), is_dmabuf, memory: Ptr(memory), layout });
         unsafe { *buf = raw.cast() };
         memory.cast()
     })
@@ -63,9 +65,11 @@ pub(super) unsafe extern "C" fn export_buf_dmabuf_fd(raw: *mut ibv_buf) -> c_int
     enter(raw, "ibv_export_buf_dmabuf_fd", |state, _| {
         let errno = match state.fault("ibv_export_buf_dmabuf_fd") {
             Some(errno) => errno,
-            None if state.buf(raw.addr(), "ibv_export_buf_dmabuf_fd").is_none() => libc::EINVAL,
-            None if !state.config.dmabuf_bufs => libc::ENODATA,
-            None => return unsafe { libc::dup(0) },
+            None => match state.buf(raw.addr(), "ibv_export_buf_dmabuf_fd") {
+                Some(buf) if buf.is_dmabuf => return unsafe { libc::dup(0) },
+                Some(_) => libc::ENODATA,
+                None => libc::EINVAL,
+            },
         };
         set_errno(errno);
         -1
@@ -73,18 +77,18 @@ pub(super) unsafe extern "C" fn export_buf_dmabuf_fd(raw: *mut ibv_buf) -> c_int
 }
 
 impl State {
-    /// What the library looks at before it registers memory of the provider.
+    /// What the library looks at before it registers memory of the provider; says whether that is a DMA-BUF.
     pub(super) fn check_buf(
         &mut self,
         raw: *mut ibv_buf,
         pd: *mut ibv_pd,
         addr: *mut c_void,
         len: usize,
-    ) -> Result<(), c_int> {
+    ) -> Result<bool, c_int> {
         let buf = self.buf(raw.addr(), "registration").ok_or(libc::EINVAL)?;
         let offset = addr.addr().checked_sub(buf.memory.0.addr()).ok_or(libc::EINVAL)?;
         match buf.pd == pd.addr() && offset <= buf.layout.size() && len <= buf.layout.size() - offset {
-            true => Ok(()),
+            true => Ok(buf.is_dmabuf),
             false => Err(libc::EINVAL),
         }
     }

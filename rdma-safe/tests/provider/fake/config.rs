@@ -30,8 +30,8 @@ pub(crate) struct Config {
     /// Bytes of device memory, and whether it comes with the functions that copy.
     pub(crate) device_memory: u64,
     pub(crate) device_memory_copies: bool,
-    /// Whether memory of the provider is DMA-BUFs.
-    pub(crate) dmabuf_bufs: bool,
+    /// Whether this is a confidential guest, where unprotected memory of the provider is of DMA-BUFs.
+    pub(crate) confidential: bool,
     /// Whether there are memory windows.
     pub(crate) windows: bool,
     /// Whether completion queues can be resized, and the most completions and microseconds that events can wait for.
@@ -203,7 +203,7 @@ impl Default for Config {
             odp: 0,
             device_memory: 4096,
             device_memory_copies: true,
-            dmabuf_bufs: false,
+            confidential: false,
             send_ops: 0x3ff,
             hollow_ops: 0,
             no_ud_addr: false,

@@ -71,8 +71,8 @@ pub(super) unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_ini
             return Err(libc::EINVAL);
         }
         if has(IBV_REG_MR_MASK_BUF) {
-            state.check_buf(attr.buf, pd, attr.addr, attr.length)?;
-            if has(IBV_REG_MR_MASK_IOVA) && state.config.dmabuf_bufs {
+            let is_dmabuf = state.check_buf(attr.buf, pd, attr.addr, attr.length)?;
+            if has(IBV_REG_MR_MASK_IOVA) && is_dmabuf {
                 return Err(libc::EINVAL);
             }
         }

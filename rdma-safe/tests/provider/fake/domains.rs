@@ -17,6 +17,8 @@ pub(super) struct Extends {
     pub(super) pd: usize,
     /// 0 for none.
     pub(super) td: usize,
+    /// Memory of the provider may be shared with the host.
+    unprotected: bool,
 }
 
 pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
@@ -62,7 +64,9 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         if let Some(errno) = state.fault("alloc_parent_domain") {
             return null(errno);
         }
-        if attr.comp_mask != 0 || attr.alloc.is_some() || attr.free.is_some() {
+        let flag = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC.0;
+        let unprotected = crate::NEWER_LIBRARY && attr.comp_mask == flag;
+        if attr.comp_mask != 0 && !unprotected || attr.alloc.is_some() || attr.free.is_some() {
             state.violation("alloc_parent_domain with allocators");
             return null(libc::EINVAL);
         }
@@ -79,13 +83,17 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         }
         let (alloc, raw) = Alloc::new(ibv_pd { context, handle: unsafe { (*attr.pd).handle } });
         own(raw, device);
-        let extends = Some(Extends { pd: attr.pd.addr(), td: attr.td.addr() });
+        let extends = Some(Extends { pd: attr.pd.addr(), td: attr.td.addr(), unprotected });
         state.pds.insert(raw.addr(), Pd { alloc, raw: Ptr(raw), context: address, extends, imports: None });
         raw
     })
 }
 
 impl State {
+    pub(super) fn is_unprotected(&self, pd: usize) -> bool {
+        self.pds.get(&pd).and_then(|pd| pd.extends).is_some_and(|extends| extends.unprotected)
+    }
+
     /// The domain that protects: of a parent domain, that which it extends; of an imported one, that which it stands for.
     pub(super) fn protection(&self, pd: usize) -> usize {
         let extended = self.pds.get(&pd).and_then(|pd| pd.extends).map_or(pd, |extends| extends.pd);
