@@ -22,7 +22,7 @@
 //!                    │                    ├─ SharedReceiveQueue, ReceivePool
 //!                    │                    ├─ WorkQueue ── IndirectionTable ── RssQueuePair ── Flow
 //!                    │                    └─ QueuePair, Endpoint, DatagramEndpoint
-//!                    └─ CompletionChannel ── CompletionQueue ──┘
+//!                    └─ CompletionChannel ── CompletionQueue, EndpointSet ──┘
 //! ```
 //!
 //! # First steps
@@ -37,13 +37,14 @@
 //! | send to many peers from one queue pair | [`DatagramEndpoint`] |
 //! | get memory to send and receive with | [`ProtectionDomain::allocate`], [`Buffer::into_chunks`] |
 //! | let a peer write to memory, or read it | [`ProtectionDomain::expose`] there, [`Endpoint::write`] or [`Endpoint::read`] here |
+//! | serve many connections by one poll | [`EndpointSet`] of endpoints, a [`CompletionQueue`] of queue pairs |
 //! | share receives among connections | [`ReceivePool`] of endpoints, [`SharedReceiveQueue`] of queue pairs |
-//! | sleep until there is something to do | [`EndpointBuilder::events`], or a [`CompletionChannel`] for many queues |
+//! | sleep until there is something to do | [`EndpointBuilder::events`], that of [`EndpointSetBuilder`], a [`CompletionChannel`] for many queues |
 //! | hear of ports that go down, and of limits | [`Context::async_events`] |
 //! | manage memory by address and key | [`QueuePair`], [`SendBatch`], [`RawMemoryRegion`] |
 //! | say more of memory | [`ProtectionDomain::registration`], [`DmaHandle`], [`ProviderMemory`], [`HugePages`] |
 //! | poll and post in a loop at the least cost | [`Poller`], [`SendQueue::extended`], [`Endpoint::extended`] |
-//! | end a connection | [`Endpoint::close`], [`QueuePair::drain`] |
+//! | end a connection | [`Endpoint::close`], [`EndpointSet::remove`], [`QueuePair::drain`] |
 //! | know why something failed | [`Endpoint::explain`], [`QueuePair::explain`], [`Error::explain`] |
 //! | share a domain and its regions with another process | [`Context::command_fd`] there, [`Context::import`] here |
 //! | use objects of other code, or show them to it | `from_raw`, `as_raw` of each type |
@@ -130,8 +131,9 @@ pub use device_attributes::{
 pub use dm::{DeviceMemory, DeviceRegion};
 pub use dmah::{DmaHandle, DmaHandleBuilder, ProcessingHint, TphMemoryType};
 pub use endpoint::{
-    Batch, Completion, DatagramBatch, DatagramCompletion, DatagramEndpoint, Endpoint, EndpointBuilder, FailedWork,
-    Operation, Peer, ReceivePool, Rejected, Sender, Unposted, Work, WorkId,
+    Batch, Completion, DatagramBatch, DatagramCompletion, DatagramEndpoint, Endpoint, EndpointBuilder, EndpointKey,
+    EndpointMut, EndpointSet, EndpointSetBuilder, FailedWork, Operation, Peer, ReceivePool, Rejected, Sender, Unposted,
+    Work, WorkId,
 };
 pub use errno::Errno;
 pub use error::{Error, Result};

@@ -11,7 +11,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-use rdma_safe::{Access, Buffer, Endpoint, Inline, InlineList, Pages, PostError, Work, WorkRequest};
+use rdma_safe::{
+    Access, Buffer, Endpoint, EndpointSet, Inline, InlineList, Pages, PostError, ReceivePool, RemoteMemory, Work,
+    WorkRequest,
+};
 
 use fake::{Config, Fake};
 use support::{Raw, builder, connect, on_each_interface, post, raw_pair};
@@ -197,6 +200,61 @@ fn the_owned_door_allocates_nothing() {
             let mut foreign = Some(foreign);
             assert_eq!(allocations(|| foreign = b.receive(foreign.take().unwrap()).unwrap_err().buffer), 0);
         }
+    });
+}
+
+#[test]
+fn endpoints_of_a_set_allocate_nothing() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut pool = ReceivePool::new(&pd, 4).unwrap();
+        let set = EndpointSet::builder(pd.context(), 64).classic_poll(!interfaces.extended_cq).events(true);
+        let mut set = set.build().unwrap();
+        let keys = [(); 2].map(|()| builder(&pd, interfaces).receive_pool(&pool).build_in(&mut set).unwrap());
+        let mut peers = [(); 2].map(|()| builder(&pd, interfaces).build().unwrap());
+        for (key, peer) in keys.iter().zip(&mut peers) {
+            let mut endpoint = set.endpoint(*key).unwrap();
+            endpoint.connect(&peer.address()).unwrap();
+            peer.connect(&endpoint.address()).unwrap();
+        }
+        for buffer in pd.allocate(4 * 16).unwrap().into_chunks(16).unwrap() {
+            pool.receive(buffer).unwrap();
+        }
+        let mut inboxes = [(); 2].map(|()| Some(pd.allocate(16).unwrap()));
+        let mut round = || {
+            for (peer, inbox) in peers.iter_mut().zip(&mut inboxes) {
+                peer.receive(inbox.take().unwrap()).unwrap();
+                peer.send_inline(b"plain").unwrap();
+                peer.post(Work::send_inline(b"immediate").imm(1)).unwrap();
+            }
+            for _ in 0..4 {
+                let (key, request) = set.wait(Duration::from_secs(5)).unwrap();
+                let mut endpoint = set.endpoint(key).unwrap();
+                if request.imm().is_some() {
+                    // One completion that releases two.
+                    endpoint.post(Work::send(request.buffer.unwrap())).unwrap();
+                } else {
+                    pool.receive(request.buffer.unwrap()).unwrap();
+                    endpoint
+                        .post(Work::write_inline(b"", RemoteMemory { address: 0, len: 0, rkey: 0 }).unsignaled())
+                        .unwrap();
+                }
+            }
+            for _ in 0..2 {
+                let (key, sent) = set.poll().unwrap().unwrap();
+                assert!(set.endpoint(key).is_some());
+                pool.receive(sent.ok().unwrap().buffer.unwrap()).unwrap();
+            }
+            assert!(set.poll().unwrap().is_none());
+            assert!(set.arm().unwrap());
+            for (peer, inbox) in peers.iter_mut().zip(&mut inboxes) {
+                while let Some(done) = peer.poll().unwrap() {
+                    *inbox = done.buffer.or(inbox.take());
+                }
+            }
+        };
+        round();
+        assert_eq!(allocations(|| (0..20).for_each(|_| round())), 0);
     });
 }
 

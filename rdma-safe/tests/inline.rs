@@ -10,6 +10,7 @@ const DATA_PATH: &[(&str, &str)] = &[
     ("cq/poller.rs", include_str!("../src/cq/poller.rs")),
     ("cq/standard.rs", include_str!("../src/cq/standard.rs")),
     ("endpoint/batch.rs", include_str!("../src/endpoint/batch.rs")),
+    ("endpoint/face.rs", include_str!("../src/endpoint/face.rs")),
     ("endpoint/work.rs", include_str!("../src/endpoint/work.rs")),
 ];
 
@@ -35,6 +36,13 @@ const NAMED: &[(&str, &str, &[&str])] = &[
         "endpoint/poll.rs",
         include_str!("../src/endpoint/poll.rs"),
         &["poll", "take", "polled_rarely", "wait", "arm", "take_usual"],
+    ),
+    ("endpoint/set/mod.rs", include_str!("../src/endpoint/set/mod.rs"), &["endpoint", "settle", "index"]),
+    ("endpoint/set/poll.rs", include_str!("../src/endpoint/set/poll.rs"), &["poll", "wait"]),
+    (
+        "endpoint/set/members.rs",
+        include_str!("../src/endpoint/set/members.rs"),
+        &["find", "settle", "is_idle", "take_usual", "write_u32", "finish"],
     ),
     ("endpoint/gates.rs", include_str!("../src/endpoint/gates.rs"), &["receive"]),
     (

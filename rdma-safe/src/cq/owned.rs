@@ -1,8 +1,8 @@
-//! Polling for an endpoint, whose own the queue is: no queue pair that completes to it is dropped while it is polled, so that
-//! nothing is noted for that.
+//! Polling for an endpoint, or a set of them, whose own the queue is: no queue pair that completes to it is dropped while it is
+//! polled, so that nothing is noted for that.
 
 use super::poller::Started;
-use super::{CompletionQueue, Mode, PollError, WcFields, WorkCompletion};
+use super::{CompletionQueue, PollError, WcFields, WorkCompletion};
 
 /// On a completion of an extended queue, between start_poll and end_poll.
 pub(crate) struct Standing(Started);
@@ -16,16 +16,11 @@ impl Standing {
 }
 
 impl CompletionQueue {
-    /// Whether no cursor and no poller has begun to poll it.
-    pub(crate) fn is_idle(&self) -> bool {
-        matches!(self.mode, Mode::Extended | Mode::Classic)
-    }
-
     /// Stands on the next completion, if there is any.
     ///
     /// # Safety
-    /// The queue must be an extended one and [idle](Self::is_idle), and no queue pair that completes to it be dropped or reset by
-    /// this thread as long as it stands.
+    /// The queue must be an extended one that nobody has begun to poll, and no queue pair that completes to it be dropped or reset
+    /// by this thread as long as it stands.
     #[inline(always)]
     pub(crate) unsafe fn stand(&mut self) -> Result<Option<Standing>, PollError> {
         // SAFETY: the caller's contract; what this begins it ends.

@@ -7,14 +7,14 @@ use super::datagram::{Kept, Peer};
 use super::gates::Gates;
 use super::ring::{Kind, Ring};
 use super::work::{ATOMIC, Data, Verb};
-use super::{Endpoint, Rejected, Run, Unposted, Work, WorkId};
+use super::{Poster, Rejected, Run, Unposted, Work, WorkId};
 use crate::interface::Interface;
 use crate::qp::Shared;
 use crate::{Buffer, Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
 
 /// Work to post at once. Dropping it posts nothing, and drops the buffers that were moved in.
 ///
-/// Made by [`Endpoint::batch`].
+/// Made by [`Endpoint::batch`](crate::Endpoint::batch).
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct Batch<'e> {
     /// Taken by `drop` and by `post`, which ends the batch.
@@ -36,7 +36,7 @@ pub struct Batch<'e> {
 
 impl<'e> Batch<'e> {
     #[inline(always)]
-    pub(super) fn new<I: Interface>(endpoint: &'e mut Endpoint<I>) -> Result<Self, PostError> {
+    pub(super) fn new<I: Interface>(endpoint: &'e mut Poster<I>) -> Result<Self, PostError> {
         if endpoint.poisoned {
             return Err(PostError::Poisoned);
         }
@@ -211,7 +211,7 @@ impl Batch<'_> {
     /// # Errors
     /// [`Unposted`] gives the buffers back that the provider has surely not taken. If it has taken part of the batch, or does
     /// not say, the endpoint takes no more work and goes into error: the other buffers come back as their work flushes, or
-    /// from [`Endpoint::close`].
+    /// from [`Endpoint::close`](crate::Endpoint::close).
     #[inline(always)]
     pub fn post(self) -> Result<(), Unposted> {
         // Not dropped: there is nothing to take back then.

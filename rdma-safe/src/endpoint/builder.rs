@@ -6,9 +6,14 @@ use std::sync::Arc;
 
 use super::datagram::{DatagramEndpoint, Kept};
 use super::ring::{Kind, Ring};
-use super::{Endpoint, Gates, Live, Operation, RECEIVE, Rare, ReceivePool, Run, Settings};
+use super::{
+    Endpoint, EndpointKey, EndpointSet, Gates, Live, Operation, Poster, RECEIVE, Rare, ReceivePool, Run, Settings,
+};
 use crate::qp::Local;
-use crate::{Access, Error, InitOptions, ProtectionDomain, QueuePairType, Result, TransportType, WcFields, srq};
+use crate::{
+    Access, CompletionQueue, Context, Error, InitOptions, ProtectionDomain, QueuePairType, Result, TransportType,
+    WcFields, srq,
+};
 
 /// Fields of completions that endpoints look at.
 pub(super) const FIELDS: WcFields = WcFields::BYTE_LEN.union(WcFields::IMM);
@@ -92,7 +97,8 @@ impl<'a> EndpointBuilder<'a> {
     }
 
     /// Takes receives from `pool` instead of its own: [`Endpoint::receive`] is refused then, and
-    /// [`EndpointBuilder::recv_depth`] says how many messages can have arrived and not been polled.
+    /// [`EndpointBuilder::recv_depth`] says how many messages can have arrived and not been polled; in an
+    /// [`EndpointSet`](crate::EndpointSet) the pool does.
     pub fn receive_pool(mut self, pool: &ReceivePool) -> Self {
         self.pool = Some(pool.shared().clone());
         self
@@ -153,12 +159,31 @@ impl<'a> EndpointBuilder<'a> {
     /// [`CompletionQueueBuilder::build`]: crate::CompletionQueueBuilder::build
     /// [`QueuePairBuilder::build`]: crate::QueuePairBuilder::build
     pub fn build(self) -> Result<Endpoint> {
-        if ![QueuePairType::RC, QueuePairType::UC].contains(&self.qp_type) {
-            let instead = "an Endpoint is a connection, of the type RC or UC; see EndpointBuilder::build_datagrams, and for \
-                           other types ProtectionDomain::queue_pair";
-            return Err(Error::WrongType { what: "EndpointBuilder::build", qp_type: self.qp_type, instead });
-        }
+        self.require_connection("EndpointBuilder::build")?;
         self.create(None)
+    }
+
+    /// Creates a queue pair that completes to the queue of `set`, which the endpoint then belongs to, and brings it to INIT, so
+    /// that receives can be posted.
+    ///
+    /// How completions are taken is for the set to say: [`EndpointBuilder::events`], [`EndpointBuilder::timestamps`] and
+    /// [`EndpointBuilder::classic_poll`] do not matter here.
+    ///
+    /// # Errors
+    /// [`Error::EndpointSetFull`] when there may be more completions than the set has room for; [`Error::ForeignContext`] when the
+    /// set belongs to another context; those of [`EndpointBuilder::build`].
+    pub fn build_in(self, set: &mut EndpointSet) -> Result<EndpointKey> {
+        self.require_connection("EndpointBuilder::build_in")?;
+        set.insert(self)
+    }
+
+    fn require_connection(&self, what: &'static str) -> Result<()> {
+        if [QueuePairType::RC, QueuePairType::UC].contains(&self.qp_type) {
+            return Ok(());
+        }
+        let instead = "an Endpoint is a connection, of the type RC or UC; see EndpointBuilder::build_datagrams, and for \
+                       other types ProtectionDomain::queue_pair";
+        Err(Error::WrongType { what, qp_type: self.qp_type, instead })
     }
 
     /// Creates a completion queue and a queue pair for datagrams, ready to send and receive. Datagrams with another queue key than
@@ -177,8 +202,21 @@ impl<'a> EndpointBuilder<'a> {
         Ok(DatagramEndpoint::new(self.create(Some(qkey))?, port, qkey))
     }
 
-    /// For datagrams with that queue key, if there is one.
-    fn create(self, datagrams: Option<u32>) -> Result<Endpoint> {
+    pub(super) fn context(&self) -> &Context {
+        self.pd.context()
+    }
+
+    pub(super) fn pool(&self) -> Option<&Arc<srq::Shared>> {
+        self.pool.as_ref()
+    }
+
+    /// Entries that a completion queue needs for its sends, and for receives of its own.
+    pub(super) fn depths(&self) -> (u32, u32) {
+        (self.send_depth, if self.pool.is_some() { 0 } else { self.recv_depth })
+    }
+
+    /// Finds out where to connect from, or why not.
+    fn resolve(&self) -> Result<Local> {
         let context = self.pd.context();
         match context.transport_type() {
             TransportType::IB => {}
@@ -187,9 +225,14 @@ impl<'a> EndpointBuilder<'a> {
             // Datagrams of EFA complete in any order.
             _ => return Err(context.unsupported("an Endpoint (its work need not complete in order)")),
         }
-        // Before anything is created, since this is what most often fails.
-        let local = Local::resolve(context, &self.init)?;
+        Local::resolve(context, &self.init)
+    }
 
+    /// For datagrams with that queue key, if there is one.
+    fn create(self, datagrams: Option<u32>) -> Result<Endpoint> {
+        let context = self.pd.context();
+        // Before anything is created, since this is what most often fails.
+        let local = self.resolve()?;
         let entries = self.send_depth.saturating_add(self.recv_depth).max(1);
         let mut fields = FIELDS;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
@@ -199,9 +242,20 @@ impl<'a> EndpointBuilder<'a> {
             cq = cq.channel(&context.create_channel()?);
         }
         let cq = cq.build()?;
+        let poster = self.create_poster(&cq, local, datagrams)?;
+        Ok(Endpoint { poster, cq })
+    }
+
+    /// As [`EndpointBuilder::create`], of a set that `cq` belongs to.
+    pub(super) fn create_for(self, cq: &CompletionQueue) -> Result<Poster> {
+        let local = self.resolve()?;
+        self.create_poster(cq, local, None)
+    }
+
+    fn create_poster(self, cq: &CompletionQueue, local: Local, datagrams: Option<u32>) -> Result<Poster> {
         let qp = self
             .pd
-            .queue_pair(&cq, &cq)
+            .queue_pair(cq, cq)
             .qp_type(self.qp_type)
             .send_depth(self.send_depth)
             .recv_depth(self.recv_depth)
@@ -232,18 +286,17 @@ impl<'a> EndpointBuilder<'a> {
             max_unsignaled: (self.send_depth / 2).max(1),
             timestamps: self.timestamps,
         };
-        let recv_depth = if self.pool.is_some() { 0 } else { self.recv_depth };
-        let mut endpoint = Endpoint {
+        let (send_depth, recv_depth) = self.depths();
+        let mut poster = Poster {
             gates: Gates::SHUT,
             live: Live {
                 qp: ManuallyDrop::new(qp),
-                sends: Ring::new(self.send_depth, 0, Kind::signaled(Operation::Send)),
+                sends: Ring::new(send_depth, 0, Kind::signaled(Operation::Send)),
                 receives: Ring::new(recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
                 pool: self.pool,
                 datagrams: kept,
                 destroyed: false,
             },
-            cq,
             pd: self.pd.clone(),
             settings,
             address,
@@ -252,7 +305,7 @@ impl<'a> EndpointBuilder<'a> {
             poisoned: false,
             interface: PhantomData,
         };
-        endpoint.open_gates();
-        Ok(endpoint)
+        poster.open_gates();
+        Ok(poster)
     }
 }

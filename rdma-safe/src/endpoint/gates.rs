@@ -1,6 +1,6 @@
 //! What posting and polling look at, each one field.
 
-use super::Endpoint;
+use super::Poster;
 use crate::interface::Interface;
 use crate::post::SendOps;
 use crate::{Buffer, ProtectionDomain};
@@ -45,7 +45,7 @@ impl Buffer {
     }
 }
 
-impl<I: Interface> Endpoint<I> {
+impl<I: Interface> Poster<I> {
     /// Opens what may be open, after it has taken back what a batch that was forgotten has left.
     pub(super) fn open_gates(&mut self) {
         self.gates = Gates::SHUT;
@@ -55,7 +55,7 @@ impl<I: Interface> Endpoint<I> {
         self.abandon();
         // What is to be noted of datagrams takes the long way.
         let datagrams = self.live.datagrams.is_some();
-        self.gates.poll = !datagrams && !self.has_completed() && !self.settings.timestamps && self.cq.is_idle();
+        self.gates.poll = !datagrams && !self.has_completed() && !self.settings.timestamps;
         if (self.settings.max_message as usize) < Buffer::SHORT {
             return;
         }

@@ -4,11 +4,14 @@ mod batch;
 mod builder;
 mod completion;
 mod datagram;
+mod face;
 mod gates;
 mod poll;
 mod pool;
 mod post;
 mod ring;
+mod set;
+mod wait;
 mod work;
 
 use std::fmt;
@@ -33,6 +36,7 @@ pub use completion::{Completion, FailedWork, Operation, Rejected, Unposted, Work
 pub(crate) use datagram::Arrival;
 pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, Peer, Sender};
 pub use pool::ReceivePool;
+pub use set::{EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder};
 pub use work::Work;
 
 /// A connection whose user needs no `unsafe`: a reliable one, or, with [`EndpointBuilder::qp_type`], an unreliable one.
@@ -67,9 +71,16 @@ pub use work::Work;
 /// # }
 /// ```
 pub struct Endpoint<I: Interface = Any> {
+    poster: Poster<I>,
+    /// Never lent, and polled by [`CompletionQueue::stand`] and [`CompletionQueue::next_row`] only: nobody begins what is not
+    /// ended.
+    cq: CompletionQueue,
+}
+
+/// An endpoint but for the queue that it completes to.
+struct Poster<I: Interface = Any> {
     gates: Gates,
     live: Live,
-    cq: CompletionQueue,
     pd: ProtectionDomain,
     settings: Settings,
     address: QueuePairAddress,
@@ -162,65 +173,17 @@ impl Endpoint {
     /// The endpoint, if one of its queues is of the other interface.
     #[allow(clippy::result_large_err)] // As above.
     pub fn by<I: Known>(self) -> Result<Endpoint<I>, Endpoint> {
-        if [self.live.qp.is_extended(), self.cq.is_extended()].iter().any(|extended| I::EXTENDED != Some(*extended)) {
+        if [self.poster.live.qp.is_extended(), self.cq.is_extended()].map(Some) != [I::EXTENDED; 2] {
             return Err(self);
         }
         let from = ManuallyDrop::new(self);
         // SAFETY: each field is moved, once, out of what is neither dropped nor used again.
-        unsafe {
-            Ok(Endpoint {
-                gates: from.gates,
-                live: ptr::read(&from.live),
-                cq: ptr::read(&from.cq),
-                pd: ptr::read(&from.pd),
-                settings: ptr::read(&from.settings),
-                address: from.address,
-                run: from.run,
-                rare: ptr::read(&from.rare),
-                poisoned: from.poisoned,
-                interface: PhantomData,
-            })
-        }
+        let (poster, cq) = unsafe { (ptr::read(&from.poster), ptr::read(&from.cq)) };
+        Ok(Endpoint { poster: poster.by(), cq })
     }
 }
 
 impl<I: Interface> Endpoint<I> {
-    /// What a peer needs to connect to this end. Exchange it out of band.
-    #[must_use]
-    pub fn address(&self) -> QueuePairAddress {
-        self.address
-    }
-
-    /// Connects to the peer at `remote`: [`QueuePair::connect`]. Send only when the peer has done so, too.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn connect(&mut self, remote: &QueuePairAddress) -> Result<()> {
-        self.connect_with(remote, &ConnectOptions::default())
-    }
-
-    /// As [`Endpoint::connect`], with options.
-    ///
-    /// # Errors
-    /// As [`Endpoint::connect`].
-    pub fn connect_with(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
-        let connected = self.live.qp.connect(remote, options);
-        self.open_gates();
-        connected
-    }
-
-    /// The domain whose buffers it takes.
-    #[must_use]
-    pub fn pd(&self) -> &ProtectionDomain {
-        &self.pd
-    }
-
-    /// Read-only access to the queue pair.
-    #[must_use]
-    pub fn queue_pair(&self) -> &QueuePair {
-        &self.live.qp
-    }
-
     /// The channel that becomes readable when work is done, if the endpoint was built with
     /// [`EndpointBuilder::events`]: for `epoll(7)` and async runtimes. [`Endpoint::arm`] it first. It is the endpoint's own:
     /// events of other queues that are made to report over it get lost.
@@ -237,9 +200,8 @@ impl<I: Interface> Endpoint<I> {
     /// there are [`Flow`](crate::Flow)s to it; the buffers are then leaked, as the device may still use them.
     pub fn close(mut self) -> Result<Vec<Buffer>> {
         let mut buffers = self.take_shared();
-        self.live.destroy()?;
-        let Live { sends, receives, .. } = &mut self.live;
-        buffers.extend(sends.take_buffers().chain(receives.take_buffers()));
+        self.poster.live.destroy()?;
+        buffers.extend(self.poster.live.take_buffers());
         Ok(buffers)
     }
 
@@ -247,11 +209,11 @@ impl<I: Interface> Endpoint<I> {
     /// poll their completions, and until then the pool keeps a place for each.
     fn take_shared(&mut self) -> Vec<Buffer> {
         let mut buffers = Vec::new();
-        if self.live.pool.is_none() || self.live.destroyed {
+        if self.poster.live.pool.is_none() || self.poster.live.destroyed {
             return buffers;
         }
         // Nothing more arrives then.
-        self.poison();
+        self.poster.poison();
         // No more than that has completed: a device that goes on and on is not followed.
         for _ in 0..=self.cq.capacity() {
             match self.poll() {
@@ -269,7 +231,28 @@ impl<I: Interface> Drop for Endpoint<I> {
     }
 }
 
+impl Poster {
+    fn by<I: Interface>(self) -> Poster<I> {
+        let Poster { gates, live, pd, settings, address, run, rare, poisoned, .. } = self;
+        Poster { gates, live, pd, settings, address, run, rare, poisoned, interface: PhantomData }
+    }
+}
+
+impl<I: Interface> Poster<I> {
+    fn connect_with(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
+        let connected = self.live.qp.connect(remote, options);
+        self.open_gates();
+        connected
+    }
+}
+
 impl Live {
+    /// Buffers of all work that was not handed out. The queue pair must be destroyed.
+    fn take_buffers(&mut self) -> impl Iterator<Item = Buffer> + use<'_> {
+        debug_assert!(self.destroyed);
+        self.sends.take_buffers().chain(self.receives.take_buffers())
+    }
+
     /// Destroys the queue pair, once.
     fn destroy(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.destroyed, true) {
@@ -298,9 +281,9 @@ impl Drop for Live {
 impl<I: Interface> fmt::Debug for Endpoint<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("queue_pair", &*self.live.qp)
-            .field("sends_in_flight", &self.live.sends.in_flight())
-            .field("receives_in_flight", &self.live.receives.in_flight())
+            .field("queue_pair", self.queue_pair())
+            .field("sends_in_flight", &self.sends_in_flight())
+            .field("receives_in_flight", &self.receives_in_flight())
             .finish_non_exhaustive()
     }
 }

@@ -1,18 +1,19 @@
 //! Taking work that is done.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::builder::FIELDS;
 use super::completion::Extra;
 use super::gates::Gates;
 use super::ring::{Done, Ring};
-use super::{Completion, Endpoint, Live, Operation, RECEIVE, Rare, WorkId};
+use super::wait::{self, Polled};
+use super::{Completion, Endpoint, Live, Operation, Poster, RECEIVE, Rare, WorkId};
 use rdma_sys::ibv_wc;
 
 use crate::cq::Standing;
 use crate::interface::Interface;
 use crate::srq::Slab;
-use crate::{Buffer, Error, Grh, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use crate::{Buffer, CompletionQueue, Grh, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 /// What there is to say of work that has completed, beside what it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,15 +48,15 @@ impl<I: Interface> Endpoint<I> {
     /// As [`Endpoint::poll`].
     #[inline(always)]
     pub fn take<R>(&mut self, look: impl FnOnce(Completion) -> R) -> Result<Option<R>, PollError> {
-        if !self.gates.poll {
+        if !self.poster.gates.poll {
             let found = self.poll_slowly();
             return self.polled_rarely(found, look);
         }
         if I::EXTENDED.unwrap_or_else(|| self.cq.is_extended()) {
-            // SAFETY: the queue is an extended one and, as the gate is open, idle. Only the queue pair of this endpoint
-            // completes to it, and nothing happens to that here.
+            // SAFETY: the queue is an extended one, which is polled here and in `look` only, where each poll is ended. Only the
+            // queue pair of this endpoint completes to it, and nothing happens to that here.
             let Some(standing) = (unsafe { self.cq.stand() })? else { return Ok(None) };
-            return match take_usual(&mut self.live.sends, &mut self.live.receives, standing, look) {
+            return match take_usual(&mut self.poster.live.sends, &mut self.poster.live.receives, standing, look) {
                 Ok(seen) => Ok(Some(seen)),
                 Err((standing, look)) => {
                     let found = self.poll_noting(standing);
@@ -65,7 +66,7 @@ impl<I: Interface> Endpoint<I> {
         }
         // SAFETY: a classic queue.
         let Some(row) = (unsafe { self.cq.next_row() })? else { return Ok(None) };
-        match take_usual(&mut self.live.sends, &mut self.live.receives, row, look) {
+        match take_usual(&mut self.poster.live.sends, &mut self.poster.live.receives, row, look) {
             Ok(seen) => Ok(Some(seen)),
             Err((row, look)) => {
                 let row = row.row();
@@ -80,8 +81,8 @@ impl<I: Interface> Endpoint<I> {
     fn polled_rarely<R>(&mut self, found: Found, look: impl FnOnce(Completion) -> R) -> Result<Option<R>, PollError> {
         match found {
             Found::Nothing => Ok(None),
-            Found::Failure => Err(self.rare.failure),
-            Found::Completion => match self.rare.completion.take() {
+            Found::Failure => Err(self.poster.rare.failure),
+            Found::Completion => match self.poster.rare.completion.take() {
                 Some(completion) => Ok(Some(look(completion))),
                 None => Ok(None),
             },
@@ -93,18 +94,18 @@ impl<I: Interface> Endpoint<I> {
     #[inline(never)]
     fn poll_slowly(&mut self) -> Found {
         loop {
-            let completion = self.pop();
+            let completion = self.poster.pop();
             // As long as anything is left to hand out, beside this, that comes first.
-            self.open_gates();
-            self.rare.completion = completion;
-            if self.rare.completion.is_some() {
+            self.poster.open_gates();
+            self.poster.rare.completion = completion;
+            if self.poster.rare.completion.is_some() {
                 return Found::Completion;
             }
             match self.look() {
                 Ok(true) => {}
                 Ok(false) => return Found::Nothing,
                 Err(error) => {
-                    self.rare.failure = error;
+                    self.poster.rare.failure = error;
                     return Found::Failure;
                 }
             }
@@ -116,7 +117,7 @@ impl<I: Interface> Endpoint<I> {
     #[cold]
     #[inline(never)]
     fn poll_noting(&mut self, standing: Standing) -> Found {
-        let noted = note(&mut self.live, &mut self.rare, standing.completion(FIELDS));
+        let noted = note(&mut self.poster.live, &mut self.poster.rare, standing.completion(FIELDS));
         drop(standing);
         self.poll_noted(noted)
     }
@@ -127,24 +128,24 @@ impl<I: Interface> Endpoint<I> {
     fn poll_noting_row(&mut self, row: *const ibv_wc) -> Found {
         // SAFETY: it is where it was, as the queue was not asked since.
         let found = unsafe { WorkCompletion::classic(&*row) };
-        let noted = note(&mut self.live, &mut self.rare, found);
+        let noted = note(&mut self.poster.live, &mut self.poster.rare, found);
         self.poll_noted(noted)
     }
 
     fn poll_noted(&mut self, noted: Result<(), PollError>) -> Found {
         let Err(error) = noted else { return self.poll_slowly() };
-        self.doubt();
-        self.rare.failure = error;
+        self.poster.doubt();
+        self.poster.rare.failure = error;
         Found::Failure
     }
 
     /// Takes one completion out of the queue, if there is any, and notes it in its ring.
     #[inline(never)]
     fn look(&mut self) -> Result<bool, PollError> {
-        let Endpoint { cq, live, rare, .. } = self;
+        let Endpoint { cq, poster: Poster { live, rare, .. } } = self;
         let fields = cq.fields();
         let noted = if cq.is_extended() {
-            // SAFETY: an extended queue. It is idle, as nothing here leaves it otherwise. As to queue pairs, see `poll`.
+            // SAFETY: as in `take`.
             let Some(standing) = (unsafe { cq.stand() })? else { return Ok(false) };
             note(live, rare, standing.completion(fields))
         } else {
@@ -152,14 +153,8 @@ impl<I: Interface> Endpoint<I> {
             let Some(found) = (unsafe { cq.next_row() })? else { return Ok(false) };
             note(live, rare, found)
         };
-        noted.inspect_err(|_| self.doubt())?;
+        noted.inspect_err(|_| self.poster.doubt())?;
         Ok(true)
-    }
-
-    /// The provider is not to be trusted with more work.
-    fn doubt(&mut self) {
-        self.poisoned = true;
-        self.gates = Gates::SHUT;
     }
 
     /// Waits for a piece of work to be done, at most for `timeout`.
@@ -174,34 +169,8 @@ impl<I: Interface> Endpoint<I> {
         // Before a look at the clock, which costs as much as a poll.
         match self.poll() {
             Ok(Some(completion)) => Ok(completion),
-            Ok(None) => self.wait_longer(timeout),
+            Ok(None) => wait::wait(self, timeout),
             Err(error) => Err(error.into()),
-        }
-    }
-
-    #[inline(never)]
-    fn wait_longer(&mut self, timeout: Duration) -> Result<Completion> {
-        let start = Instant::now();
-        let mut armed = false;
-        loop {
-            if let Some(completion) = self.poll()? {
-                return Ok(completion);
-            }
-            if self.cq.channel().is_some() && !armed {
-                // What completed before arming causes no event, so the queue has to be looked at once more.
-                self.cq.arm(false)?;
-                armed = true;
-                continue;
-            }
-            let left = timeout.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return Err(Error::Timeout { waited: timeout });
-            }
-            match self.cq.channel() {
-                // Events of other queues do not count, should the channel be shared with any.
-                Some(channel) => armed = channel.wait(left)? != Some(self.cq.id()),
-                None => std::hint::spin_loop(),
-            }
         }
     }
 
@@ -215,23 +184,37 @@ impl<I: Interface> Endpoint<I> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
-        self.abandon();
+        self.poster.abandon();
         self.cq.arm(false)?;
         // What completed before arming causes no event.
-        if !self.has_completed() {
+        if !self.poster.has_completed() {
             self.look()?;
         }
-        self.open_gates();
-        Ok(!self.has_completed())
+        self.poster.open_gates();
+        Ok(!self.poster.has_completed())
+    }
+}
+
+impl<I: Interface> Polled for Endpoint<I> {
+    type Done = Completion;
+
+    fn poll_once(&mut self) -> Result<Option<Completion>, PollError> {
+        self.poll()
     }
 
+    fn queue(&mut self) -> &mut CompletionQueue {
+        &mut self.cq
+    }
+}
+
+impl<I: Interface> Poster<I> {
     #[inline]
     pub(super) fn has_completed(&self) -> bool {
         self.live.sends.has_completed() || self.live.receives.has_completed() || self.rare.completion.is_some()
     }
 
     /// Hands out work that is done.
-    fn pop(&mut self) -> Option<Completion> {
+    pub(super) fn pop(&mut self) -> Option<Completion> {
         if let Some(shared) = self.rare.completion.take() {
             return Some(shared);
         }
@@ -246,10 +229,16 @@ impl<I: Interface> Endpoint<I> {
         }
         Some(Completion::new(sequence, operation, buffer, outcome))
     }
+
+    /// The provider is not to be trusted with more work.
+    pub(super) fn doubt(&mut self) {
+        self.poisoned = true;
+        self.gates = Gates::SHUT;
+    }
 }
 
 /// What shows a completion until it is dropped.
-trait Shown {
+pub(super) trait Shown {
     /// It must have [`FIELDS`].
     fn completion(&self) -> WorkCompletion<'_>;
 }
@@ -280,7 +269,7 @@ enum Found {
 /// back, and nothing has changed.
 // Each kind calls by itself: the compiler then knows what comes of it.
 #[inline(always)]
-fn take_usual<S: Shown, F: FnOnce(Completion) -> R, R>(
+pub(super) fn take_usual<S: Shown, F: FnOnce(Completion) -> R, R>(
     sends: &mut Ring<Buffer>,
     receives: &mut Ring<Buffer>,
     shown: S,
@@ -339,7 +328,7 @@ fn take_usual<S: Shown, F: FnOnce(Completion) -> R, R>(
 /// that is not in flight.
 #[cold]
 #[inline(never)]
-fn note(live: &mut Live, rare: &mut Rare, found: WorkCompletion<'_>) -> Result<(), PollError> {
+pub(super) fn note(live: &mut Live, rare: &mut Rare, found: WorkCompletion<'_>) -> Result<(), PollError> {
     let Live { sends, receives, pool, datagrams, .. } = live;
     let header = if datagrams.is_some() { Grh::LEN as u32 } else { 0 };
     let id = found.wr_id();
@@ -394,7 +383,7 @@ fn arrived(buffer: &mut Buffer, found: &WorkCompletion<'_>, header: u32) -> Outc
 
 impl Completion {
     #[inline(always)]
-    fn new(sequence: u64, operation: Operation, buffer: Option<Buffer>, outcome: Outcome) -> Self {
+    pub(super) fn new(sequence: u64, operation: Operation, buffer: Option<Buffer>, outcome: Outcome) -> Self {
         let Outcome { status, vendor_error, byte_len, extra, timestamp, .. } = outcome;
         let id = WorkId(sequence);
         Completion { id, operation, status, vendor_error, buffer, byte_len, timestamp, extra }

@@ -15,9 +15,8 @@ use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
 ///
 /// Posting is exclusive, polling is not: the pool can be on one thread, and each endpoint on another.
 ///
-/// Each endpoint has a completion queue of its own. To sleep until one of many has something, build them with
-/// [`EndpointBuilder::events`](crate::EndpointBuilder::events) and wait for their channels by `epoll(7)`. One completion queue
-/// for all takes the raw door: [`SharedReceiveQueue`] and [`QueuePair`](crate::QueuePair).
+/// With endpoints of an [`EndpointSet`](crate::EndpointSet), one poll takes the messages of all of them, and one event wakes who
+/// waits. Here each endpoint has a completion queue of its own:
 ///
 /// ```no_run
 /// # fn example(pd: &rdma_safe::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
@@ -28,7 +27,7 @@ use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
 ///     pool.receive(buffer)?;
 /// }
 /// let mut clients = Vec::new();
-/// for _ in 0..1000 {
+/// for _ in 0..8 {
 ///     clients.push(Endpoint::builder(pd).receive_pool(&pool).build()?);
 /// }
 /// // … connect them

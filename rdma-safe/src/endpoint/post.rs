@@ -3,20 +3,15 @@
 use super::gates::Gates;
 use super::ring::Kind;
 use super::work::Verb;
-use super::{Batch, Endpoint, Rejected, Unposted, Work, WorkId};
+use super::{Batch, Poster, Rejected, Unposted, Work, WorkId};
 use crate::interface::{Classic, Extended, Interface, Known};
 use crate::post::{SendOps, Short};
 use crate::{Buffer, PostError, RemoteMemory, SendBatch, WorkRequest};
 
-impl<I: Interface> Endpoint<I> {
-    /// Posts a receive: the next message of the peer goes into `buffer`, up to its capacity.
-    ///
-    /// Possible as soon as the endpoint is built; post before the peer sends.
-    ///
-    /// # Errors
-    /// [`Rejected`] gives the buffer back.
+impl<I: Interface> Poster<I> {
+    /// The functions of [`Endpoint`](crate::Endpoint) that have the same names.
     #[inline(always)]
-    pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+    pub(super) fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
         if !self.gates.receive(&buffer) || self.live.receives.is_full() {
             let id = self.receive_slowly(buffer);
             return self.posted_rarely(id);
@@ -37,7 +32,7 @@ impl<I: Interface> Endpoint<I> {
         }
     }
 
-    /// As [`Endpoint::receive`], finding out what keeps the gate shut.
+    /// As [`Poster::receive`], finding out what keeps the gate shut.
     #[cold]
     #[inline(never)]
     fn receive_slowly(&mut self, buffer: Buffer) -> u64 {
@@ -85,12 +80,8 @@ impl<I: Interface> Endpoint<I> {
         0
     }
 
-    /// Posts one piece of work.
-    ///
-    /// # Errors
-    /// [`Rejected`] gives the buffer back.
     #[inline]
-    pub fn post(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
+    pub(super) fn post(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
         let mut batch = match self.batch() {
             Ok(batch) => batch,
             Err(error) => return Err(Rejected { error, buffer: work.into_buffer() }),
@@ -102,40 +93,23 @@ impl<I: Interface> Endpoint<I> {
         }
     }
 
-    /// Sends the bytes of `buffer` up to its length: [`Work::send`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::post`].
     #[inline(always)]
-    pub fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+    pub(super) fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
         self.post_buffer(Send, buffer, u64::MAX)
     }
 
-    /// Sends bytes that are copied as they are posted: [`Work::send_inline`].
-    ///
-    /// # Errors
-    /// [`PostError::InlineTooLong`] when they are more than [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data);
-    /// as [`Endpoint::post`].
     #[inline]
-    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<WorkId, PostError> {
+    pub(super) fn send_inline(&mut self, bytes: &[u8]) -> Result<WorkId, PostError> {
         self.post(Work::send_inline(bytes)).map_err(|rejected| rejected.error)
     }
 
-    /// Writes the bytes of `buffer` up to its length to the start of `remote`: [`Work::write`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::post`]; [`PostError::RemoteTooShort`].
     #[inline(always)]
-    pub fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+    pub(super) fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
         self.post_buffer(Write(remote), buffer, remote.len)
     }
 
-    /// Reads from the start of `remote` into `buffer`, as many bytes as its length: [`Work::read`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::post`]; [`PostError::RemoteTooShort`].
     #[inline(always)]
-    pub fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+    pub(super) fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
         self.post_buffer(Read(remote), buffer, remote.len)
     }
 
@@ -187,7 +161,7 @@ impl<I: Interface> Endpoint<I> {
         }
     }
 
-    /// As [`Endpoint::post`]: finds out what keeps the gate shut, or does what has to be done.
+    /// As [`Poster::post`]: finds out what keeps the gate shut, or does what has to be done.
     #[cold]
     #[inline(never)]
     fn post_slowly(&mut self, verb: Verb, buffer: Buffer) -> u64 {
@@ -241,27 +215,9 @@ impl<I: Interface> Endpoint<I> {
         self.live.sends.roll_back();
     }
 
-    /// Begins a batch of work to be posted with one doorbell.
-    ///
-    /// # Errors
-    /// [`PostError::NotReady`] before [`Endpoint::connect`]; [`PostError::Poisoned`].
     #[inline]
-    pub fn batch(&mut self) -> Result<Batch<'_>, PostError> {
+    pub(super) fn batch(&mut self) -> Result<Batch<'_>, PostError> {
         Batch::new(self)
-    }
-
-    /// Work posted by [`Endpoint::post`], [`Endpoint::batch`] and the like, and not done.
-    #[must_use]
-    #[inline]
-    pub fn sends_in_flight(&self) -> u64 {
-        self.live.sends.in_flight()
-    }
-
-    /// Receives posted and not done.
-    #[must_use]
-    #[inline]
-    pub fn receives_in_flight(&self) -> u64 {
-        self.live.receives.in_flight()
     }
 }
 

@@ -113,6 +113,12 @@ impl<B> Ring<B> {
         self.tail == self.limit
     }
 
+    /// Entries that there can be.
+    pub(super) fn capacity(&self) -> u32 {
+        // As `new` was given them.
+        self.capacity as u32
+    }
+
     fn head(&self) -> u64 {
         self.limit - self.capacity
     }

@@ -84,6 +84,8 @@ impl Error {
             | Error::Timeout { .. }
             | Error::Unsupported { .. }
             | Error::Post(_)
+            | Error::EndpointSetFull { .. }
+            | Error::NoSuchEndpoint
             | Error::Poll(_) => return None,
         };
         Some((verb, *errno))

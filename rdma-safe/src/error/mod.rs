@@ -354,6 +354,22 @@ pub enum Error {
         by: &'static str,
     },
 
+    /// An endpoint does not fit into its set: there may be more completions at once than the queue has room for.
+    #[error(
+        "the endpoints of the set can have {needed} completions at once, and its queue has room for {capacity}: build the set for \
+         {needed} (EndpointSet::builder), or the endpoint for less work (EndpointBuilder::send_depth, recv_depth)"
+    )]
+    EndpointSetFull {
+        /// Completions that the set has to have room for, with this endpoint.
+        needed: u64,
+        /// What it has room for.
+        capacity: u32,
+    },
+
+    /// An endpoint was removed from its set before, or is of another set.
+    #[error("the set has no such endpoint: it was removed, or is of another set")]
+    NoSuchEndpoint,
+
     /// Queue pairs of this type cannot be made here, or do not have this.
     #[error("{what} is not for {qp_type} queue pairs; {instead}")]
     WrongType {

@@ -8,8 +8,8 @@ use std::fmt;
 pub(crate) use errno::advice;
 
 use crate::{
-    CompletionError, Context, Endpoint, FailedWork, Interface, LinkLayer, Operation, PortState, QueuePair,
-    QueuePairType, Result, TransportType, WcOpcode, WcStatus,
+    CompletionError, Context, FailedWork, LinkLayer, Operation, PortState, QueuePair, QueuePairType, Result,
+    TransportType, WcOpcode, WcStatus,
 };
 
 /// What carries the packets of a port.
@@ -160,7 +160,7 @@ impl fmt::Display for Explanation {
 }
 
 impl CompletionError {
-    /// Its likely causes, whatever it was of. [`QueuePair::explain`] and [`Endpoint::explain`] know more.
+    /// Its likely causes, whatever it was of. [`QueuePair::explain`] and [`Endpoint::explain`](crate::Endpoint::explain) know more.
     #[must_use]
     pub fn explain(&self) -> Explanation {
         self.explain_as(Circumstances::default())
@@ -174,18 +174,15 @@ impl CompletionError {
 }
 
 impl FailedWork {
-    /// Its likely causes. [`Endpoint::explain`] knows more.
+    /// Its likely causes. [`Endpoint::explain`](crate::Endpoint::explain) knows more.
     #[must_use]
     pub fn explain(&self) -> Explanation {
         self.error().explain_as(Circumstances::default().operation(opcode(self.0.operation)))
     }
-}
 
-impl<I: Interface> Endpoint<I> {
-    /// Why work of this endpoint failed. It asks the queue pair and the port, and so takes system calls.
-    #[must_use]
-    pub fn explain(&self, failed: &FailedWork) -> Explanation {
-        self.queue_pair().explain(&failed.error(), opcode(failed.0.operation))
+    /// By what the queue pair says, whose work it was.
+    pub(crate) fn explain_by(&self, qp: &QueuePair) -> Explanation {
+        qp.explain(&self.error(), opcode(self.0.operation))
     }
 }
 

@@ -107,6 +107,12 @@ impl Slab {
         }
     }
 
+    /// How many buffers there is room for.
+    pub(crate) fn depth(&self) -> u32 {
+        // As `new` was given it.
+        self.slots.len() as u32
+    }
+
     /// How many buffers it holds, by looking at each slot.
     pub(crate) fn len(&self) -> usize {
         self.slots.iter().filter(|slot| slot.ticket.load(Ordering::Relaxed) != EMPTY).count()

@@ -18,6 +18,8 @@ mod domains;
 mod drain;
 mod drop_orders;
 mod endpoint_operations;
+mod endpoint_set_ends;
+mod endpoint_sets;
 mod endpoint_ways;
 mod events;
 mod extremes;

@@ -212,7 +212,7 @@ impl DatagramEndpoint {
     #[inline]
     fn complete(&self, work: Completion) -> DatagramCompletion {
         let is_arrival = work.id.is_receive() && work.status == crate::WcStatus::SUCCESS;
-        let kept = self.endpoint.live.datagrams.as_deref().filter(|_| is_arrival);
+        let kept = self.endpoint.poster.live.datagrams.as_deref().filter(|_| is_arrival);
         let sender = kept.and_then(|kept| kept.sender(work.id.0));
         DatagramCompletion { work, sender }
     }

@@ -81,6 +81,8 @@ pub(crate) struct Config {
     pub(crate) granted_sges: Option<u32>,
     /// Receives that are posted in the error state are flushed by nothing but the end of the queue pair.
     pub(crate) keeps_late_receives: bool,
+    /// The completions of a queue pair go with it, as mlx5 does; otherwise they stay.
+    pub(crate) sweeps: bool,
     /// Behaves as the rxe provider of rdma-core 44, faults included.
     pub(crate) rxe: bool,
     pub(crate) vendor_id: u32,
@@ -209,6 +211,7 @@ impl Default for Config {
             no_ud_addr: false,
             granted_sges: None,
             keeps_late_receives: false,
+            sweeps: false,
             rxe: false,
             vendor_id: 0x02c9,
             transport: IBV_TRANSPORT_IB,

@@ -411,6 +411,24 @@ impl State {
         }
     }
 
+    /// Of a queue pair that goes: throws its completions away, or leaves them without anything to release.
+    pub(super) fn sweep(&mut self, address: usize, number: u32) {
+        let Some(cq) = self.cqs.get_mut(&address) else { return };
+        if !self.config.sweeps {
+            cq.ring.iter_mut().filter(|cqe| cqe.qp_num == number).for_each(|cqe| cqe.release = None);
+            return;
+        }
+        let (mut from, mut to) = (cq.consumer, cq.consumer);
+        while from != cq.producer {
+            if cq.ring[from as usize].qp_num != number {
+                cq.ring[to as usize] = cq.ring[from as usize];
+                to = cq.after(to);
+            }
+            from = cq.after(from);
+        }
+        cq.producer = to;
+    }
+
     /// Notes that a verb takes the lock of a completion queue that this very thread holds, as mlx5 does where it sorts the
     /// completions of a queue pair out.
     pub(super) fn needs_lock(&mut self, cqs: [usize; 2], verb: &str) {

@@ -176,6 +176,11 @@ impl Fake {
         self.with(|state| state.break_wq(wq));
     }
 
+    /// The next queue pair gets this number, which no queue pair may have any more.
+    pub(crate) fn reuse_number(&self, number: u32) {
+        self.with(|state| state.next_number = Some(number));
+    }
+
     /// Moves a queue pair to the error state, as a device does by itself.
     pub(crate) fn break_qp(&self, number: u32) {
         self.with(|state| state.break_qp(number));

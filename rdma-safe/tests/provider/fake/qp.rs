@@ -152,7 +152,7 @@ fn create(
     if ops.is_some_and(|ops| ops & !(config.send_ops & possible(wanted.qp_type)) != 0) {
         return null(libc::EOPNOTSUPP);
     }
-    let number = state.handle();
+    let number = state.next_number.take().unwrap_or_else(|| state.handle());
     let base = ibv_qp {
         context: unsafe { (*pd).context },
         qp_context: wanted.qp_context,
@@ -288,6 +288,7 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
         state.end_events(raw.addr(), "ibv_destroy_qp");
         state.detach_comp_cntrs(raw.addr());
         let qp = state.qps.remove(&raw.addr()).unwrap();
+        cqs.iter().for_each(|cq| state.sweep(*cq, qp.number));
         state.bury(qp.alloc);
         0
     })

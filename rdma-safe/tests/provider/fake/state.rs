@@ -206,6 +206,8 @@ pub(super) struct State {
     pub(super) dmahs: BTreeMap<usize, Dmah>,
     pub(super) bufs: BTreeMap<usize, Buf>,
     pub(super) next_handle: u32,
+    /// Of the next queue pair, if it is not to be a new one.
+    pub(super) next_number: Option<u32>,
     /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
     /// stale pointers by itself, if the memory is freed.
     graves: Vec<Alloc>,
@@ -284,6 +286,7 @@ impl State {
             dmahs: BTreeMap::new(),
             bufs: BTreeMap::new(),
             next_handle: 0x11,
+            next_number: None,
             graves: Vec::new(),
         }
     }

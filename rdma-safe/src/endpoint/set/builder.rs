@@ -1,0 +1,76 @@
+//! Creating sets of endpoints.
+
+use super::{EndpointSet, Members, Room};
+use crate::endpoint::builder::FIELDS;
+use crate::{Context, Result, WcFields};
+
+/// Fields of completions that sets look at.
+pub(super) const SET_FIELDS: WcFields = FIELDS.union(WcFields::QP_NUM);
+
+/// Describes a set of endpoints. Made by [`EndpointSet::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder creates nothing until `build`"]
+pub struct EndpointSetBuilder {
+    context: Context,
+    completions: u32,
+    events: bool,
+    timestamps: bool,
+    vector: u32,
+    classic_poll: bool,
+}
+
+impl EndpointSetBuilder {
+    pub(super) fn new(context: &Context, completions: u32) -> Self {
+        let context = context.clone();
+        EndpointSetBuilder { context, completions, events: false, timestamps: false, vector: 0, classic_poll: false }
+    }
+
+    /// Lets [`EndpointSet::wait`] sleep until there is an event, instead of spinning.
+    pub fn events(mut self, events: bool) -> Self {
+        self.events = events;
+        self
+    }
+
+    /// The completion vector that events are spread by; 0 unless set, below
+    /// [`Context::completion_vectors`](crate::Context::completion_vectors).
+    pub fn vector(mut self, vector: u32) -> Self {
+        self.vector = vector;
+        self
+    }
+
+    /// Notes when work completed: [`Completion::timestamp`](crate::Completion::timestamp). Devices without timestamps
+    /// refuse it with [`Error::CompletionFields`](crate::Error::CompletionFields).
+    pub fn timestamps(mut self, timestamps: bool) -> Self {
+        self.timestamps = timestamps;
+        self
+    }
+
+    /// Polls by `ibv_poll_cq` even where `ibv_start_poll` exists.
+    pub fn classic_poll(mut self, classic: bool) -> Self {
+        self.classic_poll = classic;
+        self
+    }
+
+    /// Creates the completion queue: `ibv_create_cq_ex(3)`.
+    ///
+    /// # Errors
+    /// Those of [`CompletionQueueBuilder::build`](crate::CompletionQueueBuilder::build).
+    pub fn build(self) -> Result<EndpointSet> {
+        let mut fields = SET_FIELDS;
+        fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
+        let cq = self.context.completion_queue(self.completions).fields(fields).vector(self.vector);
+        let mut cq = cq.classic(self.classic_poll);
+        if self.events {
+            cq = cq.channel(&self.context.create_channel()?);
+        }
+        let cq = cq.build()?;
+        Ok(EndpointSet {
+            members: Members::default(),
+            room: Room::default(),
+            lent: None,
+            fields: cq.fields(),
+            timestamps: self.timestamps,
+            cq,
+        })
+    }
+}

@@ -1,0 +1,137 @@
+//! Taking work that is done, of whichever endpoint.
+
+use std::time::Duration;
+
+use super::builder::SET_FIELDS;
+use super::{EndpointKey, EndpointSet};
+use crate::cq::Standing;
+use crate::endpoint::completion::Completion;
+use crate::endpoint::poll::Shown;
+use crate::endpoint::wait::{self, Polled};
+use crate::{CompletionQueue, PollError, Result, WorkCompletion};
+
+impl EndpointSet {
+    /// Takes one piece of work that is done, of any endpoint, if there is any. It never waits.
+    ///
+    /// # Errors
+    /// [`PollError::Unexpected`] when the provider names work that is not in flight: its endpoint takes no more work then, and the
+    /// others are as before. [`PollError::Provider`] when it failed: the set is of no more use, and the buffers come back from
+    /// [`EndpointSet::remove`].
+    #[inline]
+    pub fn poll(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
+        self.settle();
+        if self.timestamps || !self.members.is_idle() {
+            return self.poll_slowly();
+        }
+        if self.cq.is_extended() {
+            // SAFETY: the queue is an extended one, which is polled here and in `look` only, where each poll is ended. Only queue
+            // pairs of this set complete to it, and nothing happens to them here.
+            let Some(standing) = (unsafe { self.cq.stand() })? else { return Ok(None) };
+            return match self.members.take_usual(InSet(standing)) {
+                Ok(taken) => Ok(Some(taken)),
+                Err(shown) => self.poll_noting(shown.0),
+            };
+        }
+        // SAFETY: a classic queue.
+        let Some(row) = (unsafe { self.cq.next_row() })? else { return Ok(None) };
+        match self.members.take_usual(row) {
+            Ok(taken) => Ok(Some(taken)),
+            Err(row) => {
+                self.members.note(row)?;
+                self.poll_slowly()
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_noting(&mut self, standing: Standing) -> Result<Option<(EndpointKey, Completion)>, PollError> {
+        let noted = self.members.note(standing.completion(self.fields));
+        drop(standing);
+        noted?;
+        self.poll_slowly()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_slowly(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
+        loop {
+            if let Some(taken) = self.members.pop() {
+                return Ok(Some(taken));
+            }
+            if !self.look()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Takes one completion out of the queue, if there is any, and notes it at its endpoint.
+    #[inline(never)]
+    pub(super) fn look(&mut self) -> Result<bool, PollError> {
+        if self.cq.is_extended() {
+            // SAFETY: as in `poll`.
+            let Some(standing) = (unsafe { self.cq.stand() })? else { return Ok(false) };
+            self.members.note(standing.completion(self.fields))?;
+        } else {
+            // SAFETY: a classic queue.
+            let Some(found) = (unsafe { self.cq.next_row() })? else { return Ok(false) };
+            self.members.note(found)?;
+        }
+        Ok(true)
+    }
+
+    /// Waits for a piece of work to be done, of any endpoint, at most for `timeout`.
+    ///
+    /// It spins, or, when the set was built with [`EndpointSetBuilder::events`](crate::EndpointSetBuilder::events), sleeps until
+    /// there is an event.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error::Timeout); [`Error::Poll`](crate::Error::Poll); [`Error::Channel`](crate::Error::Channel).
+    #[inline]
+    pub fn wait(&mut self, timeout: Duration) -> Result<(EndpointKey, Completion)> {
+        match self.poll() {
+            Ok(Some(taken)) => Ok(taken),
+            Ok(None) => wait::wait(self, timeout),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Asks for an event at the next completion, and says whether there is one to wait for: `false` means that completions are
+    /// there already, to be taken with [`EndpointSet::poll`] before it is armed again.
+    ///
+    /// # Errors
+    /// [`Error::NoChannel`](crate::Error::NoChannel) without [`EndpointSetBuilder::events`](crate::EndpointSetBuilder::events);
+    /// [`Error::Verb`](crate::Error::Verb); [`Error::Poll`](crate::Error::Poll).
+    pub fn arm(&mut self) -> Result<bool> {
+        if let Some(channel) = self.cq.channel() {
+            while channel.take_event()?.is_some() {}
+        }
+        self.settle();
+        self.cq.arm(false)?;
+        // What completed before arming causes no event. Of endpoints that were removed there may be some that is not handed out.
+        while self.members.is_idle() && self.look()? {}
+        Ok(self.members.is_idle())
+    }
+}
+
+impl Polled for EndpointSet {
+    type Done = (EndpointKey, Completion);
+
+    fn poll_once(&mut self) -> Result<Option<Self::Done>, PollError> {
+        self.poll()
+    }
+
+    fn queue(&mut self) -> &mut CompletionQueue {
+        &mut self.cq
+    }
+}
+
+/// On a completion of an extended queue of a set.
+struct InSet(Standing);
+
+impl Shown for InSet {
+    #[inline(always)]
+    fn completion(&self) -> WorkCompletion<'_> {
+        self.0.completion(SET_FIELDS)
+    }
+}
