@@ -42,6 +42,16 @@ impl Service {
     }
 }
 
+/// An endpoint with events, the pool of one posted receive that it takes from, and its peer.
+fn waiting(pd: &ProtectionDomain, interfaces: Interfaces) -> (ReceivePool, Endpoint, Endpoint) {
+    let mut pool = ReceivePool::new(pd, 4).unwrap();
+    let mut client = builder(pd, interfaces).events(true).receive_pool(&pool).build().unwrap();
+    let mut peer = builder(pd, interfaces).build().unwrap();
+    connect(&mut client, &mut peer);
+    pool.receive(pd.allocate(16).unwrap()).unwrap();
+    (pool, client, peer)
+}
+
 fn text(buffer: Option<Buffer>) -> Vec<u8> {
     buffer.expect("a buffer").to_vec()
 }
@@ -114,11 +124,7 @@ fn what_comes_with_a_message_is_told_as_by_receives_of_its_own() {
 fn endpoints_of_a_pool_send_and_are_waited_for_as_others() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
-        let mut pool = ReceivePool::new(&pd, 4).unwrap();
-        let mut client = builder(&pd, interfaces).events(true).receive_pool(&pool).build().unwrap();
-        let mut peer = builder(&pd, interfaces).build().unwrap();
-        connect(&mut client, &mut peer);
-        pool.receive(pd.allocate(16).unwrap()).unwrap();
+        let (_pool, mut client, mut peer) = waiting(&pd, interfaces);
         assert!(client.arm().unwrap(), "nothing has arrived");
         peer.send_inline(b"hello").unwrap();
         assert!(!client.arm().unwrap(), "there is something to poll");
@@ -236,11 +242,7 @@ fn what_an_endpoint_has_taken_and_nobody_has_polled_does_not_stay_in_the_pool() 
 fn what_arming_has_found_is_returned_as_well() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
-        let mut pool = ReceivePool::new(&pd, 4).unwrap();
-        let mut client = builder(&pd, interfaces).events(true).receive_pool(&pool).build().unwrap();
-        let mut peer = builder(&pd, interfaces).build().unwrap();
-        connect(&mut client, &mut peer);
-        pool.receive(pd.allocate(16).unwrap()).unwrap();
+        let (_pool, mut client, mut peer) = waiting(&pd, interfaces);
         peer.send_inline(b"hello").unwrap();
         assert!(!client.arm().unwrap(), "there is something to poll");
         let buffers = client.close().unwrap();
