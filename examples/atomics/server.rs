@@ -4,6 +4,8 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 
 use rdma_safe::{Access, Context, Pages, ProtectionDomain, RemoteMemory};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::wire::Peer;
 use crate::{Options, Result, Stop, TICK, endpoint, failure};
@@ -24,7 +26,7 @@ pub(crate) fn run(context: &Context, listener: &TcpListener, options: &Options, 
                     // Errors are turned into text, which may move between threads.
                     clients.push(scope.spawn(move || serve().map_err(|error| failure::one_line(&*error))));
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(TICK),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for_client(listener)?,
                 Err(error) => return Err(format!("cannot accept: {error}").into()),
             }
         }
@@ -44,6 +46,14 @@ pub(crate) fn run(context: &Context, listener: &TcpListener, options: &Options, 
     let total = region.load_u64(0)?;
     println!("total {total}, counted by {} clients: {counted}", reports.len() - failed);
     Ok(total == counted && failed == 0 && reports.len() == options.clients)
+}
+
+/// Waits until a client is there, or until it is time to look for Ctrl-C.
+fn wait_for_client(listener: &TcpListener) -> Result<()> {
+    match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&Timespec::try_from(TICK)?)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(format!("cannot wait for clients: {errno}").into()),
+    }
 }
 
 /// Lets one client at the number; how far it says it has counted.

@@ -5,15 +5,14 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use crate::support::{Rdma, device, skip, within};
 
 /// A game takes two seconds on an emulated machine that has nothing else to do.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks at another process.
+/// Between two looks at what the kernel says of another process, of which it tells nobody.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A program of rdma-core or its counterpart here, of some kind: `rc`, `uc`, `ud`, `srq`.
@@ -67,63 +66,78 @@ impl Program {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the program starts");
-        let text = Arc::new(Mutex::new(String::new()));
-        let readers = [
-            collect(child.stdout.take().expect("piped"), Arc::clone(&text)),
-            collect(child.stderr.take().expect("piped"), Arc::clone(&text)),
-        ];
-        Running { child, text, readers: readers.into(), command }
+        let output = Arc::new(Output::default());
+        output.read(child.stdout.take().expect("piped"));
+        output.read(child.stderr.take().expect("piped"));
+        Running { child, output, command }
     }
 }
 
-/// Reads lines into `text` until the end.
-fn collect(from: impl Read + Send + 'static, text: Arc<Mutex<String>>) -> JoinHandle<()> {
-    std::thread::spawn(move || {
-        for line in BufReader::new(from).lines().map_while(Result::ok) {
-            let mut text = text.lock().expect("no reader panics");
-            text.push_str(&line);
-            text.push('\n');
-        }
-    })
+/// What a program writes, as it comes.
+#[derive(Default)]
+struct Output {
+    written: Mutex<Written>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Written {
+    text: String,
+    /// Pipes that more can come from.
+    open: usize,
+}
+
+impl Output {
+    /// Reads lines until the end, in a thread of its own.
+    fn read(self: &Arc<Self>, from: impl Read + Send + 'static) {
+        self.written().open += 1;
+        let output = Arc::clone(self);
+        std::thread::spawn(move || {
+            for line in BufReader::new(from).lines().map_while(Result::ok) {
+                output.written().text.extend([&line, "\n"]);
+                output.more.notify_all();
+            }
+            output.written().open -= 1;
+            output.more.notify_all();
+        });
+    }
+
+    fn written(&self) -> MutexGuard<'_, Written> {
+        self.written.lock().expect("no reader panics")
+    }
+
+    /// Waits until `enough` was written; all there is then, or if it is not within [`PATIENCE`], the error.
+    fn wait(&self, enough: impl Fn(&Written) -> bool) -> Result<String, String> {
+        let waited = self.more.wait_timeout_while(self.written(), PATIENCE, |written| !enough(written));
+        let (written, result) = waited.expect("no reader panics");
+        let text = written.text.clone();
+        if result.timed_out() { Err(text) } else { Ok(text) }
+    }
 }
 
 /// A program that runs, and is killed if it is dropped before it ends.
 pub(crate) struct Running {
     child: Child,
-    text: Arc<Mutex<String>>,
-    readers: Vec<JoinHandle<()>>,
+    output: Arc<Output>,
     command: String,
 }
 
 impl Running {
-    fn text(&self) -> String {
-        self.text.lock().expect("no reader panics").clone()
-    }
-
     /// Waits for its end; its status and all it wrote.
     #[track_caller]
     pub(crate) fn finish(&mut self) -> (ExitStatus, String) {
-        let start = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
-                break status;
-            }
-            assert!(start.elapsed() < PATIENCE, "{} does not end; it wrote:\n{}", self.command, self.text());
-            std::thread::sleep(PAUSE);
-        };
-        for reader in self.readers.drain(..) {
-            reader.join().expect("no reader panics");
-        }
-        (status, self.text())
+        let text = self.output.wait(|written| written.open == 0);
+        let text = text.unwrap_or_else(|text| panic!("{} does not end; it wrote:\n{text}", self.command));
+        // Its pipes close when it ends.
+        (self.child.wait().expect("a child can be waited for"), text)
     }
 
     /// Waits until it has written `wanted`.
     #[track_caller]
     pub(crate) fn wait_for(&self, wanted: &str) {
-        within(PATIENCE, &format!("{wanted:?} of {}", self.command), || {
-            std::thread::sleep(PAUSE);
-            self.text().contains(wanted).then_some(())
-        });
+        if let Err(text) = self.output.wait(|written| written.text.contains(wanted)) {
+            panic!("{} does not write {wanted:?}, but:\n{text}", self.command);
+        }
     }
 }
 

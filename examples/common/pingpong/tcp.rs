@@ -10,7 +10,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Connects to a host that may begin to listen a little later.
 pub(crate) fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream> {
-    /// Between two rounds over the addresses of a host that refuses.
+    /// Between two rounds over the addresses of a host that refuses: nobody tells when it begins to listen.
     const PAUSE: Duration = Duration::from_millis(50);
 
     let addresses: Vec<_> = (host, port)
