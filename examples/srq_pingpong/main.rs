@@ -3,33 +3,44 @@
 
 #[path = "../common/pingpong/address.rs"]
 mod address;
+#[path = "../common/pingpong/common.rs"]
+mod common;
 #[path = "../common/pingpong/exchange.rs"]
 mod exchange;
 #[path = "../common/failure.rs"]
 mod failure;
+#[path = "../common/pingpong/game.rs"]
 mod game;
+#[path = "../common/pingpong/message.rs"]
+mod message;
 #[path = "../common/number.rs"]
 mod number;
-#[path = "../common/pingpong/options.rs"]
-mod options;
 #[path = "../common/pingpong/pattern.rs"]
 mod pattern;
+#[path = "../common/pingpong/port.rs"]
+mod port;
+#[path = "../common/pingpong/report.rs"]
+mod report;
+#[path = "../common/pingpong/rounds.rs"]
+mod rounds;
 
 use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Parser;
 use rdma_safe::{
-    Access, Buffer, ConnectOptions, Context, Device, Gid, InitOptions, LinkLayer, Mtu, Pages, PortAttributes,
-    PortState, ProtectionDomain, QueuePair, QueuePairAddress, sys,
+    Access, Buffer, ConnectOptions, Context, Device, Gid, InitOptions, LinkLayer, Pages, ProtectionDomain,
+    QueuePairAddress, sys,
 };
 
 use address::Address;
+use common::Common;
 use game::{Game, Rules};
+use message::Message;
 use number::within;
-use options::{Common, MAX_COUNT};
+use report::{cannot_print, report};
+use rounds::Rounds;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -60,14 +71,10 @@ const ADDRESSES: usize = 256;
 struct Options {
     #[command(flatten)]
     common: Common,
-
-    /// Length of a message in bytes, 1 to what the port carries (`devinfo -v`: max_msg_sz)
-    #[arg(short, long, value_name = "BYTES", default_value = "4096", value_parser = |text: &str| within(text, 1..=MAX_COUNT))]
-    size: u32,
-
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096, at most the active MTU of both ports
-    #[arg(short, long, value_name = "BYTES", default_value = "1024", value_parser = mtu)]
-    mtu: Mtu,
+    #[command(flatten)]
+    message: Message,
+    #[command(flatten)]
+    rounds: Rounds,
 
     /// Queue pairs, 1 to 255 and no more than --rx-depth
     #[arg(
@@ -84,8 +91,8 @@ struct Options {
 impl Options {
     /// Receives to keep posted: at least one for each queue pair, and twice as many unless told otherwise.
     fn rx_depth(&self) -> Result<u32> {
-        let depth = self.common.rx_depth(self.size);
-        match self.common.rx_depth {
+        let depth = self.rounds.rx_depth(self.message.size);
+        match self.rounds.rx_depth {
             None => Ok(depth.max(2 * self.num_qp)),
             Some(given) if given < self.num_qp => Err(format!(
                 "{given} receives are too few for {} queue pairs, each of which needs one: see --rx-depth and --num-qp",
@@ -116,7 +123,9 @@ fn run(options: &Options) -> Result<ExitCode> {
     };
     let context = device.open()?;
     let port = context.query_port(common.ib_port)?;
-    check_port(&context, &port, options)?;
+    let (size, mtu) = (options.message.size, options.message.mtu);
+    port::check(&context, common.ib_port, &port, size, port.max_message_size(), Some(mtu))?;
+    check_features(&context, options)?;
     let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
 
     let pd = context.alloc_pd()?;
@@ -145,14 +154,15 @@ fn run(options: &Options) -> Result<ExitCode> {
         *address = Address { lid, qp_num, psn, gid };
         qps.push(qp);
     }
-    let rules = Rules { size: options.size as usize, iters: common.iters, rx_depth, timeout: common.timeout };
-    let mut game = Game::new(qps, srq, cq, channel, buffers, rules)?;
+    let rules =
+        Rules { size: options.message.size as usize, iters: options.rounds.iters, rx_depth, timeout: common.timeout };
+    let mut game = Game::new(qps, Some(srq), cq, channel, buffers, rules)?;
 
     let mut out = io::stdout();
     for address in local.iter().take(options.num_qp as usize) {
         writeln!(out, "  local address:  {address}").map_err(cannot_print)?;
     }
-    let connect = |game: &mut Game, remote: &[Address]| connect(game.queue_pairs(), remote, is_ethernet, options);
+    let connect = |game: &mut Game, remote: &[Address]| connect(game, remote, is_ethernet, options);
     let remote = match &common.host {
         Some(host) => exchange::client(host, common.port, &local, common.timeout)?,
         None => exchange::server(common.port, &local, common.timeout, |remote| connect(&mut game, remote))?,
@@ -164,14 +174,14 @@ fn run(options: &Options) -> Result<ExitCode> {
     let begin = match common.host {
         Some(_) => {
             connect(&mut game, &remote)?;
-            Some(|message: &mut [u8]| pattern::fill(message, page, common.chk))
+            Some(|message: &mut [u8]| pattern::fill(message, page, options.rounds.chk))
         }
         None => None,
     };
     let elapsed = game.play(begin)?;
-    report(&mut out, options, elapsed).map_err(cannot_print)?;
+    report(&mut out, size, options.rounds.iters, elapsed).map_err(cannot_print)?;
     let mut status = ExitCode::SUCCESS;
-    if common.chk && common.host.is_none() {
+    if options.rounds.chk && common.host.is_none() {
         for message in game.messages() {
             for page in pattern::invalid_pages(message, page) {
                 writeln!(out, "invalid data in page {page}").map_err(cannot_print)?;
@@ -182,15 +192,15 @@ fn run(options: &Options) -> Result<ExitCode> {
     Ok(status)
 }
 
-fn connect(qps: &mut [QueuePair], remote: &[Address], is_ethernet: bool, options: &Options) -> Result<()> {
-    let (ours, theirs) = (qps.len(), remote.iter().take_while(|address| address.qp_num != 0).count());
+fn connect(game: &mut Game, remote: &[Address], is_ethernet: bool, options: &Options) -> Result<()> {
+    let (ours, theirs) = (options.num_qp as usize, remote.iter().take_while(|address| address.qp_num != 0).count());
     if ours != theirs {
         return Err(
             format!("the peer has {theirs} queue pairs, and this end {ours}: give both the same --num-qp").into()
         );
     }
-    let how = ConnectOptions::default().mtu(options.mtu).service_level(options.common.sl).rd_atomic(1);
-    for (qp, address) in qps.iter_mut().zip(remote) {
+    let how = ConnectOptions::default().mtu(options.message.mtu).service_level(options.common.sl).rd_atomic(1);
+    for (index, address) in remote.iter().take(ours).enumerate() {
         let Address { lid, qp_num, psn, gid } = *address;
         if is_ethernet && gid.is_zero() {
             return Err("the peer sent no GID, which RoCE cannot do without: give the peer one with -g, which \
@@ -198,32 +208,13 @@ fn connect(qps: &mut [QueuePair], remote: &[Address], is_ethernet: bool, options
                 .into());
         }
         // Not part of the message: C uses one read or atomic at a time, and the MTU that each end is given.
-        qp.connect(&QueuePairAddress { qp_num, psn, lid, gid, mtu: options.mtu, rd_atomic: 1 }, &how)?;
+        game.connect(index, &QueuePairAddress { qp_num, psn, lid, gid, mtu: options.message.mtu, rd_atomic: 1 }, &how)?;
     }
     Ok(())
 }
 
-/// Refuses what would fail later, or only after a timeout.
-fn check_port(context: &Context, port: &PortAttributes, options: &Options) -> Result<()> {
-    let name = format!("{} port {}", context.device_name(), options.common.ib_port);
-    if !matches!(port.state(), PortState::ACTIVE | PortState::ACTIVE_DEFER) {
-        let state = port.state();
-        return Err(format!("{name} is not active ({state}): check the cable, `ip link`, or the subnet manager").into());
-    }
-    if port.link_layer() != LinkLayer::ETHERNET && port.lid() == 0 {
-        return Err(format!("{name} has no LID: a subnet manager (opensm) has to assign one").into());
-    }
-    let (size, max) = (options.size, port.max_message_size());
-    if size > max {
-        return Err(format!("a message of {size} bytes is too long for {name}: at most {max}; see --size").into());
-    }
-    let (mtu, active) = (options.mtu, port.active_mtu());
-    if mtu > active {
-        return Err(format!(
-            "a path MTU of {mtu} bytes is too large for {name}, whose active MTU is {active}; see --mtu"
-        )
-        .into());
-    }
+/// Refuses options that this device cannot follow.
+fn check_features(context: &Context, options: &Options) -> Result<()> {
     let caps = &context.attributes().as_raw().odp_caps;
     let needed = sys::IBV_ODP_SUPPORT_SEND.0 | sys::IBV_ODP_SUPPORT_SRQ_RECV.0;
     let has = caps.general_caps & u64::from(sys::IBV_ODP_SUPPORT.0) != 0
@@ -243,7 +234,7 @@ fn allocate(pd: &ProtectionDomain, rx_depth: u32, options: &Options) -> Result<V
     /// No two messages share a cache line.
     const CACHE_LINE: usize = 64;
 
-    let stride = (options.size as usize).next_multiple_of(CACHE_LINE);
+    let stride = (options.message.size as usize).next_multiple_of(CACHE_LINE);
     let count = rx_depth as usize + 2 * options.num_qp as usize;
     let too_large =
         || format!("{count} buffers of {stride} bytes are needed: give a smaller --rx-depth or fewer queue pairs");
@@ -251,33 +242,18 @@ fn allocate(pd: &ProtectionDomain, rx_depth: u32, options: &Options) -> Result<V
     let access = if options.odp { Access::ON_DEMAND } else { Access::empty() };
     let region = Pages::new(len).and_then(|pages| pd.register_with(pages, access));
     let mut region = region.map_err(|error| format!("{error}; {}", too_large()))?;
-    if options.common.chk {
+    if options.rounds.chk {
         // A page that nothing arrived in must not pass for one that a mark arrived in.
         pattern::fill(&mut region, rustix::param::page_size(), false);
     }
     Ok(region.into_chunks(stride)?)
 }
 
-fn report(out: &mut impl Write, options: &Options, elapsed: Duration) -> io::Result<()> {
-    let (seconds, micros, iters) = (elapsed.as_secs_f64(), elapsed.as_secs_f64() * 1e6, options.common.iters);
-    let bytes = u64::from(options.size) * u64::from(iters) * 2;
-    writeln!(out, "{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / micros)?;
-    writeln!(out, "{iters} iters in {seconds:.2} seconds = {:.2} usec/iter", micros / f64::from(iters))
-}
-
-fn cannot_print(error: io::Error) -> String {
-    format!("cannot print: {error}")
-}
-
-fn mtu(text: &str) -> std::result::Result<Mtu, String> {
-    let bytes = within(text, 0..=u32::MAX)?;
-    Mtu::try_from(bytes).map_err(|error| error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use rdma_safe::Mtu;
 
     fn parse(arguments: &str) -> std::result::Result<Options, clap::Error> {
         Options::try_parse_from(format!("srq_pingpong {arguments}").split_whitespace())
@@ -288,9 +264,14 @@ mod tests {
         Options::command().debug_assert();
         let options = parse("").unwrap();
         let common = &options.common;
-        assert_eq!((common.port, common.ib_port, options.size, options.mtu), (18515, 1, 4096, Mtu::MTU_1024));
-        assert_eq!((options.num_qp, common.iters, common.sl, options.rx_depth().unwrap()), (16, 1000, 0, 64));
-        assert!(!common.events && !common.chk && !options.odp && common.gid_idx.is_none() && common.host.is_none());
+        assert_eq!(
+            (common.port, common.ib_port, options.message.size, options.message.mtu),
+            (18515, 1, 4096, Mtu::MTU_1024)
+        );
+        assert_eq!((options.num_qp, options.rounds.iters, common.sl, options.rx_depth().unwrap()), (16, 1000, 0, 64));
+        assert!(
+            !common.events && !options.rounds.chk && !options.odp && common.gid_idx.is_none() && common.host.is_none()
+        );
     }
 
     #[test]
@@ -302,7 +283,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(format!("{short:?}"), format!("{long:?}"));
-        assert_eq!((short.size, short.num_qp, short.common.gid_idx), (16, 3, Some(6)));
+        assert_eq!((short.message.size, short.num_qp, short.common.gid_idx), (16, 3, Some(6)));
     }
 
     #[test]

@@ -3,26 +3,37 @@
 
 #[path = "../common/pingpong/address.rs"]
 mod address;
+#[path = "../common/pingpong/common.rs"]
+mod common;
 #[path = "../common/pingpong/exchange.rs"]
 mod exchange;
 #[path = "../common/failure.rs"]
 mod failure;
+#[path = "../common/pingpong/game.rs"]
+mod game;
+#[path = "../common/pingpong/message.rs"]
+mod message;
 #[path = "../common/number.rs"]
 mod number;
-#[path = "../common/pingpong/options.rs"]
-mod options;
 #[path = "../common/pingpong/pattern.rs"]
 mod pattern;
-#[path = "../common/pingpong/unreliable/mod.rs"]
+#[path = "../common/pingpong/port.rs"]
+mod port;
+#[path = "../common/pingpong/report.rs"]
+mod report;
+#[path = "../common/pingpong/rounds.rs"]
+mod rounds;
+#[path = "../common/pingpong/unreliable.rs"]
 mod unreliable;
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use rdma_safe::{Mtu, QueuePairType};
+use rdma_safe::QueuePairType;
 
-use number::within;
-use options::{Common, MAX_COUNT};
+use common::Common;
+use message::Message;
+use rounds::Rounds;
 use unreliable::Program;
 
 const EXAMPLES: &str = "\
@@ -46,14 +57,10 @@ Give both ends the same --size, --iters and --mtu. Either end may be rdma-core's
 struct Options {
     #[command(flatten)]
     common: Common,
-
-    /// Length of a message in bytes, 1 to what the port carries (`devinfo -v`: max_msg_sz)
-    #[arg(short, long, value_name = "BYTES", default_value = "4096", value_parser = |text: &str| within(text, 1..=MAX_COUNT))]
-    size: u32,
-
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096, at most the active MTU of both ports
-    #[arg(short, long, value_name = "BYTES", default_value = "1024", value_parser = mtu)]
-    mtu: Mtu,
+    #[command(flatten)]
+    message: Message,
+    #[command(flatten)]
+    rounds: Rounds,
 }
 
 fn main() -> ExitCode {
@@ -61,16 +68,12 @@ fn main() -> ExitCode {
     let program = Program {
         name: "uc_pingpong",
         qp_type: QueuePairType::UC,
-        size: options.size,
-        mtu: Some(options.mtu),
+        size: options.message.size,
+        mtu: Some(options.message.mtu),
         options: &options.common,
+        rounds: &options.rounds,
     };
     program.main()
-}
-
-fn mtu(text: &str) -> Result<Mtu, String> {
-    let bytes = within(text, 0..=u32::MAX)?;
-    Mtu::try_from(bytes).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -85,10 +88,10 @@ mod tests {
     #[test]
     fn the_defaults_are_those_of_c_but_for_the_receives() {
         Options::command().debug_assert();
-        let Options { common, size, .. } = parse("").unwrap();
-        assert_eq!((common.port, common.ib_port, size, common.iters, common.sl), (18515, 1, 4096, 1000, 0));
-        assert!(!common.events && !common.chk && common.gid_idx.is_none() && common.host.is_none());
-        assert_eq!(common.rx_depth(size), (262_144 / size).min(500));
+        let Options { common, message: Message { size, .. }, rounds } = parse("").unwrap();
+        assert_eq!((common.port, common.ib_port, size, rounds.iters, common.sl), (18515, 1, 4096, 1000, 0));
+        assert!(!common.events && !rounds.chk && common.gid_idx.is_none() && common.host.is_none());
+        assert_eq!(rounds.rx_depth(size), (262_144 / size).min(500));
     }
 
     #[test]
@@ -99,7 +102,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(format!("{short:?}"), format!("{long:?}"));
-        assert_eq!((short.size, short.common.gid_idx), (16, Some(6)));
+        assert_eq!((short.message.size, short.common.gid_idx), (16, Some(6)));
     }
 
     #[test]

@@ -3,17 +3,25 @@
 
 #[path = "../common/pingpong/address.rs"]
 mod address;
+#[path = "../common/pingpong/common.rs"]
+mod common;
 #[path = "../common/pingpong/exchange.rs"]
 mod exchange;
 #[path = "../common/failure.rs"]
 mod failure;
+#[path = "../common/pingpong/game.rs"]
+mod game;
 #[path = "../common/number.rs"]
 mod number;
-#[path = "../common/pingpong/options.rs"]
-mod options;
 #[path = "../common/pingpong/pattern.rs"]
 mod pattern;
-#[path = "../common/pingpong/unreliable/mod.rs"]
+#[path = "../common/pingpong/port.rs"]
+mod port;
+#[path = "../common/pingpong/report.rs"]
+mod report;
+#[path = "../common/pingpong/rounds.rs"]
+mod rounds;
+#[path = "../common/pingpong/unreliable.rs"]
 mod unreliable;
 
 use std::process::ExitCode;
@@ -21,8 +29,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use rdma_safe::QueuePairType;
 
+use common::{Common, MAX_INT};
 use number::within;
-use options::{Common, MAX_COUNT};
+use rounds::Rounds;
 use unreliable::Program;
 
 const EXAMPLES: &str = "\
@@ -46,9 +55,11 @@ Give both ends the same --size and --iters. Either end may be rdma-core's ibv_ud
 struct Options {
     #[command(flatten)]
     common: Common,
+    #[command(flatten)]
+    rounds: Rounds,
 
     /// Length of a message in bytes, 1 to the active MTU of the port
-    #[arg(short, long, value_name = "BYTES", default_value = "1024", value_parser = |text: &str| within(text, 1..=MAX_COUNT))]
+    #[arg(short, long, value_name = "BYTES", default_value = "1024", value_parser = |text: &str| within(text, 1..=MAX_INT))]
     size: u32,
 }
 
@@ -60,6 +71,7 @@ fn main() -> ExitCode {
         size: options.size,
         mtu: None,
         options: &options.common,
+        rounds: &options.rounds,
     };
     program.main()
 }
@@ -76,10 +88,10 @@ mod tests {
     #[test]
     fn the_defaults_are_those_of_c_but_for_the_receives() {
         Options::command().debug_assert();
-        let Options { common, size, .. } = parse("").unwrap();
-        assert_eq!((common.port, common.ib_port, size, common.iters, common.sl), (18515, 1, 1024, 1000, 0));
-        assert!(!common.events && !common.chk && common.gid_idx.is_none() && common.host.is_none());
-        assert_eq!(common.rx_depth(size), (262_144 / size).min(500));
+        let Options { common, rounds, size } = parse("").unwrap();
+        assert_eq!((common.port, common.ib_port, size, rounds.iters, common.sl), (18515, 1, 1024, 1000, 0));
+        assert!(!common.events && !rounds.chk && common.gid_idx.is_none() && common.host.is_none());
+        assert_eq!(rounds.rx_depth(size), (262_144 / size).min(500));
     }
 
     #[test]

@@ -2,9 +2,13 @@
 //! queues by number. The same options, messages and lines, so that either end may be the C program. See `--help`.
 
 mod address;
+#[path = "../common/pingpong/common.rs"]
+mod common;
 #[path = "../common/failure.rs"]
 mod failure;
 mod game;
+#[path = "../common/pingpong/message.rs"]
+mod message;
 #[path = "../common/number.rs"]
 mod number;
 mod options;
@@ -48,46 +52,46 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let device = match &options.ib_dev {
+    let device = match &options.common.ib_dev {
         Some(name) => Device::by_name(name)?,
         None => Device::first()?,
     };
     let context = device.open()?;
-    let port = context.query_port(options.ib_port)?;
+    let port = context.query_port(options.common.ib_port)?;
     let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
     if !is_ethernet && port.lid() == 0 {
         return Err("the port has no LID: a subnet manager (opensm) has to assign one".into());
     }
-    let clients = if options.host.is_some() { 1 } else { options.clients };
+    let clients = if options.common.host.is_some() { 1 } else { options.clients };
     let rules = Rules {
         clients,
         tests: options.num_tests,
-        size: options.size,
-        mtu: options.mtu,
-        sl: options.sl,
-        port: options.ib_port,
-        gid_index: options.gid_idx,
-        events: options.events,
-        timeout: options.timeout,
+        size: options.message.size,
+        mtu: options.message.mtu,
+        sl: options.common.sl,
+        port: options.common.ib_port,
+        gid_index: options.common.gid_idx,
+        events: options.common.events,
+        timeout: options.common.timeout,
     };
     let mut end = End::new(&context, &domain(&context)?, rules)?;
     // Without -g, C sends no GID. On InfiniBand the LID is enough; on RoCE there is no way without.
-    let with_gid = is_ethernet || options.gid_idx.is_some();
+    let with_gid = is_ethernet || options.common.gid_idx.is_some();
     let mut streams = Vec::new();
-    match &options.host {
+    match &options.common.host {
         Some(host) => {
-            let stream = connect(host, options.port, options.timeout)?;
-            let mut peer = Peer::new(stream.try_clone()?, options.timeout)?;
+            let stream = connect(host, options.common.port, options.common.timeout)?;
+            let mut peer = Peer::new(stream.try_clone()?, options.common.timeout)?;
             tell(&mut peer, &end, 0, with_gid)?;
             let remote = ask(&mut peer)?;
             end.connect(0, remote, is_ethernet)?;
             streams.push(stream);
         }
         None => {
-            let listener = listen(options.port)?;
+            let listener = listen(options.common.port)?;
             for index in 0..clients as usize {
                 let (stream, _) = listener.accept()?;
-                let mut peer = Peer::new(stream.try_clone()?, options.timeout)?;
+                let mut peer = Peer::new(stream.try_clone()?, options.common.timeout)?;
                 let remote = ask(&mut peer)?;
                 // A client does not send before this end does.
                 tell(&mut peer, &end, index, with_gid)?;
@@ -98,7 +102,7 @@ fn run(options: &Options) -> Result<()> {
         }
     }
     end.play()?;
-    part(&streams, options.host.is_some(), options.timeout)
+    part(&streams, options.common.host.is_some(), options.common.timeout)
 }
 
 /// The domain of this host, or one of our own where its file cannot be opened.

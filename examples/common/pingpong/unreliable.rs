@@ -1,26 +1,21 @@
 //! Ping-pongs without acknowledgements, in the messages and lines of rdma-core's.
 
-pub(crate) mod game;
-
 use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use rdma_safe::{
-    Buffer, ConnectOptions, Device, Gid, InitOptions, LinkLayer, Mtu, PortAttributes, PortState, ProtectionDomain,
-    QueuePairAddress, QueuePairType,
+    Buffer, ConnectOptions, Device, Gid, InitOptions, LinkLayer, Mtu, ProtectionDomain, QueuePairAddress, QueuePairType,
 };
 
 use crate::address::Address;
-use crate::options::Common;
-use crate::{exchange, failure, pattern};
-use game::{Game, Rules, header};
+use crate::common::Common;
+use crate::game::{Game, QKEY, Rules, header};
+use crate::report::{cannot_print, report};
+use crate::rounds::Rounds;
+use crate::{exchange, failure, pattern, port};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
-/// Of both ends, as in C.
-const QKEY: u32 = 0x1111_1111;
 
 /// One of the two programs.
 pub(crate) struct Program<'a> {
@@ -30,6 +25,7 @@ pub(crate) struct Program<'a> {
     /// Of the path; that of the port unless it can be chosen.
     pub(crate) mtu: Option<Mtu>,
     pub(crate) options: &'a Common,
+    pub(crate) rounds: &'a Rounds,
 }
 
 impl Program<'_> {
@@ -51,9 +47,14 @@ impl Program<'_> {
         };
         let context = device.open()?;
         let port = context.query_port(options.ib_port)?;
-        self.check_port(context.device_name(), &port)?;
+        let max = match self.qp_type {
+            // A datagram is one packet.
+            QueuePairType::UD => u32::from(port.active_mtu()),
+            _ => port.max_message_size(),
+        };
+        port::check(&context, options.ib_port, &port, self.size, max, self.mtu)?;
         let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
-        let rx_depth = options.rx_depth(self.size);
+        let rx_depth = self.rounds.rx_depth(self.size);
 
         let pd = context.alloc_pd()?;
         let channel = if options.events { Some(context.create_channel()?) } else { None };
@@ -75,8 +76,8 @@ impl Program<'_> {
             _ => qp.init(&init)?,
         };
         let buffers = self.buffers(&pd, rx_depth)?;
-        let rules = Rules { size: self.size as usize, iters: options.iters, rx_depth, timeout: options.timeout };
-        let mut game = Game::new(qp, cq, channel, buffers, rules)?;
+        let rules = Rules { size: self.size as usize, iters: self.rounds.iters, rx_depth, timeout: options.timeout };
+        let mut game = Game::new(vec![qp], None, cq, channel, buffers, rules)?;
 
         // Without -g, C sends none. On InfiniBand the LID is enough; on RoCE there is no way without.
         let gid = if is_ethernet || options.gid_idx.is_some() { gid } else { Gid::ZERO };
@@ -86,7 +87,7 @@ impl Program<'_> {
         let [remote] = match &options.host {
             Some(host) => exchange::client(host, options.port, &[local], options.timeout)?,
             None => {
-                let connect = |[remote]: &[Address; 1]| self.connect(&pd, &mut game, remote, is_ethernet);
+                let connect = |[remote]: &[Address; 1]| self.connect(&mut game, remote, is_ethernet);
                 exchange::server(options.port, &[local], options.timeout, connect)?
             }
         };
@@ -94,16 +95,16 @@ impl Program<'_> {
         let page = rustix::param::page_size();
         let begin = match options.host {
             Some(_) => {
-                self.connect(&pd, &mut game, &remote, is_ethernet)?;
-                Some(|message: &mut [u8]| pattern::fill(message, page, options.chk))
+                self.connect(&mut game, &remote, is_ethernet)?;
+                Some(|message: &mut [u8]| pattern::fill(message, page, self.rounds.chk))
             }
             None => None,
         };
         let elapsed = game.play(begin)?;
-        self.report(&mut out, elapsed).map_err(cannot_print)?;
+        report(&mut out, self.size, self.rounds.iters, elapsed).map_err(cannot_print)?;
         let mut status = ExitCode::SUCCESS;
-        if options.chk && options.host.is_none() {
-            let message = game.message().ok_or("no buffer holds the message")?;
+        if self.rounds.chk && options.host.is_none() {
+            let message = game.messages().next().ok_or("no buffer holds the message")?;
             for page in pattern::invalid_pages(message, page) {
                 writeln!(out, "invalid data in page {page}").map_err(cannot_print)?;
                 status = ExitCode::FAILURE;
@@ -112,7 +113,7 @@ impl Program<'_> {
         Ok(status)
     }
 
-    fn connect(&self, pd: &ProtectionDomain, game: &mut Game, remote: &Address, is_ethernet: bool) -> Result<()> {
+    fn connect(&self, game: &mut Game, remote: &Address, is_ethernet: bool) -> Result<()> {
         if is_ethernet && remote.gid.is_zero() {
             let name = self.name;
             return Err(format!(
@@ -125,45 +126,10 @@ impl Program<'_> {
         let mtu = self.mtu.unwrap_or(Mtu::MTU_4096);
         let remote = QueuePairAddress { qp_num, psn, lid, gid, mtu, rd_atomic: 0 };
         let mut how = ConnectOptions::default().service_level(self.options.sl);
-        if self.qp_type == QueuePairType::UD {
-            let handle = pd.address_handle(&game.queue_pair().address_of(&remote, &how)?)?;
-            game.aim(handle, qp_num, QKEY);
-            return Ok(());
-        }
         if let Some(mtu) = self.mtu {
             how = how.mtu(mtu);
         }
-        Ok(game.queue_pair().connect(&remote, &how)?)
-    }
-
-    /// Refuses what would fail later, or only after a timeout.
-    fn check_port(&self, device: &str, port: &PortAttributes) -> Result<()> {
-        let name = format!("{device} port {}", self.options.ib_port);
-        let (size, active) = (self.size, port.active_mtu());
-        if !matches!(port.state(), PortState::ACTIVE | PortState::ACTIVE_DEFER) {
-            let state = port.state();
-            return Err(
-                format!("{name} is not active ({state}): check the cable, `ip link`, or the subnet manager").into()
-            );
-        }
-        if port.link_layer() != LinkLayer::ETHERNET && port.lid() == 0 {
-            return Err(format!("{name} has no LID: a subnet manager (opensm) has to assign one").into());
-        }
-        let max = match self.qp_type {
-            // A datagram is one packet.
-            QueuePairType::UD => u32::from(active),
-            _ => port.max_message_size(),
-        };
-        if size > max {
-            return Err(format!("a message of {size} bytes is too long for {name}: at most {max}; see --size").into());
-        }
-        if let Some(mtu) = self.mtu.filter(|mtu| *mtu > active) {
-            return Err(format!(
-                "a path MTU of {mtu} bytes is too large for {name}, whose active MTU is {active}; see --mtu"
-            )
-            .into());
-        }
-        Ok(())
+        game.connect(0, &remote, &how)
     }
 
     /// One for each receive and two more.
@@ -176,21 +142,10 @@ impl Program<'_> {
         let too_large = || format!("{count} buffers of {stride} bytes are needed: give a smaller --rx-depth");
         let len = stride.checked_mul(count).ok_or_else(too_large)?;
         let mut region = pd.allocate(len).map_err(|error| format!("{error}; {}", too_large()))?;
-        if self.options.chk {
+        if self.rounds.chk {
             // A page that nothing arrived in must not pass for one that a mark arrived in.
             pattern::fill(&mut region, rustix::param::page_size(), false);
         }
         Ok(region.into_chunks(stride)?)
     }
-
-    fn report(&self, out: &mut impl Write, elapsed: Duration) -> io::Result<()> {
-        let (seconds, micros, iters) = (elapsed.as_secs_f64(), elapsed.as_secs_f64() * 1e6, self.options.iters);
-        let bytes = u64::from(self.size) * u64::from(iters) * 2;
-        writeln!(out, "{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / micros)?;
-        writeln!(out, "{iters} iters in {seconds:.2} seconds = {:.2} usec/iter", micros / f64::from(iters))
-    }
-}
-
-fn cannot_print(error: io::Error) -> String {
-    format!("cannot print: {error}")
 }
