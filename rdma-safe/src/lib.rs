@@ -34,7 +34,7 @@
 //! |---|---|
 //! | find a device, see what it can | [`devices`], [`Device::by_name`], [`Context::attributes`], [`Context::query_port`] |
 //! | send messages to one peer | [`Endpoint`]: [`Endpoint::send`], [`Endpoint::receive`], [`Endpoint::wait`] |
-//! | send to many peers from one queue pair | [`DatagramEndpoint`] |
+//! | send to many peers from one queue pair, or to a group | [`DatagramEndpoint`], [`DatagramEndpoint::multicast_peer`] |
 //! | get memory to send and receive with | [`ProtectionDomain::allocate`], [`Buffer::into_chunks`] |
 //! | let a peer write to memory, or read it | [`ProtectionDomain::expose`] there, [`Endpoint::write`] or [`Endpoint::read`] here |
 //! | serve many connections by one poll | [`EndpointSet`] of endpoints, a [`CompletionQueue`] of queue pairs |

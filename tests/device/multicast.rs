@@ -3,12 +3,12 @@
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use rdma_safe::{
-    AddressError, AddressVector, Error, Gid, GidEntry, Grh, InitOptions, LinkLayer, ProtectionDomain, QueuePairType,
-    UdTarget, WorkRequest,
+    AddressError, AddressVector, Error, Gid, GidEntry, Grh, InitOptions, LinkLayer, Operation, Peer, ProtectionDomain,
+    QueuePairType, UdTarget, WorkRequest,
 };
 
 use crate::support::lab::{MEMORY, Memory, Mode, Side, cq_builder, try_next};
-use crate::support::{Rdma, device, error_of, skip};
+use crate::support::{DEADLINE, Rdma, device, error_of, skip};
 
 const QKEY: u32 = 0x2468;
 
@@ -96,6 +96,54 @@ fn a_datagram_to_a_group_reaches_each_queue_pair_that_is_in_it() {
         assert_eq!(members[1].memory.get(240..253), b"for the other");
         for side in &mut members {
             assert_eq!(try_next(&mut side.cq), None);
+        }
+    }
+}
+
+#[test]
+fn endpoints_in_a_group_receive_what_is_sent_to_it() {
+    let Some(rdma) = ethernet() else { return };
+    for mode in Mode::ALL {
+        println!("{mode}");
+        let (pd, gid) = (rdma.pd(), &rdma.gid);
+        let (group, other) = (group_for(gid, 5), group_for(gid, 6));
+        let _host = [join(group, gid), join(other, gid)];
+        let endpoint = || {
+            let builder =
+                rdma.endpoint(&pd).inline_data(32).classic_post(mode.classic_qp).classic_poll(mode.classic_cq);
+            builder.build_datagrams(QKEY).expect("an endpoint")
+        };
+        let mut sender = endpoint();
+        let mut members = [endpoint(), endpoint(), endpoint()];
+        for (member, group) in members.iter_mut().zip([group, group, other]) {
+            member.attach_mcast(group, 0).expect("it is in the group");
+            for _ in 0..2 {
+                member.receive(pd.allocate(32).unwrap()).unwrap();
+            }
+        }
+        let [for_two, for_one] =
+            [group, other].map(|group| sender.multicast_peer(group, 0).expect("a way to the group"));
+        let mut send = |text: &[u8], to: &Peer| {
+            sender.send_inline(text, to).unwrap();
+            assert_eq!(sender.wait(DEADLINE).unwrap().ok().unwrap().operation, Operation::Send);
+        };
+        send(b"for two", &for_two);
+        for member in &mut members[..2] {
+            let done = member.wait(DEADLINE).unwrap().ok().unwrap();
+            assert_eq!(done.sender.expect("a sender").grh().expect("a header").dgid(), group);
+            assert_eq!(*done.work.buffer.unwrap(), *b"for two");
+        }
+        // What comes after it has found its way, so that which went elsewhere is not late.
+        send(b"for one", &for_one);
+        assert_eq!(*members[2].wait(DEADLINE).unwrap().ok().unwrap().work.buffer.unwrap(), *b"for one");
+        members[0].detach_mcast(group, 0).expect("it was in the group");
+        send(b"for the other", &for_two);
+        assert_eq!(*members[1].wait(DEADLINE).unwrap().ok().unwrap().work.buffer.unwrap(), *b"for the other");
+        for member in &mut members {
+            assert!(member.poll().unwrap().is_none());
+        }
+        for (member, left) in members.into_iter().zip([1, 0, 1]) {
+            assert_eq!(member.close().expect("it leaves its groups first").len(), left);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Multicast groups: who gets what is sent to one, and how queue pairs leave them. And addresses of Ethernet.
 
 use rdma_safe::{
-    AddressError, AddressVector, Buffer, Errno, Error, Gid, Grh, InitOptions, ProtectionDomain, QueuePairType,
-    UdTarget, WcFields, WorkRequest,
+    AddressError, AddressVector, Buffer, DatagramEndpoint, Endpoint, Errno, Error, Gid, Grh, InitOptions, Operation,
+    ProtectionDomain, QueuePairType, UdTarget, WcFields, WorkRequest,
 };
 
 use crate::fake::{Config, Fake, Live, Port};
@@ -101,6 +101,75 @@ fn a_queue_pair_that_cannot_leave_its_group_is_not_destroyed_and_keeps_its_paren
     drop(raw.cq);
     assert_eq!(fake.live(), Live { contexts: 1, pds: 1, cqs: 1, qps: 1, ..Live::default() });
     assert_eq!(fake.take_violations().len(), 1, "of that very call");
+}
+
+fn endpoint(pd: &ProtectionDomain, interfaces: Interfaces) -> DatagramEndpoint {
+    let builder = Endpoint::builder(pd).send_depth(4).recv_depth(4).inline_data(16);
+    let builder = builder.classic_poll(!interfaces.extended_cq).classic_post(!interfaces.extended_qp);
+    builder.build_datagrams(QKEY).unwrap()
+}
+
+#[test]
+fn endpoints_send_to_groups_and_receive_as_their_members() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut sender = endpoint(&pd, interfaces);
+        let mut members = [(); 3].map(|()| endpoint(&pd, interfaces));
+        for (member, gid) in members.iter_mut().zip([group(), group(), other_group()]) {
+            member.attach_mcast(gid, 0).unwrap();
+            for _ in 0..2 {
+                member.receive(pd.allocate(8).unwrap()).unwrap();
+            }
+        }
+        let all = sender.multicast_peer(group(), 0).unwrap();
+        assert_eq!(all.qp_num(), 0xff_ffff);
+        sender.send_inline(b"to all", &all).unwrap();
+        assert_eq!(sender.poll().unwrap().unwrap().ok().unwrap().operation, Operation::Send);
+        let number = sender.queue_pair().number();
+        for member in &mut members[..2] {
+            let done = member.poll().unwrap().expect("a datagram").ok().unwrap();
+            let from = done.sender.unwrap();
+            assert_eq!((from.qp_num(), from.grh().unwrap().dgid()), (number, group()));
+            assert_eq!(done.work.buffer.unwrap()[..], *b"to all");
+        }
+        members[0].detach_mcast(group(), 0).unwrap();
+        sender.send_inline(b"again", &all).unwrap();
+        assert_eq!(members.each_mut().map(|member| member.poll().unwrap().is_some()), [false, true, false]);
+        // One that is in a group still gets what is sent to it alone.
+        let alone = sender.peer(&members[1].address()).unwrap();
+        members[1].receive(pd.allocate(8).unwrap()).unwrap();
+        sender.send_inline(b"alone", &alone).unwrap();
+        assert_eq!(members[1].poll().unwrap().unwrap().ok().unwrap().work.buffer.unwrap()[..], *b"alone");
+
+        let ours: Gid = "::ffff:10.9.9.1".parse().unwrap();
+        let error = sender.multicast_peer(ours, 0).unwrap_err();
+        assert!(matches!(error, Error::NotMulticast { gid } if gid == ours), "{error}");
+        let error = sender.attach_mcast(ours, 0).unwrap_err();
+        assert!(matches!(error, Error::NotMulticast { gid } if gid == ours), "{error}");
+        let error = sender.detach_mcast(group(), 0).unwrap_err();
+        assert!(matches!(error, Error::Multicast { verb: "ibv_detach_mcast", .. }), "{error}");
+
+        // Whether it is dropped or closed, a member leaves first: the provider would not destroy its queue pair.
+        let left = fake.calls("ibv_detach_mcast");
+        let [_, closed, dropped] = members;
+        assert_eq!(closed.close().unwrap().len(), 0);
+        drop(dropped);
+        assert_eq!(fake.calls("ibv_detach_mcast"), left + 2);
+    });
+}
+
+#[test]
+fn an_endpoint_finds_a_group_by_gid_and_lid_on_infiniband() {
+    let fake = Fake::new(Config { ports: vec![Port::infiniband()], ..Config::default() });
+    let pd = fake.pd();
+    let (mut sender, mut member) = (endpoint(&pd, EXTENDED), endpoint(&pd, EXTENDED));
+    let error = member.attach_mcast(group(), 0x11).unwrap_err();
+    assert!(matches!(error, Error::Multicast { lid: 0x11, .. }), "{error}");
+    member.attach_mcast(group(), 0xc001).unwrap();
+    member.receive(pd.allocate(8).unwrap()).unwrap();
+    let all = sender.multicast_peer(group(), 0xc001).unwrap();
+    sender.send_inline(b"to all", &all).unwrap();
+    assert_eq!(member.poll().unwrap().unwrap().ok().unwrap().work.buffer.unwrap()[..], *b"to all");
 }
 
 #[test]

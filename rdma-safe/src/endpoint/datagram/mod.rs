@@ -1,6 +1,7 @@
 //! The owned door for datagrams.
 
 mod kept;
+mod multicast;
 mod peer;
 
 use std::ops::Deref;
