@@ -66,6 +66,12 @@ bitflags! {
         ///
         /// rxe of kernel 6.1. Here: nothing; what the peer must not reach does not belong into the region.
         const WINDOWS_UNBOUNDED = 1 << 8;
+
+        /// The acknowledgement timeout runs while the peer says that it has no receive posted: after about a second the send fails
+        /// with `RETRY_EXC_ERR`, as if the peer were gone, in spite of an `rnr_retry` of 7, which is to go on for ever.
+        ///
+        /// rxe of kernel 6.1. Here: what explains failed work names it among the causes.
+        const MISSING_RECEIVES_TIME_OUT = 1 << 9;
     }
 }
 
@@ -90,7 +96,8 @@ impl Quirks {
             | Quirks::REFUSED_SENDS_EXECUTE
             | Quirks::LATE_RECEIVES_NOT_FLUSHED
             | Quirks::SEVEN_RETRIES_ENDLESS
-            | Quirks::WINDOWS_UNBOUNDED;
+            | Quirks::WINDOWS_UNBOUNDED
+            | Quirks::MISSING_RECEIVES_TIME_OUT;
         quirks.set(Quirks::ONE_COMPLETION_PER_POLL, !since_59);
         quirks.set(Quirks::SGE_LISTS_MISCOUNTED | Quirks::INLINE_LISTS_EMPTY, !since_64);
         quirks

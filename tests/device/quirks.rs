@@ -235,6 +235,29 @@ fn seven_retries_to_a_peer_that_is_not_there() {
     }
 }
 
+/// Seven retries for want of a receive are to go on for ever, as long as the peer says so.
+#[test]
+fn a_peer_that_has_no_receive_for_seconds() {
+    let Some(rdma) = device() else { return };
+    let mut lab = Lab::builder(&rdma, Mode::ALL[0]).connected(false).build();
+    let link = Link { retry_count: 6, rnr_retry: 7, ..Link::default() };
+    let (a, b) = (lab.a.qp.number(), lab.b.qp.number());
+    link.connect(&rdma, &mut lab.a.qp, b).unwrap();
+    link.connect(&rdma, &mut lab.b.qp, a).unwrap();
+    lab.a.post(&[Wr::new(1, Op::Send, Data::One(lab.a.memory.sge(0..8)))]).unwrap();
+    let (start, mut ended) = (Instant::now(), None);
+    while ended.is_none() && start.elapsed() < Duration::from_secs(3) {
+        ended = try_next(&mut lab.a.cq);
+    }
+    let status = ended.as_ref().map(|wc| wc.status);
+    known(&rdma, Quirks::MISSING_RECEIVES_TIME_OUT, status == Some(WcStatus::RETRY_EXC_ERR));
+    if status != Some(WcStatus::RETRY_EXC_ERR) {
+        assert_eq!(status, None, "it waits for the receive");
+        lab.b.receive(1, 0..64).unwrap();
+        assert_eq!(lab.a.next().status, WcStatus::SUCCESS);
+    }
+}
+
 #[test]
 fn the_deviations_of_softroce_are_not_ascribed_to_other_devices() {
     let Some(rdma) = device() else { return };

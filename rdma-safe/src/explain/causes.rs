@@ -1,7 +1,7 @@
 //! Likely causes by status. Where devices deviate from IBTA, what the deviation means stands with the others.
 
 use super::{Circumstances, Network};
-use crate::{QueuePairType, WcOpcode, WcStatus};
+use crate::{QueuePairType, Quirks, WcOpcode, WcStatus};
 
 const SENDS: &[WcOpcode] = &[WcOpcode::SEND, WcOpcode::TSO];
 const RECEIVES: &[WcOpcode] = &[WcOpcode::RECV, WcOpcode::RECV_RDMA_WITH_IMM];
@@ -218,7 +218,7 @@ fn unanswered(work: &Circumstances) -> Causes {
         (true, "the peer is gone: its process ended, or its queue pair was destroyed, reset, or failed first"),
         (true, "the peer was not ready yet: its queue pair must be in RTR or RTS before anything is sent to it"),
         (
-            work.may_be_over(Network::Roce) && work.may_be(TAKING),
+            work.may_be_over(Network::Roce) && work.may_have(Quirks::MISSING_RECEIVES_TIME_OUT) && work.may_be(TAKING),
             "the peer is there and had no receive posted for some time, which SoftRoCE of kernel 6.1 reports so, whatever \
              rnr_retry is: post receives before the peer may send",
         ),

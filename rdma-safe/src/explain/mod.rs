@@ -8,7 +8,7 @@ use std::fmt;
 pub(crate) use errno::advice;
 
 use crate::{
-    CompletionError, Context, FailedWork, LinkLayer, Operation, PortState, QueuePair, QueuePairType, Result,
+    CompletionError, Context, FailedWork, LinkLayer, Operation, PortState, QueuePair, QueuePairType, Quirks, Result,
     TransportType, WcOpcode, WcStatus,
 };
 
@@ -54,12 +54,19 @@ pub struct Circumstances {
     operation: Option<WcOpcode>,
     qp_type: Option<QueuePairType>,
     network: Option<Network>,
+    quirks: Option<Quirks>,
 }
 
 impl Circumstances {
     /// Which operation it was; of a receive, [`WcOpcode::RECV`].
     pub fn operation(mut self, operation: WcOpcode) -> Self {
         self.operation = Some(operation);
+        self
+    }
+
+    /// Deviations of its device: [`Context::quirks`].
+    pub fn quirks(mut self, quirks: Quirks) -> Self {
+        self.quirks = Some(quirks);
         self
     }
 
@@ -86,6 +93,10 @@ impl Circumstances {
 
     fn may_be_over(&self, network: Network) -> bool {
         self.network.is_none_or(|own| own == network)
+    }
+
+    fn may_have(&self, quirk: Quirks) -> bool {
+        self.quirks.is_none_or(|own| own.contains(quirk))
     }
 }
 
@@ -206,6 +217,7 @@ impl QueuePair {
     #[must_use]
     pub fn explain(&self, error: &CompletionError, operation: WcOpcode) -> Explanation {
         let mut circumstances = Circumstances::default().operation(operation).qp_type(self.qp_type());
+        circumstances.quirks = Some(self.context().quirks());
         let queried = self.query().ok();
         let port = queried.as_ref().and_then(|attributes| attributes.port()).filter(|port| *port != 0);
         circumstances.network = port.and_then(|port| self.context().network(port).ok().flatten());
@@ -279,7 +291,7 @@ mod tests {
             for operation in WcOpcode::KNOWN.iter().copied().map(Some).chain([None]) {
                 for qp_type in QueuePairType::KNOWN.iter().copied().map(Some).chain([None]) {
                     for network in [None, Some(Network::InfiniBand), Some(Network::Roce), Some(Network::Iwarp)] {
-                        let circumstances = Circumstances { operation, qp_type, network };
+                        let circumstances = Circumstances { operation, qp_type, network, quirks: None };
                         let error = CompletionError { status, vendor_error: 0, wr_id: 0, qp_num: None };
                         let explanation = error.explain_as(circumstances);
                         assert!(!explanation.causes().is_empty(), "{status}: {circumstances}");
@@ -338,6 +350,10 @@ mod tests {
         for (operation, takes) in [(WcOpcode::SEND, true), (WcOpcode::RDMA_WRITE, true), (WcOpcode::RDMA_READ, false)] {
             let text = explain(WcStatus::RETRY_EXC_ERR, of(operation).network(Network::Roce));
             assert_eq!(text.contains("no receive posted"), takes, "{operation}: {text}");
+            for (quirks, may) in [(Quirks::MISSING_RECEIVES_TIME_OUT, takes), (Quirks::empty(), false)] {
+                let text = explain(WcStatus::RETRY_EXC_ERR, of(operation).network(Network::Roce).quirks(quirks));
+                assert_eq!(text.contains("no receive posted"), may, "{operation}: {text}");
+            }
             let text = explain(WcStatus::RETRY_EXC_ERR, of(operation).network(Network::InfiniBand));
             assert!(!text.contains("no receive posted"), "{text}");
         }

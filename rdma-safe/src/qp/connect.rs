@@ -165,7 +165,8 @@ impl ConnectOptions {
     /// Retries when the peer has no receive posted, 0 to 6; 7, the default, goes on for ever: the sender then waits for a
     /// slow receiver instead of failing. A peer that is gone is still noticed, by the acknowledgement timeout. On SoftRoCE of
     /// kernel 6.1 that timeout runs meanwhile, too: a peer without receives fails the send after about a second with
-    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR), as if it were gone.
+    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR), as if it were gone
+    /// ([`Quirks::MISSING_RECEIVES_TIME_OUT`](crate::Quirks::MISSING_RECEIVES_TIME_OUT)).
     pub fn rnr_retry(mut self, retries: u8) -> Self {
         self.rnr_retry = retries;
         self
