@@ -24,6 +24,7 @@ mod device_memory;
 mod devices;
 mod drain;
 mod drop_order;
+mod endpoint_sets;
 mod explanations;
 mod imports;
 mod memory;
