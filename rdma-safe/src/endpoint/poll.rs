@@ -163,7 +163,7 @@ impl<I: Interface> Endpoint<I> {
     /// there is an event.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::Poll`]; [`Error::Channel`].
+    /// [`Error::Timeout`](crate::Error::Timeout); [`Error::Poll`](crate::Error::Poll); [`Error::Channel`](crate::Error::Channel).
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
         // Before a look at the clock, which costs as much as a poll.
@@ -178,7 +178,8 @@ impl<I: Interface> Endpoint<I> {
     /// there already, to be taken with [`Endpoint::poll`] before it is armed again.
     ///
     /// # Errors
-    /// [`Error::NoChannel`] without [`EndpointBuilder::events`](crate::EndpointBuilder::events); [`Error::Verb`]; [`Error::Poll`].
+    /// [`Error::NoChannel`](crate::Error::NoChannel) without [`EndpointBuilder::events`](crate::EndpointBuilder::events);
+    /// [`Error::Verb`](crate::Error::Verb); [`Error::Poll`](crate::Error::Poll).
     #[inline]
     pub fn arm(&mut self) -> Result<bool> {
         if let Some(channel) = self.cq.channel() {
