@@ -54,7 +54,8 @@ pub(crate) enum Unfit {
     #[error("perftest's receives are each queue pair's own here: leave out --compat perftest or --use-srq")]
     SharedCompat,
     #[error(
-        "--post-list {list} is more than the {window} messages of a queue pair that may be on their way: give a larger --rx-depth{}",
+        "--post-list {list} is more than the {window} messages of a queue pair that may be on their way: give a larger \
+         --rx-depth{}",
         if *.shared { ", which the queue pairs share, or fewer of these" } else { "" }
     )]
     List { list: u32, window: u64, shared: bool },
@@ -161,8 +162,8 @@ impl Plan {
         }
     }
 
-    /// Leaves out sizes that ports of this MTU do not carry in a packet, if they have to; of sizes that are all longer, there is one
-    /// left, that of the longest packet.
+    /// Leaves out sizes that ports of this MTU do not carry in a packet, if they have to; of sizes that are all longer, there is
+    /// one left, that of the longest packet.
     pub(crate) fn cut_datagrams(&mut self, port: u64) {
         if self.transport != Transport::Ud {
             return;

@@ -50,3 +50,8 @@ id! {
     /// Tells work queues apart in asynchronous events; never used twice in a process.
     WqId
 }
+
+id! {
+    /// Tells ids of librdmacm apart in events; never used twice in a process.
+    CmId
+}

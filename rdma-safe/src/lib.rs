@@ -39,7 +39,7 @@
 //! | let a peer write to memory, or read it | [`ProtectionDomain::expose`] there, [`Endpoint::write`] or [`Endpoint::read`] here |
 //! | serve many connections by one poll | [`EndpointSet`] of endpoints, a [`CompletionQueue`] of queue pairs |
 //! | share receives among connections | [`ReceivePool`] of endpoints, [`SharedReceiveQueue`] of queue pairs |
-//! | sleep until there is something to do | [`EndpointBuilder::events`], that of [`EndpointSetBuilder`], a [`CompletionChannel`] for many queues |
+//! | sleep until there is something to do | [`EndpointBuilder::events`], [`EndpointSetBuilder::events`], a [`CompletionChannel`] |
 //! | hear of ports that go down, and of limits | [`Context::async_events`] |
 //! | manage memory by address and key | [`QueuePair`], [`SendBatch`], [`RawMemoryRegion`] |
 //! | say more of memory | [`ProtectionDomain::registration`], [`DmaHandle`], [`ProviderMemory`], [`HugePages`] |
@@ -70,6 +70,7 @@ mod async_event;
 mod bounds;
 mod channel;
 mod clock;
+pub mod cm;
 mod comp_cntr;
 mod context;
 mod counters;

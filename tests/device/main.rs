@@ -17,6 +17,7 @@ mod atomics;
 mod attributes;
 mod changes;
 mod channel;
+mod cm;
 mod cq;
 mod creation;
 mod datagrams;

@@ -1,5 +1,6 @@
 //! The call that failed, of an error that has one.
 
+use crate::cm::CmError;
 use crate::{AddressError, Errno, Error, ModifyError, PollError, PostError};
 
 impl Error {
@@ -37,6 +38,7 @@ impl Error {
                 ("ibv_modify_srq", errno)
             }
             Error::Multicast { verb, errno, .. } => (*verb, errno),
+            Error::Cm(CmError::Call { call, errno }) => (*call, errno),
             Error::CreateWorkQueue { errno, .. } => ("ibv_create_wq", errno),
             Error::ModifyWorkQueue { errno, .. } => ("ibv_modify_wq", errno),
             Error::IndirectionTable { errno, .. } => ("ibv_create_rwq_ind_table", errno),
@@ -78,6 +80,7 @@ impl Error {
             | Error::NoGrh
             | Error::MissingFields { .. }
             | Error::TagList { .. }
+            | Error::Cm(CmError::PrivateData { .. })
             | Error::TooLate { .. }
             | Error::UnsupportedOperations { .. }
             | Error::Work(_)

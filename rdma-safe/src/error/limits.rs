@@ -195,6 +195,14 @@ pub(super) fn rx_hash(
     )
 }
 
+pub(super) fn create_flow(specs: &usize, errno: &Errno, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "a flow of {specs} headers and actions failed: {errno}; EPERM asks for CAP_NET_RAW, EINVAL and EOPNOTSUPP for headers \
+         from the outermost inwards and for masks of whole fields"
+    )
+}
+
 fn moderation(allowed: Option<crate::CqModeration>) -> String {
     match allowed {
         Some(found) => format!("{} completions and {} µs", found.max_count, found.max_period),

@@ -340,9 +340,7 @@ pub enum Error {
     NoChannel,
 
     /// A queue pair has no address of its own yet to connect from.
-    #[error(
-        "the queue pair has no address yet; call QueuePair::init first, or of a UD queue pair QueuePair::init_datagrams"
-    )]
+    #[error("the queue pair has no address yet; call QueuePair::init first, or init_datagrams where it is of UD")]
     NotInitialised,
 
     /// An object is not destroyed yet, since others need it.
@@ -417,6 +415,10 @@ pub enum Error {
         /// The fields that are needed.
         fields: crate::WcFields,
     },
+
+    /// Connecting by address failed.
+    #[error(transparent)]
+    Cm(#[from] crate::cm::CmError),
 
     /// `ibv_create_qp_ex(3)` or `ibv_create_qp(3)` failed.
     #[error(fmt = limits::create_queue_pair)]
@@ -514,10 +516,7 @@ pub enum Error {
     },
 
     /// `ibv_create_flow(3)` failed.
-    #[error(
-        "a flow of {specs} headers and actions failed: {errno}; EPERM asks for CAP_NET_RAW, EINVAL and EOPNOTSUPP for headers \
-         from the outermost inwards and for masks of whole fields"
-    )]
+    #[error(fmt = limits::create_flow)]
     CreateFlow {
         /// Specifications of the rule.
         specs: usize,

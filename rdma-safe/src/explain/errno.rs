@@ -78,9 +78,9 @@ pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
              ProtectionDomain::unprotected_domain"
         }
         ("ibv_reg_mr_ex", libc::EINVAL) => {
-            "an address that is to name the first byte must lie as far into a page as the memory does, and memory of the provider that \
-             is a DMA-BUF has its own; remote write and remote atomic access need local write access, and some devices refuse flags \
-             they lack"
+            "an address that is to name the first byte must lie as far into a page as the memory does, and memory of the provider \
+             that is a DMA-BUF has its own; remote write and remote atomic access need local write access, and some devices refuse \
+             flags they lack"
         }
         ("ibv_advise_mr", libc::EFAULT | libc::EPERM | libc::ENOENT) => {
             "each range must lie in a region of this domain that was registered with Access::ON_DEMAND, and with local write \

@@ -7,9 +7,9 @@ use crate::{Error, Gid, QueuePairAddress, Result};
 const EVERY_MEMBER: u32 = 0xff_ffff;
 
 impl DatagramEndpoint {
-    /// Lets it receive what is sent to a multicast group, from now on and until it [leaves](DatagramEndpoint::detach_mcast) or ends:
-    /// [`QueuePair::attach_mcast`](crate::QueuePair::attach_mcast), which says what else it takes for datagrams of the group to come
-    /// to this host. They go into its receives beside those that are sent to it alone; the header says which is which
+    /// Lets it receive what is sent to a multicast group, from now on and until it [leaves](DatagramEndpoint::detach_mcast) or
+    /// ends: [`QueuePair::attach_mcast`](crate::QueuePair::attach_mcast), which says what else it takes for datagrams of the group
+    /// to come to this host. They go into its receives beside those that are sent to it alone; the header says which is which
     /// ([`Sender::grh`](crate::Sender::grh)).
     ///
     /// On InfiniBand `lid` is the group's LID; on RoCE it means nothing, and 0 will do.

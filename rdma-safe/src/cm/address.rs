@@ -1,0 +1,209 @@
+//! Addresses of ids: of IPv4, IPv6 and InfiniBand itself.
+
+use std::fmt;
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use rdma_sys::*;
+
+use crate::Gid;
+
+/// An address of an [`Id`](super::Id).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Address {
+    /// Of IPv4 or IPv6, with a port of the port space.
+    Ip(SocketAddr),
+    /// Of InfiniBand itself, without IP: family `AF_IB`.
+    Ib(IbAddress),
+}
+
+/// A GID with a service: `struct sockaddr_ib`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub struct IbAddress {
+    /// Partition key; 0 leaves it open.
+    pub pkey: u16,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// GID.
+    pub gid: Gid,
+    /// Service id: the port space in the upper bits, and a port in the lower.
+    pub service_id: u64,
+    /// Bits of the service id that count.
+    pub service_mask: u64,
+    /// Scope.
+    pub scope: u64,
+}
+
+impl IbAddress {
+    /// Of a service, all of whose bits count.
+    #[must_use]
+    pub fn new(gid: Gid, service_id: u64) -> Self {
+        IbAddress { gid, service_id, service_mask: !0, ..IbAddress::default() }
+    }
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Self {
+        Address::Ip(address)
+    }
+}
+
+impl From<SocketAddrV4> for Address {
+    fn from(address: SocketAddrV4) -> Self {
+        Address::Ip(address.into())
+    }
+}
+
+impl From<SocketAddrV6> for Address {
+    fn from(address: SocketAddrV6) -> Self {
+        Address::Ip(address.into())
+    }
+}
+
+impl<I: Into<IpAddr>> From<(I, u16)> for Address {
+    fn from(address: (I, u16)) -> Self {
+        Address::Ip(address.into())
+    }
+}
+
+impl From<IbAddress> for Address {
+    fn from(address: IbAddress) -> Self {
+        Address::Ib(address)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Ip(address) => address.fmt(f),
+            Address::Ib(address) => write!(f, "[{}] service {:#x}", address.gid, address.service_id),
+        }
+    }
+}
+
+impl Address {
+    /// The address with its port, of IP.
+    #[must_use]
+    pub fn ip(&self) -> Option<SocketAddr> {
+        match self {
+            Address::Ip(address) => Some(*address),
+            Address::Ib(_) => None,
+        }
+    }
+
+    /// As C has it. It has to stay where it is for the call that reads it.
+    pub(super) fn to_raw(self) -> libc::sockaddr_storage {
+        match self {
+            Address::Ip(SocketAddr::V4(address)) => stored(libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+                sin_zero: [0; 8],
+            }),
+            Address::Ip(SocketAddr::V6(address)) => stored(libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: address.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                sin6_scope_id: address.scope_id(),
+            }),
+            Address::Ib(address) => stored(sockaddr_ib {
+                sib_family: AF_IB as u16,
+                sib_pkey: address.pkey.to_be(),
+                sib_flowinfo: address.flow_label.to_be(),
+                sib_addr: ib_addr { ib_u: ib_addr__bindgen_ty_1 { uib_addr8: Ipv6Addr::from(address.gid).octets() } },
+                sib_sid: address.service_id.to_be(),
+                sib_sid_mask: address.service_mask.to_be(),
+                sib_scope_id: address.scope,
+            }),
+        }
+    }
+
+    /// `None` for no address, or a family that is none of these.
+    ///
+    /// # Safety
+    /// `raw` must be valid to read in the length of its family.
+    pub(super) unsafe fn from_raw(raw: *const libc::sockaddr) -> Option<Self> {
+        // SAFETY: the caller's contract: every address begins with its family.
+        let family = unsafe { (*raw).sa_family };
+        match i32::from(family) {
+            libc::AF_INET => {
+                // SAFETY: the caller's contract; it may lie anywhere.
+                let raw = unsafe { raw.cast::<libc::sockaddr_in>().read_unaligned() };
+                let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
+                Some(Address::Ip((ip, u16::from_be(raw.sin_port)).into()))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let raw = unsafe { raw.cast::<libc::sockaddr_in6>().read_unaligned() };
+                let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+                let port = u16::from_be(raw.sin6_port);
+                Some(Address::Ip(SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id).into()))
+            }
+            AF_IB => {
+                // SAFETY: as above.
+                let raw = unsafe { raw.cast::<sockaddr_ib>().read_unaligned() };
+                // SAFETY: every member of the union has the same sixteen bytes.
+                let gid = unsafe { raw.sib_addr.ib_u.uib_addr8 };
+                Some(Address::Ib(IbAddress {
+                    pkey: u16::from_be(raw.sib_pkey),
+                    flow_label: u32::from_be(raw.sib_flowinfo),
+                    gid: Gid::from(Ipv6Addr::from(gid)),
+                    service_id: u64::from_be(raw.sib_sid),
+                    service_mask: u64::from_be(raw.sib_sid_mask),
+                    scope: raw.sib_scope_id,
+                }))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// `T` is one of the address structures, which all fit.
+fn stored<T: Copy>(address: T) -> libc::sockaddr_storage {
+    const { assert!(size_of::<T>() <= size_of::<libc::sockaddr_storage>()) }
+    let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+    // SAFETY: it has room for `T`, as asserted above, and is aligned for any address.
+    unsafe { storage.as_mut_ptr().cast::<T>().write(address) };
+    // SAFETY: integers, all of which were set to zero at least; the address structures have no padding.
+    unsafe { storage.assume_init() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_way_through_c() {
+        let ib = IbAddress {
+            pkey: 0xffff,
+            flow_label: 7,
+            scope: 3,
+            ..IbAddress::new(Gid::from(Ipv6Addr::from([9; 16])), 0x0106_1d2f)
+        };
+        let v6 = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 7471, 5, 2);
+        for address in [Address::from((Ipv4Addr::new(10, 0, 0, 2), 7471)), v6.into(), ib.into()] {
+            let raw = address.to_raw();
+            // SAFETY: an address, in storage for any.
+            assert_eq!(unsafe { Address::from_raw((&raw const raw).cast()) }, Some(address), "{address}");
+        }
+    }
+
+    #[test]
+    fn ports_and_service_ids_are_in_network_byte_order() {
+        let raw = Address::from((Ipv4Addr::new(10, 0, 0, 2), 0x1d2f)).to_raw();
+        // SAFETY: it is of that type.
+        let raw = unsafe { (&raw const raw).cast::<libc::sockaddr_in>().read() };
+        assert_eq!((raw.sin_port.to_ne_bytes(), raw.sin_addr.s_addr.to_ne_bytes()), ([0x1d, 0x2f], [10, 0, 0, 2]));
+    }
+
+    #[test]
+    fn what_was_never_set_is_no_address() {
+        // SAFETY: zeros are an address without a family.
+        let nothing: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        assert_eq!(unsafe { Address::from_raw((&raw const nothing).cast()) }, None);
+    }
+}

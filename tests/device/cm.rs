@@ -1,0 +1,310 @@
+//! Connections by address, with ids, events and queue pairs of one's own.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use rdma_safe::cm::{
+    CmError, CmId, ConnectParameters, Event, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace,
+    RejectReason,
+};
+use rdma_safe::{Access, Errno, Error, QueuePair, QueuePairState};
+
+use crate::support::lab::{Data, Lab, Mode, Op, Wr};
+use crate::support::{DEADLINE, Rdma, device, error_of};
+
+/// How long anything is resolved.
+const RESOLVE: Duration = Duration::from_secs(2);
+
+/// The device's address on the network; `None` after having said that it has none of IP.
+fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
+    let address = rdma.gid.gid.ipv4();
+    if address.is_none() {
+        println!("skipped: the GID of the tests is of no IPv4 address");
+    }
+    address
+}
+
+/// The next event, which must be of that id.
+#[track_caller]
+fn next(channel: &EventChannel, id: CmId) -> EventKind {
+    let event: Event = channel.wait(DEADLINE).unwrap().expect("an event in time");
+    assert_eq!(event.id, id, "{:?}", event.kind);
+    event.kind
+}
+
+#[track_caller]
+fn peer(parameters: &Parameters) -> &PeerParameters {
+    match parameters {
+        Parameters::Connected(peer) => peer,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Brings a queue pair to `state` as the id says.
+fn bring(id: &Id, qp: &mut QueuePair, state: QueuePairState) {
+    let mut attributes = id.attributes(state).unwrap();
+    match state {
+        QueuePairState::INIT => attributes = attributes.set_access(Access::REMOTE),
+        QueuePairState::RTR => attributes = attributes.set_min_rnr_timer(12),
+        _ => {}
+    }
+    qp.modify(&attributes).unwrap();
+}
+
+/// One that listens at a port of its own.
+fn listener(channel: &EventChannel, address: impl Into<IpAddr>) -> (Id, SocketAddr) {
+    let mut id = Id::new(channel, PortSpace::TCP).unwrap();
+    id.bind((address, 0)).unwrap();
+    id.listen(8).unwrap();
+    let local = id.local_address().unwrap().ip().unwrap();
+    assert_ne!(local.port(), 0);
+    (id, local)
+}
+
+/// One that has found its way to `address`.
+fn resolved(channel: &EventChannel, address: SocketAddr) -> Id {
+    let mut id = Id::new(channel, PortSpace::TCP).unwrap();
+    id.resolve_address(None, address, RESOLVE).unwrap();
+    assert!(matches!(next(channel, id.id()), EventKind::AddressResolved));
+    id.resolve_route(RESOLVE).unwrap();
+    assert!(matches!(next(channel, id.id()), EventKind::RouteResolved));
+    id
+}
+
+#[track_caller]
+fn request(channel: &EventChannel, listener: &Id) -> (Id, Parameters) {
+    match next(channel, listener.id()) {
+        EventKind::ConnectRequest(id, parameters) => (id, parameters),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Both ends of a connection, and their queue pairs.
+struct Connection {
+    lab: Lab,
+    active: Id,
+    passive: Id,
+}
+
+/// Connects the queue pairs of a lab by `address`.
+fn connected(rdma: &Rdma, active: &EventChannel, passive: &EventChannel, address: Ipv4Addr) -> Connection {
+    let mut lab = Lab::builder(rdma, Mode::ALL[0]).connected(false).build();
+    let (server, local) = listener(passive, address);
+    let mut client = resolved(active, local);
+    bring(&client, &mut lab.a.qp, QueuePairState::INIT);
+    let asked = ConnectParameters::new(lab.a.qp.number()).responder_resources(3).initiator_depth(2);
+    client.connect(&asked.private_data(b"from a").unwrap()).unwrap();
+
+    let (mut accepted, parameters) = request(passive, &server);
+    let from = peer(&parameters);
+    assert!(from.private_data.starts_with(b"from a\0"), "{parameters:?}");
+    // What one end asks for, the other is told the other way round.
+    assert_eq!((from.qp_num, from.responder_resources, from.initiator_depth), (lab.a.qp.number(), 2, 3));
+    for state in [QueuePairState::INIT, QueuePairState::RTR, QueuePairState::RTS] {
+        bring(&accepted, &mut lab.b.qp, state);
+    }
+    let granted = ConnectParameters::new(lab.b.qp.number()).responder_resources(2).initiator_depth(3);
+    accepted.accept(&granted.private_data(b"from b").unwrap()).unwrap();
+
+    match next(active, client.id()) {
+        EventKind::ConnectResponse(parameters) => {
+            assert!(parameters.private_data().starts_with(b"from b\0"), "{parameters:?}");
+            assert_eq!(peer(&parameters).qp_num, lab.b.qp.number());
+        }
+        other => panic!("{other:?}"),
+    }
+    for state in [QueuePairState::RTR, QueuePairState::RTS] {
+        bring(&client, &mut lab.a.qp, state);
+    }
+    client.establish().unwrap();
+    assert!(matches!(next(passive, accepted.id()), EventKind::Established(_)));
+    assert_eq!(client.peer_address().unwrap().ip(), Some(local));
+    assert_eq!(accepted.peer_address(), client.local_address());
+    assert_eq!(accepted.local_address().unwrap().ip(), Some(local));
+    Connection { lab, active: client, passive: accepted }
+}
+
+impl Connection {
+    /// A message each way.
+    fn talk(&mut self) {
+        let Lab { a, b, .. } = &mut self.lab;
+        let (mut from, mut to) = (a, b);
+        for byte in [0x5a, 0xa5] {
+            to.receive(1, 0..64).unwrap();
+            from.memory.put(64, &[byte; 64]);
+            from.post(&[Wr::new(2, Op::Send, Data::One(from.memory.sge(64..128)))]).unwrap();
+            to.next_ok(1);
+            from.next_ok(2);
+            assert_eq!(to.memory.get(0..64), [byte; 64]);
+            (from, to) = (to, from);
+        }
+    }
+}
+
+#[test]
+fn ends_that_know_an_address_connect_and_part() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
+    let mut connection = connected(&rdma, &channels[0], &channels[1], address);
+    for id in [&connection.active, &connection.passive] {
+        assert_eq!((id.device_name().as_deref(), id.port()), (Some(rdma.device_name()), Some(rdma.port)));
+        assert_eq!(id.device_guid(), Some(rdma.attributes().node_guid()));
+        assert_eq!(id.gids(), (rdma.gid.gid, rdma.gid.gid));
+    }
+    connection.talk();
+    connection.active.disconnect().unwrap();
+    assert!(matches!(next(&channels[1], connection.passive.id()), EventKind::Disconnected));
+    assert!(channels[0].try_event().unwrap().is_none(), "the peer has not answered");
+    connection.passive.disconnect().unwrap();
+    assert!(matches!(next(&channels[0], connection.active.id()), EventKind::Disconnected));
+}
+
+#[test]
+fn what_was_accepted_outlives_who_listened_and_moves_to_a_channel_of_its_own() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let mut connection = connected(&rdma, &active, &passive, address);
+    let own = EventChannel::new().unwrap();
+    connection.passive.migrate(&own).unwrap();
+    assert!(connection.passive.channel().is_same(&own));
+    drop(passive);
+    connection.talk();
+    drop(connection.active);
+    assert!(matches!(next(&own, connection.passive.id()), EventKind::Disconnected), "the drop of an end is told");
+    // To where it is already, and with an event that was not read yet.
+    connection.passive.migrate(&own).unwrap();
+}
+
+#[test]
+fn a_refusal_comes_with_its_reason_and_bytes() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let channel = EventChannel::new().unwrap();
+    let (server, local) = listener(&channel, address);
+    let lab = Lab::builder(&rdma, Mode::ALL[0]).connected(false).build();
+    let parameters = ConnectParameters::new(lab.a.qp.number());
+
+    let mut client = resolved(&channel, local);
+    client.connect(&parameters).unwrap();
+    let (mut refused, _) = request(&channel, &server);
+    refused.reject(b"not today").unwrap();
+    match next(&channel, client.id()) {
+        EventKind::Rejected(RejectReason::CONSUMER_DEFINED, parameters) => {
+            assert!(parameters.private_data().starts_with(b"not today\0"), "{parameters:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+
+    // Who drops a request refuses it, too.
+    let mut client = resolved(&channel, local);
+    client.connect(&parameters).unwrap();
+    drop(request(&channel, &server));
+    match next(&channel, client.id()) {
+        EventKind::Rejected(RejectReason::CONSUMER_DEFINED, _) => {}
+        other => panic!("{other:?}"),
+    }
+
+    // Nobody listens there any more.
+    let mut client = resolved(&channel, local);
+    drop(server);
+    client.connect(&parameters).unwrap();
+    match next(&channel, client.id()) {
+        EventKind::Rejected(RejectReason::INVALID_SERVICE_ID, _) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn addresses_that_lead_nowhere_are_told() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let channel = EventChannel::new().unwrap();
+    let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
+    assert_eq!((id.local_address(), id.device_name(), id.port()), (None, None, None));
+    // librdmacm would look at the device that there is not.
+    let parameters = ConnectParameters::new(1);
+    for (call, error) in [
+        ("rdma_resolve_route", error_of(id.resolve_route(RESOLVE))),
+        ("rdma_connect", error_of(id.connect(&parameters))),
+        ("rdma_accept", error_of(id.accept(&parameters))),
+        ("rdma_disconnect", error_of(id.disconnect())),
+    ] {
+        assert!(
+            matches!(error, Error::Cm(CmError::Call { call: found, errno: Errno(libc::EINVAL) }) if found == call),
+            "{error}"
+        );
+    }
+    for error in [error_of(id.establish()), error_of(id.reject(&[])), error_of(id.attributes(QueuePairState::INIT))] {
+        assert!(matches!(error, Error::Cm(CmError::Call { errno: Errno(libc::EINVAL), .. })), "{error}");
+    }
+    // Documentation addresses (RFC 5737): of no device here.
+    let error = error_of(id.bind((Ipv4Addr::new(192, 0, 2, 1), 0)));
+    assert!(matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", .. })), "{error}");
+    // On the device's network, and nobody has it.
+    let [a, b, c, d] = address.octets();
+    let nobody = Ipv4Addr::new(a, b, c, d ^ 0x80);
+    id.resolve_address(Some((address, 0).into()), (nobody, 7471), Duration::from_millis(200)).unwrap();
+    match next(&channel, id.id()) {
+        EventKind::AddressError(errno) => assert_ne!(errno, Errno(0)),
+        // A device without neighbours resolves everything; the way there is what fails, or the request is lost.
+        EventKind::AddressResolved => println!("skipped: this network resolves any address"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_port_has_one_owner() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let channel = EventChannel::new().unwrap();
+    let (server, local) = listener(&channel, address);
+    let mut second = Id::new(&channel, PortSpace::TCP).unwrap();
+    let error = error_of(second.bind(local));
+    assert!(
+        matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", errno: Errno(libc::EADDRINUSE) })),
+        "{error}"
+    );
+    drop(server);
+    second.bind(local).unwrap();
+    second.listen(1).unwrap();
+}
+
+#[test]
+fn more_private_data_than_a_request_carries_is_refused_before_the_call() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let channel = EventChannel::new().unwrap();
+    let (_server, local) = listener(&channel, address);
+    let mut client = resolved(&channel, local);
+    let parameters = ConnectParameters::new(1);
+    let error = error_of(client.connect(&parameters.private_data(&[1; 57]).unwrap()));
+    assert!(matches!(error, Error::Cm(CmError::PrivateData { len: 57, max: 56 })), "{error}");
+    let error = error_of(parameters.private_data(&[1; 197]));
+    assert!(matches!(error, Error::Cm(CmError::PrivateData { len: 197, max: 196 })), "{error}");
+    assert!(channel.try_event().unwrap().is_none());
+}
+
+#[test]
+fn ids_take_options_and_refuse_what_there_is_not() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let channel = EventChannel::new().unwrap();
+    let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
+    id.set_type_of_service(0x20).unwrap();
+    id.set_reuse_address(true).unwrap();
+    id.set_ipv6_only(true).unwrap();
+    id.set_ack_timeout(16).unwrap();
+    let error = error_of(id.set_ack_timeout(32));
+    assert!(
+        matches!(error, Error::Cm(CmError::Call { call: "rdma_set_option", errno: Errno(libc::EINVAL) })),
+        "{error}"
+    );
+    id.bind((address, 0)).unwrap();
+    // Two that say so share a port, as long as neither listens.
+    let mut other = Id::new(&channel, PortSpace::TCP).unwrap();
+    other.set_reuse_address(true).unwrap();
+    other.bind(id.local_address().unwrap()).unwrap();
+    assert_eq!(other.local_address(), id.local_address());
+}
