@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rdma_sys::*;
 
@@ -266,10 +266,6 @@ impl fmt::Debug for CompletionCounter {
     }
 }
 
-/// The counters that a queue pair is counted by: there is no way to detach them but to destroy the queue pair.
-#[derive(Default)]
-pub(crate) struct Attached(Mutex<Vec<CompletionCounter>>);
-
 impl QueuePair {
     /// Lets `counter` count `operations` of this queue pair from here on: `ibv_qp_attach_comp_cntr(3)`. Each operation has one
     /// counter at most, and a counter any number of queue pairs.
@@ -286,14 +282,14 @@ impl QueuePair {
             return Err(Error::TooLate { what: "a completion counter is attached", state: self.state() });
         }
         let mut attr = ibv_qp_attach_comp_cntr_attr { comp_mask: 0, op_mask: operations.bits() };
-        let mut attached = self.shared().attached().0.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the queue pair and the counter, which it keeps below, are valid; `attr` is for the duration of the call.
         check(unsafe { (counter.inner.calls.attach)(self.as_raw(), counter.as_raw(), &mut attr) }).map_err(
             |errno| {
                 context.feature_error("ibv_qp_attach_comp_cntr", "counting these operations (CountedOperations)", errno)
             },
         )?;
-        attached.push(counter.clone());
+        // There is no way to detach it but to destroy the queue pair.
+        self.shared().keep(counter.clone());
         Ok(())
     }
 }

@@ -261,14 +261,8 @@ impl Live {
         // SAFETY: `destroyed` was false, so it has not been taken. It is not used after: `close` and `drop`, the only
         // callers, end the endpoint.
         let qp = unsafe { ManuallyDrop::take(&mut self.qp) };
-        let result = qp.destroy();
-        if result.is_err() {
-            // The device may still read and write the buffers.
-            self.sends.leak();
-            self.receives.leak();
-            std::mem::forget(self.datagrams.take());
-        }
-        result
+        // While there is a queue pair the device may still read and write the buffers.
+        qp.destroy_or_keep(|| (self.take_buffers().collect::<Vec<_>>(), self.datagrams.take()))
     }
 }
 

@@ -279,11 +279,6 @@ impl<B> Ring<B> {
         (self.head()..self.tail).filter_map(|sequence| self.slot(sequence).buffer.take())
     }
 
-    /// Forgets all entries without dropping their buffers.
-    pub(super) fn leak(&mut self) {
-        self.take_buffers().for_each(std::mem::forget);
-    }
-
     fn slot(&mut self, sequence: u64) -> &mut Slot<B> {
         // SAFETY: it is one of the slots, to which the reference that is returned is the only one.
         unsafe { self.place(sequence).as_mut() }
@@ -440,14 +435,6 @@ mod tests {
         ring.add(Some(Rc::clone(&witness)), SIGNALED);
         drop(ring);
         assert_eq!(Rc::strong_count(&witness), 1);
-
-        let mut ring = Ring::new(1, 0, SIGNALED);
-        ring.add(Some(Rc::clone(&witness)), SIGNALED);
-        ring.leak();
-        drop(ring);
-        assert_eq!(Rc::strong_count(&witness), 2);
-        // SAFETY: takes the place of the leaked reference, so that the test itself does not leak.
-        unsafe { Rc::decrement_strong_count(Rc::as_ptr(&witness)) };
     }
 
     /// Against a model, over a fixed stream of pseudo-random steps and capacities that are no powers of two.

@@ -8,7 +8,7 @@ use rdma_sys::*;
 
 use super::builder::mask;
 use super::{RawMemoryRegion, RegistrationBuilder};
-use crate::{Access, Error, ProtectionDomain, Result};
+use crate::{Access, Errno, Error, ProtectionDomain, Result};
 
 impl ProtectionDomain {
     /// Registers `len` bytes of a DMA-BUF from its byte `offset` on, for instance memory of a GPU: `ibv_reg_dmabuf_mr(3)` with
@@ -51,6 +51,9 @@ impl RegistrationBuilder<'_> {
     pub unsafe fn register_dmabuf(self, fd: impl AsFd, offset: u64, len: usize, iova: u64) -> Result<RawMemoryRegion> {
         let RegistrationBuilder { pd, access, .. } = self;
         let (fd, context) = (fd.as_fd().as_raw_fd(), pd.context());
+        if iova.checked_add(len as u64).is_none() || offset.checked_add(len as u64).is_none() {
+            return Err(Error::RegisterDmaBuf { offset, len, access, errno: Errno(libc::EINVAL) });
+        }
         let register = context.verbs().ibv_reg_dmabuf_mr;
         let registration = match self.handle {
             None => self.made(

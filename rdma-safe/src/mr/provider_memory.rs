@@ -11,7 +11,7 @@ use rdma_sys::*;
 use super::Backing;
 use crate::errno::{check_neg, check_ptr};
 use crate::object::{Object, Parents};
-use crate::{Context, Error, ProtectionDomain, Result};
+use crate::{Context, Error, ProtectionDomain, Result, bounds};
 
 /// Memory that the provider has allocated as suits its device: `struct ibv_buf`. Zeroed, and aligned to a page.
 ///
@@ -157,11 +157,9 @@ impl ProviderMemory {
 
     /// Where `len` bytes from `offset` on are, if it has them.
     pub(super) fn part(&self, offset: usize, len: usize) -> Result<*mut u8> {
-        match offset.checked_add(len) {
-            // SAFETY: `offset` is at most the length.
-            Some(end) if end <= self.inner.len => Ok(unsafe { self.inner.address.add(offset) }.as_ptr()),
-            _ => Err(Error::OutOfBounds { offset, len, region: self.inner.len }),
-        }
+        bounds::check(offset, len, self.inner.len)?;
+        // SAFETY: `offset` is at most the length.
+        Ok(unsafe { self.inner.address.add(offset) }.as_ptr())
     }
 
     pub(super) fn share(&self) -> Arc<Allocation> {

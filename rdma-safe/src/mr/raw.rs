@@ -37,18 +37,16 @@ impl RawMemoryRegion {
         RawMemoryRegion::new(unsafe { Registration::from_raw(raw, pd, Access::all()) }, address.cast(), len)
     }
 
-    /// Gives it up: it is the caller's to deregister, and does not keep its domain any more, unless memory windows are bound to it:
-    /// then the domain stays until the process ends. So do, in any case, its DMA handle and the memory of a provider that it keeps.
-    #[must_use]
-    pub fn into_raw(mut self) -> NonNull<ibv_mr> {
-        match Arc::get_mut(&mut self.inner) {
-            Some(inner) => inner.disown(),
-            None => {
-                let raw = self.inner.raw;
-                // Whichever window were the last to let go of it would deregister it.
-                std::mem::forget(self);
-                raw
-            }
+    /// Gives it up: it is the caller's to deregister, and does not keep its domain any more. Its DMA handle and the memory of a
+    /// provider that it keeps stay until the process ends.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] while memory windows are bound to it: it is deregistered when the last of them is dropped or bound
+    /// elsewhere.
+    pub fn into_raw(self) -> Result<NonNull<ibv_mr>> {
+        match Arc::into_inner(self.inner) {
+            Some(mut inner) => Ok(inner.disown()),
+            None => Err(Error::InUse { object: "memory region", by: "memory windows bound to it" }),
         }
     }
 

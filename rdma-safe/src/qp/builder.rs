@@ -10,7 +10,6 @@ use super::multicast::Groups;
 use super::operations::{available, fewer_and_fewer, present};
 use super::options::Options;
 use super::{Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
-use crate::comp_cntr::Attached;
 use crate::errno::check_ptr;
 use crate::id::QpId;
 use crate::object::Object;
@@ -269,7 +268,7 @@ impl<'a> QueuePairBuilder<'a> {
             cqs: Some([self.send_cq.shared().clone(), self.recv_cq.shared().clone()]),
             srq: self.srq.clone(),
             groups: Groups::default(),
-            counters: Attached::default(),
+            kept: Mutex::default(),
         };
         let shared = Arc::new(Shared {
             // SAFETY: the queue pair was created or adopted from these; both its queues, and flows and windows of it, hold an

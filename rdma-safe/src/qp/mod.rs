@@ -23,7 +23,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
-use crate::comp_cntr::Attached;
 use crate::errno::check;
 use crate::id::QpId;
 use crate::object::{self, Object, Parents as _};
@@ -79,7 +78,7 @@ struct Parents {
     srq: Option<Arc<srq::Shared>>,
     groups: Groups,
     // They can only go when the queue pair has.
-    counters: Attached,
+    kept: Mutex<Vec<Box<dyn Send>>>,
 }
 
 /// What a queue pair is made in.
@@ -312,11 +311,25 @@ impl QueuePair {
     /// it: it is destroyed when the last of them is gone.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
+        self.destroy_or_keep(|| ())
+    }
+
+    /// As [`QueuePair::destroy`]. Where it is not, or not yet, it keeps the `work` that the device may go on with.
+    pub(crate) fn destroy_or_keep<W: Send + 'static>(self, work: impl FnOnce() -> W) -> Result<()> {
         let QueuePair { send, recv, shared, .. } = self;
         drop((send, recv));
-        match Arc::into_inner(shared) {
-            Some(shared) => shared.object.destroy().map(drop),
-            None => Err(Error::InUse { object: "queue pair", by: "flows or memory windows" }),
+        match Arc::try_unwrap(shared) {
+            Ok(shared) => {
+                if shared.is_polled_here() {
+                    shared.keep(work());
+                    return shared.object.destroy().map(drop);
+                }
+                shared.object.destroy().map(drop).inspect_err(|_| std::mem::forget(work()))
+            }
+            Err(shared) => {
+                shared.keep(work());
+                Err(Error::InUse { object: "queue pair", by: "flows or memory windows" })
+            }
         }
     }
 }
@@ -345,8 +358,9 @@ impl Shared {
         }
     }
 
-    pub(crate) fn attached(&self) -> &Attached {
-        &self.object.counters
+    /// Lets go of `what` when it was destroyed, and not before.
+    pub(crate) fn keep(&self, what: impl Send + 'static) {
+        self.object.kept.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(what));
     }
 
     fn groups(&self) -> &Groups {

@@ -11,7 +11,6 @@ use super::{
     ConnectOptions, Groups, Home, InitOptions, Local, Parents, QueuePairAddress, QueuePairAttributes,
     QueuePairCapacity, QueuePairState, QueuePairType, Shared,
 };
-use crate::comp_cntr::Attached;
 use crate::errno::check_ptr;
 use crate::id::QpId;
 use crate::object::Object;
@@ -99,7 +98,7 @@ impl XrcTarget {
             cqs: None,
             srq: None,
             groups: Groups::default(),
-            counters: Attached::default(),
+            kept: Mutex::default(),
         };
         let shared = Shared {
             // SAFETY: the caller's contract; nothing is made from it.

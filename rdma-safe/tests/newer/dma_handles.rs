@@ -212,7 +212,7 @@ fn a_region_that_is_given_up_or_cannot_be_deregistered_keeps_its_handle_for_good
         // SAFETY: no work names it, and the provider never looks at it.
         let region = unsafe { hinted.register_raw(memory.as_mut_ptr(), 64) }.unwrap();
         if give_up {
-            let raw = region.into_raw();
+            let raw = region.into_raw().unwrap();
             drop(handle);
             // SAFETY: it was just given up.
             assert_eq!(unsafe { (verbs().unwrap().ibv_dereg_mr)(raw.as_ptr()) }, 0);

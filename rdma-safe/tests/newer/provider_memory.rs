@@ -265,7 +265,7 @@ fn memory_that_cannot_be_deregistered_or_was_given_up_is_never_freed() {
     fake.may_leak();
     let pd = fake.pd();
     // SAFETY: nothing refers to it, and no work names it.
-    let given_up = unsafe { part(&memory(&pd), 0, 8) }.unwrap().into_raw();
+    let given_up = unsafe { part(&memory(&pd), 0, 8) }.unwrap().into_raw().unwrap();
     assert_eq!((fake.live().bufs, fake.calls("ibv_free_buf")), (1, 0));
     // SAFETY: it was just given up.
     assert_eq!(unsafe { (rdma_safe::sys::verbs().unwrap().ibv_dereg_mr)(given_up.as_ptr()) }, 0);

@@ -235,6 +235,11 @@ fn a_dma_buf_is_named_by_the_address_that_it_was_given() {
     assert_ne!((region.lkey(), region.rkey()), (0, 0));
     assert_eq!(fake.take_dmabufs(), [(0x1010, 100, 0x7_0010)]);
     assert!(matches!(register(0, 0, 0), Err(Error::EmptyRegion)));
+    for (offset, iova) in [(0, u64::MAX - 98), (u64::MAX - 98, 0)] {
+        let error = register(offset, 100, iova).unwrap_err();
+        assert!(matches!(error, Error::RegisterDmaBuf { len: 100, errno: Errno(libc::EINVAL), .. }), "{error}");
+    }
+    assert!(fake.take_dmabufs().is_empty(), "addresses that wrap reach no device");
     let error = register(8, 100, 0x1000).unwrap_err();
     assert!(matches!(error, Error::RegisterDmaBuf { offset: 8, len: 100, errno: Errno(libc::EINVAL), .. }), "{error}");
     region.deregister().unwrap();

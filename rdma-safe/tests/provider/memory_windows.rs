@@ -431,3 +431,24 @@ fn a_window_that_cannot_be_deallocated_keeps_what_it_is_bound_to() {
     assert_eq!(Live { cqs: 0, ..left }, Live { contexts: 1, pds: 1, mrs: 1, qps: 2, mws: 1, ..Live::default() });
     fake.may_leak();
 }
+
+#[test]
+fn raw_memory_is_not_given_up_while_a_window_is_bound_to_it() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let (_a, mut b) = raw_pair(&pd, crate::support::EXTENDED);
+    let mut memory = [0_u64; 4];
+    // SAFETY: nobody writes to the memory, and it stays for longer than the window.
+    let region = unsafe { pd.register_raw(memory.as_mut_ptr().cast(), 32, Access::MW_BIND) }.unwrap();
+    let mut window = pd.memory_window::<Type1>().unwrap();
+    let info = region.bind_info(8, 8, Access::REMOTE_READ).unwrap();
+    let _ = b.qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info).unwrap();
+    done(&mut b, 1, WcOpcode::BIND_MW);
+    window.confirm();
+    let mrs = fake.live().mrs;
+    let error = region.into_raw().unwrap_err();
+    assert!(matches!(error, Error::InUse { object: "memory region", .. }), "{error}");
+    assert_eq!(fake.live().mrs, mrs);
+    drop(window);
+    assert_eq!(fake.live().mrs, mrs - 1, "with the last that needed it");
+}

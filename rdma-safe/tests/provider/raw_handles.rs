@@ -249,7 +249,7 @@ fn what_is_given_up_is_its_callers_to_destroy() {
     // SAFETY: the memory stays longer than the region, and no work names it.
     unsafe {
         let region = pd.register_raw(bytes.as_mut_ptr(), 16, Access::LOCAL_WRITE).unwrap();
-        let (lkey, raw) = (region.lkey(), region.into_raw());
+        let (lkey, raw) = (region.lkey(), region.into_raw().unwrap());
         assert_eq!(fake.live().mrs, 1);
         let region = RawMemoryRegion::from_raw(&pd, raw);
         assert_eq!((region.lkey(), region.len()), (lkey, 16));
