@@ -53,8 +53,8 @@ impl EventChannel {
     /// Opens a channel: `rdma_create_event_channel(3)`.
     ///
     /// # Errors
-    /// [`Error::Load`](crate::Error::Load) without librdmacm; [`CmError::Call`](super::CmError::Call), with `ENODEV` or `ENOENT`
-    /// when the kernel has no connection management (the module `rdma_ucm`) or no device.
+    /// [`Error::Load`](crate::Error::Load) without librdmacm; [`CmError::Call`](super::CmError::Call), with `EPERM`, `ENODEV`
+    /// or `ENOENT` when the kernel has no connection management (the module `rdma_ucm`) or no device.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn new() -> Result<Self> {
         let cm = rdmacm()?;

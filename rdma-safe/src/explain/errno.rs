@@ -20,6 +20,9 @@ impl Error {
 
 /// What usually is behind it, if more is known than the name of the `errno` says.
 pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
+    if verb.starts_with("rdma_") {
+        return connecting(verb, errno);
+    }
     let registers = verb.starts_with("ibv_reg_") || verb == "ibv_rereg_mr";
     let creates = ["ibv_create_", "ibv_alloc_", "ibv_open_"].iter().any(|prefix| verb.starts_with(prefix));
     let destroys = ["ibv_destroy_", "ibv_dealloc_", "ibv_dereg_", "ibv_close_", "ibv_free_", "ibv_unimport_"]
@@ -110,7 +113,7 @@ pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
         ("ibv_import_pd" | "ibv_import_mr" | "ibv_import_dm", libc::ENOENT) => {
             "the handle must be of such an object of the context whose descriptor was imported"
         }
-        (_, libc::EMFILE | libc::ENFILE) => "the process, or the system, is out of file descriptors: see `ulimit -n`",
+        (_, libc::EMFILE | libc::ENFILE) => OUT_OF_DESCRIPTORS,
         (_, libc::EBUSY) if destroys => {
             "something that was made from it is still there: objects made by other code from its raw handle, bound memory \
              windows, attached multicast groups or flows"
@@ -127,6 +130,49 @@ pub(crate) fn cause(verb: &str, errno: Errno) -> Option<&'static str> {
     })
 }
 
+/// As [`cause`], of functions of librdmacm, to which an `errno` means something else.
+fn connecting(call: &str, errno: Errno) -> Option<&'static str> {
+    Some(match (call, errno.0) {
+        ("rdma_create_event_channel", libc::EPERM | libc::ENODEV | libc::ENOENT) => {
+            "the kernel has no connection management, or no device: load its module (`modprobe rdma_ucm`), and see `rdma link`"
+        }
+        ("rdma_create_event_channel", libc::EACCES) => {
+            "this user may not open /dev/infiniband/rdma_cm: see its owner and mode, and the device cgroup of a container"
+        }
+        ("rdma_bind_addr" | "rdma_listen", libc::EADDRINUSE) => {
+            "another id has the port: take another one, or 0, which finds a free one"
+        }
+        ("rdma_bind_addr" | "rdma_resolve_addr", libc::EADDRNOTAVAIL | libc::ENODEV) => {
+            "no device has the address, or leads there: it must be that of a network interface that `rdma link` names"
+        }
+        ("rdma_resolve_addr", libc::ENETUNREACH | libc::EHOSTUNREACH) => {
+            "the host has no route to the address: see `ip route get`, whose interface must be one that `rdma link` names"
+        }
+        ("rdma_resolve_route", libc::EINVAL) => {
+            "an address must be resolved before: Id::resolve_address, and wait for EventKind::AddressResolved"
+        }
+        ("rdma_connect", libc::EINVAL) => {
+            "a route must be resolved before (Id::resolve_route, and wait for EventKind::RouteResolved), and the device must have \
+             the resources (ConnectParameters::responder_resources, initiator_depth)"
+        }
+        ("rdma_init_qp_attr", libc::EINVAL) => {
+            "the id is not that far: for INIT it needs a device, that is an address that was resolved or a request; for RTR and \
+             RTS a request, or the peer's answer (EventKind::ConnectResponse)"
+        }
+        ("rdma_accept" | "rdma_reject", libc::EINVAL) => {
+            "the id must have come with a request that was not answered yet"
+        }
+        ("rdma_disconnect", libc::EINVAL) => "there is no connection to end",
+        ("rdma_set_option", libc::EINVAL) => {
+            "the value is out of range, or the id is past the call that would have used it"
+        }
+        (_, libc::EMFILE | libc::ENFILE) => OUT_OF_DESCRIPTORS,
+        _ => return None,
+    })
+}
+
+const OUT_OF_DESCRIPTORS: &str = "the process, or the system, is out of file descriptors: see `ulimit -n`";
+
 /// As [`cause`], to be added to a message.
 pub(crate) fn advice(verb: &str, errno: Errno) -> String {
     cause(verb, errno).map(|cause| format!("; {cause}")).unwrap_or_default()
@@ -135,6 +181,7 @@ pub(crate) fn advice(verb: &str, errno: Errno) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cm::CmError;
     use crate::{Access, PostError, WcStatus};
 
     #[test]
@@ -159,6 +206,19 @@ mod tests {
         assert!(of("ibv_create_qp", libc::EAGAIN).contains("cgroup"));
         assert_eq!(cause("ibv_query_qp", Errno(libc::EBUSY)), None, "nothing was to be destroyed");
         assert_eq!(cause("ibv_query_qp", Errno(0)), None);
+    }
+
+    #[test]
+    fn librdmacm_is_told_of_steps_and_addresses_and_not_of_broken_devices() {
+        let of = |call, errno| Error::from(CmError::Call { call, errno: Errno(errno) });
+        let early = of("rdma_connect", libc::EINVAL);
+        assert_eq!((early.verb(), early.errno()), (Some("rdma_connect"), Some(Errno(libc::EINVAL))));
+        assert!(early.to_string().ends_with(early.explain().unwrap()), "{early}");
+        assert!(early.to_string().contains("Id::resolve_route"), "{early}");
+        let elsewhere = of("rdma_bind_addr", libc::ENODEV).to_string();
+        assert!(elsewhere.contains("rdma link") && !elsewhere.contains("unplugged"), "{elsewhere}");
+        assert!(of("rdma_create_event_channel", libc::EPERM).to_string().contains("modprobe rdma_ucm"));
+        assert_eq!(of("rdma_create_id", libc::ETIMEDOUT).explain(), None, "no firmware was asked");
     }
 
     #[test]
