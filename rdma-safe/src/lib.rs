@@ -23,6 +23,8 @@
 //!                    │                    ├─ WorkQueue ── IndirectionTable ── RssQueuePair ── Flow
 //!                    │                    └─ QueuePair, Endpoint, DatagramEndpoint
 //!                    └─ CompletionChannel ── CompletionQueue, EndpointSet ──┘
+//!
+//! cm::EventChannel ── cm::Id, which connects a QueuePair by address
 //! ```
 //!
 //! # First steps
@@ -34,7 +36,9 @@
 //! |---|---|
 //! | find a device, see what it can | [`devices`], [`Device::by_name`], [`Context::attributes`], [`Context::query_port`] |
 //! | send messages to one peer | [`Endpoint`]: [`Endpoint::send`], [`Endpoint::receive`], [`Endpoint::wait`] |
-//! | send to many peers from one queue pair, or to a group | [`DatagramEndpoint`], [`DatagramEndpoint::multicast_peer`] |
+//! | send to many peers from one queue pair | [`DatagramEndpoint`] |
+//! | receive what is sent to a multicast group, or send to one | [`DatagramEndpoint::attach_mcast`], [`DatagramEndpoint::multicast_peer`] |
+//! | connect by IP address, without a connection of one's own for the exchange | [`cm`], for a [`QueuePair`] |
 //! | get memory to send and receive with | [`ProtectionDomain::allocate`], [`Buffer::into_chunks`] |
 //! | let a peer write to memory, or read it | [`ProtectionDomain::expose`] there, [`Endpoint::write`] or [`Endpoint::read`] here |
 //! | serve many connections by one poll | [`EndpointSet`] of endpoints, a [`CompletionQueue`] of queue pairs |
@@ -43,6 +47,7 @@
 //! | hear of ports that go down, and of limits | [`Context::async_events`] |
 //! | manage memory by address and key | [`QueuePair`], [`SendBatch`], [`RawMemoryRegion`] |
 //! | say more of memory | [`ProtectionDomain::registration`], [`DmaHandle`], [`ProviderMemory`], [`HugePages`] |
+//! | register memory of a GPU | [`ProtectionDomain::register_dmabuf`] |
 //! | poll and post in a loop at the least cost | [`Poller`], [`SendQueue::extended`], [`Endpoint::extended`] |
 //! | end a connection | [`Endpoint::close`], [`EndpointSet::remove`], [`QueuePair::drain`] |
 //! | know why something failed | [`Endpoint::explain`], [`QueuePair::explain`], [`Error::explain`] |
@@ -60,7 +65,8 @@
 //! # Requirements
 //!
 //! 64-bit Linux, and at run time libibverbs of rdma-core 44 or newer (package `libibverbs1` and `ibverbs-providers` on
-//! Debian, `libibverbs` elsewhere). Without it every entry point returns [`Error::Load`], which says what was tried.
+//! Debian, `libibverbs` elsewhere). Without it every entry point returns [`Error::Load`], which says what was tried. [`cm`] needs
+//! librdmacm, too (`librdmacm1`).
 #![deny(missing_docs)]
 
 mod access;
