@@ -4,8 +4,8 @@
 //! how that went by [`Event`]s of its [`EventChannel`]. It moves no data: for that there is a [`QueuePair`](crate::QueuePair),
 //! which is made beside it and brought to connection with the attributes that [`Id::attributes`] gives.
 //!
-//! librdmacm is loaded when the first channel is made (Debian: `librdmacm1`). It opens devices of its own, of which nothing is to be
-//! seen here: an id names its device ([`Id::device_name`]), and a queue pair may be of any [`Context`](crate::Context) of that.
+//! librdmacm (Debian: `librdmacm1`) is loaded when the first channel is made. It opens devices of its own, of which nothing is to
+//! be seen here: an id names its device ([`Id::device_name`]), and a queue pair may be of any [`Context`](crate::Context) of that.
 //!
 //! An [`Endpoint`](crate::Endpoint) has a queue pair of its own and is not connected by an id, but by
 //! [`Endpoint::connect`](crate::Endpoint::connect).

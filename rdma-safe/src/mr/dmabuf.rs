@@ -13,9 +13,20 @@ use crate::{Access, Errno, Error, ProtectionDomain, Result};
 impl ProtectionDomain {
     /// Registers `len` bytes of a DMA-BUF from its byte `offset` on, for instance memory of a GPU: `ibv_reg_dmabuf_mr(3)` with
     /// exactly `access`. Work requests and peers name its first byte by the address `iova`, which must lie as far into a page as
-    /// `offset` does.
+    /// `offset` does: where it is mapped, or `offset`, by which they name each byte by its place in the DMA-BUF.
     ///
-    /// The registration holds the DMA-BUF; `fd` may be closed afterwards.
+    /// The registration holds the DMA-BUF; `fd` may be closed afterwards. With a DMA handle it is made by
+    /// [`ProtectionDomain::registration`].
+    ///
+    /// ```no_run
+    /// # use rdma_safe::*;
+    /// # fn example(pd: &ProtectionDomain, gpu: std::os::fd::OwnedFd) -> rdma_safe::Result<()> {
+    /// // SAFETY: nobody on this host uses the memory until the region is gone; the peers are to write there.
+    /// let region = unsafe { pd.register_dmabuf(&gpu, 0, 1 << 20, 0, Access::LOCAL_WRITE | Access::REMOTE_WRITE)? };
+    /// // … tell the peers `region.address()` and `region.rkey()`
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the device cannot; [`Error::RegisterDmaBuf`], with `EBADF` or `EINVAL` when `fd` is no DMA-BUF

@@ -22,7 +22,7 @@ use crate::{
 /// A datagram is one packet at most ([`DatagramEndpoint::max_datagram`]). It may get lost or be overtaken, and nobody is told; that
 /// it was sent says no more than that. Work, buffers and completions are as those of an [`Endpoint`], with a [`Peer`] for each
 /// send, and a [`Sender`] with each receive. The header that a device puts before each datagram ([`Grh`](crate::Grh)) is taken off:
-/// buffers hold the payload only.
+/// buffers hold the payload only. What is sent to a multicast group comes here after [`DatagramEndpoint::attach_mcast`].
 ///
 /// ```no_run
 /// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }

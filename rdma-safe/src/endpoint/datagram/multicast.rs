@@ -9,8 +9,9 @@ const EVERY_MEMBER: u32 = 0xff_ffff;
 impl DatagramEndpoint {
     /// Lets it receive what is sent to a multicast group, from now on and until it [leaves](DatagramEndpoint::detach_mcast) or
     /// ends: [`QueuePair::attach_mcast`](crate::QueuePair::attach_mcast), which says what else it takes for datagrams of the group
-    /// to come to this host. They go into its receives beside those that are sent to it alone; the header says which is which
-    /// ([`Sender::grh`](crate::Sender::grh)).
+    /// to come to this host. They go into its receives beside those that are sent to it alone; the header says which is which:
+    /// in what came to the group, [`Grh::dgid`](crate::Grh::dgid) of [`Sender::grh`](crate::Sender::grh) is the group. Datagrams
+    /// that have another queue key than the endpoint are dropped here, too: members and senders agree on one.
     ///
     /// On InfiniBand `lid` is the group's LID; on RoCE it means nothing, and 0 will do.
     ///
@@ -20,9 +21,10 @@ impl DatagramEndpoint {
     /// use std::net::{Ipv4Addr, UdpSocket};
     ///
     /// let group = Ipv4Addr::new(239, 1, 2, 3);
-    /// // On RoCE the host joins by a socket, which stays open. The interface is that of the port.
+    /// // On RoCE the host joins by a socket, which stays open. The interface is that of the port, which has its address.
     /// let socket = UdpSocket::bind("0.0.0.0:0")?;
-    /// socket.join_multicast_v4(&group, &"192.0.2.7".parse()?)?;
+    /// let interface = endpoint.address().gid.ipv4().ok_or("a GID of IPv4 is what this takes")?;
+    /// socket.join_multicast_v4(&group, &interface)?;
     /// endpoint.attach_mcast(Gid::from(group), 0)?;
     /// endpoint.receive(inbox)?;
     ///

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::{AddressHandle, Gid, Grh, ProtectionDomain, UdTarget, WcFlags, WorkCompletion};
 
 /// Where a [`DatagramEndpoint`](crate::DatagramEndpoint) sends to: the way to a port, and a queue pair there. Made by
-/// [`DatagramEndpoint::peer`](crate::DatagramEndpoint::peer) and [`DatagramEndpoint::peer_of`](crate::DatagramEndpoint::peer_of).
+/// [`DatagramEndpoint::peer`](crate::DatagramEndpoint::peer), [`peer_of`](crate::DatagramEndpoint::peer_of),
+/// [`peer_at`](crate::DatagramEndpoint::peer_at) and [`multicast_peer`](crate::DatagramEndpoint::multicast_peer).
 ///
 /// Clones share the address handle, which work in flight keeps, too.
 #[derive(Clone)]

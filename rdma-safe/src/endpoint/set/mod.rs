@@ -19,7 +19,9 @@ use room::Room;
 ///
 /// Endpoints are built in the set, by [`EndpointBuilder::build_in`], and belong to it. [`EndpointSet::endpoint`] lends one to be
 /// connected and posted to; [`EndpointSet::poll`] says whose each completion is; [`EndpointSet::remove`] ends one and returns its
-/// buffers. A peer that fails, or work that does, concerns its own endpoint and no other.
+/// buffers. A peer that fails, or work that does, concerns its own endpoint and no other. A peer that goes without a word is
+/// noticed by a send, a write or a read to it, which fails then, and not by receives that wait for it: where an end may be silent
+/// for long, watch the connection by which addresses were exchanged, or send now and then.
 ///
 /// ```no_run
 /// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }
@@ -151,9 +153,9 @@ impl EndpointSet {
         }
     }
 
-    /// Ends an endpoint: destroys its queue pair, and returns the buffers of all its work that was not handed out, done or not. Of
-    /// a
-    /// [`ReceivePool`](crate::ReceivePool), these are the receives that a message has come into; the others are still the pool's.
+    /// Ends an endpoint: destroys its queue pair, and returns the buffers of all its work that was not handed out, done or not.
+    /// Of a [`ReceivePool`](crate::ReceivePool), these are the receives that a message has come into; the others are still the
+    /// pool's.
     /// Completions of other endpoints are kept for [`EndpointSet::poll`].
     ///
     /// # Errors
