@@ -115,14 +115,7 @@ impl CompletionChannel {
     }
 
     fn make_blocking(&self, blocking: bool) -> Result<(), Errno> {
-        let fd = self.as_fd().as_raw_fd();
-        // SAFETY: fcntl on a descriptor that the channel owns; flags are integers.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        let flags = if blocking { flags & !libc::O_NONBLOCK } else { flags | libc::O_NONBLOCK };
-        // SAFETY: as above.
-        if unsafe { libc::fcntl(fd, libc::F_SETFL, flags) } < 0 {
-            return Err(Errno::last());
-        }
+        readiness::set_blocking(self, blocking)?;
         self.inner.blocking.store(blocking, Ordering::Relaxed);
         Ok(())
     }

@@ -3,7 +3,18 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
+use crate::errno::check_neg;
 use crate::{Errno, Error, Result};
+
+/// Whether reading waits until there is something: the flag `O_NONBLOCK`, of all duplicates of the descriptor.
+pub(crate) fn set_blocking(fd: &impl AsFd, blocking: bool) -> Result<(), Errno> {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: fcntl on a descriptor that is open; it has no argument.
+    let flags = check_neg(|| unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    let flags = if blocking { flags & !libc::O_NONBLOCK } else { flags | libc::O_NONBLOCK };
+    // SAFETY: likewise; the flags are an integer.
+    check_neg(|| unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
+}
 
 /// Waits until `take` finds something, at most for `timeout`; `None` when it passed. `take` is not to wait itself. `error` makes an
 /// error of a failed `poll(2)`.

@@ -166,16 +166,10 @@ impl Context {
     #[doc(alias = "ibv_get_async_event")]
     pub fn async_events(&self) -> Result<AsyncEvents> {
         let events = AsyncEvents { context: self.clone() };
-        let fd = events.raw_fd();
-        if fd < 0 {
+        if events.raw_fd() < 0 {
             return Err(self.unsupported("asynchronous events"));
         }
-        // SAFETY: fcntl on a descriptor that the context owns; flags are integers.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        // SAFETY: as above.
-        if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
-            return Err(events.error("fcntl(2)", Errno::last()));
-        }
+        readiness::set_blocking(&events, false).map_err(|errno| events.error("fcntl(2)", errno))?;
         Ok(events)
     }
 }

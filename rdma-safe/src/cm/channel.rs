@@ -62,10 +62,7 @@ impl EventChannel {
         let raw = check_ptr(|| unsafe { (cm.rdma_create_event_channel)() })
             .map_err(|errno| failed("rdma_create_event_channel", errno))?;
         let channel = EventChannel { inner: Arc::new(Inner { raw, cm, calls: Mutex::new(()) }) };
-        let fd = channel.as_fd().as_raw_fd();
-        // SAFETY: fcntl on a descriptor that the channel owns; flags are integers.
-        check_neg(|| unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) })
-            .map_err(|errno| failed("fcntl(2)", errno))?;
+        readiness::set_blocking(&channel, false).map_err(|errno| failed("fcntl(2)", errno))?;
         Ok(channel)
     }
 
