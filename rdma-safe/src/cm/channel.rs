@@ -57,10 +57,14 @@ impl EventChannel {
     /// or `ENOENT` when the kernel has no connection management (the module `rdma_ucm`) or no device.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn new() -> Result<Self> {
+        /// The first call finds the devices and tries the kernel out, for which those of other threads would not wait.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let cm = rdmacm()?;
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: no arguments.
         let raw = check_ptr(|| unsafe { (cm.rdma_create_event_channel)() })
             .map_err(|errno| failed("rdma_create_event_channel", errno))?;
+        drop(turn);
         let channel = EventChannel { inner: Arc::new(Inner { raw, cm, calls: Mutex::new(()) }) };
         readiness::set_blocking(&channel, false).map_err(|errno| failed("fcntl(2)", errno))?;
         Ok(channel)

@@ -385,7 +385,7 @@ impl Id {
     }
 
     /// The C object, valid while this id is. What is called on it has to take turns with the calls of this crate on its channel's
-    /// ids.
+    /// ids, and neither destroys it nor moves it to another channel.
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_cm_id {
         self.raw.as_ptr()

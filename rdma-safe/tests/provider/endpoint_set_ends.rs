@@ -77,6 +77,28 @@ fn what_an_endpoint_has_taken_from_a_pool_comes_back_and_what_others_have_is_kep
 }
 
 #[test]
+fn a_message_that_arming_has_found_is_not_lost_when_another_endpoint_goes() {
+    on_each_device(|fake, interfaces| {
+        let pd = fake.pd();
+        let pool = pool(&pd);
+        let set = EndpointSet::builder(pd.context(), 64).events(true).classic_poll(!interfaces.extended_cq);
+        let mut service = Service { set: set.build().unwrap(), keys: Vec::new(), peers: Vec::new() };
+        for _ in 0..2 {
+            service.add(&pd, interfaces, Some(&pool));
+        }
+        for (peer, text) in [(0, b"a1"), (0, b"a2"), (1, b"b1")] {
+            service.say(peer, text);
+        }
+        assert!(!service.set.arm().unwrap(), "there is something to poll");
+        let gone = service.keys[1];
+        assert_eq!(texts(&service.set.remove(gone).unwrap()), [b"b1"]);
+        assert_eq!(service.next_text(), (0, b"a1".to_vec()));
+        assert_eq!(service.next_text(), (0, b"a2".to_vec()));
+        service.nothing();
+    });
+}
+
+#[test]
 fn many_removals_in_a_row_lose_nothing() {
     on_each_device(|fake, interfaces| {
         let pd = fake.pd();

@@ -186,6 +186,8 @@ impl EndpointSet {
 
     /// Takes what is in the queue now, and keeps it.
     fn drain(&mut self) -> Result<(), PollError> {
+        // What arming has found comes before, and is not to make room for what comes now.
+        self.members.put_off();
         // No more than that was there before: others may go on and on completing.
         for _ in 0..self.cq.capacity() {
             match self.look() {

@@ -1,0 +1,278 @@
+//! A librdmacm in this process that notes what it would not survive: calls at the same time on what belongs together, and the use
+//! of what is gone. A program of its own: its functions take the place of the library's.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{CStr, c_int, c_void};
+use std::net::Ipv4Addr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rdma_safe::cm::{EventChannel, EventKind, Id, PortSpace};
+use rdma_safe::sys::*;
+
+static WORLD: Mutex<Option<World>> = Mutex::new(None);
+
+#[derive(Default)]
+struct World {
+    channels: HashMap<usize, Channel>,
+    ids: HashMap<usize, State>,
+    breaches: Vec<&'static str>,
+    requests: usize,
+}
+
+#[derive(Default)]
+struct Channel {
+    busy: bool,
+    events: VecDeque<(usize, rdma_cm_event_type)>,
+}
+
+struct State {
+    channel: usize,
+    /// Events that were read and not acknowledged.
+    read: usize,
+}
+
+fn world() -> MutexGuard<'static, Option<World>> {
+    let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+    world.get_or_insert_default();
+    world
+}
+
+fn with<R>(change: impl FnOnce(&mut World) -> R) -> R {
+    change(world().as_mut().unwrap())
+}
+
+/// As long as a call lasts that changes what belongs to a channel.
+struct Call(usize);
+
+impl Call {
+    fn on(channel: usize) -> Call {
+        with(|world| match world.channels.get_mut(&channel) {
+            Some(found) => {
+                if std::mem::replace(&mut found.busy, true) {
+                    world.breaches.push("two calls at the same time");
+                }
+            }
+            None => world.breaches.push("a channel that is gone"),
+        });
+        std::thread::yield_now();
+        Call(channel)
+    }
+
+    fn of(id: *mut rdma_cm_id) -> Call {
+        let channel = with(|world| match world.ids.get(&id.addr()) {
+            Some(state) => state.channel,
+            None => {
+                world.breaches.push("an id that is gone");
+                0
+            }
+        });
+        Call::on(channel)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        with(|world| {
+            if let Some(channel) = world.channels.get_mut(&self.0) {
+                channel.busy = false;
+            }
+        });
+    }
+}
+
+unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
+    // SAFETY: its arguments are numbers.
+    let fd = unsafe { libc::eventfd(0, 0) };
+    let channel = Box::into_raw(Box::new(rdma_event_channel { fd }));
+    with(|world| world.channels.insert(channel.addr(), Channel::default()));
+    channel
+}
+
+unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
+    with(|world| {
+        if world.ids.values().any(|id| id.channel == channel.addr()) {
+            world.breaches.push("a channel goes before its ids");
+        }
+        if world.channels.remove(&channel.addr()).is_none() {
+            return world.breaches.push("a channel goes twice");
+        }
+        // SAFETY: made above, and there until now.
+        let channel = unsafe { Box::from_raw(channel) };
+        // SAFETY: opened above.
+        unsafe { libc::close(channel.fd) };
+    });
+}
+
+fn make_id(channel: *mut rdma_event_channel, context: *mut c_void, ps: rdma_port_space) -> *mut rdma_cm_id {
+    let id = Box::into_raw(Box::new(rdma_cm_id { channel, context, ps, ..rdma_cm_id::zeroed() }));
+    with(|world| world.ids.insert(id.addr(), State { channel: channel.addr(), read: 0 }));
+    id
+}
+
+unsafe extern "C" fn create_id(
+    channel: *mut rdma_event_channel,
+    id: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: rdma_port_space,
+) -> c_int {
+    let _call = Call::on(channel.addr());
+    // SAFETY: the caller's out pointer.
+    unsafe { *id = make_id(channel, context, ps) };
+    0
+}
+
+unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
+    let _call = Call::of(id);
+    with(|world| {
+        let Some(state) = world.ids.remove(&id.addr()) else { return };
+        if state.read != 0 {
+            world.breaches.push("an id waits for its events for ever");
+        }
+        if let Some(channel) = world.channels.get_mut(&state.channel) {
+            channel.events.retain(|(whose, _)| *whose != id.addr());
+        }
+        // SAFETY: made above, and there until now.
+        drop(unsafe { Box::from_raw(id) });
+    });
+    0
+}
+
+fn happen(id: *mut rdma_cm_id, event: rdma_cm_event_type) -> c_int {
+    let call = Call::of(id);
+    with(|world| {
+        if let Some(channel) = world.channels.get_mut(&call.0) {
+            channel.events.push_back((id.expose_provenance(), event));
+        }
+    });
+    0
+}
+
+unsafe extern "C" fn resolve_addr(
+    id: *mut rdma_cm_id,
+    _: *mut libc::sockaddr,
+    _: *mut libc::sockaddr,
+    _: c_int,
+) -> c_int {
+    happen(id, RDMA_CM_EVENT_ADDR_RESOLVED)
+}
+
+/// One wants to connect already.
+unsafe extern "C" fn listen(id: *mut rdma_cm_id, _: c_int) -> c_int {
+    happen(id, RDMA_CM_EVENT_CONNECT_REQUEST)
+}
+
+unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
+    let _call = Call::on(channel.addr());
+    let next = with(|world| {
+        let (whose, kind) = world.channels.get_mut(&channel.addr())?.events.pop_front()?;
+        world.ids.get_mut(&whose)?.read += 1;
+        Some((std::ptr::with_exposed_provenance_mut::<rdma_cm_id>(whose), kind))
+    });
+    let Some((id, kind)) = next else {
+        // SAFETY: that of this thread.
+        unsafe { *libc::__errno_location() = libc::EAGAIN };
+        return -1;
+    };
+    let mut read = rdma_cm_event { id, event: kind, ..rdma_cm_event::zeroed() };
+    // SAFETY: the id is there, as nobody destroys it meanwhile. Anybody who reads it now is in a race with this.
+    unsafe {
+        (*id).port_num = (*id).port_num.wrapping_add(1);
+        (*id).route.addr.addr.ibaddr.pkey = u16::from((*id).port_num).to_be();
+        if kind == RDMA_CM_EVENT_CONNECT_REQUEST {
+            (read.listen_id, read.id) = (id, make_id(channel, (*id).context, (*id).ps));
+            with(|world| world.requests += 1);
+        }
+        *event = Box::into_raw(Box::new(read));
+    }
+    0
+}
+
+unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    // SAFETY: made above, and acknowledged once.
+    let event = unsafe { Box::from_raw(event) };
+    let id = if event.listen_id.is_null() { event.id } else { event.listen_id };
+    with(|world| match world.ids.get_mut(&id.addr()) {
+        Some(state) => state.read -= 1,
+        None => world.breaches.push("an event of an id that is gone is acknowledged"),
+    });
+    0
+}
+
+unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
+    let from = Call::of(id);
+    let _to = Call::on(to.addr());
+    with(|world| {
+        let Some(channel) = world.channels.get_mut(&from.0) else { return };
+        let (moved, left) = channel.events.drain(..).partition(|(whose, _)| *whose == id.addr());
+        channel.events = left;
+        let mut moved: VecDeque<_> = moved;
+        if let Some(channel) = world.channels.get_mut(&to.addr()) {
+            channel.events.append(&mut moved);
+        }
+        if let Some(state) = world.ids.get_mut(&id.addr()) {
+            state.channel = to.addr();
+        }
+        // SAFETY: the id is there.
+        unsafe { (*id).channel = to };
+    });
+    0
+}
+
+extern "C" fn unsupported() -> c_int {
+    -1
+}
+
+/// Threads whose ids come, wander from channel to channel and go, while others read the events of all.
+#[test]
+fn ids_wander_and_go_while_their_events_are_read() {
+    // SAFETY: nobody here calls what is not replaced below.
+    let mut table = unsafe { RdmaCm::from_lookup("the test", |_: &CStr| unsupported as *mut c_void) }.unwrap();
+    (table.rdma_create_event_channel, table.rdma_destroy_event_channel) = (create_event_channel, destroy_event_channel);
+    (table.rdma_create_id, table.rdma_destroy_id, table.rdma_migrate_id) = (create_id, destroy_id, migrate_id);
+    (table.rdma_get_cm_event, table.rdma_ack_cm_event) = (get_cm_event, ack_cm_event);
+    (table.rdma_resolve_addr, table.rdma_listen) = (resolve_addr, listen);
+    // SAFETY: the functions that are called have the signatures of their fields.
+    unsafe { install_rdmacm(table) }.unwrap();
+
+    let rounds = if cfg!(miri) { 5 } else { 500 };
+    let channels = [(); 3].map(|()| EventChannel::new().unwrap());
+    std::thread::scope(|scope| {
+        for start in 0..3 {
+            let channels = &channels;
+            scope.spawn(move || {
+                for round in start..start + rounds {
+                    let mut id = Id::new(&channels[round % 3], PortSpace::TCP).unwrap();
+                    id.resolve_address(None, (Ipv4Addr::LOCALHOST, 1), Duration::from_secs(1)).unwrap();
+                    id.listen(1).unwrap();
+                    id.migrate(&channels[(round + 1 + start) % 3]).unwrap();
+                    // Its two events at most, each read as a whole.
+                    let (pkey, shown) = (id.pkey(), format!("{id:?}"));
+                    assert!(pkey <= 2 && shown.starts_with("Id {"), "{pkey}, {shown}");
+                    id.migrate(&channels[(round + 2) % 3]).unwrap();
+                    if round % 7 == 0 {
+                        // It stays, and its channel does.
+                        std::mem::forget(Id::new(&EventChannel::new().unwrap(), PortSpace::UDP).unwrap());
+                    }
+                }
+            });
+            scope.spawn(move || {
+                for round in 0..rounds * 4 {
+                    let Some(event) = channels[round % 3].try_event().unwrap() else { continue };
+                    if let EventKind::ConnectRequest(mut new, _) = event.kind {
+                        assert_ne!(new.id(), event.id);
+                        new.migrate(&channels[round / 3 % 3]).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    drop(channels);
+    with(|world| {
+        assert_eq!(world.breaches, [""; 0]);
+        assert!(world.requests > 0, "no request was read");
+        // Those that were forgotten, and nothing else.
+        let forgotten = (0..3).flat_map(|start| start..start + rounds).filter(|round| round % 7 == 0).count();
+        assert_eq!((world.ids.len(), world.channels.len()), (forgotten, forgotten));
+    });
+}
