@@ -38,7 +38,7 @@ struct Inner {
 
 // SAFETY: the functions of librdmacm may be called from any thread; calls on a channel and its ids take turns.
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: what a shared reference calls, it calls in such a turn; its descriptor does not change.
 unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
@@ -105,7 +105,7 @@ impl EventChannel {
             // SAFETY: the caller's contract.
             return Event { id, kind: unsafe { EventKind::of(raw) } };
         }
-        // SAFETY: as above, of the one that listens.
+        // SAFETY: who listens is not destroyed before the event is acknowledged; both fields were set before it had any.
         let (id, space) = unsafe { (CmId::from_context((*raw.listen_id).context), (*raw.listen_id).ps) };
         // SAFETY: the new id is this event's to give away, and reports here.
         let new = unsafe { Id::from_request(self, raw.id) };

@@ -305,7 +305,7 @@ impl Id {
     #[must_use]
     pub fn peer_address(&self) -> Option<Address> {
         let _turn = self.channel.turn();
-        // SAFETY: as above.
+        // SAFETY: the id is valid, and is not changed in this turn; its addresses have room for any family.
         unsafe { Address::from_raw(rdma_get_peer_addr(self.raw.as_ptr())) }
     }
 
@@ -322,7 +322,7 @@ impl Id {
     #[must_use]
     pub fn pkey(&self) -> u16 {
         let _turn = self.channel.turn();
-        // SAFETY: as above.
+        // SAFETY: the id is valid, and is not changed in this turn; every member of the unions is made of integers.
         u16::from_be(unsafe { (*self.raw.as_ptr()).route.addr.addr.ibaddr.pkey })
     }
 

@@ -99,6 +99,32 @@ impl EndpointSet {
     /// Asks for an event at the next completion, and says whether there is one to wait for: `false` means that completions are
     /// there already, to be taken with [`EndpointSet::poll`] before it is armed again.
     ///
+    /// With it one thread waits for the set and for something else, such as new clients:
+    ///
+    /// ```no_run
+    /// # use rdma_safe::{EndpointKey, EndpointSet};
+    /// # fn serve(_: EndpointKey, _: rdma_safe::Completion) {}
+    /// # fn readable(_: std::os::fd::BorrowedFd<'_>, _: &std::net::TcpListener) {}
+    /// # fn example(clients: &mut EndpointSet, listener: std::net::TcpListener) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::os::fd::AsFd;
+    ///
+    /// listener.set_nonblocking(true)?;
+    /// loop {
+    ///     while let Some((key, done)) = clients.poll()? {
+    ///         serve(key, done);
+    ///     }
+    ///     while let Ok((stream, _)) = listener.accept() {
+    ///         // … build an endpoint in the set, and exchange addresses over the stream
+    /// #       drop(stream);
+    ///     }
+    ///     if clients.arm()? {
+    ///         // Sleep until one of both can be read: poll(2), epoll(7), the reactor of a runtime.
+    ///         readable(clients.channel().unwrap().as_fd(), &listener);
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NoChannel`](crate::Error::NoChannel) without [`EndpointSetBuilder::events`](crate::EndpointSetBuilder::events);
     /// [`Error::Verb`](crate::Error::Verb); [`Error::Poll`](crate::Error::Poll).
