@@ -4,6 +4,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_int, c_void};
 use std::net::Ipv4Addr;
+use std::os::fd::IntoRawFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -82,8 +84,8 @@ impl Drop for Call {
 }
 
 unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
-    // SAFETY: its arguments are numbers.
-    let fd = unsafe { libc::eventfd(0, 0) };
+    // It is never read here.
+    let fd = UnixStream::pair().unwrap().0.into_raw_fd();
     let channel = Box::into_raw(Box::new(rdma_event_channel { fd }));
     with(|world| world.channels.insert(channel.addr(), Channel::default()));
     channel
@@ -223,6 +225,11 @@ extern "C" fn unsupported() -> c_int {
     -1
 }
 
+/// Miri counts what is leaked.
+fn is_forgotten(round: usize) -> bool {
+    !cfg!(miri) && round % 7 == 0
+}
+
 /// Threads whose ids come, wander from channel to channel and go, while others read the events of all.
 #[test]
 fn ids_wander_and_go_while_their_events_are_read() {
@@ -250,7 +257,7 @@ fn ids_wander_and_go_while_their_events_are_read() {
                     let (pkey, shown) = (id.pkey(), format!("{id:?}"));
                     assert!(pkey <= 2 && shown.starts_with("Id {"), "{pkey}, {shown}");
                     id.migrate(&channels[(round + 2) % 3]).unwrap();
-                    if round % 7 == 0 {
+                    if is_forgotten(round) {
                         // It stays, and its channel does.
                         std::mem::forget(Id::new(&EventChannel::new().unwrap(), PortSpace::UDP).unwrap());
                     }
@@ -272,7 +279,7 @@ fn ids_wander_and_go_while_their_events_are_read() {
         assert_eq!(world.breaches, [""; 0]);
         assert!(world.requests > 0, "no request was read");
         // Those that were forgotten, and nothing else.
-        let forgotten = (0..3).flat_map(|start| start..start + rounds).filter(|round| round % 7 == 0).count();
+        let forgotten = (0..3).flat_map(|start| start..start + rounds).filter(|round| is_forgotten(*round)).count();
         assert_eq!((world.ids.len(), world.channels.len()), (forgotten, forgotten));
     });
 }
