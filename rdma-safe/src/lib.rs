@@ -24,7 +24,7 @@
 //!                    │                    └─ QueuePair, Endpoint, DatagramEndpoint
 //!                    └─ CompletionChannel ── CompletionQueue, EndpointSet ──┘
 //!
-//! cm::EventChannel ── cm::Id, which connects a QueuePair by address
+//! cm::Connector, cm::Listener ── cm::Connection, an Endpoint connected by address; cm::Id for a QueuePair
 //! ```
 //!
 //! # First steps

@@ -18,6 +18,7 @@ mod attributes;
 mod changes;
 mod channel;
 mod cm;
+mod cm_connections;
 mod cq;
 mod creation;
 mod datagrams;

@@ -1,6 +1,8 @@
 //! What goes wrong with librdmacm.
 
 use crate::explain::advice;
+
+use super::ConnectError;
 use crate::{Errno, Error};
 
 /// What went wrong with librdmacm.
@@ -23,6 +25,29 @@ pub enum CmError {
         len: usize,
         /// How many it can be.
         max: u8,
+    },
+
+    /// A step of a connection failed.
+    #[error(transparent)]
+    Connect(Box<ConnectError>),
+
+    /// A name stands for no address.
+    #[error("no address to connect to: {reason}")]
+    NoAddress {
+        /// As the resolver says.
+        reason: String,
+    },
+
+    /// An endpoint was to be made on another device than the one that leads to the peer.
+    #[error(
+        "the address leads over {device}, but the endpoint is for {endpoint}: make it in the domain that Route::pd or Request::pd \
+         gives, or in another of that device"
+    )]
+    OtherDevice {
+        /// The device that leads to the peer.
+        device: String,
+        /// That of the endpoint.
+        endpoint: String,
     },
 }
 

@@ -1,14 +1,18 @@
 //! Connections by address: librdmacm.
 //!
-//! An [`Id`] is what a socket is to TCP. It is bound to an address, or resolves one; connects, or listens and accepts; and is told
-//! how that went by [`Event`]s of its [`EventChannel`]. It moves no data: for that there is a [`QueuePair`](crate::QueuePair),
-//! which is made beside it and brought to connection with the attributes that [`Id::attributes`] gives.
+//! A [`Connector`] connects to an address, and a [`Listener`] is connected to: both give a [`Connection`], which is an
+//! [`Endpoint`](crate::Endpoint) whose end its peer is told of. Bytes come with the request and the answer, and whoever refuses
+//! says why. Every step has a deadline, and one that fails a typed error, [`ConnectError`].
+//!
+//! Below that are the calls of librdmacm. An [`Id`] is what a socket is to TCP. It is bound to an address, or
+//! resolves one; connects, or listens and accepts; and is told how that went by [`Event`]s of its [`EventChannel`]. It moves no
+//! data: for that there is a [`QueuePair`](crate::QueuePair), which is made beside it and brought to connection with the attributes
+//! that [`Id::attributes`] gives.
 //!
 //! librdmacm (Debian: `librdmacm1`) is loaded when the first channel is made. It opens devices of its own, of which nothing is to
 //! be seen here: an id names its device ([`Id::device_name`]), and a queue pair may be of any [`Context`](crate::Context) of that.
 //!
-//! An [`Endpoint`](crate::Endpoint) has a queue pair of its own and is not connected by an id, but by
-//! [`Endpoint::connect`](crate::Endpoint::connect).
+//! The same with ids and queue pairs of one's own, as event-driven programs want it:
 //!
 //! ```no_run
 //! use std::collections::HashMap;
@@ -88,18 +92,27 @@
 //! ```
 
 mod address;
+mod attempt;
 mod channel;
+mod connection;
+mod connector;
+mod devices;
 mod error;
 mod event;
 mod id;
+mod listener;
 mod option;
 mod parameters;
 
 pub use address::{Address, IbAddress};
+pub use attempt::{Cause, ConnectError, Step};
 pub use channel::EventChannel;
+pub use connection::Connection;
+pub use connector::{Connector, PreparedRoute, Route};
 pub use error::CmError;
 pub use event::{Event, EventKind, RejectReason};
 pub use id::{Id, PortSpace};
+pub use listener::{Listener, PreparedRequest, Request};
 pub use parameters::{ConnectParameters, Parameters, PeerParameters, PrivateData, UdParameters};
 
 pub use crate::id::CmId;

@@ -189,6 +189,13 @@ impl Parameters {
         }
     }
 
+    pub(super) fn into_private_data(self) -> PrivateData {
+        match self {
+            Parameters::Connected(peer) => peer.private_data,
+            Parameters::Datagrams(peer) => peer.private_data,
+        }
+    }
+
     /// # Safety
     /// `event` must be one that was not acknowledged yet, of an id with that port space.
     pub(super) unsafe fn of(event: &rdma_cm_event, space: rdma_port_space) -> Self {

@@ -206,6 +206,10 @@ impl<'a> EndpointBuilder<'a> {
         self.pd.context()
     }
 
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        self.pd
+    }
+
     pub(super) fn pool(&self) -> Option<&Arc<srq::Shared>> {
         self.pool.as_ref()
     }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use crate::interface::{Any, Classic, Extended, Interface, Known};
 use crate::{
     Buffer, CompletionChannel, CompletionQueue, ConnectOptions, PollError, ProtectionDomain, QueuePair,
-    QueuePairAddress, Result, srq,
+    QueuePairAddress, QueuePairAttributes, Result, srq,
 };
 use gates::Gates;
 use ring::Ring;
@@ -192,12 +192,18 @@ impl<I: Interface> Endpoint<I> {
         self.cq.channel()
     }
 
+    /// Changes the state of the queue pair, say as a connection manager has it.
+    pub(crate) fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
+        self.poster.advance(attributes)
+    }
+
     /// Destroys the queue pair, and returns the buffers of all work that was not handed out, done or not. Of a
     /// [`ReceivePool`], these are the receives that a message has come into; the others are still the pool's.
     ///
     /// # Errors
     /// [`Error::Verb`](crate::Error::Verb) when the queue pair cannot be destroyed, and [`Error::InUse`](crate::Error::InUse) while
-    /// there are [`Flow`](crate::Flow)s to it; the buffers are then leaked, as the device may still use them.
+    /// there are [`Flow`](crate::Flow)s to it. As the device may still use the buffers, they then stay: until the process ends, or
+    /// the last of the flows is gone.
     pub fn close(mut self) -> Result<Vec<Buffer>> {
         let mut buffers = self.take_shared();
         self.poster.live.destroy()?;
@@ -239,6 +245,13 @@ impl Poster {
 }
 
 impl<I: Interface> Poster<I> {
+    /// Changes the state of the queue pair otherwise than by [`Poster::connect_with`].
+    fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
+        let changed = self.live.qp.modify(attributes);
+        self.open_gates();
+        changed
+    }
+
     fn connect_with(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
         let connected = self.live.qp.connect(remote, options);
         self.open_gates();

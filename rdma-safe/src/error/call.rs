@@ -39,6 +39,7 @@ impl Error {
             }
             Error::Multicast { verb, errno, .. } => (*verb, errno),
             Error::Cm(CmError::Call { call, errno }) => (*call, errno),
+            Error::Cm(CmError::Connect(error)) => (error.step.call(), error.cause.errno()?),
             Error::CreateWorkQueue { errno, .. } => ("ibv_create_wq", errno),
             Error::ModifyWorkQueue { errno, .. } => ("ibv_modify_wq", errno),
             Error::IndirectionTable { errno, .. } => ("ibv_create_rwq_ind_table", errno),
@@ -80,7 +81,7 @@ impl Error {
             | Error::NoGrh
             | Error::MissingFields { .. }
             | Error::TagList { .. }
-            | Error::Cm(CmError::PrivateData { .. })
+            | Error::Cm(CmError::PrivateData { .. } | CmError::NoAddress { .. } | CmError::OtherDevice { .. })
             | Error::TooLate { .. }
             | Error::UnsupportedOperations { .. }
             | Error::Work(_)

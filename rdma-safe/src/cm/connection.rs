@@ -1,0 +1,177 @@
+//! A connection.
+
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use super::attempt::{Cause, ConnectError, Step};
+use super::{Address, CmError, EventKind, Id, PrivateData};
+use crate::{Endpoint, EndpointBuilder, Error, QueuePairAttributes, QueuePairState, Result};
+
+/// How long a peer waits before it sends again what has found no receive here: code 12 of ibv_modify_qp(3), 0.64 ms. The kernel
+/// would have 655 ms.
+const MIN_RNR_TIMER: u8 = 12;
+
+/// How long the peer has to answer that the connection has ended.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// One end of a handshake: an id with a channel of its own.
+#[derive(Debug)]
+pub(super) struct Side {
+    pub(super) id: Id,
+    /// As asked for.
+    peer: Option<Address>,
+}
+
+impl Side {
+    pub(super) fn new(id: Id, peer: Option<Address>) -> Self {
+        Side { id, peer }
+    }
+
+    /// What comes next.
+    pub(super) fn event(&mut self, step: Step, timeout: Duration) -> Result<EventKind> {
+        match self.id.channel().wait(timeout)? {
+            Some(event) => Ok(event.kind),
+            None => Err(self.error(step, Cause::Timeout(timeout))),
+        }
+    }
+
+    pub(super) fn error(&self, step: Step, cause: Cause) -> Error {
+        let peer = self.id.peer_address().or(self.peer);
+        let local = self.id.local_address();
+        CmError::Connect(Box::new(ConnectError { step, cause, local, peer })).into()
+    }
+
+    /// Of a call that should have begun the step.
+    pub(super) fn call_failed(&self, step: Step, error: Error) -> Error {
+        match error {
+            Error::Cm(CmError::Call { errno, .. }) => self.error(step, Cause::Failed(errno)),
+            other => other,
+        }
+    }
+
+    /// The endpoint, in INIT on the port that was found.
+    pub(super) fn endpoint(&self, builder: EndpointBuilder<'_>) -> Result<Endpoint> {
+        let found = self.id.attributes(QueuePairState::INIT)?;
+        let port = found.port().or(self.id.port()).unwrap_or(1);
+        builder.port(port).pkey_index(found.pkey_index().unwrap_or(0)).build()
+    }
+
+    /// Brings the endpoint to RTR or RTS, with no more reads and atomics at a time than its device has.
+    pub(super) fn bring(&self, endpoint: &mut Endpoint, state: QueuePairState) -> Result<()> {
+        let most = endpoint.address().rd_atomic;
+        let mut attributes = self.id.attributes(state)?;
+        if let Some(served) = attributes.max_dest_rd_atomic() {
+            attributes = attributes.set_max_dest_rd_atomic(served.min(most)).set_min_rnr_timer(MIN_RNR_TIMER);
+        }
+        if let Some(asked) = attributes.max_rd_atomic() {
+            attributes = attributes.set_max_rd_atomic(asked.min(most));
+        }
+        endpoint.advance(&attributes)
+    }
+}
+
+/// A connection by address: an [`Endpoint`], to which it dereferences, and what is known of its peer. Made by
+/// [`Connector`](super::Connector) and [`Listener`](super::Listener).
+///
+/// Dropping it ends the connection: the peer is told, and its work in flight is flushed.
+#[derive(Debug)]
+pub struct Connection {
+    // First, so that nothing arrives any more when the id goes.
+    endpoint: Endpoint,
+    side: Side,
+    private_data: PrivateData,
+    ended: bool,
+}
+
+impl Connection {
+    pub(super) fn new(endpoint: Endpoint, side: Side, private_data: PrivateData) -> Self {
+        Connection { endpoint, side, private_data, ended: false }
+    }
+
+    /// What the peer has said when it asked, or accepted; padded with zeros.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The address of this end.
+    #[must_use]
+    pub fn local_address(&self) -> Option<Address> {
+        self.side.id.local_address()
+    }
+
+    /// The address of the peer.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<Address> {
+        self.side.id.peer_address()
+    }
+
+    /// The id behind it. Its channel is the connection's own: take its events by [`Connection::is_connected`], which is also what
+    /// to call when the channel's descriptor becomes readable.
+    #[must_use]
+    pub fn id(&self) -> &Id {
+        &self.side.id
+    }
+
+    /// Whether neither end has ended the connection. If the peer has, that is answered, and work in flight comes back flushed: a
+    /// process that is gone has ended its connections, while a host that is gone is noticed by work that fails.
+    ///
+    /// # Errors
+    /// [`CmError::Call`].
+    pub fn is_connected(&mut self) -> Result<bool> {
+        while let Some(event) = self.side.id.channel().try_event()? {
+            if matches!(event.kind, EventKind::Disconnected | EventKind::DeviceRemoval) {
+                self.end()?;
+            }
+        }
+        Ok(!self.ended)
+    }
+
+    /// Answers that the peer has ended it.
+    fn end(&mut self) -> Result<()> {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
+            // There is nobody to tell it to, if it fails.
+            let _ = self.side.id.disconnect();
+        }
+        Ok(())
+    }
+
+    /// Ends the connection, and returns the buffers of all work that was not handed out, as [`Endpoint::close`] does. Take the
+    /// completions of what was sent before: what is in flight is flushed, and the peer need not have got it.
+    ///
+    /// # Errors
+    /// [`CmError::Connect`] when the peer does not confirm it within seconds; the connection has ended all the same. Those of
+    /// [`Endpoint::close`].
+    pub fn disconnect(mut self) -> Result<Vec<crate::Buffer>> {
+        if self.is_connected()? {
+            self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
+            self.side.id.disconnect()?;
+            match self.side.event(Step::Disconnect, FAREWELL)? {
+                EventKind::Disconnected | EventKind::TimewaitExit => {}
+                other => return Err(self.side.error(Step::Disconnect, Cause::of(other))),
+            }
+        }
+        self.endpoint.close()
+    }
+
+    /// The endpoint and the id, whose drop ends the connection.
+    #[must_use]
+    pub fn into_parts(self) -> (Endpoint, Id) {
+        (self.endpoint, self.side.id)
+    }
+}
+
+impl Deref for Connection {
+    type Target = Endpoint;
+
+    fn deref(&self) -> &Endpoint {
+        &self.endpoint
+    }
+}
+
+impl DerefMut for Connection {
+    fn deref_mut(&mut self) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+}

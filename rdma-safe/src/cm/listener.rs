@@ -1,0 +1,249 @@
+//! Being connected to.
+
+use std::net::ToSocketAddrs;
+use std::ops::{Deref, DerefMut};
+use std::time::{Duration, Instant};
+
+use super::attempt::{Cause, ConnectError, Step};
+use super::connection::{Connection, Side};
+use super::devices::{Devices, require};
+use super::{Address, CmError, ConnectParameters, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace};
+use crate::{Endpoint, EndpointBuilder, Error, ProtectionDomain, QueuePairState, Result};
+
+/// How long the peer has to confirm that it knows it was accepted.
+const CONFIRMATION: Duration = Duration::from_secs(10);
+
+/// Listens at an address for connections.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use rdma_safe::Endpoint;
+/// use rdma_safe::cm::Listener;
+///
+/// let mut listener = Listener::bind("0.0.0.0:7471")?;
+/// println!("listening at {}", listener.local_address());
+/// loop {
+///     let Some(request) = listener.next(Duration::from_secs(60))? else { continue };
+///     if !request.private_data().starts_with(b"version 1") {
+///         request.reject(b"version 1 is spoken here")?;
+///         continue;
+///     }
+///     // Receives come before the peer can send.
+///     let pd = request.pd()?;
+///     let mut prepared = request.prepare(Endpoint::builder(&pd))?;
+///     prepared.receive(pd.allocate(4096)?)?;
+///     let mut connection = prepared.accept(b"")?;
+///     let done = connection.wait(Duration::from_secs(5))?.ok()?;
+///     println!("{:?}: {:?}", connection.peer_address(), done.buffer.as_deref());
+/// }
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Listener {
+    id: Id,
+    local: Address,
+    devices: Devices,
+}
+
+impl Listener {
+    /// Listens at the first of these addresses that can be had, with room for 128 requests that were not taken yet. An unspecified
+    /// IP address is every one of this host, on any device; port 0 is a free one.
+    ///
+    /// # Errors
+    /// [`CmError::Call`], with `EADDRINUSE` when another has the port, and `EADDRNOTAVAIL` or `ENODEV` when no device has the
+    /// address; [`CmError::NoAddress`].
+    pub fn bind(addresses: impl ToSocketAddrs) -> Result<Self> {
+        let addresses =
+            addresses.to_socket_addrs().map_err(|error| CmError::NoAddress { reason: error.to_string() })?;
+        let mut last: Error = CmError::NoAddress { reason: "there is none".to_owned() }.into();
+        for address in addresses {
+            match Listener::bind_with(address, 128) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// As [`Listener::bind`], of one address, with room for `backlog` requests. What comes beyond is dropped, and asked for again
+    /// by the peer.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind_with(address: impl Into<Address>, backlog: u32) -> Result<Self> {
+        let address = address.into();
+        let mut id = Id::new(&EventChannel::new()?, PortSpace::TCP)?;
+        id.bind(address)?;
+        id.listen(backlog)?;
+        let local = id.local_address().unwrap_or(address);
+        Ok(Listener { id, local, devices: Devices::default() })
+    }
+
+    /// Makes connections on the device of `pd` in this domain, instead of one that is opened for it.
+    #[must_use]
+    pub fn pd(self, pd: &ProtectionDomain) -> Self {
+        self.devices.set(pd);
+        self
+    }
+
+    /// The address that it listens at, with the port that it got.
+    #[must_use]
+    pub fn local_address(&self) -> Address {
+        self.local
+    }
+
+    /// The channel whose descriptor becomes readable when there is a request: for `epoll(7)` and async runtimes. Then call
+    /// [`Listener::next`] with no time to wait.
+    #[must_use]
+    pub fn channel(&self) -> &EventChannel {
+        self.id.channel()
+    }
+
+    /// Waits for the next request, at most for `timeout`; `None` when it passed.
+    ///
+    /// # Errors
+    /// [`CmError::Call`]; [`CmError::Connect`] when the device goes away.
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Request>> {
+        let start = Instant::now();
+        while let Some(event) = self.id.channel().wait(timeout.saturating_sub(start.elapsed()))? {
+            match event.kind {
+                EventKind::ConnectRequest(mut id, Parameters::Connected(asked)) => {
+                    id.migrate(&EventChannel::new()?)?;
+                    return Ok(Some(Request { side: Side::new(id, None), asked, devices: self.devices.clone() }));
+                }
+                EventKind::DeviceRemoval => {
+                    let side = ConnectError {
+                        step: Step::Accept,
+                        cause: Cause::DeviceRemoved,
+                        local: Some(self.local),
+                        peer: None,
+                    };
+                    return Err(CmError::Connect(Box::new(side)).into());
+                }
+                // Of an accepted id, before it had a channel of its own: it is gone by now.
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Accepts the next request, with an endpoint as [`Endpoint::builder`] has it, at most within `timeout`; `None` when it passed.
+    ///
+    /// # Errors
+    /// Those of [`Listener::next`] and [`PreparedRequest::accept`].
+    pub fn accept(&mut self, timeout: Duration) -> Result<Option<Connection>> {
+        let Some(request) = self.next(timeout)? else { return Ok(None) };
+        let pd = request.pd()?;
+        request.prepare(Endpoint::builder(&pd))?.accept(&[]).map(Some)
+    }
+}
+
+/// Somebody wants to connect. Dropping it rejects.
+#[derive(Debug)]
+pub struct Request {
+    side: Side,
+    asked: PeerParameters,
+    devices: Devices,
+}
+
+impl Request {
+    /// What the peer has to say; padded with zeros.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.asked.private_data
+    }
+
+    /// What it asks for.
+    #[must_use]
+    pub fn parameters(&self) -> &PeerParameters {
+        &self.asked
+    }
+
+    /// The address of the peer.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<Address> {
+        self.side.id.peer_address()
+    }
+
+    /// The address that it has come to.
+    #[must_use]
+    pub fn local_address(&self) -> Option<Address> {
+        self.side.id.local_address()
+    }
+
+    /// The domain that the listener has for the device that the request came by.
+    ///
+    /// # Errors
+    /// Those of opening the device, for the first request.
+    pub fn pd(&self) -> Result<ProtectionDomain> {
+        self.devices.of(&self.side.id)
+    }
+
+    /// Refuses, with at most 148 bytes for the peer.
+    ///
+    /// # Errors
+    /// [`CmError::PrivateData`], [`CmError::Call`]; the peer is refused without them then.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
+        self.side.id.reject(private_data)
+    }
+
+    /// Makes the endpoint, so that receives can be posted before the peer can send.
+    ///
+    /// # Errors
+    /// [`CmError::OtherDevice`] for a builder of another device; those of
+    /// [`EndpointBuilder::build`](crate::EndpointBuilder::build). The peer is refused then.
+    pub fn prepare(self, builder: EndpointBuilder<'_>) -> Result<PreparedRequest> {
+        require(&self.side.id, builder.pd())?;
+        let endpoint = self.side.endpoint(builder)?;
+        Ok(PreparedRequest { endpoint, side: self.side, asked: self.asked })
+    }
+}
+
+/// A request, with an endpoint that receives can be posted to. Dropping it rejects.
+#[derive(Debug)]
+pub struct PreparedRequest {
+    endpoint: Endpoint,
+    side: Side,
+    asked: PeerParameters,
+}
+
+impl PreparedRequest {
+    /// Accepts, with at most 196 bytes for the peer, and waits until the peer knows.
+    ///
+    /// # Errors
+    /// [`CmError::Connect`] when it never confirms, or has gone meanwhile; [`CmError::PrivateData`]; [`CmError::Call`].
+    pub fn accept(self, private_data: &[u8]) -> Result<Connection> {
+        let PreparedRequest { mut endpoint, mut side, asked } = self;
+        let most = endpoint.address().rd_atomic;
+        for state in [QueuePairState::RTR, QueuePairState::RTS] {
+            side.bring(&mut endpoint, state)?;
+        }
+        let parameters = ConnectParameters::new(endpoint.queue_pair().number())
+            .responder_resources(asked.responder_resources.min(most))
+            .initiator_depth(asked.initiator_depth.min(most))
+            .srq(endpoint.queue_pair().shared_receive_queue().is_some())
+            .private_data(private_data)?;
+        if let Err(error) = side.id.accept(&parameters) {
+            return Err(side.call_failed(Step::Accept, error));
+        }
+        match side.event(Step::Accept, CONFIRMATION)? {
+            EventKind::Established(_) => Ok(Connection::new(endpoint, side, asked.private_data)),
+            other => Err(side.error(Step::Accept, Cause::of(other))),
+        }
+    }
+}
+
+impl Deref for PreparedRequest {
+    type Target = Endpoint;
+
+    fn deref(&self) -> &Endpoint {
+        &self.endpoint
+    }
+}
+
+impl DerefMut for PreparedRequest {
+    fn deref_mut(&mut self) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+}

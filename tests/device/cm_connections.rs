@@ -1,0 +1,255 @@
+//! Connections by address: endpoints to those who say where.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_safe::cm::{Cause, CmError, ConnectError, Connection, Connector, Listener, RejectReason, Step};
+use rdma_safe::{Buffer, Endpoint, Error, ProtectionDomain, WcStatus};
+
+use crate::support::child::{in_own_process, open_files};
+use crate::support::{DEADLINE, Rdma, device, error_of, pattern};
+
+/// The device's address on the network; `None` after having said that it has none of IP.
+fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
+    let address = rdma.gid.gid.ipv4();
+    if address.is_none() {
+        println!("skipped: the GID of the tests is of no IPv4 address");
+    }
+    address
+}
+
+fn listener(address: Ipv4Addr) -> (Listener, SocketAddr) {
+    let listener = Listener::bind((address, 0)).unwrap();
+    let local = listener.local_address().ip().unwrap();
+    (listener, local)
+}
+
+fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
+    let mut buffer = pd.allocate(bytes.len()).unwrap();
+    buffer.fill_from(bytes).unwrap();
+    buffer
+}
+
+/// Both ends of a connection: who connected, and who accepted, with a receive posted at each.
+fn connected(connector: &Connector, listener: &mut Listener) -> (Connection, Connection) {
+    let local = listener.local_address();
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| {
+            let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+            let pd = request.pd().unwrap();
+            let mut prepared = request.prepare(Endpoint::builder(&pd)).unwrap();
+            prepared.receive(pd.allocate(4096).unwrap()).unwrap();
+            prepared.accept(b"welcome").unwrap()
+        });
+        let route = connector.resolve(local).unwrap();
+        let pd = route.pd().clone();
+        let mut prepared = route.prepare(Endpoint::builder(&pd)).unwrap();
+        prepared.receive(pd.allocate(4096).unwrap()).unwrap();
+        let connection = prepared.connect(b"hello").unwrap();
+        (connection, accepting.join().unwrap())
+    })
+}
+
+#[track_caller]
+fn failure(error: Error) -> ConnectError {
+    match error {
+        Error::Cm(CmError::Connect(error)) => *error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_address_is_all_it_takes_to_talk() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (mut listener, local) = listener(address);
+    let (mut a, mut b) = connected(&Connector::new(), &mut listener);
+    assert!(a.private_data().starts_with(b"welcome\0") && b.private_data().starts_with(b"hello\0"));
+    assert_eq!(a.peer_address().unwrap().ip(), Some(local));
+    assert_eq!(a.local_address(), b.peer_address());
+    let message = pattern(1, 4096);
+    let outbox = filled(a.pd(), &message);
+    a.send(outbox).unwrap();
+    let done = b.wait(DEADLINE).unwrap().ok().unwrap();
+    assert_eq!(done.buffer.as_deref(), Some(&message[..]));
+    let _ = a.wait(DEADLINE).unwrap().ok().unwrap();
+    assert!(a.is_connected().unwrap() && b.is_connected().unwrap());
+    // The other end has to answer, so it goes at the same time.
+    thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            let start = Instant::now();
+            while b.is_connected().unwrap() {
+                assert!(start.elapsed() < DEADLINE);
+                thread::yield_now();
+            }
+            // What it had posted comes back.
+            let flushed = b.wait(DEADLINE);
+            (flushed.is_err(), b.disconnect().unwrap())
+        });
+        assert_eq!(a.disconnect().unwrap().len(), 1, "the receive that nothing came into");
+        let (nothing_left, buffers) = other.join().unwrap();
+        assert!(nothing_left && buffers.is_empty(), "its only receive was taken before");
+    });
+}
+
+#[test]
+fn whoever_refuses_says_why() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (mut listener, local) = listener(address);
+    let refused = thread::scope(|scope| {
+        let refusing = scope.spawn(|| {
+            listener.next(DEADLINE).unwrap().expect("a request").reject(b"not today").unwrap();
+            drop(listener.next(DEADLINE).unwrap().expect("a request"));
+        });
+        let errors = [0, 1].map(|_| failure(error_of(Connector::new().connect(local))));
+        refusing.join().unwrap();
+        errors
+    });
+    for (error, said) in refused.into_iter().zip([&b"not today\0"[..], b"\0"]) {
+        assert_eq!((error.step, error.peer.and_then(|peer| peer.ip())), (Step::Connect, Some(local)));
+        let Cause::Rejected { reason: RejectReason::CONSUMER_DEFINED, private_data } = error.cause else {
+            panic!("{error}")
+        };
+        assert!(private_data.is_empty() && said == b"\0" || private_data.starts_with(said), "{private_data:?}");
+    }
+    drop(listener);
+    let error = failure(error_of(Connector::new().connect(local)));
+    assert!(
+        matches!(error.cause, Cause::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }),
+        "nobody listens: {error}"
+    );
+    assert!(error.to_string().contains("start the peer first"), "{error}");
+}
+
+#[test]
+fn names_that_stand_for_nothing_are_told() {
+    let Some(_rdma) = device() else { return };
+    let error = error_of(Connector::new().connect("no-such-host.invalid:7471"));
+    assert!(matches!(error, Error::Cm(CmError::NoAddress { .. })), "{error}");
+    let error = error_of(Connector::new().connect(&[] as &[SocketAddr]));
+    assert!(matches!(error, Error::Cm(CmError::NoAddress { .. })), "{error}");
+}
+
+#[test]
+fn a_peer_that_never_answers_is_given_up() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    // It listens, and takes no request.
+    let (listener, local) = listener(address);
+    let start = Instant::now();
+    let error = failure(error_of(Connector::new().timeout(Duration::from_millis(300)).connect(local)));
+    assert_eq!((error.step, error.cause), (Step::Connect, Cause::Timeout(Duration::from_millis(300))));
+    assert!(start.elapsed() < DEADLINE);
+    drop(listener);
+}
+
+#[test]
+fn a_backlog_that_is_full_loses_nothing_but_time() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let mut listener = Listener::bind_with((address, 0), 1).unwrap();
+    let local = listener.local_address();
+    let (ready, all_ready) = mpsc::channel();
+    thread::scope(|scope| {
+        let asking: Vec<_> = (0..4)
+            .map(|_| {
+                let ready = ready.clone();
+                scope.spawn(move || {
+                    let route = Connector::new().timeout(Duration::from_secs(60)).resolve(local).unwrap();
+                    let pd = route.pd().clone();
+                    let prepared = route.prepare(Endpoint::builder(&pd)).unwrap();
+                    ready.send(()).unwrap();
+                    prepared.connect(b"").map(drop)
+                })
+            })
+            .collect();
+        for _ in 0..4 {
+            all_ready.recv_timeout(DEADLINE).unwrap();
+        }
+        let mut accepted = 0;
+        while accepted < 4 {
+            match listener.accept(Duration::from_secs(60)) {
+                Ok(Some(_)) => accepted += 1,
+                Ok(None) => panic!("{accepted} of 4"),
+                // It was let wait for longer than it would.
+                Err(error) => panic!("{error}"),
+            }
+        }
+        for end in asking {
+            end.join().unwrap().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_is_killed_has_ended_its_connection() {
+    const NAME: &str = "cm_connections::a_peer_that_is_killed_has_ended_its_connection";
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    if let Some(port) = std::env::var_os("RDMA_TEST_CM_PORT") {
+        let port: u16 = port.to_str().unwrap().parse().unwrap();
+        let _connection = Connector::new().connect((address, port)).unwrap();
+        // SAFETY: it is this very process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
+    let (mut listener, local) = listener(address);
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env("RDMA_TEST_CM_PORT", local.port().to_string())
+        .spawn()
+        .unwrap();
+    let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+    let pd = request.pd().unwrap();
+    let mut prepared = request.prepare(Endpoint::builder(&pd)).unwrap();
+    prepared.receive(pd.allocate(64).unwrap()).unwrap();
+    let mut connection = match prepared.accept(b"") {
+        Ok(connection) => connection,
+        // It was gone before this end had been told that it knew.
+        Err(error) => {
+            assert_eq!(failure(error).cause, Cause::Disconnected);
+            child.wait().unwrap();
+            return;
+        }
+    };
+    let start = Instant::now();
+    while connection.is_connected().unwrap() {
+        assert!(start.elapsed() < DEADLINE);
+        thread::yield_now();
+    }
+    let flushed = connection.wait(DEADLINE).unwrap();
+    assert_eq!(flushed.status, WcStatus::WR_FLUSH_ERR);
+    assert!(!child.wait().unwrap().success());
+}
+
+/// Queue pairs and ids of the kernel, whichever thread made them; `None` without the tool.
+fn kernel_objects() -> Option<[usize; 2]> {
+    let count = |kind| {
+        let output = std::process::Command::new("rdma").args(["resource", "show", kind]).output().ok()?;
+        Some(output.stdout.iter().filter(|byte| **byte == b'\n').count())
+    };
+    Some([count("qp")?, count("cm_id")?])
+}
+
+#[test]
+fn two_hundred_connections_leave_nothing_behind() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    in_own_process("cm_connections::two_hundred_connections_leave_nothing_behind", || {
+        let (mut listener, _) = listener(address);
+        let connector = Connector::new();
+        let mut before = None;
+        for round in 0..200 {
+            let (a, b) = connected(&connector, &mut listener);
+            drop(a);
+            drop(b);
+            // The first opens the devices, here and in librdmacm.
+            if round == 1 {
+                before = Some((open_files(), kernel_objects()));
+            }
+        }
+        assert_eq!(Some((open_files(), kernel_objects())), before);
+    });
+}
