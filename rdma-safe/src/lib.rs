@@ -38,7 +38,7 @@
 //! | send messages to one peer | [`Endpoint`]: [`Endpoint::send`], [`Endpoint::receive`], [`Endpoint::wait`] |
 //! | send to many peers from one queue pair | [`DatagramEndpoint`] |
 //! | be in a multicast group, or send to one | [`DatagramEndpoint::attach_mcast`], [`DatagramEndpoint::multicast_peer`] |
-//! | connect by IP address, without TCP beside it | [`cm`], for a [`QueuePair`] |
+//! | connect by IP address, without TCP beside it | [`cm::Connector`], [`cm::Listener`]; [`cm::Id`] for a [`QueuePair`] |
 //! | get memory to send and receive with | [`ProtectionDomain::allocate`], [`Buffer::into_chunks`] |
 //! | let a peer write to memory, or read it | [`ProtectionDomain::expose`] there, [`Endpoint::write`] or [`Endpoint::read`] here |
 //! | serve many connections by one poll | [`EndpointSet`] of endpoints, a [`CompletionQueue`] of queue pairs |

@@ -199,6 +199,7 @@ fn a_peer_that_is_killed_has_ended_its_connection() {
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", NAME, "--nocapture"])
         .env("RDMA_TEST_CM_PORT", local.port().to_string())
+        .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
     let request = listener.next(DEADLINE).unwrap().expect("a request in time");

@@ -47,6 +47,7 @@ mod raw_failures;
 mod raw_handles;
 mod raw_limits;
 mod raw_packets;
+mod rping;
 mod shared_channel;
 mod shared_receives;
 mod steering;

@@ -24,11 +24,15 @@ pub(crate) enum Program {
 
 impl Program {
     fn c(transport: &str) -> Option<Program> {
-        let name = format!("ibv_{transport}_pingpong");
+        Program::of_rdma_core(&format!("ibv_{transport}_pingpong"), "ibverbs-utils")
+    }
+
+    /// A program of rdma-core, which comes with a package.
+    pub(crate) fn of_rdma_core(name: &str, package: &str) -> Option<Program> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        match std::env::split_paths(&path).map(|folder| folder.join(&name)).find(|file| file.is_file()) {
+        match std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file()) {
             Some(file) => Some(Program::C(file)),
-            None => skip(&format!("there is no {name} in PATH; it comes with rdma-core (package ibverbs-utils)")),
+            None => skip(&format!("there is no {name} in PATH; it comes with rdma-core (package {package})")),
         }
     }
 
@@ -56,7 +60,7 @@ impl Program {
         self.start_with(&[&device, arguments].concat())
     }
 
-    fn start_with(&self, arguments: &[&str]) -> Running {
+    pub(crate) fn start_with(&self, arguments: &[&str]) -> Running {
         let (Program::C(file) | Program::Rust(file)) = self;
         let command = format!("{} {}", file.display(), arguments.join(" "));
         let mut child = Command::new(file)

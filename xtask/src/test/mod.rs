@@ -23,7 +23,7 @@ use crate::softroce::{self, Ending, Release, Sink};
 use crate::{process, workspace};
 
 /// No stage takes this long unless something hangs.
-const STAGE_LIMIT: Duration = Duration::from_secs(20 * 60);
+const STAGE_LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// Runs every check and test of the workspace, those on a device over SoftRoCE
 ///

@@ -1,0 +1,194 @@
+//! The game. The client says where its text is; the server reads it and says so; the client says where it wants it; the server
+//! writes it there and says so.
+
+use std::time::{Duration, Instant};
+
+use rdma_safe::cm::Connection;
+use rdma_safe::{
+    Access, Buffer, Completion, Endpoint, EndpointBuilder, Error, ExposedRegion, Operation, Pages, ProtectionDomain,
+    RemoteMemory, WcStatus,
+};
+
+use crate::Result;
+
+pub(crate) const MIN_SIZE: u32 = 26;
+pub(crate) const MAX_SIZE: u32 = 64 * 1024;
+
+/// How long a peer that is there may think.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often is asked whether it still is.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// Address, key and length of memory, in network byte order.
+const MESSAGE: usize = 16;
+
+pub(crate) fn endpoint(builder: EndpointBuilder<'_>) -> EndpointBuilder<'_> {
+    builder.send_depth(16).recv_depth(2).events(true).peer_access(Access::REMOTE_READ | Access::REMOTE_WRITE)
+}
+
+/// For the messages of the peer, of which there is one at a time.
+pub(crate) fn post_receives(endpoint: &mut Endpoint) -> Result<()> {
+    for _ in 0..2 {
+        let inbox = endpoint.pd().allocate(MESSAGE)?;
+        endpoint.receive(inbox)?;
+    }
+    Ok(())
+}
+
+fn encode(memory: RemoteMemory) -> [u8; MESSAGE] {
+    let mut bytes = [0; MESSAGE];
+    bytes[..8].copy_from_slice(&memory.address.to_be_bytes());
+    bytes[8..12].copy_from_slice(&memory.rkey.to_be_bytes());
+    bytes[12..].copy_from_slice(&(memory.len as u32).to_be_bytes());
+    bytes
+}
+
+fn decode(message: &[u8]) -> Result<RemoteMemory> {
+    let message: [u8; MESSAGE] =
+        message.try_into().map_err(|_| format!("a message of {} bytes, which rping does not send", message.len()))?;
+    let (address, rest) = message.split_at(8);
+    let (rkey, len) = rest.split_at(4);
+    let word = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().expect("four bytes"));
+    let address = u64::from_be_bytes(address.try_into().expect("eight bytes"));
+    Ok(RemoteMemory { address, rkey: word(rkey), len: word(len).into() })
+}
+
+/// The next completion of that kind; `None` when the peer has ended the connection.
+fn next(connection: &mut Connection, operation: Operation) -> Result<Option<Completion>> {
+    let start = Instant::now();
+    loop {
+        match connection.wait(GLANCE) {
+            Ok(done) if done.status == WcStatus::WR_FLUSH_ERR => return Ok(None),
+            Ok(done) if done.operation == operation => return Ok(Some(done.ok()?)),
+            // Of a message that the peer has answered already.
+            Ok(done) => drop(done.ok()?),
+            Err(Error::Timeout { .. }) if !connection.is_connected()? => return Ok(None),
+            Err(Error::Timeout { .. }) if start.elapsed() < PATIENCE => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn send(connection: &mut Connection, message: [u8; MESSAGE]) -> Result<()> {
+    let mut outbox = connection.pd().allocate(MESSAGE)?;
+    outbox.fill_from(&message)?;
+    connection.send(outbox)?;
+    Ok(())
+}
+
+/// The peer's next message, after which there is a receive for the one after it.
+fn receive(connection: &mut Connection) -> Result<Option<RemoteMemory>> {
+    let Some(done) = next(connection, Operation::Receive)? else { return Ok(None) };
+    let inbox = done.buffer.ok_or("a receive without its buffer")?;
+    let memory = decode(&inbox)?;
+    connection.receive(inbox)?;
+    Ok(Some(memory))
+}
+
+/// Up to the NUL.
+fn text_of(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+pub(crate) struct Client {
+    /// Where the server reads,
+    source: ExposedRegion,
+    /// and where it writes.
+    sink: ExposedRegion,
+    size: usize,
+}
+
+impl Client {
+    pub(crate) fn new(pd: &ProtectionDomain, size: u32) -> Result<Self> {
+        let size = size as usize;
+        let source = pd.expose(Pages::new(size)?, Access::REMOTE_READ)?;
+        let sink = pd.expose(Pages::new(size)?, Access::REMOTE_WRITE)?;
+        Ok(Client { source, sink, size })
+    }
+
+    /// What came back; `None` when the server has ended the connection.
+    pub(crate) fn ping(&mut self, connection: &mut Connection, number: u32, validate: bool) -> Result<Option<String>> {
+        let text = text(number, self.size);
+        self.source.write(0, &text)?;
+        for memory in [&self.source, &self.sink] {
+            let message = encode(RemoteMemory { len: self.size as u64, ..memory.remote() });
+            send(connection, message)?;
+            if receive(connection)?.is_none() {
+                return Ok(None);
+            }
+        }
+        let mut back = vec![0; self.size];
+        self.sink.read(0, &mut back)?;
+        if validate && back != text {
+            return Err(format!("ping {number} came back otherwise than it was sent").into());
+        }
+        Ok(Some(String::from_utf8_lossy(text_of(&back)).into_owned()))
+    }
+}
+
+/// The number, then letters that begin with another one each time, and a NUL: as the C program's.
+fn text(number: u32, size: usize) -> Vec<u8> {
+    const LETTERS: u32 = 122 - 65 + 1;
+    let mut text = format!("rdma-ping-{number}: ").into_bytes();
+    let letters = (number % LETTERS..).map(|letter| 65 + (letter % LETTERS) as u8);
+    text.extend(letters.take(size.saturating_sub(text.len())));
+    text.truncate(size);
+    text[size - 1] = 0;
+    text
+}
+
+pub(crate) struct Server {
+    /// What was read, and is written back; away while either is in flight.
+    buffer: Option<Buffer>,
+}
+
+impl Server {
+    pub(crate) fn new(pd: &ProtectionDomain) -> Result<Self> {
+        Ok(Server { buffer: Some(pd.allocate(MAX_SIZE as usize)?) })
+    }
+
+    /// The client's text, which was written back; `None` when it has ended the connection.
+    pub(crate) fn pong(&mut self, connection: &mut Connection) -> Result<Option<String>> {
+        let Some(source) = receive(connection)? else { return Ok(None) };
+        let mut buffer = self.buffer.take().ok_or("the server's buffer is gone")?;
+        if source.len > buffer.capacity() as u64 {
+            return Err(format!("a text of {} bytes; there is room for {MAX_SIZE}", source.len).into());
+        }
+        buffer.set_len(source.len as usize)?;
+        connection.read(buffer, source)?;
+        let Some(done) = next(connection, Operation::Read)? else { return Ok(None) };
+        let mut buffer = done.buffer.ok_or("a read without its buffer")?;
+        let text = text_of(&buffer).to_vec();
+        send(connection, [0; MESSAGE])?;
+
+        let Some(sink) = receive(connection)? else { return Ok(None) };
+        buffer.set_len((text.len() + 1).min(buffer.capacity()))?;
+        connection.write(buffer, sink)?;
+        let Some(done) = next(connection, Operation::Write)? else { return Ok(None) };
+        self.buffer = done.buffer;
+        send(connection, [0; MESSAGE])?;
+        Ok(Some(String::from_utf8_lossy(&text).into_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_in_network_byte_order() {
+        let memory = RemoteMemory { address: 0x0102_0304_0506_0708, rkey: 0x090a_0b0c, len: 0x0d0e_0f10 };
+        assert_eq!(encode(memory), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+        assert_eq!(decode(&encode(memory)).unwrap(), memory);
+        assert!(decode(&[0; 15]).is_err());
+    }
+
+    #[test]
+    fn texts_are_those_of_the_c_program() {
+        assert_eq!(text(0, 26), b"rdma-ping-0: ABCDEFGHIJKL\0");
+        assert_eq!(text(1, 26), b"rdma-ping-1: BCDEFGHIJKLM\0");
+        assert_eq!(text(57, 26), b"rdma-ping-57: zABCDEFGHIJ\0");
+        assert_eq!(text(58, 26), b"rdma-ping-58: ABCDEFGHIJK\0");
+    }
+}

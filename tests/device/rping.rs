@@ -1,0 +1,107 @@
+//! The example `rping` against its namesake of librdmacm.
+
+use std::net::Ipv4Addr;
+
+use crate::pingpong::{Program, Running, free_port};
+use crate::support::{DEADLINE, Rdma, device, within};
+
+/// The device's address on the network; `None` after having said that it has none of IP.
+fn address(rdma: &Rdma) -> Option<String> {
+    let address = rdma.gid.gid.ipv4().as_ref().map(Ipv4Addr::to_string);
+    if address.is_none() {
+        println!("skipped: the GID of the tests is of no IPv4 address");
+    }
+    address
+}
+
+fn both() -> Option<(Program, Program)> {
+    Some((Program::example("rping")?, Program::of_rdma_core("rping", "rdmacm-utils")?))
+}
+
+/// Ours says when it listens; the C program writes nothing before it ends.
+fn serve(program: &Program, arguments: &[&str]) -> Running {
+    let running = program.start_with(&[&["-s", "-d"], arguments].concat());
+    if matches!(program, Program::Rust(_)) {
+        running.wait_for("listening at");
+    }
+    running
+}
+
+/// A client that succeeds, tried until there is somebody who listens.
+fn client(program: &Program, arguments: &[&str]) -> String {
+    within(DEADLINE, "a server that listens", || {
+        let mut running = program.start_with(&[&["-c"], arguments].concat());
+        let (status, text) = running.finish();
+        if text.contains("nobody listens") {
+            return None;
+        }
+        assert!(status.success(), "{status}\n{text}");
+        Some(text)
+    })
+}
+
+/// Pings of ours and of C's in both roles.
+fn play(server: &Program, from: &Program, address: &str, size: &str) {
+    let port = free_port().to_string();
+    let mut serving = serve(server, &["-v", "-a", address, "-p", &port, "-S", size]);
+    let said = client(from, &["-v", "-V", "-C", "5", "-a", address, "-p", &port, "-S", size]);
+    let (status, heard) = serving.finish();
+    for number in 0..5 {
+        let ping = format!("ping data: rdma-ping-{number}: ");
+        assert!(said.contains(&ping), "{ping}\n{said}");
+        assert!(heard.contains(&format!("server {ping}")), "{ping}\n{heard}");
+    }
+    // That of C reports as a failure that its client has gone, when it finds out by the wrong one of two ways.
+    assert!(status.success() || matches!(server, Program::C(_)), "{status}\n{heard}");
+}
+
+#[test]
+fn our_rping_pings_the_server_of_c() {
+    let Some(rdma) = device() else { return };
+    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
+    for size in ["64", "4096", "65535"] {
+        play(&c, &ours, &address, size);
+    }
+}
+
+#[test]
+fn our_rping_serves_the_client_of_c() {
+    let Some(rdma) = device() else { return };
+    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
+    for size in ["64", "4096", "65535"] {
+        play(&ours, &c, &address, size);
+    }
+}
+
+#[test]
+fn a_persistent_rping_serves_clients_of_both_kinds_at_once() {
+    let Some(rdma) = device() else { return };
+    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
+    let port = free_port().to_string();
+    let serving = serve(&ours, &["-P", "-v", "-p", &port]);
+    let arguments = ["-c", "-v", "-V", "-C", "20", "-a", &address, "-p", &port];
+    let mut clients = [&ours, &c, &ours].map(|program| program.start_with(&arguments));
+    for running in &mut clients {
+        let (status, text) = running.finish();
+        assert!(status.success() && text.contains("ping data: rdma-ping-19: "), "{status}\n{text}");
+    }
+    drop(serving);
+}
+
+#[test]
+fn an_rping_whose_server_dies_says_so() {
+    let Some(rdma) = device() else { return };
+    let (Some(address), Some(ours)) = (address(&rdma), Program::example("rping")) else { return };
+    let port = free_port().to_string();
+    let serving = serve(&ours, &["-v", "-p", &port]);
+    let mut pinging = ours.start_with(&["-c", "-v", "-a", &address, "-p", &port]);
+    pinging.wait_for("rdma-ping-3: ");
+    drop(serving);
+    let (status, text) = pinging.finish();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("rping: ")), "{text}");
+    let mut nobody = ours.start_with(&["-c", "-a", &address, "-p", &port]);
+    let (status, text) = nobody.finish();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("nobody listens at the peer's port"), "{text}");
+}
