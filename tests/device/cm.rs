@@ -308,3 +308,65 @@ fn ids_take_options_and_refuse_what_there_is_not() {
     other.bind(id.local_address().unwrap()).unwrap();
     assert_eq!(other.local_address(), id.local_address());
 }
+
+/// One of datagrams that is bound to the device.
+fn datagram_id(channel: &EventChannel, address: Ipv4Addr) -> Id {
+    let mut id = Id::new(channel, PortSpace::UDP).unwrap();
+    id.bind((address, 0)).unwrap();
+    id
+}
+
+#[test]
+fn who_has_datagrams_is_found_by_address() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let mut server = datagram_id(&passive, address);
+    server.listen(1).unwrap();
+    let mut client = Id::new(&active, PortSpace::UDP).unwrap();
+    client.resolve_address(None, server.local_address().unwrap(), RESOLVE).unwrap();
+    assert!(matches!(next(&active, client.id()), EventKind::AddressResolved));
+    client.resolve_route(RESOLVE).unwrap();
+    assert!(matches!(next(&active, client.id()), EventKind::RouteResolved));
+    client.connect(&ConnectParameters::new(0x11).private_data(b"who is there?").unwrap()).unwrap();
+    let (mut asked, parameters) = request(&passive, &server);
+    assert!(parameters.private_data().starts_with(b"who is there?"), "{parameters:?}");
+    asked.accept(&ConnectParameters::new(0x4711).private_data(b"it is me").unwrap()).unwrap();
+    let EventKind::Established(Parameters::Datagrams(found)) = next(&active, client.id()) else { panic!() };
+    // The queue key of all who are found so: RDMA_UDP_QKEY.
+    assert_eq!((found.qp_num, found.qkey), (0x4711, 0x0123_4567));
+    assert!(found.private_data.starts_with(b"it is me"), "{found:?}");
+    assert_eq!(found.address.route.map(|route| route.dgid), Some(rdma.gid.gid));
+    let pd = rdma.pd();
+    pd.address_handle(&found.address).unwrap();
+}
+
+#[test]
+fn groups_are_joined_and_left() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let channel = EventChannel::new().unwrap();
+    let group = (Ipv4Addr::new(239, 1, 2, 3), 0);
+    let mut id = datagram_id(&channel, address);
+    for _ in 0..2 {
+        id.join_multicast(group).unwrap();
+        let EventKind::MulticastJoined(joined) = next(&channel, id.id()) else { panic!() };
+        assert_eq!((joined.qp_num, &joined.private_data[..]), (0xff_ffff, &[][..]));
+        let gid = joined.address.route.map(|route| route.dgid).expect("groups have GIDs");
+        assert_eq!(gid.ipv4(), Some(group.0), "{gid}");
+        id.leave_multicast(group).unwrap();
+        let error = error_of(id.leave_multicast(group));
+        assert!(matches!(error, Error::Cm(CmError::Call { errno: Errno(libc::EADDRNOTAVAIL), .. })), "{error}");
+    }
+    // Dropped while it is a member, and while it is to become one.
+    id.join_multicast(group).unwrap();
+    let _ = next(&channel, id.id());
+    id.join_multicast((Ipv4Addr::new(239, 1, 2, 4), 0)).unwrap();
+    drop(id);
+    assert!(channel.try_event().unwrap().is_none());
+    for space in [PortSpace::TCP, PortSpace::UDP] {
+        let mut id = Id::new(&channel, space).unwrap();
+        let error = error_of(id.join_multicast(group));
+        assert!(matches!(error, Error::Cm(CmError::Call { errno: Errno(libc::EINVAL), .. })), "{error}");
+    }
+}

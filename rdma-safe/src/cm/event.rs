@@ -4,7 +4,7 @@ use std::fmt;
 
 use rdma_sys::*;
 
-use super::{Id, Parameters};
+use super::{Id, Parameters, UdParameters};
 use crate::Errno;
 use crate::id::CmId;
 
@@ -46,8 +46,9 @@ pub enum EventKind {
     Disconnected,
     /// The device is going away. Destroy all that is made on it.
     DeviceRemoval,
-    /// A multicast group was joined; the parameters say where it is.
-    MulticastJoined(Parameters),
+    /// A multicast group was joined: its address, with the GID that a queue pair is attached to, the number that datagrams to it go
+    /// to, and the queue key that its members have in common.
+    MulticastJoined(UdParameters),
     /// A group could not be joined, or was lost.
     MulticastError(Errno),
     /// The network device has another address now, as after a failover of a bond.
@@ -138,7 +139,10 @@ impl EventKind {
             RDMA_CM_EVENT_ESTABLISHED => EventKind::Established(parameters()),
             RDMA_CM_EVENT_DISCONNECTED => EventKind::Disconnected,
             RDMA_CM_EVENT_DEVICE_REMOVAL => EventKind::DeviceRemoval,
-            RDMA_CM_EVENT_MULTICAST_JOIN => EventKind::MulticastJoined(parameters()),
+            RDMA_CM_EVENT_MULTICAST_JOIN => {
+                // SAFETY: the caller's contract, of an event that is of a group.
+                EventKind::MulticastJoined(unsafe { UdParameters::of_group(event) })
+            }
             RDMA_CM_EVENT_MULTICAST_ERROR => EventKind::MulticastError(errno()),
             RDMA_CM_EVENT_ADDR_CHANGE => EventKind::AddressChanged,
             RDMA_CM_EVENT_TIMEWAIT_EXIT => EventKind::TimewaitExit,

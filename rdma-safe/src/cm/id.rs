@@ -46,6 +46,8 @@ pub struct Id {
     raw: NonNull<rdma_cm_id>,
     channel: ManuallyDrop<EventChannel>,
     name: CmId,
+    /// Groups that it has joined, for which librdmacm keeps something.
+    groups: Vec<Address>,
 }
 
 // SAFETY: the functions of librdmacm may be called from any thread, and each call on an id takes the turn of its channel.
@@ -73,7 +75,7 @@ impl Id {
         }
         // It says that it has made one.
         let raw = NonNull::new(raw).ok_or(failed("rdma_create_id", Errno(0)))?;
-        Ok(Id { raw, channel: ManuallyDrop::new(channel.clone()), name })
+        Ok(Id { raw, channel: ManuallyDrop::new(channel.clone()), name, groups: Vec::new() })
     }
 
     /// # Safety
@@ -86,7 +88,7 @@ impl Id {
             (*raw).context = name.to_context();
             NonNull::new_unchecked(raw)
         };
-        Id { raw, channel: ManuallyDrop::new(channel.clone()), name }
+        Id { raw, channel: ManuallyDrop::new(channel.clone()), name, groups: Vec::new() }
     }
 
     /// Its name in events, which no other id of the process will have.
@@ -404,6 +406,9 @@ impl Id {
     /// # Safety
     /// To be called once; nothing is used after.
     unsafe fn end(&mut self) -> Result<()> {
+        for group in std::mem::take(&mut self.groups) {
+            let _ = self.leave_multicast(group);
+        }
         // SAFETY: the id is valid. All its events that were read were acknowledged in the same turn, so this waits for none.
         self.call("rdma_destroy_id", |cm, id| unsafe { (cm.rdma_destroy_id)(id) })?;
         // SAFETY: dropped here only, and not used after. Where the id stays, its channel does.
@@ -411,14 +416,29 @@ impl Id {
         Ok(())
     }
 
-    fn is_datagrams(&self) -> bool {
+    /// What it has ports in common with.
+    #[must_use]
+    pub fn space(&self) -> PortSpace {
         // SAFETY: the id is valid, and the field is set at creation.
-        let space = unsafe { (*self.raw.as_ptr()).ps };
-        space == RDMA_PS_UDP || space == RDMA_PS_IPOIB
+        PortSpace(unsafe { (*self.raw.as_ptr()).ps }.0)
+    }
+
+    fn is_datagrams(&self) -> bool {
+        matches!(self.space(), PortSpace::UDP | PortSpace::IPOIB)
+    }
+
+    pub(super) fn joined(&mut self, group: Address) {
+        self.groups.push(group);
+    }
+
+    pub(super) fn left(&mut self, group: Address) {
+        if let Some(index) = self.groups.iter().position(|own| *own == group) {
+            self.groups.swap_remove(index);
+        }
     }
 
     /// As [`Id::call`], of a function that looks at the device of the id, which librdmacm does without asking whether there is one.
-    fn call_on_device(
+    pub(super) fn call_on_device(
         &self,
         call: &'static str,
         function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> c_int,

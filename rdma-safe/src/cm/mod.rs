@@ -101,6 +101,7 @@ mod error;
 mod event;
 mod id;
 mod listener;
+mod multicast;
 mod option;
 mod parameters;
 

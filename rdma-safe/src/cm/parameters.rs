@@ -265,3 +265,16 @@ pub struct UdParameters {
     /// Its queue key.
     pub qkey: u32,
 }
+
+impl UdParameters {
+    /// Of a group, with which no bytes come: librdmacm has the context of whoever joined in their place.
+    ///
+    /// # Safety
+    /// `event` must be of a group, and not be acknowledged yet.
+    pub(super) unsafe fn of_group(event: &rdma_cm_event) -> Self {
+        // SAFETY: of a group that is the member which is set.
+        let raw = unsafe { event.param.ud };
+        let address = AddressVector::from_raw(&raw.ah_attr);
+        UdParameters { private_data: PrivateData::EMPTY, address, qp_num: raw.qp_num, qkey: raw.qkey }
+    }
+}
