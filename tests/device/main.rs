@@ -19,6 +19,7 @@ mod changes;
 mod channel;
 mod cm;
 mod cm_connections;
+mod cm_datagram;
 mod cq;
 mod creation;
 mod datagrams;
