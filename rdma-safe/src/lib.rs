@@ -147,8 +147,8 @@ pub use error::{Error, Result};
 pub use ethernet::EthernetAddress;
 pub use explain::{Circumstances, Explanation, Network};
 pub use flow::{
-    AesKey, EspAction, EspFlags, EspHeader, EthernetHeader, Flow, FlowAction, FlowFlags, FlowHeader, FlowRule,
-    FlowTarget, FlowType, GreHeader, Ipv4ExtHeader, Ipv4Header, Ipv6Header, MplsHeader, TcpHeader, UdpHeader,
+    AesKey, EspAction, EspEncapsulation, EspFlags, EspHeader, EthernetHeader, Flow, FlowAction, FlowFlags, FlowHeader,
+    FlowRule, FlowTarget, FlowType, GreHeader, Ipv4ExtHeader, Ipv4Header, Ipv6Header, MplsHeader, TcpHeader, UdpHeader,
     VxlanHeader,
 };
 pub use fork::{ForkStatus, fork_init, fork_status};

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
+use super::{Ipv4ExtHeader, Ipv6Header};
 use crate::errno::{check, check_ptr};
 use crate::object::{Object, Parents};
 use crate::{Context, Errno, Result};
@@ -55,12 +56,45 @@ pub struct EspAction {
     key: Option<ib_uverbs_flow_action_esp_keymat_aes_gcm>,
     replay: Option<ib_uverbs_flow_action_esp_replay_bmp>,
     esn: Option<u32>,
+    encapsulation: Option<EspEncapsulation>,
+}
+
+/// The IP header that the tunnel mode puts before ESP's, and takes away.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum EspEncapsulation {
+    /// Of IPv4.
+    Ipv4(Ipv4ExtHeader),
+    /// Of IPv6.
+    Ipv6(Ipv6Header),
+}
+
+impl EspEncapsulation {
+    /// Type, bytes and how many of them count, as the kernel has them: `struct ib_uverbs_flow_ipv4_filter` and `…_ipv6_filter`.
+    fn to_bytes(self) -> (u16, [u8; 40], u16) {
+        let mut bytes = [0; 40];
+        match self {
+            EspEncapsulation::Ipv4(Ipv4ExtHeader { src, dst, protocol, tos, ttl, flags }) => {
+                bytes[..4].copy_from_slice(&src.octets());
+                bytes[4..8].copy_from_slice(&dst.octets());
+                bytes[8..12].copy_from_slice(&[protocol, tos, ttl, flags]);
+                (IBV_FLOW_SPEC_IPV4.0 as u16, bytes, 12)
+            }
+            EspEncapsulation::Ipv6(header) => {
+                bytes[..16].copy_from_slice(&header.src.octets());
+                bytes[16..32].copy_from_slice(&header.dst.octets());
+                bytes[32..36].copy_from_slice(&header.flow_label.to_be_bytes());
+                bytes[36..39].copy_from_slice(&[header.next_header, header.traffic_class, header.hop_limit]);
+                (IBV_FLOW_SPEC_IPV6.0 as u16, bytes, 40)
+            }
+        }
+    }
 }
 
 impl EspAction {
     /// No attributes yet: with those that are set, an action is made or changed.
     pub fn new() -> Self {
-        EspAction { attributes: None, key: None, replay: None, esn: None }
+        EspAction { attributes: None, key: None, replay: None, esn: None, encapsulation: None }
     }
 
     /// Options, security parameter index and first sequence number. The latter two count where headers are added and removed.
@@ -112,6 +146,12 @@ impl EspAction {
         self
     }
 
+    /// The outer header of the tunnel mode: `struct ib_uverbs_flow_action_esp_encap`. The kernel takes one.
+    pub fn encapsulation(mut self, header: EspEncapsulation) -> Self {
+        self.encapsulation = Some(header);
+        self
+    }
+
     /// Creates the action: `ibv_create_flow_action_esp(3)`.
     ///
     /// # Errors
@@ -141,6 +181,13 @@ impl EspAction {
         if let Some(esn) = self.esn {
             attr.esn = esn;
             attr.comp_mask = IBV_FLOW_ACTION_ESP_MASK_ESN.0;
+        }
+        let mut outer = self.encapsulation.map(EspEncapsulation::to_bytes);
+        let mut encap = ib_uverbs_flow_action_esp_encap::zeroed();
+        if let Some((kind, bytes, len)) = &mut outer {
+            encap.__bindgen_anon_1.val_ptr = bytes.as_mut_ptr().cast::<c_void>();
+            (encap.len, encap.type_) = (*len, *kind);
+            attr.esp_encap = &mut encap;
         }
         call(&mut attr)
     }

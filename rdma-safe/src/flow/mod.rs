@@ -19,7 +19,7 @@ use crate::{
     qp, rss,
 };
 
-pub use action::{AesKey, EspAction, EspFlags, FlowAction};
+pub use action::{AesKey, EspAction, EspEncapsulation, EspFlags, FlowAction};
 use buffer::Buffer;
 use spec::spec_of;
 pub use spec::{

@@ -4,9 +4,9 @@ use std::any::Any;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use rdma_safe::{
-    AesKey, CounterDescription, Counters, Endpoint, Errno, Error, EspAction, EspFlags, EspHeader, EthernetHeader, Flow,
-    FlowAction, FlowFlags, FlowRule, FlowType, GreHeader, InitOptions, Ipv4ExtHeader, Ipv4Header, Ipv6Header,
-    MplsHeader, ProtectionDomain, QueuePairType, TcpHeader, UdpHeader, VxlanHeader, WcFields,
+    AesKey, CounterDescription, Counters, Endpoint, Errno, Error, EspAction, EspEncapsulation, EspFlags, EspHeader,
+    EthernetHeader, Flow, FlowAction, FlowFlags, FlowRule, FlowType, GreHeader, InitOptions, Ipv4ExtHeader, Ipv4Header,
+    Ipv6Header, MplsHeader, ProtectionDomain, QueuePairType, TcpHeader, UdpHeader, VxlanHeader, WcFields,
 };
 
 use crate::fake::{Config, Fake, Live};
@@ -225,6 +225,14 @@ fn an_action_has_what_it_was_made_and_changed_with() {
     assert_eq!((made.flags, made.spi, made.hard_limit_pkts), (Some(4 | 2), 0x1234, 1 << 40));
     assert_eq!((made.key, made.replay, made.esn), (key.to_vec(), Some(32), Some(9)));
     assert_eq!((changed.flags, changed.key.len(), changed.replay, changed.esn), (None, 0, None, Some(10)));
+    let header = Ipv4ExtHeader { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), ttl: 64, ..Default::default() };
+    let _ipv4 = EspAction::new().encapsulation(EspEncapsulation::Ipv4(header)).create(&context).unwrap();
+    let header = Ipv6Header { dst: Ipv6Addr::LOCALHOST, flow_label: 0x12345, hop_limit: 9, ..Ipv6Header::default() };
+    let _ipv6 = EspAction::new().encapsulation(EspEncapsulation::Ipv6(header)).create(&context).unwrap();
+    let [ipv4, ipv6] = <[_; 2]>::try_from(fake.take_esp()).unwrap();
+    assert_eq!(ipv4.outer, Some((0x30, vec![10, 0, 0, 1, 10, 0, 0, 2, 0, 0, 64, 0])));
+    let (kind, bytes) = ipv6.outer.unwrap();
+    assert_eq!((kind, bytes.len(), &bytes[31..]), (0x31, 40, &[1, 0, 1, 0x23, 0x45, 0, 0, 9, 0][..]));
     fake.fail("modify_flow_action_esp", libc::EINVAL);
     let error = action.modify(EspAction::default()).unwrap_err();
     assert!(matches!(error, Error::Verb { verb: "ibv_modify_flow_action_esp", .. }), "{error}");

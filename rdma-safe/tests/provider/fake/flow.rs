@@ -70,6 +70,8 @@ pub(crate) struct SeenEsp {
     pub(crate) key: Vec<u8>,
     pub(crate) replay: Option<u32>,
     pub(crate) esn: Option<u32>,
+    /// Type and bytes of the outer header.
+    pub(crate) outer: Option<(u16, Vec<u8>)>,
 }
 
 /// Of a type of header: the size of its specification, where value and mask begin, and how many bytes of each mean something. As C
@@ -149,6 +151,12 @@ unsafe fn seen_esp(attr: *mut ibv_flow_action_esp_attr) -> SeenEsp {
     if !attr.replay_ptr.is_null() && attr.replay_proto == IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP {
         assert_eq!(attr.replay_len, 4);
         seen.replay = Some(unsafe { *attr.replay_ptr.cast::<u32>() });
+    }
+    if !attr.esp_encap.is_null() {
+        let encap = unsafe { *attr.esp_encap };
+        assert!(unsafe { encap.__bindgen_anon_2.next_ptr.is_null() }, "the kernel takes one");
+        let bytes = unsafe { std::slice::from_raw_parts(encap.__bindgen_anon_1.val_ptr.cast(), encap.len.into()) };
+        seen.outer = Some((encap.type_, bytes.to_vec()));
     }
     seen.esn = (attr.comp_mask == IBV_FLOW_ACTION_ESP_MASK_ESN.0).then_some(attr.esn);
     seen
