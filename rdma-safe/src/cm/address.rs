@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::mem::{MaybeUninit, size_of};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, ToSocketAddrs};
 
 use rdma_sys::*;
 
-use crate::Gid;
+use super::CmError;
+use crate::{Gid, Result};
 
 /// An address of an [`Id`](super::Id).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -159,6 +160,19 @@ impl Address {
             _ => None,
         }
     }
+}
+
+/// What `attempt` makes of the first of these addresses that it succeeds with; otherwise why it did not with the last.
+pub(super) fn first_of<T>(addresses: impl ToSocketAddrs, attempt: impl Fn(SocketAddr) -> Result<T>) -> Result<T> {
+    let addresses = addresses.to_socket_addrs().map_err(|error| CmError::NoAddress { reason: error.to_string() })?;
+    let mut last = CmError::NoAddress { reason: "there is none".to_owned() }.into();
+    for address in addresses {
+        match attempt(address) {
+            Ok(made) => return Ok(made),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// `T` is one of the address structures, which all fit.

@@ -130,9 +130,10 @@ impl Connection {
     /// Answers that the peer has ended it.
     fn end(&mut self) -> Result<()> {
         if !std::mem::replace(&mut self.ended, true) {
-            self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
+            let flushed = self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR));
             // There is nobody to tell it to, if it fails.
             let _ = self.side.id.disconnect();
+            return flushed;
         }
         Ok(())
     }

@@ -1,13 +1,14 @@
 //! Connecting to an address.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
+use super::address::first_of;
 use super::attempt::{Cause, Step};
 use super::connection::{Connection, Side};
 use super::devices::{Devices, require};
-use super::{Address, CmError, ConnectParameters, EventChannel, EventKind, Id, Parameters, PortSpace};
+use super::{Address, ConnectParameters, EventChannel, EventKind, Id, Parameters, PortSpace};
 use crate::{Endpoint, EndpointBuilder, ProtectionDomain, QueuePairState, Result};
 
 /// Connects to addresses: makes reliable connections to who listens there.
@@ -94,32 +95,20 @@ impl Connector {
     /// Connects to the first of these addresses that accepts, each tried in turn, with an endpoint as [`Endpoint::builder`] has it.
     ///
     /// # Errors
-    /// [`CmError::Connect`] says which step failed with the last of them, and why; [`CmError::NoAddress`] when a name is not known.
+    /// [`CmError::Connect`](super::CmError::Connect) says which step failed with the last of them, and why;
+    /// [`CmError::NoAddress`](super::CmError::NoAddress) when a name is not known.
     pub fn connect(&self, addresses: impl ToSocketAddrs) -> Result<Connection> {
-        self.each(addresses, |address| {
+        first_of(addresses, |address| {
             let route = self.resolve(address)?;
             let pd = route.pd().clone();
             route.prepare(Endpoint::builder(&pd))?.connect(&[])
         })
     }
 
-    fn each<T>(&self, addresses: impl ToSocketAddrs, connect: impl Fn(SocketAddr) -> Result<T>) -> Result<T> {
-        let addresses =
-            addresses.to_socket_addrs().map_err(|error| CmError::NoAddress { reason: error.to_string() })?;
-        let mut last = CmError::NoAddress { reason: "there is none".to_owned() }.into();
-        for address in addresses {
-            match connect(address) {
-                Ok(connection) => return Ok(connection),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-
     /// Finds the device that leads to `peer`, and a way there.
     ///
     /// # Errors
-    /// [`CmError::Connect`]; [`CmError::Call`].
+    /// [`CmError::Connect`](super::CmError::Connect); [`CmError::Call`](super::CmError::Call).
     pub fn resolve(&self, peer: impl Into<Address>) -> Result<Route> {
         let peer = peer.into();
         let channel = EventChannel::new()?;
@@ -194,7 +183,7 @@ impl Route {
     /// ```
     ///
     /// # Errors
-    /// [`CmError::OtherDevice`] for a builder of another device; those of
+    /// [`CmError::OtherDevice`](super::CmError::OtherDevice) for a builder of another device; those of
     /// [`EndpointBuilder::build`](crate::EndpointBuilder::build).
     pub fn prepare(self, builder: EndpointBuilder<'_>) -> Result<PreparedRoute> {
         require(&self.side.id, builder.pd())?;
@@ -215,7 +204,8 @@ impl PreparedRoute {
     /// Asks the peer for the connection, with at most 56 bytes for it.
     ///
     /// # Errors
-    /// [`CmError::Connect`], with the peer's own words where it has refused; [`CmError::PrivateData`]; [`CmError::Call`].
+    /// [`CmError::Connect`](super::CmError::Connect), with the peer's own words where it has refused;
+    /// [`CmError::PrivateData`](super::CmError::PrivateData); [`CmError::Call`](super::CmError::Call).
     pub fn connect(self, private_data: &[u8]) -> Result<Connection> {
         let PreparedRoute { mut endpoint, mut side, timeout } = self;
         let atomics = endpoint.address().rd_atomic;

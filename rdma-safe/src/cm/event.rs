@@ -36,7 +36,8 @@ pub enum EventKind {
     ConnectResponse(Parameters),
     /// A connection could not be made, or the peer gave it up.
     ConnectError(Errno),
-    /// The peer did not answer, or there is no way to it.
+    /// The peer did not answer, or there is no way to it. Of datagrams the number may be the status of the resolution of a service
+    /// (InfiniBand specification, volume 1, chapter 12.11), and no `errno`.
     Unreachable(Errno),
     /// The peer has refused.
     Rejected(RejectReason, Parameters),

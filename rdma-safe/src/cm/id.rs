@@ -423,7 +423,7 @@ impl Id {
         PortSpace(unsafe { (*self.raw.as_ptr()).ps }.0)
     }
 
-    fn is_datagrams(&self) -> bool {
+    pub(super) fn is_datagrams(&self) -> bool {
         matches!(self.space(), PortSpace::UDP | PortSpace::IPOIB)
     }
 
@@ -443,13 +443,13 @@ impl Id {
         call: &'static str,
         function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> c_int,
     ) -> Result<()> {
-        let mut on_device = true;
-        let result = self.call(call, |cm, id| {
+        self.in_turn(call, |cm, id| {
             // SAFETY: the id is valid, and is not changed in this turn; with its context it has a device.
-            on_device = !unsafe { (*id).verbs }.is_null();
-            if on_device { function(cm, id) } else { -1 }
-        });
-        if on_device { result } else { Err(failed(call, Errno(libc::EINVAL))) }
+            match unsafe { (*id).verbs }.is_null() {
+                true => Err(Errno(libc::EINVAL)),
+                false => check_neg(|| function(cm, id)),
+            }
+        })
     }
 
     /// Calls a function of librdmacm that returns -1 and sets `errno`, in the turn of the channel.
@@ -458,8 +458,16 @@ impl Id {
         call: &'static str,
         function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> c_int,
     ) -> Result<()> {
+        self.in_turn(call, |cm, id| check_neg(|| function(cm, id)))
+    }
+
+    fn in_turn(
+        &self,
+        call: &'static str,
+        function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> Result<c_int, Errno>,
+    ) -> Result<()> {
         let _turn = self.channel.turn();
-        check_neg(|| function(self.channel.cm(), self.raw.as_ptr())).map(drop).map_err(|errno| failed(call, errno))
+        function(self.channel.cm(), self.raw.as_ptr()).map(drop).map_err(|errno| failed(call, errno))
     }
 }
 

@@ -4,11 +4,12 @@ use std::net::ToSocketAddrs;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
+use super::address::first_of;
 use super::attempt::{Cause, ConnectError, Step};
 use super::connection::{Connection, Side};
 use super::devices::{Devices, require};
 use super::{Address, CmError, ConnectParameters, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace};
-use crate::{Endpoint, EndpointBuilder, Error, ProtectionDomain, QueuePairState, Result};
+use crate::{Endpoint, EndpointBuilder, ProtectionDomain, QueuePairState, Result};
 
 /// How long the peer has to confirm that it knows it was accepted.
 const CONFIRMATION: Duration = Duration::from_secs(10);
@@ -54,16 +55,7 @@ impl Listener {
     /// [`CmError::Call`], with `EADDRINUSE` when another has the port, and `EADDRNOTAVAIL` or `ENODEV` when no device has the
     /// address; [`CmError::NoAddress`].
     pub fn bind(addresses: impl ToSocketAddrs) -> Result<Self> {
-        let addresses =
-            addresses.to_socket_addrs().map_err(|error| CmError::NoAddress { reason: error.to_string() })?;
-        let mut last: Error = CmError::NoAddress { reason: "there is none".to_owned() }.into();
-        for address in addresses {
-            match Listener::bind_with(address, 128) {
-                Ok(listener) => return Ok(listener),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        first_of(addresses, |address| Listener::bind_with(address, 128))
     }
 
     /// As [`Listener::bind`], of one address, with room for `backlog` requests. What comes beyond is dropped, and asked for again
@@ -113,13 +105,13 @@ impl Listener {
                     return Ok(Some(Request { side: Side::new(id, None), asked, devices: self.devices.clone() }));
                 }
                 EventKind::DeviceRemoval => {
-                    let side = ConnectError {
+                    let removed = ConnectError {
                         step: Step::Accept,
                         cause: Cause::DeviceRemoved,
                         local: Some(self.local),
                         peer: None,
                     };
-                    return Err(CmError::Connect(Box::new(side)).into());
+                    return Err(CmError::Connect(Box::new(removed)).into());
                 }
                 // Of an accepted id, before it had a channel of its own: it is gone by now.
                 _ => {}
@@ -131,7 +123,8 @@ impl Listener {
     /// Accepts the next request, with an endpoint as [`Endpoint::builder`] has it, at most within `timeout`; `None` when it passed.
     ///
     /// # Errors
-    /// Those of [`Listener::next`] and [`PreparedRequest::accept`].
+    /// Those of [`Listener::next`], and those of [`PreparedRequest::accept`], which concern this peer only: listen on. A peer that
+    /// has asked and then says nothing keeps this waiting for 10 s more.
     pub fn accept(&mut self, timeout: Duration) -> Result<Option<Connection>> {
         let Some(request) = self.next(timeout)? else { return Ok(None) };
         let pd = request.pd()?;

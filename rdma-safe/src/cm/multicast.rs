@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use rdma_sys::*;
 
 use super::error::failed;
-use super::{Address, Id, PortSpace};
+use super::{Address, Id};
 use crate::{Errno, Result};
 
 impl Id {
@@ -71,9 +71,9 @@ impl Id {
     }
 
     fn require_datagrams(&self, call: &'static str) -> Result<()> {
-        match self.space() {
-            PortSpace::UDP | PortSpace::IPOIB => Ok(()),
-            _ => Err(failed(call, Errno(libc::EINVAL))),
+        match self.is_datagrams() {
+            true => Ok(()),
+            false => Err(failed(call, Errno(libc::EINVAL))),
         }
     }
 }
