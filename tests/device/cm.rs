@@ -7,7 +7,7 @@ use rdma_safe::cm::{
     CmError, CmId, ConnectParameters, Event, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace,
     RejectReason,
 };
-use rdma_safe::{Access, Errno, Error, QueuePair, QueuePairState};
+use rdma_safe::{Access, AsyncEventType, Ece, Errno, Error, QueuePair, QueuePairState};
 
 use crate::support::lab::{Data, Lab, Mode, Op, Wr};
 use crate::support::{DEADLINE, Rdma, device, error_of};
@@ -309,6 +309,60 @@ fn ids_take_options_and_refuse_what_there_is_not() {
     assert_eq!(other.local_address(), id.local_address());
 }
 
+#[test]
+fn options_of_a_vendor_are_offered_answered_and_refused() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let channel = EventChannel::new().unwrap();
+    let (server, local) = listener(&channel, address);
+    let (offered, granted) = (Ece { vendor_id: 0x1234, options: 0b101 }, Ece { vendor_id: 0x1234, options: 0b100 });
+    // Of no queue pair, and each another one: two of the same would be stale.
+    let parameters = [0x101, 0x102, 0x103].map(ConnectParameters::new);
+    let mut client = resolved(&channel, local);
+    client.set_local_ece(offered).unwrap();
+    client.connect(&parameters[0]).unwrap();
+    let (mut asked, _) = request(&channel, &server);
+    assert_eq!(asked.remote_ece().unwrap(), offered);
+    asked.set_local_ece(granted).unwrap();
+    asked.accept(&parameters[1]).unwrap();
+    let answer = next(&channel, client.id());
+    assert!(matches!(answer, EventKind::ConnectResponse(_)), "{answer:?}");
+    assert_eq!(client.remote_ece().unwrap(), granted);
+
+    let mut client = resolved(&channel, local);
+    client.set_local_ece(offered).unwrap();
+    client.connect(&parameters[2]).unwrap();
+    let (mut asked, _) = request(&channel, &server);
+    asked.reject_ece(b"not these").unwrap();
+    match next(&channel, client.id()) {
+        EventKind::Rejected(RejectReason::UNSUPPORTED_OPTIONS, parameters) => {
+            assert!(parameters.private_data().starts_with(b"not these\0"), "{parameters:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_message_that_comes_before_the_confirmation_is_one() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let (server, local) = listener(&passive, address);
+    let mut client = resolved(&active, local);
+    client.connect(&ConnectParameters::new(0x104)).unwrap();
+    let (mut asked, _) = request(&passive, &server);
+    let error = error_of(asked.notify(AsyncEventType::COMM_EST));
+    assert!(
+        matches!(error, Error::Cm(CmError::Call { call: "rdma_notify", errno: Errno(libc::EINVAL) })),
+        "nothing was accepted yet: {error}"
+    );
+    asked.accept(&ConnectParameters::new(0x105)).unwrap();
+    // The client has said nothing.
+    asked.notify(AsyncEventType::COMM_EST).unwrap();
+    let told = next(&passive, asked.id());
+    assert!(matches!(told, EventKind::Established(_)), "{told:?}");
+}
+
 /// One of datagrams that is bound to the device.
 fn datagram_id(channel: &EventChannel, address: Ipv4Addr) -> Id {
     let mut id = Id::new(channel, PortSpace::UDP).unwrap();
@@ -358,6 +412,11 @@ fn groups_are_joined_and_left() {
         let error = error_of(id.leave_multicast(group));
         assert!(matches!(error, Error::Cm(CmError::Call { errno: Errno(libc::EADDRNOTAVAIL), .. })), "{error}");
     }
+    // Those who send only are told the same.
+    id.join_multicast_to_send(group).unwrap();
+    let EventKind::MulticastJoined(joined) = next(&channel, id.id()) else { panic!() };
+    assert_eq!(joined.address.route.and_then(|route| route.dgid.ipv4()), Some(group.0));
+    id.leave_multicast(group).unwrap();
     // Dropped while it is a member, and while it is to become one.
     id.join_multicast(group).unwrap();
     let _ = next(&channel, id.id());

@@ -84,6 +84,8 @@ impl RejectReason {
     pub const STALE_CONNECTION: RejectReason = RejectReason(10);
     /// The program at the other end has refused: [`Id::reject`], or it dropped the request.
     pub const CONSUMER_DEFINED: RejectReason = RejectReason(28);
+    /// It does not support the options of a vendor: [`Id::reject_ece`].
+    pub const UNSUPPORTED_OPTIONS: RejectReason = RejectReason(35);
 
     const fn text(self) -> Option<&'static str> {
         Some(match self {
@@ -94,6 +96,7 @@ impl RejectReason {
             RejectReason::INVALID_SERVICE_ID => "nobody listens at the peer's port",
             RejectReason::STALE_CONNECTION => "the peer still has such a connection",
             RejectReason::CONSUMER_DEFINED => "the program at the peer has refused",
+            RejectReason::UNSUPPORTED_OPTIONS => "the peer does not support the options of the vendor",
             _ => return None,
         })
     }
