@@ -126,34 +126,23 @@ fn run_client(options: &Options) -> Result<()> {
     if let Some(source) = options.source {
         connector = connector.source((source, 0));
     }
-    let mut last = None;
-    for address in std::net::ToSocketAddrs::to_socket_addrs(&(host, options.port))? {
-        options.log(|| format!("connecting to {address}"));
-        let route = match connector.resolve(address) {
-            Ok(route) => route,
-            Err(error) => {
-                last = Some(error);
-                continue;
-            }
+    let route = connector.resolve_first((host, options.port))?;
+    let pd = route.pd().clone();
+    let mut client = Client::new(&pd, options.size)?;
+    let mut prepared = route.prepare(ping::endpoint(Endpoint::builder(&pd)))?;
+    ping::post_receives(&mut prepared)?;
+    let mut connection = prepared.connect(&[])?;
+    options.log(|| format!("connected from {:?} to {:?}", connection.local_address(), connection.peer_address()));
+    let mut number = 0;
+    while options.count == 0 || number < options.count {
+        let Some(text) = client.ping(&mut connection, number, options.validate)? else {
+            return Err("the server has ended the connection".into());
         };
-        let pd = route.pd().clone();
-        let mut client = Client::new(&pd, options.size)?;
-        let mut prepared = route.prepare(ping::endpoint(Endpoint::builder(&pd)))?;
-        ping::post_receives(&mut prepared)?;
-        let mut connection = prepared.connect(&[])?;
-        options.log(|| format!("connected from {:?}", connection.local_address()));
-        let mut number = 0;
-        while options.count == 0 || number < options.count {
-            let Some(text) = client.ping(&mut connection, number, options.validate)? else {
-                return Err("the server has ended the connection".into());
-            };
-            options.show(&format!("ping data: {text}"))?;
-            number = number.wrapping_add(1);
-        }
-        connection.disconnect()?;
-        return Ok(());
+        options.show(&format!("ping data: {text}"))?;
+        number = number.wrapping_add(1);
     }
-    Err(last.map_or_else(|| format!("{host} has no address").into(), Into::into))
+    connection.disconnect()?;
+    Ok(())
 }
 
 fn run_server(options: &Options) -> Result<()> {

@@ -1,11 +1,11 @@
 //! The game. The client says where its text is; the server reads it and says so; the client says where it wants it; the server
 //! writes it there and says so.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_safe::cm::Connection;
 use rdma_safe::{
-    Access, Buffer, Completion, Endpoint, EndpointBuilder, Error, ExposedRegion, Operation, Pages, ProtectionDomain,
+    Access, Buffer, Completion, Endpoint, EndpointBuilder, ExposedRegion, Operation, Pages, ProtectionDomain,
     RemoteMemory, WcStatus,
 };
 
@@ -16,9 +16,6 @@ pub(crate) const MAX_SIZE: u32 = 64 * 1024;
 
 /// How long a peer that is there may think.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// How often is asked whether it still is.
-const GLANCE: Duration = Duration::from_millis(100);
 
 /// Address, key and length of memory, in network byte order.
 const MESSAGE: usize = 16;
@@ -56,17 +53,16 @@ fn decode(message: &[u8]) -> Result<RemoteMemory> {
 
 /// The next completion of that kind; `None` when the peer has ended the connection.
 fn next(connection: &mut Connection, operation: Operation) -> Result<Option<Completion>> {
-    let start = Instant::now();
     loop {
-        match connection.wait(GLANCE) {
-            Ok(done) if done.status == WcStatus::WR_FLUSH_ERR => return Ok(None),
-            Ok(done) if done.operation == operation => return Ok(Some(done.ok()?)),
-            // Of a message that the peer has answered already.
-            Ok(done) => drop(done.ok()?),
-            Err(Error::Timeout { .. }) if !connection.is_connected()? => return Ok(None),
-            Err(Error::Timeout { .. }) if start.elapsed() < PATIENCE => {}
-            Err(error) => return Err(error.into()),
+        let done = connection.wait(PATIENCE)?;
+        if done.status == WcStatus::WR_FLUSH_ERR {
+            return Ok(None);
         }
+        let done = done.ok()?;
+        if done.operation == operation {
+            return Ok(Some(done));
+        }
+        // It was of a message that the peer has answered already.
     }
 }
 

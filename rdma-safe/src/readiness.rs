@@ -1,6 +1,6 @@
 //! Waiting for a descriptor with something to read, and a deadline.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use crate::errno::check_neg;
@@ -27,28 +27,33 @@ pub(crate) fn wait<T>(
     let start = Instant::now();
     loop {
         let left = timeout.saturating_sub(start.elapsed());
-        let mut polled = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // Rounded up, so that the last fraction of a millisecond is waited for and not spun through.
-        let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
-        // SAFETY: one valid `pollfd` for the duration of the call.
-        let ready = unsafe { libc::poll(&mut polled, 1, millis) };
-        if ready > 0 {
+        let [ready] = poll([fd.as_fd()], left).map_err(&error)?;
+        if ready != 0 {
             // Another thread may be faster: then there is none.
             if let Some(found) = take()? {
                 return Ok(Some(found));
             }
-            if polled.revents & libc::POLLIN == 0 {
+            if ready & libc::POLLIN == 0 {
                 // Nothing to read, now or ever: the device is gone, or the descriptor is.
                 return Err(error(Errno(libc::EIO)));
-            }
-        } else if ready < 0 {
-            match Errno::last() {
-                Errno(libc::EINTR) => {}
-                errno => return Err(error(errno)),
             }
         }
         if left.is_zero() {
             return Ok(None);
         }
+    }
+}
+
+/// Waits until one of them can be read or never will be, at most for `timeout`, or until a signal comes: `poll(2)`, with what it
+/// found of each.
+pub(crate) fn poll<const N: usize>(fds: [BorrowedFd<'_>; N], timeout: Duration) -> Result<[libc::c_short; N], Errno> {
+    let mut polled = fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    // Rounded up, so that the last fraction of a millisecond is waited for and not spun through.
+    let millis = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+    // SAFETY: as many valid `pollfd` as it says, for the duration of the call.
+    match check_neg(|| unsafe { libc::poll(polled.as_mut_ptr(), N as libc::nfds_t, millis) }) {
+        Ok(_) => Ok(polled.map(|polled| polled.revents)),
+        Err(Errno(libc::EINTR)) => Ok([0; N]),
+        Err(errno) => Err(errno),
     }
 }

@@ -32,6 +32,8 @@ pub enum Step {
     Connect,
     /// To be told by the peer that it knows it was accepted.
     Accept,
+    /// To have work done, by way of the connection.
+    Transfer,
     /// To be told by the peer that the connection has ended.
     Disconnect,
 }
@@ -97,6 +99,7 @@ impl Step {
             Step::ResolveRoute => "rdma_resolve_route",
             Step::Connect => "rdma_connect",
             Step::Accept => "rdma_accept",
+            Step::Transfer => "ibv_poll_cq",
             Step::Disconnect => "rdma_disconnect",
         }
     }
@@ -109,6 +112,7 @@ impl fmt::Display for Step {
             Step::ResolveRoute => "resolving the route",
             Step::Connect => "connecting",
             Step::Accept => "accepting",
+            Step::Transfer => "work",
             Step::Disconnect => "disconnecting",
         })
     }

@@ -1,15 +1,20 @@
 //! A connection.
 
 use std::ops::{Deref, DerefMut};
-use std::time::Duration;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use super::attempt::{Cause, ConnectError, Step};
+use super::error::failed;
 use super::{Address, CmError, EventKind, Id, PrivateData};
-use crate::{Endpoint, EndpointBuilder, Error, QueuePairAttributes, QueuePairState, Result};
+use crate::{Completion, Endpoint, EndpointBuilder, Error, QueuePairAttributes, QueuePairState, Result, readiness};
 
 /// How long a peer waits before it sends again what has found no receive here: code 12 of ibv_modify_qp(3), 0.64 ms. The kernel
 /// would have 655 ms.
 const MIN_RNR_TIMER: u8 = 12;
+
+/// How often an endpoint without events is left to see whether the peer is still there.
+const GLANCE: Duration = Duration::from_millis(10);
 
 /// How long the peer has to answer that the connection has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -125,6 +130,51 @@ impl Connection {
             }
         }
         Ok(!self.ended)
+    }
+
+    /// Waits for a piece of work to be done, at most for `timeout`, and for the peer to end the connection meanwhile: then work in
+    /// flight comes back flushed, and once there is none, the error says so. Sleeps or spins as [`Endpoint::wait`] does, which
+    /// notices nothing of the peer.
+    ///
+    /// # Errors
+    /// [`CmError::Connect`] with [`Cause::Disconnected`] when the connection has ended and no work is left; otherwise those of
+    /// [`Endpoint::wait`], and [`CmError::Call`].
+    pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
+        let start = Instant::now();
+        loop {
+            if let Some(done) = self.endpoint.poll()? {
+                return Ok(done);
+            }
+            // Whatever had completed before the connection ended is in the queue when that is seen.
+            if !self.is_connected()? && self.endpoint.sends_in_flight() + self.endpoint.receives_in_flight() == 0 {
+                return match self.endpoint.poll()? {
+                    Some(done) => Ok(done),
+                    None => Err(self.side.error(Step::Transfer, Cause::Disconnected)),
+                };
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(Error::Timeout { waited: timeout });
+            }
+            if self.endpoint.channel().is_none() {
+                match self.endpoint.wait(left.min(GLANCE)) {
+                    Err(Error::Timeout { .. }) => {}
+                    done => return done,
+                }
+            } else if self.endpoint.arm()? {
+                self.sleep(left)?;
+            }
+        }
+    }
+
+    /// Until there is a completion, or the peer has something to say that is not known yet.
+    fn sleep(&self, timeout: Duration) -> Result<()> {
+        let Some(work) = self.endpoint.channel() else { return Ok(()) };
+        let slept = match self.ended {
+            true => readiness::poll([work.as_fd()], timeout).map(drop),
+            false => readiness::poll([work.as_fd(), self.side.id.channel().as_fd()], timeout).map(drop),
+        };
+        slept.map_err(|errno| failed("poll(2)", errno))
     }
 
     /// Answers that the peer has ended it.

@@ -105,6 +105,14 @@ impl Connector {
         })
     }
 
+    /// As [`Connector::resolve`], of the first of these addresses that a device leads to.
+    ///
+    /// # Errors
+    /// As there, of the last of them; [`CmError::NoAddress`](super::CmError::NoAddress) when a name is not known.
+    pub fn resolve_first(&self, addresses: impl ToSocketAddrs) -> Result<Route> {
+        first_of(addresses, |address| self.resolve(address))
+    }
+
     /// Finds the device that leads to `peer`, and a way there.
     ///
     /// # Errors

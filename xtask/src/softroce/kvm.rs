@@ -58,9 +58,9 @@ fn boots(layers: &Layers) -> Result<bool> {
         directory: "/".into(),
         environment: Vec::new(),
     };
-    let hardware = Hardware { accelerator: Accelerator::Kvm, cpus: 1, memory: 256, wire: None };
+    let hardware = Hardware { accelerator: Accelerator::Kvm, cpus: 1, memory: 256 };
     let deadline = Instant::now() + LIMIT;
-    let _guest = Guest::boot(0, layers, &hardware, &config, events.sender(), false)?;
+    let _guest = Guest::boot(0, layers, &hardware, None, &config, events.sender(), false)?;
     match events.next(deadline) {
         Some(Event::Frame(0, Frame::Hello)) => Ok(true),
         Some(Event::Signal(signal)) => bail!("ended by signal {signal}"),

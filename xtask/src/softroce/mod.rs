@@ -20,7 +20,8 @@ mod rxe;
 mod supervise;
 mod vm;
 
-use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use self::host::{HostDevice, LocalCommand};
 use self::layers::Layers;
 use self::output::Prefixed;
 pub(crate) use self::output::{Passthrough, to_stdout};
-use self::qemu::{Accelerator, Wire};
+use self::qemu::Accelerator;
 pub(crate) use self::release::Release;
 pub(crate) use self::supervise::{Ending, Sink};
 use self::supervise::{Events, Runner, supervise};
@@ -213,15 +214,14 @@ fn run_pair(command: &[String], options: &Options, sink: &mut dyn Sink) -> Resul
     let prepared = Prepared::new(options, 1, 1024)?;
     prepared.announce(options, "two guests");
     let events = Events::new()?;
-    let ports = free_ports()?;
+    let (first, second) = UnixStream::pair()?;
     let mut guests = Vec::new();
-    for host in 0..2_usize {
+    for (host, end) in [first, second].into_iter().enumerate() {
         let (own, peer) = (ADDRESSES[host], ADDRESSES[1 - host]);
         let variables =
             [("RDMA_HOST", host.to_string()), ("RDMA_SELF", own.to_string()), ("RDMA_PEER", peer.to_string())];
         let config = prepared.config(command, options, Network::Wire { peer, own }, &variables)?;
-        let wire = Wire { end: u8::try_from(host)?, own_port: ports[host], peer_port: ports[1 - host] };
-        guests.push(prepared.boot(host, &config, Some(wire), &events, options)?);
+        guests.push(prepared.boot(host, &config, Some(end.into()), &events, options)?);
     }
     let mut runners: Vec<&mut dyn Runner> = guests.iter_mut().map(|guest| guest as &mut dyn Runner).collect();
     supervise(&mut runners, &events, Duration::from_secs(options.timeout), sink)
@@ -252,7 +252,7 @@ impl Prepared {
             Accelerator::Emulated
         };
         let cpus = if options.count_instructions { 1 } else { options.cpus.unwrap_or(cpus) };
-        let hardware = Hardware { accelerator, cpus, memory: options.memory.unwrap_or(memory), wire: None };
+        let hardware = Hardware { accelerator, cpus, memory: options.memory.unwrap_or(memory) };
         Ok(Self { layers, hardware })
     }
 
@@ -294,12 +294,11 @@ impl Prepared {
         &self,
         number: usize,
         config: &Config,
-        wire: Option<Wire>,
+        wire: Option<OwnedFd>,
         events: &Events,
         options: &Options,
     ) -> Result<Guest> {
-        let hardware = Hardware { wire, ..self.hardware.clone() };
-        Guest::boot(number, &self.layers, &hardware, config, events.sender(), options.verbose)
+        Guest::boot(number, &self.layers, &self.hardware, wire, config, events.sender(), options.verbose)
     }
 }
 
@@ -331,13 +330,6 @@ fn is_about_xtask(name: &str) -> bool {
         .any(|prefix| name.starts_with(prefix))
 }
 
-/// Two UDP ports of the loopback interface that were free a moment ago; QEMU can only be told numbers.
-fn free_ports() -> Result<[u16; 2]> {
-    let first = UdpSocket::bind("127.0.0.1:0")?;
-    let second = UdpSocket::bind("127.0.0.1:0")?;
-    Ok([first.local_addr()?.port(), second.local_addr()?.port()])
-}
-
 fn environment_variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -363,12 +355,6 @@ mod tests {
         for name in ["SSH_AUTH_SOCK", "AWS_SECRET_ACCESS_KEY", "OLDPWD", "CARGO_MANIFEST_DIR"] {
             assert!(!is_inherited(name), "{name}");
         }
-    }
-
-    #[test]
-    fn the_ports_of_a_wire_differ() {
-        let [first, second] = free_ports().unwrap();
-        assert_ne!(first, second);
     }
 
     #[test]

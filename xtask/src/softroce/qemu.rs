@@ -53,13 +53,13 @@ pub(crate) struct Machine {
     pub(crate) console: i32,
 }
 
-/// One end of a wire between two guests: UDP datagrams on the loopback interface carry its Ethernet frames.
+/// One end of a wire between two guests. What is at its other end waits when nobody reads here, so that no frame is lost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wire {
     /// The number of this end, 0 or 1.
     pub(crate) end: u8,
-    pub(crate) own_port: u16,
-    pub(crate) peer_port: u16,
+    /// Descriptor of a stream socket, connected to the other end.
+    pub(crate) socket: i32,
 }
 
 impl Machine {
@@ -78,12 +78,8 @@ impl Machine {
         let frames = format!("file,id=frames,path=/proc/self/fd/{}", self.frames);
         add(&["-chardev", &frames, "-device", "virtio-serial-pci"]);
         add(&["-device", &format!("virtserialport,chardev=frames,name={PORT}")]);
-        if let Some(wire) = self.wire {
-            let Wire { end, own_port, peer_port } = wire;
-            let host = "type=inet,{}.host=127.0.0.1";
-            let own = format!("local.{},local.port={own_port}", host.replace("{}", "local"));
-            let peer = format!("remote.{},remote.port={peer_port}", host.replace("{}", "remote"));
-            add(&["-netdev", &format!("dgram,id=wire,{own},{peer}")]);
+        if let Some(Wire { end, socket }) = self.wire {
+            add(&["-netdev", &format!("socket,id=wire,fd={socket}")]);
             let mac = format!("52:54:00:09:09:{:02x}", end + 1);
             let nic = "virtio-net-pci,netdev=wire,romfile=";
             add(&["-device", &format!("{nic},mac={mac},host_mtu={ETHERNET_MTU}")]);
@@ -159,16 +155,10 @@ mod tests {
     }
 
     #[test]
-    fn the_two_ends_of_a_wire_mirror_each_other() {
-        let end =
-            |end, own_port, peer_port| line(&Machine { wire: Some(Wire { end, own_port, peer_port }), ..machine() });
-        let first = end(0, 1000, 2000);
-        assert!(first.contains(
-            "dgram,id=wire,local.type=inet,local.host=127.0.0.1,local.port=1000,\
-             remote.type=inet,remote.host=127.0.0.1,remote.port=2000"
-        ));
-        let second = end(1, 2000, 1000);
-        assert!(second.contains("local.port=2000") && second.contains("remote.port=1000"));
+    fn the_two_ends_of_a_wire_have_addresses_of_their_own() {
+        let end = |end, socket| line(&Machine { wire: Some(Wire { end, socket }), ..machine() });
+        let (first, second) = (end(0, 11), end(1, 12));
+        assert!(first.contains("socket,id=wire,fd=11") && second.contains("socket,id=wire,fd=12"));
         assert!(first.contains("mac=52:54:00:09:09:01") && second.contains("mac=52:54:00:09:09:02"));
     }
 }

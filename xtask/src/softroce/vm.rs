@@ -36,7 +36,6 @@ pub(crate) struct Hardware {
     pub(crate) cpus: u32,
     /// In MiB.
     pub(crate) memory: u32,
-    pub(crate) wire: Option<Wire>,
 }
 
 /// A running guest. Dropping it kills it.
@@ -48,13 +47,14 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Boots guest `number` and reports what it says to `events`. `verbose` shows its console.
+    /// Boots guest `number` with an end of a wire, if any, and reports what it says to `events`. `verbose` shows its console.
     ///
     /// The calling thread must live as long as the guest: the guest is killed when it ends.
     pub(crate) fn boot(
         number: usize,
         layers: &Layers,
         hardware: &Hardware,
+        wire: Option<OwnedFd>,
         config: &Config,
         events: &SyncSender<Event>,
         verbose: bool,
@@ -73,13 +73,14 @@ impl Guest {
             base: layers.base.clone(),
             overlays: layers.overlays.clone(),
             writable: PathBuf::from(&config.writable),
-            wire: hardware.wire,
+            wire: wire.as_ref().map(|socket| Wire { end: number as u8, socket: socket.as_raw_fd() }),
             frames: frames_end.as_raw_fd(),
             console: console_end.as_raw_fd(),
         };
-        let inherited = [machine.frames, machine.console, initramfs.fd()];
+        let mut inherited = vec![machine.frames, machine.console, initramfs.fd()];
+        inherited.extend(machine.wire.map(|wire| wire.socket));
         let mut qemu = spawn(&machine, inherited)?;
-        drop((frames_end, console_end));
+        drop((frames_end, console_end, wire));
 
         let tail = Arc::new(Mutex::new(VecDeque::new()));
         forward_frames(number, frames, events.clone());
@@ -125,7 +126,7 @@ impl Drop for Guest {
     }
 }
 
-fn spawn(machine: &Machine, inherited: [i32; 3]) -> Result<Child> {
+fn spawn(machine: &Machine, inherited: Vec<i32>) -> Result<Child> {
     let mut command = Command::new(qemu::PROGRAM);
     command
         .args(machine.arguments())
@@ -136,7 +137,7 @@ fn spawn(machine: &Machine, inherited: [i32; 3]) -> Result<Child> {
         .stderr(Stdio::piped());
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        for fd in inherited {
+        for &fd in &inherited {
             // SAFETY: `boot` keeps these descriptors open until the child is spawned, and the child has copies.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
