@@ -16,7 +16,7 @@ use crate::support::{DEADLINE, Rdma, device, error_of};
 const RESOLVE: Duration = Duration::from_secs(2);
 
 /// The device's address on the network; `None` after having said that it has none of IP.
-fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
+pub(crate) fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
     let address = rdma.gid.gid.ipv4();
     if address.is_none() {
         println!("skipped: the GID of the tests is of no IPv4 address");
@@ -26,14 +26,14 @@ fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
 
 /// The next event, which must be of that id.
 #[track_caller]
-fn next(channel: &EventChannel, id: CmId) -> EventKind {
+pub(crate) fn next(channel: &EventChannel, id: CmId) -> EventKind {
     let event: Event = channel.wait(DEADLINE).unwrap().expect("an event in time");
     assert_eq!(event.id, id, "{:?}", event.kind);
     event.kind
 }
 
 #[track_caller]
-fn peer(parameters: &Parameters) -> &PeerParameters {
+pub(crate) fn peer(parameters: &Parameters) -> &PeerParameters {
     match parameters {
         Parameters::Connected(peer) => peer,
         other => panic!("{other:?}"),
@@ -41,7 +41,7 @@ fn peer(parameters: &Parameters) -> &PeerParameters {
 }
 
 /// Brings a queue pair to `state` as the id says.
-fn bring(id: &Id, qp: &mut QueuePair, state: QueuePairState) {
+pub(crate) fn bring(id: &Id, qp: &mut QueuePair, state: QueuePairState) {
     let mut attributes = id.attributes(state).unwrap();
     match state {
         QueuePairState::INIT => attributes = attributes.set_access(Access::REMOTE),
@@ -52,7 +52,7 @@ fn bring(id: &Id, qp: &mut QueuePair, state: QueuePairState) {
 }
 
 /// One that listens at a port of its own.
-fn listener(channel: &EventChannel, address: impl Into<IpAddr>) -> (Id, SocketAddr) {
+pub(crate) fn listener(channel: &EventChannel, address: impl Into<IpAddr>) -> (Id, SocketAddr) {
     let mut id = Id::new(channel, PortSpace::TCP).unwrap();
     id.bind((address, 0)).unwrap();
     id.listen(8).unwrap();
@@ -62,7 +62,7 @@ fn listener(channel: &EventChannel, address: impl Into<IpAddr>) -> (Id, SocketAd
 }
 
 /// One that has found its way to `address`.
-fn resolved(channel: &EventChannel, address: SocketAddr) -> Id {
+pub(crate) fn resolved(channel: &EventChannel, address: SocketAddr) -> Id {
     let mut id = Id::new(channel, PortSpace::TCP).unwrap();
     id.resolve_address(None, address, RESOLVE).unwrap();
     assert!(matches!(next(channel, id.id()), EventKind::AddressResolved));
@@ -72,7 +72,7 @@ fn resolved(channel: &EventChannel, address: SocketAddr) -> Id {
 }
 
 #[track_caller]
-fn request(channel: &EventChannel, listener: &Id) -> (Id, Parameters) {
+pub(crate) fn request(channel: &EventChannel, listener: &Id) -> (Id, Parameters) {
     match next(channel, listener.id()) {
         EventKind::ConnectRequest(id, parameters) => (id, parameters),
         other => panic!("{other:?}"),

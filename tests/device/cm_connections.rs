@@ -8,32 +8,24 @@ use std::time::{Duration, Instant};
 use rdma_safe::cm::{Cause, CmError, ConnectError, Connection, Connector, Listener, RejectReason, Step};
 use rdma_safe::{Buffer, Endpoint, Error, ProtectionDomain, WcStatus};
 
+use crate::cm::address;
 use crate::support::child::{in_own_process, open_files};
-use crate::support::{DEADLINE, Rdma, device, error_of, pattern};
+use crate::support::{DEADLINE, device, error_of, pattern};
 
-/// The device's address on the network; `None` after having said that it has none of IP.
-fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
-    let address = rdma.gid.gid.ipv4();
-    if address.is_none() {
-        println!("skipped: the GID of the tests is of no IPv4 address");
-    }
-    address
-}
-
-fn listener(address: Ipv4Addr) -> (Listener, SocketAddr) {
+pub(crate) fn listener(address: Ipv4Addr) -> (Listener, SocketAddr) {
     let listener = Listener::bind((address, 0)).unwrap();
     let local = listener.local_address().ip().unwrap();
     (listener, local)
 }
 
-fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
+pub(crate) fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
     let mut buffer = pd.allocate(bytes.len()).unwrap();
     buffer.fill_from(bytes).unwrap();
     buffer
 }
 
 /// Both ends of a connection: who connected, and who accepted, with a receive posted at each.
-fn connected(connector: &Connector, listener: &mut Listener) -> (Connection, Connection) {
+pub(crate) fn connected(connector: &Connector, listener: &mut Listener) -> (Connection, Connection) {
     let local = listener.local_address();
     thread::scope(|scope| {
         let accepting = scope.spawn(|| {
@@ -53,7 +45,7 @@ fn connected(connector: &Connector, listener: &mut Listener) -> (Connection, Con
 }
 
 #[track_caller]
-fn failure(error: Error) -> ConnectError {
+pub(crate) fn failure(error: Error) -> ConnectError {
     match error {
         Error::Cm(CmError::Connect(error)) => *error,
         other => panic!("{other:?}"),

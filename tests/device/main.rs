@@ -20,6 +20,7 @@ mod channel;
 mod cm;
 mod cm_connections;
 mod cm_datagram;
+mod cm_failures;
 mod cq;
 mod creation;
 mod datagrams;

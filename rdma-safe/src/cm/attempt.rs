@@ -160,6 +160,10 @@ impl ConnectError {
             (Step::Connect, Cause::Timeout(_) | Cause::Unreachable(_)) => {
                 "; the peer may be gone, or a firewall drop UDP port 4791, or its MTU differ"
             }
+            // Before they are answered, requests get no events.
+            (Step::Connect | Step::Accept, Cause::Failed(Errno(libc::EINVAL))) => {
+                "; the peer has most likely gone meanwhile"
+            }
             _ => "",
         }
     }

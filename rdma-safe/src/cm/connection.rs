@@ -46,25 +46,31 @@ impl Side {
         CmError::Connect(Box::new(ConnectError { step, cause, local, peer })).into()
     }
 
-    /// Of a call that should have begun the step.
+    /// Of a call that the step begins or goes on with. What has become of the peer meanwhile says more than its `errno`.
     pub(super) fn call_failed(&self, step: Step, error: Error) -> Error {
-        match error {
-            Error::Cm(CmError::Call { errno, .. }) => self.error(step, Cause::Failed(errno)),
-            other => other,
+        let Error::Cm(CmError::Call { errno, .. }) = error else { return error };
+        match self.id.channel().try_event() {
+            Ok(Some(event)) if ends(&event.kind) => self.error(step, Cause::of(event.kind)),
+            _ => self.error(step, Cause::Failed(errno)),
         }
     }
 
+    /// What brings a queue pair to `state`, which is a part of the step: of a peer that is gone there is nothing to be had.
+    fn attributes(&self, step: Step, state: QueuePairState) -> Result<QueuePairAttributes> {
+        self.id.attributes(state).map_err(|error| self.call_failed(step, error))
+    }
+
     /// The endpoint, in INIT on the port that was found.
-    pub(super) fn endpoint(&self, builder: EndpointBuilder<'_>) -> Result<Endpoint> {
-        let found = self.id.attributes(QueuePairState::INIT)?;
+    pub(super) fn endpoint(&self, step: Step, builder: EndpointBuilder<'_>) -> Result<Endpoint> {
+        let found = self.attributes(step, QueuePairState::INIT)?;
         let port = found.port().or(self.id.port()).unwrap_or(1);
         builder.port(port).pkey_index(found.pkey_index().unwrap_or(0)).build()
     }
 
     /// Brings the endpoint to RTR or RTS, with no more reads and atomics at a time than its device has.
-    pub(super) fn bring(&self, endpoint: &mut Endpoint, state: QueuePairState) -> Result<()> {
+    pub(super) fn bring(&self, step: Step, endpoint: &mut Endpoint, state: QueuePairState) -> Result<()> {
         let most = endpoint.address().rd_atomic;
-        let mut attributes = self.id.attributes(state)?;
+        let mut attributes = self.attributes(step, state)?;
         if let Some(served) = attributes.max_dest_rd_atomic() {
             attributes = attributes.set_max_dest_rd_atomic(served.min(most)).set_min_rnr_timer(MIN_RNR_TIMER);
         }
@@ -73,6 +79,19 @@ impl Side {
         }
         endpoint.advance(&attributes)
     }
+}
+
+/// Whether there is no connection any more. A peer that dies before it was told that this end knows of its answer takes that back.
+fn ends(event: &EventKind) -> bool {
+    matches!(
+        event,
+        EventKind::Disconnected
+            | EventKind::TimewaitExit
+            | EventKind::Rejected(..)
+            | EventKind::ConnectError(_)
+            | EventKind::Unreachable(_)
+            | EventKind::DeviceRemoval
+    )
 }
 
 /// A connection by address: an [`Endpoint`], to which it dereferences, and what is known of its peer. Made by
@@ -125,7 +144,7 @@ impl Connection {
     /// [`CmError::Call`].
     pub fn is_connected(&mut self) -> Result<bool> {
         while let Some(event) = self.side.id.channel().try_event()? {
-            if matches!(event.kind, EventKind::Disconnected | EventKind::DeviceRemoval) {
+            if ends(&event.kind) {
                 self.end()?;
             }
         }
@@ -197,10 +216,10 @@ impl Connection {
     pub fn disconnect(mut self) -> Result<Vec<crate::Buffer>> {
         if self.is_connected()? {
             self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
-            self.side.id.disconnect()?;
-            match self.side.event(Step::Disconnect, FAREWELL)? {
-                EventKind::Disconnected | EventKind::TimewaitExit => {}
-                other => return Err(self.side.error(Step::Disconnect, Cause::of(other))),
+            self.side.id.disconnect().map_err(|error| self.side.call_failed(Step::Disconnect, error))?;
+            let end = self.side.event(Step::Disconnect, FAREWELL)?;
+            if !ends(&end) || matches!(end, EventKind::DeviceRemoval) {
+                return Err(self.side.error(Step::Disconnect, Cause::of(end)));
             }
         }
         self.endpoint.close()

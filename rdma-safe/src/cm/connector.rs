@@ -195,7 +195,7 @@ impl Route {
     /// [`EndpointBuilder::build`](crate::EndpointBuilder::build).
     pub fn prepare(self, builder: EndpointBuilder<'_>) -> Result<PreparedRoute> {
         require(&self.side.id, builder.pd())?;
-        let endpoint = self.side.endpoint(builder)?;
+        let endpoint = self.side.endpoint(Step::Connect, builder)?;
         Ok(PreparedRoute { endpoint, side: self.side, timeout: self.timeout })
     }
 }
@@ -222,17 +222,15 @@ impl PreparedRoute {
             .initiator_depth(atomics)
             .srq(endpoint.queue_pair().shared_receive_queue().is_some())
             .private_data(private_data)?;
-        if let Err(error) = side.id.connect(&parameters) {
-            return Err(side.call_failed(Step::Connect, error));
-        }
+        side.id.connect(&parameters).map_err(|error| side.call_failed(Step::Connect, error))?;
         let answer = match side.event(Step::Connect, timeout)? {
             EventKind::ConnectResponse(Parameters::Connected(answer)) => answer,
             other => return Err(side.error(Step::Connect, Cause::of(other))),
         };
         for state in [QueuePairState::RTR, QueuePairState::RTS] {
-            side.bring(&mut endpoint, state)?;
+            side.bring(Step::Connect, &mut endpoint, state)?;
         }
-        side.id.establish()?;
+        side.id.establish().map_err(|error| side.call_failed(Step::Connect, error))?;
         Ok(Connection::new(endpoint, side, answer.private_data))
     }
 }

@@ -123,8 +123,8 @@ impl Listener {
     /// Accepts the next request, with an endpoint as [`Endpoint::builder`] has it, at most within `timeout`; `None` when it passed.
     ///
     /// # Errors
-    /// Those of [`Listener::next`], and those of [`PreparedRequest::accept`], which concern this peer only: listen on. A peer that
-    /// has asked and then says nothing keeps this waiting for 10 s more.
+    /// Those of [`Listener::next`], and those of [`Request::prepare`] and [`PreparedRequest::accept`], which concern this peer
+    /// only: listen on. A peer that has asked and then says nothing keeps this waiting for 10 s more.
     pub fn accept(&mut self, timeout: Duration) -> Result<Option<Connection>> {
         let Some(request) = self.next(timeout)? else { return Ok(None) };
         let pd = request.pd()?;
@@ -184,11 +184,11 @@ impl Request {
     /// Makes the endpoint, so that receives can be posted before the peer can send.
     ///
     /// # Errors
-    /// [`CmError::OtherDevice`] for a builder of another device; those of
+    /// [`CmError::Connect`] when the peer has gone meanwhile; [`CmError::OtherDevice`] for a builder of another device; those of
     /// [`EndpointBuilder::build`](crate::EndpointBuilder::build). The peer is refused then.
     pub fn prepare(self, builder: EndpointBuilder<'_>) -> Result<PreparedRequest> {
         require(&self.side.id, builder.pd())?;
-        let endpoint = self.side.endpoint(builder)?;
+        let endpoint = self.side.endpoint(Step::Accept, builder)?;
         Ok(PreparedRequest { endpoint, side: self.side, asked: self.asked })
     }
 }
@@ -210,16 +210,14 @@ impl PreparedRequest {
         let PreparedRequest { mut endpoint, mut side, asked } = self;
         let most = endpoint.address().rd_atomic;
         for state in [QueuePairState::RTR, QueuePairState::RTS] {
-            side.bring(&mut endpoint, state)?;
+            side.bring(Step::Accept, &mut endpoint, state)?;
         }
         let parameters = ConnectParameters::new(endpoint.queue_pair().number())
             .responder_resources(asked.responder_resources.min(most))
             .initiator_depth(asked.initiator_depth.min(most))
             .srq(endpoint.queue_pair().shared_receive_queue().is_some())
             .private_data(private_data)?;
-        if let Err(error) = side.id.accept(&parameters) {
-            return Err(side.call_failed(Step::Accept, error));
-        }
+        side.id.accept(&parameters).map_err(|error| side.call_failed(Step::Accept, error))?;
         match side.event(Step::Accept, CONFIRMATION)? {
             EventKind::Established(_) => Ok(Connection::new(endpoint, side, asked.private_data)),
             other => Err(side.error(Step::Accept, Cause::of(other))),

@@ -160,7 +160,7 @@ fn connecting(call: &str, errno: Errno) -> Option<&'static str> {
              RTS a request, or the peer's answer (EventKind::ConnectResponse)"
         }
         ("rdma_accept" | "rdma_reject", libc::EINVAL) => {
-            "the id must have come with a request that was not answered yet"
+            "the id must have come with a request that was not answered yet, and of which the peer has not let go"
         }
         ("rdma_disconnect", libc::EINVAL) => "there is no connection to end",
         ("rdma_set_option", libc::EINVAL) => {
