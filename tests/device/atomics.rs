@@ -1,7 +1,7 @@
 //! The example `atomics`: no step of a number that many count up is lost.
 
-use crate::pingpong::{Program, free_port};
 use crate::support::device;
+use crate::support::program::{Program, free_port};
 
 #[test]
 fn clients_at_once_in_one_process_lose_no_step() {

@@ -1,6 +1,6 @@
 //! The example `cm_datagram` against librdmacm's `udaddy`.
 
-use crate::pingpong::{Program, Running};
+use crate::support::program::{Program, Running};
 use crate::support::{DEADLINE, Rdma, device, within};
 
 fn both() -> Option<(Program, Program)> {

@@ -30,6 +30,7 @@ mod drain;
 mod drop_order;
 mod endpoint_sets;
 mod explanations;
+mod file_transfer;
 mod imports;
 mod memory;
 mod memory_windows;

@@ -1,55 +1,22 @@
 //! The examples `rc_pingpong`, `uc_pingpong`, `ud_pingpong` and `srq_pingpong` against their namesakes of rdma-core, and against
 //! what goes wrong.
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::support::{Rdma, device, skip, within};
+use crate::support::program::{PATIENCE, Program, Running, free_port};
+use crate::support::{Rdma, device, within};
 
-/// A game takes two seconds on an emulated machine that has nothing else to do.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at what the kernel says of another process, of which it tells nobody.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A program of rdma-core or its counterpart here, of some kind: `rc`, `uc`, `ud`, `srq`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Program {
-    C(PathBuf),
-    Rust(PathBuf),
-}
-
+/// Of a kind: `rc`, `uc`, `ud`, `srq`.
 impl Program {
     fn c(transport: &str) -> Option<Program> {
         Program::of_rdma_core(&format!("ibv_{transport}_pingpong"), "ibverbs-utils")
     }
 
-    /// A program of rdma-core, which comes with a package.
-    pub(crate) fn of_rdma_core(name: &str, package: &str) -> Option<Program> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        match std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file()) {
-            Some(file) => Some(Program::C(file)),
-            None => skip(&format!("there is no {name} in PATH; it comes with rdma-core (package {package})")),
-        }
-    }
-
     fn rust(transport: &str) -> Option<Program> {
         Program::example(&format!("{transport}_pingpong"))
-    }
-
-    /// An example of this workspace.
-    pub(crate) fn example(name: &str) -> Option<Program> {
-        let tests = std::env::current_exe().expect("the test's program has a path");
-        let examples =
-            tests.parent().and_then(|deps| deps.parent()).expect("it lies in target/…/deps").join("examples");
-        let file = examples.join(name);
-        if file.is_file() {
-            return Some(Program::Rust(file));
-        }
-        skip(&format!("{} is not there; build it with `cargo build --example {name}`", file.display()))
     }
 
     /// Starts it on the device of the tests.
@@ -59,102 +26,6 @@ impl Program {
         let device = ["-d", rdma.device_name(), "-i", &port, "-g", &gid];
         self.start_with(&[&device, arguments].concat())
     }
-
-    pub(crate) fn start_with(&self, arguments: &[&str]) -> Running {
-        let (Program::C(file) | Program::Rust(file)) = self;
-        let command = format!("{} {}", file.display(), arguments.join(" "));
-        let mut child = Command::new(file)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let output = Arc::new(Output::default());
-        output.read(child.stdout.take().expect("piped"));
-        output.read(child.stderr.take().expect("piped"));
-        Running { child, output, command }
-    }
-}
-
-/// What a program writes, as it comes.
-#[derive(Default)]
-struct Output {
-    written: Mutex<Written>,
-    more: Condvar,
-}
-
-#[derive(Default)]
-struct Written {
-    text: String,
-    /// Pipes that more can come from.
-    open: usize,
-}
-
-impl Output {
-    /// Reads lines until the end, in a thread of its own.
-    fn read(self: &Arc<Self>, from: impl Read + Send + 'static) {
-        self.written().open += 1;
-        let output = Arc::clone(self);
-        std::thread::spawn(move || {
-            for line in BufReader::new(from).lines().map_while(Result::ok) {
-                output.written().text.extend([&line, "\n"]);
-                output.more.notify_all();
-            }
-            output.written().open -= 1;
-            output.more.notify_all();
-        });
-    }
-
-    fn written(&self) -> MutexGuard<'_, Written> {
-        self.written.lock().expect("no reader panics")
-    }
-
-    /// Waits until `enough` was written; all there is then, or if it is not within [`PATIENCE`], the error.
-    fn wait(&self, enough: impl Fn(&Written) -> bool) -> Result<String, String> {
-        let waited = self.more.wait_timeout_while(self.written(), PATIENCE, |written| !enough(written));
-        let (written, result) = waited.expect("no reader panics");
-        let text = written.text.clone();
-        if result.timed_out() { Err(text) } else { Ok(text) }
-    }
-}
-
-/// A program that runs, and is killed if it is dropped before it ends.
-pub(crate) struct Running {
-    child: Child,
-    output: Arc<Output>,
-    command: String,
-}
-
-impl Running {
-    /// Waits for its end; its status and all it wrote.
-    #[track_caller]
-    pub(crate) fn finish(&mut self) -> (ExitStatus, String) {
-        let text = self.output.wait(|written| written.open == 0);
-        let text = text.unwrap_or_else(|text| panic!("{} does not end; it wrote:\n{text}", self.command));
-        // Its pipes close when it ends.
-        (self.child.wait().expect("a child can be waited for"), text)
-    }
-
-    /// Waits until it has written `wanted`.
-    #[track_caller]
-    pub(crate) fn wait_for(&self, wanted: &str) {
-        if let Err(text) = self.output.wait(|written| written.text.contains(wanted)) {
-            panic!("{} does not write {wanted:?}, but:\n{text}", self.command);
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port");
-    listener.local_addr().expect("an address").port()
 }
 
 /// Waits until somebody listens on `port`. Not by connecting, since the programs take one connection.
@@ -365,7 +236,7 @@ fn mid_run(rdma: &Rdma, ours: &Program, arguments: &[&str]) -> (Running, Running
     server.wait_for("remote address: ");
     // Until it takes processor time to play.
     let ticks = |running: &Running| {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", running.child.id())).unwrap_or_default();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", running.id())).unwrap_or_default();
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split_whitespace().collect();
         let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
         number(11) + number(12)
@@ -385,7 +256,7 @@ fn a_peer_that_is_killed_mid_run_is_an_error_in_time() {
     for (mode, kill_server) in [(&[][..], true), (&["-e"], false)] {
         let (mut server, mut client) = mid_run(&rdma, &ours, mode);
         let (victim, survivor) = if kill_server { (&mut server, &mut client) } else { (&mut client, &mut server) };
-        victim.child.kill().expect("it runs");
+        victim.kill();
         let (status, text) = survivor.finish();
         assert_eq!(status.code(), Some(1), "{}: {status}\n{text}", survivor.command);
         // Which it is depends on whether a message was under way.

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::pingpong::{Program, Running, free_port};
+use crate::support::program::{Program, Running, free_port};
 use crate::support::{DEADLINE, Rdma, device, within};
 
 /// The device's address on the network; `None` after having said that it has none of IP.

@@ -4,6 +4,7 @@ pub(crate) mod child;
 pub(crate) mod lab;
 pub(crate) mod link;
 pub(crate) mod peer;
+pub(crate) mod program;
 pub(crate) mod watchdog;
 
 use std::fmt::Debug;

@@ -209,8 +209,8 @@ pub(crate) fn run_all_local(commands: Vec<Command>, limit: Duration, sink: &mut 
     supervise(&mut runners, &events, limit, sink)
 }
 
-/// Runs `command` in two guests joined by a wire.
-fn run_pair(command: &[String], options: &Options, sink: &mut dyn Sink) -> Result<Ending> {
+/// Runs `command` in two guests joined by a wire, each a runner of the sink. The first that fails decides.
+pub(crate) fn run_pair(command: &[String], options: &Options, sink: &mut dyn Sink) -> Result<Ending> {
     let prepared = Prepared::new(options, 1, 1024)?;
     prepared.announce(options, "two guests");
     let events = Events::new()?;

@@ -4,8 +4,26 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-/// What a `tests/` folder calls the program of the tests that need a device, in whichever package.
-const NEEDS_DEVICE: &str = "device";
+/// Where a test program can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Anywhere,
+    /// Where an RDMA device is.
+    Device,
+    /// On two machines with a device each, on both at a time.
+    Hosts,
+}
+
+impl Place {
+    /// By what a `tests/` folder calls the program, in whichever package.
+    fn of(name: &str) -> Place {
+        match name {
+            "device" => Place::Device,
+            "hosts" => Place::Hosts,
+            _ => Place::Anywhere,
+        }
+    }
+}
 
 /// A test program made of one file of a `tests/` folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +31,7 @@ pub(crate) struct IntegrationTest {
     pub(crate) package: String,
     pub(crate) name: String,
     pub(crate) executable: PathBuf,
-    pub(crate) needs_device: bool,
+    pub(crate) place: Place,
 }
 
 #[derive(Deserialize)]
@@ -38,8 +56,8 @@ pub(crate) fn integration_test(line: &str) -> Option<IntegrationTest> {
         return None;
     }
     let package = package_name(&message.package_id).to_owned();
-    let needs_device = target.name == NEEDS_DEVICE;
-    Some(IntegrationTest { package, name: target.name, executable, needs_device })
+    let place = Place::of(&target.name);
+    Some(IntegrationTest { package, name: target.name, executable, place })
 }
 
 /// `rdma-sys` of `path+file:///home/me/work#rdma-sys@0.1.0` and of `path+file:///home/me/rdma-sys#0.1.0`.
@@ -67,14 +85,20 @@ mod tests {
         for package in ["rdma-stack", "rdma-perf"] {
             let test = integration_test(&message(&format!("{package}#0.1.0"), "test", "device")).unwrap();
             assert_eq!((test.package.as_str(), test.executable), (package, PathBuf::from("/t/device-1")));
-            assert!(test.needs_device);
+            assert_eq!(test.place, Place::Device);
         }
+    }
+
+    #[test]
+    fn tests_called_hosts_need_two_machines() {
+        let test = integration_test(&message("rdma-stack#0.1.0", "test", "hosts")).unwrap();
+        assert_eq!(test.place, Place::Hosts);
     }
 
     #[test]
     fn other_tests_need_none() {
         for (package, name) in [("x#rdma-stack@0.1.0", "compile_fail"), ("rdma-sys#0.1.0", "parity")] {
-            assert!(!integration_test(&message(package, "test", name)).unwrap().needs_device, "{name}");
+            assert_eq!(integration_test(&message(package, "test", name)).unwrap().place, Place::Anywhere, "{name}");
         }
     }
 

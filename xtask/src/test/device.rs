@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use super::artifacts::Place;
 use super::inside::{self, Plan};
 use super::libtest::{Lines, Output, Tally};
 use super::{Args, Context, Outcome, Watching, uninterrupted};
@@ -13,7 +14,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     if !context.built {
         return Ok(Outcome::Skipped("it does not compile".to_owned()));
     }
-    let tests = context.integration_tests.iter().filter(|test| test.needs_device);
+    let tests = context.integration_tests.iter().filter(|test| test.place == Place::Device);
     let programs: Vec<(String, String)> =
         tests.map(|test| (test.package.clone(), test.executable.to_string_lossy().into_owned())).collect();
     if programs.is_empty() {

@@ -2,6 +2,7 @@
 
 mod artifacts;
 mod device;
+mod hosts;
 pub(crate) mod inside;
 mod libtest;
 mod miri;
@@ -82,6 +83,8 @@ enum Stage {
     Miri,
     /// Tests on an RDMA device
     Device,
+    /// Tests between two hosts, each a guest
+    Hosts,
 }
 
 /// How a stage went.
@@ -151,7 +154,8 @@ impl Args {
     fn wants(&self, stage: Stage) -> bool {
         let chosen =
             if self.device_only { stage == Stage::Device } else { self.only.is_empty() || self.only.contains(&stage) };
-        let needed = stage == Stage::Build && [Stage::Unit, Stage::Device].iter().any(|user| self.wants(*user));
+        let needed =
+            stage == Stage::Build && [Stage::Unit, Stage::Device, Stage::Hosts].iter().any(|user| self.wants(*user));
         (chosen || needed) && !self.skip.contains(&stage)
     }
 }

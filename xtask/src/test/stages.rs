@@ -5,9 +5,9 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::artifacts::integration_test;
+use super::artifacts::{Place, integration_test};
 use super::libtest::Output;
-use super::{Args, Context, Outcome, Stage, device, miri, overhead, watch};
+use super::{Args, Context, Outcome, Stage, device, hosts, miri, overhead, watch};
 use crate::{bindgen, headers, process, workspace};
 
 /// The crates that are published.
@@ -48,6 +48,7 @@ impl Stage {
             Stage::Overhead => overhead::run(),
             Stage::Miri => miri::run(args),
             Stage::Device => device::run(args, context),
+            Stage::Hosts => hosts::run(args, context),
         }
     }
 }
@@ -98,7 +99,7 @@ fn unit(args: &Args, context: &mut Context) -> Result<Outcome> {
     }
     let mut command = cargo(context);
     command.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--examples"]);
-    for test in context.integration_tests.iter().filter(|test| !test.needs_device) {
+    for test in context.integration_tests.iter().filter(|test| test.place == Place::Anywhere) {
         command.args(["--test", &test.name]);
     }
     tests(command, args)

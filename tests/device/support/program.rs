@@ -1,0 +1,158 @@
+//! Programs of this workspace and of others, run by tests.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use super::skip;
+
+/// How long a program may take: a game takes two seconds on an emulated machine that has nothing else to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A program of rdma-core or its counterpart here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Program {
+    C(PathBuf),
+    Rust(PathBuf),
+}
+
+impl Program {
+    /// A program of rdma-core, which comes with a package.
+    pub(crate) fn of_rdma_core(name: &str, package: &str) -> Option<Program> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        match std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file()) {
+            Some(file) => Some(Program::C(file)),
+            None => skip(&format!("there is no {name} in PATH; it comes with rdma-core (package {package})")),
+        }
+    }
+
+    /// An example of this workspace.
+    pub(crate) fn example(name: &str) -> Option<Program> {
+        let tests = std::env::current_exe().expect("the test's program has a path");
+        let examples =
+            tests.parent().and_then(|deps| deps.parent()).expect("it lies in target/…/deps").join("examples");
+        let file = examples.join(name);
+        if file.is_file() {
+            return Some(Program::Rust(file));
+        }
+        skip(&format!("{} is not there; build it with `cargo build --example {name}`", file.display()))
+    }
+
+    pub(crate) fn start_with(&self, arguments: &[&str]) -> Running {
+        let (Program::C(file) | Program::Rust(file)) = self;
+        let command = format!("{} {}", file.display(), arguments.join(" "));
+        let mut child = Command::new(file)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let output = Arc::new(Output::default());
+        output.read(child.stdout.take().expect("piped"));
+        output.read(child.stderr.take().expect("piped"));
+        Running { child, output, command }
+    }
+}
+
+/// What a program writes, as it comes.
+#[derive(Default)]
+struct Output {
+    written: Mutex<Written>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Written {
+    text: String,
+    /// Pipes that more can come from.
+    open: usize,
+}
+
+impl Output {
+    /// Reads lines until the end, in a thread of its own.
+    fn read(self: &Arc<Self>, from: impl Read + Send + 'static) {
+        self.written().open += 1;
+        let output = Arc::clone(self);
+        std::thread::spawn(move || {
+            for line in BufReader::new(from).lines().map_while(Result::ok) {
+                output.written().text.extend([&line, "\n"]);
+                output.more.notify_all();
+            }
+            output.written().open -= 1;
+            output.more.notify_all();
+        });
+    }
+
+    fn written(&self) -> MutexGuard<'_, Written> {
+        self.written.lock().expect("no reader panics")
+    }
+
+    /// Waits until `enough` was written; all there is then, or if it is not within `limit`, the error.
+    fn wait(&self, limit: Duration, enough: impl Fn(&Written) -> bool) -> Result<String, String> {
+        let waited = self.more.wait_timeout_while(self.written(), limit, |written| !enough(written));
+        let (written, result) = waited.expect("no reader panics");
+        let text = written.text.clone();
+        if result.timed_out() { Err(text) } else { Ok(text) }
+    }
+}
+
+/// A program that runs, and is killed if it is dropped before it ends.
+pub(crate) struct Running {
+    child: Child,
+    output: Arc<Output>,
+    /// As it was called.
+    pub(crate) command: String,
+}
+
+impl Running {
+    /// Waits for its end; its status and all it wrote.
+    #[track_caller]
+    pub(crate) fn finish(&mut self) -> (ExitStatus, String) {
+        self.finish_within(PATIENCE)
+    }
+
+    /// As [`Running::finish`], for `limit`.
+    #[track_caller]
+    pub(crate) fn finish_within(&mut self, limit: Duration) -> (ExitStatus, String) {
+        let text = self.output.wait(limit, |written| written.open == 0);
+        let text = text.unwrap_or_else(|text| panic!("{} does not end; it wrote:\n{text}", self.command));
+        // Its pipes close when it ends.
+        (self.child.wait().expect("a child can be waited for"), text)
+    }
+
+    /// Waits until it has written `wanted`.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, wanted: &str) {
+        if let Err(text) = self.output.wait(PATIENCE, |written| written.text.contains(wanted)) {
+            panic!("{} does not write {wanted:?}, but:\n{text}", self.command);
+        }
+    }
+}
+
+impl Running {
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it without a word: SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port");
+    listener.local_addr().expect("an address").port()
+}
