@@ -91,6 +91,38 @@ pub(crate) fn check_negated(call: impl FnOnce() -> i32) -> Result<(), Errno> {
     }
 }
 
+/// Why a name was not found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NameError {
+    /// A call failed.
+    Errno(Errno),
+    /// A code of getaddrinfo(3).
+    Code(i32),
+}
+
+impl NameError {
+    /// Of what is left in `errno` by `rdma_resolve_addrinfo`, which puts there what it was returned itself.
+    pub(crate) fn of_errno(errno: Errno) -> Self {
+        match errno.0 {
+            0.. => NameError::Errno(errno),
+            // It has overwritten the reason.
+            -1 | libc::EAI_SYSTEM => NameError::Errno(Errno(0)),
+            code => NameError::Code(code),
+        }
+    }
+}
+
+/// `rdma_getaddrinfo`, which returns -1 and sets `errno`, or a code of getaddrinfo(3). The one that is -1, too, is of flags that it
+/// does not set.
+pub(crate) fn check_name(call: impl FnOnce() -> i32) -> Result<(), NameError> {
+    clear();
+    match call() {
+        0 => Ok(()),
+        -1 | libc::EAI_SYSTEM => Err(NameError::Errno(Errno::last())),
+        code => Err(NameError::Code(code)),
+    }
+}
+
 #[inline]
 fn clear() {
     // SAFETY: `__errno_location` returns a valid pointer to the calling thread's errno and cannot fail.
@@ -119,6 +151,13 @@ mod tests {
         assert_eq!(check_negated(|| -libc::EHOSTUNREACH), Err(Errno(libc::EHOSTUNREACH)));
         assert_eq!(check_negated(|| i32::MIN), Err(Errno(i32::MAX)));
         assert_eq!(check_negated(|| -1), Err(Errno(0)), "a stale errno is not reported");
+        assert_eq!(check_name(|| 0), Ok(()));
+        assert_eq!(check_name(minus_one), Err(NameError::Errno(Errno(libc::EINVAL))));
+        assert_eq!(check_name(|| libc::EAI_NONAME), Err(NameError::Code(libc::EAI_NONAME)));
+        assert_eq!(check_name(|| libc::EAI_SYSTEM), Err(NameError::Errno(Errno(0))), "a stale errno is not reported");
+        assert_eq!(NameError::of_errno(Errno(libc::EBUSY)), NameError::Errno(Errno(libc::EBUSY)));
+        assert_eq!(NameError::of_errno(Errno(libc::EAI_NONAME)), NameError::Code(libc::EAI_NONAME));
+        assert_eq!(NameError::of_errno(Errno(-1)), NameError::Errno(Errno(0)), "-1 is never shown as an errno");
     }
 
     #[test]

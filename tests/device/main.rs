@@ -21,6 +21,7 @@ mod cm;
 mod cm_connections;
 mod cm_datagram;
 mod cm_failures;
+mod cm_names;
 mod cq;
 mod creation;
 mod datagrams;

@@ -122,6 +122,16 @@ impl Address {
         }
     }
 
+    /// Bytes of [`Address::to_raw`] that count.
+    pub(super) fn raw_len(self) -> libc::socklen_t {
+        let len = match self {
+            Address::Ip(SocketAddr::V4(_)) => size_of::<libc::sockaddr_in>(),
+            Address::Ip(SocketAddr::V6(_)) => size_of::<libc::sockaddr_in6>(),
+            Address::Ib(_) => size_of::<sockaddr_ib>(),
+        };
+        len as libc::socklen_t
+    }
+
     /// `None` for no address, or a family that is none of these.
     ///
     /// # Safety

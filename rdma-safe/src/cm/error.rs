@@ -38,6 +38,15 @@ pub enum CmError {
         reason: String,
     },
 
+    /// The library does not have the call.
+    #[error("this librdmacm has no {call}, which came with rdma-core {since}: install that release or a newer one")]
+    OlderLibrary {
+        /// Its name.
+        call: &'static str,
+        /// The release.
+        since: u32,
+    },
+
     /// An endpoint was to be made on another device than the one that leads to the peer.
     #[error(
         "the address leads over {device}, but the endpoint is for {endpoint}: make it in the domain that Route::pd or Request::pd \

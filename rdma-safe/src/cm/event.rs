@@ -56,6 +56,17 @@ pub enum EventKind {
     AddressChanged,
     /// A connection that ended is past the time in which its packets could still arrive: the queue pair's number can be used again.
     TimewaitExit,
+    /// [`Id::resolve_address_info`] or [`Id::resolve_service`] has found addresses: [`Id::address_info`].
+    AddressInfoResolved,
+    /// It has not.
+    AddressInfoError(Errno),
+    /// [`Id::write_event`] has written it.
+    User {
+        /// As given there.
+        status: i32,
+        /// As given there.
+        argument: u64,
+    },
     /// What this release does not know.
     Other {
         /// `enum rdma_cm_event_type`.
@@ -150,6 +161,14 @@ impl EventKind {
             RDMA_CM_EVENT_MULTICAST_ERROR => EventKind::MulticastError(errno()),
             RDMA_CM_EVENT_ADDR_CHANGE => EventKind::AddressChanged,
             RDMA_CM_EVENT_TIMEWAIT_EXIT => EventKind::TimewaitExit,
+            RDMA_CM_EVENT_ADDRINFO_RESOLVED => EventKind::AddressInfoResolved,
+            RDMA_CM_EVENT_ADDRINFO_ERROR => EventKind::AddressInfoError(errno()),
+            RDMA_CM_EVENT_USER => {
+                // SAFETY: the argument has the first eight bytes of the union, which are a pointer in its other members: all of it
+                // was set to zero at least.
+                let argument = unsafe { (&raw const event.param).cast::<u64>().read_unaligned() };
+                EventKind::User { status: event.status, argument }
+            }
             rdma_cm_event_type(event_type) => EventKind::Other { event: event_type, status: event.status },
         }
     }

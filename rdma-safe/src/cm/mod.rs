@@ -92,6 +92,7 @@
 //! ```
 
 mod address;
+mod address_info;
 mod attempt;
 mod channel;
 mod connection;
@@ -106,6 +107,7 @@ mod option;
 mod parameters;
 
 pub use address::{Address, IbAddress};
+pub use address_info::{AddressFamily, AddressInfo, AddressQuery, Paths};
 pub use attempt::{Cause, ConnectError, Step};
 pub use channel::EventChannel;
 pub use connection::Connection;

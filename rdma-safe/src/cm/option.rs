@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 
 use rdma_sys::*;
 
-use super::Id;
 use super::error::failed;
+use super::{Id, Paths};
 use crate::{Errno, Result};
 
 impl Id {
@@ -51,6 +51,20 @@ impl Id {
             return Err(failed("rdma_set_option", Errno(libc::EINVAL)));
         }
         self.set(RDMA_OPTION_ID_ACK_TIMEOUT, exponent)
+    }
+
+    /// Takes the way to the peer as ibacm has said it, instead of [`Id::resolve_route`]: `rdma_set_option(3)`. The address was
+    /// resolved. Then comes [`RouteResolved`](super::EventKind::RouteResolved).
+    ///
+    /// # Errors
+    /// [`CmError::Call`](super::CmError::Call), with `EINVAL` before the address was resolved.
+    #[doc(alias = "rdma_set_option")]
+    pub fn set_paths(&mut self, paths: &Paths) -> Result<()> {
+        let (bytes, len) = (paths.as_bytes().as_ptr().cast_mut().cast::<c_void>(), paths.as_bytes().len());
+        // SAFETY: the id is valid, and so are the bytes for the duration of the call, which reads them.
+        self.call_on_device("rdma_set_option", |cm, id| unsafe {
+            (cm.rdma_set_option)(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, bytes, len)
+        })
     }
 
     fn set<T: Copy>(&mut self, option: c_int, mut value: T) -> Result<()> {

@@ -81,7 +81,12 @@ impl Error {
             | Error::NoGrh
             | Error::MissingFields { .. }
             | Error::TagList { .. }
-            | Error::Cm(CmError::PrivateData { .. } | CmError::NoAddress { .. } | CmError::OtherDevice { .. })
+            | Error::Cm(
+                CmError::PrivateData { .. }
+                | CmError::NoAddress { .. }
+                | CmError::OlderLibrary { .. }
+                | CmError::OtherDevice { .. },
+            )
             | Error::TooLate { .. }
             | Error::UnsupportedOperations { .. }
             | Error::Work(_)

@@ -12,8 +12,13 @@ use crate::process;
 use crate::softroce::Ending;
 
 /// Packages and those of their test targets that Miri can run in one go.
-const QUICK: &[(&str, &str)] =
-    &[("rdma-sys", "--lib"), ("rdma-safe", "--lib"), ("rdma-safe", "--test=newer"), ("rdma-safe", "--test=cm_turns")];
+const QUICK: &[(&str, &str)] = &[
+    ("rdma-sys", "--lib"),
+    ("rdma-safe", "--lib"),
+    ("rdma-safe", "--test=newer"),
+    ("rdma-safe", "--test=cm_turns"),
+    ("rdma-safe", "--test=cm_names"),
+];
 /// What takes long. Miri has one thread run at a time, so that the tests are dealt out to as many programs as there are processors.
 const LONG: [&str; 4] = ["--package", "rdma-safe", "--test", "provider"];
 
