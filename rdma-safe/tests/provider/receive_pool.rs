@@ -294,7 +294,8 @@ fn a_completion_that_names_no_receive_of_the_pool_hands_out_nothing() {
         fake.set_mode(Mode::Manual);
         let mark = 0b11_u64 << 62;
         // Of a slot that there is, of one that there is not, of no turn, without the marks, and of a ring.
-        for lie in [mark | 1 << 31, mark | 77, mark | 2 << 31 | 1, 1 << 31, u64::MAX, 1 << 63 | 1, 1 << 63] {
+        let lies = [mark | 1 << 31, mark | 77, mark | 2 << 31 | 1, 1 << 31, u64::MAX, 1 << 63 | 1, 1 << 63];
+        for lie in lies.into_iter().take(if cfg!(miri) { 3 } else { 7 }) {
             let mut service = Service::new(&pd, interfaces);
             let posted = service.pool.receive(pd.allocate(16).unwrap()).unwrap();
             service.clients[1].send_inline(b"not answered").unwrap();
