@@ -34,7 +34,7 @@ fn send(side: &mut Side, id: u64, flags: SendFlags) {
     side.next_ok(id);
 }
 
-fn is_readable(channel: &CompletionChannel, timeout: Duration) -> bool {
+pub(crate) fn is_readable(channel: &impl AsFd, timeout: Duration) -> bool {
     let mut fd = libc::pollfd { fd: channel.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid `pollfd` for the duration of the call.
     let ready = unsafe { libc::poll(&mut fd, 1, timeout.as_millis() as i32) };

@@ -13,7 +13,7 @@ use crate::support::lab::{Data, Lab, Mode, Op, Wr};
 use crate::support::{DEADLINE, Rdma, device, error_of};
 
 /// How long anything is resolved.
-const RESOLVE: Duration = Duration::from_secs(2);
+pub(crate) const RESOLVE: Duration = Duration::from_secs(2);
 
 /// The device's address on the network; `None` after having said that it has none of IP.
 pub(crate) fn address(rdma: &Rdma) -> Option<Ipv4Addr> {

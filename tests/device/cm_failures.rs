@@ -1,7 +1,6 @@
 //! Peers that are killed at each step of a connection by address: who is left is told, and serves the next.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::Instant;
 
@@ -14,10 +13,11 @@ use rdma_safe::{
     QueuePairState, RemoteMemory, Result, WcStatus,
 };
 
+use crate::channel::is_readable;
 use crate::cm::{address, bring, next, request, resolved};
 use crate::cm_connections::{connected, failure, filled, listener};
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device, error_of, within_deadline};
+use crate::support::{DEADLINE, device, error_of};
 
 /// The address of the device under test, which no other process of these tests changes.
 macro_rules! require {
@@ -190,12 +190,7 @@ fn a_server_that_dies_before_it_answers() {
         Some(_) => {
             let listener = Listener::bind((address, 0)).unwrap();
             peer::say(listener.local_address());
-            within_deadline("a request", || {
-                let mut fd =
-                    libc::pollfd { fd: listener.channel().as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-                // SAFETY: one structure, valid for the duration of the call.
-                (unsafe { libc::poll(&mut fd, 1, 0) } == 1).then_some(())
-            });
+            assert!(is_readable(listener.channel(), DEADLINE), "a request in time");
             hold(listener, "asked");
         }
         None => {}

@@ -22,6 +22,7 @@ mod cm_connections;
 mod cm_datagram;
 mod cm_failures;
 mod cm_names;
+mod cm_stale;
 mod cq;
 mod creation;
 mod datagrams;

@@ -48,6 +48,9 @@ pub struct Id {
     name: CmId,
     /// Groups that it has joined, for which librdmacm keeps something.
     groups: Vec<Address>,
+    /// It came with a request that was not answered yet. A second answer would take the first one back, and for a minute the kernel
+    /// would not let the id go.
+    unanswered: bool,
 }
 
 // SAFETY: the functions of librdmacm may be called from any thread, and each call on an id takes the turn of its channel.
@@ -75,7 +78,7 @@ impl Id {
         }
         // It says that it has made one.
         let raw = NonNull::new(raw).ok_or(failed("rdma_create_id", Errno(0)))?;
-        Ok(Id { raw, channel: ManuallyDrop::new(channel.clone()), name, groups: Vec::new() })
+        Ok(Id { raw, channel: ManuallyDrop::new(channel.clone()), name, groups: Vec::new(), unanswered: false })
     }
 
     /// # Safety
@@ -88,7 +91,7 @@ impl Id {
             (*raw).context = name.to_context();
             NonNull::new_unchecked(raw)
         };
-        Id { raw, channel: ManuallyDrop::new(channel.clone()), name, groups: Vec::new() }
+        Id { raw, channel: ManuallyDrop::new(channel.clone()), name, groups: Vec::new(), unanswered: true }
     }
 
     /// Its name in events, which no other id of the process will have.
@@ -184,26 +187,28 @@ impl Id {
     ///
     /// # Errors
     /// [`CmError::PrivateData`](super::CmError::PrivateData) for more than 196 bytes, or 136 of datagrams;
-    /// [`CmError::Call`](super::CmError::Call).
+    /// [`CmError::Call`](super::CmError::Call), with `EINVAL` for an id that came with no request or has answered it, or whose peer
+    /// has gone meanwhile.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&mut self, parameters: &ConnectParameters) -> Result<()> {
         parameters.check(if self.is_datagrams() { 136 } else { 196 })?;
         let mut raw = parameters.as_raw();
         // SAFETY: the id is valid, and so are the parameters for the duration of the call.
-        self.call_on_device("rdma_accept", |cm, id| unsafe { (cm.rdma_accept)(id, &mut raw) })
+        self.answer("rdma_accept", |cm, id| unsafe { (cm.rdma_accept)(id, &mut raw) })
     }
 
     /// Refuses the connection that it came with: `rdma_reject(3)`. The peer gets [`Rejected`](super::EventKind::Rejected) with
     /// [`CONSUMER_DEFINED`](super::RejectReason::CONSUMER_DEFINED) and the bytes, at most 148, or 136 of datagrams.
     ///
     /// # Errors
-    /// [`CmError::PrivateData`](super::CmError::PrivateData); [`CmError::Call`](super::CmError::Call).
+    /// [`CmError::PrivateData`](super::CmError::PrivateData); [`CmError::Call`](super::CmError::Call), with `EINVAL` as with
+    /// [`Id::accept`].
     #[doc(alias = "rdma_reject")]
     pub fn reject(&mut self, private_data: &[u8]) -> Result<()> {
         let data = PrivateData::new(private_data, if self.is_datagrams() { 136 } else { 148 })?;
         let (bytes, len) = data.as_raw();
         // SAFETY: the id is valid, and so are the bytes for the duration of the call.
-        self.call("rdma_reject", |cm, id| unsafe { (cm.rdma_reject)(id, bytes, len) })
+        self.answer("rdma_reject", |cm, id| unsafe { (cm.rdma_reject)(id, bytes, len) })
     }
 
     /// As [`Id::reject`], because of the options of [`Id::set_local_ece`]: `rdma_reject_ece(3)`.
@@ -215,7 +220,7 @@ impl Id {
         let data = PrivateData::new(private_data, 148)?;
         let (bytes, len) = data.as_raw();
         // SAFETY: the id is valid, and so are the bytes for the duration of the call.
-        self.call("rdma_reject_ece", |cm, id| unsafe { (cm.rdma_reject_ece)(id, bytes, len) })
+        self.answer("rdma_reject_ece", |cm, id| unsafe { (cm.rdma_reject_ece)(id, bytes, len) })
     }
 
     /// Tells the peer, which has accepted, that the queue pair is in RTS: `rdma_establish(3)`. The peer gets
@@ -450,6 +455,16 @@ impl Id {
                 false => check_neg(|| function(cm, id)),
             }
         })
+    }
+
+    /// Answers the request that it came with, once.
+    fn answer(&mut self, call: &'static str, function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> c_int) -> Result<()> {
+        if !self.unanswered {
+            return Err(failed(call, Errno(libc::EINVAL)));
+        }
+        self.call_on_device(call, function)?;
+        self.unanswered = false;
+        Ok(())
     }
 
     /// Calls a function of librdmacm that returns -1 and sets `errno`, in the turn of the channel.
