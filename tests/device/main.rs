@@ -23,6 +23,7 @@ mod cm_datagram;
 mod cm_failures;
 mod cm_names;
 mod cm_stale;
+mod cmtime;
 mod cq;
 mod creation;
 mod datagrams;

@@ -29,7 +29,7 @@ impl Program {
 }
 
 /// Waits until somebody listens on `port`. Not by connecting, since the programs take one connection.
-fn wait_for_listener(port: u16) {
+pub(crate) fn wait_for_listener(port: u16) {
     let wanted = format!(":{port:04X} ");
     const LISTEN: &str = " 0A ";
     within(PATIENCE, &format!("a listener on port {port}"), || {

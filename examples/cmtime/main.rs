@@ -1,0 +1,206 @@
+//! librdmacm's `cmtime`: how long each step of making connections by address takes, with many of them at a time.
+
+#![forbid(unsafe_code)]
+
+#[path = "../common/failure.rs"]
+mod failure;
+#[path = "../common/number.rs"]
+mod number;
+mod peers;
+mod round;
+mod run;
+mod sockets;
+mod table;
+
+use std::error::Error;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+
+use number::within;
+
+const EXAMPLES: &str = "\
+Each step is timed for every connection: avg/conn and total(us) are of all at a time, us/conn, sum(us), max(us) and min(us) of
+each by itself. A step that an end has no part in is 0.
+
+Any end may be the C program, of rdma-core up to 58 without -C, from 59 on with it. All have to say the same of -c, -P, -m and -S.
+Ends on one host have to differ in -q by -c at least.
+
+Examples:
+  cmtime                                        serve one client, on any address
+  cmtime -s 10.0.0.2 -c 1000                    make 1000 connections there, with queue pairs and without
+  cmtime -b 10.0.0.2 -C 10.0.0.2 -P 3 -L        one server and the controller of it and two clients
+  cmtime -b 10.0.0.1 -C 10.0.0.2 -P 3           one of the clients";
+
+/// Between two looks at whether the others are still there.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Times each step of making and ending connections by address
+#[derive(Debug, Clone, Parser)]
+#[command(name = "cmtime", after_help = EXAMPLES, max_term_width = 100, args_override_self = true,
+          group = clap::ArgGroup::new("own").args(["bind", "interface"]))]
+struct Options {
+    /// Address or name of the server; the program is a server without it
+    #[arg(short = 's', value_name = "ADDRESS", conflicts_with = "controller")]
+    server: Option<String>,
+
+    /// Address of this end
+    #[arg(short = 'b', value_name = "ADDRESS")]
+    bind: Option<String>,
+
+    /// Network interface of an RDMA device, whose address is that of this end
+    #[arg(short = 'B', value_name = "INTERFACE")]
+    interface: Option<String>,
+
+    /// Address or name of the controller, which the first instance that is started there is: any number of servers and clients
+    #[arg(short = 'C', value_name = "ADDRESS", requires = "own")]
+    controller: Option<String>,
+
+    /// With -C: serve
+    #[arg(short = 'L', requires = "controller")]
+    listen: bool,
+
+    /// With -C: servers and clients in all
+    #[arg(short = 'P', value_name = "COUNT", default_value = "2", requires = "controller",
+          value_parser = |text: &str| within(text, 2..=4096_u64))]
+    peers: u64,
+
+    /// Connections of each client to each server
+    #[arg(short = 'c', value_name = "COUNT", default_value = "100", value_parser = |text: &str| within(text, 1..=1_000_000_u64))]
+    connections: u64,
+
+    /// Port of the server, also by TCP; with -C that of the controller
+    #[arg(short = 'p', value_name = "PORT", default_value = "7471", value_parser = |text: &str| within(text, 1..=65535_u16))]
+    port: u16,
+
+    /// First number of queue pairs that are not there
+    #[arg(short = 'q', value_name = "NUMBER", default_value = "1000", value_parser = |text: &str| within(text, 1..=0xff_ffff_u32))]
+    base_number: u32,
+
+    /// Instead of making and changing queue pairs, pause for as many microseconds
+    #[arg(short = 'm', value_name = "MICROSECONDS", value_parser = |text: &str| within(text, 0..=999_999_u32))]
+    mimic: Option<u32>,
+
+    /// Threads that work on connections
+    #[arg(short = 'n', value_name = "COUNT", default_value = "1", value_parser = |text: &str| within(text, 1..=1024_u64))]
+    threads: u64,
+
+    /// Retries of finding an address or the way there
+    #[arg(short = 'r', value_name = "COUNT", default_value = "2", value_parser = |text: &str| within(text, 0..=1000_u32))]
+    retries: u32,
+
+    /// For comparison: connections by TCP
+    #[arg(short = 'S', conflicts_with = "controller")]
+    sockets: bool,
+
+    /// How long an address, and the way there, are looked for, in milliseconds
+    #[arg(short = 't', value_name = "MILLISECONDS", default_value = "2000",
+          value_parser = |text: &str| within(text, 1..=0x7fff_ffff_u64))]
+    timeout: u64,
+}
+
+type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let result = match (&options.controller, &options.server) {
+        (Some(controller), _) => run::among_peers(&options, controller),
+        (None, server) if options.sockets => sockets::run(&options, server.as_deref()),
+        (None, Some(server)) => run::client(&options, server),
+        (None, None) => run::server(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cmtime: {}", failure::one_line(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Options {
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout)
+    }
+
+    /// The address of this end, if it was given one, with port 0.
+    fn source(&self) -> Result<Option<SocketAddr>> {
+        match (&self.bind, &self.interface) {
+            (Some(host), _) => address_of(host, 0, None).map(Some),
+            (None, Some(interface)) => address_of_interface(interface).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// The first address of `host`, of the same family as `source`.
+fn address_of(host: &str, port: u16, source: Option<SocketAddr>) -> Result<SocketAddr> {
+    let is_like = |address: &SocketAddr| source.is_none_or(|own| own.is_ipv4() == address.is_ipv4());
+    let found = (host, port).to_socket_addrs().map_err(|error| format!("{host}: {error}"))?.find(is_like);
+    found.ok_or_else(|| format!("{host} has no address of that kind").into())
+}
+
+/// The address that an RDMA device has of the interface, of IPv4 where there is one.
+fn address_of_interface(name: &str) -> Result<SocketAddr> {
+    let index = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex"))
+        .map_err(|error| format!("there is no interface {name}: {error}"))?;
+    let index: u32 = index.trim().parse()?;
+    let mut found = Vec::new();
+    for device in &rdma_safe::devices()? {
+        let context = device.open()?;
+        let ports = 1..=context.attributes().ports();
+        for entry in ports.flat_map(|port| context.gids(port).unwrap_or_default()) {
+            if entry.interface_index == index {
+                found.push(match entry.gid.ipv4() {
+                    Some(address) => SocketAddr::new(IpAddr::V4(address), 0),
+                    None => SocketAddrV6::new(entry.gid.into(), 0, 0, index).into(),
+                });
+            }
+        }
+    }
+    found.sort_by_key(|address| !address.is_ipv4());
+    found.first().copied().ok_or_else(|| format!("no RDMA device has an address of {name}: give it with -b").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &str) -> Result<Options, clap::Error> {
+        Options::try_parse_from(std::iter::once("cmtime").chain(arguments.split_whitespace()))
+    }
+
+    #[test]
+    fn options_are_those_of_the_c_program() {
+        let client = parse("-s 10.0.0.2 -b 10.0.0.1 -c 10 -p 7472 -q 5000 -m 20 -n 4 -r 1 -t 500").unwrap();
+        assert_eq!((client.connections, client.port, client.base_number, client.mimic), (10, 7472, 5000, Some(20)));
+        assert_eq!((client.threads, client.retries, client.timeout()), (4, 1, Duration::from_millis(500)));
+        assert_eq!(client.source().unwrap(), Some(([10, 0, 0, 1], 0).into()));
+        let server = parse("").unwrap();
+        assert_eq!((server.connections, server.port, server.base_number, server.mimic), (100, 7471, 1000, None));
+        assert_eq!((server.threads, server.retries, server.peers), (1, 2, 2));
+        let member = parse("-C 10.0.0.2 -B eth0 -L -P 5").unwrap();
+        assert!(member.listen && member.peers == 5);
+        assert!(parse("-S -s 10.0.0.2").unwrap().sockets);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for arguments in [
+            "-C ::1",
+            "-L",
+            "-P 3",
+            "-b ::1 -B eth0",
+            "-s ::1 -C ::1 -b ::1",
+            "-c 0",
+            "-C ::1 -b ::1 -P 1",
+            "-C ::1 -b ::1 -S",
+        ] {
+            assert!(parse(arguments).is_err(), "{arguments}");
+        }
+        let error = parse("-B nothing0").unwrap().source().unwrap_err();
+        assert!(error.to_string().starts_with("there is no interface nothing0"), "{error}");
+    }
+}
