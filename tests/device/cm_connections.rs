@@ -53,6 +53,20 @@ pub(crate) fn failure(error: Error) -> ConnectError {
 }
 
 #[test]
+fn each_end_waits_for_acknowledgements_as_long_as_it_is_told() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let timeout = |end: &Connection| end.queue_pair().query().unwrap().timeout().unwrap();
+    let (listener, _) = listener(address);
+    let mut listener = listener.ack_timeout(13);
+    let (a, b) = connected(&Connector::new().ack_timeout(12), &mut listener);
+    assert_eq!((timeout(&a), timeout(&b)), (12, 13));
+    drop((a, b));
+    let error = error_of(Connector::new().ack_timeout(32).resolve(listener.local_address()));
+    assert!(error.to_string().contains("rdma_set_option"), "{error}");
+}
+
+#[test]
 fn an_address_is_all_it_takes_to_talk() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };

@@ -45,6 +45,7 @@ pub struct Listener {
     id: Id,
     local: Address,
     devices: Devices,
+    ack_timeout: Option<u8>,
 }
 
 impl Listener {
@@ -69,13 +70,20 @@ impl Listener {
         id.bind(address)?;
         id.listen(backlog)?;
         let local = id.local_address().unwrap_or(address);
-        Ok(Listener { id, local, devices: Devices::default() })
+        Ok(Listener { id, local, devices: Devices::default(), ack_timeout: None })
     }
 
     /// Makes connections on the device of `pd` in this domain, instead of one that is opened for it.
     #[must_use]
     pub fn pd(self, pd: &ProtectionDomain) -> Self {
         self.devices.set(pd);
+        self
+    }
+
+    /// How long an acknowledgement of the peers is waited for: [`Connector::ack_timeout`](super::Connector::ack_timeout).
+    #[must_use]
+    pub fn ack_timeout(mut self, exponent: u8) -> Self {
+        self.ack_timeout = Some(exponent);
         self
     }
 
@@ -102,6 +110,9 @@ impl Listener {
             match event.kind {
                 EventKind::ConnectRequest(mut id, Parameters::Connected(asked)) => {
                     id.migrate(&EventChannel::new()?)?;
+                    if let Some(exponent) = self.ack_timeout {
+                        id.set_ack_timeout(exponent)?;
+                    }
                     return Ok(Some(Request { side: Side::new(id, None), asked, devices: self.devices.clone() }));
                 }
                 EventKind::DeviceRemoval => {

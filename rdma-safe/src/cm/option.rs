@@ -40,8 +40,8 @@ impl Id {
     }
 
     /// How long the queue pair waits for an acknowledgement before it sends again, 4.096 µs times 2 to this power, 0 to 31:
-    /// `rdma_set_option(3)`. Before [`Id::connect`] or [`Id::accept`]. Unless set it is what the network makes of it, about 67 ms
-    /// or more.
+    /// `rdma_set_option(3)`. Before [`Id::connect`] or [`Id::accept`]. Unless set it is what the kernel makes of
+    /// the network: 0.5 s to 2 s on Ethernet.
     ///
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call), with `EINVAL` beyond 31.
