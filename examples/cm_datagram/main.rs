@@ -14,9 +14,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_safe::cm::{EventChannel, EventKind, Id, Parameters, PortSpace};
+use rdma_safe::cm::{Connector, DatagramListener};
+use rdma_safe::{Endpoint, EndpointBuilder, ProtectionDomain};
 
-use node::{Domains, Node};
+use node::Node;
 use number::within;
 
 const EXAMPLES: &str = "\
@@ -29,9 +30,6 @@ Examples:
 
 /// How long a step may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// How long an address and the way there are looked for.
-const RESOLVE: Duration = Duration::from_secs(2);
 
 /// Sends datagrams to a server that is found by its address, which sends as many back
 #[derive(Debug, Parser)]
@@ -66,6 +64,14 @@ struct Options {
     port: u16,
 }
 
+impl Options {
+    /// With a place for each datagram.
+    fn endpoint<'a>(&self, pd: &'a ProtectionDomain) -> EndpointBuilder<'a> {
+        let depth = self.count.max(1);
+        Endpoint::builder(pd).send_depth(depth).recv_depth(depth).events(true)
+    }
+}
+
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {
@@ -89,37 +95,25 @@ fn main() -> ExitCode {
     }
 }
 
-/// The next event, of whichever id.
-fn next(channel: &EventChannel, what: &str) -> Result<rdma_safe::cm::Event> {
-    channel.wait(PATIENCE)?.ok_or_else(|| format!("{what}: nothing within {PATIENCE:?}").into())
-}
-
 fn run_server(options: &Options) -> Result<()> {
     println!("cm_datagram: starting server");
-    let channel = EventChannel::new()?;
-    let mut listener = Id::new(&channel, PortSpace::UDP)?;
-    listener.bind((options.bind.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), options.port))?;
-    listener.listen(options.connections)?;
-    println!("listening at {}", listener.local_address().ok_or("the server has no address")?);
-    let (mut domains, mut nodes) = (Domains::default(), Vec::new());
+    let own = (options.bind.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), options.port);
+    let mut listener = DatagramListener::bind_with(own, options.connections)?;
+    println!("listening at {}", listener.local_address());
+    let mut nodes = Vec::new();
     while nodes.len() < options.connections as usize {
         // A server waits for its clients until it is ended.
-        let Some(event) = channel.wait(PATIENCE)? else { continue };
-        if let EventKind::ConnectRequest(mut id, _) = event.kind {
-            let node = Node::new(&mut domains, &id, options.count, options.size)?;
-            id.accept(&node.parameters())?;
-            nodes.push((id, node));
-        }
+        let Some(request) = listener.next(PATIENCE)? else { continue };
+        let pd = request.pd()?;
+        let node = Node::new(request.endpoint(options.endpoint(&pd))?, options)?;
+        request.answer(node.endpoint(), b"")?;
+        nodes.push(node);
     }
     if options.count > 0 {
         println!("receiving data transfers");
-        for (_, node) in &mut nodes {
-            node.receive_all()?;
-        }
+        nodes.iter_mut().try_for_each(Node::receive_all)?;
         println!("sending replies");
-        for (_, node) in &mut nodes {
-            node.send_all()?;
-        }
+        nodes.iter_mut().try_for_each(Node::send_all)?;
         println!("data transfers complete");
     }
     Ok(())
@@ -129,53 +123,29 @@ fn run_client(options: &Options, server: &str) -> Result<()> {
     println!("cm_datagram: starting client\ncm_datagram: connecting");
     let is_like = |address: &SocketAddr| options.bind.is_none_or(|own| own.is_ipv4() == address.is_ipv4());
     let server = (server, options.port).to_socket_addrs()?.find(is_like).ok_or("the server has no such address")?;
-    let mut domains = Domains::default();
+    let mut connector = Connector::new().timeout(PATIENCE);
+    if let Some(own) = options.bind {
+        connector = connector.source((own, 0));
+    }
+    if let Some(tos) = options.tos {
+        connector = connector.type_of_service(tos);
+    }
     let mut nodes = Vec::new();
     for _ in 0..options.connections {
-        nodes.push(find(options, server, &mut domains)?);
+        let route = connector.resolve_datagrams(server)?;
+        let mut node = Node::new(route.endpoint(options.endpoint(route.pd()))?, options)?;
+        let service = route.find(node.endpoint(), b"")?;
+        node.know(service.peer);
+        nodes.push(node);
     }
     if options.count > 0 {
         println!("initiating data transfers");
-        for (_, node) in &mut nodes {
-            node.send_all()?;
-        }
+        nodes.iter_mut().try_for_each(Node::send_all)?;
         println!("receiving data transfers");
-        for (_, node) in &mut nodes {
-            node.receive_all()?;
-        }
+        nodes.iter_mut().try_for_each(Node::receive_all)?;
         println!("data transfers complete");
     }
     Ok(())
-}
-
-/// A queue pair that knows one of the server's.
-fn find(options: &Options, server: SocketAddr, domains: &mut Domains) -> Result<(Id, Node)> {
-    let channel = EventChannel::new()?;
-    let mut id = Id::new(&channel, PortSpace::UDP)?;
-    if let Some(tos) = options.tos {
-        id.set_type_of_service(tos)?;
-    }
-    id.resolve_address(options.bind.map(|own| (own, 0).into()), server, RESOLVE)?;
-    let mut node = None;
-    loop {
-        let event = next(&channel, "looking for the server")?;
-        match (event.kind, &mut node) {
-            (EventKind::AddressResolved, _) => id.resolve_route(RESOLVE)?,
-            (EventKind::RouteResolved, node) => {
-                let node = node.insert(Node::new(domains, &id, options.count, options.size)?);
-                id.connect(&node.parameters())?;
-            }
-            (EventKind::Established(Parameters::Datagrams(found)), Some(found_by)) => {
-                found_by.know(&found)?;
-                break;
-            }
-            (EventKind::Rejected(..) | EventKind::Unreachable(_), _) => {
-                return Err("the server has refused, or nobody listens at that port".into());
-            }
-            (other, _) => return Err(format!("looking for the server: {other:?}").into()),
-        }
-    }
-    Ok((id, node.ok_or("found before it was looked for")?))
 }
 
 #[cfg(test)]

@@ -1,28 +1,8 @@
 //! A queue pair for datagrams, and the one that it talks to.
 
-use rdma_safe::cm::{ConnectParameters, Id, UdParameters};
-use rdma_safe::{DatagramEndpoint, Device, Endpoint, Peer, ProtectionDomain, Work};
+use rdma_safe::{DatagramEndpoint, Peer, Work};
 
-use crate::{PATIENCE, Result};
-
-/// What all have that are found by address: `RDMA_UDP_QKEY` of librdmacm.
-const QKEY: u32 = 0x0123_4567;
-
-/// A domain for each device.
-#[derive(Default)]
-pub(crate) struct Domains(Vec<ProtectionDomain>);
-
-impl Domains {
-    fn of(&mut self, id: &Id) -> Result<ProtectionDomain> {
-        let name = id.device_name().ok_or("no device leads to the peer")?;
-        if let Some(pd) = self.0.iter().find(|pd| pd.context().device_name() == name) {
-            return Ok(pd.clone());
-        }
-        let pd = Device::by_name(&name)?.open()?.alloc_pd()?;
-        self.0.push(pd.clone());
-        Ok(pd)
-    }
-}
+use crate::{Options, PATIENCE, Result};
 
 pub(crate) struct Node {
     endpoint: DatagramEndpoint,
@@ -35,36 +15,27 @@ pub(crate) struct Node {
 
 impl Node {
     /// With a receive for each datagram of the peer.
-    pub(crate) fn new(domains: &mut Domains, id: &Id, count: u32, size: u32) -> Result<Self> {
-        let pd = domains.of(id)?;
-        let depth = count.max(1);
-        let mut endpoint = Endpoint::builder(&pd)
-            .port(id.port().unwrap_or(1))
-            .send_depth(depth)
-            .recv_depth(depth)
-            .events(true)
-            .build_datagrams(QKEY)?;
-        if count > 0 && size > endpoint.max_datagram() {
-            let max = endpoint.max_datagram();
+    pub(crate) fn new(mut endpoint: DatagramEndpoint, options: &Options) -> Result<Self> {
+        let (count, size, max) = (options.count, options.size, endpoint.max_datagram());
+        if count > 0 && size > max {
             return Err(format!("-S {size} is more than the active MTU, {max}").into());
         }
         let size = size as usize;
         if count > 0 {
-            for inbox in pd.allocate(size * count as usize)?.into_chunks(size)? {
+            for inbox in endpoint.pd().allocate(size * count as usize)?.into_chunks(size)? {
                 endpoint.receive(inbox)?;
             }
         }
         Ok(Node { endpoint, peer: None, count, arrived: 0, size })
     }
 
-    pub(crate) fn parameters(&self) -> ConnectParameters {
-        ConnectParameters::new(self.endpoint.queue_pair().number())
+    pub(crate) fn endpoint(&self) -> &DatagramEndpoint {
+        &self.endpoint
     }
 
     /// Whom to send to.
-    pub(crate) fn know(&mut self, found: &UdParameters) -> Result<()> {
-        self.peer = Some(self.endpoint.peer_at(&found.address, found.qp_num)?.with_qkey(found.qkey));
-        Ok(())
+    pub(crate) fn know(&mut self, peer: Peer) {
+        self.peer = Some(peer);
     }
 
     /// Waits until as many have come as are to come.

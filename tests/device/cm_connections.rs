@@ -101,6 +101,20 @@ fn an_address_is_all_it_takes_to_talk() {
 }
 
 #[test]
+fn a_peer_that_does_not_confirm_the_end_costs_no_buffers() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (mut listener, local) = listener(address);
+    let (a, b) = connected(&Connector::new(), &mut listener);
+    let unconfirmed = a.disconnect().expect_err("nobody looks at the other end");
+    assert_eq!(unconfirmed.buffers.len(), 1, "the receive that nothing came into");
+    let error = failure(unconfirmed.error);
+    assert!(matches!((error.step, error.cause), (Step::Disconnect, Cause::Timeout(_))), "{error}");
+    assert_eq!(error.peer.and_then(|peer| peer.ip()), Some(local));
+    drop(b);
+}
+
+#[test]
 fn whoever_refuses_says_why() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };

@@ -22,6 +22,7 @@ mod cm_connections;
 mod cm_datagram;
 mod cm_failures;
 mod cm_names;
+mod cm_services;
 mod cm_stale;
 mod cmtime;
 mod cq;

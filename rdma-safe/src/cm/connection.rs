@@ -5,9 +5,12 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::attempt::{Cause, ConnectError, Step};
+use super::datagram::port_of;
 use super::error::failed;
-use super::{Address, CmError, EventKind, Id, PrivateData};
-use crate::{Completion, Endpoint, EndpointBuilder, Error, QueuePairAttributes, QueuePairState, Result, readiness};
+use super::{Address, CmError, ConnectParameters, EventKind, Id, PeerParameters, PrivateData};
+use crate::{
+    Buffer, Completion, Endpoint, EndpointBuilder, Error, QueuePairAttributes, QueuePairState, Result, readiness,
+};
 
 /// How long a peer waits before it sends again what has found no receive here: code 12 of ibv_modify_qp(3), 0.64 ms. The kernel
 /// would have 655 ms.
@@ -50,21 +53,47 @@ impl Side {
     pub(super) fn call_failed(&self, step: Step, error: Error) -> Error {
         let Error::Cm(CmError::Call { errno, .. }) = error else { return error };
         match self.id.channel().try_event() {
-            Ok(Some(event)) if ends(&event.kind) => self.error(step, Cause::of(event.kind)),
+            Ok(Some(event)) if ends(&event.kind) => self.error(step, Cause::of(&event.kind)),
             _ => self.error(step, Cause::Failed(errno)),
         }
     }
 
     /// What brings a queue pair to `state`, which is a part of the step: of a peer that is gone there is nothing to be had.
-    fn attributes(&self, step: Step, state: QueuePairState) -> Result<QueuePairAttributes> {
+    pub(super) fn attributes(&self, step: Step, state: QueuePairState) -> Result<QueuePairAttributes> {
         self.id.attributes(state).map_err(|error| self.call_failed(step, error))
     }
 
     /// The endpoint, in INIT on the port that was found.
     pub(super) fn endpoint(&self, step: Step, builder: EndpointBuilder<'_>) -> Result<Endpoint> {
+        let (builder, _) = self.placed(step, builder)?;
+        builder.build()
+    }
+
+    /// A builder for the port that was found, and the queue key of those who are found there, which datagrams have.
+    pub(super) fn placed<'a>(
+        &self,
+        step: Step,
+        builder: EndpointBuilder<'a>,
+    ) -> Result<(EndpointBuilder<'a>, Option<u32>)> {
         let found = self.attributes(step, QueuePairState::INIT)?;
-        let port = found.port().or(self.id.port()).unwrap_or(1);
-        builder.port(port).pkey_index(found.pkey_index().unwrap_or(0)).build()
+        let port = found.port().unwrap_or(port_of(&self.id));
+        Ok((builder.port(port).pkey_index(found.pkey_index().unwrap_or(0)), found.qkey()))
+    }
+
+    /// What is said of the endpoint, with as many reads and atomics each way as its device has, and not more than `most`.
+    pub(super) fn parameters(
+        &self,
+        endpoint: &Endpoint,
+        most: Option<&PeerParameters>,
+        private_data: &[u8],
+    ) -> Result<ConnectParameters> {
+        let own = endpoint.address().rd_atomic;
+        let (served, asked) = most.map_or((own, own), |most| (most.responder_resources, most.initiator_depth));
+        ConnectParameters::new(endpoint.queue_pair().number())
+            .responder_resources(served.min(own))
+            .initiator_depth(asked.min(own))
+            .srq(endpoint.queue_pair().shared_receive_queue().is_some())
+            .private_data(private_data)
     }
 
     /// Brings the endpoint to RTR or RTS, with no more reads and atomics at a time than its device has.
@@ -211,24 +240,54 @@ impl Connection {
     /// completions of what was sent before: what is in flight is flushed, and the peer need not have got it.
     ///
     /// # Errors
-    /// [`CmError::Connect`] when the peer does not confirm it within seconds; the connection has ended all the same. Those of
-    /// [`Endpoint::close`].
-    pub fn disconnect(mut self) -> Result<Vec<crate::Buffer>> {
-        if self.is_connected()? {
-            self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
-            self.side.id.disconnect().map_err(|error| self.side.call_failed(Step::Disconnect, error))?;
-            let end = self.side.event(Step::Disconnect, FAREWELL)?;
-            if !ends(&end) || matches!(end, EventKind::DeviceRemoval) {
-                return Err(self.side.error(Step::Disconnect, Cause::of(end)));
-            }
+    /// [`Unconfirmed`] with [`CmError::Connect`] when the peer does not confirm it within seconds, and with [`CmError::Call`]: the
+    /// connection has ended all the same, and the buffers are there. Those of [`Endpoint::close`], which keep the buffers.
+    pub fn disconnect(mut self) -> Result<Vec<Buffer>, Unconfirmed> {
+        let told = self.part();
+        match (self.endpoint.close(), told) {
+            (Ok(buffers), Ok(())) => Ok(buffers),
+            (Ok(buffers), Err(error)) => Err(Unconfirmed { error, buffers }),
+            (Err(error), _) => Err(Unconfirmed { error, buffers: Vec::new() }),
         }
-        self.endpoint.close()
+    }
+
+    /// Tells the peer, unless it has, and waits until it knows.
+    fn part(&mut self) -> Result<()> {
+        if !self.is_connected()? {
+            return Ok(());
+        }
+        self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
+        self.side.id.disconnect().map_err(|error| self.side.call_failed(Step::Disconnect, error))?;
+        let end = self.side.event(Step::Disconnect, FAREWELL)?;
+        match ends(&end) && !matches!(end, EventKind::DeviceRemoval) {
+            true => Ok(()),
+            false => Err(self.side.error(Step::Disconnect, Cause::of(&end))),
+        }
     }
 
     /// The endpoint and the id, whose drop ends the connection.
     #[must_use]
     pub fn into_parts(self) -> (Endpoint, Id) {
         (self.endpoint, self.side.id)
+    }
+}
+
+/// A connection that has ended, though not as it should: [`Connection::disconnect`].
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+#[non_exhaustive]
+pub struct Unconfirmed {
+    /// Why.
+    pub error: Error,
+    /// Those of all work that was not handed out; none where the queue pair could not be destroyed, as the device may still use
+    /// them then.
+    pub buffers: Vec<Buffer>,
+}
+
+impl From<Unconfirmed> for Error {
+    /// Drops the buffers.
+    fn from(unconfirmed: Unconfirmed) -> Self {
+        unconfirmed.error
     }
 }
 

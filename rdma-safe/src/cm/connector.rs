@@ -8,10 +8,11 @@ use super::address::first_of;
 use super::attempt::{Cause, Step};
 use super::connection::{Connection, Side};
 use super::devices::{Devices, require};
-use super::{Address, ConnectParameters, EventChannel, EventKind, Id, Parameters, PortSpace};
+use super::{Address, EventChannel, EventKind, Id, Parameters, PortSpace};
 use crate::{Endpoint, EndpointBuilder, ProtectionDomain, QueuePairState, Result};
 
-/// Connects to addresses: makes reliable connections to who listens there.
+/// Connects to addresses: makes reliable connections to who listens there, finds services for datagrams, and joins multicast
+/// groups.
 ///
 /// Keep one: it keeps a protection domain for each device that an address has led to, so that all connections of it share memory.
 ///
@@ -128,19 +129,47 @@ impl Connector {
     /// # Errors
     /// [`CmError::Connect`](super::CmError::Connect); [`CmError::Call`](super::CmError::Call).
     pub fn resolve(&self, peer: impl Into<Address>) -> Result<Route> {
-        let peer = peer.into();
-        let channel = EventChannel::new()?;
-        let mut side = Side::new(Id::new(&channel, PortSpace::TCP)?, Some(peer));
-        if let Some(tos) = self.tos {
-            side.id.set_type_of_service(tos)?;
-        }
-        if let Some(exponent) = self.ack_timeout {
-            side.id.set_ack_timeout(exponent)?;
-        }
+        let (side, pd) = self.way(PortSpace::TCP, peer.into())?;
+        Ok(Route { side, pd, timeout: self.timeout })
+    }
+
+    /// A way to `peer`, and the domain of the device that leads there.
+    pub(super) fn way(&self, space: PortSpace, peer: Address) -> Result<(Side, ProtectionDomain)> {
+        let mut side = self.side(space, peer)?;
         self.again(&mut side, Step::ResolveAddress, |id| id.resolve_address(self.source, peer, self.resolve_timeout))?;
         self.again(&mut side, Step::ResolveRoute, |id| id.resolve_route(self.resolve_timeout))?;
         let pd = self.devices.of(&side.id)?;
-        Ok(Route { side, pd, timeout: self.timeout })
+        Ok((side, pd))
+    }
+
+    /// The device for datagrams to `group`, and its domain.
+    pub(super) fn device_for(&self, group: Address) -> Result<(Side, ProtectionDomain)> {
+        let mut side = self.side(PortSpace::UDP, group)?;
+        match self.source {
+            Some(own) => side.id.bind(own).map_err(|error| side.call_failed(Step::ResolveAddress, error))?,
+            None => {
+                self.again(&mut side, Step::ResolveAddress, |id| id.resolve_address(None, group, self.resolve_timeout))?
+            }
+        }
+        let pd = self.devices.of(&side.id)?;
+        Ok((side, pd))
+    }
+
+    fn side(&self, space: PortSpace, peer: Address) -> Result<Side> {
+        let mut side = Side::new(Id::new(&EventChannel::new()?, space)?, Some(peer));
+        if let Some(tos) = self.tos {
+            side.id.set_type_of_service(tos)?;
+        }
+        // Datagrams are not acknowledged.
+        if let (Some(exponent), PortSpace::TCP) = (self.ack_timeout, space) {
+            side.id.set_ack_timeout(exponent)?;
+        }
+        Ok(side)
+    }
+
+    /// How long a peer has to answer.
+    pub(super) fn patience(&self) -> Duration {
+        self.timeout
     }
 
     /// Tries a step until it succeeds, as often as is configured.
@@ -156,7 +185,7 @@ impl Connector {
                 EventKind::AddressResolved if step == Step::ResolveAddress => return Ok(()),
                 EventKind::RouteResolved if step == Step::ResolveRoute => return Ok(()),
                 EventKind::AddressError(_) | EventKind::RouteError(_) if retries > 0 => retries -= 1,
-                other => return Err(side.error(step, Cause::of(other))),
+                other => return Err(side.error(step, Cause::of(&other))),
             }
         }
     }
@@ -229,16 +258,11 @@ impl PreparedRoute {
     /// [`CmError::PrivateData`](super::CmError::PrivateData); [`CmError::Call`](super::CmError::Call).
     pub fn connect(self, private_data: &[u8]) -> Result<Connection> {
         let PreparedRoute { mut endpoint, mut side, timeout } = self;
-        let atomics = endpoint.address().rd_atomic;
-        let parameters = ConnectParameters::new(endpoint.queue_pair().number())
-            .responder_resources(atomics)
-            .initiator_depth(atomics)
-            .srq(endpoint.queue_pair().shared_receive_queue().is_some())
-            .private_data(private_data)?;
+        let parameters = side.parameters(&endpoint, None, private_data)?;
         side.id.connect(&parameters).map_err(|error| side.call_failed(Step::Connect, error))?;
         let answer = match side.event(Step::Connect, timeout)? {
             EventKind::ConnectResponse(Parameters::Connected(answer)) => answer,
-            other => return Err(side.error(Step::Connect, Cause::of(other))),
+            other => return Err(side.error(Step::Connect, Cause::of(&other))),
         };
         for state in [QueuePairState::RTR, QueuePairState::RTS] {
             side.bring(Step::Connect, &mut endpoint, state)?;

@@ -58,6 +58,18 @@ pub enum CmError {
         /// That of the endpoint.
         endpoint: String,
     },
+
+    /// An endpoint for datagrams has another queue key than those that it is to have to do with.
+    #[error(
+        "the endpoint has the queue key {endpoint:#x}, but here it takes {qkey:#x}: build it by DatagramRoute::endpoint, or with \
+         DATAGRAM_QKEY"
+    )]
+    OtherQueueKey {
+        /// That of the others.
+        qkey: u32,
+        /// That of the endpoint.
+        endpoint: u32,
+    },
 }
 
 pub(super) fn failed(call: &'static str, errno: Errno) -> Error {

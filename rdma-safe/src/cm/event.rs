@@ -7,6 +7,7 @@ use rdma_sys::*;
 use super::{Id, Parameters, UdParameters};
 use crate::Errno;
 use crate::id::CmId;
+use crate::named::named;
 
 /// Something happened to an id: `struct rdma_cm_event`, copied and acknowledged.
 #[derive(Debug)]
@@ -36,9 +37,10 @@ pub enum EventKind {
     ConnectResponse(Parameters),
     /// A connection could not be made, or the peer gave it up.
     ConnectError(Errno),
-    /// The peer did not answer, or there is no way to it. Of datagrams the number may be the status of the resolution of a service
-    /// (InfiniBand specification, volume 1, chapter 12.11), and no `errno`.
+    /// The peer did not answer, or there is no way to it.
     Unreachable(Errno),
+    /// Of datagrams: the peer has answered that there is no such service, or has refused.
+    NoService(ServiceStatus, Parameters),
     /// The peer has refused.
     Rejected(RejectReason, Parameters),
     /// There is a connection; of datagrams, the peer has answered.
@@ -79,6 +81,23 @@ pub enum EventKind {
 /// Why a peer has refused: a code of InfiniBand's connection management (specification, volume 1, chapter 12.6.7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RejectReason(pub i32);
+
+named! {
+    /// What a peer says of a service for datagrams: the status of a service id resolution (InfiniBand specification, volume 1,
+    /// chapter 12.11).
+    pub struct ServiceStatus(u32) as "service status" {
+        /// Nobody listens there.
+        UNSUPPORTED = 1 => "nobody listens for datagrams at the peer's port",
+        /// The program at the other end has refused: [`Id::reject`], or it dropped the request.
+        REJECTED = 2 => "the program at the peer has refused",
+        /// There is no queue pair to be had.
+        NO_QP = 3 => "the peer has no queue pair for the service",
+        /// It is to be had elsewhere.
+        REDIRECTED = 4 => "the service is to be had elsewhere",
+        /// It speaks another version of the protocol.
+        UNSUPPORTED_VERSION = 5 => "the peer speaks another version of the protocol",
+    }
+}
 
 impl RejectReason {
     /// There is no queue pair to be had.
@@ -149,6 +168,10 @@ impl EventKind {
             RDMA_CM_EVENT_ROUTE_ERROR => EventKind::RouteError(errno()),
             RDMA_CM_EVENT_CONNECT_RESPONSE => EventKind::ConnectResponse(parameters()),
             RDMA_CM_EVENT_CONNECT_ERROR => EventKind::ConnectError(errno()),
+            // The status of the peer's answer is not negated, as those of the kernel are.
+            RDMA_CM_EVENT_UNREACHABLE if event.status > 0 && matches!(space, RDMA_PS_UDP | RDMA_PS_IPOIB) => {
+                EventKind::NoService(ServiceStatus(event.status as u32), parameters())
+            }
             RDMA_CM_EVENT_UNREACHABLE => EventKind::Unreachable(errno()),
             RDMA_CM_EVENT_REJECTED => EventKind::Rejected(RejectReason(event.status), parameters()),
             RDMA_CM_EVENT_ESTABLISHED => EventKind::Established(parameters()),

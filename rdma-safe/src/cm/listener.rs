@@ -8,7 +8,7 @@ use super::address::first_of;
 use super::attempt::{Cause, ConnectError, Step};
 use super::connection::{Connection, Side};
 use super::devices::{Devices, require};
-use super::{Address, CmError, ConnectParameters, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace};
+use super::{Address, CmError, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace};
 use crate::{Endpoint, EndpointBuilder, ProtectionDomain, QueuePairState, Result};
 
 /// How long the peer has to confirm that it knows it was accepted.
@@ -42,9 +42,7 @@ const CONFIRMATION: Duration = Duration::from_secs(10);
 /// ```
 #[derive(Debug)]
 pub struct Listener {
-    id: Id,
-    local: Address,
-    devices: Devices,
+    listening: Listening,
     ack_timeout: Option<u8>,
 }
 
@@ -65,18 +63,14 @@ impl Listener {
     /// # Errors
     /// As there.
     pub fn bind_with(address: impl Into<Address>, backlog: u32) -> Result<Self> {
-        let address = address.into();
-        let mut id = Id::new(&EventChannel::new()?, PortSpace::TCP)?;
-        id.bind(address)?;
-        id.listen(backlog)?;
-        let local = id.local_address().unwrap_or(address);
-        Ok(Listener { id, local, devices: Devices::default(), ack_timeout: None })
+        let listening = Listening::new(PortSpace::TCP, address.into(), backlog)?;
+        Ok(Listener { listening, ack_timeout: None })
     }
 
     /// Makes connections on the device of `pd` in this domain, instead of one that is opened for it.
     #[must_use]
     pub fn pd(self, pd: &ProtectionDomain) -> Self {
-        self.devices.set(pd);
+        self.listening.devices.set(pd);
         self
     }
 
@@ -90,14 +84,14 @@ impl Listener {
     /// The address that it listens at, with the port that it got.
     #[must_use]
     pub fn local_address(&self) -> Address {
-        self.local
+        self.listening.local
     }
 
     /// The channel whose descriptor becomes readable when there is a request: for `epoll(7)` and async runtimes. Then call
     /// [`Listener::next`] with no time to wait.
     #[must_use]
     pub fn channel(&self) -> &EventChannel {
-        self.id.channel()
+        self.listening.channel()
     }
 
     /// Waits for the next request, at most for `timeout`; `None` when it passed.
@@ -105,30 +99,12 @@ impl Listener {
     /// # Errors
     /// [`CmError::Call`]; [`CmError::Connect`] when the device goes away.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Request>> {
-        let start = Instant::now();
-        while let Some(event) = self.id.channel().wait(timeout.saturating_sub(start.elapsed()))? {
-            match event.kind {
-                EventKind::ConnectRequest(mut id, Parameters::Connected(asked)) => {
-                    id.migrate(&EventChannel::new()?)?;
-                    if let Some(exponent) = self.ack_timeout {
-                        id.set_ack_timeout(exponent)?;
-                    }
-                    return Ok(Some(Request { side: Side::new(id, None), asked, devices: self.devices.clone() }));
-                }
-                EventKind::DeviceRemoval => {
-                    let removed = ConnectError {
-                        step: Step::Accept,
-                        cause: Cause::DeviceRemoved,
-                        local: Some(self.local),
-                        peer: None,
-                    };
-                    return Err(CmError::Connect(Box::new(removed)).into());
-                }
-                // Of an accepted id, before it had a channel of its own: it is gone by now.
-                _ => {}
-            }
+        let Some((mut id, Parameters::Connected(asked))) = self.listening.next(timeout)? else { return Ok(None) };
+        id.migrate(&EventChannel::new()?)?;
+        if let Some(exponent) = self.ack_timeout {
+            id.set_ack_timeout(exponent)?;
         }
-        Ok(None)
+        Ok(Some(Request { side: Side::new(id, None), asked, devices: self.listening.devices.clone() }))
     }
 
     /// Accepts the next request, with an endpoint as [`Endpoint::builder`] has it, at most within `timeout`; `None` when it passed.
@@ -140,6 +116,46 @@ impl Listener {
         let Some(request) = self.next(timeout)? else { return Ok(None) };
         let pd = request.pd()?;
         request.prepare(Endpoint::builder(&pd))?.accept(&[]).map(Some)
+    }
+}
+
+/// What both kinds of listeners are.
+#[derive(Debug)]
+pub(super) struct Listening {
+    id: Id,
+    pub(super) local: Address,
+    pub(super) devices: Devices,
+}
+
+impl Listening {
+    pub(super) fn new(space: PortSpace, address: Address, backlog: u32) -> Result<Self> {
+        let mut id = Id::new(&EventChannel::new()?, space)?;
+        id.bind(address)?;
+        id.listen(backlog)?;
+        let local = id.local_address().unwrap_or(address);
+        Ok(Listening { id, local, devices: Devices::default() })
+    }
+
+    pub(super) fn channel(&self) -> &EventChannel {
+        self.id.channel()
+    }
+
+    /// The id of the next request, which still reports here.
+    pub(super) fn next(&mut self, timeout: Duration) -> Result<Option<(Id, Parameters)>> {
+        let start = Instant::now();
+        while let Some(event) = self.channel().wait(timeout.saturating_sub(start.elapsed()))? {
+            match event.kind {
+                EventKind::ConnectRequest(id, asked) => return Ok(Some((id, asked))),
+                EventKind::DeviceRemoval if event.id == self.id.id() => {
+                    let local = Some(self.local);
+                    let removed = ConnectError { step: Step::Accept, cause: Cause::DeviceRemoved, local, peer: None };
+                    return Err(CmError::Connect(Box::new(removed)).into());
+                }
+                // Of the id of a request, before it had a channel of its own.
+                _ => {}
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -219,19 +235,14 @@ impl PreparedRequest {
     /// [`CmError::Connect`] when it never confirms, or has gone meanwhile; [`CmError::PrivateData`]; [`CmError::Call`].
     pub fn accept(self, private_data: &[u8]) -> Result<Connection> {
         let PreparedRequest { mut endpoint, mut side, asked } = self;
-        let most = endpoint.address().rd_atomic;
         for state in [QueuePairState::RTR, QueuePairState::RTS] {
             side.bring(Step::Accept, &mut endpoint, state)?;
         }
-        let parameters = ConnectParameters::new(endpoint.queue_pair().number())
-            .responder_resources(asked.responder_resources.min(most))
-            .initiator_depth(asked.initiator_depth.min(most))
-            .srq(endpoint.queue_pair().shared_receive_queue().is_some())
-            .private_data(private_data)?;
+        let parameters = side.parameters(&endpoint, Some(&asked), private_data)?;
         side.id.accept(&parameters).map_err(|error| side.call_failed(Step::Accept, error))?;
         match side.event(Step::Accept, CONFIRMATION)? {
             EventKind::Established(_) => Ok(Connection::new(endpoint, side, asked.private_data)),
-            other => Err(side.error(Step::Accept, Cause::of(other))),
+            other => Err(side.error(Step::Accept, Cause::of(&other))),
         }
     }
 }

@@ -4,6 +4,10 @@
 //! [`Endpoint`](crate::Endpoint) whose end its peer is told of. Bytes come with the request and the answer, and whoever refuses
 //! says why. Every step has a deadline, and one that fails a typed error, [`ConnectError`].
 //!
+//! For datagrams, a [`Connector`] finds the service that a [`DatagramListener`] answers for, and joins multicast groups
+//! ([`GroupMember`]): both give a [`DatagramEndpoint`](crate::DatagramEndpoint) with whom to send to. An [`AddressQuery`] finds the
+//! addresses of names.
+//!
 //! Below that are the calls of librdmacm. An [`Id`] is what a socket is to TCP. It is bound to an address, or
 //! resolves one; connects, or listens and accepts; and is told how that went by [`Event`]s of its [`EventChannel`]. It moves no
 //! data: for that there is a [`QueuePair`](crate::QueuePair), which is made beside it and brought to connection with the attributes
@@ -62,7 +66,11 @@
 //!                 id.establish()?;
 //!                 break;
 //!             }
-//!             (failed, _) => return Err(format!("cannot connect: {failed:?}").into()),
+//!             (other, _) => {
+//!                 if let Some(error) = other.error() {
+//!                     return Err(error.into()); // which says why, and what to do
+//!                 }
+//!             }
 //!         }
 //!     }
 //!     Ok((id, made.ok_or("no queue pair")?)) // dropping the id would end the connection
@@ -97,9 +105,11 @@ mod attempt;
 mod channel;
 mod connection;
 mod connector;
+mod datagram;
 mod devices;
 mod error;
 mod event;
+mod group;
 mod id;
 mod listener;
 mod multicast;
@@ -110,10 +120,12 @@ pub use address::{Address, IbAddress};
 pub use address_info::{AddressFamily, AddressInfo, AddressQuery, Paths};
 pub use attempt::{Cause, ConnectError, Step};
 pub use channel::EventChannel;
-pub use connection::Connection;
+pub use connection::{Connection, Unconfirmed};
 pub use connector::{Connector, PreparedRoute, Route};
+pub use datagram::{DATAGRAM_QKEY, DatagramListener, DatagramRequest, DatagramRoute, DatagramService};
 pub use error::CmError;
-pub use event::{Event, EventKind, RejectReason};
+pub use event::{Event, EventKind, RejectReason, ServiceStatus};
+pub use group::{GroupMember, GroupRoute};
 pub use id::{Id, PortSpace};
 pub use listener::{Listener, PreparedRequest, Request};
 pub use parameters::{ConnectParameters, Parameters, PeerParameters, PrivateData, UdParameters};

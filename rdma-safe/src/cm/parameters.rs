@@ -189,7 +189,7 @@ impl Parameters {
         }
     }
 
-    pub(super) fn into_private_data(self) -> PrivateData {
+    pub(super) fn said(&self) -> PrivateData {
         match self {
             Parameters::Connected(peer) => peer.private_data,
             Parameters::Datagrams(peer) => peer.private_data,

@@ -85,7 +85,8 @@ impl Error {
                 CmError::PrivateData { .. }
                 | CmError::NoAddress { .. }
                 | CmError::OlderLibrary { .. }
-                | CmError::OtherDevice { .. },
+                | CmError::OtherDevice { .. }
+                | CmError::OtherQueueKey { .. },
             )
             | Error::TooLate { .. }
             | Error::UnsupportedOperations { .. }

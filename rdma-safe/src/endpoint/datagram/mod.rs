@@ -94,6 +94,12 @@ impl DatagramEndpoint {
         self.qkey
     }
 
+    /// The port that it sends and receives by, counted from 1.
+    #[must_use]
+    pub fn port(&self) -> u8 {
+        self.port
+    }
+
     /// Bytes that a datagram can have: the MTU of the port as the endpoint was built.
     #[must_use]
     pub fn max_datagram(&self) -> u32 {

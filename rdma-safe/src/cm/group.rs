@@ -1,0 +1,179 @@
+//! Endpoints that are members of multicast groups.
+
+use std::time::Duration;
+
+use super::attempt::{Cause, Step};
+use super::connection::Side;
+use super::{Address, CmError, Connector, EventChannel, EventKind};
+use crate::{DatagramEndpoint, EndpointBuilder, Gid, Peer, ProtectionDomain, Result};
+
+impl Connector {
+    /// Finds the device for a multicast group of IP: that of [`Connector::source`], or unless that is set the one to which the
+    /// host's routes send what is for the group.
+    ///
+    /// # Errors
+    /// [`CmError::Connect`]; [`CmError::Call`].
+    pub fn resolve_group(&self, group: impl Into<Address>) -> Result<GroupRoute> {
+        let group = group.into();
+        let (side, pd) = self.device_for(group)?;
+        Ok(GroupRoute { side, pd, group, timeout: self.patience(), is_sender: false })
+    }
+}
+
+/// The device for a multicast group. Made by [`Connector::resolve_group`].
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// use rdma_safe::Endpoint;
+/// use rdma_safe::cm::Connector;
+///
+/// let route = Connector::new().source(([10, 0, 0, 1], 0)).resolve_group(([239, 1, 2, 3], 0))?;
+/// let pd = route.pd().clone();
+/// let mut member = route.join(Endpoint::builder(&pd).inline_data(64))?;
+/// member.endpoint.receive(pd.allocate(1024)?)?;
+/// member.endpoint.send_inline(b"to all", &member.peer)?;
+/// let done = member.endpoint.wait(Duration::from_secs(5))?.ok()?;
+/// println!("{:?}", done.work.buffer.as_deref());
+/// member.leave()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "it is joined by `join`"]
+pub struct GroupRoute {
+    side: Side,
+    pd: ProtectionDomain,
+    group: Address,
+    timeout: Duration,
+    is_sender: bool,
+}
+
+impl GroupRoute {
+    /// The domain that the connector has for the device: make the endpoint, and what it sends and receives, of this one, or of any
+    /// other of the device.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// The address of this end.
+    #[must_use]
+    pub fn local_address(&self) -> Option<Address> {
+        self.side.id.local_address()
+    }
+
+    /// Only to send: what is sent to the group does not come here. On InfiniBand the subnet manager must know of such members.
+    pub fn to_send(mut self) -> Self {
+        self.is_sender = true;
+        self
+    }
+
+    /// Joins, with an endpoint that is made for it and gets what is sent to the group.
+    ///
+    /// # Errors
+    /// [`CmError::Connect`], when the group cannot be joined within [`Connector::timeout`]; [`CmError::OtherDevice`] for a builder
+    /// of another device; [`CmError::OtherQueueKey`] when the members have another key than programs of librdmacm; those of
+    /// [`EndpointBuilder::build_datagrams`], [`DatagramEndpoint::attach_mcast`] and [`DatagramEndpoint::peer_at`].
+    pub fn join(self, builder: EndpointBuilder<'_>) -> Result<GroupMember> {
+        let GroupRoute { mut side, group, timeout, is_sender, .. } = self;
+        let mut endpoint = side.datagrams(Step::JoinGroup, builder)?;
+        let begun = match is_sender {
+            true => side.id.join_multicast_to_send(group),
+            false => side.id.join_multicast(group),
+        };
+        begun.map_err(|error| side.call_failed(Step::JoinGroup, error))?;
+        let joined = match side.event(Step::JoinGroup, timeout)? {
+            EventKind::MulticastJoined(joined) => joined,
+            other => return Err(side.error(Step::JoinGroup, Cause::of(&other))),
+        };
+        if joined.qkey != endpoint.qkey() {
+            return Err(CmError::OtherQueueKey { qkey: joined.qkey, endpoint: endpoint.qkey() }.into());
+        }
+        let peer = endpoint.peer_at(&joined.address, joined.qp_num)?;
+        let gid = joined.address.route.map(|route| route.dgid).unwrap_or_default();
+        let lid = joined.address.dlid;
+        if !is_sender {
+            endpoint.attach_mcast(gid, lid)?;
+        }
+        let membership = Membership { side, group, gid, lid, is_attached: !is_sender, is_lost: false };
+        Ok(GroupMember { endpoint, peer, membership })
+    }
+}
+
+/// A member of a multicast group. Made by [`GroupRoute::join`].
+///
+/// Dropping it leaves the group. To be in several groups with one endpoint, take [`Id::join_multicast`](super::Id::join_multicast)
+/// and [`DatagramEndpoint::attach_mcast`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct GroupMember {
+    // First, so that nothing arrives any more when the membership goes.
+    /// Gets what is sent to the group, and what is sent to it alone.
+    pub endpoint: DatagramEndpoint,
+    /// All members, to send to them.
+    pub peer: Peer,
+    membership: Membership,
+}
+
+#[derive(Debug)]
+struct Membership {
+    side: Side,
+    group: Address,
+    gid: Gid,
+    lid: u16,
+    is_attached: bool,
+    is_lost: bool,
+}
+
+impl GroupMember {
+    /// The address of the group.
+    #[must_use]
+    pub fn group(&self) -> Address {
+        self.membership.group
+    }
+
+    /// The GID of the group, which is [`Grh::dgid`](crate::Grh::dgid) in the header of what was sent to it.
+    #[must_use]
+    pub fn gid(&self) -> Gid {
+        self.membership.gid
+    }
+
+    /// The address of this end.
+    #[must_use]
+    pub fn local_address(&self) -> Option<Address> {
+        self.membership.side.id.local_address()
+    }
+
+    /// The channel whose descriptor becomes readable when the membership is lost: then call [`GroupMember::is_member`].
+    #[must_use]
+    pub fn channel(&self) -> &EventChannel {
+        self.membership.side.id.channel()
+    }
+
+    /// Whether the membership was not lost, as when a subnet manager forgets it or the device goes away. Join again then.
+    ///
+    /// # Errors
+    /// [`CmError::Call`].
+    pub fn is_member(&mut self) -> Result<bool> {
+        while let Some(event) = self.membership.side.id.channel().try_event()? {
+            self.membership.is_lost |= matches!(event.kind, EventKind::MulticastError(_) | EventKind::DeviceRemoval);
+        }
+        Ok(!self.membership.is_lost)
+    }
+
+    /// Leaves the group, and gives the endpoint back, which gets from now on what is sent to it alone.
+    ///
+    /// # Errors
+    /// Those of [`DatagramEndpoint::detach_mcast`] and [`Id::leave_multicast`](super::Id::leave_multicast). The endpoint goes then,
+    /// and the group is left all the same.
+    pub fn leave(self) -> Result<DatagramEndpoint> {
+        let GroupMember { mut endpoint, membership: mut own, .. } = self;
+        if own.is_attached {
+            endpoint.detach_mcast(own.gid, own.lid)?;
+        }
+        own.side.id.leave_multicast(own.group)?;
+        Ok(endpoint)
+    }
+}

@@ -1,0 +1,263 @@
+//! Datagrams between those who are found by address: services, and multicast groups that librdmacm joins.
+
+use std::net::Ipv4Addr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_safe::cm::{
+    Address, Cause, CmError, ConnectError, Connector, DATAGRAM_QKEY, DatagramListener, GroupMember, ServiceStatus, Step,
+};
+use rdma_safe::{Buffer, DatagramEndpoint, Endpoint, Error, Gid, LinkLayer, Sender};
+
+use crate::support::{DEADLINE, Rdma, device, error_of};
+
+/// The device's address on the network; `None` after having said that it has none of IP.
+fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
+    let address = rdma.gid.gid.ipv4();
+    if address.is_none() {
+        println!("skipped: the GID of the tests is of no IPv4 address");
+    }
+    address
+}
+
+fn listener(address: Ipv4Addr) -> (DatagramListener, Address) {
+    let listener = DatagramListener::bind((address, 0)).unwrap();
+    let local = listener.local_address();
+    (listener, local)
+}
+
+#[track_caller]
+fn failure(error: Error) -> ConnectError {
+    match error {
+        Error::Cm(CmError::Connect(error)) => *error,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The next datagram.
+#[track_caller]
+fn arrival(endpoint: &mut DatagramEndpoint) -> (Buffer, Sender) {
+    loop {
+        let done = endpoint.wait(DEADLINE).unwrap().ok().unwrap();
+        if let Some(sender) = done.sender {
+            return (done.work.buffer.expect("a receive has a buffer"), sender);
+        }
+    }
+}
+
+fn post(endpoint: &mut DatagramEndpoint, receives: usize) {
+    for _ in 0..receives {
+        let inbox = endpoint.pd().allocate(256).unwrap();
+        endpoint.receive(inbox).unwrap();
+    }
+}
+
+#[test]
+fn a_service_is_found_and_answers() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (mut listener, local) = listener(address);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+            assert!(request.private_data().starts_with(b"who is there?\0"), "{request:?}");
+            assert_eq!(request.local_address(), Some(local));
+            assert_eq!(request.peer_address().unwrap().ip().unwrap().ip(), address);
+            let pd = request.pd().unwrap();
+            let mut endpoint = request.endpoint(Endpoint::builder(&pd).inline_data(32)).unwrap();
+            assert_eq!((endpoint.qkey(), endpoint.port()), (DATAGRAM_QKEY, rdma.port));
+            post(&mut endpoint, 1);
+            request.answer(&endpoint, b"it is me").unwrap();
+            let (question, sender) = arrival(&mut endpoint);
+            assert_eq!(*question, *b"a question");
+            let peer = endpoint.peer_of(&sender).unwrap();
+            endpoint.send_inline(b"an answer", &peer).unwrap();
+            let _ = endpoint.wait(DEADLINE).unwrap().ok().unwrap();
+        });
+        let connector = Connector::new().source((address, 0));
+        let route = connector.resolve_datagrams(local).unwrap();
+        assert_eq!(route.local_address().unwrap().ip().unwrap().ip(), address);
+        let mut endpoint = route.endpoint(Endpoint::builder(route.pd()).inline_data(32)).unwrap();
+        post(&mut endpoint, 1);
+        let service = route.find(&endpoint, b"who is there?").unwrap();
+        assert!(service.private_data.starts_with(b"it is me\0"), "{service:?}");
+        // What found it may be gone.
+        drop(connector);
+        endpoint.send_inline(b"a question", &service.peer).unwrap();
+        let (answer, sender) = arrival(&mut endpoint);
+        assert_eq!((&answer[..], sender.qp_num()), (&b"an answer"[..], service.peer.qp_num()));
+    });
+}
+
+#[test]
+fn one_endpoint_answers_all_who_ask_and_finds_all_who_answer() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (mut listener, local) = listener(address);
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let mut serving: Option<DatagramEndpoint> = None;
+            for _ in 0..3 {
+                let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+                let pd = request.pd().unwrap();
+                let endpoint = serving.get_or_insert_with(|| {
+                    let mut endpoint = request.endpoint(Endpoint::builder(&pd)).unwrap();
+                    post(&mut endpoint, 4);
+                    endpoint
+                });
+                request.answer(endpoint, &[]).unwrap();
+            }
+            // The listener is gone, and what it has answered for stays.
+            drop(listener);
+            let mut endpoint = serving.unwrap();
+            let heard = [(); 4].map(|()| arrival(&mut endpoint));
+            (heard.map(|(text, sender)| (text[0], sender.qp_num())), endpoint.queue_pair().number())
+        });
+        let connector = Connector::new();
+        let (mut endpoint, first) = connector.find_datagrams(local.ip().unwrap()).unwrap();
+        let mut found = vec![first];
+        found.extend((0..2).map(|_| connector.resolve_datagrams(local).unwrap().find(&endpoint, &[]).unwrap()));
+        let text = |byte| {
+            let mut outbox = endpoint.pd().allocate(1).unwrap();
+            outbox.fill_from(&[byte]).unwrap();
+            outbox
+        };
+        let texts = [1, 2, 3, 4].map(text);
+        for (text, service) in texts.into_iter().zip(found.iter().cycle()) {
+            endpoint.send(text, &service.peer).unwrap();
+        }
+        let own = endpoint.queue_pair().number();
+        let (heard, number) = serving.join().unwrap();
+        assert_eq!(heard, [1, 2, 3, 4].map(|byte| (byte, own)));
+        assert!(found.iter().all(|service| service.peer.qp_num() == number), "{found:?}");
+    });
+}
+
+#[test]
+fn a_service_that_is_not_there_or_refuses_says_so() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (mut listener, local) = listener(address);
+    let find = || failure(error_of(Connector::new().find_datagrams(local.ip().unwrap())));
+    let refused = thread::scope(|scope| {
+        let refusing = scope.spawn(|| {
+            listener.next(DEADLINE).unwrap().expect("a request").reject(b"not today").unwrap();
+            drop(listener.next(DEADLINE).unwrap().expect("a request"));
+        });
+        let errors = [(); 2].map(|()| find());
+        refusing.join().unwrap();
+        errors
+    });
+    for (error, said) in refused.into_iter().zip([&b"not today\0"[..], b""]) {
+        assert_eq!((error.step, error.peer), (Step::FindService, Some(local)));
+        let Cause::Refused { status: ServiceStatus::REJECTED, private_data } = error.cause else { panic!("{error}") };
+        assert!(private_data.starts_with(said), "{private_data:?}");
+    }
+    drop(listener);
+    let error = find();
+    assert!(matches!(error.cause, Cause::Refused { status: ServiceStatus::UNSUPPORTED, .. }), "{error}");
+    assert!(error.to_string().contains("start the peer first"), "{error}");
+}
+
+#[test]
+fn a_service_that_never_answers_is_given_up() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    // It listens, and takes no request.
+    let (listener, local) = listener(address);
+    let (start, patience) = (Instant::now(), Duration::from_millis(300));
+    let error = failure(error_of(Connector::new().timeout(patience).find_datagrams(local.ip().unwrap())));
+    assert_eq!((error.step, error.cause), (Step::FindService, Cause::Timeout(patience)));
+    assert!(start.elapsed() < DEADLINE);
+    drop(listener);
+}
+
+#[test]
+fn an_endpoint_that_others_could_not_reach_neither_asks_nor_answers() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let (mut listener, local) = listener(address);
+    let stranger = rdma.endpoint(&rdma.pd()).build_datagrams(0x77).unwrap();
+    let is_refused = |error: Error| {
+        assert!(matches!(error, Error::Cm(CmError::OtherQueueKey { qkey: DATAGRAM_QKEY, endpoint: 0x77 })), "{error}");
+    };
+    is_refused(error_of(Connector::new().resolve_datagrams(local).unwrap().find(&stranger, &[])));
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| failure(error_of(Connector::new().find_datagrams(local.ip().unwrap()))));
+        let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+        is_refused(error_of(request.answer(&stranger, &[])));
+        let error = asking.join().unwrap();
+        assert!(matches!(error.cause, Cause::Refused { status: ServiceStatus::REJECTED, .. }), "{error}");
+    });
+    let route = Connector::new().resolve_datagrams(local).unwrap();
+    let endpoint = route.endpoint(Endpoint::builder(route.pd())).unwrap();
+    let error = error_of(route.find(&endpoint, &[1; 181]));
+    assert!(matches!(error, Error::Cm(CmError::PrivateData { len: 181, max: 180 })), "{error}");
+}
+
+/// A member of a group, with receives.
+fn member(address: Ipv4Addr, group: Ipv4Addr, only_sends: bool) -> GroupMember {
+    let route = Connector::new().source((address, 0)).resolve_group((group, 0)).unwrap();
+    let route = if only_sends { route.to_send() } else { route };
+    let pd = route.pd().clone();
+    let mut member = route.join(Endpoint::builder(&pd).inline_data(32)).unwrap();
+    post(&mut member.endpoint, 8);
+    member
+}
+
+#[track_caller]
+fn say(member: &mut GroupMember, text: &[u8]) {
+    member.endpoint.send_inline(text, &member.peer).unwrap();
+}
+
+#[test]
+fn members_of_a_group_hear_what_is_sent_to_it_until_they_leave() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    if rdma.query_port(rdma.port).unwrap().link_layer() != LinkLayer::ETHERNET {
+        return println!("skipped: the subnet manager makes the groups");
+    }
+    let group = Ipv4Addr::new(239, 1, 2, 7);
+    let mut members = [(); 2].map(|()| member(address, group, false));
+    let mut speaker = member(address, group, true);
+    for member in &mut members {
+        assert_eq!((member.group(), member.gid()), ((group, 0).into(), Gid::from(group)));
+        assert_eq!((member.peer.qp_num(), member.endpoint.qkey()), (0xff_ffff, DATAGRAM_QKEY));
+        assert!(member.is_member().unwrap());
+    }
+    say(&mut speaker, b"for both");
+    for member in &mut members {
+        let (text, sender) = arrival(&mut member.endpoint);
+        assert_eq!((&text[..], sender.qp_num()), (&b"for both"[..], speaker.endpoint.queue_pair().number()));
+        assert_eq!(sender.grh().expect("a header").dgid(), Gid::from(group));
+    }
+    // Whoever has left is still to be reached alone, and by nothing else.
+    let [first, mut second] = members;
+    let mut alone = first.leave().unwrap();
+    say(&mut second, b"for the other");
+    assert_eq!(*arrival(&mut second.endpoint).0, *b"for the other");
+    let direct = speaker.endpoint.peer(&alone.address()).unwrap();
+    speaker.endpoint.send_inline(b"for you", &direct).unwrap();
+    assert_eq!(*arrival(&mut alone).0, *b"for you");
+    // Who is dropped has left, too, and the way to the group stays as long as it is held.
+    let all = second.peer.clone();
+    drop(second);
+    drop(speaker);
+    assert_eq!(all.qp_num(), 0xff_ffff);
+}
+
+#[test]
+fn a_group_that_cannot_be_joined_is_told() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    // Of no device here (RFC 5737).
+    let nowhere = Connector::new().source((Ipv4Addr::new(192, 0, 2, 1), 0));
+    let error = failure(error_of(nowhere.resolve_group((Ipv4Addr::new(239, 1, 2, 8), 0))));
+    assert_eq!(error.step, Step::ResolveAddress);
+    let connector = Connector::new().source((address, 0));
+    let route = connector.resolve_group((Ipv4Addr::new(239, 1, 2, 8), 0)).unwrap();
+    let other = rdma.pd();
+    // A domain of one's own on the device will do.
+    let member = route.join(Endpoint::builder(&other)).unwrap();
+    assert!(member.endpoint.pd().is_same(&other));
+}
