@@ -25,7 +25,7 @@ const EXAMPLES: &str = "\
 Each step is timed for every connection: avg/conn and total(us) are of all at a time, us/conn, sum(us), max(us) and min(us) of
 each by itself. A step that an end has no part in is 0.
 
-Any end may be the C program, of rdma-core up to 58 without -C, from 59 on with it. All have to say the same of -c, -P, -m and -S.
+Any end may be the C program, of rdma-core up to 58 without -C, from 59 on with it. All have to say the same of -c, -P and -S.
 Ends on one host have to differ in -q by -c at least.
 
 Examples:
