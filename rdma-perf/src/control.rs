@@ -1,7 +1,7 @@
 //! The TCP connection by which client and server agree: frames of JSON, each after its length in four bytes.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -17,11 +17,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::interrupt::Interrupt;
 use crate::plan::Plan;
+use crate::rdmacm::Meeting;
 use crate::report::{Bandwidth, CpuUse, Host};
 use crate::run::Interrupted;
 
 /// Changes with the messages. Both ends have to have the same.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 
 /// Longest frame: thousands of queue pairs fit.
 const MAX_FRAME: usize = 16 << 20;
@@ -50,8 +51,8 @@ pub(crate) enum Request {
 /// What the server answers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// To `Hello`: the server's queue pairs.
-    Accepted { host: Box<Host>, workers: Vec<WorkerAddress> },
+    /// To `Hello`: the server's queue pairs, and where they are connected to, if that is by address.
+    Accepted { host: Box<Host>, workers: Vec<WorkerAddress>, meeting: Option<Meeting> },
     /// To `Connect`.
     Connected,
     /// To `Prepare`.
@@ -177,10 +178,25 @@ impl Control {
     /// Asks the server and waits for its answer, or for Ctrl-C; what the server failed with is the error.
     pub(crate) fn ask(&mut self, request: &Request, limit: Duration) -> Result<Reply> {
         self.send(request)?;
+        self.answer(limit)
+    }
+
+    /// Waits for the answer to what was asked last, as [`Control::ask`] does.
+    pub(crate) fn answer(&mut self, limit: Duration) -> Result<Reply> {
         if !readable(self.stream.as_fd(), self.interrupt.as_ref(), Instant::now() + limit)? {
             bail!("the peer says nothing for {} s", limit.as_secs());
         }
         self.reply(limit)
+    }
+
+    /// Whether the peer has said something, or is gone.
+    pub(crate) fn has_news(&self) -> Result<bool> {
+        readable(self.stream.as_fd(), None, Instant::now())
+    }
+
+    /// The address by which the peer has reached this host.
+    pub(crate) fn own_address(&self) -> Result<IpAddr> {
+        Ok(self.stream.local_addr()?.ip().to_canonical())
     }
 
     pub(crate) fn reply(&mut self, limit: Duration) -> Result<Reply> {

@@ -9,6 +9,7 @@ mod datagram;
 mod doctor;
 mod interrupt;
 mod plan;
+mod rdmacm;
 mod report;
 mod run;
 #[cfg(test)]

@@ -56,6 +56,9 @@ pub(crate) struct Plan {
     /// The queue pairs of a thread take receives of one queue.
     #[serde(default)]
     pub(crate) shared_receives: bool,
+    /// The queue pairs are connected by address, by librdmacm.
+    #[serde(default)]
+    pub(crate) rdma_cm: bool,
     #[serde(default)]
     pub(crate) connection: Connection,
     #[serde(default)]
@@ -269,7 +272,8 @@ impl Plan {
         let threads = if self.threads > 1 { format!(" in {} threads", self.threads) } else { String::new() };
         let both = if self.bidirectional { ", both ways" } else { "" };
         let shared = if self.shared_receives { ", shared receives" } else { "" };
-        format!("{} {metric}{}{both}{queue_pairs}{threads}{shared}", self.verb.name(), self.over())
+        let by = if self.rdma_cm { ", by rdmacm" } else { "" };
+        format!("{} {metric}{}{both}{queue_pairs}{threads}{shared}{by}", self.verb.name(), self.over())
     }
 
     /// What its latency is a latency of.

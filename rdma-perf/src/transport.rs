@@ -54,6 +54,14 @@ pub(crate) enum Unfit {
     #[error("perftest's receives are each queue pair's own here: leave out --compat perftest or --use-srq")]
     SharedCompat,
     #[error(
+        "librdmacm {}: leave out --rdma-cm, or give -c RC",
+        match .0 {
+            Transport::Ud => "finds who datagrams go to, and connects nothing",
+            _ => "connects reliable connections only at an IP address",
+        }
+    )]
+    Manager(Transport),
+    #[error(
         "--post-list {list} is more than the {window} messages of a queue pair that may be on their way: give a larger \
          --rx-depth{}",
         if *.shared { ", which the queue pairs share, or fewer of these" } else { "" }
@@ -124,6 +132,9 @@ impl Plan {
         }
         if transport.is_reliable() {
             return Ok(());
+        }
+        if self.rdma_cm {
+            return Err(Unfit::Manager(transport));
         }
         if self.compat {
             return Err(Unfit::Compat(name));
@@ -268,6 +279,17 @@ mod tests {
             assert_eq!(over_uc(fine), Ok(()), "{fine}");
         }
         assert_eq!(over_uc("send bw h --compat perftest"), Err(Unfit::Compat("UC")));
+    }
+
+    #[test]
+    fn reliable_connections_only_are_made_by_rdmacm() {
+        for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
+            let refused = of("send bw h -s 64 -R", |plan| plan.transport = transport);
+            let expected = if transport.is_reliable() { Ok(()) } else { Err(Unfit::Manager(transport)) };
+            assert_eq!(refused, expected);
+        }
+        let reason = Unfit::Manager(Transport::Ud).to_string();
+        assert!(reason.contains("connects nothing: leave out --rdma-cm, or give -c RC"), "{reason}");
     }
 
     #[test]

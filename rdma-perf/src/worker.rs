@@ -4,6 +4,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use anyhow::{Context as _, Result, bail};
+use rdma_safe::cm::Id;
 use rdma_safe::{
     Access, Backing, CompletionChannel, CompletionQueue, ConnectOptions, Context, HugePages, InitOptions, Pages,
     ProtectionDomain, QueuePair, QueuePairAddress, RawMemoryRegion, Remote, RemoteMemory, Sge, SharedReceiveQueue,
@@ -14,6 +15,7 @@ use crate::control::{LaneAddress, WorkerAddress};
 use crate::credit::CreditLine;
 use crate::datagram::{Destination, QKEY};
 use crate::plan::{Interface, Plan, Role, Verb};
+use crate::rdmacm::Unconnected;
 use crate::transport::Transport;
 
 /// Messages begin at multiples of this, the size of a cache line.
@@ -216,6 +218,23 @@ pub(crate) struct Lane {
     pub(crate) qp: QueuePair,
     pub(crate) memory: LaneMemory,
     address: QueuePairAddress,
+    /// Of one that is connected by address: its end is that of the connection.
+    id: Option<Id>,
+}
+
+impl Lane {
+    pub(crate) fn is_connected(&self) -> bool {
+        self.id.is_some()
+    }
+
+    /// For connecting it by address to that of the peer.
+    pub(crate) fn unconnected(&mut self, peer: &LaneAddress) -> Unconnected<'_> {
+        Unconnected { qp: &mut self.qp, own: self.address, peer: peer.queue_pair }
+    }
+
+    pub(crate) fn keep(&mut self, id: Id) {
+        self.id = Some(id);
+    }
 }
 
 /// The memory that a queue pair works with, here and at the peer.
@@ -295,7 +314,7 @@ impl Worker {
             let (source, target) = areas.parts(index, &layout);
             let remote = RemoteMemory { address: 0, len: 0, rkey: 0 };
             let memory = LaneMemory { source, target, layout, remote, destination: None };
-            lanes.push(Lane { qp, memory, address });
+            lanes.push(Lane { qp, memory, address, id: None });
         }
         let credits = if plan.has_credits() {
             let waits_for = if plan.sends(role) { &send_channel } else { &recv_channel };
@@ -313,6 +332,7 @@ impl Worker {
         WorkerAddress { queue_pairs: self.lanes.iter().map(lane).collect(), credits }
     }
 
+    /// Connects to the peer, or, where that is done by address, takes what else there is to know of it.
     pub(crate) fn connect(&mut self, peer: &WorkerAddress, plan: &Plan, role: Role, check: Check<'_>) -> Result<()> {
         if peer.queue_pairs.len() != self.lanes.len() {
             bail!("the peer has {} queue pairs for {} here", peer.queue_pairs.len(), self.lanes.len());
@@ -339,6 +359,7 @@ impl Worker {
             let peers = &peer.queue_pair;
             match plan.transport {
                 Transport::Ud => lane.memory.destination = Some(Destination::new(&lane.qp, peers, &options)?),
+                Transport::Rc | Transport::Uc if plan.rdma_cm => {}
                 Transport::Rc | Transport::Uc => {
                     lane.qp.connect(peers, &options).context("cannot connect to the peer's queue pair")?
                 }

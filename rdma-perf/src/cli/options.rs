@@ -143,6 +143,10 @@ pub(crate) struct ProcessorArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct ConnectionArgs {
+    /// Connect the queue pairs by librdmacm: at the address of the server's GID where that is one of IP, otherwise at HOST; RC
+    /// only, and both ends are rdma-perf: perftest's -R says other things to its peer
+    #[arg(short = 'R', long)]
+    pub(crate) rdma_cm: bool,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes; over UD, the longest message [default: the smaller one of the two ports]
     #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
     pub(crate) mtu: Option<Mtu>,

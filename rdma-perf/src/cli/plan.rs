@@ -76,6 +76,7 @@ impl TestArgs {
             rate: load.rate,
             validate: load.validate,
             shared_receives: means.use_srq,
+            rdma_cm: self.connection.rdma_cm,
             connection: Connection {
                 service_level: self.connection.sl,
                 traffic_class: self.connection.tclass,

@@ -102,6 +102,7 @@ fn options(plan: &Plan) -> String {
         (plan.huge_pages, "huge-pages"),
         (plan.validate, "validate"),
         (plan.yield_cpu, "yield"),
+        (plan.rdma_cm, "rdma-cm"),
         (plan.rate.is_some(), "rate"),
     ];
     switches.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name).collect::<Vec<_>>().join(" ")

@@ -14,6 +14,7 @@ use crate::cpu::spanned;
 use crate::datagram::MAX_MTU;
 use crate::interrupt::Interrupt;
 use crate::plan::{Length, Metric, Plan, Role};
+use crate::rdmacm::Visitor;
 use crate::report::{Bandwidth, FORMAT, Report, Row};
 use crate::run::{Interrupted, Outcome, Shared};
 use crate::stats::{Latencies, perftest};
@@ -112,7 +113,7 @@ impl Client<'_> {
             plan: Box::new(plan.clone()),
             host: Box::new(host.clone()),
         };
-        let Reply::Accepted { host: server, workers } = control.ask(&hello, SETUP_LIMIT)? else {
+        let Reply::Accepted { host: server, workers, meeting } = control.ask(&hello, SETUP_LIMIT)? else {
             bail!("the server does not answer as it should");
         };
         // The server knows sizes by their numbers: of a sweep, the first ones may be left.
@@ -121,8 +122,13 @@ impl Client<'_> {
         }
         plan.check_datagrams(mtu_of(server.mtu))?;
         crew.connect(&workers, plan, Role::Client, &check)?;
-        let connected = control.ask(&Request::Connect { workers: crew.addresses() }, SETUP_LIMIT)?;
-        if !matches!(connected, Reply::Connected) {
+        control.send(&Request::Connect { workers: crew.addresses() })?;
+        if plan.rdma_cm {
+            let meeting = meeting.context("the server does not say where to connect to by rdmacm")?;
+            let visitor = Visitor::new(meeting, self.opened.ip, self.opened.place())?;
+            crew.visit(&visitor, &workers, plan, &check).map_err(|error| self.reason(error, control))?;
+        }
+        if !matches!(control.answer(SETUP_LIMIT)?, Reply::Connected) {
             bail!("the server does not answer as it should");
         }
         let report = Report {

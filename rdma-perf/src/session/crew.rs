@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::control::{Control, WorkerAddress};
 use crate::cpu::{self, Pinned};
 use crate::plan::{Plan, Role};
+use crate::rdmacm::{self, Place, Reception, Visit, Visitor};
 use crate::run::{Outcome, Runner, Shared, Task};
 use crate::worker::{Check, Worker};
 
@@ -98,6 +99,55 @@ impl Crew {
             bail!("the peer has {} threads for {} here", peers.len(), self.runners.len());
         }
         self.runners.iter_mut().zip(peers).try_for_each(|(runner, peer)| runner.worker.connect(peer, plan, role, check))
+    }
+
+    /// Connects by address to the `peers` that [`Crew::connect`] was told of.
+    pub(super) fn visit(
+        &mut self,
+        visitor: &Visitor<'_>,
+        peers: &[WorkerAddress],
+        plan: &Plan,
+        check: Check<'_>,
+    ) -> Result<()> {
+        for (worker, (runner, peer)) in self.runners.iter_mut().zip(peers).enumerate() {
+            for (number, (lane, peer)) in runner.worker.lanes.iter_mut().zip(&peer.queue_pairs).enumerate() {
+                let id = visitor.connect(&mut lane.unconnected(peer), (worker, number), plan, check)?;
+                lane.keep(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Is connected to by those.
+    pub(super) fn receive(
+        &mut self,
+        reception: &Reception,
+        peers: &[WorkerAddress],
+        place: Place<'_>,
+        plan: &Plan,
+        check: Check<'_>,
+    ) -> Result<()> {
+        let mut established = 0;
+        while established < plan.queue_pairs() {
+            let (ticket, mut id) = match reception.next(check)? {
+                Visit::Asked(ticket, id) => (ticket, id),
+                Visit::Established => {
+                    established += 1;
+                    continue;
+                }
+            };
+            let (worker, number) = (ticket.worker as usize, ticket.lane as usize);
+            let lane = self.runners.get_mut(worker).and_then(|runner| runner.worker.lanes.get_mut(number));
+            let peer = peers.get(worker).and_then(|peer| peer.queue_pairs.get(number));
+            let (Some(lane), Some(peer)) = (lane.filter(|lane| !lane.is_connected()), peer) else {
+                bail!(
+                    "the client connects to queue pair {number} of thread {worker}, which is not there or is connected"
+                );
+            };
+            rdmacm::accept(&mut lane.unconnected(peer), &mut id, place, plan)?;
+            lane.keep(id);
+        }
+        Ok(())
     }
 
     pub(super) fn prepare(&mut self, plan: &Plan, index: usize) -> Result<()> {

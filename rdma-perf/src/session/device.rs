@@ -1,11 +1,13 @@
 //! The device that an end uses, and what a report says of it.
 
 use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::{Context as _, Result, bail};
-use rdma_safe::{Context, Device, InitOptions, PortState, ProtectionDomain};
+use rdma_safe::{Context, Device, Gid, InitOptions, LinkLayer, PortState, ProtectionDomain};
 
 use crate::cli::DeviceArgs;
+use crate::rdmacm::Place;
 use crate::report::Host;
 
 /// An opened device with a port to use.
@@ -13,10 +15,16 @@ use crate::report::Host;
 pub(crate) struct Opened {
     pub(crate) pd: ProtectionDomain,
     pub(crate) init: InitOptions,
+    /// Address of the GID, where that is one of IP.
+    pub(crate) ip: Option<IpAddr>,
     pub(crate) host: Host,
 }
 
 impl Opened {
+    pub(crate) fn place(&self) -> Place<'_> {
+        Place { device: &self.host.device, port: self.host.port }
+    }
+
     pub(crate) fn open(args: &DeviceArgs) -> Result<Self> {
         let context = match &args.device {
             Some(name) => Device::by_name(name)?.open()?,
@@ -51,7 +59,18 @@ impl Opened {
             extended_post: false,
             extended_poll: false,
         };
-        Ok(Opened { pd: context.alloc_pd()?, init, host })
+        let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
+        let ip = gid.filter(|_| is_ethernet).and_then(|entry| address_of(entry.gid));
+        Ok(Opened { pd: context.alloc_pd()?, init, ip, host })
+    }
+}
+
+/// The address that a GID of RoCE is made of. One of the link alone is of no use to a peer, which would have to name its interface.
+fn address_of(gid: Gid) -> Option<IpAddr> {
+    let address = Ipv6Addr::from(gid);
+    match gid.ipv4() {
+        Some(address) => Some(address.into()),
+        None => Some(address.into()).filter(|_| !address.is_unicast_link_local() && !address.is_unspecified()),
     }
 }
 

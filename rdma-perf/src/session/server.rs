@@ -12,10 +12,11 @@ use super::Opened;
 use super::client::bandwidth;
 use super::crew::{Crew, Happening};
 use crate::clock::Clock;
-use crate::control::{Control, PROTOCOL, Reply, Request};
+use crate::control::{Control, PROTOCOL, Reply, Request, WorkerAddress};
 use crate::cpu::Usage;
 use crate::doctor::{amount, available_memory};
 use crate::plan::{Plan, Role};
+use crate::rdmacm::Reception;
 use crate::run::Shared;
 use crate::worker::Layout;
 
@@ -110,13 +111,18 @@ impl Server {
         let mut crew = Crew::new(&self.opened, &plan, Role::Server, self.clock, cpus, &|| Ok(()))?;
         let mut host = self.opened.host.clone();
         (host.extended_post, host.extended_poll) = crew.interfaces();
-        control.send(&Reply::Accepted { host: Box::new(host), workers: crew.addresses() })?;
+        let reception = plan.rdma_cm.then(|| self.reception(control, &plan)).transpose()?;
+        let meeting = reception.as_ref().map(Reception::meeting);
+        control.send(&Reply::Accepted { host: Box::new(host), workers: crew.addresses(), meeting })?;
         let workers = match control.receive(Some(SETUP_LIMIT))? {
             Request::Connect { workers } => workers,
             Request::Failed { reason } => bail!("the client gave up: {reason}"),
             _ => bail!("the client does not go on as it should"),
         };
         crew.connect(&workers, &plan, Role::Server, &|| Ok(()))?;
+        if let Some(reception) = reception {
+            self.receive(&mut crew, &reception, &workers, &plan, control)?;
+        }
         control.send(&Reply::Connected)?;
         loop {
             match control.receive(Some(SETUP_LIMIT))? {
@@ -128,6 +134,35 @@ impl Server {
                 Request::Failed { reason } => bail!("the client gave up: {reason}"),
                 _ => bail!("the client does not go on as it should"),
             }
+        }
+    }
+
+    /// Where the client is to connect to by address: at that of the GID where it is one of IP, otherwise where the client has come.
+    fn reception(&self, control: &Control, plan: &Plan) -> Result<Reception> {
+        let ip = self.opened.ip.map_or_else(|| control.own_address(), Ok)?;
+        Reception::new(ip, plan.queue_pairs())
+    }
+
+    /// Waits until the client has connected by address, or gives up.
+    fn receive(
+        &self,
+        crew: &mut Crew,
+        reception: &Reception,
+        workers: &[WorkerAddress],
+        plan: &Plan,
+        control: &mut Control,
+    ) -> Result<()> {
+        let check = || match control.has_news()? {
+            true => bail!("the client does not connect"),
+            false => Ok(()),
+        };
+        let received = crew.receive(reception, workers, self.opened.place(), plan, &check);
+        match received {
+            Err(error) if control.has_news()? => match control.receive(Some(SETUP_LIMIT))? {
+                Request::Failed { reason } => bail!("the client gave up: {reason}"),
+                _ => Err(error),
+            },
+            received => received,
         }
     }
 

@@ -33,16 +33,25 @@ fn retries_are_counted() {
 
 /// What the server says to a plan of another client.
 pub(crate) fn answer(server: &Server, plan: &Value, host: &Value) -> String {
+    greet(server, plan, host).1
+}
+
+/// The same, with the connection.
+pub(crate) fn greet(server: &Server, plan: &Value, host: &Value) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    let hello = json!({"Hello": {"protocol": 3, "version": "0", "plan": plan, "host": host}}).to_string();
-    stream.write_all(&(hello.len() as u32).to_le_bytes()).unwrap();
-    stream.write_all(hello.as_bytes()).unwrap();
+    tell(&mut stream, &json!({"Hello": {"protocol": 4, "version": "0", "plan": plan, "host": host}}));
     let mut len = [0; 4];
     stream.read_exact(&mut len).unwrap();
     let mut text = vec![0; u32::from_le_bytes(len) as usize];
     stream.read_exact(&mut text).unwrap();
-    String::from_utf8(text).unwrap()
+    (stream, String::from_utf8(text).unwrap())
+}
+
+pub(crate) fn tell(stream: &mut TcpStream, message: &Value) {
+    let message = message.to_string();
+    stream.write_all(&(message.len() as u32).to_le_bytes()).unwrap();
+    stream.write_all(message.as_bytes()).unwrap();
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod connection;
 mod endings;
 mod means;
 mod processors;
+mod rdmacm;
 mod results;
 mod support;
 mod transports;
