@@ -24,6 +24,7 @@ mod cm_failures;
 mod cm_names;
 mod cm_services;
 mod cm_stale;
+mod cm_unplug;
 mod cmtime;
 mod cq;
 mod creation;

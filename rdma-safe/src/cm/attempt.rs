@@ -99,6 +99,15 @@ impl Cause {
 }
 
 impl Cause {
+    /// Of a call that failed.
+    pub(super) fn of_errno(errno: Errno) -> Cause {
+        match errno {
+            // The kernel has taken the id from under librdmacm.
+            Errno(libc::ENXIO) => Cause::DeviceRemoved,
+            errno => Cause::Failed(errno),
+        }
+    }
+
     pub(crate) fn errno(&self) -> Option<&Errno> {
         match self {
             Cause::Failed(errno) | Cause::Unreachable(errno) => Some(errno),

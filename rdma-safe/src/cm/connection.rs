@@ -49,12 +49,13 @@ impl Side {
         CmError::Connect(Box::new(ConnectError { step, cause, local, peer })).into()
     }
 
-    /// Of a call that the step begins or goes on with. What has become of the peer meanwhile says more than its `errno`.
+    /// Of a call that the step begins or goes on with, by an id with a channel of its own. What has become of the peer meanwhile
+    /// says more than its `errno`.
     pub(super) fn call_failed(&self, step: Step, error: Error) -> Error {
         let Error::Cm(CmError::Call { errno, .. }) = error else { return error };
         match self.id.channel().try_event() {
             Ok(Some(event)) if ends(&event.kind) => self.error(step, Cause::of(&event.kind)),
-            _ => self.error(step, Cause::Failed(errno)),
+            _ => self.error(step, Cause::of_errno(errno)),
         }
     }
 

@@ -47,7 +47,8 @@ pub enum EventKind {
     Established(Parameters),
     /// There is none any more: the peer, or this end, has ended it.
     Disconnected,
-    /// The device is going away. Destroy all that is made on it.
+    /// The device is going away, and the id is of no use any more. Drop all that is made on the device: one that cannot be taken
+    /// away from its users waits for that, and SoftRoCE for the end of the process, since librdmacm has it open.
     DeviceRemoval,
     /// A multicast group was joined: its address, with the GID that a queue pair is attached to, the number that datagrams to it go
     /// to, and the queue key that its members have in common.

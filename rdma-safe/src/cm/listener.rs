@@ -9,7 +9,7 @@ use super::attempt::{Cause, ConnectError, Step};
 use super::connection::{Connection, Side};
 use super::devices::{Devices, require};
 use super::{Address, CmError, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace};
-use crate::{Endpoint, EndpointBuilder, ProtectionDomain, QueuePairState, Result};
+use crate::{Endpoint, EndpointBuilder, Errno, Error, ProtectionDomain, QueuePairState, Result};
 
 /// How long the peer has to confirm that it knows it was accepted.
 const CONFIRMATION: Duration = Duration::from_secs(10);
@@ -97,14 +97,22 @@ impl Listener {
     /// Waits for the next request, at most for `timeout`; `None` when it passed.
     ///
     /// # Errors
-    /// [`CmError::Call`]; [`CmError::Connect`] when the device goes away.
+    /// [`CmError::Call`]; [`CmError::Connect`] with [`Cause::DeviceRemoved`] when the device of a request went away, or that of the
+    /// listener's address, of which it then says so each time. One that listens at every address goes on.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Request>> {
         let Some((mut id, Parameters::Connected(asked))) = self.listening.next(timeout)? else { return Ok(None) };
-        id.migrate(&EventChannel::new()?)?;
-        if let Some(exponent) = self.ack_timeout {
-            id.set_ack_timeout(exponent)?;
+        let moved = EventChannel::new().and_then(|channel| {
+            id.migrate(&channel)?;
+            self.ack_timeout.map_or(Ok(()), |exponent| id.set_ack_timeout(exponent))
+        });
+        let side = Side::new(id, None);
+        match moved {
+            Ok(()) => Ok(Some(Request { side, asked, devices: self.listening.devices.clone() })),
+            Err(Error::Cm(CmError::Call { errno: Errno(libc::ENXIO), .. })) => {
+                Err(side.error(Step::Accept, Cause::DeviceRemoved))
+            }
+            Err(error) => Err(error),
         }
-        Ok(Some(Request { side: Side::new(id, None), asked, devices: self.listening.devices.clone() }))
     }
 
     /// Accepts the next request, with an endpoint as [`Endpoint::builder`] has it, at most within `timeout`; `None` when it passed.
@@ -125,6 +133,8 @@ pub(super) struct Listening {
     id: Id,
     pub(super) local: Address,
     pub(super) devices: Devices,
+    /// Its device went away, and nobody comes any more.
+    removed: bool,
 }
 
 impl Listening {
@@ -133,7 +143,7 @@ impl Listening {
         id.bind(address)?;
         id.listen(backlog)?;
         let local = id.local_address().unwrap_or(address);
-        Ok(Listening { id, local, devices: Devices::default() })
+        Ok(Listening { id, local, devices: Devices::default(), removed: false })
     }
 
     pub(super) fn channel(&self) -> &EventChannel {
@@ -143,19 +153,17 @@ impl Listening {
     /// The id of the next request, which still reports here.
     pub(super) fn next(&mut self, timeout: Duration) -> Result<Option<(Id, Parameters)>> {
         let start = Instant::now();
-        while let Some(event) = self.channel().wait(timeout.saturating_sub(start.elapsed()))? {
+        while !self.removed {
+            let Some(event) = self.channel().wait(timeout.saturating_sub(start.elapsed()))? else { return Ok(None) };
             match event.kind {
                 EventKind::ConnectRequest(id, asked) => return Ok(Some((id, asked))),
-                EventKind::DeviceRemoval if event.id == self.id.id() => {
-                    let local = Some(self.local);
-                    let removed = ConnectError { step: Step::Accept, cause: Cause::DeviceRemoved, local, peer: None };
-                    return Err(CmError::Connect(Box::new(removed)).into());
-                }
+                EventKind::DeviceRemoval if event.id == self.id.id() => self.removed = true,
                 // Of the id of a request, before it had a channel of its own.
                 _ => {}
             }
         }
-        Ok(None)
+        let (step, cause, local) = (Step::Accept, Cause::DeviceRemoved, Some(self.local));
+        Err(CmError::Connect(Box::new(ConnectError { step, cause, local, peer: None })).into())
     }
 }
 

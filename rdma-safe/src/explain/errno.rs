@@ -166,6 +166,7 @@ fn connecting(call: &str, errno: Errno) -> Option<&'static str> {
         ("rdma_set_option", libc::EINVAL) => {
             "the value is out of range, or the id is past the call that would have used it"
         }
+        (_, libc::ENXIO) => "its device was removed, and the kernel has let go of the id: it can only be dropped",
         (_, libc::EMFILE | libc::ENFILE) => OUT_OF_DESCRIPTORS,
         _ => return None,
     })

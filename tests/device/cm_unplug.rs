@@ -1,0 +1,251 @@
+//! A device that goes away while it is held, by connections and all else.
+
+use std::net::Ipv4Addr;
+use std::process::{Child, Command, Stdio};
+
+use rdma_safe::cm::{
+    Cause, CmError, CmId, ConnectParameters, Connection, Connector, EventChannel, EventKind, Id, Listener, PortSpace,
+    PreparedRoute, Request, Step,
+};
+use rdma_safe::{
+    Access, AsyncEvents, Context, Device, Endpoint, Errno, Error, ExposedRegion, Operation, Pages, QueuePairState,
+    WcStatus,
+};
+
+use crate::cm::{RESOLVE, resolved};
+use crate::cm_connections::{connected, failure, filled};
+use crate::support::child::open_files;
+use crate::support::link::connected as connected_by_hand;
+use crate::support::peer::{self, Peer};
+use crate::support::{DEADLINE, Rdma, device, error_of, skip, within_deadline};
+
+const DEVICE: &str = "rxe_gone";
+const INTERFACE: &str = "gone0";
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 10, 1);
+
+fn run(command: &str) -> bool {
+    let mut words = command.split(' ');
+    let status = Command::new(words.next().unwrap()).args(words).stdin(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// A device that may be removed. It is, and its interface, when this is dropped.
+struct Removable;
+
+impl Removable {
+    fn new(rdma: &Rdma) -> Option<Removable> {
+        // SAFETY: no arguments.
+        if !rdma.is_rxe() || unsafe { libc::geteuid() } != 0 {
+            return skip("only root can add a SoftRoCE device, and remove it");
+        }
+        let made = Removable;
+        for command in [
+            format!("ip link add {INTERFACE} type dummy"),
+            format!("ip addr add {ADDRESS}/24 dev {INTERFACE}"),
+            format!("ip link set {INTERFACE} up"),
+            format!("rdma link add {DEVICE} type rxe netdev {INTERFACE}"),
+        ] {
+            assert!(run(&command), "{command}");
+        }
+        within_deadline("a device that is ready", || {
+            Device::by_name(DEVICE).ok()?.open().ok()?.recommended_gid(1).ok()?.gid.ipv4()
+        });
+        Some(made)
+    }
+
+    /// Begins to remove it.
+    fn remove(&self) -> Child {
+        Command::new("rdma").args(["link", "delete", DEVICE]).stdin(Stdio::null()).spawn().expect("the tool rdma")
+    }
+
+    fn is_there(&self) -> bool {
+        std::path::Path::new("/sys/class/infiniband").join(DEVICE).exists()
+    }
+}
+
+impl Drop for Removable {
+    fn drop(&mut self) {
+        if self.is_there() {
+            run(&format!("rdma link delete {DEVICE}"));
+        }
+        run(&format!("ip link delete {INTERFACE}"));
+    }
+}
+
+/// Everything that can be held of the device by way of connections.
+struct Held {
+    context: Context,
+    events: AsyncEvents,
+    connector: Connector,
+    listener: Listener,
+    connections: (Connection, Connection),
+    channel: EventChannel,
+    /// Bound, resolved and asking.
+    ids: [Id; 3],
+    route: PreparedRoute,
+    request: Request,
+    region: ExposedRegion,
+}
+
+impl Held {
+    fn new(connector: &Connector, mut listener: Listener) -> Held {
+        let local = listener.local_address();
+        let context = Device::by_name(DEVICE).unwrap().open().unwrap();
+        let connections = connected(connector, &mut listener);
+        let channel = EventChannel::new().unwrap();
+        let mut bound = Id::new(&channel, PortSpace::TCP).unwrap();
+        bound.bind((ADDRESS, 0)).unwrap();
+        let [found, mut asking] = [0, 1].map(|_| resolved(&channel, local.ip().unwrap()));
+        asking.connect(&ConnectParameters::new(0x30_0001)).unwrap();
+        let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+        let route = connector.resolve(local).unwrap();
+        let pd = route.pd().clone();
+        let route = route.prepare(Endpoint::builder(&pd)).unwrap();
+        let region = pd.expose(Pages::new(4096).unwrap(), Access::REMOTE).unwrap();
+        let events = context.async_events().unwrap();
+        let (connector, ids) = (connector.clone(), [bound, found, asking]);
+        Held { context, events, connector, listener, connections, channel, ids, route, request, region }
+    }
+
+    /// Everything is told that the device goes.
+    fn is_told(&mut self) {
+        let Held { listener, connections: (a, b), ids, .. } = self;
+        for _ in 0..2 {
+            let error = failure(error_of(listener.next(2 * DEADLINE)));
+            assert_eq!((error.step, error.cause), (Step::Accept, Cause::DeviceRemoved));
+        }
+        for connection in [a, b] {
+            let flushed = connection.wait(DEADLINE).unwrap();
+            assert_eq!((flushed.operation, flushed.status), (Operation::Receive, WcStatus::WR_FLUSH_ERR));
+            assert!(!connection.is_connected().unwrap());
+            let error = failure(error_of(connection.wait(DEADLINE)));
+            assert_eq!((error.step, error.cause), (Step::Transfer, Cause::Disconnected));
+        }
+        let mut told: Vec<CmId> = Vec::new();
+        while told.len() < ids.len() {
+            let event = self.channel.wait(DEADLINE).unwrap().expect("an event of each id");
+            assert!(matches!(event.kind, EventKind::DeviceRemoval), "{event:?}");
+            told.push(event.id);
+        }
+        assert!(ids.iter().all(|id| told.contains(&id.id())), "{told:?}");
+        // rxe does not take the device away from who has opened it, which is what DEVICE_FATAL is for.
+        assert!(self.events.try_event().unwrap().is_none());
+    }
+
+    /// Ids are of no use any more, and say why; what was made of the device still is.
+    fn is_refused(&mut self) {
+        let [_, found, _] = &mut self.ids;
+        let channel = EventChannel::new().unwrap();
+        let parameters = ConnectParameters::new(0x30_0002);
+        for refused in [
+            found.resolve_route(RESOLVE),
+            found.connect(&parameters),
+            found.establish(),
+            found.disconnect(),
+            found.migrate(&channel),
+            found.set_type_of_service(8),
+            found.attributes(QueuePairState::INIT).map(drop),
+        ] {
+            let error = error_of(refused);
+            assert!(matches!(error, Error::Cm(CmError::Call { errno: Errno(libc::ENXIO), .. })), "{error}");
+            assert!(error.to_string().contains("its device was removed"), "{error}");
+        }
+        assert!(found.channel().is_same(&self.channel));
+        assert_eq!(found.device_name().as_deref(), Some(DEVICE));
+        let there = self.listener.local_address().ip().unwrap();
+        let error = failure(error_of(self.connector.connect(there)));
+        assert_eq!((error.step, error.cause), (Step::ResolveAddress, Cause::Failed(Errno(libc::ENODEV))));
+        assert!(matches!(error_of(Device::by_name(DEVICE)), Error::DeviceNotFound { .. }));
+        let (a, _) = &mut self.connections;
+        let outbox = filled(a.pd(), b"into the void");
+        a.send(outbox).unwrap();
+        assert_eq!(a.wait(DEADLINE).unwrap().status, WcStatus::WR_FLUSH_ERR);
+        self.region.store_u64(0, 7).unwrap();
+        self.context.alloc_pd().unwrap();
+    }
+
+    /// Drops each thing, first that of number `first`; what is to be done with some of them fails in their own way.
+    fn ends(self, first: usize) {
+        let Held { context, events, connector, listener, connections: (a, b), channel, ids, route, request, region } =
+            self;
+        let pd = request.pd().unwrap();
+        let [bound, found, asking] = ids;
+        let ends: [Box<dyn FnOnce()>; 12] = [
+            Box::new(|| assert_eq!(a.disconnect().unwrap().len(), 0)),
+            Box::new(|| drop(b)),
+            Box::new(|| drop(context)),
+            Box::new(|| drop(events)),
+            Box::new(|| drop(connector)),
+            Box::new(|| drop(listener)),
+            Box::new(|| drop(channel)),
+            Box::new(|| bound.destroy().unwrap()),
+            Box::new(|| drop((found, asking))),
+            Box::new(|| {
+                let error = failure(error_of(route.connect(b"")));
+                assert_eq!((error.step, error.cause), (Step::Connect, Cause::DeviceRemoved));
+            }),
+            Box::new(move || {
+                let error = failure(error_of(request.prepare(Endpoint::builder(&pd))));
+                assert_eq!((error.step, error.cause), (Step::Accept, Cause::DeviceRemoved));
+            }),
+            Box::new(|| drop(region)),
+        ];
+        let mut ends = Vec::from(ends);
+        ends.rotate_left(first);
+        ends.into_iter().for_each(|end| end());
+    }
+}
+
+#[test]
+fn who_holds_a_device_that_is_removed_is_told_and_lets_go_in_any_order() {
+    const NAME: &str = "cm_unplug::who_holds_a_device_that_is_removed_is_told_and_lets_go_in_any_order";
+    let Some(rdma) = device() else { return };
+    if let Some(first) = peer::part() {
+        let connector = Connector::new();
+        // The first opens the device, here and in librdmacm.
+        let mut listener = Listener::bind((ADDRESS, 0)).unwrap();
+        drop(connected(&connector, &mut listener));
+        drop(listener);
+        let before = open_files();
+        let listener = Listener::bind((ADDRESS, 0)).unwrap();
+        let mut held = Held::new(&connector, listener);
+        peer::say("ready");
+        held.is_told();
+        held.is_refused();
+        held.ends(first.parse().unwrap());
+        assert_eq!(open_files(), before);
+        drop(connector);
+        peer::say("dropped");
+        peer::wait_for_the_end();
+    }
+    for first in [0, 1, 2, 5, 7, 10] {
+        let Some(removable) = Removable::new(&rdma) else { return };
+        let mut holder = Peer::start(NAME, first);
+        assert_eq!(holder.hear(), "ready");
+        let mut removing = removable.remove();
+        assert_eq!(holder.hear(), "dropped");
+        // librdmacm keeps it open, as long as there is the process.
+        assert!(removing.try_wait().unwrap().is_none());
+        holder.kill();
+        let removed = within_deadline("the removal", || removing.try_wait().unwrap());
+        assert!(removed.success() && !removable.is_there());
+    }
+}
+
+#[test]
+fn a_device_that_is_removed_goes_when_nobody_holds_it() {
+    let Some(rdma) = device() else { return };
+    let Some(removable) = Removable::new(&rdma) else { return };
+    let pd = Device::by_name(DEVICE).unwrap().open().unwrap().alloc_pd().unwrap();
+    let (mut a, mut b) = connected_by_hand(Endpoint::builder(&pd));
+    let mut removing = removable.remove();
+    within_deadline("the begin of the removal", || Device::by_name(DEVICE).is_err().then_some(()));
+    // Those who have it, have it.
+    b.receive(pd.allocate(64).unwrap()).unwrap();
+    a.send(filled(&pd, b"still here")).unwrap();
+    assert_eq!(b.wait(DEADLINE).unwrap().ok().unwrap().buffer.as_deref(), Some(&b"still here"[..]));
+    assert!(removing.try_wait().unwrap().is_none());
+    drop((a, b, pd));
+    let removed = within_deadline("the removal", || removing.try_wait().unwrap());
+    assert!(removed.success() && !removable.is_there());
+}
