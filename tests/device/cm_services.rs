@@ -1,13 +1,13 @@
 //! Datagrams between those who are found by address: services, and multicast groups that librdmacm joins.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_safe::cm::{
     Address, Cause, CmError, ConnectError, Connector, DATAGRAM_QKEY, DatagramListener, GroupMember, ServiceStatus, Step,
 };
-use rdma_safe::{Buffer, DatagramEndpoint, Endpoint, Error, Gid, LinkLayer, Sender};
+use rdma_safe::{Buffer, DatagramEndpoint, Endpoint, Error, Gid, GidType, LinkLayer, Sender};
 
 use crate::support::{DEADLINE, Rdma, device, error_of};
 
@@ -244,6 +244,59 @@ fn members_of_a_group_hear_what_is_sent_to_it_until_they_leave() {
     drop(second);
     drop(speaker);
     assert_eq!(all.qp_num(), 0xff_ffff);
+}
+
+/// Addresses of IPv6 that the port has, with the interface where they are good.
+fn addresses_of_ipv6(rdma: &Rdma) -> Vec<SocketAddrV6> {
+    let gids = rdma.gids(rdma.port).unwrap();
+    let of_v6 = gids.iter().filter(|entry| entry.gid.ipv4().is_none() && entry.gid_type == rdma.gid.gid_type);
+    of_v6.map(|entry| SocketAddrV6::new(entry.gid.into(), 0, 0, entry.interface_index)).collect()
+}
+
+#[test]
+fn services_of_ipv6_are_found_and_groups_where_the_kernel_joins_them() {
+    let Some(rdma) = device() else { return };
+    let addresses = addresses_of_ipv6(&rdma);
+    if addresses.is_empty() {
+        return println!("skipped: the port has no GID of IPv6");
+    }
+    for own in addresses {
+        println!("{own}");
+        let mut listener = DatagramListener::bind_with(own, 4).unwrap();
+        let local = listener.local_address();
+        let connector = Connector::new().source(own);
+        thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+                let pd = request.pd().unwrap();
+                let mut endpoint = request.endpoint(Endpoint::builder(&pd)).unwrap();
+                post(&mut endpoint, 1);
+                request.answer(&endpoint, b"six").unwrap();
+                assert_eq!(*arrival(&mut endpoint).0, *b"over six");
+            });
+            let route = connector.resolve_datagrams(local).unwrap();
+            let mut endpoint = route.endpoint(Endpoint::builder(route.pd()).inline_data(32)).unwrap();
+            let service = route.find(&endpoint, &[]).unwrap();
+            assert!(service.private_data.starts_with(b"six\0"), "{service:?}");
+            endpoint.send_inline(b"over six", &service.peer).unwrap();
+            serving.join().unwrap();
+        });
+        let group = SocketAddrV6::new(Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 9), 0, 0, own.scope_id());
+        let route = connector.resolve_group(group).unwrap();
+        let pd = route.pd().clone();
+        let joined = route.join(Endpoint::builder(&pd).inline_data(32));
+        if rdma.gid.gid_type == GidType::ROCE_V2 {
+            let error = failure(error_of(joined));
+            assert_eq!((error.step, error.peer), (Step::JoinGroup, Some(group.into())));
+            assert!(error.to_string().contains("groups of IPv4 only"), "{error}");
+            continue;
+        }
+        let mut member = joined.unwrap();
+        assert_eq!(member.gid(), Gid::from(*group.ip()));
+        post(&mut member.endpoint, 1);
+        say(&mut member, b"to six");
+        assert_eq!(*arrival(&mut member.endpoint).0, *b"to six");
+    }
 }
 
 #[test]

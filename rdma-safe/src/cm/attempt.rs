@@ -1,10 +1,12 @@
 //! Why there is no connection.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
 use super::error::failed;
 use super::{Address, CmError, EventKind, PrivateData, RejectReason, ServiceStatus};
+use crate::explain::advice;
 use crate::{Errno, Error};
 
 /// A connection that did not come about.
@@ -196,8 +198,8 @@ impl EventKind {
 }
 
 impl ConnectError {
-    fn advice(&self) -> &'static str {
-        match (self.step, self.cause) {
+    fn advice(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match (self.step, self.cause) {
             (Step::ResolveAddress, _) => {
                 "; an RDMA device must be on the network of the address (see `rdma link` and `ip route get`), and on Ethernet the \
                  peer answer there"
@@ -213,8 +215,9 @@ impl ConnectError {
             (Step::Connect | Step::Accept, Cause::Failed(Errno(libc::EINVAL))) => {
                 "; the peer has most likely gone meanwhile"
             }
+            (step, Cause::Failed(errno)) => return Cow::Owned(advice(step.call(), errno)),
             _ => "",
-        }
+        })
     }
 }
 

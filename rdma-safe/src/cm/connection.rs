@@ -44,7 +44,9 @@ impl Side {
     }
 
     pub(super) fn error(&self, step: Step, cause: Cause) -> Error {
-        let peer = self.id.peer_address().or(self.peer);
+        // Of an id that was only bound, it is zero.
+        let is_set = |address: &Address| address.ip().is_none_or(|address| !address.ip().is_unspecified());
+        let peer = self.id.peer_address().filter(is_set).or(self.peer);
         let local = self.id.local_address();
         CmError::Connect(Box::new(ConnectError { step, cause, local, peer })).into()
     }

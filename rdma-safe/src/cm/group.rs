@@ -73,9 +73,10 @@ impl GroupRoute {
     /// Joins, with an endpoint that is made for it and gets what is sent to the group.
     ///
     /// # Errors
-    /// [`CmError::Connect`], when the group cannot be joined within [`Connector::timeout`]; [`CmError::OtherDevice`] for a builder
-    /// of another device; [`CmError::OtherQueueKey`] when the members have another key than programs of librdmacm; those of
-    /// [`EndpointBuilder::build_datagrams`], [`DatagramEndpoint::attach_mcast`] and [`DatagramEndpoint::peer_at`].
+    /// [`CmError::Connect`], when the group cannot be joined within [`Connector::timeout`], or over RoCE v2 is of IPv6, which the
+    /// kernel does not join; [`CmError::OtherDevice`] for a builder of another device; [`CmError::OtherQueueKey`] when the members
+    /// have another key than programs of librdmacm; those of [`EndpointBuilder::build_datagrams`],
+    /// [`DatagramEndpoint::attach_mcast`] and [`DatagramEndpoint::peer_at`].
     pub fn join(self, builder: EndpointBuilder<'_>) -> Result<GroupMember> {
         let GroupRoute { mut side, group, timeout, is_sender, .. } = self;
         let mut endpoint = side.datagrams(Step::JoinGroup, builder)?;

@@ -162,6 +162,10 @@ fn connecting(call: &str, errno: Errno) -> Option<&'static str> {
         ("rdma_accept" | "rdma_reject", libc::EINVAL) => {
             "the id must have come with a request that was not answered yet, and of which the peer has not let go"
         }
+        ("rdma_join_multicast" | "rdma_join_multicast_ex", ENOTSUPP) => {
+            "over RoCE v2 the kernel joins groups of IPv4 only: take one of those, or join by a socket and attach to the group \
+             (DatagramEndpoint::attach_mcast)"
+        }
         ("rdma_disconnect", libc::EINVAL) => "there is no connection to end",
         ("rdma_set_option", libc::EINVAL) => {
             "the value is out of range, or the id is past the call that would have used it"
@@ -171,6 +175,9 @@ fn connecting(call: &str, errno: Errno) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+/// Of the kernel within, which lets it out in places.
+const ENOTSUPP: i32 = 524;
 
 const OUT_OF_DESCRIPTORS: &str = "the process, or the system, is out of file descriptors: see `ulimit -n`";
 
@@ -218,6 +225,7 @@ mod tests {
         assert!(early.to_string().contains("Id::resolve_route"), "{early}");
         let elsewhere = of("rdma_bind_addr", libc::ENODEV).to_string();
         assert!(elsewhere.contains("rdma link") && !elsewhere.contains("unplugged"), "{elsewhere}");
+        assert!(of("rdma_join_multicast", ENOTSUPP).to_string().contains("groups of IPv4 only"));
         assert!(of("rdma_create_event_channel", libc::EPERM).to_string().contains("modprobe rdma_ucm"));
         assert_eq!(of("rdma_create_id", libc::ETIMEDOUT).explain(), None, "no firmware was asked");
     }
