@@ -1,0 +1,298 @@
+//! What a packet does.
+
+use super::Ack;
+use super::fields::Reader;
+use super::header::Encoded;
+use super::syndrome::Syndrome;
+use super::{Malformed, Psn};
+
+/// The service that a packet belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud {
+        /// Of the queue pair that it is for.
+        qkey: u32,
+        /// The number of the queue pair that it is from.
+        source_qp: u32,
+    },
+}
+
+/// What a packet does, with what goes with it: table 38 of the specification.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// The first packet of a message.
+    SendFirst,
+    /// One in the middle of a message.
+    SendMiddle,
+    /// The last packet of a message.
+    SendLast(Trailer),
+    /// A message of one packet.
+    SendOnly(Trailer),
+    /// The first packet of a write.
+    WriteFirst(RemoteRange),
+    /// One in the middle of a write.
+    WriteMiddle,
+    /// The last packet of a write, perhaps with immediate data.
+    WriteLast(Option<u32>),
+    /// A write of one packet, perhaps with immediate data.
+    WriteOnly(RemoteRange, Option<u32>),
+    /// A read.
+    ReadRequest(RemoteRange),
+    /// The first packet of what was read.
+    ReadFirst(Ack),
+    /// One in the middle of what was read.
+    ReadMiddle,
+    /// The last packet of what was read.
+    ReadLast(Ack),
+    /// What was read, in one packet.
+    ReadOnly(Ack),
+    /// What was asked for so far has been done, or has not.
+    Acknowledge(Ack),
+    /// What the memory was before an atomic operation.
+    AtomicAcknowledge(Ack, u64),
+    /// Writes `swap` where memory is `compare`.
+    CompareSwap(Atomic),
+    /// Adds `swap` to memory.
+    FetchAdd(Atomic),
+}
+
+/// What comes with the end of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trailer {
+    /// Nothing.
+    None,
+    /// Immediate data, in host byte order.
+    Immediate(u32),
+    /// A key that the receiver is to invalidate.
+    Invalidate(u32),
+}
+
+/// Memory of a responder: the RDMA extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RemoteRange {
+    /// Where it begins.
+    pub address: u64,
+    /// The key to it.
+    pub rkey: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// A word of a responder's memory, and the operands: the atomic extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Atomic {
+    /// Where it is.
+    pub address: u64,
+    /// The key to it.
+    pub rkey: u32,
+    /// What to write, or to add.
+    pub swap: u64,
+    /// What to compare with; of no meaning to an addition.
+    pub compare: u64,
+}
+
+const RC: u8 = 0 << 5;
+const UC: u8 = 1 << 5;
+const UD: u8 = 3 << 5;
+
+impl Transport {
+    pub(super) fn bits(self) -> u8 {
+        match self {
+            Transport::Rc => RC,
+            Transport::Uc => UC,
+            Transport::Ud { .. } => UD,
+        }
+    }
+
+    pub(super) fn parse(opcode: u8, from: &mut Reader<'_>) -> Result<Transport, Malformed> {
+        match opcode & 0xe0 {
+            RC => Ok(Transport::Rc),
+            UC => Ok(Transport::Uc),
+            UD => {
+                let qkey = from.u32().ok_or(Malformed::Short)?;
+                let (_, source_qp) = from.byte_and_u24().ok_or(Malformed::Short)?;
+                Ok(Transport::Ud { qkey, source_qp })
+            }
+            _ => Err(Malformed::Opcode(opcode)),
+        }
+    }
+
+    pub(super) fn encode(self, to: &mut Encoded) {
+        if let Transport::Ud { qkey, source_qp } = self {
+            to.u32(qkey);
+            to.u32(source_qp & 0xff_ffff);
+        }
+    }
+
+    /// Whether the service has such packets.
+    #[must_use]
+    pub fn has(self, operation: &Operation) -> bool {
+        self.has_bits(operation.bits())
+    }
+
+    /// As [`Transport::has`], by the lower five bits of the opcode.
+    fn has_bits(self, bits: u8) -> bool {
+        match self {
+            Transport::Rc => matches!(bits, 0..=20 | 22 | 23),
+            // Sends and writes, of which none invalidates,
+            Transport::Uc => matches!(bits, 0..=11),
+            // and messages of one packet.
+            Transport::Ud { .. } => matches!(bits, 4 | 5),
+        }
+    }
+}
+
+impl Operation {
+    /// The lower five bits of the opcode.
+    pub(super) fn bits(&self) -> u8 {
+        match self {
+            Operation::SendFirst => 0,
+            Operation::SendMiddle => 1,
+            Operation::SendLast(Trailer::None) => 2,
+            Operation::SendLast(Trailer::Immediate(_)) => 3,
+            Operation::SendOnly(Trailer::None) => 4,
+            Operation::SendOnly(Trailer::Immediate(_)) => 5,
+            Operation::WriteFirst(_) => 6,
+            Operation::WriteMiddle => 7,
+            Operation::WriteLast(None) => 8,
+            Operation::WriteLast(Some(_)) => 9,
+            Operation::WriteOnly(_, None) => 10,
+            Operation::WriteOnly(_, Some(_)) => 11,
+            Operation::ReadRequest(_) => 12,
+            Operation::ReadFirst(_) => 13,
+            Operation::ReadMiddle => 14,
+            Operation::ReadLast(_) => 15,
+            Operation::ReadOnly(_) => 16,
+            Operation::Acknowledge(_) => 17,
+            Operation::AtomicAcknowledge(..) => 18,
+            Operation::CompareSwap(_) => 19,
+            Operation::FetchAdd(_) => 20,
+            Operation::SendLast(Trailer::Invalidate(_)) => 22,
+            Operation::SendOnly(Trailer::Invalidate(_)) => 23,
+        }
+    }
+
+    pub(super) fn parse(opcode: u8, of: Transport, from: &mut Reader<'_>) -> Result<Operation, Malformed> {
+        let bits = opcode & 0x1f;
+        if !of.has_bits(bits) {
+            return Err(Malformed::Opcode(opcode));
+        }
+        Operation::fields(bits, from).ok_or(Malformed::Short)?
+    }
+
+    /// `None` when the packet ends before the last of them.
+    fn fields(bits: u8, from: &mut Reader<'_>) -> Option<Result<Operation, Malformed>> {
+        Some(Ok(match bits {
+            0 => Operation::SendFirst,
+            1 => Operation::SendMiddle,
+            2 => Operation::SendLast(Trailer::None),
+            3 => Operation::SendLast(Trailer::Immediate(from.u32()?)),
+            4 => Operation::SendOnly(Trailer::None),
+            5 => Operation::SendOnly(Trailer::Immediate(from.u32()?)),
+            6 => Operation::WriteFirst(RemoteRange::parse(from)?),
+            7 => Operation::WriteMiddle,
+            8 => Operation::WriteLast(None),
+            9 => Operation::WriteLast(Some(from.u32()?)),
+            10 => Operation::WriteOnly(RemoteRange::parse(from)?, None),
+            11 => Operation::WriteOnly(RemoteRange::parse(from)?, Some(from.u32()?)),
+            12 => Operation::ReadRequest(RemoteRange::parse(from)?),
+            14 => Operation::ReadMiddle,
+            13 | 15 | 16 | 17 | 18 => {
+                let (syndrome, msn) = from.byte_and_u24()?;
+                let Some(syndrome) = Syndrome::parse(syndrome) else {
+                    return Some(Err(Malformed::Syndrome(syndrome)));
+                };
+                let ack = Ack { syndrome, msn: Psn::new(msn) };
+                match bits {
+                    13 => Operation::ReadFirst(ack),
+                    15 => Operation::ReadLast(ack),
+                    16 => Operation::ReadOnly(ack),
+                    17 => Operation::Acknowledge(ack),
+                    _ => Operation::AtomicAcknowledge(ack, from.u64()?),
+                }
+            }
+            19 => Operation::CompareSwap(Atomic::parse(from)?),
+            20 => Operation::FetchAdd(Atomic::parse(from)?),
+            22 => Operation::SendLast(Trailer::Invalidate(from.u32()?)),
+            _ => Operation::SendOnly(Trailer::Invalidate(from.u32()?)),
+        }))
+    }
+
+    pub(super) fn encode(&self, to: &mut Encoded) {
+        match *self {
+            Operation::SendFirst
+            | Operation::SendMiddle
+            | Operation::WriteMiddle
+            | Operation::ReadMiddle
+            | Operation::WriteLast(None)
+            | Operation::SendLast(Trailer::None)
+            | Operation::SendOnly(Trailer::None) => {}
+            Operation::SendLast(Trailer::Immediate(word) | Trailer::Invalidate(word))
+            | Operation::SendOnly(Trailer::Immediate(word) | Trailer::Invalidate(word))
+            | Operation::WriteLast(Some(word)) => to.u32(word),
+            Operation::WriteFirst(range) | Operation::WriteOnly(range, None) | Operation::ReadRequest(range) => {
+                range.encode(to);
+            }
+            Operation::WriteOnly(range, Some(imm)) => {
+                range.encode(to);
+                to.u32(imm);
+            }
+            Operation::ReadFirst(ack)
+            | Operation::ReadLast(ack)
+            | Operation::ReadOnly(ack)
+            | Operation::Acknowledge(ack) => ack.encode(to),
+            Operation::AtomicAcknowledge(ack, old) => {
+                ack.encode(to);
+                to.u64(old);
+            }
+            Operation::CompareSwap(atomic) | Operation::FetchAdd(atomic) => {
+                to.u64(atomic.address);
+                to.u32(atomic.rkey);
+                to.u64(atomic.swap);
+                to.u64(atomic.compare);
+            }
+        }
+    }
+
+    /// Whether data may follow the headers.
+    #[must_use]
+    pub fn carries_payload(&self) -> bool {
+        !matches!(
+            self,
+            Operation::ReadRequest(_)
+                | Operation::Acknowledge(_)
+                | Operation::AtomicAcknowledge(..)
+                | Operation::CompareSwap(_)
+                | Operation::FetchAdd(_)
+        )
+    }
+}
+
+impl RemoteRange {
+    fn parse(from: &mut Reader<'_>) -> Option<RemoteRange> {
+        Some(RemoteRange { address: from.u64()?, rkey: from.u32()?, len: from.u32()? })
+    }
+
+    fn encode(self, to: &mut Encoded) {
+        to.u64(self.address);
+        to.u32(self.rkey);
+        to.u32(self.len);
+    }
+}
+
+impl Atomic {
+    fn parse(from: &mut Reader<'_>) -> Option<Atomic> {
+        Some(Atomic { address: from.u64()?, rkey: from.u32()?, swap: from.u64()?, compare: from.u64()? })
+    }
+}
+
+impl Ack {
+    fn encode(self, to: &mut Encoded) {
+        to.u32(u32::from(self.syndrome.encode()) << 24 | self.msn.get());
+    }
+}
