@@ -26,11 +26,15 @@ pub(crate) struct Interrupt {
 impl Interrupt {
     pub(crate) fn install() -> Result<Self> {
         let interrupt = Interrupt::new()?;
-        // In this order none is lost that comes in between, and the first one ends nothing.
-        signal_hook::flag::register(SIGINT, interrupt.pressed.clone())?;
-        signal_hook::low_level::pipe::register(SIGINT, interrupt.write.try_clone()?)?;
-        signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, interrupt.at_once.clone())?;
-        signal_hook::flag::register(SIGINT, interrupt.at_once.clone())?;
+        let write = interrupt.write.try_clone()?;
+        // A handler is there before it has anything to do: what came in between would be lost.
+        held_back(SIGINT, || {
+            // In this order the first one ends nothing.
+            signal_hook::flag::register(SIGINT, interrupt.pressed.clone())?;
+            signal_hook::low_level::pipe::register(SIGINT, write)?;
+            signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, interrupt.at_once.clone())?;
+            signal_hook::flag::register(SIGINT, interrupt.at_once.clone())
+        })?;
         Ok(interrupt)
     }
 
@@ -68,8 +72,48 @@ impl Interrupt {
     }
 }
 
+/// Calls `what`, during which the signal does not reach this thread. Where there is no other, it comes afterwards.
+fn held_back<T>(signal: i32, what: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+    // SAFETY: a set of signals is made of integers.
+    let (mut held, mut before) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    // SAFETY: both sets are valid.
+    let errno = unsafe {
+        libc::sigemptyset(&mut held);
+        libc::sigaddset(&mut held, signal);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &held, &mut before)
+    };
+    if errno != 0 {
+        return Err(std::io::Error::from_raw_os_error(errno));
+    }
+    let done = what();
+    // SAFETY: the set was written by the call above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    done
+}
+
 impl AsFd for Interrupt {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.read.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_is_held_back_comes_afterwards() {
+        // None that other tests of this process use.
+        let signal = signal_hook::consts::SIGWINCH;
+        let came = Arc::new(AtomicBool::new(false));
+        held_back(signal, || {
+            signal_hook::flag::register(signal, came.clone())?;
+            // SAFETY: it is sent to this thread, which holds it back.
+            unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
+            assert!(!came.load(Ordering::Relaxed));
+            Ok(())
+        })
+        .unwrap();
+        assert!(came.load(Ordering::Relaxed));
     }
 }
