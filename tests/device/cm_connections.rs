@@ -246,7 +246,7 @@ fn a_peer_that_is_killed_has_ended_its_connection() {
 }
 
 /// Queue pairs and ids of the kernel, whichever thread made them; `None` without the tool.
-fn kernel_objects() -> Option<[usize; 2]> {
+pub(crate) fn kernel_objects() -> Option<[usize; 2]> {
     let count = |kind| {
         let output = std::process::Command::new("rdma").args(["resource", "show", kind]).output().ok()?;
         Some(output.stdout.iter().filter(|byte| **byte == b'\n').count())

@@ -9,6 +9,8 @@ use rdma_safe::cm::{
 };
 use rdma_safe::{Buffer, DatagramEndpoint, Endpoint, Error, Gid, GidType, LinkLayer, Sender};
 
+use crate::cm_connections::kernel_objects;
+use crate::support::child::{in_own_process, open_files};
 use crate::support::{DEADLINE, Rdma, device, error_of};
 
 /// The device's address on the network; `None` after having said that it has none of IP.
@@ -313,4 +315,46 @@ fn a_group_that_cannot_be_joined_is_told() {
     // A domain of one's own on the device will do.
     let member = route.join(Endpoint::builder(&other)).unwrap();
     assert!(member.endpoint.pd().is_same(&other));
+}
+
+#[test]
+fn services_and_members_that_come_and_go_leave_nothing_behind() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    if rdma.query_port(rdma.port).unwrap().link_layer() != LinkLayer::ETHERNET {
+        return println!("skipped: the subnet manager makes the groups");
+    }
+    in_own_process("cm_services::services_and_members_that_come_and_go_leave_nothing_behind", || {
+        let (mut listener, local) = listener(address);
+        let connector = Connector::new().source((address, 0));
+        let mut before = None;
+        for round in 0..50 {
+            thread::scope(|scope| {
+                let serving = scope.spawn(|| {
+                    let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+                    let pd = request.pd().unwrap();
+                    let endpoint = request.endpoint(Endpoint::builder(&pd)).unwrap();
+                    // Every other is refused, by its drop.
+                    match round % 2 {
+                        0 => request.answer(&endpoint, &[]).unwrap(),
+                        _ => drop(request),
+                    }
+                });
+                assert_eq!(connector.find_datagrams(local.ip().unwrap()).is_ok(), round % 2 == 0);
+                serving.join().unwrap();
+            });
+            let route = connector.resolve_group((Ipv4Addr::new(239, 1, 2, 10), 0)).unwrap();
+            let pd = route.pd().clone();
+            let member = route.join(Endpoint::builder(&pd)).unwrap();
+            match round % 2 {
+                0 => drop(member.leave().unwrap()),
+                _ => drop(member),
+            }
+            // The first opens the devices, here and in librdmacm.
+            if round == 1 {
+                before = Some((open_files(), kernel_objects()));
+            }
+        }
+        assert_eq!(Some((open_files(), kernel_objects())), before);
+    });
 }
