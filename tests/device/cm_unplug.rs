@@ -1,8 +1,5 @@
 //! A device that goes away while it is held, by connections and all else.
 
-use std::net::Ipv4Addr;
-use std::process::{Child, Command, Stdio};
-
 use rdma_safe::cm::{
     Cause, CmError, CmId, ConnectParameters, Connection, Connector, EventChannel, EventKind, Id, Listener, PortSpace,
     PreparedRoute, Request, Step,
@@ -16,61 +13,9 @@ use crate::cm::{RESOLVE, resolved};
 use crate::cm_connections::{connected, failure, filled};
 use crate::support::child::open_files;
 use crate::support::link::connected as connected_by_hand;
+use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, Rdma, device, error_of, skip, within_deadline};
-
-const DEVICE: &str = "rxe_gone";
-const INTERFACE: &str = "gone0";
-const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 10, 1);
-
-fn run(command: &str) -> bool {
-    let mut words = command.split(' ');
-    let status = Command::new(words.next().unwrap()).args(words).stdin(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
-}
-
-/// A device that may be removed. It is, and its interface, when this is dropped.
-struct Removable;
-
-impl Removable {
-    fn new(rdma: &Rdma) -> Option<Removable> {
-        // SAFETY: no arguments.
-        if !rdma.is_rxe() || unsafe { libc::geteuid() } != 0 {
-            return skip("only root can add a SoftRoCE device, and remove it");
-        }
-        let made = Removable;
-        for command in [
-            format!("ip link add {INTERFACE} type dummy"),
-            format!("ip addr add {ADDRESS}/24 dev {INTERFACE}"),
-            format!("ip link set {INTERFACE} up"),
-            format!("rdma link add {DEVICE} type rxe netdev {INTERFACE}"),
-        ] {
-            assert!(run(&command), "{command}");
-        }
-        within_deadline("a device that is ready", || {
-            Device::by_name(DEVICE).ok()?.open().ok()?.recommended_gid(1).ok()?.gid.ipv4()
-        });
-        Some(made)
-    }
-
-    /// Begins to remove it.
-    fn remove(&self) -> Child {
-        Command::new("rdma").args(["link", "delete", DEVICE]).stdin(Stdio::null()).spawn().expect("the tool rdma")
-    }
-
-    fn is_there(&self) -> bool {
-        std::path::Path::new("/sys/class/infiniband").join(DEVICE).exists()
-    }
-}
-
-impl Drop for Removable {
-    fn drop(&mut self) {
-        if self.is_there() {
-            run(&format!("rdma link delete {DEVICE}"));
-        }
-        run(&format!("ip link delete {INTERFACE}"));
-    }
-}
+use crate::support::{DEADLINE, device, error_of, within_deadline};
 
 /// Everything that can be held of the device by way of connections.
 struct Held {
@@ -90,11 +35,11 @@ struct Held {
 impl Held {
     fn new(connector: &Connector, mut listener: Listener) -> Held {
         let local = listener.local_address();
-        let context = Device::by_name(DEVICE).unwrap().open().unwrap();
+        let context = Device::by_name(OwnDevice::NAME).unwrap().open().unwrap();
         let connections = connected(connector, &mut listener);
         let channel = EventChannel::new().unwrap();
         let mut bound = Id::new(&channel, PortSpace::TCP).unwrap();
-        bound.bind((ADDRESS, 0)).unwrap();
+        bound.bind((OwnDevice::ADDRESS, 0)).unwrap();
         let [found, mut asking] = [0, 1].map(|_| resolved(&channel, local.ip().unwrap()));
         asking.connect(&ConnectParameters::new(0x30_0001)).unwrap();
         let request = listener.next(DEADLINE).unwrap().expect("a request in time");
@@ -128,7 +73,7 @@ impl Held {
             told.push(event.id);
         }
         assert!(ids.iter().all(|id| told.contains(&id.id())), "{told:?}");
-        // rxe does not take the device away from who has opened it, which is what DEVICE_FATAL is for.
+        // rxe does not take the device away from who has opened it, which is what OwnDevice::NAME_FATAL is for.
         assert!(self.events.try_event().unwrap().is_none());
     }
 
@@ -151,11 +96,11 @@ impl Held {
             assert!(error.to_string().contains("its device was removed"), "{error}");
         }
         assert!(found.channel().is_same(&self.channel));
-        assert_eq!(found.device_name().as_deref(), Some(DEVICE));
+        assert_eq!(found.device_name().as_deref(), Some(OwnDevice::NAME));
         let there = self.listener.local_address().ip().unwrap();
         let error = failure(error_of(self.connector.connect(there)));
         assert_eq!((error.step, error.cause), (Step::ResolveAddress, Cause::Failed(Errno(libc::ENODEV))));
-        assert!(matches!(error_of(Device::by_name(DEVICE)), Error::DeviceNotFound { .. }));
+        assert!(matches!(error_of(Device::by_name(OwnDevice::NAME)), Error::DeviceNotFound { .. }));
         let (a, _) = &mut self.connections;
         let outbox = filled(a.pd(), b"into the void");
         a.send(outbox).unwrap();
@@ -203,11 +148,11 @@ fn who_holds_a_device_that_is_removed_is_told_and_lets_go_in_any_order() {
     if let Some(first) = peer::part() {
         let connector = Connector::new();
         // The first opens the device, here and in librdmacm.
-        let mut listener = Listener::bind((ADDRESS, 0)).unwrap();
+        let mut listener = Listener::bind((OwnDevice::ADDRESS, 0)).unwrap();
         drop(connected(&connector, &mut listener));
         drop(listener);
         let before = open_files();
-        let listener = Listener::bind((ADDRESS, 0)).unwrap();
+        let listener = Listener::bind((OwnDevice::ADDRESS, 0)).unwrap();
         let mut held = Held::new(&connector, listener);
         peer::say("ready");
         held.is_told();
@@ -219,27 +164,27 @@ fn who_holds_a_device_that_is_removed_is_told_and_lets_go_in_any_order() {
         peer::wait_for_the_end();
     }
     for first in [0, 1, 2, 5, 7, 10] {
-        let Some(removable) = Removable::new(&rdma) else { return };
+        let Some(own) = OwnDevice::new(&rdma) else { return };
         let mut holder = Peer::start(NAME, first);
         assert_eq!(holder.hear(), "ready");
-        let mut removing = removable.remove();
+        let mut removing = own.remove();
         assert_eq!(holder.hear(), "dropped");
         // librdmacm keeps it open, as long as there is the process.
         assert!(removing.try_wait().unwrap().is_none());
         holder.kill();
         let removed = within_deadline("the removal", || removing.try_wait().unwrap());
-        assert!(removed.success() && !removable.is_there());
+        assert!(removed.success() && !own.is_there());
     }
 }
 
 #[test]
 fn a_device_that_is_removed_goes_when_nobody_holds_it() {
     let Some(rdma) = device() else { return };
-    let Some(removable) = Removable::new(&rdma) else { return };
-    let pd = Device::by_name(DEVICE).unwrap().open().unwrap().alloc_pd().unwrap();
+    let Some(own) = OwnDevice::new(&rdma) else { return };
+    let pd = Device::by_name(OwnDevice::NAME).unwrap().open().unwrap().alloc_pd().unwrap();
     let (mut a, mut b) = connected_by_hand(Endpoint::builder(&pd));
-    let mut removing = removable.remove();
-    within_deadline("the begin of the removal", || Device::by_name(DEVICE).is_err().then_some(()));
+    let mut removing = own.remove();
+    within_deadline("the begin of the removal", || Device::by_name(OwnDevice::NAME).is_err().then_some(()));
     // Those who have it, have it.
     b.receive(pd.allocate(64).unwrap()).unwrap();
     a.send(filled(&pd, b"still here")).unwrap();
@@ -247,5 +192,5 @@ fn a_device_that_is_removed_goes_when_nobody_holds_it() {
     assert!(removing.try_wait().unwrap().is_none());
     drop((a, b, pd));
     let removed = within_deadline("the removal", || removing.try_wait().unwrap());
-    assert!(removed.success() && !removable.is_there());
+    assert!(removed.success() && !own.is_there());
 }

@@ -200,6 +200,9 @@ impl EventKind {
 impl ConnectError {
     fn advice(&self) -> Cow<'static, str> {
         Cow::Borrowed(match (self.step, self.cause) {
+            (Step::ResolveAddress, _) if matches!(self.peer, Some(Address::Ib(_))) => {
+                "; addresses of InfiniBand itself lead over InfiniBand only: on Ethernet, connect to an IP address"
+            }
             (Step::ResolveAddress, _) => {
                 "; an RDMA device must be on the network of the address (see `rdma link` and `ip route get`), and on Ethernet the \
                  peer answer there"

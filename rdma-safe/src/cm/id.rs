@@ -306,7 +306,8 @@ impl Id {
         unsafe { Address::from_raw(rdma_get_local_addr(self.raw.as_ptr())) }
     }
 
-    /// The address of the peer; `None` where there is none.
+    /// The address of the peer; `None` where there is none. A link-local address of IPv6 comes without its interface, if the peer
+    /// is who has connected.
     #[doc(alias = "rdma_get_peer_addr")]
     #[doc(alias = "rdma_get_dst_port")]
     #[must_use]

@@ -143,7 +143,8 @@ fn connecting(call: &str, errno: Errno) -> Option<&'static str> {
             "another id has the port: take another one, or 0, which finds a free one"
         }
         ("rdma_bind_addr" | "rdma_resolve_addr", libc::EADDRNOTAVAIL | libc::ENODEV) => {
-            "no device has the address, or leads there: it must be that of a network interface that `rdma link` names"
+            "no device has the address, or leads there: it must be that of a network interface that `rdma link` names, or, of \
+             InfiniBand itself, the GID of an InfiniBand port"
         }
         ("rdma_resolve_addr", libc::ENETUNREACH | libc::EHOSTUNREACH) => {
             "the host has no route to the address: see `ip route get`, whose interface must be one that `rdma link` names"

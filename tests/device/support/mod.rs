@@ -3,6 +3,7 @@
 pub(crate) mod child;
 pub(crate) mod lab;
 pub(crate) mod link;
+pub(crate) mod own_device;
 pub(crate) mod peer;
 pub(crate) mod program;
 pub(crate) mod watchdog;

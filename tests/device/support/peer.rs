@@ -1,6 +1,6 @@
 //! A peer that is killed: the calling test once more, in a process of its own, where it plays another part.
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -63,6 +63,15 @@ impl Peer {
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("a child that was not waited for");
         self.killed();
+    }
+
+    /// Waits until it has played its part, and well.
+    #[track_caller]
+    pub(crate) fn succeeds(mut self) {
+        let mut all = String::new();
+        self.said.read_to_string(&mut all).expect("text");
+        let status = self.child.wait().expect("a child can be waited for");
+        assert!(status.success() && all.contains("1 passed"), "{status}\n{all}");
     }
 
     /// Waits for its end by that signal.

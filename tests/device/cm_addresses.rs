@@ -1,0 +1,177 @@
+//! Connections by addresses of IPv6, from a source of one's choice, and by those of InfiniBand itself.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::time::Duration;
+
+use rdma_safe::cm::{
+    Address, Cause, CmError, ConnectParameters, Connector, EventChannel, EventKind, IbAddress, Id, Listener, PortSpace,
+    Step,
+};
+use rdma_safe::{Device, Errno, Error, Gid, Operation};
+
+use crate::cm::{RESOLVE, listener, next, request};
+use crate::cm_connections::{connected, failure, filled};
+use crate::support::own_device::OwnDevice;
+use crate::support::peer::{self, Peer};
+use crate::support::{DEADLINE, device, error_of};
+
+/// Runs `body` in a process of its own, as librdmacm would keep the device open until the end of this one.
+fn with_own_device(test: &str, body: impl FnOnce()) {
+    let Some(rdma) = device() else { return };
+    if peer::part().is_some() {
+        return body();
+    }
+    let Some(_own) = OwnDevice::new(&rdma) else { return };
+    Peer::start(test, "alone").succeeds();
+}
+
+/// The address that the interface has given itself.
+fn link_local() -> SocketAddrV6 {
+    let gids = Device::by_name(OwnDevice::NAME).unwrap().open().unwrap().gids(1).unwrap();
+    let mut addresses = gids.iter().map(|entry| Ipv6Addr::from(entry.gid));
+    let own = addresses.find(Ipv6Addr::is_unicast_link_local).expect("a link-local address");
+    SocketAddrV6::new(own, 0, 0, OwnDevice::interface_index())
+}
+
+/// As the accepting end has it: of link-local addresses without the interface.
+fn plain(address: Option<Address>) -> Option<Address> {
+    let ip = address?.ip()?;
+    Some((ip.ip(), ip.port()).into())
+}
+
+/// A connection to `server`, from `source` if there is one, over which a message goes each way.
+fn talk(server: SocketAddr, source: Option<SocketAddr>) {
+    let mut listener = Listener::bind(server).unwrap();
+    let local = listener.local_address().ip().unwrap();
+    assert_eq!((local.ip(), local.port() != 0), (server.ip(), true));
+    let connector = match source {
+        Some(source) => Connector::new().source(source),
+        None => Connector::new(),
+    };
+    let (mut a, mut b) = connected(&connector, &mut listener);
+    assert_eq!((a.peer_address(), plain(b.local_address())), (Some(local.into()), plain(Some(local.into()))));
+    assert_eq!(plain(a.local_address()), b.peer_address());
+    if let Some(source) = source {
+        assert_eq!(a.local_address().unwrap().ip().unwrap().ip(), source.ip());
+    }
+    let gid = |address: Option<Address>| match address.unwrap().ip().unwrap().ip() {
+        IpAddr::V4(ip) => Gid::from(ip.to_ipv6_mapped()),
+        IpAddr::V6(ip) => Gid::from(ip),
+    };
+    assert_eq!(a.id().gids(), (gid(a.local_address()), gid(a.peer_address())));
+    assert_eq!(a.id().device_name().as_deref(), Some(OwnDevice::NAME));
+    for text in [&b"by address"[..], b"and back"] {
+        let outbox = filled(a.pd(), text);
+        a.send(outbox).unwrap();
+        let received = b.wait(DEADLINE).unwrap().ok().unwrap();
+        assert_eq!(received.buffer.as_deref(), Some(text));
+        assert_eq!(a.wait(DEADLINE).unwrap().ok().unwrap().operation, Operation::Send);
+        (a, b) = (b, a);
+    }
+}
+
+#[test]
+fn endpoints_connect_by_ipv6() {
+    with_own_device("cm_addresses::endpoints_connect_by_ipv6", || {
+        let [one, two] = OwnDevice::SIXES.map(|ip| SocketAddr::from((ip, 0)));
+        talk(one, None);
+        talk(one, Some(two));
+        talk(two, Some(one));
+        talk((OwnDevice::ADDRESS, 0).into(), Some((OwnDevice::ADDRESS, 0).into()));
+    });
+}
+
+#[test]
+fn endpoints_connect_by_link_local_addresses_of_their_interface() {
+    with_own_device("cm_addresses::endpoints_connect_by_link_local_addresses_of_their_interface", || {
+        let own = link_local();
+        talk(own.into(), None);
+        talk(own.into(), Some(own.into()));
+        // Of which interface, the address does not say.
+        let error = error_of(Listener::bind(SocketAddrV6::new(*own.ip(), 0, 0, 0)));
+        let call = matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", errno: Errno(libc::EINVAL) }));
+        assert!(call, "{error}");
+    });
+}
+
+#[test]
+fn a_source_that_leads_elsewhere_is_refused() {
+    with_own_device("cm_addresses::a_source_that_leads_elsewhere_is_refused", || {
+        let server = Listener::bind((OwnDevice::SIXES[0], 0)).unwrap();
+        // Of IPv4 to IPv6, of nobody here, and of another family of devices.
+        for source in ["10.9.10.1:0", "[2001:db8::1]:0", "127.0.0.1:0"] {
+            let source: SocketAddr = source.parse().unwrap();
+            let connector = Connector::new().source(source).resolve_timeout(Duration::from_millis(300), 0);
+            let error = failure(error_of(connector.resolve(server.local_address())));
+            assert_eq!(error.step, Step::ResolveAddress, "{source}: {error}");
+            assert!(matches!(error.cause, Cause::Failed(_)), "{source}: {error}");
+        }
+    });
+}
+
+#[test]
+fn ids_connect_by_ipv6_and_those_of_it_alone_leave_ipv4_to_others() {
+    with_own_device("cm_addresses::ids_connect_by_ipv6_and_those_of_it_alone_leave_ipv4_to_others", || {
+        let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
+        let [there, here] = OwnDevice::SIXES;
+        let (server, local) = listener(&channels[1], there);
+        let mut client = Id::new(&channels[0], PortSpace::TCP).unwrap();
+        client.resolve_address(Some((here, 0).into()), local, RESOLVE).unwrap();
+        assert!(matches!(next(&channels[0], client.id()), EventKind::AddressResolved));
+        assert_eq!(client.gids(), (Gid::from(here), Gid::from(there)));
+        assert_eq!(client.local_address().unwrap().ip().unwrap().ip(), IpAddr::from(here));
+        client.resolve_route(RESOLVE).unwrap();
+        assert!(matches!(next(&channels[0], client.id()), EventKind::RouteResolved));
+        client.connect(&ConnectParameters::new(0x40_0001)).unwrap();
+        let (asked, _) = request(&channels[1], &server);
+        assert_eq!(asked.peer_address(), client.local_address());
+        assert_eq!(asked.gids(), (Gid::from(there), Gid::from(here)));
+        drop((asked, client, server));
+
+        for (only, numbers) in [(false, 0x40_0002), (true, 0x40_0003)] {
+            let mut server = Id::new(&channels[1], PortSpace::TCP).unwrap();
+            server.set_ipv6_only(only).unwrap();
+            server.bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
+            server.listen(4).unwrap();
+            let port = server.local_address().unwrap().ip().unwrap().port();
+            let channel = EventChannel::new().unwrap();
+            let mut client = crate::cm::resolved(&channel, (OwnDevice::ADDRESS, port).into());
+            client.connect(&ConnectParameters::new(numbers)).unwrap();
+            if only {
+                let event = next(&channel, client.id());
+                assert!(matches!(event, EventKind::Rejected(..)), "{event:?}");
+            } else {
+                let (asked, _) = request(&channels[1], &server);
+                assert_eq!(asked.peer_address(), client.local_address());
+            }
+        }
+    });
+}
+
+#[test]
+fn addresses_of_infiniband_are_refused_by_what_is_not() {
+    let Some(rdma) = device() else { return };
+    if !rdma.is_rxe() {
+        return;
+    }
+    // The port space of TCP is in the upper bits.
+    let there = IbAddress::new(rdma.gid.gid, 0x0106_0000 | 7471);
+    let error = failure(error_of(Connector::new().resolve(there)));
+    assert_eq!((error.step, error.peer), (Step::ResolveAddress, Some(there.into())));
+    assert_eq!(error.cause, Cause::Failed(Errno(libc::ENODEV)));
+    assert!(error.to_string().contains("connect to an IP address"), "{error}");
+    let error = error_of(Listener::bind_with(there, 1));
+    assert!(
+        matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", errno: Errno(libc::ENODEV) })),
+        "{error}"
+    );
+    assert!(error.to_string().contains("GID of an InfiniBand port"), "{error}");
+    let channel = EventChannel::new().unwrap();
+    for space in [PortSpace::IB, PortSpace::TCP] {
+        let mut id = Id::new(&channel, space).unwrap();
+        let refused = [id.bind(there), id.resolve_address(None, there, RESOLVE)];
+        for error in refused.map(error_of) {
+            assert!(matches!(error, Error::Cm(CmError::Call { errno: Errno(libc::ENODEV), .. })), "{error}");
+        }
+    }
+}
