@@ -1,7 +1,8 @@
 //! A software RNIC in user space that speaks RoCEv2.
 //!
-//! So far its packets: [`wire`].
+//! So far its packets, [`wire`], and what reliable connections do with them, [`transport`].
 
 #![forbid(unsafe_code)]
 
+pub mod transport;
 pub mod wire;

@@ -1,0 +1,453 @@
+//! Carrying requests out, and answering them.
+
+use std::collections::VecDeque;
+
+use super::host::{Access, Completion, Host, ReceiveId, Status};
+use super::{Outgoing, Payload, packets};
+use crate::wire::{Ack, Atomic, Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer};
+
+/// What a responder is told when its queue pair becomes ready to receive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ResponderSettings {
+    /// The number of the first packet that comes.
+    pub psn: Psn,
+    /// Most bytes of a packet's payload.
+    pub mtu: u32,
+    /// Reads and atomic operations that may be outstanding.
+    pub resources: u8,
+    /// The code of how long the peer is to wait when there is no receive.
+    pub min_rnr_timer: u8,
+}
+
+/// The end of a reliable connection that answers.
+#[derive(Clone, Debug)]
+pub struct Responder {
+    settings: ResponderSettings,
+    /// Of the packet that comes next.
+    expected: Psn,
+    /// Messages that were completed.
+    msn: u32,
+    /// The peer knows already what is missing: it is told once.
+    is_naked: bool,
+    message: Message,
+    /// Reads and atomic operations, the latest last, to be answered again when the answer gets lost.
+    resources: VecDeque<Resource>,
+    /// In the order of their requests.
+    answers: VecDeque<Answer>,
+    /// All up to there is to be acknowledged, after the answers.
+    due: Option<Psn>,
+    has_failed: bool,
+}
+
+/// What the packets so far are the beginning of.
+#[derive(Clone, Copy, Debug)]
+enum Message {
+    None,
+    Send { receive: ReceiveId, at: u32 },
+    Write { range: RemoteRange, at: u32 },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Resource {
+    psn: Psn,
+    packets: u32,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Read,
+    Atomic { old: u64 },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// What was read, from here on; `is_first` also where the first was sent before and got lost.
+    Read {
+        psn: Psn,
+        range: RemoteRange,
+        at: u32,
+        is_first: bool,
+    },
+    Atomic {
+        psn: Psn,
+        old: u64,
+    },
+    /// Everything before is acknowledged by it, too.
+    Nak {
+        psn: Psn,
+        syndrome: Syndrome,
+    },
+}
+
+/// A request that is answered with a refusal.
+enum Refusal {
+    /// The connection goes on.
+    NotReady,
+    /// It does not.
+    Fatal(Nak),
+}
+
+impl Responder {
+    /// Ready to receive.
+    #[must_use]
+    pub fn new(settings: ResponderSettings) -> Self {
+        Responder {
+            settings,
+            expected: settings.psn,
+            msn: 0,
+            is_naked: false,
+            message: Message::None,
+            resources: VecDeque::new(),
+            answers: VecDeque::new(),
+            due: None,
+            has_failed: false,
+        }
+    }
+
+    /// Whether the peer has broken the rules, or was refused memory: the queue pair goes to the error state when the refusal was
+    /// sent.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// The receive that a message has begun to fill: it is to be flushed with the others.
+    pub fn abandon(&mut self) -> Option<ReceiveId> {
+        self.has_failed = true;
+        match std::mem::replace(&mut self.message, Message::None) {
+            Message::Send { receive, .. } => Some(receive),
+            Message::None | Message::Write { .. } => None,
+        }
+    }
+
+    /// Takes a request that has arrived.
+    pub fn handle(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) {
+        if self.has_failed {
+            return;
+        }
+        match header.psn.since(self.expected) {
+            0 => {}
+            1.. => {
+                if !std::mem::replace(&mut self.is_naked, true) {
+                    self.refuse(Syndrome::Nak(Nak::SequenceError));
+                }
+                return;
+            }
+            _ => return self.repeat(header),
+        }
+        self.is_naked = false;
+        match self.carry_out(header, payload, host) {
+            Ok(taken) => {
+                self.expected = self.expected.add(taken);
+                if header.ack_request {
+                    self.due = Some(self.expected.add(u32::MAX));
+                }
+            }
+            Err(Refusal::NotReady) => {
+                self.is_naked = true;
+                self.refuse(Syndrome::ReceiverNotReady(self.settings.min_rnr_timer));
+            }
+            Err(Refusal::Fatal(nak)) => {
+                self.has_failed = true;
+                self.refuse(Syndrome::Nak(nak));
+            }
+        }
+    }
+
+    fn refuse(&mut self, syndrome: Syndrome) {
+        // It acknowledges what came before.
+        self.due = None;
+        self.answers.push_back(Answer::Nak { psn: self.expected, syndrome });
+    }
+
+    /// Carries out what has come in its turn; how many numbers it takes.
+    fn carry_out(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) -> Result<u32, Refusal> {
+        let invalid = Refusal::Fatal(Nak::InvalidRequest);
+        let len = payload.len() as u32;
+        let fits = match header.operation {
+            Operation::SendFirst | Operation::SendMiddle | Operation::WriteFirst(_) | Operation::WriteMiddle => {
+                len == self.settings.mtu
+            }
+            Operation::SendLast(_) | Operation::WriteLast(_) => 0 < len && len <= self.settings.mtu,
+            _ => len <= self.settings.mtu,
+        };
+        if !fits {
+            return Err(invalid);
+        }
+        match (header.operation, self.message) {
+            (Operation::SendFirst, Message::None) => {
+                let receive = host.receive().ok_or(Refusal::NotReady)?;
+                self.message = Message::Send { receive, at: 0 };
+                self.fill(receive, 0, payload, host)?;
+            }
+            (Operation::SendMiddle, Message::Send { receive, at }) => self.fill(receive, at, payload, host)?,
+            (Operation::SendOnly(trailer), Message::None) => {
+                let receive = host.receive().ok_or(Refusal::NotReady)?;
+                self.message = Message::Send { receive, at: 0 };
+                self.fill(receive, 0, payload, host)?;
+                self.received(header, receive, len, trailer, host)?;
+            }
+            (Operation::SendLast(trailer), Message::Send { receive, at }) => {
+                self.fill(receive, at, payload, host)?;
+                self.received(header, receive, at + len, trailer, host)?;
+            }
+            (Operation::WriteFirst(range), Message::None) => {
+                // What is written comes in more than one packet.
+                if range.len <= self.settings.mtu {
+                    return Err(invalid);
+                }
+                self.message = Message::Write { range, at: 0 };
+                self.store(range, 0, payload, host)?;
+            }
+            (Operation::WriteMiddle, Message::Write { range, at }) => self.store(range, at, payload, host)?,
+            (Operation::WriteLast(imm), Message::Write { range, at }) => {
+                self.last_of_write(header, range, at, payload, imm, host)?;
+            }
+            (Operation::WriteOnly(range, imm), Message::None) => {
+                self.last_of_write(header, range, 0, payload, imm, host)?;
+            }
+            (Operation::ReadRequest(range), Message::None) => return self.read(header.psn, range, host),
+            (Operation::CompareSwap(atomic), Message::None) => {
+                let change = |old| if old == atomic.compare { atomic.swap } else { old };
+                self.atomic(header.psn, &atomic, &change, host)?;
+            }
+            (Operation::FetchAdd(atomic), Message::None) => {
+                let change = |old: u64| old.wrapping_add(atomic.swap);
+                self.atomic(header.psn, &atomic, &change, host)?;
+            }
+            _ => return Err(invalid),
+        }
+        Ok(1)
+    }
+
+    /// Puts a part of a message into its receive.
+    fn fill(&mut self, receive: ReceiveId, at: u32, payload: &[u8], host: &mut impl Host) -> Result<(), Refusal> {
+        if let Err(status) = host.fill(receive, at, payload) {
+            self.message = Message::None;
+            host.complete(failed_receive(receive, status));
+            let nak = if status == Status::LocalLength { Nak::InvalidRequest } else { Nak::RemoteOperation };
+            return Err(Refusal::Fatal(nak));
+        }
+        self.message = Message::Send { receive, at: at.wrapping_add(payload.len() as u32) };
+        Ok(())
+    }
+
+    /// A message is whole.
+    fn received(
+        &mut self,
+        header: &Header,
+        id: ReceiveId,
+        len: u32,
+        trailer: Trailer,
+        host: &mut impl Host,
+    ) -> Result<(), Refusal> {
+        let (imm, invalidated) = match trailer {
+            Trailer::None => (None, None),
+            Trailer::Immediate(imm) => (Some(imm), None),
+            Trailer::Invalidate(rkey) if host.invalidate(rkey) => (None, Some(rkey)),
+            Trailer::Invalidate(_) => {
+                self.message = Message::None;
+                host.complete(failed_receive(id, Status::LocalProtection));
+                return Err(Refusal::Fatal(Nak::RemoteAccess));
+            }
+        };
+        self.done();
+        let solicited = header.solicited;
+        let status = Status::Success;
+        host.complete(Completion::Received { id, status, len, is_write: false, imm, invalidated, solicited });
+        Ok(())
+    }
+
+    /// Writes a part of what is written.
+    fn store(&mut self, range: RemoteRange, at: u32, payload: &[u8], host: &mut impl Host) -> Result<(), Refusal> {
+        let len = payload.len() as u32;
+        if len > range.len - at {
+            return Err(Refusal::Fatal(Nak::InvalidRequest));
+        }
+        // All of it is to be open before the first byte is written, and each part when its time comes.
+        let (offset, asked) = if at == 0 { (0, range.len) } else { (u64::from(at), len) };
+        let address = range.address.wrapping_add(offset);
+        if !host.opens(&RemoteRange { address, rkey: range.rkey, len: asked }, Access::Write) {
+            return Err(Refusal::Fatal(Nak::RemoteAccess));
+        }
+        host.store(address, payload);
+        self.message = Message::Write { range, at: at + len };
+        Ok(())
+    }
+
+    fn last_of_write(
+        &mut self,
+        header: &Header,
+        range: RemoteRange,
+        at: u32,
+        payload: &[u8],
+        imm: Option<u32>,
+        host: &mut impl Host,
+    ) -> Result<(), Refusal> {
+        if payload.len() as u32 != range.len - at {
+            return Err(Refusal::Fatal(Nak::InvalidRequest));
+        }
+        // Before anything is written: a packet that is refused now comes again, whole.
+        let receive = match imm {
+            Some(_) => Some(host.receive().ok_or(Refusal::NotReady)?),
+            None => None,
+        };
+        // Of nothing no key is asked for.
+        if range.len > 0
+            && let Err(refusal) = self.store(range, at, payload, host)
+        {
+            if let Some(id) = receive {
+                host.complete(failed_receive(id, Status::Flushed));
+            }
+            return Err(refusal);
+        }
+        self.done();
+        if let Some(id) = receive {
+            host.complete(Completion::Received {
+                id,
+                status: Status::Success,
+                len: range.len,
+                is_write: true,
+                imm,
+                invalidated: None,
+                solicited: header.solicited,
+            });
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, psn: Psn, range: RemoteRange, host: &mut impl Host) -> Result<u32, Refusal> {
+        if range.len > 1 << 31 || self.is_overrun() {
+            return Err(Refusal::Fatal(Nak::InvalidRequest));
+        }
+        if range.len > 0 && !host.opens(&range, Access::Read) {
+            return Err(Refusal::Fatal(Nak::RemoteAccess));
+        }
+        let packets = packets(range.len, self.settings.mtu);
+        self.done();
+        self.remember(Resource { psn, packets, kind: Kind::Read });
+        self.answers.push_back(Answer::Read { psn, range, at: 0, is_first: true });
+        Ok(packets)
+    }
+
+    fn atomic(
+        &mut self,
+        psn: Psn,
+        atomic: &Atomic,
+        change: &dyn Fn(u64) -> u64,
+        host: &mut impl Host,
+    ) -> Result<(), Refusal> {
+        let Atomic { address, rkey, .. } = *atomic;
+        if address % 8 != 0 || self.is_overrun() {
+            return Err(Refusal::Fatal(Nak::InvalidRequest));
+        }
+        if !host.opens(&RemoteRange { address, rkey, len: 8 }, Access::Atomic) {
+            return Err(Refusal::Fatal(Nak::RemoteAccess));
+        }
+        let old = host.update(address, change);
+        self.done();
+        self.remember(Resource { psn, packets: 1, kind: Kind::Atomic { old } });
+        self.answers.push_back(Answer::Atomic { psn, old });
+        Ok(())
+    }
+
+    /// A message is complete.
+    fn done(&mut self) {
+        self.message = Message::None;
+        self.msn = self.msn.wrapping_add(1);
+    }
+
+    /// Whether the peer has more reads and atomic operations outstanding than it may.
+    fn is_overrun(&self) -> bool {
+        self.answers.len() >= usize::from(self.settings.resources)
+    }
+
+    fn remember(&mut self, resource: Resource) {
+        if self.resources.len() >= usize::from(self.settings.resources) {
+            self.resources.pop_front();
+        }
+        self.resources.push_back(resource);
+    }
+
+    /// A request that was carried out already: its answer may have got lost.
+    fn repeat(&mut self, header: &Header) {
+        // More than that is not outstanding; whoever asks more often asks again when nothing comes.
+        if self.answers.len() > 2 * usize::from(self.settings.resources) {
+            return;
+        }
+        match header.operation {
+            Operation::ReadRequest(range) => {
+                let asked = packets(range.len, self.settings.mtu);
+                let covers = |resource: &&Resource| {
+                    let at = header.psn.since(resource.psn);
+                    matches!(resource.kind, Kind::Read) && at >= 0 && at as u32 + asked <= resource.packets
+                };
+                // One that is so old that it was forgotten: the peer has its answer, or asks in vain.
+                if self.resources.iter().any(|resource| covers(&resource)) {
+                    self.answers.push_back(Answer::Read { psn: header.psn, range, at: 0, is_first: true });
+                }
+            }
+            Operation::CompareSwap(_) | Operation::FetchAdd(_) => {
+                let same = self.resources.iter().find(|resource| resource.psn == header.psn);
+                if let Some(Resource { psn, kind: Kind::Atomic { old }, .. }) = same {
+                    self.answers.push_back(Answer::Atomic { psn: *psn, old: *old });
+                }
+            }
+            _ => self.due = Some(self.expected.add(u32::MAX)),
+        }
+    }
+
+    /// The next packet to send, if there is any.
+    pub fn transmit(&mut self, host: &impl Host) -> Option<Outgoing> {
+        let msn = Psn::new(self.msn);
+        let ack = Ack { syndrome: Syndrome::ACK, msn };
+        let outgoing =
+            |operation, psn, payload| Outgoing { operation, psn, ack_request: false, solicited: false, payload };
+        let Some(answer) = self.answers.front_mut() else {
+            let psn = self.due.take()?;
+            return Some(outgoing(Operation::Acknowledge(ack), psn, Payload::None));
+        };
+        match *answer {
+            Answer::Nak { psn, syndrome } => {
+                self.answers.pop_front();
+                Some(outgoing(Operation::Acknowledge(Ack { syndrome, msn }), psn, Payload::None))
+            }
+            Answer::Atomic { psn, old } => {
+                self.answers.pop_front();
+                Some(outgoing(Operation::AtomicAcknowledge(ack, old), psn, Payload::None))
+            }
+            Answer::Read { psn, range, at, is_first } => {
+                let RemoteRange { address, rkey, len } = range;
+                let left = len - at;
+                let part = left.min(self.settings.mtu);
+                let address = address.wrapping_add(u64::from(at));
+                // It was open when the request came; it may not be any more.
+                if part > 0 && !host.opens(&RemoteRange { address, rkey, len: part }, Access::Read) {
+                    self.answers.clear();
+                    self.has_failed = true;
+                    let syndrome = Syndrome::Nak(Nak::RemoteAccess);
+                    return Some(outgoing(Operation::Acknowledge(Ack { syndrome, msn }), psn, Payload::None));
+                }
+                let is_last = part == left;
+                let operation = match (is_first, is_last) {
+                    (true, true) => Operation::ReadOnly(ack),
+                    (true, false) => Operation::ReadFirst(ack),
+                    (false, false) => Operation::ReadMiddle,
+                    (false, true) => Operation::ReadLast(ack),
+                };
+                if is_last {
+                    self.answers.pop_front();
+                } else {
+                    *answer = Answer::Read { psn: psn.add(1), range, at: at + part, is_first: false };
+                }
+                let payload = if part == 0 { Payload::None } else { Payload::Remote { address, rkey, len: part } };
+                Some(outgoing(operation, psn, payload))
+            }
+        }
+    }
+}
+
+fn failed_receive(id: ReceiveId, status: Status) -> Completion {
+    Completion::Received { id, status, len: 0, is_write: false, imm: None, invalidated: None, solicited: true }
+}

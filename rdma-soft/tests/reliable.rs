@@ -1,0 +1,560 @@
+//! Reliable connections over a network that loses, repeats and delays, by seed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use rdma_soft::transport::{
+    Access, Completion, Host, Outgoing, Payload, ReceiveId, Request, Requester, RequesterSettings, Responder,
+    ResponderSettings, Status, Time, Work,
+};
+use rdma_soft::wire::{Atomic, Header, ICRC, Operation, Packet, Psn, RemoteRange, Trailer, Transport};
+
+const MTU: u32 = 256;
+const RKEY: u32 = 0x1234;
+const BASE: u64 = 0x10_0000;
+const MEMORY: usize = 8192;
+const RECEIVE: usize = 4096;
+
+/// A machine of the simulation: memory that its peer may reach, receives, and data of work.
+#[derive(Default)]
+struct Machine {
+    memory: Vec<u8>,
+    receives: VecDeque<ReceiveId>,
+    inboxes: BTreeMap<u64, Vec<u8>>,
+    data: BTreeMap<u64, Vec<u8>>,
+    is_closed: bool,
+    completions: Vec<Completion>,
+}
+
+impl Machine {
+    fn new() -> Self {
+        Machine { memory: vec![0; MEMORY], ..Machine::default() }
+    }
+
+    fn post_receive(&mut self, id: u64) {
+        self.receives.push_back(ReceiveId(id));
+    }
+
+    fn place(&self, address: u64) -> usize {
+        (address - BASE) as usize
+    }
+
+    fn payload(&self, payload: Payload) -> &[u8] {
+        match payload {
+            Payload::None => &[],
+            Payload::Work { id, offset, len } => &self.data[&id][offset as usize..][..len as usize],
+            Payload::Remote { address, len, .. } => &self.memory[self.place(address)..][..len as usize],
+        }
+    }
+}
+
+impl Host for Machine {
+    fn opens(&self, range: &RemoteRange, _: Access) -> bool {
+        let end = range.address.checked_add(range.len.into());
+        !self.is_closed
+            && range.rkey == RKEY
+            && range.address >= BASE
+            && end.is_some_and(|end| end <= BASE + MEMORY as u64)
+    }
+
+    fn store(&mut self, address: u64, data: &[u8]) {
+        let place = self.place(address);
+        self.memory[place..][..data.len()].copy_from_slice(data);
+    }
+
+    fn update(&mut self, address: u64, change: &dyn Fn(u64) -> u64) -> u64 {
+        let place = self.place(address);
+        let word: &mut [u8; 8] = (&mut self.memory[place..][..8]).try_into().unwrap();
+        let old = u64::from_ne_bytes(*word);
+        *word = change(old).to_ne_bytes();
+        old
+    }
+
+    fn receive(&mut self) -> Option<ReceiveId> {
+        self.receives.pop_front()
+    }
+
+    fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
+        if offset as usize + data.len() > RECEIVE {
+            return Err(Status::LocalLength);
+        }
+        let inbox = self.inboxes.entry(receive.0).or_default();
+        assert_eq!(inbox.len(), offset as usize, "nothing is left out, and nothing comes twice");
+        inbox.extend(data);
+        Ok(())
+    }
+
+    fn invalidate(&mut self, rkey: u32) -> bool {
+        rkey == RKEY
+    }
+
+    fn returned(&mut self, work: u64, offset: u32, data: &[u8]) -> Result<(), Status> {
+        self.data.get_mut(&work).unwrap()[offset as usize..][..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        self.completions.push(completion);
+    }
+}
+
+/// One end: both directions of a queue pair.
+struct End {
+    machine: Machine,
+    requester: Requester,
+    responder: Responder,
+}
+
+const REQUESTER: RequesterSettings = RequesterSettings {
+    psn: Psn::new(0xff_fff0),
+    mtu: MTU,
+    reads: 4,
+    timeout: Some(Duration::from_millis(1)),
+    retries: 7,
+    rnr_retries: 7,
+};
+
+const RESPONDER: ResponderSettings =
+    ResponderSettings { psn: Psn::new(0xff_fff0), mtu: MTU, resources: 4, min_rnr_timer: 1 };
+
+impl End {
+    fn new() -> Self {
+        End::with(REQUESTER)
+    }
+
+    fn with(settings: RequesterSettings) -> Self {
+        End { machine: Machine::new(), requester: Requester::new(settings), responder: Responder::new(RESPONDER) }
+    }
+
+    fn post(&mut self, id: u64, request: Request, data: Vec<u8>) {
+        let len = data.len() as u32;
+        self.machine.data.insert(id, data);
+        // What changes memory may be carried out before a read that came before it has come back, unless it waits for that.
+        let is_fenced = !matches!(request, Request::Send(_) | Request::Read { .. });
+        let work = Work { id, request, len, is_fenced, is_solicited: false };
+        self.requester.post(work, &mut self.machine);
+    }
+
+    /// As bytes, so that what goes over the network is all that does.
+    fn transmit(&mut self, now: Time) -> Option<Vec<u8>> {
+        let outgoing = match self.responder.transmit(&self.machine) {
+            Some(outgoing) => outgoing,
+            None => self.requester.transmit(now)?,
+        };
+        let Outgoing { operation, psn, ack_request, solicited, payload } = outgoing;
+        let header = Header {
+            transport: Transport::Rc,
+            operation,
+            pkey: 0xffff,
+            dest_qp: 2,
+            psn,
+            solicited,
+            ack_request,
+            migrated: true,
+            congestion: (false, false),
+        };
+        let payload = self.machine.payload(payload);
+        let mut bytes = header.encode(payload.len()).to_vec();
+        bytes.extend(payload);
+        bytes.resize(bytes.len() + Header::padding(payload.len()) + ICRC, 0);
+        Some(bytes)
+    }
+
+    fn handle(&mut self, bytes: &[u8], now: Time) {
+        let Packet { header, payload } = Packet::parse(bytes).unwrap();
+        match header.operation {
+            Operation::Acknowledge(_)
+            | Operation::AtomicAcknowledge(..)
+            | Operation::ReadFirst(_)
+            | Operation::ReadMiddle
+            | Operation::ReadLast(_)
+            | Operation::ReadOnly(_) => self.requester.handle(&header, payload, now, &mut self.machine),
+            _ => self.responder.handle(&header, payload, &mut self.machine),
+        }
+    }
+}
+
+/// A simulation of which only the first end has work.
+fn asking(settings: RequesterSettings) -> Net {
+    Net::new([End::with(settings), End::new()], Trouble::default(), 1)
+}
+
+/// What the network does to packets, of a thousand.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trouble {
+    loss: u64,
+    repeat: u64,
+    delay: u64,
+}
+
+/// Two ends and a network between them.
+struct Net {
+    ends: [End; 2],
+    now: Time,
+    /// When each packet arrives, and where.
+    way: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
+    number: u64,
+    random: u64,
+    trouble: Trouble,
+    packets: u64,
+}
+
+impl Net {
+    fn new(ends: [End; 2], trouble: Trouble, seed: u64) -> Self {
+        let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        Net { ends, now: Time(0), way: BTreeMap::new(), number: 0, random, trouble, packets: 0 }
+    }
+
+    fn chance(&mut self, of_a_thousand: u64) -> bool {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random >> 11 & 1023 < of_a_thousand
+    }
+
+    fn send(&mut self, to: usize, bytes: Vec<u8>) {
+        let mut after = Duration::from_micros(10);
+        if self.chance(self.trouble.delay) {
+            after *= 7;
+        }
+        self.number += 1;
+        self.way.insert((self.now + after, self.number), (to, bytes));
+    }
+
+    /// Goes on until nothing happens any more.
+    fn run(&mut self) {
+        while self.turn() {}
+    }
+
+    /// Sends all there is to send, and goes on to what happens next; whether there is anything.
+    fn turn(&mut self) -> bool {
+        for end in 0..2 {
+            while let Some(bytes) = self.ends[end].transmit(self.now) {
+                self.packets += 1;
+                assert!(self.packets < 100_000, "it goes on and on");
+                if self.chance(self.trouble.loss) {
+                    continue;
+                }
+                if self.chance(self.trouble.repeat) {
+                    self.send(1 - end, bytes.clone());
+                }
+                self.send(1 - end, bytes);
+            }
+        }
+        let arrival = self.way.keys().next().map(|(time, _)| *time);
+        let wake = self.ends.iter().filter_map(|end| end.requester.wake_at()).min();
+        let Some(next) = arrival.into_iter().chain(wake).min() else { return false };
+        self.now = self.now.max(next);
+        if arrival == Some(next) {
+            let (_, (to, bytes)) = self.way.pop_first().unwrap();
+            self.ends[to].handle(&bytes, self.now);
+        } else {
+            let now = self.now;
+            for End { requester, machine, .. } in &mut self.ends {
+                requester.expire(now, machine);
+            }
+        }
+        true
+    }
+}
+
+fn sent(end: &End) -> Vec<(u64, Status)> {
+    let sent = |completion: &Completion| match completion {
+        Completion::Sent { id, status } => Some((*id, *status)),
+        Completion::Received { .. } => None,
+    };
+    end.machine.completions.iter().filter_map(sent).collect()
+}
+
+fn received(end: &End) -> Vec<(u64, Status, u32, Option<u32>)> {
+    let received = |completion: &Completion| match completion {
+        Completion::Received { id, status, len, imm, .. } => Some((id.0, *status, *len, *imm)),
+        Completion::Sent { .. } => None,
+    };
+    end.machine.completions.iter().filter_map(received).collect()
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|index| (seed.wrapping_mul(31).wrapping_add(index.wrapping_mul(index | 1)) >> 2) as u8)
+        .collect()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send { len: usize, imm: Option<u32> },
+    Write { at: usize, len: usize, imm: Option<u32> },
+    Read { at: usize, len: usize },
+    Add { word: usize, value: u64 },
+    Swap { word: usize, value: u64 },
+}
+
+/// What memory and receives are to be when all is done in order, once.
+fn expected(
+    steps: &[Step],
+    memory: &mut [u8],
+    results: &mut BTreeMap<u64, Vec<u8>>,
+    inboxes: &mut Vec<(Vec<u8>, Option<u32>)>,
+) {
+    for (id, step) in (0_u64..).zip(steps) {
+        match *step {
+            Step::Send { len, imm } => inboxes.push((pattern(id, len), imm)),
+            Step::Write { at, len, imm } => {
+                memory[at..][..len].copy_from_slice(&pattern(id, len));
+                if imm.is_some() {
+                    inboxes.push((Vec::new(), imm));
+                }
+            }
+            Step::Read { at, len } => drop(results.insert(id, memory[at..][..len].to_vec())),
+            Step::Add { word, value } | Step::Swap { word, value } => {
+                let bytes: &mut [u8; 8] = (&mut memory[8 * word..][..8]).try_into().unwrap();
+                let old = u64::from_ne_bytes(*bytes);
+                results.insert(id, old.to_ne_bytes().to_vec());
+                let new = match step {
+                    Step::Add { .. } => old.wrapping_add(value),
+                    _ if old == 0 => value,
+                    _ => old,
+                };
+                *bytes = new.to_ne_bytes();
+            }
+        }
+    }
+}
+
+fn post(end: &mut End, steps: &[Step]) {
+    for (id, step) in (0_u64..).zip(steps) {
+        let address = |at: usize| BASE + at as u64;
+        let atomic = |word: usize, swap| Atomic { address: address(8 * word), rkey: RKEY, swap, compare: 0 };
+        match *step {
+            Step::Send { len, imm } => {
+                let trailer = imm.map_or(Trailer::None, Trailer::Immediate);
+                end.post(id, Request::Send(trailer), pattern(id, len));
+            }
+            Step::Write { at, len, imm } => {
+                end.post(id, Request::Write { address: address(at), rkey: RKEY, imm }, pattern(id, len));
+            }
+            Step::Read { at, len } => {
+                end.post(id, Request::Read { address: address(at), rkey: RKEY }, vec![0; len]);
+            }
+            Step::Add { word, value } => end.post(id, Request::FetchAdd(atomic(word, value)), vec![0; 8]),
+            Step::Swap { word, value } => end.post(id, Request::CompareSwap(atomic(word, value)), vec![0; 8]),
+        }
+    }
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let imm = || prop::option::of(any::<u32>());
+    let range = || (0..MEMORY - 2000, prop_oneof![0..10_usize, 250..260_usize, 0..2000_usize]);
+    prop_oneof![
+        (prop_oneof![0..10_usize, 250..260_usize, 0..2000_usize], imm()).prop_map(|(len, imm)| Step::Send { len, imm }),
+        (range(), imm()).prop_map(|((at, len), imm)| Step::Write { at, len, imm }),
+        range().prop_map(|(at, len)| Step::Read { at, len }),
+        (0..4_usize, any::<u64>()).prop_map(|(word, value)| Step::Add { word, value }),
+        (0..4_usize, any::<u64>()).prop_map(|(word, value)| Step::Swap { word, value }),
+    ]
+}
+
+/// Both ends do the steps towards each other, and each is done once and in order whatever the network does.
+fn both_ways(steps: &[Vec<Step>; 2], trouble: Trouble, seed: u64) {
+    let mut net = Net::new([End::new(), End::new()], trouble, seed);
+    for (end, steps) in net.ends.iter_mut().zip(steps) {
+        post(end, steps);
+    }
+    for end in &mut net.ends {
+        (0..200).for_each(|id| end.machine.post_receive(id));
+    }
+    net.run();
+    for (end, steps) in steps.iter().enumerate() {
+        let (own, other) = (&net.ends[end], &net.ends[1 - end]);
+        let (mut memory, mut results, mut inboxes) = (vec![0; MEMORY], BTreeMap::new(), Vec::new());
+        expected(steps, &mut memory, &mut results, &mut inboxes);
+        let ids = (0..steps.len() as u64).map(|id| (id, Status::Success)).collect::<Vec<_>>();
+        assert_eq!(sent(own), ids);
+        assert!(other.machine.memory == memory, "memory is as it was written");
+        for (id, result) in results {
+            assert!(own.machine.data[&id] == result, "what came back for {id}");
+        }
+        let arrived = received(other);
+        assert_eq!(arrived.len(), inboxes.len());
+        for ((id, status, _, imm), (data, wanted)) in arrived.iter().zip(&inboxes) {
+            assert_eq!((*status, imm), (Status::Success, wanted));
+            assert_eq!(other.machine.inboxes.get(id).map_or(&[][..], |inbox| inbox), data);
+        }
+        assert!(own.requester.is_idle());
+    }
+}
+
+#[test]
+fn a_message_waits_for_a_receive() {
+    let mut net = asking(REQUESTER);
+    net.ends[0].post(0, Request::Send(Trailer::Immediate(7)), pattern(0, 700));
+    net.ends[0].post(1, Request::Write { address: BASE, rkey: RKEY, imm: Some(8) }, pattern(1, 300));
+    // Until the requester is in its pause for the third time.
+    for _ in 0..3 {
+        while net.ends[0].requester.wake_at().is_none_or(|_| !net.way.is_empty()) {
+            net.turn();
+        }
+        net.turn();
+    }
+    assert_eq!(sent(&net.ends[0]), []);
+    net.ends[1].machine.post_receive(10);
+    net.ends[1].machine.post_receive(11);
+    net.run();
+    assert_eq!(sent(&net.ends[0]), [(0, Status::Success), (1, Status::Success)]);
+    assert_eq!(received(&net.ends[1]), [(10, Status::Success, 700, Some(7)), (11, Status::Success, 300, Some(8))]);
+    assert_eq!(net.ends[1].machine.inboxes[&10], pattern(0, 700));
+    assert!(net.now >= Time(30_000), "three pauses of 10 µs: {:?}", net.now);
+}
+
+#[test]
+fn a_peer_without_receives_is_given_up_after_as_many_tries_as_were_said() {
+    for rnr_retries in [0, 1, 6] {
+        let mut net = asking(RequesterSettings { rnr_retries, ..REQUESTER });
+        net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 10));
+        net.ends[0].post(1, Request::Send(Trailer::None), pattern(1, 10));
+        net.run();
+        assert_eq!(sent(&net.ends[0]), [(0, Status::ReceiverNotReadyExceeded), (1, Status::Flushed)]);
+        let tries = u64::from(rnr_retries) + 1;
+        assert_eq!(net.now, Time(tries * 20_000 + u64::from(rnr_retries) * 10_000));
+        assert!(net.ends[0].requester.has_failed());
+    }
+}
+
+#[test]
+fn a_peer_that_never_answers_is_given_up_after_as_many_tries_as_were_said() {
+    for retries in [0, 1, 7] {
+        let mut net = asking(RequesterSettings { retries, ..REQUESTER });
+        net.trouble.loss = 1024;
+        net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 1000));
+        net.run();
+        assert_eq!(sent(&net.ends[0]), [(0, Status::RetryExceeded)]);
+        let tries = u64::from(retries) + 1;
+        assert_eq!((net.packets, net.now), (tries * 4, Time(tries * 1_000_000)));
+    }
+}
+
+#[test]
+fn what_the_peer_refuses_fails_with_the_reason_and_ends_the_rest() {
+    let atomic = |address| Atomic { address, rkey: RKEY, swap: 1, compare: 0 };
+    let end = BASE + MEMORY as u64;
+    let cases = [
+        (Request::Write { address: BASE, rkey: RKEY + 1, imm: None }, Status::RemoteAccess),
+        (Request::Write { address: end - 999, rkey: RKEY, imm: None }, Status::RemoteAccess),
+        (Request::Write { address: u64::MAX - 10, rkey: RKEY, imm: Some(1) }, Status::RemoteAccess),
+        (Request::Read { address: end - 999, rkey: RKEY }, Status::RemoteAccess),
+        (Request::FetchAdd(atomic(end)), Status::RemoteAccess),
+        (Request::FetchAdd(atomic(BASE + 4)), Status::RemoteInvalidRequest),
+        (Request::Send(Trailer::Invalidate(RKEY + 1)), Status::RemoteAccess),
+    ];
+    for (request, status) in cases {
+        let mut net = asking(REQUESTER);
+        net.ends[1].machine.post_receive(1);
+        net.ends[0].post(0, Request::Write { address: BASE, rkey: RKEY, imm: None }, pattern(0, 10));
+        net.ends[0].post(1, request, pattern(1, 1000));
+        net.ends[0].post(2, Request::Write { address: BASE, rkey: RKEY, imm: None }, pattern(2, 10));
+        net.run();
+        assert_eq!(sent(&net.ends[0]), [(0, Status::Success), (1, status), (2, Status::Flushed)], "{request:?}");
+        assert!(net.ends[1].responder.has_failed());
+        let mut memory = vec![0; MEMORY];
+        memory[..10].copy_from_slice(&pattern(0, 10));
+        assert!(net.ends[1].machine.memory == memory, "nothing of it was written: {request:?}");
+    }
+}
+
+#[test]
+fn a_message_that_is_longer_than_its_receive_fails_at_both_ends() {
+    let mut net = asking(REQUESTER);
+    net.ends[1].machine.post_receive(5);
+    net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, RECEIVE + 1));
+    net.run();
+    assert_eq!(sent(&net.ends[0]), [(0, Status::RemoteInvalidRequest)]);
+    assert_eq!(received(&net.ends[1]), [(5, Status::LocalLength, 0, None)]);
+}
+
+#[test]
+fn no_more_reads_are_outstanding_than_were_said() {
+    let mut net = asking(RequesterSettings { reads: 2, ..REQUESTER });
+    for id in 0..5 {
+        net.ends[0].post(id, Request::Read { address: BASE, rkey: RKEY }, vec![0; 10]);
+    }
+    let now = net.now;
+    let asked = std::iter::from_fn(|| net.ends[0].transmit(now)).collect::<Vec<_>>();
+    assert_eq!(asked.len(), 2);
+    for bytes in asked {
+        net.ends[1].handle(&bytes, now);
+    }
+    net.run();
+    assert_eq!(sent(&net.ends[0]).len(), 5);
+    // One that asks more than its peer said it would answer breaks the rules.
+    let mut net = asking(RequesterSettings { reads: 9, ..REQUESTER });
+    for id in 0..9 {
+        net.ends[0].post(id, Request::Read { address: BASE, rkey: RKEY }, vec![0; 2000]);
+    }
+    let asked = std::iter::from_fn(|| net.ends[0].transmit(now)).collect::<Vec<_>>();
+    for bytes in asked {
+        net.ends[1].handle(&bytes, now);
+    }
+    net.run();
+    assert_eq!(sent(&net.ends[0]).iter().filter(|(_, status)| *status == Status::RemoteInvalidRequest).count(), 1);
+}
+
+#[test]
+fn memory_that_is_closed_while_it_is_read_is_refused() {
+    let mut net = asking(REQUESTER);
+    net.ends[0].post(0, Request::Read { address: BASE, rkey: RKEY }, vec![0; 1000]);
+    let now = net.now;
+    let request = net.ends[0].transmit(now).unwrap();
+    net.ends[1].handle(&request, now);
+    let first = net.ends[1].transmit(now).unwrap();
+    net.ends[0].handle(&first, now);
+    net.ends[1].machine.is_closed = true;
+    net.run();
+    assert_eq!(sent(&net.ends[0]), [(0, Status::RemoteAccess)]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 300 }, ..ProptestConfig::default() })]
+
+    #[test]
+    fn all_is_done_once_and_in_order(
+        first in prop::collection::vec(step(), 0..if cfg!(miri) { 5 } else { 40 }),
+        second in prop::collection::vec(step(), 0..if cfg!(miri) { 5 } else { 40 }),
+        loss in 0_u64..60,
+        repeat in 0_u64..60,
+        delay in 0_u64..60,
+        seed: u64,
+    ) {
+        both_ways(&[first, second], Trouble { loss, repeat, delay }, seed);
+    }
+
+    #[test]
+    fn whatever_arrives_does_no_harm(
+        steps in prop::collection::vec(step(), 0..10),
+        noise in prop::collection::vec((0..2_usize, any::<u8>(), 0_u32..40, any::<[u64; 4]>(), 0..600_usize), 0..60),
+    ) {
+        let mut net = asking(REQUESTER);
+        post(&mut net.ends[0], &steps);
+        (0..20).for_each(|id| net.ends[1].machine.post_receive(id));
+        for (to, opcode, psn, words, len) in noise {
+            // Numbers near to those that are expected, and memory that mostly is there.
+            let mut bytes = vec![opcode & 0x1f, 0x40, 0xff, 0xff, 0, 0, 0, 2];
+            bytes.extend(Psn::new(0xff_fff0 - 10).add(psn).get().to_be_bytes());
+            for word in words {
+                bytes.extend((BASE + word % (2 * MEMORY as u64)).to_be_bytes());
+                bytes.extend(RKEY.to_be_bytes());
+                bytes.extend((word as u32 % 3000).to_be_bytes());
+            }
+            bytes.resize(16 + len / 4 * 4, 0);
+            if let Ok(packet) = Packet::parse(&bytes) {
+                prop_assert_eq!(packet.header.dest_qp, 2);
+                net.ends[to].handle(&bytes, net.now);
+            }
+            net.turn();
+        }
+        net.run();
+        // Each piece of work ends once, in order.
+        let ids: Vec<u64> = sent(&net.ends[0]).iter().map(|(id, _)| *id).collect();
+        prop_assert_eq!(ids, (0..steps.len() as u64).collect::<Vec<_>>());
+    }
+}
