@@ -1,6 +1,6 @@
 //! A software RNIC in user space that speaks RoCEv2.
 //!
-//! So far its packets, [`wire`], and what reliable connections do with them, [`transport`].
+//! So far its packets, [`wire`], and what connections do with them, [`transport`].
 
 #![forbid(unsafe_code)]
 

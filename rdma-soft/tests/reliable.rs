@@ -1,103 +1,17 @@
 //! Reliable connections over a network that loses, repeats and delays, by seed.
 
-use std::collections::{BTreeMap, VecDeque};
+mod machine;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use machine::{BASE, MEMORY, MTU, Machine, RECEIVE, RKEY, pattern};
 
 use proptest::prelude::*;
 use rdma_soft::transport::{
-    Access, Completion, Host, Outgoing, Payload, ReceiveId, Request, Requester, RequesterSettings, Responder,
-    ResponderSettings, Status, Time, Work,
+    Completion, Request, Requester, RequesterSettings, Responder, ResponderSettings, Status, Time, Work,
 };
-use rdma_soft::wire::{Atomic, Header, ICRC, Operation, Packet, Psn, RemoteRange, Trailer, Transport};
-
-const MTU: u32 = 256;
-const RKEY: u32 = 0x1234;
-const BASE: u64 = 0x10_0000;
-const MEMORY: usize = 8192;
-const RECEIVE: usize = 4096;
-
-/// A machine of the simulation: memory that its peer may reach, receives, and data of work.
-#[derive(Default)]
-struct Machine {
-    memory: Vec<u8>,
-    receives: VecDeque<ReceiveId>,
-    inboxes: BTreeMap<u64, Vec<u8>>,
-    data: BTreeMap<u64, Vec<u8>>,
-    is_closed: bool,
-    completions: Vec<Completion>,
-}
-
-impl Machine {
-    fn new() -> Self {
-        Machine { memory: vec![0; MEMORY], ..Machine::default() }
-    }
-
-    fn post_receive(&mut self, id: u64) {
-        self.receives.push_back(ReceiveId(id));
-    }
-
-    fn place(&self, address: u64) -> usize {
-        (address - BASE) as usize
-    }
-
-    fn payload(&self, payload: Payload) -> &[u8] {
-        match payload {
-            Payload::None => &[],
-            Payload::Work { id, offset, len } => &self.data[&id][offset as usize..][..len as usize],
-            Payload::Remote { address, len, .. } => &self.memory[self.place(address)..][..len as usize],
-        }
-    }
-}
-
-impl Host for Machine {
-    fn opens(&self, range: &RemoteRange, _: Access) -> bool {
-        let end = range.address.checked_add(range.len.into());
-        !self.is_closed
-            && range.rkey == RKEY
-            && range.address >= BASE
-            && end.is_some_and(|end| end <= BASE + MEMORY as u64)
-    }
-
-    fn store(&mut self, address: u64, data: &[u8]) {
-        let place = self.place(address);
-        self.memory[place..][..data.len()].copy_from_slice(data);
-    }
-
-    fn update(&mut self, address: u64, change: &dyn Fn(u64) -> u64) -> u64 {
-        let place = self.place(address);
-        let word: &mut [u8; 8] = (&mut self.memory[place..][..8]).try_into().unwrap();
-        let old = u64::from_ne_bytes(*word);
-        *word = change(old).to_ne_bytes();
-        old
-    }
-
-    fn receive(&mut self) -> Option<ReceiveId> {
-        self.receives.pop_front()
-    }
-
-    fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
-        if offset as usize + data.len() > RECEIVE {
-            return Err(Status::LocalLength);
-        }
-        let inbox = self.inboxes.entry(receive.0).or_default();
-        assert_eq!(inbox.len(), offset as usize, "nothing is left out, and nothing comes twice");
-        inbox.extend(data);
-        Ok(())
-    }
-
-    fn invalidate(&mut self, rkey: u32) -> bool {
-        rkey == RKEY
-    }
-
-    fn returned(&mut self, work: u64, offset: u32, data: &[u8]) -> Result<(), Status> {
-        self.data.get_mut(&work).unwrap()[offset as usize..][..data.len()].copy_from_slice(data);
-        Ok(())
-    }
-
-    fn complete(&mut self, completion: Completion) {
-        self.completions.push(completion);
-    }
-}
+use rdma_soft::wire::{Atomic, Operation, Packet, Psn, Trailer, Transport};
 
 /// One end: both directions of a queue pair.
 struct End {
@@ -142,23 +56,7 @@ impl End {
             Some(outgoing) => outgoing,
             None => self.requester.transmit(now)?,
         };
-        let Outgoing { operation, psn, ack_request, solicited, payload } = outgoing;
-        let header = Header {
-            transport: Transport::Rc,
-            operation,
-            pkey: 0xffff,
-            dest_qp: 2,
-            psn,
-            solicited,
-            ack_request,
-            migrated: true,
-            congestion: (false, false),
-        };
-        let payload = self.machine.payload(payload);
-        let mut bytes = header.encode(payload.len()).to_vec();
-        bytes.extend(payload);
-        bytes.resize(bytes.len() + Header::padding(payload.len()) + ICRC, 0);
-        Some(bytes)
+        Some(self.machine.encode(&outgoing, Transport::Rc))
     }
 
     fn handle(&mut self, bytes: &[u8], now: Time) {
@@ -273,12 +171,6 @@ fn received(end: &End) -> Vec<(u64, Status, u32, Option<u32>)> {
         Completion::Sent { .. } => None,
     };
     end.machine.completions.iter().filter_map(received).collect()
-}
-
-fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .map(|index| (seed.wrapping_mul(31).wrapping_add(index.wrapping_mul(index | 1)) >> 2) as u8)
-        .collect()
 }
 
 #[derive(Clone, Debug)]

@@ -1,18 +1,23 @@
 //! What a queue pair does with packets and time, without sockets, clocks or memory of its own.
 //!
 //! A [`Requester`] turns work into requests, and what comes back into completions; a [`Responder`] carries requests out and answers
-//! them. Both are given packets and the time, are asked for packets to send and for when to look again, and reach memory, receives
-//! and completions by the [`Host`] that they are in. The rules are those of chapter 9 of the InfiniBand Architecture Specification.
+//! them. [`UnreliableRequester`] and [`UnreliableResponder`] are the ends of connections without answers. Both are given packets
+//! and the time, are asked for packets to send and for when to look again, and reach memory, receives and completions by the
+//! [`Host`] that they are in. The rules are those of chapter 9 of the InfiniBand Architecture Specification.
 
 mod host;
 mod requester;
 mod responder;
 mod time;
+mod unreliable;
+mod work;
 
 pub use host::{Access, Completion, Host, ReceiveId, Status};
-pub use requester::{Request, Requester, RequesterSettings, Work};
+pub use requester::{Requester, RequesterSettings};
 pub use responder::{Responder, ResponderSettings};
 pub use time::Time;
+pub use unreliable::{UnreliableRequester, UnreliableResponder};
+pub use work::{Request, Work};
 
 use crate::wire::{Operation, Psn};
 

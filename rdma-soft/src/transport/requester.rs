@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::host::{Completion, Host, Status};
-use super::{Outgoing, Payload, Time, packets};
-use crate::wire::{Ack, Atomic, Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer};
+use super::{Outgoing, Request, Time, Work};
+use crate::wire::{Ack, Header, Nak, Operation, Psn, Syndrome};
 
 /// Packets that may be on their way unacknowledged: what a path keeps busy, and a receiver's socket can hold.
 const WINDOW: i32 = 256;
@@ -28,48 +28,6 @@ pub struct RequesterSettings {
     pub retries: u8,
     /// How often to send again when the peer has no receive: 0 to 6, or without end at 7.
     pub rnr_retries: u8,
-}
-
-/// A piece of work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Work {
-    /// By which the host knows it and its data.
-    pub id: u64,
-    /// What to do.
-    pub request: Request,
-    /// Bytes of data.
-    pub len: u32,
-    /// Not before the reads and atomic operations that come before it are done.
-    pub is_fenced: bool,
-    /// Wakes who waits for solicited events.
-    pub is_solicited: bool,
-}
-
-/// What to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Request {
-    /// Send the data.
-    Send(Trailer),
-    /// Write the data to the peer's memory.
-    Write {
-        /// Where.
-        address: u64,
-        /// The key.
-        rkey: u32,
-        /// For a receive of the peer.
-        imm: Option<u32>,
-    },
-    /// Read as much of the peer's memory as there is room for.
-    Read {
-        /// Where.
-        address: u64,
-        /// The key.
-        rkey: u32,
-    },
-    /// Replace a word of the peer's memory where it is equal to another.
-    CompareSwap(Atomic),
-    /// Add to a word of the peer's memory.
-    FetchAdd(Atomic),
 }
 
 /// Work with its packets' numbers.
@@ -163,10 +121,7 @@ impl Requester {
             host.complete(Completion::Sent { id: work.id, status: Status::Flushed });
             return;
         }
-        let packets = match work.request {
-            Request::CompareSwap(_) | Request::FetchAdd(_) => 1,
-            _ => packets(work.len, self.settings.mtu),
-        };
+        let packets = work.packets(self.settings.mtu);
         self.work.push_back(Numbered { work, psn: self.next, packets, returned: 0 });
         self.next = self.next.add(packets);
     }
@@ -253,7 +208,8 @@ impl Requester {
                 return None;
             }
         }
-        let outgoing = self.packet(&numbered, psn);
+        let mut outgoing = numbered.work.packet(self.sent, numbered.packets, psn, self.settings.mtu);
+        outgoing.ack_request |= self.sent % PACE == PACE - 1 || psn.add(1).since(self.unacknowledged) >= WINDOW;
         match numbered.awaits_data() {
             true => self.sent = numbered.packets,
             false => self.sent += 1,
@@ -270,48 +226,6 @@ impl Requester {
             self.deadline = self.settings.timeout.map(|timeout| now + timeout);
         }
         Some(outgoing)
-    }
-
-    fn packet(&self, numbered: &Numbered, psn: Psn) -> Outgoing {
-        let Numbered { work, packets, .. } = *numbered;
-        let index = self.sent;
-        let mtu = self.settings.mtu;
-        let offset = index.saturating_mul(mtu);
-        let (is_first, is_last) = (index == 0, index + 1 >= packets);
-        let part = Payload::Work { id: work.id, offset, len: (work.len - offset.min(work.len)).min(mtu) };
-        let (operation, payload) = match work.request {
-            Request::Send(trailer) => {
-                let operation = match (is_first, is_last) {
-                    (true, true) => Operation::SendOnly(trailer),
-                    (true, false) => Operation::SendFirst,
-                    (false, false) => Operation::SendMiddle,
-                    (false, true) => Operation::SendLast(trailer),
-                };
-                (operation, part)
-            }
-            Request::Write { address, rkey, imm } => {
-                let range = RemoteRange { address, rkey, len: work.len };
-                let operation = match (is_first, is_last) {
-                    (true, true) => Operation::WriteOnly(range, imm),
-                    (true, false) => Operation::WriteFirst(range),
-                    (false, false) => Operation::WriteMiddle,
-                    (false, true) => Operation::WriteLast(imm),
-                };
-                (operation, part)
-            }
-            Request::Read { address, rkey } => {
-                // What has come back is not asked for again.
-                let address = address.wrapping_add(u64::from(offset));
-                let range = RemoteRange { address, rkey, len: work.len - offset.min(work.len) };
-                (Operation::ReadRequest(range), Payload::None)
-            }
-            Request::CompareSwap(atomic) => (Operation::CompareSwap(atomic), Payload::None),
-            Request::FetchAdd(atomic) => (Operation::FetchAdd(atomic), Payload::None),
-        };
-        let payload = if matches!(payload, Payload::Work { len: 0, .. }) { Payload::None } else { payload };
-        let fills_window = psn.add(1).since(self.unacknowledged) >= WINDOW;
-        let ack_request = is_last || index % PACE == PACE - 1 || fills_window;
-        Outgoing { operation, psn, ack_request, solicited: is_last && work.is_solicited, payload }
     }
 
     /// The number of the first packet that was not sent yet.

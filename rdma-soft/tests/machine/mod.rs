@@ -1,0 +1,129 @@
+//! A machine of the simulations.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use rdma_soft::transport::{Access, Completion, Host, Outgoing, Payload, ReceiveId, Status};
+use rdma_soft::wire::{Header, ICRC, RemoteRange, Transport};
+
+pub(crate) const MTU: u32 = 256;
+pub(crate) const RKEY: u32 = 0x1234;
+pub(crate) const BASE: u64 = 0x10_0000;
+pub(crate) const MEMORY: usize = 8192;
+pub(crate) const RECEIVE: usize = 4096;
+
+/// A machine of the simulation: memory that its peer may reach, receives, and data of work.
+#[derive(Default)]
+pub(crate) struct Machine {
+    pub(crate) memory: Vec<u8>,
+    receives: VecDeque<ReceiveId>,
+    pub(crate) inboxes: BTreeMap<u64, Vec<u8>>,
+    pub(crate) data: BTreeMap<u64, Vec<u8>>,
+    /// Nothing is open to peers any more.
+    pub(crate) is_closed: bool,
+    /// A receive may be begun anew.
+    pub(crate) reuses: bool,
+    pub(crate) completions: Vec<Completion>,
+}
+
+impl Machine {
+    pub(crate) fn new() -> Self {
+        Machine { memory: vec![0; MEMORY], ..Machine::default() }
+    }
+
+    pub(crate) fn post_receive(&mut self, id: u64) {
+        self.receives.push_back(ReceiveId(id));
+    }
+
+    fn place(&self, address: u64) -> usize {
+        (address - BASE) as usize
+    }
+
+    fn payload(&self, payload: Payload) -> &[u8] {
+        match payload {
+            Payload::None => &[],
+            Payload::Work { id, offset, len } => &self.data[&id][offset as usize..][..len as usize],
+            Payload::Remote { address, len, .. } => &self.memory[self.place(address)..][..len as usize],
+        }
+    }
+
+    /// As bytes, so that what goes over the network is all that does.
+    pub(crate) fn encode(&self, outgoing: &Outgoing, transport: Transport) -> Vec<u8> {
+        let Outgoing { operation, psn, ack_request, solicited, payload } = *outgoing;
+        let header = Header {
+            transport,
+            operation,
+            pkey: 0xffff,
+            dest_qp: 2,
+            psn,
+            solicited,
+            ack_request,
+            migrated: true,
+            congestion: (false, false),
+        };
+        let payload = self.payload(payload);
+        let mut bytes = header.encode(payload.len()).to_vec();
+        bytes.extend(payload);
+        bytes.resize(bytes.len() + Header::padding(payload.len()) + ICRC, 0);
+        bytes
+    }
+}
+
+impl Host for Machine {
+    fn opens(&self, range: &RemoteRange, _: Access) -> bool {
+        let end = range.address.checked_add(range.len.into());
+        !self.is_closed
+            && range.rkey == RKEY
+            && range.address >= BASE
+            && end.is_some_and(|end| end <= BASE + MEMORY as u64)
+    }
+
+    fn store(&mut self, address: u64, data: &[u8]) {
+        let place = self.place(address);
+        self.memory[place..][..data.len()].copy_from_slice(data);
+    }
+
+    fn update(&mut self, address: u64, change: &dyn Fn(u64) -> u64) -> u64 {
+        let place = self.place(address);
+        let word: &mut [u8; 8] = (&mut self.memory[place..][..8]).try_into().unwrap();
+        let old = u64::from_ne_bytes(*word);
+        *word = change(old).to_ne_bytes();
+        old
+    }
+
+    fn receive(&mut self) -> Option<ReceiveId> {
+        self.receives.pop_front()
+    }
+
+    fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
+        if offset as usize + data.len() > RECEIVE {
+            return Err(Status::LocalLength);
+        }
+        let inbox = self.inboxes.entry(receive.0).or_default();
+        if self.reuses && offset == 0 {
+            inbox.clear();
+        }
+        assert_eq!(inbox.len(), offset as usize, "nothing is left out, and nothing comes twice");
+        inbox.extend(data);
+        Ok(())
+    }
+
+    fn invalidate(&mut self, rkey: u32) -> bool {
+        rkey == RKEY
+    }
+
+    fn returned(&mut self, work: u64, offset: u32, data: &[u8]) -> Result<(), Status> {
+        self.data.get_mut(&work).unwrap()[offset as usize..][..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        self.completions.push(completion);
+    }
+}
+
+/// Bytes that differ from one seed, and from one place, to the next.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|index| (seed.wrapping_mul(31).wrapping_add(index.wrapping_mul(index | 1)) >> 2) as u8)
+        .collect()
+}
