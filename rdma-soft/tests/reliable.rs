@@ -5,9 +5,10 @@ mod machine;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use machine::{BASE, MEMORY, MTU, Machine, RECEIVE, RKEY, pattern};
+use machine::{BASE, MEMORY, MTU, Machine, RECEIVE, RKEY, is_whole, pattern};
 
 use proptest::prelude::*;
+use rdma_soft::faults::{Faults, Injector};
 use rdma_soft::transport::{
     Completion, Request, Requester, RequesterSettings, Responder, ResponderSettings, Status, Time, Work,
 };
@@ -75,15 +76,7 @@ impl End {
 
 /// A simulation of which only the first end has work.
 fn asking(settings: RequesterSettings) -> Net {
-    Net::new([End::with(settings), End::new()], Trouble::default(), 1)
-}
-
-/// What the network does to packets, of a thousand.
-#[derive(Clone, Copy, Debug, Default)]
-struct Trouble {
-    loss: u64,
-    repeat: u64,
-    delay: u64,
+    Net::new([End::with(settings), End::new()], Faults::default())
 }
 
 /// Two ends and a network between them.
@@ -93,31 +86,24 @@ struct Net {
     /// When each packet arrives, and where.
     way: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
     number: u64,
-    random: u64,
-    trouble: Trouble,
+    injector: Injector,
     packets: u64,
 }
 
 impl Net {
-    fn new(ends: [End; 2], trouble: Trouble, seed: u64) -> Self {
-        let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        Net { ends, now: Time(0), way: BTreeMap::new(), number: 0, random, trouble, packets: 0 }
+    fn new(ends: [End; 2], faults: Faults) -> Self {
+        let injector = Injector::new(faults);
+        Net { ends, now: Time(0), way: BTreeMap::new(), number: 0, injector, packets: 0 }
     }
 
-    fn chance(&mut self, of_a_thousand: u64) -> bool {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random >> 11 & 1023 < of_a_thousand
-    }
-
-    fn send(&mut self, to: usize, bytes: Vec<u8>) {
-        let mut after = Duration::from_micros(10);
-        if self.chance(self.trouble.delay) {
-            after *= 7;
+    /// A packet is ten microseconds on its way.
+    fn send(&mut self, to: usize, mut bytes: Vec<u8>) {
+        let fate = self.injector.next(&mut bytes);
+        let after = Duration::from_micros(10 * (1 + u64::from(fate.overtaken_by))) + fate.delay;
+        for _ in 0..fate.copies {
+            self.number += 1;
+            self.way.insert((self.now + after, self.number), (to, bytes.clone()));
         }
-        self.number += 1;
-        self.way.insert((self.now + after, self.number), (to, bytes));
     }
 
     /// Goes on until nothing happens any more.
@@ -131,12 +117,6 @@ impl Net {
             while let Some(bytes) = self.ends[end].transmit(self.now) {
                 self.packets += 1;
                 assert!(self.packets < 100_000, "it goes on and on");
-                if self.chance(self.trouble.loss) {
-                    continue;
-                }
-                if self.chance(self.trouble.repeat) {
-                    self.send(1 - end, bytes.clone());
-                }
                 self.send(1 - end, bytes);
             }
         }
@@ -146,7 +126,9 @@ impl Net {
         self.now = self.now.max(next);
         if arrival == Some(next) {
             let (_, (to, bytes)) = self.way.pop_first().unwrap();
-            self.ends[to].handle(&bytes, self.now);
+            if is_whole(&bytes) {
+                self.ends[to].handle(&bytes, self.now);
+            }
         } else {
             let now = self.now;
             for End { requester, machine, .. } in &mut self.ends {
@@ -248,8 +230,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Both ends do the steps towards each other, and each is done once and in order whatever the network does.
-fn both_ways(steps: &[Vec<Step>; 2], trouble: Trouble, seed: u64) {
-    let mut net = Net::new([End::new(), End::new()], trouble, seed);
+fn both_ways(steps: &[Vec<Step>; 2], faults: Faults) {
+    let mut net = Net::new([End::new(), End::new()], faults);
     for (end, steps) in net.ends.iter_mut().zip(steps) {
         post(end, steps);
     }
@@ -317,7 +299,7 @@ fn a_peer_without_receives_is_given_up_after_as_many_tries_as_were_said() {
 fn a_peer_that_never_answers_is_given_up_after_as_many_tries_as_were_said() {
     for retries in [0, 1, 7] {
         let mut net = asking(RequesterSettings { retries, ..REQUESTER });
-        net.trouble.loss = 1024;
+        net.injector = Injector::new(Faults { drop: 1.0, ..Faults::default() });
         net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 1000));
         net.run();
         assert_eq!(sent(&net.ends[0]), [(0, Status::RetryExceeded)]);
@@ -412,12 +394,14 @@ proptest! {
     fn all_is_done_once_and_in_order(
         first in prop::collection::vec(step(), 0..if cfg!(miri) { 5 } else { 40 }),
         second in prop::collection::vec(step(), 0..if cfg!(miri) { 5 } else { 40 }),
-        loss in 0_u64..60,
-        repeat in 0_u64..60,
-        delay in 0_u64..60,
+        drop in 0.0..0.06,
+        dup in 0.0..0.06,
+        reorder in 0.0..0.06,
+        corrupt in 0.0..0.02,
         seed: u64,
     ) {
-        both_ways(&[first, second], Trouble { loss, repeat, delay }, seed);
+        let delay = Duration::from_micros(seed % 50);
+        both_ways(&[first, second], Faults { seed, drop, dup, reorder, corrupt, delay });
     }
 
     #[test]

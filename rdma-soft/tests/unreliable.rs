@@ -2,7 +2,7 @@
 
 mod machine;
 
-use machine::{BASE, MEMORY, MTU, Machine, RKEY, pattern};
+use machine::{BASE, MEMORY, MTU, Machine, RKEY, is_whole, pattern};
 use proptest::prelude::*;
 use rdma_soft::transport::{Completion, ReceiveId, Request, Status, UnreliableRequester, UnreliableResponder, Work};
 use rdma_soft::wire::{Packet, Psn, Trailer, Transport};
@@ -43,6 +43,7 @@ impl Wire {
             assert!(!outgoing.ack_request);
             let bytes = self.sender.encode(&outgoing, Transport::Uc);
             self.packets += 1;
+            assert!(is_whole(&bytes));
             if !is_lost(self.packets - 1) {
                 let Packet { header, payload } = Packet::parse(&bytes).unwrap();
                 self.responder.handle(&header, payload, &mut self.receiver);

@@ -1,9 +1,10 @@
 //! A machine of the simulations.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::Ipv4Addr;
 
 use rdma_soft::transport::{Access, Completion, Host, Outgoing, Payload, ReceiveId, Status};
-use rdma_soft::wire::{Header, ICRC, RemoteRange, Transport};
+use rdma_soft::wire::{Header, ICRC, Icrc, Path, RemoteRange, Transport};
 
 pub(crate) const MTU: u32 = 256;
 pub(crate) const RKEY: u32 = 0x1234;
@@ -63,9 +64,23 @@ impl Machine {
         let payload = self.payload(payload);
         let mut bytes = header.encode(payload.len()).to_vec();
         bytes.extend(payload);
-        bytes.resize(bytes.len() + Header::padding(payload.len()) + ICRC, 0);
+        bytes.resize(bytes.len() + Header::padding(payload.len()), 0);
+        bytes.extend(icrc(&bytes));
         bytes
     }
+}
+
+/// Of a packet without it.
+fn icrc(content: &[u8]) -> [u8; ICRC] {
+    let path = Path::V4 { source: Ipv4Addr::LOCALHOST, dest: Ipv4Addr::LOCALHOST, source_port: 1 };
+    let mut icrc = Icrc::new(&path, 0, content.len() + ICRC);
+    icrc.headers(content);
+    icrc.finish()
+}
+
+/// Whether a packet came as it was sent.
+pub(crate) fn is_whole(packet: &[u8]) -> bool {
+    packet.split_last_chunk().is_some_and(|(content, sent)| icrc(content) == *sent)
 }
 
 impl Host for Machine {

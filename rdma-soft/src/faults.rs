@@ -1,0 +1,251 @@
+//! Trouble on demand: what a bad network does to packets, by a seed, so that it can be had again.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// What a network does to packets.
+///
+/// As text, as in the environment variable `RDMA_SOFT_FAULTS`: `seed=7,drop=0.01,dup=0.001,reorder=0.01,corrupt=0.0001,delay=50us`,
+/// in any order and each left out at will. Shares are of 1 packet, 0 to 1; a delay is in `ns`, `us`, `ms` or `s`, and of every
+/// packet.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Faults {
+    /// With the same, the same happens to the same packets.
+    pub seed: u64,
+    /// Share of packets that get lost.
+    pub drop: f64,
+    /// Share of packets that arrive twice.
+    pub dup: f64,
+    /// Share of packets that are overtaken by those that come after them.
+    pub reorder: f64,
+    /// Share of packets of which a bit is turned over.
+    pub corrupt: f64,
+    /// How much longer a packet is on its way.
+    pub delay: Duration,
+}
+
+/// Why a text is no [`Faults`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FaultsError {
+    /// It is none of them.
+    #[error(
+        "unknown fault {0:?}: they are seed, drop, dup, reorder, corrupt and delay, as in `seed=7,drop=0.01,delay=50us`"
+    )]
+    Name(String),
+    /// The value is none of its kind.
+    #[error("{name}={value}: {wanted}")]
+    Value {
+        /// Of which.
+        name: &'static str,
+        /// As it was given.
+        value: String,
+        /// What it has to be.
+        wanted: &'static str,
+    },
+}
+
+impl FromStr for Faults {
+    type Err = FaultsError;
+
+    fn from_str(text: &str) -> Result<Self, FaultsError> {
+        let mut faults = Faults::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').ok_or_else(|| FaultsError::Name(part.to_owned()))?;
+            let refused = |name, wanted| FaultsError::Value { name, value: value.to_owned(), wanted };
+            let share = |name| match value.parse() {
+                Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+                _ => Err(refused(name, "a share of packets is a number from 0 to 1")),
+            };
+            match name {
+                "seed" => faults.seed = value.parse().map_err(|_| refused("seed", "a seed is a whole number"))?,
+                "drop" => faults.drop = share("drop")?,
+                "dup" => faults.dup = share("dup")?,
+                "reorder" => faults.reorder = share("reorder")?,
+                "corrupt" => faults.corrupt = share("corrupt")?,
+                "delay" => {
+                    let wanted = "a delay is a whole number with its unit: ns, us, ms or s, at most 10 s";
+                    faults.delay = delay(value).ok_or_else(|| refused("delay", wanted))?;
+                }
+                _ => return Err(FaultsError::Name(name.to_owned())),
+            }
+        }
+        Ok(faults)
+    }
+}
+
+fn delay(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit())?);
+    let nanoseconds = match unit {
+        "ns" => 1,
+        "us" => 1000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    let delay = Duration::from_nanos(number.parse::<u64>().ok()?.checked_mul(nanoseconds)?);
+    (delay <= Duration::from_secs(10)).then_some(delay)
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Faults { seed, drop, dup, reorder, corrupt, delay } = self;
+        let delay = delay.as_nanos();
+        write!(f, "seed={seed},drop={drop},dup={dup},reorder={reorder},corrupt={corrupt},delay={delay}ns")
+    }
+}
+
+/// Decides what happens to one packet after the other.
+#[derive(Clone, Debug)]
+pub struct Injector {
+    faults: Faults,
+    random: Random,
+}
+
+/// What happens to a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fate {
+    /// How often it arrives: 0, 1 or 2 times.
+    pub copies: u8,
+    /// How many packets that come after it are to overtake it.
+    pub overtaken_by: u8,
+    /// How much longer it is on its way.
+    pub delay: Duration,
+}
+
+impl Injector {
+    /// At the beginning.
+    #[must_use]
+    pub fn new(faults: Faults) -> Self {
+        Injector { faults, random: Random(faults.seed) }
+    }
+
+    /// Decides about the next packet, and damages it where that is its fate.
+    pub fn next(&mut self, packet: &mut [u8]) -> Fate {
+        let Faults { drop, dup, reorder, corrupt, delay, .. } = self.faults;
+        // All of them each time, so that one share does not change what another does.
+        let [is_lost, is_doubled, is_overtaken, is_damaged] =
+            [drop, dup, reorder, corrupt].map(|share| self.random.chance(share));
+        let (by, bit) = (self.random.next(), self.random.next());
+        if is_damaged && !packet.is_empty() {
+            let bit = bit % (8 * packet.len() as u64);
+            packet[(bit / 8) as usize] ^= 1 << (bit % 8);
+        }
+        let copies = match (is_lost, is_doubled) {
+            (true, _) => 0,
+            (false, true) => 2,
+            (false, false) => 1,
+        };
+        Fate { copies, overtaken_by: if is_overtaken { 1 + (by % 4) as u8 } else { 0 }, delay }
+    }
+}
+
+/// SplitMix64: every seed is a good one.
+#[derive(Clone, Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn chance(&mut self, share: f64) -> bool {
+        // 53 bits, as many as a number from 0 to 1 has; less than 1.
+        ((self.next() >> 11) as f64) < share * (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_read_and_written() {
+        let text = "seed=7,drop=0.01,dup=0.001,reorder=0.01,corrupt=0.0001,delay=50us";
+        let faults: Faults = text.parse().unwrap();
+        let expected = Faults {
+            seed: 7,
+            drop: 0.01,
+            dup: 0.001,
+            reorder: 0.01,
+            corrupt: 0.0001,
+            delay: Duration::from_micros(50),
+        };
+        assert_eq!(faults, expected);
+        assert_eq!(faults.to_string().parse(), Ok(faults));
+        assert_eq!("".parse(), Ok(Faults::default()));
+        assert_eq!(
+            " drop=1 , delay=2ms,".parse::<Faults>().map(|faults| (faults.drop, faults.delay.as_millis())),
+            Ok((1.0, 2))
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, wanted) in [
+            ("loss=1", "unknown fault \"loss\""),
+            ("drop", "unknown fault \"drop\""),
+            ("drop=2", "drop=2: a share"),
+            ("dup=-0.1", "dup=-0.1: a share"),
+            ("reorder=NaN", "reorder=NaN: a share"),
+            ("corrupt=", "corrupt=: a share"),
+            ("seed=x", "seed=x: a seed"),
+            ("delay=5", "delay=5: a delay"),
+            ("delay=us", "delay=us: a delay"),
+            ("delay=11s", "delay=11s: a delay"),
+            ("delay=99999999999999999999s", "a delay"),
+        ] {
+            let error = text.parse::<Faults>().unwrap_err().to_string();
+            assert!(error.contains(wanted), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_same_seed_is_the_same_trouble_and_another_is_not() {
+        let fates = |seed| {
+            let mut injector =
+                Injector::new(Faults { seed, drop: 0.1, dup: 0.1, reorder: 0.1, corrupt: 0.1, ..Faults::default() });
+            (0..1000)
+                .map(|_| {
+                    let mut packet = [0; 64];
+                    (injector.next(&mut packet), packet)
+                })
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(fates(7), fates(7));
+        assert_ne!(fates(7), fates(8));
+    }
+
+    #[test]
+    fn shares_are_kept() {
+        const PACKETS: usize = 100_000;
+        let faults = Faults { seed: 1, drop: 0.05, dup: 0.02, reorder: 0.03, corrupt: 0.01, ..Faults::default() };
+        let mut injector = Injector::new(faults);
+        let (mut lost, mut doubled, mut overtaken, mut damaged) = (0, 0, 0, 0);
+        for _ in 0..PACKETS {
+            let mut packet = [0_u8; 100];
+            let fate = injector.next(&mut packet);
+            lost += usize::from(fate.copies == 0);
+            doubled += usize::from(fate.copies == 2);
+            overtaken += usize::from(fate.overtaken_by > 0);
+            let bits: u32 = packet.iter().map(|byte| byte.count_ones()).sum();
+            assert!(bits <= 1);
+            damaged += usize::from(bits == 1);
+        }
+        for (count, share) in [(lost, 0.05), (doubled, 0.02 * 0.95), (overtaken, 0.03), (damaged, 0.01)] {
+            let expected = share * PACKETS as f64;
+            assert!((count as f64 - expected).abs() < expected / 5.0, "{count}, not about {expected}");
+        }
+        let all = Faults { drop: 1.0, ..Faults::default() };
+        assert!((0..100).all({
+            let mut injector = Injector::new(all);
+            move |_| injector.next(&mut []).copies == 0
+        }));
+        let none = Injector::new(Faults::default()).next(&mut [1]);
+        assert_eq!(none, Fate { copies: 1, overtaken_by: 0, delay: Duration::ZERO });
+    }
+}
