@@ -175,7 +175,7 @@ impl Connector {
     /// Tries a step until it succeeds, as often as is configured.
     fn again(&self, side: &mut Side, step: Step, begin: impl Fn(&mut Id) -> Result<()>) -> Result<()> {
         // The kernel tells by itself when the time is over.
-        let margin = self.resolve_timeout + Duration::from_secs(1);
+        let margin = self.resolve_timeout.saturating_add(Duration::from_secs(1));
         let mut retries = self.resolve_retries;
         loop {
             if let Err(error) = begin(&mut side.id) {
