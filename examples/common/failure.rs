@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// The error and its causes in one line.
+/// The error and its causes in one line, which does nothing to a terminal: some of it may be a peer's words.
 pub(crate) fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
@@ -10,7 +10,9 @@ pub(crate) fn one_line(error: &(dyn Error + 'static)) -> String {
         line = format!("{line}: {error}");
         cause = error.source();
     }
-    line.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+    let line = line.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let shown = |letter: char| if letter.is_control() { letter.escape_default().to_string() } else { letter.into() };
+    line.chars().map(shown).collect()
 }
 
 #[cfg(test)]
@@ -38,5 +40,11 @@ mod tests {
         let error = Outer(std::io::Error::other("the disk is full"));
         assert_eq!(one_line(&error), "cannot do it at all: the disk is full");
         assert_eq!(one_line(&std::io::Error::other("cannot do it")), "cannot do it");
+    }
+
+    #[test]
+    fn what_would_do_something_to_a_terminal_is_shown_as_it_is() {
+        let error = std::io::Error::other("refused: \x1b]0;all is well\x07\u{9b}2J, \rgrüße");
+        assert_eq!(one_line(&error), r"refused: \u{1b}]0;all is well\u{7}\u{9b}2J, \rgrüße");
     }
 }

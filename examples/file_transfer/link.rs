@@ -1,7 +1,7 @@
 //! A connection over which messages and pieces of a file go.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_safe::cm::{Cause, CmError, Connection};
 use rdma_safe::{
@@ -68,6 +68,10 @@ impl Link {
         let mut outbox = loop {
             match self.outboxes.pop() {
                 Some(outbox) => break outbox,
+                // Who takes nothing and sends on would fill the memory.
+                None if self.arrived.len() > (PLACES + MESSAGES) as usize => {
+                    return Err("the peer sends more than it may before it takes what was sent to it".into());
+                }
                 None => {
                     let arrived = self.pump()?;
                     self.arrived.extend(arrived);
@@ -140,9 +144,12 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for the peer to end the connection, which it does when it has got the last message.
+    /// Waits for the peer to end the connection, which it does when it has got the last message. For one that sends on instead of
+    /// what was on its way, no longer.
     pub(crate) fn await_hang_up(mut self) {
-        while self.pump().is_ok() {}
+        let start = Instant::now();
+        let mut under_way = 0..2 * (PLACES + MESSAGES);
+        while under_way.next().is_some() && start.elapsed() < PATIENCE && self.pump().is_ok() {}
     }
 }
 

@@ -17,6 +17,7 @@ use std::io::Write as _;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -63,7 +64,7 @@ enum Role {
         #[arg(long)]
         name: Option<String>,
     },
-    /// Receive files, any number at a time
+    /// Receive files, up to 32 at a time
     Receive {
         /// Where they go; it must be there
         #[arg(short, long, default_value = ".")]
@@ -79,6 +80,9 @@ enum Role {
         once: bool,
     },
 }
+
+/// Transfers at a time that files are received by: each has a thread, descriptors, and memory for pieces.
+const MOST: usize = 32;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -131,9 +135,17 @@ fn receive(into: Into, address: Option<&str>, port: u16, once: bool, progress: &
         None => Listener::bind((Ipv4Addr::UNSPECIFIED, port))?,
     };
     show(progress, &format!("listening at {}", listener.local_address()));
+    // Each transfer that is going on has one of these.
+    let places = Arc::new(());
     loop {
         // It listens until it is ended; a wait that comes to nothing begins again.
         let Some(request) = listener.next(Duration::from_secs(3600))? else { continue };
+        if Arc::strong_count(&places) > MOST {
+            progress.say(|| complain(&"somebody was refused: as many transfers are going on as may".into()));
+            // Whoever has gone meanwhile need not be told.
+            let _ = request.reject(b"too many transfers are going on; try again later");
+            continue;
+        }
         let one = {
             let (into, progress) = (into.clone(), progress.clone());
             move || {
@@ -144,12 +156,18 @@ fn receive(into: Into, address: Option<&str>, port: u16, once: bool, progress: &
         if once {
             return one();
         }
-        let progress = progress.clone();
-        std::thread::spawn(move || {
-            if let Err(error) = one() {
-                progress.say(|| complain(&error));
+        let body = {
+            let (progress, place) = (progress.clone(), Arc::clone(&places));
+            move || {
+                if let Err(error) = one() {
+                    progress.say(|| complain(&error));
+                }
+                drop(place);
             }
-        });
+        };
+        if let Err(error) = std::thread::Builder::new().name("transfer".into()).spawn(body) {
+            progress.say(|| complain(&format!("somebody was refused: no thread can be started: {error}").into()));
+        }
     }
 }
 

@@ -99,6 +99,9 @@ impl Transfer<'_> {
     /// Moves a piece to the file, and says that its place is free.
     fn take(&mut self, store: &mut Store, place: u32, len: u32, size: u64) -> Result<()> {
         let piece = self.piece.get_mut(..len as usize).ok_or("a piece that is larger than its place")?;
+        if len == 0 {
+            return Err("a piece of nothing, of which there could be any number".into());
+        }
         if store.at() + u64::from(len) > size {
             return Err("more came than was offered".into());
         }

@@ -2,10 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags, flock, renameat_with};
 use sha2::{Digest, Sha256};
 
 use crate::Result;
@@ -39,7 +39,11 @@ impl Store {
         }
         let path = directory.join(format!("{}{name}{}", UNFINISHED.0, UNFINISHED.1));
         let file = loop {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+            // In a directory that others write to, a link of theirs would lead elsewhere.
+            let flags = OFlags::NOFOLLOW.bits() as i32;
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).custom_flags(flags);
+            let file = options.open(&path)?;
             flock(&file, FlockOperation::NonBlockingLockExclusive)
                 .map_err(|_| format!("another transfer of {name} is going on"))?;
             // That other one may have ended in between, and given the file its name.
@@ -104,11 +108,11 @@ impl Store {
 
 /// That the name is one of a file in a directory, and no way out of it.
 fn require_plain(name: &str) -> Result<()> {
-    let unfinished = name.starts_with(UNFINISHED.0) && name.ends_with(UNFINISHED.1);
     if name.is_empty() || name.len() > LONGEST_NAME {
         return Err(format!("a file's name has 1 to {LONGEST_NAME} bytes, not {}", name.len()).into());
     }
-    if name == "." || name == ".." || unfinished || name.chars().any(|letter| letter == '/' || letter.is_control()) {
+    // Programs read hidden ones unasked, as shells do in a home; what is not whole yet is hidden, too.
+    if name.starts_with('.') || name.chars().any(|letter| letter == '/' || letter.is_control()) {
         return Err(format!("{name:?} is no name for a file here").into());
     }
     Ok(())
@@ -232,12 +236,24 @@ mod tests {
     }
 
     #[test]
+    fn a_link_in_the_place_of_what_is_not_whole_yet_is_not_followed() {
+        let scratch = Scratch::new("link");
+        let elsewhere = scratch.0.join("elsewhere");
+        fs::write(&elsewhere, b"mine").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, scratch.0.join(".greeting.incoming")).unwrap();
+        assert!(Store::open(&scratch.0, "greeting", true).is_err());
+        assert_eq!(fs::read(&elsewhere).unwrap(), b"mine");
+    }
+
+    #[test]
     fn names_that_lead_elsewhere_are_refused() {
         let long = "x".repeat(LONGEST_NAME + 1);
-        for name in ["", ".", "..", "a/b", "/etc/passwd", "../a", "a\0", "a\nb", ".a.incoming", &long] {
+        for name in
+            ["", ".", "..", "a/b", "/etc/passwd", "../a", "a\0", "a\nb", ".a.incoming", ".profile", "...", &long]
+        {
             assert!(require_plain(name).is_err(), "{name:?}");
         }
-        for name in ["a", ".profile", "a b", "ä", "...", "a.incoming"] {
+        for name in ["a", "a b", "ä", "a..", "a.incoming"] {
             require_plain(name).unwrap();
         }
     }
