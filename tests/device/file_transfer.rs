@@ -1,13 +1,16 @@
 //! The example `file_transfer`, whose ends are both on this machine.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rdma_safe::cm::Connector;
+use rdma_safe::cm::{Cause, CmError, Connection, Connector, Listener};
+use rdma_safe::{Endpoint, Error, RemoteMemory, WcStatus, Work};
+use serde_json::{Value, json};
 
 use crate::support::program::{PATIENCE, Program, Running, free_port};
-use crate::support::{Rdma, device, pattern, within};
+use crate::support::{DEADLINE, Rdma, device, pattern, within};
 
 /// More than the places of a receiver hold at once.
 const SIZE: usize = 10_000_001;
@@ -47,6 +50,11 @@ impl Desk {
         let source = self.path.join("source");
         let source = source.to_str().expect("text");
         self.program.start_with(&[&["send", source, &self.address, "-p", &self.port], arguments].concat())
+    }
+
+    /// Where the receiver listens.
+    fn listening(&self) -> SocketAddr {
+        format!("{}:{}", self.address, self.port).parse().expect("an address of IPv4")
     }
 
     fn arrived(&self, name: &str) -> PathBuf {
@@ -184,4 +192,96 @@ fn a_sender_says_what_is_wrong_at_its_own_end() {
         assert_eq!(status.code(), Some(1), "{said}");
         assert!(said.contains(wanted), "{said}");
     }
+}
+
+const HELLO: &[u8] = b"file_transfer 1";
+
+fn say(connection: &mut Connection, message: &Value) {
+    let mut outbox = connection.pd().allocate(1024).unwrap();
+    outbox.fill_from(message.to_string().as_bytes()).unwrap();
+    connection.send(outbox).unwrap();
+    assert_eq!(connection.wait(DEADLINE).unwrap().status, WcStatus::SUCCESS);
+}
+
+/// A sender with no more room than for the first answers, whose file the receiver waits for; and where it is written to.
+fn sender_by_hand(at: SocketAddr, name: &str) -> (Connection, RemoteMemory) {
+    let route = Connector::new().resolve(at).unwrap();
+    let pd = route.pd().clone();
+    let mut prepared = route.prepare(Endpoint::builder(&pd).recv_depth(2)).unwrap();
+    for _ in 0..2 {
+        prepared.receive(pd.allocate(1024).unwrap()).unwrap();
+    }
+    let mut connection = prepared.connect(HELLO).unwrap();
+    say(&mut connection, &json!({"Offer": {"name": name, "size": 1 << 30}}));
+    let ready = connection.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap();
+    let ready: Value = serde_json::from_slice(&ready).unwrap();
+    say(&mut connection, &json!({"Start": {"at": 0}}));
+    (connection, serde_json::from_value(ready["Ready"]["memory"].clone()).unwrap())
+}
+
+/// Writes that piece as often as it may; how often.
+fn pieces(connection: &mut Connection, target: RemoteMemory, most: u32) -> u32 {
+    let mut piece = connection.pd().allocate(1).unwrap();
+    piece.set_len(target.len as usize).unwrap();
+    for number in 0..most {
+        connection.post(Work::write(piece, target).imm(number % 16)).unwrap();
+        piece = loop {
+            match connection.wait(DEADLINE) {
+                Ok(done) if done.status == WcStatus::SUCCESS && done.imm().is_none() => match done.buffer {
+                    Some(buffer) if buffer.capacity() == 1 => break buffer,
+                    _ => {}
+                },
+                Ok(done) => assert_eq!(done.status, WcStatus::WR_FLUSH_ERR),
+                Err(Error::Cm(CmError::Connect(ended))) if ended.cause == Cause::Disconnected => return number,
+                Err(error) => panic!("{error}"),
+            }
+        };
+    }
+    most
+}
+
+#[test]
+fn a_receiver_ends_transfers_that_would_never_end() {
+    let Some(desk) = Desk::new("endless") else { return };
+    let receiver = desk.receiver(&[]);
+    let (mut connection, memory) = sender_by_hand(desk.listening(), "nothing");
+    assert!(pieces(&mut connection, memory.slice(0, 0).unwrap(), 2000) < 2000);
+    receiver.wait_for("a piece of nothing");
+    // It answers each piece, and nobody takes the answers.
+    let (mut connection, memory) = sender_by_hand(desk.listening(), "deaf");
+    assert!(pieces(&mut connection, memory.slice(0, 1).unwrap(), 2000) < 2000);
+    receiver.wait_for("more than it may");
+    let (status, said) = desk.sender(&[]).finish();
+    assert!(status.success(), "{said}");
+}
+
+#[test]
+fn a_receiver_has_room_for_so_many_and_for_others_when_they_are_gone() {
+    let Some(desk) = Desk::new("room") else { return };
+    let receiver = desk.receiver(&[]);
+    let connector = Connector::new();
+    let connect = || {
+        let route = connector.resolve(desk.listening()).unwrap();
+        let pd = route.pd().clone();
+        route.prepare(Endpoint::builder(&pd)).unwrap().connect(HELLO)
+    };
+    let idle: Vec<_> = (0..32).map(|_| connect().unwrap()).collect();
+    let (status, said) = desk.sender(&[]).finish();
+    assert!(!status.success() && said.contains("too many transfers are going on"), "{said}");
+    receiver.wait_for("as many transfers are going on as may");
+    drop(idle);
+    within(PATIENCE, "a place", || desk.sender(&[]).finish().0.success().then_some(()));
+    assert!(is_the_source(&desk.arrived("source")));
+}
+
+#[test]
+fn the_words_of_a_receiver_do_nothing_to_the_terminal_of_the_sender() {
+    let Some(desk) = Desk::new("words") else { return };
+    let mut listener = Listener::bind(desk.listening()).unwrap();
+    let mut sender = desk.sender(&[]);
+    let request = listener.next(Duration::from_secs(10)).unwrap().expect("a sender");
+    request.reject(b"\x1b]0;all is well\x07").unwrap();
+    let (status, said) = sender.finish();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains(r"\u{1b}]0;all is well\u{7}"), "{said}");
 }
