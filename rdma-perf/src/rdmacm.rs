@@ -187,7 +187,8 @@ impl Reception {
                     match Ticket::decode(parameters.private_data()).filter(|ticket| ticket.token == self.meeting.token)
                     {
                         Some(ticket) => return Ok(Visit::Asked(ticket, id)),
-                        None => id.reject(&[])?,
+                        // Who has gone meanwhile cannot be refused any more.
+                        None => drop(id.reject(&[])),
                     }
                 }
                 EventKind::Established(_) => return Ok(Visit::Established),

@@ -85,6 +85,12 @@ fn strangers_are_turned_away() {
     let answer: Value = serde_json::from_str(&answer).unwrap();
     let accepted = &answer["Accepted"];
     let address: SocketAddr = accepted["meeting"]["address"].as_str().unwrap().parse().unwrap();
+    // One has asked, and is gone before the server looks.
+    let hasty = Connector::new().timeout(Duration::from_millis(50)).connect(address).unwrap_err();
+    assert!(
+        matches!(&hasty, Error::Cm(CmError::Connect(error)) if matches!(error.cause, Cause::Timeout(_))),
+        "{hasty}"
+    );
     // Queue pairs like its own; the server waits for them now.
     tell(&mut stream, &json!({"Connect": {"workers": accepted["workers"]}}));
     for _ in 0..2 {
