@@ -1,11 +1,11 @@
 //! A server whose clients are connected by address, and that takes the requests of all from one pool of receives.
 
-use rdma_safe::cm::{Connection, Connector, Listener};
-use rdma_safe::{Endpoint, Operation, ReceivePool};
+use rdma_safe::cm::{Connection, Connector, Listener, Member};
+use rdma_safe::{Endpoint, EndpointSet, Error, Operation, ReceivePool};
 
 use crate::cm::address;
 use crate::cm_connections::filled;
-use crate::support::{DEADLINE, device, pattern, within_deadline};
+use crate::support::{DEADLINE, device, error_of, pattern, within_deadline};
 
 const CLIENTS: u64 = 24;
 const LEN: usize = 300;
@@ -74,4 +74,121 @@ fn many_clients_by_address_share_a_pool_of_receives() {
         serve(client, server, &mut pool, number);
     }
     assert_eq!(pool.receives_in_flight(), DEPTH as usize);
+}
+
+#[test]
+fn clients_by_address_share_a_set() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let pd = rdma.pd();
+    let mut pool = ReceivePool::new(&pd, DEPTH).unwrap();
+    for buffer in pd.allocate(DEPTH as usize * 512).unwrap().into_chunks(512).unwrap() {
+        pool.receive(buffer).unwrap();
+    }
+    let room = pool.shared_receive_queue().max_wr() + 4 * 8;
+    let mut set = EndpointSet::builder(pd.context(), room).build().unwrap();
+    let mut listener = Listener::bind((address, 0)).unwrap().pd(&pd);
+    let (local, connector) = (listener.local_address(), Connector::new());
+    let mut accept = |set: &mut EndpointSet, pool: &ReceivePool| {
+        std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| connector.connect(local.ip().unwrap()));
+            let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+            let builder = Endpoint::builder(&pd).send_depth(8).receive_pool(pool);
+            let member = request.accept_in(builder, set, b"");
+            member.map(|member| (connecting.join().unwrap().unwrap(), member))
+        })
+    };
+    let mut ends: Vec<(Connection, Member)> = (0..4).map(|_| accept(&mut set, &pool).unwrap()).collect();
+    // One finds no room in the end, as the queue may be longer than was asked for: it is refused, and nothing is left of it.
+    let refused = loop {
+        match accept(&mut set, &pool) {
+            Ok(end) => ends.push(end),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::EndpointSetFull { .. }), "{refused}");
+    assert_eq!(set.len(), ends.len());
+    let ask = |ends: &mut [(Connection, Member)], set: &mut EndpointSet, pool: &mut ReceivePool| {
+        for (number, (client, _)) in (0..).zip(&mut *ends) {
+            let outbox = filled(client.pd(), &pattern(number, LEN));
+            client.send(outbox).unwrap();
+        }
+        for _ in 0..ends.len() {
+            let (key, done) = set.wait(DEADLINE).unwrap();
+            let buffer = done.ok().unwrap().buffer.unwrap();
+            let number = ends.iter().position(|(_, member)| member.key() == key).expect("a member");
+            assert!(*buffer == *pattern(number as u64, LEN));
+            pool.receive(buffer).unwrap();
+        }
+        for (client, member) in ends {
+            let _ = client.wait(DEADLINE).unwrap().ok().unwrap();
+            assert!(member.is_connected(set).unwrap());
+            assert_eq!(member.peer_address(), client.local_address());
+        }
+    };
+    ask(&mut ends, &mut set, &mut pool);
+    // One ends by its peer, which the others do not notice, and one by this end.
+    let (client, mut member) = ends.remove(1);
+    drop(client);
+    within_deadline("the end", || (!member.is_connected(&mut set).unwrap()).then_some(()));
+    assert!(member.disconnect(&mut set).unwrap().is_empty());
+    let (mut client, member) = ends.remove(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| within_deadline("the end", || (!client.is_connected().unwrap()).then_some(())));
+        assert!(member.disconnect(&mut set).unwrap().is_empty());
+    });
+    assert_eq!(set.len(), ends.len());
+    ends.push(accept(&mut set, &pool).unwrap());
+    ask(&mut ends, &mut set, &mut pool);
+    assert_eq!(pool.receives_in_flight(), DEPTH as usize);
+    // An endpoint that is gone from its set is an end like any other.
+    let (client, mut member) = ends.remove(0);
+    assert!(set.remove(member.key()).unwrap().is_empty());
+    drop(client);
+    within_deadline("the end", || (!member.is_connected(&mut set).unwrap()).then_some(()));
+    assert!(matches!(error_of(member.disconnect(&mut set)).error, Error::NoSuchEndpoint));
+}
+
+#[test]
+fn both_ends_may_be_in_sets() {
+    let Some(rdma) = device() else { return };
+    let Some(address) = address(&rdma) else { return };
+    let pd = rdma.pd();
+    let mut sets = [(); 2].map(|()| EndpointSet::builder(pd.context(), 64).build().unwrap());
+    let [server, client] = &mut sets;
+    let mut pool = ReceivePool::new(&pd, 4).unwrap();
+    pool.receive(pd.allocate(LEN).unwrap()).unwrap();
+    let mut listener = Listener::bind((address, 0)).unwrap().pd(&pd);
+    let connector = Connector::new().pd(&pd);
+    let local = listener.local_address();
+    let (accepted, connected) = std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| {
+            let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+            assert!(request.private_data().starts_with(b"hello\0"));
+            let builder = Endpoint::builder(&pd).send_depth(8).receive_pool(&pool);
+            request.accept_in(builder, server, b"welcome").unwrap()
+        });
+        let route = connector.resolve(local).unwrap();
+        let builder = Endpoint::builder(&pd).send_depth(8).recv_depth(8);
+        let connected = route.connect_in(builder, client, b"hello").unwrap();
+        (accepting.join().unwrap(), connected)
+    });
+    assert!(connected.private_data().starts_with(b"welcome\0") && accepted.private_data().starts_with(b"hello\0"));
+    let message = filled(&pd, &pattern(7, LEN));
+    client.endpoint(connected.key()).unwrap().send(message).unwrap();
+    let (key, done) = server.wait(DEADLINE).unwrap();
+    assert_eq!(key, accepted.key());
+    assert!(*done.ok().unwrap().buffer.unwrap() == *pattern(7, LEN));
+    assert_eq!(client.wait(DEADLINE).unwrap().1.ok().unwrap().operation, Operation::Send);
+    // Who drops its end leaves the endpoint to the set.
+    drop(connected);
+    let mut accepted = accepted;
+    within_deadline("the end", || (!accepted.is_connected(server).unwrap()).then_some(()));
+    assert_eq!((server.len(), client.len()), (1, 1));
+    // Nobody listens any more: nothing is left of the attempt.
+    let route = connector.resolve(local).unwrap();
+    drop(listener);
+    let error = error_of(route.connect_in(Endpoint::builder(&pd).send_depth(8).recv_depth(8), client, b""));
+    assert!(error.to_string().contains("nobody listens"), "{error}");
+    assert_eq!(client.len(), 1);
 }

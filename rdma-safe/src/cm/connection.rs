@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use super::attempt::{Cause, ConnectError, Step};
 use super::datagram::port_of;
 use super::error::failed;
-use super::{Address, CmError, ConnectParameters, EventKind, Id, PeerParameters, PrivateData};
+use super::{Address, CmError, ConnectParameters, EventKind, Id, Parameters, PeerParameters, PrivateData};
 use crate::{
-    Buffer, Completion, Endpoint, EndpointBuilder, Error, QueuePairAttributes, QueuePairState, Result, readiness,
+    Buffer, Completion, Endpoint, EndpointBuilder, EndpointMut, Error, QueuePair, QueuePairAddress,
+    QueuePairAttributes, QueuePairState, Result, readiness,
 };
 
 /// How long a peer waits before it sends again what has found no receive here: code 12 of ibv_modify_qp(3), 0.64 ms. The kernel
@@ -18,6 +19,9 @@ const MIN_RNR_TIMER: u8 = 12;
 
 /// How often an endpoint without events is left to see whether the peer is still there.
 const GLANCE: Duration = Duration::from_millis(10);
+
+/// How long the peer has to confirm that it knows it was accepted.
+const CONFIRMATION: Duration = Duration::from_secs(10);
 
 /// How long the peer has to answer that the connection has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -86,7 +90,7 @@ impl Side {
     /// What is said of the endpoint, with as many reads and atomics each way as its device has, and not more than `most`.
     pub(super) fn parameters(
         &self,
-        endpoint: &Endpoint,
+        endpoint: &impl End,
         most: Option<&PeerParameters>,
         private_data: &[u8],
     ) -> Result<ConnectParameters> {
@@ -100,7 +104,7 @@ impl Side {
     }
 
     /// Brings the endpoint to RTR or RTS, with no more reads and atomics at a time than its device has.
-    pub(super) fn bring(&self, step: Step, endpoint: &mut Endpoint, state: QueuePairState) -> Result<()> {
+    fn bring(&self, step: Step, endpoint: &mut impl End, state: QueuePairState) -> Result<()> {
         let most = endpoint.address().rd_atomic;
         let mut attributes = self.attributes(step, state)?;
         if let Some(served) = attributes.max_dest_rd_atomic() {
@@ -111,10 +115,85 @@ impl Side {
         }
         endpoint.advance(&attributes)
     }
+
+    /// Asks for the connection; what the peer has to say with its answer.
+    pub(super) fn connect(
+        &mut self,
+        endpoint: &mut impl End,
+        timeout: Duration,
+        private_data: &[u8],
+    ) -> Result<PrivateData> {
+        let parameters = self.parameters(endpoint, None, private_data)?;
+        self.id.connect(&parameters).map_err(|error| self.call_failed(Step::Connect, error))?;
+        let answer = match self.event(Step::Connect, timeout)? {
+            EventKind::ConnectResponse(Parameters::Connected(answer)) => answer,
+            other => return Err(self.error(Step::Connect, Cause::of(&other))),
+        };
+        for state in [QueuePairState::RTR, QueuePairState::RTS] {
+            self.bring(Step::Connect, endpoint, state)?;
+        }
+        self.id.establish().map_err(|error| self.call_failed(Step::Connect, error))?;
+        Ok(answer.private_data)
+    }
+
+    /// Accepts the connection, and waits until the peer knows; what it has said when it asked.
+    pub(super) fn accept(
+        &mut self,
+        endpoint: &mut impl End,
+        asked: &PeerParameters,
+        private_data: &[u8],
+    ) -> Result<PrivateData> {
+        for state in [QueuePairState::RTR, QueuePairState::RTS] {
+            self.bring(Step::Accept, endpoint, state)?;
+        }
+        let parameters = self.parameters(endpoint, Some(asked), private_data)?;
+        self.id.accept(&parameters).map_err(|error| self.call_failed(Step::Accept, error))?;
+        match self.event(Step::Accept, CONFIRMATION)? {
+            EventKind::Established(_) => Ok(asked.private_data),
+            other => Err(self.error(Step::Accept, Cause::of(&other))),
+        }
+    }
+
+    /// Tells the peer that the connection has ended, and waits until it knows.
+    pub(super) fn part(&mut self) -> Result<()> {
+        self.id.disconnect().map_err(|error| self.call_failed(Step::Disconnect, error))?;
+        let end = self.event(Step::Disconnect, FAREWELL)?;
+        match ends(&end) && !matches!(end, EventKind::DeviceRemoval) {
+            true => Ok(()),
+            false => Err(self.error(Step::Disconnect, Cause::of(&end))),
+        }
+    }
 }
 
+/// An endpoint that is brought to connection, by itself or in a set.
+pub(super) trait End {
+    fn address(&self) -> QueuePairAddress;
+    fn queue_pair(&self) -> &QueuePair;
+    fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()>;
+}
+
+macro_rules! end {
+    ($($name:ty),+) => {
+        $(impl End for $name {
+            fn address(&self) -> QueuePairAddress {
+                self.address()
+            }
+
+            fn queue_pair(&self) -> &QueuePair {
+                self.queue_pair()
+            }
+
+            fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
+                self.advance(attributes)
+            }
+        })+
+    };
+}
+
+end!(Endpoint, EndpointMut<'_>);
+
 /// Whether there is no connection any more. A peer that dies before it was told that this end knows of its answer takes that back.
-fn ends(event: &EventKind) -> bool {
+pub(super) fn ends(event: &EventKind) -> bool {
     matches!(
         event,
         EventKind::Disconnected
@@ -260,12 +339,7 @@ impl Connection {
             return Ok(());
         }
         self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
-        self.side.id.disconnect().map_err(|error| self.side.call_failed(Step::Disconnect, error))?;
-        let end = self.side.event(Step::Disconnect, FAREWELL)?;
-        match ends(&end) && !matches!(end, EventKind::DeviceRemoval) {
-            true => Ok(()),
-            false => Err(self.side.error(Step::Disconnect, Cause::of(&end))),
-        }
+        self.side.part()
     }
 
     /// The endpoint and the id, whose drop ends the connection.
@@ -275,7 +349,8 @@ impl Connection {
     }
 }
 
-/// A connection that has ended, though not as it should: [`Connection::disconnect`].
+/// A connection that has ended, though not as it should: [`Connection::disconnect`],
+/// [`Member::disconnect`](super::Member::disconnect).
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]

@@ -8,8 +8,8 @@ use super::address::first_of;
 use super::attempt::{Cause, Step};
 use super::connection::{Connection, Side};
 use super::devices::{Devices, require};
-use super::{Address, EventChannel, EventKind, Id, Parameters, PortSpace};
-use crate::{Endpoint, EndpointBuilder, ProtectionDomain, QueuePairState, Result};
+use super::{Address, EventChannel, EventKind, Id, Member, PortSpace};
+use crate::{Endpoint, EndpointBuilder, EndpointSet, ProtectionDomain, Result};
 
 /// Connects to addresses: makes reliable connections to who listens there, finds services for datagrams, and joins multicast
 /// groups.
@@ -240,6 +240,22 @@ impl Route {
         let endpoint = self.side.endpoint(Step::Connect, builder)?;
         Ok(PreparedRoute { endpoint, side: self.side, timeout: self.timeout })
     }
+
+    /// Asks the peer for the connection, with an endpoint of `set` and at most 56 bytes for it. Where the peer speaks first, let
+    /// the builder take receives from a pool.
+    ///
+    /// # Errors
+    /// As [`Route::prepare`] and [`PreparedRoute::connect`], and those of
+    /// [`EndpointBuilder::build_in`](crate::EndpointBuilder::build_in). The set is then as it was.
+    pub fn connect_in(
+        self,
+        builder: EndpointBuilder<'_>,
+        set: &mut EndpointSet,
+        private_data: &[u8],
+    ) -> Result<Member> {
+        let Route { side, timeout, .. } = self;
+        Member::new(side, Step::Connect, builder, set, |side, endpoint| side.connect(endpoint, timeout, private_data))
+    }
 }
 
 /// A way to a peer, with an endpoint that receives can be posted to.
@@ -258,17 +274,8 @@ impl PreparedRoute {
     /// [`CmError::PrivateData`](super::CmError::PrivateData); [`CmError::Call`](super::CmError::Call).
     pub fn connect(self, private_data: &[u8]) -> Result<Connection> {
         let PreparedRoute { mut endpoint, mut side, timeout } = self;
-        let parameters = side.parameters(&endpoint, None, private_data)?;
-        side.id.connect(&parameters).map_err(|error| side.call_failed(Step::Connect, error))?;
-        let answer = match side.event(Step::Connect, timeout)? {
-            EventKind::ConnectResponse(Parameters::Connected(answer)) => answer,
-            other => return Err(side.error(Step::Connect, Cause::of(&other))),
-        };
-        for state in [QueuePairState::RTR, QueuePairState::RTS] {
-            side.bring(Step::Connect, &mut endpoint, state)?;
-        }
-        side.id.establish().map_err(|error| side.call_failed(Step::Connect, error))?;
-        Ok(Connection::new(endpoint, side, answer.private_data))
+        let said = side.connect(&mut endpoint, timeout, private_data)?;
+        Ok(Connection::new(endpoint, side, said))
     }
 }
 

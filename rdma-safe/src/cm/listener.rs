@@ -8,11 +8,8 @@ use super::address::first_of;
 use super::attempt::{Cause, ConnectError, Step};
 use super::connection::{Connection, Side};
 use super::devices::{Devices, require};
-use super::{Address, CmError, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace};
-use crate::{Endpoint, EndpointBuilder, Errno, Error, ProtectionDomain, QueuePairState, Result};
-
-/// How long the peer has to confirm that it knows it was accepted.
-const CONFIRMATION: Duration = Duration::from_secs(10);
+use super::{Address, CmError, EventChannel, EventKind, Id, Member, Parameters, PeerParameters, PortSpace};
+use crate::{Endpoint, EndpointBuilder, EndpointSet, Errno, Error, ProtectionDomain, Result};
 
 /// Listens at an address for connections.
 ///
@@ -226,6 +223,17 @@ impl Request {
         let endpoint = self.side.endpoint(Step::Accept, builder)?;
         Ok(PreparedRequest { endpoint, side: self.side, asked: self.asked })
     }
+
+    /// Accepts with an endpoint of `set`, and at most 196 bytes for the peer, and waits until the peer knows. Let the builder take
+    /// receives from a pool: there is no time to post others before the first message comes.
+    ///
+    /// # Errors
+    /// As [`Request::prepare`] and [`PreparedRequest::accept`], and those of
+    /// [`EndpointBuilder::build_in`](crate::EndpointBuilder::build_in). The set is then as it was.
+    pub fn accept_in(self, builder: EndpointBuilder<'_>, set: &mut EndpointSet, private_data: &[u8]) -> Result<Member> {
+        let Request { side, asked, .. } = self;
+        Member::new(side, Step::Accept, builder, set, |side, endpoint| side.accept(endpoint, &asked, private_data))
+    }
 }
 
 /// A request, with an endpoint that receives can be posted to. Dropping it rejects.
@@ -243,15 +251,8 @@ impl PreparedRequest {
     /// [`CmError::Connect`] when it never confirms, or has gone meanwhile; [`CmError::PrivateData`]; [`CmError::Call`].
     pub fn accept(self, private_data: &[u8]) -> Result<Connection> {
         let PreparedRequest { mut endpoint, mut side, asked } = self;
-        for state in [QueuePairState::RTR, QueuePairState::RTS] {
-            side.bring(Step::Accept, &mut endpoint, state)?;
-        }
-        let parameters = side.parameters(&endpoint, Some(&asked), private_data)?;
-        side.id.accept(&parameters).map_err(|error| side.call_failed(Step::Accept, error))?;
-        match side.event(Step::Accept, CONFIRMATION)? {
-            EventKind::Established(_) => Ok(Connection::new(endpoint, side, asked.private_data)),
-            other => Err(side.error(Step::Accept, Cause::of(&other))),
-        }
+        let said = side.accept(&mut endpoint, &asked, private_data)?;
+        Ok(Connection::new(endpoint, side, said))
     }
 }
 

@@ -112,6 +112,7 @@ mod event;
 mod group;
 mod id;
 mod listener;
+mod member;
 mod multicast;
 mod option;
 mod parameters;
@@ -128,6 +129,7 @@ pub use event::{Event, EventKind, RejectReason, ServiceStatus};
 pub use group::{GroupMember, GroupRoute};
 pub use id::{Id, PortSpace};
 pub use listener::{Listener, PreparedRequest, Request};
+pub use member::Member;
 pub use parameters::{ConnectParameters, Parameters, PeerParameters, PrivateData, UdParameters};
 
 pub use crate::id::CmId;

@@ -8,7 +8,10 @@ mod room;
 use std::fmt;
 
 use super::{EndpointBuilder, Poster};
-use crate::{Buffer, CompletionChannel, CompletionQueue, Context, CqId, Error, PollError, QpId, Result, WcFields};
+use crate::{
+    Buffer, CompletionChannel, CompletionQueue, Context, CqId, Error, PollError, QpId, QueuePairAttributes, Result,
+    WcFields,
+};
 
 pub use builder::EndpointSetBuilder;
 use members::Members;
@@ -111,6 +114,13 @@ impl EndpointKey {
 /// polling, which is the set's.
 pub struct EndpointMut<'s> {
     pub(super) poster: &'s mut Poster,
+}
+
+impl EndpointMut<'_> {
+    /// Changes the state of the queue pair, say as a connection manager has it.
+    pub(crate) fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
+        self.poster.advance(attributes)
+    }
 }
 
 impl EndpointSet {
