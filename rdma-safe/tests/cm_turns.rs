@@ -6,11 +6,16 @@ use std::ffi::{CStr, c_int, c_void};
 use std::net::Ipv4Addr;
 use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use rdma_safe::cm::{EventChannel, EventKind, Id, PortSpace};
+use rdma_safe::cm::{Cause, CmError, DatagramListener, EventChannel, EventKind, Id, Listener, PortSpace};
 use rdma_safe::sys::*;
+use rdma_safe::{Error, Result};
+
+/// Ids are taken from under the library.
+static IS_REMOVED: AtomicBool = AtomicBool::new(false);
 
 static WORLD: Mutex<Option<World>> = Mutex::new(None);
 
@@ -159,6 +164,10 @@ unsafe extern "C" fn resolve_addr(
     happen(id, RDMA_CM_EVENT_ADDR_RESOLVED)
 }
 
+unsafe extern "C" fn bind_addr(_: *mut rdma_cm_id, _: *mut libc::sockaddr) -> c_int {
+    0
+}
+
 /// One wants to connect already.
 unsafe extern "C" fn listen(id: *mut rdma_cm_id, _: c_int) -> c_int {
     happen(id, RDMA_CM_EVENT_CONNECT_REQUEST)
@@ -202,6 +211,11 @@ unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
 }
 
 unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
+    if IS_REMOVED.load(Ordering::Relaxed) {
+        // SAFETY: that of this thread.
+        unsafe { *libc::__errno_location() = libc::ENXIO };
+        return -1;
+    }
     let from = Call::of(id);
     let _to = Call::on(to.addr());
     with(|world| {
@@ -225,6 +239,25 @@ extern "C" fn unsupported() -> c_int {
     -1
 }
 
+/// What each test begins with: they share the library, and are alone with it.
+fn installed() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    static INSTALLED: Once = Once::new();
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    INSTALLED.call_once(|| {
+        // SAFETY: nobody here calls what is not replaced below.
+        let mut table = unsafe { RdmaCm::from_lookup("the test", |_: &CStr| unsupported as *mut c_void) }.unwrap();
+        (table.rdma_create_event_channel, table.rdma_destroy_event_channel) =
+            (create_event_channel, destroy_event_channel);
+        (table.rdma_create_id, table.rdma_destroy_id, table.rdma_migrate_id) = (create_id, destroy_id, migrate_id);
+        (table.rdma_get_cm_event, table.rdma_ack_cm_event) = (get_cm_event, ack_cm_event);
+        (table.rdma_resolve_addr, table.rdma_listen, table.rdma_bind_addr) = (resolve_addr, listen, bind_addr);
+        // SAFETY: the functions that are called have the signatures of their fields.
+        unsafe { install_rdmacm(table) }.unwrap();
+    });
+    alone
+}
+
 /// Miri counts what is leaked.
 fn is_forgotten(round: usize) -> bool {
     !cfg!(miri) && round % 7 == 0
@@ -233,15 +266,7 @@ fn is_forgotten(round: usize) -> bool {
 /// Threads whose ids come, wander from channel to channel and go, while others read the events of all.
 #[test]
 fn ids_wander_and_go_while_their_events_are_read() {
-    // SAFETY: nobody here calls what is not replaced below.
-    let mut table = unsafe { RdmaCm::from_lookup("the test", |_: &CStr| unsupported as *mut c_void) }.unwrap();
-    (table.rdma_create_event_channel, table.rdma_destroy_event_channel) = (create_event_channel, destroy_event_channel);
-    (table.rdma_create_id, table.rdma_destroy_id, table.rdma_migrate_id) = (create_id, destroy_id, migrate_id);
-    (table.rdma_get_cm_event, table.rdma_ack_cm_event) = (get_cm_event, ack_cm_event);
-    (table.rdma_resolve_addr, table.rdma_listen) = (resolve_addr, listen);
-    // SAFETY: the functions that are called have the signatures of their fields.
-    unsafe { install_rdmacm(table) }.unwrap();
-
+    let _alone = installed();
     let rounds = if cfg!(miri) { 5 } else { 500 };
     let channels = [(); 3].map(|()| EventChannel::new().unwrap());
     std::thread::scope(|scope| {
@@ -282,4 +307,26 @@ fn ids_wander_and_go_while_their_events_are_read() {
         let forgotten = (0..3).flat_map(|start| start..start + rounds).filter(|round| is_forgotten(*round)).count();
         assert_eq!((world.ids.len(), world.channels.len()), (forgotten, forgotten));
     });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "poll(2)")]
+fn a_request_whose_device_has_gone_says_so_to_either_kind_of_listener() {
+    fn cause<T>(asked: Result<Option<T>>) -> Cause {
+        match asked.err().expect("a request that cannot be taken") {
+            Error::Cm(CmError::Connect(error)) => error.cause,
+            other => panic!("{other:?}"),
+        }
+    }
+    let _alone = installed();
+    let left = || with(|world| (world.ids.len(), world.channels.len()));
+    let before = left();
+    IS_REMOVED.store(true, Ordering::Relaxed);
+    let at = (Ipv4Addr::LOCALHOST, 1);
+    let connections = cause(Listener::bind(at).unwrap().next(Duration::ZERO));
+    let datagrams = cause(DatagramListener::bind(at).unwrap().next(Duration::ZERO));
+    IS_REMOVED.store(false, Ordering::Relaxed);
+    assert_eq!((connections, datagrams), (Cause::DeviceRemoved, Cause::DeviceRemoved));
+    assert_eq!(left(), before, "neither the requests nor their channels are left");
+    with(|world| assert_eq!(world.breaches, [""; 0]));
 }

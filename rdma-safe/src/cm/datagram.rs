@@ -200,9 +200,10 @@ impl DatagramListener {
     /// [`CmError::Call`]; [`CmError::Connect`] when the device goes away.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<DatagramRequest>> {
         let Some((mut id, Parameters::Datagrams(asked))) = self.0.next(timeout)? else { return Ok(None) };
-        id.migrate(&EventChannel::new()?)?;
-        let private_data = asked.private_data;
-        Ok(Some(DatagramRequest { side: Side::new(id, None), private_data, devices: self.0.devices.clone() }))
+        let moved = EventChannel::new().and_then(|channel| id.migrate(&channel));
+        let side = Side::new(id, None);
+        moved.map_err(|error| side.not_taken(error))?;
+        Ok(Some(DatagramRequest { side, private_data: asked.private_data, devices: self.0.devices.clone() }))
     }
 }
 

@@ -105,10 +105,7 @@ impl Listener {
         let side = Side::new(id, None);
         match moved {
             Ok(()) => Ok(Some(Request { side, asked, devices: self.listening.devices.clone() })),
-            Err(Error::Cm(CmError::Call { errno: Errno(libc::ENXIO), .. })) => {
-                Err(side.error(Step::Accept, Cause::DeviceRemoved))
-            }
-            Err(error) => Err(error),
+            Err(error) => Err(side.not_taken(error)),
         }
     }
 
@@ -121,6 +118,18 @@ impl Listener {
         let Some(request) = self.next(timeout)? else { return Ok(None) };
         let pd = request.pd()?;
         request.prepare(Endpoint::builder(&pd))?.accept(&[]).map(Some)
+    }
+}
+
+impl Side {
+    /// Of a request that could not be given a channel of its own, as when its device has gone meanwhile.
+    pub(super) fn not_taken(&self, error: Error) -> Error {
+        match error {
+            Error::Cm(CmError::Call { errno: Errno(libc::ENXIO), .. }) => {
+                self.error(Step::Accept, Cause::DeviceRemoved)
+            }
+            other => other,
+        }
     }
 }
 
