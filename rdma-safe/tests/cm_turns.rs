@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use rdma_safe::cm::{Cause, CmError, DatagramListener, EventChannel, EventKind, Id, Listener, PortSpace};
+use rdma_safe::cm::{
+    Cause, CmError, Connector, DatagramListener, EventChannel, EventKind, Id, Listener, PortSpace, Step,
+};
 use rdma_safe::sys::*;
 use rdma_safe::{Error, Result};
 
@@ -329,4 +331,16 @@ fn a_request_whose_device_has_gone_says_so_to_either_kind_of_listener() {
     assert_eq!((connections, datagrams), (Cause::DeviceRemoved, Cause::DeviceRemoved));
     assert_eq!(left(), before, "neither the requests nor their channels are left");
     with(|world| assert_eq!(world.breaches, [""; 0]));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "poll(2)")]
+fn a_way_may_be_looked_for_as_long_as_there_is_time() {
+    let _alone = installed();
+    let connector = Connector::new().resolve_timeout(Duration::MAX, 0);
+    match connector.resolve((Ipv4Addr::LOCALHOST, 1)) {
+        // The address is found at once, and this library finds no way.
+        Err(Error::Cm(CmError::Connect(error))) => assert_eq!(error.step, Step::ResolveRoute),
+        other => panic!("{other:?}"),
+    }
 }
