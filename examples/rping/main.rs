@@ -159,11 +159,15 @@ fn run_server(options: &Options) -> Result<()> {
             return serve(request, options);
         }
         let options = options.clone();
-        std::thread::spawn(move || {
+        let body = move || {
             if let Err(error) = serve(request, &options) {
                 eprintln!("rping: {}", failure::one_line(&*error));
             }
-        });
+        };
+        // Those who are served go on.
+        if let Err(error) = std::thread::Builder::new().name("client".into()).spawn(body) {
+            eprintln!("rping: a client was refused: no thread can be started: {error}");
+        }
     }
 }
 
