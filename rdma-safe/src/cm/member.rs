@@ -12,7 +12,8 @@ use crate::{
 /// and [`Route::connect_in`](super::Route::connect_in).
 ///
 /// The set lends the endpoint, polls it and ends it; this is what is known of the peer. Dropping it tells the peer that the
-/// connection has ended, and leaves the endpoint, of which nothing more arrives, to [`EndpointSet::remove`].
+/// connection has ended, and leaves the endpoint to [`EndpointSet::remove`]: until then work of a peer that does not heed it can
+/// arrive there.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
