@@ -266,6 +266,14 @@ fn a_port_has_one_owner() {
         matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", errno: Errno(libc::EADDRINUSE) })),
         "{error}"
     );
+    // One at every address has the port at this one, too, of which the kernel says what it says of addresses that nobody has.
+    let everywhere = (Ipv4Addr::UNSPECIFIED, local.port());
+    let error = error_of(second.bind(everywhere));
+    assert!(
+        matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", errno: Errno(libc::EADDRNOTAVAIL) })),
+        "{error}"
+    );
+    assert!(error.to_string().contains("take another port"), "{error}");
     drop(server);
     second.bind(local).unwrap();
     second.listen(1).unwrap();

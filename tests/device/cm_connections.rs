@@ -149,6 +149,8 @@ fn names_that_stand_for_nothing_are_told() {
     let Some(_rdma) = device() else { return };
     let error = error_of(Connector::new().connect("no-such-host.invalid:7471"));
     assert!(matches!(error, Error::Cm(CmError::NoAddress { .. })), "{error}");
+    let error = error_of(Connector::new().connect("10.0.0.2"));
+    assert!(error.to_string().contains("a port is part of it"), "{error}");
     let error = error_of(Connector::new().connect(&[] as &[SocketAddr]));
     assert!(matches!(error, Error::Cm(CmError::NoAddress { .. })), "{error}");
 }

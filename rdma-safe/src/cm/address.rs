@@ -1,6 +1,7 @@
 //! Addresses of ids: of IPv4, IPv6 and InfiniBand itself.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, ToSocketAddrs};
 
@@ -174,7 +175,15 @@ impl Address {
 
 /// What `attempt` makes of the first of these addresses that it succeeds with; otherwise why it did not with the last.
 pub(super) fn first_of<T>(addresses: impl ToSocketAddrs, attempt: impl Fn(SocketAddr) -> Result<T>) -> Result<T> {
-    let addresses = addresses.to_socket_addrs().map_err(|error| CmError::NoAddress { reason: error.to_string() })?;
+    let addresses = addresses.to_socket_addrs().map_err(|error| {
+        let reason = match error.kind() {
+            ErrorKind::InvalidInput => {
+                format!("{error}; a port is part of it, as in \"10.0.0.2:7471\" or \"[fe80::1%2]:7471\"")
+            }
+            _ => error.to_string(),
+        };
+        CmError::NoAddress { reason }
+    })?;
     let mut last = CmError::NoAddress { reason: "there is none".to_owned() }.into();
     for address in addresses {
         match attempt(address) {

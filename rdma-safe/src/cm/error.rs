@@ -32,7 +32,7 @@ pub enum CmError {
     Connect(Box<ConnectError>),
 
     /// A name stands for no address.
-    #[error("no address to connect to: {reason}")]
+    #[error("no address: {reason}")]
     NoAddress {
         /// As the resolver says.
         reason: String,

@@ -110,8 +110,9 @@ impl Id {
     /// host, on any device; with port 0 it gets a free one.
     ///
     /// # Errors
-    /// [`CmError::Call`](super::CmError::Call), with `EADDRINUSE` when another id has the port, and `EADDRNOTAVAIL` or `ENODEV`
-    /// when no device has the address.
+    /// [`CmError::Call`](super::CmError::Call), with `EADDRINUSE` when another id has the address and port, `EADDRNOTAVAIL` when
+    /// another has the port and it or this one is to be at every address, and `EADDRNOTAVAIL` or `ENODEV` when no device has the
+    /// address.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(&mut self, address: impl Into<Address>) -> Result<()> {
         let mut raw = address.into().to_raw();
@@ -156,7 +157,8 @@ impl Id {
     }
 
     /// Asks the peer for a connection, or, of datagrams, for its queue pair: `rdma_connect(3)`. The queue pair that the parameters
-    /// name is in INIT, and its first receives are best posted before.
+    /// name is in INIT, and its first receives are best posted before. A peer that does not answer is given up by the kernel
+    /// ([`Unreachable`](super::EventKind::Unreachable)), which takes it more than a minute: who has less time drops the id.
     ///
     /// # Errors
     /// [`CmError::PrivateData`](super::CmError::PrivateData) for more than 56 bytes, or 180 of datagrams;

@@ -48,8 +48,9 @@ impl Listener {
     /// IP address is every one of this host, on any device; port 0 is a free one.
     ///
     /// # Errors
-    /// [`CmError::Call`], with `EADDRINUSE` when another has the port, and `EADDRNOTAVAIL` or `ENODEV` when no device has the
-    /// address; [`CmError::NoAddress`].
+    /// [`CmError::Call`], with `EADDRINUSE` when another has the address and port, `EADDRNOTAVAIL` when another has the port and it
+    /// or this one is to be at every address, and `EADDRNOTAVAIL` or `ENODEV` when no device has the address;
+    /// [`CmError::NoAddress`].
     pub fn bind(addresses: impl ToSocketAddrs) -> Result<Self> {
         first_of(addresses, |address| Listener::bind_with(address, 128))
     }

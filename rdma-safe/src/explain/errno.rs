@@ -142,6 +142,11 @@ fn connecting(call: &str, errno: Errno) -> Option<&'static str> {
         ("rdma_bind_addr" | "rdma_listen", libc::EADDRINUSE) => {
             "another id has the port: take another one, or 0, which finds a free one"
         }
+        // The kernel says so of a port, too, where one of the two that want it does for every address.
+        ("rdma_bind_addr", libc::EADDRNOTAVAIL) => {
+            "another id may have the port, and it or this one at every address: take another port, or 0, which finds a free one; \
+             or no device has the address: it must be that of a network interface that `rdma link` names"
+        }
         ("rdma_bind_addr" | "rdma_resolve_addr", libc::EADDRNOTAVAIL | libc::ENODEV) => {
             "no device has the address, or leads there: it must be that of a network interface that `rdma link` names, or, of \
              InfiniBand itself, the GID of an InfiniBand port"
@@ -152,9 +157,13 @@ fn connecting(call: &str, errno: Errno) -> Option<&'static str> {
         ("rdma_resolve_route", libc::EINVAL) => {
             "an address must be resolved before: Id::resolve_address, and wait for EventKind::AddressResolved"
         }
+        ("rdma_resolve_route", libc::ENODEV) => {
+            "no network interface of the device leads there, as none does to 127.0.0.1 over RoCE: take the address of an interface \
+             that `rdma link` names, also for this host itself"
+        }
         ("rdma_connect", libc::EINVAL) => {
-            "a route must be resolved before (Id::resolve_route, and wait for EventKind::RouteResolved), and the device must have \
-             the resources (ConnectParameters::responder_resources, initiator_depth)"
+            "a route must be resolved before (Id::resolve_route, and wait for EventKind::RouteResolved), an id connects once, and \
+             the device must have the resources (ConnectParameters::responder_resources, initiator_depth)"
         }
         ("rdma_init_qp_attr", libc::EINVAL) => {
             "the id is not that far: for INIT it needs a device, that is an address that was resolved or a request; for RTR and \
@@ -226,6 +235,8 @@ mod tests {
         assert!(early.to_string().contains("Id::resolve_route"), "{early}");
         let elsewhere = of("rdma_bind_addr", libc::ENODEV).to_string();
         assert!(elsewhere.contains("rdma link") && !elsewhere.contains("unplugged"), "{elsewhere}");
+        assert!(of("rdma_bind_addr", libc::EADDRNOTAVAIL).to_string().contains("take another port"));
+        assert!(of("rdma_resolve_route", libc::ENODEV).to_string().contains("127.0.0.1"));
         assert!(of("rdma_join_multicast", ENOTSUPP).to_string().contains("groups of IPv4 only"));
         assert!(of("rdma_create_event_channel", libc::EPERM).to_string().contains("modprobe rdma_ucm"));
         assert_eq!(of("rdma_create_id", libc::ETIMEDOUT).explain(), None, "no firmware was asked");
