@@ -29,6 +29,13 @@ pub(crate) fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("procfs is mounted").count() - 1
 }
 
+/// Bytes that this process has from the C library's allocator, here and in C: mallinfo(3).
+pub(crate) fn allocated() -> usize {
+    // SAFETY: it has no arguments.
+    let info = unsafe { libc::mallinfo2() };
+    info.uordblks + info.hblkhd
+}
+
 /// Lines of `rdma resource show KIND` (qp, cq, mr, pd) that belong to this process; `None` without the tool.
 pub(crate) fn kernel_objects(kind: &str) -> Option<usize> {
     let output = Command::new("rdma").args(["resource", "show", kind]).stdin(Stdio::null()).output().ok()?;
