@@ -3,10 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use rdma_safe::cm::{Cause, CmError, Connection};
-use rdma_safe::{
-    Access, Buffer, Endpoint, EndpointBuilder, Error, Operation, ProtectionDomain, RemoteMemory, WcStatus, Work,
-};
+use rdma_safe::cm::{Cause, Connection};
+use rdma_safe::{Access, Buffer, Endpoint, EndpointBuilder, Operation, ProtectionDomain, RemoteMemory, WcStatus, Work};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -110,9 +108,9 @@ impl Link {
 
     /// One completion, and what it says if it says anything.
     fn pump(&mut self) -> Result<Option<Arrival>> {
-        let done = self.connection.wait(PATIENCE).map_err(|error| match error {
-            Error::Cm(CmError::Connect(failed)) if failed.cause == Cause::Disconnected => ENDED.into(),
-            other => crate::Failure::from(other),
+        let done = self.connection.wait(PATIENCE).map_err(|error| match error.connect_cause() {
+            Some(Cause::Disconnected) => ENDED.into(),
+            _ => crate::Failure::from(error),
         })?;
         if done.status == WcStatus::WR_FLUSH_ERR {
             return Err(ENDED.into());

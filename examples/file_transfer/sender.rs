@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::Instant;
 
-use rdma_safe::cm::{CmError, Connector, PreparedRoute};
+use rdma_safe::cm::{Cause, Connector, PreparedRoute};
 use rdma_safe::{Buffer, Endpoint, Error, ProtectionDomain, RemoteMemory};
 use sha2::{Digest, Sha256};
 
@@ -110,8 +110,7 @@ fn connect(prepared: PreparedRoute) -> Result<Link> {
 
 /// What the receiver has said as it refused.
 fn said_in(error: &Error) -> Option<String> {
-    let Error::Cm(CmError::Connect(failed)) = error else { return None };
-    let rdma_safe::cm::Cause::Rejected { private_data, .. } = &failed.cause else { return None };
+    let Some(Cause::Rejected { private_data, .. }) = error.connect_cause() else { return None };
     let words: Vec<u8> = private_data.iter().copied().take_while(|byte| *byte != 0).collect();
     String::from_utf8(words).ok().filter(|words| !words.is_empty())
 }

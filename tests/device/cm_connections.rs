@@ -276,7 +276,8 @@ fn two_hundred_connections_leave_nothing_behind() {
             memory.push(allocated());
         }
         assert_eq!(Some((open_files(), kernel_objects())), before);
-        // The allocator keeps what is freed, so that the first rounds take more; then the least there is, 32 bytes a round, would be seen.
+        // The allocator keeps what is freed, so that the first rounds take more; then the least there is, 32 bytes a round, would
+        // be seen.
         assert!(memory[199] < memory[99] + 100 * 16, "{memory:?}");
     });
 }

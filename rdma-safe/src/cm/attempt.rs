@@ -170,7 +170,12 @@ impl fmt::Display for ConnectError {
             write!(f, " from {local}")?;
         }
         if let Some(peer) = self.peer {
-            write!(f, " with {peer}")?;
+            let towards = match self.step {
+                Step::Accept | Step::Transfer | Step::Disconnect => "with",
+                Step::JoinGroup => "at",
+                _ => "to",
+            };
+            write!(f, " {towards} {peer}")?;
         }
         write!(f, " failed: {}{}", self.cause, self.advice())
     }

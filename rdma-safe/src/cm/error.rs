@@ -2,7 +2,7 @@
 
 use crate::explain::advice;
 
-use super::ConnectError;
+use super::{Cause, ConnectError};
 use crate::{Errno, Error};
 
 /// What went wrong with librdmacm.
@@ -74,4 +74,30 @@ pub enum CmError {
 
 pub(super) fn failed(call: &'static str, errno: Errno) -> Error {
     CmError::Call { call, errno }.into()
+}
+
+impl Error {
+    /// Why a connection by address did not come about, or has ended, if that is what went wrong.
+    ///
+    /// ```no_run
+    /// # fn example(connection: &mut rdma_safe::cm::Connection) -> rdma_safe::Result<()> {
+    /// use std::time::Duration;
+    /// use rdma_safe::cm::Cause;
+    ///
+    /// loop {
+    ///     match connection.wait(Duration::from_secs(60)) {
+    ///         Ok(done) => println!("{:?}", done.operation),
+    ///         Err(error) if error.connect_cause() == Some(&Cause::Disconnected) => return Ok(()),
+    ///         Err(error) => return Err(error),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn connect_cause(&self) -> Option<&Cause> {
+        match self {
+            Error::Cm(CmError::Connect(failed)) => Some(&failed.cause),
+            _ => None,
+        }
+    }
 }
