@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::address::first_of;
 use super::attempt::{Cause, Step};
-use super::connection::{Connection, Side};
+use super::connection::Connection;
 use super::devices::{Devices, require};
+use super::side::Side;
 use super::{Address, EventChannel, EventKind, Id, Member, PortSpace};
 use crate::{Endpoint, EndpointBuilder, EndpointSet, ProtectionDomain, Result};
 

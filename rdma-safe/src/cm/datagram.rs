@@ -7,11 +7,11 @@ use rdma_sys::RDMA_UDP_QKEY;
 
 use super::address::first_of;
 use super::attempt::{Cause, Step};
-use super::connection::Side;
 use super::devices::{Devices, require};
 use super::listener::Listening;
+use super::side::Side;
 use super::{
-    Address, CmError, ConnectParameters, Connector, EventChannel, EventKind, Id, Parameters, PortSpace, PrivateData,
+    Address, CmError, ConnectParameters, Connector, EventChannel, EventKind, Parameters, PortSpace, PrivateData,
 };
 use crate::{DatagramEndpoint, Endpoint, EndpointBuilder, Peer, ProtectionDomain, QueuePairState, Result};
 
@@ -283,7 +283,7 @@ impl Side {
     pub(super) fn require_datagrams(&self, step: Step, endpoint: &DatagramEndpoint) -> Result<()> {
         require(&self.id, endpoint.pd())?;
         let found = self.attributes(step, QueuePairState::INIT)?;
-        let (port, own) = (port_of(&self.id), endpoint.port());
+        let (port, own) = (self.port(), endpoint.port());
         if port != own {
             let name = |port: u8| format!("port {port} of {}", endpoint.pd().context().device_name());
             return Err(CmError::OtherDevice { device: name(port), endpoint: name(own) }.into());
@@ -294,9 +294,4 @@ impl Side {
             false => Err(CmError::OtherQueueKey { qkey, endpoint: own }.into()),
         }
     }
-}
-
-/// That of an id that has a device.
-pub(super) fn port_of(id: &Id) -> u8 {
-    id.port().unwrap_or(1)
 }

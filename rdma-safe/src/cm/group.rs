@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::attempt::{Cause, Step};
-use super::connection::Side;
+use super::side::Side;
 use super::{Address, CmError, Connector, EventChannel, EventKind};
 use crate::{DatagramEndpoint, EndpointBuilder, Gid, Peer, ProtectionDomain, Result};
 

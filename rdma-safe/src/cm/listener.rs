@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::address::first_of;
 use super::attempt::{Cause, ConnectError, Step};
-use super::connection::{Connection, Side};
+use super::connection::Connection;
 use super::devices::{Devices, require};
+use super::side::Side;
 use super::{Address, CmError, EventChannel, EventKind, Id, Member, Parameters, PeerParameters, PortSpace};
 use crate::{Endpoint, EndpointBuilder, EndpointSet, Errno, Error, ProtectionDomain, Result};
 

@@ -1,8 +1,9 @@
 //! Connections by address whose endpoints belong to a set.
 
 use super::attempt::Step;
-use super::connection::{Side, Unconfirmed, ends};
+use super::connection::Unconfirmed;
 use super::devices::require;
+use super::side::{Side, ends};
 use super::{Address, Id, PrivateData};
 use crate::{
     Buffer, EndpointBuilder, EndpointKey, EndpointMut, EndpointSet, Error, QueuePairAttributes, QueuePairState, Result,

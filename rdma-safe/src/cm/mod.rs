@@ -116,6 +116,7 @@ mod member;
 mod multicast;
 mod option;
 mod parameters;
+mod side;
 
 pub use address::{Address, IbAddress};
 pub use address_info::{AddressFamily, AddressInfo, AddressQuery, Paths};
