@@ -41,10 +41,11 @@ pub(crate) fn receive(request: Request, into: &Into, progress: &Progress) -> Res
         Ok(_) => ToSender::Stored,
         Err(error) => ToSender::Refused { reason: error.to_string().chars().take(150).collect() },
     };
-    // Where the connection is what has failed, nobody is there to be told.
-    let told = link.send(&last);
-    if told.is_ok() {
-        link.await_hang_up();
+    // Either way the connection ends before the memory goes that the sender may be writing to.
+    match link.send(&last) {
+        Ok(()) => link.await_hang_up(),
+        // Where the connection is what has failed, nobody is there to be told.
+        Err(_) => drop(link),
     }
     received.map_err(|error| format!("{name:?}: {error}").into())
 }
