@@ -71,6 +71,30 @@ pub enum Completion {
     },
 }
 
+/// What has come into a receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    pub(super) len: u32,
+    pub(super) is_write: bool,
+    pub(super) imm: Option<u32>,
+    pub(super) invalidated: Option<u32>,
+    pub(super) solicited: bool,
+}
+
+impl Received {
+    pub(super) fn into_completion(self, id: ReceiveId) -> Completion {
+        let Received { len, is_write, imm, invalidated, solicited } = self;
+        Completion::Received { id, status: Status::Success, len, is_write, imm, invalidated, solicited }
+    }
+}
+
+impl Completion {
+    /// Of a receive into which nothing has come. It wakes everybody who waits.
+    pub(super) fn failed_receive(id: ReceiveId, status: Status) -> Self {
+        Completion::Received { id, status, len: 0, is_write: false, imm: None, invalidated: None, solicited: true }
+    }
+}
+
 /// The device that a queue pair is in, as it appears to this queue pair.
 pub trait Host {
     /// Whether the key opens all of these bytes to the peer.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::host::{Access, Completion, Host, ReceiveId, Status};
+use super::host::{Access, Completion, Host, ReceiveId, Received, Status};
 use super::{Outgoing, Payload, packets};
 use crate::wire::{Ack, Atomic, Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer};
 
@@ -225,7 +225,7 @@ impl Responder {
     fn fill(&mut self, receive: ReceiveId, at: u32, payload: &[u8], host: &mut impl Host) -> Result<(), Refusal> {
         if let Err(status) = host.fill(receive, at, payload) {
             self.message = Message::None;
-            host.complete(failed_receive(receive, status));
+            host.complete(Completion::failed_receive(receive, status));
             let nak = if status == Status::LocalLength { Nak::InvalidRequest } else { Nak::RemoteOperation };
             return Err(Refusal::Fatal(nak));
         }
@@ -248,14 +248,13 @@ impl Responder {
             Trailer::Invalidate(rkey) if host.invalidate(rkey) => (None, Some(rkey)),
             Trailer::Invalidate(_) => {
                 self.message = Message::None;
-                host.complete(failed_receive(id, Status::LocalProtection));
+                host.complete(Completion::failed_receive(id, Status::LocalProtection));
                 return Err(Refusal::Fatal(Nak::RemoteAccess));
             }
         };
         self.done();
-        let solicited = header.solicited;
-        let status = Status::Success;
-        host.complete(Completion::Received { id, status, len, is_write: false, imm, invalidated, solicited });
+        let received = Received { len, is_write: false, imm, invalidated, solicited: header.solicited };
+        host.complete(received.into_completion(id));
         Ok(())
     }
 
@@ -298,21 +297,15 @@ impl Responder {
             && let Err(refusal) = self.store(range, at, payload, host)
         {
             if let Some(id) = receive {
-                host.complete(failed_receive(id, Status::Flushed));
+                host.complete(Completion::failed_receive(id, Status::Flushed));
             }
             return Err(refusal);
         }
         self.done();
         if let Some(id) = receive {
-            host.complete(Completion::Received {
-                id,
-                status: Status::Success,
-                len: range.len,
-                is_write: true,
-                imm,
-                invalidated: None,
-                solicited: header.solicited,
-            });
+            let received =
+                Received { len: range.len, is_write: true, imm, invalidated: None, solicited: header.solicited };
+            host.complete(received.into_completion(id));
         }
         Ok(())
     }
@@ -446,8 +439,4 @@ impl Responder {
             }
         }
     }
-}
-
-fn failed_receive(id: ReceiveId, status: Status) -> Completion {
-    Completion::Received { id, status, len: 0, is_write: false, imm: None, invalidated: None, solicited: true }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::host::{Access, Completion, Host, ReceiveId, Status};
+use super::host::{Access, Completion, Host, ReceiveId, Received, Status};
 use super::{Outgoing, Request, Work};
 use crate::wire::{Header, Operation, Psn, RemoteRange, Trailer};
 
@@ -171,7 +171,7 @@ impl UnreliableResponder {
         if let Err(status) = host.fill(receive, at, payload) {
             // Nobody asks again, but whoever has posted it is told.
             self.message = Message::None;
-            host.complete(received(receive, status, 0, false, None, true));
+            host.complete(Completion::failed_receive(receive, status));
             return None;
         }
         self.message = Message::Send { receive, at: at.wrapping_add(payload.len() as u32) };
@@ -188,7 +188,8 @@ impl UnreliableResponder {
     ) -> Option<()> {
         self.message = Message::None;
         let imm = if let Trailer::Immediate(imm) = trailer { Some(imm) } else { None };
-        host.complete(received(receive, Status::Success, len, false, imm, header.solicited));
+        let received = Received { len, is_write: false, imm, invalidated: None, solicited: header.solicited };
+        host.complete(received.into_completion(receive));
         Some(())
     }
 
@@ -224,12 +225,10 @@ impl UnreliableResponder {
         self.message = Message::None;
         if imm.is_some() {
             let receive = self.receive(host)?;
-            host.complete(received(receive, Status::Success, range.len, true, imm, header.solicited));
+            let received =
+                Received { len: range.len, is_write: true, imm, invalidated: None, solicited: header.solicited };
+            host.complete(received.into_completion(receive));
         }
         Some(())
     }
-}
-
-fn received(id: ReceiveId, status: Status, len: u32, is_write: bool, imm: Option<u32>, solicited: bool) -> Completion {
-    Completion::Received { id, status, len, is_write, imm, invalidated: None, solicited }
 }
