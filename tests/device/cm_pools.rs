@@ -1,7 +1,7 @@
 //! A server whose clients are connected by address, and that takes the requests of all from one pool of receives.
 
 use rdma_safe::cm::{Connection, Connector, Listener, Member};
-use rdma_safe::{Endpoint, EndpointSet, Error, Operation, ReceivePool};
+use rdma_safe::{Endpoint, EndpointSet, Error, Operation, ProtectionDomain, ReceivePool};
 
 use crate::cm::address;
 use crate::cm_connections::filled;
@@ -29,15 +29,21 @@ fn serve(client: &mut Connection, server: &mut Connection, pool: &mut ReceivePoo
     assert!(*answer.buffer.unwrap() == *request);
 }
 
+/// With as many receives as it has room for.
+fn full_pool(pd: &ProtectionDomain) -> ReceivePool {
+    let mut pool = ReceivePool::new(pd, DEPTH).unwrap();
+    for buffer in pd.allocate(DEPTH as usize * 512).unwrap().into_chunks(512).unwrap() {
+        pool.receive(buffer).unwrap();
+    }
+    pool
+}
+
 #[test]
 fn many_clients_by_address_share_a_pool_of_receives() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
-    let mut pool = ReceivePool::new(&pd, DEPTH).unwrap();
-    for buffer in pd.allocate(DEPTH as usize * 512).unwrap().into_chunks(512).unwrap() {
-        pool.receive(buffer).unwrap();
-    }
+    let mut pool = full_pool(&pd);
     let mut listener = Listener::bind((address, 0)).unwrap().pd(&pd);
     let (local, connector) = (listener.local_address(), Connector::new());
     let mut accept = |pool: &ReceivePool| {
@@ -81,10 +87,7 @@ fn clients_by_address_share_a_set() {
     let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
-    let mut pool = ReceivePool::new(&pd, DEPTH).unwrap();
-    for buffer in pd.allocate(DEPTH as usize * 512).unwrap().into_chunks(512).unwrap() {
-        pool.receive(buffer).unwrap();
-    }
+    let mut pool = full_pool(&pd);
     let room = pool.shared_receive_queue().max_wr() + 4 * 8;
     let mut set = EndpointSet::builder(pd.context(), room).build().unwrap();
     let mut listener = Listener::bind((address, 0)).unwrap().pd(&pd);

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::attempt::{Cause, Step};
 use super::error::failed;
-use super::side::{Side, ends};
+use super::side::{End, Side};
 use super::{Address, Id, PrivateData};
-use crate::{Buffer, Completion, Endpoint, Error, QueuePairAttributes, QueuePairState, Result, readiness};
+use crate::{Buffer, Completion, Endpoint, Errno, Error, Result, readiness};
 
 /// How often an endpoint without events is left to see whether the peer is still there.
 const GLANCE: Duration = Duration::from_millis(10);
@@ -23,12 +23,11 @@ pub struct Connection {
     endpoint: Endpoint,
     side: Side,
     private_data: PrivateData,
-    ended: bool,
 }
 
 impl Connection {
     pub(super) fn new(endpoint: Endpoint, side: Side, private_data: PrivateData) -> Self {
-        Connection { endpoint, side, private_data, ended: false }
+        Connection { endpoint, side, private_data }
     }
 
     /// What the peer has said when it asked, or accepted; padded with zeros.
@@ -62,12 +61,7 @@ impl Connection {
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call).
     pub fn is_connected(&mut self) -> Result<bool> {
-        while let Some(event) = self.side.id.channel().try_event()? {
-            if ends(&event.kind) {
-                self.end()?;
-            }
-        }
-        Ok(!self.ended)
+        self.side.is_connected(|| self.endpoint.flush())
     }
 
     /// Waits for a piece of work to be done, at most for `timeout`, and for the peer to end the connection meanwhile: then work in
@@ -108,22 +102,18 @@ impl Connection {
     /// Until there is a completion, or the peer has something to say that is not known yet.
     fn sleep(&self, timeout: Duration) -> Result<()> {
         let Some(work) = self.endpoint.channel() else { return Ok(()) };
-        let slept = match self.ended {
-            true => readiness::poll([work.as_fd()], timeout).map(drop),
-            false => readiness::poll([work.as_fd(), self.side.id.channel().as_fd()], timeout).map(drop),
+        let ready = match self.side.has_ended() {
+            true => readiness::poll([work.as_fd()], timeout).map(|[work]| work),
+            false => {
+                readiness::poll([work.as_fd(), self.side.id.channel().as_fd()], timeout).map(|[work, id]| work | id)
+            }
         };
-        slept.map_err(|errno| failed("poll(2)", errno))
-    }
-
-    /// Answers that the peer has ended it.
-    fn end(&mut self) -> Result<()> {
-        if !std::mem::replace(&mut self.ended, true) {
-            let flushed = self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR));
-            // There is nobody to tell it to, if it fails.
-            let _ = self.side.id.disconnect();
-            return flushed;
+        // With nothing to read, now or ever, the device is gone, or a descriptor is: that is not to be waited for again.
+        match ready.map_err(|errno| failed("poll(2)", errno))? {
+            0 => Ok(()),
+            ready if ready & libc::POLLIN != 0 => Ok(()),
+            _ => Err(failed("poll(2)", Errno(libc::EIO))),
         }
-        Ok(())
     }
 
     /// Ends the connection, and returns the buffers of all work that was not handed out, as [`Endpoint::close`] does. Take the
@@ -134,21 +124,8 @@ impl Connection {
     /// with [`CmError::Call`](super::CmError::Call): the connection has ended all the same, and the buffers are there. Those of
     /// [`Endpoint::close`], which keep the buffers.
     pub fn disconnect(mut self) -> Result<Vec<Buffer>, Unconfirmed> {
-        let told = self.part();
-        match (self.endpoint.close(), told) {
-            (Ok(buffers), Ok(())) => Ok(buffers),
-            (Ok(buffers), Err(error)) => Err(Unconfirmed { error, buffers }),
-            (Err(error), _) => Err(Unconfirmed { error, buffers: Vec::new() }),
-        }
-    }
-
-    /// Tells the peer, unless it has, and waits until it knows.
-    fn part(&mut self) -> Result<()> {
-        if !self.is_connected()? {
-            return Ok(());
-        }
-        self.endpoint.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
-        self.side.part()
+        let told = self.side.part(|| self.endpoint.flush());
+        Unconfirmed::unless(told, self.endpoint.close())
     }
 
     /// The endpoint and the id, whose drop ends the connection.
@@ -169,6 +146,17 @@ pub struct Unconfirmed {
     /// Those of all work that was not handed out; none where the queue pair could not be destroyed, as the device may still use
     /// them then.
     pub buffers: Vec<Buffer>,
+}
+
+impl Unconfirmed {
+    /// The buffers of an endpoint that was closed, where the peer was told.
+    pub(super) fn unless(told: Result<()>, closed: Result<Vec<Buffer>>) -> Result<Vec<Buffer>, Unconfirmed> {
+        match (closed, told) {
+            (Ok(buffers), Ok(())) => Ok(buffers),
+            (Ok(buffers), Err(error)) => Err(Unconfirmed { error, buffers }),
+            (Err(error), _) => Err(Unconfirmed { error, buffers: Vec::new() }),
+        }
+    }
 }
 
 impl From<Unconfirmed> for Error {

@@ -3,11 +3,9 @@
 use super::attempt::Step;
 use super::connection::Unconfirmed;
 use super::devices::require;
-use super::side::{Side, ends};
+use super::side::{End, Side};
 use super::{Address, Id, PrivateData};
-use crate::{
-    Buffer, EndpointBuilder, EndpointKey, EndpointMut, EndpointSet, Error, QueuePairAttributes, QueuePairState, Result,
-};
+use crate::{Buffer, EndpointBuilder, EndpointKey, EndpointMut, EndpointSet, Error, Result};
 
 /// A connection by address whose endpoint belongs to an [`EndpointSet`]. Made by [`Request::accept_in`](super::Request::accept_in)
 /// and [`Route::connect_in`](super::Route::connect_in).
@@ -59,7 +57,6 @@ pub struct Member {
     side: Side,
     key: EndpointKey,
     private_data: PrivateData,
-    ended: bool,
 }
 
 impl Member {
@@ -76,7 +73,7 @@ impl Member {
         let key = builder.build_in(set)?;
         let mut endpoint = set.endpoint(key).ok_or(Error::NoSuchEndpoint)?;
         match shake(&mut side, &mut endpoint) {
-            Ok(private_data) => Ok(Member { side, key, private_data, ended: false }),
+            Ok(private_data) => Ok(Member { side, key, private_data }),
             Err(error) => {
                 let _ = set.remove(key);
                 Err(error)
@@ -120,20 +117,7 @@ impl Member {
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call).
     pub fn is_connected(&mut self, set: &mut EndpointSet) -> Result<bool> {
-        while let Some(event) = self.side.id.channel().try_event()? {
-            if ends(&event.kind) && !std::mem::replace(&mut self.ended, true) {
-                let flushed = self.flush(set);
-                // There is nobody to tell it to, if it fails.
-                let _ = self.side.id.disconnect();
-                flushed?;
-            }
-        }
-        Ok(!self.ended)
-    }
-
-    fn flush(&self, set: &mut EndpointSet) -> Result<()> {
-        let error = QueuePairAttributes::new().set_state(QueuePairState::ERR);
-        set.endpoint(self.key).map_or(Ok(()), |mut endpoint| endpoint.advance(&error))
+        self.side.is_connected(|| flush(set, self.key))
     }
 
     /// Ends the connection, and removes the endpoint from its set, as [`EndpointSet::remove`] does.
@@ -142,14 +126,12 @@ impl Member {
     /// [`Unconfirmed`], as that of [`Connection::disconnect`](super::Connection::disconnect), with the errors of
     /// [`EndpointSet::remove`].
     pub fn disconnect(mut self, set: &mut EndpointSet) -> Result<Vec<Buffer>, Unconfirmed> {
-        let told = match self.is_connected(set) {
-            Ok(true) => self.flush(set).and_then(|()| self.side.part()),
-            other => other.map(drop),
-        };
-        match (set.remove(self.key), told) {
-            (Ok(buffers), Ok(())) => Ok(buffers),
-            (Ok(buffers), Err(error)) => Err(Unconfirmed { error, buffers }),
-            (Err(error), _) => Err(Unconfirmed { error, buffers: Vec::new() }),
-        }
+        let told = self.side.part(|| flush(set, self.key));
+        Unconfirmed::unless(told, set.remove(self.key))
     }
+}
+
+/// The work of an endpoint comes back, if the set still has it.
+fn flush(set: &mut EndpointSet, key: EndpointKey) -> Result<()> {
+    set.endpoint(key).map_or(Ok(()), |mut endpoint| endpoint.flush())
 }

@@ -19,17 +19,18 @@ const CONFIRMATION: Duration = Duration::from_secs(10);
 /// How long the peer has to answer that the connection has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// One end of a handshake: an id with a channel of its own.
+/// One end of a handshake, and of the connection that comes of it: an id with a channel of its own.
 #[derive(Debug)]
 pub(super) struct Side {
     pub(super) id: Id,
     /// As asked for.
     peer: Option<Address>,
+    ended: bool,
 }
 
 impl Side {
     pub(super) fn new(id: Id, peer: Option<Address>) -> Self {
-        Side { id, peer }
+        Side { id, peer, ended: false }
     }
 
     /// What comes next.
@@ -152,8 +153,30 @@ impl Side {
         }
     }
 
-    /// Tells the peer that the connection has ended, and waits until it knows.
-    pub(super) fn part(&mut self) -> Result<()> {
+    /// Whether it is known that the connection has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Whether neither end has ended the connection. If the peer has, `flush` is called, and the peer answered.
+    pub(super) fn is_connected(&mut self, mut flush: impl FnMut() -> Result<()>) -> Result<bool> {
+        while let Some(event) = self.id.channel().try_event()? {
+            if ends(&event.kind) && !std::mem::replace(&mut self.ended, true) {
+                let flushed = flush();
+                // There is nobody to tell it to, if it fails.
+                let _ = self.id.disconnect();
+                flushed?;
+            }
+        }
+        Ok(!self.ended)
+    }
+
+    /// Ends the connection, unless it has ended: calls `flush`, tells the peer, and waits until it knows.
+    pub(super) fn part(&mut self, mut flush: impl FnMut() -> Result<()>) -> Result<()> {
+        if !self.is_connected(&mut flush)? {
+            return Ok(());
+        }
+        flush()?;
         self.id.disconnect().map_err(|error| self.call_failed(Step::Disconnect, error))?;
         let end = self.event(Step::Disconnect, FAREWELL)?;
         match ends(&end) && !matches!(end, EventKind::DeviceRemoval) {
@@ -168,6 +191,11 @@ pub(super) trait End {
     fn address(&self) -> QueuePairAddress;
     fn queue_pair(&self) -> &QueuePair;
     fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()>;
+
+    /// Its work comes back.
+    fn flush(&mut self) -> Result<()> {
+        self.advance(&QueuePairAttributes::new().set_state(QueuePairState::ERR))
+    }
 }
 
 macro_rules! end {
@@ -191,7 +219,7 @@ macro_rules! end {
 end!(Endpoint, EndpointMut<'_>);
 
 /// Whether there is no connection any more. A peer that dies before it was told that this end knows of its answer takes that back.
-pub(super) fn ends(event: &EventKind) -> bool {
+fn ends(event: &EventKind) -> bool {
     matches!(
         event,
         EventKind::Disconnected
