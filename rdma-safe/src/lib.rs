@@ -50,6 +50,7 @@
 //! | register memory of a GPU | [`ProtectionDomain::register_dmabuf`] |
 //! | poll and post in a loop at the least cost | [`Poller`], [`SendQueue::extended`], [`Endpoint::extended`] |
 //! | end a connection | [`Endpoint::close`], [`EndpointSet::remove`], [`QueuePair::drain`] |
+//! | run where there is no RDMA device | `soft::install_by_default`, with the feature `soft` |
 //! | know why something failed | [`Endpoint::explain`], [`QueuePair::explain`], [`Error::explain`] |
 //! | share a domain and its regions with another process | [`Context::command_fd`] there, [`Context::import`] here |
 //! | use objects of other code, or show them to it | `from_raw`, `as_raw` of each type |
@@ -109,6 +110,8 @@ mod quirks;
 mod rate;
 mod readiness;
 mod rss;
+#[cfg(feature = "soft")]
+pub mod soft;
 mod srq;
 mod td;
 mod wq;

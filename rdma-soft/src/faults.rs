@@ -221,6 +221,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "arithmetic, and much of it")]
     fn shares_are_kept() {
         const PACKETS: usize = 100_000;
         let faults = Faults { seed: 1, drop: 0.05, dup: 0.02, reorder: 0.03, corrupt: 0.01, ..Faults::default() };

@@ -2,7 +2,7 @@
 
 mod machine;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use machine::{BASE, MEMORY, MTU, Machine, RECEIVE, RKEY, is_whole, pattern};
@@ -24,6 +24,7 @@ struct End {
 const REQUESTER: RequesterSettings = RequesterSettings {
     psn: Psn::new(0xff_fff0),
     mtu: MTU,
+    window: 16,
     reads: 4,
     timeout: Some(Duration::from_millis(1)),
     retries: 7,
@@ -88,16 +89,21 @@ struct Net {
     number: u64,
     injector: Injector,
     packets: u64,
+    /// Those that get lost whatever the injector says, counted from 1.
+    lost: BTreeSet<u64>,
 }
 
 impl Net {
     fn new(ends: [End; 2], faults: Faults) -> Self {
         let injector = Injector::new(faults);
-        Net { ends, now: Time(0), way: BTreeMap::new(), number: 0, injector, packets: 0 }
+        Net { ends, now: Time(0), way: BTreeMap::new(), number: 0, injector, packets: 0, lost: BTreeSet::new() }
     }
 
     /// A packet is ten microseconds on its way.
     fn send(&mut self, to: usize, mut bytes: Vec<u8>) {
+        if self.lost.remove(&self.packets) {
+            return;
+        }
         let fate = self.injector.next(&mut bytes);
         let after = Duration::from_micros(10 * (1 + u64::from(fate.overtaken_by))) + fate.delay;
         for _ in 0..fate.copies {
@@ -196,10 +202,15 @@ fn expected(
     }
 }
 
+/// An atomic operation on that word of the memory, which does nothing.
+fn word(at: usize) -> Atomic {
+    Atomic { address: BASE + 8 * at as u64, rkey: RKEY, swap: 0, compare: 0 }
+}
+
 fn post(end: &mut End, steps: &[Step]) {
     for (id, step) in (0_u64..).zip(steps) {
         let address = |at: usize| BASE + at as u64;
-        let atomic = |word: usize, swap| Atomic { address: address(8 * word), rkey: RKEY, swap, compare: 0 };
+        let atomic = |at, swap| Atomic { swap, ..word(at) };
         match *step {
             Step::Send { len, imm } => {
                 let trailer = imm.map_or(Trailer::None, Trailer::Immediate);
@@ -230,8 +241,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Both ends do the steps towards each other, and each is done once and in order whatever the network does.
-fn both_ways(steps: &[Vec<Step>; 2], faults: Faults) {
-    let mut net = Net::new([End::new(), End::new()], faults);
+fn both_ways(steps: &[Vec<Step>; 2], timeout: Duration, faults: Faults) {
+    let end = || End::with(RequesterSettings { timeout: Some(timeout), ..REQUESTER });
+    let mut net = Net::new([end(), end()], faults);
     for (end, steps) in net.ends.iter_mut().zip(steps) {
         post(end, steps);
     }
@@ -300,12 +312,89 @@ fn a_peer_that_never_answers_is_given_up_after_as_many_tries_as_were_said() {
     for retries in [0, 1, 7] {
         let mut net = asking(RequesterSettings { retries, ..REQUESTER });
         net.injector = Injector::new(Faults { drop: 1.0, ..Faults::default() });
-        net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 1000));
+        net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 500));
         net.run();
         assert_eq!(sent(&net.ends[0]), [(0, Status::RetryExceeded)]);
         let tries = u64::from(retries) + 1;
-        assert_eq!((net.packets, net.now), (tries * 4, Time(tries * 1_000_000)));
+        assert_eq!((net.packets, net.now), (tries * 2, Time(tries * 1_000_000)));
     }
+}
+
+#[test]
+fn what_gets_lost_last_is_asked_for_before_the_timeout_and_takes_no_retry() {
+    let settings = RequesterSettings { timeout: Some(Duration::from_millis(640)), retries: 0, ..REQUESTER };
+    // Four packets and their acknowledgement, of which some get lost at the end.
+    for lost in [&[5][..], &[4], &[3, 4], &[1, 2, 3, 4], &[2, 3, 4, 5], &[4, 5]] {
+        let mut net = asking(settings);
+        net.lost = lost.iter().copied().collect();
+        net.ends[1].machine.post_receive(1);
+        net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 1000));
+        net.run();
+        assert_eq!(sent(&net.ends[0]), [(0, Status::Success)], "{lost:?}");
+        assert_eq!(net.ends[1].machine.inboxes[&1], pattern(0, 1000));
+        // A second one is later by as much again, and one more takes the packet that has not got lost.
+        assert!((10_000_000..42_000_000).contains(&net.now.0), "{lost:?}: {:?}", net.now);
+    }
+    for request in [Request::Read { address: BASE, rkey: RKEY }, Request::FetchAdd(word(0))] {
+        for lost in [1, 2] {
+            let mut net = asking(settings);
+            net.lost.insert(lost);
+            net.ends[0].post(0, request, vec![1; 8]);
+            net.run();
+            assert_eq!(sent(&net.ends[0]), [(0, Status::Success)], "{request:?}, {lost}");
+            assert_eq!(net.now, Time(10_020_000), "{request:?}, {lost}");
+        }
+    }
+}
+
+#[test]
+fn on_a_bad_network_little_is_on_its_way_that_has_to_be_sent_again() {
+    let timeout = Some(Duration::from_millis(640));
+    let mut net = asking(RequesterSettings { window: 256, timeout, ..REQUESTER });
+    let faults = Faults { seed: 1, drop: 0.05, reorder: 0.05, dup: 0.01, ..Faults::default() };
+    net.injector = Injector::new(faults);
+    for id in 0..50 {
+        net.ends[0].post(id, Request::Write { address: BASE, rkey: RKEY, imm: None }, pattern(id, MEMORY));
+    }
+    net.run();
+    // Twice as many with their acknowledgements.
+    let needed = 2 * 50 * MEMORY as u64 / u64::from(MTU);
+    assert!(net.packets < 3 * needed, "{} packets for {needed}", net.packets);
+    assert!(net.ends[1].machine.memory == pattern(49, MEMORY));
+}
+
+#[test]
+fn losses_while_the_peer_has_no_receive_are_not_one_after_the_other() {
+    let mut net = asking(RequesterSettings { retries: 1, ..REQUESTER });
+    net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 10));
+    // One of three tries, or refusals: more than retries, but never two in a row.
+    net.lost = (0..40).map(|round| 3 + 5 * round).collect();
+    for _ in 0..400 {
+        net.turn();
+    }
+    assert_eq!(sent(&net.ends[0]), []);
+    assert!(net.packets > 100 && net.lost.len() < 20, "{} packets, {} lost", net.packets, 40 - net.lost.len());
+    net.ends[1].machine.post_receive(10);
+    net.run();
+    assert_eq!(sent(&net.ends[0]), [(0, Status::Success)]);
+}
+
+#[test]
+fn a_refusal_that_gets_lost_is_said_again() {
+    for lost in [vec![2], vec![2, 4], vec![2, 3, 5]] {
+        let mut net = asking(REQUESTER);
+        net.lost = lost.iter().copied().collect();
+        net.ends[0].post(0, Request::Write { address: BASE, rkey: RKEY + 1, imm: None }, pattern(0, 10));
+        net.run();
+        assert_eq!(sent(&net.ends[0]), [(0, Status::RemoteAccess)], "{lost:?}");
+        assert!(net.ends[1].machine.memory == vec![0; MEMORY]);
+    }
+    // One whose application has ended it says nothing.
+    let mut net = asking(REQUESTER);
+    net.ends[1].responder.abandon();
+    net.ends[0].post(0, Request::Write { address: BASE, rkey: RKEY + 1, imm: None }, pattern(0, 10));
+    net.run();
+    assert_eq!(sent(&net.ends[0]), [(0, Status::RetryExceeded)]);
 }
 
 #[test]
@@ -361,7 +450,7 @@ fn no_more_reads_are_outstanding_than_were_said() {
     net.run();
     assert_eq!(sent(&net.ends[0]).len(), 5);
     // One that asks more than its peer said it would answer breaks the rules.
-    let mut net = asking(RequesterSettings { reads: 9, ..REQUESTER });
+    let mut net = asking(RequesterSettings { reads: 9, window: 256, ..REQUESTER });
     for id in 0..9 {
         net.ends[0].post(id, Request::Read { address: BASE, rkey: RKEY }, vec![0; 2000]);
     }
@@ -371,6 +460,23 @@ fn no_more_reads_are_outstanding_than_were_said() {
     }
     net.run();
     assert_eq!(sent(&net.ends[0]).iter().filter(|(_, status)| *status == Status::RemoteInvalidRequest).count(), 1);
+}
+
+#[test]
+fn requests_that_come_again_are_not_more_than_were_said() {
+    let mut net = asking(REQUESTER);
+    let now = net.now;
+    for id in 0..3 {
+        net.ends[0].post(id, Request::FetchAdd(word(0)), vec![0; 8]);
+    }
+    let asked = std::iter::from_fn(|| net.ends[0].transmit(now)).collect::<Vec<_>>();
+    // Three times, before anything is answered, and then the fourth.
+    for bytes in asked.iter().chain(&asked).chain(&asked) {
+        net.ends[1].handle(bytes, now);
+    }
+    net.ends[0].post(3, Request::FetchAdd(word(0)), vec![0; 8]);
+    net.run();
+    assert_eq!(sent(&net.ends[0]), [0, 1, 2, 3].map(|id| (id, Status::Success)));
 }
 
 #[test]
@@ -398,10 +504,12 @@ proptest! {
         dup in 0.0..0.06,
         reorder in 0.0..0.06,
         corrupt in 0.0..0.02,
+        // With the longer one it asks before it sends again.
+        timeout in prop_oneof![Just(1), Just(100)],
         seed: u64,
     ) {
         let delay = Duration::from_micros(seed % 50);
-        both_ways(&[first, second], Faults { seed, drop, dup, reorder, corrupt, delay });
+        both_ways(&[first, second], Duration::from_millis(timeout), Faults { seed, drop, dup, reorder, corrupt, delay });
     }
 
     #[test]
@@ -433,4 +541,25 @@ proptest! {
         let ids: Vec<u64> = sent(&net.ends[0]).iter().map(|(id, _)| *id).collect();
         prop_assert_eq!(ids, (0..steps.len() as u64).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn settings_change_while_it_runs() {
+    let timeout = Duration::from_micros(10);
+    let before = RequesterSettings { retries: 0, timeout: Some(timeout), ..REQUESTER };
+    let (mut host, mut requester) = (Machine::new(), Requester::new(before));
+    requester.change(RequesterSettings { retries: 2, psn: Psn::new(1), mtu: 4 * MTU, ..before });
+    let write = Request::Write { address: BASE, rkey: RKEY, imm: None };
+    let work = Work { id: 7, request: write, len: 2 * MTU, is_fenced: false, is_solicited: false };
+    requester.post(work, &mut host);
+    let (mut now, mut sent) = (Time(0), Vec::new());
+    while !requester.has_failed() {
+        sent.extend(std::iter::from_fn(|| requester.transmit(now)).map(|outgoing| outgoing.psn));
+        now = now + timeout;
+        requester.expire(now, &mut host);
+    }
+    assert_eq!(host.completions, [Completion::Sent { id: 7, status: Status::RetryExceeded }]);
+    // Its numbers and its MTU stay; it was sent, and sent again twice, as far as it takes to be answered.
+    let times = sent.iter().filter(|psn| **psn == REQUESTER.psn).count();
+    assert_eq!((times, sent[1]), (3, REQUESTER.psn.add(1)));
 }

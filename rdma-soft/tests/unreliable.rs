@@ -39,9 +39,12 @@ impl Wire {
     }
 
     fn run(&mut self, is_lost: impl Fn(usize) -> bool) {
-        while let Some(outgoing) = self.requester.transmit(&mut self.sender) {
+        while let Some(outgoing) = self.requester.transmit() {
             assert!(!outgoing.ack_request);
+            let ended = self.sender.completions.len();
             let bytes = self.sender.encode(&outgoing, Transport::Uc);
+            assert_eq!(self.sender.completions.len(), ended, "work ends after its data was taken");
+            self.requester.taken(&mut self.sender);
             self.packets += 1;
             assert!(is_whole(&bytes));
             if !is_lost(self.packets - 1) {
@@ -98,7 +101,7 @@ fn work_that_needs_answers_is_refused() {
     for request in [Request::Read { address: 0, rkey: 0 }, Request::Send(Trailer::Invalidate(1))] {
         assert!(!requester.post(Work { id: 0, request, len: 8, is_fenced: false, is_solicited: false }));
     }
-    assert_eq!(requester.transmit(&mut Machine::new()), None);
+    assert_eq!(requester.transmit(), None);
 }
 
 proptest! {

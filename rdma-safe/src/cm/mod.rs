@@ -16,6 +16,8 @@
 //! librdmacm (Debian: `librdmacm1`) is loaded when the first channel is made. It opens devices of its own, of which nothing is to
 //! be seen here: an id names its device ([`Id::device_name`]), and a queue pair may be of any [`Context`](crate::Context) of that.
 //!
+//! A software RNIC of the crate rdma-soft, `soft0`, has no connection manager, and all of this is refused there.
+//!
 //! The same with ids and queue pairs of one's own, as event-driven programs want it:
 //!
 //! ```no_run

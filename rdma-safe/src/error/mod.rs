@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdma_sys::LoadError;
 
-use crate::explain::advice;
+use crate::explain::{advice, advice_on_opening};
 use crate::{AddressError, CompletionError, Errno, ModifyError, PollError, PostError, QueuePairType};
 
 /// A failed control-path operation: which verb, its `errno`, and what to change.
@@ -32,8 +32,8 @@ pub enum Error {
     #[error(
         "no RDMA device found (libibverbs is loaded and ibv_get_device_list is empty); check `rdma link` and \
          `ls /sys/class/infiniband`, load the driver of your RNIC, or make a software device: \
-         `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE`; or run in a guest that has one: \
-         `cargo xtask softroce -- CMD` in a checkout of rdma-safe"
+         `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE`; or take soft0, which needs none of this: \
+         rdma_safe::soft::install_by_default (feature `soft`)"
     )]
     NoDevice,
 
@@ -54,10 +54,7 @@ pub enum Error {
     },
 
     /// `ibv_open_device(3)` failed.
-    #[error(
-        "ibv_open_device({device}) failed: {errno}; check that /dev/infiniband/uverbs* exists and that this user may \
-         open it"
-    )]
+    #[error("ibv_open_device({device}) failed: {errno}; {}", advice_on_opening(*errno))]
     OpenDevice {
         /// Name of the device.
         device: String,

@@ -139,6 +139,11 @@ fn connecting(call: &str, errno: Errno) -> Option<&'static str> {
         ("rdma_create_event_channel", libc::EACCES) => {
             "this user may not open /dev/infiniband/rdma_cm: see its owner and mode, and the device cgroup of a container"
         }
+        // No kernel says so, and everything begins with this call.
+        ("rdma_create_event_channel", libc::EOPNOTSUPP) => {
+            "soft0 has no connection manager: exchange addresses out of band (QueuePairAddress), or take a device of the kernel: \
+             see `rdma link`"
+        }
         ("rdma_bind_addr" | "rdma_listen", libc::EADDRINUSE) => {
             "another id has the port: take another one, or 0, which finds a free one"
         }
@@ -196,6 +201,15 @@ pub(crate) fn advice(verb: &str, errno: Errno) -> String {
     cause(verb, errno).map(|cause| format!("; {cause}")).unwrap_or_default()
 }
 
+/// What to look at when a device cannot be opened.
+pub(crate) fn advice_on_opening(errno: Errno) -> &'static str {
+    match errno.0 {
+        // Of no device of the kernel.
+        libc::EADDRNOTAVAIL => "soft0 has written the reason to standard error",
+        _ => "check that /dev/infiniband/uverbs* exists and that this user may open it",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -239,6 +253,7 @@ mod tests {
         assert!(of("rdma_resolve_route", libc::ENODEV).to_string().contains("127.0.0.1"));
         assert!(of("rdma_join_multicast", ENOTSUPP).to_string().contains("groups of IPv4 only"));
         assert!(of("rdma_create_event_channel", libc::EPERM).to_string().contains("modprobe rdma_ucm"));
+        assert!(of("rdma_create_event_channel", libc::EOPNOTSUPP).to_string().contains("QueuePairAddress"));
         assert_eq!(of("rdma_create_id", libc::ETIMEDOUT).explain(), None, "no firmware was asked");
     }
 

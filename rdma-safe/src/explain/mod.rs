@@ -5,7 +5,7 @@ mod errno;
 
 use std::fmt;
 
-pub(crate) use errno::advice;
+pub(crate) use errno::{advice, advice_on_opening};
 
 use crate::{
     CompletionError, Context, FailedWork, LinkLayer, Operation, PortState, QueuePair, QueuePairType, Quirks, Result,

@@ -13,6 +13,10 @@ pub enum Access {
     Atomic,
 }
 
+/// Where memory is, as its host knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place(pub u64);
+
 /// A receive that was taken out of its queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReceiveId(pub u64);
@@ -97,15 +101,15 @@ impl Completion {
 
 /// The device that a queue pair is in, as it appears to this queue pair.
 pub trait Host {
-    /// Whether the key opens all of these bytes to the peer.
-    fn opens(&self, range: &RemoteRange, access: Access) -> bool;
+    /// Where these bytes are, if the key opens all of them to the peer.
+    fn open(&self, range: &RemoteRange, access: Access) -> Option<Place>;
 
-    /// Writes to memory that [`Host::opens`] has just said is open.
-    fn store(&mut self, address: u64, data: &[u8]);
+    /// Writes to memory that [`Host::open`] has just opened.
+    fn store(&mut self, place: Place, data: &[u8]);
 
-    /// Replaces the word there, which [`Host::opens`] has just said is open and which is aligned, by what `change` makes of it;
-    /// what it was.
-    fn update(&mut self, address: u64, change: &dyn Fn(u64) -> u64) -> u64;
+    /// Replaces the word there, which [`Host::open`] has just opened and which is aligned, by what `change` makes of it; what it
+    /// was.
+    fn update(&mut self, place: Place, change: &dyn Fn(u64) -> u64) -> u64;
 
     /// Takes the next receive, if there is one.
     fn receive(&mut self) -> Option<ReceiveId>;

@@ -12,7 +12,7 @@ mod time;
 mod unreliable;
 mod work;
 
-pub use host::{Access, Completion, Host, ReceiveId, Status};
+pub use host::{Access, Completion, Host, Place, ReceiveId, Status};
 pub use requester::{Requester, RequesterSettings};
 pub use responder::{Responder, ResponderSettings};
 pub use time::Time;
@@ -53,9 +53,7 @@ pub enum Payload {
     /// Memory that a peer reads.
     Remote {
         /// Where it begins.
-        address: u64,
-        /// The key that the peer has.
-        rkey: u32,
+        place: Place,
         /// Bytes.
         len: u32,
     },

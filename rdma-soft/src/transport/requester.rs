@@ -7,11 +7,14 @@ use super::host::{Completion, Host, Status};
 use super::{Outgoing, Request, Time, Work};
 use crate::wire::{Ack, Header, Nak, Operation, Psn, Syndrome};
 
-/// Packets that may be on their way unacknowledged: what a path keeps busy, and a receiver's socket can hold.
-const WINDOW: i32 = 256;
+/// The share of the timeout after which the earliest packet is sent again, to hear sooner what got lost. It is no retry.
+const PROBE: u32 = 64;
 
-/// In a long message, after how many packets an acknowledgement is asked for.
-const PACE: u32 = 64;
+/// Packets that may be on their way whatever got lost.
+const FEWEST: u16 = 2;
+
+/// Peers take so long to answer, also when all is well.
+const SOON: Duration = Duration::from_millis(1);
 
 /// What a requester is told when its queue pair becomes ready to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +23,8 @@ pub struct RequesterSettings {
     pub psn: Psn,
     /// Most bytes of a packet's payload.
     pub mtu: u32,
+    /// Packets that may be on their way unacknowledged: what keeps a path busy, and a receiver can hold. At least 4.
+    pub window: u16,
     /// Reads and atomic operations that may be outstanding; at least one where there are any.
     pub reads: u8,
     /// How long an acknowledgement is waited for; for ever unless set.
@@ -49,6 +54,12 @@ impl Numbered {
         !self.awaits_data() || self.returned == self.packets
     }
 
+    /// Of the packets from that one on, how many are asked for at once.
+    fn part(&self, from: u32, window: u32) -> u32 {
+        let most = (window / 2).max(1);
+        (most - from % most).min(self.packets - from)
+    }
+
     /// The number of the first packet after it.
     fn end(&self) -> Psn {
         self.psn.add(self.packets)
@@ -71,10 +82,21 @@ pub struct Requester {
     highest: Psn,
     /// Of the first packet that is not acknowledged.
     unacknowledged: Psn,
+    /// Packets that may be on their way for now: fewer after losses, since all that comes after one is sent again.
+    limit: u16,
+    /// Requests whose data has not come back: each is for a part of what a read is for.
+    asked: u32,
+    /// Nothing is begun.
+    is_held: bool,
     retries: u8,
     rnr_retries: u8,
     /// When an answer must have come.
     deadline: Option<Time>,
+    /// When to ask what has become of the earliest packet, and how long to wait for the answer after that.
+    probe: Option<(Time, Duration)>,
+    is_probe_due: bool,
+    /// The packet that it was asked for.
+    probed: Option<Psn>,
     /// Until when the peer has asked to be left alone.
     pause: Option<Time>,
     /// An answer is missing, and what asks for it was sent again: what comes after the gap says nothing new.
@@ -88,15 +110,22 @@ impl Requester {
     pub fn new(settings: RequesterSettings) -> Self {
         Requester {
             settings,
-            work: VecDeque::new(),
+            // As long as no more is posted, nothing is allocated later.
+            work: VecDeque::with_capacity(settings.window.into()),
             at: 0,
             sent: 0,
             next: settings.psn,
             highest: settings.psn,
             unacknowledged: settings.psn,
+            limit: settings.window,
+            asked: 0,
+            is_held: false,
             retries: settings.retries,
             rnr_retries: settings.rnr_retries,
             deadline: None,
+            probe: None,
+            is_probe_due: false,
+            probed: None,
             pause: None,
             has_asked: false,
             has_failed: false,
@@ -115,6 +144,33 @@ impl Requester {
         self.work.is_empty()
     }
 
+    /// Begins nothing that was not begun, or goes on: as its queue pair is drained.
+    pub fn hold(&mut self, is_held: bool) {
+        self.is_held = is_held;
+    }
+
+    /// Goes on with other settings, of which the number of the next packet, the MTU and the window stay as they are.
+    pub fn change(&mut self, settings: RequesterSettings) {
+        let RequesterSettings { psn, mtu, window, .. } = self.settings;
+        self.settings = RequesterSettings { psn, mtu, window, ..settings };
+        (self.retries, self.rnr_retries) = (settings.retries, settings.rnr_retries);
+    }
+
+    /// Whether all work that was begun is done.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.work.front().is_none_or(|first| first.psn.since(self.highest) >= 0)
+    }
+
+    /// A piece of work cannot be done here; what comes before it and after it is flushed.
+    pub fn fail_at(&mut self, id: u64, status: Status, host: &mut impl Host) {
+        while let Some(first) = self.work.pop_front() {
+            let status = if first.work.id == id { status } else { Status::Flushed };
+            host.complete(Completion::Sent { id: first.work.id, status });
+        }
+        self.flush(host);
+    }
+
     /// Adds work. After a failure it is flushed at once.
     pub fn post(&mut self, work: Work, host: &mut impl Host) {
         if self.has_failed {
@@ -129,7 +185,7 @@ impl Requester {
     /// Ends all work that is left, as the queue pair goes to the error state.
     pub fn flush(&mut self, host: &mut impl Host) {
         self.has_failed = true;
-        self.deadline = None;
+        self.await_nothing();
         self.pause = None;
         for numbered in self.work.drain(..) {
             host.complete(Completion::Sent { id: numbered.work.id, status: Status::Flushed });
@@ -140,7 +196,22 @@ impl Requester {
     /// When to call [`Requester::expire`].
     #[must_use]
     pub fn wake_at(&self) -> Option<Time> {
-        self.pause.or(self.deadline)
+        let probe = self.probe.map(|(at, _)| at);
+        self.pause.or(probe.into_iter().chain(self.deadline).min())
+    }
+
+    /// An answer has to come from now on.
+    fn await_answer(&mut self, now: Time) {
+        let Some(timeout) = self.settings.timeout else { return };
+        self.deadline = Some(now + timeout);
+        let wait = timeout / PROBE;
+        self.probe = (wait >= SOON).then(|| (now + wait, 2 * wait));
+        (self.is_probe_due, self.probed) = (false, None);
+    }
+
+    fn await_nothing(&mut self) {
+        (self.deadline, self.probe) = (None, None);
+        (self.is_probe_due, self.probed) = (false, None);
     }
 
     /// Does what has become due.
@@ -148,8 +219,16 @@ impl Requester {
         if self.pause.is_some_and(|pause| pause <= now) {
             self.pause = None;
         }
-        if self.pause.is_none() && self.deadline.is_some_and(|deadline| deadline <= now) {
+        if self.pause.is_some() {
+            return;
+        }
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
             self.again(host);
+        } else if let Some((at, wait)) = self.probe
+            && at <= now
+        {
+            self.probe = Some((now + wait, 2 * wait));
+            self.is_probe_due = true;
         }
     }
 
@@ -158,12 +237,18 @@ impl Requester {
         match self.retries.checked_sub(1) {
             Some(left) => {
                 self.retries = left;
-                self.deadline = None;
+                self.shrink();
+                self.await_nothing();
                 self.has_asked = false;
                 self.rewind();
             }
             None => self.fail(Status::RetryExceeded, host),
         }
+    }
+
+    /// Something has got lost.
+    fn shrink(&mut self) {
+        self.limit = (self.limit / 2).max(FEWEST);
     }
 
     /// As [`Requester::again`], once for each gap in the answers.
@@ -185,6 +270,7 @@ impl Requester {
     /// Sends all again that was not acknowledged.
     fn rewind(&mut self) {
         self.at = 0;
+        self.asked = 0;
         self.sent = match self.work.front() {
             Some(first) if first.awaits_data() => first.returned,
             Some(first) => self.unacknowledged.since(first.psn).max(0) as u32,
@@ -197,22 +283,31 @@ impl Requester {
         if self.pause.is_some() {
             return None;
         }
+        if std::mem::take(&mut self.is_probe_due)
+            && let Some(probe) = self.earliest()
+        {
+            self.probed = Some(probe.psn);
+            return Some(probe);
+        }
         let numbered = *self.work.get(self.at)?;
         let psn = numbered.psn.add(self.sent);
-        if psn.since(self.unacknowledged) >= WINDOW {
+        let window = i32::from(self.limit);
+        if psn.since(self.unacknowledged) >= window {
             return None;
         }
-        if numbered.awaits_data() || numbered.work.is_fenced {
-            let outstanding = self.work.iter().take(self.at).filter(|earlier| !earlier.is_answered()).count();
-            if outstanding >= usize::from(self.settings.reads.max(1)) || (numbered.work.is_fenced && outstanding > 0) {
-                return None;
-            }
+        let is_new = self.sent == 0 && psn.since(self.highest) >= 0;
+        let is_late = numbered.awaits_data() && self.asked >= u32::from(self.settings.reads.max(1));
+        if is_late || (self.is_held && is_new) || (numbered.work.is_fenced && self.sent == 0 && self.asked > 0) {
+            return None;
         }
-        let mut outgoing = numbered.work.packet(self.sent, numbered.packets, psn, self.settings.mtu);
-        outgoing.ack_request |= self.sent % PACE == PACE - 1 || psn.add(1).since(self.unacknowledged) >= WINDOW;
-        match numbered.awaits_data() {
-            true => self.sent = numbered.packets,
-            false => self.sent += 1,
+        let mut outgoing = self.packet(&numbered, self.sent);
+        let pace = (u32::from(self.limit) / 4).max(1);
+        outgoing.ack_request |= self.sent % pace == pace - 1 || psn.add(1).since(self.unacknowledged) >= window;
+        if numbered.awaits_data() {
+            self.asked += 1;
+            self.sent += numbered.part(self.sent, self.settings.window.into());
+        } else {
+            self.sent += 1;
         }
         if self.sent >= numbered.packets {
             (self.at, self.sent) = (self.at + 1, 0);
@@ -223,9 +318,29 @@ impl Requester {
         }
         let is_answered = outgoing.ack_request || numbered.awaits_data();
         if is_answered && self.deadline.is_none() {
-            self.deadline = self.settings.timeout.map(|timeout| now + timeout);
+            self.await_answer(now);
         }
         Some(outgoing)
+    }
+
+    /// A packet of a piece of work.
+    fn packet(&self, numbered: &Numbered, index: u32) -> Outgoing {
+        let Numbered { work, psn, packets, .. } = *numbered;
+        let mut outgoing = work.packet(index, packets, psn.add(index), self.settings.mtu);
+        if let Operation::ReadRequest(range) = &mut outgoing.operation {
+            range.len = range.len.min(numbered.part(index, self.settings.window.into()) * self.settings.mtu);
+        }
+        outgoing
+    }
+
+    /// The earliest packet that was sent and is not answered, so that it is answered at once.
+    fn earliest(&self) -> Option<Outgoing> {
+        let first = self.work.front()?;
+        let index =
+            if first.awaits_data() { first.returned } else { self.unacknowledged.since(first.psn).max(0) as u32 };
+        let was_sent = self.frontier().since(first.psn.add(index)) > 0;
+        let outgoing = self.packet(first, index);
+        was_sent.then_some(Outgoing { ack_request: true, ..outgoing })
     }
 
     /// The number of the first packet that was not sent yet.
@@ -259,6 +374,9 @@ impl Requester {
         if upto.since(self.unacknowledged) < 0 || upto.since(self.highest) > 0 {
             return;
         }
+        if upto == self.highest && !matches!(syndrome, Syndrome::Ack(_)) {
+            return;
+        }
         if !self.advance(upto, now, host) {
             return;
         }
@@ -271,8 +389,10 @@ impl Requester {
                 if self.rnr_retries < 7 {
                     self.rnr_retries -= 1;
                 }
+                // It answers: what gets lost while it has no receive is not one loss after the other.
+                self.retries = self.settings.retries;
                 self.pause = Some(now + rnr_pause(timer));
-                self.deadline = None;
+                self.await_nothing();
                 self.rewind();
             }
             Syndrome::Nak(Nak::SequenceError) => self.again(host),
@@ -309,10 +429,17 @@ impl Requester {
             Some(first) if first.awaits_data() => first.psn.add(first.returned),
             _ => upto,
         };
-        if reached.since(self.unacknowledged) > 0 {
+        if let answered @ 1.. = reached.since(self.unacknowledged) {
             self.unacknowledged = reached;
+            self.limit = self.settings.window.min(self.limit.saturating_add(answered.min(0xffff) as u16));
+            // The peer has waited for just that packet, and has nothing of what came after it, or reads on and is to be let do so.
+            let is_lost = self.probed.is_some_and(|probed| reached == probed.add(1))
+                && !self.work.front().is_some_and(Numbered::awaits_data);
             // What is sent again need not be, if its answer comes meanwhile.
-            if self.frontier().since(reached) < 0 {
+            if is_lost {
+                self.shrink();
+            }
+            if is_lost || self.frontier().since(reached) < 0 {
                 self.rewind();
             }
             self.progressed(now);
@@ -328,17 +455,24 @@ impl Requester {
         self.has_asked = false;
         self.retries = self.settings.retries;
         self.rnr_retries = self.settings.rnr_retries;
-        let is_awaited = self.frontier().since(self.unacknowledged) > 0;
-        self.deadline = if is_awaited { self.settings.timeout.map(|timeout| now + timeout) } else { None };
+        if self.frontier().since(self.unacknowledged) > 0 {
+            self.await_answer(now);
+        } else {
+            self.await_nothing();
+        }
     }
 
     /// Data has come back.
     fn returned(&mut self, psn: Psn, data: &[u8], is_last: bool, now: Time, host: &mut impl Host) {
+        // Of what was answered long ago: work that is far behind may have the same numbers.
+        if psn.since(self.unacknowledged) < 0 || psn.since(self.highest) >= 0 {
+            return;
+        }
         // It acknowledges what came before the work that it is of.
         let of = self.work.iter().position(|numbered| {
             numbered.awaits_data() && psn.since(numbered.psn) >= 0 && psn.since(numbered.end()) < 0
         });
-        let Some(of) = of.filter(|_| psn.since(self.highest) < 0) else { return };
+        let Some(of) = of else { return };
         let start = self.work[of].psn;
         if of > 0 && !self.advance(start, now, host) {
             return;
@@ -356,7 +490,7 @@ impl Requester {
         let offset = first.returned * mtu;
         let is_atomic = !matches!(first.work.request, Request::Read { .. });
         let wanted = if is_atomic { 8 } else { (first.work.len - offset.min(first.work.len)).min(mtu) };
-        let ends = first.returned + 1 == first.packets;
+        let ends = first.part(first.returned, self.settings.window.into()) == 1;
         if data.len() as u32 != wanted || is_last != ends {
             return self.fail(Status::BadResponse, host);
         }
@@ -364,6 +498,9 @@ impl Requester {
             return self.fail(status, host);
         }
         first.returned += 1;
+        if ends {
+            self.asked = self.asked.saturating_sub(1);
+        }
         self.advance(psn.add(1), now, host);
     }
 }

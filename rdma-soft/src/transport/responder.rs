@@ -37,6 +37,8 @@ pub struct Responder {
     /// All up to there is to be acknowledged, after the answers.
     due: Option<Psn>,
     has_failed: bool,
+    /// With which refusal it has, and of which packet.
+    failure: Option<(Psn, Nak)>,
 }
 
 /// What the packets so far are the beginning of.
@@ -68,10 +70,12 @@ enum Answer {
         range: RemoteRange,
         at: u32,
         is_first: bool,
+        is_repeated: bool,
     },
     Atomic {
         psn: Psn,
         old: u64,
+        is_repeated: bool,
     },
     /// Everything before is acknowledged by it, too.
     Nak {
@@ -98,10 +102,11 @@ impl Responder {
             msn: 0,
             is_naked: false,
             message: Message::None,
-            resources: VecDeque::new(),
-            answers: VecDeque::new(),
+            resources: VecDeque::with_capacity(settings.resources.into()),
+            answers: VecDeque::with_capacity(2 * usize::from(settings.resources) + 2),
             due: None,
             has_failed: false,
+            failure: None,
         }
     }
 
@@ -112,7 +117,19 @@ impl Responder {
         self.has_failed
     }
 
-    /// The receive that a message has begun to fill: it is to be flushed with the others.
+    /// The peer is to wait so long, by its code, when there is no receive.
+    pub fn set_min_rnr_timer(&mut self, code: u8) {
+        self.settings.min_rnr_timer = code;
+    }
+
+    /// Why the peer was refused for good.
+    #[must_use]
+    pub fn failure(&self) -> Option<Nak> {
+        self.failure.map(|(_, nak)| nak)
+    }
+
+    /// The receive that a message has begun to fill: it is to be flushed with the others. Nothing is carried out from now on; a
+    /// peer that was refused is told so again whenever it asks.
     pub fn abandon(&mut self) -> Option<ReceiveId> {
         self.has_failed = true;
         match std::mem::replace(&mut self.message, Message::None) {
@@ -124,7 +141,7 @@ impl Responder {
     /// Takes a request that has arrived.
     pub fn handle(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) {
         if self.has_failed {
-            return;
+            return self.refuse_again();
         }
         match header.psn.since(self.expected) {
             0 => {}
@@ -140,7 +157,14 @@ impl Responder {
         match self.carry_out(header, payload, host) {
             Ok(taken) => {
                 self.expected = self.expected.add(taken);
-                if header.ack_request {
+                let is_answered = matches!(
+                    header.operation,
+                    Operation::ReadRequest(_) | Operation::CompareSwap(_) | Operation::FetchAdd(_)
+                );
+                if is_answered {
+                    // The answer acknowledges it, and what came before.
+                    self.due = None;
+                } else if header.ack_request {
                     self.due = Some(self.expected.add(u32::MAX));
                 }
             }
@@ -150,15 +174,28 @@ impl Responder {
             }
             Err(Refusal::Fatal(nak)) => {
                 self.has_failed = true;
+                self.failure = Some((self.expected, nak));
                 self.refuse(Syndrome::Nak(nak));
             }
         }
     }
 
     fn refuse(&mut self, syndrome: Syndrome) {
-        // It acknowledges what came before.
+        // It acknowledges what came before, and takes the place of a refusal that was not sent yet: however often a peer is refused
+        // before it is heard, one waits.
         self.due = None;
-        self.answers.push_back(Answer::Nak { psn: self.expected, syndrome });
+        let nak = Answer::Nak { psn: self.expected, syndrome };
+        match self.answers.back_mut() {
+            Some(last @ Answer::Nak { .. }) => *last = nak,
+            _ => self.answers.push_back(nak),
+        }
+    }
+
+    /// The peer goes on as if nothing was: the refusal may have got lost, and without it the peer would take this end for gone.
+    fn refuse_again(&mut self) {
+        if let (Some((psn, nak)), true) = (self.failure, self.answers.is_empty()) {
+            self.answers.push_back(Answer::Nak { psn, syndrome: Syndrome::Nak(nak) });
+        }
     }
 
     /// Carries out what has come in its turn; how many numbers it takes.
@@ -190,7 +227,7 @@ impl Responder {
             }
             (Operation::SendLast(trailer), Message::Send { receive, at }) => {
                 self.fill(receive, at, payload, host)?;
-                self.received(header, receive, at + len, trailer, host)?;
+                self.received(header, receive, at.saturating_add(len), trailer, host)?;
             }
             (Operation::WriteFirst(range), Message::None) => {
                 // What is written comes in more than one packet.
@@ -229,7 +266,7 @@ impl Responder {
             let nak = if status == Status::LocalLength { Nak::InvalidRequest } else { Nak::RemoteOperation };
             return Err(Refusal::Fatal(nak));
         }
-        self.message = Message::Send { receive, at: at.wrapping_add(payload.len() as u32) };
+        self.message = Message::Send { receive, at: at.saturating_add(payload.len() as u32) };
         Ok(())
     }
 
@@ -267,10 +304,8 @@ impl Responder {
         // All of it is to be open before the first byte is written, and each part when its time comes.
         let (offset, asked) = if at == 0 { (0, range.len) } else { (u64::from(at), len) };
         let address = range.address.wrapping_add(offset);
-        if !host.opens(&RemoteRange { address, rkey: range.rkey, len: asked }, Access::Write) {
-            return Err(Refusal::Fatal(Nak::RemoteAccess));
-        }
-        host.store(address, payload);
+        let opened = host.open(&RemoteRange { address, rkey: range.rkey, len: asked }, Access::Write);
+        host.store(opened.ok_or(Refusal::Fatal(Nak::RemoteAccess))?, payload);
         self.message = Message::Write { range, at: at + len };
         Ok(())
     }
@@ -314,13 +349,13 @@ impl Responder {
         if range.len > 1 << 31 || self.is_overrun() {
             return Err(Refusal::Fatal(Nak::InvalidRequest));
         }
-        if range.len > 0 && !host.opens(&range, Access::Read) {
+        if range.len > 0 && host.open(&range, Access::Read).is_none() {
             return Err(Refusal::Fatal(Nak::RemoteAccess));
         }
         let packets = packets(range.len, self.settings.mtu);
         self.done();
         self.remember(Resource { psn, packets, kind: Kind::Read });
-        self.answers.push_back(Answer::Read { psn, range, at: 0, is_first: true });
+        self.answers.push_back(Answer::Read { psn, range, at: 0, is_first: true, is_repeated: false });
         Ok(packets)
     }
 
@@ -335,13 +370,11 @@ impl Responder {
         if address % 8 != 0 || self.is_overrun() {
             return Err(Refusal::Fatal(Nak::InvalidRequest));
         }
-        if !host.opens(&RemoteRange { address, rkey, len: 8 }, Access::Atomic) {
-            return Err(Refusal::Fatal(Nak::RemoteAccess));
-        }
-        let old = host.update(address, change);
+        let opened = host.open(&RemoteRange { address, rkey, len: 8 }, Access::Atomic);
+        let old = host.update(opened.ok_or(Refusal::Fatal(Nak::RemoteAccess))?, change);
         self.done();
         self.remember(Resource { psn, packets: 1, kind: Kind::Atomic { old } });
-        self.answers.push_back(Answer::Atomic { psn, old });
+        self.answers.push_back(Answer::Atomic { psn, old, is_repeated: false });
         Ok(())
     }
 
@@ -351,9 +384,12 @@ impl Responder {
         self.msn = self.msn.wrapping_add(1);
     }
 
-    /// Whether the peer has more reads and atomic operations outstanding than it may.
+    /// Whether the peer has more reads and atomic operations outstanding than it may. What it has asked for again counts once.
     fn is_overrun(&self) -> bool {
-        self.answers.len() >= usize::from(self.settings.resources)
+        let is_new = |answer: &&Answer| {
+            matches!(answer, Answer::Read { is_repeated: false, .. } | Answer::Atomic { is_repeated: false, .. })
+        };
+        self.answers.iter().filter(is_new).count() >= usize::from(self.settings.resources)
     }
 
     fn remember(&mut self, resource: Resource) {
@@ -378,13 +414,19 @@ impl Responder {
                 };
                 // One that is so old that it was forgotten: the peer has its answer, or asks in vain.
                 if self.resources.iter().any(|resource| covers(&resource)) {
-                    self.answers.push_back(Answer::Read { psn: header.psn, range, at: 0, is_first: true });
+                    self.answers.push_back(Answer::Read {
+                        psn: header.psn,
+                        range,
+                        at: 0,
+                        is_first: true,
+                        is_repeated: true,
+                    });
                 }
             }
             Operation::CompareSwap(_) | Operation::FetchAdd(_) => {
                 let same = self.resources.iter().find(|resource| resource.psn == header.psn);
                 if let Some(Resource { psn, kind: Kind::Atomic { old }, .. }) = same {
-                    self.answers.push_back(Answer::Atomic { psn: *psn, old: *old });
+                    self.answers.push_back(Answer::Atomic { psn: *psn, old: *old, is_repeated: true });
                 }
             }
             _ => self.due = Some(self.expected.add(u32::MAX)),
@@ -406,22 +448,34 @@ impl Responder {
                 self.answers.pop_front();
                 Some(outgoing(Operation::Acknowledge(Ack { syndrome, msn }), psn, Payload::None))
             }
-            Answer::Atomic { psn, old } => {
+            Answer::Atomic { psn, old, .. } => {
                 self.answers.pop_front();
                 Some(outgoing(Operation::AtomicAcknowledge(ack, old), psn, Payload::None))
             }
-            Answer::Read { psn, range, at, is_first } => {
+            Answer::Read { psn, range, at, is_first, is_repeated } => {
                 let RemoteRange { address, rkey, len } = range;
                 let left = len - at;
                 let part = left.min(self.settings.mtu);
                 let address = address.wrapping_add(u64::from(at));
                 // It was open when the request came; it may not be any more.
-                if part > 0 && !host.opens(&RemoteRange { address, rkey, len: part }, Access::Read) {
-                    self.answers.clear();
-                    self.has_failed = true;
-                    let syndrome = Syndrome::Nak(Nak::RemoteAccess);
-                    return Some(outgoing(Operation::Acknowledge(Ack { syndrome, msn }), psn, Payload::None));
-                }
+                let payload = match host.open(&RemoteRange { address, rkey, len: part }, Access::Read) {
+                    _ if part == 0 => Payload::None,
+                    Some(place) => Payload::Remote { place, len: part },
+                    // A request that was late, or came twice: whoever has sent it has its answer and does not hear this, or
+                    // hears it and fails. The memory may be closed with every right.
+                    None if is_repeated => {
+                        self.answers.pop_front();
+                        let syndrome = Syndrome::Nak(Nak::RemoteAccess);
+                        return Some(outgoing(Operation::Acknowledge(Ack { syndrome, msn }), psn, Payload::None));
+                    }
+                    None => {
+                        self.answers.clear();
+                        self.has_failed = true;
+                        self.failure = Some((psn, Nak::RemoteAccess));
+                        let syndrome = Syndrome::Nak(Nak::RemoteAccess);
+                        return Some(outgoing(Operation::Acknowledge(Ack { syndrome, msn }), psn, Payload::None));
+                    }
+                };
                 let is_last = part == left;
                 let operation = match (is_first, is_last) {
                     (true, true) => Operation::ReadOnly(ack),
@@ -432,9 +486,8 @@ impl Responder {
                 if is_last {
                     self.answers.pop_front();
                 } else {
-                    *answer = Answer::Read { psn: psn.add(1), range, at: at + part, is_first: false };
+                    *answer = Answer::Read { psn: psn.add(1), range, at: at + part, is_first: false, is_repeated };
                 }
-                let payload = if part == 0 { Payload::None } else { Payload::Remote { address, rkey, len: part } };
                 Some(outgoing(operation, psn, payload))
             }
         }

@@ -33,6 +33,12 @@ impl UnreliableRequester {
         is_known
     }
 
+    /// Whether a message was begun that has not ended.
+    #[must_use]
+    pub fn is_amid(&self) -> bool {
+        self.sent > 0
+    }
+
     /// Ends all work that is left.
     pub fn flush(&mut self, host: &mut impl Host) {
         self.sent = 0;
@@ -41,21 +47,33 @@ impl UnreliableRequester {
         }
     }
 
-    /// The next packet to send, if there is any. When the last of a piece of work goes, the work has ended: its data must have been
-    /// taken before the host hands that on.
-    pub fn transmit(&mut self, host: &mut impl Host) -> Option<Outgoing> {
+    /// The next packet to send, if there is any. Its data is to be taken, and then [`UnreliableRequester::taken`] to be called.
+    pub fn transmit(&mut self) -> Option<Outgoing> {
         let work = *self.work.front()?;
-        let packets = work.packets(self.mtu);
-        let mut outgoing = work.packet(self.sent, packets, self.psn, self.mtu);
+        let mut outgoing = work.packet(self.sent, work.packets(self.mtu), self.psn, self.mtu);
         outgoing.ack_request = false;
         self.psn = self.psn.add(1);
         self.sent += 1;
-        if self.sent == packets {
+        Some(outgoing)
+    }
+
+    /// The data of the packet was taken. With the last of a piece of work the work has ended: whoever hears of that may write over
+    /// its data.
+    pub fn taken(&mut self, host: &mut impl Host) {
+        if let Some(work) = self.work.front().filter(|work| self.sent >= work.packets(self.mtu)) {
+            let id = work.id;
             self.sent = 0;
             self.work.pop_front();
-            host.complete(Completion::Sent { id: work.id, status: Status::Success });
+            host.complete(Completion::Sent { id, status: Status::Success });
         }
-        Some(outgoing)
+    }
+
+    /// The data of the earliest work cannot be reached: it fails, and what comes after it is flushed.
+    pub fn fail(&mut self, status: Status, host: &mut impl Host) {
+        if let Some(work) = self.work.pop_front() {
+            host.complete(Completion::Sent { id: work.id, status });
+        }
+        self.flush(host);
     }
 }
 
@@ -132,7 +150,7 @@ impl UnreliableResponder {
             Operation::SendLast(trailer) if len <= self.mtu => match self.message {
                 Message::Send { receive, at } => {
                     self.fill(receive, at, payload, host)?;
-                    self.received(header, receive, at + len, trailer, host)
+                    self.received(header, receive, at.saturating_add(len), trailer, host)
                 }
                 _ => None,
             },
@@ -174,7 +192,7 @@ impl UnreliableResponder {
             host.complete(Completion::failed_receive(receive, status));
             return None;
         }
-        self.message = Message::Send { receive, at: at.wrapping_add(payload.len() as u32) };
+        self.message = Message::Send { receive, at: at.saturating_add(payload.len() as u32) };
         Some(())
     }
 
@@ -197,12 +215,13 @@ impl UnreliableResponder {
         let len = payload.len() as u32;
         let address = range.address.wrapping_add(u64::from(at));
         let asked = if at == 0 { range.len } else { len };
-        let is_open = len <= range.len - at
-            && (asked == 0 || host.opens(&RemoteRange { address, rkey: range.rkey, len: asked }, Access::Write));
-        if !is_open {
+        if len > range.len - at {
             return None;
         }
-        host.store(address, payload);
+        if asked > 0 {
+            let place = host.open(&RemoteRange { address, rkey: range.rkey, len: asked }, Access::Write)?;
+            host.store(place, payload);
+        }
         self.message = Message::Write { range, at: at + len };
         Some(())
     }

@@ -15,8 +15,9 @@ const VARIANT: usize = 4;
 
 const UDP_HEADER: usize = 8;
 const IPV4_HEADER: usize = 20;
-/// Bytes of an IPv4 header after its identification.
-const AFTER_IDENTIFICATION: usize = 14;
+const IPV6_HEADER: usize = 40;
+/// Bytes of an IPv4 header after its identification, and of that of UDP.
+const AFTER_IDENTIFICATION: usize = 14 + UDP_HEADER;
 
 /// Between whom a packet goes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -41,26 +42,31 @@ pub enum Path {
     },
 }
 
+/// What the invariant CRCs of all packets between two have in common: of the headers below theirs, but for lengths and
+/// identification, which are added to it as remainders are added.
+#[derive(Clone, Copy, Debug)]
+pub struct IcrcSeed {
+    value: u32,
+    is_v4: bool,
+}
+
 /// An invariant CRC that is being computed.
 #[derive(Clone, Debug)]
 pub struct Icrc(Hasher);
 
-impl Icrc {
-    /// Of a packet of `len` bytes, its CRC among them, in one IPv4 datagram with that identification (of no meaning to IPv6) which
-    /// is not to be fragmented. Its bytes follow, without the CRC, the base transport header first and whole.
+impl IcrcSeed {
+    /// Of packets of that path.
     #[must_use]
-    pub fn new(path: &Path, identification: u16, len: usize) -> Self {
+    pub fn new(path: &Path) -> Self {
         // In place of the local route header of InfiniBand.
         let mut hasher = Hasher::new();
         hasher.update(&[0xff; 8]);
-        let udp_len = (UDP_HEADER + len) as u16;
         let source_port = match *path {
             Path::V4 { source, dest, source_port } => {
                 let mut ip = [0xff; IPV4_HEADER];
-                // Type of service, time to live and checksum stay ones.
+                // Type of service, time to live and checksum stay ones; it is not to be fragmented.
                 ip[0] = 0x45;
-                ip[2..4].copy_from_slice(&((IPV4_HEADER as u16).wrapping_add(udp_len)).to_be_bytes());
-                ip[4..6].copy_from_slice(&identification.to_be_bytes());
+                ip[2..6].fill(0);
                 ip[6..8].copy_from_slice(&0x4000_u16.to_be_bytes());
                 ip[9] = 17;
                 ip[12..16].copy_from_slice(&source.octets());
@@ -69,10 +75,10 @@ impl Icrc {
                 source_port
             }
             Path::V6 { source, dest, source_port } => {
-                let mut ip = [0xff; 40];
+                let mut ip = [0xff; IPV6_HEADER];
                 // Traffic class, flow label and hop limit stay ones.
                 ip[0] = 0x6f;
-                ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
+                ip[4..6].fill(0);
                 ip[6] = 17;
                 ip[8..24].copy_from_slice(&source.octets());
                 ip[24..40].copy_from_slice(&dest.octets());
@@ -83,19 +89,60 @@ impl Icrc {
         let mut udp = [0xff; UDP_HEADER];
         udp[..2].copy_from_slice(&source_port.to_be_bytes());
         udp[2..4].copy_from_slice(&UDP_PORT.to_be_bytes());
-        udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
+        udp[4..6].fill(0);
         hasher.update(&udp);
-        Icrc(hasher)
+        IcrcSeed { value: hasher.finalize(), is_v4: matches!(path, Path::V4 { .. }) }
+    }
+
+    /// Begins with a packet of `len` bytes, its CRC among them, in one datagram with that identification, which has no meaning to
+    /// IPv6. Its bytes follow, without the CRC, the base transport header first and whole.
+    #[must_use]
+    pub fn begin(&self, identification: u16, len: usize) -> Icrc {
+        let udp_len = (UDP_HEADER + len) as u16;
+        let lengths_and_identification = if self.is_v4 {
+            let len = udp_len.wrapping_add(IPV4_HEADER as u16);
+            difference(&V4_LENGTH, len) ^ difference(&V4_IDENTIFICATION, identification)
+        } else {
+            difference(&V6_LENGTH, udp_len)
+        };
+        let value = self.value ^ difference(&UDP_LENGTH, udp_len) ^ lengths_and_identification;
+        Icrc(Hasher::new_with_initial(value))
+    }
+
+    /// The identification with which a packet is right, if there is one. It takes less time when it is the expected one, which by
+    /// IPv6 it always is.
+    #[must_use]
+    pub fn identify(&self, expected: u16, datagram: &[u8]) -> Option<u16> {
+        let (content, icrc) = datagram.split_last_chunk::<ICRC>()?;
+        let mut computed = self.begin(expected, datagram.len());
+        computed.headers(content);
+        let difference = computed.0.finalize() ^ u32::from_le_bytes(*icrc);
+        if difference == 0 {
+            return Some(expected);
+        }
+        if !self.is_v4 {
+            return None;
+        }
+        identification(difference, AFTER_IDENTIFICATION + content.len()).map(|found| found ^ expected)
+    }
+}
+
+impl Icrc {
+    /// Of a packet of `len` bytes by that path: [`IcrcSeed::begin`].
+    #[must_use]
+    pub fn new(path: &Path, identification: u16, len: usize) -> Self {
+        IcrcSeed::new(path).begin(identification, len)
     }
 
     /// Adds the headers from the base transport header on.
     pub fn headers(&mut self, headers: &[u8]) {
-        let (before, after) = headers.split_at(VARIANT.min(headers.len()));
-        self.0.update(before);
-        if let Some((_, after)) = after.split_first() {
-            self.0.update(&[0xff]);
-            self.0.update(after);
-        }
+        let Some((first, rest)) = headers.split_first_chunk::<{ VARIANT + 1 }>() else {
+            return self.0.update(headers);
+        };
+        let mut first = *first;
+        first[VARIANT] = 0xff;
+        self.0.update(&first);
+        self.0.update(rest);
     }
 
     /// Adds payload or padding.
@@ -116,13 +163,49 @@ impl Icrc {
     /// kind by IPv6.
     #[must_use]
     pub fn matches(path: &Path, datagram: &[u8]) -> bool {
-        let Some((content, icrc)) = datagram.split_last_chunk::<ICRC>() else { return false };
-        let mut computed = Icrc::new(path, 0, datagram.len());
-        computed.headers(content);
-        let difference = computed.0.finalize() ^ u32::from_le_bytes(*icrc);
-        let behind = AFTER_IDENTIFICATION + UDP_HEADER + content.len();
-        difference == 0 || (matches!(path, Path::V4 { .. }) && identification(difference, behind).is_some())
+        IcrcSeed::new(path).identify(0, datagram).is_some()
     }
+}
+
+/// The difference that a field's bytes make, each in its place, when they are not zero.
+type Field = [[u32; 256]; 2];
+
+static V4_LENGTH: Field = field(16 + UDP_HEADER);
+static V4_IDENTIFICATION: Field = field(AFTER_IDENTIFICATION);
+static V6_LENGTH: Field = field(34 + UDP_HEADER);
+static UDP_LENGTH: Field = field(2);
+
+fn difference(field: &Field, value: u16) -> u32 {
+    let [first, second] = value.to_be_bytes().map(usize::from);
+    field[0][first] ^ field[1][second]
+}
+
+/// Of a field of two bytes before so many others.
+const fn field(behind: usize) -> Field {
+    // x to the power of eight for each byte that the register is moved by.
+    let mut power = 1 << 31;
+    let mut bytes = 0;
+    while bytes < behind {
+        power = product(power, X8);
+        bytes += 1;
+    }
+    let mut differences = [[0; 256]; 2];
+    let mut place = 2;
+    while place > 0 {
+        place -= 1;
+        power = product(power, X8);
+        let mut bit = 0;
+        while bit < 8 {
+            let difference = product(power, 1 << bit);
+            let mut low = 0;
+            while low < 1 << bit {
+                differences[place][1 << bit | low] = difference ^ differences[place][low];
+                low += 1;
+            }
+            bit += 1;
+        }
+    }
+    differences
 }
 
 /// The identification that makes that difference to a CRC when so many bytes come after it.
@@ -148,6 +231,9 @@ fn identification(difference: u32, behind: usize) -> Option<u16> {
 
 /// The polynomial of the CRC, the coefficient of x⁰ in the highest bit.
 const POLYNOMIAL: u32 = 0xedb8_8320;
+
+/// x to the power of eight.
+const X8: u32 = 1 << (31 - 8);
 
 /// The product modulo the polynomial.
 const fn product(a: u32, b: u32) -> u32 {
@@ -208,15 +294,38 @@ mod tests {
 
     #[test]
     fn x_times_its_inverse_is_one() {
-        let x_to_the_8 = 1_u32 << (31 - 8);
-        assert_eq!(product(BACK[0], x_to_the_8), 1 << 31);
+        assert_eq!(product(BACK[0], X8), 1 << 31);
+    }
+
+    #[test]
+    fn lengths_and_identifications_are_hashed_in_their_places() {
+        let (source, dest) = (Ipv6Addr::LOCALHOST, Ipv6Addr::from([0xfe; 16]));
+        let six = Path::V6 { source, dest, source_port: 49_152 };
+        for (len, identification) in
+            [(16, 0), (20, 1), (64, 0x100), (0x1234 - 28, 0x4321), (4132, 63), (65_507, 0xffff)]
+        {
+            let bytes = |word: usize| (word as u16).to_be_bytes();
+            let udp = [&bytes(49_152)[..], &bytes(4791), &bytes(8 + len), &[0xff; 2]].concat();
+            let v4 = [&[0x45, 0xff][..], &bytes(28 + len), &bytes(identification), &[0x40, 0, 0xff, 17, 0xff, 0xff]];
+            let v4 = [&v4.concat()[..], &[10, 0, 0, 1], &[10, 0, 0, 2]].concat();
+            let v6 = [&[0x6f, 0xff, 0xff, 0xff][..], &bytes(8 + len), &[17, 0xff]].concat();
+            let v6 = [&v6[..], &source.octets(), &dest.octets()].concat();
+            for (path, ip) in [(PATH, v4), (six, v6)] {
+                let expected = crc32fast::hash(&[&[0xff; 8][..], &ip, &udp].concat()).to_le_bytes();
+                assert_eq!(Icrc::new(&path, identification as u16, len).finish(), expected, "{len} {identification}");
+            }
+        }
     }
 
     #[test]
     fn whatever_its_identification_a_packet_is_right() {
         for len in [16, 20, 60, 4112] {
             for identification in [0, 1, 0x1234, 0xff00, 0xffff] {
-                assert!(Icrc::matches(&PATH, &datagram(&PATH, identification, len)), "{len} {identification:#x}");
+                let whole = datagram(&PATH, identification, len);
+                assert!(Icrc::matches(&PATH, &whole), "{len} {identification:#x}");
+                for expected in [0, identification, 0x8765] {
+                    assert_eq!(IcrcSeed::new(&PATH).identify(expected, &whole), Some(identification));
+                }
             }
         }
     }

@@ -11,7 +11,7 @@ mod psn;
 mod syndrome;
 
 pub use header::{Encoded, Header, Malformed, Packet};
-pub use icrc::{ICRC, Icrc, Path};
+pub use icrc::{ICRC, Icrc, IcrcSeed, Path};
 pub use opcode::{Atomic, Operation, RemoteRange, Trailer, Transport};
 pub use psn::Psn;
 pub use syndrome::{Ack, Nak, Syndrome};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::Ipv4Addr;
 
-use rdma_soft::transport::{Access, Completion, Host, Outgoing, Payload, ReceiveId, Status};
+use rdma_soft::transport::{Access, Completion, Host, Outgoing, Payload, Place, ReceiveId, Status};
 use rdma_soft::wire::{Header, ICRC, Icrc, Path, RemoteRange, Transport};
 
 pub(crate) const MTU: u32 = 256;
@@ -35,15 +35,11 @@ impl Machine {
         self.receives.push_back(ReceiveId(id));
     }
 
-    fn place(&self, address: u64) -> usize {
-        (address - BASE) as usize
-    }
-
     fn payload(&self, payload: Payload) -> &[u8] {
         match payload {
             Payload::None => &[],
             Payload::Work { id, offset, len } => &self.data[&id][offset as usize..][..len as usize],
-            Payload::Remote { address, len, .. } => &self.memory[self.place(address)..][..len as usize],
+            Payload::Remote { place, len } => &self.memory[place.0 as usize..][..len as usize],
         }
     }
 
@@ -84,22 +80,18 @@ pub(crate) fn is_whole(packet: &[u8]) -> bool {
 }
 
 impl Host for Machine {
-    fn opens(&self, range: &RemoteRange, _: Access) -> bool {
-        let end = range.address.checked_add(range.len.into());
-        !self.is_closed
-            && range.rkey == RKEY
-            && range.address >= BASE
-            && end.is_some_and(|end| end <= BASE + MEMORY as u64)
+    fn open(&self, range: &RemoteRange, _: Access) -> Option<Place> {
+        let end = range.address.checked_add(range.len.into())?;
+        let is_open = !self.is_closed && range.rkey == RKEY && range.address >= BASE && end <= BASE + MEMORY as u64;
+        is_open.then(|| Place(range.address - BASE))
     }
 
-    fn store(&mut self, address: u64, data: &[u8]) {
-        let place = self.place(address);
-        self.memory[place..][..data.len()].copy_from_slice(data);
+    fn store(&mut self, place: Place, data: &[u8]) {
+        self.memory[place.0 as usize..][..data.len()].copy_from_slice(data);
     }
 
-    fn update(&mut self, address: u64, change: &dyn Fn(u64) -> u64) -> u64 {
-        let place = self.place(address);
-        let word: &mut [u8; 8] = (&mut self.memory[place..][..8]).try_into().unwrap();
+    fn update(&mut self, place: Place, change: &dyn Fn(u64) -> u64) -> u64 {
+        let word: &mut [u8; 8] = (&mut self.memory[place.0 as usize..][..8]).try_into().unwrap();
         let old = u64::from_ne_bytes(*word);
         *word = change(old).to_ne_bytes();
         old

@@ -1,0 +1,120 @@
+//! What the shared object exports.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::process::Command;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use serde_json::Value;
+
+/// What programs may be linked with: all public functions of libibverbs in rdma-core 44.
+const PUBLIC: &[&str] = &[
+    "_ibv_query_gid_ex",
+    "_ibv_query_gid_table",
+    "ibv_ack_async_event",
+    "ibv_ack_cq_events",
+    "ibv_alloc_pd",
+    "ibv_attach_mcast",
+    "ibv_close_device",
+    "ibv_create_ah",
+    "ibv_create_ah_from_wc",
+    "ibv_create_comp_channel",
+    "ibv_create_cq",
+    "ibv_create_qp",
+    "ibv_create_srq",
+    "ibv_dealloc_pd",
+    "ibv_dereg_mr",
+    "ibv_destroy_ah",
+    "ibv_destroy_comp_channel",
+    "ibv_destroy_cq",
+    "ibv_destroy_qp",
+    "ibv_destroy_srq",
+    "ibv_detach_mcast",
+    "ibv_dofork_range",
+    "ibv_dontfork_range",
+    "ibv_event_type_str",
+    "ibv_fork_init",
+    "ibv_free_device_list",
+    "ibv_get_async_event",
+    "ibv_get_cq_event",
+    "ibv_get_device_guid",
+    "ibv_get_device_index",
+    "ibv_get_device_list",
+    "ibv_get_device_name",
+    "ibv_get_pkey_index",
+    "ibv_import_device",
+    "ibv_import_dm",
+    "ibv_import_mr",
+    "ibv_import_pd",
+    "ibv_init_ah_from_wc",
+    "ibv_is_fork_initialized",
+    "ibv_modify_qp",
+    "ibv_modify_srq",
+    "ibv_node_type_str",
+    "ibv_open_device",
+    "ibv_port_state_str",
+    "ibv_qp_to_qp_ex",
+    "ibv_query_device",
+    "ibv_query_ece",
+    "ibv_query_gid",
+    "ibv_query_pkey",
+    "ibv_query_port",
+    "ibv_query_qp",
+    "ibv_query_qp_data_in_order",
+    "ibv_query_srq",
+    "ibv_rate_to_mbps",
+    "ibv_rate_to_mult",
+    "ibv_reg_dmabuf_mr",
+    "ibv_reg_mr",
+    "ibv_reg_mr_iova",
+    "ibv_reg_mr_iova2",
+    "ibv_rereg_mr",
+    "ibv_resize_cq",
+    "ibv_resolve_eth_l2_from_gid",
+    "ibv_set_ece",
+    "ibv_unimport_dm",
+    "ibv_unimport_mr",
+    "ibv_unimport_pd",
+    "ibv_wc_status_str",
+    "mbps_to_ibv_rate",
+    "mult_to_ibv_rate",
+];
+
+/// What `ibv_devinfo` imports besides.
+const PRIVATE: &[&str] = &["ibv_query_gid_type", "ibv_read_sysfs_file"];
+
+/// Compiles it, since a test does not depend on a shared object of its own package, and loads it.
+fn library() -> Library {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--package", "rdma-soft-preload", "--lib", "--message-format", "json"]);
+    let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let messages = output.stdout.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+    let mut files = messages.flat_map(|message: Value| message["filenames"].as_array().cloned().unwrap_or_default());
+    let path =
+        files.find_map(|file| file.as_str().filter(|file| file.ends_with("/librdma_soft.so")).map(PathBuf::from));
+    // SAFETY: its initialisers are those of the standard library.
+    unsafe { Library::open(Some(path.unwrap()), RTLD_NOW | RTLD_LOCAL) }.unwrap()
+}
+
+#[test]
+fn every_public_function_is_exported() {
+    let library = library();
+    // SAFETY: the symbols are only asked for their addresses.
+    let is_missing = |name: &&&str| unsafe { library.get::<*mut c_void>(name.as_bytes()) }.is_err();
+    assert_eq!(PUBLIC.len(), 69);
+    assert_eq!(PUBLIC.iter().chain(PRIVATE).filter(is_missing).collect::<Vec<_>>(), Vec::<&&str>::new());
+    // Not the device's, and programs get it from the library of the system.
+    assert!(is_missing(&&"ibv_get_sysfs_path"));
+}
+
+#[test]
+fn a_function_answers() {
+    // SAFETY: the signature is that of the C header; it takes any value and returns a string that stays.
+    let text = unsafe {
+        let library = library();
+        let text = library.get::<unsafe extern "C" fn(c_int) -> *const c_char>(b"ibv_port_state_str").unwrap();
+        CStr::from_ptr(text(4)).to_owned()
+    };
+    assert_eq!(text.as_c_str(), c"active");
+}

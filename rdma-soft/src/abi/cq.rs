@@ -1,0 +1,366 @@
+//! Completion queues and channels.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::ptr::null_mut;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdma_sys::*;
+
+use super::device::{MAX_CQE, number};
+use super::refuse::{null, set_errno};
+use super::{events, lock};
+use crate::device::{Armed, Channel, Completions, Cq, Signal, device, wait};
+
+/// Fields that completions have here.
+const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
+    | IBV_WC_EX_WITH_IMM.0
+    | IBV_WC_EX_WITH_QP_NUM.0
+    | IBV_WC_EX_WITH_SRC_QP.0
+    | IBV_WC_EX_WITH_SLID.0
+    | IBV_WC_EX_WITH_SL.0
+    | IBV_WC_EX_WITH_DLID_PATH_BITS.0) as u64;
+
+/// What is behind an `ibv_cq`, which is the beginning of `ex`.
+#[repr(C)]
+struct CqObject {
+    ex: ibv_cq_ex,
+    completions: Arc<Completions>,
+    /// Somebody is between `ibv_start_poll` and `ibv_end_poll`.
+    is_polled: AtomicBool,
+    /// One thread uses it.
+    is_single: bool,
+    /// What the cursor is on.
+    current: ibv_wc,
+}
+
+/// A completion channel.
+pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    let Some(device) = device() else { return null(libc::ENODEV) };
+    let signal = match Signal::new() {
+        Ok(signal) => signal,
+        Err(error) => return null(error.raw_os_error().unwrap_or(libc::EMFILE)),
+    };
+    let fd = signal.fd();
+    let channel = Channel { signal, queue: VecDeque::with_capacity(64), users: 0 };
+    // Where C counts completion queues, which the device does itself.
+    let refcnt = device.lock().state.shared.events.channels.insert(channel) as c_int;
+    Box::into_raw(Box::new(ibv_comp_channel { context, fd, refcnt }))
+}
+
+/// Destroys a channel that no completion queue is on.
+pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    // SAFETY: the caller's channel.
+    let number = unsafe { (*channel).refcnt } as u32;
+    let channels = &mut device.lock().state.shared.events.channels;
+    if channels.get(number).is_some_and(|channel| channel.users > 0) {
+        return libc::EBUSY;
+    }
+    channels.remove(number);
+    // SAFETY: made by `ibv_create_comp_channel`, and nothing refers to it.
+    drop(unsafe { Box::from_raw(channel) });
+    0
+}
+
+struct Wanted {
+    entries: u32,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: u32,
+    is_single: bool,
+}
+
+unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut CqObject {
+    let Wanted { entries, cq_context, channel, vector, is_single } = *wanted;
+    let Some(device) = device() else { return null(libc::ENODEV) };
+    if entries == 0 || entries > MAX_CQE || vector > 0 {
+        return null(libc::EINVAL);
+    }
+    let mut ex = ibv_cq_ex { context, channel, cq_context, cqe: entries as c_int, ..ibv_cq_ex::zeroed() };
+    ex.start_poll = Some(start_poll);
+    ex.next_poll = Some(next_poll);
+    ex.end_poll = Some(end_poll);
+    let completions = Arc::new(Completions::new(entries as usize));
+    let object = Box::into_raw(Box::new(CqObject {
+        ex,
+        completions: Arc::clone(&completions),
+        is_polled: AtomicBool::new(false),
+        is_single,
+        current: ibv_wc::zeroed(),
+    }));
+    // SAFETY: the caller's channel, where it gives one.
+    let channel = (!channel.is_null()).then(|| unsafe { (*channel).refcnt } as u32);
+    let cq = Cq {
+        completions,
+        // SAFETY: the caller's context.
+        context: unsafe { number(context) },
+        channel,
+        object: object as usize,
+        users: 0,
+        events: (0, 0),
+    };
+    let mut core = device.lock();
+    let shared = &mut core.state.shared;
+    if let Some(channel) = channel.and_then(|channel| shared.events.channels.get_mut(channel)) {
+        channel.users += 1;
+    }
+    // SAFETY: it was made just now.
+    unsafe { (*object).ex.handle = shared.cqs.insert(cq) };
+    object
+}
+
+/// A completion queue.
+pub unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    let wanted = Wanted { entries: cqe.max(0) as u32, cq_context, channel, vector: vector as u32, is_single: false };
+    // SAFETY: as the caller says.
+    unsafe { create(context, &wanted) }.cast()
+}
+
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the caller's structure, which ends with the last field that its mask names: no other is looked at.
+    let (mask, wc_flags, wanted) = unsafe {
+        let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, .. } = *attr;
+        let wanted = Wanted { entries: cqe, cq_context, channel, vector: comp_vector, is_single: false };
+        (comp_mask, wc_flags, wanted)
+    };
+    // SAFETY: as above.
+    let flags = if mask & IBV_CQ_INIT_ATTR_MASK_FLAGS.0 != 0 { unsafe { (*attr).flags } } else { 0 };
+    let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED.0;
+    if wc_flags & !FIELDS != 0 || mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS.0 != 0 || flags & !known != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    let wanted = Wanted { is_single: flags != 0, ..wanted };
+    // SAFETY: as the caller says.
+    let object = unsafe { create(context, &wanted) };
+    if object.is_null() {
+        return null_mut();
+    }
+    // SAFETY: it was made just now.
+    let ex = unsafe { &mut (*object).ex };
+    ex.read_opcode = Some(read_opcode);
+    ex.read_vendor_err = Some(read_vendor_err);
+    ex.read_wc_flags = Some(read_wc_flags);
+    let wants = |flag: ibv_create_cq_wc_flags| wc_flags & u64::from(flag.0) != 0;
+    ex.read_byte_len = wants(IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len);
+    ex.read_imm_data = wants(IBV_WC_EX_WITH_IMM).then_some(read_imm_data);
+    ex.read_qp_num = wants(IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num);
+    ex.read_src_qp = wants(IBV_WC_EX_WITH_SRC_QP).then_some(read_src_qp);
+    ex.read_slid = wants(IBV_WC_EX_WITH_SLID).then_some(read_slid);
+    ex.read_sl = wants(IBV_WC_EX_WITH_SL).then_some(read_sl);
+    ex.read_dlid_path_bits = wants(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits);
+    ex
+}
+
+/// What is in a queue.
+///
+/// # Safety
+/// The queue exists.
+unsafe fn completions<'a>(cq: *mut ibv_cq) -> &'a Completions {
+    // SAFETY: the caller's promise.
+    unsafe { &(*cq.cast::<CqObject>()).completions }
+}
+
+/// Grants another number of entries, no fewer than there are completions.
+pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    if cqe <= 0 || cqe as u32 > MAX_CQE {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller's queue.
+    if !unsafe { completions(cq) }.resize(cqe as usize) {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller's queue, which nobody else resizes meanwhile.
+    unsafe { (*cq).cqe = cqe };
+    0
+}
+
+/// Destroys a completion queue that nothing uses, when all its events are acknowledged.
+pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    // SAFETY: the caller's queue.
+    let handle = unsafe { (*cq).handle };
+    let mut core = device.lock();
+    if core.state.shared.cqs.get(handle).is_none_or(|cq| cq.users > 0) {
+        return libc::EBUSY;
+    }
+    let shared = &mut core.state.shared;
+    let channel = shared.cqs.get(handle).and_then(|cq| cq.channel);
+    if let Some(channel) = channel.and_then(|channel| shared.events.channels.get_mut(channel)) {
+        let before = channel.queue.len();
+        channel.queue.retain(|of| *of != handle);
+        (channel.queue.len()..before).for_each(|_| channel.signal.lower());
+        channel.users -= 1;
+    }
+    if let Some(cq) = shared.cqs.get(handle) {
+        let (context, object) = (cq.context, cq.object);
+        shared.events.forget(context, object);
+    }
+    // Whoever has taken an event of it still holds its address: as long as that takes, as the manual page says.
+    while core.state.shared.cqs.get(handle).is_some_and(|cq| cq.events.0 != cq.events.1) {
+        core = device.wait_for_acknowledgement(core);
+    }
+    core.state.shared.cqs.remove(handle);
+    drop(core);
+    events::settle(cq as usize);
+    // SAFETY: made by `create`, and nothing refers to it.
+    drop(unsafe { Box::from_raw(cq.cast::<CqObject>()) });
+    0
+}
+
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    let armed = if solicited_only == 0 { Armed::Any } else { Armed::Solicited };
+    // SAFETY: the caller's queue.
+    unsafe { completions(cq) }.arm(armed);
+    device.server.take_over();
+    0
+}
+
+/// Waits for an event, as long as it takes unless the descriptor is non-blocking.
+pub unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    let Some(device) = device() else { return -1 };
+    // SAFETY: the caller's channel.
+    let (fd, number) = unsafe { ((*channel).fd, (*channel).refcnt as u32) };
+    loop {
+        let mut core = device.lock();
+        let shared = &mut core.state.shared;
+        let Some(found) = shared.events.take_notice(number).and_then(|of| shared.cqs.get_mut(of)) else {
+            drop(core);
+            // Another thread may take it, or take it back since its queue goes.
+            if let Err(error) = wait(fd) {
+                set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+                return -1;
+            }
+            continue;
+        };
+        found.events.0 = found.events.0.wrapping_add(1);
+        let object = found.object as *mut ibv_cq;
+        // SAFETY: the queue exists until its events are acknowledged; the caller's pointers.
+        unsafe {
+            cq.write(object);
+            cq_context.write((*object).cq_context);
+        }
+        return 0;
+    }
+}
+
+/// Says that events were dealt with.
+pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    let Some(device) = device() else { return };
+    // SAFETY: the caller's queue.
+    let handle = unsafe { (*cq).handle };
+    if let Some(found) = device.lock().state.shared.cqs.get_mut(handle) {
+        found.events.1 = found.events.1.wrapping_add(count);
+        device.acknowledged.notify_all();
+    }
+}
+
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
+    let Some(device) = device() else { return -1 };
+    // SAFETY: the caller's queue.
+    let completions = unsafe { completions(cq) };
+    if completions.is_empty() {
+        device.poll();
+    }
+    let mut at = to;
+    let count = completions.take(room.max(0) as usize, |wc| {
+        // SAFETY: the caller's array has room for so many.
+        unsafe {
+            at.write(wc);
+            at = at.add(1);
+        }
+    });
+    count as c_int
+}
+
+/// # Safety
+/// Between `ibv_start_poll` and `ibv_end_poll`.
+unsafe fn stand_on(object: *mut CqObject, wc: ibv_wc) {
+    // SAFETY: the caller's queue, which it alone polls.
+    unsafe {
+        (*object).ex.wr_id = wc.wr_id;
+        (*object).ex.status = wc.status;
+        (*object).current = wc;
+    }
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    let object = cq.cast::<CqObject>();
+    // SAFETY: the caller's queue and structure.
+    let (is_single, comp_mask) = unsafe { ((*object).is_single, (*attr).comp_mask) };
+    let Some(device) = device() else { return libc::ENODEV };
+    if comp_mask != 0 {
+        return libc::EINVAL;
+    }
+    if !is_single {
+        // SAFETY: the caller's queue.
+        lock::acquire(unsafe { &(*object).is_polled });
+    }
+    // SAFETY: as above.
+    let completions = unsafe { &(*object).completions };
+    if completions.is_empty() {
+        device.poll();
+    }
+    // SAFETY: from here to `ibv_end_poll` it is the caller who polls.
+    if completions.take(1, |wc| unsafe { stand_on(object, wc) }) == 1 {
+        return 0;
+    }
+    if !is_single {
+        // SAFETY: as above.
+        unsafe { (*object).is_polled.store(false, Ordering::Release) };
+    }
+    libc::ENOENT
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    let object = cq.cast::<CqObject>();
+    // SAFETY: the caller polls.
+    let taken = unsafe { (*object).completions.take(1, |wc| stand_on(object, wc)) };
+    if taken == 1 { 0 } else { libc::ENOENT }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    let object = cq.cast::<CqObject>();
+    // SAFETY: the caller polls.
+    unsafe { (*object).is_polled.store(false, Ordering::Release) };
+}
+
+/// An accessor: reads a field of the completion that the cursor is on.
+macro_rules! accessors {
+    ($($name:ident -> $ty:ty = |$wc:ident| $value:expr;)+) => {
+        $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $ty {
+            // SAFETY: the caller polls.
+            let $wc = unsafe { &(*cq.cast::<CqObject>()).current };
+            $value
+        })+
+    };
+}
+
+accessors! {
+    read_opcode -> ibv_wc_opcode = |wc| wc.opcode;
+    read_vendor_err -> u32 = |wc| wc.vendor_err;
+    read_wc_flags -> c_uint = |wc| wc.wc_flags;
+    read_byte_len -> u32 = |wc| wc.byte_len;
+    // SAFETY: both fields of the union are 32 bits.
+    read_imm_data -> u32 = |wc| unsafe { wc.__bindgen_anon_1.imm_data };
+    read_qp_num -> u32 = |wc| wc.qp_num;
+    read_src_qp -> u32 = |wc| wc.src_qp;
+    read_slid -> u32 = |wc| wc.slid.into();
+    read_sl -> u8 = |wc| wc.sl;
+    read_dlid_path_bits -> u8 = |wc| wc.dlid_path_bits;
+}

@@ -1,0 +1,42 @@
+//! The device as libibverbs: its functions, by their C names.
+//!
+//! They get raw pointers and trust their caller with what the manual page of the verb asks for, as a C library does. A
+//! program reaches them through the table that [`install`] gives to `rdma_sys`, or through a shared object that exports
+//! them under the same names.
+
+// The contract of each function is that of the verb.
+#![allow(clippy::missing_safety_doc)]
+
+mod absent;
+mod ah;
+mod builder;
+mod cm;
+mod cq;
+mod device;
+mod events;
+mod fork;
+mod list;
+mod lock;
+mod memory;
+mod names;
+mod post;
+mod qp;
+mod rates;
+pub(crate) mod refuse;
+mod srq;
+mod sysfs;
+mod table;
+
+pub use absent::*;
+pub use ah::*;
+pub use cq::*;
+pub use device::*;
+pub use events::*;
+pub use fork::*;
+pub use memory::*;
+pub use names::*;
+pub use qp::*;
+pub use rates::*;
+pub use srq::*;
+pub use sysfs::*;
+pub use table::install;

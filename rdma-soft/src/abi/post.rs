@@ -1,0 +1,264 @@
+//! Posting work: `ibv_post_send` and `ibv_post_recv`.
+
+use core::ffi::c_int;
+
+use rdma_sys::*;
+
+use super::ah::AhObject;
+use super::device::MAX_MESSAGE;
+use super::qp::{Limits, QpObject};
+use crate::device::{Binding, Core, Device, Job, Qp, Task, device};
+use crate::transport::Request;
+use crate::wire::{Atomic, Trailer};
+
+/// The parts of a work request.
+///
+/// # Safety
+/// There are so many at `list`.
+pub(crate) unsafe fn parts<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], c_int> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // SAFETY: the caller's promise.
+        Ok(count) if !list.is_null() => Ok(unsafe { core::slice::from_raw_parts(list, count) }),
+        _ => Err(libc::EINVAL),
+    }
+}
+
+/// Bytes of all parts, no more than those of the longest message.
+pub(crate) fn total(sges: &[ibv_sge]) -> Result<u32, c_int> {
+    let total: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+    u32::try_from(total).ok().filter(|total| *total <= MAX_MESSAGE).ok_or(libc::EINVAL)
+}
+
+/// What completes, of an operation.
+pub(crate) fn completes_as(opcode: ibv_wr_opcode) -> ibv_wc_opcode {
+    match opcode {
+        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => IBV_WC_RDMA_WRITE,
+        IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
+        IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
+        IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+        IBV_WR_BIND_MW => IBV_WC_BIND_MW,
+        IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
+        _ => IBV_WC_SEND,
+    }
+}
+
+/// # Safety
+/// The work request is whole: its address handle or region exist.
+unsafe fn task(limits: &Limits, wr: &ibv_send_wr) -> Result<Task, c_int> {
+    // SAFETY: the operation says which fields of the unions were set; all are numbers and pointers.
+    unsafe {
+        let imm = u32::from_be(wr.__bindgen_anon_1.imm_data);
+        if limits.kind == IBV_QPT_UD {
+            let imm = match wr.opcode {
+                IBV_WR_SEND => None,
+                IBV_WR_SEND_WITH_IMM => Some(imm),
+                _ => return Err(libc::EINVAL),
+            };
+            let ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey } = wr.wr.ud;
+            if ah.is_null() {
+                return Err(libc::EINVAL);
+            }
+            return Ok(Task::Datagram { to: (*ah.cast::<AhObject>()).to, qp: remote_qpn, qkey: remote_qkey, imm });
+        }
+        let is_reliable = limits.kind == IBV_QPT_RC;
+        let (address, rkey) = (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
+        let atomic = || {
+            let of = wr.wr.atomic;
+            match wr.opcode {
+                IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                    Atomic { address: of.remote_addr, rkey: of.rkey, swap: of.compare_add, compare: 0 }
+                }
+                _ => Atomic { address: of.remote_addr, rkey: of.rkey, swap: of.swap, compare: of.compare_add },
+            }
+        };
+        Ok(Task::Request(match wr.opcode {
+            IBV_WR_SEND => Request::Send(Trailer::None),
+            IBV_WR_SEND_WITH_IMM => Request::Send(Trailer::Immediate(imm)),
+            IBV_WR_RDMA_WRITE => Request::Write { address, rkey, imm: None },
+            IBV_WR_RDMA_WRITE_WITH_IMM => Request::Write { address, rkey, imm: Some(imm) },
+            IBV_WR_SEND_WITH_INV if is_reliable => {
+                Request::Send(Trailer::Invalidate(wr.__bindgen_anon_1.invalidate_rkey))
+            }
+            IBV_WR_RDMA_READ if is_reliable => Request::Read { address, rkey },
+            IBV_WR_ATOMIC_CMP_AND_SWP if is_reliable => Request::CompareSwap(atomic()),
+            IBV_WR_ATOMIC_FETCH_AND_ADD if is_reliable => Request::FetchAdd(atomic()),
+            IBV_WR_LOCAL_INV => return Ok(Task::Invalidate(wr.__bindgen_anon_1.invalidate_rkey)),
+            IBV_WR_BIND_MW => {
+                let of = wr.__bindgen_anon_2.bind_mw;
+                return binding(of.mw, of.rkey, &of.bind_info).map(|binding| Task::Bind(2, binding));
+            }
+            _ => return Err(libc::EINVAL),
+        }))
+    }
+}
+
+/// # Safety
+/// The window exists, and the region, where one is given.
+pub(crate) unsafe fn binding(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<Binding, c_int> {
+    if mw.is_null() || (info.mr.is_null() && info.length > 0) {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    let (window, region) = unsafe { ((*mw).handle << 8, if info.mr.is_null() { 0 } else { (*info.mr).lkey }) };
+    Ok(Binding { window, rkey, region, address: info.addr, len: info.length, access: info.mw_access_flags })
+}
+
+/// Writes a work request over what was in a place of the send queue.
+///
+/// # Safety
+/// The work request is whole.
+unsafe fn fill(job: &mut Job, limits: &Limits, wr: &ibv_send_wr, task: Task, sges: &[ibv_sge], len: u32) {
+    let has = |flag: ibv_send_flags| wr.send_flags & flag.0 != 0;
+    job.wr_id = wr.wr_id;
+    job.is_signaled = limits.is_all_signaled || has(IBV_SEND_SIGNALED);
+    job.is_fenced = has(IBV_SEND_FENCE);
+    job.is_solicited = has(IBV_SEND_SOLICITED);
+    job.opcode = completes_as(wr.opcode);
+    job.task = task;
+    job.len = len;
+    job.is_inline = has(IBV_SEND_INLINE) && carries_data(&task);
+    job.sges.clear();
+    job.inline.clear();
+    if job.is_inline {
+        // Of nothing the address may be any, also null.
+        for sge in sges.iter().filter(|sge| sge.length > 0) {
+            // SAFETY: the caller's memory, which inline data is copied from at once.
+            job.inline
+                .extend_from_slice(unsafe { core::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) });
+        }
+    } else {
+        job.sges.extend_from_slice(sges);
+    }
+}
+
+/// Whether its data goes to the peer, so that it can be inline.
+fn carries_data(task: &Task) -> bool {
+    matches!(task, Task::Request(Request::Send(_) | Request::Write { .. }) | Task::Datagram { .. })
+}
+
+/// Looks at what can be said before anything is posted.
+///
+/// # Safety
+/// The work request is whole.
+unsafe fn check<'a>(limits: &Limits, wr: &ibv_send_wr) -> Result<(Task, &'a [ibv_sge], u32), c_int> {
+    // SAFETY: the caller's promise.
+    let (task, sges) = unsafe { (task(limits, wr)?, parts(wr.sg_list, wr.num_sge)?) };
+    // What has no data has no parts, whatever is written there.
+    let sges = if matches!(task, Task::Bind(..) | Task::Invalidate(_)) { &[] } else { sges };
+    let len = total(sges)?;
+    let is_inline = wr.send_flags & IBV_SEND_INLINE.0 != 0 && carries_data(&task);
+    if sges.len() > limits.cap.max_send_sge as usize || (is_inline && len > limits.cap.max_inline_data) {
+        return Err(libc::EINVAL);
+    }
+    match task {
+        Task::Request(Request::CompareSwap(_) | Request::FetchAdd(_)) if len < 8 => Err(libc::EINVAL),
+        _ => Ok((task, sges, len)),
+    }
+}
+
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    // SAFETY: the caller's queue pair.
+    let (number, limits) = unsafe { ((*qp).qp_num, &(*qp.cast::<QpObject>()).limits) };
+    let mut core = device.lock();
+    let mut result = 0;
+    while !wr.is_null() {
+        // SAFETY: the caller's list.
+        let of = unsafe { &*wr };
+        // SAFETY: as above.
+        let posted = unsafe { check(limits, of) }.and_then(|(task, sges, len)| {
+            let found = sending(&mut core, number, 1)?;
+            // SAFETY: as above.
+            found.queues.send.push(|job| unsafe { fill(job, limits, of, task, sges, len) });
+            Ok(())
+        });
+        if let Err(errno) = posted {
+            // SAFETY: the caller's pointer.
+            unsafe { bad.write(wr) };
+            result = errno;
+            break;
+        }
+        wr = of.next;
+    }
+    posted(device, core, number);
+    result
+}
+
+/// A queue pair that so much work can be posted to.
+///
+/// # Errors
+/// `EINVAL` before it is ready to send, `ENOMEM` where there is no room.
+pub(crate) fn sending(core: &mut Core, number: u32, count: usize) -> Result<&mut Qp, c_int> {
+    let found = core.state.qps.get_mut(&number).ok_or(libc::EINVAL)?;
+    if matches!(found.state, IBV_QPS_RESET | IBV_QPS_INIT | IBV_QPS_RTR) {
+        return Err(libc::EINVAL);
+    }
+    if found.queues.send.room() < count { Err(libc::ENOMEM) } else { Ok(found) }
+}
+
+/// Begins with what was posted, in this thread.
+pub(crate) fn posted(device: &Device, mut core: std::sync::MutexGuard<'_, Core>, number: u32) {
+    let state = &mut core.state;
+    match state.qps.get_mut(&number) {
+        Some(found) if found.state == IBV_QPS_ERR => found.fail(&mut state.shared),
+        _ => state.wake(number),
+    }
+    let now = device.now();
+    core.send(now);
+    core.take_own(now);
+    device.leave(core);
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    // SAFETY: the caller's queue pair.
+    let number = unsafe { (*qp).qp_num };
+    let mut core = device.lock();
+    let state = &mut core.state;
+    let Some(found) = state.qps.get_mut(&number) else { return libc::EINVAL };
+    let mut result = 0;
+    while !wr.is_null() {
+        // SAFETY: the caller's list.
+        let ibv_recv_wr { wr_id, next, sg_list, num_sge } = unsafe { *wr };
+        let is_ready = found.state != IBV_QPS_RESET && found.id.srq.is_none();
+        let posted = if is_ready {
+            // SAFETY: the caller's array.
+            unsafe { parts(sg_list, num_sge) }.and_then(|sges| found.queues.receive.push(wr_id, sges))
+        } else {
+            Err(libc::EINVAL)
+        };
+        if let Err(errno) = posted {
+            // SAFETY: the caller's pointer.
+            unsafe { bad.write(wr) };
+            result = errno;
+            break;
+        }
+        wr = next;
+    }
+    if found.state == IBV_QPS_ERR {
+        found.fail(&mut state.shared);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_whose_packets_could_not_be_told_apart_is_refused() {
+        let part = |length| ibv_sge { addr: 0, length, lkey: 0 };
+        assert_eq!(total(&[part(MAX_MESSAGE - 1), part(1)]), Ok(MAX_MESSAGE));
+        assert_eq!(total(&[part(MAX_MESSAGE), part(1)]), Err(libc::EINVAL));
+        assert_eq!(total(&[part(u32::MAX); 32]), Err(libc::EINVAL));
+    }
+}

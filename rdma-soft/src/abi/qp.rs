@@ -1,0 +1,280 @@
+//! Queue pairs: making, changing, asking, destroying.
+
+use core::ffi::c_int;
+use core::mem::offset_of;
+use std::sync::atomic::AtomicBool;
+
+use rdma_sys::*;
+
+use super::ah::destination;
+use super::builder::{self, Builder};
+use super::device::{MAX_INLINE, MAX_SGE, MAX_WR, active_mtu, number, write_front};
+use super::events;
+use super::refuse::null;
+use crate::device::{Identity, device};
+
+/// What is behind an `ibv_qp`, which is the beginning of `ex`.
+#[repr(C)]
+pub(crate) struct QpObject {
+    pub(crate) ex: ibv_qp_ex,
+    pub(crate) limits: Limits,
+    /// Somebody is between `ibv_wr_start` and its end: what he puts together is his alone.
+    pub(crate) is_started: AtomicBool,
+    pub(crate) builder: Builder,
+}
+
+/// What its work may be.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) kind: ibv_qp_type,
+    pub(crate) cap: ibv_qp_cap,
+    pub(crate) is_all_signaled: bool,
+    is_extended: bool,
+}
+
+/// Operations that queue pairs of a type have.
+fn operations(kind: ibv_qp_type) -> u64 {
+    let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let uc = sends | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    let rc = uc
+        | IBV_QP_EX_WITH_RDMA_READ
+        | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        | IBV_QP_EX_WITH_LOCAL_INV
+        | IBV_QP_EX_WITH_BIND_MW
+        | IBV_QP_EX_WITH_SEND_WITH_INV;
+    match kind {
+        IBV_QPT_RC => rc.0.into(),
+        IBV_QPT_UC => (uc | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW).0.into(),
+        _ => sends.0.into(),
+    }
+}
+
+unsafe fn create(pd: *mut ibv_pd, wanted: &mut ibv_qp_init_attr, ops: Option<u64>) -> *mut ibv_qp {
+    let Some(device) = device() else { return null(libc::ENODEV) };
+    let kind = wanted.qp_type;
+    if !matches!(kind, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) {
+        return null(libc::EOPNOTSUPP);
+    }
+    let mut cap = wanted.cap;
+    if wanted.send_cq.is_null()
+        || wanted.recv_cq.is_null()
+        || cap.max_send_wr > MAX_WR
+        || cap.max_recv_wr > MAX_WR
+        || cap.max_send_sge > MAX_SGE
+        || cap.max_recv_sge > MAX_SGE
+        || cap.max_inline_data > MAX_INLINE
+    {
+        return null(libc::EINVAL);
+    }
+    if ops.is_some_and(|ops| ops & !operations(kind) != 0) {
+        return null(libc::EOPNOTSUPP);
+    }
+    if !wanted.srq.is_null() {
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
+    // SAFETY: the caller's objects.
+    let ibv_pd { context, handle } = unsafe { *pd };
+    let qp_base = ibv_qp {
+        context,
+        qp_context: wanted.qp_context,
+        pd,
+        send_cq: wanted.send_cq,
+        recv_cq: wanted.recv_cq,
+        srq: wanted.srq,
+        state: IBV_QPS_RESET,
+        qp_type: kind,
+        ..ibv_qp::zeroed()
+    };
+    let mut ex = ibv_qp_ex { qp_base, ..ibv_qp_ex::zeroed() };
+    if let Some(ops) = ops {
+        builder::set_operations(&mut ex, kind, ops);
+    }
+    let limits = Limits { kind, cap, is_all_signaled: wanted.sq_sig_all != 0, is_extended: ops.is_some() };
+    let object =
+        Box::into_raw(Box::new(QpObject { ex, limits, is_started: AtomicBool::new(false), builder: Builder::new() }));
+    // SAFETY: the caller's objects.
+    let (send_cq, recv_cq, srq) = unsafe {
+        let srq = (!wanted.srq.is_null()).then(|| (*wanted.srq).handle);
+        ((*wanted.send_cq).handle, (*wanted.recv_cq).handle, srq)
+    };
+    let id = Identity {
+        number: 0,
+        pd: handle,
+        // SAFETY: the context of the caller's domain.
+        context: unsafe { number(context) },
+        object: object as usize,
+        kind,
+        send_cq,
+        recv_cq,
+        srq,
+        is_all_signaled: limits.is_all_signaled,
+        cap,
+    };
+    let number = device.lock().state.add_qp(id);
+    wanted.cap = cap;
+    // SAFETY: it was made just now.
+    unsafe {
+        (*object).ex.qp_base.qp_num = number;
+        (*object).ex.qp_base.handle = number;
+        &raw mut (*object).ex.qp_base
+    }
+}
+
+/// A queue pair.
+pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the caller's structures.
+    unsafe { create(pd, &mut *init, None) }
+}
+
+pub(crate) unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    // SAFETY: the caller's structure, which ends with the last field that its mask names: no other is looked at. It begins as
+    // that of `ibv_create_qp`.
+    let (mask, mut classic) = unsafe { ((*init).comp_mask, init.cast::<ibv_qp_init_attr>().read()) };
+    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let has = |flag: ibv_qp_init_attr_mask| mask & flag.0 != 0;
+    if mask & !known.0 != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    if !has(IBV_QP_INIT_ATTR_PD) {
+        return null(libc::EINVAL);
+    }
+    // SAFETY: the caller's structures.
+    unsafe {
+        let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then(|| (*init).send_ops_flags);
+        let qp = create((*init).pd, &mut classic, ops);
+        if !qp.is_null() {
+            (*init).cap = classic.cap;
+        }
+        qp
+    }
+}
+
+/// The interface of `ibv_wr_*`, of one that was made with it.
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    let object = qp.cast::<QpObject>();
+    // SAFETY: the caller's queue pair.
+    if unsafe { (*object).limits.is_extended } { object.cast() } else { core::ptr::null_mut() }
+}
+
+/// Values that Linux and its rxe refuse.
+fn check(attr: &ibv_qp_attr, mask: u32, active: ibv_mtu) -> Result<(), c_int> {
+    let has = |flag: ibv_qp_attr_mask| mask & flag.0 != 0;
+    let most = super::device::MAX_READS;
+    let is_wrong = (has(IBV_QP_PORT) && attr.port_num != 1)
+        || (has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0)
+        || (has(IBV_QP_PATH_MTU) && !(1..=active.0).contains(&attr.path_mtu.0))
+        || (has(IBV_QP_MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > most)
+        || (has(IBV_QP_MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > most)
+        || (has(IBV_QP_TIMEOUT) && attr.timeout > 31)
+        || (has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7)
+        || (has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7)
+        || (has(IBV_QP_MIN_RNR_TIMER) && attr.min_rnr_timer > 31)
+        || has(IBV_QP_CAP)
+        || has(IBV_QP_ALT_PATH);
+    if is_wrong { Err(libc::EINVAL) } else { Ok(()) }
+}
+
+/// What programs of the first release have of the attributes: what came later is not written, and has no meaning here.
+const ATTR: usize = offset_of!(ibv_qp_attr, rate_limit);
+
+/// # Safety
+/// The caller's structure, of any release.
+unsafe fn read_attr(from: *const ibv_qp_attr) -> ibv_qp_attr {
+    let mut attr = ibv_qp_attr::zeroed();
+    // SAFETY: so much is there, and has room.
+    unsafe { (&raw mut attr).cast::<u8>().copy_from(from.cast(), ATTR) };
+    attr
+}
+
+/// Changes its state and attributes.
+pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    // SAFETY: the caller's structures.
+    let (number, attr, mask) = unsafe { ((*qp).qp_num, read_attr(attr), mask as u32) };
+    if let Err(errno) = check(&attr, mask, active_mtu(device)) {
+        return errno;
+    }
+    let peer = match mask & IBV_QP_AV.0 {
+        0 => None,
+        _ => match destination(&attr.ah_attr) {
+            Ok(peer) => Some(peer),
+            Err(errno) => return errno,
+        },
+    };
+    let mut core = device.lock();
+    let window = core.window();
+    if mask & IBV_QP_STATE.0 != 0 {
+        // Its peer hears that what it has sent has come.
+        core.settle(number, device.now());
+    }
+    let state = &mut core.state;
+    let Some(found) = state.qps.get_mut(&number) else { return libc::EINVAL };
+    if let Err(errno) = found.modify(&attr, mask, peer, window, &mut state.shared) {
+        return errno;
+    }
+    // SAFETY: the caller's queue pair, whose state is written with the device locked.
+    unsafe { (*qp).state = found.state };
+    state.wake(number);
+    core.send(device.now());
+    device.leave(core);
+    0
+}
+
+/// What it is like.
+pub unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    let mut core = device.lock();
+    // SAFETY: the caller's queue pair.
+    let base = unsafe { *qp };
+    // Whoever has seen work fail is to see the state that this leads to.
+    core.settle(base.qp_num, device.now());
+    let Some(found) = core.state.qps.get(&base.qp_num) else { return libc::EINVAL };
+    let full = ibv_qp_attr {
+        qp_state: found.state,
+        cur_qp_state: found.state,
+        sq_draining: u8::from(found.is_draining()),
+        cap: found.id.cap,
+        ..found.attr
+    };
+    let made = ibv_qp_init_attr {
+        qp_context: base.qp_context,
+        send_cq: base.send_cq,
+        recv_cq: base.recv_cq,
+        srq: base.srq,
+        cap: found.id.cap,
+        qp_type: base.qp_type,
+        sq_sig_all: c_int::from(found.id.is_all_signaled),
+    };
+    // SAFETY: the caller's structures; the state in the object follows the device's, as in libibverbs.
+    unsafe {
+        write_front(attr.cast(), &full, ATTR);
+        init.write(made);
+        (*qp).state = found.state;
+    }
+    0
+}
+
+/// Destroys it. Work that is left is forgotten, and its completions that were not polled are taken away.
+pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    // SAFETY: the caller's queue pair.
+    let number = unsafe { (*qp).qp_num };
+    let mut core = device.lock();
+    // Its peer hears that what it has sent has come.
+    core.send(device.now());
+    let removed = core.state.remove_qp(number);
+    device.leave(core);
+    if let Err(errno) = removed {
+        return errno;
+    }
+    events::settle(qp as usize);
+    // SAFETY: made by `create`, and nothing refers to it.
+    drop(unsafe { Box::from_raw(qp.cast::<QpObject>()) });
+    0
+}

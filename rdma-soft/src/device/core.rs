@@ -1,0 +1,582 @@
+//! The device with its sockets, and what moves it on.
+
+#![allow(unsafe_code)]
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::time::Instant;
+
+use libc::iovec;
+
+use super::host::Shared;
+use super::net_address::{self, Destination};
+use super::qp::{PKEY, Qp, Sending};
+use super::queues::Task;
+use super::server;
+use super::state::{MULTICAST_QP, State};
+use crate::faults::Faults;
+use crate::net::{Group, Inbox, OpenError, Origin, Outbox, Socket, To};
+use crate::transport::{Outgoing, Payload, Status, Time};
+use crate::wire::{Header, Operation, Psn, Trailer, Transport};
+
+/// Of how many looks one is at what seldom comes.
+const SELDOM: u32 = 8;
+
+/// Packets that a queue pair may send before it is another one's turn.
+const TURN: u32 = 64;
+
+/// After so many polls in vain the processor is offered to others.
+const IDLE_POLLS: u32 = 32;
+
+/// A device.
+pub(crate) struct Device {
+    core: Mutex<Core>,
+    /// Told when an event is acknowledged.
+    pub(crate) acknowledged: Condvar,
+    pub(crate) server: server::Wake,
+    /// How often it was polled, more or less: the server leaves a device alone that is.
+    polls: AtomicU32,
+    /// How often it was polled in vain since something came, more or less.
+    idle: AtomicU32,
+    /// How many wait for the lock, or are about to take it.
+    waiting: AtomicU32,
+    start: Instant,
+}
+
+/// What is behind the lock.
+pub(crate) struct Core {
+    /// Something was sent to the device itself.
+    is_own_peer: bool,
+    /// How often it was moved on by who does it all the time.
+    looks: u32,
+    /// When all was taken that was in the sockets.
+    looked: Time,
+    pub(crate) state: State,
+    pub(crate) links: Vec<Link>,
+    scratch: Vec<iovec>,
+    /// The addresses of the links.
+    own: Vec<IpAddr>,
+}
+
+// SAFETY: the addresses in `scratch` are used only between being put there and the end of the same call.
+unsafe impl Send for Core {}
+
+/// An address of the device.
+pub(crate) struct Link {
+    pub(crate) socket: Socket,
+    inbox: Inbox,
+    pub(super) outbox: Outbox,
+    /// Groups that it hears, by GID.
+    pub(crate) groups: Vec<([u8; 16], Group)>,
+}
+
+impl Link {
+    fn new(socket: Socket, faults: Faults) -> Link {
+        let (mut inbox, mut outbox) = (Inbox::new(), Outbox::new(faults));
+        // What takes descriptors and memory does so now, not with the first packet to the device itself.
+        outbox.meet(&socket, socket.address(), Time(0));
+        inbox.receive(&socket, |_, _| {});
+        Link { socket, inbox, outbox, groups: Vec::new() }
+    }
+
+    pub(crate) fn set_faults(&mut self, faults: Faults, now: Time) {
+        self.outbox.set_faults(&self.socket, faults, now);
+    }
+}
+
+static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+
+/// The device of this process, which is made when it is first asked for. `None`: it cannot be; the reason was written to standard
+/// error.
+pub(crate) fn device() -> Option<&'static Device> {
+    let made = DEVICE.get_or_init(|| match Device::new() {
+        Ok(device) => Some(device),
+        Err(error) => {
+            eprintln!("rdma-soft: {error}");
+            None
+        }
+    });
+    let device = made.as_ref()?;
+    server::start(device);
+    Some(device)
+}
+
+/// That of this process, if it was made.
+pub(super) fn existing() -> Option<&'static Device> {
+    DEVICE.get()?.as_ref()
+}
+
+/// Why there is no device.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SetupError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(
+        "RDMA_SOFT_ADDR={value}: {part:?} is no IP address; it takes one, or several with commas between them, of this machine"
+    )]
+    Address { value: String, part: String },
+    #[error("RDMA_SOFT_FAULTS: {0}")]
+    Faults(#[from] crate::faults::FaultsError),
+    #[error("no eventfd: {0}")]
+    Wake(#[from] std::io::Error),
+}
+
+fn addresses() -> Result<Vec<Option<IpAddr>>, SetupError> {
+    match std::env::var("RDMA_SOFT_ADDR") {
+        Ok(value) if !value.trim().is_empty() => value
+            .split(',')
+            .map(|part| {
+                let parsed = part.trim().parse();
+                parsed.map(Some).map_err(|_| SetupError::Address { value: value.clone(), part: part.to_owned() })
+            })
+            .collect(),
+        _ => Ok(vec![None]),
+    }
+}
+
+impl Device {
+    pub(super) fn new() -> Result<Device, SetupError> {
+        let faults: Faults = std::env::var("RDMA_SOFT_FAULTS").unwrap_or_default().parse()?;
+        let mut links = Vec::new();
+        for address in addresses()? {
+            let socket = Socket::open(address)?;
+            links.push(Link::new(socket, faults));
+        }
+        let own = links.iter().map(|link: &Link| link.socket.address()).collect();
+        Ok(Device {
+            core: Mutex::new(Core {
+                is_own_peer: false,
+                looks: 0,
+                looked: Time(0),
+                state: State::new(),
+                links,
+                scratch: Vec::new(),
+                own,
+            }),
+            acknowledged: Condvar::new(),
+            server: server::Wake::new()?,
+            polls: AtomicU32::new(0),
+            idle: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            start: Instant::now(),
+        })
+    }
+
+    /// Moves the device on, unless somebody else does or is about to.
+    pub(crate) fn poll(&self) {
+        // A lost count does not matter.
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let core = match self.core.try_lock() {
+            _ if self.waiting.load(Ordering::Relaxed) > 0 => None,
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let has_come = core.is_some_and(|mut core| {
+            let now = self.now();
+            if !self.server.is_aside() {
+                let any = core.glance(now);
+                // Who polls may not come back for what is left, and of a timer that was set just now the server knows nothing.
+                self.leave(core);
+                return any;
+            }
+            // Whoever polls all the time comes back, or posts: what came is acknowledged then, together with what is posted.
+            // If not, the server sees to it, or whatever the program ends its queue pair or itself with.
+            core.send(now);
+            core.receive(now, false)
+        });
+        if has_come {
+            self.idle.store(0, Ordering::Relaxed);
+            return;
+        }
+        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
+        self.idle.store(idle, Ordering::Relaxed);
+        // What it waits for may be done by somebody who waits for this processor.
+        if idle % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+
+    /// Those who poll give way to whoever waits here.
+    ///
+    /// A panic with the lock held would be a fault of this library; what it protects is as it was between two calls then, or
+    /// some work is missing.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let core = self.core.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        core
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        Time(self.start.elapsed().as_nanos() as u64)
+    }
+
+    pub(crate) fn polls(&self) -> u32 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    /// After something was begun, gives the lock up: the server does what the caller may not come back for.
+    pub(crate) fn leave(&self, core: MutexGuard<'_, Core>) {
+        let is_left = core.is_busy() || core.blocked() & !self.server.watched() != 0;
+        let at = if is_left { Some(Time(0)) } else { core.wake_at() };
+        drop(core);
+        if let Some(at) = at {
+            self.server.wake_before(at);
+        }
+    }
+
+    /// Sends what was put off, unless somebody else has the device just now, who does.
+    pub(super) fn send_the_rest(&self) {
+        if let Ok(mut core) = self.core.try_lock() {
+            core.send(self.now());
+        }
+    }
+
+    /// Waits, with the lock given up, until an event is acknowledged.
+    pub(crate) fn wait_for_acknowledgement<'a>(&self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        self.acknowledged.wait(core).unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Core {
+    /// Takes what has arrived, does what is due, sends what there is. Whether anything has arrived.
+    pub(crate) fn progress(&mut self, now: Time) -> bool {
+        let any = self.receive(now, true);
+        self.send(now);
+        any
+    }
+
+    /// As [`Core::progress`], of somebody who calls it again and again: not all that has arrived is found at once.
+    fn glance(&mut self, now: Time) -> bool {
+        let any = self.receive(now, false);
+        self.send(now);
+        any
+    }
+
+    /// Takes what has arrived, and does what is due.
+    fn receive(&mut self, now: Time, is_thorough: bool) -> bool {
+        /// For how long the sockets may be full of what is no answer.
+        const FLOOD: u64 = 100_000_000;
+        let mut any = false;
+        for Link { socket, inbox, .. } in &mut self.links {
+            let to = socket.address();
+            let state = &mut self.state;
+            let each = |from, datagram: &[u8]| state.arrived(from, to, datagram, now);
+            any |= if is_thorough { inbox.receive(socket, each) } else { inbox.glance(socket, each) };
+        }
+        self.looks = self.looks.wrapping_add(1);
+        if is_thorough || self.looks % SELDOM == 0 {
+            any |= self.hear_groups();
+        }
+        // What has come is not late because nobody had the time to look: there may be more of it.
+        if self.links.iter().all(|link| link.inbox.has_all()) {
+            self.looked = now;
+        }
+        self.state.expire(self.looked.max(Time(now.0.saturating_sub(FLOOD))));
+        any
+    }
+
+    fn hear_groups(&mut self) -> bool {
+        let mut any = false;
+        for at in 0..self.links.len() {
+            let mut groups = std::mem::take(&mut self.links[at].groups);
+            for (gid, group) in &mut groups {
+                // What the device sends itself it hands to its members when it sends it.
+                let Core { state, own, links, .. } = self;
+                any |= links[at].inbox.receive_group(group, |from, datagram| {
+                    if !own.contains(&from.address) {
+                        state.arrived_for_group(from, gid, group.address(), datagram);
+                    }
+                });
+            }
+            self.links[at].groups = groups;
+        }
+        any
+    }
+
+    /// Hears those groups from the network that have members, by one link of each interface, and no others.
+    pub(crate) fn follow_groups(&mut self) {
+        let Core { state, links, .. } = self;
+        for link in &mut *links {
+            link.groups.retain(|(gid, _)| state.groups.contains_key(gid));
+        }
+        for gid in state.groups.keys() {
+            for at in 0..links.len() {
+                let interface = links[at].socket.interface();
+                let is_heard = links.iter().any(|link| {
+                    link.socket.interface() == interface && link.groups.iter().any(|(heard, _)| heard == gid)
+                });
+                if is_heard {
+                    continue;
+                }
+                // Where the system refuses, as it does for the other family, members hear each other still.
+                if let Ok(group) = Group::join(&links[at].socket, net_address::address(*gid)) {
+                    links[at].groups.push((*gid, group));
+                }
+            }
+        }
+    }
+
+    /// KiB that a connection may have on their way: a part of what a socket holds, which others use, too.
+    pub(crate) fn window(&self) -> u16 {
+        let held = self.links.iter().map(|link| link.socket.receive_buffer()).min().unwrap_or(0);
+        (held / 3 / 1024).clamp(32, 1024) as u16
+    }
+
+    /// Takes what the device has sent to itself since it was asked last: it is there already.
+    pub(crate) fn take_own(&mut self, now: Time) {
+        if std::mem::take(&mut self.is_own_peer) {
+            self.progress(now);
+        }
+    }
+
+    /// When to call [`Core::progress`], though nothing arrives.
+    pub(crate) fn wake_at(&self) -> Option<Time> {
+        let links = self.links.iter().filter_map(|link| link.outbox.wake_at());
+        links.chain(self.state.wake_at()).min()
+    }
+
+    pub(crate) fn is_blocked(&self, link: usize) -> bool {
+        self.links[link].outbox.is_blocked()
+    }
+
+    /// A bit for each link that is blocked; those after the 63rd share one.
+    pub(crate) fn blocked(&self) -> u64 {
+        let blocked = (0..self.links.len()).filter(|link| self.is_blocked(*link));
+        blocked.fold(0, |bits, link| bits | 1 << link.min(63))
+    }
+
+    /// Whether something is left to be sent, that nothing holds up.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.state.ready.is_empty()
+    }
+
+    /// Whether what a queue pair sends next waits for what is on its way to take more.
+    fn is_held(&self, number: u32) -> bool {
+        self.state.qps.get(&number).is_some_and(|qp| is_held(qp, &self.links))
+    }
+
+    /// Lets each queue pair that has something to send have its turn.
+    pub(crate) fn send(&mut self, now: Time) {
+        for link in &mut self.links {
+            link.outbox.flush(&link.socket, now);
+        }
+        let State { qps, held, ready, .. } = &mut self.state;
+        held.retain(|number| {
+            let is_held = qps.get(number).is_some_and(|qp| is_held(qp, &self.links));
+            if !is_held {
+                ready.push_back(*number);
+            }
+            is_held
+        });
+        for _ in 0..self.state.ready.len() {
+            let Some(number) = self.state.ready.pop_front() else { break };
+            let is_left = self.turn(number, now);
+            let is_held = is_left && self.is_held(number);
+            if let Some(qp) = self.state.qps.get_mut(&number) {
+                qp.is_ready = is_left;
+                match (is_left, is_held) {
+                    (true, true) => self.state.held.push(number),
+                    (true, false) => self.state.ready.push_back(number),
+                    (false, _) => {}
+                }
+            }
+            self.state.set_timer(number);
+        }
+        for link in &mut self.links {
+            link.outbox.flush(&link.socket, now);
+        }
+    }
+
+    /// Does all that has become due for a queue pair, though its socket may be blocked.
+    pub(crate) fn settle(&mut self, number: u32, now: Time) {
+        self.send(now);
+        if let Some(qp) = self.state.qps.get_mut(&number) {
+            qp.settle(&mut self.state.shared);
+        }
+    }
+
+    /// Sends what a queue pair has to send, or as much as may be at once; whether more is left.
+    fn turn(&mut self, number: u32, now: Time) -> bool {
+        let Core { state, links, scratch, is_own_peer, .. } = self;
+        let mut looped = Vec::new();
+        let State { qps, shared, .. } = state;
+        let Some(qp) = qps.get_mut(&number) else { return false };
+        let mut is_left = true;
+        for _ in 0..TURN {
+            if is_held(qp, links) {
+                break;
+            }
+            match qp.transmit(now, shared) {
+                None => {
+                    qp.settle(shared);
+                    is_left = false;
+                    break;
+                }
+                Some(Sending::Packet(transport, outgoing)) => {
+                    *is_own_peer |= qp.peer.is_some_and(|peer| links[peer.link].socket.address() == peer.address);
+                    // SAFETY: what is handed on is registered memory, or inline data of work, which both stay until the lock is
+                    // given up; `flush` comes before that.
+                    unsafe { packet(qp, shared, links, scratch, transport, &outgoing, now) };
+                }
+                Some(Sending::Datagram(psn)) => {
+                    // SAFETY: as above.
+                    looped.extend(unsafe { datagram(qp, shared, links, scratch, is_own_peer, psn, now) });
+                }
+            }
+        }
+        for Looped { from, group, datagram } in looped {
+            let to = net_address::address(group);
+            state.arrived_for_group(from, &group, to, &datagram);
+        }
+        is_left
+    }
+}
+
+/// Whether what it sends next waits for what is on its way to take more.
+fn is_held(qp: &Qp, links: &[Link]) -> bool {
+    qp.destination().is_some_and(|to| links[to.link].outbox.is_blocked_for(&to.address))
+}
+
+/// A datagram to a group that this device may have members of.
+struct Looped {
+    from: Origin,
+    group: [u8; 16],
+    datagram: Vec<u8>,
+}
+
+/// # Safety
+/// The outboxes are flushed before the device is unlocked.
+unsafe fn packet(
+    qp: &mut Qp,
+    shared: &mut Shared,
+    links: &mut [Link],
+    scratch: &mut Vec<iovec>,
+    transport: Transport,
+    outgoing: &Outgoing,
+    now: Time,
+) {
+    let Some(Destination { link, address, class }) = qp.peer else { return };
+    let Outgoing { operation, psn, ack_request, solicited, payload } = *outgoing;
+    scratch.clear();
+    let len = match payload {
+        Payload::None => 0,
+        Payload::Remote { place, len } => {
+            scratch.push(iovec { iov_base: place.0 as usize as *mut _, iov_len: len as usize });
+            len
+        }
+        Payload::Work { id, offset, len } => {
+            if !gather(qp, shared, scratch, id, offset, len) {
+                qp.fail_at(id, shared);
+                return;
+            }
+            len
+        }
+    };
+    let header = Header {
+        transport,
+        operation,
+        pkey: PKEY,
+        dest_qp: qp.attr.dest_qp_num,
+        psn,
+        solicited,
+        ack_request,
+        migrated: true,
+        congestion: (false, false),
+    };
+    let Link { socket, outbox, .. } = &mut links[link];
+    // SAFETY: the caller's promise.
+    unsafe { outbox.push(socket, To { address, class }, &header.encode(len as usize), scratch, now) };
+    qp.taken(shared);
+}
+
+/// Where part of the data of a piece of work is; `false` when it may not be read.
+fn gather(qp: &Qp, shared: &Shared, parts: &mut Vec<iovec>, work: u64, offset: u32, len: u32) -> bool {
+    let Some(job) = qp.queues.send.get(work) else { return false };
+    let (mut offset, mut len) = (offset as usize, len as usize);
+    if job.is_inline {
+        let Some(data) = job.inline.get(offset..offset + len) else { return false };
+        parts.push(iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: len });
+        return true;
+    }
+    for sge in &job.sges {
+        let size = sge.length as usize;
+        if len == 0 {
+            break;
+        }
+        if offset >= size {
+            offset -= size;
+            continue;
+        }
+        let Some(place) = shared.keys.local(qp.id.pd, sge, false) else { return false };
+        let part = (size - offset).min(len);
+        parts.push(iovec { iov_base: (place.0 as usize + offset) as *mut _, iov_len: part });
+        (offset, len) = (0, len - part);
+    }
+    len == 0
+}
+
+/// Sends the datagram that is the earliest work of a queue pair.
+///
+/// # Safety
+/// As for [`packet`].
+#[allow(clippy::too_many_arguments, reason = "parts of the device, each borrowed by itself")]
+unsafe fn datagram(
+    qp: &mut Qp,
+    shared: &mut Shared,
+    links: &mut [Link],
+    scratch: &mut Vec<iovec>,
+    is_own_peer: &mut bool,
+    psn: Psn,
+    now: Time,
+) -> Option<Looped> {
+    let number = qp.queues.send.head();
+    let job = qp.queues.send.get(number)?;
+    let (len, is_solicited) = (job.len, job.is_solicited);
+    let Task::Datagram { to, qp: dest_qp, qkey, imm } = job.task else {
+        qp.datagram_sent(Status::LocalProtection, shared);
+        return None;
+    };
+    let Link { socket, outbox, .. } = &mut links[to.link];
+    scratch.clear();
+    if len > socket.mtu() {
+        qp.datagram_sent(Status::LocalLength, shared);
+        return None;
+    }
+    if !gather(qp, shared, scratch, number, 0, len) {
+        qp.datagram_sent(Status::LocalProtection, shared);
+        return None;
+    }
+    let is_group = to.address.is_multicast();
+    *is_own_peer |= to.address == socket.address();
+    let header = Header {
+        // A controlled key, whose highest bit is set, stands for that of the queue pair.
+        transport: Transport::Ud { qkey: if qkey >> 31 == 1 { qp.attr.qkey } else { qkey }, source_qp: qp.id.number },
+        operation: Operation::SendOnly(imm.map_or(Trailer::None, Trailer::Immediate)),
+        pkey: PKEY,
+        dest_qp: if is_group { MULTICAST_QP } else { dest_qp },
+        psn,
+        solicited: is_solicited,
+        ack_request: false,
+        migrated: true,
+        congestion: (false, false),
+    };
+    let headers = header.encode(len as usize);
+    // SAFETY: the caller's promise.
+    unsafe { outbox.push(socket, To { address: to.address, class: to.class }, &headers, scratch, now) };
+    let looped = is_group.then(|| {
+        let mut datagram = headers.to_vec();
+        for part in &*scratch {
+            // SAFETY: `gather` has looked it up just now.
+            datagram.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(part.iov_base.cast_const().cast::<u8>(), part.iov_len)
+            });
+        }
+        // The padding, and in place of an invariant CRC, which nobody looks at here, four more.
+        datagram.resize(datagram.len() + Header::padding(len as usize) + 4, 0);
+        let from = Origin { address: socket.address(), class: to.class, hops: Origin::HOPS };
+        Looped { from, group: net_address::gid(to.address), datagram }
+    });
+    qp.datagram_sent(Status::Success, shared);
+    looped
+}

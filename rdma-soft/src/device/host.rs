@@ -1,0 +1,245 @@
+//! The device as it appears to one of its queue pairs.
+
+use rdma_sys::*;
+
+use super::cq::Cq;
+use super::events::Events;
+use super::keys::{self, Keys};
+use super::memory;
+use super::queues::{Receive, ReceiveQueue, SendQueue, Srq, Taken};
+use super::slab::Slab;
+use crate::transport::{Access, Completion, Host, Place, ReceiveId, Status};
+use crate::wire::RemoteRange;
+
+/// What queue pairs share.
+pub(crate) struct Shared {
+    pub(crate) keys: Keys,
+    pub(crate) cqs: Slab<Cq>,
+    pub(crate) srqs: Slab<Srq>,
+    pub(crate) events: Events,
+}
+
+/// What a queue pair was made with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub(crate) number: u32,
+    pub(crate) pd: u32,
+    pub(crate) context: u32,
+    /// The address of its object in the program.
+    pub(crate) object: usize,
+    pub(crate) kind: ibv_qp_type,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) srq: Option<u32>,
+    pub(crate) is_all_signaled: bool,
+    pub(crate) cap: ibv_qp_cap,
+}
+
+/// What was posted to a queue pair.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    pub(crate) send: SendQueue,
+    pub(crate) receive: ReceiveQueue,
+    pub(crate) taken: Taken,
+}
+
+/// A queue pair with what it shares with others, but for its state machine, which borrows this.
+pub(crate) struct Side<'a> {
+    pub(crate) id: &'a Identity,
+    /// What its peer may do.
+    pub(crate) access: u32,
+    /// Who its peer is, or who has sent what has arrived.
+    pub(crate) source_qp: u32,
+    pub(crate) queues: &'a mut Queues,
+    pub(crate) shared: &'a mut Shared,
+}
+
+/// As verbs have it.
+fn status_of(status: Status, is_send: bool) -> ibv_wc_status {
+    match status {
+        Status::Success => IBV_WC_SUCCESS,
+        Status::LocalLength => IBV_WC_LOC_LEN_ERR,
+        Status::LocalProtection => IBV_WC_LOC_PROT_ERR,
+        Status::Flushed => IBV_WC_WR_FLUSH_ERR,
+        Status::RemoteInvalidRequest => IBV_WC_REM_INV_REQ_ERR,
+        Status::RemoteAccess if is_send => IBV_WC_REM_ACCESS_ERR,
+        Status::RemoteAccess => IBV_WC_LOC_ACCESS_ERR,
+        Status::RemoteOperation => IBV_WC_REM_OP_ERR,
+        Status::RetryExceeded => IBV_WC_RETRY_EXC_ERR,
+        Status::ReceiverNotReadyExceeded => IBV_WC_RNR_RETRY_EXC_ERR,
+        Status::BadResponse => IBV_WC_BAD_RESP_ERR,
+    }
+}
+
+impl Side<'_> {
+    fn blank(&self, wr_id: u64, status: ibv_wc_status, opcode: ibv_wc_opcode) -> ibv_wc {
+        ibv_wc { wr_id, status, opcode, qp_num: self.id.number, ..ibv_wc::zeroed() }
+    }
+
+    /// The earliest work has ended.
+    pub(crate) fn ended(&mut self, status: Status) {
+        self.ended_with(status_of(status, true));
+    }
+
+    pub(crate) fn ended_with(&mut self, status: ibv_wc_status) {
+        let Some(job) = self.queues.send.pop() else { return };
+        if !job.is_signaled && status == IBV_WC_SUCCESS {
+            return;
+        }
+        let (wr_id, opcode) = (job.wr_id, job.opcode);
+        let byte_len = if opcode == IBV_WC_COMP_SWAP || opcode == IBV_WC_FETCH_ADD { 8 } else { job.len };
+        let wc = ibv_wc { byte_len, ..self.blank(wr_id, status, opcode) };
+        if let Some(cq) = self.shared.cqs.get(self.id.send_cq) {
+            cq.push(self.id.send_cq, wc, false, &mut self.shared.events);
+        }
+    }
+
+    fn received(&mut self, wc: ibv_wc, is_solicited: bool) {
+        if let Some(cq) = self.shared.cqs.get(self.id.recv_cq) {
+            cq.push(self.id.recv_cq, wc, is_solicited, &mut self.shared.events);
+        }
+    }
+
+    /// A datagram has come into a receive, behind the header of its route.
+    pub(crate) fn datagram(&mut self, id: ReceiveId, status: Status, len: u32, imm: Option<u32>, is_solicited: bool) {
+        let flags = if status == Status::Success { IBV_WC_GRH.0 } else { 0 };
+        self.ended_receive(id, status, len, IBV_WC_RECV, flags, imm, None, is_solicited);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "fields of a completion")]
+    fn ended_receive(
+        &mut self,
+        id: ReceiveId,
+        status: Status,
+        len: u32,
+        opcode: ibv_wc_opcode,
+        flags: u32,
+        imm: Option<u32>,
+        invalidated: Option<u32>,
+        is_solicited: bool,
+    ) {
+        let Some(receive) = self.queues.taken.remove(id) else { return };
+        let blank = self.blank(receive.wr_id, status_of(status, false), opcode);
+        let mut wc = ibv_wc { byte_len: len, src_qp: self.source_qp, wc_flags: flags, ..blank };
+        if let Some(imm) = imm {
+            wc.wc_flags |= IBV_WC_WITH_IMM.0;
+            wc.__bindgen_anon_1.imm_data = imm.to_be();
+        }
+        if let Some(rkey) = invalidated {
+            wc.wc_flags |= IBV_WC_WITH_INV.0;
+            wc.__bindgen_anon_1.invalidated_rkey = rkey;
+        }
+        self.received(wc, is_solicited);
+        match self.id.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
+            Some(srq) => srq.queue.recycle(receive),
+            None => self.queues.receive.recycle(receive),
+        }
+    }
+
+    /// Ends all receives of its own, and what it has begun to fill.
+    pub(crate) fn flush_receives(&mut self, begun: Option<ReceiveId>) {
+        if let Some(receive) = begun.and_then(|id| self.queues.taken.remove(id)) {
+            self.flushed(receive);
+        }
+        while let Some(receive) = self.queues.receive.waiting.pop_front() {
+            self.flushed(receive);
+        }
+    }
+
+    fn flushed(&mut self, receive: Receive) {
+        let wc = self.blank(receive.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV);
+        self.received(wc, true);
+        self.queues.receive.recycle(receive);
+    }
+
+    /// Writes to a list of buffers, from an offset on.
+    fn scatter(&self, sges: &[ibv_sge], mut offset: u32, mut data: &[u8]) -> Result<(), Status> {
+        for sge in sges {
+            if data.is_empty() {
+                break;
+            }
+            if offset >= sge.length {
+                offset -= sge.length;
+                continue;
+            }
+            let len = ((sge.length - offset) as usize).min(data.len());
+            let place = self.shared.keys.local(self.id.pd, sge, true).ok_or(Status::LocalProtection)?;
+            let (now, later) = data.split_at(len);
+            memory::write(Place(place.0 + u64::from(offset)), now);
+            (data, offset) = (later, 0);
+        }
+        if data.is_empty() { Ok(()) } else { Err(Status::LocalLength) }
+    }
+}
+
+impl Host for Side<'_> {
+    fn open(&self, range: &RemoteRange, access: Access) -> Option<Place> {
+        if self.access & keys::flag(access) == 0 {
+            return None;
+        }
+        self.shared.keys.remote(self.id.pd, self.id.number, range, access)
+    }
+
+    fn store(&mut self, place: Place, data: &[u8]) {
+        memory::write(place, data);
+    }
+
+    fn update(&mut self, place: Place, change: &dyn Fn(u64) -> u64) -> u64 {
+        memory::update(place, change)
+    }
+
+    fn receive(&mut self) -> Option<ReceiveId> {
+        let receive = match self.id.srq {
+            None => self.queues.receive.waiting.pop_front()?,
+            Some(number) => {
+                let srq = self.shared.srqs.get_mut(number)?;
+                let receive = srq.queue.waiting.pop_front()?;
+                if srq.queue.waiting.len() < srq.limit as usize {
+                    srq.limit = 0;
+                    self.shared.events.raise(srq.context, IBV_EVENT_SRQ_LIMIT_REACHED, srq.object);
+                }
+                receive
+            }
+        };
+        Some(self.queues.taken.add(receive))
+    }
+
+    fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
+        // A completion could not say how long it is.
+        if data.len() > (u32::MAX - offset) as usize {
+            return Err(Status::LocalLength);
+        }
+        let sges = &self.queues.taken.get(receive).ok_or(Status::LocalProtection)?.sges;
+        // With a shared receive queue memory is of its domain.
+        match self.id.srq.and_then(|srq| self.shared.srqs.get(srq)) {
+            Some(srq) if srq.pd != self.id.pd => {
+                let of_srq = Identity { pd: srq.pd, ..*self.id };
+                let sges = sges.clone();
+                let Side { access, source_qp, .. } = *self;
+                let side =
+                    Side { id: &of_srq, access, source_qp, queues: &mut *self.queues, shared: &mut *self.shared };
+                side.scatter(&sges, offset, data)
+            }
+            _ => self.scatter(sges, offset, data),
+        }
+    }
+
+    fn invalidate(&mut self, rkey: u32) -> bool {
+        self.shared.keys.invalidate(self.id.pd, self.id.number, rkey)
+    }
+
+    fn returned(&mut self, work: u64, offset: u32, data: &[u8]) -> Result<(), Status> {
+        let job = self.queues.send.get(work).ok_or(Status::LocalProtection)?;
+        self.scatter(&job.sges, offset, data)
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        match completion {
+            Completion::Sent { status, .. } => self.ended(status),
+            Completion::Received { id, status, len, is_write, imm, invalidated, solicited } => {
+                let opcode = if is_write { IBV_WC_RECV_RDMA_WITH_IMM } else { IBV_WC_RECV };
+                self.ended_receive(id, status, len, opcode, 0, imm, invalidated, solicited);
+            }
+        }
+    }
+}

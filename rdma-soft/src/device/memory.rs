@@ -1,0 +1,50 @@
+//! Reaching the memory of the program that the device is in.
+//!
+//! Whoever registers memory promises, as to any verbs library, that it stays until it is deregistered; all that happens here is
+//! within registered memory ([`Keys`](super::keys::Keys) has looked), and while the device is locked, so that none is deregistered
+//! meanwhile. The program may use that memory at the same time, as it may with any device.
+
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::transport::Place;
+
+/// Writes to registered memory.
+pub(crate) fn write(to: Place, data: &[u8]) {
+    let to = to.0 as usize as *mut u8;
+    // A program that waits for memory to change finds there what came before.
+    fence(Ordering::Release);
+    // SAFETY: as the module says. Data may come from the same memory (a program that talks to itself), hence not `nonoverlapping`.
+    unsafe { std::ptr::copy(data.as_ptr(), to, data.len()) }
+}
+
+/// Replaces an aligned word of registered memory; what it was. Atomic also to the program.
+pub(crate) fn update(at: Place, change: &dyn Fn(u64) -> u64) -> u64 {
+    let at = at.0 as usize as *mut u64;
+    // SAFETY: as the module says; it is aligned, as the transport has made sure.
+    let word = unsafe { AtomicU64::from_ptr(at) };
+    let changed = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(change(old)));
+    changed.unwrap_or_else(|old| old)
+}
+
+/// Whether the pages of that range are there, to be read and, if so wished, written; they are brought in, as a device that pins
+/// them would. Linux before 5.14 cannot say, and is trusted.
+pub(crate) fn is_mapped(address: u64, len: u64, is_written: bool) -> bool {
+    const PAGE: u64 = 4096;
+    let start = address & !(PAGE - 1);
+    let Some(end) = address.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE)) else { return false };
+    let advice = if is_written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: populating pages changes no content, and is an error where nothing is mapped.
+    let failed = unsafe { libc::madvise(start as usize as *mut libc::c_void, (end - start) as usize, advice) } != 0;
+    !failed || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) && !knows_populate()
+}
+
+fn knows_populate() -> bool {
+    let page = [0_u8; 1];
+    // SAFETY: reading a page in changes nothing.
+    unsafe {
+        let start = (page.as_ptr() as usize & !4095) as *mut libc::c_void;
+        libc::madvise(start, 4096, libc::MADV_POPULATE_READ) == 0
+    }
+}

@@ -1,0 +1,29 @@
+//! The device: one to a process, behind one lock.
+//!
+//! Whoever posts or polls moves it on in its own thread: there is no hand-over on the fast path. A thread of its own ([`server`])
+//! serves peers, and timers, while nobody polls.
+
+mod core;
+mod cq;
+mod events;
+mod host;
+#[cfg(test)]
+mod hostile;
+mod keys;
+mod memory;
+mod modify;
+mod net_address;
+mod qp;
+mod queues;
+mod server;
+mod slab;
+mod state;
+
+pub(crate) use self::core::{Core, Device, device};
+pub(crate) use cq::{Armed, Completions, Cq};
+pub(crate) use events::{Channel, Context, Signal, Subject, wait};
+pub(crate) use host::Identity;
+pub(crate) use keys::{Binding, Registration};
+pub(crate) use net_address::{Destination, address, gid, group_gid};
+pub(crate) use qp::{Qp, bytes};
+pub(crate) use queues::{Job, ReceiveQueue, Srq, Task};

@@ -1,0 +1,290 @@
+//! Packets that have come.
+
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::{io, mem, ptr};
+
+use super::Origin;
+use super::batch::path;
+use super::callers::Callers;
+use super::group::Group;
+use super::name::Name;
+use super::near::{LISTENER, Near, split};
+use super::socket::{Socket, receive_messages};
+use crate::wire::{IcrcSeed, UDP_PORT};
+
+/// The most messages of one system call.
+const MESSAGES: usize = 16;
+
+/// Bytes of the longest message, and more.
+const BUFFER: usize = 64 << 10;
+
+/// Of how many looks one is at the way by which nothing came of late.
+const SELDOM: u32 = 8;
+
+/// Bytes of control messages: the length of segments, the class of traffic, and hops.
+const CONTROL: usize = 96;
+
+/// Memory for control messages, aligned as they are.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u8; CONTROL]);
+
+/// Memory for packets to come to, and who they come from by the shorter way.
+pub(crate) struct Inbox {
+    bytes: Box<[u8]>,
+    headers: Box<[libc::mmsghdr; MESSAGES]>,
+    parts: Box<[libc::iovec; MESSAGES]>,
+    names: Box<[Name; MESSAGES]>,
+    controls: Box<[Control; MESSAGES]>,
+    callers: Callers,
+    /// How many messages to ask for: to look for one more than there is costs time.
+    wanted: usize,
+    /// Where something came last.
+    last: Source,
+    /// How often it was looked at alone.
+    looks: u32,
+    /// The last look was at all, and nothing was left.
+    has_all: bool,
+    damaged: u64,
+}
+
+/// Where packets come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// At the UDP socket.
+    Wire,
+    /// From that caller.
+    Caller(u64),
+}
+
+// SAFETY: its pointers are to its own memory.
+unsafe impl Send for Inbox {}
+
+impl Inbox {
+    /// Empty.
+    pub(crate) fn new() -> Inbox {
+        // SAFETY: zero is a value of each field.
+        let header = unsafe { mem::zeroed::<libc::mmsghdr>() };
+        Inbox {
+            bytes: vec![0; MESSAGES * BUFFER].into_boxed_slice(),
+            headers: Box::new([header; MESSAGES]),
+            parts: Box::new([libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MESSAGES]),
+            names: Box::new([Name::NONE; MESSAGES]),
+            controls: Box::new([Control([0; CONTROL]); MESSAGES]),
+            callers: Callers::default(),
+            wanted: 1,
+            last: Source::Wire,
+            looks: 0,
+            has_all: false,
+            damaged: 0,
+        }
+    }
+
+    /// How many packets have come damaged.
+    #[cfg(test)]
+    pub(crate) fn damaged(&self) -> u64 {
+        self.damaged
+    }
+
+    /// Whether nothing was left when it was looked at last.
+    pub(crate) fn has_all(&self) -> bool {
+        self.has_all
+    }
+
+    /// Takes what has come: gives each packet that is right, whole, to `each`, with where it is from. Returns whether
+    /// anything came, and so whether there may be more.
+    pub(crate) fn receive(&mut self, socket: &Socket, mut each: impl FnMut(Origin, &[u8])) -> bool {
+        self.has_all = true;
+        self.look(socket, None, &mut each)
+    }
+
+    /// As [`receive`](Inbox::receive), of somebody who calls it all the time: where nothing came of late, it looks only now and
+    /// then.
+    pub(crate) fn glance(&mut self, socket: &Socket, mut each: impl FnMut(Origin, &[u8])) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        let (last, looks_everywhere) = (self.last, self.looks % SELDOM == 0);
+        self.has_all = looks_everywhere;
+        let came = self.take(socket, last, &mut each);
+        if looks_everywhere { self.look(socket, Some(last), &mut each) || came } else { came }
+    }
+
+    /// Looks everywhere, but there.
+    fn look(&mut self, socket: &Socket, but: Option<Source>, each: &mut impl FnMut(Origin, &[u8])) -> bool {
+        let mut came = false;
+        if let Some(near) = socket.near() {
+            for number in near.ready() {
+                let caller = if number == LISTENER { self.callers.admit(near) } else { Some(number) };
+                let source = caller.map(Source::Caller).filter(|source| Some(*source) != but);
+                came |= source.is_some_and(|source| self.take(socket, source, each));
+            }
+        }
+        came | (but != Some(Source::Wire) && self.take(socket, Source::Wire, each))
+    }
+
+    fn take(&mut self, socket: &Socket, source: Source, each: &mut impl FnMut(Origin, &[u8])) -> bool {
+        let fd = match source {
+            Source::Wire => socket.raw(),
+            Source::Caller(number) => match self.callers.get(number) {
+                Some(caller) => caller.fd(),
+                None => {
+                    self.last = Source::Wire;
+                    return false;
+                }
+            },
+        };
+        let came = self.take_from(fd, socket.address(), source, socket.near(), each);
+        if came {
+            self.last = source;
+        }
+        came
+    }
+
+    /// As [`receive`](Inbox::receive), of what was sent to a group.
+    pub(crate) fn receive_group(&mut self, group: &Group, mut each: impl FnMut(Origin, &[u8])) -> bool {
+        self.take_from(group.fd().as_raw_fd(), group.address(), Source::Wire, None, &mut each)
+    }
+
+    /// Takes what has come at that descriptor, and is for that address.
+    fn take_from(
+        &mut self,
+        fd: libc::c_int,
+        to: IpAddr,
+        source: Source,
+        near: Option<&Near>,
+        each: &mut impl FnMut(Origin, &[u8]),
+    ) -> bool {
+        for at in 0..self.wanted {
+            let buffer = &mut self.bytes[at * BUFFER..][..BUFFER];
+            self.parts[at] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BUFFER };
+            let header = &mut self.headers[at].msg_hdr;
+            header.msg_iov = &raw mut self.parts[at];
+            header.msg_iovlen = 1;
+            if source == Source::Wire {
+                header.msg_name = (&raw mut self.names[at]).cast();
+                header.msg_namelen = mem::size_of::<Name>() as _;
+                header.msg_control = (&raw mut self.controls[at]).cast();
+                header.msg_controllen = CONTROL as _;
+            } else {
+                // Without room for them, descriptors that come go nowhere.
+                (header.msg_name, header.msg_namelen) = (ptr::null_mut(), 0);
+                (header.msg_control, header.msg_controllen) = (ptr::null_mut(), 0);
+            }
+        }
+        // SAFETY: the messages point to the names, parts and control messages, and these to the bytes, of lengths as they are; all
+        // of it stays where it is.
+        let count = match unsafe { receive_messages(fd, &mut self.headers[..self.wanted]) } {
+            Ok(count) => count,
+            Err(error) => {
+                if let (Source::Caller(number), Some(near)) = (source, near)
+                    && error.kind() != io::ErrorKind::WouldBlock
+                {
+                    self.callers.dismiss(number, near);
+                }
+                return false;
+            }
+        };
+        self.has_all &= count < self.wanted;
+        self.wanted = if count == self.wanted { MESSAGES.min(4 * count) } else { count.max(1) };
+        for at in 0..count {
+            let header = &self.headers[at];
+            let message = &self.bytes[at * BUFFER..][..header.msg_len as usize];
+            let taken = match source {
+                // SAFETY: the kernel has written the control messages.
+                Source::Wire => unsafe { by_wire(&header.msg_hdr, &self.names[at], message) },
+                Source::Caller(number) => {
+                    let (Some(caller), Some(near)) = (self.callers.get(number), near) else { break };
+                    let from = caller.address;
+                    match from {
+                        Some(from) if !message.is_empty() => by_near(from, message),
+                        None if caller.introduce(message, near) => continue,
+                        // It has closed the connection, or is no peer.
+                        _ => {
+                            self.callers.dismiss(number, near);
+                            break;
+                        }
+                    }
+                }
+            };
+            let is_whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
+            let Some(Taken { origin, port, segment, packets }) = taken.filter(|_| is_whole) else {
+                self.damaged += 1;
+                continue;
+            };
+            let Some(path) = path(origin.address, port, to) else { continue };
+            let seed = IcrcSeed::new(&path);
+            // Packets of one message are numbered one after the other, as a rule from zero.
+            let mut identification = 0;
+            for packet in packets.chunks(segment) {
+                match seed.identify(identification, packet) {
+                    Some(found) => {
+                        identification = found.wrapping_add(1);
+                        each(origin, packet);
+                    }
+                    None => self.damaged += 1,
+                }
+            }
+        }
+        count > 0
+    }
+}
+
+/// A message that has come: packets of `segment` bytes, the last perhaps shorter.
+struct Taken<'a> {
+    origin: Origin,
+    port: u16,
+    segment: usize,
+    packets: &'a [u8],
+}
+
+/// # Safety
+/// The control messages are there, and as the kernel has written them.
+unsafe fn by_wire<'a>(header: &libc::msghdr, name: &Name, message: &'a [u8]) -> Option<Taken<'a>> {
+    let (address, port) = name.get()?;
+    // SAFETY: the caller's promise.
+    let Said { segment, class, hops } = unsafe { said(header) };
+    let segment = segment.unwrap_or(message.len()).max(1);
+    Some(Taken { origin: Origin { address, class, hops }, port, segment, packets: message })
+}
+
+fn by_near(address: IpAddr, message: &[u8]) -> Option<Taken<'_>> {
+    let (segment, class, packets) = split(message)?;
+    Some(Taken { origin: Origin { address, class, hops: Origin::HOPS }, port: UDP_PORT, segment, packets })
+}
+
+/// What the kernel says of a message.
+struct Said {
+    /// Bytes of its packets, where it is of several.
+    segment: Option<usize>,
+    class: u8,
+    hops: u8,
+}
+
+/// # Safety
+/// The control messages are there, and as the kernel has written them.
+unsafe fn said(header: &libc::msghdr) -> Said {
+    let mut said = Said { segment: None, class: 0, hops: Origin::HOPS };
+    // SAFETY: the caller's promise.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !next.is_null() {
+        // SAFETY: as above; the kernel writes an `int`, but one byte as the type of service.
+        unsafe {
+            let libc::cmsghdr { cmsg_level, cmsg_type, .. } = *next;
+            let data = libc::CMSG_DATA(next);
+            let number = || data.cast::<libc::c_int>().read_unaligned();
+            match (cmsg_level, cmsg_type) {
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    said.segment = usize::try_from(number()).ok().filter(|size| *size > 0)
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) => said.class = *data,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => said.class = number() as u8,
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    said.hops = number() as u8;
+                }
+                _ => {}
+            }
+            next = libc::CMSG_NXTHDR(header, next);
+        }
+    }
+    said
+}

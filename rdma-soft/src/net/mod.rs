@@ -1,0 +1,55 @@
+//! The network below: a UDP socket, what gathers packets for it and what takes packets from it.
+//!
+//! System calls, and the way through the kernel, are what packets cost most: so they go and come many at once, as UDP segmentation
+//! and receive offload of Linux (`udp(7)`: `UDP_SEGMENT`, `UDP_GRO`) have it.
+
+#![allow(clippy::unnecessary_cast, reason = "lengths in messages are of other types with other C libraries")]
+
+mod batch;
+mod callers;
+mod frame;
+mod group;
+mod inbox;
+mod interface;
+mod name;
+mod near;
+mod neighbours;
+mod outbox;
+mod queue;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod trouble;
+
+pub(crate) use group::Group;
+pub(crate) use inbox::Inbox;
+pub(crate) use outbox::Outbox;
+pub(crate) use socket::{OpenError, Socket};
+
+use std::net::IpAddr;
+
+/// Where a packet goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct To {
+    pub(crate) address: IpAddr,
+    /// The type of service of IPv4, the traffic class of IPv6.
+    pub(crate) class: u8,
+}
+
+/// Where a packet has come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Origin {
+    pub(crate) address: IpAddr,
+    /// As of [`To`].
+    pub(crate) class: u8,
+    /// How many more routers it might have passed.
+    pub(crate) hops: u8,
+}
+
+impl Origin {
+    /// Hops that a packet begins with, and what is taken for the number where it is not known.
+    pub(crate) const HOPS: u8 = 64;
+}
+
+/// Bytes of the largest datagram, and of all segments of one message: what IPv4 can say, less its header and that of UDP.
+const LONGEST: usize = 65_535 - 20 - 8;

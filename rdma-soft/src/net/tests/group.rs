@@ -1,0 +1,48 @@
+//! Groups, between sockets of this machine.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+use super::loopback::START;
+use super::*;
+use crate::faults::Faults;
+use crate::net::{Group, Inbox, Origin};
+
+/// What comes to a group, until there is so much and no more.
+fn heard(group: &Group, count: usize) -> Vec<(Origin, usize)> {
+    let (mut packets, mut inbox, begun) = (Vec::new(), Inbox::new(), Instant::now());
+    while inbox.receive_group(group, |origin, datagram| packets.push((origin, checked(datagram).1)))
+        || packets.len() < count
+    {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{} of {count}", packets.len());
+    }
+    packets
+}
+
+#[test]
+fn all_who_are_in_a_group_hear_what_is_sent_there_once() {
+    let [from, to] = [(); 2].map(|()| Socket::open(None).unwrap());
+    let address = Ipv4Addr::new(239, 4, 79, 1).into();
+    let other = Group::join(&to, Ipv4Addr::new(239, 4, 79, 2).into()).unwrap();
+    let members = [&from, &to].map(|socket| Group::join(socket, address).unwrap());
+    let (mut outbox, payload) = (Outbox::new(Faults::default()), payload(0, LONG));
+    for class in [0, 0, 8] {
+        let to = To { address, class };
+        // SAFETY: flushed before it is dropped.
+        unsafe { outbox.push(&from, to, &header(0, LONG).encode(LONG), &[part(&payload)], START) };
+    }
+    outbox.flush(&from, START);
+    for member in &members {
+        let heard = heard(member, 3);
+        assert!(heard.iter().all(|(origin, len)| (origin.address, *len) == (from.address(), LONG)));
+        assert_eq!(heard.iter().map(|(origin, _)| origin.class).collect::<Vec<_>>(), [0, 0, 8]);
+    }
+    assert!(heard(&other, 0).is_empty());
+    assert!(!Inbox::new().receive(&to, |_, _| unreachable!()), "it comes to the group alone");
+}
+
+#[test]
+fn a_group_of_another_family_is_not_joined() {
+    let link = Socket::open(None).unwrap();
+    assert!(Group::join(&link, Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 0x479).into()).is_err());
+}

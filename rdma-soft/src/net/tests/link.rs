@@ -1,0 +1,235 @@
+//! What messages are made, and what becomes of them when the kernel refuses.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::OwnedFd;
+use std::slice;
+use std::sync::Mutex;
+
+use super::*;
+use crate::faults::Faults;
+use crate::net::socket::Link;
+use crate::wire::{IcrcSeed, Path, UDP_PORT};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+
+/// Bytes of a message, and of its segments.
+type Sent = (Vec<u8>, usize);
+
+/// Records messages.
+#[derive(Default)]
+pub(super) struct Recorder {
+    sent: Mutex<Vec<Sent>>,
+    /// What the next calls come to: a limit of messages, or an error.
+    results: Mutex<VecDeque<Result<usize, i32>>>,
+}
+
+impl Recorder {
+    pub(super) const PEER: IpAddr = IpAddr::V4(PEER);
+
+    fn refusing(results: &[Result<usize, i32>]) -> Recorder {
+        Recorder { results: Mutex::new(results.iter().copied().collect()), ..Recorder::default() }
+    }
+
+    pub(super) fn packets(&self) -> Vec<Vec<u8>> {
+        let sent = self.sent.lock().unwrap();
+        sent.iter().flat_map(|(bytes, segment)| bytes.chunks(*segment).map(<[u8]>::to_vec)).collect()
+    }
+
+    pub(super) fn messages(&self) -> usize {
+        self.sent.lock().unwrap().len()
+    }
+
+    /// Numbers of packets in each message.
+    fn segments(&self) -> Vec<usize> {
+        self.sent.lock().unwrap().iter().map(|(bytes, segment)| bytes.chunks(*segment).len()).collect()
+    }
+
+    /// Whether it has no or little damage.
+    pub(super) fn is_right(&self, packet: &[u8]) -> bool {
+        self.identification(packet).is_some()
+    }
+
+    fn identification(&self, packet: &[u8]) -> Option<u16> {
+        IcrcSeed::new(&Path::V4 { source: ADDRESS, dest: PEER, source_port: UDP_PORT }).identify(0, packet)
+    }
+}
+
+impl Link for Recorder {
+    fn address(&self) -> IpAddr {
+        ADDRESS.into()
+    }
+
+    fn interface(&self) -> u32 {
+        0
+    }
+
+    fn takes_segments(&self) -> bool {
+        true
+    }
+
+    fn is_near(&self, _: &IpAddr) -> bool {
+        false
+    }
+
+    fn connect(&self, _: IpAddr) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    unsafe fn send(&self, messages: &mut [libc::mmsghdr]) -> io::Result<usize> {
+        assert!((1..=32).contains(&messages.len()));
+        let limit = match self.results.lock().unwrap().pop_front() {
+            Some(Err(error)) => return Err(io::Error::from_raw_os_error(error)),
+            Some(Ok(limit)) => limit.min(messages.len()),
+            None => messages.len(),
+        };
+        for message in &messages[..limit] {
+            let header = message.msg_hdr;
+            let mut bytes = Vec::new();
+            // SAFETY: the caller's promise.
+            unsafe {
+                for part in slice::from_raw_parts(header.msg_iov, header.msg_iovlen) {
+                    bytes.extend_from_slice(slice::from_raw_parts(part.iov_base.cast(), part.iov_len));
+                }
+            }
+            assert!(bytes.len() <= 65_507);
+            let mut segment = bytes.len();
+            // SAFETY: as above.
+            if let Some(control) = unsafe { libc::CMSG_FIRSTHDR(&header).as_ref() } {
+                assert_eq!((control.cmsg_level, control.cmsg_type), (libc::SOL_UDP, libc::UDP_SEGMENT));
+                // SAFETY: of two bytes, as its length says.
+                unsafe {
+                    assert_eq!(control.cmsg_len, libc::CMSG_LEN(2) as usize);
+                    segment = libc::CMSG_DATA(control).cast::<u16>().read_unaligned().into();
+                }
+                assert!(segment < bytes.len() && bytes.len().div_ceil(segment) <= 64);
+            }
+            self.sent.lock().unwrap().push((bytes, segment));
+        }
+        Ok(limit)
+    }
+}
+
+/// Sends packets of those lengths by that link; all is flushed once before `between`, and once after it.
+fn sent_by(link: &Recorder, lens: &[usize], between: impl FnOnce(&mut Outbox)) {
+    let mut outbox = Outbox::new(Faults::default());
+    let payloads: Vec<Vec<u8>> = (0..).zip(lens).map(|(psn, len)| payload(psn, *len)).collect();
+    for (psn, payload) in (0..).zip(&payloads) {
+        let headers = header(psn, payload.len()).encode(payload.len());
+        // SAFETY: the payload is there.
+        unsafe { outbox.push(link, to(Recorder::PEER), &headers, &[part(payload)], Time(0)) };
+    }
+    drop(payloads);
+    outbox.flush(link, Time(0));
+    between(&mut outbox);
+    outbox.flush(link, Time(0));
+    assert!(!outbox.is_blocked());
+}
+
+fn numbers(link: &Recorder) -> Vec<u32> {
+    link.packets().iter().map(|packet| checked(packet).0).collect()
+}
+
+#[test]
+fn packets_of_one_size_and_a_shorter_one_are_one_message() {
+    let link = Recorder::default();
+    sent_by(&link, &[300, 300, 200, 200, 400, 0, 0], |_| {});
+    assert_eq!(link.segments(), [3, 1, 2, 1]);
+    assert_eq!(numbers(&link), [0, 1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn a_message_is_of_64_packets_at_most_and_no_longer_than_a_datagram() {
+    let link = Recorder::default();
+    sent_by(&link, &[LONG; 130], |_| {});
+    let most = 65_507 / (12 + 1024 + 4);
+    assert_eq!(link.segments(), [most, most, 130 - 2 * most]);
+    let link = Recorder::default();
+    sent_by(&link, &[0; 130], |_| {});
+    assert_eq!(link.segments(), [64, 64, 2]);
+}
+
+#[test]
+fn identifications_are_places_in_the_message() {
+    let link = Recorder::default();
+    sent_by(&link, &[LONG, LONG, LONG, 10, 20], |_| {});
+    let found: Vec<_> = link.packets().iter().map(|packet| link.identification(packet)).collect();
+    assert_eq!(found, [Some(0), Some(1), Some(2), Some(3), Some(0)]);
+}
+
+#[test]
+fn any_number_of_packets_goes_without_being_flushed() {
+    let link = Recorder::default();
+    let lens: Vec<usize> = (0..3000).map(|at| (at * 37) % 500).collect();
+    sent_by(&link, &lens, |_| {});
+    assert_eq!(numbers(&link), (0..3000).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_not_taken_is_kept_and_sent_in_order() {
+    for busy in [libc::EAGAIN, libc::ENOBUFS] {
+        let link = Recorder::refusing(&[Ok(1), Err(busy), Err(busy)]);
+        sent_by(&link, &[300, 400, 500, 500, 0], |outbox| {
+            assert!(outbox.is_blocked());
+            assert_eq!(numbers(&link), [0]);
+            outbox.flush(&link, Time(0));
+            assert!(outbox.is_blocked());
+            // What comes later waits as well.
+            let payload = payload(5, LONG);
+            // SAFETY: the payload is there.
+            unsafe {
+                outbox.push(&link, to(Recorder::PEER), &header(5, LONG).encode(LONG), &[part(&payload)], Time(0))
+            };
+            outbox.flush(&link, Time(0));
+            assert!(!outbox.is_blocked());
+        });
+        assert_eq!(numbers(&link), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(link.segments(), [1, 1, 3, 1]);
+    }
+}
+
+#[test]
+fn a_destination_that_cannot_be_reached_loses_its_packets_and_no_others() {
+    for error in [libc::EMSGSIZE, libc::ENETUNREACH, libc::EPERM, libc::ECONNREFUSED, libc::EINVAL] {
+        let link = Recorder::refusing(&[Ok(1), Err(error)]);
+        sent_by(&link, &[300, 400, 500], |outbox| assert!(!outbox.is_blocked()));
+        assert_eq!(numbers(&link), [0, 2], "{error}");
+    }
+}
+
+#[test]
+fn memory_that_stays_short_loses_packets_at_last() {
+    let link = Recorder::refusing(&[Err(libc::ENOBUFS); 101]);
+    sent_by(&link, &[300], |outbox| {
+        let mut flushes = 0;
+        while outbox.is_blocked() {
+            outbox.flush(&link, Time(0));
+            flushes += 1;
+        }
+        assert!(flushes > 50, "{flushes}");
+    });
+    assert_eq!(link.messages(), 0);
+}
+
+#[test]
+fn where_the_way_takes_no_segments_packets_go_one_by_one() {
+    for (error, later) in [(libc::EIO, vec![1, 1]), (libc::EINVAL, vec![2])] {
+        let link = Recorder::refusing(&[Err(error), Err(error)]);
+        sent_by(&link, &[LONG, LONG, 9], |outbox| {
+            assert_eq!(link.segments(), [1, 1, 1]);
+            let identifications: Vec<_> = link.packets().iter().map(|packet| link.identification(packet)).collect();
+            assert_eq!(identifications, [Some(0); 3]);
+            let payloads = [payload(3, LONG), payload(4, LONG)];
+            for (psn, payload) in (3..).zip(&payloads) {
+                let headers = header(psn, LONG).encode(LONG);
+                // SAFETY: the payload is there.
+                unsafe { outbox.push(&link, to(Recorder::PEER), &headers, &[part(payload)], Time(0)) };
+            }
+            outbox.flush(&link, Time(0));
+            assert_eq!(link.segments()[3..], later);
+        });
+        assert_eq!(numbers(&link), [0, 1, 2, 3, 4]);
+    }
+}

@@ -1,0 +1,66 @@
+mod group;
+mod link;
+mod loopback;
+mod near;
+mod network;
+
+use std::net::IpAddr;
+
+use super::{Outbox, Socket, To};
+use crate::transport::Time;
+use crate::wire::{Ack, Header, Operation, Packet, Psn, Syndrome, Transport};
+
+/// Whoever uses `::1`, of which there is one.
+static SIX: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+/// Not of whole words.
+const LONG: usize = 1021;
+
+fn header(psn: u32, payload: usize) -> Header {
+    let ack = Ack { syndrome: Syndrome::ACK, msn: Psn::new(0) };
+    Header {
+        transport: Transport::Rc,
+        operation: if payload == 0 { Operation::Acknowledge(ack) } else { Operation::ReadMiddle },
+        pkey: 0xffff,
+        dest_qp: 17,
+        psn: Psn::new(psn),
+        solicited: false,
+        ack_request: false,
+        migrated: true,
+        congestion: (false, false),
+    }
+}
+
+fn to(address: IpAddr) -> To {
+    To { address, class: 0 }
+}
+
+/// What the packet of that number has in it.
+fn payload(psn: u32, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at as u32).wrapping_mul(7).wrapping_add(psn * 13) as u8).collect()
+}
+
+fn part(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+/// Of the packet, its number and its payload, which is as it was sent.
+fn checked(datagram: &[u8]) -> (u32, usize) {
+    let packet = Packet::parse(datagram).unwrap();
+    let psn = packet.header.psn.get();
+    assert_eq!(packet.header, header(psn, packet.payload.len()));
+    assert_eq!(packet.payload, payload(psn, packet.payload.len()), "{psn}");
+    (psn, packet.payload.len())
+}
+
+/// Sends packets of those lengths, numbered.
+fn send(outbox: &mut Outbox, socket: &Socket, to: IpAddr, lens: &[usize], now: Time) {
+    let payloads: Vec<Vec<u8>> = (0..).zip(lens).map(|(psn, len)| payload(psn, *len)).collect();
+    for (psn, payload) in (0..).zip(&payloads) {
+        // SAFETY: the payload is there.
+        unsafe {
+            outbox.push(socket, self::to(to), &header(psn, payload.len()).encode(payload.len()), &[part(payload)], now);
+        }
+    }
+    outbox.flush(socket, now);
+}

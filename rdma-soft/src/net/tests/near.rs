@@ -1,0 +1,166 @@
+//! Between peers on this host, by the shorter way.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use super::loopback::{START, numbered, received};
+use super::*;
+use crate::faults::Faults;
+use crate::net::Inbox;
+use crate::net::near::Near;
+use crate::wire::UDP_PORT;
+
+fn open() -> Socket {
+    Socket::open(None).unwrap()
+}
+
+/// Bytes that the peer's UDP socket holds: those of packets that have come the longer way.
+fn waiting(socket: &Socket) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the number is there.
+    assert_eq!(unsafe { libc::ioctl(socket.fd().as_raw_fd(), libc::FIONREAD as _, &raw mut bytes) }, 0);
+    bytes as usize
+}
+
+/// Takes packets, and sends what was kept of them, until so many have come.
+fn all_received(inbox: &mut Inbox, to: &Socket, outbox: &mut Outbox, from: &Socket, count: usize) -> Vec<(u32, usize)> {
+    let (mut packets, mut now) = (Vec::new(), START);
+    while packets.len() < count {
+        inbox.receive(to, |_, datagram| packets.push(checked(datagram)));
+        now = now + Duration::from_millis(1);
+        outbox.flush(from, now);
+        assert!(now < START + Duration::from_secs(10), "{} of {count}", packets.len());
+    }
+    packets
+}
+
+#[test]
+fn nothing_gets_lost_on_the_way_to_a_slow_peer() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    for lens in [vec![4096; 5000], (0..3000).map(|at| at % 700).collect()] {
+        send(&mut outbox, &from, to.address(), &lens, START);
+        assert_eq!(waiting(&to), 0);
+        assert_eq!(all_received(&mut inbox, &to, &mut outbox, &from, lens.len()), numbered(&lens));
+        assert!(!outbox.is_blocked_for(&to.address()));
+    }
+    assert_eq!(inbox.damaged(), 0);
+}
+
+#[test]
+fn a_peer_that_takes_nothing_holds_up_nobody_else_and_loses_packets_at_last() {
+    let (from, stopped, to) = (open(), open(), open());
+    let (mut inbox, mut outbox) = (Inbox::new(), Outbox::new(Faults::default()));
+    send(&mut outbox, &from, stopped.address(), &vec![4096; 6000], START);
+    assert!(outbox.is_blocked_for(&stopped.address()) && !outbox.is_blocked());
+    let wake_at = outbox.wake_at().unwrap();
+    assert!(wake_at > START && wake_at < START + Duration::from_millis(1));
+    send(&mut outbox, &from, to.address(), &[4096; 10], START);
+    assert!(!outbox.is_blocked_for(&to.address()));
+    assert_eq!(received(&mut inbox, &to, 10), numbered(&[4096; 10]));
+
+    let late = START + Duration::from_secs(1);
+    outbox.flush(&from, late);
+    assert!(!outbox.is_blocked_for(&stopped.address()), "what was kept is lost");
+    send(&mut outbox, &from, stopped.address(), &[4096; 100], late);
+    assert!(!outbox.is_blocked_for(&stopped.address()), "and what comes later at once");
+    assert_eq!(outbox.wake_at(), None);
+
+    let mut count = 0;
+    while inbox.receive(&stopped, |_, datagram| {
+        assert_eq!(checked(datagram).0, count);
+        count += 1;
+    }) {}
+    assert!((100..6000).contains(&count), "{count}");
+    send(&mut outbox, &from, stopped.address(), &vec![4096; 6000], late);
+    assert!(outbox.is_blocked_for(&stopped.address()), "it takes packets again");
+}
+
+#[test]
+fn who_comes_to_be_at_an_address_gets_what_is_sent_there() {
+    let (from, first) = (open(), open());
+    let mut outbox = Outbox::new(Faults::default());
+    let address = first.address();
+    send(&mut outbox, &from, address, &[10], START);
+    assert_eq!(received(&mut Inbox::new(), &first, 1), numbered(&[10]));
+    drop(first);
+    send(&mut outbox, &from, address, &[10, 20], START);
+    let second = Socket::open(Some(address)).unwrap();
+    let mut inbox = Inbox::new();
+    send(&mut outbox, &from, address, &[30], START);
+    assert_eq!(received(&mut inbox, &second, 1), numbered(&[30]));
+    assert_eq!(waiting(&second), 0);
+}
+
+#[test]
+fn packets_for_peers_without_the_shorter_way_go_by_udp() {
+    let (from, to) = (open(), open());
+    let mut outbox = Outbox::new(Faults::default());
+    let address = to.address();
+    let to = to.far();
+    send(&mut outbox, &from, address, &[10, 20], START);
+    assert!(waiting(&to) > 0);
+    // Nothing overtakes what may be under way still.
+    let near = Near::open(address).unwrap();
+    send(&mut outbox, &from, address, &[30], START + Duration::from_millis(9));
+    send(&mut outbox, &from, address, &[40], START + Duration::from_millis(18));
+    let numbers: Vec<_> = received(&mut Inbox::new(), &to, 4).into_iter().map(|(_, len)| len).collect();
+    assert_eq!(numbers, [10, 20, 30, 40]);
+    send(&mut outbox, &from, address, &[50], START + Duration::from_millis(28));
+    assert_eq!(waiting(&to), 0);
+    assert!(near.accept().is_ok());
+}
+
+#[test]
+fn trouble_is_met_with_on_the_shorter_way_too() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new("seed=5,drop=0.2,corrupt=0.1,dup=0.1".parse().unwrap());
+    send(&mut outbox, &from, to.address(), &[100; 1000], START);
+    assert_eq!(waiting(&to), 0);
+    let (mut came, mut now) = (0, START);
+    while inbox.receive(&to, |_, datagram| {
+        // Damage to what routers may change is none.
+        assert!(Packet::parse(datagram).is_ok());
+        came += 1;
+    }) || outbox.is_blocked_for(&to.address())
+    {
+        now = now + Duration::from_millis(1);
+        outbox.flush(&from, now);
+    }
+    assert!((700..900).contains(&came), "{came}");
+    assert!((40..150).contains(&inbox.damaged()), "{}", inbox.damaged());
+}
+
+#[test]
+fn a_caller_says_who_it_is_and_goes() {
+    let (to, mut inbox) = (open(), Inbox::new());
+    let remote = Near::open(Ipv4Addr::new(203, 0, 113, 5).into()).unwrap();
+    let stranger = remote.connect(to.address()).unwrap();
+    // It says that it is of another host.
+    assert!(inbox.receive(&to, |_, _| unreachable!()));
+    // SAFETY: the byte is there.
+    let sent = unsafe { libc::send(stranger.as_raw_fd(), b"x".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    assert_eq!(sent, -1, "the connection is closed");
+    let from = open();
+    let mut outbox = Outbox::new(Faults::default());
+    send(&mut outbox, &from, to.address(), &[7], START);
+    drop((outbox, from));
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[7]), "what was sent before comes");
+    while inbox.receive(&to, |_, _| unreachable!()) {}
+    assert_eq!(to.near().unwrap().ready().count(), 0, "nothing more comes of who has gone");
+}
+
+#[test]
+fn what_nobody_answers_to_is_lost() {
+    let from = open();
+    let mut outbox = Outbox::new(Faults::default());
+    let nobody = UdpSocket::bind(SocketAddr::new(Ipv4Addr::new(127, 200, 1, 77).into(), UDP_PORT)).unwrap();
+    let address: IpAddr = nobody.local_addr().unwrap().ip();
+    drop(nobody);
+    for at in 0..3 {
+        send(&mut outbox, &from, address, &[4096; 20], START + Duration::from_millis(20 * at));
+        outbox.flush(&from, START + Duration::from_millis(20 * at));
+    }
+    assert!(!outbox.is_blocked_for(&address));
+}

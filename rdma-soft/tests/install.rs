@@ -1,0 +1,131 @@
+//! The tables that a program gets, and functions of them that need no device.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::io::Error;
+use std::ptr::null_mut;
+
+use rdma_sys::*;
+
+fn text(text: *const c_char) -> &'static CStr {
+    // SAFETY: the functions of this file return strings that stay.
+    unsafe { CStr::from_ptr(text) }
+}
+
+/// The device's tables.
+fn installed() -> (&'static Verbs, &'static RdmaCm) {
+    // Of the tests in this process, one is the first.
+    _ = rdma_soft::install();
+    (verbs().unwrap(), rdmacm().unwrap())
+}
+
+#[test]
+fn a_second_provider_is_refused() {
+    installed();
+    assert_eq!(rdma_soft::install().unwrap_err().library, "libibverbs.so.1");
+}
+
+#[test]
+fn connections_by_address_are_refused_with_a_reason() {
+    let (_, cm) = installed();
+    let mut number = 7;
+    // SAFETY: the functions look at no argument but the number.
+    unsafe {
+        assert!((cm.rdma_create_event_channel)().is_null());
+        assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+        assert_eq!((cm.rdma_create_id)(null_mut(), null_mut(), null_mut(), RDMA_PS_TCP), -1);
+        assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+        assert!((cm.rdma_get_devices)(&mut number).is_null());
+        assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+        assert_eq!((cm.rsocket)(libc::AF_INET, libc::SOCK_STREAM, 0), -1);
+        assert_eq!((cm.riowrite)(-1, null_mut(), 0, 0, 0) as isize, -1);
+        assert_eq!((cm.rfcntl)(-1, libc::F_GETFL), -1);
+        (cm.rdma_free_devices)(null_mut());
+        assert_eq!(text((cm.rdma_event_str)(RDMA_CM_EVENT_UNREACHABLE)), c"RDMA_CM_EVENT_UNREACHABLE");
+        assert_eq!(text((cm.rdma_event_str)(rdma_cm_event_type(99))), c"UNKNOWN EVENT");
+    }
+    assert_eq!(number, 0);
+}
+
+#[test]
+fn what_the_device_lacks_is_refused() {
+    let (verbs, _) = installed();
+    // SAFETY: the functions look at no argument.
+    unsafe {
+        assert_eq!((verbs.ibv_set_ece)(null_mut(), null_mut()), libc::EOPNOTSUPP);
+        assert!((verbs.ibv_reg_dmabuf_mr)(null_mut(), 0, 1, 0, 0, 0).is_null());
+        assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+        assert_eq!((verbs.ibv_fork_init)(), 0);
+        assert_eq!((verbs.ibv_is_fork_initialized)(), IBV_FORK_UNNEEDED);
+    }
+}
+
+/// Everything that a table says about values, known and unknown.
+fn words(table: &Verbs) -> Vec<(String, String)> {
+    let mut words = Vec::new();
+    let mut say = |of: String, said: String| words.push((of, said));
+    // SAFETY: the functions take any value.
+    unsafe {
+        for value in 0..64 {
+            let signed = value as c_int - 8;
+            let status = text((table.ibv_wc_status_str)(ibv_wc_status(value)));
+            say(format!("status {value}"), format!("{status:?}"));
+            let event = text((table.ibv_event_type_str)(ibv_event_type(value)));
+            say(format!("event {value}"), format!("{event:?}"));
+            let node = text((table.ibv_node_type_str)(ibv_node_type(signed)));
+            say(format!("node {signed}"), format!("{node:?}"));
+            let port = text((table.ibv_port_state_str)(ibv_port_state(value)));
+            say(format!("port {value}"), format!("{port:?}"));
+            let mbps = (table.ibv_rate_to_mbps)(ibv_rate(value));
+            say(format!("rate {value}"), format!("{mbps} {}", (table.ibv_rate_to_mult)(ibv_rate(value))));
+            say(format!("mbps {mbps}"), format!("{}", (table.mbps_to_ibv_rate)(mbps).0));
+        }
+        for mult in -1..1000 {
+            say(format!("mult {mult}"), format!("{}", (table.mult_to_ibv_rate)(mult).0));
+        }
+    }
+    words
+}
+
+#[test]
+fn values_are_called_as_in_rdma_core() {
+    let (verbs, _) = installed();
+    let ours = words(verbs);
+    for (of, said) in
+        [("status 12", "\"transport retry counter exceeded\""), ("rate 20", "53125 20"), ("mult 11", "19")]
+    {
+        assert!(ours.contains(&(of.to_owned(), said.to_owned())), "{of}");
+    }
+    // SAFETY: the file of that name is libibverbs.
+    let theirs = match unsafe { Verbs::load_from("libibverbs.so.1") } {
+        Ok(table) => words(&table),
+        Err(error) => return println!("skipped: a comparison with libibverbs: {error}"),
+    };
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        // Since rdma-core 62.
+        let is_newer = ours.0 == "event 20" && theirs.1 == "\"unknown\"";
+        assert!(ours == theirs || is_newer, "{ours:?} {theirs:?}");
+    }
+}
+
+#[test]
+fn an_attribute_is_read_without_the_end_of_its_line() {
+    let directory = std::env::temp_dir().join(format!("rdma-soft-attributes-{}", std::process::id()));
+    std::fs::create_dir_all(directory.join("ports")).unwrap();
+    std::fs::write(directory.join("ports/state"), "4: ACTIVE\n").unwrap();
+    let path = std::ffi::CString::new(directory.to_str().unwrap()).unwrap();
+    let read = |file: &CStr, size: usize| {
+        let mut buffer = [b'?' as c_char; 16];
+        // SAFETY: the buffer has the size, or more.
+        let length =
+            unsafe { rdma_soft::abi::ibv_read_sysfs_file(path.as_ptr(), file.as_ptr(), buffer.as_mut_ptr(), size) };
+        (length, buffer.map(|c| c as u8))
+    };
+    assert_eq!(read(c"ports/state", 16), (9, *b"4: ACTIVE\0??????"));
+    // The text fits with its end, as in rdma-core, where that takes the place of the newline.
+    assert_eq!(read(c"ports/state", 10), (9, *b"4: ACTIVE\0??????"));
+    assert_eq!(read(c"ports/state", 9), (-1, [b'?'; 16]));
+    assert_eq!(read(c"ports/state", 0), (-1, [b'?'; 16]));
+    assert_eq!(read(c"absent", 16).0, -1);
+    assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::ENOENT));
+    std::fs::remove_dir_all(directory).unwrap();
+}
