@@ -2,9 +2,9 @@
 //! connections and their end. `cargo xtask bench criterion` runs it, keeps baselines and compares with them.
 //!
 //! By default the provider is the stub within this process, whose operations cost next to nothing, so that what is timed is
-//! rdma-safe. `RDMA_DEVICE` names a real one instead, with both ends on it; `RDMA_PORT` and `RDMA_GID_INDEX` are as for the
-//! device tests. Identifiers begin with the name of the device. Times vary by a tenth and more with a machine's load; what
-//! has to be known to the instruction is in `benches/overhead`.
+//! rdma-safe. `RDMA_DEVICE` names a device instead, soft0 for one, which is everywhere; both ends are on it. `RDMA_PORT` and
+//! `RDMA_GID_INDEX` are as for the device tests. Identifiers begin with the name of the device. Times vary by a tenth and more with
+//! a machine's load; what has to be known to the instruction is in `benches/overhead`.
 
 mod control;
 mod data;

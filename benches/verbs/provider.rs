@@ -31,7 +31,11 @@ fn variable(name: &str) -> Option<String> {
 impl Provider {
     pub(crate) fn new() -> Result<Self> {
         let device = match variable("RDMA_DEVICE") {
-            Some(name) => Device::by_name(&name)?,
+            Some(name) => {
+                // Installs soft0 if that is the name.
+                _ = rdma_safe::soft::install_by_default();
+                Device::by_name(&name)?
+            }
             None => {
                 rdma_stub::install()?;
                 Device::first()?

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "../common/device.rs"]
+mod device;
 #[path = "../common/failure.rs"]
 mod failure;
 #[path = "../common/number.rs"]
@@ -15,7 +17,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_safe::Device;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use number::within;
@@ -36,7 +37,7 @@ const TICK: Duration = Duration::from_millis(200);
 #[derive(Debug, Parser)]
 #[command(name = "async_events", after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
 struct Options {
-    /// Device, such as mlx5_0 or rxe0 [default: the first]
+    /// Device, such as mlx5_0 or rxe0, or soft0, which is everywhere [default: the first]
     #[arg(short = 'd', long, value_name = "DEVICE")]
     ib_dev: Option<String>,
 
@@ -65,10 +66,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
-    let device = match &options.ib_dev {
-        Some(name) => Device::by_name(name)?,
-        None => Device::first()?,
-    };
+    let device = device::find(options.ib_dev.as_deref())?;
     let events = device.open()?.async_events()?;
     let mut out = io::stdout();
     let failed = |error: io::Error| format!("cannot print: {error}");

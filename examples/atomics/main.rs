@@ -4,6 +4,8 @@
 #![forbid(unsafe_code)]
 
 mod client;
+#[path = "../common/device.rs"]
+mod device;
 #[path = "../common/failure.rs"]
 mod failure;
 #[path = "../common/number.rs"]
@@ -19,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_safe::{AtomicCapability, Context, Device, Endpoint, EndpointBuilder, ProtectionDomain};
+use rdma_safe::{AtomicCapability, Context, Endpoint, EndpointBuilder, ProtectionDomain};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use client::Counted;
@@ -68,7 +70,7 @@ struct Options {
     #[arg(short, long, value_name = "PORT", default_value = "18515", value_parser = |text: &str| within(text, 1..=65535_u16))]
     port: u16,
 
-    /// RDMA device, such as mlx5_0 or rxe0 [default: the first one]
+    /// RDMA device, such as mlx5_0 or rxe0, or soft0, which is everywhere [default: the first one]
     #[arg(short = 'd', long, value_name = "DEVICE")]
     ib_dev: Option<String>,
 
@@ -129,10 +131,7 @@ fn main() -> ExitCode {
 /// Whether nothing was lost.
 fn run(options: &Options) -> Result<bool> {
     let stop = Stop::register()?;
-    let device = match &options.ib_dev {
-        Some(name) => Device::by_name(name)?,
-        None => Device::first()?,
-    };
+    let device = device::find(options.ib_dev.as_deref())?;
     let context = device.open()?;
     if context.attributes().atomic_capability() == AtomicCapability::NONE {
         return Err(format!("{} has no atomic operations", context.device_name()).into());

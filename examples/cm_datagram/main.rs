@@ -7,6 +7,8 @@ mod failure;
 mod node;
 #[path = "../common/number.rs"]
 mod number;
+#[path = "../common/soft.rs"]
+mod soft;
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -76,6 +78,7 @@ type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {
     let mut options = Options::parse();
+    soft::or_soft(None);
     if options.size == 0 {
         options.count = 0;
     }

@@ -10,6 +10,8 @@ mod peers;
 mod round;
 mod run;
 mod sockets;
+#[path = "../common/soft.rs"]
+mod soft;
 mod table;
 
 use std::error::Error;
@@ -105,6 +107,9 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    if !options.sockets {
+        soft::or_soft(None);
+    }
     let result = match (&options.controller, &options.server) {
         (Some(controller), _) => run::among_peers(&options, controller),
         (None, server) if options.sockets => sockets::run(&options, server.as_deref()),

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "../common/device.rs"]
+mod device;
 #[path = "../common/failure.rs"]
 mod failure;
 #[path = "../common/number.rs"]
@@ -12,7 +14,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_safe::{Access, Device, Endpoint, Work};
+use rdma_safe::{Access, Endpoint, Work};
 
 use number::within;
 
@@ -30,7 +32,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 #[derive(Debug, Parser)]
 #[command(name = "device_memory", after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
 struct Options {
-    /// Device, such as mlx5_0 or rxe0 [default: the first]
+    /// Device, such as mlx5_0 or rxe0, or soft0, which is everywhere [default: the first]
     #[arg(short = 'd', long, value_name = "DEVICE")]
     ib_dev: Option<String>,
 
@@ -54,10 +56,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<String, Box<dyn Error>> {
-    let device = match &options.ib_dev {
-        Some(name) => Device::by_name(name)?,
-        None => Device::first()?,
-    };
+    let device = device::find(options.ib_dev.as_deref())?;
     let context = device.open()?;
     let mut memory = context.alloc_dm(8, 8)?;
     memory.write(0, &0_u64.to_ne_bytes())?;

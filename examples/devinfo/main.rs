@@ -11,6 +11,8 @@ mod names;
 #[path = "../common/number.rs"]
 mod number;
 mod port;
+#[path = "../common/soft.rs"]
+mod soft;
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -32,7 +34,7 @@ Examples:
 #[derive(Debug, Parser)]
 #[command(name = "devinfo", after_help = EXAMPLES, max_term_width = 100, args_override_self = true, infer_long_args = true)]
 struct Options {
-    /// Device, such as mlx5_0 or rxe0 [default: all]
+    /// Device, such as mlx5_0 or rxe0, or soft0, which is everywhere [default: all]
     #[arg(short = 'd', long, value_name = "DEVICE")]
     ib_dev: Option<String>,
 
@@ -64,6 +66,7 @@ fn report(error: &(dyn Error + 'static)) {
 }
 
 fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+    soft::or_soft(options.ib_dev.as_deref());
     if options.list {
         return list();
     }

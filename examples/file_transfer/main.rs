@@ -11,6 +11,8 @@ mod number;
 mod progress;
 mod receiver;
 mod sender;
+#[path = "../common/soft.rs"]
+mod soft;
 mod store;
 
 use std::io::Write as _;
@@ -90,6 +92,7 @@ type Result<T, E = Failure> = std::result::Result<T, E>;
 fn main() -> ExitCode {
     let Options { role, port, quiet } = Options::parse();
     let progress = Progress::new(quiet);
+    soft::or_soft(None);
     let result = match role {
         Role::Send { file, host, name } => send(&file, name, &host, port, &progress),
         Role::Receive { directory, address, overwrite, once } => {

@@ -7,6 +7,10 @@
 mod address;
 #[path = "../common/pingpong/common.rs"]
 mod common;
+#[path = "../common/device.rs"]
+mod device;
+#[path = "../common/pingpong/ends.rs"]
+mod ends;
 #[path = "../common/pingpong/exchange.rs"]
 mod exchange;
 #[path = "../common/failure.rs"]
@@ -28,16 +32,17 @@ mod rounds;
 mod ticks;
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
 use rdma_safe::{
-    Access, Buffer, ConnectOptions, Context, Device, Endpoint, Errno, Gid, LinkLayer, Pages, ProtectionDomain,
+    Access, Buffer, ConnectOptions, Context, Endpoint, Errno, Gid, LinkLayer, Pages, ProtectionDomain,
     QueuePairAddress, sys,
 };
 
 use address::Address;
+use ends::End;
 use options::Options;
 use pingpong::{Outcome, PingPong, Rules};
 use report::{cannot_print, report};
@@ -46,20 +51,12 @@ use ticks::Ticks;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(status) => status,
-        Err(error) => {
-            eprintln!("rc_pingpong: {}", failure::one_line(&*error));
-            ExitCode::FAILURE
-        }
-    }
+    let options = Options::parse();
+    ends::play("rc_pingpong", &options.common, &options.ends, |end, out| run(&options, end, out))
 }
 
-fn run(options: &Options) -> Result<ExitCode> {
-    let device = match &options.common.ib_dev {
-        Some(name) => Device::by_name(name)?,
-        None => Device::first()?,
-    };
+fn run(options: &Options, end: &End, mut out: &mut dyn Write) -> Result<bool> {
+    let device = device::find(options.common.ib_dev.as_deref())?;
     let context = device.open()?;
     check_features(&context, options)?;
     let port = context.query_port(options.common.ib_port)?;
@@ -100,37 +97,31 @@ fn run(options: &Options) -> Result<ExitCode> {
     // Without -g, C sends none. On InfiniBand that means to connect by LID; on RoCE there is no way without.
     let gid = if is_ethernet || options.common.gid_idx.is_some() { gid } else { Gid::ZERO };
     let local = Address { lid, qp_num, psn, gid };
-    let mut out = io::stdout();
     writeln!(out, "  local address:  {local}").map_err(cannot_print)?;
-    let [remote] = match &options.common.host {
-        Some(host) => exchange::client(host, options.common.port, &[local], options.common.timeout)?,
-        None => {
-            let connect = |[remote]: &[Address; 1]| connect(pingpong.endpoint(), remote, is_ethernet, options);
-            exchange::server(options.common.port, &[local], options.common.timeout, connect)?
-        }
-    };
+    let connect_to = |[remote]: &[Address; 1]| connect(pingpong.endpoint(), remote, is_ethernet, options);
+    let [remote] = end.exchange(&[local], options.common.timeout, connect_to)?;
     writeln!(out, "  remote address: {remote}").map_err(cannot_print)?;
     let page = rustix::param::page_size();
-    let begin = match options.common.host {
-        Some(_) => {
+    let begin = match end.is_client() {
+        true => {
             connect(pingpong.endpoint(), &remote, is_ethernet, options)?;
             Some(|message: &mut [u8]| pattern::fill(message, page, options.rounds.chk))
         }
-        None => None,
+        false => None,
     };
     let Outcome { elapsed, message, ticks } = pingpong.play(begin)?;
     report(&mut out, size, options.rounds.iters, elapsed).map_err(cannot_print)?;
     if let Some(ticks) = ticks.filter(|ticks| !ticks.is_empty()) {
         writeln!(out, "{ticks}").map_err(cannot_print)?;
     }
-    let mut status = ExitCode::SUCCESS;
-    if options.rounds.chk && options.common.host.is_none() {
+    let mut is_right = true;
+    if options.rounds.chk && !end.is_client() {
         for page in pattern::invalid_pages(&message, page) {
             writeln!(out, "invalid data in page {page}").map_err(cannot_print)?;
-            status = ExitCode::FAILURE;
+            is_right = false;
         }
     }
-    Ok(status)
+    Ok(is_right)
 }
 
 /// Refuses options that this device, or this crate, cannot follow.

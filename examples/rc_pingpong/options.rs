@@ -3,11 +3,13 @@
 use clap::{ArgGroup, Parser};
 
 use crate::common::Common;
+use crate::ends::Ends;
 use crate::message::Message;
 use crate::rounds::Rounds;
 
 const EXAMPLES: &str = "\
 Examples:
+  rc_pingpong --loopback             both ends in this process, on any machine: without an RDMA device on soft0
   rc_pingpong                        server: waits for one client, on all addresses of this host
   rc_pingpong 10.0.0.1               client of the server at 10.0.0.1
   rc_pingpong -d mlx5_0 -g 3 HOST    over this device, from its GID at index 3: see show_gids
@@ -17,8 +19,8 @@ Give both ends the same --size, --iters and --mtu. Either end may be rdma-core's
 
 /// Bounces a message between two hosts over a reliable connection, and prints the time that it takes
 ///
-/// Without HOST it is the server, with HOST the client. The client sends a message, the server sends it back, and so on,
-/// until each has sent as many as --iters says. The queue pairs' addresses are exchanged over TCP first.
+/// Without HOST it is the server, with HOST the client, and with --loopback both. The client sends a message, the server sends
+/// it back, and so on, until each has sent as many as --iters says. The queue pairs' addresses are exchanged over TCP first.
 ///
 /// Numbers are decimal, hexadecimal after 0x, or octal after 0.
 #[derive(Debug, Parser)]
@@ -27,6 +29,8 @@ Give both ends the same --size, --iters and --mtu. Either end may be rdma-core's
 pub(crate) struct Options {
     #[command(flatten)]
     pub(crate) common: Common,
+    #[command(flatten)]
+    pub(crate) ends: Ends,
     #[command(flatten)]
     pub(crate) message: Message,
     #[command(flatten)]
@@ -128,6 +132,7 @@ mod tests {
             "-jO",
             "one two",
             "--timeout 0",
+            "--loopback host",
             "-x",
         ] {
             assert_eq!(parse(arguments).map(|_| ()).map_err(|error| error.exit_code()), Err(2), "{arguments}");

@@ -7,6 +7,8 @@ mod failure;
 #[path = "../common/number.rs"]
 mod number;
 mod ping;
+#[path = "../common/soft.rs"]
+mod soft;
 
 use std::error::Error;
 use std::io::Write as _;
@@ -89,6 +91,7 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    soft::or_soft(None);
     let result = match options.client {
         true => run_client(&options),
         false => run_server(&options),

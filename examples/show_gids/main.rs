@@ -8,6 +8,8 @@ mod failure;
 mod gid_text;
 #[path = "../common/number.rs"]
 mod number;
+#[path = "../common/soft.rs"]
+mod soft;
 mod table;
 
 use std::error::Error;
@@ -32,7 +34,7 @@ Examples:
 #[derive(Debug, Parser)]
 #[command(name = "show_gids", after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
 struct Options {
-    /// Device, such as mlx5_0 or rxe0 [default: all]
+    /// Device, such as mlx5_0 or rxe0, or soft0, which is everywhere [default: all]
     #[arg(short = 'd', long, value_name = "DEVICE")]
     ib_dev: Option<String>,
 
@@ -56,6 +58,7 @@ fn report(error: &(dyn Error + 'static)) {
 }
 
 fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
+    soft::or_soft(options.ib_dev.as_deref());
     let selected = match &options.ib_dev {
         Some(name) => vec![Device::by_name(name)?],
         None => devices()?,

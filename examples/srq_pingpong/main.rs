@@ -5,6 +5,10 @@
 mod address;
 #[path = "../common/pingpong/common.rs"]
 mod common;
+#[path = "../common/device.rs"]
+mod device;
+#[path = "../common/pingpong/ends.rs"]
+mod ends;
 #[path = "../common/pingpong/exchange.rs"]
 mod exchange;
 #[path = "../common/failure.rs"]
@@ -25,17 +29,18 @@ mod report;
 mod rounds;
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
 use rdma_safe::{
-    Access, Buffer, ConnectOptions, Context, Device, Gid, InitOptions, LinkLayer, Pages, ProtectionDomain,
-    QueuePairAddress, sys,
+    Access, Buffer, ConnectOptions, Context, Gid, InitOptions, LinkLayer, Pages, ProtectionDomain, QueuePairAddress,
+    sys,
 };
 
 use address::Address;
 use common::Common;
+use ends::{End, Ends};
 use game::{Game, Rules};
 use message::Message;
 use number::within;
@@ -46,6 +51,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const EXAMPLES: &str = "\
 Examples:
+  srq_pingpong --loopback             both ends in this process, on any machine: without an RDMA device on soft0
   srq_pingpong                        server: waits for one client, on all addresses of this host
   srq_pingpong 10.0.0.1               client of the server at 10.0.0.1
   srq_pingpong -q 4 -d mlx5_0 -g 3 HOST
@@ -60,9 +66,9 @@ const ADDRESSES: usize = 256;
 /// Bounces messages between two hosts over reliable connections whose receives come from one shared receive queue, and prints
 /// the time that it takes
 ///
-/// Without HOST it is the server, with HOST the client. The client sends a message by each of its queue pairs, the server sends
-/// it back by the same, and so on, until each has sent as many as --iters says, over all queue pairs together. The queue pairs'
-/// addresses are exchanged over TCP first.
+/// Without HOST it is the server, with HOST the client, and with --loopback both. The client sends a message by each of its
+/// queue pairs, the server sends it back by the same, and so on, until each has sent as many as --iters says, over all queue
+/// pairs together. The queue pairs' addresses are exchanged over TCP first.
 ///
 /// Numbers are decimal, hexadecimal after 0x, or octal after 0.
 #[derive(Debug, Parser)]
@@ -71,6 +77,8 @@ const ADDRESSES: usize = 256;
 struct Options {
     #[command(flatten)]
     common: Common,
+    #[command(flatten)]
+    ends: Ends,
     #[command(flatten)]
     message: Message,
     #[command(flatten)]
@@ -105,22 +113,14 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(status) => status,
-        Err(error) => {
-            eprintln!("srq_pingpong: {}", failure::one_line(&*error));
-            ExitCode::FAILURE
-        }
-    }
+    let options = Options::parse();
+    ends::play("srq_pingpong", &options.common, &options.ends, |end, out| run(&options, end, out))
 }
 
-fn run(options: &Options) -> Result<ExitCode> {
+fn run(options: &Options, end: &End, mut out: &mut dyn Write) -> Result<bool> {
     let common = &options.common;
     let rx_depth = options.rx_depth()?;
-    let device = match &common.ib_dev {
-        Some(name) => Device::by_name(name)?,
-        None => Device::first()?,
-    };
+    let device = device::find(common.ib_dev.as_deref())?;
     let context = device.open()?;
     let port = context.query_port(common.ib_port)?;
     let (size, mtu) = (options.message.size, options.message.mtu);
@@ -158,38 +158,34 @@ fn run(options: &Options) -> Result<ExitCode> {
         Rules { size: options.message.size as usize, iters: options.rounds.iters, rx_depth, timeout: common.timeout };
     let mut game = Game::new(qps, Some(srq), cq, channel, buffers, rules)?;
 
-    let mut out = io::stdout();
     for address in local.iter().take(options.num_qp as usize) {
         writeln!(out, "  local address:  {address}").map_err(cannot_print)?;
     }
     let connect = |game: &mut Game, remote: &[Address]| connect(game, remote, is_ethernet, options);
-    let remote = match &common.host {
-        Some(host) => exchange::client(host, common.port, &local, common.timeout)?,
-        None => exchange::server(common.port, &local, common.timeout, |remote| connect(&mut game, remote))?,
-    };
+    let remote = end.exchange(&local, common.timeout, |remote| connect(&mut game, remote))?;
     for address in remote.iter().take(options.num_qp as usize) {
         writeln!(out, "  remote address: {address}").map_err(cannot_print)?;
     }
     let page = rustix::param::page_size();
-    let begin = match common.host {
-        Some(_) => {
+    let begin = match end.is_client() {
+        true => {
             connect(&mut game, &remote)?;
             Some(|message: &mut [u8]| pattern::fill(message, page, options.rounds.chk))
         }
-        None => None,
+        false => None,
     };
     let elapsed = game.play(begin)?;
     report(&mut out, size, options.rounds.iters, elapsed).map_err(cannot_print)?;
-    let mut status = ExitCode::SUCCESS;
-    if options.rounds.chk && common.host.is_none() {
+    let mut is_right = true;
+    if options.rounds.chk && !end.is_client() {
         for message in game.messages() {
             for page in pattern::invalid_pages(message, page) {
                 writeln!(out, "invalid data in page {page}").map_err(cannot_print)?;
-                status = ExitCode::FAILURE;
+                is_right = false;
             }
         }
     }
-    Ok(status)
+    Ok(is_right)
 }
 
 fn connect(game: &mut Game, remote: &[Address], is_ethernet: bool, options: &Options) -> Result<()> {
@@ -297,7 +293,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_a_usage_error() {
-        for arguments in ["-s 0", "-n 0", "-r 0", "-q 0", "-q 256", "-l 16", "-g 256", "-m 1500", "one two"] {
+        for arguments in ["-s 0", "-n 0", "-r 0", "-q 0", "-q 256", "-l 16", "-g 256", "-m 1500", "--loopback host"] {
             assert_eq!(parse(arguments).map(|_| ()).map_err(|error| error.exit_code()), Err(2), "{arguments}");
         }
     }

@@ -5,6 +5,10 @@
 mod address;
 #[path = "../common/pingpong/common.rs"]
 mod common;
+#[path = "../common/device.rs"]
+mod device;
+#[path = "../common/pingpong/ends.rs"]
+mod ends;
 #[path = "../common/pingpong/exchange.rs"]
 mod exchange;
 #[path = "../common/failure.rs"]
@@ -30,12 +34,14 @@ use clap::Parser;
 use rdma_safe::QueuePairType;
 
 use common::{Common, MAX_INT};
+use ends::Ends;
 use number::within;
 use rounds::Rounds;
 use unreliable::Program;
 
 const EXAMPLES: &str = "\
 Examples:
+  ud_pingpong --loopback             both ends in this process, on any machine: without an RDMA device on soft0
   ud_pingpong                        server: waits for one client, on all addresses of this host
   ud_pingpong 10.0.0.1               client of the server at 10.0.0.1
   ud_pingpong -d mlx5_0 -g 3 HOST    over this device, from its GID at index 3: see show_gids
@@ -44,9 +50,9 @@ Give both ends the same --size and --iters. Either end may be rdma-core's ibv_ud
 
 /// Bounces a message between two hosts over unreliable datagrams, and prints the time that it takes
 ///
-/// Without HOST it is the server, with HOST the client. The client sends a message, the server sends it back, and so on,
-/// until each has sent as many as --iters says. The queue pairs' addresses are exchanged over TCP first. A message that is lost
-/// is not sent again, and ends the game after --timeout.
+/// Without HOST it is the server, with HOST the client, and with --loopback both. The client sends a message, the server sends
+/// it back, and so on, until each has sent as many as --iters says. The queue pairs' addresses are exchanged over TCP first. A
+/// message that is lost is not sent again, and ends the game after --timeout.
 ///
 /// Numbers are decimal, hexadecimal after 0x, or octal after 0.
 #[derive(Debug, Parser)]
@@ -55,6 +61,8 @@ Give both ends the same --size and --iters. Either end may be rdma-core's ibv_ud
 struct Options {
     #[command(flatten)]
     common: Common,
+    #[command(flatten)]
+    ends: Ends,
     #[command(flatten)]
     rounds: Rounds,
 
@@ -71,6 +79,7 @@ fn main() -> ExitCode {
         size: options.size,
         mtu: None,
         options: &options.common,
+        ends: &options.ends,
         rounds: &options.rounds,
     };
     program.main()
@@ -88,7 +97,7 @@ mod tests {
     #[test]
     fn the_defaults_are_those_of_c_but_for_the_receives() {
         Options::command().debug_assert();
-        let Options { common, rounds, size } = parse("").unwrap();
+        let Options { common, rounds, size, .. } = parse("").unwrap();
         assert_eq!((common.port, common.ib_port, size, rounds.iters, common.sl), (18515, 1, 1024, 1000, 0));
         assert!(!common.events && !rounds.chk && common.gid_idx.is_none() && common.host.is_none());
         assert_eq!(rounds.rx_depth(size), (262_144 / size).min(500));
@@ -107,7 +116,9 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_a_usage_error() {
-        for arguments in ["-s 0", "-n 0", "-r 0", "-p 0", "-l 16", "-g 256", "-m 1024", "one two", "--timeout 0"] {
+        for arguments in
+            ["-s 0", "-n 0", "-r 0", "-p 0", "-l 16", "-g 256", "-m 1024", "one two", "--timeout 0", "--loopback host"]
+        {
             assert_eq!(parse(arguments).map(|_| ()).map_err(|error| error.exit_code()), Err(2), "{arguments}");
         }
     }

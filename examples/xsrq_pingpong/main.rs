@@ -4,6 +4,8 @@
 mod address;
 #[path = "../common/pingpong/common.rs"]
 mod common;
+#[path = "../common/device.rs"]
+mod device;
 #[path = "../common/failure.rs"]
 mod failure;
 mod game;
@@ -23,7 +25,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_safe::{Context, Device, LinkLayer, XrcDomain, XrcOpen};
+use rdma_safe::{Context, LinkLayer, XrcDomain, XrcOpen};
 
 use address::Address;
 use game::{End, Rules};
@@ -52,10 +54,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let device = match &options.common.ib_dev {
-        Some(name) => Device::by_name(name)?,
-        None => Device::first()?,
-    };
+    let device = device::find(options.common.ib_dev.as_deref())?;
     let context = device.open()?;
     let port = context.query_port(options.common.ib_port)?;
     let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;

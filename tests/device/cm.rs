@@ -10,7 +10,7 @@ use rdma_safe::cm::{
 use rdma_safe::{Access, AsyncEventType, Ece, Errno, Error, QueuePair, QueuePairState};
 
 use crate::support::lab::{Data, Lab, Mode, Op, Wr};
-use crate::support::{DEADLINE, Rdma, device, error_of};
+use crate::support::{DEADLINE, Rdma, device_with_cm, error_of};
 
 /// How long anything is resolved.
 pub(crate) const RESOLVE: Duration = Duration::from_secs(2);
@@ -143,7 +143,7 @@ impl Connection {
 
 #[test]
 fn ends_that_know_an_address_connect_and_part() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let mut connection = connected(&rdma, &channels[0], &channels[1], address);
@@ -162,7 +162,7 @@ fn ends_that_know_an_address_connect_and_part() {
 
 #[test]
 fn what_was_accepted_outlives_who_listened_and_moves_to_a_channel_of_its_own() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
     let mut connection = connected(&rdma, &active, &passive, address);
@@ -179,7 +179,7 @@ fn what_was_accepted_outlives_who_listened_and_moves_to_a_channel_of_its_own() {
 
 #[test]
 fn a_refusal_comes_with_its_reason_and_bytes() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (server, local) = listener(&channel, address);
@@ -218,7 +218,7 @@ fn a_refusal_comes_with_its_reason_and_bytes() {
 
 #[test]
 fn addresses_that_lead_nowhere_are_told() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
@@ -256,7 +256,7 @@ fn addresses_that_lead_nowhere_are_told() {
 
 #[test]
 fn a_port_has_one_owner() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (server, local) = listener(&channel, address);
@@ -281,7 +281,7 @@ fn a_port_has_one_owner() {
 
 #[test]
 fn more_private_data_than_a_request_carries_is_refused_before_the_call() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (_server, local) = listener(&channel, address);
@@ -296,7 +296,7 @@ fn more_private_data_than_a_request_carries_is_refused_before_the_call() {
 
 #[test]
 fn ids_take_options_and_refuse_what_there_is_not() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
@@ -319,7 +319,7 @@ fn ids_take_options_and_refuse_what_there_is_not() {
 
 #[test]
 fn options_of_a_vendor_are_offered_answered_and_refused() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (server, local) = listener(&channel, address);
@@ -352,7 +352,7 @@ fn options_of_a_vendor_are_offered_answered_and_refused() {
 
 #[test]
 fn a_message_that_comes_before_the_confirmation_is_one() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
     let (server, local) = listener(&passive, address);
@@ -380,7 +380,7 @@ fn datagram_id(channel: &EventChannel, address: Ipv4Addr) -> Id {
 
 #[test]
 fn who_has_datagrams_is_found_by_address() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
     let mut server = datagram_id(&passive, address);
@@ -405,7 +405,7 @@ fn who_has_datagrams_is_found_by_address() {
 
 #[test]
 fn groups_are_joined_and_left() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let group = (Ipv4Addr::new(239, 1, 2, 3), 0);

@@ -13,11 +13,11 @@ use crate::cm::{RESOLVE, listener, next, request};
 use crate::cm_connections::{connected, failure, filled};
 use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device, error_of};
+use crate::support::{DEADLINE, device_with_cm, error_of};
 
 /// Runs `body` in a process of its own, as librdmacm would keep the device open until the end of this one.
 fn with_own_device(test: &str, body: impl FnOnce()) {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     if peer::part().is_some() {
         return body();
     }
@@ -150,7 +150,7 @@ fn ids_connect_by_ipv6_and_those_of_it_alone_leave_ipv4_to_others() {
 
 #[test]
 fn addresses_of_infiniband_are_refused_by_what_is_not() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     if !rdma.is_rxe() {
         return;
     }

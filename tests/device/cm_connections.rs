@@ -10,7 +10,7 @@ use rdma_safe::{Buffer, Endpoint, Error, ProtectionDomain, WcStatus};
 
 use crate::cm::address;
 use crate::support::child::{allocated, in_own_process, open_files};
-use crate::support::{DEADLINE, device, error_of, pattern};
+use crate::support::{DEADLINE, device_with_cm, error_of, pattern};
 
 pub(crate) fn listener(address: Ipv4Addr) -> (Listener, SocketAddr) {
     let listener = Listener::bind((address, 0)).unwrap();
@@ -54,7 +54,7 @@ pub(crate) fn failure(error: Error) -> ConnectError {
 
 #[test]
 fn each_end_waits_for_acknowledgements_as_long_as_it_is_told() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let timeout = |end: &Connection| end.queue_pair().query().unwrap().timeout().unwrap();
     let (listener, _) = listener(address);
@@ -68,7 +68,7 @@ fn each_end_waits_for_acknowledgements_as_long_as_it_is_told() {
 
 #[test]
 fn an_address_is_all_it_takes_to_talk() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let (mut a, mut b) = connected(&Connector::new(), &mut listener);
@@ -102,7 +102,7 @@ fn an_address_is_all_it_takes_to_talk() {
 
 #[test]
 fn a_peer_that_does_not_confirm_the_end_costs_no_buffers() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let (a, b) = connected(&Connector::new(), &mut listener);
@@ -116,7 +116,7 @@ fn a_peer_that_does_not_confirm_the_end_costs_no_buffers() {
 
 #[test]
 fn whoever_refuses_says_why() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let refused = thread::scope(|scope| {
@@ -146,7 +146,7 @@ fn whoever_refuses_says_why() {
 
 #[test]
 fn names_that_stand_for_nothing_are_told() {
-    let Some(_rdma) = device() else { return };
+    let Some(_rdma) = device_with_cm() else { return };
     let error = error_of(Connector::new().connect("no-such-host.invalid:7471"));
     assert!(matches!(error, Error::Cm(CmError::NoAddress { .. })), "{error}");
     let error = error_of(Connector::new().connect("10.0.0.2"));
@@ -157,7 +157,7 @@ fn names_that_stand_for_nothing_are_told() {
 
 #[test]
 fn a_peer_that_never_answers_is_given_up() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     // It listens, and takes no request.
     let (listener, local) = listener(address);
@@ -170,7 +170,7 @@ fn a_peer_that_never_answers_is_given_up() {
 
 #[test]
 fn a_backlog_that_is_full_loses_nothing_but_time() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let mut listener = Listener::bind_with((address, 0), 1).unwrap();
     let local = listener.local_address();
@@ -209,7 +209,7 @@ fn a_backlog_that_is_full_loses_nothing_but_time() {
 #[test]
 fn a_peer_that_is_killed_has_ended_its_connection() {
     const NAME: &str = "cm_connections::a_peer_that_is_killed_has_ended_its_connection";
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     if let Some(port) = std::env::var_os("RDMA_TEST_CM_PORT") {
         let port: u16 = port.to_str().unwrap().parse().unwrap();
@@ -258,7 +258,7 @@ pub(crate) fn kernel_objects() -> Option<[usize; 2]> {
 
 #[test]
 fn two_hundred_connections_leave_nothing_behind() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     in_own_process("cm_connections::two_hundred_connections_leave_nothing_behind", || {
         let (mut listener, _) = listener(address);

@@ -1,7 +1,7 @@
 //! The example `cm_datagram` against librdmacm's `udaddy`.
 
 use crate::support::program::{Program, Running};
-use crate::support::{DEADLINE, Rdma, device, within};
+use crate::support::{DEADLINE, Rdma, device_with_cm, within};
 
 fn both() -> Option<(Program, Program)> {
     Some((Program::example("cm_datagram")?, Program::of_rdma_core("udaddy", "rdmacm-utils")?))
@@ -48,7 +48,7 @@ const GAMES: [&[&str]; 3] = [&[], &["-c", "4", "-C", "20"], &["-C", "3", "-S", "
 
 #[test]
 fn ours_sends_to_the_server_of_c() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
     for arguments in GAMES {
         play(&c, &ours, &address, arguments);
@@ -57,7 +57,7 @@ fn ours_sends_to_the_server_of_c() {
 
 #[test]
 fn ours_serves_the_client_of_c() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
     for arguments in GAMES {
         play(&ours, &c, &address, arguments);
@@ -66,7 +66,7 @@ fn ours_serves_the_client_of_c() {
 
 #[test]
 fn a_server_that_is_not_there_is_told() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cm_datagram")) else { return };
     let (status, text) = ours.start_with(&["-s", &address]).finish();
     assert_eq!(status.code(), Some(1), "{text}");

@@ -17,12 +17,12 @@ use crate::channel::is_readable;
 use crate::cm::{address, bring, next, request, resolved};
 use crate::cm_connections::{connected, failure, filled, listener};
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device, error_of};
+use crate::support::{DEADLINE, device_with_cm, error_of};
 
 /// The address of the device under test, which no other process of these tests changes.
 macro_rules! require {
     () => {{
-        let Some(rdma) = device() else { return };
+        let Some(rdma) = device_with_cm() else { return };
         let Some(address) = address(&rdma) else { return };
         (rdma, address)
     }};

@@ -5,7 +5,7 @@ use rdma_safe::{Endpoint, EndpointSet, Error, Operation, ProtectionDomain, Recei
 
 use crate::cm::address;
 use crate::cm_connections::filled;
-use crate::support::{DEADLINE, device, error_of, pattern, within_deadline};
+use crate::support::{DEADLINE, device_with_cm, error_of, pattern, within_deadline};
 
 const CLIENTS: u64 = 24;
 const LEN: usize = 300;
@@ -40,7 +40,7 @@ fn full_pool(pd: &ProtectionDomain) -> ReceivePool {
 
 #[test]
 fn many_clients_by_address_share_a_pool_of_receives() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
     let mut pool = full_pool(&pd);
@@ -84,7 +84,7 @@ fn many_clients_by_address_share_a_pool_of_receives() {
 
 #[test]
 fn clients_by_address_share_a_set() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
     let mut pool = full_pool(&pd);
@@ -154,7 +154,7 @@ fn clients_by_address_share_a_set() {
 
 #[test]
 fn both_ends_may_be_in_sets() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
     let mut sets = [(); 2].map(|()| EndpointSet::builder(pd.context(), 64).build().unwrap());

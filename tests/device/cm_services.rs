@@ -11,7 +11,7 @@ use rdma_safe::{Buffer, DatagramEndpoint, Endpoint, Error, Gid, GidType, LinkLay
 
 use crate::cm_connections::kernel_objects;
 use crate::support::child::{in_own_process, open_files};
-use crate::support::{DEADLINE, Rdma, device, error_of};
+use crate::support::{DEADLINE, Rdma, device_with_cm, error_of};
 
 /// The device's address on the network; `None` after having said that it has none of IP.
 fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
@@ -56,7 +56,7 @@ fn post(endpoint: &mut DatagramEndpoint, receives: usize) {
 
 #[test]
 fn a_service_is_found_and_answers() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn a_service_is_found_and_answers() {
 
 #[test]
 fn one_endpoint_answers_all_who_ask_and_finds_all_who_answer() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     thread::scope(|scope| {
@@ -137,7 +137,7 @@ fn one_endpoint_answers_all_who_ask_and_finds_all_who_answer() {
 
 #[test]
 fn a_service_that_is_not_there_or_refuses_says_so() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let find = || failure(error_of(Connector::new().find_datagrams(local.ip().unwrap())));
@@ -163,7 +163,7 @@ fn a_service_that_is_not_there_or_refuses_says_so() {
 
 #[test]
 fn a_service_that_never_answers_is_given_up() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     // It listens, and takes no request.
     let (listener, local) = listener(address);
@@ -176,7 +176,7 @@ fn a_service_that_never_answers_is_given_up() {
 
 #[test]
 fn an_endpoint_that_others_could_not_reach_neither_asks_nor_answers() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let stranger = rdma.endpoint(&rdma.pd()).build_datagrams(0x77).unwrap();
@@ -214,7 +214,7 @@ fn say(member: &mut GroupMember, text: &[u8]) {
 
 #[test]
 fn members_of_a_group_hear_what_is_sent_to_it_until_they_leave() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     if rdma.query_port(rdma.port).unwrap().link_layer() != LinkLayer::ETHERNET {
         return println!("skipped: the subnet manager makes the groups");
@@ -257,7 +257,7 @@ fn addresses_of_ipv6(rdma: &Rdma) -> Vec<SocketAddrV6> {
 
 #[test]
 fn services_of_ipv6_are_found_and_groups_where_the_kernel_joins_them() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let addresses = addresses_of_ipv6(&rdma);
     if addresses.is_empty() {
         return println!("skipped: the port has no GID of IPv6");
@@ -303,7 +303,7 @@ fn services_of_ipv6_are_found_and_groups_where_the_kernel_joins_them() {
 
 #[test]
 fn a_group_that_cannot_be_joined_is_told() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     // Of no device here (RFC 5737).
     let nowhere = Connector::new().source((Ipv4Addr::new(192, 0, 2, 1), 0));
@@ -319,7 +319,7 @@ fn a_group_that_cannot_be_joined_is_told() {
 
 #[test]
 fn services_and_members_that_come_and_go_leave_nothing_behind() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     if rdma.query_port(rdma.port).unwrap().link_layer() != LinkLayer::ETHERNET {
         return println!("skipped: the subnet manager makes the groups");

@@ -10,7 +10,7 @@ use rdma_safe::{Errno, Error, QueuePairState};
 use crate::channel::is_readable;
 use crate::cm::{RESOLVE, address, listener, next, request, resolved};
 use crate::cm_connections::connected;
-use crate::support::{DEADLINE, device, error_of, within_deadline};
+use crate::support::{DEADLINE, device_with_cm, error_of, within_deadline};
 
 #[track_caller]
 fn fails(result: Result<(), Error>, call: &str, errno: i32) {
@@ -62,7 +62,7 @@ fn is_of_no_further_use(id: &mut Id) {
 
 #[test]
 fn an_id_connects_once() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
@@ -91,7 +91,7 @@ fn an_id_connects_once() {
 
 #[test]
 fn the_id_of_a_connection_connects_to_nobody_else() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let mut listener = Listener::bind((address, 0)).unwrap();
     let (a, mut b) = connected(&Connector::new(), &mut listener);
@@ -106,7 +106,7 @@ fn the_id_of_a_connection_connects_to_nobody_else() {
 
 #[test]
 fn a_port_is_connected_from_once() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (_server, local) = listener(&channel, address);
@@ -130,7 +130,7 @@ fn a_port_is_connected_from_once() {
 
 #[test]
 fn two_that_share_a_port_connect_from_it() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
@@ -161,7 +161,7 @@ fn two_that_share_a_port_connect_from_it() {
 
 #[test]
 fn a_request_whose_peer_has_gone_is_answered_in_vain() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
@@ -184,7 +184,7 @@ fn a_request_whose_peer_has_gone_is_answered_in_vain() {
 
 #[test]
 fn an_id_whose_connection_has_ended_is_done_with() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     for (numbers, active_goes) in [([0x40, 0x41], true), ([0x42, 0x43], false)] {
@@ -205,7 +205,7 @@ fn an_id_whose_connection_has_ended_is_done_with() {
 
 #[test]
 fn events_of_an_id_go_with_it() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
@@ -239,7 +239,7 @@ fn events_of_an_id_go_with_it() {
 
 #[test]
 fn a_connection_that_the_peer_still_has_is_stale() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let Ends { mut active, passive } = Ends::connect([&channels[0], &channels[1]], [0x60, 0x61], address);
@@ -263,7 +263,7 @@ fn a_connection_that_the_peer_still_has_is_stale() {
 
 #[test]
 fn an_end_that_both_declare_at_once_is_one() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let mut listener = Listener::bind((address, 0)).unwrap();
     let connector = Connector::new();

@@ -15,7 +15,7 @@ use crate::support::child::open_files;
 use crate::support::link::connected as connected_by_hand;
 use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device, error_of, within_deadline};
+use crate::support::{DEADLINE, device_with_cm, error_of, within_deadline};
 
 /// Everything that can be held of the device by way of connections.
 struct Held {
@@ -144,7 +144,7 @@ impl Held {
 #[test]
 fn who_holds_a_device_that_is_removed_is_told_and_lets_go_in_any_order() {
     const NAME: &str = "cm_unplug::who_holds_a_device_that_is_removed_is_told_and_lets_go_in_any_order";
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     if let Some(first) = peer::part() {
         let connector = Connector::new();
         // The first opens the device, here and in librdmacm.
@@ -179,7 +179,7 @@ fn who_holds_a_device_that_is_removed_is_told_and_lets_go_in_any_order() {
 
 #[test]
 fn a_device_that_is_removed_goes_when_nobody_holds_it() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let Some(own) = OwnDevice::new(&rdma) else { return };
     let pd = Device::by_name(OwnDevice::NAME).unwrap().open().unwrap().alloc_pd().unwrap();
     let (mut a, mut b) = connected_by_hand(Endpoint::builder(&pd));

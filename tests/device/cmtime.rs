@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::pingpong::wait_for_listener;
 use crate::support::program::{Program, Running, free_port};
-use crate::support::{DEADLINE, Rdma, device, within};
+use crate::support::{DEADLINE, Rdma, device_with_cm, within};
 
 const STEPS: [&str; 17] = [
     "full connect",
@@ -128,7 +128,7 @@ fn succeed(running: &mut Running) -> String {
 
 #[test]
 fn our_cmtime_connects_to_the_server_of_c() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
     let port = free_port().to_string();
     let waits = waits(&c);
@@ -155,7 +155,7 @@ fn our_cmtime_connects_to_the_server_of_c() {
 
 #[test]
 fn our_cmtime_serves_the_client_of_c() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
     let port = free_port().to_string();
     let arguments = ["-c", "20", "-p", &port];
@@ -184,7 +184,7 @@ fn interface(rdma: &Rdma) -> String {
 
 #[test]
 fn servers_and_clients_find_each_other_by_their_controller() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cmtime")) else { return };
     let (port, interface) = (free_port().to_string(), interface(&rdma));
     let arguments = ["-C", &address, "-p", &port, "-c", "10", "-P", "4", "-B", &interface];
@@ -202,7 +202,7 @@ fn servers_and_clients_find_each_other_by_their_controller() {
 
 #[test]
 fn a_simulation_makes_no_queue_pairs_and_sockets_are_there_to_compare() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cmtime")) else { return };
     let port = free_port().to_string();
     let arguments = ["-c", "10", "-p", &port, "-m", "2000"];
@@ -225,7 +225,7 @@ fn a_simulation_makes_no_queue_pairs_and_sockets_are_there_to_compare() {
 
 #[test]
 fn a_cmtime_whose_peer_dies_or_counts_otherwise_says_so() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cmtime")) else { return };
     let port = free_port().to_string();
     let refused = |running: &mut Running| {

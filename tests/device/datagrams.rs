@@ -7,11 +7,11 @@ use rdma_safe::{
 };
 
 use crate::support::lab::{MEMORY, Memory, Mode, Side, cq_builder, try_next};
-use crate::support::{Rdma, device, pattern, within_deadline};
+use crate::support::{Rdma, device, lossless_device, pattern, within_deadline};
 
 const QKEY: u32 = 0x1122_3344;
 
-fn on_every_interface(body: impl Fn(&Rdma, Mode)) {
+fn on_every_interface(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, Mode)) {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         println!("{mode}");
@@ -64,7 +64,7 @@ impl Pair {
 
 #[test]
 fn datagrams_arrive_behind_their_header() {
-    on_every_interface(|rdma, mode| {
+    on_every_interface(lossless_device, |rdma, mode| {
         let mut pair = Pair::new(rdma, mode, &rdma.gid);
         let max = pair.a.qp.max_datagram().unwrap() as usize;
         assert_eq!(Some(max as u32), rdma.query_port(rdma.port).unwrap().active_mtu().bytes());
@@ -91,7 +91,7 @@ fn datagrams_arrive_behind_their_header() {
 
 #[test]
 fn a_datagram_carries_immediate_data_and_inline_bytes() {
-    on_every_interface(|rdma, mode| {
+    on_every_interface(lossless_device, |rdma, mode| {
         let mut pair = Pair::new(rdma, mode, &rdma.gid);
         pair.b.receive(1, 0..100).unwrap();
         let target = UdTarget::new(&pair.handle, pair.to_b.qp_num, QKEY);
@@ -109,7 +109,7 @@ fn a_datagram_carries_immediate_data_and_inline_bytes() {
 /// Over every GID of the port that is of RoCE v2 or InfiniBand: IPv4 and IPv6 have different headers.
 #[test]
 fn a_datagram_can_be_answered_by_what_came_with_it() {
-    on_every_interface(|rdma, mode| {
+    on_every_interface(lossless_device, |rdma, mode| {
         for gid in rdma.gids(rdma.port).unwrap().iter().filter(|gid| gid.gid_type != GidType::ROCE_V1) {
             let mut pair = Pair::new(rdma, mode, gid);
             pair.a.receive(1, 200..300).unwrap();
@@ -146,7 +146,7 @@ fn a_datagram_can_be_answered_by_what_came_with_it() {
 
 #[test]
 fn a_datagram_with_a_wrong_key_or_without_a_receive_is_dropped() {
-    on_every_interface(|rdma, mode| {
+    on_every_interface(lossless_device, |rdma, mode| {
         let mut pair = Pair::new(rdma, mode, &rdma.gid);
         pair.a.memory.put(0, b"lost and found");
         pair.send(1, 4, |to| to).unwrap();
@@ -169,7 +169,7 @@ fn a_datagram_with_a_wrong_key_or_without_a_receive_is_dropped() {
 
 #[test]
 fn a_datagram_that_is_longer_than_the_mtu_is_refused() {
-    on_every_interface(|rdma, mode| {
+    on_every_interface(device, |rdma, mode| {
         let mut pair = Pair::new(rdma, mode, &rdma.gid);
         let max = pair.a.qp.max_datagram().unwrap();
         let refused = pair.send(1, max as usize + 1, |to| to);
@@ -180,7 +180,7 @@ fn a_datagram_that_is_longer_than_the_mtu_is_refused() {
 
 #[test]
 fn sends_without_a_destination_are_refused_on_datagrams() {
-    on_every_interface(|rdma, mode| {
+    on_every_interface(device, |rdma, mode| {
         let mut pair = Pair::new(rdma, mode, &rdma.gid);
         assert_eq!(pair.target().qp_num, pair.b.qp.number());
         let sge = pair.a.memory.sge(0..4);

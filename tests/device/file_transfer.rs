@@ -10,7 +10,7 @@ use rdma_safe::{Endpoint, Error, RemoteMemory, WcStatus, Work};
 use serde_json::{Value, json};
 
 use crate::support::program::{PATIENCE, Program, Running, free_port};
-use crate::support::{DEADLINE, Rdma, device, pattern, within};
+use crate::support::{DEADLINE, Rdma, device_with_cm, pattern, within};
 
 /// More than the places of a receiver hold at once.
 const SIZE: usize = 10_000_001;
@@ -26,7 +26,7 @@ struct Desk {
 
 impl Desk {
     fn new(name: &str) -> Option<Desk> {
-        let rdma = device()?;
+        let rdma = device_with_cm()?;
         let Some(address) = rdma.gid.gid.ipv4().as_ref().map(Ipv4Addr::to_string) else {
             println!("skipped: the GID of the tests is of no IPv4 address");
             return None;

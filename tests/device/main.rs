@@ -2,7 +2,7 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `RDMA_DEVICE` | name of the device; the first one unless set |
+//! | `RDMA_DEVICE` | name of the device; the first one unless set, and soft0 where there is none |
 //! | `RDMA_PORT` | its port; 1 unless set |
 //! | `RDMA_GID_INDEX` | the GID to connect from; the recommended one unless set |
 //! | `RDMA_REQUIRE_DEVICE=1` | a test that would be skipped fails |
@@ -24,6 +24,7 @@ mod cm_datagram;
 mod cm_failures;
 mod cm_names;
 mod cm_pools;
+mod cm_refused;
 mod cm_services;
 mod cm_stale;
 mod cm_unplug;
@@ -60,6 +61,7 @@ mod raw_packets;
 mod rping;
 mod shared_channel;
 mod shared_receives;
+mod soft;
 mod steering;
 mod support;
 mod tag_matching;

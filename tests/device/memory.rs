@@ -8,7 +8,7 @@ use rdma_safe::{
 use crate::support::child::{expect_kernel_objects, in_own_process};
 use crate::support::lab::{Data, Lab, Memory, Mode, Op, Wr};
 use crate::support::link::connected;
-use crate::support::{DEADLINE, Rdma, device, error_of, pattern};
+use crate::support::{DEADLINE, Rdma, device, device_unless_soft, error_of, pattern};
 
 /// Sends `buffer` from one end to the other; returns it, and what arrived.
 fn through_the_device(ends: &mut (Endpoint, Endpoint), buffer: Buffer) -> (Buffer, Vec<u8>) {
@@ -314,7 +314,7 @@ fn a_key_that_was_deregistered_opens_nothing() {
 
 #[test]
 fn registering_more_than_the_memlock_limit_says_what_to_raise() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_unless_soft("pins no memory") else { return };
     in_own_process("memory::registering_more_than_the_memlock_limit_says_what_to_raise", || {
         const LIMIT: usize = 1 << 20;
         let pd = rdma.pd();

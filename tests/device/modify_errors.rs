@@ -8,7 +8,7 @@ use rdma_safe::{
 };
 
 use crate::support::lab::{Data, Lab, Mode, Op, Wr};
-use crate::support::link::{Link, address};
+use crate::support::link::{Link, PSN, address};
 use crate::support::{Rdma, device, error_of, within_deadline};
 
 /// A queue pair in RESET; its completion queue lives as long.
@@ -256,6 +256,7 @@ fn a_query_returns_what_was_set() {
     let mut qp = new_qp(&rdma);
     assert_eq!(qp.query().unwrap().state(), Some(QueuePairState::RESET));
     let link = Link {
+        psn: PSN,
         access: Access::REMOTE_READ | Access::REMOTE_WRITE,
         timeout: 13,
         retry_count: 5,

@@ -131,7 +131,7 @@ fn both_ends_can_be_moved_to_other_threads() {
     const ROUNDS: u64 = 100;
     std::thread::scope(|scope| {
         let pd = &pd;
-        scope.spawn(move || {
+        let sending = scope.spawn(move || {
             let mut outbox = pd.allocate(128).unwrap();
             for round in 0..ROUNDS {
                 outbox.fill_from(&pattern(round, 100)).unwrap();
@@ -139,7 +139,7 @@ fn both_ends_can_be_moved_to_other_threads() {
                 outbox = wait(&mut a).buffer.unwrap();
             }
         });
-        scope.spawn(move || {
+        let receiving = scope.spawn(move || {
             for buffer in pd.allocate(4 * 128).unwrap().into_chunks(128).unwrap() {
                 b.receive(buffer).unwrap();
             }
@@ -148,7 +148,11 @@ fn both_ends_can_be_moved_to_other_threads() {
                 assert!(*inbox == *pattern(round, 100), "round {round}");
                 b.receive(inbox).unwrap();
             }
+            b
         });
+        // It has to be there until the last acknowledgement has come.
+        sending.join().unwrap();
+        drop(receiving.join().unwrap());
     });
 }
 

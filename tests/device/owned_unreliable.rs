@@ -10,12 +10,12 @@ use rdma_safe::{
 use crate::owned::wait;
 use crate::support::lab::Mode;
 use crate::support::link::connected;
-use crate::support::{DEADLINE, Rdma, device, pattern, within_deadline};
+use crate::support::{DEADLINE, Rdma, device, lossless_device, pattern, within_deadline};
 
 const QKEY: u32 = 0x0b0b_1234;
 
 /// Runs `body` on every combination of interfaces, polling and sleeping.
-fn in_every_way(body: impl Fn(&Rdma, &ProtectionDomain, EndpointBuilder<'_>)) {
+fn in_every_way(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, &ProtectionDomain, EndpointBuilder<'_>)) {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         for events in [false, true] {
@@ -39,7 +39,7 @@ fn arrived(endpoint: &mut DatagramEndpoint) -> DatagramCompletion {
 
 #[test]
 fn an_unreliable_connection_carries_messages_and_writes() {
-    in_every_way(|_, pd, builder| {
+    in_every_way(lossless_device, |_, pd, builder| {
         let (mut a, mut b) = connected(builder.qp_type(QueuePairType::UC).peer_access(Access::REMOTE));
         let region = pd.expose(Pages::new(5000).unwrap(), Access::REMOTE_WRITE).unwrap();
         for len in [1, 64, 5000] {
@@ -67,7 +67,7 @@ fn an_unreliable_connection_carries_messages_and_writes() {
 
 #[test]
 fn datagrams_arrive_without_their_header_and_are_answered() {
-    in_every_way(|_, pd, builder| {
+    in_every_way(lossless_device, |_, pd, builder| {
         let mut service = builder.clone().build_datagrams(QKEY).unwrap();
         let mut clients: Vec<_> = (0..3).map(|_| builder.clone().build_datagrams(QKEY).unwrap()).collect();
         let longest = service.max_datagram() as usize;
@@ -106,7 +106,7 @@ fn datagrams_arrive_without_their_header_and_are_answered() {
 
 #[test]
 fn endpoints_take_the_receives_of_a_pool() {
-    in_every_way(|rdma, pd, builder| {
+    in_every_way(device, |rdma, pd, builder| {
         let events = pd.context().async_events().unwrap();
         let mut pool = ReceivePool::new(pd, 64).unwrap();
         for buffer in pd.allocate(64 * 512).unwrap().into_chunks(512).unwrap() {

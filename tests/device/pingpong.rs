@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::support::program::{PATIENCE, Program, Running, free_port};
-use crate::support::{Rdma, device, within};
+use crate::support::{Rdma, device, lossless_device, within};
 
 /// Between two looks at what the kernel says of another process, of which it tells nobody.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -57,7 +57,12 @@ fn play(rdma: &Rdma, server: &Program, client: &Program, arguments: &[&str], siz
     }
     let mut second = client.start(rdma, &[&common[..], &["127.0.0.1"]].concat());
     let (ends, total) = ([second.finish(), first.finish()], 2 * size * iters);
+    let has_finished = ends.each_ref().map(|(status, _)| status.success());
     for (running, (status, text)) in [&second, &first].into_iter().zip(&ends) {
+        // The other end has sent and received all, and left: when its last acknowledgement gets lost, nobody says it again.
+        if rdma.loses_packets() && has_finished.contains(&true) && text.contains("transport retry counter exceeded") {
+            continue;
+        }
         assert!(status.success(), "{}: {status}\n{text}\nthe other end:\n{}{}", running.command, ends[0].1, ends[1].1);
         for wanted in [&format!("{total} bytes in "), &format!("{iters} iters in "), "remote address: "] {
             assert!(text.contains(wanted), "{} did not write {wanted:?}:\n{text}", running.command);
@@ -105,7 +110,7 @@ fn our_client_plays_with_our_server() {
 
 /// Both programs of a transport without acknowledgements, in both roles.
 fn play_unreliably(transport: &str, sizes: &[(u64, u64)]) {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = lossless_device() else { return };
     let (Some(ours), Some(c)) = (Program::rust(transport), Program::c(transport)) else { return };
     for mode in [&["-c"][..], &["-c", "-e"]] {
         for (size, iters) in sizes {
@@ -197,7 +202,10 @@ fn fails(arguments: &[&str], wanted: &[&str]) {
 fn bad_arguments_end_with_status_one_and_the_reason() {
     let Some(rdma) = device() else { return };
     let name = rdma.device_name();
-    fails(&["-d", "no_such_device"], &["no RDMA device named no_such_device", name]);
+    // Where there is no device at all, that is what it says.
+    let missing =
+        if rdma.is_soft() { ["no_such_device", "soft0"] } else { ["no RDMA device named no_such_device", name] };
+    fails(&["-d", "no_such_device"], &missing);
     let ports = rdma.attributes().ports();
     fails(&["-d", name, "-i", "255"], &["no port 255", &format!("its ports are 1 to {ports}")]);
     let used: Vec<u32> = rdma.gids(rdma.port).unwrap().iter().map(|entry| entry.index).collect();

@@ -10,7 +10,7 @@ use rdma_safe::{
 };
 
 use crate::support::lab::{self, Data, Lab, MEMORY, Memory, Mode, Op, Wr};
-use crate::support::link::Link;
+use crate::support::link::{Link, PSN};
 use crate::support::{DEADLINE, Rdma, device};
 
 /// A connection whose ends do not wait for receives. SoftRoCE takes seven retries for no limit.
@@ -171,8 +171,10 @@ fn a_failed_queue_pair_works_again_after_reset() {
             side.qp.modify(&QueuePairAttributes::new().set_state(QueuePairState::RESET)).unwrap();
         }
         let (a, b) = (lab.a.qp.number(), lab.b.qp.number());
-        Link::default().connect(&rdma, &mut lab.a.qp, b).unwrap();
-        Link::default().connect(&rdma, &mut lab.b.qp, a).unwrap();
+        // With other numbers than before: what is late is not taken for what is new.
+        let link = Link { psn: PSN + 1000, ..Link::default() };
+        link.connect(&rdma, &mut lab.a.qp, b).unwrap();
+        link.connect(&rdma, &mut lab.b.qp, a).unwrap();
         for id in 10..20 {
             lab.b.receive(id, 0..64).unwrap();
             lab.a.memory.put_u64(0, id);

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use crate::support::program::{Program, Running, free_port};
-use crate::support::{DEADLINE, Rdma, device, within};
+use crate::support::{DEADLINE, Rdma, device_with_cm, within};
 
 /// The device's address on the network; `None` after having said that it has none of IP.
 fn address(rdma: &Rdma) -> Option<String> {
@@ -57,7 +57,7 @@ fn play(server: &Program, from: &Program, address: &str, size: &str) {
 
 #[test]
 fn our_rping_pings_the_server_of_c() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
     for size in ["64", "4096", "65535"] {
         play(&c, &ours, &address, size);
@@ -66,7 +66,7 @@ fn our_rping_pings_the_server_of_c() {
 
 #[test]
 fn our_rping_serves_the_client_of_c() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
     for size in ["64", "4096", "65535"] {
         play(&ours, &c, &address, size);
@@ -75,7 +75,7 @@ fn our_rping_serves_the_client_of_c() {
 
 #[test]
 fn a_persistent_rping_serves_clients_of_both_kinds_at_once() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
     let port = free_port().to_string();
     let serving = serve(&ours, &["-P", "-v", "-p", &port]);
@@ -90,7 +90,7 @@ fn a_persistent_rping_serves_clients_of_both_kinds_at_once() {
 
 #[test]
 fn an_rping_whose_server_dies_says_so() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("rping")) else { return };
     let port = free_port().to_string();
     let serving = serve(&ours, &["-v", "-p", &port]);

@@ -10,7 +10,7 @@ use rdma_safe::{
 
 use crate::support::lab::{Memory, Mode, Wc, cq_builder, next_ok, try_next};
 use crate::support::link::Link;
-use crate::support::{DEADLINE, Rdma, device};
+use crate::support::{DEADLINE, Rdma, device, lossless_device};
 
 const QKEY: u32 = 0x0123_4567;
 
@@ -65,7 +65,7 @@ fn events(channel: &CompletionChannel, count: usize) -> Vec<CqId> {
 /// Nothing is polled that no event has named.
 #[test]
 fn datagrams_are_driven_by_events_alone() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = lossless_device() else { return };
     for mode in Mode::ALL {
         let (pd, channel) = (rdma.pd(), rdma.create_channel().unwrap());
         let ((mut a, _), (mut b, to_b)) =

@@ -6,9 +6,9 @@ use rdma_safe::{
 };
 
 use crate::support::lab::{Data, MEMORY, Memory, Mode, Op, Side, Wr, cq_builder, try_next};
-use crate::support::{Rdma, device, pattern};
+use crate::support::{Rdma, device, lossless_device, pattern};
 
-fn on_every_interface(body: impl Fn(&Rdma, Side, Side)) {
+fn on_every_interface(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, Side, Side)) {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         println!("{mode}");
@@ -36,7 +36,7 @@ fn side(rdma: &Rdma, pd: &ProtectionDomain, mode: Mode) -> (Side, QueuePairAddre
 
 #[test]
 fn an_unreliable_connection_delivers_sends_of_any_length() {
-    on_every_interface(|_, mut a, mut b| {
+    on_every_interface(lossless_device, |_, mut a, mut b| {
         for (id, len) in [(1, 1), (2, 1024), (3, 1025), (4, 30_000)] {
             b.memory.put(0, &[0xaa; 40_000]);
             b.receive(id, 100..40_000).unwrap();
@@ -59,7 +59,7 @@ fn an_unreliable_connection_delivers_sends_of_any_length() {
 
 #[test]
 fn an_unreliable_connection_writes_with_and_without_immediate_data() {
-    on_every_interface(|_, mut a, mut b| {
+    on_every_interface(lossless_device, |_, mut a, mut b| {
         b.receive(7, 0..64).unwrap();
         a.memory.put(0, &pattern(1, 9000));
         let data = Data::One(a.memory.sge(0..9000));
@@ -76,7 +76,7 @@ fn an_unreliable_connection_writes_with_and_without_immediate_data() {
 
 #[test]
 fn what_an_unreliable_connection_loses_makes_no_error() {
-    on_every_interface(|_, mut a, mut b| {
+    on_every_interface(lossless_device, |_, mut a, mut b| {
         a.post(&[Wr::new(1, Op::Send, Data::Inline(b"no receive"))]).unwrap();
         a.next_ok(1);
         let forged = rdma_safe::Remote { rkey: b.memory.remote(0).rkey ^ 0xff00, ..b.memory.remote(0) };
@@ -97,7 +97,7 @@ fn what_an_unreliable_connection_loses_makes_no_error() {
 
 #[test]
 fn an_unreliable_connection_refuses_what_needs_answers() {
-    on_every_interface(|_, mut a, b| {
+    on_every_interface(device, |_, mut a, b| {
         let word = Data::One(a.memory.sge(0..8));
         for (op, name) in [
             (Op::Read(b.memory.remote(0)), SendOps::RDMA_READ),

@@ -8,9 +8,12 @@ use crate::skip;
 pub(crate) struct Host {
     /// Whether it is the first of the two.
     pub(crate) is_first: bool,
+    /// Its address.
+    pub(crate) own: String,
     /// The address of the other.
     pub(crate) peer: String,
-    interface: String,
+    /// The interface between them.
+    pub(crate) interface: String,
 }
 
 impl Host {
@@ -24,38 +27,38 @@ impl Host {
         let addresses = run("ip", &["-oneline", "-4", "address"]);
         let line = addresses.lines().find(|line| line.contains(&format!(" {own}/")));
         let interface = line.and_then(|line| line.split_whitespace().nth(1)).expect("an interface has the address");
-        Some(Host { is_first: host == "0", peer, interface: interface.to_owned() })
+        Some(Host { is_first: host == "0", own, peer, interface: interface.to_owned() })
     }
 
     /// Spoils what leaves by the wire, until the value is dropped: tc-netem(8).
-    pub(crate) fn spoil(&self, how: &[&str]) -> Spoilt<'_> {
+    pub(crate) fn spoil(&self, how: &[&str]) -> Spoilt {
         // More than can be on its way: what is lost is what is to be lost.
         let netem = ["qdisc", "add", "dev", &self.interface, "root", "netem", "limit", "10000"];
         run("tc", &[&netem[..], how].concat());
-        Spoilt(self)
+        Spoilt(self.interface.clone())
     }
 }
 
 /// A wire that is spoilt.
-pub(crate) struct Spoilt<'a>(&'a Host);
+pub(crate) struct Spoilt(String);
 
-impl Spoilt<'_> {
+impl Spoilt {
     /// Packets that were lost on the way.
     pub(crate) fn dropped(&self) -> u64 {
-        let said = run("tc", &["-s", "qdisc", "show", "dev", &self.0.interface, "root"]);
+        let said = run("tc", &["-s", "qdisc", "show", "dev", &self.0, "root"]);
         let number = said.split_once("dropped ").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
         number.unwrap_or_else(|| panic!("no number of lost packets in:\n{said}"))
     }
 }
 
-impl Drop for Spoilt<'_> {
+impl Drop for Spoilt {
     fn drop(&mut self) {
-        let delete = ["qdisc", "delete", "dev", &self.0.interface, "root"];
+        let delete = ["qdisc", "delete", "dev", &self.0, "root"];
         let _ = Command::new("tc").args(delete).status();
     }
 }
 
-fn run(program: &str, arguments: &[&str]) -> String {
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()

@@ -8,6 +8,7 @@ mod headers;
 mod pair;
 mod pingpong;
 mod process;
+mod soft;
 mod softroce;
 mod test;
 mod wait;
@@ -30,6 +31,7 @@ struct Cli {
 enum Command {
     Demo(demo::Args),
     Test(test::Args),
+    Soft(soft::Args),
     Softroce(softroce::Args),
     Bench(bench::Args),
     Bindgen(bindgen::Args),
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     finish(match &command {
         Command::Demo(args) => demo::main(args),
         Command::Test(args) => test::main(args),
+        Command::Soft(args) => soft::main(args),
         Command::Softroce(args) => Ok(softroce::main(args).unwrap_or_else(|error| {
             eprintln!("softroce: error: {error:#}");
             softroce::UNAVAILABLE

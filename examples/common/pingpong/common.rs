@@ -13,7 +13,7 @@ pub(crate) struct Common {
     #[arg(short, long, value_name = "PORT", default_value = "18515", value_parser = |text: &str| within(text, 1..=65535_u16))]
     pub(crate) port: u16,
 
-    /// RDMA device, such as mlx5_0 [default: the first one]
+    /// RDMA device, such as mlx5_0, or soft0, which is everywhere [default: the first one]
     #[arg(short = 'd', long, value_name = "DEVICE")]
     pub(crate) ib_dev: Option<String>,
 

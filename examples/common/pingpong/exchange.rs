@@ -13,6 +13,7 @@
 mod tcp;
 
 use std::error::Error;
+use std::net::TcpStream;
 use std::time::Duration;
 
 use rdma_safe::Gid;
@@ -51,6 +52,16 @@ pub(crate) fn server<const N: usize>(
     let listener = listen(port)?;
     let (stream, _) = listener.accept().map_err(|error| format!("cannot accept on TCP port {port}: {error}"))?;
     drop(listener);
+    serve(stream, local, timeout, connect)
+}
+
+/// As [`server`], of a client that has come.
+pub(crate) fn serve<const N: usize>(
+    stream: TcpStream,
+    local: &[Address; N],
+    timeout: Duration,
+    connect: impl FnOnce(&[Address; N]) -> Result<()>,
+) -> Result<[Address; N]> {
     let mut peer = Peer::new(stream, timeout)?;
     let remote = read_addresses(&mut peer)?;
     connect(&remote)?;

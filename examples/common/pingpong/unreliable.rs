@@ -1,19 +1,20 @@
 //! Ping-pongs without acknowledgements, in the messages and lines of rdma-core's.
 
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use rdma_safe::{
-    Buffer, ConnectOptions, Device, Gid, InitOptions, LinkLayer, Mtu, ProtectionDomain, QueuePairAddress, QueuePairType,
+    Buffer, ConnectOptions, Gid, InitOptions, LinkLayer, Mtu, ProtectionDomain, QueuePairAddress, QueuePairType,
 };
 
 use crate::address::Address;
 use crate::common::Common;
+use crate::ends::{End, Ends};
 use crate::game::{Game, QKEY, Rules, header};
 use crate::report::{cannot_print, report};
 use crate::rounds::Rounds;
-use crate::{exchange, failure, pattern, port};
+use crate::{device, ends, pattern, port};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -25,26 +26,18 @@ pub(crate) struct Program<'a> {
     /// Of the path; that of the port unless it can be chosen.
     pub(crate) mtu: Option<Mtu>,
     pub(crate) options: &'a Common,
+    pub(crate) ends: &'a Ends,
     pub(crate) rounds: &'a Rounds,
 }
 
 impl Program<'_> {
     pub(crate) fn main(&self) -> ExitCode {
-        match self.run() {
-            Ok(status) => status,
-            Err(error) => {
-                eprintln!("{}: {}", self.name, failure::one_line(&*error));
-                ExitCode::FAILURE
-            }
-        }
+        ends::play(self.name, self.options, self.ends, |end, out| self.run(end, out))
     }
 
-    fn run(&self) -> Result<ExitCode> {
+    fn run(&self, end: &End, mut out: &mut dyn Write) -> Result<bool> {
         let options = self.options;
-        let device = match &options.ib_dev {
-            Some(name) => Device::by_name(name)?,
-            None => Device::first()?,
-        };
+        let device = device::find(options.ib_dev.as_deref())?;
         let context = device.open()?;
         let port = context.query_port(options.ib_port)?;
         let max = match self.qp_type {
@@ -82,35 +75,29 @@ impl Program<'_> {
         // Without -g, C sends none. On InfiniBand the LID is enough; on RoCE there is no way without.
         let gid = if is_ethernet || options.gid_idx.is_some() { gid } else { Gid::ZERO };
         let local = Address { lid, qp_num, psn, gid };
-        let mut out = io::stdout();
         writeln!(out, "  local address:  {local}").map_err(cannot_print)?;
-        let [remote] = match &options.host {
-            Some(host) => exchange::client(host, options.port, &[local], options.timeout)?,
-            None => {
-                let connect = |[remote]: &[Address; 1]| self.connect(&mut game, remote, is_ethernet);
-                exchange::server(options.port, &[local], options.timeout, connect)?
-            }
-        };
+        let connect = |[remote]: &[Address; 1]| self.connect(&mut game, remote, is_ethernet);
+        let [remote] = end.exchange(&[local], options.timeout, connect)?;
         writeln!(out, "  remote address: {remote}").map_err(cannot_print)?;
         let page = rustix::param::page_size();
-        let begin = match options.host {
-            Some(_) => {
+        let begin = match end.is_client() {
+            true => {
                 self.connect(&mut game, &remote, is_ethernet)?;
                 Some(|message: &mut [u8]| pattern::fill(message, page, self.rounds.chk))
             }
-            None => None,
+            false => None,
         };
         let elapsed = game.play(begin)?;
         report(&mut out, self.size, self.rounds.iters, elapsed).map_err(cannot_print)?;
-        let mut status = ExitCode::SUCCESS;
-        if self.rounds.chk && options.host.is_none() {
+        let mut is_right = true;
+        if self.rounds.chk && !end.is_client() {
             let message = game.messages().next().ok_or("no buffer holds the message")?;
             for page in pattern::invalid_pages(message, page) {
                 writeln!(out, "invalid data in page {page}").map_err(cannot_print)?;
-                status = ExitCode::FAILURE;
+                is_right = false;
             }
         }
-        Ok(status)
+        Ok(is_right)
     }
 
     fn connect(&self, game: &mut Game, remote: &Address, is_ethernet: bool) -> Result<()> {

@@ -16,7 +16,7 @@ use crate::units::{self, Rate};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct DeviceArgs {
-    /// RDMA device [default: the first one with an active port]
+    /// RDMA device; soft0 is a software RNIC, and everywhere [default: the first one with an active port]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Port of the device

@@ -26,6 +26,11 @@ impl Opened {
     }
 
     pub(crate) fn open(args: &DeviceArgs) -> Result<Self> {
+        let wish = args.device.clone().or_else(|| std::env::var("RDMA_DEVICE").ok());
+        let is_asked_for = wish.is_some_and(|name| name.starts_with("soft"));
+        if rdma_safe::soft::install_for(args.device.as_deref()) && !is_asked_for {
+            eprintln!("rdma-perf: no RDMA device here: running on soft0, the software RNIC of this library");
+        }
         let context = match &args.device {
             Some(name) => Device::by_name(name)?.open()?,
             None => first_active(args.ib_port)?,

@@ -50,8 +50,8 @@ fn memory_does_not_grow_with_what_is_sent() {
 #[test]
 fn queues_that_are_too_long_name_the_options() {
     let Some(rdma) = device() else { return };
-    let output = rdma.run("write bw --loopback --size 64 --qps 16384 --iters 128");
-    output.failure(1, &["--qps, --tx-depth and --rx-depth ask for 16384 times 128 completions"]);
+    let output = rdma.run("write bw --loopback --size 64 --qps 16384 --tx-depth 1024 --iters 1024");
+    output.failure(1, &["--qps, --tx-depth and --rx-depth ask for 16384 times 1024 completions"]);
 }
 
 #[test]

@@ -61,8 +61,12 @@ fn processor_time_is_that_of_each_end() {
             let share = (number("user") + number("system")) / number("seconds");
             assert!((number("percent") / 100.0 - share).abs() < 1e-6, "{test}: {end}");
             assert!(number("seconds") > 0.9, "{test}: {end}");
-            // Two who poll share the processors of the machine.
             let is_idle = end == "server" && !busy;
+            if is_idle && rdma.is_soft() {
+                // What an RNIC writes, its library does.
+                continue;
+            }
+            // Two who poll share the processors of the machine.
             assert!(if is_idle { share < 0.2 } else { share > 0.1 && share < 1.2 }, "{test}: {end} {share}");
         }
     }

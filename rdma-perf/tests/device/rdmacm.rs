@@ -9,11 +9,11 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::connection::{greet, tell};
-use crate::support::device;
+use crate::support::device_with_cm;
 
 #[test]
 fn each_test_runs_over_queue_pairs_that_rdmacm_has_connected() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let count = "--rdma-cm --iters 60 --yield";
     for test in [
         "send bw --size 64,64K --validate",
@@ -37,7 +37,7 @@ fn each_test_runs_over_queue_pairs_that_rdmacm_has_connected() {
 
 #[test]
 fn a_server_is_connected_to_by_many_clients_at_a_time() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let server = rdma.server("");
     let options = "-R --size 64 --iters 50 --yield --sl 3 --tclass 0x68 --qp-timeout 100ms --retry-count 3 --mtu 512";
     let client = |test: &str| rdma.start(&server.client(test, &format!("{options} --validate --format json")));
@@ -58,7 +58,7 @@ fn a_server_is_connected_to_by_many_clients_at_a_time() {
 
 #[test]
 fn ctrl_c_and_death_end_a_set_up_by_rdmacm() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let server = rdma.server("");
     let many = "-R --qps 400 --tx-depth 16 --size 64 --duration 20s --quiet";
     for delay in [0, 300, 900] {
@@ -78,7 +78,7 @@ fn ctrl_c_and_death_end_a_set_up_by_rdmacm() {
 
 #[test]
 fn strangers_are_turned_away() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = device_with_cm() else { return };
     let server = rdma.server("");
     let report = rdma.run(&server.client("write bw", "-R --size 64 --iters 5 --format json")).report();
     let (mut stream, answer) = greet(&server, report.at("/plan"), report.at("/client"));

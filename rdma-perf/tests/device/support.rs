@@ -20,11 +20,15 @@ const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) struct Rdma {
     arguments: Vec<String>,
     is_rxe: bool,
+    is_soft: bool,
 }
 
-/// The device under test, or `None` after having said why the test is skipped.
+/// The device under test, or `None` after having said why the test is skipped. It is soft0 where there is no other.
 pub(crate) fn device() -> Option<Rdma> {
     let name = variable("RDMA_DEVICE");
+    if rdma_safe::soft::install_by_default() && name.is_none() {
+        eprintln!("no RDMA device here: running on soft0, the software RNIC of this library");
+    }
     let port = variable("RDMA_PORT").map_or(1, |port| port.parse().expect("RDMA_PORT is a number"));
     let device = match &name {
         Some(name) => Device::by_name(name),
@@ -45,7 +49,18 @@ pub(crate) fn device() -> Option<Rdma> {
     if let Some(index) = variable("RDMA_GID_INDEX") {
         arguments.extend(["--gid-index".to_owned(), index]);
     }
-    Some(Rdma { arguments, is_rxe: context.attributes().vendor_id() == 0xff_ffff })
+    let is_soft = context.device_name().starts_with("soft");
+    Some(Rdma { arguments, is_rxe: context.attributes().vendor_id() == 0xff_ffff, is_soft })
+}
+
+/// As [`device`], for tests of connections by address. That soft0 has none is no failure anywhere.
+pub(crate) fn device_with_cm() -> Option<Rdma> {
+    let rdma = device()?;
+    if rdma.is_soft {
+        println!("skipped: soft0 has no connection manager");
+        return None;
+    }
+    Some(rdma)
 }
 
 fn skip<T>(reason: &str) -> Option<T> {
@@ -62,6 +77,11 @@ impl Rdma {
     /// Whether it is kernel SoftRoCE, of which it is known what it grants.
     pub(crate) fn is_rxe(&self) -> bool {
         self.is_rxe
+    }
+
+    /// Whether it is the software RNIC of this workspace, which works in the processes of both ends.
+    pub(crate) fn is_soft(&self) -> bool {
+        self.is_soft
     }
 
     /// Starts the tool with the words of `arguments`, on this device.

@@ -2,6 +2,8 @@
 
 use std::process::{Command, Stdio};
 
+use rdma_safe::soft;
+
 const CHILD: &str = "RDMA_TEST_CHILD";
 
 /// Runs `body` in a process of its own: the calling test, which `path` names, executed once more.
@@ -36,8 +38,19 @@ pub(crate) fn allocated() -> usize {
     info.uordblks + info.hblkhd
 }
 
-/// Lines of `rdma resource show KIND` (qp, cq, mr, pd) that belong to this process; `None` without the tool.
+/// Lines of `rdma resource show KIND` (qp, cq, mr, pd) that belong to this process, or what soft0 says; `None` without the tool.
 pub(crate) fn kernel_objects(kind: &str) -> Option<usize> {
+    if soft::is_installed() {
+        let objects = soft::objects();
+        return Some(match kind {
+            "qp" => objects.queue_pairs,
+            "cq" => objects.completion_queues,
+            "mr" => objects.memory_regions,
+            "pd" => objects.protection_domains,
+            "srq" => objects.shared_receive_queues,
+            _ => panic!("objects of kind {kind}"),
+        });
+    }
     let output = Command::new("rdma").args(["resource", "show", kind]).stdin(Stdio::null()).output().ok()?;
     assert!(output.status.success(), "rdma resource show {kind}: {}", String::from_utf8_lossy(&output.stderr));
     // The kernel notes the thread that made an object.

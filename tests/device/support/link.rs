@@ -13,6 +13,8 @@ pub(crate) const PSN: u32 = 0x12_3456;
 /// Attributes of a connection, with defaults that suit a peer on the same device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
+    /// Of the first packet.
+    pub(crate) psn: u32,
     pub(crate) access: Access,
     pub(crate) timeout: u8,
     pub(crate) retry_count: u8,
@@ -23,7 +25,15 @@ pub(crate) struct Link {
 
 impl Default for Link {
     fn default() -> Self {
-        Link { access: Access::REMOTE, timeout: 14, retry_count: 7, rnr_retry: 7, min_rnr_timer: 12, rd_atomic: 4 }
+        Link {
+            psn: PSN,
+            access: Access::REMOTE,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            rd_atomic: 4,
+        }
     }
 }
 
@@ -43,7 +53,7 @@ impl Link {
             .set_address(address(rdma))
             .set_path_mtu(mtu)
             .set_dest_qp_num(remote)
-            .set_rq_psn(PSN)
+            .set_rq_psn(self.psn)
             .set_max_dest_rd_atomic(self.rd_atomic)
             .set_min_rnr_timer(self.min_rnr_timer)
     }
@@ -51,7 +61,7 @@ impl Link {
     pub(crate) fn to_rts(self) -> QueuePairAttributes {
         QueuePairAttributes::new()
             .set_state(QueuePairState::RTS)
-            .set_sq_psn(PSN)
+            .set_sq_psn(self.psn)
             .set_timeout(self.timeout)
             .set_retry_count(self.retry_count)
             .set_rnr_retry(self.rnr_retry)

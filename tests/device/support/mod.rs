@@ -12,7 +12,7 @@ use std::fmt::Debug;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use rdma_safe::{Context, Device, Endpoint, EndpointBuilder, GidEntry, PortState, ProtectionDomain};
+use rdma_safe::{Context, Device, Endpoint, EndpointBuilder, GidEntry, PortState, ProtectionDomain, soft};
 
 use watchdog::Watchdog;
 
@@ -27,9 +27,12 @@ pub(crate) struct Rdma {
     _watchdog: Watchdog,
 }
 
-/// The device under test, or `None` after having said why the test is skipped.
+/// The device under test, or `None` after having said why the test is skipped. It is soft0 where there is no other.
 pub(crate) fn device() -> Option<Rdma> {
     let name = variable("RDMA_DEVICE");
+    if soft::install_by_default() && name.is_none() {
+        eprintln!("no RDMA device here: running on soft0, the software RNIC of this library");
+    }
     let port = variable("RDMA_PORT").map_or(1, |port| port.parse().expect("RDMA_PORT is a number"));
     let device = match &name {
         Some(name) => Device::by_name(name),
@@ -53,6 +56,36 @@ pub(crate) fn device() -> Option<Rdma> {
         Ok(gid) => Some(Rdma { context, port, gid, _watchdog: Watchdog::start() }),
         Err(error) => skip(&error.to_string()),
     }
+}
+
+/// As [`device`], for tests of connections by address. That soft0 has none is no failure anywhere: `cm_refused` sees to it.
+pub(crate) fn device_with_cm() -> Option<Rdma> {
+    device_unless_soft("has no connection manager")
+}
+
+/// As [`device`], for tests of what soft0 cannot have, wherever it runs.
+pub(crate) fn device_unless_soft(reason: &str) -> Option<Rdma> {
+    let rdma = device()?;
+    if rdma.is_soft() {
+        println!("skipped: {} {reason}", rdma.device_name());
+        return None;
+    }
+    Some(rdma)
+}
+
+/// As [`device`], for tests of services that do not send again what gets lost, where that is to arrive.
+pub(crate) fn lossless_device() -> Option<Rdma> {
+    device_without_faults("the network loses packets, which UC and UD do not send again")
+}
+
+/// As [`device`], for tests that cannot be had while `RDMA_SOFT_FAULTS` makes trouble, which is what was asked for: no failure.
+pub(crate) fn device_without_faults(reason: &str) -> Option<Rdma> {
+    let rdma = device()?;
+    if rdma.loses_packets() {
+        println!("skipped: {reason}");
+        return None;
+    }
+    Some(rdma)
 }
 
 /// Says why a test is skipped; fails it where skipping is not allowed.
@@ -83,6 +116,18 @@ impl Rdma {
     /// Whether it is SoftRoCE as of kernel 6.12, and not as of 6.1. Between the two the deviations changed one by one.
     pub(crate) fn is_newer_rxe(&self) -> bool {
         self.is_rxe() && kernel() >= (6, 5)
+    }
+
+    /// Whether it is the software RNIC of this workspace.
+    pub(crate) fn is_soft(&self) -> bool {
+        self.device_name().starts_with("soft")
+    }
+
+    /// Whether packets get lost, or change their order, on purpose.
+    pub(crate) fn loses_packets(&self) -> bool {
+        let faults = variable("RDMA_SOFT_FAULTS").filter(|_| self.is_soft());
+        let faults: soft::Faults = faults.unwrap_or_default().parse().expect("RDMA_SOFT_FAULTS can be read");
+        [faults.drop, faults.dup, faults.reorder, faults.corrupt].iter().any(|share| *share > 0.0)
     }
 
     pub(crate) fn pd(&self) -> ProtectionDomain {

@@ -7,6 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+use rdma_safe::soft;
+
 use super::skip;
 
 /// How long a program may take: a game takes two seconds on an emulated machine that has nothing else to do.
@@ -25,16 +27,17 @@ impl Program {
         let path = std::env::var_os("PATH").unwrap_or_default();
         match std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file()) {
             Some(file) => Some(Program::C(file)),
+            None if soft::is_installed() => {
+                println!("skipped: there is no {name} in PATH, which nothing but this test needs on soft0");
+                None
+            }
             None => skip(&format!("there is no {name} in PATH; it comes with rdma-core (package {package})")),
         }
     }
 
     /// An example of this workspace.
     pub(crate) fn example(name: &str) -> Option<Program> {
-        let tests = std::env::current_exe().expect("the test's program has a path");
-        let examples =
-            tests.parent().and_then(|deps| deps.parent()).expect("it lies in target/…/deps").join("examples");
-        let file = examples.join(name);
+        let file = beside_tests().join("examples").join(name);
         if file.is_file() {
             return Some(Program::Rust(file));
         }
@@ -42,10 +45,22 @@ impl Program {
     }
 
     pub(crate) fn start_with(&self, arguments: &[&str]) -> Running {
+        self.start_in(&[], arguments)
+    }
+
+    /// With more variables than this process has.
+    pub(crate) fn start_in(&self, environment: &[(&str, String)], arguments: &[&str]) -> Running {
         let (Program::C(file) | Program::Rust(file)) = self;
         let command = format!("{} {}", file.display(), arguments.join(" "));
-        let mut child = Command::new(file)
+        let mut program = Command::new(file);
+        if matches!(self, Program::C(_)) && soft::is_installed() {
+            let library = beside_tests().join("librdma_soft.so");
+            assert!(library.is_file(), "{} is not there: `cargo build -p rdma-soft-preload`", library.display());
+            program.env("LD_PRELOAD", library);
+        }
+        let mut child = program
             .args(arguments)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -56,6 +71,12 @@ impl Program {
         output.read(child.stderr.take().expect("piped"));
         Running { child, output, command }
     }
+}
+
+/// `target/debug`, or whatever is built instead.
+fn beside_tests() -> PathBuf {
+    let tests = std::env::current_exe().expect("the test's program has a path");
+    tests.parent().and_then(|deps| deps.parent()).expect("it lies in target/…/deps").to_owned()
 }
 
 /// What a program writes, as it comes.

@@ -7,6 +7,7 @@ pub(crate) mod pingpong;
 mod report;
 mod result;
 mod series;
+mod soft;
 pub(crate) mod softroce;
 
 use anyhow::Result;
@@ -24,6 +25,7 @@ enum Benchmark {
     Overhead(overhead::Args),
     Pingpong(pingpong::Args),
     Report(report::Args),
+    Soft(soft::Args),
     Softroce(softroce::Args),
 }
 
@@ -33,6 +35,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
         Benchmark::Overhead(args) => overhead::main(args),
         Benchmark::Pingpong(args) => pingpong::main(args),
         Benchmark::Report(args) => report::main(args),
+        Benchmark::Soft(args) => soft::main(args),
         Benchmark::Softroce(args) => softroce::main(args),
     }
 }

@@ -1,4 +1,4 @@
-//! The tests that need a device, all of them in one guest of each release.
+//! The tests that need a device on SoftRoCE, all of them in one guest of each release.
 
 use anyhow::Result;
 

@@ -6,7 +6,7 @@ use super::artifacts::Place;
 use super::libtest::{Lines, Output, Tally};
 use super::{Args, Context, Outcome, Watching, uninterrupted};
 use crate::softroce::{self, Ending, Options};
-use crate::workspace;
+use crate::{soft, workspace};
 
 /// Runs them; a test counts once for each host.
 pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
@@ -14,18 +14,20 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
         return Ok(Outcome::Skipped("it does not compile".to_owned()));
     }
     std::env::set_current_dir(workspace::root())?;
+    let library = soft::library()?.to_string_lossy().into_owned();
     let mut tally = Tally::default();
     for test in context.integration_tests.iter().filter(|test| test.place == Place::Hosts) {
         let mut command = vec![test.executable.to_string_lossy().into_owned()];
         command.extend(["--test-threads=1", "--show-output"].map(str::to_owned));
         command.extend(args.arguments.iter().cloned());
-        tally += on_both(&command, args.limit)?;
+        tally += on_both(&command, &library, args.limit)?;
     }
     Ok(Outcome::Tests(tally))
 }
 
-fn on_both(command: &[String], limit: u64) -> Result<Tally> {
-    let options = Options { timeout: limit, ..Options::default() };
+fn on_both(command: &[String], library: &str, limit: u64) -> Result<Tally> {
+    let environment = vec![("RDMA_SOFT_LIBRARY".to_owned(), library.to_owned())];
+    let options = Options { timeout: limit, environment, ..Options::default() };
     let mut outputs = [Output::default(), Output::default()];
     let mut sink = Watching {
         lines: vec![Lines::default(), Lines::default()],

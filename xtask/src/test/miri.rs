@@ -14,6 +14,7 @@ use crate::softroce::Ending;
 /// Packages and those of their test targets that Miri can run in one go.
 const QUICK: &[(&str, &str)] = &[
     ("rdma-sys", "--lib"),
+    ("rdma-soft", "--test=responder"),
     ("rdma-safe", "--lib"),
     ("rdma-safe", "--test=newer"),
     ("rdma-safe", "--test=cm_turns"),

@@ -7,6 +7,7 @@ pub(crate) mod inside;
 mod libtest;
 mod miri;
 mod overhead;
+mod soft;
 mod stages;
 
 use std::fmt;
@@ -26,7 +27,7 @@ use crate::{process, workspace};
 /// No stage takes this long unless something hangs.
 const STAGE_LIMIT: Duration = Duration::from_secs(40 * 60);
 
-/// Runs every check and test of the workspace, those on a device over SoftRoCE
+/// Runs every check and test of the workspace, those on a device over the software RNIC soft0 and over SoftRoCE
 ///
 /// Every stage runs, whatever failed before it. The last line is `N passed, N failed, N skipped`: tests, and one for
 /// each stage that has none. A test that prints a line beginning `skipped: ` and passes counts as skipped.
@@ -38,7 +39,7 @@ pub(crate) struct Args {
     /// Run only this stage and what it needs; may be given several times
     #[arg(long, value_name = "STAGE")]
     only: Vec<Stage>,
-    /// Run only the tests on a device
+    /// Run only the tests on a device, on SoftRoCE
     #[arg(long)]
     device_only: bool,
     /// Run the tests on a device in a guest of this release; may be given several times [default: on what this machine has,
@@ -48,6 +49,12 @@ pub(crate) struct Args {
     /// Run the tests on a device this many times in a row
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
+    /// Run the tests on soft0 this many times over a network that loses, repeats and reorders packets, each with a seed of its own
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    seeds: u64,
+    /// The first of these seeds, to run one again that has failed
+    #[arg(long, default_value_t = 1, value_name = "SEED")]
+    first_seed: u64,
     /// Seconds that one program of tests on a device may take
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     limit: u64,
@@ -81,7 +88,9 @@ enum Stage {
     Overhead,
     /// What Miri can run
     Miri,
-    /// Tests on an RDMA device
+    /// Tests on an RDMA device, on the software RNIC of this workspace
+    Soft,
+    /// Tests on an RDMA device, on SoftRoCE
     Device,
     /// Tests between two hosts, each a guest
     Hosts,
@@ -154,8 +163,8 @@ impl Args {
     fn wants(&self, stage: Stage) -> bool {
         let chosen =
             if self.device_only { stage == Stage::Device } else { self.only.is_empty() || self.only.contains(&stage) };
-        let needed =
-            stage == Stage::Build && [Stage::Unit, Stage::Device, Stage::Hosts].iter().any(|user| self.wants(*user));
+        let users = [Stage::Unit, Stage::Soft, Stage::Device, Stage::Hosts];
+        let needed = stage == Stage::Build && users.iter().any(|user| self.wants(*user));
         (chosen || needed) && !self.skip.contains(&stage)
     }
 }
@@ -239,7 +248,12 @@ fn watch(command: Command, silent: bool, mut each: impl FnMut(&str)) -> Result<E
 }
 
 /// As [`watch`], of several at once: `each` gets the number of the command, too.
-fn watch_all(mut commands: Vec<Command>, silent: bool, each: impl FnMut(usize, &str)) -> Result<Ending> {
+fn watch_all(commands: Vec<Command>, silent: bool, each: impl FnMut(usize, &str)) -> Result<Ending> {
+    run_all(commands, STAGE_LIMIT, silent, each)
+}
+
+/// As [`watch_all`], for `limit` at most.
+fn run_all(mut commands: Vec<Command>, limit: Duration, silent: bool, each: impl FnMut(usize, &str)) -> Result<Ending> {
     for command in &mut commands {
         command.current_dir(workspace::root());
         if io::stderr().is_terminal() {
@@ -247,7 +261,7 @@ fn watch_all(mut commands: Vec<Command>, silent: bool, each: impl FnMut(usize, &
         }
     }
     let mut sink = Watching { lines: commands.iter().map(|_| Lines::default()).collect(), each, silent };
-    uninterrupted(softroce::run_all_local(commands, STAGE_LIMIT, &mut sink)?)
+    uninterrupted(softroce::run_all_local(commands, limit, &mut sink)?)
 }
 
 fn uninterrupted(ending: Ending) -> Result<Ending> {
@@ -285,6 +299,7 @@ mod tests {
     fn a_chosen_stage_brings_the_build_it_needs() {
         assert_eq!(wanted(&["--only", "fmt"]), [Stage::Fmt]);
         assert_eq!(wanted(&["--only", "unit"]), [Stage::Build, Stage::Unit]);
+        assert_eq!(wanted(&["--only", "soft"]), [Stage::Build, Stage::Soft]);
         assert_eq!(wanted(&["--device-only", "--repeat", "5"]), [Stage::Build, Stage::Device]);
     }
 

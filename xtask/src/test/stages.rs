@@ -7,11 +7,11 @@ use anyhow::Result;
 
 use super::artifacts::{Place, integration_test};
 use super::libtest::Output;
-use super::{Args, Context, Outcome, Stage, device, hosts, miri, overhead, watch};
+use super::{Args, Context, Outcome, Stage, device, hosts, miri, overhead, soft, watch};
 use crate::{bindgen, headers, process, workspace};
 
 /// The crates that are published.
-const LIBRARIES: [&str; 2] = ["rdma-sys", "rdma-safe"];
+const LIBRARIES: [&str; 3] = ["rdma-sys", "rdma-soft", "rdma-safe"];
 
 const ARM: &str = "aarch64-unknown-linux-gnu";
 
@@ -47,6 +47,7 @@ impl Stage {
             Stage::Aarch64 => aarch64(context),
             Stage::Overhead => overhead::run(),
             Stage::Miri => miri::run(args),
+            Stage::Soft => soft::run(args, context),
             Stage::Device => device::run(args, context),
             Stage::Hosts => hosts::run(args, context),
         }

@@ -1,0 +1,96 @@
+//! What soft0 has that no other device has: addresses of the caller's choice, and trouble on demand.
+
+use std::process::{Command, Output};
+
+use rdma_safe::soft::{self, Faults};
+
+use crate::support::device;
+use crate::support::lab::{Data, Lab, Mode, Op, Wr};
+use crate::support::program::Program;
+
+/// Runs one of our examples on soft0 with these variables; `None` when it is not built, after having said so.
+fn run(example: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Option<Output> {
+    let Some(Program::Rust(file) | Program::C(file)) = Program::example(example) else { return None };
+    let mut command = Command::new(file);
+    command.args(["-d", "soft0"]).args(arguments).env_remove("RDMA_SOFT_FAULTS").envs(variables.iter().copied());
+    Some(command.output().expect("the program starts"))
+}
+
+fn text(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
+}
+
+#[test]
+fn every_address_that_is_given_has_a_gid_and_carries_messages() {
+    let Some(rdma) = device() else { return };
+    if !rdma.is_soft() {
+        return;
+    }
+    let both = [("RDMA_SOFT_ADDR", "127.200.1.1, ::1")];
+    let Some(gids) = run("show_gids", &[], &both) else { return };
+    let gids = text(&gids);
+    assert!(gids.contains("127.200.1.1") && gids.contains("n_gids_found=2"), "{gids}");
+    for (index, gid) in [("0", "::ffff:127.200.1.1"), ("1", "::1")] {
+        let Some(output) = run("rc_pingpong", &["--loopback", "-g", index, "-n", "100", "-c"], &both) else { return };
+        let said = text(&output);
+        assert!(output.status.success() && said.contains(&format!("GID {gid}\n")), "{said}");
+    }
+}
+
+#[test]
+fn addresses_and_faults_that_are_none_are_named() {
+    let Some(rdma) = device() else { return };
+    if !rdma.is_soft() {
+        return;
+    }
+    for (variable, value, reason) in [
+        ("RDMA_SOFT_ADDR", "elsewhere", "\"elsewhere\" is no IP address"),
+        // Of a network for documentation.
+        ("RDMA_SOFT_ADDR", "192.0.2.77", "192.0.2.77 is not an address of this machine"),
+        ("RDMA_SOFT_FAULTS", "drop=2", "drop=2: a share of packets is a number from 0 to 1"),
+    ] {
+        let Some(output) = run("devinfo", &[], &[(variable, value)]) else { return };
+        let said = text(&output);
+        assert!(
+            !output.status.success() && said.contains(reason) && said.contains("standard error"),
+            "{value}: {said}"
+        );
+    }
+}
+
+#[test]
+fn every_pingpong_plays_both_ends() {
+    let Some(rdma) = device() else { return };
+    if !rdma.is_soft() {
+        return;
+    }
+    for example in ["rc_pingpong", "uc_pingpong", "ud_pingpong", "srq_pingpong"] {
+        let Some(output) = run(example, &["--loopback", "-n", "50", "-s", "512", "-c"], &[]) else { return };
+        let said = text(&output);
+        let sides = ["[server] 50 iters", "[client] 50 iters"];
+        assert!(output.status.success() && sides.iter().all(|side| said.contains(side)), "{example}: {said}");
+    }
+}
+
+#[test]
+fn faults_begin_and_end_while_a_program_runs() {
+    let Some(rdma) = device() else { return };
+    if !rdma.is_soft() || std::env::var_os("RDMA_SOFT_FAULTS").is_some() {
+        return;
+    }
+    crate::support::child::in_own_process("soft::faults_begin_and_end_while_a_program_runs", || {
+        let mut lab = Lab::new(&rdma, Mode::ALL[0]);
+        let faults: Faults = "seed=3,drop=0.3,dup=0.1,reorder=0.2,corrupt=0.1".parse().unwrap();
+        for (round, faults) in [Faults::default(), faults, Faults::default()].into_iter().enumerate() {
+            soft::set_faults(faults);
+            lab.a.memory.put(0, &[round as u8 + 1; 2000]);
+            let write = Op::Write(lab.b.memory.remote(100));
+            let data = lab.a.memory.sge(0..2000);
+            for id in 0..20 {
+                lab.a.post(&[Wr::new(id, write, Data::One(data))]).unwrap();
+                lab.a.next_ok(id);
+            }
+            assert_eq!(lab.b.memory.get(100..2100), [round as u8 + 1; 2000]);
+        }
+    });
+}

@@ -1,0 +1,120 @@
+//! `cargo xtask soft`: a program on the software RNIC of this workspace.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{process, workspace};
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo xtask soft -- ibv_devinfo -v
+  cargo xtask soft -- ibv_rc_pingpong -g 0              the server, and in another shell the client:
+  cargo xtask soft -- ibv_rc_pingpong -g 0 localhost
+  cargo xtask soft --faults seed=7,drop=0.01,delay=50us -- ib_write_bw
+  cargo xtask soft --addr 10.0.0.1 -- ib_send_lat       found from other hosts by that address, also by other RNICs";
+
+/// Runs a program of libibverbs, in whichever language, on soft0: a software RNIC in the program's own process
+///
+/// The program sees that device and no other, for LD_PRELOAD and RDMA_SYS_LIBIBVERBS name the library in place of
+/// libibverbs. Its input, output and exit status are its own. Programs on one machine reach each other without --addr.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// What the network is to do to packets: seed=7,drop=0.01,dup=0.001,reorder=0.01,corrupt=0.0001,delay=50us, each left
+    /// out at will (RDMA_SOFT_FAULTS)
+    #[arg(long, value_name = "TEXT")]
+    faults: Option<String>,
+    /// Addresses of this machine that the device is to have, with commas between them [default: a free one of
+    /// 127.0.0.0/8] (RDMA_SOFT_ADDR)
+    #[arg(long, value_name = "IP")]
+    addr: Option<String>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Becomes the program, unless it cannot be started.
+pub(crate) fn main(args: &Args) -> Result<i32> {
+    let library = library()?;
+    let mut command = args.command(&library, std::env::var_os("LD_PRELOAD"))?;
+    let error = command.exec();
+    eprintln!("error: cannot run `{}`: {error}", process::display(&command));
+    Ok(process::status_of_unstarted(&error))
+}
+
+/// Compiles the library; its file.
+pub(crate) fn library() -> Result<std::path::PathBuf> {
+    let mut cargo = Command::new(workspace::cargo());
+    cargo.current_dir(workspace::root()).args(["build", "--quiet", "--release", "--package", "rdma-soft-preload"]);
+    process::run(&mut cargo)?;
+    Ok(workspace::target_dir()?.join("release/librdma_soft.so"))
+}
+
+impl Args {
+    fn command(&self, library: &Path, preloaded: Option<OsString>) -> Result<Command> {
+        let (program, arguments) = self.command.split_first().context("no program")?;
+        let name = library.as_os_str();
+        if name.as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
+            bail!("LD_PRELOAD cannot name {}, for the space or colon in it: see CARGO_TARGET_DIR", library.display());
+        }
+        let mut preload = name.to_owned();
+        if let Some(others) = preloaded.filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        let mut command = Command::new(program);
+        command.args(arguments).env("LD_PRELOAD", preload).env("RDMA_SYS_LIBIBVERBS", name);
+        for (variable, value) in [("RDMA_SOFT_FAULTS", &self.faults), ("RDMA_SOFT_ADDR", &self.addr)] {
+            if let Some(value) = value {
+                command.env(variable, value);
+            }
+        }
+        Ok(command)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(words: &[&str]) -> Args {
+        let Line { args } = clap::Parser::try_parse_from(["soft"].iter().chain(words)).unwrap();
+        args
+    }
+
+    fn variable(command: &Command, name: &str) -> Option<String> {
+        let (_, value) = command.get_envs().find(|(variable, _)| *variable == name)?;
+        value.map(|value| value.to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn the_program_gets_the_library_in_place_of_others_and_options_as_variables() {
+        let args =
+            parse(&["--faults", "drop=0.01", "--addr", "10.0.0.1", "--", "ibv_rc_pingpong", "-g", "0", "--addr"]);
+        let command = args.command(Path::new("/t/librdma_soft.so"), Some("/l/other.so".into())).unwrap();
+        assert_eq!(process::display(&command), "ibv_rc_pingpong -g 0 --addr");
+        assert_eq!(variable(&command, "LD_PRELOAD").as_deref(), Some("/t/librdma_soft.so:/l/other.so"));
+        assert_eq!(variable(&command, "RDMA_SYS_LIBIBVERBS").as_deref(), Some("/t/librdma_soft.so"));
+        assert_eq!(variable(&command, "RDMA_SOFT_FAULTS").as_deref(), Some("drop=0.01"));
+        assert_eq!(variable(&command, "RDMA_SOFT_ADDR").as_deref(), Some("10.0.0.1"));
+        let plain = parse(&["ibv_devinfo", "-v"]).command(Path::new("/t/librdma_soft.so"), None).unwrap();
+        assert_eq!(variable(&plain, "LD_PRELOAD").as_deref(), Some("/t/librdma_soft.so"));
+        assert_eq!(variable(&plain, "RDMA_SOFT_FAULTS"), None, "what was set before holds");
+    }
+
+    #[test]
+    fn a_library_that_cannot_be_preloaded_is_complained_of() {
+        let error = parse(&["true"]).command(Path::new("/my work/librdma_soft.so"), None).unwrap_err();
+        assert!(error.to_string().contains("CARGO_TARGET_DIR"), "{error}");
+    }
+}

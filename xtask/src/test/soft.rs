@@ -1,0 +1,68 @@
+//! The tests that need a device, on the software RNIC of this workspace: in processes of this machine as it is.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::artifacts::{IntegrationTest, Place};
+use super::libtest::{Output, Tally};
+use super::{Args, Context, Outcome, run_all};
+use crate::{process, workspace};
+
+/// The device, which programs take by this name wherever they run.
+const DEVICE: &str = "soft0";
+
+/// What happens to packets of a bad network.
+const FAULTS: &str = "drop=0.05,reorder=0.05,dup=0.01";
+
+/// Whose tests run over a bad network, too. Others measure, or end within limits that are for good ones.
+const ROBUST: &str = "rdma-stack";
+
+/// Runs every test program that needs a device, the tests of each in threads at the same time: once over a good network, and with
+/// each seed over a bad one.
+pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
+    if !context.built {
+        return Ok(Outcome::Skipped("it does not compile".to_owned()));
+    }
+    // Programs in C are given it, and cargo builds no shared object for the tests of others.
+    let mut cargo = Command::new(workspace::cargo());
+    process::run(cargo.current_dir(workspace::root()).args(["build", "--quiet", "--package", "rdma-soft-preload"]))?;
+    let mut tally = Tally::default();
+    let tests = || context.integration_tests.iter().filter(|test| test.place == Place::Device);
+    for _ in 0..args.repeat {
+        for test in tests() {
+            tally += run_one(test, None, args)?;
+        }
+    }
+    let seeds = args.first_seed..args.first_seed.saturating_add(args.seeds);
+    let mut failed = Vec::new();
+    for (seed, test) in
+        seeds.flat_map(|seed| tests().filter(|test| test.package == ROBUST).map(move |test| (seed, test)))
+    {
+        let started = Instant::now();
+        let of_seed = run_one(test, Some(seed), args)?;
+        println!("    seed {seed}: {of_seed} ({:.1} s)", started.elapsed().as_secs_f64());
+        if of_seed.failed > 0 {
+            failed.push(seed);
+        }
+        tally += of_seed;
+    }
+    for seed in failed {
+        println!("    to have the failures of seed {seed} again: --only soft --seeds 1 --first-seed {seed}");
+    }
+    Ok(Outcome::Tests(tally))
+}
+
+fn run_one(test: &IntegrationTest, seed: Option<u64>, args: &Args) -> Result<Tally> {
+    let faults = seed.map_or_else(String::new, |seed| format!("seed={seed},{FAULTS}"));
+    let mut command = Command::new(&test.executable);
+    command.arg("--show-output").args(&args.arguments);
+    command.env("RDMA_DEVICE", DEVICE).env("RDMA_REQUIRE_DEVICE", "1").env("RUST_BACKTRACE", "1");
+    command.env("RDMA_SOFT_FAULTS", &faults);
+    let variables = if seed.is_some() { format!(" RDMA_SOFT_FAULTS={faults}") } else { String::new() };
+    println!("    {}: RDMA_DEVICE={DEVICE}{variables} {}", test.package, process::display(&command));
+    let mut output = Output::default();
+    let ending = run_all(vec![command], Duration::from_secs(args.limit), false, |_, line| output.line(line))?;
+    Ok(Outcome::tests(ending, output).tally())
+}
