@@ -12,7 +12,7 @@ use rdma_soft::faults::{Faults, Injector};
 use rdma_soft::transport::{
     Completion, Request, Requester, RequesterSettings, Responder, ResponderSettings, Status, Time, Work,
 };
-use rdma_soft::wire::{Atomic, Operation, Packet, Psn, Trailer, Transport};
+use rdma_soft::wire::{Atomic, Packet, Psn, Trailer, Transport};
 
 /// One end: both directions of a queue pair.
 struct End {
@@ -63,14 +63,10 @@ impl End {
 
     fn handle(&mut self, bytes: &[u8], now: Time) {
         let Packet { header, payload } = Packet::parse(bytes).unwrap();
-        match header.operation {
-            Operation::Acknowledge(_)
-            | Operation::AtomicAcknowledge(..)
-            | Operation::ReadFirst(_)
-            | Operation::ReadMiddle
-            | Operation::ReadLast(_)
-            | Operation::ReadOnly(_) => self.requester.handle(&header, payload, now, &mut self.machine),
-            _ => self.responder.handle(&header, payload, &mut self.machine),
+        if header.operation.is_answer() {
+            self.requester.handle(&header, payload, now, &mut self.machine);
+        } else {
+            self.responder.handle(&header, payload, &mut self.machine);
         }
     }
 }

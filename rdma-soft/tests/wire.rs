@@ -216,6 +216,8 @@ proptest! {
         let payload = if header.operation.carries_payload() { &payload[..] } else { &[] };
         let bytes = whole(&header, payload);
         prop_assert_eq!(Packet::parse(&bytes), Ok(Packet { header, payload }));
+        // Opcodes 13 to 18: what was read, acknowledgements, and what an atomic operation has found.
+        prop_assert_eq!(header.operation.is_answer(), (13..19).contains(&(bytes[0] & 0x1f)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use rdma_sys::*;
 
 use super::refuse::{null, set_errno};
 use super::{builder, cq, memory, post, qp, srq};
-use crate::device::{Context, Device, Signal, bytes, device, gid};
+use crate::device::{Context, Device, PKEY, Signal, bytes, device, gid};
 
 /// Of a message: so that its packets can be told apart by their numbers at the smallest MTU.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
@@ -374,13 +374,13 @@ pub unsafe extern "C" fn ibv_query_pkey(_: *mut ibv_context, port: u8, index: c_
         return -1;
     }
     // SAFETY: the caller's number.
-    unsafe { to.write(0xffff) };
+    unsafe { to.write(PKEY.to_be()) };
     0
 }
 
 /// Where a partition is in the table.
 pub unsafe extern "C" fn ibv_get_pkey_index(_: *mut ibv_context, port: u8, pkey: __be16) -> c_int {
-    if port == 1 && pkey == 0xffff {
+    if port == 1 && pkey == PKEY.to_be() {
         return 0;
     }
     set_errno(libc::ENOENT);

@@ -25,5 +25,5 @@ pub(crate) use events::{Channel, Context, Signal, Subject, wait};
 pub(crate) use host::Identity;
 pub(crate) use keys::{Binding, Registration};
 pub(crate) use net_address::{Destination, address, gid, group_gid};
-pub(crate) use qp::{Qp, bytes};
+pub(crate) use qp::{PKEY, Qp, bytes};
 pub(crate) use queues::{Job, ReceiveQueue, Srq, Task};

@@ -136,7 +136,7 @@ impl Qp {
     /// Takes a packet that is for it. What is none of its business is dropped.
     pub(crate) fn handle(&mut self, packet: &Packet<'_>, from: IpAddr, now: Time, shared: &mut Shared) {
         let is_own = self.peer.is_some_and(|peer| peer.address == from);
-        if packet.header.pkey & 0x7fff != PKEY & 0x7fff || !is_own {
+        if !packet.header.is_of_partition(PKEY) || !is_own {
             return;
         }
         if !std::mem::replace(&mut self.has_heard, true) && self.state == IBV_QPS_RTR {
@@ -145,15 +145,14 @@ impl Qp {
         let (machine, mut side) = self.split(shared);
         match (machine, packet.header.transport) {
             (Machine::Reliable { responder, requester }, Transport::Rc) => {
-                let is_answer = is_answer(packet.header.operation);
-                match requester {
-                    Some(requester) if is_answer => requester.handle(&packet.header, packet.payload, now, &mut side),
-                    _ if is_answer => {}
-                    _ => responder.handle(&packet.header, packet.payload, &mut side),
+                if !packet.header.operation.is_answer() {
+                    responder.handle(&packet.header, packet.payload, &mut side);
+                } else if let Some(requester) = requester {
+                    requester.handle(&packet.header, packet.payload, now, &mut side);
                 }
             }
             // To an answer there is none.
-            (Machine::Refused(responder), Transport::Rc) if !is_answer(packet.header.operation) => {
+            (Machine::Refused(responder), Transport::Rc) if !packet.header.operation.is_answer() => {
                 responder.handle(&packet.header, packet.payload, &mut side);
             }
             (Machine::Unreliable { responder, .. }, Transport::Uc) => {
@@ -168,8 +167,7 @@ impl Qp {
     pub(crate) fn handle_datagram(&mut self, packet: &Packet<'_>, route: &[u8; 40], shared: &mut Shared) {
         let Transport::Ud { qkey, source_qp } = packet.header.transport else { return };
         let is_ready = matches!(self.state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE);
-        let is_of_partition = packet.header.pkey & 0x7fff == PKEY & 0x7fff;
-        if self.id.kind != IBV_QPT_UD || !is_ready || !is_of_partition || qkey != self.attr.qkey {
+        if self.id.kind != IBV_QPT_UD || !is_ready || !packet.header.is_of_partition(PKEY) || qkey != self.attr.qkey {
             return;
         }
         let Operation::SendOnly(trailer) = packet.header.operation else { return };
@@ -473,19 +471,6 @@ impl Qp {
             Machine::None | Machine::Refused(_) => {}
         }
     }
-}
-
-/// Whether a packet answers a request.
-fn is_answer(operation: Operation) -> bool {
-    matches!(
-        operation,
-        Operation::Acknowledge(_)
-            | Operation::AtomicAcknowledge(..)
-            | Operation::ReadFirst(_)
-            | Operation::ReadMiddle
-            | Operation::ReadLast(_)
-            | Operation::ReadOnly(_)
-    )
 }
 
 /// Whether all memory that a piece of work names is open to it.

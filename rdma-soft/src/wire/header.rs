@@ -132,6 +132,12 @@ impl Header {
         to
     }
 
+    /// Whether it is of the partition of that key. The highest bit of a key says how a port belongs to the partition, not to which.
+    #[must_use]
+    pub fn is_of_partition(&self, pkey: u16) -> bool {
+        (self.pkey ^ pkey) & 0x7fff == 0
+    }
+
     /// How many zeros follow a payload of that length.
     #[must_use]
     pub const fn padding(payload: usize) -> usize {

@@ -259,6 +259,20 @@ impl Operation {
         }
     }
 
+    /// Whether it answers a request: it is for the requester of a connection, and is not answered.
+    #[must_use]
+    pub fn is_answer(&self) -> bool {
+        matches!(
+            self,
+            Operation::ReadFirst(_)
+                | Operation::ReadMiddle
+                | Operation::ReadLast(_)
+                | Operation::ReadOnly(_)
+                | Operation::Acknowledge(_)
+                | Operation::AtomicAcknowledge(..)
+        )
+    }
+
     /// Whether data may follow the headers.
     #[must_use]
     pub fn carries_payload(&self) -> bool {
