@@ -8,6 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Instant;
 
 use libc::iovec;
+use rdma_sys::{IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR};
 
 use super::host::Shared;
 use super::net_address::{self, Destination};
@@ -17,7 +18,7 @@ use super::server;
 use super::state::{MULTICAST_QP, State};
 use crate::faults::Faults;
 use crate::net::{Group, Inbox, OpenError, Origin, Outbox, Socket, To};
-use crate::transport::{Outgoing, Payload, Status, Time};
+use crate::transport::{Outgoing, Payload, Time};
 use crate::wire::{Header, Operation, Psn, Trailer, Transport};
 
 /// Of how many looks one is at what seldom comes.
@@ -467,7 +468,7 @@ unsafe fn packet(
         }
         Payload::Work { id, offset, len } => {
             if !gather(qp, shared, scratch, id, offset, len) {
-                qp.fail_at(id, shared);
+                qp.fail_at(id, IBV_WC_LOC_PROT_ERR, shared);
                 return;
             }
             len
@@ -534,17 +535,17 @@ unsafe fn datagram(
     let job = qp.queues.send.get(number)?;
     let (len, is_solicited) = (job.len, job.is_solicited);
     let Task::Datagram { to, qp: dest_qp, qkey, imm } = job.task else {
-        qp.datagram_sent(Status::LocalProtection, shared);
+        qp.fail_at(number, IBV_WC_LOC_PROT_ERR, shared);
         return None;
     };
     let Link { socket, outbox, .. } = &mut links[to.link];
     scratch.clear();
     if len > socket.mtu() {
-        qp.datagram_sent(Status::LocalLength, shared);
+        qp.fail_at(number, IBV_WC_LOC_LEN_ERR, shared);
         return None;
     }
     if !gather(qp, shared, scratch, number, 0, len) {
-        qp.datagram_sent(Status::LocalProtection, shared);
+        qp.fail_at(number, IBV_WC_LOC_PROT_ERR, shared);
         return None;
     }
     let is_group = to.address.is_multicast();
@@ -577,6 +578,6 @@ unsafe fn datagram(
         let from = Origin { address: socket.address(), class: to.class, hops: Origin::HOPS };
         Looped { from, group: net_address::gid(to.address), datagram }
     });
-    qp.datagram_sent(Status::Success, shared);
+    qp.datagram_sent(shared);
     looped
 }

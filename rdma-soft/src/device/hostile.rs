@@ -502,3 +502,25 @@ fn a_peer_that_is_never_ready_has_few_timers_set() {
         assert!(state.timers() < 100, "{}", state.timers());
     }
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "it brings pages in, which Miri knows nothing of")]
+fn work_that_cannot_be_done_ends_its_queue_pair_at_once() {
+    for kind in [IBV_QPT_RC, IBV_QPT_UC] {
+        let mut target = Target::new(kind, 0);
+        let State { qps, shared, .. } = &mut target.state;
+        let qp = qps.get_mut(&target.qp).unwrap();
+        (0..3).for_each(|_| {
+            qp.queues.send.push(|job| {
+                job.task = Task::Request(Request::Send(Trailer::None));
+                job.is_inline = true;
+            });
+        });
+        assert!(qp.transmit(Time(1), shared).is_some());
+        qp.fail_at(1, IBV_WC_LOC_PROT_ERR, shared);
+        assert_eq!(qp.state, IBV_QPS_ERR, "{kind:?}");
+        let mut ends = Vec::new();
+        shared.cqs.get(qp.id.send_cq).unwrap().completions.take(9, |wc| ends.push(wc.status));
+        assert_eq!(ends, [IBV_WC_WR_FLUSH_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR], "{kind:?}");
+    }
+}

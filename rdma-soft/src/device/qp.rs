@@ -13,7 +13,7 @@ use crate::transport::{
     Completion, Host, Outgoing, Requester, RequesterSettings, Responder, ResponderSettings, Status, Time,
     UnreliableRequester, UnreliableResponder, Work,
 };
-use crate::wire::{Operation, Packet, Psn, Transport};
+use crate::wire::{Nak, Operation, Packet, Psn, Transport};
 
 /// The partition that all are in: RoCE has no others that anybody uses.
 pub(crate) const PKEY: u16 = 0xffff;
@@ -229,9 +229,8 @@ impl Qp {
     /// The next thing to send. `None`: nothing for now; the queue pair may have failed with that.
     pub(crate) fn transmit(&mut self, now: Time, shared: &mut Shared) -> Option<Sending> {
         if let Err(status) = self.stage(shared) {
-            let (_, mut side) = self.split(shared);
-            side.ended_with(status);
-            self.fail(shared);
+            // It was its turn, with nothing before it.
+            self.fail_at(self.queues.send.head(), status, shared);
             return None;
         }
         let is_drained = self.state == IBV_QPS_SQD;
@@ -270,48 +269,32 @@ impl Qp {
         }
     }
 
-    /// The data of work cannot be reached.
-    pub(crate) fn fail_at(&mut self, work: u64, shared: &mut Shared) {
-        let (machine, mut side) = self.split(shared);
-        match machine {
-            Machine::Reliable { requester: Some(requester), .. } => {
-                requester.fail_at(work, Status::LocalProtection, &mut side);
-            }
-            Machine::Unreliable { requester: Some(requester), .. } => {
-                requester.fail(Status::LocalProtection, &mut side);
-                self.fail(shared);
-            }
-            _ => {}
-        }
-    }
-
-    /// A datagram was handed on, or could not be.
-    pub(crate) fn datagram_sent(&mut self, status: Status, shared: &mut Shared) {
+    /// A piece of work cannot be done here. What comes before it and after it is flushed.
+    pub(crate) fn fail_at(&mut self, work: u64, status: ibv_wc_status, shared: &mut Shared) {
         let (_, mut side) = self.split(shared);
-        side.ended(status);
-        if status != Status::Success {
-            self.fail(shared);
+        while side.queues.send.head() < work && !side.queues.send.is_empty() {
+            side.ended(Status::Flushed);
         }
+        side.ended_with(status);
+        self.fail(shared);
     }
 
-    /// Does what follows from what has happened: failures, and draining.
+    /// The datagram that is the earliest work was handed on.
+    pub(crate) fn datagram_sent(&mut self, shared: &mut Shared) {
+        let (_, mut side) = self.split(shared);
+        side.ended(Status::Success);
+    }
+
+    /// Does what follows from what has happened: its peer was refused for good, or all is drained.
     pub(crate) fn settle(&mut self, shared: &mut Shared) {
-        let Machine::Reliable { responder, requester } = &self.machine else {
-            return self.drained(shared);
+        let refusal = match &self.machine {
+            Machine::Reliable { responder, .. } => responder.failure(),
+            _ => None,
         };
-        if let Some(event) = responder.has_failed().then(|| responder.failure()) {
-            let kind = if event == Some(crate::wire::Nak::RemoteAccess) {
-                IBV_EVENT_QP_ACCESS_ERR
-            } else {
-                IBV_EVENT_QP_REQ_ERR
-            };
-            shared.events.raise(self.id.context, kind, self.id.object);
-            self.fail(shared);
-        } else if requester.as_ref().is_some_and(Requester::has_failed) {
-            self.fail(shared);
-        } else {
-            self.drained(shared);
-        }
+        let Some(nak) = refusal else { return self.drained(shared) };
+        let kind = if nak == Nak::RemoteAccess { IBV_EVENT_QP_ACCESS_ERR } else { IBV_EVENT_QP_REQ_ERR };
+        shared.events.raise(self.id.context, kind, self.id.object);
+        self.fail(shared);
     }
 
     fn drained(&mut self, shared: &mut Shared) {

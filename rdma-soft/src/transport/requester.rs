@@ -162,15 +162,6 @@ impl Requester {
         self.work.front().is_none_or(|first| first.psn.since(self.highest) >= 0)
     }
 
-    /// A piece of work cannot be done here; what comes before it and after it is flushed.
-    pub fn fail_at(&mut self, id: u64, status: Status, host: &mut impl Host) {
-        while let Some(first) = self.work.pop_front() {
-            let status = if first.work.id == id { status } else { Status::Flushed };
-            host.complete(Completion::Sent { id: first.work.id, status });
-        }
-        self.flush(host);
-    }
-
     /// Adds work. After a failure it is flushed at once.
     pub fn post(&mut self, work: Work, host: &mut impl Host) {
         if self.has_failed {

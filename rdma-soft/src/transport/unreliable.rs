@@ -67,14 +67,6 @@ impl UnreliableRequester {
             host.complete(Completion::Sent { id, status: Status::Success });
         }
     }
-
-    /// The data of the earliest work cannot be reached: it fails, and what comes after it is flushed.
-    pub fn fail(&mut self, status: Status, host: &mut impl Host) {
-        if let Some(work) = self.work.pop_front() {
-            host.complete(Completion::Sent { id: work.id, status });
-        }
-        self.flush(host);
-    }
 }
 
 /// The end of an unreliable connection that receives.
