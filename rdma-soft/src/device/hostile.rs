@@ -8,7 +8,7 @@ use rdma_sys::*;
 
 use super::cq::{Completions, Cq};
 use super::host::{Identity, Shared};
-use super::keys::Registration;
+use super::keys::{Binding, Registration};
 use super::net_address::Destination;
 use super::qp::{Qp, Sending};
 use super::queues::Task;
@@ -523,4 +523,30 @@ fn work_that_cannot_be_done_ends_its_queue_pair_at_once() {
         shared.cqs.get(qp.id.send_cq).unwrap().completions.take(9, |wc| ends.push(wc.status));
         assert_eq!(ends, [IBV_WC_WR_FLUSH_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR], "{kind:?}");
     }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it brings pages in, which Miri knows nothing of")]
+fn a_window_that_one_peer_was_given_is_closed_to_the_next() {
+    let mut target = Target::new(IBV_QPT_RC, IBV_ACCESS_MW_BIND.0);
+    let (address, len, number) = (target.open as u64, 8, target.qp);
+    let keys = &mut target.state.shared.keys;
+    let window = keys.add_window(1, 2);
+    let access = IBV_ACCESS_REMOTE_WRITE.0;
+    let wanted = Binding { window, rkey: window, region: target.rkey, address, len, access };
+    let rkey = keys.bind(1, number, 2, &wanted).unwrap();
+    let write = Operation::WriteOnly(RemoteRange { address, rkey, len: 8 }, None);
+    let bytes = packet(number, Transport::Rc, write, 0xffff, &[0xaa; 8]);
+    target.arrive(&bytes);
+    assert_eq!(target.open_memory()[..8], [0xaa; 8]);
+
+    let State { qps, shared, .. } = &mut target.state;
+    let reset = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..ibv_qp_attr::zeroed() };
+    qps.get_mut(&number).unwrap().modify(&reset, IBV_QP_STATE.0, None, 64, shared).unwrap();
+    target.connect(IBV_QPT_RC);
+    target.memory.fill(0x55);
+    target.arrive(&bytes);
+    assert_eq!(target.open_memory()[..8], [0x55; 8]);
+    assert_eq!(target.state.qps[&number].state, IBV_QPS_ERR, "it was refused");
+    assert_eq!(target.state.shared.keys.deregister(target.rkey), Ok(()), "nothing is bound to the region any more");
 }

@@ -312,7 +312,7 @@ impl Keys {
         is_bound
     }
 
-    /// Unbinds what is bound to a queue pair that goes.
+    /// Unbinds what is bound to a queue pair that goes, or is reset.
     pub(crate) fn forget_qp(&mut self, qp: u32) {
         if self.windows == 0 {
             return;

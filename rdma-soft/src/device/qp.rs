@@ -411,6 +411,8 @@ impl Qp {
                 cq.sweep(number);
             }
         }
+        // Windows were opened to the peer that it had, and the next may be another.
+        shared.keys.forget_qp(number);
         self.attr = ibv_qp_attr { cap, ..ibv_qp_attr::zeroed() };
         (self.peer, self.has_heard, self.awaits_drain) = (None, false, false);
     }
