@@ -1,25 +1,18 @@
 //! The device with its sockets, and what moves it on.
 
-#![allow(unsafe_code)]
-
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Instant;
 
-use libc::iovec;
-use rdma_sys::{IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR};
-
-use super::host::Shared;
-use super::net_address::{self, Destination};
-use super::qp::{PKEY, Qp, Sending};
-use super::queues::Task;
+use super::net_address;
+use super::outgoing::{Looped, Parts, datagram, packet};
+use super::qp::{Qp, Sending};
 use super::server;
-use super::state::{MULTICAST_QP, State};
+use super::state::State;
 use crate::faults::Faults;
-use crate::net::{Group, Inbox, OpenError, Origin, Outbox, Socket, To};
-use crate::transport::{Outgoing, Payload, Time};
-use crate::wire::{Header, Operation, Psn, Trailer, Transport};
+use crate::net::{Group, Inbox, OpenError, Outbox, Socket};
+use crate::transport::Time;
 
 /// Of how many looks one is at what seldom comes.
 const SELDOM: u32 = 8;
@@ -55,13 +48,10 @@ pub(crate) struct Core {
     looked: Time,
     pub(crate) state: State,
     pub(crate) links: Vec<Link>,
-    scratch: Vec<iovec>,
+    parts: Parts,
     /// The addresses of the links.
     own: Vec<IpAddr>,
 }
-
-// SAFETY: the addresses in `scratch` are used only between being put there and the end of the same call.
-unsafe impl Send for Core {}
 
 /// An address of the device.
 pub(crate) struct Link {
@@ -152,7 +142,7 @@ impl Device {
                 looked: Time(0),
                 state: State::new(),
                 links,
-                scratch: Vec::new(),
+                parts: Parts::new(),
                 own,
             }),
             acknowledged: Condvar::new(),
@@ -399,7 +389,7 @@ impl Core {
 
     /// Sends what a queue pair has to send, or as much as may be at once; whether more is left.
     fn turn(&mut self, number: u32, now: Time) -> bool {
-        let Core { state, links, scratch, is_own_peer, .. } = self;
+        let Core { state, links, parts, is_own_peer, .. } = self;
         let mut looped = Vec::new();
         let State { qps, shared, .. } = state;
         let Some(qp) = qps.get_mut(&number) else { return false };
@@ -416,13 +406,10 @@ impl Core {
                 }
                 Some(Sending::Packet(transport, outgoing)) => {
                     *is_own_peer |= qp.peer.is_some_and(|peer| links[peer.link].socket.address() == peer.address);
-                    // SAFETY: what is handed on is registered memory, or inline data of work, which both stay until the lock is
-                    // given up; `flush` comes before that.
-                    unsafe { packet(qp, shared, links, scratch, transport, &outgoing, now) };
+                    packet(qp, shared, links, parts, transport, &outgoing, now);
                 }
                 Some(Sending::Datagram(psn)) => {
-                    // SAFETY: as above.
-                    looped.extend(unsafe { datagram(qp, shared, links, scratch, is_own_peer, psn, now) });
+                    looped.extend(datagram(qp, shared, links, parts, is_own_peer, psn, now));
                 }
             }
         }
@@ -437,147 +424,4 @@ impl Core {
 /// Whether what it sends next waits for what is on its way to take more.
 fn is_held(qp: &Qp, links: &[Link]) -> bool {
     qp.destination().is_some_and(|to| links[to.link].outbox.is_blocked_for(&to.address))
-}
-
-/// A datagram to a group that this device may have members of.
-struct Looped {
-    from: Origin,
-    group: [u8; 16],
-    datagram: Vec<u8>,
-}
-
-/// # Safety
-/// The outboxes are flushed before the device is unlocked.
-unsafe fn packet(
-    qp: &mut Qp,
-    shared: &mut Shared,
-    links: &mut [Link],
-    scratch: &mut Vec<iovec>,
-    transport: Transport,
-    outgoing: &Outgoing,
-    now: Time,
-) {
-    let Some(Destination { link, address, class }) = qp.peer else { return };
-    let Outgoing { operation, psn, ack_request, solicited, payload } = *outgoing;
-    scratch.clear();
-    let len = match payload {
-        Payload::None => 0,
-        Payload::Remote { place, len } => {
-            scratch.push(iovec { iov_base: place.0 as usize as *mut _, iov_len: len as usize });
-            len
-        }
-        Payload::Work { id, offset, len } => {
-            if !gather(qp, shared, scratch, id, offset, len) {
-                qp.fail_at(id, IBV_WC_LOC_PROT_ERR, shared);
-                return;
-            }
-            len
-        }
-    };
-    let header = Header {
-        transport,
-        operation,
-        pkey: PKEY,
-        dest_qp: qp.attr.dest_qp_num,
-        psn,
-        solicited,
-        ack_request,
-        migrated: true,
-        congestion: (false, false),
-    };
-    let Link { socket, outbox, .. } = &mut links[link];
-    // SAFETY: the caller's promise.
-    unsafe { outbox.push(socket, To { address, class }, &header.encode(len as usize), scratch, now) };
-    qp.taken(shared);
-}
-
-/// Where part of the data of a piece of work is; `false` when it may not be read.
-fn gather(qp: &Qp, shared: &Shared, parts: &mut Vec<iovec>, work: u64, offset: u32, len: u32) -> bool {
-    let Some(job) = qp.queues.send.get(work) else { return false };
-    let (mut offset, mut len) = (offset as usize, len as usize);
-    if job.is_inline {
-        let Some(data) = job.inline.get(offset..offset + len) else { return false };
-        parts.push(iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: len });
-        return true;
-    }
-    for sge in &job.sges {
-        let size = sge.length as usize;
-        if len == 0 {
-            break;
-        }
-        if offset >= size {
-            offset -= size;
-            continue;
-        }
-        let Some(place) = shared.keys.local(qp.id.pd, sge, false) else { return false };
-        let part = (size - offset).min(len);
-        parts.push(iovec { iov_base: (place.0 as usize + offset) as *mut _, iov_len: part });
-        (offset, len) = (0, len - part);
-    }
-    len == 0
-}
-
-/// Sends the datagram that is the earliest work of a queue pair.
-///
-/// # Safety
-/// As for [`packet`].
-#[allow(clippy::too_many_arguments, reason = "parts of the device, each borrowed by itself")]
-unsafe fn datagram(
-    qp: &mut Qp,
-    shared: &mut Shared,
-    links: &mut [Link],
-    scratch: &mut Vec<iovec>,
-    is_own_peer: &mut bool,
-    psn: Psn,
-    now: Time,
-) -> Option<Looped> {
-    let number = qp.queues.send.head();
-    let job = qp.queues.send.get(number)?;
-    let (len, is_solicited) = (job.len, job.is_solicited);
-    let Task::Datagram { to, qp: dest_qp, qkey, imm } = job.task else {
-        qp.fail_at(number, IBV_WC_LOC_PROT_ERR, shared);
-        return None;
-    };
-    let Link { socket, outbox, .. } = &mut links[to.link];
-    scratch.clear();
-    if len > socket.mtu() {
-        qp.fail_at(number, IBV_WC_LOC_LEN_ERR, shared);
-        return None;
-    }
-    if !gather(qp, shared, scratch, number, 0, len) {
-        qp.fail_at(number, IBV_WC_LOC_PROT_ERR, shared);
-        return None;
-    }
-    let is_group = to.address.is_multicast();
-    *is_own_peer |= to.address == socket.address();
-    let header = Header {
-        // A controlled key, whose highest bit is set, stands for that of the queue pair.
-        transport: Transport::Ud { qkey: if qkey >> 31 == 1 { qp.attr.qkey } else { qkey }, source_qp: qp.id.number },
-        operation: Operation::SendOnly(imm.map_or(Trailer::None, Trailer::Immediate)),
-        pkey: PKEY,
-        dest_qp: if is_group { MULTICAST_QP } else { dest_qp },
-        psn,
-        solicited: is_solicited,
-        ack_request: false,
-        migrated: true,
-        congestion: (false, false),
-    };
-    let headers = header.encode(len as usize);
-    // SAFETY: the caller's promise.
-    unsafe { outbox.push(socket, To { address: to.address, class: to.class }, &headers, scratch, now) };
-    let looped = is_group.then(|| {
-        let mut datagram = headers.to_vec();
-        for part in &*scratch {
-            // SAFETY: `gather` has looked it up just now.
-            datagram.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(part.iov_base.cast_const().cast::<u8>(), part.iov_len)
-            });
-        }
-        // The padding, and in place of an invariant CRC, which nobody looks at here, four more.
-        datagram.resize(datagram.len() + Header::padding(len as usize) + 4, 0);
-        let from = Origin { address: socket.address(), class: to.class, hops: Origin::HOPS };
-        Looped { from, group: net_address::gid(to.address), datagram }
-    });
-    qp.datagram_sent(shared);
-    looped
 }

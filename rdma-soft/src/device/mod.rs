@@ -13,6 +13,7 @@ mod keys;
 mod memory;
 mod modify;
 mod net_address;
+mod outgoing;
 mod qp;
 mod queues;
 mod server;
