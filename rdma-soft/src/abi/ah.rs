@@ -60,7 +60,7 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
 
 /// From whom a datagram came, to which address, and in which class of traffic.
 fn ends(grh: &ibv_grh) -> (IpAddr, IpAddr, u8) {
-    // SAFETY: 40 bytes without padding, whatever is in them.
+    // SAFETY: the header of IPv6: 40 bytes without padding, whatever is in them.
     let bytes: [u8; 40] = unsafe { core::mem::transmute_copy(grh) };
     let v4 = |at: usize| IpAddr::V4(Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]));
     let gid = |at: usize| {

@@ -146,7 +146,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     if object.is_null() {
         return null_mut();
     }
-    // SAFETY: it was made just now.
+    // SAFETY: it was made just now, and nobody else knows of it.
     let ex = unsafe { &mut (*object).ex };
     ex.read_opcode = Some(read_opcode);
     ex.read_vendor_err = Some(read_vendor_err);
@@ -159,7 +159,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     ex.read_slid = wants(IBV_WC_EX_WITH_SLID).then_some(read_slid);
     ex.read_sl = wants(IBV_WC_EX_WITH_SL).then_some(read_sl);
     ex.read_dlid_path_bits = wants(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits);
-    ex
+    // Not by the reference, which is to a part of what is behind the queue.
+    object.cast()
 }
 
 /// What is in a queue.
@@ -250,7 +251,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         };
         found.events.0 = found.events.0.wrapping_add(1);
         let object = found.object as *mut ibv_cq;
-        // SAFETY: the queue exists until its events are acknowledged; the caller's pointers.
+        // SAFETY: the queue exists until its events are acknowledged, and this one has just been counted; the caller's pointers.
         unsafe {
             cq.write(object);
             cq_context.write((*object).cq_context);

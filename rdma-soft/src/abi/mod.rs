@@ -3,6 +3,10 @@
 //! They get raw pointers and trust their caller with what the manual page of the verb asks for, as a C library does. A
 //! program reaches them through the table that [`install`] gives to `rdma_sys`, or through a shared object that exports
 //! them under the same names.
+//!
+//! Where a SAFETY names what is *the caller's*, it rests on that: an object is one that was given out here and is not destroyed
+//! before the call returns, with what it was made from; a structure, an array or a string is there, as long as is said, set where
+//! it is read, and nobody else's while it is written.
 
 // The contract of each function is that of the verb.
 #![allow(clippy::missing_safety_doc)]

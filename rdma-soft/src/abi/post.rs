@@ -46,13 +46,13 @@ pub(crate) fn completes_as(opcode: ibv_wr_opcode) -> ibv_wc_opcode {
 /// # Safety
 /// The work request is whole: its address handle or region exist.
 unsafe fn task(limits: &Limits, wr: &ibv_send_wr) -> Result<Task, c_int> {
-    // SAFETY: the operation says which fields of the unions were set; all are numbers and pointers.
+    // SAFETY: the operation says which fields of the unions were set: no others are read. Pointers are of the caller's objects.
     unsafe {
-        let imm = u32::from_be(wr.__bindgen_anon_1.imm_data);
+        let imm = || u32::from_be(wr.__bindgen_anon_1.imm_data);
         if limits.kind == IBV_QPT_UD {
             let imm = match wr.opcode {
                 IBV_WR_SEND => None,
-                IBV_WR_SEND_WITH_IMM => Some(imm),
+                IBV_WR_SEND_WITH_IMM => Some(imm()),
                 _ => return Err(libc::EINVAL),
             };
             let ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey } = wr.wr.ud;
@@ -62,7 +62,11 @@ unsafe fn task(limits: &Limits, wr: &ibv_send_wr) -> Result<Task, c_int> {
             return Ok(Task::Datagram { to: (*ah.cast::<AhObject>()).to, qp: remote_qpn, qkey: remote_qkey, imm });
         }
         let is_reliable = limits.kind == IBV_QPT_RC;
-        let (address, rkey) = (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
+        let remote = || (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
+        let write = |imm| {
+            let (address, rkey) = remote();
+            Request::Write { address, rkey, imm }
+        };
         let atomic = || {
             let of = wr.wr.atomic;
             match wr.opcode {
@@ -74,13 +78,16 @@ unsafe fn task(limits: &Limits, wr: &ibv_send_wr) -> Result<Task, c_int> {
         };
         Ok(Task::Request(match wr.opcode {
             IBV_WR_SEND => Request::Send(Trailer::None),
-            IBV_WR_SEND_WITH_IMM => Request::Send(Trailer::Immediate(imm)),
-            IBV_WR_RDMA_WRITE => Request::Write { address, rkey, imm: None },
-            IBV_WR_RDMA_WRITE_WITH_IMM => Request::Write { address, rkey, imm: Some(imm) },
+            IBV_WR_SEND_WITH_IMM => Request::Send(Trailer::Immediate(imm())),
+            IBV_WR_RDMA_WRITE => write(None),
+            IBV_WR_RDMA_WRITE_WITH_IMM => write(Some(imm())),
             IBV_WR_SEND_WITH_INV if is_reliable => {
                 Request::Send(Trailer::Invalidate(wr.__bindgen_anon_1.invalidate_rkey))
             }
-            IBV_WR_RDMA_READ if is_reliable => Request::Read { address, rkey },
+            IBV_WR_RDMA_READ if is_reliable => {
+                let (address, rkey) = remote();
+                Request::Read { address, rkey }
+            }
             IBV_WR_ATOMIC_CMP_AND_SWP if is_reliable => Request::CompareSwap(atomic()),
             IBV_WR_ATOMIC_FETCH_AND_ADD if is_reliable => Request::FetchAdd(atomic()),
             IBV_WR_LOCAL_INV => return Ok(Task::Invalidate(wr.__bindgen_anon_1.invalidate_rkey)),

@@ -15,14 +15,14 @@ pub(crate) fn write(to: Place, data: &[u8]) {
     let to = to.0 as usize as *mut u8;
     // A program that waits for memory to change finds there what came before.
     fence(Ordering::Release);
-    // SAFETY: as the module says. Data may come from the same memory (a program that talks to itself), hence not `nonoverlapping`.
-    unsafe { std::ptr::copy(data.as_ptr(), to, data.len()) }
+    // SAFETY: as the module says. The data is of a packet, in memory of the device's own, which nobody else knows of.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) }
 }
 
 /// Replaces an aligned word of registered memory; what it was. Atomic also to the program.
 pub(crate) fn update(at: Place, change: &dyn Fn(u64) -> u64) -> u64 {
     let at = at.0 as usize as *mut u64;
-    // SAFETY: as the module says; it is aligned, as the transport has made sure.
+    // SAFETY: as the module says; it is aligned, as `Keys::remote` has made sure.
     let word = unsafe { AtomicU64::from_ptr(at) };
     let changed = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(change(old)));
     changed.unwrap_or_else(|old| old)
@@ -42,7 +42,7 @@ pub(crate) fn is_mapped(address: u64, len: u64, is_written: bool) -> bool {
 
 fn knows_populate() -> bool {
     let page = [0_u8; 1];
-    // SAFETY: reading a page in changes nothing.
+    // SAFETY: reading in a page, of the stack, changes nothing.
     unsafe {
         let start = (page.as_ptr() as usize & !4095) as *mut libc::c_void;
         libc::madvise(start, 4096, libc::MADV_POPULATE_READ) == 0

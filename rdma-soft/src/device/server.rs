@@ -97,7 +97,7 @@ pub(crate) fn start(device: &'static Device) {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         OWNER.store(std::process::id(), Ordering::Relaxed);
-        // SAFETY: the function may be called while the process ends.
+        // SAFETY: the function takes nothing, does not unwind, and is there as long as the library that it is in.
         unsafe { libc::atexit(at_exit) };
         let thread = std::thread::Builder::new().name("rdma-soft".to_owned());
         if let Err(error) = thread.spawn(move || without_signals(device)) {
@@ -120,7 +120,7 @@ extern "C" fn at_exit() {
 
 /// Signals are for the threads of the program.
 fn without_signals(device: &Device) {
-    // SAFETY: the set is filled before it is used.
+    // SAFETY: zero is a value of a set, which is filled before it is used; no old one is asked for.
     unsafe {
         let mut all = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
