@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::device::number;
 use super::refuse::set_errno;
-use crate::device::{Subject, device, wait};
+use crate::device::{device, wait};
 
 /// Waits for an event, as long as it takes unless the descriptor is non-blocking.
 pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
@@ -16,7 +16,7 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
     loop {
         let mut core = device.lock();
         let events = &mut core.state.shared.events;
-        let Some((kind, subject)) = events.take(of) else {
+        let Some((event_type, object)) = events.take(of) else {
             drop(core);
             // Another thread may take it, or take it back since its object goes.
             if let Err(error) = wait(fd) {
@@ -25,15 +25,11 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
             }
             continue;
         };
-        let element = match subject {
-            Subject::Object(object) => {
-                *events.unacknowledged.entry(object).or_default() += 1;
-                ibv_async_event__bindgen_ty_1 { qp: object as *mut ibv_qp }
-            }
-            Subject::Port(port) => ibv_async_event__bindgen_ty_1 { port_num: port.into() },
-        };
+        *events.unacknowledged.entry(object).or_default() += 1;
+        // Whichever object it is: all of them are pointers.
+        let element = ibv_async_event__bindgen_ty_1 { qp: object as *mut ibv_qp };
         // SAFETY: the caller's structure.
-        unsafe { event.write(ibv_async_event { element, event_type: kind }) };
+        unsafe { event.write(ibv_async_event { element, event_type }) };
         return 0;
     }
 }
@@ -41,22 +37,11 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
 /// Says that an event was dealt with, so that its object may go.
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     let Some(device) = device() else { return };
-    // SAFETY: the caller's event.
-    let (object, kind) = unsafe { ((*event).element.qp as usize, (*event).event_type) };
-    let is_of_port = matches!(
-        kind,
-        IBV_EVENT_PORT_ACTIVE
-            | IBV_EVENT_PORT_ERR
-            | IBV_EVENT_LID_CHANGE
-            | IBV_EVENT_PKEY_CHANGE
-            | IBV_EVENT_SM_CHANGE
-            | IBV_EVENT_CLIENT_REREGISTER
-            | IBV_EVENT_GID_CHANGE
-            | IBV_EVENT_DEVICE_FATAL
-    );
+    // SAFETY: the caller's event, which `ibv_get_async_event` has written.
+    let object = unsafe { (*event).element.qp } as usize;
     let mut core = device.lock();
     let unacknowledged = &mut core.state.shared.events.unacknowledged;
-    if !is_of_port && let Some(left) = unacknowledged.get_mut(&object) {
+    if let Some(left) = unacknowledged.get_mut(&object) {
         *left -= 1;
         if *left == 0 {
             unacknowledged.remove(&object);

@@ -86,20 +86,12 @@ pub(crate) struct Channel {
     pub(crate) users: u32,
 }
 
-/// What an asynchronous event is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Subject {
-    /// The address of the object in the program.
-    Object(usize),
-    #[allow(dead_code, reason = "ports of this device do not change")]
-    Port(u8),
-}
-
 /// A context: what was opened.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) signal: Signal,
-    pub(crate) queue: VecDeque<(ibv_event_type, Subject)>,
+    /// Each with the address in the program of its object. There are none of the port and the device, which do not change.
+    pub(crate) queue: VecDeque<(ibv_event_type, usize)>,
 }
 
 /// What has happened and was not taken yet.
@@ -118,13 +110,13 @@ impl Events {
 
     pub(crate) fn raise(&mut self, context: u32, kind: ibv_event_type, object: usize) {
         if let Some(context) = self.contexts.get_mut(context) {
-            context.queue.push_back((kind, Subject::Object(object)));
+            context.queue.push_back((kind, object));
             context.signal.raise();
         }
     }
 
-    /// Takes the earliest event of a context.
-    pub(crate) fn take(&mut self, context: u32) -> Option<(ibv_event_type, Subject)> {
+    /// Takes the earliest event of a context, and the object that it is about.
+    pub(crate) fn take(&mut self, context: u32) -> Option<(ibv_event_type, usize)> {
         let context = self.contexts.get_mut(context)?;
         let taken = context.queue.pop_front()?;
         context.signal.lower();
@@ -150,7 +142,7 @@ impl Events {
     pub(crate) fn forget(&mut self, context: u32, object: usize) {
         if let Some(context) = self.contexts.get_mut(context) {
             let before = context.queue.len();
-            context.queue.retain(|(_, subject)| *subject != Subject::Object(object));
+            context.queue.retain(|(_, of)| *of != object);
             (context.queue.len()..before).for_each(|_| context.signal.lower());
         }
     }

@@ -22,7 +22,7 @@ mod state;
 
 pub(crate) use self::core::{Core, Device, device};
 pub(crate) use cq::{Armed, Completions, Cq};
-pub(crate) use events::{Channel, Context, Signal, Subject, wait};
+pub(crate) use events::{Channel, Context, Signal, wait};
 pub(crate) use host::Identity;
 pub(crate) use keys::{Binding, Registration};
 pub(crate) use net_address::{Destination, address, gid, group_gid};
