@@ -7,7 +7,7 @@ use rdma_sys::*;
 
 use super::ah::AhObject;
 use super::lock;
-use super::post::{binding, completes_as, parts, posted, sending, total};
+use super::post::{binding, parts, posted, sending, total};
 use super::qp::QpObject;
 use crate::device::{Destination, Job, Task, device};
 use crate::transport::Request;
@@ -114,7 +114,7 @@ fn post(builder: &mut Builder, number: u32) -> c_int {
 ///
 /// # Safety
 /// The caller has started.
-unsafe fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, task: Result<Task, c_int>) {
+unsafe fn begin(qp: *mut ibv_qp_ex, task: Result<Task, c_int>) {
     // SAFETY: the caller's promise.
     let (builder, limits, wr_id, flags) =
         unsafe { (builder(qp), (*qp.cast::<QpObject>()).limits, (*qp).wr_id, (*qp).wr_flags) };
@@ -128,19 +128,8 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, task: Result<Task, c_
     if builder.count == builder.jobs.len() {
         builder.jobs.push(Job::blank(limits.cap.max_send_sge, limits.cap.max_inline_data));
     }
-    let job = &mut builder.jobs[builder.count];
+    builder.jobs[builder.count].begin(wr_id, task, flags, limits.is_all_signaled);
     builder.count += 1;
-    let has = |flag: ibv_send_flags| flags & flag.0 != 0;
-    job.wr_id = wr_id;
-    job.is_signaled = limits.is_all_signaled || has(IBV_SEND_SIGNALED);
-    job.is_fenced = has(IBV_SEND_FENCE);
-    job.is_solicited = has(IBV_SEND_SOLICITED);
-    job.opcode = completes_as(opcode);
-    job.task = task;
-    job.len = 0;
-    job.is_inline = false;
-    job.sges.clear();
-    job.inline.clear();
 }
 
 /// The work request that was begun last.
@@ -156,7 +145,7 @@ unsafe fn last<'a>(qp: *mut ibv_qp_ex) -> Option<&'a mut Job> {
     builder.count.checked_sub(1).map(|last| &mut builder.jobs[last])
 }
 
-unsafe fn request(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, request: Request) {
+unsafe fn request(qp: *mut ibv_qp_ex, request: Request) {
     // SAFETY: the caller has started. Where a datagram goes is set afterwards.
     unsafe {
         let task = match ((*qp).qp_base.qp_type, request) {
@@ -167,61 +156,61 @@ unsafe fn request(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, request: Request) {
             }
             _ => Task::Request(request),
         };
-        begin(qp, opcode, Ok(task));
+        begin(qp, Ok(task));
     }
 }
 
 unsafe extern "C" fn wr_send(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller has started.
-    unsafe { request(qp, IBV_WR_SEND, Request::Send(Trailer::None)) }
+    unsafe { request(qp, Request::Send(Trailer::None)) }
 }
 
 unsafe extern "C" fn wr_send_imm(qp: *mut ibv_qp_ex, imm: __be32) {
     // SAFETY: the caller has started.
-    unsafe { request(qp, IBV_WR_SEND_WITH_IMM, Request::Send(Trailer::Immediate(u32::from_be(imm)))) }
+    unsafe { request(qp, Request::Send(Trailer::Immediate(u32::from_be(imm)))) }
 }
 
 unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: the caller has started.
-    unsafe { request(qp, IBV_WR_SEND_WITH_INV, Request::Send(Trailer::Invalidate(rkey))) }
+    unsafe { request(qp, Request::Send(Trailer::Invalidate(rkey))) }
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
     // SAFETY: the caller has started.
-    unsafe { request(qp, IBV_WR_RDMA_WRITE, Request::Write { address, rkey, imm: None }) }
+    unsafe { request(qp, Request::Write { address, rkey, imm: None }) }
 }
 
 unsafe extern "C" fn wr_rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, address: u64, imm: __be32) {
     let write = Request::Write { address, rkey, imm: Some(u32::from_be(imm)) };
     // SAFETY: the caller has started.
-    unsafe { request(qp, IBV_WR_RDMA_WRITE_WITH_IMM, write) }
+    unsafe { request(qp, write) }
 }
 
 unsafe extern "C" fn wr_rdma_read(qp: *mut ibv_qp_ex, rkey: u32, address: u64) {
     // SAFETY: the caller has started.
-    unsafe { request(qp, IBV_WR_RDMA_READ, Request::Read { address, rkey }) }
+    unsafe { request(qp, Request::Read { address, rkey }) }
 }
 
 unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut ibv_qp_ex, rkey: u32, address: u64, compare: u64, swap: u64) {
     let atomic = Atomic { address, rkey, swap, compare };
     // SAFETY: the caller has started.
-    unsafe { request(qp, IBV_WR_ATOMIC_CMP_AND_SWP, Request::CompareSwap(atomic)) }
+    unsafe { request(qp, Request::CompareSwap(atomic)) }
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, address: u64, add: u64) {
     let atomic = Atomic { address, rkey, swap: add, compare: 0 };
     // SAFETY: the caller has started.
-    unsafe { request(qp, IBV_WR_ATOMIC_FETCH_AND_ADD, Request::FetchAdd(atomic)) }
+    unsafe { request(qp, Request::FetchAdd(atomic)) }
 }
 
 unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
     // SAFETY: the caller has started; its structures.
-    unsafe { begin(qp, IBV_WR_BIND_MW, binding(mw, rkey, &*info).map(|binding| Task::Bind(2, binding))) }
+    unsafe { begin(qp, binding(mw, rkey, &*info).map(|binding| Task::Bind(2, binding))) }
 }
 
 unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     // SAFETY: the caller has started.
-    unsafe { begin(qp, IBV_WR_LOCAL_INV, Ok(Task::Invalidate(rkey))) }
+    unsafe { begin(qp, Ok(Task::Invalidate(rkey))) }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qp: u32, remote_qkey: u32) {
@@ -304,20 +293,10 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
         Ok(binding) if unsafe { (*mw).type_ } == IBV_MW_TYPE_1 && limits.kind != IBV_QPT_UD => binding,
         _ => return libc::EINVAL,
     };
-    let has = |flag: ibv_send_flags| wanted.send_flags & flag.0 != 0;
     let mut core = device.lock();
     match sending(&mut core, number, 1) {
         Ok(found) => found.queues.send.push(|job| {
-            job.wr_id = wanted.wr_id;
-            job.is_signaled = limits.is_all_signaled || has(IBV_SEND_SIGNALED);
-            job.is_fenced = has(IBV_SEND_FENCE);
-            job.is_solicited = false;
-            job.opcode = IBV_WC_BIND_MW;
-            job.task = Task::Bind(1, binding);
-            job.len = 0;
-            job.is_inline = false;
-            job.sges.clear();
-            job.inline.clear();
+            job.begin(wanted.wr_id, Task::Bind(1, binding), wanted.send_flags, limits.is_all_signaled);
         }),
         Err(errno) => return errno,
     }

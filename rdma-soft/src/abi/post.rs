@@ -30,19 +30,6 @@ pub(crate) fn total(sges: &[ibv_sge]) -> Result<u32, c_int> {
     u32::try_from(total).ok().filter(|total| *total <= MAX_MESSAGE).ok_or(libc::EINVAL)
 }
 
-/// What completes, of an operation.
-pub(crate) fn completes_as(opcode: ibv_wr_opcode) -> ibv_wc_opcode {
-    match opcode {
-        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => IBV_WC_RDMA_WRITE,
-        IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
-        IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
-        IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
-        IBV_WR_BIND_MW => IBV_WC_BIND_MW,
-        IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
-        _ => IBV_WC_SEND,
-    }
-}
-
 /// # Safety
 /// The work request is whole: its address handle or region exist.
 unsafe fn task(limits: &Limits, wr: &ibv_send_wr) -> Result<Task, c_int> {
@@ -114,19 +101,11 @@ pub(crate) unsafe fn binding(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info
 /// Writes a work request over what was in a place of the send queue.
 ///
 /// # Safety
-/// The work request is whole.
+/// What is to be inline may be read.
 unsafe fn fill(job: &mut Job, limits: &Limits, wr: &ibv_send_wr, task: Task, sges: &[ibv_sge], len: u32) {
-    let has = |flag: ibv_send_flags| wr.send_flags & flag.0 != 0;
-    job.wr_id = wr.wr_id;
-    job.is_signaled = limits.is_all_signaled || has(IBV_SEND_SIGNALED);
-    job.is_fenced = has(IBV_SEND_FENCE);
-    job.is_solicited = has(IBV_SEND_SOLICITED);
-    job.opcode = completes_as(wr.opcode);
-    job.task = task;
+    job.begin(wr.wr_id, task, wr.send_flags, limits.is_all_signaled);
     job.len = len;
-    job.is_inline = has(IBV_SEND_INLINE) && carries_data(&task);
-    job.sges.clear();
-    job.inline.clear();
+    job.is_inline = is_inline(wr, &task);
     if job.is_inline {
         // Of nothing the address may be any, also null.
         for sge in sges.iter().filter(|sge| sge.length > 0) {
@@ -139,9 +118,10 @@ unsafe fn fill(job: &mut Job, limits: &Limits, wr: &ibv_send_wr, task: Task, sge
     }
 }
 
-/// Whether its data goes to the peer, so that it can be inline.
-fn carries_data(task: &Task) -> bool {
-    matches!(task, Task::Request(Request::Send(_) | Request::Write { .. }) | Task::Datagram { .. })
+/// Whether its data is copied when it is posted: only what goes to the peer can be.
+fn is_inline(wr: &ibv_send_wr, task: &Task) -> bool {
+    wr.send_flags & IBV_SEND_INLINE.0 != 0
+        && matches!(task, Task::Request(Request::Send(_) | Request::Write { .. }) | Task::Datagram { .. })
 }
 
 /// Looks at what can be said before anything is posted.
@@ -154,8 +134,7 @@ unsafe fn check<'a>(limits: &Limits, wr: &ibv_send_wr) -> Result<(Task, &'a [ibv
     // What has no data has no parts, whatever is written there.
     let sges = if matches!(task, Task::Bind(..) | Task::Invalidate(_)) { &[] } else { sges };
     let len = total(sges)?;
-    let is_inline = wr.send_flags & IBV_SEND_INLINE.0 != 0 && carries_data(&task);
-    if sges.len() > limits.cap.max_send_sge as usize || (is_inline && len > limits.cap.max_inline_data) {
+    if sges.len() > limits.cap.max_send_sge as usize || (is_inline(wr, &task) && len > limits.cap.max_inline_data) {
         return Err(libc::EINVAL);
     }
     match task {

@@ -86,7 +86,7 @@ impl Side<'_> {
         if !job.is_signaled && status == IBV_WC_SUCCESS {
             return;
         }
-        let (wr_id, opcode) = (job.wr_id, job.opcode);
+        let (wr_id, opcode) = (job.wr_id, job.task.opcode());
         let byte_len = if opcode == IBV_WC_COMP_SWAP || opcode == IBV_WC_FETCH_ADD { 8 } else { job.len };
         let wc = ibv_wc { byte_len, ..self.blank(wr_id, status, opcode) };
         if let Some(cq) = self.shared.cqs.get(self.id.send_cq) {

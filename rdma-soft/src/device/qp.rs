@@ -460,7 +460,7 @@ impl Qp {
 
 /// Whether all memory that a piece of work names is open to it.
 fn has_memory(job: &Job, side: &Side<'_>) -> bool {
-    let is_written = matches!(job.opcode, IBV_WC_RDMA_READ | IBV_WC_COMP_SWAP | IBV_WC_FETCH_ADD);
+    let is_written = matches!(job.task.opcode(), IBV_WC_RDMA_READ | IBV_WC_COMP_SWAP | IBV_WC_FETCH_ADD);
     let opens = |sge: &ibv_sge| sge.length == 0 || side.shared.keys.local(side.id.pd, sge, is_written).is_some();
     job.is_inline || job.sges.iter().all(opens)
 }

@@ -15,7 +15,6 @@ pub(crate) struct Job {
     pub(crate) is_signaled: bool,
     pub(crate) is_fenced: bool,
     pub(crate) is_solicited: bool,
-    pub(crate) opcode: ibv_wc_opcode,
     pub(crate) task: Task,
     /// Bytes of data.
     pub(crate) len: u32,
@@ -33,13 +32,26 @@ impl Job {
             is_signaled: false,
             is_fenced: false,
             is_solicited: false,
-            opcode: IBV_WC_SEND,
             task: Task::Invalidate(0),
             len: 0,
             sges: Vec::with_capacity(max_sge as usize),
             inline: Vec::with_capacity(max_inline as usize),
             is_inline: false,
         }
+    }
+
+    /// Begins it anew, without data. `flags` are those of the work request.
+    pub(crate) fn begin(&mut self, wr_id: u64, task: Task, flags: u32, is_all_signaled: bool) {
+        let has = |flag: ibv_send_flags| flags & flag.0 != 0;
+        self.wr_id = wr_id;
+        self.task = task;
+        self.is_signaled = is_all_signaled || has(IBV_SEND_SIGNALED);
+        self.is_fenced = has(IBV_SEND_FENCE);
+        self.is_solicited = has(IBV_SEND_SOLICITED);
+        self.len = 0;
+        self.is_inline = false;
+        self.sges.clear();
+        self.inline.clear();
     }
 }
 
@@ -54,6 +66,21 @@ pub(crate) enum Task {
     Bind(u8, Binding),
     /// Invalidates a key.
     Invalidate(u32),
+}
+
+impl Task {
+    /// What completes.
+    pub(crate) fn opcode(&self) -> ibv_wc_opcode {
+        match self {
+            Task::Request(Request::Send(_)) | Task::Datagram { .. } => IBV_WC_SEND,
+            Task::Request(Request::Write { .. }) => IBV_WC_RDMA_WRITE,
+            Task::Request(Request::Read { .. }) => IBV_WC_RDMA_READ,
+            Task::Request(Request::CompareSwap(_)) => IBV_WC_COMP_SWAP,
+            Task::Request(Request::FetchAdd(_)) => IBV_WC_FETCH_ADD,
+            Task::Bind(..) => IBV_WC_BIND_MW,
+            Task::Invalidate(_) => IBV_WC_LOCAL_INV,
+        }
+    }
 }
 
 /// Work in the order in which it was posted, numbered from 0. What has ended is used again.
