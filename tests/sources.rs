@@ -47,3 +47,15 @@ fn a_file_is_about_one_thing() {
     let long: Vec<_> = lengths.filter(|(_, lines)| *lines > LINES).collect();
     assert_eq!(long, [], "files of more than {LINES} lines");
 }
+
+/// soft0 cannot read what rdma-safe has: it is below it, and each is a package of its own.
+#[test]
+fn soft0_changes_states_as_rdma_safe_expects_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = |path: &str| fs::read_to_string(root.join(path)).unwrap();
+    let (whole, ours) = (table("rdma-safe/src/qp/state_table.csv"), table("rdma-soft/src/device/qp_states.csv"));
+    let is_ours = |line: &&str| line.split(',').nth(2).is_some_and(|kind| matches!(kind, "RC" | "UC" | "UD"));
+    let expected: Vec<_> = whole.lines().filter(is_ours).collect();
+    assert!(expected.len() > 60, "{}", expected.len());
+    assert_eq!(ours.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>(), expected);
+}
