@@ -302,6 +302,6 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     }
     posted(device, core, number);
     // SAFETY: the caller's window. The key that it will have; libibverbs does the same.
-    unsafe { (*mw).rkey = ((*mw).rkey & !0xff) | ((*mw).rkey.wrapping_add(1) & 0xff) };
+    unsafe { (*mw).rkey = ibv_inc_rkey((*mw).rkey) };
     0
 }
