@@ -79,17 +79,16 @@ impl Args {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use clap::Parser;
 
-    #[derive(Debug, clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use super::*;
+    use crate::Cli;
 
     fn parse(words: &[&str]) -> Args {
-        let Line { args } = clap::Parser::try_parse_from(["soft"].iter().chain(words)).unwrap();
-        args
+        match Cli::try_parse_from(["xtask", "soft"].iter().chain(words)).unwrap() {
+            Cli { command: crate::Command::Soft(args) } => args,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn variable(command: &Command, name: &str) -> Option<String> {

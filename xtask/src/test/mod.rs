@@ -273,17 +273,20 @@ fn uninterrupted(ending: Ending) -> Result<Ending> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use clap::Parser;
 
-    #[derive(Debug, clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
+    use super::*;
+    use crate::Cli;
+
+    fn parse(words: &[&str]) -> Args {
+        match Cli::try_parse_from(["xtask", "test"].iter().chain(words)).unwrap() {
+            Cli { command: crate::Command::Test(args) } => args,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn wanted(words: &[&str]) -> Vec<Stage> {
-        let words = ["test"].iter().chain(words);
-        let Line { args } = clap::Parser::try_parse_from(words).unwrap();
+        let args = parse(words);
         Stage::value_variants().iter().copied().filter(|stage| args.wants(*stage)).collect()
     }
 
@@ -305,11 +308,10 @@ mod tests {
 
     #[test]
     fn the_tests_on_a_device_run_where_they_are_told_to() {
-        let Line { args } = clap::Parser::try_parse_from(["test", "--release", "trixie"]).unwrap();
-        assert_eq!(args.places(), [Some(Release::Trixie)]);
-        let Line { args } = clap::Parser::try_parse_from(["test"]).unwrap();
-        assert_eq!(args.places()[0], None, "what this machine has comes first");
-        assert!(args.places().len() <= 2);
+        assert_eq!(parse(&["--release", "trixie"]).places(), [Some(Release::Trixie)]);
+        let places = parse(&[]).places();
+        assert_eq!(places[0], None, "what this machine has comes first");
+        assert!(places.len() <= 2);
     }
 
     #[test]
