@@ -337,6 +337,11 @@ impl Core {
         blocked.fold(0, |bits, link| bits | 1 << link.min(63))
     }
 
+    /// Has what comes wake who waits for the sockets: `false` where something has come already.
+    pub(crate) fn sleep(&self) -> bool {
+        self.links.iter().all(|link| link.inbox.sleep())
+    }
+
     /// Whether something is left to be sent, that nothing holds up.
     pub(crate) fn is_busy(&self) -> bool {
         !self.state.ready.is_empty()

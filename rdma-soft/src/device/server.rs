@@ -191,7 +191,7 @@ fn serve(device: &Device) {
         }
         let mut core = device.lock();
         // In turns, so that others get at the device.
-        if core.progress(device.now()) || core.is_busy() {
+        if core.progress(device.now()) || core.is_busy() || !core.sleep() {
             continue;
         }
         fds.clear();

@@ -108,7 +108,7 @@ impl Batch {
         while let Some(message) = self.messages.get(at) {
             at += match message.way {
                 Way::Wire => self.send_far(at, frame, link, queue),
-                Way::Near => self.send_near(at, frame, near, now),
+                Way::Near => self.send_near(at, near, now),
             };
         }
         self.bytes.clear();
@@ -138,35 +138,11 @@ impl Batch {
     }
 
     /// Sends those from there on that go to one neighbour, up to one that does not: how many have been dealt with.
-    fn send_near(&self, from: usize, frame: &mut Frame, near: &mut Neighbours, now: Time) -> usize {
+    fn send_near(&self, from: usize, near: &mut Neighbours, now: Time) -> usize {
         let to = self.messages[from].to.address;
         let run = self.messages[from..].iter().take_while(|of| of.way == Way::Near && of.to.address == to);
         let count = run.clone().count();
-        let mut sent = 0;
-        let mut result = Ok(0);
-        if !near.is_stuck(&to) {
-            // Where it has gone meanwhile, what is for it is lost.
-            let Some(connection) = near.way(&to) else { return count };
-            for (at, message) in run.clone().enumerate() {
-                frame.set_near(at, self.bytes_of(message));
-            }
-            // SAFETY: the bytes are there.
-            result = unsafe { frame.send_near(count, connection) };
-            sent = *result.as_ref().unwrap_or(&0);
-            if sent > 0 {
-                near.took(&to);
-            }
-        }
-        let mut run = run.skip(sent);
-        if let Err(error) = result
-            && let Some(message) = run.next()
-        {
-            near.hold(to, self.bytes_of(message).to_vec(), &error, now);
-            return 1;
-        }
-        for message in run {
-            near.keep(to, self.bytes_of(message).to_vec(), now);
-        }
+        near.send(to, run.map(|message| self.bytes_of(message)), now);
         count
     }
 }

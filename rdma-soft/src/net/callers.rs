@@ -1,9 +1,11 @@
 //! Peers on this host from which packets come by the shorter way.
 
+use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
-use super::near::Near;
+use super::near::{self, Near};
+use super::ring::{Receiver, Refused};
 
 /// Who has come.
 #[derive(Default)]
@@ -17,46 +19,91 @@ pub(super) struct Callers {
 pub(super) struct Caller {
     connection: OwnedFd,
     number: u64,
-    /// Which it says first.
-    pub(super) address: Option<IpAddr>,
+    /// Of which address it is, which it says first, and what it sends.
+    sends: Option<(IpAddr, Receiver)>,
+    /// It sends no more.
+    has_gone: bool,
 }
 
 impl Callers {
-    pub(super) fn get(&mut self, number: u64) -> Option<&mut Caller> {
-        self.all.iter_mut().find(|caller| caller.number == number)
+    /// Sees who has come, who has woken this end, and who has gone.
+    pub(super) fn attend(&mut self, near: &Near) {
+        for number in near.ready() {
+            let caller = match number {
+                near::LISTENER => self.admit(near),
+                _ => self.all.iter_mut().find(|caller| caller.number == number),
+            };
+            if let Some(caller) = caller {
+                caller.has_gone |= caller.attend(near).is_err();
+            }
+        }
+        // What was sent before comes first.
+        for at in (0..self.all.len()).rev() {
+            if self.all[at].has_gone && !self.all[at].has_some() {
+                self.dismiss(at, near);
+            }
+        }
     }
 
     /// Lets a new one in.
-    pub(super) fn admit(&mut self, near: &Near) -> Option<u64> {
+    fn admit(&mut self, near: &Near) -> Option<&mut Caller> {
         let connection = near.accept().ok()?;
         let number = self.number;
         near.watch(connection.as_fd(), number).ok()?;
         self.number += 1;
-        self.all.push(Caller { connection, number, address: None });
-        Some(number)
+        self.all.push(Caller { connection, number, sends: None, has_gone: false });
+        self.all.last_mut()
     }
 
-    /// It has gone.
-    pub(super) fn dismiss(&mut self, number: u64, near: &Near) {
-        self.all.retain(|caller| {
-            if caller.number == number {
-                // A child of this process may have the connection, too: then closing does not do it.
-                near.forget(caller.connection.as_fd());
+    fn dismiss(&mut self, at: usize, near: &Near) {
+        // A child of this process may have the connection, too: then closing does not do it.
+        near.forget(self.all.remove(at).connection.as_fd());
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Copies the next message of one of them to there: who sent it, and how long it is.
+    pub(super) fn take(&mut self, at: usize, near: &Near, to: &mut [u8]) -> Option<(IpAddr, usize)> {
+        let (address, receiver) = self.all.get_mut(at)?.sends.as_mut()?;
+        let address = *address;
+        match receiver.take(to) {
+            Ok(len) => len.map(|len| (address, len)),
+            Err(Refused::Full | Refused::Broken) => {
+                self.dismiss(at, near);
+                None
             }
-            caller.number != number
-        });
+        }
+    }
+
+    /// Has all of them wake this end: `false` where something has come already.
+    pub(super) fn sleep(&self) -> bool {
+        self.all.iter().filter_map(|caller| caller.sends.as_ref()).all(|(_, receiver)| receiver.sleep())
     }
 }
 
 impl Caller {
-    pub(super) fn fd(&self) -> libc::c_int {
-        self.connection.as_raw_fd()
+    fn has_some(&self) -> bool {
+        self.sends.as_ref().is_some_and(|(_, receiver)| receiver.has_some())
     }
 
-    /// What it says first is which address it is. Whether it is one of this host.
-    pub(super) fn introduce(&mut self, message: &[u8], near: &Near) -> bool {
-        let said = std::str::from_utf8(message).ok().and_then(|text| text.parse().ok());
-        self.address = said.filter(|address| near.is_near(address));
-        self.address.is_some()
+    /// Takes what has come by the connection.
+    ///
+    /// # Errors
+    /// It has gone, or is no peer.
+    fn attend(&mut self, near: &Near) -> io::Result<()> {
+        if self.sends.is_none() {
+            let (address, memory) = match near::introduction(self.connection.as_fd()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                said => said?,
+            };
+            // Nobody speaks for another host.
+            if !near.is_near(&address) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            self.sends = Some((address, Receiver::new(memory.as_fd())?));
+        }
+        near::woken(self.connection.as_fd())
     }
 }

@@ -1,12 +1,11 @@
 //! Messages as `sendmmsg(2)` has them.
 
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::{io, mem, ptr};
 
 use super::To;
 use super::name::Name;
-use super::socket::{Link, send_messages};
+use super::socket::Link;
 
 /// The most messages of one system call.
 pub(super) const MESSAGES: usize = 32;
@@ -72,18 +71,6 @@ impl Frame {
         }
     }
 
-    /// Makes one message of these bytes, to who is at the other end of a connection.
-    pub(super) fn set_near(&mut self, at: usize, bytes: &[u8]) {
-        self.parts[at] = part(bytes);
-        let header = &mut self.headers[at].msg_hdr;
-        header.msg_name = ptr::null_mut();
-        header.msg_namelen = 0;
-        header.msg_iov = &raw mut self.parts[at];
-        header.msg_iovlen = 1;
-        header.msg_control = ptr::null_mut();
-        header.msg_controllen = 0;
-    }
-
     /// Sends the first so many: how many have gone.
     ///
     /// # Safety
@@ -91,15 +78,6 @@ impl Frame {
     pub(super) unsafe fn send(&mut self, count: usize, link: &impl Link) -> io::Result<usize> {
         // SAFETY: all but the bytes is the frame's own, and stays where it is; these are the caller's promise.
         unsafe { link.send(&mut self.headers[..count]) }
-    }
-
-    /// As [`send`](Frame::send), by that connection.
-    ///
-    /// # Safety
-    /// As there.
-    pub(super) unsafe fn send_near(&mut self, count: usize, connection: BorrowedFd<'_>) -> io::Result<usize> {
-        // SAFETY: as above.
-        unsafe { send_messages(connection.as_raw_fd(), &mut self.headers[..count]) }
     }
 }
 
@@ -109,7 +87,7 @@ fn part(bytes: &[u8]) -> libc::iovec {
 
 /// Writes a control message of that level and type to the beginning of the memory, as `CMSG_NXTHDR(3)` finds it and the next:
 /// returns how many bytes it takes.
-fn put(to: &mut [u8], (level, kind): (libc::c_int, libc::c_int), value: &[u8]) -> usize {
+pub(super) fn put(to: &mut [u8], (level, kind): (libc::c_int, libc::c_int), value: &[u8]) -> usize {
     // SAFETY: they only compute.
     let (len, space) = unsafe { (libc::CMSG_LEN(value.len() as u32), libc::CMSG_SPACE(value.len() as u32)) };
     let at = len as usize - value.len();
@@ -123,4 +101,10 @@ fn put(to: &mut [u8], (level, kind): (libc::c_int, libc::c_int), value: &[u8]) -
     unsafe { to.as_mut_ptr().cast::<libc::cmsghdr>().write_unaligned(header) };
     to[at..][..value.len()].copy_from_slice(value);
     space as usize
+}
+
+/// Bytes of a control message with so many bytes in it.
+pub(super) const fn control_space(len: usize) -> usize {
+    // SAFETY: it only computes.
+    unsafe { libc::CMSG_SPACE(len as u32) as usize }
 }

@@ -2,14 +2,14 @@
 
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::{io, mem, ptr};
+use std::{mem, ptr};
 
 use super::Origin;
 use super::batch::path;
 use super::callers::Callers;
 use super::group::Group;
 use super::name::Name;
-use super::near::{LISTENER, Near, split};
+use super::near::split;
 use super::socket::{Socket, receive_messages};
 use crate::wire::{IcrcSeed, UDP_PORT};
 
@@ -19,8 +19,13 @@ const MESSAGES: usize = 16;
 /// Bytes of the longest message, and more.
 const BUFFER: usize = 64 << 10;
 
-/// Of how many looks one is at the way by which nothing came of late.
+/// Of how many looks by somebody who looks all the time one is at the ways by which nothing came of late: where it takes a system
+/// call to look, and where it does not.
 const SELDOM: u32 = 8;
+const SELDOM_OF_MEMORY: u32 = 64;
+
+/// The most messages to take from one caller before it is another one's turn.
+const TURN: usize = 16;
 
 /// Bytes of control messages: the length of segments, the class of traffic, and hops.
 const CONTROL: usize = 96;
@@ -54,8 +59,8 @@ pub(crate) struct Inbox {
 enum Source {
     /// At the UDP socket.
     Wire,
-    /// From that caller.
-    Caller(u64),
+    /// From peers on this host.
+    Callers,
 }
 
 // SAFETY: its pointers are to its own memory.
@@ -96,133 +101,105 @@ impl Inbox {
     /// anything came, and so whether there may be more.
     pub(crate) fn receive(&mut self, socket: &Socket, mut each: impl FnMut(Origin, &[u8])) -> bool {
         self.has_all = true;
-        self.look(socket, None, &mut each)
+        self.look(socket, &mut each)
     }
 
     /// As [`receive`](Inbox::receive), of somebody who calls it all the time: where nothing came of late, it looks only now and
     /// then.
     pub(crate) fn glance(&mut self, socket: &Socket, mut each: impl FnMut(Origin, &[u8])) -> bool {
         self.looks = self.looks.wrapping_add(1);
-        let (last, looks_everywhere) = (self.last, self.looks % SELDOM == 0);
-        self.has_all = looks_everywhere;
-        let came = self.take(socket, last, &mut each);
-        if looks_everywhere { self.look(socket, Some(last), &mut each) || came } else { came }
-    }
-
-    /// Looks everywhere, but there.
-    fn look(&mut self, socket: &Socket, but: Option<Source>, each: &mut impl FnMut(Origin, &[u8])) -> bool {
-        let mut came = false;
-        if let Some(near) = socket.near() {
-            for number in near.ready() {
-                let caller = if number == LISTENER { self.callers.admit(near) } else { Some(number) };
-                let source = caller.map(Source::Caller).filter(|source| Some(*source) != but);
-                came |= source.is_some_and(|source| self.take(socket, source, each));
-            }
+        let seldom = if self.last == Source::Wire { SELDOM } else { SELDOM_OF_MEMORY };
+        self.has_all = self.looks % seldom == 0;
+        if self.has_all {
+            return self.look(socket, &mut each);
         }
-        came | (but != Some(Source::Wire) && self.take(socket, Source::Wire, each))
+        match self.last {
+            Source::Wire => self.take_wire(socket, &mut each),
+            Source::Callers => self.take_near(socket, &mut each),
+        }
     }
 
-    fn take(&mut self, socket: &Socket, source: Source, each: &mut impl FnMut(Origin, &[u8])) -> bool {
-        let fd = match source {
-            Source::Wire => socket.raw(),
-            Source::Caller(number) => match self.callers.get(number) {
-                Some(caller) => caller.fd(),
-                None => {
-                    self.last = Source::Wire;
-                    return false;
-                }
-            },
-        };
-        let came = self.take_from(fd, socket.address(), source, socket.near(), each);
+    /// Looks everywhere.
+    fn look(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, &[u8])) -> bool {
+        if let Some(near) = socket.near() {
+            self.callers.attend(near);
+        }
+        // In the order in which a peer that has come to be near has sent.
+        let by_wire = self.take_wire(socket, each);
+        self.take_near(socket, each) | by_wire
+    }
+
+    /// Takes what has come by UDP.
+    fn take_wire(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, &[u8])) -> bool {
+        let came = self.take_from(socket.raw(), socket.address(), each);
         if came {
-            self.last = source;
+            self.last = Source::Wire;
         }
         came
     }
 
+    /// Takes what has come by the shorter way.
+    fn take_near(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, &[u8])) -> bool {
+        let Some(near) = socket.near() else { return false };
+        let mut came = false;
+        for at in (0..self.callers.count()).rev() {
+            let Inbox { callers, bytes, damaged, .. } = self;
+            let mut count = 0;
+            while let Some((address, len)) = callers.take(at, near, &mut bytes[..BUFFER]) {
+                match by_near(address, &bytes[..len]) {
+                    Some(taken) => *damaged += taken.give(socket.address(), each),
+                    None => *damaged += 1,
+                }
+                count += 1;
+                if count == TURN {
+                    self.has_all = false;
+                    break;
+                }
+            }
+            came |= count > 0;
+        }
+        if came {
+            self.last = Source::Callers;
+        }
+        came
+    }
+
+    /// Has peers on this host wake who waits at [`Socket::near_fd`]: `false` where something has come already.
+    pub(crate) fn sleep(&self) -> bool {
+        self.callers.sleep()
+    }
+
     /// As [`receive`](Inbox::receive), of what was sent to a group.
     pub(crate) fn receive_group(&mut self, group: &Group, mut each: impl FnMut(Origin, &[u8])) -> bool {
-        self.take_from(group.fd().as_raw_fd(), group.address(), Source::Wire, None, &mut each)
+        self.take_from(group.fd().as_raw_fd(), group.address(), &mut each)
     }
 
     /// Takes what has come at that descriptor, and is for that address.
-    fn take_from(
-        &mut self,
-        fd: libc::c_int,
-        to: IpAddr,
-        source: Source,
-        near: Option<&Near>,
-        each: &mut impl FnMut(Origin, &[u8]),
-    ) -> bool {
+    fn take_from(&mut self, fd: libc::c_int, to: IpAddr, each: &mut impl FnMut(Origin, &[u8])) -> bool {
         for at in 0..self.wanted {
             let buffer = &mut self.bytes[at * BUFFER..][..BUFFER];
             self.parts[at] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BUFFER };
             let header = &mut self.headers[at].msg_hdr;
             header.msg_iov = &raw mut self.parts[at];
             header.msg_iovlen = 1;
-            if source == Source::Wire {
-                header.msg_name = (&raw mut self.names[at]).cast();
-                header.msg_namelen = mem::size_of::<Name>() as _;
-                header.msg_control = (&raw mut self.controls[at]).cast();
-                header.msg_controllen = CONTROL as _;
-            } else {
-                // Without room for them, descriptors that come go nowhere.
-                (header.msg_name, header.msg_namelen) = (ptr::null_mut(), 0);
-                (header.msg_control, header.msg_controllen) = (ptr::null_mut(), 0);
-            }
+            header.msg_name = (&raw mut self.names[at]).cast();
+            header.msg_namelen = mem::size_of::<Name>() as _;
+            header.msg_control = (&raw mut self.controls[at]).cast();
+            header.msg_controllen = CONTROL as _;
         }
         // SAFETY: the messages point to the names, parts and control messages, and these to the bytes, of lengths as they are; all
         // of it stays where it is.
-        let count = match unsafe { receive_messages(fd, &mut self.headers[..self.wanted]) } {
-            Ok(count) => count,
-            Err(error) => {
-                if let (Source::Caller(number), Some(near)) = (source, near)
-                    && error.kind() != io::ErrorKind::WouldBlock
-                {
-                    self.callers.dismiss(number, near);
-                }
-                return false;
-            }
-        };
+        let count = unsafe { receive_messages(fd, &mut self.headers[..self.wanted]) }.unwrap_or(0);
         self.has_all &= count < self.wanted;
         self.wanted = if count == self.wanted { MESSAGES.min(4 * count) } else { count.max(1) };
         for at in 0..count {
             let header = &self.headers[at];
             let message = &self.bytes[at * BUFFER..][..header.msg_len as usize];
-            let taken = match source {
-                // SAFETY: the kernel has written the control messages.
-                Source::Wire => unsafe { by_wire(&header.msg_hdr, &self.names[at], message) },
-                Source::Caller(number) => {
-                    let (Some(caller), Some(near)) = (self.callers.get(number), near) else { break };
-                    let from = caller.address;
-                    match from {
-                        Some(from) if !message.is_empty() => by_near(from, message),
-                        None if caller.introduce(message, near) => continue,
-                        // It has closed the connection, or is no peer.
-                        _ => {
-                            self.callers.dismiss(number, near);
-                            break;
-                        }
-                    }
-                }
-            };
             let is_whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
-            let Some(Taken { origin, port, segment, packets }) = taken.filter(|_| is_whole) else {
-                self.damaged += 1;
-                continue;
-            };
-            let Some(path) = path(origin.address, port, to) else { continue };
-            let seed = IcrcSeed::new(&path);
-            // Packets of one message are numbered one after the other, as a rule from zero.
-            let mut identification = 0;
-            for packet in packets.chunks(segment) {
-                match seed.identify(identification, packet) {
-                    Some(found) => {
-                        identification = found.wrapping_add(1);
-                        each(origin, packet);
-                    }
-                    None => self.damaged += 1,
-                }
+            // SAFETY: the kernel has written the control messages.
+            match unsafe { by_wire(&header.msg_hdr, &self.names[at], message) }.filter(|_| is_whole) {
+                Some(taken) => self.damaged += taken.give(to, each),
+                None => self.damaged += 1,
             }
         }
         count > 0
@@ -235,6 +212,26 @@ struct Taken<'a> {
     port: u16,
     segment: usize,
     packets: &'a [u8],
+}
+
+impl Taken<'_> {
+    /// Gives each packet, to that address, that is right: how many are not.
+    fn give(&self, to: IpAddr, each: &mut impl FnMut(Origin, &[u8])) -> u64 {
+        let Some(path) = path(self.origin.address, self.port, to) else { return 0 };
+        let seed = IcrcSeed::new(&path);
+        // Packets of one message are numbered one after the other, as a rule from zero.
+        let (mut identification, mut damaged) = (0, 0);
+        for packet in self.packets.chunks(self.segment) {
+            match seed.identify(identification, packet) {
+                Some(found) => {
+                    identification = found.wrapping_add(1);
+                    each(self.origin, packet);
+                }
+                None => damaged += 1,
+            }
+        }
+        damaged
+    }
 }
 
 /// # Safety

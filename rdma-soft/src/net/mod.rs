@@ -16,6 +16,7 @@ mod near;
 mod neighbours;
 mod outbox;
 mod queue;
+mod ring;
 mod socket;
 #[cfg(test)]
 mod tests;

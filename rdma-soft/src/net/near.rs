@@ -1,24 +1,26 @@
-//! The shorter way between peers on one host: Unix sockets, which one peer finds by the address of the other.
+//! The shorter way between peers on one host: memory that they share, which one hands the other by a Unix socket that it finds by
+//! its address.
 //!
-//! What goes there is what would go by UDP, behind a [`prefix`]. It takes less time, and nothing gets lost on it: the kernel says
-//! when a peer has enough. Names are of a network namespace, as addresses are, and anybody may have any: so peers only go this way
-//! when they are of one user. Each sends on the connection that it has made, and takes what comes on those of others.
+//! What goes there is what would go by UDP, behind a [`prefix`]. No system call is made for it while both are awake, and nothing
+//! gets lost on it: who sends sees when a peer has enough. Names of sockets are of a network namespace, as addresses are, and anybody
+//! may have any: so peers only go this way when they are of one user. Each sends by the [`Lane`] that it has made, and takes what
+//! comes by those of others. The socket stays for two things: a byte wakes a peer that sleeps, and its end is that of the peer.
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 use std::{mem, ptr};
 
-use super::LONGEST;
+use super::frame::{control_space, put};
 use super::interface;
 use super::name::{Name, is_link_local};
-use super::socket::{counted, enlarge};
+use super::ring::{self, Refused};
+use super::socket::counted;
+use crate::transport::Time;
 
 /// Bytes before the packets of a message: how long each is, but perhaps the last, and their class of traffic.
 pub(super) const PREFIX: usize = 4;
-
-/// Bytes that a connection may hold: a peer that has to wait for a processor finds enough to do then.
-const BUFFER: libc::c_int = 4 << 20;
 
 /// Peers that may wait to be heard.
 const BACKLOG: libc::c_int = 1024;
@@ -78,23 +80,15 @@ impl Near {
     /// A way to that peer.
     ///
     /// # Errors
-    /// Nobody is there, or nobody of the same user, or whoever is there has many to listen to already.
-    pub(super) fn connect(&self, to: IpAddr) -> io::Result<OwnedFd> {
+    /// Nobody is there, or nobody of the same user, or whoever is there has many to listen to already, or there is no memory.
+    pub(super) fn connect(&self, to: IpAddr, now: Time) -> io::Result<Lane> {
         let (connection, name) = (socket()?, Name::near(to));
-        let room = enlarge(connection.as_fd(), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), BUFFER)?;
-        // Of what a socket may hold, the longest message takes more than its bytes.
-        if room < 2 * LONGEST {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
-        let hello = self.address.to_string();
-        // SAFETY: the name and the text are there, and so long.
-        unsafe {
-            counted(libc::connect(connection.as_raw_fd(), (&raw const name).cast(), name.near_len()))?;
-            is_of_this_user(connection.as_fd())?;
-            let fd = connection.as_raw_fd();
-            counted(libc::send(fd, hello.as_ptr().cast(), hello.len(), libc::MSG_NOSIGNAL) as libc::c_int)?;
-        }
-        Ok(connection)
+        // SAFETY: the name is there, and so long.
+        unsafe { counted(libc::connect(connection.as_raw_fd(), (&raw const name).cast(), name.near_len()))? };
+        is_of_this_user(connection.as_fd())?;
+        let (ring, memory) = ring::Sender::new()?;
+        introduce(connection.as_fd(), self.address, memory.as_fd())?;
+        Ok(Lane { connection, ring, seen: now })
     }
 
     /// One who has come.
@@ -141,6 +135,126 @@ impl Near {
         events.into_iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64)
     }
 }
+
+/// A way to a peer.
+pub(crate) struct Lane {
+    connection: OwnedFd,
+    ring: ring::Sender,
+    /// When it was known to be there.
+    seen: Time,
+}
+
+impl Lane {
+    /// Adds a message.
+    ///
+    /// # Errors
+    /// `EAGAIN`: it takes no more for now. Any other: it is not there any more.
+    pub(super) fn add(&mut self, message: &[u8], now: Time) -> io::Result<()> {
+        if self.ring.is_closed() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if self.seen + SEEN <= now {
+            self.look()?;
+            self.seen = now;
+        }
+        self.ring.add(message).map_err(|refused| match refused {
+            Refused::Full => io::Error::from_raw_os_error(libc::EAGAIN),
+            Refused::Broken => io::ErrorKind::InvalidData.into(),
+        })
+    }
+
+    /// Wakes the peer, if it sleeps, for what was added. That it is not there any more is found later.
+    pub(super) fn wake(&mut self) {
+        if self.ring.wakes() {
+            // SAFETY: the byte is there. Where there is no room for it, others wait there that wake the peer as well.
+            unsafe { libc::send(self.connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+        }
+    }
+
+    /// Whether the peer is there.
+    fn look(&self) -> io::Result<()> {
+        let mut byte = 0_u8;
+        let to = (&raw mut byte).cast();
+        // SAFETY: the byte is there to be written. A peer sends nothing by this connection, but it ends.
+        match counted(unsafe { libc::recv(self.connection.as_raw_fd(), to, 1, libc::MSG_PEEK) } as libc::c_int) {
+            Ok(0) => Err(io::ErrorKind::BrokenPipe.into()),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Says by a connection of which address it is, and hands over the memory by which packets come.
+fn introduce(connection: BorrowedFd<'_>, address: IpAddr, memory: BorrowedFd<'_>) -> io::Result<()> {
+    let hello = address.to_string();
+    let mut part = libc::iovec { iov_base: hello.as_ptr().cast_mut().cast(), iov_len: hello.len() };
+    let mut control = Descriptor::default();
+    put(&mut control.0, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &memory.as_raw_fd().to_ne_bytes());
+    // SAFETY: zero is a value of each field. The message points to the text and the descriptor, which are there.
+    unsafe {
+        let mut header = mem::zeroed::<libc::msghdr>();
+        (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), DESCRIPTOR as _);
+        counted(libc::sendmsg(connection.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) as libc::c_int).map(drop)
+    }
+}
+
+/// What a peer says first: of which address it is, and the memory by which its packets come.
+///
+/// # Errors
+/// `WouldBlock`: nothing yet. Any other: it is no peer.
+pub(super) fn introduction(connection: BorrowedFd<'_>) -> io::Result<(IpAddr, OwnedFd)> {
+    let mut text = [0_u8; 64];
+    let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
+    let mut control = Descriptor::default();
+    // SAFETY: zero is a value of each field. The message points to where there is room for the text and one descriptor. What the kernel
+    // writes there is whole, as is a descriptor in it, which is new and nobody else's; those without room it closes.
+    let (len, memory) = unsafe {
+        let mut header = mem::zeroed::<libc::msghdr>();
+        (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), DESCRIPTOR as _);
+        let len =
+            counted(libc::recvmsg(connection.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) as libc::c_int)?;
+        let first = libc::CMSG_FIRSTHDR(&raw const header);
+        let is_one = !first.is_null()
+            && ((*first).cmsg_level, (*first).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS)
+            && (*first).cmsg_len as usize == libc::CMSG_LEN(mem::size_of::<libc::c_int>() as u32) as usize;
+        let fd = is_one.then(|| libc::CMSG_DATA(first).cast::<libc::c_int>().read_unaligned());
+        (len, fd.map(|fd| OwnedFd::from_raw_fd(fd)))
+    };
+    let address = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse().ok());
+    address.zip(memory).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// What peers send by a connection after that: bytes, which are taken away.
+///
+/// # Errors
+/// The peer has gone.
+pub(super) fn woken(connection: BorrowedFd<'_>) -> io::Result<()> {
+    let mut bytes = [0_u8; 16];
+    loop {
+        // SAFETY: so many bytes are there to be written. Without room for them, descriptors that come go nowhere.
+        let came = unsafe { libc::recv(connection.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        match counted(came as libc::c_int) {
+            Ok(0) => return Err(io::ErrorKind::BrokenPipe.into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Bytes of a control message with one descriptor.
+const DESCRIPTOR: usize = control_space(mem::size_of::<libc::c_int>());
+
+/// Memory for it, aligned as it has to be.
+#[derive(Default)]
+#[repr(C, align(8))]
+struct Descriptor([u8; DESCRIPTOR]);
+
+/// For how long a peer is taken to be there that was.
+const SEEN: Duration = Duration::from_millis(1);
 
 /// What somebody new is announced by.
 pub(super) const LISTENER: u64 = u64::MAX;

@@ -3,12 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use super::To;
-use super::frame::{Frame, MESSAGES};
-use super::near::prefix;
+use super::near::{Lane, prefix};
 use super::socket::Link;
 use crate::transport::Time;
 
@@ -25,18 +23,20 @@ const QUIET: Duration = Duration::from_millis(10);
 const LIMIT: usize = 16 << 20;
 
 /// Who is near.
+#[derive(Default)]
 pub(super) struct Neighbours {
-    peers: HashMap<IpAddr, Peer>,
-    /// One that is there, which most packets are for.
-    last: Option<IpAddr>,
+    peers: Vec<Peer>,
+    /// Which of them are at those addresses.
+    places: HashMap<IpAddr, usize>,
+    /// The one that was asked for last.
+    last: usize,
     /// Those with something kept for them.
-    stuck: Vec<IpAddr>,
-    /// Some have taken nothing for so long that what was for them got lost.
-    has_lost: bool,
+    stuck: Vec<usize>,
 }
 
 struct Peer {
-    connection: Option<OwnedFd>,
+    address: IpAddr,
+    lane: Option<Lane>,
     /// Nobody was there, and is not looked for before then.
     is_absent_until: Option<Time>,
     /// Messages, each behind its prefix, in their order.
@@ -48,6 +48,48 @@ struct Peer {
 }
 
 impl Peer {
+    fn new(address: IpAddr) -> Peer {
+        Peer {
+            address,
+            lane: None,
+            is_absent_until: None,
+            kept: VecDeque::new(),
+            bytes: 0,
+            stuck_since: None,
+            retry_at: Time(0),
+        }
+    }
+
+    /// Finds the way there, if there is one.
+    fn meet(&mut self, link: &impl Link, now: Time) -> bool {
+        if let Some(until) = &mut self.is_absent_until
+            && *until > now
+        {
+            // What has gone by the longer way is not to be overtaken.
+            *until = now + QUIET;
+            return false;
+        }
+        self.lane = link.connect(self.address, now).ok();
+        self.is_absent_until = self.lane.is_none().then(|| now + QUIET);
+        self.lane.is_some()
+    }
+
+    /// Sends a message, or keeps it behind those that are kept already. Where nobody is any more it is lost.
+    fn send(&mut self, message: &[u8], now: Time) {
+        if self.kept.is_empty() {
+            let Some(lane) = &mut self.lane else { return };
+            match lane.add(message, now) {
+                Ok(()) => {
+                    self.stuck_since = None;
+                    return;
+                }
+                Err(error) if !self.is_worth_waiting(&error, now) => return,
+                Err(_) => {}
+            }
+        }
+        self.keep(message.to_vec());
+    }
+
     fn keep(&mut self, message: Vec<u8>) {
         if self.bytes + message.len() <= LIMIT {
             self.bytes += message.len();
@@ -55,148 +97,118 @@ impl Peer {
         }
     }
 
-    fn pop(&mut self) {
-        self.bytes -= self.kept.pop_front().map_or(0, |message| message.len());
+    /// It has refused a message for that reason: whether it may take it later.
+    fn is_worth_waiting(&mut self, error: &io::Error, now: Time) -> bool {
+        if error.kind() == io::ErrorKind::WouldBlock {
+            self.retry_at = now + RETRY;
+            return *self.stuck_since.get_or_insert(now) + PATIENCE > now;
+        }
+        // It is not there any more. Another may come to be there.
+        (self.lane, self.stuck_since) = (None, None);
+        false
+    }
+
+    /// Sends what is kept, if it is time to: whether nothing is left.
+    fn send_kept(&mut self, now: Time) -> bool {
+        while let (Some(message), Some(lane)) = (self.kept.front(), &mut self.lane) {
+            if self.retry_at > now {
+                return false;
+            }
+            match lane.add(message, now) {
+                Ok(()) => {
+                    self.stuck_since = None;
+                    self.bytes -= message.len();
+                    self.kept.pop_front();
+                }
+                Err(error) if self.is_worth_waiting(&error, now) => break,
+                Err(_) => self.kept.clear(),
+            }
+        }
+        self.wake();
+        if self.lane.is_none() || self.kept.is_empty() {
+            (self.kept, self.bytes) = (VecDeque::new(), 0);
+        }
+        self.kept.is_empty()
+    }
+
+    fn wake(&mut self) {
+        if let Some(lane) = &mut self.lane {
+            lane.wake();
+        }
     }
 }
 
 impl Neighbours {
-    pub(super) fn new() -> Neighbours {
-        Neighbours { peers: HashMap::new(), last: None, stuck: Vec::new(), has_lost: false }
+    fn find(&self, address: &IpAddr) -> Option<usize> {
+        match self.peers.get(self.last) {
+            Some(peer) if peer.address == *address => Some(self.last),
+            _ => self.places.get(address).copied(),
+        }
     }
 
     /// Whether packets go there by the shorter way.
     pub(super) fn has(&mut self, link: &impl Link, address: IpAddr, now: Time) -> bool {
-        if self.last == Some(address) {
-            return true;
-        }
-        if !link.is_near(&address) {
-            return false;
-        }
-        let peer = self.peers.entry(address).or_insert_with(|| Peer {
-            connection: None,
-            is_absent_until: None,
-            kept: VecDeque::new(),
-            bytes: 0,
-            stuck_since: None,
-            retry_at: now,
-        });
-        match &mut peer.is_absent_until {
-            // What has gone by the longer way is not to be overtaken.
-            Some(until) if *until > now => {
-                *until = now + QUIET;
-                return false;
+        let place = match self.find(&address) {
+            Some(place) => place,
+            None if !link.is_near(&address) => return false,
+            None => {
+                self.places.insert(address, self.peers.len());
+                self.peers.push(Peer::new(address));
+                self.peers.len() - 1
             }
-            _ => peer.is_absent_until = None,
-        }
-        if peer.connection.is_none() {
-            match link.connect(address) {
-                Ok(connection) => peer.connection = Some(connection),
-                Err(_) => {
-                    peer.is_absent_until = Some(now + QUIET);
-                    return false;
-                }
-            }
-        }
-        self.last = Some(address);
-        true
+        };
+        self.last = place;
+        let peer = &mut self.peers[place];
+        peer.lane.is_some() || peer.meet(link, now)
+    }
+
+    /// Whether there is a way to it.
+    pub(super) fn is_met(&self, address: &IpAddr) -> bool {
+        self.find(address).is_some_and(|place| self.peers[place].lane.is_some())
     }
 
     /// Whether something is kept for it, behind which all waits that is for it.
     pub(super) fn is_stuck(&self, address: &IpAddr) -> bool {
-        self.stuck.contains(address)
-    }
-
-    /// The way to it, where there is one.
-    pub(super) fn way(&self, address: &IpAddr) -> Option<BorrowedFd<'_>> {
-        Some(self.peers.get(address)?.connection.as_ref()?.as_fd())
+        !self.stuck.is_empty() && self.find(address).is_some_and(|place| !self.peers[place].kept.is_empty())
     }
 
     /// When to call [`Neighbours::retry`].
     pub(super) fn wake_at(&self) -> Option<Time> {
-        self.stuck.iter().filter_map(|address| self.peers.get(address)).map(|peer| peer.retry_at).min()
+        self.stuck.iter().map(|place| self.peers[*place].retry_at).min()
     }
 
-    /// Keeps a message, which is behind its prefix.
-    pub(super) fn keep(&mut self, to: IpAddr, message: Vec<u8>, now: Time) {
-        let Some(peer) = self.peers.get_mut(&to) else { return };
-        peer.keep(message);
-        if !self.stuck.contains(&to) {
-            peer.retry_at = now;
-            self.stuck.push(to);
+    /// Sends messages, each behind its prefix, to who was [met](Neighbours::has), and keeps what is not taken. Where nobody is any more
+    /// they are lost.
+    pub(super) fn send<'a>(&mut self, to: IpAddr, messages: impl Iterator<Item = &'a [u8]>, now: Time) {
+        let Some(place) = self.find(&to) else { return };
+        let peer = &mut self.peers[place];
+        for message in messages {
+            peer.send(message, now);
         }
+        peer.wake();
+        self.note(place);
     }
 
-    /// Keeps a packet.
+    /// Keeps a packet for who was met: it goes with the next [`retry`](Neighbours::retry).
     pub(super) fn keep_packet(&mut self, to: To, packet: &[u8], now: Time) {
-        self.keep(to.address, [&prefix(packet.len(), to.class), packet].concat(), now);
+        let Some(place) = self.find(&to.address) else { return };
+        let peer = &mut self.peers[place];
+        if peer.kept.is_empty() {
+            peer.retry_at = now;
+        }
+        peer.keep([&prefix(packet.len(), to.class), packet].concat());
+        self.note(place);
     }
 
-    /// It has taken a message.
-    pub(super) fn took(&mut self, address: &IpAddr) {
-        if self.has_lost
-            && let Some(peer) = self.peers.get_mut(address)
-        {
-            peer.stuck_since = None;
-            self.has_lost = self.peers.values().any(|peer| peer.stuck_since.is_some());
+    fn note(&mut self, place: usize) {
+        if !self.peers[place].kept.is_empty() && !self.stuck.contains(&place) {
+            self.stuck.push(place);
         }
-    }
-
-    /// It has refused a message, which is behind its prefix, for that reason.
-    pub(super) fn hold(&mut self, to: IpAddr, message: Vec<u8>, error: &io::Error, now: Time) {
-        self.keep(to, message, now);
-        self.refused(&to, error, now);
-        if self.peers.get(&to).is_none_or(|peer| peer.kept.is_empty()) {
-            self.stuck.retain(|address| *address != to);
-        }
-    }
-
-    /// It has refused the first message that is kept for it, for that reason.
-    fn refused(&mut self, address: &IpAddr, error: &io::Error, now: Time) {
-        let Some(peer) = self.peers.get_mut(address) else { return };
-        if let Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) = error.raw_os_error() {
-            peer.retry_at = now + RETRY;
-            if *peer.stuck_since.get_or_insert(now) + PATIENCE > now {
-                return;
-            }
-            self.has_lost = true;
-        } else {
-            // It is not there any more. Another may come to be there.
-            (peer.connection, peer.stuck_since) = (None, None);
-            self.last = None;
-        }
-        (peer.kept, peer.bytes) = (VecDeque::new(), 0);
     }
 
     /// Sends what is kept, to those that it is time to try again.
-    pub(super) fn retry(&mut self, frame: &mut Frame, now: Time) {
-        for at in (0..self.stuck.len()).rev() {
-            let address = self.stuck[at];
-            if self.send_kept(&address, frame, now) {
-                self.stuck.swap_remove(at);
-            }
-        }
-    }
-
-    /// Whether nothing is left.
-    fn send_kept(&mut self, address: &IpAddr, frame: &mut Frame, now: Time) -> bool {
-        while let Some(peer) = self.peers.get_mut(address)
-            && !peer.kept.is_empty()
-        {
-            let Some(connection) = peer.connection.as_ref().filter(|_| peer.retry_at <= now) else { return false };
-            let count = peer.kept.len().min(MESSAGES);
-            for (at, message) in peer.kept.iter().take(count).enumerate() {
-                frame.set_near(at, message);
-            }
-            // SAFETY: the messages are there.
-            match unsafe { frame.send_near(count, connection.as_fd()) } {
-                Ok(sent) => {
-                    peer.stuck_since = None;
-                    (0..sent).for_each(|_| peer.pop());
-                }
-                Err(error) => self.refused(address, &error, now),
-            }
-        }
-        true
+    pub(super) fn retry(&mut self, now: Time) {
+        let Neighbours { peers, stuck, .. } = self;
+        stuck.retain(|place| !peers[*place].send_kept(now));
     }
 }

@@ -29,7 +29,7 @@ impl Outbox {
         Outbox {
             batch: Batch::new(),
             queue: Queue::default(),
-            neighbours: Neighbours::new(),
+            neighbours: Neighbours::default(),
             frame: Frame::new(),
             trouble: Trouble::new(faults),
             is_blocked: false,
@@ -102,7 +102,7 @@ impl Outbox {
     /// networks do.
     pub(crate) fn flush(&mut self, socket: &impl Link, now: Time) {
         self.release(socket, now, now);
-        self.neighbours.retry(&mut self.frame, now);
+        self.neighbours.retry(now);
         let was_blocked = !self.queue.send(&mut self.frame, socket);
         if !self.batch.is_empty() {
             let Outbox { batch, queue, neighbours, frame, .. } = self;
@@ -117,7 +117,7 @@ impl Outbox {
 
     /// Whether packets for there wait, for what is on the way to take more: who makes more for there waits until it does.
     pub(crate) fn is_blocked_for(&self, to: &IpAddr) -> bool {
-        self.neighbours.is_stuck(to) || (self.is_blocked && self.neighbours.way(to).is_none())
+        self.neighbours.is_stuck(to) || (self.is_blocked && !self.neighbours.is_met(to))
     }
 
     /// Whether the UDP socket did not take all packets: it says when it takes more.

@@ -2,11 +2,12 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::{io, mem, process};
 
 use super::interface::Interface;
-use super::near::{Near, PREFIX};
+use super::near::{Lane, Near, PREFIX};
+use crate::transport::Time;
 use crate::wire::{ICRC, UDP_PORT};
 
 /// A UDP socket at the port of RoCEv2, which does not block.
@@ -194,7 +195,7 @@ pub(super) unsafe fn send_messages(fd: libc::c_int, messages: &mut [libc::mmsghd
 pub(crate) enum Way {
     /// By UDP.
     Wire,
-    /// By Unix sockets, between peers on one host.
+    /// By shared memory, between peers on one host.
     Near,
 }
 
@@ -226,7 +227,7 @@ pub(crate) trait Link {
     ///
     /// # Errors
     /// There is none.
-    fn connect(&self, to: IpAddr) -> io::Result<OwnedFd>;
+    fn connect(&self, to: IpAddr, now: Time) -> io::Result<Lane>;
 
     /// Sends messages by UDP, without waiting: how many have gone, from the first, at least one.
     ///
@@ -252,8 +253,8 @@ impl Link for Socket {
         self.near.as_ref().is_some_and(|near| near.is_near(address))
     }
 
-    fn connect(&self, to: IpAddr) -> io::Result<OwnedFd> {
-        self.near.as_ref().ok_or(io::ErrorKind::Unsupported)?.connect(to)
+    fn connect(&self, to: IpAddr, now: Time) -> io::Result<Lane> {
+        self.near.as_ref().ok_or(io::ErrorKind::Unsupported)?.connect(to, now)
     }
 
     unsafe fn send(&self, messages: &mut [libc::mmsghdr]) -> io::Result<usize> {

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::OwnedFd;
 use std::slice;
 use std::sync::Mutex;
 
 use super::*;
 use crate::faults::Faults;
+use crate::net::near::Lane;
 use crate::net::socket::Link;
 use crate::wire::{IcrcSeed, Path, UDP_PORT};
 
@@ -74,7 +74,7 @@ impl Link for Recorder {
         false
     }
 
-    fn connect(&self, _: IpAddr) -> io::Result<OwnedFd> {
+    fn connect(&self, _: IpAddr, _: Time) -> io::Result<Lane> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
