@@ -8,20 +8,16 @@ use anyhow::{Context, Result, bail};
 use super::result::{self, Benchmark, Table};
 use crate::workspace;
 
-/// Enclose what this program writes. In Markdown they are not shown.
-const BEGIN: &str = "<!-- written by `cargo xtask bench report`, from here -->";
-const END: &str = "<!-- written by `cargo xtask bench report`, to here -->";
-
 /// Writes the results of the benchmarks that have been run into docs/benchmarks.md
 ///
-/// Replaces what stands between its two comments, or appends it. A benchmark's result, in target/bench, is that of its
-/// last complete run.
+/// Replaces the sections of those that have a result in target/bench, that of their last complete run; others stay as
+/// they are. A section that is not there yet comes at the end.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The document [default: docs/benchmarks.md of the workspace]
     #[arg(value_name = "FILE")]
     document: Option<PathBuf>,
-    /// Show the section and write nothing
+    /// Show the sections and write nothing
     #[arg(long)]
     print: bool,
 }
@@ -31,14 +27,16 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     if results.is_empty() {
         bail!("there is no result in {}; the other benchmarks leave them there", result::directory()?.display());
     }
-    let section = section(&results);
     if args.print {
-        print!("{section}");
+        results.iter().for_each(|(_, result)| print!("{}", section(result)));
         return Ok(0);
     }
     let document = args.document.clone().unwrap_or_else(|| workspace::root().join("docs/benchmarks.md"));
     let before = fs::read_to_string(&document).with_context(|| format!("cannot read {}", document.display()))?;
-    let after = replaced(&before, &section).with_context(|| document.display().to_string())?;
+    let mut after = before.clone();
+    for (name, result) in &results {
+        after = replaced(&after, name, &section(result)).with_context(|| document.display().to_string())?;
+    }
     if after == before {
         println!("{} is up to date", document.display());
     } else {
@@ -48,59 +46,61 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     Ok(0)
 }
 
-/// All results, in the order of their files' names.
-fn results() -> Result<Vec<Benchmark>> {
+/// All results with their names, which are those of their files, in order.
+fn results() -> Result<Vec<(String, Benchmark)>> {
     let directory = result::directory()?;
     let Ok(entries) = fs::read_dir(&directory) else { return Ok(Vec::new()) };
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
     files.sort();
-    files.iter().map(|file| Benchmark::load(file)).collect()
+    let named = |file: &PathBuf| {
+        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Benchmark::load(file).map(|result| (name, result))
+    };
+    files.iter().map(named).collect()
 }
 
-/// The section: a table of all gates, then each benchmark.
-fn section(results: &[Benchmark]) -> String {
-    let gates = results.iter().flat_map(|result| result.gates.iter().map(move |gate| (result, gate)));
-    let row = |(result, gate): (&Benchmark, &result::Gate)| {
+/// The section of a benchmark: where and when, its gates, its tables.
+fn section(result: &Benchmark) -> String {
+    let mut text = format!("## {}\n\n```sh\n{}\n```\n\n", result.benchmark, result.command);
+    text.push_str(&format!("{}, with\n\n", result.date));
+    for (name, value) in &result.environment {
+        text.push_str(&format!("- {name}: {value}\n"));
+    }
+    let row = |gate: &result::Gate| {
         let met = if gate.met { "yes" } else { "**no**" };
-        vec![result.benchmark.clone(), gate.name.clone(), gate.limit.clone(), gate.measured.clone(), met.to_owned()]
+        vec![gate.name.clone(), gate.limit.clone(), gate.measured.clone(), met.to_owned()]
     };
-    let table = Table {
+    let gates = Table {
         title: "Gates".to_owned(),
-        columns: ["benchmark", "gate", "limit", "measured", "met"].map(str::to_owned).to_vec(),
-        rows: gates.map(row).collect(),
+        columns: ["gate", "limit", "measured", "met"].map(str::to_owned).to_vec(),
+        rows: result.gates.iter().map(row).collect(),
         notes: Vec::new(),
     };
-    let mut text = markdown("## ", &table);
-    for result in results {
-        text.push_str(&format!("\n## {}\n\n```sh\n{}\n```\n\n", result.benchmark, result.command));
-        text.push_str(&format!("{}, with\n\n", result.date));
-        for (name, value) in &result.environment {
-            text.push_str(&format!("- {name}: {value}\n"));
-        }
-        for table in &result.tables {
-            text.push('\n');
-            text.push_str(&markdown("### ", table));
-        }
+    let gates = Some(&gates).filter(|gates| !gates.rows.is_empty());
+    for table in gates.into_iter().chain(&result.tables) {
+        text.push_str(&format!("\n### {}\n\n{}", table.title, table.to_markdown()));
     }
     text
 }
 
-fn markdown(level: &str, table: &Table) -> String {
-    format!("{level}{}\n\n{}", table.title, table.to_markdown())
+/// The comments that enclose a section. In Markdown they are not shown.
+fn comments(name: &str) -> [String; 2] {
+    ["from", "to"].map(|end| format!("<!-- bench {name}: written by `cargo xtask bench report`, {end} here -->"))
 }
 
-/// `document` with `section` between the comments, which are appended if it has none.
-fn replaced(document: &str, section: &str) -> Result<String> {
-    let (before, after) = match (document.split_once(BEGIN), document.contains(END)) {
+/// `document` with that section between its comments, which are appended if it has none.
+fn replaced(document: &str, name: &str, section: &str) -> Result<String> {
+    let [begin, end] = comments(name);
+    let (before, after) = match (document.split_once(&begin), document.contains(&end)) {
         (Some((before, rest)), true) => {
-            let (_, after) = rest.split_once(END).context("its comments are the wrong way round")?;
+            let (_, after) = rest.split_once(&end).context("its comments are the wrong way round")?;
             (before.to_owned(), after)
         }
         (None, false) => (format!("{}\n\n", document.trim_end()), "\n"),
-        _ => bail!("it has only one of the comments `{BEGIN}` and `{END}`"),
+        _ => bail!("it has only one of the comments `{begin}` and `{end}`"),
     };
-    Ok(format!("{before}{BEGIN}\n\n{section}\n{END}{after}"))
+    Ok(format!("{before}{begin}\n\n{section}\n{end}{after}"))
 }
 
 #[cfg(test)]
@@ -129,12 +129,6 @@ mod tests {
     #[test]
     fn a_section_has_the_gates_the_machine_and_the_tables() {
         let expected = "\
-## Gates
-
-| benchmark | gate | limit | measured | met |
-|---|---|---:|---:|---|
-| Instructions | write | ≤ 1.005 | 1.006 | **no** |
-
 ## Instructions
 
 ```sh
@@ -145,6 +139,12 @@ cargo xtask bench softroce
 
 - machine: Some CPU, 2 processors, virtual
 
+### Gates
+
+| gate | limit | measured | met |
+|---|---:|---:|---|
+| write | ≤ 1.005 | 1.006 | **no** |
+
 ### Ratios
 
 | case | ratio |
@@ -153,28 +153,32 @@ cargo xtask bench softroce
 
 The fewest of five.
 ";
-        assert_eq!(section(&[benchmark("1.006", false)]), expected);
+        assert_eq!(section(&benchmark("1.006", false)), expected);
     }
 
     #[test]
-    fn what_is_around_the_section_stays() {
-        let document = format!("# Benchmarks\n\nBy hand.\n\n{BEGIN}\nold\n{END}\n\nMore by hand.\n");
-        let first = replaced(&document, "new\n").unwrap();
-        assert_eq!(first, format!("# Benchmarks\n\nBy hand.\n\n{BEGIN}\n\nnew\n\n{END}\n\nMore by hand.\n"));
-        assert_eq!(replaced(&first, "new\n").unwrap(), first);
+    fn what_is_around_a_section_stays() {
+        let ([begin, end], [other, its_end]) = (comments("lat"), comments("bw"));
+        let around = format!("{other}\n\nother\n\n{its_end}\n\nMore by hand.\n");
+        let first =
+            replaced(&format!("# Benchmarks\n\nBy hand.\n\n{begin}\nold\n{end}\n\n{around}"), "lat", "new\n").unwrap();
+        assert_eq!(first, format!("# Benchmarks\n\nBy hand.\n\n{begin}\n\nnew\n\n{end}\n\n{around}"));
+        assert_eq!(replaced(&first, "lat", "new\n").unwrap(), first);
     }
 
     #[test]
-    fn a_document_without_a_section_gets_one_at_its_end() {
-        let first = replaced("# Benchmarks\n", "new\n").unwrap();
-        assert_eq!(first, format!("# Benchmarks\n\n{BEGIN}\n\nnew\n\n{END}\n"));
-        assert_eq!(replaced(&first, "new\n").unwrap(), first);
+    fn a_section_that_is_not_there_comes_at_the_end() {
+        let [begin, end] = comments("lat");
+        let first = replaced("# Benchmarks\n", "lat", "new\n").unwrap();
+        assert_eq!(first, format!("# Benchmarks\n\n{begin}\n\nnew\n\n{end}\n"));
+        assert_eq!(replaced(&first, "lat", "new\n").unwrap(), first);
     }
 
     #[test]
     fn a_document_with_half_a_section_is_left_alone() {
-        assert!(replaced(BEGIN, "new").is_err());
-        assert!(replaced(END, "new").is_err());
-        assert!(replaced(&format!("{END}\n{BEGIN}"), "new").is_err());
+        let [begin, end] = comments("lat");
+        assert!(replaced(&begin, "lat", "new").is_err());
+        assert!(replaced(&end, "lat", "new").is_err());
+        assert!(replaced(&format!("{end}\n{begin}"), "lat", "new").is_err());
     }
 }
