@@ -1,10 +1,11 @@
 //! The shorter way between peers on one host: memory that they share, which one hands the other by a Unix socket that it finds by
 //! its address.
 //!
-//! What goes there is what would go by UDP, behind a [`prefix`]. No system call is made for it while both are awake, and nothing
-//! gets lost on it: who sends sees when a peer has enough. Names of sockets are of a network namespace, as addresses are, and anybody
-//! may have any: so peers only go this way when they are of one user. Each sends by the [`Lane`] that it has made, and takes what
-//! comes by those of others. The socket stays for two things: a byte wakes a peer that sleeps, and its end is that of the peer.
+//! What goes there is what would go by UDP, behind a [`prefix`]. No system call is made for it while both are awake, and
+//! nothing gets lost on it: who sends sees when a peer has enough. Names of sockets are of a network namespace, as addresses
+//! are, and anybody may have any: so peers only go this way when they are of one user. Each sends by the [`Lane`] that it has
+//! made, and takes what comes by those of others. The socket stays for two things: a byte wakes a peer that sleeps, and its end
+//! is that of the peer.
 
 use std::io;
 use std::net::IpAddr;
@@ -207,8 +208,8 @@ pub(super) fn introduction(connection: BorrowedFd<'_>) -> io::Result<(IpAddr, Ow
     let mut text = [0_u8; 64];
     let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
     let mut control = Descriptor::default();
-    // SAFETY: zero is a value of each field. The message points to where there is room for the text and one descriptor. What the kernel
-    // writes there is whole, as is a descriptor in it, which is new and nobody else's; those without room it closes.
+    // SAFETY: zero is a value of each field. The message points to where there is room for the text and one descriptor. What
+    // the kernel writes there is whole, as is a descriptor in it, which is new and nobody else's; those without room it closes.
     let (len, memory) = unsafe {
         let mut header = mem::zeroed::<libc::msghdr>();
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);

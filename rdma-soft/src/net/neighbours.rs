@@ -177,8 +177,8 @@ impl Neighbours {
         self.stuck.iter().map(|place| self.peers[*place].retry_at).min()
     }
 
-    /// Sends messages, each behind its prefix, to who was [met](Neighbours::has), and keeps what is not taken. Where nobody is any more
-    /// they are lost.
+    /// Sends messages, each behind its prefix, to who was [met](Neighbours::has), and keeps what is not taken. Where nobody is
+    /// any more they are lost.
     pub(super) fn send<'a>(&mut self, to: IpAddr, messages: impl Iterator<Item = &'a [u8]>, now: Time) {
         let Some(place) = self.find(&to) else { return };
         let peer = &mut self.peers[place];

@@ -1,9 +1,9 @@
 //! Memory that two processes share, through which one sends messages to the other.
 //!
-//! The memory is of the sender, which hands it over as a descriptor and cannot make it smaller any more, so that to touch it is never
-//! a fault of the other. Neither believes what the other writes: each keeps its own place by itself, and whoever finds the other at a
-//! place where it cannot be has done with it. The pages of the messages are mapped twice, one time behind the other, so that every
-//! message is in one piece.
+//! The memory is of the sender, which hands it over as a descriptor and cannot make it smaller any more, so that to touch it is
+//! never a fault of the other. Neither believes what the other writes: each keeps its own place by itself, and whoever finds
+//! the other at a place where it cannot be has done with it. The pages of the messages are mapped twice, one time behind the
+//! other, so that every message is in one piece.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -78,8 +78,8 @@ impl Mapping {
     }
 
     fn control(&self) -> &Control {
-        // SAFETY: it is at the beginning of the mapping, which is aligned to a page and stays as long as this; any bytes are values of
-        // it, all of which are atomic, so that the other end may write to it.
+        // SAFETY: it is at the beginning of the mapping, which is aligned to a page and stays as long as this; any bytes are
+        // values of it, all of which are atomic, so that the other end may write to it.
         unsafe { &*self.base.cast::<Control>() }
     }
 
@@ -142,9 +142,9 @@ impl Sender {
             }
         }
         let place = self.mapping.place(self.tail);
-        // SAFETY: from there so many bytes are mapped, in one piece, as the message takes no more than there is room for; they are of
-        // nobody's but this end's, as the receiver has said that it is through with them. Should it read them all the same, it sees
-        // what it deserves. The place is a multiple of 8.
+        // SAFETY: from there so many bytes are mapped, in one piece, as the message takes no more than there is room for; they
+        // are of nobody's but this end's, as the receiver has said that it is through with them. Should it read them all the
+        // same, it sees what it deserves. The place is a multiple of 8.
         unsafe {
             place.cast::<u32>().write_volatile(message.len() as u32);
             place.wrapping_add(LENGTH).copy_from_nonoverlapping(message.as_ptr(), message.len());
@@ -212,8 +212,9 @@ impl Receiver {
         if there > ROOM as u64 || len > to.len() || taken(len) > there {
             return Err(Refused::Broken);
         }
-        // SAFETY: from there so many bytes are mapped, in one piece, as they are no more than there is room for; there is room for them
-        // where they go, which is private. A sender that changes them meanwhile makes them any bytes, which is what they are.
+        // SAFETY: from there so many bytes are mapped, in one piece, as they are no more than there is room for; there is room
+        // for them where they go, which is private. A sender that changes them meanwhile makes them any bytes, which is what
+        // they are.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(place.wrapping_add(LENGTH), len) };
         self.head = self.head.wrapping_add(taken(len));
         control.head.0.store(self.head, Ordering::Release);
