@@ -47,6 +47,7 @@ fn addresses_and_faults_that_are_none_are_named() {
         ("RDMA_SOFT_ADDR", "elsewhere", "\"elsewhere\" is no IP address"),
         // Of a network for documentation.
         ("RDMA_SOFT_ADDR", "192.0.2.77", "192.0.2.77 is not an address of this machine"),
+        ("RDMA_SOFT_UDP", "yes", "RDMA_SOFT_UDP=yes: it takes 1"),
         ("RDMA_SOFT_FAULTS", "drop=2", "drop=2: a share of packets is a number from 0 to 1"),
     ] {
         let Some(output) = run("devinfo", &[], &[(variable, value)]) else { return };
@@ -64,8 +65,10 @@ fn every_pingpong_plays_both_ends() {
     if !rdma.is_soft() {
         return;
     }
-    for example in ["rc_pingpong", "uc_pingpong", "ud_pingpong", "srq_pingpong"] {
-        let Some(output) = run(example, &["--loopback", "-n", "50", "-s", "512", "-c"], &[]) else { return };
+    let examples = ["rc_pingpong", "uc_pingpong", "ud_pingpong", "srq_pingpong"];
+    for (example, by_udp) in examples.into_iter().flat_map(|example| [(example, "0"), (example, "1")]) {
+        let arguments = ["--loopback", "-n", "50", "-s", "512", "-c"];
+        let Some(output) = run(example, &arguments, &[("RDMA_SOFT_UDP", by_udp)]) else { return };
         let said = text(&output);
         let sides = ["[server] 50 iters", "[client] 50 iters"];
         assert!(output.status.success() && sides.iter().all(|side| said.contains(side)), "{example}: {said}");

@@ -107,6 +107,8 @@ pub(super) enum SetupError {
         "RDMA_SOFT_ADDR={value}: {part:?} is no IP address; it takes one, or several with commas between them, of this machine"
     )]
     Address { value: String, part: String },
+    #[error("RDMA_SOFT_UDP={0}: it takes 1, by which peers on this host are talked to by UDP as others are, or 0")]
+    Udp(String),
     #[error("RDMA_SOFT_FAULTS: {0}")]
     Faults(#[from] crate::faults::FaultsError),
     #[error("no eventfd: {0}")]
@@ -126,13 +128,22 @@ fn addresses() -> Result<Vec<Option<IpAddr>>, SetupError> {
     }
 }
 
+/// Whether peers on this host are talked to as others are.
+fn is_by_udp() -> Result<bool, SetupError> {
+    match std::env::var("RDMA_SOFT_UDP").unwrap_or_default().trim() {
+        "" | "0" => Ok(false),
+        "1" => Ok(true),
+        other => Err(SetupError::Udp(other.to_owned())),
+    }
+}
+
 impl Device {
     pub(super) fn new() -> Result<Device, SetupError> {
         let faults: Faults = std::env::var("RDMA_SOFT_FAULTS").unwrap_or_default().parse()?;
-        let mut links = Vec::new();
+        let (mut links, is_by_udp) = (Vec::new(), is_by_udp()?);
         for address in addresses()? {
             let socket = Socket::open(address)?;
-            links.push(Link::new(socket, faults));
+            links.push(Link::new(if is_by_udp { socket.far() } else { socket }, faults));
         }
         let own = links.iter().map(|link: &Link| link.socket.address()).collect();
         Ok(Device {

@@ -133,8 +133,7 @@ impl Socket {
     }
 
     /// Without the shorter way.
-    #[cfg(test)]
-    pub(super) fn far(self) -> Socket {
+    pub(crate) fn far(self) -> Socket {
         Socket { near: None, ..self }
     }
 

@@ -19,8 +19,30 @@ const FAULTS: &str = "drop=0.05,reorder=0.05,dup=0.01";
 /// Whose tests run over a bad network, too. Others measure, or end within limits that are for good ones.
 const ROBUST: &str = "rdma-stack";
 
-/// Runs every test program that needs a device, the tests of each in threads at the same time: once over a good network, and with
-/// each seed over a bad one.
+/// What the tests run over.
+#[derive(Clone, Copy, Default)]
+struct Network {
+    /// With those [`FAULTS`].
+    seed: Option<u64>,
+    /// Processes talk by UDP, as those of other hosts do, and not through memory that they share.
+    is_by_udp: bool,
+}
+
+impl Network {
+    /// A bad one. Seeds take turns with both ways.
+    fn bad(seed: u64) -> Network {
+        Network { seed: Some(seed), is_by_udp: seed % 2 == 0 }
+    }
+
+    fn variables(self) -> Vec<(&'static str, String)> {
+        let faults = self.seed.map(|seed| ("RDMA_SOFT_FAULTS", format!("seed={seed},{FAULTS}")));
+        let way = self.is_by_udp.then(|| ("RDMA_SOFT_UDP", "1".to_owned()));
+        faults.into_iter().chain(way).collect()
+    }
+}
+
+/// Runs every test program that needs a device, the tests of each in threads at the same time: once over a good network by either
+/// way, and with each seed over a bad one.
 pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     if !context.built {
         return Ok(Outcome::Skipped("it does not compile".to_owned()));
@@ -32,7 +54,10 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     let tests = || context.integration_tests.iter().filter(|test| test.place == Place::Device);
     for _ in 0..args.repeat {
         for test in tests() {
-            tally += run_one(test, None, args)?;
+            tally += run_one(test, Network::default(), args)?;
+            if test.package == ROBUST {
+                tally += run_one(test, Network { is_by_udp: true, ..Network::default() }, args)?;
+            }
         }
     }
     let seeds = args.first_seed..args.first_seed.saturating_add(args.seeds);
@@ -41,7 +66,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
         seeds.flat_map(|seed| tests().filter(|test| test.package == ROBUST).map(move |test| (seed, test)))
     {
         let started = Instant::now();
-        let of_seed = run_one(test, Some(seed), args)?;
+        let of_seed = run_one(test, Network::bad(seed), args)?;
         println!("    seed {seed}: {of_seed} ({:.1} s)", started.elapsed().as_secs_f64());
         if of_seed.failed > 0 {
             failed.push(seed);
@@ -54,14 +79,15 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     Ok(Outcome::Tests(tally))
 }
 
-fn run_one(test: &IntegrationTest, seed: Option<u64>, args: &Args) -> Result<Tally> {
-    let faults = seed.map_or_else(String::new, |seed| format!("seed={seed},{FAULTS}"));
+fn run_one(test: &IntegrationTest, network: Network, args: &Args) -> Result<Tally> {
     let mut command = Command::new(&test.executable);
     command.arg("--show-output").args(&args.arguments);
     command.env("RDMA_DEVICE", DEVICE).env("RDMA_REQUIRE_DEVICE", "1").env("RUST_BACKTRACE", "1");
-    command.env("RDMA_SOFT_FAULTS", &faults);
-    let variables = if seed.is_some() { format!(" RDMA_SOFT_FAULTS={faults}") } else { String::new() };
-    println!("    {}: RDMA_DEVICE={DEVICE}{variables} {}", test.package, process::display(&command));
+    command.env_remove("RDMA_SOFT_FAULTS").env_remove("RDMA_SOFT_UDP");
+    let variables = network.variables();
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    let shown: String = variables.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+    println!("    {}: RDMA_DEVICE={DEVICE}{shown} {}", test.package, process::display(&command));
     let mut output = Output::default();
     let ending = run_all(vec![command], Duration::from_secs(args.limit), false, |_, line| output.line(line))?;
     Ok(Outcome::tests(ending, output).tally())
