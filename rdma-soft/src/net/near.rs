@@ -208,18 +208,20 @@ pub(super) fn introduction(connection: BorrowedFd<'_>) -> io::Result<(IpAddr, Ow
     let mut text = [0_u8; 64];
     let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
     let mut control = Descriptor::default();
-    // SAFETY: zero is a value of each field. The message points to where there is room for the text and one descriptor. What
-    // the kernel writes there is whole, as is a descriptor in it, which is new and nobody else's; those without room it closes.
+    // SAFETY: zero is a value of each field. The message points to where there is room for the text and one descriptor. What the kernel
+    // writes there is whole, as is a descriptor in it, which is new and nobody else's; those without room it closes. There would be
+    // room for a second one in what is there for alignment alone, of which it is not told.
     let (len, memory) = unsafe {
         let mut header = mem::zeroed::<libc::msghdr>();
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
-        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), DESCRIPTOR as _);
+        let len_of_one = libc::CMSG_LEN(mem::size_of::<libc::c_int>() as u32);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), len_of_one as _);
         let len =
             counted(libc::recvmsg(connection.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) as libc::c_int)?;
         let first = libc::CMSG_FIRSTHDR(&raw const header);
         let is_one = !first.is_null()
             && ((*first).cmsg_level, (*first).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS)
-            && (*first).cmsg_len as usize == libc::CMSG_LEN(mem::size_of::<libc::c_int>() as u32) as usize;
+            && (*first).cmsg_len as usize == len_of_one as usize;
         let fd = is_one.then(|| libc::CMSG_DATA(first).cast::<libc::c_int>().read_unaligned());
         (len, fd.map(|fd| OwnedFd::from_raw_fd(fd)))
     };
@@ -297,5 +299,37 @@ mod tests {
         for wrong in [&b""[..], b"\0\x01\0", b"\0\0\0\0packet", b"\0\x01\0\x01packet"] {
             assert_eq!(split(wrong), None, "{wrong:?}");
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn of_two_descriptors_none_stays() {
+        let (mut ends, mut pipe) = ([0; 2], [0; 2]);
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: there is room for two descriptors, twice.
+        unsafe {
+            counted(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr())).unwrap();
+            counted(libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK)).unwrap();
+        }
+        // SAFETY: descriptors that were made just now.
+        let [from, to, read, write] =
+            [ends[0], ends[1], pipe[0], pipe[1]].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let mut part = libc::iovec { iov_base: c"127.0.0.1".as_ptr().cast_mut().cast(), iov_len: 9 };
+        let mut control = [0_u64; 4];
+        // SAFETY: zero is a value of each field. The message points to what is there.
+        unsafe {
+            let two = [write.as_raw_fd(); 2].map(i32::to_ne_bytes).concat();
+            let bytes = std::slice::from_raw_parts_mut(control.as_mut_ptr().cast::<u8>(), mem::size_of_val(&control));
+            let len = put(bytes, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &two);
+            let mut header = mem::zeroed::<libc::msghdr>();
+            (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+            (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), len as _);
+            counted(libc::sendmsg(from.as_raw_fd(), &raw const header, 0) as libc::c_int).unwrap();
+        }
+        drop(introduction(to.as_fd()));
+        drop(write);
+        // SAFETY: there is room for a byte.
+        let end = unsafe { libc::read(read.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1) };
+        assert_eq!(end, 0, "somebody has the other end still");
     }
 }

@@ -116,10 +116,12 @@ impl Sender {
     /// The system refuses memory.
     pub(super) fn new() -> io::Result<(Sender, OwnedFd)> {
         let len = (CONTROL + ROOM) as libc::off_t;
-        // SAFETY: the name is a C string; the rest are numbers.
-        let mapping = unsafe {
-            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-            let fd = libc::memfd_create(c"rdma-soft".as_ptr(), flags);
+        if !may_be_so_long(len) {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+        // SAFETY: the name is a C string; the rest are numbers. The memory, which is new, gets its length here and keeps it.
+        let (mapping, memory) = unsafe {
+            let fd = libc::memfd_create(c"rdma-soft".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
             counted(fd)?;
             let memory = OwnedFd::from_raw_fd(fd);
             // All of it is there from now on: to touch memory that the system turns out not to have would end the process.
@@ -127,16 +129,16 @@ impl Sender {
             counted(libc::fcntl(fd, libc::F_ADD_SEALS, SEALS | libc::F_SEAL_SEAL))?;
             (Mapping::new(memory.as_fd())?, memory)
         };
-        Ok((Sender { mapping: mapping.0, tail: 0, head: 0 }, mapping.1))
+        Ok((Sender { mapping, tail: 0, head: 0 }, memory))
     }
 
     /// Adds a message.
     pub(super) fn add(&mut self, message: &[u8]) -> Result<(), Refused> {
         let (control, takes) = (self.mapping.control(), taken(message.len()));
         if self.tail - self.head + takes > ROOM as u64 {
-            self.head = control.head.0.load(Ordering::Acquire);
-            match self.tail.checked_sub(self.head) {
-                Some(used) if used + takes <= ROOM as u64 => {}
+            let head = control.head.0.load(Ordering::Acquire);
+            match self.tail.checked_sub(head) {
+                Some(used) if used + takes <= ROOM as u64 => self.head = head,
                 Some(used) if used <= ROOM as u64 => return Err(Refused::Full),
                 _ => return Err(Refused::Broken),
             }
@@ -168,6 +170,14 @@ impl Sender {
     }
 }
 
+/// Whether a file may, as which this memory counts: to make it longer than that would end the process (`setrlimit(2)`).
+fn may_be_so_long(len: libc::off_t) -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it is there to be written.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    result == 0 && limit.rlim_cur >= len as libc::rlim_t
+}
+
 /// The end that takes messages.
 pub(super) struct Receiver {
     mapping: Mapping,
@@ -184,15 +194,17 @@ impl Receiver {
     /// It is not as [`Sender::new`] makes it.
     pub(super) fn new(memory: BorrowedFd<'_>) -> io::Result<Receiver> {
         let fd = memory.as_raw_fd();
+        // First, as only memory has seals: what else it might be could make others wait for how long it is.
+        // SAFETY: numbers.
+        let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+        if seals < 0 || seals & SEALS != SEALS {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         // SAFETY: zero is a value of each field.
         let mut what = unsafe { std::mem::zeroed::<libc::stat>() };
         // SAFETY: it is there to be written.
-        let seals = unsafe {
-            counted(libc::fstat(fd, &raw mut what))?;
-            libc::fcntl(fd, libc::F_GET_SEALS)
-        };
-        let is_right = usize::try_from(what.st_size).is_ok_and(|size| size == CONTROL + ROOM);
-        if seals < 0 || seals & SEALS != SEALS || !is_right {
+        counted(unsafe { libc::fstat(fd, &raw mut what) })?;
+        if !usize::try_from(what.st_size).is_ok_and(|size| size == CONTROL + ROOM) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         // SAFETY: it is so long, and is sealed.
@@ -359,5 +371,20 @@ mod tests {
         assert!(Receiver::new(unsealed.as_fd()).is_ok());
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(Receiver::new(file.as_fd()).is_err());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it starts a process")]
+    fn where_files_may_not_be_so_long_there_is_none() {
+        const LIMITED: &str = "RDMA_SOFT_TEST_OF_LIMITED_FILES";
+        if std::env::var_os(LIMITED).is_some() {
+            assert!(Sender::new().is_err());
+            return;
+        }
+        let mut limited = std::process::Command::new("sh");
+        limited.args(["-c", "ulimit -f 100 && exec \"$0\" where_files_may_not_be_so_long"]);
+        let output = limited.arg(std::env::current_exe().unwrap()).env(LIMITED, "1").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
     }
 }
