@@ -260,11 +260,12 @@ impl Core {
         /// For how long the sockets may be full of what is no answer.
         const FLOOD: u64 = 100_000_000;
         let mut any = false;
-        for Link { socket, inbox, .. } in &mut self.links {
+        for Link { socket, inbox, outbox, .. } in &mut self.links {
             let to = socket.address();
             let state = &mut self.state;
             let each = |from, datagram: &[u8]| state.arrived(from, to, datagram, now);
             any |= if is_thorough { inbox.receive(socket, each) } else { inbox.glance(socket, each) };
+            inbox.ended().for_each(|number| outbox.end(number, now));
         }
         self.looks = self.looks.wrapping_add(1);
         if is_thorough || self.looks % SELDOM == 0 {
@@ -349,8 +350,8 @@ impl Core {
     }
 
     /// Has what comes wake who waits for the sockets: `false` where something has come already.
-    pub(crate) fn sleep(&self) -> bool {
-        self.links.iter().all(|link| link.inbox.sleep())
+    pub(crate) fn sleep(&mut self) -> bool {
+        self.links.iter_mut().all(|link| link.inbox.sleep())
     }
 
     /// Whether something is left to be sent, that nothing holds up.

@@ -13,6 +13,8 @@ pub(super) struct Callers {
     all: Vec<Caller>,
     /// Of the next.
     number: u64,
+    /// Ways to peers that have ended, by number.
+    ended: Vec<usize>,
 }
 
 /// A connection of a peer.
@@ -21,6 +23,8 @@ pub(super) struct Caller {
     number: u64,
     /// Of which address it is, which it says first, and what it sends.
     sends: Option<(IpAddr, Receiver)>,
+    /// It has woken this end. That is taken away by who goes to sleep, and by nobody else, who would take it from a sleeper.
+    has_woken: bool,
     /// It sends no more.
     has_gone: bool,
 }
@@ -28,13 +32,17 @@ pub(super) struct Caller {
 impl Callers {
     /// Sees who has come, who has woken this end, and who has gone.
     pub(super) fn attend(&mut self, near: &Near) {
-        for number in near.ready() {
-            let caller = match number {
-                near::LISTENER => self.admit(near),
-                _ => self.all.iter_mut().find(|caller| caller.number == number),
+        for ready in near.ready() {
+            if let Some(lane) = ready.lane() {
+                self.ended.push(lane);
+                continue;
+            }
+            let (caller, has_ended) = match ready.number {
+                near::LISTENER => (self.admit(near), false),
+                number => (self.all.iter_mut().find(|caller| caller.number == number), ready.has_ended),
             };
             if let Some(caller) = caller {
-                caller.has_gone |= caller.attend(near).is_err();
+                caller.has_gone |= caller.attend(near).is_err() | has_ended;
             }
         }
         // What was sent before comes first.
@@ -49,9 +57,9 @@ impl Callers {
     fn admit(&mut self, near: &Near) -> Option<&mut Caller> {
         let connection = near.accept().ok()?;
         let number = self.number;
-        near.watch(connection.as_fd(), number).ok()?;
+        near.hear(connection.as_fd(), number).ok()?;
         self.number += 1;
-        self.all.push(Caller { connection, number, sends: None, has_gone: false });
+        self.all.push(Caller { connection, number, sends: None, has_woken: false, has_gone: false });
         self.all.last_mut()
     }
 
@@ -77,9 +85,14 @@ impl Callers {
         }
     }
 
+    /// The ways to peers that were seen to have ended, by number.
+    pub(super) fn ended(&mut self) -> impl Iterator<Item = usize> + '_ {
+        self.ended.drain(..)
+    }
+
     /// Has all of them wake this end: `false` where something has come already.
-    pub(super) fn sleep(&self) -> bool {
-        self.all.iter().filter_map(|caller| caller.sends.as_ref()).all(|(_, receiver)| receiver.sleep())
+    pub(super) fn sleep(&mut self) -> bool {
+        self.all.iter_mut().all(Caller::sleep)
     }
 }
 
@@ -88,22 +101,31 @@ impl Caller {
         self.sends.as_ref().is_some_and(|(_, receiver)| receiver.has_some())
     }
 
-    /// Takes what has come by the connection.
+    fn sleep(&mut self) -> bool {
+        if std::mem::take(&mut self.has_woken) {
+            near::take_wakes(self.connection.as_fd());
+        }
+        self.sends.as_ref().is_none_or(|(_, receiver)| receiver.sleep())
+    }
+
+    /// Sees to what has come by the connection.
     ///
     /// # Errors
-    /// It has gone, or is no peer.
+    /// It is no peer.
     fn attend(&mut self, near: &Near) -> io::Result<()> {
-        if self.sends.is_none() {
-            let (address, memory) = match near::introduction(self.connection.as_fd()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                said => said?,
-            };
-            // Nobody speaks for another host.
-            if !near.is_near(&address) {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            self.sends = Some((address, Receiver::new(memory.as_fd())?));
+        if self.sends.is_some() {
+            self.has_woken = true;
+            return Ok(());
         }
-        near::woken(self.connection.as_fd())
+        let (address, memory) = match near::introduction(self.connection.as_fd()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            said => said?,
+        };
+        // Nobody speaks for another host.
+        if !near.is_near_by_now(&address) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        self.sends = Some((address, Receiver::new(memory.as_fd())?));
+        Ok(())
     }
 }

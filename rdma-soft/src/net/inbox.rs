@@ -164,8 +164,14 @@ impl Inbox {
         came
     }
 
-    /// Has peers on this host wake who waits at [`Socket::near_fd`]: `false` where something has come already.
-    pub(crate) fn sleep(&self) -> bool {
+    /// Ways to peers on this host that were seen to have ended: for [`Outbox::end`](super::Outbox::end).
+    pub(crate) fn ended(&mut self) -> impl Iterator<Item = usize> + '_ {
+        self.callers.ended()
+    }
+
+    /// Has peers on this host wake who waits at [`Socket::near_fd`]: `false` where something has come already. It is called by
+    /// nobody else.
+    pub(crate) fn sleep(&mut self) -> bool {
         self.callers.sleep()
     }
 

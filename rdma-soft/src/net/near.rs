@@ -64,7 +64,7 @@ impl Near {
             owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)).ok()?
         };
         let near = Near { listener, poll, address, own: interface::addresses() };
-        near.watch(near.listener.as_fd(), LISTENER).ok()?;
+        near.hear(near.listener.as_fd(), LISTENER).ok()?;
         Some(near)
     }
 
@@ -73,21 +73,28 @@ impl Near {
         address.is_loopback() || self.own.contains(address)
     }
 
+    /// As [`is_near`](Near::is_near), also of an address that this host was given since.
+    pub(super) fn is_near_by_now(&self, address: &IpAddr) -> bool {
+        self.is_near(address) || interface::addresses().contains(address)
+    }
+
     /// To wait for what comes.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.poll.as_fd()
     }
 
-    /// A way to that peer.
+    /// A way to that peer. Its end is announced by that number: [`Ready::lane`].
     ///
     /// # Errors
     /// Nobody is there, or nobody of the same user, or whoever is there has many to listen to already, or there is no memory.
-    pub(super) fn connect(&self, to: IpAddr, now: Time) -> io::Result<Lane> {
+    pub(super) fn connect(&self, to: IpAddr, number: usize, now: Time) -> io::Result<Lane> {
         let (connection, name) = (socket()?, Name::near(to));
         // SAFETY: the name is there, and so long.
         unsafe { counted(libc::connect(connection.as_raw_fd(), (&raw const name).cast(), name.near_len()))? };
         is_of_this_user(connection.as_fd())?;
         let (ring, memory) = ring::Sender::new()?;
+        // One time: a child of this process may keep the connection when it is closed here.
+        self.watch(connection.as_fd(), LANE | number as u64, libc::EPOLLRDHUP | libc::EPOLLET)?;
         introduce(connection.as_fd(), self.address, memory.as_fd())?;
         Ok(Lane { connection, ring, seen: now })
     }
@@ -114,8 +121,12 @@ impl Near {
     }
 
     /// Says by that number when something has come there.
-    pub(super) fn watch(&self, fd: BorrowedFd<'_>, number: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
+    pub(super) fn hear(&self, fd: BorrowedFd<'_>, number: u64) -> io::Result<()> {
+        self.watch(fd, number, libc::EPOLLIN | libc::EPOLLRDHUP)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, number: u64, events: libc::c_int) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: number };
         // SAFETY: the event is there.
         let result =
             unsafe { libc::epoll_ctl(self.poll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) };
@@ -127,13 +138,32 @@ impl Near {
         unsafe { libc::epoll_ctl(self.poll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd.as_raw_fd(), ptr::null_mut()) };
     }
 
-    /// Where something has come, as it is numbered.
-    pub(super) fn ready(&self) -> impl Iterator<Item = u64> + use<> {
+    /// Where something has come.
+    pub(super) fn ready(&self) -> impl Iterator<Item = Ready> + use<> {
         const MOST: usize = 16;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST];
         // SAFETY: so many are there.
         let count = unsafe { libc::epoll_wait(self.poll.as_raw_fd(), events.as_mut_ptr(), MOST as libc::c_int, 0) };
-        events.into_iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64)
+        events.into_iter().take(usize::try_from(count).unwrap_or(0)).map(|event| Ready {
+            number: event.u64,
+            has_ended: event.events & (libc::EPOLLHUP | libc::EPOLLRDHUP | libc::EPOLLERR) as u32 != 0,
+        })
+    }
+}
+
+/// Where something has come.
+pub(super) struct Ready {
+    /// As it was [numbered](Near::hear).
+    pub(super) number: u64,
+    /// What comes is the last.
+    pub(super) has_ended: bool,
+}
+
+impl Ready {
+    /// The number of a way to a peer, which has ended.
+    pub(super) fn lane(&self) -> Option<usize> {
+        let is_lane = self.number & LANE != 0 && self.number != LISTENER;
+        is_lane.then_some((self.number & !LANE) as usize)
     }
 }
 
@@ -168,12 +198,21 @@ impl Lane {
     pub(super) fn wake(&mut self) {
         if self.ring.wakes() {
             // SAFETY: the byte is there. Where there is no room for it, others wait there that wake the peer as well.
-            unsafe { libc::send(self.connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+            let sent =
+                unsafe { libc::send(self.connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+            if counted(sent as libc::c_int).is_err_and(|error| error.kind() != io::ErrorKind::WouldBlock) {
+                self.ring.sleeps_on();
+            }
         }
     }
 
+    /// Whether the peer has ever listened.
+    pub(super) fn was_open(&self) -> bool {
+        self.ring.was_open()
+    }
+
     /// Whether the peer is there.
-    fn look(&self) -> io::Result<()> {
+    pub(super) fn look(&self) -> io::Result<()> {
         let mut byte = 0_u8;
         let to = (&raw mut byte).cast();
         // SAFETY: the byte is there to be written. A peer sends nothing by this connection, but it ends.
@@ -208,9 +247,9 @@ pub(super) fn introduction(connection: BorrowedFd<'_>) -> io::Result<(IpAddr, Ow
     let mut text = [0_u8; 64];
     let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
     let mut control = Descriptor::default();
-    // SAFETY: zero is a value of each field. The message points to where there is room for the text and one descriptor. What the kernel
-    // writes there is whole, as is a descriptor in it, which is new and nobody else's; those without room it closes. There would be
-    // room for a second one in what is there for alignment alone, of which it is not told.
+    // SAFETY: zero is a value of each field. The message points to where there is room for the text and one descriptor. What
+    // the kernel writes there is whole, as is a descriptor in it, which is new and nobody else's; those without room it closes.
+    // There would be room for a second one in what is there for alignment alone, of which it is not told.
     let (len, memory) = unsafe {
         let mut header = mem::zeroed::<libc::msghdr>();
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
@@ -229,21 +268,16 @@ pub(super) fn introduction(connection: BorrowedFd<'_>) -> io::Result<(IpAddr, Ow
     address.zip(memory).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// What peers send by a connection after that: bytes, which are taken away.
-///
-/// # Errors
-/// The peer has gone.
-pub(super) fn woken(connection: BorrowedFd<'_>) -> io::Result<()> {
+/// Takes away the bytes that peers send by a connection after that. What is left of many is announced again, as is an end.
+pub(super) fn take_wakes(connection: BorrowedFd<'_>) {
+    /// Peers send one until it is taken.
+    const MOST: usize = 16;
     let mut bytes = [0_u8; 16];
-    loop {
+    for _ in 0..MOST {
         // SAFETY: so many bytes are there to be written. Without room for them, descriptors that come go nowhere.
         let came = unsafe { libc::recv(connection.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        match counted(came as libc::c_int) {
-            Ok(0) => return Err(io::ErrorKind::BrokenPipe.into()),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        if came <= 0 {
+            break;
         }
     }
 }
@@ -259,8 +293,11 @@ struct Descriptor([u8; DESCRIPTOR]);
 /// For how long a peer is taken to be there that was.
 const SEEN: Duration = Duration::from_millis(1);
 
-/// What somebody new is announced by.
+/// What somebody new is announced by,
 pub(super) const LISTENER: u64 = u64::MAX;
+
+/// and, with its number, the end of a way to a peer.
+const LANE: u64 = 1 << 63;
 
 fn socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -331,5 +368,15 @@ mod tests {
         // SAFETY: there is room for a byte.
         let end = unsafe { libc::read(read.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1) };
         assert_eq!(end, 0, "somebody has the other end still");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn an_address_that_came_later_is_near() {
+        let mut near = Near::open("127.77.3.9".parse().unwrap()).unwrap();
+        for address in std::mem::take(&mut near.own) {
+            assert!(!near.is_near(&address) && near.is_near_by_now(&address), "{address}");
+        }
+        assert!(!near.is_near_by_now(&"203.0.113.5".parse().unwrap()));
     }
 }

@@ -19,6 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// After how long without packets for it a peer is looked for again that was not to be found.
 const QUIET: Duration = Duration::from_millis(10);
 
+/// For how long a peer gets packets the longer way that has not taken up the shorter one: some are lost each time it is tried.
+const REFUSED: Duration = Duration::from_secs(10);
+
 /// Bytes that are kept for one peer; what is more is lost.
 const LIMIT: usize = 16 << 20;
 
@@ -32,6 +35,8 @@ pub(super) struct Neighbours {
     last: usize,
     /// Those with something kept for them.
     stuck: Vec<usize>,
+    /// Places of peers that are gone.
+    spare: Vec<usize>,
 }
 
 struct Peer {
@@ -60,16 +65,16 @@ impl Peer {
         }
     }
 
-    /// Finds the way there, if there is one.
-    fn meet(&mut self, link: &impl Link, now: Time) -> bool {
+    /// Finds the way there, if there is one. Its place is the way's number.
+    fn meet(&mut self, place: usize, link: &impl Link, now: Time) -> bool {
         if let Some(until) = &mut self.is_absent_until
             && *until > now
         {
             // What has gone by the longer way is not to be overtaken.
-            *until = now + QUIET;
+            *until = (*until).max(now + QUIET);
             return false;
         }
-        self.lane = link.connect(self.address, now).ok();
+        self.lane = link.connect(self.address, place, now).ok();
         self.is_absent_until = self.lane.is_none().then(|| now + QUIET);
         self.lane.is_some()
     }
@@ -103,9 +108,17 @@ impl Peer {
             self.retry_at = now + RETRY;
             return *self.stuck_since.get_or_insert(now) + PATIENCE > now;
         }
-        // It is not there any more. Another may come to be there.
-        (self.lane, self.stuck_since) = (None, None);
+        self.part(now);
         false
+    }
+
+    /// It is not there any more. Another may come to be there.
+    fn part(&mut self, now: Time) {
+        // Or it was there all the time, and does not want this.
+        if self.lane.take().is_some_and(|lane| !lane.was_open()) {
+            self.is_absent_until = Some(now + REFUSED);
+        }
+        self.stuck_since = None;
     }
 
     /// Sends what is kept, if it is time to: whether nothing is left.
@@ -151,15 +164,44 @@ impl Neighbours {
         let place = match self.find(&address) {
             Some(place) => place,
             None if !link.is_near(&address) => return false,
-            None => {
-                self.places.insert(address, self.peers.len());
-                self.peers.push(Peer::new(address));
-                self.peers.len() - 1
-            }
+            None => self.add(Peer::new(address)),
         };
         self.last = place;
         let peer = &mut self.peers[place];
-        peer.lane.is_some() || peer.meet(link, now)
+        peer.lane.is_some() || peer.meet(place, link, now)
+    }
+
+    fn add(&mut self, peer: Peer) -> usize {
+        let place = self.spare.pop().unwrap_or(self.peers.len());
+        self.places.insert(peer.address, place);
+        match self.peers.get_mut(place) {
+            Some(spare) => *spare = peer,
+            None => self.peers.push(peer),
+        }
+        place
+    }
+
+    /// The way to the peer in that place has ended, unless it is another one by now.
+    pub(super) fn end(&mut self, place: usize, now: Time) {
+        let Some(peer) = self.peers.get_mut(place) else { return };
+        if peer.lane.as_ref().is_some_and(|lane| lane.look().is_ok()) || self.places.get(&peer.address) != Some(&place)
+        {
+            return;
+        }
+        peer.part(now);
+        (peer.kept, peer.bytes) = (VecDeque::new(), 0);
+        self.stuck.retain(|stuck| *stuck != place);
+        if peer.is_absent_until.is_none() {
+            self.places.remove(&peer.address);
+            self.spare.push(place);
+            self.last = usize::MAX;
+        }
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.peers.iter().filter(|peer| peer.lane.is_some()).count()
     }
 
     /// Whether there is a way to it.

@@ -41,6 +41,11 @@ impl Outbox {
         self.neighbours.has(socket, peer, now);
     }
 
+    /// A way to a peer has ended, of that number: nothing of it stays.
+    pub(crate) fn end(&mut self, number: usize, now: Time) {
+        self.neighbours.end(number, now);
+    }
+
     /// Packets meet with that trouble from now on; those that are held back go next.
     pub(crate) fn set_faults(&mut self, socket: &impl Link, faults: Faults, now: Time) {
         self.release(socket, Time(u64::MAX), now);
@@ -118,6 +123,12 @@ impl Outbox {
     /// Whether packets for there wait, for what is on the way to take more: who makes more for there waits until it does.
     pub(crate) fn is_blocked_for(&self, to: &IpAddr) -> bool {
         self.neighbours.is_stuck(to) || (self.is_blocked && !self.neighbours.is_met(to))
+    }
+
+    /// How many peers are near.
+    #[cfg(test)]
+    pub(super) fn neighbours(&self) -> usize {
+        self.neighbours.count()
     }
 
     /// Whether the UDP socket did not take all packets: it says when it takes more.

@@ -27,9 +27,11 @@ struct Control {
     tail: Line<AtomicU64>,
     /// Bytes that were ever taken, of the receiver.
     head: Line<AtomicU64>,
-    /// The receiver waits until it is woken.
+    /// The receiver waits until it is woken, or has not come to look yet.
     is_asleep: Line<AtomicU32>,
-    /// The receiver takes no more.
+    /// The receiver has taken the memory up,
+    is_open: AtomicU32,
+    /// and takes no more.
     is_closed: AtomicU32,
 }
 
@@ -129,6 +131,8 @@ impl Sender {
             counted(libc::fcntl(fd, libc::F_ADD_SEALS, SEALS | libc::F_SEAL_SEAL))?;
             (Mapping::new(memory.as_fd())?, memory)
         };
+        // Whoever is there may sleep already when this comes to be.
+        mapping.control().is_asleep.0.store(1, Ordering::Relaxed);
         Ok((Sender { mapping, tail: 0, head: 0 }, memory))
     }
 
@@ -162,6 +166,16 @@ impl Sender {
         // Either the receiver sees what was added, in `Receiver::sleep`, or it is seen here that it sleeps.
         fence(Ordering::SeqCst);
         is_asleep.load(Ordering::Relaxed) != 0 && is_asleep.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// The receiver could not be woken: it is to be with the next message.
+    pub(super) fn sleeps_on(&self) {
+        self.mapping.control().is_asleep.0.store(1, Ordering::Relaxed);
+    }
+
+    /// Whether there ever was a receiver.
+    pub(super) fn was_open(&self) -> bool {
+        self.mapping.control().is_open.load(Ordering::Relaxed) != 0
     }
 
     /// Whether the receiver takes no more.
@@ -208,7 +222,9 @@ impl Receiver {
             return Err(io::ErrorKind::InvalidData.into());
         }
         // SAFETY: it is so long, and is sealed.
-        Ok(Receiver { mapping: unsafe { Mapping::new(memory)? }, head: 0 })
+        let mapping = unsafe { Mapping::new(memory)? };
+        mapping.control().is_open.store(1, Ordering::Relaxed);
+        Ok(Receiver { mapping, head: 0 })
     }
 
     /// Copies the next message to there: how long it is. `None` where there is none.
@@ -310,7 +326,8 @@ mod tests {
     fn who_sleeps_is_woken_once() {
         let (mut sender, mut receiver) = pair();
         sender.add(b"a").unwrap();
-        assert!(!sender.wakes(), "nobody sleeps");
+        assert!(sender.wakes(), "nobody knows that it is awake");
+        assert!(!sender.wakes());
         assert!(!receiver.sleep(), "there is a message");
         assert!(sender.wakes() && !sender.wakes());
         assert_eq!(receiver.take(&mut [0; 8]), Ok(Some(1)));

@@ -222,11 +222,11 @@ pub(crate) trait Link {
     /// Whether an address is one of this host, whose peers may be reached by the shorter way.
     fn is_near(&self, address: &IpAddr) -> bool;
 
-    /// The shorter way to a peer.
+    /// The shorter way to a peer. That it has ended is told by that number: [`Inbox::ended`](super::Inbox::ended).
     ///
     /// # Errors
     /// There is none.
-    fn connect(&self, to: IpAddr, now: Time) -> io::Result<Lane>;
+    fn connect(&self, to: IpAddr, number: usize, now: Time) -> io::Result<Lane>;
 
     /// Sends messages by UDP, without waiting: how many have gone, from the first, at least one.
     ///
@@ -252,8 +252,8 @@ impl Link for Socket {
         self.near.as_ref().is_some_and(|near| near.is_near(address))
     }
 
-    fn connect(&self, to: IpAddr, now: Time) -> io::Result<Lane> {
-        self.near.as_ref().ok_or(io::ErrorKind::Unsupported)?.connect(to, now)
+    fn connect(&self, to: IpAddr, number: usize, now: Time) -> io::Result<Lane> {
+        self.near.as_ref().ok_or(io::ErrorKind::Unsupported)?.connect(to, number, now)
     }
 
     unsafe fn send(&self, messages: &mut [libc::mmsghdr]) -> io::Result<usize> {

@@ -74,7 +74,7 @@ impl Link for Recorder {
         false
     }
 
-    fn connect(&self, _: IpAddr, _: Time) -> io::Result<Lane> {
+    fn connect(&self, _: IpAddr, _: usize, _: Time) -> io::Result<Lane> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

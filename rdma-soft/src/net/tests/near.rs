@@ -23,6 +23,13 @@ fn waiting(socket: &Socket) -> usize {
     bytes as usize
 }
 
+/// Whether who sleeps there is woken.
+fn is_woken(socket: &Socket) -> bool {
+    let mut poll = libc::pollfd { fd: socket.near_fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, and it is there.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+}
+
 /// Takes packets, and sends what was kept of them, until so many have come.
 fn all_received(inbox: &mut Inbox, to: &Socket, outbox: &mut Outbox, from: &Socket, count: usize) -> Vec<(u32, usize)> {
     let (mut packets, mut now) = (Vec::new(), START);
@@ -136,7 +143,7 @@ fn trouble_is_met_with_on_the_shorter_way_too() {
 fn a_caller_says_who_it_is_and_goes() {
     let (to, mut inbox) = (open(), Inbox::new());
     let remote = Near::open(Ipv4Addr::new(203, 0, 113, 5).into()).unwrap();
-    let mut stranger = remote.connect(to.address(), START).unwrap();
+    let mut stranger = remote.connect(to.address(), 0, START).unwrap();
     assert!(stranger.add(b"x", START).is_ok());
     // It says that it is of another host.
     assert!(!inbox.receive(&to, |_, _| unreachable!()));
@@ -163,4 +170,84 @@ fn what_nobody_answers_to_is_lost() {
         outbox.flush(&from, START + Duration::from_millis(20 * at));
     }
     assert!(!outbox.is_blocked_for(&address));
+}
+
+#[test]
+fn nobody_takes_a_sleeper_what_wakes_it() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    send(&mut outbox, &from, to.address(), &[1], START);
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[1]));
+    assert!(inbox.sleep() && !is_woken(&to));
+    // Somebody else looks while it sleeps, and goes.
+    for _ in 0..3 {
+        send(&mut outbox, &from, to.address(), &[7], START);
+        assert_eq!(received(&mut inbox, &to, 1), numbered(&[7]));
+        assert!(is_woken(&to), "it will not know what comes later");
+    }
+    assert!(inbox.sleep() && !is_woken(&to));
+    send(&mut outbox, &from, to.address(), &[8], START);
+    assert!(is_woken(&to) && !inbox.sleep());
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[8]));
+    assert!(inbox.sleep() && !is_woken(&to));
+}
+
+#[test]
+fn a_sleeper_is_woken_by_who_came_while_it_slept() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    assert!(inbox.sleep());
+    outbox.meet(&from, to.address(), START);
+    // Somebody else lets the peer in, and goes.
+    assert!(!inbox.receive(&to, |_, _| unreachable!()));
+    assert!(!is_woken(&to));
+    send(&mut outbox, &from, to.address(), &[7], START);
+    assert!(is_woken(&to));
+}
+
+#[test]
+fn nothing_stays_of_peers_that_are_gone() {
+    let (from, mut inbox) = (open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    let stays = open();
+    send(&mut outbox, &from, stays.address(), &[7], START);
+    for round in 1..4 {
+        let peers: Vec<_> = (0..20).map(|_| (open(), Inbox::new())).collect();
+        for (peer, mut theirs) in peers {
+            send(&mut outbox, &from, peer.address(), &[round], START);
+            assert_eq!(received(&mut theirs, &peer, 1), numbered(&[round]));
+        }
+        assert_eq!(outbox.neighbours(), 21);
+        while outbox.neighbours() > 1 {
+            assert!(!inbox.receive(&from, |_, _| unreachable!()));
+            let ended: Vec<_> = inbox.ended().collect();
+            assert!(!ended.is_empty(), "{} are left", outbox.neighbours());
+            ended.into_iter().for_each(|number| outbox.end(number, START));
+        }
+        assert!(!is_woken(&from));
+    }
+    send(&mut outbox, &from, stays.address(), &[8], START);
+    assert_eq!(received(&mut Inbox::new(), &stays, 2).len(), 2);
+}
+
+#[test]
+fn a_peer_that_does_not_take_the_shorter_way_up_gets_packets_by_udp() {
+    let (from, to) = (open(), open());
+    let (mut outbox, address) = (Outbox::new(Faults::default()), to.address());
+    let to = to.far();
+    // As of a process that may open no more descriptors.
+    let near = Near::open(address).unwrap();
+    send(&mut outbox, &from, address, &[10], START);
+    drop(near.accept().unwrap());
+    let mut now = START + Duration::from_millis(2);
+    send(&mut outbox, &from, address, &[20], now);
+    for len in 30..40 {
+        // Each time after longer than the way is quiet.
+        now = now + Duration::from_millis(70);
+        send(&mut outbox, &from, address, &[len], now);
+        assert_eq!(received(&mut Inbox::new(), &to, 1), numbered(&[len]));
+    }
+    send(&mut outbox, &from, address, &[50], now + Duration::from_secs(10));
+    assert!(near.accept().is_ok(), "it may want it by now");
+    assert_eq!(waiting(&to), 0);
 }
