@@ -27,6 +27,9 @@ const SELDOM_OF_MEMORY: u32 = 64;
 /// The most messages to take from one caller before it is another one's turn.
 const TURN: usize = 16;
 
+/// The most to take from all of them before others get at the device.
+const MOST_OF_CALLERS: usize = 64;
+
 /// Bytes of control messages: the length of segments, the class of traffic, and hops.
 const CONTROL: usize = 96;
 
@@ -43,6 +46,8 @@ pub(crate) struct Inbox {
     names: Box<[Name; MESSAGES]>,
     controls: Box<[Control; MESSAGES]>,
     callers: Callers,
+    /// Whose turn it was last.
+    turn: usize,
     /// How many messages to ask for: to look for one more than there is costs time.
     wanted: usize,
     /// Where something came last.
@@ -78,6 +83,7 @@ impl Inbox {
             names: Box::new([Name::NONE; MESSAGES]),
             controls: Box::new([Control([0; CONTROL]); MESSAGES]),
             callers: Callers::default(),
+            turn: 0,
             wanted: 1,
             last: Source::Wire,
             looks: 0,
@@ -141,23 +147,30 @@ impl Inbox {
     /// Takes what has come by the shorter way.
     fn take_near(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, &[u8])) -> bool {
         let Some(near) = socket.near() else { return false };
-        let mut came = false;
-        for at in (0..self.callers.count()).rev() {
-            let Inbox { callers, bytes, damaged, .. } = self;
-            let mut count = 0;
-            while let Some((address, len)) = callers.take(at, near, &mut bytes[..BUFFER]) {
+        let mut left = MOST_OF_CALLERS;
+        for _ in 0..self.callers.count() {
+            if left == 0 {
+                self.has_all = false;
+                break;
+            }
+            // Downwards, as those behind one that is dismissed move up.
+            let count = self.callers.count();
+            self.turn = self.turn.min(count).checked_sub(1).unwrap_or(count.saturating_sub(1));
+            let end = left.saturating_sub(TURN);
+            let Inbox { callers, bytes, damaged, turn, .. } = self;
+            while let Some((address, len)) = callers.take(*turn, near, &mut bytes[..BUFFER]) {
                 match by_near(address, &bytes[..len]) {
                     Some(taken) => *damaged += taken.give(socket.address(), each),
                     None => *damaged += 1,
                 }
-                count += 1;
-                if count == TURN {
+                left -= 1;
+                if left == end {
                     self.has_all = false;
                     break;
                 }
             }
-            came |= count > 0;
         }
+        let came = left < MOST_OF_CALLERS;
         if came {
             self.last = Source::Callers;
         }

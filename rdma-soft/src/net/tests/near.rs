@@ -251,3 +251,42 @@ fn a_peer_that_does_not_take_the_shorter_way_up_gets_packets_by_udp() {
     assert!(near.accept().is_ok(), "it may want it by now");
     assert_eq!(waiting(&to), 0);
 }
+
+#[test]
+fn of_many_callers_each_has_its_turn() {
+    const EACH: usize = 40;
+    let (to, mut inbox) = (open(), Inbox::new());
+    let mut callers: Vec<_> = (0..9).map(|_| (open(), Outbox::new(Faults::default()))).collect();
+    // They are let in one by one.
+    for (from, outbox) in &mut callers {
+        outbox.meet(from, to.address(), START);
+        assert!(!inbox.receive(&to, |_, _| unreachable!()));
+    }
+    for (from, outbox) in &mut callers {
+        (0..EACH).for_each(|_| send(outbox, from, to.address(), &[LONG], START));
+    }
+    let (mut came, mut looks) = (Vec::new(), 0);
+    while came.len() < callers.len() * EACH {
+        let before = came.len();
+        inbox.receive(&to, |origin, _| came.push(origin.address));
+        looks += 1;
+        assert!(came.len() - before <= 64 && looks < 100, "{} in {looks}", came.len() - before);
+    }
+    let first = |address: &IpAddr| came.iter().position(|of| of == address);
+    let last = callers.iter().filter_map(|(from, _)| first(&from.address())).max();
+    assert!(last.unwrap() < 9 * 16, "{last:?}");
+    assert!(!inbox.receive(&to, |_, _| unreachable!()) && inbox.has_all());
+}
+
+#[test]
+fn what_a_peer_has_said_does_not_hide_that_it_is_gone() {
+    let (from, to) = (open(), open());
+    let mut lane = from.near().unwrap().connect(to.address(), 0, START).unwrap();
+    let connection = to.near().unwrap().accept().unwrap();
+    // SAFETY: the byte is there.
+    assert_eq!(unsafe { libc::send(connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, 0) }, 1);
+    let later = |milliseconds| START + Duration::from_millis(milliseconds);
+    assert!(lane.add(b"x", later(2)).is_ok());
+    drop(connection);
+    assert_eq!(lane.add(b"x", later(4)).unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+}
