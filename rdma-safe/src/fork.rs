@@ -19,12 +19,13 @@ named! {
         DISABLED = IBV_FORK_DISABLED.0 => "disabled",
         /// It may: a child has no registered pages at all.
         ENABLED = IBV_FORK_ENABLED.0 => "enabled",
-        /// It may: the kernel (since 5.12) copies registered pages for the child.
+        /// It may: the kernel (since 5.12) copies registered pages for the child, or nothing is pinned, as with `soft0`.
         UNNEEDED = IBV_FORK_UNNEEDED.0 => "unneeded",
     }
 }
 
-/// Lets this process fork while memory is registered: `ibv_fork_init(3)`.
+/// Lets this process fork while memory is registered: `ibv_fork_init(3)`. What the parent has opened is no child's to use, whatever
+/// the status says: a daemon opens its devices after it has forked.
 ///
 /// [`std::process::Command`] may fork, too. Call it first, before any device is opened; afterwards it does nothing if
 /// [`fork_status`] is not [`ForkStatus::DISABLED`], and fails otherwise. From then on a child that touches a page with

@@ -1,7 +1,7 @@
 //! What a program can ask and tell the device that it has in itself, beyond verbs.
 
 use crate::device::device;
-use crate::faults::Faults;
+use crate::faults::{Faults, FaultsError};
 
 /// How many objects there are in the device of this process: what a test counts that looks for what was left behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -45,12 +45,17 @@ pub fn objects() -> Objects {
 }
 
 /// Packets that this process sends from now on meet with that; what was held back before goes at once. It is what
-/// `RDMA_SOFT_FAULTS` sets at the start.
-pub fn set_faults(faults: Faults) {
-    let Some(device) = device() else { return };
+/// `RDMA_SOFT_FAULTS` sets at the start. Where the device cannot be made, there is nothing to be done.
+///
+/// # Errors
+/// Those of [`Faults::check`]: nothing has changed then.
+pub fn set_faults(faults: Faults) -> Result<(), FaultsError> {
+    faults.check()?;
+    let Some(device) = device() else { return Ok(()) };
     let mut core = device.lock();
     let now = device.now();
     core.links.iter_mut().for_each(|link| link.set_faults(faults, now));
     core.send(now);
     device.leave(core);
+    Ok(())
 }

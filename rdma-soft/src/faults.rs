@@ -46,17 +46,43 @@ pub enum FaultsError {
     },
 }
 
+const SHARE: &str = "a share of packets is a number from 0 to 1";
+const DELAY: &str = "a delay is a whole number with its unit: ns, us, ms or s, at most 10 s";
+
+/// The longest delay.
+const LONGEST: Duration = Duration::from_secs(10);
+
+impl Faults {
+    /// Whether every field is within its range: shares from 0 to 1, the delay up to 10 s.
+    ///
+    /// # Errors
+    /// [`FaultsError::Value`] of the first that is not.
+    pub fn check(&self) -> Result<(), FaultsError> {
+        let Faults { drop, dup, reorder, corrupt, delay, .. } = *self;
+        for (name, share) in [("drop", drop), ("dup", dup), ("reorder", reorder), ("corrupt", corrupt)] {
+            if !(0.0..=1.0).contains(&share) {
+                return Err(FaultsError::Value { name, value: share.to_string(), wanted: SHARE });
+            }
+        }
+        if delay > LONGEST {
+            return Err(FaultsError::Value { name: "delay", value: format!("{delay:?}"), wanted: DELAY });
+        }
+        Ok(())
+    }
+}
+
 impl FromStr for Faults {
     type Err = FaultsError;
 
     fn from_str(text: &str) -> Result<Self, FaultsError> {
         let mut faults = Faults::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once('=').ok_or_else(|| FaultsError::Name(part.to_owned()))?;
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let (name, value) = (name.trim(), value.trim());
             let refused = |name, wanted| FaultsError::Value { name, value: value.to_owned(), wanted };
             let share = |name| match value.parse() {
                 Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-                _ => Err(refused(name, "a share of packets is a number from 0 to 1")),
+                _ => Err(refused(name, SHARE)),
             };
             match name {
                 "seed" => faults.seed = value.parse().map_err(|_| refused("seed", "a seed is a whole number"))?,
@@ -64,10 +90,7 @@ impl FromStr for Faults {
                 "dup" => faults.dup = share("dup")?,
                 "reorder" => faults.reorder = share("reorder")?,
                 "corrupt" => faults.corrupt = share("corrupt")?,
-                "delay" => {
-                    let wanted = "a delay is a whole number with its unit: ns, us, ms or s, at most 10 s";
-                    faults.delay = delay(value).ok_or_else(|| refused("delay", wanted))?;
-                }
+                "delay" => faults.delay = delay(value).ok_or_else(|| refused("delay", DELAY))?,
                 _ => return Err(FaultsError::Name(name.to_owned())),
             }
         }
@@ -85,7 +108,7 @@ fn delay(text: &str) -> Option<Duration> {
         _ => return None,
     };
     let delay = Duration::from_nanos(number.parse::<u64>().ok()?.checked_mul(nanoseconds)?);
-    (delay <= Duration::from_secs(10)).then_some(delay)
+    (delay <= LONGEST).then_some(delay)
 }
 
 impl fmt::Display for Faults {
@@ -188,7 +211,8 @@ mod tests {
     fn what_is_wrong_is_named() {
         for (text, wanted) in [
             ("loss=1", "unknown fault \"loss\""),
-            ("drop", "unknown fault \"drop\""),
+            ("drop", "drop=: a share"),
+            ("drop =2", "drop=2: a share"),
             ("drop=2", "drop=2: a share"),
             ("dup=-0.1", "dup=-0.1: a share"),
             ("reorder=NaN", "reorder=NaN: a share"),

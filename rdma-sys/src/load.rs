@@ -237,7 +237,8 @@ impl fmt::Display for LoadError {
                 write!(
                     f,
                     "cannot load {library} (tried {}): {source}; install rdma-core (Debian and Ubuntu: apt install \
-                     {debian}; Fedora and RHEL: dnf install {redhat}), or set {variable} to the path of the library",
+                     {debian}; Fedora and RHEL: dnf install {redhat}), or set {variable} to the path of the library; \
+                     where it is set, correct it or unset it",
                     tried.join(", ")
                 )
             }

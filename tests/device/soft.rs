@@ -85,7 +85,7 @@ fn faults_begin_and_end_while_a_program_runs() {
         let mut lab = Lab::new(&rdma, Mode::ALL[0]);
         let faults: Faults = "seed=3,drop=0.3,dup=0.1,reorder=0.2,corrupt=0.1".parse().unwrap();
         for (round, faults) in [Faults::default(), faults, Faults::default()].into_iter().enumerate() {
-            soft::set_faults(faults);
+            soft::set_faults(faults).unwrap();
             lab.a.memory.put(0, &[round as u8 + 1; 2000]);
             let write = Op::Write(lab.b.memory.remote(100));
             let data = lab.a.memory.sge(0..2000);
@@ -95,5 +95,36 @@ fn faults_begin_and_end_while_a_program_runs() {
             }
             assert_eq!(lab.b.memory.get(100..2100), [round as u8 + 1; 2000]);
         }
+        let refused = soft::set_faults(Faults { drop: 7.0, ..Faults::default() }).unwrap_err();
+        assert_eq!(refused.to_string(), "drop=7: a share of packets is a number from 0 to 1");
+    });
+}
+
+#[test]
+fn a_child_that_was_forked_is_refused_and_the_parent_goes_on() {
+    let Some(rdma) = device() else { return };
+    if !rdma.is_soft() {
+        return;
+    }
+    crate::support::child::in_own_process("soft::a_child_that_was_forked_is_refused_and_the_parent_goes_on", || {
+        let mut lab = Lab::new(&rdma, Mode::ALL[0]);
+        let write = Op::Write(lab.b.memory.remote(100));
+        let data = lab.a.memory.sge(0..2000);
+        // SAFETY: the child calls what is tested, which takes no lock of another thread, and ends without running anything else.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_refused = lab.a.post(&[Wr::new(0, write, Data::One(data))]).is_err()
+                && rdma_safe::Device::first().and_then(|device| device.open()).is_err();
+            // SAFETY: it ends the process.
+            unsafe { libc::_exit(i32::from(!is_refused)) };
+        }
+        let mut status = -1;
+        // SAFETY: the number is there.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        lab.a.memory.put(0, &[7; 2000]);
+        lab.a.post(&[Wr::new(1, write, Data::One(data))]).unwrap();
+        lab.a.next_ok(1);
+        assert_eq!(lab.b.memory.get(100..2100), [7; 2000]);
     });
 }

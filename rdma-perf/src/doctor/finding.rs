@@ -155,7 +155,11 @@ impl Diagnosis {
             1 => format!("1 {what}"),
             count => format!("{count} {what}s"),
         };
-        let end = if self.problems > 0 { ": RDMA does not work until what is marked ✗ is changed" } else { "" };
+        let end = if self.problems > 0 {
+            ": RDMA does not work until what is marked ✗ is changed.\nTests run all the same on soft0, the software RNIC: -d soft0"
+        } else {
+            ""
+        };
         format!("{}, {}{end}", counted(self.problems, "problem"), counted(self.warnings, "warning"))
     }
 }
@@ -204,7 +208,9 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(text.ends_with("\n\n1 problem, 1 warning: RDMA does not work until what is marked ✗ is changed\n"));
+        assert!(
+            text.contains("\n\n1 problem, 1 warning: RDMA does not work until what is marked ✗ is changed.\nTests run")
+        );
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(diagnosis.has_problems());
         assert!(Diagnosis::new(Vec::new()).text().contains("no problems, no warnings"));

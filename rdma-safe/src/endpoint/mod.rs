@@ -59,7 +59,7 @@ pub use work::Work;
 /// endpoint.receive(inbox)?; // before the peer can send
 /// let remote = exchange(endpoint.address()); // over TCP, a file, …
 /// endpoint.connect(&remote)?;
-/// // A send that comes before the peer has connected, too, fails after half a second: let the peer say that it has.
+/// // A send that comes before the peer has connected, too, fails after half a second to two: let the peer say that it has.
 ///
 /// outbox.fill_from(b"hello")?;
 /// endpoint.send(outbox)?;

@@ -215,7 +215,11 @@ fn remote_operation(work: &Circumstances) -> Causes {
 
 fn unanswered(work: &Circumstances) -> Causes {
     vec![
-        (true, "the peer is gone: its process ended, or its queue pair was destroyed, reset, or failed first"),
+        (
+            true,
+            "the peer is gone: its process ended, or its queue pair was destroyed, reset, or failed first; both ends then \
+             begin anew, with new queue pairs whose addresses they exchange",
+        ),
         (true, "the peer was not ready yet: its queue pair must be in RTR or RTS before anything is sent to it"),
         (
             work.may_be_over(Network::Roce) && work.may_have(Quirks::MISSING_RECEIVES_TIME_OUT) && work.may_be(TAKING),
@@ -225,7 +229,8 @@ fn unanswered(work: &Circumstances) -> Causes {
         (
             work.may_be_over(Network::Roce),
             "GID index, route or firewall: both GIDs must be of one RoCE version and reach each other (`rdma link`, \
-             `ip route get`), and UDP port 4791 be open",
+             `ip route get`), and UDP port 4791 be open; one of 127.x.y.z, which soft0 has unless RDMA_SOFT_ADDR gives it \
+             another, is reached from its own host only",
         ),
         (
             work.may_be_over(Network::InfiniBand),

@@ -78,9 +78,12 @@ impl Link {
 
 static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
 
-/// The device of this process, which is made when it is first asked for. `None`: it cannot be; the reason was written to standard
-/// error.
+/// The device of this process, which is made when it is first asked for. `None`: it cannot be, or is that of a parent; the reason
+/// was written to standard error.
 pub(crate) fn device() -> Option<&'static Device> {
+    if server::is_child() {
+        return None;
+    }
     let made = DEVICE.get_or_init(|| match Device::new() {
         Ok(device) => Some(device),
         Err(error) => {

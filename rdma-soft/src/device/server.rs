@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::core::Device;
@@ -96,7 +96,8 @@ impl Wake {
 pub(crate) fn start(device: &'static Device) {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        OWNER.store(std::process::id(), Ordering::Relaxed);
+        // SAFETY: the function does what a child may do right after `fork`: it stores a number. It is there as the other below.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         // SAFETY: the function takes nothing, does not unwind, and is there as long as the library that it is in.
         unsafe { libc::atexit(at_exit) };
         let thread = std::thread::Builder::new().name("rdma-soft".to_owned());
@@ -106,14 +107,34 @@ pub(crate) fn start(device: &'static Device) {
     });
 }
 
-/// The process that the device belongs to.
-static OWNER: AtomicU32 = AtomicU32::new(0);
+/// This process was forked from the one that the device belongs to.
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// The program ends: peers hear that what they have sent has come. A child that was forked has a copy of the device, and would send
-/// from the socket of its parent what is its parent's to send.
+extern "C" fn in_child() {
+    IS_CHILD.store(true, Ordering::Relaxed);
+}
+
+/// Whether the device is that of a parent: its sockets are, its memory is shared with others, and its locks may be held by threads
+/// that a child does not have. It is said once.
+pub(super) fn is_child() -> bool {
+    static IS_SAID: AtomicBool = AtomicBool::new(false);
+    if !IS_CHILD.load(Ordering::Relaxed) {
+        return false;
+    }
+    if !IS_SAID.swap(true, Ordering::Relaxed) {
+        const REASON: &str = "rdma-soft: this process was forked from one that had opened soft0, which stays that of the parent: \
+                              open it after the fork, as a daemon does, or execute a program in the child\n";
+        // Not by the lock of the standard library, which may be held for ever.
+        // SAFETY: the text is there, and so long.
+        unsafe { libc::write(libc::STDERR_FILENO, REASON.as_ptr().cast(), REASON.len()) };
+    }
+    true
+}
+
+/// The program ends: peers hear that what they have sent has come. A child that was forked would send from the socket of its parent
+/// what is its parent's to send.
 extern "C" fn at_exit() {
-    let is_owner = OWNER.load(Ordering::Relaxed) == std::process::id();
-    if let Some(device) = super::core::existing().filter(|_| is_owner) {
+    if let Some(device) = super::core::existing().filter(|_| !IS_CHILD.load(Ordering::Relaxed)) {
         device.send_the_rest();
     }
 }
