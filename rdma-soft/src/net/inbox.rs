@@ -195,8 +195,21 @@ impl Inbox {
 
     /// Takes what has come at that descriptor, and is for that address.
     fn take_from(&mut self, fd: libc::c_int, to: IpAddr, each: &mut impl FnMut(Origin, &[u8])) -> bool {
-        for at in 0..self.wanted {
-            let buffer = &mut self.bytes[at * BUFFER..][..BUFFER];
+        self.point();
+        // SAFETY: the messages point to the names, parts and control messages, and these to the bytes, of lengths as they are; all
+        // of it stays where it is.
+        let count = unsafe { receive_messages(fd, &mut self.headers[..self.wanted]) }.unwrap_or(0);
+        self.has_all &= count < self.wanted;
+        // SAFETY: the kernel has written so many.
+        unsafe { self.give(count, to, each) };
+        self.wanted = if count == self.wanted { MESSAGES.min(4 * count) } else { count.max(1) };
+        count > 0
+    }
+
+    /// Has as many messages as are wanted point to memory for each.
+    fn point(&mut self) {
+        // No buffer is found by way of all of them, as that would end what the pointers before may be used for.
+        for (at, buffer) in self.bytes.chunks_exact_mut(BUFFER).enumerate().take(self.wanted) {
             self.parts[at] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BUFFER };
             let header = &mut self.headers[at].msg_hdr;
             header.msg_iov = &raw mut self.parts[at];
@@ -206,22 +219,23 @@ impl Inbox {
             header.msg_control = (&raw mut self.controls[at]).cast();
             header.msg_controllen = CONTROL as _;
         }
-        // SAFETY: the messages point to the names, parts and control messages, and these to the bytes, of lengths as they are; all
-        // of it stays where it is.
-        let count = unsafe { receive_messages(fd, &mut self.headers[..self.wanted]) }.unwrap_or(0);
-        self.has_all &= count < self.wanted;
-        self.wanted = if count == self.wanted { MESSAGES.min(4 * count) } else { count.max(1) };
+    }
+
+    /// Gives the packets of the first messages, which are for that address.
+    ///
+    /// # Safety
+    /// The kernel has written so many messages.
+    unsafe fn give(&mut self, count: usize, to: IpAddr, each: &mut impl FnMut(Origin, &[u8])) {
         for at in 0..count {
             let header = &self.headers[at];
             let message = &self.bytes[at * BUFFER..][..header.msg_len as usize];
             let is_whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
-            // SAFETY: the kernel has written the control messages.
+            // SAFETY: the caller's promise; their control messages are among this inbox's own memory.
             match unsafe { by_wire(&header.msg_hdr, &self.names[at], message) }.filter(|_| is_whole) {
                 Some(taken) => self.damaged += taken.give(to, each),
                 None => self.damaged += 1,
             }
         }
-        count > 0
     }
 }
 
@@ -303,4 +317,71 @@ unsafe fn said(header: &libc::msghdr) -> Said {
         }
     }
     said
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::net::batch::append;
+    use crate::net::frame::put;
+
+    const HERE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+    const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+
+    /// Packets of that length, one after the other.
+    fn packets(count: u16, len: usize) -> Vec<u8> {
+        let seed = IcrcSeed::new(&path(PEER.into(), UDP_PORT, HERE.into()).unwrap());
+        let mut bytes = Vec::new();
+        for number in 0..count {
+            // SAFETY: there is no payload.
+            unsafe { append(&mut bytes, &seed, number, &vec![number as u8; len], &[]) };
+        }
+        bytes
+    }
+
+    /// Writes a message as the kernel does: by pointers alone.
+    ///
+    /// # Safety
+    /// All that the message points to is there.
+    unsafe fn write(message: &mut libc::mmsghdr, bytes: &[u8], controls: &[((libc::c_int, libc::c_int), &[u8])]) {
+        let header = &mut message.msg_hdr;
+        let mut control = [0; CONTROL];
+        let len = controls.iter().fold(0, |len, (kind, value)| len + put(&mut control[len..], *kind, value));
+        // SAFETY: the caller's promise; there is room for the bytes, as is asserted.
+        unsafe {
+            let part = *header.msg_iov;
+            assert!(bytes.len() <= part.iov_len && len <= header.msg_controllen as usize);
+            part.iov_base.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            header.msg_name.cast::<Name>().write(Name::new(PEER.into(), 0));
+            header.msg_control.cast::<u8>().copy_from_nonoverlapping(control.as_ptr(), len);
+        }
+        header.msg_controllen = len as _;
+        message.msg_len = bytes.len() as _;
+    }
+
+    #[test]
+    fn messages_come_apart_with_what_the_kernel_says_of_each() {
+        let mut inbox = Inbox::new();
+        inbox.wanted = 2;
+        inbox.point();
+        let (segmented, single) = (packets(3, 20), packets(1, 40));
+        let [segment, hops] = [24, 7].map(libc::c_int::to_ne_bytes);
+        let [first, second, ..] = &mut *inbox.headers;
+        // SAFETY: `point` has just had them point to the inbox's own memory.
+        unsafe {
+            let ttl = (libc::IPPROTO_IP, libc::IP_TTL);
+            write(first, &segmented, &[((libc::SOL_UDP, libc::UDP_GRO), &segment), (ttl, &hops)]);
+            write(second, &single, &[((libc::IPPROTO_IP, libc::IP_TOS), &[0xb8])]);
+        }
+        let mut given = Vec::new();
+        // SAFETY: both were written.
+        unsafe { inbox.give(2, HERE.into(), &mut |origin, packet| given.push((origin, packet.to_vec()))) };
+        let origin = |class, hops| Origin { address: PEER.into(), class, hops };
+        let mut expected: Vec<_> = segmented.chunks(24).map(|packet| (origin(0, 7), packet.to_vec())).collect();
+        expected.push((origin(0xb8, Origin::HOPS), single));
+        assert_eq!(given, expected);
+        assert_eq!(inbox.damaged(), 0);
+    }
 }
