@@ -105,9 +105,14 @@ fn work_that_needs_answers_is_refused() {
 }
 
 proptest! {
+    #![proptest_config(if cfg!(miri) { ProptestConfig::with_cases(4) } else { ProptestConfig::default() })]
+
     #[test]
     fn what_arrives_is_whole_and_in_order(
-        lens in prop::collection::vec(prop_oneof![0..10_usize, 250..260_usize, 0..1000_usize], 1..20),
+        lens in prop::collection::vec(
+            prop_oneof![0..10_usize, 250..260_usize, 0..1000_usize],
+            1..if cfg!(miri) { 8 } else { 20 },
+        ),
         lost in prop::collection::hash_set(0..60_usize, 0..20),
     ) {
         let mut wire = Wire::new(30);

@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn whatever_its_identification_a_packet_is_right() {
-        for len in [16, 20, 60, 4112] {
+        for len in [16, 20, 60, 4112].into_iter().step_by(if cfg!(miri) { 2 } else { 1 }) {
             for identification in [0, 1, 0x1234, 0xff00, 0xffff] {
                 let whole = datagram(&PATH, identification, len);
                 assert!(Icrc::matches(&PATH, &whole), "{len} {identification:#x}");
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn the_identification_is_found_again() {
         let mut number = 1_u16;
-        for behind in 0..2000 {
+        for behind in (0..2000).step_by(if cfg!(miri) { 199 } else { 1 }) {
             number = number.wrapping_mul(25_173).wrapping_add(13_849);
             let mut zero = Hasher::new();
             zero.update(&[0, 0]);
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn damage_of_any_one_byte_is_found() {
         let whole = datagram(&PATH, 0x4321, 100);
-        for at in (0..whole.len()).filter(|at| *at != VARIANT) {
+        for at in (0..whole.len()).filter(|at| *at != VARIANT).step_by(if cfg!(miri) { 8 } else { 1 }) {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x10;
             assert!(!Icrc::matches(&PATH, &damaged), "{at}");

@@ -20,6 +20,7 @@ fn heard(group: &Group, count: usize) -> Vec<(Origin, usize)> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn all_who_are_in_a_group_hear_what_is_sent_there_once() {
     let [from, to] = [(); 2].map(|()| Socket::open(None).unwrap());
     let address = Ipv4Addr::new(239, 4, 79, 1).into();
@@ -42,6 +43,7 @@ fn all_who_are_in_a_group_hear_what_is_sent_there_once() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_group_of_another_family_is_not_joined() {
     let link = Socket::open(None).unwrap();
     assert!(Group::join(&link, Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 0x479).into()).is_err());

@@ -37,6 +37,7 @@ fn pair() -> Pair {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_socket_is_at_an_address_of_its_own() {
     let Pair { from, to, .. } = pair();
     assert!(from.address().is_loopback() && from.address() != to.address());
@@ -52,6 +53,7 @@ fn a_socket_is_at_an_address_of_its_own() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn packets_of_all_sizes_come_in_their_order() {
     let Pair { from, to, mut inbox } = pair();
     let mut outbox = Outbox::new(Faults::default());
@@ -70,6 +72,7 @@ fn packets_of_all_sizes_come_in_their_order() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_payload_may_be_in_parts() {
     let Pair { from, to, mut inbox } = pair();
     let mut outbox = Outbox::new(Faults::default());
@@ -100,6 +103,7 @@ fn by_ipv6() -> Option<(MutexGuard<'static, ()>, Socket)> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn packets_go_by_ipv6_too() {
     let Some((_guard, socket)) = by_ipv6() else { return };
     let socket = socket.far();
@@ -113,6 +117,7 @@ fn packets_go_by_ipv6_too() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn by_ipv6_a_packet_without_the_checksum_of_udp_comes_too() {
     let Some((_guard, socket)) = by_ipv6() else { return };
     let other = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
@@ -133,6 +138,7 @@ fn packet(path: &Path, psn: u32, identification: u16) -> Vec<u8> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn packets_come_in_their_class_of_traffic() {
     let _six = SIX.lock().unwrap_or_else(PoisonError::into_inner);
     for (address, is_far) in [(None, true), (None, false), (Some(Ipv6Addr::LOCALHOST.into()), true)] {
@@ -160,6 +166,7 @@ fn packets_come_in_their_class_of_traffic() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn what_is_wrong_is_dropped_and_counted() {
     let Pair { from, to, mut inbox } = pair();
     // Another that speaks RoCEv2: from another port, and with identifications of its own.
@@ -178,6 +185,7 @@ fn what_is_wrong_is_dropped_and_counted() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_peer_that_does_not_read_loses_packets_and_does_not_block() {
     let Pair { from, to, mut inbox } = pair();
     let mut outbox = Outbox::new(Faults::default());

@@ -43,6 +43,7 @@ fn all_received(inbox: &mut Inbox, to: &Socket, outbox: &mut Outbox, from: &Sock
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn nothing_gets_lost_on_the_way_to_a_slow_peer() {
     let (from, to, mut inbox) = (open(), open(), Inbox::new());
     let mut outbox = Outbox::new(Faults::default());
@@ -56,6 +57,7 @@ fn nothing_gets_lost_on_the_way_to_a_slow_peer() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_peer_that_takes_nothing_holds_up_nobody_else_and_loses_packets_at_last() {
     let (from, stopped, to) = (open(), open(), open());
     let (mut inbox, mut outbox) = (Inbox::new(), Outbox::new(Faults::default()));
@@ -85,6 +87,7 @@ fn a_peer_that_takes_nothing_holds_up_nobody_else_and_loses_packets_at_last() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn who_comes_to_be_at_an_address_gets_what_is_sent_there() {
     let (from, first) = (open(), open());
     let mut outbox = Outbox::new(Faults::default());
@@ -101,6 +104,7 @@ fn who_comes_to_be_at_an_address_gets_what_is_sent_there() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn packets_for_peers_without_the_shorter_way_go_by_udp() {
     let (from, to) = (open(), open());
     let mut outbox = Outbox::new(Faults::default());
@@ -120,6 +124,7 @@ fn packets_for_peers_without_the_shorter_way_go_by_udp() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn trouble_is_met_with_on_the_shorter_way_too() {
     let (from, to, mut inbox) = (open(), open(), Inbox::new());
     let mut outbox = Outbox::new("seed=5,drop=0.2,corrupt=0.1,dup=0.1".parse().unwrap());
@@ -140,6 +145,7 @@ fn trouble_is_met_with_on_the_shorter_way_too() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_caller_says_who_it_is_and_goes() {
     let (to, mut inbox) = (open(), Inbox::new());
     let remote = Near::open(Ipv4Addr::new(203, 0, 113, 5).into()).unwrap();
@@ -159,6 +165,7 @@ fn a_caller_says_who_it_is_and_goes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn what_nobody_answers_to_is_lost() {
     let from = open();
     let mut outbox = Outbox::new(Faults::default());
