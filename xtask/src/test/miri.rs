@@ -14,6 +14,10 @@ use crate::softroce::Ending;
 /// Packages and those of their test targets that Miri can run in one go.
 const QUICK: &[(&str, &str)] = &[
     ("rdma-sys", "--lib"),
+    ("rdma-soft", "--lib"),
+    ("rdma-soft", "--test=wire"),
+    ("rdma-soft", "--test=unreliable"),
+    ("rdma-soft", "--test=reliable"),
     ("rdma-soft", "--test=responder"),
     ("rdma-safe", "--lib"),
     ("rdma-safe", "--test=newer"),
