@@ -180,6 +180,7 @@ fn what_nobody_answers_to_is_lost() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn nobody_takes_a_sleeper_what_wakes_it() {
     let (from, to, mut inbox) = (open(), open(), Inbox::new());
     let mut outbox = Outbox::new(Faults::default());
@@ -200,6 +201,7 @@ fn nobody_takes_a_sleeper_what_wakes_it() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_sleeper_is_woken_by_who_came_while_it_slept() {
     let (from, to, mut inbox) = (open(), open(), Inbox::new());
     let mut outbox = Outbox::new(Faults::default());
@@ -213,6 +215,7 @@ fn a_sleeper_is_woken_by_who_came_while_it_slept() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn nothing_stays_of_peers_that_are_gone() {
     let (from, mut inbox) = (open(), Inbox::new());
     let mut outbox = Outbox::new(Faults::default());
@@ -238,6 +241,7 @@ fn nothing_stays_of_peers_that_are_gone() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_peer_that_does_not_take_the_shorter_way_up_gets_packets_by_udp() {
     let (from, to) = (open(), open());
     let (mut outbox, address) = (Outbox::new(Faults::default()), to.address());
@@ -260,6 +264,7 @@ fn a_peer_that_does_not_take_the_shorter_way_up_gets_packets_by_udp() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn of_many_callers_each_has_its_turn() {
     const EACH: usize = 40;
     let (to, mut inbox) = (open(), Inbox::new());
@@ -286,6 +291,7 @@ fn of_many_callers_each_has_its_turn() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
 fn what_a_peer_has_said_does_not_hide_that_it_is_gone() {
     let (from, to) = (open(), open());
     let mut lane = from.near().unwrap().connect(to.address(), 0, START).unwrap();
