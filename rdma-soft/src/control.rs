@@ -1,6 +1,6 @@
 //! What a program can ask and tell the device that it has in itself, beyond verbs.
 
-use crate::device::device;
+use crate::device::{self, device};
 use crate::faults::{Faults, FaultsError};
 
 /// How many objects there are in the device of this process: what a test counts that looks for what was left behind.
@@ -58,4 +58,11 @@ pub fn set_faults(faults: Faults) -> Result<(), FaultsError> {
     core.send(now);
     device.leave(core);
     Ok(())
+}
+
+/// Why the device of this process could not be made when a program opened it, such as an address of no interface in
+/// `RDMA_SOFT_ADDR`. It was written to standard error, too. `None` where it was made, or nobody has asked for it.
+#[must_use]
+pub fn setup_error() -> Option<&'static str> {
+    device::setup_error()
 }

@@ -18,4 +18,4 @@ pub mod transport;
 pub mod wire;
 
 pub use abi::install;
-pub use control::{Objects, objects, set_faults};
+pub use control::{Objects, objects, set_faults, setup_error};

@@ -205,9 +205,17 @@ pub(crate) fn advice(verb: &str, errno: Errno) -> String {
 pub(crate) fn advice_on_opening(errno: Errno) -> &'static str {
     match errno.0 {
         // Of no device of the kernel.
-        libc::EADDRNOTAVAIL => "soft0 has written the reason to standard error",
+        libc::EADDRNOTAVAIL => reason_of_soft0().unwrap_or("soft0 has written the reason to standard error"),
         _ => "check that /dev/infiniband/uverbs* exists and that this user may open it",
     }
+}
+
+/// Why it cannot be had, if it is in this process.
+fn reason_of_soft0() -> Option<&'static str> {
+    #[cfg(feature = "soft")]
+    return crate::soft::setup_error();
+    #[cfg(not(feature = "soft"))]
+    None
 }
 
 #[cfg(test)]

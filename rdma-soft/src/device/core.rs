@@ -76,7 +76,8 @@ impl Link {
     }
 }
 
-static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+/// Or why there is none.
+static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
 
 /// The device of this process, which is made when it is first asked for. `None`: it cannot be, or is that of a parent; the reason
 /// was written to standard error.
@@ -84,21 +85,26 @@ pub(crate) fn device() -> Option<&'static Device> {
     if server::is_child() {
         return None;
     }
-    let made = DEVICE.get_or_init(|| match Device::new() {
-        Ok(device) => Some(device),
-        Err(error) => {
-            eprintln!("rdma-soft: {error}");
-            None
-        }
+    let made = DEVICE.get_or_init(|| {
+        Device::new().map_err(|error| {
+            let reason = error.to_string();
+            eprintln!("rdma-soft: {reason}");
+            reason
+        })
     });
-    let device = made.as_ref()?;
+    let device = made.as_ref().ok()?;
     server::start(device);
     Some(device)
 }
 
 /// That of this process, if it was made.
 pub(super) fn existing() -> Option<&'static Device> {
-    DEVICE.get()?.as_ref()
+    DEVICE.get()?.as_ref().ok()
+}
+
+/// Why it was not, if that was tried.
+pub(crate) fn setup_error() -> Option<&'static str> {
+    DEVICE.get()?.as_ref().err().map(String::as_str)
 }
 
 /// Why there is no device.
@@ -110,6 +116,8 @@ pub(super) enum SetupError {
         "RDMA_SOFT_ADDR={value}: {part:?} is no IP address; it takes one, or several with commas between them, of this machine"
     )]
     Address { value: String, part: String },
+    #[error("RDMA_SOFT_ADDR={value}: {address} is there twice")]
+    Twice { value: String, address: IpAddr },
     #[error("RDMA_SOFT_UDP={0}: it takes 1, by which peers on this host are talked to by UDP as others are, or 0")]
     Udp(String),
     #[error("RDMA_SOFT_FAULTS: {0}")]
@@ -119,16 +127,22 @@ pub(super) enum SetupError {
 }
 
 fn addresses() -> Result<Vec<Option<IpAddr>>, SetupError> {
-    match std::env::var("RDMA_SOFT_ADDR") {
-        Ok(value) if !value.trim().is_empty() => value
-            .split(',')
-            .map(|part| {
-                let parsed = part.trim().parse();
-                parsed.map(Some).map_err(|_| SetupError::Address { value: value.clone(), part: part.to_owned() })
-            })
-            .collect(),
-        _ => Ok(vec![None]),
+    let value = std::env::var("RDMA_SOFT_ADDR").unwrap_or_default();
+    if value.trim().is_empty() {
+        return Ok(vec![None]);
     }
+    let mut addresses = Vec::new();
+    for part in value.split(',').map(str::trim) {
+        let Ok(address) = part.parse::<IpAddr>() else {
+            return Err(SetupError::Address { part: part.to_owned(), value });
+        };
+        let address = address.to_canonical();
+        if addresses.contains(&Some(address)) {
+            return Err(SetupError::Twice { value, address });
+        }
+        addresses.push(Some(address));
+    }
+    Ok(addresses)
 }
 
 /// Whether peers on this host are talked to as others are.

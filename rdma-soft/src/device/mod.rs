@@ -20,7 +20,7 @@ mod server;
 mod slab;
 mod state;
 
-pub(crate) use self::core::{Core, Device, device};
+pub(crate) use self::core::{Core, Device, device, setup_error};
 pub(crate) use cq::{Armed, Completions, Cq};
 pub(crate) use events::{Channel, Context, Signal, wait};
 pub(crate) use host::Identity;
