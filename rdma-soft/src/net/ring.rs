@@ -1,9 +1,10 @@
 //! Memory that two processes share, through which one sends messages to the other.
 //!
 //! The memory is of the sender, which hands it over as a descriptor and cannot make it smaller any more, so that to touch it is
-//! never a fault of the other. Neither believes what the other writes: each keeps its own place by itself, and whoever finds
-//! the other at a place where it cannot be has done with it. The pages of the messages are mapped twice, one time behind the
-//! other, so that every message is in one piece.
+//! no fault. (Holes it can make, which the system fills when they are touched, and ends a process for only where it has no
+//! memory left.) Neither believes what the other writes: each keeps its own place by itself, and whoever finds the other at a
+//! place where it cannot be has done with it. The pages of the messages are mapped twice, one time behind the other, so that
+//! every message is in one piece.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
