@@ -14,6 +14,7 @@ use super::sender::{Gate, Sender, Stop};
 use super::shared::SharedReceives;
 use super::wait::Waiter;
 use super::{Runner, Task};
+use crate::clock::Clock;
 use crate::credit::{CreditLine, post_receive};
 use crate::plan::Plan;
 use crate::worker::Worker;
@@ -130,7 +131,7 @@ impl Runner {
     pub(super) fn send_by_credits<P: Known, C: Known, O: Operation>(
         &mut self,
         sender: &mut Sender<'_, O>,
-        stop: Stop,
+        length: impl Fn(Clock) -> Stop,
         task: &Task<'_>,
         recorder: &mut impl Recorder,
     ) -> Result<(u64, u64)> {
@@ -144,8 +145,8 @@ impl Runner {
         let mut receives = OwnReceives { receiver: &mut self.receiver, lanes };
         let (mut completions, mut arrivals) = (poller::<C>(send_cq)?, poller::<C>(recv_cq)?);
         let (mut credits, mut told) = (Credits { qp, book }, poller::<C>(cq)?);
+        let (start, stop) = (self.clock.now(), length(self.clock));
         sender.begin(stop);
-        let start = self.clock.now();
         let mut winding_up = false;
         while !(sender.is_done() && credits.arrived() == sender.total()) {
             if !winding_up && sender.is_time(stop, recorder)? {

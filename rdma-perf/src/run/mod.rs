@@ -228,25 +228,24 @@ impl Runner {
         if sends {
             let (warm_up, length) = stops(plan);
             if let Some(stop) = warm_up {
-                self.send::<P, C, O>(&mut sender, stop(clock), task, &mut Nothing)?;
+                self.send::<P, C, O>(&mut sender, stop, task, &mut Nothing)?;
                 outcome.warm_up = sender.sent();
             }
             let usage = (!plan.compat).then(Usage::now);
-            let stop = length(clock);
             outcome.window = if plan.compat {
                 match plan.messages_of_lane() {
                     Some(messages) if messages <= MAX_PEAK_ITERATIONS => {
                         let mut compat = Compat::new(clock, messages * lanes as u64, plan.post_list);
-                        let window = self.send::<P, C, O>(&mut sender, stop, task, &mut compat)?;
+                        let window = self.send::<P, C, O>(&mut sender, length, task, &mut compat)?;
                         outcome.latencies = compat.latencies();
                         outcome.moments = Some(compat.moments);
                         window
                     }
-                    _ => self.send::<P, C, O>(&mut sender, stop, task, &mut Nothing)?,
+                    _ => self.send::<P, C, O>(&mut sender, length, task, &mut Nothing)?,
                 }
             } else {
                 let mut native = Native::new(clock);
-                let window = self.send::<P, C, O>(&mut sender, stop, task, &mut native)?;
+                let window = self.send::<P, C, O>(&mut sender, length, task, &mut native)?;
                 outcome.usage = usage.map(|usage| (usage, Usage::now()));
                 outcome.latencies = std::mem::replace(&mut native.latencies, Latencies::new());
                 outcome.peak = native.peak();
@@ -265,12 +264,12 @@ impl Runner {
     fn send<P: Known, C: Known, O: Operation>(
         &mut self,
         sender: &mut Sender<'_, O>,
-        stop: Stop,
+        length: impl Fn(Clock) -> Stop,
         task: &Task<'_>,
         recorder: &mut impl Recorder,
     ) -> Result<(u64, u64)> {
         if task.plan.has_credits() {
-            return self.send_by_credits::<P, C, O>(sender, stop, task, recorder);
+            return self.send_by_credits::<P, C, O>(sender, length, task, recorder);
         }
         let both = task.plan.bidirectional && task.plan.takes_receives();
         let pattern = task.pattern();
@@ -279,8 +278,9 @@ impl Runner {
         let lanes = lanes.iter_mut().map(split::<P>).collect::<Result<Vec<_>>>()?;
         let (mut sends, mut receives): (Vec<Sends<'_, P>>, Vec<Receives<'_>>) = lanes.into_iter().unzip();
         let (mut completions, mut arrivals) = (poller::<C>(send_cq)?, poller::<C>(recv_cq)?);
+        // A time begins here, and not with what has come before.
+        let (start, stop) = (self.clock.now(), length(self.clock));
         sender.begin(stop);
-        let start = self.clock.now();
         let mut winding_up = false;
         let mut found = 0;
         while !sender.is_done() {
