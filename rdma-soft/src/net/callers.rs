@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::near::{self, Near};
-use super::ring::{Receiver, Refused};
+use super::ring::Receiver;
 
 /// Who has come.
 #[derive(Default)]
@@ -78,7 +78,8 @@ impl Callers {
         let address = *address;
         match receiver.take(to) {
             Ok(len) => len.map(|len| (address, len)),
-            Err(Refused::Full | Refused::Broken) => {
+            // It is no peer.
+            Err(_) => {
                 self.dismiss(at, near);
                 None
             }

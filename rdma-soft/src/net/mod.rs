@@ -1,4 +1,4 @@
-//! The network below: a UDP socket, what gathers packets for it and what takes packets from it.
+//! The network below: a UDP socket, and memory shared with peers on the host; what gathers packets and what takes them.
 //!
 //! System calls, and the way through the kernel, are what packets cost most: so they go and come many at once, as UDP segmentation
 //! and receive offload of Linux (`udp(7)`: `UDP_SEGMENT`, `UDP_GRO`) have it.

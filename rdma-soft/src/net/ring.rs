@@ -151,7 +151,7 @@ impl Sender {
         let place = self.mapping.place(self.tail);
         // SAFETY: from there so many bytes are mapped, in one piece, as the message takes no more than there is room for; they
         // are of nobody's but this end's, as the receiver has said that it is through with them. Should it read them all the
-        // same, it sees what it deserves. The place is a multiple of 8.
+        // same, it gets bytes of messages that are for it, and nothing here depends on them. The place is a multiple of 8.
         unsafe {
             place.cast::<u32>().write_volatile(message.len() as u32);
             place.wrapping_add(LENGTH).copy_from_nonoverlapping(message.as_ptr(), message.len());

@@ -312,7 +312,7 @@ fn payload(mtu: u32, address: &IpAddr) -> u32 {
 }
 
 /// Asks for a large buffer, by that option with privileges and by that without; how many bytes it is then.
-pub(super) fn enlarge(
+fn enlarge(
     socket: BorrowedFd<'_>,
     (forced, polite): (libc::c_int, libc::c_int),
     bytes: libc::c_int,
