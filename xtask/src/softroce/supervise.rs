@@ -1,6 +1,7 @@
 //! Following what guests or a local command do, to a status: their output as it comes, a limit on every phase, and
 //! signals.
 
+use std::fmt;
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -30,6 +31,16 @@ impl Ending {
             Ending::Status(status) => status,
             Ending::TimedOut => 124,
             Ending::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ending::Status(status) => write!(f, "ended with status {status}"),
+            Ending::TimedOut => f.write_str("was killed at its time limit"),
+            Ending::Signal(signal) => write!(f, "was ended by signal {signal} to this program"),
         }
     }
 }

@@ -4,8 +4,10 @@ use anyhow::Result;
 
 use super::artifacts::Place;
 use super::inside::{self, Plan};
-use super::libtest::{Lines, Output, Tally};
-use super::{Args, Context, Outcome, Watching, uninterrupted};
+use super::libtest::Output;
+use super::report::{Failure, Report};
+use super::watch::{Watching, uninterrupted};
+use super::{Args, Context, Outcome, ended};
 use crate::softroce::{self, Options, Release};
 use crate::workspace;
 
@@ -26,33 +28,43 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     let plan = Plan { rounds: args.repeat, limit: args.limit, programs, arguments };
     std::env::set_current_dir(workspace::root())?;
     let places = args.places();
-    let mut tally = Tally::default();
+    let mut all = Report::default();
     for place in &places {
-        let of_place = run_in(*place, &plan, args.limit * count + 60)?;
+        let name = place.map_or("this machine's own", Release::codename);
+        let of_place = run_in(*place, &plan, args.limit * count + 60, args.is_silent())?;
         if places.len() > 1 {
-            println!("    {}: {of_place}", place.map_or("this machine's own", Release::codename));
+            println!("    {name}: {}", of_place.tally);
         }
-        tally += of_place.tally();
+        all += of_place.at(name);
     }
-    Ok(Outcome::Tests(tally))
+    Ok(Outcome::Tests(all))
 }
 
-fn run_in(release: Option<Release>, plan: &Plan, timeout: u64) -> Result<Outcome> {
+fn run_in(release: Option<Release>, plan: &Plan, timeout: u64, is_silent: bool) -> Result<Report> {
     let mut options = Options { timeout, release, ..Options::default() };
     let variables = [("RDMA_REQUIRE_DEVICE", "1".to_owned()), ("RUST_BACKTRACE", "1".to_owned())];
     options.environment.extend(variables.map(|(name, value)| (name.to_owned(), value)));
     let command = [softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), serde_json::to_string(plan)?];
 
     let mut progress = Progress::default();
-    let mut sink = Watching { lines: vec![Lines::default()], each: |_, line: &str| progress.line(line), silent: false };
+    let mut sink = Watching::new(1, is_silent, |_, line: &str| {
+        if is_silent && inside::begun_or_ended(line) {
+            println!("    {line}");
+        }
+        progress.line(line);
+    });
     let ending = softroce::run(&command, &options, &mut sink);
     // Without an end a program was running when the guest ended.
-    if let Err(error) = &ending {
-        eprintln!("error: {error:#}");
-        progress.output.broken();
-        return Ok(Outcome::Tests(progress.output.tally()));
+    match ending {
+        Ok(ending) => Ok(ended(uninterrupted(ending)?, progress.output)),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            progress.output.broken("was running when the guest ended");
+            let mut report = progress.output.into_report();
+            report.failures.push(Failure::new("the guest", &format!("{error:#}")));
+            Ok(report)
+        }
     }
-    Ok(Outcome::tests(uninterrupted(ending?)?, progress.output))
 }
 
 /// Counts tests, and programs that ended badly though none of their tests did.
@@ -66,10 +78,10 @@ impl Progress {
     fn line(&mut self, line: &str) {
         self.output.line(line);
         if let Some(status) = inside::ended(line) {
-            if status != 0 && self.output.tally().failed == self.failed_before {
-                self.output.broken();
+            if status != 0 && self.output.report().tally.failed == self.failed_before {
+                self.output.broken(&format!("ended with status {status}"));
             }
-            self.failed_before = self.output.tally().failed;
+            self.failed_before = self.output.report().tally.failed;
             self.output.forget_program();
         }
     }
@@ -94,6 +106,6 @@ mod tests {
         ] {
             progress.line(line);
         }
-        assert_eq!(progress.output.tally().to_string(), "4 passed, 2 failed, 0 skipped");
+        assert_eq!(progress.output.report().tally.to_string(), "4 passed, 2 failed, 0 skipped");
     }
 }

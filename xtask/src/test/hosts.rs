@@ -3,8 +3,10 @@
 use anyhow::Result;
 
 use super::artifacts::Place;
-use super::libtest::{Lines, Output, Tally};
-use super::{Args, Context, Outcome, Watching, uninterrupted};
+use super::libtest::Output;
+use super::report::{Failure, Report};
+use super::watch::{Watching, uninterrupted};
+use super::{Args, Context, Outcome};
 use crate::softroce::{self, Ending, Options};
 use crate::{soft, workspace};
 
@@ -15,43 +17,45 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     }
     std::env::set_current_dir(workspace::root())?;
     let library = soft::library()?.to_string_lossy().into_owned();
-    let mut tally = Tally::default();
+    let mut all = Report::default();
     for test in context.integration_tests.iter().filter(|test| test.place == Place::Hosts) {
         let mut command = vec![test.executable.to_string_lossy().into_owned()];
         command.extend(["--test-threads=1", "--show-output"].map(str::to_owned));
         command.extend(args.arguments.iter().cloned());
-        tally += on_both(&command, &library, args.limit)?;
+        all += on_both(&command, &library, args)?;
     }
-    Ok(Outcome::Tests(tally))
+    Ok(Outcome::Tests(all))
 }
 
-fn on_both(command: &[String], library: &str, limit: u64) -> Result<Tally> {
+fn on_both(command: &[String], library: &str, args: &Args) -> Result<Report> {
     let environment = vec![("RDMA_SOFT_LIBRARY".to_owned(), library.to_owned())];
-    let options = Options { timeout: limit, environment, ..Options::default() };
+    let options = Options { timeout: args.limit, environment, ..Options::default() };
     let mut outputs = [Output::default(), Output::default()];
-    let mut sink = Watching {
-        lines: vec![Lines::default(), Lines::default()],
-        each: |host: usize, line: &str| {
+    let is_silent = args.is_silent();
+    let each = |host: usize, line: &str| {
+        if !is_silent {
             println!("[{host}] {line}");
-            outputs[host].line(line);
-        },
-        silent: true,
+        }
+        outputs[host].line(line);
     };
-    let ending = softroce::run_pair(command, &options, &mut sink);
+    let ending = softroce::run_pair(command, &options, &mut Watching::new(2, true, each));
     // Without an end both were running when a guest ended.
-    let failed = match ending {
-        Ok(ending) => uninterrupted(ending)? != Ending::Status(0),
+    let failure = match ending {
+        Ok(ending) => match uninterrupted(ending)? {
+            Ending::Status(0) => None,
+            ending => Some(Failure::new(format!("the tests of a host {ending}"), "")),
+        },
         Err(error) => {
             eprintln!("error: {error:#}");
-            true
+            Some(Failure::new("the guests", &format!("{error:#}")))
         }
     };
-    let mut tally = Tally::default();
-    for output in outputs {
-        tally += output.tally();
+    let mut report = Report::default();
+    for (host, output) in outputs.into_iter().enumerate() {
+        report += output.into_report().at(&format!("host {host}"));
     }
-    if failed && tally.failed == 0 {
-        tally.failed = 1;
+    if let Some(failure) = failure.filter(|_| report.tally.failed == 0) {
+        report.fail(failure);
     }
-    Ok(tally)
+    Ok(report)
 }

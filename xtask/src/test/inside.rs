@@ -16,6 +16,9 @@ pub(crate) const ARGUMENT: &str = "run-device-tests";
 /// Begins the line that tells how a test program has ended, for [`ended`].
 const ENDED: &str = "xtask: ended with status ";
 
+/// Begins the line before a test program's own.
+const BEGINS: &str = "--> ";
+
 /// What to run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
@@ -34,13 +37,18 @@ pub(crate) fn ended(line: &str) -> Option<i32> {
     line.strip_prefix(ENDED)?.split_whitespace().next()?.parse().ok()
 }
 
+/// Whether the line tells that a test program begins, or how it has ended.
+pub(crate) fn begun_or_ended(line: &str) -> bool {
+    line.starts_with(BEGINS) || line.starts_with(ENDED)
+}
+
 /// Runs the plan in `words` to its end, whatever fails.
 pub(crate) fn main(words: &[String]) -> Result<i32> {
     let plan: Plan = serde_json::from_str(words.first().context("no plan")?)?;
     for round in 1..=plan.rounds {
         for (name, executable) in &plan.programs {
             let of = if plan.rounds > 1 { format!(", round {round}") } else { String::new() };
-            println!("--> {name}{of}");
+            println!("{BEGINS}{name}{of}");
             let started = Instant::now();
             let status = run(executable, &plan)?;
             // A program that crashes leaves a line without its end.

@@ -1,31 +1,8 @@
 //! Reading what the test harness prints.
 
-use std::collections::HashSet;
-use std::fmt;
-use std::ops::AddAssign;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Numbers of tests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) passed: u64,
-    pub(crate) failed: u64,
-    pub(crate) skipped: u64,
-}
-
-impl AddAssign for Tally {
-    fn add_assign(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.skipped += other.skipped;
-    }
-}
-
-impl fmt::Display for Tally {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { passed, failed, skipped } = self;
-        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
-    }
-}
+use super::report::{Excerpt, Failure, Report, Tally};
 
 /// How a test that skips says so, at the beginning of a line.
 const SKIPPED: &str = "skipped: ";
@@ -36,50 +13,68 @@ const SKIPPED: &str = "skipped: ";
 /// print there may be the output of other test programs, which they have run themselves; that is not counted.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    tally: Tally,
+    report: Report,
     /// Tests of the current program, once it has said how many they are.
     running: Option<u64>,
     /// Those of them that passed.
     passed: HashSet<String>,
-    /// Those that passed and said that they skipped.
-    said_skipped: HashSet<String>,
+    /// Those that failed and whose output has not been shown.
+    failed: HashSet<String>,
+    /// Those that passed and said that they skipped, each with its first reason.
+    said_skipped: HashMap<String, String>,
     /// Whether the output of tests is being shown, in which anything may occur.
     shows_output: bool,
     /// The passed test whose output it is.
     shown: Option<String>,
+    /// What those that failed have said.
+    failures: Vec<Failure>,
+    /// All that the current program has said.
+    said: Excerpt,
 }
 
 impl Output {
     /// Takes the next line, without its end.
     pub(crate) fn line(&mut self, line: &str) {
+        self.said.line(line);
         if let Some(number) = running(line) {
             self.starts(number);
-        } else if let Some(name) = passed(line) {
+        } else if let Some(name) = result_of(line, "ok") {
             self.passed.insert(name.to_owned());
+        } else if let Some(name) = result_of(line, "FAILED") {
+            self.failed.insert(name.to_owned());
         } else if let Some(name) = heading(line) {
-            self.shows_output = true;
-            self.shown = self.passed.get(name).cloned();
+            self.shows(name);
         } else if let Some(result) = line.strip_prefix("test result: ") {
             self.result(result);
-        } else if line.starts_with(SKIPPED) {
-            self.said_skipped.extend(self.shown.clone());
+            return;
+        } else if let (Some(reason), Some(shown)) = (line.strip_prefix(SKIPPED), &self.shown) {
+            self.said_skipped.entry(shown.clone()).or_insert_with(|| reason.to_owned());
+        }
+        if let Some(failure) = self.failures.last_mut() {
+            failure.said.line(line);
         }
     }
 
     /// What was counted.
-    pub(crate) fn tally(&self) -> Tally {
-        self.tally
+    pub(crate) fn report(&self) -> &Report {
+        &self.report
     }
 
-    /// A program that ended without a result, or with a bad status although no test failed.
-    pub(crate) fn broken(&mut self) {
-        self.tally.failed += 1;
+    /// As [`report`](Self::report), when all was said.
+    pub(crate) fn into_report(self) -> Report {
+        self.report
+    }
+
+    /// A program that ended `so`, without a result or although no test failed.
+    pub(crate) fn broken(&mut self, so: &str) {
+        let said = std::mem::take(&mut self.said);
+        self.report.fail(Failure { name: format!("a test program {so}"), said });
         self.forget_program();
     }
 
     /// The next line is another program's.
     pub(crate) fn forget_program(&mut self) {
-        *self = Self { tally: self.tally, ..Self::default() };
+        *self = Self { report: std::mem::take(&mut self.report), ..Self::default() };
     }
 
     fn starts(&mut self, tests: u64) {
@@ -87,10 +82,18 @@ impl Output {
             return;
         }
         if self.running.is_some() {
-            // The program before has crashed.
-            self.broken();
+            self.broken("has crashed");
         }
         self.running = Some(tests);
+    }
+
+    /// What follows was said by this test.
+    fn shows(&mut self, name: &str) {
+        self.shows_output = true;
+        self.shown = self.passed.get(name).cloned();
+        if self.failed.remove(name) {
+            self.failures.push(Failure { name: name.to_owned(), said: Excerpt::default() });
+        }
     }
 
     fn result(&mut self, result: &str) {
@@ -102,8 +105,13 @@ impl Output {
         if self.running != Some(passed + failed + ignored) {
             return;
         }
-        let skipped = passed.min(u64::try_from(self.said_skipped.len()).unwrap_or(passed));
-        self.tally += Tally { passed: passed - skipped, failed, skipped: skipped + ignored };
+        let mut reasons = BTreeMap::new();
+        for reason in std::mem::take(&mut self.said_skipped).into_values() {
+            *reasons.entry(reason).or_default() += 1;
+        }
+        let skipped = passed.min(reasons.values().sum());
+        let tally = Tally { passed: passed - skipped, failed, skipped: skipped + ignored };
+        self.report += Report { tally, reasons, failures: std::mem::take(&mut self.failures) };
         self.forget_program();
     }
 }
@@ -114,9 +122,9 @@ fn running(line: &str) -> Option<u64> {
     number.strip_suffix(" tests").or(number.strip_suffix(" test"))?.parse().ok()
 }
 
-/// `a::b` of `test a::b ... ok`.
-fn passed(line: &str) -> Option<&str> {
-    let name = line.strip_prefix("test ")?.strip_suffix(" ... ok")?;
+/// `a::b` of `test a::b ... ok`, if that is the result.
+fn result_of<'a>(line: &'a str, result: &str) -> Option<&'a str> {
+    let name = line.strip_prefix("test ")?.strip_suffix(result)?.strip_suffix(" ... ")?;
     Some(name.strip_suffix(" - should panic").unwrap_or(name))
 }
 
@@ -147,7 +155,7 @@ mod tests {
     fn tally(text: &str) -> Tally {
         let mut output = Output::default();
         text.lines().for_each(|line| output.line(line));
-        output.tally()
+        output.into_report().tally
     }
 
     #[test]
@@ -246,10 +254,57 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         for line in ["running 2 tests", "test a ... ok", "---- a stdout ----", "skipped: x"] {
             output.line(line);
         }
-        output.broken();
+        output.broken("was killed");
         output.line("running 1 test");
         output.line("test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
-        assert_eq!(output.tally(), Tally { passed: 1, failed: 1, skipped: 0 });
+        assert_eq!(output.report().tally, Tally { passed: 1, failed: 1, skipped: 0 });
+    }
+
+    #[test]
+    fn what_failed_is_told_with_what_it_said_and_why_others_were_skipped() {
+        let text = "\
+running 3 tests
+test a ... ok
+test b ... FAILED
+test c ... FAILED
+
+successes:
+
+---- a stdout ----
+skipped: no device
+skipped: and more
+
+failures:
+
+---- b stdout ----
+thread 'b' panicked
+
+---- c stdout ----
+running 1 test
+---- b stdout ----
+---- c stdout ----
+hm
+
+failures:
+    b
+    c
+
+test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+running 2 tests
+test d ... Segmentation fault
+";
+        let mut output = Output::default();
+        text.lines().for_each(|line| output.line(line));
+        output.broken("ended by a signal");
+        let report = output.into_report();
+        assert_eq!(report.tally, Tally { passed: 0, failed: 3, skipped: 1 });
+        assert_eq!(report.reasons.into_iter().collect::<Vec<_>>(), [("no device".to_owned(), 1)]);
+        let said: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
+        assert!(said[0].starts_with("failed: b\n") && said[0].contains("panicked"), "{said:?}");
+        assert!(said[1].starts_with("failed: c\n") && !said[1].contains("panicked"), "{said:?}");
+        let last = said.last().unwrap();
+        assert!(last.starts_with("failed: a test program ended by a signal\n"), "{last}");
+        assert!(last.ends_with("| test d ... Segmentation fault"), "{last}");
     }
 
     #[test]

@@ -5,9 +5,11 @@ use std::thread::available_parallelism;
 
 use anyhow::Result;
 
-use super::libtest::{Output, Tally};
+use super::libtest::Output;
+use super::report::{Failure, Report, Tally};
 use super::stages::tests;
-use super::{Args, Outcome, watch, watch_all};
+use super::watch::{watch, watch_all};
+use super::{Args, Outcome};
 use crate::process;
 use crate::softroce::Ending;
 
@@ -32,24 +34,28 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     if let Err(reason) = require_miri() {
         return Ok(Outcome::Skipped(reason));
     }
-    let mut tally = Tally::default();
+    let mut all = Report::default();
     for (package, target) in QUICK {
         let mut command = miri();
         command.args(["--package", package, target]);
-        tally += tests(command, args)?.tally();
+        all += tests(command, args)?.into_report().at(&format!("{package} {target}"));
     }
-    tally += long(args)?;
-    Ok(Outcome::Tests(tally))
+    all += long(args)?;
+    Ok(Outcome::Tests(all))
 }
 
-fn long(args: &Args) -> Result<Tally> {
+fn long(args: &Args) -> Result<Report> {
     let mut list = miri();
     list.args(LONG).args(["--", "--list"]).args(&args.arguments);
     let mut names = Vec::new();
     let listed = watch(list, true, |line| names.extend(line.strip_suffix(": test").map(str::to_owned)))?;
+    let mut report = Report::default();
     if names.is_empty() {
         // A failure, unless a filter has left none.
-        return Ok(Tally { failed: u64::from(listed != Ending::Status(0)), ..Tally::default() });
+        if listed != Ending::Status(0) {
+            report.fail(Failure::new(format!("the list of {} {listed}", LONG.join(" ")), ""));
+        }
+        return Ok(report);
     }
     let programs = available_parallelism().map_or(1, |count| count.get()).min(names.len());
     println!("    {} tests in {programs} programs", names.len());
@@ -60,18 +66,20 @@ fn long(args: &Args) -> Result<Tally> {
         command
     });
     let mut outputs: Vec<Output> = (0..programs).map(|_| Output::default()).collect();
-    let ending = watch_all(commands.collect(), false, |program, line| outputs[program].line(line))?;
-    let mut tally = Tally::default();
-    for output in outputs {
-        tally += output.tally();
+    let ending = watch_all(commands.collect(), args.is_silent(), |program, line| outputs[program].line(line))?;
+    for (program, mut output) in outputs.into_iter().enumerate() {
+        // Each of its tests has said how it went, or it has crashed.
+        let Tally { passed, failed, skipped } = output.report().tally;
+        let expected = names.iter().skip(program).step_by(programs).count();
+        if passed + failed + skipped < expected as u64 {
+            output.broken("has crashed");
+        }
+        report += output.into_report();
     }
-    // Each of them has said how it went, or its program has crashed.
-    let heard = tally.passed + tally.failed + tally.skipped;
-    tally.failed += (names.len() as u64).saturating_sub(heard);
-    if ending != Ending::Status(0) && tally.failed == 0 {
-        tally.failed = 1;
+    if ending != Ending::Status(0) && report.tally.failed == 0 {
+        report.fail(Failure::new(format!("a program of {} {ending}", LONG.join(" ")), ""));
     }
-    Ok(tally)
+    Ok(report)
 }
 
 /// `cargo miri test` with what all of them need.

@@ -7,30 +7,31 @@ pub(crate) mod inside;
 mod libtest;
 mod miri;
 mod overhead;
+mod report;
 mod soft;
 mod stages;
+mod watch;
 
 use std::fmt;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::ValueEnum;
 
 use self::artifacts::IntegrationTest;
-use self::libtest::{Lines, Output, Tally};
-use crate::softroce::{self, Ending, Release, Sink};
-use crate::{process, workspace};
-
-/// No stage takes this long unless something hangs.
-const STAGE_LIMIT: Duration = Duration::from_secs(40 * 60);
+use self::libtest::Output;
+use self::report::{Failure, Report};
+use self::watch::Interrupted;
+use crate::softroce::{Ending, Release};
 
 /// Runs every check and test of the workspace, those on a device over the software RNIC soft0 and over SoftRoCE
 ///
 /// Every stage runs, whatever failed before it. The last line is `N passed, N failed, N skipped`: tests, and one for
-/// each stage that has none. A test that prints a line beginning `skipped: ` and passes counts as skipped.
+/// each stage that has none. A test that prints a line beginning `skipped: ` and passes counts as skipped. On a terminal,
+/// and with `--verbose`, what tests print is shown as it comes. Anywhere it is told again before the last line what failed,
+/// with what it has said.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Leave a stage out; may be given several times
@@ -58,6 +59,9 @@ pub(crate) struct Args {
     /// Seconds that one program of tests on a device may take
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     limit: u64,
+    /// Show all that tests print, as on a terminal
+    #[arg(long)]
+    verbose: bool,
     /// Arguments for the test programs, such as a part of a test's name
     #[arg(last = true, value_name = "TEST ARGS")]
     arguments: Vec<String>,
@@ -100,10 +104,8 @@ enum Stage {
 #[derive(Debug)]
 enum Outcome {
     /// A stage without tests.
-    Whole {
-        passed: bool,
-    },
-    Tests(Tally),
+    Whole(Result<(), Failure>),
+    Tests(Report),
     Skipped(String),
 }
 
@@ -119,8 +121,8 @@ struct Context {
 pub(crate) fn main(args: &Args) -> Result<i32> {
     let started = Instant::now();
     let mut context = Context::default();
-    let mut tally = Tally::default();
-    let mut failures = Vec::new();
+    let mut all = Report::default();
+    let mut failed = Vec::new();
     for stage in Stage::value_variants().iter().filter(|stage| args.wants(**stage)) {
         let name = stage.name();
         println!("==> {name}");
@@ -133,22 +135,28 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
                     return Ok(128 + signal);
                 }
                 eprintln!("error: {error:#}");
-                Outcome::Whole { passed: false }
+                Outcome::Whole(Err(Failure::new("the stage", &format!("{error:#}"))))
             }
         };
-        let counted = outcome.tally();
-        tally += counted;
-        if counted.failed > 0 {
-            failures.push(name.clone());
-        }
         println!("    {name}: {outcome} ({:.1} s)", stage_started.elapsed().as_secs_f64());
+        let report = outcome.into_report();
+        for (reason, count) in &report.reasons {
+            println!("    {count} skipped: {reason}");
+        }
+        if report.tally.failed > 0 {
+            failed.push(name.clone());
+        }
+        all += report.at(&name);
     }
     println!("\nall stages: {:.0} s", started.elapsed().as_secs_f64());
-    if !failures.is_empty() {
-        println!("failed: {}", failures.join(", "));
+    for failure in &all.failures {
+        println!("{failure}");
     }
-    println!("{tally}");
-    Ok(i32::from(tally.failed > 0))
+    if !failed.is_empty() {
+        println!("failed stages: {}", failed.join(", "));
+    }
+    println!("{}", all.tally);
+    Ok(i32::from(all.tally.failed > 0))
 }
 
 impl Args {
@@ -158,6 +166,11 @@ impl Args {
             return std::iter::once(None).chain(Release::newer().into_iter().map(Some)).collect();
         }
         self.release.iter().copied().map(Some).collect()
+    }
+
+    /// Whether not to show what tests print as it comes.
+    fn is_silent(&self) -> bool {
+        !self.verbose && !io::stdout().is_terminal()
     }
 
     fn wants(&self, stage: Stage) -> bool {
@@ -177,97 +190,39 @@ impl Stage {
 }
 
 impl Outcome {
-    fn whole(ending: Ending) -> Self {
-        Outcome::Whole { passed: ending == Ending::Status(0) }
-    }
-
     /// Counts of the tests, with at least one failure if the program that ran them failed.
-    fn tests(ending: Ending, mut output: Output) -> Self {
-        if ending != Ending::Status(0) && output.tally().failed == 0 {
-            output.broken();
-        }
-        Outcome::Tests(output.tally())
+    fn tests(ending: Ending, output: Output) -> Self {
+        Outcome::Tests(ended(ending, output))
     }
 
-    fn tally(&self) -> Tally {
+    fn into_report(self) -> Report {
+        let mut report = Report::default();
         match self {
-            Outcome::Whole { passed: true } => Tally { passed: 1, ..Tally::default() },
-            Outcome::Whole { passed: false } => Tally { failed: 1, ..Tally::default() },
-            Outcome::Tests(tally) => *tally,
-            Outcome::Skipped(_) => Tally { skipped: 1, ..Tally::default() },
+            Outcome::Whole(Ok(())) => report.tally.passed = 1,
+            Outcome::Whole(Err(failure)) => report.fail(failure),
+            Outcome::Tests(report) => return report,
+            Outcome::Skipped(_) => report.tally.skipped = 1,
         }
+        report
     }
+}
+
+/// What the tests of a program came to that `ending` ended, which is a failure of its own if none of them failed.
+fn ended(ending: Ending, mut output: Output) -> Report {
+    if ending != Ending::Status(0) && output.report().tally.failed == 0 {
+        output.broken(&ending.to_string());
+    }
+    output.into_report()
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Outcome::Whole { passed: true } => f.write_str("passed"),
-            Outcome::Whole { passed: false } => f.write_str("failed"),
-            Outcome::Tests(tally) => tally.fmt(f),
+            Outcome::Whole(Ok(())) => f.write_str("passed"),
+            Outcome::Whole(Err(_)) => f.write_str("failed"),
+            Outcome::Tests(report) => report.tally.fmt(f),
             Outcome::Skipped(reason) => write!(f, "skipped: {reason}"),
         }
-    }
-}
-
-/// The user wants all of it to end.
-#[derive(Debug)]
-struct Interrupted(i32);
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ended by signal {}", self.0)
-    }
-}
-
-impl std::error::Error for Interrupted {}
-
-/// Shows output as it comes and hands each line of standard output to a function, which says whether to show it.
-struct Watching<F> {
-    /// Of each command.
-    lines: Vec<Lines>,
-    each: F,
-    silent: bool,
-}
-
-impl<F: FnMut(usize, &str)> Sink for Watching<F> {
-    fn stdout(&mut self, command: usize, bytes: &[u8]) -> io::Result<()> {
-        self.lines[command].feed(bytes, |line| (self.each)(command, line));
-        if self.silent {
-            return Ok(());
-        }
-        softroce::to_stdout(bytes)
-    }
-}
-
-/// Runs `command` in the workspace, shows what it writes, and hands each line of its standard output to `each`.
-/// `silent` shows only its standard error.
-fn watch(command: Command, silent: bool, mut each: impl FnMut(&str)) -> Result<Ending> {
-    println!("    {}", process::display(&command));
-    watch_all(vec![command], silent, |_, line| each(line))
-}
-
-/// As [`watch`], of several at once: `each` gets the number of the command, too.
-fn watch_all(commands: Vec<Command>, silent: bool, each: impl FnMut(usize, &str)) -> Result<Ending> {
-    run_all(commands, STAGE_LIMIT, silent, each)
-}
-
-/// As [`watch_all`], for `limit` at most.
-fn run_all(mut commands: Vec<Command>, limit: Duration, silent: bool, each: impl FnMut(usize, &str)) -> Result<Ending> {
-    for command in &mut commands {
-        command.current_dir(workspace::root());
-        if io::stderr().is_terminal() {
-            command.env("CARGO_TERM_COLOR", "always");
-        }
-    }
-    let mut sink = Watching { lines: commands.iter().map(|_| Lines::default()).collect(), each, silent };
-    uninterrupted(softroce::run_all_local(commands, limit, &mut sink)?)
-}
-
-fn uninterrupted(ending: Ending) -> Result<Ending> {
-    match ending {
-        Ending::Signal(signal) => Err(Interrupted(signal).into()),
-        ending => Ok(ending),
     }
 }
 
@@ -316,9 +271,10 @@ mod tests {
 
     #[test]
     fn a_failure_outside_the_tests_is_a_failure() {
-        let Outcome::Tests(tally) = Outcome::tests(Ending::Status(101), Output::default()) else {
+        let Outcome::Tests(report) = Outcome::tests(Ending::Status(101), Output::default()) else {
             panic!("not tests");
         };
-        assert_eq!(tally.to_string(), "0 passed, 1 failed, 0 skipped");
+        assert_eq!(report.tally.to_string(), "0 passed, 1 failed, 0 skipped");
+        assert_eq!(report.failures[0].name, "a test program ended with status 101");
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::Outcome;
-use super::libtest::Tally;
+use super::report::{Failure, Report};
 use crate::bench::overhead;
 
 /// Skips without Valgrind or the C compiler that the gates are taken against, where neither can be installed.
@@ -12,10 +12,13 @@ pub(super) fn run() -> Result<Outcome> {
         Ok(measured) => measured,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
-    let mut tally = Tally::default();
+    let mut report = Report::default();
     for verdict in &measured.verdicts {
         println!("gate {verdict}");
-        *(if verdict.complaint.is_none() { &mut tally.passed } else { &mut tally.failed }) += 1;
+        match &verdict.complaint {
+            None => report.tally.passed += 1,
+            Some(_) => report.fail(Failure::new("a gate", &verdict.to_string())),
+        }
     }
-    Ok(Outcome::Tests(tally))
+    Ok(Outcome::Tests(report))
 }

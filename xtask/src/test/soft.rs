@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::artifacts::{IntegrationTest, Place};
-use super::libtest::{Output, Tally};
-use super::{Args, Context, Outcome, run_all};
+use super::libtest::Output;
+use super::report::Report;
+use super::watch::run_all;
+use super::{Args, Context, Outcome, ended};
 use crate::{process, workspace};
 
 /// The device, which programs take by this name wherever they run.
@@ -50,13 +52,13 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     // Programs in C are given it, and cargo builds no shared object for the tests of others.
     let mut cargo = Command::new(workspace::cargo());
     process::run(cargo.current_dir(workspace::root()).args(["build", "--quiet", "--package", "rdma-soft-preload"]))?;
-    let mut tally = Tally::default();
+    let mut all = Report::default();
     let tests = || context.integration_tests.iter().filter(|test| test.place == Place::Device);
     for _ in 0..args.repeat {
         for test in tests() {
-            tally += run_one(test, Network::default(), args)?;
+            all += run_one(test, Network::default(), args)?;
             if test.package == ROBUST {
-                tally += run_one(test, Network { is_by_udp: true, ..Network::default() }, args)?;
+                all += run_one(test, Network { is_by_udp: true, ..Network::default() }, args)?;
             }
         }
     }
@@ -65,21 +67,19 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
     for (seed, test) in
         seeds.flat_map(|seed| tests().filter(|test| test.package == ROBUST).map(move |test| (seed, test)))
     {
-        let started = Instant::now();
         let of_seed = run_one(test, Network::bad(seed), args)?;
-        println!("    seed {seed}: {of_seed} ({:.1} s)", started.elapsed().as_secs_f64());
-        if of_seed.failed > 0 {
+        if of_seed.tally.failed > 0 {
             failed.push(seed);
         }
-        tally += of_seed;
+        all += of_seed;
     }
     for seed in failed {
         println!("    to have the failures of seed {seed} again: --only soft --seeds 1 --first-seed {seed}");
     }
-    Ok(Outcome::Tests(tally))
+    Ok(Outcome::Tests(all))
 }
 
-fn run_one(test: &IntegrationTest, network: Network, args: &Args) -> Result<Tally> {
+fn run_one(test: &IntegrationTest, network: Network, args: &Args) -> Result<Report> {
     let mut command = Command::new(&test.executable);
     command.arg("--show-output").args(&args.arguments);
     command.env("RDMA_DEVICE", DEVICE).env("RDMA_REQUIRE_DEVICE", "1").env("RUST_BACKTRACE", "1");
@@ -87,8 +87,13 @@ fn run_one(test: &IntegrationTest, network: Network, args: &Args) -> Result<Tall
     let variables = network.variables();
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     let shown: String = variables.iter().map(|(name, value)| format!(" {name}={value}")).collect();
-    println!("    {}: RDMA_DEVICE={DEVICE}{shown} {}", test.package, process::display(&command));
+    let place = format!("{}: RDMA_DEVICE={DEVICE}{shown}", test.package);
+    println!("    {place} {}", process::display(&command));
+    let started = Instant::now();
     let mut output = Output::default();
-    let ending = run_all(vec![command], Duration::from_secs(args.limit), false, |_, line| output.line(line))?;
-    Ok(Outcome::tests(ending, output).tally())
+    let ending =
+        run_all(vec![command], Duration::from_secs(args.limit), args.is_silent(), |_, line| output.line(line))?;
+    let report = ended(ending, output).at(&place);
+    println!("    {} ({:.1} s)", report.tally, started.elapsed().as_secs_f64());
+    Ok(report)
 }

@@ -7,7 +7,8 @@ use anyhow::Result;
 
 use super::artifacts::{Place, integration_test};
 use super::libtest::Output;
-use super::{Args, Context, Outcome, Stage, device, hosts, miri, overhead, soft, watch};
+use super::watch::{watch, whole, whole_of};
+use super::{Args, Context, Outcome, Stage, device, hosts, miri, overhead, soft};
 use crate::{bindgen, headers, process, workspace};
 
 /// The crates that are published.
@@ -16,19 +17,14 @@ const LIBRARIES: [&str; 3] = ["rdma-sys", "rdma-soft", "rdma-safe"];
 const ARM: &str = "aarch64-unknown-linux-gnu";
 
 impl Stage {
-    /// Runs the stage. An error is a failure, unless it is [`super::Interrupted`].
+    /// Runs the stage. An error is a failure, unless it is [`super::watch::Interrupted`].
     pub(super) fn run(self, args: &Args, context: &mut Context) -> Result<Outcome> {
         match self {
-            Stage::Fmt => whole(Command::new(workspace::cargo()).args(["fmt", "--all", "--check"])),
-            Stage::Clippy => whole(cargo(context).args([
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--all-features",
-                "--",
-                "-D",
-                "warnings",
-            ])),
+            Stage::Fmt => whole(with(Command::new(workspace::cargo()), ["fmt", "--all", "--check"])),
+            Stage::Clippy => {
+                let what = ["clippy", "--workspace", "--all-targets", "--all-features"];
+                whole(with(cargo(context), what.into_iter().chain(["--", "-D", "warnings"])))
+            }
             Stage::Build => build(context),
             Stage::Unit => unit(args, context),
             Stage::Doctest => {
@@ -37,12 +33,14 @@ impl Stage {
                 tests(command, args)
             }
             Stage::Docs => {
-                whole(cargo(context).args(["doc", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "-D warnings"))
+                let mut command = with(cargo(context), ["doc", "--no-deps", "--workspace"]);
+                command.env("RUSTDOCFLAGS", "-D warnings");
+                whole(command)
             }
             Stage::Drift => drift(),
             Stage::Package => {
                 let packages = LIBRARIES.iter().flat_map(|name| ["--package", name]);
-                whole(cargo(context).args(["package", "--allow-dirty"]).args(packages))
+                whole(with(cargo(context), ["package", "--allow-dirty"].into_iter().chain(packages)))
             }
             Stage::Aarch64 => aarch64(context),
             Stage::Overhead => overhead::run(),
@@ -54,16 +52,17 @@ impl Stage {
     }
 }
 
-fn whole(command: &mut Command) -> Result<Outcome> {
-    let command = std::mem::replace(command, Command::new(""));
-    watch(command, false, |_| {}).map(Outcome::whole)
+/// `command` with more arguments.
+fn with<'a>(mut command: Command, arguments: impl IntoIterator<Item = &'a str>) -> Command {
+    command.args(arguments);
+    command
 }
 
 /// Runs a `cargo test` and counts.
 pub(super) fn tests(mut command: Command, args: &Args) -> Result<Outcome> {
     command.args(["--", "--show-output"]).args(&args.arguments);
     let mut output = Output::default();
-    let ending = watch(command, false, |line| output.line(line))?;
+    let ending = watch(command, args.is_silent(), |line| output.line(line))?;
     Ok(Outcome::tests(ending, output))
 }
 
@@ -86,11 +85,10 @@ fn build(context: &mut Context) -> Result<Outcome> {
     let mut command = cargo(context);
     command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
     let mut found = Vec::new();
-    let ending = watch(command, true, |line| found.extend(integration_test(line)))?;
+    let outcome = whole_of(command, true, |line| found.extend(integration_test(line)))?;
     found.sort_by(|first, second| (&first.package, &first.name).cmp(&(&second.package, &second.name)));
     context.integration_tests = found;
-    let outcome = Outcome::whole(ending);
-    context.built = outcome.tally().failed == 0;
+    context.built = matches!(outcome, Outcome::Whole(Ok(())));
     Ok(outcome)
 }
 
@@ -108,7 +106,7 @@ fn unit(args: &Args, context: &mut Context) -> Result<Outcome> {
 
 fn drift() -> Result<Outcome> {
     match bindgen::generator(true) {
-        Ok(mut command) => whole(&mut command),
+        Ok(command) => whole(command),
         Err(error) => Ok(Outcome::Skipped(format!("{error:#}"))),
     }
 }
@@ -121,5 +119,5 @@ fn aarch64(context: &mut Context) -> Result<Outcome> {
         return Ok(Outcome::Skipped(format!("the target {ARM} is not installed (rustup target add {ARM})")));
     }
     let packages = LIBRARIES.iter().flat_map(|name| ["--package", name]);
-    whole(cargo(context).args(["check", "--target", ARM]).args(packages))
+    whole(with(cargo(context), ["check", "--target", ARM].into_iter().chain(packages)))
 }

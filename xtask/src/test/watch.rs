@@ -1,0 +1,119 @@
+//! Following the programs that tests are: what they say is shown, counted and kept.
+
+use std::fmt;
+use std::io::{self, IsTerminal};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::Outcome;
+use super::libtest::Lines;
+use super::report::{Excerpt, Failure};
+use crate::softroce::{self, Ending, Sink};
+use crate::{process, workspace};
+
+/// No stage takes this long unless something hangs.
+const STAGE_LIMIT: Duration = Duration::from_secs(40 * 60);
+
+/// The user wants all of it to end.
+#[derive(Debug)]
+pub(super) struct Interrupted(pub(super) i32);
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ended by signal {}", self.0)
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// Hands each line of standard output to a function, shows all output as it comes or its errors only, and keeps an excerpt of
+/// what it shows.
+pub(super) struct Watching<F> {
+    /// Of each command.
+    lines: Vec<Lines>,
+    each: F,
+    silent: bool,
+    shown: Lines,
+    said: Excerpt,
+}
+
+impl<F: FnMut(usize, &str)> Watching<F> {
+    pub(super) fn new(commands: usize, silent: bool, each: F) -> Self {
+        let lines = (0..commands).map(|_| Lines::default()).collect();
+        Watching { lines, each, silent, shown: Lines::default(), said: Excerpt::default() }
+    }
+}
+
+impl<F: FnMut(usize, &str)> Sink for Watching<F> {
+    fn stdout(&mut self, command: usize, bytes: &[u8]) -> io::Result<()> {
+        self.lines[command].feed(bytes, |line| (self.each)(command, line));
+        if self.silent {
+            return Ok(());
+        }
+        self.shown.feed(bytes, |line| self.said.line(line));
+        softroce::to_stdout(bytes)
+    }
+
+    fn stderr(&mut self, _command: usize, bytes: &[u8]) -> io::Result<()> {
+        self.shown.feed(bytes, |line| self.said.line(line));
+        softroce::to_stderr(bytes)
+    }
+}
+
+/// Runs `command` in the workspace as a stage without tests.
+pub(super) fn whole(command: Command) -> Result<Outcome> {
+    whole_of(command, false, |_| {})
+}
+
+/// As [`whole`], and as [`watch`] does.
+pub(super) fn whole_of(mut command: Command, silent: bool, mut each: impl FnMut(&str)) -> Result<Outcome> {
+    let name = process::display(&command);
+    println!("    {name}");
+    at_root(&mut command);
+    let mut sink = Watching::new(1, silent, |_, line: &str| each(line));
+    let ending = uninterrupted(softroce::run_all_local(vec![command], STAGE_LIMIT, &mut sink)?)?;
+    Ok(Outcome::Whole(match ending {
+        Ending::Status(0) => Ok(()),
+        ending => Err(Failure { name: format!("{name} {ending}"), said: sink.said }),
+    }))
+}
+
+/// Runs `command` in the workspace, shows what it writes, and hands each line of its standard output to `each`.
+/// `silent` shows only its standard error.
+pub(super) fn watch(command: Command, silent: bool, mut each: impl FnMut(&str)) -> Result<Ending> {
+    println!("    {}", process::display(&command));
+    watch_all(vec![command], silent, |_, line| each(line))
+}
+
+/// As [`watch`], of several at once: `each` gets the number of the command, too.
+pub(super) fn watch_all(commands: Vec<Command>, silent: bool, each: impl FnMut(usize, &str)) -> Result<Ending> {
+    run_all(commands, STAGE_LIMIT, silent, each)
+}
+
+/// As [`watch_all`], for `limit` at most.
+pub(super) fn run_all(
+    mut commands: Vec<Command>,
+    limit: Duration,
+    silent: bool,
+    each: impl FnMut(usize, &str),
+) -> Result<Ending> {
+    commands.iter_mut().for_each(at_root);
+    let mut sink = Watching::new(commands.len(), silent, each);
+    uninterrupted(softroce::run_all_local(commands, limit, &mut sink)?)
+}
+
+fn at_root(command: &mut Command) {
+    command.current_dir(workspace::root());
+    if io::stderr().is_terminal() {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
+}
+
+pub(super) fn uninterrupted(ending: Ending) -> Result<Ending> {
+    match ending {
+        Ending::Signal(signal) => Err(Interrupted(signal).into()),
+        ending => Ok(ending),
+    }
+}
