@@ -1,6 +1,7 @@
 //! Multicast groups, and the addresses of Ethernet behind GIDs.
 
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::time::Duration;
 
 use rdma_safe::{
     AddressError, AddressVector, Error, Gid, GidEntry, Grh, InitOptions, LinkLayer, Operation, Peer, ProtectionDomain,
@@ -8,7 +9,8 @@ use rdma_safe::{
 };
 
 use crate::support::lab::{MEMORY, Memory, Mode, Side, cq_builder, try_next};
-use crate::support::{DEADLINE, Rdma, device, error_of, skip};
+use crate::support::program::{PATIENCE, Program};
+use crate::support::{DEADLINE, Rdma, device, error_of, skip, within};
 
 const QKEY: u32 = 0x2468;
 
@@ -146,6 +148,40 @@ fn endpoints_in_a_group_receive_what_is_sent_to_it() {
             assert_eq!(member.close().expect("it leaves its groups first").len(), left);
         }
     }
+}
+
+/// Makes the test below the other process that it starts.
+const MEMBER: &str = "RDMA_TEST_GROUP_MEMBER";
+
+#[test]
+fn a_process_hears_what_another_sends_to_their_group() {
+    let Some(rdma) = ethernet() else { return };
+    let (pd, gid) = (rdma.pd(), &rdma.gid);
+    let group = group_for(gid, 7);
+    let _host = join(group, gid);
+    let mut endpoint = rdma.endpoint(&pd).inline_data(32).build_datagrams(QKEY).expect("an endpoint");
+    if std::env::var_os(MEMBER).is_some() {
+        endpoint.attach_mcast(group, 0).expect("it is in the group");
+        endpoint.receive(pd.allocate(32).unwrap()).unwrap();
+        println!("in the group");
+        let done = endpoint.wait(PATIENCE).unwrap().ok().unwrap();
+        assert_eq!(*done.work.buffer.unwrap(), *b"for another process");
+        return;
+    }
+    let this = Program::Rust(std::env::current_exe().expect("the test's program has a path"));
+    let name = "multicast::a_process_hears_what_another_sends_to_their_group";
+    let mut member = this.start_in(&[(MEMBER, "1".to_owned())], &["--exact", name, "--nocapture"]);
+    member.wait_for("in the group");
+    let to = endpoint.multicast_peer(group, 0).expect("a way to the group");
+    within(PATIENCE, "the other process", || {
+        // A datagram may be lost.
+        endpoint.send_inline(b"for another process", &to).unwrap();
+        assert_eq!(endpoint.wait(DEADLINE).unwrap().ok().unwrap().operation, Operation::Send);
+        std::thread::sleep(Duration::from_millis(20));
+        member.has_ended().then_some(())
+    });
+    let (status, text) = member.finish();
+    assert!(status.success(), "{text}");
 }
 
 #[test]

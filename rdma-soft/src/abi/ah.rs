@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use rdma_sys::*;
 
-use super::device::index_of;
 use super::refuse::{null, set_errno};
 use crate::device::{Destination, address, device};
 use crate::transport::Time;
@@ -89,7 +88,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     let found = device().filter(|_| wc.wc_flags & IBV_WC_GRH.0 != 0).and_then(|device| {
         let (from, to, class) = ends(&grh);
         // What came to a group goes back from the first address.
-        let index = if to.is_multicast() { Some(0) } else { index_of(device, to) };
+        let index = if to.is_multicast() { Some(0) } else { device.index_of(to) };
         Some((from, index?, class))
     });
     let Some((from, index, class)) = found else {

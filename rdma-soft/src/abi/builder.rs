@@ -8,25 +8,10 @@ use rdma_sys::*;
 use super::ah::AhObject;
 use super::lock;
 use super::post::{binding, parts, posted, sending, total};
-use super::qp::QpObject;
+use super::qp_object::{Builder, QpObject};
 use crate::device::{Destination, Job, Task, device};
 use crate::transport::Request;
 use crate::wire::{Atomic, Trailer};
-
-/// Work that is being put together.
-pub(crate) struct Builder {
-    /// Those that were begun, and more that were used before.
-    jobs: Vec<Job>,
-    count: usize,
-    /// Of what is the first to be wrong.
-    error: c_int,
-}
-
-impl Builder {
-    pub(crate) fn new() -> Self {
-        Builder { jobs: Vec::new(), count: 0, error: 0 }
-    }
-}
 
 pub(crate) fn set_operations(qp: &mut ibv_qp_ex, kind: ibv_qp_type, ops: u64) {
     let wants = |flag: ibv_qp_create_send_ops_flags| ops & u64::from(flag.0) != 0;

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys::*;
 
-use super::device::{MAX_CQE, number};
+use super::context::number;
+use super::limits::MAX_CQE;
 use super::refuse::{null, set_errno};
 use super::{events, lock};
 use crate::device::{Armed, Channel, Completions, Cq, Signal, device, wait};

@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use rdma_sys::*;
 
-use super::device::number;
+use super::context::number;
 use super::refuse::set_errno;
 use crate::device::{device, wait};
 

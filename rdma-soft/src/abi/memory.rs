@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use rdma_sys::*;
 
-use super::device::number;
+use super::context::number;
 use super::refuse::null;
 use crate::device::{Registration, device};
 

@@ -5,8 +5,8 @@ use core::ffi::c_int;
 use rdma_sys::*;
 
 use super::ah::AhObject;
-use super::device::MAX_MESSAGE;
-use super::qp::{Limits, QpObject};
+use super::limits::MAX_MESSAGE;
+use super::qp_object::{Limits, QpObject};
 use crate::device::{Binding, Core, Device, Job, Qp, Task, device};
 use crate::transport::Request;
 use crate::wire::{Atomic, Trailer};

@@ -7,30 +7,14 @@ use std::sync::atomic::AtomicBool;
 use rdma_sys::*;
 
 use super::ah::destination;
-use super::builder::{self, Builder};
-use super::device::{MAX_INLINE, MAX_SGE, MAX_WR, active_mtu, number, write_front};
+use super::builder;
+use super::context::number;
 use super::events;
+use super::fill::write_front;
+use super::limits::{MAX_INLINE, MAX_READS, MAX_SGE, MAX_WR};
+use super::qp_object::{Builder, Limits, QpObject};
 use super::refuse::null;
 use crate::device::{Identity, device};
-
-/// What is behind an `ibv_qp`, which is the beginning of `ex`.
-#[repr(C)]
-pub(crate) struct QpObject {
-    pub(crate) ex: ibv_qp_ex,
-    pub(crate) limits: Limits,
-    /// Somebody is between `ibv_wr_start` and its end: what he puts together is his alone.
-    pub(crate) is_started: AtomicBool,
-    pub(crate) builder: Builder,
-}
-
-/// What its work may be.
-#[derive(Clone, Copy)]
-pub(crate) struct Limits {
-    pub(crate) kind: ibv_qp_type,
-    pub(crate) cap: ibv_qp_cap,
-    pub(crate) is_all_signaled: bool,
-    is_extended: bool,
-}
 
 /// Operations that queue pairs of a type have.
 fn operations(kind: ibv_qp_type) -> u64 {
@@ -160,7 +144,7 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 /// Values that Linux and its rxe refuse.
 fn check(attr: &ibv_qp_attr, mask: u32, active: ibv_mtu) -> Result<(), c_int> {
     let has = |flag: ibv_qp_attr_mask| mask & flag.0 != 0;
-    let most = super::device::MAX_READS;
+    let most = MAX_READS;
     let is_wrong = (has(IBV_QP_PORT) && attr.port_num != 1)
         || (has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0)
         || (has(IBV_QP_PATH_MTU) && !(1..=active.0).contains(&attr.path_mtu.0))
@@ -192,7 +176,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     let Some(device) = device() else { return libc::ENODEV };
     // SAFETY: the caller's structures.
     let (number, attr, mask) = unsafe { ((*qp).qp_num, read_attr(attr), mask as u32) };
-    if let Err(errno) = check(&attr, mask, active_mtu(device)) {
+    if let Err(errno) = check(&attr, mask, device.active_mtu()) {
         return errno;
     }
     let peer = match mask & IBV_QP_AV.0 {

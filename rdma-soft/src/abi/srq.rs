@@ -4,8 +4,9 @@ use core::ffi::c_int;
 
 use rdma_sys::*;
 
-use super::device::{MAX_SGE, MAX_WR, number};
+use super::context::number;
 use super::events;
+use super::limits::{MAX_SGE, MAX_WR};
 use super::post::parts;
 use super::refuse::null;
 use crate::device::{ReceiveQueue, Srq, device};

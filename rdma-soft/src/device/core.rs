@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Instant;
 
+use rdma_sys::{IBV_MTU_256, ibv_mtu};
+
 use super::net_address;
 use super::outgoing::{Looped, Parts, datagram, packet};
-use super::qp::{Qp, Sending};
+use super::qp::{Qp, Sending, bytes};
 use super::server;
 use super::state::State;
 use crate::faults::Faults;
@@ -232,6 +234,17 @@ impl Device {
 
     pub(crate) fn polls(&self) -> u32 {
         self.polls.load(Ordering::Relaxed)
+    }
+
+    /// The index of an address of the device among its GIDs.
+    pub(crate) fn index_of(&self, address: IpAddr) -> Option<usize> {
+        self.lock().links.iter().position(|link| link.socket.address() == address)
+    }
+
+    /// The greatest MTU of all addresses of the device.
+    pub(crate) fn active_mtu(&self) -> ibv_mtu {
+        let most = self.lock().links.iter().map(|link| link.socket.mtu()).max().unwrap_or(1024);
+        (1..=5).rev().map(ibv_mtu).find(|mtu| bytes(*mtu) <= most).unwrap_or(IBV_MTU_256)
     }
 
     /// After something was begun, gives the lock up: the server does what the caller may not come back for.

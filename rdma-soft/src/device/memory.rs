@@ -31,9 +31,9 @@ pub(crate) fn update(at: Place, change: &dyn Fn(u64) -> u64) -> u64 {
 /// Whether the pages of that range are there, to be read and, if so wished, written; they are brought in, as a device that pins
 /// them would. Linux before 5.14 cannot say, and is trusted.
 pub(crate) fn is_mapped(address: u64, len: u64, is_written: bool) -> bool {
-    const PAGE: u64 = 4096;
-    let start = address & !(PAGE - 1);
-    let Some(end) = address.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE)) else { return false };
+    let page = page_size();
+    let start = address & !(page - 1);
+    let Some(end) = address.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return false };
     let advice = if is_written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     // SAFETY: populating pages changes no content, and is an error where nothing is mapped.
     let failed = unsafe { libc::madvise(start as usize as *mut libc::c_void, (end - start) as usize, advice) } != 0;
@@ -41,10 +41,15 @@ pub(crate) fn is_mapped(address: u64, len: u64, is_written: bool) -> bool {
 }
 
 fn knows_populate() -> bool {
-    let page = [0_u8; 1];
+    let (byte, page) = (0_u8, page_size());
+    let start = (&raw const byte).addr() & !(page as usize - 1);
     // SAFETY: reading in a page, of the stack, changes nothing.
-    unsafe {
-        let start = (page.as_ptr() as usize & !4095) as *mut libc::c_void;
-        libc::madvise(start, 4096, libc::MADV_POPULATE_READ) == 0
-    }
+    unsafe { libc::madvise(start as *mut libc::c_void, page as usize, libc::MADV_POPULATE_READ) == 0 }
+}
+
+/// Bytes of a page of this machine, a power of two.
+fn page_size() -> u64 {
+    // SAFETY: it takes a number and gives one.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(4096)
 }

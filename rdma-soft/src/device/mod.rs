@@ -26,5 +26,5 @@ pub(crate) use events::{Channel, Context, Signal, wait};
 pub(crate) use host::Identity;
 pub(crate) use keys::{Binding, Registration};
 pub(crate) use net_address::{Destination, address, gid, group_gid};
-pub(crate) use qp::{PKEY, Qp, bytes};
+pub(crate) use qp::{PKEY, Qp};
 pub(crate) use queues::{Job, ReceiveQueue, Srq, Task};

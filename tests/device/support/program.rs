@@ -160,6 +160,11 @@ impl Running {
         self.child.id()
     }
 
+    /// Whether it has ended; [`finish`](Self::finish) then does not wait.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be waited for").is_some()
+    }
+
     /// Ends it without a word: SIGKILL.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it runs");

@@ -1,0 +1,225 @@
+//! What can be asked of the device and its port.
+
+use core::ffi::{c_int, c_uint};
+use core::mem::offset_of;
+
+use rdma_sys::*;
+
+use super::fill::{copy, write_front};
+use super::limits::{MANY, MAX_CQE, MAX_MESSAGE, MAX_READS, MAX_SGE, MAX_WR};
+use super::refuse::set_errno;
+use crate::device::{Device, PKEY, device, gid};
+
+/// That of the device, which is in its first address.
+pub(super) fn guid(device: &Device) -> __be64 {
+    let [.., a, b, c, d] = device.lock().links.first().map_or([0; 16], |link| gid(link.socket.address()));
+    // Locally administered.
+    u64::from_be_bytes([0x02, 0x50, 0x0f, 0x7f, a, b, c, d]).to_be()
+}
+
+fn device_attributes(device: &Device) -> ibv_device_attr_ex {
+    let guid = guid(device);
+    let flags = IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+        | IBV_DEVICE_SRQ_RESIZE
+        | IBV_DEVICE_CURR_QP_STATE_MOD
+        | IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_SYS_IMAGE_GUID
+        | IBV_DEVICE_N_NOTIFY_CQ;
+    let mut attr = ibv_device_attr {
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: u64::MAX,
+        page_size_cap: 4096,
+        max_qp: MANY,
+        max_qp_wr: MAX_WR as c_int,
+        device_cap_flags: flags.0,
+        max_sge: MAX_SGE as c_int,
+        max_sge_rd: MAX_SGE as c_int,
+        max_cq: MANY,
+        max_cqe: MAX_CQE as c_int,
+        max_mr: MANY,
+        max_pd: MANY,
+        max_qp_rd_atom: MAX_READS.into(),
+        max_res_rd_atom: c_int::from(MAX_READS) * MANY,
+        max_qp_init_rd_atom: MAX_READS.into(),
+        atomic_cap: IBV_ATOMIC_GLOB,
+        max_mw: MANY,
+        max_mcast_grp: MANY,
+        max_mcast_qp_attach: MANY,
+        max_total_mcast_qp_attach: MANY,
+        max_ah: MANY,
+        max_srq: MANY,
+        max_srq_wr: MAX_WR as c_int,
+        max_srq_sge: MAX_SGE as c_int,
+        max_pkeys: 1,
+        local_ca_ack_delay: 15,
+        phys_port_cnt: 1,
+        ..ibv_device_attr::zeroed()
+    };
+    copy(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
+    ibv_device_attr_ex { orig_attr: attr, device_cap_flags_ex: flags.0.into(), ..ibv_device_attr_ex::zeroed() }
+}
+
+/// What the device can do.
+pub unsafe extern "C" fn ibv_query_device(_context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    // SAFETY: the caller's structure.
+    unsafe { attr.write(device_attributes(device).orig_attr) };
+    0
+}
+
+pub(super) unsafe extern "C" fn query_device_ex(
+    _context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    // SAFETY: the caller's structure, where it gives one.
+    if !input.is_null() && unsafe { (*input).comp_mask } != 0 {
+        return libc::EINVAL;
+    }
+    let full = device_attributes(device);
+    // SAFETY: the caller's structure has that size; those of other releases have fewer or more fields at the end.
+    unsafe { write_front(attr.cast(), &full, size) };
+    0
+}
+
+fn port_attributes(device: &Device) -> ibv_port_attr {
+    ibv_port_attr {
+        state: IBV_PORT_ACTIVE,
+        max_mtu: IBV_MTU_4096,
+        active_mtu: device.active_mtu(),
+        gid_tbl_len: device.lock().links.len() as c_int,
+        // The GIDs are IP addresses, as of all RoCEv2.
+        port_cap_flags: 1 << 26,
+        max_msg_sz: MAX_MESSAGE,
+        pkey_tbl_len: 1,
+        max_vl_num: 1,
+        active_width: 1,
+        active_speed: 1,
+        phys_state: 5,
+        link_layer: IBV_LINK_LAYER_ETHERNET as u8,
+        ..ibv_port_attr::zeroed()
+    }
+}
+
+pub(super) unsafe extern "C" fn query_port(
+    _context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+    size: usize,
+) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    if port != 1 {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller's structure has that size.
+    unsafe { write_front(attr.cast(), &port_attributes(device), size) };
+    0
+}
+
+/// What the port is like, without the newest fields.
+pub unsafe extern "C" fn ibv_query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> c_int {
+    // SAFETY: as the caller says; programs of that time have a structure that ends there.
+    unsafe { query_port(context, port, attr.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
+}
+
+fn entry(device: &Device, index: u32) -> Option<ibv_gid_entry> {
+    let core = device.lock();
+    let socket = &core.links.get(index as usize)?.socket;
+    Some(ibv_gid_entry {
+        gid: ibv_gid { raw: gid(socket.address()) },
+        gid_index: index,
+        port_num: 1,
+        gid_type: IBV_GID_TYPE_ROCE_V2.0,
+        ndev_ifindex: socket.interface(),
+    })
+}
+
+/// An address of the device, with its type.
+pub unsafe extern "C" fn _ibv_query_gid_ex(
+    _context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    to: *mut ibv_gid_entry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    let Some(device) = device() else { return libc::ENODEV };
+    if port != 1 || flags != 0 {
+        return libc::EINVAL;
+    }
+    let Some(entry) = entry(device, index) else { return libc::EINVAL };
+    // SAFETY: the caller's structure has that size.
+    unsafe { write_front(to.cast(), &entry, size) };
+    0
+}
+
+/// All addresses of the device.
+pub unsafe extern "C" fn _ibv_query_gid_table(
+    _context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    room: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    let Some(device) = device() else { return -(libc::ENODEV as isize) };
+    let all: Vec<_> = (0..).map_while(|index| entry(device, index)).collect();
+    if flags != 0 || all.len() > room {
+        return -(libc::EINVAL as isize);
+    }
+    for (index, entry) in all.iter().enumerate() {
+        // SAFETY: the caller's array has room for `room` structures of that size.
+        unsafe { write_front(entries.cast::<u8>().add(index * size).cast(), entry, size) };
+    }
+    all.len() as isize
+}
+
+/// An address of the device.
+pub unsafe extern "C" fn ibv_query_gid(_: *mut ibv_context, port: u8, index: c_int, to: *mut ibv_gid) -> c_int {
+    let found = device().filter(|_| port == 1).and_then(|device| entry(device, u32::try_from(index).ok()?));
+    let Some(entry) = found else {
+        set_errno(libc::EINVAL);
+        return -1;
+    };
+    // SAFETY: the caller's structure.
+    unsafe { to.write(entry.gid) };
+    0
+}
+
+/// As the files of Linux number the types: RoCE v2 is 1.
+pub unsafe extern "C" fn ibv_query_gid_type(_: *mut ibv_context, port: u8, index: c_uint, to: *mut c_uint) -> c_int {
+    if port != 1 || device().and_then(|device| entry(device, index)).is_none() {
+        set_errno(libc::EINVAL);
+        return -1;
+    }
+    // SAFETY: the caller's number.
+    unsafe { to.write(1) };
+    0
+}
+
+/// The one partition.
+pub unsafe extern "C" fn ibv_query_pkey(_: *mut ibv_context, port: u8, index: c_int, to: *mut __be16) -> c_int {
+    if port != 1 || index != 0 {
+        set_errno(libc::EINVAL);
+        return -1;
+    }
+    // SAFETY: the caller's number.
+    unsafe { to.write(PKEY.to_be()) };
+    0
+}
+
+/// Where a partition is in the table.
+pub unsafe extern "C" fn ibv_get_pkey_index(_: *mut ibv_context, port: u8, pkey: __be16) -> c_int {
+    if port == 1 && pkey == PKEY.to_be() {
+        return 0;
+    }
+    set_errno(libc::ENOENT);
+    -1
+}
