@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Longest wait for anything that is bound to happen, on an emulated machine that is busy.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Arguments that make the tool use the device under test.
 pub(crate) struct Rdma {
@@ -100,6 +100,11 @@ impl Rdma {
     #[track_caller]
     pub(crate) fn measure(&self, arguments: &str) -> Report {
         self.run(&format!("{arguments} --loopback --format json")).report()
+    }
+
+    /// As many messages as are enough on soft0, or on what may be emulated and a hundred times slower.
+    pub(crate) fn count_of(&self, soft: u64, emulated: u64) -> u64 {
+        if self.is_soft() { soft } else { emulated }
     }
 
     /// Starts a server on a port that is free.

@@ -76,8 +76,9 @@ fn datagrams_are_as_long_as_the_path_carries() {
 fn no_message_is_sent_that_finds_no_receive() {
     let Some(rdma) = device() else { return };
     // Of many more messages than there are receives for, none is sent again.
+    let iters = rdma.count_of(400, 150);
     for (options, qps) in [
-        ("--rx-depth 128", 1),
+        ("--rx-depth 64", 1),
         ("--rx-depth 2", 1),
         ("--rx-depth 16 --post-list 8", 1),
         ("--qps 3 --threads 1 --rx-depth 32", 3),
@@ -91,11 +92,11 @@ fn no_message_is_sent_that_finds_no_receive() {
         ("--use-srq --qps 2 --rx-depth 32 --post-list 8", 2),
     ] {
         for transport in ["UC --size 64,1500", "UD --size 64,200"] {
-            let options = format!("send bw -c {transport} --iters 400 --warm-up 40 --validate --yield {options}");
+            let options = format!("send bw -c {transport} --iters {iters} --warm-up 40 --validate --yield {options}");
             let report = rdma.measure(&options);
-            assert_eq!(report.counts("/messages"), [qps * 400; 2], "{options}");
+            assert_eq!(report.counts("/messages"), [qps * iters; 2], "{options}");
             let both = if options.contains("bidirectional") { 2 } else { 1 };
-            assert_eq!(report.counts("/validated"), [both * qps * 440; 2], "{options}");
+            assert_eq!(report.counts("/validated"), [both * qps * (iters + 40); 2], "{options}");
         }
     }
     let report = rdma.measure("write bw -c UC --imm --size 1K --iters 2000 --rx-depth 32 --validate --yield");
@@ -174,16 +175,18 @@ fn what_a_transport_cannot_carry_is_refused_at_both_ends() {
 #[test]
 fn queue_pairs_share_their_receives() {
     let Some(rdma) = device() else { return };
-    for (options, messages) in [
-        ("bw --size 64,3000 --qps 4", 4000),
-        ("bw --size 64,3000 --qps 4 --rx-depth 16 --events", 4000),
-        ("bw --size 64,3000 --qps 4 --threads 2 --rx-depth 2 --imm", 4000),
-        ("lat --size 64,3000", 1000),
-        ("lat --size 64,3000 --events --rx-depth 2", 1000),
-        ("lat --size 64,3000 -c UC", 1000),
-        ("lat --size 64,200 -c UD --rx-depth 2", 1000),
+    let iters = rdma.count_of(1000, 200);
+    for (options, qps) in [
+        ("bw --size 64,3000 --qps 4", 4),
+        ("bw --size 64,3000 --qps 4 --rx-depth 16 --events", 4),
+        ("bw --size 64,3000 --qps 4 --threads 2 --rx-depth 2 --imm", 4),
+        ("lat --size 64,3000", 1),
+        ("lat --size 64,3000 --events --rx-depth 2", 1),
+        ("lat --size 64,3000 -c UC", 1),
+        ("lat --size 64,200 -c UD --rx-depth 2", 1),
     ] {
-        let options = format!("send {options} --use-srq --iters 1000 --warm-up 100 --validate --yield");
+        let options = format!("send {options} --use-srq --iters {iters} --warm-up {} --validate --yield", iters / 10);
+        let messages = qps * iters;
         let report = rdma.measure(&options);
         assert_eq!(report.counts("/messages"), [messages; 2], "{options}");
         let both = if options.contains("lat") { 2 } else { 1 };

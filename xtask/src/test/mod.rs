@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1, value_name = "SEED")]
     first_seed: u64,
     /// Seconds that one program of tests on a device may take
-    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
     limit: u64,
     /// Show all that tests print, as on a terminal
     #[arg(long)]
