@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::artifacts::Place;
 use super::inside::{self, Plan};
-use super::libtest::Output;
+use super::libtest::{Line, Output};
 use super::report::{Failure, Report};
 use super::watch::{Watching, uninterrupted};
 use super::{Args, Context, Outcome, ended};
@@ -47,11 +47,14 @@ fn run_in(release: Option<Release>, plan: &Plan, timeout: u64, is_silent: bool) 
     let command = [softroce::THIS_PROGRAM.to_owned(), inside::ARGUMENT.to_owned(), serde_json::to_string(plan)?];
 
     let mut progress = Progress::default();
-    let mut sink = Watching::new(1, is_silent, |_, line: &str| {
-        if is_silent && inside::begun_or_ended(line) {
-            println!("    {line}");
+    let mut sink = Watching::new(1, is_silent, |_, line: Line<'_>| match line {
+        Line::Output(line) => {
+            if is_silent && inside::begun_or_ended(line) {
+                println!("    {line}");
+            }
+            progress.line(line);
         }
-        progress.line(line);
+        Line::Error(_) => progress.output.take(line),
     });
     let ending = softroce::run(&command, &options, &mut sink);
     // Without an end a program was running when the guest ended.

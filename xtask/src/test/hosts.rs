@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::artifacts::Place;
-use super::libtest::Output;
+use super::libtest::{Line, Output};
 use super::report::{Failure, Report};
 use super::watch::{Watching, uninterrupted};
 use super::{Args, Context, Outcome};
@@ -32,11 +32,11 @@ fn on_both(command: &[String], library: &str, args: &Args) -> Result<Report> {
     let options = Options { timeout: args.limit, environment, ..Options::default() };
     let mut outputs = [Output::default(), Output::default()];
     let is_silent = args.is_silent();
-    let each = |host: usize, line: &str| {
-        if !is_silent {
+    let each = |host: usize, line: Line<'_>| {
+        if let (Line::Output(line), false) = (line, is_silent) {
             println!("[{host}] {line}");
         }
-        outputs[host].line(line);
+        outputs[host].take(line);
     };
     let ending = softroce::run_pair(command, &options, &mut Watching::new(2, true, each));
     // Without an end both were running when a guest ended.

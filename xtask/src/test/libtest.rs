@@ -32,8 +32,24 @@ pub(crate) struct Output {
     said: Excerpt,
 }
 
+/// A line of a test program's, without its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Line<'a> {
+    Output(&'a str),
+    /// On standard error: why it ends, if the harness cannot tell.
+    Error(&'a str),
+}
+
 impl Output {
-    /// Takes the next line, without its end.
+    /// Takes the next line.
+    pub(crate) fn take(&mut self, line: Line<'_>) {
+        match line {
+            Line::Output(line) => self.line(line),
+            Line::Error(line) => self.said.line(line),
+        }
+    }
+
+    /// Takes the next line of standard output, without its end.
     pub(crate) fn line(&mut self, line: &str) {
         self.said.line(line);
         if let Some(number) = running(line) {

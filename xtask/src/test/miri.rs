@@ -5,7 +5,7 @@ use std::thread::available_parallelism;
 
 use anyhow::Result;
 
-use super::libtest::Output;
+use super::libtest::{Line, Output};
 use super::report::{Failure, Report, Tally};
 use super::stages::tests;
 use super::watch::{watch, watch_all};
@@ -48,7 +48,10 @@ fn long(args: &Args) -> Result<Report> {
     let mut list = miri();
     list.args(LONG).args(["--", "--list"]).args(&args.arguments);
     let mut names = Vec::new();
-    let listed = watch(list, true, |line| names.extend(line.strip_suffix(": test").map(str::to_owned)))?;
+    let listed = watch(list, true, |line| match line {
+        Line::Output(line) => names.extend(line.strip_suffix(": test").map(str::to_owned)),
+        Line::Error(_) => {}
+    })?;
     let mut report = Report::default();
     if names.is_empty() {
         // A failure, unless a filter has left none.
@@ -66,7 +69,7 @@ fn long(args: &Args) -> Result<Report> {
         command
     });
     let mut outputs: Vec<Output> = (0..programs).map(|_| Output::default()).collect();
-    let ending = watch_all(commands.collect(), args.is_silent(), |program, line| outputs[program].line(line))?;
+    let ending = watch_all(commands.collect(), args.is_silent(), |program, line| outputs[program].take(line))?;
     for (program, mut output) in outputs.into_iter().enumerate() {
         // Each of its tests has said how it went, or it has crashed.
         let Tally { passed, failed, skipped } = output.report().tally;

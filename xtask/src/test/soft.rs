@@ -92,7 +92,7 @@ fn run_one(test: &IntegrationTest, network: Network, args: &Args) -> Result<Repo
     let started = Instant::now();
     let mut output = Output::default();
     let ending =
-        run_all(vec![command], Duration::from_secs(args.limit), args.is_silent(), |_, line| output.line(line))?;
+        run_all(vec![command], Duration::from_secs(args.limit), args.is_silent(), |_, line| output.take(line))?;
     let report = ended(ending, output).at(&place);
     println!("    {} ({:.1} s)", report.tally, started.elapsed().as_secs_f64());
     Ok(report)

@@ -62,7 +62,7 @@ fn with<'a>(mut command: Command, arguments: impl IntoIterator<Item = &'a str>) 
 pub(super) fn tests(mut command: Command, args: &Args) -> Result<Outcome> {
     command.args(["--", "--show-output"]).args(&args.arguments);
     let mut output = Output::default();
-    let ending = watch(command, args.is_silent(), |line| output.line(line))?;
+    let ending = watch(command, args.is_silent(), |line| output.take(line))?;
     Ok(Outcome::tests(ending, output))
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Outcome;
-use super::libtest::Lines;
+use super::libtest::{Line, Lines};
 use super::report::{Excerpt, Failure};
 use crate::softroce::{self, Ending, Sink};
 use crate::{process, workspace};
@@ -28,36 +28,30 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// Hands each line of standard output to a function, shows all output as it comes or its errors only, and keeps an excerpt of
-/// what it shows.
+/// Hands each line to a function, and shows all output as it comes, or its errors only.
 pub(super) struct Watching<F> {
     /// Of each command.
     lines: Vec<Lines>,
+    errors: Vec<Lines>,
     each: F,
     silent: bool,
-    shown: Lines,
-    said: Excerpt,
 }
 
-impl<F: FnMut(usize, &str)> Watching<F> {
+impl<F: FnMut(usize, Line<'_>)> Watching<F> {
     pub(super) fn new(commands: usize, silent: bool, each: F) -> Self {
-        let lines = (0..commands).map(|_| Lines::default()).collect();
-        Watching { lines, each, silent, shown: Lines::default(), said: Excerpt::default() }
+        let lines = || (0..commands).map(|_| Lines::default()).collect();
+        Watching { lines: lines(), errors: lines(), each, silent }
     }
 }
 
-impl<F: FnMut(usize, &str)> Sink for Watching<F> {
+impl<F: FnMut(usize, Line<'_>)> Sink for Watching<F> {
     fn stdout(&mut self, command: usize, bytes: &[u8]) -> io::Result<()> {
-        self.lines[command].feed(bytes, |line| (self.each)(command, line));
-        if self.silent {
-            return Ok(());
-        }
-        self.shown.feed(bytes, |line| self.said.line(line));
-        softroce::to_stdout(bytes)
+        self.lines[command].feed(bytes, |line| (self.each)(command, Line::Output(line)));
+        if self.silent { Ok(()) } else { softroce::to_stdout(bytes) }
     }
 
-    fn stderr(&mut self, _command: usize, bytes: &[u8]) -> io::Result<()> {
-        self.shown.feed(bytes, |line| self.said.line(line));
+    fn stderr(&mut self, command: usize, bytes: &[u8]) -> io::Result<()> {
+        self.errors[command].feed(bytes, |line| (self.each)(command, Line::Error(line)));
         softroce::to_stderr(bytes)
     }
 }
@@ -67,28 +61,33 @@ pub(super) fn whole(command: Command) -> Result<Outcome> {
     whole_of(command, false, |_| {})
 }
 
-/// As [`whole`], and as [`watch`] does.
-pub(super) fn whole_of(mut command: Command, silent: bool, mut each: impl FnMut(&str)) -> Result<Outcome> {
+/// As [`whole`]; each line of standard output goes to `each`, and is shown unless that is `silent`.
+pub(super) fn whole_of(command: Command, silent: bool, mut each: impl FnMut(&str)) -> Result<Outcome> {
     let name = process::display(&command);
-    println!("    {name}");
-    at_root(&mut command);
-    let mut sink = Watching::new(1, silent, |_, line: &str| each(line));
-    let ending = uninterrupted(softroce::run_all_local(vec![command], STAGE_LIMIT, &mut sink)?)?;
+    let mut said = Excerpt::default();
+    let ending = watch(command, silent, |line| match line {
+        Line::Output(line) => {
+            if !silent {
+                said.line(line);
+            }
+            each(line);
+        }
+        Line::Error(line) => said.line(line),
+    })?;
     Ok(Outcome::Whole(match ending {
         Ending::Status(0) => Ok(()),
-        ending => Err(Failure { name: format!("{name} {ending}"), said: sink.said }),
+        ending => Err(Failure { name: format!("{name} {ending}"), said }),
     }))
 }
 
-/// Runs `command` in the workspace, shows what it writes, and hands each line of its standard output to `each`.
-/// `silent` shows only its standard error.
-pub(super) fn watch(command: Command, silent: bool, mut each: impl FnMut(&str)) -> Result<Ending> {
+/// Runs `command` in the workspace, shows what it writes, and hands each line to `each`. `silent` shows only its standard error.
+pub(super) fn watch(command: Command, silent: bool, mut each: impl FnMut(Line<'_>)) -> Result<Ending> {
     println!("    {}", process::display(&command));
     watch_all(vec![command], silent, |_, line| each(line))
 }
 
 /// As [`watch`], of several at once: `each` gets the number of the command, too.
-pub(super) fn watch_all(commands: Vec<Command>, silent: bool, each: impl FnMut(usize, &str)) -> Result<Ending> {
+pub(super) fn watch_all(commands: Vec<Command>, silent: bool, each: impl FnMut(usize, Line<'_>)) -> Result<Ending> {
     run_all(commands, STAGE_LIMIT, silent, each)
 }
 
@@ -97,7 +96,7 @@ pub(super) fn run_all(
     mut commands: Vec<Command>,
     limit: Duration,
     silent: bool,
-    each: impl FnMut(usize, &str),
+    each: impl FnMut(usize, Line<'_>),
 ) -> Result<Ending> {
     commands.iter_mut().for_each(at_root);
     let mut sink = Watching::new(commands.len(), silent, each);
