@@ -164,7 +164,7 @@ fn a_process_hears_what_another_sends_to_their_group() {
         endpoint.attach_mcast(group, 0).expect("it is in the group");
         endpoint.receive(pd.allocate(32).unwrap()).unwrap();
         println!("in the group");
-        let done = endpoint.wait(PATIENCE).unwrap().ok().unwrap();
+        let done = endpoint.wait(DEADLINE).unwrap().ok().unwrap();
         assert_eq!(*done.work.buffer.unwrap(), *b"for another process");
         return;
     }

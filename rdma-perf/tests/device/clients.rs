@@ -48,7 +48,7 @@ fn ctrl_c_keeps_what_was_measured() {
     let file = scratch.path("results.json");
     let server = rdma.server("");
     for test in ["write bw", "send lat"] {
-        // More sizes than it ever gets to, so that a machine that stalls for seconds does not come to their end.
+        // So many that a machine that stalls for seconds does not come to their end.
         let sizes = "64,128,256,512,1K,2K,4K,8K,16K,32K";
         let options = format!("--size {sizes} --duration 700ms --yield --format csv --output {}", file.display());
         let client = rdma.start(&server.client(test, &options));

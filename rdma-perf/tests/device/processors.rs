@@ -22,7 +22,7 @@ fn threads_run_where_they_were_pinned() {
     let Some(rdma) = device() else { return };
     for (serving, options) in [("", "--cpu 0 --server-cpu 0"), ("--cpu 0", "--cpu 0")] {
         let server = rdma.server(serving);
-        let test = format!("--size 64 --duration 30s --yield --threads 2 {options}");
+        let test = format!("--size 64 --duration 300s --yield --threads 2 {options}");
         let client = rdma.start(&server.client("send bw", &test));
         for (end, process) in [("client", &client), ("server", &server.running)] {
             for thread in ["worker-0", "worker-1"] {

@@ -12,7 +12,7 @@ pub(super) struct ContextObject {
     pub(super) number: u32,
 }
 
-/// What is behind this one.
+/// What is behind a context.
 pub(super) fn object(context: *mut ibv_context) -> *mut ContextObject {
     context.cast::<u8>().wrapping_sub(offset_of!(ContextObject, verbs) + offset_of!(verbs_context, context)).cast()
 }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use rdma_sys::*;
 
 use super::context::{ContextObject, number, object};
-use super::fill::copy;
+use super::fill::write_text;
 use super::query::{guid, query_device_ex, query_port};
 use super::refuse::null;
 use super::{builder, cq, memory, post, qp, srq};
@@ -28,8 +28,8 @@ fn the_device() -> *mut ibv_device {
     let make = || {
         let mut object =
             ibv_device { node_type: IBV_NODE_CA, transport_type: IBV_TRANSPORT_IB, ..ibv_device::zeroed() };
-        copy(&mut object.name, "soft0");
-        copy(&mut object.dev_name, "uverbs-soft0");
+        write_text(&mut object.name, "soft0");
+        write_text(&mut object.dev_name, "uverbs-soft0");
         // It stays as long as the process: lists of devices come and go.
         DeviceObject(Box::into_raw(Box::new(object)))
     };

@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_void};
 use core::mem::size_of;
 
 /// Writes a text that is shorter than the field, which is zero.
-pub(super) fn copy(to: &mut [c_char], text: &str) {
+pub(super) fn write_text(to: &mut [c_char], text: &str) {
     for (to, from) in to.iter_mut().zip(text.bytes()) {
         *to = from as c_char;
     }

@@ -5,7 +5,7 @@ use core::mem::offset_of;
 
 use rdma_sys::*;
 
-use super::fill::{copy, write_front};
+use super::fill::{write_front, write_text};
 use super::limits::{MANY, MAX_CQE, MAX_MESSAGE, MAX_READS, MAX_SGE, MAX_WR};
 use super::refuse::set_errno;
 use crate::device::{Device, PKEY, device, gid};
@@ -30,6 +30,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr_ex {
         node_guid: guid,
         sys_image_guid: guid,
         max_mr_size: u64::MAX,
+        // It takes memory of any pages.
         page_size_cap: 4096,
         max_qp: MANY,
         max_qp_wr: MAX_WR as c_int,
@@ -57,7 +58,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr_ex {
         phys_port_cnt: 1,
         ..ibv_device_attr::zeroed()
     };
-    copy(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
+    write_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
     ibv_device_attr_ex { orig_attr: attr, device_cap_flags_ex: flags.0.into(), ..ibv_device_attr_ex::zeroed() }
 }
 

@@ -7,8 +7,8 @@ use super::inside::{self, Plan};
 use super::libtest::{Line, Output};
 use super::report::{Failure, Report};
 use super::watch::{Watching, uninterrupted};
-use super::{Args, Context, Outcome, ended};
-use crate::softroce::{self, Options, Release};
+use super::{Args, Context, Outcome};
+use crate::softroce::{self, Ending, Options, Release};
 use crate::workspace;
 
 /// Runs every test program that needs a device where SoftRoCE is, the same programs in each place.
@@ -49,7 +49,7 @@ fn run_in(release: Option<Release>, plan: &Plan, timeout: u64, is_silent: bool) 
     let mut progress = Progress::default();
     let mut sink = Watching::new(1, is_silent, |_, line: Line<'_>| match line {
         Line::Output(line) => {
-            if is_silent && inside::begun_or_ended(line) {
+            if is_silent && (inside::begun(line).is_some() || inside::ended(line).is_some()) {
                 println!("    {line}");
             }
             progress.line(line);
@@ -57,36 +57,57 @@ fn run_in(release: Option<Release>, plan: &Plan, timeout: u64, is_silent: bool) 
         Line::Error(_) => progress.output.take(line),
     });
     let ending = softroce::run(&command, &options, &mut sink);
-    // Without an end a program was running when the guest ended.
+    sink.finish();
+    let mut report = progress.finish();
     match ending {
-        Ok(ending) => Ok(ended(uninterrupted(ending)?, progress.output)),
+        Ok(ending) => {
+            let ending = uninterrupted(ending)?;
+            if ending != Ending::Status(0) && report.tally.failed == 0 {
+                report.fail(Failure::new("the command", &format!("it {ending}")));
+            }
+        }
         Err(error) => {
             eprintln!("error: {error:#}");
-            progress.output.broken("was running when the guest ended");
-            let mut report = progress.output.into_report();
-            report.failures.push(Failure::new("the guest", &format!("{error:#}")));
-            Ok(report)
+            report.fail(Failure::new("the guest", &format!("{error:#}")));
         }
     }
+    Ok(report)
 }
 
 /// Counts tests, and programs that ended badly though none of their tests did.
 #[derive(Default)]
 struct Progress {
+    report: Report,
+    /// Of the program that runs.
     output: Output,
-    failed_before: u64,
+    program: String,
 }
 
 impl Progress {
     fn line(&mut self, line: &str) {
+        if let Some(program) = inside::begun(line) {
+            self.program = program.to_owned();
+        }
         self.output.line(line);
         if let Some(status) = inside::ended(line) {
-            if status != 0 && self.output.report().tally.failed == self.failed_before {
+            if status != 0 && (self.output.is_unfinished() || self.output.report().tally.failed == 0) {
                 self.output.broken(&format!("ended with status {status}"));
             }
-            self.failed_before = self.output.report().tally.failed;
-            self.output.forget_program();
+            self.end_program();
         }
+    }
+
+    fn end_program(&mut self) {
+        self.report += std::mem::take(&mut self.output).into_report().at(&self.program);
+    }
+
+    /// When nothing comes any more.
+    fn finish(mut self) -> Report {
+        if self.output.is_unfinished() {
+            self.output.broken("was running when the guest ended");
+        }
+        self.end_program();
+        self.report
     }
 }
 
@@ -98,17 +119,27 @@ mod tests {
     fn a_crash_counts_once_and_a_failed_test_not_twice() {
         let mut progress = Progress::default();
         for line in [
+            "--> first",
             "running 2 tests",
+            "test a ... FAILED",
             "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
             "xtask: ended with status 101 after 0.1 s",
+            "--> second",
             "running 1 test",
             "xtask: ended with status 139 after 0.1 s",
+            "--> third",
             "running 3 tests",
             "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out",
             "xtask: ended with status 0 after 0.1 s",
+            "--> third, round 2",
+            "running 3 tests",
         ] {
             progress.line(line);
         }
-        assert_eq!(progress.output.report().tally.to_string(), "4 passed, 2 failed, 0 skipped");
+        let report = progress.finish();
+        assert_eq!(report.tally.to_string(), "4 passed, 3 failed, 0 skipped");
+        let names: Vec<&str> = report.failures.iter().map(|failure| failure.name.as_str()).collect();
+        let broken = "second: a test program ended with status 139";
+        assert_eq!(names, ["first: a", broken, "third, round 2: a test program was running when the guest ended"]);
     }
 }

@@ -38,24 +38,27 @@ fn on_both(command: &[String], library: &str, args: &Args) -> Result<Report> {
         }
         outputs[host].take(line);
     };
-    let ending = softroce::run_pair(command, &options, &mut Watching::new(2, true, each));
-    // Without an end both were running when a guest ended.
-    let failure = match ending {
-        Ok(ending) => match uninterrupted(ending)? {
-            Ending::Status(0) => None,
-            ending => Some(Failure::new(format!("the tests of a host {ending}"), "")),
-        },
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            Some(Failure::new("the guests", &format!("{error:#}")))
-        }
-    };
+    let mut sink = Watching::new(2, true, each);
+    let ending = softroce::run_pair(command, &options, &mut sink);
+    sink.finish();
     let mut report = Report::default();
-    for (host, output) in outputs.into_iter().enumerate() {
+    for (host, mut output) in outputs.into_iter().enumerate() {
+        if output.is_unfinished() {
+            output.broken("was running when the guests ended");
+        }
         report += output.into_report().at(&format!("host {host}"));
     }
-    if let Some(failure) = failure.filter(|_| report.tally.failed == 0) {
-        report.fail(failure);
+    match ending {
+        Ok(ending) => {
+            let ending = uninterrupted(ending)?;
+            if ending != Ending::Status(0) && report.tally.failed == 0 {
+                report.fail(Failure::new("a host", &format!("it {ending}")));
+            }
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            report.fail(Failure::new("the guests", &format!("{error:#}")));
+        }
     }
     Ok(report)
 }

@@ -37,9 +37,9 @@ pub(crate) fn ended(line: &str) -> Option<i32> {
     line.strip_prefix(ENDED)?.split_whitespace().next()?.parse().ok()
 }
 
-/// Whether the line tells that a test program begins, or how it has ended.
-pub(crate) fn begun_or_ended(line: &str) -> bool {
-    line.starts_with(BEGINS) || line.starts_with(ENDED)
+/// The program of which the line tells that it begins, with its round.
+pub(crate) fn begun(line: &str) -> Option<&str> {
+    line.strip_prefix(BEGINS)
 }
 
 /// Runs the plan in `words` to its end, whatever fails.

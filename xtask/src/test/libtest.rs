@@ -51,15 +51,17 @@ impl Output {
 
     /// Takes the next line of standard output, without its end.
     pub(crate) fn line(&mut self, line: &str) {
-        self.said.line(line);
         if let Some(number) = running(line) {
             self.starts(number);
-        } else if let Some(name) = result_of(line, "ok") {
+        }
+        self.said.line(line);
+        if let Some(name) = result_of(line, "ok") {
             self.passed.insert(name.to_owned());
         } else if let Some(name) = result_of(line, "FAILED") {
             self.failed.insert(name.to_owned());
         } else if let Some(name) = heading(line) {
             self.shows(name);
+            return;
         } else if let Some(result) = line.strip_prefix("test result: ") {
             self.result(result);
             return;
@@ -81,9 +83,17 @@ impl Output {
         self.report
     }
 
+    /// Whether a program has begun its tests and not said how they went.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.running.is_some()
+    }
+
     /// A program that ended `so`, without a result or although no test failed.
     pub(crate) fn broken(&mut self, so: &str) {
         let said = std::mem::take(&mut self.said);
+        for name in std::mem::take(&mut self.failed) {
+            self.report.fail(Failure { name, said: Excerpt::default() });
+        }
         self.report.fail(Failure { name: format!("a test program {so}"), said });
         self.forget_program();
     }
@@ -125,6 +135,8 @@ impl Output {
         for reason in std::mem::take(&mut self.said_skipped).into_values() {
             *reasons.entry(reason).or_default() += 1;
         }
+        // Those that have said nothing.
+        self.failures.extend(self.failed.drain().map(|name| Failure { name, said: Excerpt::default() }));
         let skipped = passed.min(reasons.values().sum());
         let tally = Tally { passed: passed - skipped, failed, skipped: skipped + ignored };
         self.report += Report { tally, reasons, failures: std::mem::take(&mut self.failures) };
@@ -141,7 +153,8 @@ fn running(line: &str) -> Option<u64> {
 /// `a::b` of `test a::b ... ok`, if that is the result.
 fn result_of<'a>(line: &'a str, result: &str) -> Option<&'a str> {
     let name = line.strip_prefix("test ")?.strip_suffix(result)?.strip_suffix(" ... ")?;
-    Some(name.strip_suffix(" - should panic").unwrap_or(name))
+    let kinds = [" - should panic", " - compile", " - compile fail"];
+    Some(kinds.iter().find_map(|kind| name.strip_suffix(kind)).unwrap_or(name))
 }
 
 /// `a::b` of `---- a::b stdout ----`.
@@ -160,6 +173,13 @@ impl Lines {
         while let Some(end) = self.0.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.0.drain(..=end).collect();
             each(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']));
+        }
+    }
+
+    /// Hands over the last line, if it had no end.
+    pub(crate) fn finish(&mut self, mut each: impl FnMut(&str)) {
+        if !self.0.is_empty() {
+            self.feed(b"\n", &mut each);
         }
     }
 }
@@ -186,6 +206,32 @@ running 1 test
 test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 4 filtered out; finished in 1.25s
 ";
         assert_eq!(tally(text), Tally { passed: 2, failed: 1, skipped: 1 });
+    }
+
+    #[test]
+    fn who_failed_is_told_also_without_a_word_or_with_what_was_compiled() {
+        let text = "\
+running 2 tests
+test src/lib.rs - a (line 3) - compile fail ... FAILED
+test b - should panic ... FAILED
+
+failures:
+
+---- src/lib.rs - a (line 3) stdout ----
+Test compiled successfully, but it's marked `compile_fail`.
+
+failures:
+    b
+    src/lib.rs - a (line 3)
+
+test result: FAILED. 0 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+        let mut output = Output::default();
+        text.lines().for_each(|line| output.line(line));
+        let report = output.into_report();
+        assert_eq!((report.tally.failed, report.failures.len()), (2, 2));
+        assert_eq!(report.failures[0].name, "src/lib.rs - a (line 3)");
+        assert_eq!(report.failures[1].to_string(), "failed: b");
     }
 
     #[test]
@@ -306,21 +352,23 @@ failures:
     c
 
 test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
-running 2 tests
-test d ... Segmentation fault
+running 3 tests
+test d ... FAILED
+test e ... Segmentation fault
 ";
         let mut output = Output::default();
         text.lines().for_each(|line| output.line(line));
         output.broken("ended by a signal");
         let report = output.into_report();
-        assert_eq!(report.tally, Tally { passed: 0, failed: 3, skipped: 1 });
+        assert_eq!(report.tally, Tally { passed: 0, failed: 4, skipped: 1 });
         assert_eq!(report.reasons.into_iter().collect::<Vec<_>>(), [("no device".to_owned(), 1)]);
         let said: Vec<String> = report.failures.iter().map(ToString::to_string).collect();
         assert!(said[0].starts_with("failed: b\n") && said[0].contains("panicked"), "{said:?}");
         assert!(said[1].starts_with("failed: c\n") && !said[1].contains("panicked"), "{said:?}");
         let last = said.last().unwrap();
         assert!(last.starts_with("failed: a test program ended by a signal\n"), "{last}");
-        assert!(last.ends_with("| test d ... Segmentation fault"), "{last}");
+        assert!(last.ends_with("| test e ... Segmentation fault"), "{last}");
+        assert_eq!(said[2], "failed: d");
     }
 
     #[test]
@@ -330,5 +378,8 @@ test d ... Segmentation fault
             lines.feed(bytes, |line| seen.push(line.to_owned()));
         }
         assert_eq!(seen, ["test", ""]);
+        lines.finish(|line| seen.push(line.to_owned()));
+        lines.finish(|line| panic!("{line}"));
+        assert_eq!(seen, ["test", "", "rest"]);
     }
 }

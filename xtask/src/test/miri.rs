@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 use anyhow::Result;
 
 use super::libtest::{Line, Output};
-use super::report::{Failure, Report, Tally};
+use super::report::{Excerpt, Failure, Report, Tally};
 use super::stages::tests;
 use super::watch::{watch, watch_all};
 use super::{Args, Outcome};
@@ -48,15 +48,16 @@ fn long(args: &Args) -> Result<Report> {
     let mut list = miri();
     list.args(LONG).args(["--", "--list"]).args(&args.arguments);
     let mut names = Vec::new();
+    let mut said = Excerpt::default();
     let listed = watch(list, true, |line| match line {
         Line::Output(line) => names.extend(line.strip_suffix(": test").map(str::to_owned)),
-        Line::Error(_) => {}
+        Line::Error(line) => said.line(line),
     })?;
     let mut report = Report::default();
     if names.is_empty() {
         // A failure, unless a filter has left none.
         if listed != Ending::Status(0) {
-            report.fail(Failure::new(format!("the list of {} {listed}", LONG.join(" ")), ""));
+            report.fail(Failure { name: format!("the list of {} {listed}", LONG.join(" ")), said });
         }
         return Ok(report);
     }
@@ -75,9 +76,9 @@ fn long(args: &Args) -> Result<Report> {
         let Tally { passed, failed, skipped } = output.report().tally;
         let expected = names.iter().skip(program).step_by(programs).count();
         if passed + failed + skipped < expected as u64 {
-            output.broken("has crashed");
+            output.broken(&format!("has not said how all of its tests went; the last {ending}"));
         }
-        report += output.into_report();
+        report += output.into_report().at(&LONG.join(" "));
     }
     if ending != Ending::Status(0) && report.tally.failed == 0 {
         report.fail(Failure::new(format!("a program of {} {ending}", LONG.join(" ")), ""));

@@ -123,6 +123,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     let mut context = Context::default();
     let mut all = Report::default();
     let mut failed = Vec::new();
+    let mut status = None;
     for stage in Stage::value_variants().iter().filter(|stage| args.wants(**stage)) {
         let name = stage.name();
         println!("==> {name}");
@@ -132,7 +133,8 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
             Err(error) => {
                 if let Some(Interrupted(signal)) = error.downcast_ref() {
                     eprintln!("ended by signal {signal}");
-                    return Ok(128 + signal);
+                    status = Some(128 + signal);
+                    break;
                 }
                 eprintln!("error: {error:#}");
                 Outcome::Whole(Err(Failure::new("the stage", &format!("{error:#}"))))
@@ -156,7 +158,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
         println!("failed stages: {}", failed.join(", "));
     }
     println!("{}", all.tally);
-    Ok(i32::from(all.tally.failed > 0))
+    Ok(status.unwrap_or(i32::from(all.tally.failed > 0)))
 }
 
 impl Args {
@@ -207,9 +209,10 @@ impl Outcome {
     }
 }
 
-/// What the tests of a program came to that `ending` ended, which is a failure of its own if none of them failed.
+/// What the tests of a program came to that `ending` ended, which is a failure of its own if none of them failed or not all
+/// have run.
 fn ended(ending: Ending, mut output: Output) -> Report {
-    if ending != Ending::Status(0) && output.report().tally.failed == 0 {
+    if ending != Ending::Status(0) && (output.report().tally.failed == 0 || output.is_unfinished()) {
         output.broken(&ending.to_string());
     }
     output.into_report()

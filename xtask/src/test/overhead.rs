@@ -17,7 +17,7 @@ pub(super) fn run() -> Result<Outcome> {
         println!("gate {verdict}");
         match &verdict.complaint {
             None => report.tally.passed += 1,
-            Some(_) => report.fail(Failure::new("a gate", &verdict.to_string())),
+            Some(complaint) => report.fail(Failure::new(&verdict.gate.name, complaint)),
         }
     }
     Ok(Outcome::Tests(report))

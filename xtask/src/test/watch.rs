@@ -13,8 +13,8 @@ use super::report::{Excerpt, Failure};
 use crate::softroce::{self, Ending, Sink};
 use crate::{process, workspace};
 
-/// No stage takes this long unless something hangs.
-const STAGE_LIMIT: Duration = Duration::from_secs(40 * 60);
+/// No command takes this long unless something hangs.
+const COMMAND_LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// The user wants all of it to end.
 #[derive(Debug)]
@@ -41,6 +41,16 @@ impl<F: FnMut(usize, Line<'_>)> Watching<F> {
     pub(super) fn new(commands: usize, silent: bool, each: F) -> Self {
         let lines = || (0..commands).map(|_| Lines::default()).collect();
         Watching { lines: lines(), errors: lines(), each, silent }
+    }
+
+    /// When all have ended: the last line may have no end, as of a test program that has crashed.
+    pub(super) fn finish(&mut self) {
+        for (command, lines) in self.lines.iter_mut().enumerate() {
+            lines.finish(|line| (self.each)(command, Line::Output(line)));
+        }
+        for (command, lines) in self.errors.iter_mut().enumerate() {
+            lines.finish(|line| (self.each)(command, Line::Error(line)));
+        }
     }
 }
 
@@ -88,7 +98,7 @@ pub(super) fn watch(command: Command, silent: bool, mut each: impl FnMut(Line<'_
 
 /// As [`watch`], of several at once: `each` gets the number of the command, too.
 pub(super) fn watch_all(commands: Vec<Command>, silent: bool, each: impl FnMut(usize, Line<'_>)) -> Result<Ending> {
-    run_all(commands, STAGE_LIMIT, silent, each)
+    run_all(commands, COMMAND_LIMIT, silent, each)
 }
 
 /// As [`watch_all`], for `limit` at most.
@@ -100,7 +110,9 @@ pub(super) fn run_all(
 ) -> Result<Ending> {
     commands.iter_mut().for_each(at_root);
     let mut sink = Watching::new(commands.len(), silent, each);
-    uninterrupted(softroce::run_all_local(commands, limit, &mut sink)?)
+    let ending = softroce::run_all_local(commands, limit, &mut sink)?;
+    sink.finish();
+    uninterrupted(ending)
 }
 
 fn at_root(command: &mut Command) {
