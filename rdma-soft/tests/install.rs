@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::io::Error;
 use std::ptr::null_mut;
+use std::sync::Once;
 
 use rdma_sys::*;
 
@@ -13,8 +14,9 @@ fn text(text: *const c_char) -> &'static CStr {
 
 /// The device's tables.
 fn installed() -> (&'static Verbs, &'static RdmaCm) {
-    // Of the tests in this process, one is the first.
-    _ = rdma_soft::install();
+    // Of the tests in this process, one is the first, and the others wait for it.
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| rdma_soft::install().unwrap());
     (verbs().unwrap(), rdmacm().unwrap())
 }
 

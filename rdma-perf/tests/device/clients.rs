@@ -82,10 +82,10 @@ fn a_client_that_is_killed_takes_nothing_with_it() {
     for attempt in 0.. {
         let errors = server.running.errors();
         let reasons = errors.lines().filter(|line| line.starts_with('#') && line.contains(": the ")).count();
-        if reasons == 3 {
+        if reasons >= 3 {
             break;
         }
-        assert!(attempt < 200, "{errors}");
+        assert!(attempt < 2000, "{errors}");
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(!server.running.errors().contains("panicked"));
