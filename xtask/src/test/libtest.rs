@@ -157,6 +157,11 @@ fn result_of<'a>(line: &'a str, result: &str) -> Option<&'a str> {
     Some(kinds.iter().find_map(|kind| name.strip_suffix(kind)).unwrap_or(name))
 }
 
+/// Whether the line says so of a test.
+pub(crate) fn has_failed(line: &str) -> bool {
+    result_of(line, "FAILED").is_some()
+}
+
 /// `a::b` of `---- a::b stdout ----`.
 fn heading(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Outcome;
-use super::libtest::{Line, Lines};
+use super::libtest::{self, Line, Lines};
 use super::report::{Excerpt, Failure};
 use crate::softroce::{self, Ending, Sink};
 use crate::{process, workspace};
@@ -28,7 +28,7 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// Hands each line to a function, and shows all output as it comes, or its errors only.
+/// Hands each line to a function, and shows all output as it comes, or only errors and tests that fail.
 pub(super) struct Watching<F> {
     /// Of each command.
     lines: Vec<Lines>,
@@ -56,7 +56,12 @@ impl<F: FnMut(usize, Line<'_>)> Watching<F> {
 
 impl<F: FnMut(usize, Line<'_>)> Sink for Watching<F> {
     fn stdout(&mut self, command: usize, bytes: &[u8]) -> io::Result<()> {
-        self.lines[command].feed(bytes, |line| (self.each)(command, Line::Output(line)));
+        self.lines[command].feed(bytes, |line| {
+            if self.silent && libtest::has_failed(line) {
+                println!("    {line}");
+            }
+            (self.each)(command, Line::Output(line));
+        });
         if self.silent { Ok(()) } else { softroce::to_stdout(bytes) }
     }
 
