@@ -126,17 +126,12 @@ mod tests {
     #[test]
     fn a_busy_thread_uses_a_processor() {
         let begin = Usage::now();
-        let mut used = begin.until(Usage::now());
-        // However little of the processor it gets.
-        while used.user + used.system < 0.03 && begin.at.elapsed().as_secs() < 30 {
-            let mut x = 1_u64;
-            for _ in 0..1_000_000 {
-                x = std::hint::black_box(x.wrapping_mul(3));
-            }
-            used = begin.until(Usage::now());
+        let mut x = 1_u64;
+        while begin.at.elapsed().as_millis() < 50 {
+            x = std::hint::black_box(x.wrapping_mul(3));
         }
-        assert!(used.user + used.system >= 0.03 && used.percent > 0.0, "{used:?}");
-        assert!((used.percent / 100.0 - (used.user + used.system) / used.seconds).abs() < 1e-6, "{used:?}");
+        let used = begin.until(Usage::now());
+        assert!(used.seconds >= 0.05 && used.percent > 5.0, "{used:?}");
     }
 
     #[test]

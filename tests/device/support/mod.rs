@@ -17,7 +17,7 @@ use rdma_safe::{Context, Device, Endpoint, EndpointBuilder, GidEntry, PortState,
 use watchdog::Watchdog;
 
 /// Longest wait for anything that is bound to happen.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The device under test. It ends the process when the test that holds it does not end.
 pub(crate) struct Rdma {

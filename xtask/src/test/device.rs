@@ -5,10 +5,10 @@ use anyhow::Result;
 use super::artifacts::Place;
 use super::inside::{self, Plan};
 use super::libtest::{Line, Output};
-use super::report::{Failure, Report};
-use super::watch::{Watching, uninterrupted};
+use super::report::Report;
+use super::watch::{Watching, conclude};
 use super::{Args, Context, Outcome};
-use crate::softroce::{self, Ending, Options, Release};
+use crate::softroce::{self, Options, Release};
 use crate::workspace;
 
 /// Runs every test program that needs a device where SoftRoCE is, the same programs in each place.
@@ -58,20 +58,8 @@ fn run_in(release: Option<Release>, plan: &Plan, timeout: u64, is_silent: bool) 
     });
     let ending = softroce::run(&command, &options, &mut sink);
     sink.finish();
-    let mut report = progress.finish();
-    match ending {
-        Ok(ending) => {
-            let ending = uninterrupted(ending)?;
-            if ending != Ending::Status(0) && report.tally.failed == 0 {
-                report.fail(Failure::new("the command", &format!("it {ending}")));
-            }
-        }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            report.fail(Failure::new("the guest", &format!("{error:#}")));
-        }
-    }
-    Ok(report)
+    let report = progress.finish();
+    conclude(ending, report)
 }
 
 /// Counts tests, and programs that ended badly though none of their tests did.

@@ -4,10 +4,10 @@ use anyhow::Result;
 
 use super::artifacts::Place;
 use super::libtest::{Line, Output};
-use super::report::{Failure, Report};
-use super::watch::{Watching, uninterrupted};
+use super::report::Report;
+use super::watch::{Watching, conclude};
 use super::{Args, Context, Outcome};
-use crate::softroce::{self, Ending, Options};
+use crate::softroce::{self, Options};
 use crate::{soft, workspace};
 
 /// Runs them; a test counts once for each host.
@@ -48,17 +48,5 @@ fn on_both(command: &[String], library: &str, args: &Args) -> Result<Report> {
         }
         report += output.into_report().at(&format!("host {host}"));
     }
-    match ending {
-        Ok(ending) => {
-            let ending = uninterrupted(ending)?;
-            if ending != Ending::Status(0) && report.tally.failed == 0 {
-                report.fail(Failure::new("a host", &format!("it {ending}")));
-            }
-        }
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            report.fail(Failure::new("the guests", &format!("{error:#}")));
-        }
-    }
-    Ok(report)
+    conclude(ending, report)
 }

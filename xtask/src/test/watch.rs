@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use super::Outcome;
 use super::libtest::{self, Line, Lines};
-use super::report::{Excerpt, Failure};
+use super::report::{Excerpt, Failure, Report};
 use crate::softroce::{self, Ending, Sink};
 use crate::{process, workspace};
 
@@ -127,9 +127,26 @@ fn at_root(command: &mut Command) {
     }
 }
 
-pub(super) fn uninterrupted(ending: Ending) -> Result<Ending> {
+fn uninterrupted(ending: Ending) -> Result<Ending> {
     match ending {
         Ending::Signal(signal) => Err(Interrupted(signal).into()),
         ending => Ok(ending),
     }
+}
+
+/// What tests in guests came to, with the failure of the guests themselves, if it was that or no test says why they ended so.
+pub(super) fn conclude(ending: Result<Ending>, mut report: Report) -> Result<Report> {
+    match ending {
+        Ok(ending) => {
+            let ending = uninterrupted(ending)?;
+            if ending != Ending::Status(0) && report.tally.failed == 0 {
+                report.fail(Failure::new(format!("a guest's command {ending}"), ""));
+            }
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            report.fail(Failure::new("a guest", &format!("{error:#}")));
+        }
+    }
+    Ok(report)
 }
