@@ -9,7 +9,7 @@ fn a_timed_run_takes_that_time() {
         let report = rdma.measure(&format!("{test} --duration 300ms --warm-up 50ms --size 256 --validate --yield"));
         let seconds = report.number("/seconds");
         // What is under way when the time is over is waited for.
-        assert!((0.25..10.0).contains(&seconds), "{test}: {seconds} s");
+        assert!((0.29..2.0).contains(&seconds), "{test}: {seconds} s");
         assert!(report.number("/messages") > 10.0 && report.number("/warm_up_messages") > 0.0, "{test}");
     }
 }
@@ -21,8 +21,7 @@ fn the_rate_is_kept() {
         let report = rdma.measure(&format!("write bw {options} --size 512 --duration 1500ms --yield"));
         let found = report.number("/bandwidth/message_rate");
         assert!(found < rate * 1.1, "{options}: {found} messages a second");
-        // A machine that stands still for a second is not made up for.
-        assert!(found > rate * 0.2, "{options}: {found} messages a second");
+        assert!(found > rate * 0.4, "{options}: {found} messages a second");
     }
 }
 

@@ -48,9 +48,7 @@ fn ctrl_c_keeps_what_was_measured() {
     let file = scratch.path("results.json");
     let server = rdma.server("");
     for test in ["write bw", "send lat"] {
-        // So many that a machine that stalls for seconds does not come to their end.
-        let sizes = "64,128,256,512,1K,2K,4K,8K,16K,32K";
-        let options = format!("--size {sizes} --duration 700ms --yield --format csv --output {}", file.display());
+        let options = format!("--size 64,128,256 --duration 700ms --yield --format csv --output {}", file.display());
         let client = rdma.start(&server.client(test, &options));
         // The row of the first size.
         client.wait_for_output(",64,");
@@ -59,7 +57,7 @@ fn ctrl_c_keeps_what_was_measured() {
         output.failure(130, &[]);
         let report = Report::load(&file);
         let sizes = report.counts("/size");
-        assert!(!sizes.is_empty() && sizes.len() < 10 && sizes[0] == 64, "{test}: {sizes:?}");
+        assert!(!sizes.is_empty() && sizes.len() < 3 && sizes[0] == 64, "{test}: {sizes:?}");
         assert!(report.rows()[0]["seconds"].as_f64().unwrap() > 0.69, "{test}: the first size is whole");
         assert_eq!(output.stdout.lines().count(), 1 + sizes.len(), "{test}: {}", output.stdout);
         std::fs::remove_file(&file).unwrap();
@@ -82,10 +80,10 @@ fn a_client_that_is_killed_takes_nothing_with_it() {
     for attempt in 0.. {
         let errors = server.running.errors();
         let reasons = errors.lines().filter(|line| line.starts_with('#') && line.contains(": the ")).count();
-        if reasons >= 3 {
+        if reasons == 3 {
             break;
         }
-        assert!(attempt < 2000, "{errors}");
+        assert!(attempt < 200, "{errors}");
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(!server.running.errors().contains("panicked"));

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Longest wait for anything that is bound to happen, on an emulated machine that is busy.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Arguments that make the tool use the device under test.
 pub(crate) struct Rdma {

@@ -12,7 +12,7 @@ use rdma_safe::soft;
 use super::skip;
 
 /// How long a program may take: a game takes two seconds on an emulated machine that has nothing else to do.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A program of rdma-core or its counterpart here.
 #[derive(Clone, PartialEq, Eq, Debug)]
