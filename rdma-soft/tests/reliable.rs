@@ -361,6 +361,25 @@ fn on_a_bad_network_little_is_on_its_way_that_has_to_be_sent_again() {
 }
 
 #[test]
+fn a_peer_that_is_slow_to_receive_is_not_flooded() {
+    let mut net = asking(RequesterSettings { window: 256, ..REQUESTER });
+    let (messages, at_once) = (if cfg!(miri) { 32 } else { 512 }, 8);
+    for id in 0..messages {
+        net.ends[0].post(id, Request::Send(Trailer::None), pattern(id, 10));
+    }
+    let mut receives = 0;
+    while receives < messages {
+        // It takes some each 100 µs, ten times as long as it asks to be left alone for.
+        while net.now < Time(100_000 * (receives / at_once)) && net.turn() {}
+        (receives..receives + at_once).for_each(|id| net.ends[1].machine.post_receive(id));
+        receives += at_once;
+    }
+    net.run();
+    assert_eq!(received(&net.ends[1]).len() as u64, messages);
+    assert!(net.packets < 6 * messages, "{} packets for {messages}", net.packets);
+}
+
+#[test]
 fn losses_while_the_peer_has_no_receive_are_not_one_after_the_other() {
     let mut net = asking(RequesterSettings { retries: 1, ..REQUESTER });
     net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 10));

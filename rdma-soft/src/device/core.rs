@@ -1,8 +1,8 @@
 //! The device with its sockets, and what moves it on.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Instant;
 
 use rdma_sys::{IBV_MTU_256, ibv_mtu};
@@ -35,8 +35,10 @@ pub(crate) struct Device {
     polls: AtomicU32,
     /// How often it was polled in vain since something came, more or less.
     idle: AtomicU32,
-    /// How many wait for the lock, or are about to take it.
-    waiting: AtomicU32,
+    /// Of all who wait for the lock, whoever has this is next.
+    turn: Mutex<()>,
+    /// Somebody has the turn.
+    is_wanted: AtomicBool,
     start: Instant,
 }
 
@@ -179,7 +181,8 @@ impl Device {
             server: server::Wake::new()?,
             polls: AtomicU32::new(0),
             idle: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
+            turn: Mutex::new(()),
+            is_wanted: AtomicBool::new(false),
             start: Instant::now(),
         })
     }
@@ -188,12 +191,8 @@ impl Device {
     pub(crate) fn poll(&self) {
         // A lost count does not matter.
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        let core = match self.core.try_lock() {
-            _ if self.waiting.load(Ordering::Relaxed) > 0 => None,
-            Ok(core) => Some(core),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
+        // Those who poll give way to whoever waits.
+        let core = if self.is_wanted.load(Ordering::Relaxed) { None } else { self.try_lock() };
         let has_come = core.is_some_and(|mut core| {
             let now = self.now();
             if !self.server.is_aside() {
@@ -217,14 +216,27 @@ impl Device {
         if idle % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
-    /// Those who poll give way to whoever waits here.
-    ///
     /// A panic with the lock held would be a fault of this library; what it protects is as it was between two calls then, or
     /// some work is missing.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let core = self.core.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.try_lock().unwrap_or_else(|| self.lock_in_turn())
+    }
+
+    /// Not before whoever waits already. A lock that is given up goes to whoever is awake: who takes it again and again, for long
+    /// each time, would have it before anybody is woken.
+    pub(super) fn lock_in_turn(&self) -> MutexGuard<'_, Core> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_wanted.store(true, Ordering::Relaxed);
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_wanted.store(false, Ordering::Relaxed);
         core
     }
 
@@ -266,7 +278,7 @@ impl Device {
 
     /// Waits, with the lock given up, until an event is acknowledged.
     pub(crate) fn wait_for_acknowledgement<'a>(&self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        self.acknowledged.wait(core).unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.acknowledged.wait(core).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -471,4 +483,31 @@ impl Core {
 /// Whether what it sends next waits for what is on its way to take more.
 fn is_held(qp: &Qp, links: &[Link]) -> bool {
     qp.destination().is_some_and(|to| links[to.link].outbox.is_blocked_for(&to.address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn who_waits_for_the_device_has_it_before_who_takes_it_again() {
+        let device = Device::new().unwrap();
+        for _ in 0..100 {
+            let had = AtomicBool::new(false);
+            let core = device.lock();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let _core = device.lock();
+                    had.store(true, Ordering::SeqCst);
+                });
+                while !device.is_wanted.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                drop(core);
+                let _core = device.lock_in_turn();
+                assert!(had.load(Ordering::SeqCst));
+            });
+        }
+    }
 }

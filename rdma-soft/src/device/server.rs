@@ -210,8 +210,8 @@ fn serve(device: &Device) {
         if watch.is_polled(device) {
             watch.stand_aside(device);
         }
-        let mut core = device.lock();
         // In turns, so that others get at the device.
+        let mut core = device.lock_in_turn();
         if core.progress(device.now()) || core.is_busy() || !core.sleep() {
             continue;
         }

@@ -82,7 +82,7 @@ pub struct Requester {
     highest: Psn,
     /// Of the first packet that is not acknowledged.
     unacknowledged: Psn,
-    /// Packets that may be on their way for now: fewer after losses, since all that comes after one is sent again.
+    /// Packets that may be on their way for now: fewer after losses and refusals, since all that comes after one is sent again.
     limit: u16,
     /// Requests whose data has not come back: each is for a part of what a read is for.
     asked: u32,
@@ -237,7 +237,7 @@ impl Requester {
         }
     }
 
-    /// Something has got lost.
+    /// Something has got lost, or come too early.
     fn shrink(&mut self) {
         self.limit = (self.limit / 2).max(FEWEST);
     }
@@ -382,6 +382,7 @@ impl Requester {
                 }
                 // It answers: what gets lost while it has no receive is not one loss after the other.
                 self.retries = self.settings.retries;
+                self.shrink();
                 self.pause = Some(now + rnr_pause(timer));
                 self.await_nothing();
                 self.rewind();
