@@ -268,7 +268,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     let handle = unsafe { (*cq).handle };
     if let Some(found) = device.lock().state.shared.cqs.get_mut(handle) {
         found.events.1 = found.events.1.wrapping_add(count);
-        device.acknowledged.notify_all();
+        device.acknowledge();
     }
 }
 

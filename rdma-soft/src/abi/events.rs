@@ -45,7 +45,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
         *left -= 1;
         if *left == 0 {
             unacknowledged.remove(&object);
-            device.acknowledged.notify_all();
+            device.acknowledge();
         }
     }
 }

@@ -96,7 +96,8 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     }
     // SAFETY: the caller's region.
     let key = unsafe { (*mr).lkey };
-    let changed = device.lock().state.shared.keys.reregister(key, |wanted| {
+    let current = device.lock().state.shared.keys.registration(key);
+    let changed = current.and_then(|mut wanted| {
         if has(IBV_REREG_MR_CHANGE_TRANSLATION) {
             (wanted.address, wanted.iova, wanted.len) = (addr as u64, addr as u64, length as u64);
         }
@@ -107,6 +108,8 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         if has(IBV_REREG_MR_CHANGE_ACCESS) {
             wanted.access = access as u32;
         }
+        wanted.check()?;
+        device.lock().state.shared.keys.reregister(key, &wanted)
     });
     if let Err(errno) = changed {
         super::refuse::set_errno(errno);

@@ -28,14 +28,15 @@ const IDLE_POLLS: u32 = 32;
 /// A device.
 pub(crate) struct Device {
     core: Mutex<Core>,
-    /// Told when an event is acknowledged.
-    pub(crate) acknowledged: Condvar,
+    /// How often events were acknowledged. It has a lock of its own, as who waits for it has to take that of the device in turn.
+    acknowledgements: Mutex<u64>,
+    acknowledged: Condvar,
     pub(crate) server: server::Wake,
     /// How often it was polled, more or less: the server leaves a device alone that is.
     polls: AtomicU32,
     /// How often it was polled in vain since something came, more or less.
     idle: AtomicU32,
-    /// Of all who wait for the lock, whoever has this is next.
+    /// Of those who wait for the lock, whoever has this is next.
     turn: Mutex<()>,
     /// Somebody has the turn.
     is_wanted: AtomicBool,
@@ -49,7 +50,7 @@ pub(crate) struct Core {
     /// How often it was moved on by who does it all the time.
     looks: u32,
     /// When all was taken that was in the sockets.
-    looked: Time,
+    heard: Time,
     pub(crate) state: State,
     pub(crate) links: Vec<Link>,
     parts: Parts,
@@ -171,12 +172,13 @@ impl Device {
             core: Mutex::new(Core {
                 is_own_peer: false,
                 looks: 0,
-                looked: Time(0),
+                heard: Time(0),
                 state: State::new(),
                 links,
                 parts: Parts::new(),
                 own,
             }),
+            acknowledgements: Mutex::new(0),
             acknowledged: Condvar::new(),
             server: server::Wake::new()?,
             polls: AtomicU32::new(0),
@@ -226,6 +228,8 @@ impl Device {
         }
     }
 
+    /// For short: at once where nobody has it, though somebody may have been woken to take it. Who posts all the time is not to
+    /// wait for that each time.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.try_lock().unwrap_or_else(|| self.lock_in_turn())
     }
@@ -271,14 +275,24 @@ impl Device {
 
     /// Sends what was put off, unless somebody else has the device just now, who does.
     pub(super) fn send_the_rest(&self) {
-        if let Ok(mut core) = self.core.try_lock() {
+        if let Some(mut core) = self.try_lock() {
             core.send(self.now());
         }
     }
 
+    /// Says that an event was acknowledged, with the device locked.
+    pub(crate) fn acknowledge(&self) {
+        *self.acknowledgements.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.acknowledged.notify_all();
+    }
+
     /// Waits, with the lock given up, until an event is acknowledged.
-    pub(crate) fn wait_for_acknowledgement<'a>(&self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        self.acknowledged.wait(core).unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn wait_for_acknowledgement<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        let count = self.acknowledgements.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *count;
+        drop(core);
+        drop(self.acknowledged.wait_while(count, |count| *count == before).unwrap_or_else(PoisonError::into_inner));
+        self.lock_in_turn()
     }
 }
 
@@ -315,9 +329,9 @@ impl Core {
         }
         // What has come is not late because nobody had the time to look: there may be more of it.
         if self.links.iter().all(|link| link.inbox.has_all()) {
-            self.looked = now;
+            self.heard = now;
         }
-        self.state.expire(self.looked.max(Time(now.0.saturating_sub(FLOOD))));
+        self.state.expire(now, self.heard.max(Time(now.0.saturating_sub(FLOOD))));
         any
     }
 

@@ -516,7 +516,8 @@ fn a_peer_that_is_never_ready_has_few_timers_set() {
     });
     for turn in 1..if cfg!(miri) { 120_u64 } else { 5000 } {
         let now = Time(turn * 1_000_000);
-        state.expire(now);
+        // It is a pause, which is over though nobody may have listened.
+        state.expire(now, Time(0));
         let qp = state.qps.get_mut(&number).unwrap();
         assert!(qp.transmit(now, &mut state.shared).is_some(), "{turn}");
         state.set_timer(number);
@@ -526,6 +527,26 @@ fn a_peer_that_is_never_ready_has_few_timers_set() {
         state.set_timer(number);
         assert!(state.timers() < 100, "{}", state.timers());
     }
+}
+
+#[test]
+fn an_answer_is_not_missed_before_all_was_heard() {
+    let mut target = Target::new(IBV_QPT_RC, 0);
+    let (state, number) = (&mut target.state, target.qp);
+    let qp = state.qps.get_mut(&number).unwrap();
+    qp.queues.send.push(|job| {
+        job.task = Task::Request(Request::Send(Trailer::None));
+        job.is_inline = true;
+    });
+    let sends = |state: &mut State, now| state.qps.get_mut(&number).unwrap().transmit(now, &mut state.shared).is_some();
+    assert!(sends(state, Time(0)));
+    state.set_timer(number);
+    let (due, later) = (state.wake_at().unwrap(), Time(3_600_000_000_000));
+    state.expire(later, Time(due.0 - 1));
+    assert!(!sends(state, later));
+    assert_eq!(state.wake_at(), Some(due));
+    state.expire(later, due);
+    assert!(sends(state, later));
 }
 
 #[test]

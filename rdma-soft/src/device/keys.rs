@@ -160,22 +160,29 @@ impl Keys {
         self.insert(wanted.pd, Kind::Region(wanted.range()))
     }
 
-    /// Replaces what a key opens.
+    /// What a key opens.
     ///
     /// # Errors
-    /// As [`Registration::check`], and `EBUSY` while windows are bound to it.
-    pub(crate) fn reregister(&mut self, key: u32, change: impl FnOnce(&mut Registration)) -> Result<(), i32> {
-        let entry = self.entries.get_mut(&(key >> 8)).ok_or(libc::EINVAL)?;
-        let Kind::Region(range) = &mut entry.kind else { return Err(libc::EINVAL) };
-        if range.windows > 0 {
-            return Err(libc::EBUSY);
+    /// `EBUSY` while windows are bound to it.
+    pub(crate) fn registration(&self, key: u32) -> Result<Registration, i32> {
+        match self.entries.get(&(key >> 8)) {
+            Some(Entry { kind: Kind::Region(range), .. }) if range.windows > 0 => Err(libc::EBUSY),
+            Some(&Entry { pd, kind: Kind::Region(Range { base, place, len, access, .. }), .. }) => {
+                Ok(Registration { pd, address: place, len, iova: base, access })
+            }
+            _ => Err(libc::EINVAL),
         }
-        let Range { base, place, len, access, .. } = *range;
-        let mut wanted = Registration { pd: entry.pd, address: place, len, iova: base, access };
-        change(&mut wanted);
-        wanted.check()?;
-        *range = wanted.range();
-        entry.pd = wanted.pd;
+    }
+
+    /// Replaces what a key opens by what [`Registration::check`] has found there.
+    ///
+    /// # Errors
+    /// `EBUSY` while windows are bound to it.
+    pub(crate) fn reregister(&mut self, key: u32, wanted: &Registration) -> Result<(), i32> {
+        self.registration(key)?;
+        if let Some(entry) = self.entries.get_mut(&(key >> 8)) {
+            (entry.pd, entry.kind) = (wanted.pd, Kind::Region(wanted.range()));
+        }
         Ok(())
     }
 

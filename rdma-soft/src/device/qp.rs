@@ -118,10 +118,10 @@ impl Qp {
         }
     }
 
-    pub(crate) fn expire(&mut self, now: Time, shared: &mut Shared) {
+    pub(crate) fn expire(&mut self, now: Time, heard: Time, shared: &mut Shared) {
         let (machine, mut side) = self.split(shared);
         if let Machine::Reliable { requester: Some(requester), .. } = machine {
-            requester.expire(now, &mut side);
+            requester.expire(now, heard, &mut side);
         }
         self.end_requests(shared);
     }

@@ -163,8 +163,9 @@ impl State {
         self.timers.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Does what has become due.
-    pub(crate) fn expire(&mut self, now: Time) {
+    /// Does what has become due, as [`Requester::expire`](crate::transport::Requester::expire).
+    pub(crate) fn expire(&mut self, now: Time, heard: Time) {
+        let mut unheard = Vec::new();
         while let Some(Reverse((at, number))) = self.timers.peek().copied()
             && at <= now
         {
@@ -173,11 +174,16 @@ impl State {
             qp.timer = None;
             // It may have put it off meanwhile.
             if qp.wake_at().is_some_and(|at| at <= now) {
-                qp.expire(now, &mut self.shared);
+                qp.expire(now, heard, &mut self.shared);
+                if qp.wake_at().is_some_and(|at| at <= now) {
+                    unheard.push(number);
+                    continue;
+                }
                 self.wake(number);
             }
             self.set_timer(number);
         }
+        unheard.into_iter().for_each(|number| self.set_timer(number));
     }
 
     /// Takes away all that is in a context.

@@ -205,18 +205,19 @@ impl Requester {
         (self.is_probe_due, self.probed) = (false, None);
     }
 
-    /// Does what has become due.
-    pub fn expire(&mut self, now: Time, host: &mut impl Host) {
+    /// Does what has become due. All that had arrived by `heard` was handled: what an answer is awaited for is not due before, as
+    /// it may be there already.
+    pub fn expire(&mut self, now: Time, heard: Time, host: &mut impl Host) {
         if self.pause.is_some_and(|pause| pause <= now) {
             self.pause = None;
         }
         if self.pause.is_some() {
             return;
         }
-        if self.deadline.is_some_and(|deadline| deadline <= now) {
+        if self.deadline.is_some_and(|deadline| deadline <= heard) {
             self.again(host);
         } else if let Some((at, wait)) = self.probe
-            && at <= now
+            && at <= heard
         {
             self.probe = Some((now + wait, 2 * wait));
             self.is_probe_due = true;
