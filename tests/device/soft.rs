@@ -2,7 +2,10 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use rdma_safe::Gid;
 use rdma_safe::soft::{self, Faults};
@@ -23,12 +26,28 @@ fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
 }
 
+/// Has IPv6's loopback address alone, of which there is one for all of the machine: another run of these tests waits as long as
+/// this is held.
+fn loopback_of_ipv6() -> UnixListener {
+    let name = SocketAddr::from_abstract_name("rdma-safe tests [::1]:4791").unwrap();
+    let start = Instant::now();
+    loop {
+        match UnixListener::bind_addr(&name) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && start.elapsed() < Duration::from_secs(60) => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            held => return held.expect("it is given up within a minute"),
+        }
+    }
+}
+
 #[test]
 fn every_address_that_is_given_has_a_gid_and_carries_messages() {
     let Some(rdma) = device() else { return };
     if !rdma.is_soft() {
         return;
     }
+    let _held = loopback_of_ipv6();
     // Of this process, more or less. Of IPv6 there is one for all of the machine, if it has that.
     let [.., a, b] = std::process::id().to_be_bytes();
     let four = Ipv4Addr::new(127, 200, a, b);
