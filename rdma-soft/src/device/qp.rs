@@ -118,12 +118,13 @@ impl Qp {
         }
     }
 
-    pub(crate) fn expire(&mut self, now: Time, heard: Time, shared: &mut Shared) {
+    /// As [`Requester::expire`].
+    pub(crate) fn expire(&mut self, now: Time, heard: Time, shared: &mut Shared) -> bool {
         let (machine, mut side) = self.split(shared);
-        if let Machine::Reliable { requester: Some(requester), .. } = machine {
-            requester.expire(now, heard, &mut side);
-        }
+        let Machine::Reliable { requester: Some(requester), .. } = machine else { return false };
+        let is_due = requester.expire(now, heard, &mut side);
         self.end_requests(shared);
+        is_due
     }
 
     /// Goes to the error state when its requests have failed, before anybody hears of it.

@@ -173,16 +173,14 @@ impl State {
             let Some(qp) = self.qps.get_mut(&number).filter(|qp| qp.timer == Some(at)) else { continue };
             qp.timer = None;
             // It may have put it off meanwhile.
-            if qp.wake_at().is_some_and(|at| at <= now) {
-                qp.expire(now, heard, &mut self.shared);
-                if qp.wake_at().is_some_and(|at| at <= now) {
-                    unheard.push(number);
-                    continue;
-                }
+            let is_due = qp.expire(now, heard, &mut self.shared);
+            let is_unheard = qp.wake_at().is_some_and(|at| at <= now);
+            if is_due {
                 self.wake(number);
             }
-            self.set_timer(number);
+            if is_unheard { unheard.push(number) } else { self.set_timer(number) }
         }
+        // The answer that they wait for may have arrived unheard: they stay due until all was heard.
         unheard.into_iter().for_each(|number| self.set_timer(number));
     }
 

@@ -205,22 +205,25 @@ impl Requester {
         (self.is_probe_due, self.probed) = (false, None);
     }
 
-    /// Does what has become due. All that had arrived by `heard` was handled: what an answer is awaited for is not due before, as
-    /// it may be there already.
-    pub fn expire(&mut self, now: Time, heard: Time, host: &mut impl Host) {
-        if self.pause.is_some_and(|pause| pause <= now) {
-            self.pause = None;
-        }
+    /// Does what has become due; whether anything has, so that there may be something to send. All that had arrived by `heard` was
+    /// handled: an answer is overdue only if it had not come by then, since what has arrived after that may be it. A pause that the
+    /// peer has asked for is over by `now`.
+    pub fn expire(&mut self, now: Time, heard: Time, host: &mut impl Host) -> bool {
+        let is_over = self.pause.take_if(|pause| *pause <= now).is_some();
         if self.pause.is_some() {
-            return;
+            return false;
         }
         if self.deadline.is_some_and(|deadline| deadline <= heard) {
             self.again(host);
-        } else if let Some((at, wait)) = self.probe
-            && at <= heard
-        {
-            self.probe = Some((now + wait, 2 * wait));
-            self.is_probe_due = true;
+            return true;
+        }
+        match self.probe {
+            Some((at, wait)) if at <= heard => {
+                self.probe = Some((now + wait, 2 * wait));
+                self.is_probe_due = true;
+                true
+            }
+            _ => is_over,
         }
     }
 
