@@ -12,7 +12,7 @@ use super::context::number;
 use super::limits::MAX_CQE;
 use super::refuse::{null, set_errno};
 use super::{events, lock};
-use crate::device::{Armed, Channel, Completions, Cq, Signal, device, wait};
+use crate::device::{Armed, Channel, Completions, Cq, Overrun, Signal, device, wait};
 
 /// Fields that completions have here.
 const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
@@ -100,6 +100,7 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut CqObject {
         channel,
         object: object as usize,
         users: 0,
+        queued_events: 0,
         events: (0, 0),
     };
     let mut core = device.lock();
@@ -220,11 +221,20 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
+/// Arms a queue for one event. One that has such a completion raises it at once, as RNICs do: a program may rely on that and not
+/// poll again after arming.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
     let armed = if solicited_only == 0 { Armed::Any } else { Armed::Solicited };
     // SAFETY: the caller's queue.
-    unsafe { completions(cq) }.arm(armed);
+    let (handle, is_due) = unsafe { ((*cq).handle, completions(cq).arm(armed)) };
+    if is_due {
+        let mut core = device.lock();
+        let shared = &mut core.state.shared;
+        if let Some(found) = shared.cqs.get_mut(handle) {
+            found.notify_armed(handle, &mut shared.events);
+        }
+    }
     device.server.take_over();
     0
 }
@@ -250,6 +260,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
             }
             continue;
         };
+        found.queued_events -= 1;
         found.events.0 = found.events.0.wrapping_add(1);
         let object = found.object as *mut ibv_cq;
         // SAFETY: the queue exists until its events are acknowledged, and this one has just been counted; the caller's pointers.
@@ -280,14 +291,14 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut i
         device.poll();
     }
     let mut at = to;
-    let count = completions.take(room.max(0) as usize, |wc| {
+    let taken = completions.take(room.max(0) as usize, |wc| {
         // SAFETY: the caller's array has room for so many.
         unsafe {
             at.write(wc);
             at = at.add(1);
         }
     });
-    count as c_int
+    taken.map_or(-libc::EIO, |count| count as c_int)
 }
 
 /// # Safety
@@ -319,21 +330,27 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         device.poll();
     }
     // SAFETY: from here to `ibv_end_poll` it is the caller who polls.
-    if completions.take(1, |wc| unsafe { stand_on(object, wc) }) == 1 {
-        return 0;
-    }
-    if !is_single {
+    let result = found(completions.take(1, |wc| unsafe { stand_on(object, wc) }));
+    if result != 0 && !is_single {
         // SAFETY: as above.
         unsafe { (*object).is_polled.store(false, Ordering::Release) };
     }
-    libc::ENOENT
+    result
+}
+
+/// What a poll for one completion returns: 0, `ENOENT` for an empty queue, `EIO` for one that has overrun.
+fn found(taken: Result<usize, Overrun>) -> c_int {
+    match taken {
+        Ok(0) => libc::ENOENT,
+        Ok(_) => 0,
+        Err(Overrun) => libc::EIO,
+    }
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     let object = cq.cast::<CqObject>();
     // SAFETY: the caller polls.
-    let taken = unsafe { (*object).completions.take(1, |wc| stand_on(object, wc)) };
-    if taken == 1 { 0 } else { libc::ENOENT }
+    found(unsafe { (*object).completions.take(1, |wc| stand_on(object, wc)) })
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {

@@ -232,6 +232,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     }
     if found.state == IBV_QPS_ERR {
         found.fail(&mut state.shared);
+        state.fail_overruns();
     }
     result
 }

@@ -332,6 +332,7 @@ impl Core {
             self.heard = now;
         }
         self.state.expire(now, self.heard.max(Time(now.0.saturating_sub(FLOOD))));
+        self.state.fail_overruns();
         any
     }
 
@@ -447,6 +448,7 @@ impl Core {
             }
             self.state.set_timer(number);
         }
+        self.state.fail_overruns();
         for link in &mut self.links {
             link.outbox.flush(&link.socket, now);
         }

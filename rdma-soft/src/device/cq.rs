@@ -1,7 +1,7 @@
 //! Completion queues.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_sys::{IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_wc};
@@ -17,40 +17,64 @@ pub(crate) struct Cq {
     pub(crate) object: usize,
     /// Queue pairs that use it.
     pub(crate) users: u32,
-    /// Events of it that were taken from its channel, and those of them that were acknowledged.
+    /// Events that wait in its channel.
+    pub(crate) queued_events: u32,
+    /// Events that were taken from its channel, and those of them that were acknowledged.
     pub(crate) events: (u32, u32),
 }
 
-/// For which completions an event is wanted.
+/// Which completions raise an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Armed {
+    /// Those of solicited messages, and errors.
     Solicited,
+    /// All.
     Any,
 }
 
-/// What is in a completion queue. It has a lock of its own, so that whoever takes a completion does not wait for the device.
+/// A completion did not fit into its queue, which has failed for good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Overrun;
+
+/// The entries of a completion queue. They have their own lock, so that a poll does not wait for the device.
 pub(crate) struct Completions {
-    state: Mutex<Waiting>,
+    state: Mutex<Entries>,
     len: AtomicUsize,
+    has_overrun: AtomicBool,
 }
 
-struct Waiting {
-    queue: VecDeque<ibv_wc>,
+struct Entries {
+    queue: VecDeque<Entry>,
     capacity: usize,
     armed: Option<Armed>,
-    has_overrun: bool,
+}
+
+struct Entry {
+    wc: ibv_wc,
+    /// It raises an event of a queue that is armed for solicited completions only.
+    is_urgent: bool,
+}
+
+impl Entries {
+    /// Whether a queue that is armed for these has one.
+    fn has(&self, armed: Armed) -> bool {
+        match armed {
+            Armed::Any => !self.queue.is_empty(),
+            Armed::Solicited => self.queue.iter().any(|entry| entry.is_urgent),
+        }
+    }
 }
 
 impl Completions {
     pub(crate) fn new(capacity: usize) -> Completions {
-        // Of a large one, what few programs ever leave there at once.
+        // Few programs leave more than that in a large queue.
         let queue = VecDeque::with_capacity(capacity.min(1024));
-        let state = Mutex::new(Waiting { queue, capacity, armed: None, has_overrun: false });
-        Completions { state, len: AtomicUsize::new(0) }
+        let state = Mutex::new(Entries { queue, capacity, armed: None });
+        Completions { state, len: AtomicUsize::new(0), has_overrun: AtomicBool::new(false) }
     }
 
     /// Nothing that can panic is done with the lock held.
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,28 +82,38 @@ impl Completions {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// Takes as many as there are, at most so many, the earliest first.
-    pub(crate) fn take(&self, most: usize, mut each: impl FnMut(ibv_wc)) -> usize {
+    /// Takes at most `most` completions, the earliest first, and returns their number.
+    ///
+    /// # Errors
+    /// [`Overrun`], once the completions from before it are taken.
+    pub(crate) fn take(&self, most: usize, mut each: impl FnMut(ibv_wc)) -> Result<usize, Overrun> {
+        // The flag comes first: nothing is added after it is set, so an empty queue has nothing left from before.
+        let has_overrun = self.has_overrun.load(Ordering::Acquire);
         if self.is_empty() {
-            return 0;
+            return if has_overrun { Err(Overrun) } else { Ok(0) };
         }
         let mut state = self.lock();
         let count = most.min(state.queue.len());
-        state.queue.drain(..count).for_each(&mut each);
+        state.queue.drain(..count).for_each(|entry| each(entry.wc));
         self.len.store(state.queue.len(), Ordering::Release);
-        count
+        Ok(count)
     }
 
-    /// Wants an event.
-    pub(crate) fn arm(&self, armed: Armed) {
+    /// Asks for an event. Returns whether the queue has such a completion already, or has overrun: then the event is due
+    /// at once, and the queue is not armed.
+    pub(crate) fn arm(&self, armed: Armed) -> bool {
         let mut state = self.lock();
-        // Arming for more is not undone by arming for less.
-        if state.armed != Some(Armed::Any) {
+        let is_due = state.has(armed) || self.has_overrun.load(Ordering::Relaxed);
+        if is_due {
+            state.armed = None;
+        } else if state.armed != Some(Armed::Any) {
+            // Arming for solicited completions does not disarm the others.
             state.armed = Some(armed);
         }
+        is_due
     }
 
-    /// Changes how many there may be; `false` when there are more.
+    /// Changes the capacity; returns `false` when there are more completions.
     pub(crate) fn resize(&self, capacity: usize) -> bool {
         let mut state = self.lock();
         let fits = state.queue.len() <= capacity;
@@ -91,33 +125,54 @@ impl Completions {
 }
 
 impl Cq {
-    /// Adds a completion. When there is no room it is lost, and the queue is of no more use.
-    pub(crate) fn push(&self, number: u32, wc: ibv_wc, is_solicited: bool, events: &mut Events) {
+    /// Adds a completion. Without room for it the queue overruns: polls fail once the entries are taken, `IBV_EVENT_CQ_ERR`
+    /// is raised, and [`Events::overruns`] has the queue until its queue pairs are in the error state.
+    pub(crate) fn push(&mut self, number: u32, wc: ibv_wc, is_solicited: bool, events: &mut Events) {
         let mut state = self.completions.lock();
-        if state.queue.len() >= state.capacity {
-            if !std::mem::replace(&mut state.has_overrun, true) {
+        let had_overrun = self.completions.has_overrun.load(Ordering::Relaxed);
+        let is_raised = if had_overrun || state.queue.len() >= state.capacity {
+            self.completions.has_overrun.store(true, Ordering::Release);
+            events.overrun(number);
+            if !had_overrun {
                 events.raise(self.context, IBV_EVENT_CQ_ERR, self.object);
             }
-            return;
-        }
-        let is_urgent = is_solicited || wc.status != IBV_WC_SUCCESS;
-        state.queue.push_back(wc);
-        self.completions.len.store(state.queue.len(), Ordering::Release);
-        let wakes = match state.armed {
-            None => false,
-            Some(Armed::Any) => true,
-            Some(Armed::Solicited) => is_urgent,
+            // Whoever waits for a completion learns of the failure by polling.
+            state.armed.is_some()
+        } else {
+            let is_urgent = is_solicited || wc.status != IBV_WC_SUCCESS;
+            state.queue.push_back(Entry { wc, is_urgent });
+            self.completions.len.store(state.queue.len(), Ordering::Release);
+            match state.armed {
+                None => false,
+                Some(Armed::Any) => true,
+                Some(Armed::Solicited) => is_urgent,
+            }
         };
-        if wakes && let Some(channel) = self.channel {
+        if is_raised && self.channel.is_some() {
             state.armed = None;
+            drop(state);
+            self.notify(number, events);
+        }
+    }
+
+    /// Raises the event that was due when the queue was armed, unless one waits already.
+    pub(crate) fn notify_armed(&mut self, number: u32, events: &mut Events) {
+        if self.queued_events == 0 {
+            self.notify(number, events);
+        }
+    }
+
+    fn notify(&mut self, number: u32, events: &mut Events) {
+        if let Some(channel) = self.channel {
+            self.queued_events += 1;
             events.notify(channel, number);
         }
     }
 
-    /// Throws away what is of a queue pair that goes.
+    /// Removes the completions of a queue pair that is destroyed or reset.
     pub(crate) fn sweep(&self, qp: u32) {
         let mut state = self.completions.lock();
-        state.queue.retain(|wc| wc.qp_num != qp);
+        state.queue.retain(|entry| entry.wc.qp_num != qp);
         self.completions.len.store(state.queue.len(), Ordering::Release);
     }
 }

@@ -101,11 +101,13 @@ pub(crate) struct Events {
     pub(crate) channels: Slab<Channel>,
     /// Asynchronous events that were taken and not acknowledged, by object.
     pub(crate) unacknowledged: HashMap<usize, u32>,
+    /// Completion queues that have overrun, until their queue pairs are in the error state.
+    overruns: Vec<u32>,
 }
 
 impl Events {
     pub(crate) fn new() -> Self {
-        Events { contexts: Slab::new(1), channels: Slab::new(1), unacknowledged: HashMap::new() }
+        Events { contexts: Slab::new(1), channels: Slab::new(1), unacknowledged: HashMap::new(), overruns: Vec::new() }
     }
 
     pub(crate) fn raise(&mut self, context: u32, kind: ibv_event_type, object: usize) {
@@ -136,6 +138,18 @@ impl Events {
             channel.queue.push_back(cq);
             channel.signal.raise();
         }
+    }
+
+    /// A completion queue has overrun.
+    pub(crate) fn overrun(&mut self, cq: u32) {
+        if !self.overruns.contains(&cq) {
+            self.overruns.push(cq);
+        }
+    }
+
+    /// Takes a completion queue whose queue pairs have to fail.
+    pub(crate) fn take_overrun(&mut self) -> Option<u32> {
+        self.overruns.pop()
     }
 
     /// Takes back what was not taken of an object that goes.

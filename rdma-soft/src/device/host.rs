@@ -89,13 +89,13 @@ impl Side<'_> {
         let (wr_id, opcode) = (job.wr_id, job.task.opcode());
         let byte_len = if opcode == IBV_WC_COMP_SWAP || opcode == IBV_WC_FETCH_ADD { 8 } else { job.len };
         let wc = ibv_wc { byte_len, ..self.blank(wr_id, status, opcode) };
-        if let Some(cq) = self.shared.cqs.get(self.id.send_cq) {
+        if let Some(cq) = self.shared.cqs.get_mut(self.id.send_cq) {
             cq.push(self.id.send_cq, wc, false, &mut self.shared.events);
         }
     }
 
     fn received(&mut self, wc: ibv_wc, is_solicited: bool) {
-        if let Some(cq) = self.shared.cqs.get(self.id.recv_cq) {
+        if let Some(cq) = self.shared.cqs.get_mut(self.id.recv_cq) {
             cq.push(self.id.recv_cq, wc, is_solicited, &mut self.shared.events);
         }
     }

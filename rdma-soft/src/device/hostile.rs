@@ -60,6 +60,7 @@ impl Target {
                 channel: None,
                 object: 0,
                 users: 0,
+                queued_events: 0,
                 events: (0, 0),
             })
         };
@@ -566,7 +567,7 @@ fn work_that_cannot_be_done_ends_its_queue_pair_at_once() {
         qp.fail_at(1, IBV_WC_LOC_PROT_ERR, shared);
         assert_eq!(qp.state, IBV_QPS_ERR, "{kind:?}");
         let mut ends = Vec::new();
-        shared.cqs.get(qp.id.send_cq).unwrap().completions.take(9, |wc| ends.push(wc.status));
+        shared.cqs.get(qp.id.send_cq).unwrap().completions.take(9, |wc| ends.push(wc.status)).unwrap();
         assert_eq!(ends, [IBV_WC_WR_FLUSH_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR], "{kind:?}");
     }
 }

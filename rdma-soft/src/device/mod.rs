@@ -21,7 +21,7 @@ mod slab;
 mod state;
 
 pub(crate) use self::core::{Core, Device, device, setup_error};
-pub(crate) use cq::{Armed, Completions, Cq};
+pub(crate) use cq::{Armed, Completions, Cq, Overrun};
 pub(crate) use events::{Channel, Context, Signal, wait};
 pub(crate) use host::Identity;
 pub(crate) use keys::{Binding, Registration};

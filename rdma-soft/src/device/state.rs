@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::IpAddr;
 
-use rdma_sys::{IBV_QPS_ERR, IBV_QPT_UD};
+use rdma_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_UD};
 
 use super::events::Events;
 use super::host::{Identity, Shared};
@@ -182,6 +182,20 @@ impl State {
         }
         // The answer that they wait for may have arrived unheard: they stay due until all was heard.
         unheard.into_iter().for_each(|number| self.set_timer(number));
+    }
+
+    /// Puts the queue pairs of overrun completion queues into the error state. Their peers must not get an ACK for a message
+    /// whose completion was lost, so this comes before anything is sent.
+    pub(crate) fn fail_overruns(&mut self) {
+        while let Some(cq) = self.shared.events.take_overrun() {
+            for qp in self.qps.values_mut().filter(|qp| [qp.id.send_cq, qp.id.recv_cq].contains(&cq)) {
+                if matches!(qp.state, IBV_QPS_RESET | IBV_QPS_ERR) {
+                    continue;
+                }
+                qp.fail(&mut self.shared);
+                self.shared.events.raise(qp.id.context, IBV_EVENT_QP_FATAL, qp.id.object);
+            }
+        }
     }
 
     /// Takes away all that is in a context.
