@@ -5,7 +5,6 @@ mod connection;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-use rdma_soft::abi::*;
 use rdma_sys::*;
 
 use connection::{Context, Pair};

@@ -12,6 +12,7 @@
 //!   [`ibv_wr_start`], [`ibv_query_port`]. They dispatch through the objects, as in C, and never touch the tables, unless
 //!   the C original calls an exported function.
 //! - [`Zeroed`] clears a structure without `unsafe`.
+//! - [`dma`] copies memory that a device may access at the same time.
 //!
 //! ```no_run
 //! use std::ffi::CStr;
@@ -60,6 +61,7 @@ compile_error!("rdma-sys has the layouts of 64-bit Linux only");
 
 #[allow(missing_docs, missing_debug_implementations, non_snake_case)]
 mod bindings;
+pub mod dma;
 mod inline;
 mod load;
 mod macros;

@@ -10,11 +10,11 @@ use crate::{Error, ProtectionDomain, Result, bounds};
 
 /// Registered bytes that peers may read or write at any time, as the access given at registration says.
 ///
-/// It never gives a slice: a peer's write would change bytes behind a `&[u8]`. Bytes are copied in and out by volatile
-/// access, and 64-bit words can be read and changed atomically. What several bytes say together is the protocol's
-/// business; a copy that races with a peer's write sees some bytes of the old and some of the new value.
+/// It never gives a slice: a peer's write would change bytes behind a `&[u8]`. Bytes are copied in and out atomically, in
+/// aligned words of eight bytes where they fill such words ([`rdma_sys::dma`]), and 64-bit words can be read and changed
+/// atomically. A copy that overlaps a peer's write in time has some words of the old and some of the new value.
 ///
-/// Writing takes `&mut self`, so that two threads of this process do not race with each other. A write by the CPU is
+/// Writing takes `&mut self`, so that two threads of this process do not mix their writes. A write by the CPU is
 /// atomic towards a peer's atomic operations only if the device says so (`atomic_cap`, `IBV_ATOMIC_GLOB`).
 pub struct ExposedRegion {
     region: Arc<Region>,
@@ -73,49 +73,20 @@ impl ExposedRegion {
     /// [`Error::OutOfBounds`].
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let source = self.range(offset, target.len())?;
-        let mut at = 0;
-        while at < target.len() {
-            // SAFETY: `range` found `offset..offset + target.len()` within the region, whose memory is initialised and
-            // stays while `self` does; a word is read where it is aligned and ends within the range. Volatile, because a
-            // peer may write at the same time. No thread of this process writes, since that takes `&mut self`.
-            unsafe {
-                let from = source.add(at);
-                if is_word(from, target.len() - at) {
-                    let word = from.cast::<u64>().read_volatile();
-                    target[at..][..WORD].copy_from_slice(&word.to_ne_bytes());
-                    at += WORD;
-                } else {
-                    target[at] = from.read_volatile();
-                    at += 1;
-                }
-            }
-        }
+        // SAFETY: `range` found the bytes within the region, whose memory is initialised and stays while `self` does. This
+        // process accesses them by this type, and by a device that is part of it: atomically, both of them.
+        unsafe { rdma_sys::dma::read(source.as_ptr(), target.as_mut_ptr(), target.len()) };
         Ok(())
     }
 
-    /// Copies `source` to `offset`.
+    /// Copies `source` to `offset`, in the order of addresses and the last bytes with release ordering.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; nothing is copied.
     pub fn write(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         let target = self.range(offset, source.len())?;
-        let mut rest = source;
-        while let Some((byte, behind)) = rest.split_first() {
-            // SAFETY: as in `read`; `&mut self` keeps other threads of this process out.
-            unsafe {
-                let to = target.add(source.len() - rest.len());
-                match rest.split_first_chunk::<WORD>() {
-                    Some((word, behind)) if is_word(to, WORD) => {
-                        to.cast::<u64>().write_volatile(u64::from_ne_bytes(*word));
-                        rest = behind;
-                    }
-                    _ => {
-                        to.write_volatile(*byte);
-                        rest = behind;
-                    }
-                }
-            }
-        }
+        // SAFETY: as in `read`.
+        unsafe { rdma_sys::dma::write(target.as_ptr(), source.as_ptr(), source.len()) };
         Ok(())
     }
 
@@ -157,15 +128,6 @@ impl ExposedRegion {
         // process access them by this function or, excluded by `&mut self`, by `write`.
         Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
     }
-}
-
-/// Bytes that are copied at once where they can be.
-const WORD: usize = size_of::<u64>();
-
-/// Whether a whole, aligned word starts at `address`, of which `left` bytes are there.
-#[inline]
-fn is_word(address: NonNull<u8>, left: usize) -> bool {
-    left >= WORD && address.addr().get() % align_of::<u64>() == 0
 }
 
 impl fmt::Debug for ExposedRegion {

@@ -5,7 +5,7 @@ use rdma_sys::*;
 use super::cq::Cq;
 use super::events::Events;
 use super::keys::{self, Keys};
-use super::memory;
+use super::memory::{self, Memory};
 use super::queues::{Receive, ReceiveQueue, SendQueue, Srq, Taken};
 use super::slab::Slab;
 use crate::transport::{Access, Completion, Host, Place, ReceiveId, Status};
@@ -163,9 +163,9 @@ impl Side<'_> {
                 continue;
             }
             let len = ((sge.length - offset) as usize).min(data.len());
-            let place = self.shared.keys.local(self.id.pd, sge, true).ok_or(Status::LocalProtection)?;
+            let memory = self.shared.keys.local(self.id.pd, sge, true).ok_or(Status::LocalProtection)?;
             let (now, later) = data.split_at(len);
-            memory::write(Place(place.0 + u64::from(offset)), now);
+            memory.at(offset.into()).write(now);
             (data, offset) = (later, 0);
         }
         if data.is_empty() { Ok(()) } else { Err(Status::LocalLength) }
@@ -181,7 +181,7 @@ impl Host for Side<'_> {
     }
 
     fn store(&mut self, place: Place, data: &[u8]) {
-        memory::write(place, data);
+        Memory { place, is_exposed: true }.write(data);
     }
 
     fn update(&mut self, place: Place, change: &dyn Fn(u64) -> u64) -> u64 {

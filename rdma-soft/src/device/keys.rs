@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 
 use rdma_sys::*;
 
-use super::memory::is_mapped;
+use super::memory::{Memory, is_mapped};
 use crate::transport::{Access, Place};
 use crate::wire::RemoteRange;
 
@@ -217,13 +217,15 @@ impl Keys {
     }
 
     /// Where local memory is, if the key opens it.
-    pub(crate) fn local(&self, pd: u32, sge: &ibv_sge, is_written: bool) -> Option<Place> {
+    pub(crate) fn local(&self, pd: u32, sge: &ibv_sge, is_written: bool) -> Option<Memory> {
+        let exposes = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
         let entry = self.entry(sge.lkey).filter(|entry| entry.pd == pd)?;
         let Kind::Region(range) = &entry.kind else { return None };
         if is_written && range.access & IBV_ACCESS_LOCAL_WRITE.0 == 0 {
             return None;
         }
-        range.span(sge.addr, sge.length.into())
+        let place = range.span(sge.addr, sge.length.into())?;
+        Some(Memory { place, is_exposed: range.access & exposes.0 != 0 })
     }
 
     /// Where memory is that a peer names, if the key opens all of it to the peer of that queue pair.

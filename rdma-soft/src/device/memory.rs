@@ -2,21 +2,40 @@
 //!
 //! Whoever registers memory promises, as to any verbs library, that it stays until it is deregistered; all that happens here is
 //! within registered memory ([`Keys`](super::keys::Keys) has looked), and while the device is locked, so that none is deregistered
-//! meanwhile. The program may use that memory at the same time, as it may with any device.
+//! meanwhile. The program may access exposed memory at the same time: then both sides do so atomically ([`rdma_sys::dma`]).
 
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::transport::Place;
 
-/// Writes to registered memory.
-pub(crate) fn write(to: Place, data: &[u8]) {
-    let to = to.0 as usize as *mut u8;
-    // A program that waits for memory to change finds there what came before.
-    fence(Ordering::Release);
-    // SAFETY: as the module says. The data is of a packet, in memory of the device's own, which nobody else knows of.
-    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) }
+/// Registered memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Memory {
+    pub(crate) place: Place,
+    /// Peers may reach it, so the program may access it at any time, as it never does with memory of work in flight.
+    pub(crate) is_exposed: bool,
+}
+
+impl Memory {
+    /// What is so many bytes behind.
+    pub(crate) fn at(self, offset: u64) -> Memory {
+        Memory { place: Place(self.place.0 + offset), ..self }
+    }
+
+    /// Writes to it.
+    pub(crate) fn write(self, data: &[u8]) {
+        let to = self.place.0 as usize as *mut u8;
+        // SAFETY: as the module says. The data is of a packet, in memory of the device's own, which nobody else knows of.
+        unsafe {
+            if self.is_exposed {
+                rdma_sys::dma::write(to, data.as_ptr(), data.len());
+            } else {
+                to.copy_from_nonoverlapping(data.as_ptr(), data.len());
+            }
+        }
+    }
 }
 
 /// Replaces an aligned word of registered memory; what it was. Atomic also to the program.

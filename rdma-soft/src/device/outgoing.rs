@@ -2,17 +2,17 @@
 
 #![allow(unsafe_code)]
 
-use libc::iovec;
 use rdma_sys::{IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR};
 
 use super::core::Link;
 use super::host::Shared;
+use super::memory::Memory;
 use super::net_address::{self, Destination};
 use super::qp::{PKEY, Qp};
 use super::queues::Task;
 use super::state::MULTICAST_QP;
-use crate::net::{Origin, To};
-use crate::transport::{Outgoing, Payload, Place, Time};
+use crate::net::{Origin, Part, To};
+use crate::transport::{Outgoing, Payload, Time};
 use crate::wire::{Encoded, Header, Operation, Psn, Trailer, Transport};
 
 /// Where the payload of a packet is: registered memory, or inline data of work.
@@ -20,7 +20,7 @@ use crate::wire::{Encoded, Header, Operation, Psn, Trailer, Transport};
 /// A key has opened the memory ([`Keys`](super::keys::Keys)) since the device was locked, and the packet is made before it is
 /// unlocked. Until then no region of it is deregistered, as that takes the lock, and so the memory stays, as whoever has registered
 /// it promises; and until then the work stays in its queue.
-pub(super) struct Parts(Vec<iovec>);
+pub(super) struct Parts(Vec<Part>);
 
 // SAFETY: addresses are of all threads, and those of one packet are not followed when the next is made: `clear` comes first.
 unsafe impl Send for Parts {}
@@ -34,12 +34,13 @@ impl Parts {
         self.0.clear();
     }
 
-    fn push(&mut self, place: Place, len: usize) {
-        self.0.push(iovec { iov_base: place.0 as usize as *mut _, iov_len: len });
+    fn push(&mut self, memory: Memory, len: usize) {
+        let Memory { place, is_exposed } = memory;
+        self.0.push(Part { address: place.0 as usize as *const u8, len, is_exposed });
     }
 
     fn push_inline(&mut self, data: &[u8]) {
-        self.0.push(iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() });
+        self.0.push(Part { address: data.as_ptr(), len: data.len(), is_exposed: false });
     }
 
     /// Makes a packet of them.
@@ -53,13 +54,8 @@ impl Parts {
     /// Adds a copy of them.
     fn copy_to(&self, to: &mut Vec<u8>) {
         for part in &self.0 {
-            to.reserve(part.iov_len);
-            // SAFETY: there is room, which overlaps nothing, as it is the vector's own. The part may be read, as `Parts` says; the
-            // program may write to it meanwhile, and so there is no reference to it.
-            unsafe {
-                to.as_mut_ptr().add(to.len()).copy_from_nonoverlapping(part.iov_base.cast(), part.iov_len);
-                to.set_len(to.len() + part.iov_len);
-            }
+            // SAFETY: it may be read, as `Parts` says. Nobody else knows of the vector's memory.
+            unsafe { part.append_to(to) };
         }
     }
 }
@@ -87,7 +83,7 @@ pub(super) fn packet(
     let len = match payload {
         Payload::None => 0,
         Payload::Remote { place, len } => {
-            parts.push(place, len as usize);
+            parts.push(Memory { place, is_exposed: true }, len as usize);
             len
         }
         Payload::Work { id, offset, len } => {
@@ -131,9 +127,9 @@ fn gather(qp: &Qp, shared: &Shared, parts: &mut Parts, work: u64, offset: u32, l
             offset -= size;
             continue;
         }
-        let Some(place) = shared.keys.local(qp.id.pd, sge, false) else { return false };
+        let Some(memory) = shared.keys.local(qp.id.pd, sge, false) else { return false };
         let part = (size - offset).min(len);
-        parts.push(Place(place.0 + offset as u64), part);
+        parts.push(memory.at(offset as u64), part);
         (offset, len) = (0, len - part);
     }
     len == 0

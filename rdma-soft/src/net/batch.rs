@@ -7,7 +7,7 @@ use super::near::prefix;
 use super::neighbours::Neighbours;
 use super::queue::Queue;
 use super::socket::{Link, Way};
-use super::{LONGEST, To};
+use super::{LONGEST, Part, To};
 use crate::transport::Time;
 use crate::wire::{Header, ICRC, IcrcSeed, Path, UDP_PORT};
 
@@ -64,7 +64,7 @@ impl Batch {
         link: &impl Link,
         to: To,
         headers: &[u8],
-        payload: &[libc::iovec],
+        payload: &[Part],
         way: Way,
         segmented: bool,
     ) -> bool {
@@ -148,33 +148,23 @@ impl Batch {
 }
 
 /// Bytes of a packet, with its CRC.
-pub(super) fn packet_len(headers: &[u8], payload: &[libc::iovec]) -> usize {
-    let content = payload.iter().fold(headers.len(), |len, part| len.saturating_add(part.iov_len));
+pub(super) fn packet_len(headers: &[u8], payload: &[Part]) -> usize {
+    let content = payload.iter().fold(headers.len(), |len, part| len.saturating_add(part.len));
     content.saturating_add(Header::padding(content) + ICRC)
 }
 
 /// Adds a packet.
 ///
 /// # Safety
-/// The payload may be read. Others may write to it meanwhile: then it is any mixture, of which the CRC is right.
-pub(super) unsafe fn append(
-    to: &mut Vec<u8>,
-    seed: &IcrcSeed,
-    identification: u16,
-    headers: &[u8],
-    payload: &[libc::iovec],
-) {
+/// The payload may be read. A peer may write to what is exposed of it meanwhile: then the packet has some bytes of before and some of
+/// after, and the CRC of those.
+pub(super) unsafe fn append(to: &mut Vec<u8>, seed: &IcrcSeed, identification: u16, headers: &[u8], payload: &[Part]) {
     let (start, len) = (to.len(), packet_len(headers, payload));
     to.reserve(len);
     to.extend_from_slice(headers);
-    for part in payload.iter().filter(|part| part.iov_len > 0) {
-        // SAFETY: there is room for the whole packet, of which this is a part. It may be read, as the caller promises, and overlaps
-        // nothing, as nobody else knows of the vector's memory.
-        unsafe {
-            let end = to.as_mut_ptr().add(to.len());
-            end.copy_from_nonoverlapping(part.iov_base.cast(), part.iov_len);
-            to.set_len(to.len() + part.iov_len);
-        }
+    for part in payload.iter().filter(|part| part.len > 0) {
+        // SAFETY: the caller's promise. Nobody else knows of the vector's memory.
+        unsafe { part.append_to(to) };
     }
     to.resize(start + len - ICRC, 0);
     let mut icrc = seed.begin(identification, len);

@@ -37,6 +37,36 @@ pub(crate) struct To {
     pub(crate) class: u8,
 }
 
+/// A part of a packet's payload.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) address: *const u8,
+    pub(crate) len: usize,
+    /// Peers may reach the memory: the program may access it meanwhile, atomically.
+    pub(crate) is_exposed: bool,
+}
+
+impl Part {
+    /// Appends a copy of it.
+    ///
+    /// # Safety
+    /// It is valid for reads, by [`rdma_sys::dma`] where it is exposed, and no part of `to`.
+    pub(crate) unsafe fn append_to(&self, to: &mut Vec<u8>) {
+        to.reserve(self.len);
+        // SAFETY: there is room behind the bytes of the vector, and this writes all of what the vector grows by. The rest is
+        // the caller's promise.
+        unsafe {
+            let end = to.as_mut_ptr().add(to.len());
+            if self.is_exposed {
+                rdma_sys::dma::read(self.address, end, self.len);
+            } else {
+                end.copy_from_nonoverlapping(self.address, self.len);
+            }
+            to.set_len(to.len() + self.len);
+        }
+    }
+}
+
 /// Where a packet has come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {

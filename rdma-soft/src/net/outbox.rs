@@ -8,7 +8,7 @@ use super::neighbours::Neighbours;
 use super::queue::Queue;
 use super::socket::{Link, Way};
 use super::trouble::Trouble;
-use super::{LONGEST, To};
+use super::{LONGEST, Part, To};
 use crate::faults::Faults;
 use crate::transport::Time;
 use crate::wire::{IcrcSeed, UDP_PORT};
@@ -72,14 +72,7 @@ impl Outbox {
     ///
     /// # Safety
     /// Each part of the payload may be read.
-    pub(crate) unsafe fn push(
-        &mut self,
-        socket: &impl Link,
-        to: To,
-        headers: &[u8],
-        payload: &[libc::iovec],
-        now: Time,
-    ) {
+    pub(crate) unsafe fn push(&mut self, socket: &impl Link, to: To, headers: &[u8], payload: &[Part], now: Time) {
         if let Some(trouble) = &mut self.trouble {
             let way = path(socket.address(), UDP_PORT, to.address);
             if let Some(path) = way.filter(|_| packet_len(headers, payload) <= LONGEST) {

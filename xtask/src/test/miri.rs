@@ -9,8 +9,7 @@ use super::libtest::{Line, Output};
 use super::report::{Excerpt, Failure, Report, Tally};
 use super::stages::tests;
 use super::watch::{watch, watch_all};
-use super::{Args, Outcome};
-use crate::process;
+use super::{Args, Outcome, nightly};
 use crate::softroce::Ending;
 
 /// Packages and those of their test targets that Miri can run in one go.
@@ -31,7 +30,7 @@ const LONG: [&str; 4] = ["--package", "rdma-safe", "--test", "provider"];
 
 /// Runs all of them, if there is a nightly toolchain.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
-    if let Err(reason) = require_miri() {
+    if let Err(reason) = nightly::require(&["miri", "rust-src"]) {
         return Ok(Outcome::Skipped(reason));
     }
     let mut all = Report::default();
@@ -88,39 +87,9 @@ fn long(args: &Args) -> Result<Report> {
 
 /// `cargo miri test` with what all of them need.
 fn miri() -> Command {
-    let mut command = nightly();
+    let mut command = nightly::cargo();
     command.args(["miri", "test", "--no-fail-fast"]);
     // A test may read the clock and the environment; a provider reaches memory by the addresses in work requests.
     command.env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-permissive-provenance");
     command
-}
-
-/// The nightly cargo, by way of rustup and without what the stable one that runs this has set.
-fn nightly() -> Command {
-    let mut command = Command::new("cargo");
-    command.arg("+nightly");
-    for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
-        command.env_remove(variable);
-    }
-    command
-}
-
-fn require_miri() -> Result<(), String> {
-    if process::output(nightly().arg("--version")).is_err() {
-        return Err("no nightly toolchain (rustup toolchain install nightly)".to_owned());
-    }
-    let present = || process::output(nightly().args(["miri", "--version"])).is_ok();
-    if present() {
-        return Ok(());
-    }
-    let add = ["component", "add", "--toolchain", "nightly", "miri", "rust-src"];
-    println!("    rustup {}", add.join(" "));
-    let added = process::output(Command::new("rustup").args(add));
-    if present() {
-        return Ok(());
-    }
-    Err(match added {
-        Ok(_) => "the nightly toolchain has no Miri".to_owned(),
-        Err(error) => format!("the nightly toolchain has no Miri, and it cannot be added: {error:#}"),
-    })
 }

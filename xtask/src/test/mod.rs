@@ -6,8 +6,10 @@ mod hosts;
 pub(crate) mod inside;
 mod libtest;
 mod miri;
+mod nightly;
 mod overhead;
 mod report;
+mod sanitize;
 mod soft;
 mod stages;
 mod watch;
@@ -92,6 +94,8 @@ enum Stage {
     Overhead,
     /// What Miri can run
     Miri,
+    /// Safe programs over soft0 under ThreadSanitizer and AddressSanitizer
+    Sanitize,
     /// Tests on an RDMA device, on the software RNIC of this workspace
     Soft,
     /// Tests on an RDMA device, on SoftRoCE

@@ -80,7 +80,7 @@ fn a_payload_may_be_in_parts() {
     let payloads: Vec<Vec<u8>> = (0..6).map(|psn| payload(psn, LONG)).collect();
     for (psn, (payload, size)) in (0..).zip(payloads.iter().zip([1, 3, 100, 511, 1000, 2000])) {
         let mut parts: Vec<_> = payload.chunks(size).map(part).collect();
-        parts.insert(0, libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
+        parts.insert(0, Part { address: std::ptr::null(), len: 0, is_exposed: true });
         // SAFETY: the payload is there.
         unsafe { outbox.push(&from, super::to(to.address()), &header(psn, LONG).encode(LONG), &parts, START) };
         count += 1;

@@ -6,7 +6,7 @@ mod network;
 
 use std::net::IpAddr;
 
-use super::{Outbox, Socket, To};
+use super::{Outbox, Part, Socket, To};
 use crate::transport::Time;
 use crate::wire::{Ack, Header, Operation, Packet, Psn, Syndrome, Transport};
 
@@ -50,8 +50,8 @@ fn payload(psn: u32, len: usize) -> Vec<u8> {
     payload
 }
 
-fn part(bytes: &[u8]) -> libc::iovec {
-    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+fn part(bytes: &[u8]) -> Part {
+    Part { address: bytes.as_ptr(), len: bytes.len(), is_exposed: false }
 }
 
 /// Of the packet, its number and its payload, which is as it was sent.

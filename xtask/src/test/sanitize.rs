@@ -1,0 +1,42 @@
+//! The programs of `tests/stress` under ThreadSanitizer and AddressSanitizer.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::report::Report;
+use super::stages::tests;
+use super::{Args, Outcome, nightly};
+use crate::workspace;
+
+/// The platform. Naming it keeps the sanitizer out of build scripts and procedural macros.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Runs all of them, if there is a nightly toolchain.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
+        return Ok(Outcome::Skipped(format!("the sanitizers are run on {TARGET}")));
+    }
+    if let Err(reason) = nightly::require(&["rust-src"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let mut all = Report::default();
+    for sanitizer in ["thread", "address"] {
+        all += tests(command(sanitizer)?, args)?.into_report().at(sanitizer);
+    }
+    Ok(Outcome::Tests(all))
+}
+
+fn command(sanitizer: &str) -> Result<Command> {
+    let mut command = nightly::cargo();
+    command.args(["test", "--package", "rdma-stress", "--lib", "--target", TARGET, "--target-dir"]);
+    command.arg(workspace::target_dir()?.join("sanitize"));
+    if sanitizer == "thread" {
+        // A standard library without ThreadSanitizer would hide its locks and so report races that are none.
+        command.arg("-Zbuild-std");
+    }
+    command.env("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"));
+    // A report fails the program that it is of. Where there are more, all are shown.
+    command.env("TSAN_OPTIONS", "halt_on_error=0 exitcode=66 history_size=7");
+    Ok(command)
+}
