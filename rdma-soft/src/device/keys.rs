@@ -282,10 +282,10 @@ impl Keys {
             _ => Some(self.bound(pd, qp, wanted)?),
         };
         self.unbind(index);
-        if let Some(bound) = bound
-            && let Some(Entry { kind: Kind::Region(range), .. }) = self.entries.get_mut(&bound.region)
-        {
-            range.windows += 1;
+        if let Some(bound) = bound {
+            if let Some(Entry { kind: Kind::Region(range), .. }) = self.entries.get_mut(&bound.region) {
+                range.windows += 1;
+            }
         }
         let window = self.entries.get_mut(&index)?;
         window.tag = tag;

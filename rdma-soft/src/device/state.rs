@@ -99,10 +99,10 @@ impl State {
 
     /// It has something to send, or to settle.
     pub(crate) fn wake(&mut self, number: u32) {
-        if let Some(qp) = self.qps.get_mut(&number)
-            && !std::mem::replace(&mut qp.is_ready, true)
-        {
-            self.ready.push_back(number);
+        if let Some(qp) = self.qps.get_mut(&number) {
+            if !std::mem::replace(&mut qp.is_ready, true) {
+                self.ready.push_back(number);
+            }
         }
     }
 
@@ -112,9 +112,7 @@ impl State {
         let number = packet.header.dest_qp;
         if let Transport::Ud { .. } = packet.header.transport {
             let route = route_header(from, to, datagram.len());
-            if number != MULTICAST_QP
-                && let Some(qp) = self.qps.get_mut(&number)
-            {
+            if let Some(qp) = self.qps.get_mut(&number).filter(|_| number != MULTICAST_QP) {
                 qp.handle_datagram(&packet, &route, &mut self.shared);
             }
         } else if let Some(qp) = self.qps.get_mut(&number) {
@@ -166,9 +164,7 @@ impl State {
     /// Does what has become due, as [`Requester::expire`](crate::transport::Requester::expire).
     pub(crate) fn expire(&mut self, now: Time, heard: Time) {
         let mut unheard = Vec::new();
-        while let Some(Reverse((at, number))) = self.timers.peek().copied()
-            && at <= now
-        {
+        while let Some(Reverse((at, number))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now) {
             self.timers.pop();
             let Some(qp) = self.qps.get_mut(&number).filter(|qp| qp.timer == Some(at)) else { continue };
             qp.timer = None;

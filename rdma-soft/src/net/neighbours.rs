@@ -67,9 +67,7 @@ impl Peer {
 
     /// Finds the way there, if there is one. Its place is the way's number.
     fn meet(&mut self, place: usize, link: &impl Link, now: Time) -> bool {
-        if let Some(until) = &mut self.is_absent_until
-            && *until > now
-        {
+        if let Some(until) = self.is_absent_until.as_mut().filter(|until| **until > now) {
             // What has gone by the longer way is not to be overtaken.
             *until = (*until).max(now + QUIET);
             return false;

@@ -278,11 +278,11 @@ impl Requester {
         if self.pause.is_some() {
             return None;
         }
-        if std::mem::take(&mut self.is_probe_due)
-            && let Some(probe) = self.earliest()
-        {
-            self.probed = Some(probe.psn);
-            return Some(probe);
+        if std::mem::take(&mut self.is_probe_due) {
+            if let Some(probe) = self.earliest() {
+                self.probed = Some(probe.psn);
+                return Some(probe);
+            }
         }
         let numbered = *self.work.get(self.at)?;
         let psn = numbered.psn.add(self.sent);

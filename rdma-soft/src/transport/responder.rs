@@ -328,13 +328,13 @@ impl Responder {
             None => None,
         };
         // Of nothing no key is asked for.
-        if range.len > 0
-            && let Err(refusal) = self.store(range, at, payload, host)
-        {
-            if let Some(id) = receive {
-                host.complete(Completion::failed_receive(id, Status::Flushed));
+        if range.len > 0 {
+            if let Err(refusal) = self.store(range, at, payload, host) {
+                if let Some(id) = receive {
+                    host.complete(Completion::failed_receive(id, Status::Flushed));
+                }
+                return Err(refusal);
             }
-            return Err(refusal);
         }
         self.done();
         if let Some(id) = receive {
