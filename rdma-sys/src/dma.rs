@@ -8,10 +8,14 @@
 //! Access of different sizes to the same bytes at the same time is outside Rust's memory model, although processors define
 //! it: a copy whose edge lies within a word that the other side accesses as a whole.
 
+use core::array;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// Bytes of a word, and its alignment.
 const WORD: usize = size_of::<AtomicU64>();
+
+/// Words that are copied without a branch between them: one by one they take half as long again as `memcpy`.
+const BLOCK: usize = 8;
 
 /// Copies `len` bytes from memory that a device may write to at the same time.
 ///
@@ -24,15 +28,19 @@ const WORD: usize = size_of::<AtomicU64>();
 #[inline]
 pub unsafe fn read(from: *const u8, to: *mut u8, len: usize) {
     let (head, tail) = edges(from, len);
+    let mut at = head;
     // SAFETY: all offsets are below `len`, and the words between the edges are aligned in `from`. Relaxed loads of one byte
     // or one word are allowed for memory that is mapped read-only.
     unsafe {
         let byte = |at: usize| to.add(at).write(AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed));
+        let word = |at: usize| AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
         (0..head).for_each(byte);
-        for at in (head..tail).step_by(WORD) {
-            let word = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
-            to.add(at).cast::<u64>().write_unaligned(word);
+        while at + BLOCK * WORD <= tail {
+            let words: [u64; BLOCK] = array::from_fn(|index| word(at + index * WORD));
+            to.add(at).cast::<[u64; BLOCK]>().write_unaligned(words);
+            at += BLOCK * WORD;
         }
+        (at..tail).step_by(WORD).for_each(|at| to.add(at).cast::<u64>().write_unaligned(word(at)));
         (tail..len).for_each(byte);
     }
     fence(Ordering::Acquire);
@@ -49,13 +57,20 @@ pub unsafe fn read(from: *const u8, to: *mut u8, len: usize) {
 #[inline]
 pub unsafe fn write(to: *mut u8, from: *const u8, len: usize) {
     let (head, tail) = edges(to, len);
+    let mut at = head;
     // SAFETY: all offsets are below `len`, and the words between the edges are aligned in `to`.
     unsafe {
         let byte = |at: usize| AtomicU8::from_ptr(to.add(at)).store(from.add(at).read(), order(at + 1 == len));
+        let word = |at: usize, word: u64, order: Ordering| AtomicU64::from_ptr(to.add(at).cast()).store(word, order);
         (0..head).for_each(byte);
-        for at in (head..tail).step_by(WORD) {
-            let word = from.add(at).cast::<u64>().read_unaligned();
-            AtomicU64::from_ptr(to.add(at).cast()).store(word, order(at + WORD == len));
+        // The last store is none of a block.
+        while at + BLOCK * WORD < tail {
+            let words = from.add(at).cast::<[u64; BLOCK]>().read_unaligned();
+            (0..BLOCK).for_each(|index| word(at + index * WORD, words[index], Ordering::Relaxed));
+            at += BLOCK * WORD;
+        }
+        for at in (at..tail).step_by(WORD) {
+            word(at, from.add(at).cast::<u64>().read_unaligned(), order(at + WORD == len));
         }
         (tail..len).for_each(byte);
     }
@@ -76,23 +91,23 @@ mod tests {
     use super::*;
 
     #[repr(align(8))]
-    struct Memory([u8; 40]);
+    struct Memory([u8; 240]);
 
     #[test]
     fn every_byte_is_copied_and_no_other() {
-        let source: [u8; 40] = core::array::from_fn(|at| at as u8 + 1);
+        let source: [u8; 240] = array::from_fn(|at| at as u8 + 1);
         for start in 0..9 {
-            for len in 0..=24 {
-                let mut memory = Memory([0; 40]);
+            for len in (0..=24).chain([63, 64, 65, 128, 135, 136, 137, 200, 231]) {
+                let mut memory = Memory([0; 240]);
                 // SAFETY: both ranges lie within arrays that nobody else accesses.
                 unsafe { write(memory.0.as_mut_ptr().add(start), source.as_ptr(), len) };
-                let mut expected = [0; 40];
+                let mut expected = [0; 240];
                 expected[start..start + len].copy_from_slice(&source[..len]);
                 assert_eq!(memory.0, expected, "{len} bytes at {start}");
-                let mut back = [0; 40];
+                let mut back = [0; 240];
                 // SAFETY: as above.
                 unsafe { read(memory.0.as_ptr().add(start), back.as_mut_ptr(), len) };
-                assert_eq!((&back[..len], &back[len..]), (&source[..len], &[0; 40][len..]), "{len} bytes at {start}");
+                assert_eq!((&back[..len], &back[len..]), (&source[..len], &[0; 240][len..]), "{len} bytes at {start}");
             }
         }
     }
