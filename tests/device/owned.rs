@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdma_safe::{
     Access, Buffer, Completion, Endpoint, EndpointBuilder, Error, Operation, Pages, PostError, ProtectionDomain,
-    WcStatus, Work, WorkId,
+    ReceivePool, WcStatus, Work, WorkId,
 };
 
 use crate::support::lab::Mode;
@@ -389,6 +389,36 @@ fn rings_that_are_full_in_both_directions_fit_the_completion_queue() {
                 }
             }
         }
+    });
+}
+
+#[test]
+fn an_endpoint_has_room_for_every_receive_of_its_pool() {
+    const MESSAGES: u64 = 32;
+    in_every_way(|pd, builder| {
+        let mut pool = ReceivePool::new(pd, 64).unwrap();
+        for buffer in pd.allocate(64 * 64).unwrap().into_chunks(64).unwrap() {
+            pool.receive(buffer).unwrap();
+        }
+        let mut client = builder.clone().send_depth(2).recv_depth(2).receive_pool(&pool).build().unwrap();
+        let mut peer = builder.build().unwrap();
+        client.connect(&peer.address()).unwrap();
+        peer.connect(&client.address()).unwrap();
+        for number in 0..MESSAGES {
+            let mut message = pd.allocate(64).unwrap();
+            message.copy_from_slice(&pattern(number, 64));
+            peer.send(message).unwrap();
+        }
+        // All are acknowledged, and so have taken a receive, before the client is polled.
+        for _ in 0..MESSAGES {
+            assert_eq!(wait(&mut peer).operation, Operation::Send);
+        }
+        for number in 0..MESSAGES {
+            let message = wait(&mut client).buffer.unwrap();
+            assert!(*message == *pattern(number, 64), "message {number}");
+            pool.receive(message).unwrap();
+        }
+        assert_eq!(pool.receives_in_flight(), 64);
     });
 }
 

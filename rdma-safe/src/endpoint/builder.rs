@@ -96,9 +96,11 @@ impl<'a> EndpointBuilder<'a> {
         self
     }
 
-    /// Takes receives from `pool` instead of its own: [`Endpoint::receive`] is refused then, and
-    /// [`EndpointBuilder::recv_depth`] says how many messages can have arrived and not been polled; in an
-    /// [`EndpointSet`](crate::EndpointSet) the pool does.
+    /// Takes receives from `pool` instead of its own.
+    ///
+    /// [`Endpoint::receive`] is refused then, and [`EndpointBuilder::recv_depth`] does not matter: every receive of the pool may
+    /// complete to this endpoint, so its completion queue has room for all of them beside its sends. Many endpoints that share a
+    /// large pool need less memory in an [`EndpointSet`](crate::EndpointSet), which has one queue.
     pub fn receive_pool(mut self, pool: &ReceivePool) -> Self {
         self.pool = Some(pool.shared().clone());
         self
@@ -219,6 +221,13 @@ impl<'a> EndpointBuilder<'a> {
         (self.send_depth, if self.pool.is_some() { 0 } else { self.recv_depth })
     }
 
+    /// Entries of a completion queue that only this endpoint completes to. All receives of a pool may complete to it.
+    fn completions(&self) -> u32 {
+        let (sends, receives) = self.depths();
+        let shared = self.pool.as_ref().map_or(0, |pool| pool.receives());
+        sends.saturating_add(receives).saturating_add(shared).max(1)
+    }
+
     /// Finds out where to connect from, or why not.
     fn resolve(&self) -> Result<Local> {
         let context = self.pd.context();
@@ -237,11 +246,10 @@ impl<'a> EndpointBuilder<'a> {
         let context = self.pd.context();
         // Before anything is created, since this is what most often fails.
         let local = self.resolve()?;
-        let entries = self.send_depth.saturating_add(self.recv_depth).max(1);
         let mut fields = FIELDS;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
         fields.set(SENDER_FIELDS, datagrams.is_some());
-        let mut cq = context.completion_queue(entries).fields(fields).classic(self.classic_poll);
+        let mut cq = context.completion_queue(self.completions()).fields(fields).classic(self.classic_poll);
         if self.events {
             cq = cq.channel(&context.create_channel()?);
         }

@@ -287,6 +287,11 @@ impl Shared {
         self.object.slab.as_ref()
     }
 
+    /// Receives that the pool of this queue holds at most; 0 of a queue without a pool.
+    pub(crate) fn receives(&self) -> u32 {
+        self.slab().map_or(0, Slab::depth)
+    }
+
     pub(crate) fn pd(&self) -> &ProtectionDomain {
         &self.object.pd
     }

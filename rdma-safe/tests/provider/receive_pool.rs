@@ -101,6 +101,30 @@ fn a_buffer_goes_round_more_often_than_there_are_places() {
 }
 
 #[test]
+fn all_receives_of_the_pool_may_complete_before_an_endpoint_is_polled() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut pool = ReceivePool::new(&pd, 16).unwrap();
+        for buffer in pd.allocate(16 * 4).unwrap().into_chunks(4).unwrap() {
+            pool.receive(buffer).unwrap();
+        }
+        let short = || builder(&pd, interfaces).send_depth(2).recv_depth(2);
+        let mut client = short().receive_pool(&pool).build().unwrap();
+        let mut peer = builder(&pd, interfaces).build().unwrap();
+        connect(&mut client, &mut peer);
+        for number in 0..16_u32 {
+            peer.send_inline(&number.to_ne_bytes()).unwrap();
+            assert_eq!(done(&mut peer).operation, Operation::Send);
+        }
+        for number in 0..16_u32 {
+            assert_eq!(text(done(&mut client).buffer), number.to_ne_bytes());
+        }
+        nothing(&mut client);
+        assert_eq!(pool.receives_in_flight(), 0);
+    });
+}
+
+#[test]
 fn what_comes_with_a_message_is_told_as_by_receives_of_its_own() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();

@@ -71,7 +71,6 @@ fn sum((sends, receives): (u32, u32)) -> u64 {
     u64::from(sends) + u64::from(receives)
 }
 
-/// Receives that it holds.
 fn depth(pool: &Arc<srq::Shared>) -> u64 {
-    pool.slab().map_or(0, |slab| u64::from(slab.depth()))
+    u64::from(pool.receives())
 }
