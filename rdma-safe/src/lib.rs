@@ -141,9 +141,9 @@ pub use device_attributes::{
 pub use dm::{DeviceMemory, DeviceRegion};
 pub use dmah::{DmaHandle, DmaHandleBuilder, ProcessingHint, TphMemoryType};
 pub use endpoint::{
-    Batch, Completion, DatagramBatch, DatagramCompletion, DatagramEndpoint, Endpoint, EndpointBuilder, EndpointKey,
-    EndpointMut, EndpointSet, EndpointSetBuilder, FailedWork, Operation, Peer, ReceivePool, Rejected, Sender, Unposted,
-    Work, WorkId,
+    Armed, Batch, Completion, DatagramBatch, DatagramCompletion, DatagramEndpoint, Endpoint, EndpointBuilder,
+    EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder, FailedWork, Operation, Peer, ReceivePool, Rejected,
+    Sender, Unposted, Work, WorkId,
 };
 pub use errno::Errno;
 pub use error::{Error, Result};

@@ -12,8 +12,8 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use rdma_safe::{
-    Access, Buffer, Endpoint, EndpointSet, Inline, InlineList, Pages, PostError, ReceivePool, RemoteMemory, Work,
-    WorkRequest,
+    Access, Armed, Buffer, Endpoint, EndpointSet, Inline, InlineList, Pages, PostError, ReceivePool, RemoteMemory,
+    Work, WorkRequest,
 };
 
 use fake::{Config, Fake};
@@ -189,7 +189,7 @@ fn the_owned_door_allocates_nothing() {
                 batch.add(Work::write_inline(b"dropped", remote)).unwrap();
                 drop(batch);
                 if events {
-                    assert!(b.arm().unwrap());
+                    assert_eq!(b.arm().unwrap(), Armed::Wait);
                     assert!(b.channel().unwrap().try_event().unwrap().is_none());
                 }
             };
@@ -246,7 +246,7 @@ fn endpoints_of_a_set_allocate_nothing() {
                 pool.receive(sent.ok().unwrap().buffer.unwrap()).unwrap();
             }
             assert!(set.poll().unwrap().is_none());
-            assert!(set.arm().unwrap());
+            assert_eq!(set.arm().unwrap(), Armed::Wait);
             for (peer, inbox) in peers.iter_mut().zip(&mut inboxes) {
                 while let Some(done) = peer.poll().unwrap() {
                     *inbox = done.buffer.or(inbox.take());

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rdma_safe::{CompletionChannel, CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, SendFlags};
+use rdma_safe::{Armed, CompletionChannel, CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, SendFlags};
 
 use crate::support::child::in_own_process;
 use crate::support::lab::{Data, Lab, Mode, Op, Side, Wr, cq_builder, next_ok, try_next};
@@ -270,15 +270,15 @@ fn arming_an_endpoint_says_whether_there_is_anything_to_wait_for() {
             b.receive(buffer).unwrap();
         }
         let (first, second) = pd.allocate(2).unwrap().into_split(1).unwrap();
-        assert!(b.arm().unwrap(), "nothing has happened yet");
+        assert_eq!(b.arm().unwrap(), Armed::Wait, "nothing has happened yet");
         assert!(!is_readable(b.channel().unwrap(), QUIET));
         a.send(first).unwrap();
         assert!(is_readable(b.channel().unwrap(), DEADLINE));
-        assert!(!b.arm().unwrap(), "a message is there already");
+        assert_eq!(b.arm().unwrap(), Armed::Poll, "a message is there already");
         let done = b.poll().unwrap().expect("what arming has seen").ok().unwrap();
         assert_eq!(done.byte_len, 1);
         assert!(b.poll().unwrap().is_none());
-        assert!(b.arm().unwrap());
+        assert_eq!(b.arm().unwrap(), Armed::Wait);
         a.send(second).unwrap();
         assert!(is_readable(b.channel().unwrap(), DEADLINE));
         assert_eq!(b.wait(DEADLINE).unwrap().ok().unwrap().byte_len, 1);

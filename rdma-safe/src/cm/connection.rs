@@ -8,7 +8,7 @@ use super::attempt::{Cause, Step};
 use super::error::failed;
 use super::side::{End, Side};
 use super::{Address, Id, PrivateData};
-use crate::{Buffer, Completion, Endpoint, Errno, Error, Result, readiness};
+use crate::{Armed, Buffer, Completion, Endpoint, Errno, Error, Result, readiness};
 
 /// How often an endpoint without events is left to see whether the peer is still there.
 const GLANCE: Duration = Duration::from_millis(10);
@@ -93,7 +93,7 @@ impl Connection {
                     Err(Error::Timeout { .. }) => {}
                     done => return done,
                 }
-            } else if self.endpoint.arm()? {
+            } else if self.endpoint.arm()? == Armed::Wait {
                 self.sleep(left)?;
             }
         }

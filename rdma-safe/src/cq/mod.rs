@@ -141,8 +141,27 @@ impl CompletionQueue {
 
     /// Asks for one event at the next completion, or the next solicited or failed one: `ibv_req_notify_cq(3)`.
     ///
-    /// Completions that are already there cause no event: after arming, poll until the queue is empty, and only then
-    /// wait on the channel. [`Endpoint::wait`](crate::Endpoint::wait) does all of that.
+    /// Completions that are already there need not cause an event: after arming, poll until the queue is empty, and only then
+    /// wait on the channel. Events that were raised before stay in the channel. [`Endpoint::wait`](crate::Endpoint::wait) does
+    /// all of that, and [`Endpoint::arm`](crate::Endpoint::arm) says whether to wait.
+    ///
+    /// ```no_run
+    /// # fn example(context: &rdma_safe::Context) -> rdma_safe::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let channel = context.create_channel()?;
+    /// let mut cq = context.completion_queue(256).channel(&channel).build()?;
+    /// loop {
+    ///     cq.arm(false)?;
+    ///     let mut poll = cq.poll();
+    ///     while let Some(completion) = poll.next()? {
+    ///         println!("{}: {}", completion.wr_id(), completion.status());
+    ///     }
+    ///     drop(poll);
+    ///     channel.wait(Duration::from_secs(10))?;
+    /// }
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::NoChannel`] without a channel; [`Error::Verb`].

@@ -1,5 +1,6 @@
 //! The owned door: buffers move in with work and come back with its completion.
 
+mod armed;
 mod batch;
 mod builder;
 mod completion;
@@ -28,6 +29,7 @@ use crate::{
 use gates::Gates;
 use ring::Ring;
 
+pub use armed::Armed;
 pub use batch::Batch;
 pub use builder::EndpointBuilder;
 use completion::RECEIVE;

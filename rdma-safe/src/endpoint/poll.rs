@@ -7,7 +7,7 @@ use super::completion::Extra;
 use super::gates::Gates;
 use super::ring::{Done, Ring};
 use super::wait::{self, Polled};
-use super::{Completion, Endpoint, Live, Operation, Poster, RECEIVE, Rare, WorkId};
+use super::{Armed, Completion, Endpoint, Live, Operation, Poster, RECEIVE, Rare, WorkId};
 use rdma_sys::ibv_wc;
 
 use crate::cq::Standing;
@@ -174,14 +174,16 @@ impl<I: Interface> Endpoint<I> {
         }
     }
 
-    /// Asks for an event at the next completion, and says whether there is one to wait for: `false` means that completions are
-    /// there already, to be taken with [`Endpoint::poll`] before it is armed again.
+    /// Asks for an event at the next completion, unless completions are there already.
+    ///
+    /// It takes all pending events from the channel first, so nothing else has to read them. [`Armed`] says whether to wait for
+    /// the channel or to poll again, and has the loop.
     ///
     /// # Errors
     /// [`Error::NoChannel`](crate::Error::NoChannel) without [`EndpointBuilder::events`](crate::EndpointBuilder::events);
     /// [`Error::Verb`](crate::Error::Verb); [`Error::Poll`](crate::Error::Poll).
     #[inline]
-    pub fn arm(&mut self) -> Result<bool> {
+    pub fn arm(&mut self) -> Result<Armed> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
@@ -192,7 +194,7 @@ impl<I: Interface> Endpoint<I> {
             self.look()?;
         }
         self.poster.open_gates();
-        Ok(!self.poster.has_completed())
+        Ok(Armed::with(self.poster.has_completed()))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use rdma_safe::{
-    Buffer, Context, DatagramCompletion, DatagramEndpoint, Endpoint, Errno, Error, Gid, Operation, PollError,
+    Armed, Buffer, Context, DatagramCompletion, DatagramEndpoint, Endpoint, Errno, Error, Gid, Operation, PollError,
     PostError, ProtectionDomain, SendOps, Sender, WcStatus, Work,
 };
 use rdma_sys::{IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS};
@@ -244,9 +244,9 @@ fn datagrams_are_waited_for_as_other_work() {
         let error = b.wait(Duration::from_millis(1)).unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         b.receive(pd.allocate(8).unwrap()).unwrap();
-        assert!(b.arm().unwrap());
+        assert_eq!(b.arm().unwrap(), Armed::Wait);
         a.send_inline(b"now", &a.peer(&b.address()).unwrap()).unwrap();
-        assert!(!b.arm().unwrap(), "it is there already");
+        assert_eq!(b.arm().unwrap(), Armed::Poll, "it is there already");
         let arrived = b.wait(Duration::from_secs(1)).unwrap();
         assert_eq!(arrived.sender.unwrap().qp_num(), a.queue_pair().number());
         assert_eq!(&arrived.buffer.as_ref().unwrap()[..], b"now");

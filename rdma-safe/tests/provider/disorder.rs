@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use proptest::prelude::*;
 use rdma_safe::{
-    Access, Buffer, Completion, Endpoint, EndpointBuilder, ExposedRegion, Interface, Operation, Pages, PollError,
-    PostError, ProtectionDomain, WcStatus, Work, WorkId,
+    Access, Armed, Buffer, Completion, Endpoint, EndpointBuilder, ExposedRegion, Interface, Operation, Pages,
+    PollError, PostError, ProtectionDomain, WcStatus, Work, WorkId,
 };
 
 use crate::fake::{Bad, Config, Fake, Mode, PostFault};
@@ -338,7 +338,7 @@ impl World<'_> {
 
     fn arm<I: Interface>(&mut self, side: &mut Side<I>) {
         // Miri has no poll(2), with which events are waited for.
-        if !cfg!(miri) && side.endpoint.arm().unwrap() && self.mode != Mode::AtPoll {
+        if !cfg!(miri) && side.endpoint.arm().unwrap() == Armed::Wait && self.mode != Mode::AtPoll {
             assert!(!self.take(side, false), "an event was promised for what was there already");
         }
     }

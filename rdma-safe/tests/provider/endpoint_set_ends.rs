@@ -1,6 +1,6 @@
 //! How endpoints of a set end, and sets: what has room, what comes back, what is leaked, and what is left to the others.
 
-use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Errno, Error, Operation, ReceivePool, WcStatus};
+use rdma_safe::{Armed, Buffer, Completion, EndpointKey, EndpointSet, Errno, Error, Operation, ReceivePool, WcStatus};
 
 use crate::endpoint_sets::{Service, fill, pool};
 use crate::failing_destruction::Count;
@@ -89,7 +89,7 @@ fn a_message_that_arming_has_found_is_not_lost_when_another_endpoint_goes() {
         for (peer, text) in [(0, b"a1"), (0, b"a2"), (1, b"b1")] {
             service.say(peer, text);
         }
-        assert!(!service.set.arm().unwrap(), "there is something to poll");
+        assert_eq!(service.set.arm().unwrap(), Armed::Poll, "there is something to poll");
         let gone = service.keys[1];
         assert_eq!(texts(&service.set.remove(gone).unwrap()), [b"b1"]);
         assert_eq!(service.next_text(), (0, b"a1".to_vec()));

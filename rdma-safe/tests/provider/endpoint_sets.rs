@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use rdma_safe::{
-    Access, Buffer, Completion, Endpoint, EndpointKey, EndpointSet, Error, Operation, Pages, PollError, PostError,
-    ProtectionDomain, QueuePairType, ReceivePool, WcFields, WcStatus, Work,
+    Access, Armed, Buffer, Completion, Endpoint, EndpointKey, EndpointSet, Error, Operation, Pages, PollError,
+    PostError, ProtectionDomain, QueuePairType, ReceivePool, WcFields, WcStatus, Work,
 };
 use rdma_sys::{IBV_WC_RECV, IBV_WC_SUCCESS};
 
@@ -410,11 +410,11 @@ fn one_event_wakes_whoever_waits_for_all() {
             peer.connect(&endpoint.address()).unwrap();
         }
         assert!(set.channel().is_some());
-        assert!(set.arm().unwrap(), "nothing has arrived");
+        assert_eq!(set.arm().unwrap(), Armed::Wait, "nothing has arrived");
         peers[1].send_inline(b"hello").unwrap();
         if mode == Mode::AtPost {
-            assert!(!set.arm().unwrap(), "there is something to poll");
-            assert!(!set.arm().unwrap(), "and there still is");
+            assert_eq!(set.arm().unwrap(), Armed::Poll, "there is something to poll");
+            assert_eq!(set.arm().unwrap(), Armed::Poll, "and there still is");
         }
         peers[0].send_inline(b"and hello").unwrap();
         for (key, text) in [(keys[1], &b"hello"[..]), (keys[0], b"and hello")] {

@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use rdma_safe::{CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, Work};
+use rdma_safe::{Armed, CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, Work};
 
 use crate::fake::{Config, Cqe, Fake};
 use crate::support::{EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface, seen};
@@ -134,12 +134,12 @@ fn an_endpoint_arms_only_for_what_it_has_to_wait_for() {
         let (mut a, mut b) = endpoints(&pd, interfaces);
         b.receive(pd.allocate(8).unwrap()).unwrap();
         b.receive(pd.allocate(8).unwrap()).unwrap();
-        assert!(b.arm().unwrap(), "there is nothing yet: an event will come");
+        assert_eq!(b.arm().unwrap(), Armed::Wait, "there is nothing yet: an event will come");
         a.send(pd.allocate(3).unwrap()).unwrap();
         assert!(b.channel().unwrap().try_event().unwrap().is_some());
-        assert!(!b.arm().unwrap(), "it is there already");
+        assert_eq!(b.arm().unwrap(), Armed::Poll, "it is there already");
         assert_eq!(done(&mut b).byte_len, 3);
-        assert!(b.arm().unwrap());
+        assert_eq!(b.arm().unwrap(), Armed::Wait);
         nothing(&mut b);
 
         let armed = fake.calls("ibv_req_notify_cq");
@@ -217,7 +217,7 @@ mod waiting {
             for _ in 0..2 {
                 b.receive(pd.allocate(8).unwrap()).unwrap();
             }
-            assert!(b.arm().unwrap());
+            assert_eq!(b.arm().unwrap(), Armed::Wait);
             a.send(pd.allocate(1).unwrap()).unwrap();
             while b.channel().unwrap().try_event().unwrap().is_some() {}
             assert_eq!(done(&mut b).byte_len, 1);
@@ -241,7 +241,7 @@ mod waiting {
             let pd = fake.pd();
             let (mut a, mut b) = endpoints(&pd, interfaces);
             b.receive(pd.allocate(8).unwrap()).unwrap();
-            assert!(b.arm().unwrap());
+            assert_eq!(b.arm().unwrap(), Armed::Wait);
             a.send(pd.allocate(1).unwrap()).unwrap();
             assert_eq!(done(&mut b).byte_len, 1);
             // The event of that completion is still in the channel.
@@ -271,7 +271,7 @@ mod waiting {
         let pd = fake.pd();
         let mut endpoint = builder(&pd, EXTENDED).events(true).build().unwrap();
         endpoint.channel().unwrap().set_blocking(true).unwrap();
-        assert!(endpoint.arm().unwrap());
+        assert_eq!(endpoint.arm().unwrap(), Armed::Wait);
     }
 }
 

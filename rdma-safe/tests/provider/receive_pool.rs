@@ -3,8 +3,8 @@
 use std::sync::mpsc;
 
 use rdma_safe::{
-    Access, Buffer, Endpoint, Errno, Error, Operation, Pages, PollError, PostError, ProtectionDomain, ReceivePool,
-    WcStatus, Work,
+    Access, Armed, Buffer, Endpoint, Errno, Error, Operation, Pages, PollError, PostError, ProtectionDomain,
+    ReceivePool, WcStatus, Work,
 };
 use rdma_sys::{IBV_WC_RECV, IBV_WC_SUCCESS};
 
@@ -149,10 +149,10 @@ fn endpoints_of_a_pool_send_and_are_waited_for_as_others() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (_pool, mut client, mut peer) = waiting(&pd, interfaces);
-        assert!(client.arm().unwrap(), "nothing has arrived");
+        assert_eq!(client.arm().unwrap(), Armed::Wait, "nothing has arrived");
         peer.send_inline(b"hello").unwrap();
-        assert!(!client.arm().unwrap(), "there is something to poll");
-        assert!(!client.arm().unwrap(), "and there still is");
+        assert_eq!(client.arm().unwrap(), Armed::Poll, "there is something to poll");
+        assert_eq!(client.arm().unwrap(), Armed::Poll, "and there still is");
         peer.receive(pd.allocate(16).unwrap()).unwrap();
         client.send_inline(b"answer").unwrap();
         let first = client.wait(std::time::Duration::from_secs(1)).unwrap();
@@ -268,7 +268,7 @@ fn what_arming_has_found_is_returned_as_well() {
         let pd = fake.pd();
         let (_pool, mut client, mut peer) = waiting(&pd, interfaces);
         peer.send_inline(b"hello").unwrap();
-        assert!(!client.arm().unwrap(), "there is something to poll");
+        assert_eq!(client.arm().unwrap(), Armed::Poll, "there is something to poll");
         let buffers = client.close().unwrap();
         assert_eq!(buffers.iter().map(|buffer| &buffer[..]).collect::<Vec<_>>(), [b"hello"]);
     });

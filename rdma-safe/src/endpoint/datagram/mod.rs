@@ -11,7 +11,7 @@ pub(super) use kept::Kept;
 pub(crate) use peer::Arrival;
 pub use peer::{Peer, Sender};
 
-use super::{Batch, Completion, Endpoint, FailedWork, Rejected, Unposted, Work, WorkId};
+use super::{Armed, Batch, Completion, Endpoint, FailedWork, Rejected, Unposted, Work, WorkId};
 use crate::{
     AddressVector, Buffer, CompletionChannel, ConnectOptions, PollError, PostError, ProtectionDomain, QueuePair,
     QueuePairAddress, Result,
@@ -224,11 +224,11 @@ impl DatagramEndpoint {
         DatagramCompletion { work, sender }
     }
 
-    /// Asks for an event at the next completion: [`Endpoint::arm`].
+    /// Asks for an event at the next completion, unless completions are there already: [`Endpoint::arm`].
     ///
     /// # Errors
     /// As there.
-    pub fn arm(&mut self) -> Result<bool> {
+    pub fn arm(&mut self) -> Result<Armed> {
         self.endpoint.arm()
     }
 

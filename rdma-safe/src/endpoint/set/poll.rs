@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::builder::SET_FIELDS;
 use super::{EndpointKey, EndpointSet};
 use crate::cq::Standing;
+use crate::endpoint::Armed;
 use crate::endpoint::completion::Completion;
 use crate::endpoint::poll::Shown;
 use crate::endpoint::wait::{self, Polled};
@@ -96,13 +97,13 @@ impl EndpointSet {
         }
     }
 
-    /// Asks for an event at the next completion, and says whether there is one to wait for: `false` means that completions are
-    /// there already, to be taken with [`EndpointSet::poll`] before it is armed again.
+    /// Asks for an event at the next completion of any endpoint, unless completions are there already.
     ///
-    /// With it one thread waits for the set and for something else, such as new clients:
+    /// It takes all pending events from the channel first, so nothing else has to read them. [`Armed`] says whether to wait for
+    /// the channel or to poll again. With it one thread waits for the set and for something else, such as new clients:
     ///
     /// ```no_run
-    /// # use rdma_safe::{EndpointKey, EndpointSet};
+    /// # use rdma_safe::{Armed, EndpointKey, EndpointSet};
     /// # fn serve(_: EndpointKey, _: rdma_safe::Completion) {}
     /// # fn readable(_: std::os::fd::BorrowedFd<'_>, _: &std::net::TcpListener) {}
     /// # fn example(clients: &mut EndpointSet, listener: std::net::TcpListener) -> Result<(), Box<dyn std::error::Error>> {
@@ -117,9 +118,10 @@ impl EndpointSet {
     ///         // … build an endpoint in the set, and exchange addresses over the stream
     /// #       drop(stream);
     ///     }
-    ///     if clients.arm()? {
+    ///     match clients.arm()? {
+    ///         Armed::Poll => continue,
     ///         // Sleep until one of both can be read: poll(2), epoll(7), the reactor of a runtime.
-    ///         readable(clients.channel().unwrap().as_fd(), &listener);
+    ///         Armed::Wait => readable(clients.channel().unwrap().as_fd(), &listener),
     ///     }
     /// }
     /// # }
@@ -128,7 +130,7 @@ impl EndpointSet {
     /// # Errors
     /// [`Error::NoChannel`](crate::Error::NoChannel) without [`EndpointSetBuilder::events`](crate::EndpointSetBuilder::events);
     /// [`Error::Verb`](crate::Error::Verb); [`Error::Poll`](crate::Error::Poll).
-    pub fn arm(&mut self) -> Result<bool> {
+    pub fn arm(&mut self) -> Result<Armed> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
@@ -136,7 +138,7 @@ impl EndpointSet {
         self.cq.arm(false)?;
         // What completed before arming causes no event. Of endpoints that were removed there may be some that is not handed out.
         while self.members.is_idle() && self.look()? {}
-        Ok(self.members.is_idle())
+        Ok(Armed::with(!self.members.is_idle()))
     }
 }
 

@@ -1,0 +1,45 @@
+//! What to do once a completion queue is armed.
+
+/// What to do after arming: wait for the channel, or poll again.
+///
+/// Returned by [`Endpoint::arm`](crate::Endpoint::arm), [`DatagramEndpoint::arm`](crate::DatagramEndpoint::arm) and
+/// [`EndpointSet::arm`](crate::EndpointSet::arm). Completions that came before arming need not raise an event. A service that
+/// waits for one all the same hangs.
+///
+/// Arming first takes all pending events from the channel, so no loop has to read them:
+///
+/// ```no_run
+/// # fn readable(_: std::os::fd::BorrowedFd<'_>) {}
+/// # fn serve(_: rdma_safe::Completion) {}
+/// # fn example(pd: &rdma_safe::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::os::fd::AsFd;
+/// use rdma_safe::{Armed, Endpoint};
+///
+/// let mut endpoint = Endpoint::builder(pd).events(true).build()?;
+/// // … connect it and post receives
+/// loop {
+///     while let Some(done) = endpoint.poll()? {
+///         serve(done);
+///     }
+///     match endpoint.arm()? {
+///         Armed::Poll => continue,
+///         // Sleep until the channel can be read: poll(2), epoll(7), the reactor of a runtime.
+///         Armed::Wait => readable(endpoint.channel().unwrap().as_fd()),
+///     }
+/// }
+/// # }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[must_use = "completions that came before arming raise no event: `Armed::Poll` says to poll again, and not to wait"]
+pub enum Armed {
+    /// Nothing is there to poll: the next completion raises an event, so wait until the channel is readable.
+    Wait,
+    /// Completions are there already: poll until there are none, and arm again before waiting.
+    Poll,
+}
+
+impl Armed {
+    pub(super) fn with(has_completions: bool) -> Self {
+        if has_completions { Armed::Poll } else { Armed::Wait }
+    }
+}
