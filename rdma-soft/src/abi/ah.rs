@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use rdma_sys::*;
 
+use super::gids;
 use super::refuse::{null, set_errno};
 use crate::device::{Destination, address, device};
 use crate::transport::Time;
@@ -26,8 +27,11 @@ pub(crate) fn destination(attr: &ibv_ah_attr) -> Result<Destination, c_int> {
     if attr.is_global == 0 || attr.port_num != 1 {
         return Err(libc::EINVAL);
     }
-    let link = usize::from(attr.grh.sgid_index);
-    let from = device.lock().links.get(link).map(|link| link.socket.address()).ok_or(libc::EINVAL)?;
+    let (link, from) = {
+        let links = &device.lock().links;
+        let link = gids::link_at(attr.grh.sgid_index.into(), links.len()).ok_or(libc::EINVAL)?;
+        (link, links[link].socket.address())
+    };
     // SAFETY: bytes, whatever was written to the union.
     let to = address(unsafe { attr.grh.dgid.raw });
     if to.is_unspecified() {
@@ -102,7 +106,8 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
         traffic_class: class,
         ..ibv_global_route::zeroed()
     };
-    let back = ibv_ah_attr { grh, is_global: 1, port_num: port, sl: wc.sl, ..ibv_ah_attr::zeroed() };
+    // Not `wc.sl`, which is the packet type.
+    let back = ibv_ah_attr { grh, is_global: 1, port_num: port, ..ibv_ah_attr::zeroed() };
     // SAFETY: the caller's structure.
     unsafe { attr.write(back) };
     0

@@ -15,7 +15,18 @@ use super::refuse::null;
 use super::{builder, cq, memory, post, qp, srq};
 use crate::device::{Context, Signal, device};
 
-/// The device, as programs know it.
+/// The device, as programs know it: a `verbs_device` of rdma-core's drivers.
+///
+/// Libraries of vendors look behind an `ibv_device` for the operations of its driver: `mlx5dv_is_supported(3)` compares them
+/// with its own.
+#[repr(C)]
+struct VerbsDevice {
+    device: ibv_device,
+    /// `ops`, `refcount`, `entry`, `sysfs` and `core_support`, all of them zero.
+    private: [u64; 6],
+}
+
+/// The only device, which is never freed.
 struct DeviceObject(*mut ibv_device);
 
 // SAFETY: it is written when it is made, and read afterwards.
@@ -31,7 +42,7 @@ fn the_device() -> *mut ibv_device {
         write_text(&mut object.name, "soft0");
         write_text(&mut object.dev_name, "uverbs-soft0");
         // It stays as long as the process: lists of devices come and go.
-        DeviceObject(Box::into_raw(Box::new(object)))
+        DeviceObject(Box::into_raw(Box::new(VerbsDevice { device: object, private: [0; 6] })).cast())
     };
     OBJECT.get_or_init(make).0
 }

@@ -21,6 +21,7 @@ mod device;
 mod events;
 mod fill;
 mod fork;
+mod gids;
 mod limits;
 mod list;
 mod lock;

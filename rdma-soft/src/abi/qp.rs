@@ -115,9 +115,11 @@ pub(crate) unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv
     // SAFETY: the caller's structure, which ends with the last field that its mask names: no other is looked at. It begins as
     // that of `ibv_create_qp`.
     let (mask, mut classic) = unsafe { ((*init).comp_mask, init.cast::<ibv_qp_init_attr>().read()) };
-    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
     let has = |flag: ibv_qp_init_attr_mask| mask & flag.0 != 0;
-    if mask & !known.0 != 0 {
+    // SAFETY: the caller's structure, which has the field if the mask names it.
+    let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { unsafe { (*init).create_flags } } else { 0 };
+    if mask & !known.0 != 0 || flags != 0 {
         return null(libc::EOPNOTSUPP);
     }
     if !has(IBV_QP_INIT_ATTR_PD) {

@@ -54,6 +54,22 @@ pub(crate) struct Side<'a> {
     pub(crate) shared: &'a mut Shared,
 }
 
+/// What a completion says of a datagram beside its length and data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Datagram {
+    pub(crate) is_solicited: bool,
+    /// See [`packet_type`](super::net_address::packet_type).
+    pub(crate) packet_type: u8,
+}
+
+fn with_immediate(mut wc: ibv_wc, imm: Option<u32>) -> ibv_wc {
+    if let Some(imm) = imm {
+        wc.wc_flags |= IBV_WC_WITH_IMM.0;
+        wc.__bindgen_anon_1.imm_data = imm.to_be();
+    }
+    wc
+}
+
 /// As verbs have it.
 fn status_of(status: Status, is_send: bool) -> ibv_wc_status {
     match status {
@@ -100,35 +116,24 @@ impl Side<'_> {
         }
     }
 
-    /// A datagram has come into a receive, behind the header of its route.
-    pub(crate) fn datagram(&mut self, id: ReceiveId, status: Status, len: u32, imm: Option<u32>, is_solicited: bool) {
-        let flags = if status == Status::Success { IBV_WC_GRH.0 } else { 0 };
-        self.ended_receive(id, status, len, IBV_WC_RECV, flags, imm, None, is_solicited);
+    /// Completes the receive that a datagram has come into, behind its route header.
+    pub(crate) fn datagram(&mut self, id: ReceiveId, status: Status, len: u32, imm: Option<u32>, of: Datagram) {
+        let flags = if status == Status::Success { IBV_WC_GRH } else { ibv_wc_flags(0) };
+        let ended = ibv_wc {
+            status: status_of(status, false),
+            opcode: IBV_WC_RECV,
+            byte_len: len,
+            wc_flags: flags.0,
+            sl: of.packet_type,
+            ..ibv_wc::zeroed()
+        };
+        self.ended_receive(id, with_immediate(ended, imm), of.is_solicited);
     }
 
-    #[allow(clippy::too_many_arguments, reason = "fields of a completion")]
-    fn ended_receive(
-        &mut self,
-        id: ReceiveId,
-        status: Status,
-        len: u32,
-        opcode: ibv_wc_opcode,
-        flags: u32,
-        imm: Option<u32>,
-        invalidated: Option<u32>,
-        is_solicited: bool,
-    ) {
+    /// Completes a receive with what `ended` says of the message.
+    fn ended_receive(&mut self, id: ReceiveId, ended: ibv_wc, is_solicited: bool) {
         let Some(receive) = self.queues.taken.remove(id) else { return };
-        let blank = self.blank(receive.wr_id, status_of(status, false), opcode);
-        let mut wc = ibv_wc { byte_len: len, src_qp: self.source_qp, wc_flags: flags, ..blank };
-        if let Some(imm) = imm {
-            wc.wc_flags |= IBV_WC_WITH_IMM.0;
-            wc.__bindgen_anon_1.imm_data = imm.to_be();
-        }
-        if let Some(rkey) = invalidated {
-            wc.wc_flags |= IBV_WC_WITH_INV.0;
-            wc.__bindgen_anon_1.invalidated_rkey = rkey;
-        }
+        let wc = ibv_wc { wr_id: receive.wr_id, qp_num: self.id.number, src_qp: self.source_qp, ..ended };
         self.received(wc, is_solicited);
         match self.id.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
             Some(srq) => srq.queue.recycle(receive),
@@ -238,7 +243,13 @@ impl Host for Side<'_> {
             Completion::Sent { status, .. } => self.ended(status),
             Completion::Received { id, status, len, is_write, imm, invalidated, solicited } => {
                 let opcode = if is_write { IBV_WC_RECV_RDMA_WITH_IMM } else { IBV_WC_RECV };
-                self.ended_receive(id, status, len, opcode, 0, imm, invalidated, solicited);
+                let ended = ibv_wc { status: status_of(status, false), opcode, byte_len: len, ..ibv_wc::zeroed() };
+                let mut ended = with_immediate(ended, imm);
+                if let Some(rkey) = invalidated {
+                    ended.wc_flags |= IBV_WC_WITH_INV.0;
+                    ended.__bindgen_anon_1.invalidated_rkey = rkey;
+                }
+                self.ended_receive(id, ended, solicited);
             }
         }
     }

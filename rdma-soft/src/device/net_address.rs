@@ -71,6 +71,17 @@ pub(crate) fn route_header(origin: Origin, to: IpAddr, datagram: usize) -> [u8; 
     header
 }
 
+/// The RoCE packet type of a datagram with this route header, as mlx5 reports it in `wc.sl`.
+///
+/// Bit 3 says that the packet has a UDP header, the bits below it name the network header. On Ethernet the field has no service
+/// level to hold, and UCX reads the type there to know which half of the route header has the addresses.
+pub(crate) fn packet_type(header: &[u8; 40]) -> u8 {
+    const UDP: u8 = 1 << 3;
+    const IPV6: u8 = 1;
+    const IPV4: u8 = 2;
+    if header[0] >> 4 == 6 { UDP | IPV6 } else { UDP | IPV4 }
+}
+
 /// The one form of a group's GID.
 pub(crate) fn group_gid(group: [u8; 16]) -> [u8; 16] {
     gid(address(group))
@@ -92,8 +103,10 @@ mod tests {
         let words = header[20..].chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
         let sum: u32 = words.sum();
         assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "its checksum is right");
+        assert_eq!(packet_type(&header), 0xa);
         let six = IpAddr::V6(Ipv6Addr::LOCALHOST);
         let header = route_header(origin(six), six, 100);
         assert_eq!(header[..8], [0x6b, 0x90, 0, 0, 0, 108, 17, 3]);
+        assert_eq!(packet_type(&header), 0x9);
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rdma_sys::*;
 
-use super::host::{Identity, Queues, Shared, Side};
+use super::host::{Datagram, Identity, Queues, Shared, Side};
 use super::modify;
-use super::net_address::Destination;
+use super::net_address::{Destination, packet_type};
 use super::queues::{Job, ReceiveQueue, SendQueue, Taken, Task};
 use crate::transport::{
     Completion, Host, Outgoing, Requester, RequesterSettings, Responder, ResponderSettings, Status, Time,
@@ -181,7 +181,8 @@ impl Qp {
             Ok(()) => (Status::Success, 40 + packet.payload.len() as u32),
             Err(status) => (status, 0),
         };
-        side.datagram(receive, status, len, imm, packet.header.solicited);
+        let of = Datagram { is_solicited: packet.header.solicited, packet_type: packet_type(route) };
+        side.datagram(receive, status, len, imm, of);
     }
 
     /// Begins with what was posted, as far as that may begin.

@@ -1,0 +1,170 @@
+//! What other people's programs take for granted of a RoCE device, by the functions of C.
+
+use std::mem::offset_of;
+use std::ptr::null_mut;
+
+use rdma_soft::abi::{ibv_reg_mr, *};
+use rdma_sys::*;
+
+const QKEY: u32 = 1;
+
+/// A context that stays open.
+fn context() -> *mut ibv_context {
+    // SAFETY: the list has one device, and stays.
+    unsafe { ibv_open_device(*ibv_get_device_list(null_mut())) }
+}
+
+/// The drivers' part of a context.
+fn extended(context: *mut ibv_context) -> &'static verbs_context {
+    // SAFETY: the context is the end of a `verbs_context`, and stays open.
+    unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast() }
+}
+
+#[test]
+#[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
+#[cfg_attr(miri, ignore = "it opens sockets, and asks the C library's allocator")]
+fn a_device_has_room_for_what_drivers_keep_behind_it() {
+    // `sizeof(struct verbs_device)`, of rdma-core's driver.h since version 19.
+    const VERBS_DEVICE: usize = 712;
+    // SAFETY: the device is a block of the C library's allocator, which is Rust's default.
+    let room = unsafe { libc::malloc_usable_size((*ibv_get_device_list(null_mut())).cast()) };
+    assert!(room >= VERBS_DEVICE, "{room}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn the_device_says_what_programs_look_for() {
+    let context = context();
+    let mut attr = ibv_device_attr_ex::zeroed();
+    let query = extended(context).query_device_ex.unwrap();
+    // SAFETY: the structure has that size.
+    assert_eq!(unsafe { query(context, null_mut(), &mut attr, size_of_val(&attr)) }, 0);
+    assert_eq!((attr.orig_attr.phys_port_cnt, attr.phys_port_cnt_ex), (1, 1));
+    let guid = u64::from_be(attr.orig_attr.node_guid);
+    assert_eq!((attr.orig_attr.vendor_id, guid >> 40), (0x02_500f, 0x02_500f));
+    // UCX has atomic operations over a device of no other capability.
+    assert_eq!(attr.orig_attr.atomic_cap, IBV_ATOMIC_HCA);
+    let word = IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP.0 as u16;
+    assert_eq!((attr.pci_atomic_caps.fetch_add, attr.pci_atomic_caps.compare_swap), (word, word));
+    let mut port = ibv_port_attr::zeroed();
+    // SAFETY: as above.
+    assert_eq!(unsafe { extended(context).query_port.unwrap()(context, 1, &mut port, size_of_val(&port)) }, 0);
+    assert_eq!((port.active_width, port.active_speed), (1, 32), "one lane of 25 Gbit/s");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn no_creation_flags_are_none_that_the_device_lacks() {
+    // SAFETY: each object is made of those before it, which stay.
+    unsafe {
+        let context = context();
+        let pd = ibv_alloc_pd(context);
+        let cq = ibv_create_cq(context, 1, null_mut(), null_mut(), 0);
+        let create = |create_flags: ibv_qp_create_flags| {
+            let mut init = ibv_qp_init_attr_ex {
+                send_cq: cq,
+                recv_cq: cq,
+                qp_type: IBV_QPT_RC,
+                comp_mask: (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS).0,
+                pd,
+                create_flags: create_flags.0,
+                ..ibv_qp_init_attr_ex::zeroed()
+            };
+            extended(context).create_qp_ex.unwrap()(context, &mut init)
+        };
+        assert!(!create(ibv_qp_create_flags(0)).is_null());
+        assert!(create(IBV_QP_CREATE_SCATTER_FCS).is_null());
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+    }
+}
+
+/// A datagram queue pair and its completion queue, ready to send and to receive.
+unsafe fn datagrams(pd: *mut ibv_pd) -> *mut ibv_qp {
+    // SAFETY: each object is made of those before it, which stay.
+    unsafe {
+        let cq = ibv_create_cq((*pd).context, 8, null_mut(), null_mut(), 0);
+        let cap = ibv_qp_cap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 };
+        let qp_type = IBV_QPT_UD;
+        let mut init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, qp_type, cap, ..ibv_qp_init_attr::zeroed() };
+        let qp = ibv_create_qp(pd, &mut init);
+        let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+        for (qp_state, mask) in
+            [(IBV_QPS_INIT, init), (IBV_QPS_RTR, IBV_QP_STATE), (IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN)]
+        {
+            let mut attr = ibv_qp_attr { qp_state, port_num: 1, qkey: QKEY, ..ibv_qp_attr::zeroed() };
+            assert_eq!(ibv_modify_qp(qp, &mut attr, mask.0 as i32), 0);
+        }
+        qp
+    }
+}
+
+/// Both entries of the only address lead there and back, and a completion has the packet type where UCX reads it.
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_datagram_says_that_it_came_by_ipv4_and_is_answered() {
+    // SAFETY: as verbs have it.
+    unsafe {
+        let context = context();
+        let pd = ibv_alloc_pd(context);
+        let [from, to] = [(); 2].map(|()| datagrams(pd));
+        let mut gids = [ibv_gid { raw: [0; 16] }; 3];
+        let known: Vec<_> = (0..).zip(&mut gids).map(|(index, gid)| ibv_query_gid(context, 1, index, gid)).collect();
+        assert_eq!(known, [0, 0, -1]);
+        assert_eq!(gids[0].raw, gids[1].raw);
+        for sgid_index in [0, 1] {
+            let mut received = [0_u8; 64];
+            let mr = ibv_reg_mr(pd, received.as_mut_ptr().cast(), received.len(), IBV_ACCESS_LOCAL_WRITE.0 as i32);
+            let mut sge = ibv_sge { addr: received.as_mut_ptr() as u64, length: 64, lkey: (*mr).lkey };
+            let mut wr = ibv_recv_wr { sg_list: &mut sge, num_sge: 1, ..ibv_recv_wr::zeroed() };
+            let ops = &(*context).ops;
+            assert_eq!(ops.post_recv.unwrap()(to, &mut wr, &mut null_mut()), 0);
+            let grh = ibv_global_route { dgid: gids[0], sgid_index, ..ibv_global_route::zeroed() };
+            let way = ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() };
+            send(from, to, way);
+            let wc = next(to);
+            assert_eq!((wc.status, wc.byte_len, wc.wc_flags), (IBV_WC_SUCCESS, 44, IBV_WC_GRH.0));
+            assert_eq!(wc.sl, 0xa, "a packet with headers of IPv4 and UDP");
+            let mut back = ibv_ah_attr::zeroed();
+            let grh = received.as_mut_ptr().cast();
+            assert_eq!(ibv_init_ah_from_wc(context, 1, &mut { wc }, grh, &mut back), 0);
+            assert_eq!((back.is_global, back.sl, back.grh.dgid.raw), (1, 0, gids[0].raw));
+            assert_eq!(ibv_dereg_mr(mr), 0);
+        }
+    }
+}
+
+/// Sends four inline bytes.
+unsafe fn send(from: *mut ibv_qp, to: *mut ibv_qp, mut way: ibv_ah_attr) {
+    // SAFETY: the objects exist, and inline data is read during the call.
+    unsafe {
+        let ah = ibv_create_ah((*from).pd, &mut way);
+        assert!(!ah.is_null());
+        let mut sge = ibv_sge { addr: b"ping".as_ptr() as u64, length: 4, lkey: 0 };
+        let mut wr = ibv_send_wr {
+            sg_list: &mut sge,
+            num_sge: 1,
+            opcode: IBV_WR_SEND,
+            send_flags: (IBV_SEND_INLINE | IBV_SEND_SIGNALED).0,
+            ..ibv_send_wr::zeroed()
+        };
+        wr.wr.ud.ah = ah;
+        (wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) = ((*to).qp_num, QKEY);
+        assert_eq!((*(*from).context).ops.post_send.unwrap()(from, &mut wr, &mut null_mut()), 0);
+        assert_eq!(next(from).status, IBV_WC_SUCCESS);
+        assert_eq!(ibv_destroy_ah(ah), 0);
+    }
+}
+
+/// The next completion of a queue pair's queue.
+unsafe fn next(qp: *mut ibv_qp) -> ibv_wc {
+    let mut wc = ibv_wc::zeroed();
+    // SAFETY: the queue exists, and the structure is one.
+    unsafe {
+        let cq = (*qp).send_cq;
+        let poll = (*(*cq).context).ops.poll_cq.unwrap();
+        while poll(cq, 1, &mut wc) == 0 {
+            std::thread::yield_now();
+        }
+    }
+    wc
+}
