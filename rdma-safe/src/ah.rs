@@ -10,7 +10,7 @@ use crate::endpoint::Arrival;
 use crate::errno::{check_neg, check_ptr};
 use crate::object::{Object, Parents};
 use crate::{
-    AddressError, AddressVector, Context, Errno, Error, Grh, ProtectionDomain, Result, WcFields, WcFlags,
+    AddressError, AddressVector, Context, Errno, Error, Grh, LinkLayer, ProtectionDomain, Result, WcFields, WcFlags,
     WorkCompletion,
 };
 
@@ -114,7 +114,8 @@ impl Context {
         if flags.contains(WcFlags::GRH) && grh.is_none() {
             return Err(Error::NoGrh);
         }
-        self.query_port(port)?;
+        // On Ethernet drivers report the type of the packet there, of which `ibv_init_ah_from_wc` makes a service level.
+        let sl = if self.query_port(port)?.link_layer() == LinkLayer::ETHERNET { 0 } else { sl };
         let mut wc = ibv_wc {
             // LIDs have 16 bits, as the field of `ibv_wc`.
             slid: slid as u16,

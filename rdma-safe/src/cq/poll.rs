@@ -410,7 +410,9 @@ impl WorkCompletion<'_> {
         field!(self, WcFields::SLID, ibv_wc_read_slid, |wc| Some(u32::from(wc.slid)))
     }
 
-    /// Service level; UD only.
+    /// Service level; UD on InfiniBand only.
+    ///
+    /// On Ethernet, drivers report the type of the packet here: 0xa for RoCE v2 by IPv4, 0x9 by IPv6.
     #[must_use]
     #[inline(always)]
     pub fn sl(&self) -> Option<u8> {

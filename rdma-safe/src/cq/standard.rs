@@ -48,7 +48,9 @@ impl<'a> StandardFields<'a> {
         src_qp: u32 = ibv_wc_read_src_qp, src_qp;
         /// LID of the sender; UD on InfiniBand only.
         slid: u32 = ibv_wc_read_slid, slid;
-        /// Service level; UD only.
+        /// Service level; UD on InfiniBand only.
+        ///
+        /// On Ethernet, drivers report the type of the packet here: 0xa for RoCE v2 by IPv4, 0x9 by IPv6.
         sl: u8 = ibv_wc_read_sl, sl;
         /// Low bits of the destination LID; UD on InfiniBand only.
         dlid_path_bits: u8 = ibv_wc_read_dlid_path_bits, dlid_path_bits;

@@ -1,5 +1,6 @@
 //! Unreliable datagrams: destinations, headers, handles, and what is refused.
 
+use rdma_safe::sys::IBV_LINK_LAYER_ETHERNET;
 use rdma_safe::{
     AddressError, AddressHandle, AddressVector, Buffer, ConnectOptions, Errno, Error, Gid, Grh, InitOptions, Inline,
     InlineList, ModifyError, PostError, ProtectionDomain, QueuePairAddress, QueuePairState, QueuePairType, Remote,
@@ -104,7 +105,8 @@ fn who_received_a_datagram_can_answer_it() {
             let fake = Fake::new(Config { ports: vec![port.clone()], ..Config::default() });
             let pd = fake.pd();
             let ((mut a, _), (mut b, to)) = (ready(&pd, interfaces), ready(&pd, interfaces));
-            let there = handle(&a, &pd, &to);
+            let options = ConnectOptions::default().service_level(3);
+            let there = pd.address_handle(&a.qp.address_of(&to, &options).unwrap()).unwrap();
             let answer = inbox(&pd, &mut a, 1, 8);
             let question = inbox(&pd, &mut b, 2, 8);
             let target = UdTarget::new(&there, to.qp_num, QKEY);
@@ -116,6 +118,8 @@ fn who_received_a_datagram_can_answer_it() {
                 assert_eq!(grh.is_some(), port.lid == 0, "on InfiniBand the LID is enough");
                 let address = sender(&pd, &wc, grh.as_ref());
                 assert_eq!((address.port, address.dlid), (1, port.lid));
+                let is_ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET as u32;
+                assert_eq!((wc.sl(), address.sl), (Some(3), if is_ethernet { 0 } else { 3 }), "no level on Ethernet");
                 (pd.address_handle_to_sender(1, &wc, grh.as_ref()).unwrap(), wc.src_qp().unwrap())
             };
             let target = UdTarget::new(&back, number, QKEY);
