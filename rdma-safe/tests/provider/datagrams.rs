@@ -118,7 +118,7 @@ fn who_received_a_datagram_can_answer_it() {
                 assert_eq!(grh.is_some(), port.lid == 0, "on InfiniBand the LID is enough");
                 let address = sender(&pd, &wc, grh.as_ref());
                 assert_eq!((address.port, address.dlid), (1, port.lid));
-                let is_ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET as u32;
+                let is_ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET;
                 assert_eq!((wc.sl(), address.sl), (Some(3), if is_ethernet { 0 } else { 3 }), "no level on Ethernet");
                 (pd.address_handle_to_sender(1, &wc, grh.as_ref()).unwrap(), wc.src_qp().unwrap())
             };

@@ -4,6 +4,8 @@
 //! versions, which satisfies references to any. The library itself may still be loaded, by the program or for its providers,
 //! but must never see an object of this device; that is why every public function is here, also those that refuse.
 
+mod device_file;
+
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 use rdma_sys::*;

@@ -1,11 +1,10 @@
 //! What the shared object exports.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::path::PathBuf;
-use std::process::Command;
+mod library;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use serde_json::Value;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use library::library;
 
 /// What programs may be linked with: all public functions of libibverbs in rdma-core 44.
 const PUBLIC: &[&str] = &[
@@ -82,20 +81,6 @@ const PUBLIC: &[&str] = &[
 
 /// What `ibv_devinfo` imports besides.
 const PRIVATE: &[&str] = &["ibv_query_gid_type", "ibv_read_sysfs_file"];
-
-/// Compiles it, since a test does not depend on a shared object of its own package, and loads it.
-fn library() -> Library {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--package", "rdma-soft-preload", "--lib", "--message-format", "json"]);
-    let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let messages = output.stdout.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-    let mut files = messages.flat_map(|message: Value| message["filenames"].as_array().cloned().unwrap_or_default());
-    let path =
-        files.find_map(|file| file.as_str().filter(|file| file.ends_with("/librdma_soft.so")).map(PathBuf::from));
-    // SAFETY: its initialisers are those of the standard library.
-    unsafe { Library::open(Some(path.unwrap()), RTLD_NOW | RTLD_LOCAL) }.unwrap()
-}
 
 #[test]
 fn every_public_function_is_exported() {

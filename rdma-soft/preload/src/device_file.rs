@@ -1,0 +1,166 @@
+//! The device file that programs look for before they open a device.
+//!
+//! UCX lists a device only if `/dev/infiniband/uverbs-soft0` is a character device that it may read and write. There is no such
+//! file, as soft0 has no kernel driver, so the functions that ask about files answer for that path. Opening it fails as before.
+//!
+//! Each function first calls the one that it stands before, and looks at the path only after `ENOENT`: then the kernel has read
+//! the path, so it is a string, and there is no such file. All other calls pass through with their result and `errno`. The
+//! functions neither allocate nor lock, so they may be called from signal handlers, and before the first initialiser has run.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::mem::transmute_copy;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+const PATH: &CStr = c"/dev/infiniband/uverbs-soft0";
+
+/// As the kernel numbers its first device of user-space verbs: `INFINIBAND_MAJOR` and `IB_UVERBS_BASE_MINOR`.
+const MAJOR: c_uint = 231;
+const MINOR: c_uint = 192;
+const MODE: u32 = libc::S_IFCHR | 0o666;
+const BLOCK: u32 = 4096;
+
+/// What `stat` says of the file.
+trait Describe {
+    fn of_device() -> Self;
+}
+
+macro_rules! describe {
+    ($($stat:ty),*) => {$(
+        impl Describe for $stat {
+            fn of_device() -> Self {
+                // SAFETY: a structure of integers.
+                let mut stat: Self = unsafe { core::mem::zeroed() };
+                stat.st_mode = MODE;
+                stat.st_nlink = 1;
+                stat.st_rdev = libc::makedev(MAJOR, MINOR);
+                stat.st_blksize = BLOCK as _;
+                stat
+            }
+        }
+    )*};
+}
+
+describe!(libc::stat, libc::stat64);
+
+impl Describe for libc::statx {
+    fn of_device() -> Self {
+        // SAFETY: a structure of integers.
+        let mut stat: Self = unsafe { core::mem::zeroed() };
+        stat.stx_mask = libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_NLINK | libc::STATX_UID | libc::STATX_GID;
+        stat.stx_mode = MODE as u16;
+        stat.stx_nlink = 1;
+        (stat.stx_rdev_major, stat.stx_rdev_minor) = (MAJOR, MINOR);
+        stat.stx_blksize = BLOCK;
+        stat
+    }
+}
+
+fn errno() -> *mut c_int {
+    // SAFETY: returns a valid pointer to the calling thread's errno and cannot fail.
+    unsafe { libc::__errno_location() }
+}
+
+/// Fails with `ENOSYS`, or what another `errno` says.
+fn fail(value: c_int) -> c_int {
+    // SAFETY: the calling thread's.
+    unsafe { *errno() = value };
+    -1
+}
+
+/// The function of that name that the program would have called, or null.
+///
+/// `dlsym` of the C library allocates only to report an error. Threads that ask at the same time store the same address.
+fn next(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
+    let known = found.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: a string; the handle stands for the libraries behind this one.
+    let mut symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if symbol.is_null() && name.to_bytes().starts_with(b"__") {
+        // The functions of programs from before glibc 2.33 have only the first version of their architecture.
+        let version = if cfg!(target_arch = "x86_64") { c"GLIBC_2.2.5" } else { c"GLIBC_2.17" };
+        // SAFETY: as above.
+        symbol = unsafe { libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) };
+    }
+    found.store(symbol, Ordering::Relaxed);
+    symbol
+}
+
+/// Calls the function that another stands before; where that says that there is no such file, and the path is the device's, the
+/// answer is another one.
+///
+/// # Safety
+/// `call` is the function, and `path` is what it was called with.
+unsafe fn ask(path: *const c_char, call: impl FnOnce() -> c_int, of_device: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: the calling thread's.
+    let before = unsafe { *errno() };
+    let result = call();
+    // SAFETY: as above.
+    if result != -1 || unsafe { *errno() } != libc::ENOENT {
+        return result;
+    }
+    // SAFETY: the kernel has found a string there.
+    if unsafe { CStr::from_ptr(path) } != PATH {
+        return result;
+    }
+    // SAFETY: as above.
+    unsafe { *errno() = before };
+    of_device()
+}
+
+/// Everybody may read and write the file, and nobody execute it.
+fn access_to_device(mode: c_int) -> c_int {
+    if mode & libc::X_OK == 0 { 0 } else { fail(libc::EACCES) }
+}
+
+macro_rules! files {
+    ($($name:ident($($arg:ident: $ty:ty),*) at $path:ident => $answer:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
+            static NEXT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name without NUL"),
+            };
+            let symbol = next(NAME, &NEXT);
+            if symbol.is_null() {
+                return fail(libc::ENOSYS);
+            }
+            // SAFETY: the function of that name has this type.
+            let function: unsafe extern "C" fn($($ty),*) -> c_int = unsafe { transmute_copy(&symbol) };
+            // SAFETY: the caller keeps the contract of the function of this name.
+            unsafe { ask($path, || function($($arg),*), || $answer) }
+        }
+    )*};
+}
+
+/// Fills the caller's structure.
+///
+/// # Safety
+/// It has room for one of that type.
+unsafe fn describe<T: Describe>(to: *mut T) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { to.write(T::of_device()) };
+    0
+}
+
+files! {
+    stat(path: *const c_char, to: *mut libc::stat) at path => describe(to);
+    stat64(path: *const c_char, to: *mut libc::stat64) at path => describe(to);
+    lstat(path: *const c_char, to: *mut libc::stat) at path => describe(to);
+    lstat64(path: *const c_char, to: *mut libc::stat64) at path => describe(to);
+    fstatat(dir: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) at path => describe(to);
+    fstatat64(dir: c_int, path: *const c_char, to: *mut libc::stat64, flags: c_int) at path => describe(to);
+    statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, to: *mut libc::statx) at path => describe(to);
+    __xstat(version: c_int, path: *const c_char, to: *mut libc::stat) at path => describe(to);
+    __xstat64(version: c_int, path: *const c_char, to: *mut libc::stat64) at path => describe(to);
+    __lxstat(version: c_int, path: *const c_char, to: *mut libc::stat) at path => describe(to);
+    __lxstat64(version: c_int, path: *const c_char, to: *mut libc::stat64) at path => describe(to);
+    __fxstatat(version: c_int, dir: c_int, path: *const c_char, to: *mut libc::stat, flags: c_int) at path => describe(to);
+    __fxstatat64(version: c_int, dir: c_int, path: *const c_char, to: *mut libc::stat64, flags: c_int) at path => describe(to);
+    access(path: *const c_char, mode: c_int) at path => access_to_device(mode);
+    eaccess(path: *const c_char, mode: c_int) at path => access_to_device(mode);
+    euidaccess(path: *const c_char, mode: c_int) at path => access_to_device(mode);
+    faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) at path => access_to_device(mode);
+}
