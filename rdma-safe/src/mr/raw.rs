@@ -15,7 +15,7 @@ use crate::{Access, Error, ProtectionDomain, Result};
 /// [`ProtectionDomain::register_dmabuf`] and, of memory of the provider,
 /// [`RegistrationBuilder::register_part`](crate::RegistrationBuilder::register_part).
 pub struct RawMemoryRegion {
-    /// Memory windows that are bound to it hold it, too.
+    /// Shared with the memory windows that were bound to it.
     pub(super) inner: Arc<Registration>,
     pub(super) address: u64,
     pub(super) len: usize,
@@ -41,12 +41,11 @@ impl RawMemoryRegion {
     /// provider that it keeps stay until the process ends.
     ///
     /// # Errors
-    /// [`Error::InUse`] while memory windows are bound to it: it is deregistered when the last of them is dropped or bound
-    /// elsewhere.
+    /// [`Error::InUse`] while there are memory windows that were bound to it: it is deregistered when the last of them is dropped.
     pub fn into_raw(self) -> Result<NonNull<ibv_mr>> {
         match Arc::into_inner(self.inner) {
             Some(mut inner) => Ok(inner.disown()),
-            None => Err(Error::InUse { object: "memory region", by: "memory windows bound to it" }),
+            None => Err(Error::InUse { object: "memory region", by: "memory windows that were bound to it" }),
         }
     }
 
@@ -102,14 +101,14 @@ impl RawMemoryRegion {
     /// Deregisters: `ibv_dereg_mr(3)`. Dropping does the same and tells nobody.
     ///
     /// # Errors
-    /// [`Error::InUse`] while memory windows are bound to it: it is deregistered when the last of them is dropped or bound
-    /// elsewhere. [`Error::Verb`]: the device may still use the memory, which then has to stay as it is until the process ends.
+    /// [`Error::InUse`] while there are memory windows that were bound to it: it is deregistered when the last of them is dropped.
+    /// [`Error::Verb`]: the device may still use the memory, which then has to stay as it is until the process ends.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(self) -> Result<()> {
         let device = self.pd().context().device_name().to_owned();
         match Arc::into_inner(self.inner) {
             Some(mut inner) => inner.release().map_err(|errno| Error::Verb { verb: "ibv_dereg_mr", device, errno }),
-            None => Err(Error::InUse { object: "memory region", by: "memory windows bound to it" }),
+            None => Err(Error::InUse { object: "memory region", by: "memory windows that were bound to it" }),
         }
     }
 

@@ -22,7 +22,7 @@ pub struct Reregistration {
 #[non_exhaustive]
 pub enum ReregisterError {
     /// Nothing has changed, and the region can be used as before. With an [`Errno::is_unsupported`] the device cannot change
-    /// registrations; with `EBUSY` it did not try, since a memory window is bound to the region.
+    /// registrations; with `EBUSY` it did not try, since there is a memory window that was bound to the region.
     #[error("ibv_rereg_mr failed and left the region as it was: {errno}")]
     Unchanged {
         /// The region.

@@ -26,7 +26,7 @@ enum Source<'r> {
     Raw(&'r Arc<Registration>),
 }
 
-/// Keeps a region registered while a window is bound to it.
+/// Keeps a region registered while a window may be bound to it.
 pub(super) enum Kept {
     Exposed(Arc<Region>),
     Raw(Arc<Registration>),
@@ -110,6 +110,12 @@ impl<'r> BindInfo<'r> {
         }
     }
 
+    /// The region as C has it.
+    #[inline]
+    pub(super) fn region_raw(&self) -> *mut ibv_mr {
+        self.region.registration().as_raw()
+    }
+
     /// As C has it, valid while the region is.
     #[inline]
     pub(crate) fn to_raw(self) -> ibv_mw_bind_info {
@@ -139,13 +145,22 @@ impl std::fmt::Debug for Source<'_> {
 }
 
 impl Kept {
+    #[inline]
+    pub(super) fn as_raw(&self) -> *mut ibv_mr {
+        self.registration().as_raw()
+    }
+
+    fn registration(&self) -> &Registration {
+        match self {
+            Kept::Exposed(region) => &region.registration,
+            Kept::Raw(region) => region,
+        }
+    }
+
     /// The start of the region and no bytes of it: what ends a binding. A NULL region, which means the same, is dereferenced by
     /// the provider of SoftRoCE.
     pub(super) fn nothing(&self) -> ibv_mw_bind_info {
-        let region = match self {
-            Kept::Exposed(region) => &region.registration,
-            Kept::Raw(region) => region,
-        };
+        let region = self.registration();
         // SAFETY: the region is valid; the field does not change after the registration, except in `ibv_rereg_mr`, which wants
         // to be the only one who has it.
         let addr = unsafe { (*region.as_raw()).addr }.addr() as u64;

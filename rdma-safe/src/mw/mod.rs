@@ -1,6 +1,7 @@
 //! Memory windows: remote access to part of a region, which is given and taken by work of a queue pair.
 
 mod bind_info;
+mod regions;
 
 use std::ffi::c_int;
 use std::fmt;
@@ -11,9 +12,10 @@ use rdma_sys::*;
 
 use crate::errno::check_ptr;
 use crate::object::{Object, Parents};
-use crate::{Context, ProtectionDomain, RemoteMemory, Result, qp};
+use crate::{Context, PostError, ProtectionDomain, RemoteMemory, Result, qp};
 
 use bind_info::Kept;
+use regions::Regions;
 
 pub use bind_info::BindInfo;
 
@@ -36,8 +38,16 @@ pub use bind_info::BindInfo;
 /// `REM_ACCESS_ERR`.
 ///
 /// Binding is work like any other: it has happened when its completion is a success, and the window has to be told, by
-/// [`MemoryWindow::confirm`] or [`MemoryWindow::revert`], before it is bound again. It keeps the region that it is bound to
-/// registered, and a window of type 2 keeps its queue pair.
+/// [`MemoryWindow::confirm`] or [`MemoryWindow::revert`], before it is bound again. While it is bound, a window of type 2 keeps its
+/// queue pair.
+///
+/// # Regions stay registered
+///
+/// A window keeps every region that it was ever bound to until it is deallocated. The caller's word that a binding has ended frees
+/// no memory, since it may be wrong, and some devices deregister a region that a window is still bound to. Many bindings to one
+/// region keep one region. A window takes at most [`MemoryWindow::MAX_REGIONS`] different ones; a service that registers regions
+/// all the time also allocates a new window now and then, which costs less than the registrations.
+/// [`MemoryWindow::release_former`] releases regions earlier, and is `unsafe`.
 ///
 /// [`QueuePair::bind_window`]: crate::QueuePair::bind_window
 /// [`QueuePair::unbind_window`]: crate::QueuePair::unbind_window
@@ -75,6 +85,8 @@ struct MadeFrom {
     /// What was posted and neither confirmed nor reverted.
     pending: Option<Pending>,
     bound: Option<Bound>,
+    /// Released after the window is gone.
+    regions: Regions,
     pd: ProtectionDomain,
 }
 
@@ -93,7 +105,7 @@ impl Parents for MadeFrom {
     }
 }
 
-/// What a window must not outlive while it is bound.
+/// What a window is bound to, as far as its user has said.
 struct Bound {
     region: Kept,
     /// Of type 2, which belongs to its queue pair.
@@ -169,7 +181,7 @@ impl ProtectionDomain {
             .map_err(|errno| context.feature_error("ibv_alloc_mw", K::FEATURE, errno))?;
         // SAFETY: just made.
         let rkey = unsafe { (*raw.as_ptr()).rkey };
-        let made_from = MadeFrom { pending: None, bound: None, pd: self.clone() };
+        let made_from = MadeFrom { pending: None, bound: None, regions: Regions::default(), pd: self.clone() };
         // SAFETY: just allocated, and given to nobody else; nothing is made from it.
         let object = unsafe { Object::new(raw, made_from) };
         Ok(MemoryWindow { object, rkey, window_type: PhantomData })
@@ -177,6 +189,9 @@ impl ProtectionDomain {
 }
 
 impl<K: WindowType> MemoryWindow<K> {
+    /// The most different regions that one window can be bound to.
+    pub const MAX_REGIONS: usize = Regions::MAX;
+
     /// The remote key: that of the last binding which was posted and not reverted. It opens nothing before that has completed.
     #[must_use]
     #[inline]
@@ -191,17 +206,16 @@ impl<K: WindowType> MemoryWindow<K> {
         self.object.pending.is_some()
     }
 
-    /// Whether it holds a region, to which it is bound, was bound before the pending binding, or is to be bound.
+    /// Whether it is bound to a region, was bound before the pending binding, or is to be bound, as far as it was told.
     #[must_use]
     pub fn is_bound(&self) -> bool {
         self.object.bound.is_some() || self.object.pending.as_ref().is_some_and(|pending| pending.to.is_some())
     }
 
-    /// What was posted last has happened: its completion, or that of later work of the same send queue, was a success. Lets go of
-    /// what the window was bound to before. Does nothing if nothing is pending.
+    /// What was posted last has happened: its completion, or that of later work of the same send queue, was a success. Does nothing
+    /// if nothing is pending.
     ///
-    /// If it has not happened, the region of before may still be reached by peers; dropping that before the window then leaks it,
-    /// as the device refuses to deregister it.
+    /// If it has not happened, peers may still reach the region that the window was bound to before, which stays registered.
     pub fn confirm(&mut self) {
         if let Some(Pending { rkey, to }) = self.object.pending.take() {
             self.set_rkey(rkey);
@@ -215,6 +229,33 @@ impl<K: WindowType> MemoryWindow<K> {
         if self.object.pending.take().is_some() {
             self.set_rkey(self.rkey);
         }
+    }
+
+    /// Releases the regions that the window was bound to before: all but the one it is bound to and the one of a pending binding.
+    ///
+    /// # Safety
+    ///
+    /// Every call of [`MemoryWindow::confirm`], [`MemoryWindow::revert`] and [`MemoryWindow::invalidated`] so far was true, and no
+    /// binding that was posted and then reverted can still be executed. Otherwise the window may stay bound to memory that is freed.
+    pub unsafe fn release_former(&mut self) {
+        let MadeFrom { pending, bound, regions, .. } = &mut *self.object;
+        let needed = [bound.as_ref(), pending.as_ref().and_then(|pending| pending.to.as_ref())];
+        regions.retain(|kept| needed.iter().flatten().any(|to| to.region.as_raw() == kept.as_raw()));
+    }
+
+    /// Refuses a region beyond [`MemoryWindow::MAX_REGIONS`].
+    #[inline]
+    pub(crate) fn check_room(&self, info: &BindInfo<'_>) -> Result<(), PostError> {
+        if self.object.regions.have_room_for(info) {
+            return Ok(());
+        }
+        Err(PostError::WindowRegions { max: Regions::MAX })
+    }
+
+    /// Keeps the region of a binding that the provider has, or may have, taken.
+    #[inline]
+    pub(crate) fn keep(&mut self, info: &BindInfo<'_>) {
+        self.object.regions.keep(info);
     }
 
     /// `ibv_bind_mw(3)` leaves it to its caller to take its change back, and binding by a work request to make it.
@@ -244,7 +285,7 @@ impl<K: WindowType> MemoryWindow<K> {
     /// Unbinds and deallocates it: `ibv_dealloc_mw(3)`. Dropping does the same and tells nobody.
     ///
     /// # Errors
-    /// [`Error::Verb`](crate::Error::Verb): then it stays, and the region that it may be bound to, until the process ends.
+    /// [`Error::Verb`](crate::Error::Verb): then it stays, and the regions that it may be bound to, until the process ends.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn deallocate(self) -> Result<()> {
         self.object.destroy().map(drop)
@@ -268,8 +309,8 @@ impl MemoryWindow<Type1> {
 
 impl MemoryWindow<Type2> {
     /// Its key was invalidated: by work here that has completed, or by the peer, whose send then names the key in
-    /// [`WorkCompletion::invalidated_rkey`](crate::WorkCompletion::invalidated_rkey). Confirms what is pending, and lets go of the
-    /// region and of the queue pair.
+    /// [`WorkCompletion::invalidated_rkey`](crate::WorkCompletion::invalidated_rkey). Confirms what is pending, and releases the
+    /// queue pair.
     pub fn invalidated(&mut self) {
         self.confirm();
         self.object.bound = None;
@@ -284,6 +325,7 @@ impl MemoryWindow<Type2> {
     /// A work request was added that binds it under that key.
     #[inline]
     pub(crate) fn added(&mut self, rkey: u32, info: &BindInfo<'_>, qp: &Arc<qp::Shared>) -> RemoteMemory {
+        self.keep(info);
         let to = Some(Bound { region: info.keep(), _qp: Some(Arc::clone(qp)) });
         self.object.pending = Some(Pending { rkey, to });
         RemoteMemory { address: info.remote_address(), len: info.len(), rkey }

@@ -213,6 +213,16 @@ pub enum PostError {
     )]
     WindowPending,
 
+    /// The memory window was bound to too many different regions, all of which it keeps.
+    #[error(
+        "the memory window keeps the {max} regions that it was bound to, and takes no more: allocate another window and drop \
+         this one, or see MemoryWindow::release_former"
+    )]
+    WindowRegions {
+        /// How many it keeps.
+        max: usize,
+    },
+
     /// A memory window that is not bound cannot be unbound.
     #[error("the memory window is not bound")]
     NotBound,

@@ -3,10 +3,10 @@
 use rdma_safe::{
     Access, BindInfo, Errno, Error, ExposedRegion, Inline, MemoryWindow, Pages, PostError, ProtectionDomain,
     QueuePairType, RemoteMemory, ReregisterError, Reregistration, SendOps, Type1, Type2, WcOpcode, WcStatus,
-    WorkRequest,
+    WindowType, WorkRequest,
 };
 
-use crate::fake::{Config, Fake, Live};
+use crate::fake::{Config, Fake, Live, Mode};
 use crate::support::{Raw, on_each_interface, post, raw_pair, receive, seen};
 
 fn region(pd: &ProtectionDomain) -> ExposedRegion {
@@ -236,29 +236,143 @@ fn binding_closes_a_forgotten_batch_first() {
 }
 
 #[test]
-fn a_window_keeps_its_region_registered_and_lets_go_of_it() {
+fn a_window_keeps_each_region_that_it_was_bound_to_once() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = raw_pair(&pd, interfaces);
         let (first, second) = (region(&pd), region(&pd));
         let mut window = pd.memory_window::<Type1>().unwrap();
-        let info = first.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
-        let remote = b.qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info).unwrap();
-        drop(first);
-        done(&mut b, 1, WcOpcode::BIND_MW);
-        window.confirm();
+        let mut bind = |b: &mut Raw, region: &ExposedRegion| {
+            let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
+            let remote = b.qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info).unwrap();
+            done(b, 1, WcOpcode::BIND_MW);
+            window.confirm();
+            remote
+        };
+        for _ in 0..MemoryWindow::<Type1>::MAX_REGIONS {
+            bind(&mut b, &first);
+            bind(&mut b, &second);
+        }
+        let remote = bind(&mut b, &first);
+        drop((first, second));
         assert_eq!(fake.live().mrs, 2);
         assert_eq!(write(&mut a, remote, b"held"), WcStatus::SUCCESS);
-        let info = second.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
-        b.qp.bind_window(WorkRequest::new(2).signaled(), &mut window, info).unwrap();
-        done(&mut b, 2, WcOpcode::BIND_MW);
-        assert_eq!(fake.live().mrs, 2, "until it is confirmed");
-        window.confirm();
+        // SAFETY: the window was told what happened.
+        unsafe { window.release_former() };
         assert_eq!(fake.live().mrs, 1);
-        drop(second);
-        assert_eq!(fake.live().mrs, 1);
+        assert_eq!(write(&mut a, remote, b"held"), WcStatus::SUCCESS);
         window.deallocate().unwrap();
         assert_eq!((fake.live().mrs, fake.live().mws), (0, 0));
+    });
+}
+
+#[test]
+fn a_window_takes_so_many_regions_and_no_more() {
+    const MAX: usize = MemoryWindow::<Type2>::MAX_REGIONS;
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let (_a, mut b) = raw_pair(&pd, crate::support::EXTENDED);
+    let mut window = pd.memory_window::<Type2>().unwrap();
+    for _ in 0..MAX {
+        let region = region(&pd);
+        bind(&mut b, &mut window, region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap());
+        invalidate(&mut b, &mut window);
+    }
+    assert_eq!(fake.live().mrs, MAX);
+    let further = region(&pd);
+    let info = further.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
+    let mut batch = b.qp.send_batch().unwrap();
+    // SAFETY: nothing is added.
+    let error = unsafe { batch.bind(WorkRequest::new(1), &mut window, info) }.unwrap_err();
+    assert_eq!(error, PostError::WindowRegions { max: MAX });
+    assert!(batch.is_empty());
+    drop((batch, window));
+    let mut window = pd.memory_window::<Type2>().unwrap();
+    assert_eq!(fake.live().mrs, 1, "the former window is gone");
+    bind(&mut b, &mut window, info);
+}
+
+/// The region stays registered, and reachable, until the window is gone.
+#[track_caller]
+fn is_kept(fake: &Fake, a: &mut Raw, remote: RemoteMemory, window: MemoryWindow<impl WindowType>) {
+    assert_eq!(fake.live().mrs, 1, "while the window lives");
+    assert_eq!(write(a, remote, b"held"), WcStatus::SUCCESS);
+    window.deallocate().unwrap();
+    assert_eq!(fake.live().mrs, 0);
+    assert_eq!(write(a, remote, b"late"), WcStatus::REM_ACCESS_ERR);
+}
+
+#[test]
+fn a_confirmation_that_comes_too_early_frees_no_region() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (_a, mut b) = raw_pair(&pd, interfaces);
+        let region = region(&pd);
+        let mut window = pd.memory_window::<Type1>().unwrap();
+        let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
+        b.qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info).unwrap();
+        done(&mut b, 1, WcOpcode::BIND_MW);
+        window.confirm();
+        fake.set_mode(Mode::Manual);
+        b.qp.unbind_window(WorkRequest::new(2).signaled(), &mut window).unwrap();
+        window.confirm();
+        assert!(!window.is_bound());
+        drop(region);
+        assert_eq!(fake.live().mrs, 1, "the device has not unbound it yet");
+        fake.progress();
+        done(&mut b, 2, WcOpcode::BIND_MW);
+        drop(window);
+        assert_eq!(fake.live().mrs, 0);
+    });
+}
+
+#[test]
+fn a_reversal_that_is_not_true_frees_no_region() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        let region = region(&pd);
+        let mut window = pd.memory_window::<Type1>().unwrap();
+        let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
+        let remote = b.qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info).unwrap();
+        done(&mut b, 1, WcOpcode::BIND_MW);
+        window.revert();
+        assert!(!window.is_bound());
+        drop(region);
+        is_kept(fake, &mut a, remote, window);
+    });
+}
+
+#[test]
+fn a_binding_that_the_provider_refused_frees_no_region() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let (_a, mut b) = raw_pair(&pd, crate::support::EXTENDED);
+    let region = region(&pd);
+    let mut window = pd.memory_window::<Type1>().unwrap();
+    // Some providers execute work that they have refused.
+    fake.fail_once("bind_mw", libc::ENOMEM);
+    let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
+    let error = b.qp.bind_window(WorkRequest::new(1), &mut window, info).unwrap_err();
+    assert_eq!((error, window.is_bound()), (PostError::QueueFull { posted: 0 }, false));
+    drop(region);
+    assert_eq!(fake.live().mrs, 1, "while the window lives");
+    drop(window);
+    assert_eq!(fake.live().mrs, 0);
+}
+
+#[test]
+fn an_invalidation_that_did_not_happen_frees_no_region() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let (mut a, mut b) = raw_pair(&pd, interfaces);
+        let region = region(&pd);
+        let mut window = pd.memory_window::<Type2>().unwrap();
+        let remote = bind(&mut b, &mut window, region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap());
+        window.invalidated();
+        assert!(!window.is_bound());
+        drop(region);
+        is_kept(fake, &mut a, remote, window);
     });
 }
 
@@ -282,7 +396,7 @@ fn a_raw_region_is_not_deregistered_or_changed_under_its_windows() {
     assert!(matches!(error, ReregisterError::Unchanged { errno: Errno(libc::EBUSY), .. }), "{error}");
     assert_eq!(fake.calls("ibv_rereg_mr"), 0);
     let error = error.into_region().unwrap().deregister().unwrap_err();
-    assert!(error.to_string().contains("memory windows bound to it"), "{error}");
+    assert!(error.to_string().contains("memory windows that were bound to it"), "{error}");
     assert!(matches!(error, Error::InUse { object: "memory region", .. }), "{error}");
     assert_eq!((fake.live().mrs, fake.calls("ibv_dereg_mr")), (1, 0));
     drop(window);

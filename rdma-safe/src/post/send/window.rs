@@ -17,8 +17,8 @@ impl<I: Interface> SendBatch<'_, I> {
     /// [`MemoryWindow::revert`].
     ///
     /// # Errors
-    /// [`PostError::NotEnabled`], [`PostError::BatchFull`]; [`PostError::WindowPending`]; [`PostError::ForeignDomain`]. The batch
-    /// is as before then.
+    /// [`PostError::NotEnabled`], [`PostError::BatchFull`]; [`PostError::WindowPending`]; [`PostError::WindowRegions`];
+    /// [`PostError::ForeignDomain`]. The batch is as before then.
     ///
     /// # Safety
     /// The window must be left alone, that is neither be dropped nor borrowed mutably, until the batch was posted or dropped.
@@ -99,8 +99,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`PostError::NotReady`]; [`PostError::NotEnabled`] on queue pairs of other types than RC and UC;
-    /// [`PostError::WindowPending`]; [`PostError::ForeignDomain`]; [`PostError::ZeroBased`]; [`PostError::QueueFull`] and
-    /// [`PostError::Refused`] when the provider failed. The window is as before then.
+    /// [`PostError::WindowPending`]; [`PostError::WindowRegions`]; [`PostError::ForeignDomain`]; [`PostError::ZeroBased`];
+    /// [`PostError::QueueFull`] and [`PostError::Refused`] when the provider failed. The window is as before then.
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind_window(
         &mut self,
@@ -111,7 +111,7 @@ impl QueuePair {
         self.send_state().bind_window(wr, window, info)
     }
 
-    /// Posts work that unbinds a memory window: `ibv_bind_mw(3)` with no bytes. Confirming it lets go of the region.
+    /// Posts work that unbinds a memory window: `ibv_bind_mw(3)` with no bytes.
     ///
     /// # Errors
     /// [`PostError::NotBound`]; those of [`QueuePair::bind_window`].
@@ -132,7 +132,10 @@ impl SendState {
         if info.is_zero_based() {
             return Err(PostError::ZeroBased);
         }
-        // SAFETY: both are of the domain of the queue pair; the region is borrowed.
+        self.check_bind()?;
+        // Before the call: a provider that reports a failure may execute the work all the same.
+        window.keep(&info);
+        // SAFETY: both are of the domain of the queue pair; the region is borrowed, and the window keeps it.
         unsafe { self.post_bind(wr, window, info.to_raw())? }
         Ok(RemoteMemory { address: info.remote_address(), len: info.len(), rkey: window.posted(Some(&info)) })
     }
@@ -140,20 +143,15 @@ impl SendState {
     fn unbind_window(&mut self, wr: WorkRequest, window: &mut MemoryWindow<Type1>) -> Result<(), PostError> {
         check(window, None, self)?;
         let nothing = window.unbinding().ok_or(PostError::NotBound)?;
+        self.check_bind()?;
         // SAFETY: the window is of the domain of the queue pair, and holds the region.
         unsafe { self.post_bind(wr, window, nothing)? }
         window.posted(None);
         Ok(())
     }
 
-    /// # Safety
-    /// The window and the region must be of the domain of the queue pair, and the region be valid.
-    unsafe fn post_bind(
-        &mut self,
-        wr: WorkRequest,
-        window: &mut MemoryWindow<Type1>,
-        bind_info: ibv_mw_bind_info,
-    ) -> Result<(), PostError> {
+    /// Refuses what the queue pair cannot post, and closes a batch that was forgotten.
+    fn check_bind(&mut self) -> Result<(), PostError> {
         // The provider takes the lock that a batch which was forgotten holds.
         self.abort();
         if *self.gate.get_mut() != READY {
@@ -162,14 +160,24 @@ impl SendState {
         if !matches!(self.shared.qp_type(), QueuePairType::RC | QueuePairType::UC) {
             return Err(PostError::NotEnabled { op: SendOps::BIND_MW });
         }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The window and the region must be of the domain of the queue pair, and the window keep the region. `check_bind` must have
+    /// succeeded.
+    unsafe fn post_bind(
+        &mut self,
+        wr: WorkRequest,
+        window: &mut MemoryWindow<Type1>,
+        bind_info: ibv_mw_bind_info,
+    ) -> Result<(), PostError> {
         let send_flags = (wr.flags & (SendFlags::SIGNALED | SendFlags::FENCE)).bits();
         let mut bind = ibv_mw_bind { wr_id: wr.id, send_flags, bind_info };
         // SAFETY: queue pair, window and region are valid, no batch is open, and the operation exists, which was looked at when the
         // window was allocated.
         match unsafe { ibv_bind_mw(self.raw.as_ptr(), window.as_raw(), &mut bind) } {
             0 => Ok(()),
-            // It names no memory that would have to stay if the work were done all the same: the region that the device then
-            // has a window to, it refuses to deregister.
             libc::ENOMEM | libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
             errno if errno > 0 => Err(PostError::Refused { posted: 0, errno: Errno(errno) }),
             _ => Err(PostError::Refused { posted: 0, errno: Errno::last() }),
@@ -193,7 +201,7 @@ fn check<K: crate::WindowType>(
     if window.is_pending() {
         return Err(PostError::WindowPending);
     }
-    Ok(())
+    info.map_or(Ok(()), |info| window.check_room(info))
 }
 
 // What `bind` sets is the whole of it, so that nothing is left of a segmented send.

@@ -188,7 +188,7 @@ impl State {
         let allowed = bound.access & access.0 == access.0 && bound.qp.is_none_or(|of| of == qp);
         let offset = addr.checked_sub(bound.address)?;
         let within = offset.checked_add(len)? <= bound.len;
-        self.mrs[&bound.mr].at(bound.start + offset, len).filter(|_| allowed && within)
+        self.mrs.get(&bound.mr)?.at(bound.start + offset, len).filter(|_| allowed && within)
     }
 
     /// Whether windows are bound to a region.
