@@ -39,6 +39,7 @@ mod drop_order;
 mod endpoint_sets;
 mod explanations;
 mod file_transfer;
+mod floods;
 mod imports;
 mod memory;
 mod memory_windows;

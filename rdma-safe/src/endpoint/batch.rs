@@ -67,8 +67,11 @@ impl Batch<'_> {
     /// Adds a piece of work.
     ///
     /// # Errors
-    /// [`Rejected`] gives the buffer back; the batch is as before then. [`PostError::QueueFull`] means that completions
-    /// have to be taken first.
+    /// [`Rejected`] gives the buffer back; the batch is as before then. [`PostError::EndpointFull`] means that completions
+    /// have to be taken first: work of a batch never waits as that of [`EndpointBuilder::pending_sends`] does, and none is taken
+    /// while any waits, so that nothing is overtaken.
+    ///
+    /// [`EndpointBuilder::pending_sends`]: crate::EndpointBuilder::pending_sends
     #[inline(always)]
     pub fn add(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
         let Work { verb, data, imm, flags } = work;
@@ -103,7 +106,7 @@ impl Batch<'_> {
         if !buffer.is_of(self.pd) {
             return Err(PostError::ForeignBuffer);
         }
-        let sge = if verb.is_atomic() { Sge { len: ATOMIC as u32, ..buffer.sge() } } else { buffer.sge() };
+        let sge = verb.sge(buffer);
         // SAFETY: the memory belongs to the buffer alone, which the caller moves into the ring before anything else happens. It
         // stays there until the work has completed, or the queue pair was destroyed, or, if the batch is not posted, `drop`.
         // Nothing of this process is harmed by a write to `remote`: memory that is registered with remote access is exposed,
@@ -123,6 +126,24 @@ impl Batch<'_> {
         let wr = self.admit(verb, bytes.len(), bytes.len(), flags)?;
         // SAFETY: the bytes are copied in the call. As to the peer's memory, see `try_add_buffer`.
         unsafe { add_inline(&mut self.raw, wr, verb, imm, Inline(bytes)) }
+    }
+
+    /// Finds out whether work could be posted if there were room, by building its work request and aborting that.
+    pub(super) fn rehearse(mut self, work: &Work<'_>) -> Result<(), PostError> {
+        let Work { verb, data, imm, flags } = work;
+        let (len, capacity) = match data {
+            Data::Buffer(buffer) => (buffer.len(), buffer.capacity()),
+            Data::Inline(bytes) => (bytes.len(), bytes.len()),
+        };
+        verb.check(len, capacity, self.max_message)?;
+        let wr = WorkRequest::new(0).with(*flags);
+        match data {
+            Data::Buffer(buffer) if !buffer.is_of(self.pd) => Err(PostError::ForeignBuffer),
+            // SAFETY: nothing is posted: this batch ends here, which aborts it.
+            Data::Buffer(buffer) => unsafe { add_buffer(&mut self.raw, wr, verb, *imm, verb.sge(buffer)) },
+            // SAFETY: as above.
+            Data::Inline(bytes) => unsafe { add_inline(&mut self.raw, wr, verb, *imm, Inline(bytes)) },
+        }
     }
 
     /// As [`Batch::add`], of an endpoint for datagrams.
@@ -169,7 +190,7 @@ impl Batch<'_> {
     #[inline(always)]
     fn admit(&self, verb: &Verb, len: usize, capacity: usize, flags: SendFlags) -> Result<WorkRequest, PostError> {
         if self.sends.is_full() {
-            return Err(PostError::QueueFull { posted: 0 });
+            return Err(self.sends.full(self.qp.number()));
         }
         verb.check(len, capacity, self.max_message)?;
         let flags = if self.is_signaled(flags) { flags | SendFlags::SIGNALED } else { flags };
@@ -281,7 +302,7 @@ impl fmt::Debug for Batch<'_> {
 ///
 /// The contract of [`SendBatch`].
 #[inline(always)]
-unsafe fn add_buffer(
+pub(super) unsafe fn add_buffer(
     raw: &mut SendBatch<'_>,
     wr: WorkRequest,
     verb: &Verb,
@@ -307,7 +328,7 @@ unsafe fn add_buffer(
 ///
 /// The contract of [`SendBatch`].
 #[inline(always)]
-unsafe fn add_inline(
+pub(super) unsafe fn add_inline(
     raw: &mut SendBatch<'_>,
     wr: WorkRequest,
     verb: &Verb,

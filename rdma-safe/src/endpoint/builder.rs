@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::datagram::{DatagramEndpoint, Kept};
+use super::pending::Pending;
 use super::ring::{Kind, Ring};
 use super::{
     Endpoint, EndpointKey, EndpointSet, Gates, Live, Operation, Poster, RECEIVE, Rare, ReceivePool, Run, Settings,
@@ -32,6 +33,7 @@ pub struct EndpointBuilder<'a> {
     init: InitOptions,
     send_depth: u32,
     recv_depth: u32,
+    pending_sends: u32,
     inline_data: u32,
     events: bool,
     timestamps: bool,
@@ -48,6 +50,7 @@ impl<'a> EndpointBuilder<'a> {
             init: InitOptions::default(),
             send_depth: 128,
             recv_depth: 128,
+            pending_sends: 0,
             inline_data: 0,
             events: false,
             timestamps: false,
@@ -87,6 +90,24 @@ impl<'a> EndpointBuilder<'a> {
     /// Sends, writes, reads and atomics that can be in flight, or done and not yet polled; 128 unless set.
     pub fn send_depth(mut self, work: u32) -> Self {
         self.send_depth = work;
+        self
+    }
+
+    /// Sends, writes, reads and atomics that may wait for room in the send queue; 0 unless set.
+    ///
+    /// Work that finds [`EndpointBuilder::send_depth`] used up then waits in the endpoint instead of being refused, and is posted
+    /// in its order when completions make room, by [`Endpoint::poll`] and [`Endpoint::wait`] of the endpoint, or those of its
+    /// [`EndpointSet`]. Beyond `work` pending pieces it is refused with [`PostError::EndpointFull`](crate::PostError::EndpointFull),
+    /// which gives the buffer back. A [`Batch`](crate::Batch) does not wait, and is refused while any work does.
+    ///
+    /// A server that answers each request needs it: a client may send its next request as soon as it has an answer, and the
+    /// acknowledgement of that answer comes later. With room for `n` unanswered requests of a client, `2 * n` answers can be
+    /// unacknowledged at a time.
+    ///
+    /// When the connection fails, pending work comes back flushed behind the work that was posted. [`Endpoint::close`] and
+    /// [`EndpointSet::remove`] return its buffers with the others.
+    pub fn pending_sends(mut self, work: u32) -> Self {
+        self.pending_sends = work;
         self
     }
 
@@ -192,13 +213,17 @@ impl<'a> EndpointBuilder<'a> {
     /// `qkey` are dropped; keys with the highest bit set are for privileged users. The type and the rights of a peer do not matter.
     ///
     /// # Errors
-    /// [`Error::WrongType`] with a pool of receives, which is for connections; those of [`EndpointBuilder::build`], and of
+    /// [`Error::WrongType`] with a pool of receives or with pending sends, which are for connections; those of [`EndpointBuilder::build`], and of
     /// [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).
     pub fn build_datagrams(mut self, qkey: u32) -> Result<DatagramEndpoint> {
         self.qp_type = QueuePairType::UD;
         if self.pool.is_some() {
             let instead = "datagrams go into receives of the endpoint's own; leave the pool out";
             return Err(Error::WrongType { what: "EndpointBuilder::receive_pool", qp_type: self.qp_type, instead });
+        }
+        if self.pending_sends != 0 {
+            let instead = "datagrams are acknowledged by nobody and make room soon; leave pending sends out";
+            return Err(Error::WrongType { what: "EndpointBuilder::pending_sends", qp_type: self.qp_type, instead });
         }
         let port = self.init.port_number();
         Ok(DatagramEndpoint::new(self.create(Some(qkey))?, port, qkey))
@@ -298,12 +323,13 @@ impl<'a> EndpointBuilder<'a> {
             max_unsignaled: (self.send_depth / 2).max(1),
             timestamps: self.timestamps,
         };
+        let pending = Pending::new(self.pending_sends, qp.capacity().max_inline_data);
         let (send_depth, recv_depth) = self.depths();
         let mut poster = Poster {
             gates: Gates::SHUT,
             live: Live {
                 qp: ManuallyDrop::new(qp),
-                sends: Ring::new(send_depth, 0, Kind::signaled(Operation::Send)),
+                sends: Ring::with_pending(send_depth, self.pending_sends, 0, Kind::signaled(Operation::Send)),
                 receives: Ring::new(recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
                 pool: self.pool,
                 datagrams: kept,
@@ -314,6 +340,7 @@ impl<'a> EndpointBuilder<'a> {
             address,
             run: Run { len: 0, end: 0 },
             rare: Rare::NOTHING,
+            pending,
             poisoned: false,
             interface: PhantomData,
         };

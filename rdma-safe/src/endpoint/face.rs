@@ -101,11 +101,19 @@ macro_rules! face {
                 self.poster.batch()
             }
 
-            /// Work posted by [`post`](Self::post), [`batch`](Self::batch) and the like, and not done.
+            /// Work posted by [`post`](Self::post), [`batch`](Self::batch) and the like, and not done, pending work among it.
             #[must_use]
             #[inline]
             pub fn sends_in_flight(&self) -> u64 {
                 self.poster.live.sends.in_flight()
+            }
+
+            /// Work of these that waits for room:
+            /// [`EndpointBuilder::pending_sends`](crate::EndpointBuilder::pending_sends).
+            #[must_use]
+            #[inline]
+            pub fn pending_sends(&self) -> u64 {
+                self.poster.live.sends.pending()
             }
 
             /// Receives posted and not done.

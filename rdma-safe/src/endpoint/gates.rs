@@ -46,16 +46,24 @@ impl Buffer {
 }
 
 impl<I: Interface> Poster<I> {
-    /// Opens what may be open, after it has taken back what a batch that was forgotten has left.
+    /// Opens what may be open, after it has taken back what a batch that was forgotten has left, and posted pending sends that
+    /// there is room for. While any are pending, sends and polls take the long way, which keeps their order and comes here.
     pub(super) fn open_gates(&mut self) {
         self.gates = Gates::SHUT;
+        if !self.poisoned {
+            self.abandon();
+            if self.live.sends.pending() != 0 {
+                self.post_pending();
+            }
+        }
         if self.poisoned {
+            self.flush_pending();
             return;
         }
-        self.abandon();
+        let pending = self.live.sends.pending() != 0;
         // What is to be noted of datagrams takes the long way.
         let datagrams = self.live.datagrams.is_some();
-        self.gates.poll = !datagrams && !self.has_completed() && !self.settings.timestamps;
+        self.gates.poll = !datagrams && !pending && !self.has_completed() && !self.settings.timestamps;
         if (self.settings.max_message as usize) < Buffer::SHORT {
             return;
         }
@@ -63,7 +71,7 @@ impl<I: Interface> Poster<I> {
             self.gates.receive = self.pd.id();
         }
         let queue = self.live.qp.send_state();
-        if queue.is_ready() {
+        if queue.is_ready() && !pending {
             let open = |ops| if queue.operations().contains(ops) { self.pd.id() } else { NOBODY };
             (self.gates.send, self.gates.read) = (open(AT_ONCE), open(SendOps::RDMA_READ));
         }

@@ -7,6 +7,7 @@ mod completion;
 mod datagram;
 mod face;
 mod gates;
+mod pending;
 mod poll;
 mod pool;
 mod post;
@@ -27,6 +28,7 @@ use crate::{
     QueuePairAddress, QueuePairAttributes, Result, srq,
 };
 use gates::Gates;
+use pending::Pending;
 use ring::Ring;
 
 pub use armed::Armed;
@@ -46,7 +48,7 @@ pub use work::Work;
 /// A buffer that is posted is *moved* into the endpoint; it comes back with the completion of its work, so that nobody can
 /// touch, free or post it in between. Work is kept in rings of fixed size, one for sends and one for receives, allocated
 /// with the endpoint: posting and polling allocate nothing, and a full ring is back-pressure
-/// ([`PostError::QueueFull`](crate::PostError::QueueFull)).
+/// ([`PostError::EndpointFull`](crate::PostError::EndpointFull)), unless sends may wait: [`EndpointBuilder::pending_sends`].
 ///
 /// ```no_run
 /// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }
@@ -88,6 +90,8 @@ struct Poster<I: Interface = Any> {
     address: QueuePairAddress,
     run: Run,
     rare: Rare,
+    /// What there is of pending sends, beside their entries in the ring.
+    pending: Option<Box<Pending>>,
     /// A posting failed, and whether the provider has its work is not known.
     poisoned: bool,
     interface: PhantomData<I>,
@@ -241,8 +245,8 @@ impl<I: Interface> Drop for Endpoint<I> {
 
 impl Poster {
     fn by<I: Interface>(self) -> Poster<I> {
-        let Poster { gates, live, pd, settings, address, run, rare, poisoned, .. } = self;
-        Poster { gates, live, pd, settings, address, run, rare, poisoned, interface: PhantomData }
+        let Poster { gates, live, pd, settings, address, run, rare, pending, poisoned, .. } = self;
+        Poster { gates, live, pd, settings, address, run, rare, pending, poisoned, interface: PhantomData }
     }
 }
 

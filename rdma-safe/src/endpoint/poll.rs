@@ -101,6 +101,10 @@ impl<I: Interface> Endpoint<I> {
             if self.poster.rare.completion.is_some() {
                 return Found::Completion;
             }
+            if self.poster.has_completed() {
+                // Pending sends that were flushed just now.
+                continue;
+            }
             match self.look() {
                 Ok(true) => {}
                 Ok(false) => return Found::Nothing,
@@ -187,7 +191,8 @@ impl<I: Interface> Endpoint<I> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
-        self.poster.abandon();
+        // Ends a batch that was forgotten, which may hold a lock that arming takes.
+        self.poster.open_gates();
         self.cq.arm(false)?;
         // What completed before arming causes no event.
         if !self.poster.has_completed() {

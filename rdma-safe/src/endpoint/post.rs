@@ -1,6 +1,7 @@
 //! Posting.
 
 use super::gates::Gates;
+use super::pending::Shape;
 use super::ring::Kind;
 use super::work::Verb;
 use super::{Batch, Poster, Rejected, Unposted, Work, WorkId};
@@ -86,7 +87,14 @@ impl<I: Interface> Poster<I> {
             Ok(batch) => batch,
             Err(error) => return Err(Rejected { error, buffer: work.into_buffer() }),
         };
-        let id = batch.add(work)?;
+        let shape = Shape::of(&work);
+        let id = match batch.add(work) {
+            Ok(id) => id,
+            Err(rejected) => {
+                drop(batch);
+                return self.post_later(shape, rejected);
+            }
+        };
         match batch.post() {
             Ok(()) => Ok(id),
             Err(Unposted { error, mut buffers }) => Err(Rejected { error, buffer: buffers.pop() }),

@@ -4,15 +4,19 @@ use std::ptr::NonNull;
 
 use super::Operation;
 use super::poll::Outcome;
+use crate::PostError;
 
 /// A ring of entries with consecutive sequence numbers, allocated once.
 ///
 /// ```text
 ///   head ........ done ........ posted ........ tail
-///   completed,    in flight     staged:         next
-///   not handed                  not posted yet
-///   out yet
+///   completed,    in flight     staged          next
+///   not handed                  or pending:
+///   out yet                     not posted yet
 /// ```
+///
+/// Between `head` and `posted` there are at most as many entries as the send queue has room for. Pending entries are beyond that:
+/// while there are any, the ring counts as full.
 ///
 /// Sequence numbers start at 1 and never repeat, so that neither a completion of zeros nor a repeated one names an entry.
 pub(super) struct Ring<B> {
@@ -22,12 +26,16 @@ pub(super) struct Ring<B> {
     done_slot: NonNull<Slot<B>>,
     tail_slot: NonNull<Slot<B>>,
     capacity: u64,
-    /// `head + capacity`: the most that `tail` may be.
+    /// Pending entries that there can be beside.
+    most_pending: u64,
+    /// `head + capacity`: the most that `posted` may be.
     limit: u64,
     done: u64,
     tail: u64,
-    /// `tail - posted`.
+    /// Entries of a batch that is not posted yet. There are none while any are pending.
     staged: u64,
+    /// Entries that wait for room; `tail - staged - pending` is `posted`.
+    pending: u64,
 }
 
 /// What is kept of a piece of work.
@@ -81,8 +89,14 @@ unsafe impl<B: Sync> Sync for Ring<B> {}
 impl<B> Ring<B> {
     /// `mark` is added to each number: 0, or a high bit.
     pub(super) fn new(capacity: u32, mark: u64, kind: Kind) -> Self {
+        Ring::with_pending(capacity, 0, mark, kind)
+    }
+
+    /// As [`Ring::new`], with room for pending entries beside.
+    pub(super) fn with_pending(capacity: u32, most_pending: u32, mark: u64, kind: Kind) -> Self {
         let capacity = capacity.min(LONGEST);
-        let slots: Box<[_]> = (0..places_of(capacity)).map(|_| Slot::empty(kind)).collect();
+        let most_pending = most_pending.min(LONGEST - capacity);
+        let slots: Box<[_]> = (0..places_of(capacity + most_pending)).map(|_| Slot::empty(kind)).collect();
         let slots = NonNull::from(Box::leak(slots));
         let first_slot: NonNull<Slot<B>> = slots.cast();
         for index in 0..slots.len() {
@@ -95,10 +109,12 @@ impl<B> Ring<B> {
             done_slot: first_slot,
             tail_slot: first_slot,
             capacity,
+            most_pending: most_pending.into(),
             limit: first + capacity,
             done: first,
             tail: first,
             staged: 0,
+            pending: 0,
         }
     }
 
@@ -110,10 +126,18 @@ impl<B> Ring<B> {
 
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
-        self.tail == self.limit
+        // Beyond it while entries are pending.
+        self.tail >= self.limit
     }
 
-    /// Entries that there can be.
+    /// The error of the endpoint with that queue pair when its sends, of which this is the ring, are full.
+    #[inline(always)]
+    pub(super) fn full(&self, qp_num: u32) -> PostError {
+        PostError::EndpointFull { qp_num, send_depth: self.capacity(), pending_sends: self.most_pending() }
+    }
+
+    /// Entries that there can be, beside pending ones.
+    #[inline(always)]
     pub(super) fn capacity(&self) -> u32 {
         // As `new` was given them.
         self.capacity as u32
@@ -124,7 +148,7 @@ impl<B> Ring<B> {
     }
 
     fn posted(&self) -> u64 {
-        self.tail - self.staged
+        self.tail - self.staged - self.pending
     }
 
     /// The oldest entry in flight, if there is any.
@@ -133,10 +157,23 @@ impl<B> Ring<B> {
         self.done
     }
 
-    /// Entries that were posted and have not completed.
+    /// Entries that were posted or are pending, and have not completed.
     #[inline]
     pub(super) fn in_flight(&self) -> u64 {
-        self.posted() - self.done
+        self.tail - self.staged - self.done
+    }
+
+    /// Entries that wait for room.
+    #[inline]
+    pub(super) fn pending(&self) -> u64 {
+        self.pending
+    }
+
+    /// Pending entries that there can be.
+    #[inline(always)]
+    pub(super) fn most_pending(&self) -> u32 {
+        // As `new` was given them.
+        self.most_pending as u32
     }
 
     /// Whether there is an entry to be handed out.
@@ -274,7 +311,48 @@ impl<B> Ring<B> {
         None
     }
 
-    /// Takes the buffers of all entries, oldest first, whether they have completed, are in flight or staged.
+    /// Adds an entry that waits for room. The ring must be full, with nothing staged, and there must be room for a pending one.
+    pub(super) fn add_pending(&mut self, buffer: Option<B>, kind: Kind) -> u64 {
+        debug_assert!(self.is_full() && !self.has_staged() && self.pending < self.most_pending);
+        self.pending += 1;
+        let sequence = self.tail;
+        self.push(buffer, kind);
+        sequence
+    }
+
+    /// Pending entries that there is room for now: how many, and the number of the first.
+    pub(super) fn admissible(&self) -> (u64, u64) {
+        let posted = self.posted();
+        (self.pending.min(self.limit.saturating_sub(posted)), posted)
+    }
+
+    /// The buffer of an entry.
+    pub(super) fn buffer(&mut self, sequence: u64) -> Option<&B> {
+        self.slot(sequence).buffer.as_ref()
+    }
+
+    /// Whether a completion is bound to come.
+    pub(super) fn awaits_completion(&mut self) -> bool {
+        (self.done..self.posted()).any(|sequence| self.slot(sequence).kind.signaled)
+    }
+
+    /// Says that the first `count` of the pending entries have been posted.
+    pub(super) fn admit(&mut self, count: u64) {
+        self.pending = self.pending.saturating_sub(count);
+    }
+
+    /// Completes all pending entries with `outcome` unless others are in flight, which come first.
+    pub(super) fn end_pending(&mut self, outcome: Outcome) {
+        if self.pending == 0 || self.done != self.posted() {
+            return;
+        }
+        for sequence in self.done..self.tail {
+            self.slot(sequence).note(outcome);
+        }
+        (self.done, self.done_slot, self.pending) = (self.tail, self.tail_slot, 0);
+    }
+
+    /// Takes the buffers of all entries, oldest first, whether they have completed, are in flight, staged or pending.
     pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = B> + use<'_, B> {
         (self.head()..self.tail).filter_map(|sequence| self.slot(sequence).buffer.take())
     }
@@ -435,6 +513,53 @@ mod tests {
         ring.add(Some(Rc::clone(&witness)), SIGNALED);
         drop(ring);
         assert_eq!(Rc::strong_count(&witness), 1);
+    }
+
+    #[test]
+    fn pending_entries_are_posted_in_order_as_room_is_made() {
+        let mut ring = Ring::with_pending(2, 3, 0, SIGNALED);
+        ring.add(Some(1), SIGNALED);
+        ring.add(Some(2), SIGNALED);
+        for value in 3..=5 {
+            assert!(ring.is_full());
+            ring.add_pending(Some(value), SIGNALED);
+        }
+        assert_eq!((ring.pending(), ring.in_flight(), ring.admissible()), (3, 5, (0, 3)));
+        assert!(!ring.done(3), "it is not posted");
+        assert!(ring.done(1));
+        assert_eq!(ring.admissible(), (0, 3), "done, and not handed out");
+        assert_eq!(ring.next(), Some((1, Some(1))));
+        assert_eq!((ring.admissible(), ring.is_full()), ((1, 3), true), "the room is for what is pending");
+        assert_eq!(ring.buffer(3), Some(&3));
+        ring.admit(1);
+        assert_eq!((ring.pending(), ring.admissible()), (2, (0, 4)));
+        assert!(ring.done(2));
+        assert!(ring.done(3));
+        assert_eq!([ring.next(), ring.next()], [Some((2, Some(2))), Some((3, Some(3)))]);
+        assert_eq!(ring.admissible(), (2, 4));
+        ring.admit(2);
+        assert!(ring.is_full());
+        assert!(ring.done(4));
+        assert!(ring.done(5));
+        assert_eq!([ring.next(), ring.next()], [Some((4, Some(4))), Some((5, Some(5)))]);
+        assert!(!ring.is_full());
+    }
+
+    #[test]
+    fn pending_entries_end_behind_those_in_flight() {
+        let mut ring = Ring::with_pending(1, 2, 0, SIGNALED);
+        ring.add(Some('a'), SIGNALED);
+        ring.add_pending(Some('b'), SIGNALED);
+        ring.add_pending(None, SILENT);
+        ring.end_pending(FAILED);
+        assert_eq!(ring.pending(), 2, "the first is in flight");
+        assert!(ring.done(1));
+        ring.end_pending(FAILED);
+        assert_eq!(ring.pending(), 0);
+        let ended: Vec<_> = std::iter::from_fn(|| ring.pop()).map(|done| (done.buffer, done.outcome)).collect();
+        assert_eq!(ended, [(Some('a'), Outcome::DONE), (Some('b'), FAILED), (None, FAILED)]);
+        assert_eq!((ring.in_flight(), ring.is_full()), (0, false));
+        assert_eq!(ring.add(Some('c'), SIGNALED), 4);
     }
 
     /// Against a model, over a fixed stream of pseudo-random steps and capacities that are no powers of two.

@@ -167,11 +167,26 @@ pub enum PostError {
     #[error(
         "the queue is full after {posted} work requests of the batch: take completions first, those of unsignaled work come \
          with later signaled work; a batch that is longer than the queue never fits: make shorter ones, or the queue deeper, see \
-         QueuePairBuilder::send_depth and recv_depth"
+         QueuePairBuilder::send_depth, recv_depth and EndpointBuilder::recv_depth"
     )]
     QueueFull {
         /// Work requests of the batch that were posted, from its start.
         posted: u32,
+    },
+
+    /// An endpoint has no room for more sends: take completions first. Back-pressure, not a fault.
+    #[error(
+        "the endpoint of queue pair {qp_num:#x} is full: its {send_depth} sends are in flight or not polled, and {pending_sends} \
+         may wait beside them; take completions first, or build it with more: EndpointBuilder::send_depth, \
+         EndpointBuilder::pending_sends"
+    )]
+    EndpointFull {
+        /// The number of its queue pair, 24 bits.
+        qp_num: u32,
+        /// Sends that can be in flight, or done and not polled: `EndpointBuilder::send_depth`.
+        send_depth: u32,
+        /// Sends that can wait for room: `EndpointBuilder::pending_sends`.
+        pending_sends: u32,
     },
 
     /// The provider refused a work request.

@@ -415,6 +415,11 @@ impl Shared {
         let _ = self.modify(&QueuePairAttributes::new().set_state(QueuePairState::ERR));
     }
 
+    #[inline(always)]
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
     #[inline]
     pub(crate) fn state(&self) -> QueuePairState {
         QueuePairState(self.state.load(Ordering::Relaxed))

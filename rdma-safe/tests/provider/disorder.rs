@@ -185,6 +185,7 @@ struct World<'f> {
     messages: VecDeque<Message>,
     next: usize,
     interfaces: Interfaces,
+    most_pending: u32,
     mode: Mode,
 }
 
@@ -244,7 +245,7 @@ impl World<'_> {
                 self.messages.extend(message);
             }
             Err(rejected) => {
-                assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
+                assert!(matches!(rejected.error, PostError::EndpointFull { .. } | PostError::QueueFull { posted: 0 }));
                 assert_eq!(rejected.buffer.map_or(0, |buffer| buffer.capacity()), tag);
             }
         }
@@ -310,7 +311,8 @@ impl World<'_> {
             side.endpoint.send(self.other.allocate(8).unwrap()).unwrap_err(),
             side.endpoint.receive(self.other.allocate(8).unwrap()).unwrap_err(),
         ] {
-            assert!(matches!(rejected.error, PostError::ForeignBuffer | PostError::QueueFull { posted: 0 }));
+            let full = matches!(rejected.error, PostError::EndpointFull { .. } | PostError::QueueFull { posted: 0 });
+            assert!(full || rejected.error == PostError::ForeignBuffer);
             assert!(rejected.buffer.unwrap().pd().is_same(&self.other));
         }
     }
@@ -360,8 +362,16 @@ impl World<'_> {
             self.fake.fail_post_send(PostFault { errno: libc::EIO, taken: taken.into(), bad: Bad::Null });
         }
         let (buffer, tag) = self.buffer();
-        let rejected = side.endpoint.send(buffer).unwrap_err();
-        if rejected.error == (PostError::QueueFull { posted: 0 }) {
+        let rejected = match side.endpoint.send(buffer) {
+            // It is pending, and in doubt when it is posted.
+            Ok(id) => {
+                side.sends.push_back(Known { id: Some(id), operation: Operation::Send, tag, silent: false });
+                self.messages.push_back(Message { len: LEN as u32, imm: None, key: None, write: false });
+                return;
+            }
+            Err(rejected) => rejected,
+        };
+        if matches!(rejected.error, PostError::EndpointFull { .. }) {
             return;
         }
         assert!(matches!(rejected.error, PostError::InDoubt { .. }) && rejected.buffer.is_none());
@@ -386,6 +396,8 @@ impl World<'_> {
             Step::Take { peer: true, panic } => _ = self.take(b, *panic),
             Step::Arm { peer: false } => self.arm(a),
             Step::Arm { peer: true } => self.arm(b),
+            // Pending work that is refused ends the endpoint, unless other work is in flight.
+            Step::Refuse if self.most_pending > 0 => {}
             Step::Refuse if self.interfaces.extended_qp => self.fake.fail_wr_complete(libc::ENOSPC, false),
             Step::Refuse => {
                 self.fake.fail_post_send(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken });
@@ -429,7 +441,8 @@ fn run<A: Interface, B: Interface>(world: &mut World<'_>, a: Endpoint<A>, b: End
     b.close();
 }
 
-fn start(steps: &[Step], interfaces: Interfaces, known: bool, ruin: Ruin, depth: u32, mode: Mode, kind: u32) {
+fn start(steps: &[Step], interfaces: Interfaces, known: bool, ruin: Ruin, depths: (u32, u32), mode: Mode, kind: u32) {
+    let (depth, most_pending) = depths;
     let mut config = if kind == 1 { Config::rxe() } else { Config::default() };
     config.wc_flags |= u64::from(rdma_sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0);
     if kind == 2 {
@@ -440,7 +453,7 @@ fn start(steps: &[Step], interfaces: Interfaces, known: bool, ruin: Ruin, depth:
     let (pd, other) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
     let timestamps = kind == 3 && interfaces.extended_cq;
     let made = |builder: EndpointBuilder<'_>| builder.timestamps(timestamps).events(!cfg!(miri)).build().unwrap();
-    let mut a = made(builder(&pd, interfaces).send_depth(depth).recv_depth(2));
+    let mut a = made(builder(&pd, interfaces).send_depth(depth).pending_sends(most_pending).recv_depth(2));
     let mut b = made(builder(&pd, interfaces).recv_depth(depth));
     connect(&mut a, &mut b);
     fake.set_mode(mode);
@@ -454,6 +467,7 @@ fn start(steps: &[Step], interfaces: Interfaces, known: bool, ruin: Ruin, depth:
         messages: VecDeque::new(),
         next: 0,
         interfaces,
+        most_pending,
         mode,
     };
     match known {
@@ -482,10 +496,10 @@ proptest! {
         extended_qp in any::<bool>(),
         known in any::<bool>(),
         ruin in prop::sample::select(&[Ruin::None, Ruin::Break, Ruin::Doubt { taken: false }, Ruin::Doubt { taken: true }][..]),
-        depth in 1_u32..9,
+        depths in (1_u32..9, prop_oneof![Just(0), 1_u32..6]),
         mode in prop_oneof![Just(Mode::AtPost), Just(Mode::AtPoll), Just(Mode::Manual)],
         kind in 0_u32..4,
     ) {
-        start(&steps, Interfaces { extended_cq, extended_qp }, known, ruin, depth, mode, kind);
+        start(&steps, Interfaces { extended_cq, extended_qp }, known, ruin, depths, mode, kind);
     }
 }

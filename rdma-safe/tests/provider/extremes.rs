@@ -17,9 +17,14 @@ fn a_queue_without_room_is_full_and_one_of_one_is_not() {
         let mut b = builder(&pd, interfaces).send_depth(1).recv_depth(0).build().unwrap();
         connect(&mut a, &mut b);
         let full = PostError::QueueFull { posted: 0 };
+        let sends_full = |endpoint: &rdma_safe::Endpoint, send_depth| PostError::EndpointFull {
+            qp_num: endpoint.queue_pair().number(),
+            send_depth,
+            pending_sends: 0,
+        };
         let rejected = a.send(tagged(&pd, 1)).unwrap_err();
-        assert_eq!((rejected.error, rejected.buffer.unwrap().len()), (full, 1));
-        assert_eq!(a.send_inline(b"x"), Err(full));
+        assert_eq!((rejected.error, rejected.buffer.unwrap().len()), (sends_full(&a, 0), 1));
+        assert_eq!(a.send_inline(b"x"), Err(sends_full(&a, 0)));
         assert!(a.batch().unwrap().is_empty());
         let rejected = b.receive(tagged(&pd, 1)).unwrap_err();
         assert_eq!((rejected.error, rejected.buffer.unwrap().len()), (full, 1));
@@ -28,7 +33,7 @@ fn a_queue_without_room_is_full_and_one_of_one_is_not() {
             a.receive(tagged(&pd, 9)).unwrap();
             assert_eq!(a.receive(tagged(&pd, 9)).unwrap_err().error, full);
             b.post(Work::send(tagged(&pd, tag)).unsignaled()).unwrap();
-            assert_eq!(b.send(tagged(&pd, 9)).unwrap_err().error, full);
+            assert_eq!(b.send(tagged(&pd, 9)).unwrap_err().error, sends_full(&b, 1));
             assert_eq!(done(&mut a).buffer.unwrap().len(), tag);
             assert_eq!(done(&mut b).buffer.unwrap().len(), tag);
             nothing(&mut a);

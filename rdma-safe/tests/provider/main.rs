@@ -39,6 +39,7 @@ mod modify;
 mod multicast;
 mod newer_operations;
 mod panics;
+mod pending_sends;
 mod polling;
 mod queries;
 mod queue_pair_options;

@@ -116,12 +116,14 @@ impl Members {
     /// Ends what the user of an endpoint has forgotten.
     #[inline]
     pub(super) fn settle(&mut self, index: u32) {
-        let Some(poster) = self.places.get_mut(index as usize).and_then(|place| place.poster.as_deref_mut()) else {
-            return;
-        };
+        let Some(place) = self.places.get_mut(index as usize) else { return };
+        let Some(poster) = place.poster.as_deref_mut() else { return };
         // A batch shuts it, and so do other things, with which this does no harm.
         if !poster.gates.poll {
             poster.open_gates();
+            if poster.has_completed() && !std::mem::replace(&mut place.is_ready, true) {
+                self.ready.push_back(index);
+            }
         }
     }
 
@@ -226,12 +228,14 @@ impl Members {
             let Some(place) = self.places.get_mut(index as usize) else { continue };
             let Some(poster) = place.poster.as_deref_mut() else { continue };
             let completion = poster.pop();
+            if !poster.has_completed() {
+                // This may flush pending sends, which are work to hand out.
+                poster.open_gates();
+            }
             place.is_ready = poster.has_completed();
             if place.is_ready {
                 // Behind the others: each has its turn.
                 self.ready.push_back(index);
-            } else {
-                poster.open_gates();
             }
             if let Some(completion) = completion {
                 return Some((EndpointKey { index, id: place.id }, completion));

@@ -39,7 +39,9 @@ use room::Room;
 /// // Room for the receives of the pool, and 16 sends of each client.
 /// let mut clients = EndpointSet::builder(pd.context(), 4096 + 1000 * 16).events(true).build()?;
 /// for _ in 0..1000 {
-///     let key = Endpoint::builder(pd).send_depth(16).receive_pool(&pool).build_in(&mut clients)?;
+///     // A client may have 32 requests unanswered. Answers that find all 16 sends in use wait for room.
+///     let builder = Endpoint::builder(pd).send_depth(16).pending_sends(64);
+///     let key = builder.receive_pool(&pool).build_in(&mut clients)?;
 ///     let mut client = clients.endpoint(key).unwrap();
 ///     let remote = exchange(client.address());
 ///     client.connect(&remote)?;

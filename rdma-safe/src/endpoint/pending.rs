@@ -1,0 +1,183 @@
+//! Sends that wait for room in the send queue.
+
+use super::batch::{add_buffer, add_inline};
+use super::completion::{Rejected, WorkId};
+use super::poll::Outcome;
+use super::ring::Kind;
+use super::work::{ATOMIC, Data, Verb};
+use super::{Poster, Run, Work};
+use crate::interface::Interface;
+use crate::{Inline, PostError, SendFlags, Sge, WcStatus, WorkRequest};
+
+/// What there is to post of the pending entries of a ring, beside their buffers. Allocated with the endpoint.
+pub(super) struct Pending {
+    /// One for each entry that there can be, found by its sequence number.
+    places: Box<[Place]>,
+}
+
+struct Place {
+    verb: Verb,
+    imm: Option<u32>,
+    flags: SendFlags,
+    /// Inline data, of work without a buffer, and how much of it there is.
+    inline: Box<[u8]>,
+    inline_len: usize,
+}
+
+/// Work but for its buffer.
+#[derive(Clone, Copy)]
+pub(super) struct Shape<'a> {
+    verb: Verb,
+    imm: Option<u32>,
+    flags: SendFlags,
+    inline: &'a [u8],
+}
+
+impl<'a> Shape<'a> {
+    #[inline(always)]
+    pub(super) fn of(work: &Work<'a>) -> Self {
+        let inline = match work.data {
+            Data::Inline(bytes) => bytes,
+            Data::Buffer(_) => &[],
+        };
+        Shape { verb: work.verb, imm: work.imm, flags: work.flags, inline }
+    }
+}
+
+/// Of work that was pending when its endpoint failed: it was not posted.
+const FLUSHED: Outcome = Outcome { status: WcStatus::WR_FLUSH_ERR, ..Outcome::DONE };
+
+impl Pending {
+    /// `None` if there can be none.
+    pub(super) fn new(most: u32, inline_len: u32) -> Option<Box<Self>> {
+        if most == 0 {
+            return None;
+        }
+        let place = |_| Place {
+            verb: Verb::Send,
+            imm: None,
+            flags: SendFlags::empty(),
+            inline: vec![0; inline_len as usize].into_boxed_slice(),
+            inline_len: 0,
+        };
+        Some(Box::new(Pending { places: (0..most).map(place).collect() }))
+    }
+
+    /// The place of that number, which pending entries, whose numbers are consecutive, do not share.
+    fn place(&mut self, sequence: u64) -> Option<&mut Place> {
+        let index = sequence.checked_rem(self.places.len() as u64)?;
+        self.places.get_mut(index as usize)
+    }
+}
+
+impl Place {
+    /// `None` if there is no room for the inline data.
+    fn put(&mut self, verb: Verb, imm: Option<u32>, flags: SendFlags, inline: &[u8]) -> Option<()> {
+        self.inline.get_mut(..inline.len())?.copy_from_slice(inline);
+        (self.verb, self.imm, self.flags, self.inline_len) = (verb, imm, flags, inline.len());
+        Some(())
+    }
+}
+
+impl<I: Interface> Poster<I> {
+    /// Keeps work that found the queue full until there is room, if the endpoint was built for that.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn post_later(&mut self, shape: Shape<'_>, rejected: Rejected) -> Result<WorkId, Rejected> {
+        let is_full = matches!(rejected.error, PostError::EndpointFull { .. });
+        if !is_full || self.live.sends.pending() >= self.live.sends.most_pending().into() {
+            return Err(rejected);
+        }
+        let Shape { verb, imm, flags, inline } = shape;
+        let data = rejected.buffer.map_or(Data::Inline(inline), Data::Buffer);
+        let mut work = Work { verb, data, imm, flags };
+        // What could be wrong with it is found now, and not when it is posted.
+        if let Err(error) = self.batch().and_then(|batch| batch.rehearse(&work)) {
+            return Err(Rejected { error, buffer: work.into_buffer() });
+        }
+        if let (Data::Buffer(buffer), true) = (&mut work.data, verb.is_atomic()) {
+            buffer.set_len_within(ATOMIC as u32);
+        }
+        let sequence = self.live.sends.next_sequence();
+        let run = if self.run.end == sequence { self.run.len } else { 0 };
+        let asked = flags.contains(SendFlags::SIGNALED);
+        let signaled = asked || run + 1 >= self.settings.max_unsignaled;
+        let buffer = work.into_buffer();
+        let kind = Kind { operation: verb.operation(), signaled, silent: !asked && buffer.is_none() };
+        let mut flags = flags;
+        flags.set(SendFlags::SIGNALED, signaled);
+        let place = self.pending.as_mut().and_then(|pending| pending.place(sequence));
+        if place.and_then(|place| place.put(verb, imm, flags, inline)).is_none() {
+            // Cannot happen: there is a place, and `rehearse` has found that the inline data fits.
+            let error = self.live.sends.full(self.live.qp.number());
+            return Err(Rejected { error, buffer });
+        }
+        self.run = Run { len: if signaled { 0 } else { run + 1 }, end: sequence + 1 };
+        self.live.sends.add_pending(buffer, kind);
+        // Shut until nothing is pending, so that nothing overtakes it and each poll posts what there is room for.
+        self.open_gates();
+        Ok(WorkId(sequence))
+    }
+
+    /// Posts pending work that there is room for now.
+    ///
+    /// A provider that says that its queue is full is asked again at the next completion. After any other failure the endpoint goes
+    /// into error, and what was not posted comes back flushed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn post_pending(&mut self) {
+        let (count, first) = self.live.sends.admissible();
+        if count == 0 || self.poisoned {
+            return;
+        }
+        let posted = self.try_post_pending(first, count);
+        let taken = match posted {
+            Ok(()) => count,
+            Err(PostError::QueueFull { posted } | PostError::Refused { posted, .. }) => posted.into(),
+            // The provider may have any of it: the buffers stay until the queue pair is destroyed.
+            Err(PostError::InDoubt { .. }) => count,
+            Err(_) => 0,
+        };
+        self.live.sends.admit(taken);
+        let Err(error) = posted else { return };
+        if !matches!(error, PostError::QueueFull { .. }) || !self.live.sends.awaits_completion() {
+            self.poison();
+        }
+    }
+
+    fn try_post_pending(&mut self, first: u64, count: u64) -> Result<(), PostError> {
+        let Some(pending) = &mut self.pending else { return Ok(()) };
+        let (queue, _) = self.live.qp.send_and_shared();
+        let mut raw = queue.batch()?;
+        for sequence in first..first + count {
+            let Some(Place { verb, imm, flags, inline, inline_len }) = pending.place(sequence) else { break };
+            let inline = inline.get(..*inline_len).unwrap_or(&[]);
+            let wr = WorkRequest::new(sequence).with(*flags);
+            // SAFETY: the memory belongs to the buffer alone, which is in the ring, and stays there until the work has completed or
+            // the queue pair was destroyed: an entry that is posted, or may be, leaves the ring in no other way. Inline data is
+            // copied in the call. As to the peer's memory, see `Batch::try_add_buffer`.
+            unsafe {
+                match self.live.sends.buffer(sequence) {
+                    Some(buffer) => add_buffer(&mut raw, wr, verb, *imm, verb.sge(buffer))?,
+                    None => add_inline(&mut raw, wr, verb, *imm, Inline(inline))?,
+                }
+            }
+        }
+        raw.post()
+    }
+
+    /// Ends pending work of an endpoint that takes no more work, once all before it has completed.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn flush_pending(&mut self) {
+        self.live.sends.end_pending(FLUSHED);
+    }
+}
+
+impl Verb {
+    /// The element that work on a buffer has.
+    #[inline(always)]
+    pub(super) fn sge(&self, buffer: &crate::Buffer) -> Sge {
+        if self.is_atomic() { Sge { len: ATOMIC as u32, ..buffer.sge() } } else { buffer.sge() }
+    }
+}
