@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rdma_safe::{Buffer, Endpoint, EndpointKey, EndpointSet, ProtectionDomain, ReceivePool};
+use rdma_safe::{Buffer, Endpoint, EndpointBuilder, EndpointKey, EndpointSet, ProtectionDomain, ReceivePool};
 
 use crate::support::lab::Mode;
 use crate::support::{DEADLINE, Rdma, device, pattern};
@@ -12,12 +12,32 @@ const LEN: usize = 64;
 /// Sends of each endpoint of the server, far less than the requests that the flooding client keeps in flight.
 const SENDS: u32 = 16;
 const FLOOD: usize = 48;
+/// Requests that a client may have unanswered.
+const SHARE: u32 = 64;
+
+/// What keeps a flood from ending the server.
+#[derive(Clone, Copy)]
+enum Limit {
+    Share,
+    Pending,
+}
+
+impl Limit {
+    fn apply(self, builder: EndpointBuilder<'_>) -> EndpointBuilder<'_> {
+        match self {
+            Limit::Share => builder.receive_share(SHARE),
+            Limit::Pending => builder.pending_sends(2 * FLOOD as u32),
+        }
+    }
+}
 
 /// The server of the documentation of `EndpointSet`, and its clients.
 struct Server {
     clients: EndpointSet,
     pool: ReceivePool,
     ends: Vec<Client>,
+    /// The shares that removed clients have exceeded.
+    exceeded: Vec<Option<u32>>,
 }
 
 /// A client that keeps up to `window` requests in flight.
@@ -30,13 +50,19 @@ struct Client {
     next: u64,
     answered: usize,
     idle: Vec<Buffer>,
+    /// It posts receives for answers.
+    listens: bool,
 }
 
 impl Client {
     /// Takes what is done, and sends requests up to the window while `more`.
     fn step(&mut self, more: bool) {
         while let Some(done) = self.endpoint.poll().unwrap() {
-            let done = done.ok().unwrap();
+            // The server ends one that does not.
+            let Ok(done) = done.ok() else {
+                assert!(!self.listens);
+                continue;
+            };
             let (is_answer, buffer) = (done.id.is_receive(), done.buffer.unwrap());
             if is_answer {
                 let seed = self.asked.pop_front().expect("an answer without a request");
@@ -47,7 +73,9 @@ impl Client {
         }
         while more && self.asked.len() < self.window && self.idle.len() >= 2 {
             let (inbox, mut request) = (self.idle.pop().unwrap(), self.idle.pop().unwrap());
-            self.endpoint.receive(inbox).unwrap();
+            if self.listens {
+                self.endpoint.receive(inbox).unwrap();
+            }
             request.fill_from(&pattern(self.next, LEN)).unwrap();
             self.endpoint.send(request).unwrap();
             self.asked.push_back(self.next);
@@ -57,7 +85,7 @@ impl Client {
 }
 
 impl Server {
-    fn new(rdma: &Rdma, pd: &ProtectionDomain, mode: Mode, windows: &[usize]) -> Self {
+    fn new(rdma: &Rdma, pd: &ProtectionDomain, mode: Mode, windows: &[usize], limit: Limit) -> Self {
         let mut pool = ReceivePool::new(pd, DEPTH).unwrap();
         for buffer in pd.allocate(DEPTH as usize * LEN).unwrap().into_chunks(LEN).unwrap() {
             pool.receive(buffer).unwrap();
@@ -66,23 +94,24 @@ impl Server {
         let mut clients = EndpointSet::builder(pd.context(), room).classic_poll(mode.classic_cq).build().unwrap();
         let ends = windows.iter().enumerate().map(|(index, window)| {
             let builder = rdma.endpoint(pd).classic_post(mode.classic_qp);
-            let server = builder.clone().send_depth(SENDS).pending_sends(2 * FLOOD as u32).receive_pool(&pool);
-            let key = server.build_in(&mut clients).unwrap();
+            let server = builder.clone().send_depth(SENDS).receive_pool(&pool);
+            let key = limit.apply(server).build_in(&mut clients).unwrap();
             let mut endpoint = builder.classic_poll(mode.classic_cq).build().unwrap();
             let mut client = clients.endpoint(key).unwrap();
             client.connect(&endpoint.address()).unwrap();
             endpoint.connect(&client.address()).unwrap();
             let idle = pd.allocate(window * 4 * LEN).unwrap().into_chunks(LEN).unwrap();
             let next = index as u64 * 1_000_000;
-            Client { key, endpoint, window: *window, asked: VecDeque::new(), next, answered: 0, idle }
+            let listens = *window <= SHARE as usize;
+            Client { key, endpoint, window: *window, asked: VecDeque::new(), next, answered: 0, idle, listens }
         });
         let ends = ends.collect();
-        Server { clients, pool, ends }
+        Server { clients, pool, ends, exceeded: Vec::new() }
     }
 
     /// One round of the documented loop.
     fn serve(&mut self) -> Result<(), Box<dyn std::error::Error>> {
-        let Server { clients, pool, .. } = self;
+        let Server { clients, pool, exceeded, .. } = self;
         let (key, done) = clients.wait(DEADLINE)?;
         let Some(mut client) = clients.endpoint(key) else { return Ok(()) };
         match done.ok() {
@@ -95,6 +124,7 @@ impl Server {
                 }
             }
             Err(failed) => {
+                exceeded.push(failed.0.exceeded_share());
                 let buffers = clients.remove(key)?;
                 for buffer in buffers.into_iter().chain(failed.0.buffer) {
                     pool.receive(buffer)?;
@@ -103,15 +133,27 @@ impl Server {
         }
         Ok(())
     }
+
+    /// Answers all that is in flight, until the pool is whole again.
+    fn finish(&mut self) {
+        let is_whole = |server: &Server| server.pool.receives_in_flight() == DEPTH as usize;
+        while self.ends.iter().any(|client| !client.asked.is_empty()) || !is_whole(self) {
+            if !is_whole(self) {
+                self.serve().unwrap();
+            }
+            self.ends.iter_mut().for_each(|client| client.step(false));
+        }
+    }
 }
 
 #[test]
 fn a_client_with_more_requests_in_flight_than_the_server_has_sends_is_served_beside_the_others() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for (index, mode) in Mode::ALL.into_iter().enumerate() {
         println!("{mode}");
         let pd = rdma.pd();
-        let mut server = Server::new(&rdma, &pd, mode, &[FLOOD, 1, 1]);
+        let limit = if index % 2 == 0 { Limit::Share } else { Limit::Pending };
+        let mut server = Server::new(&rdma, &pd, mode, &[FLOOD, 1, 1], limit);
         let total = |server: &Server| server.ends.iter().map(|client| client.answered).sum::<usize>();
         // The flood is in the server's queue before it looks.
         server.ends.iter_mut().for_each(|client| client.step(true));
@@ -123,14 +165,29 @@ fn a_client_with_more_requests_in_flight_than_the_server_has_sends_is_served_bes
         }
         let keys: Vec<_> = server.clients.keys().collect();
         assert!(server.ends.iter().all(|client| keys.contains(&client.key)), "the server has removed a client");
-        // All that is in flight is answered, and the pool is whole again.
-        while server.ends.iter().any(|client| !client.asked.is_empty())
-            || server.pool.receives_in_flight() < DEPTH as usize
-        {
-            if server.pool.receives_in_flight() < DEPTH as usize {
-                server.serve().unwrap();
-            }
-            server.ends.iter_mut().for_each(|client| client.step(false));
+        server.finish();
+    }
+}
+
+#[test]
+fn a_client_that_sends_more_than_its_share_is_ended_and_the_others_are_served() {
+    let Some(rdma) = device() else { return };
+    for mode in Mode::ALL {
+        println!("{mode}");
+        let pd = rdma.pd();
+        // Answers to the first are not acknowledged: those that are sent, and then requests up to its share, hold receives.
+        let windows = [2 * SHARE as usize, 1, 1];
+        let mut server = Server::new(&rdma, &pd, mode, &windows, Limit::Share);
+        let flooding = server.ends[0].key;
+        while server.exceeded.is_empty() || server.ends[1..].iter().any(|client| client.answered < 40) {
+            server.ends.iter_mut().for_each(|client| client.step(true));
+            server.serve().unwrap();
+            // In the turn in which it is ended there may be more, which the device had reported by then.
+            let waiting = server.clients.backlog(flooding).unwrap_or(0);
+            assert!(waiting <= SHARE, "{waiting}");
         }
+        assert_eq!((&server.exceeded[..], server.ends.remove(0).answered), (&[Some(SHARE)][..], 0));
+        assert_eq!(server.clients.len(), 2);
+        server.finish();
     }
 }

@@ -30,6 +30,7 @@ pub struct EndpointBuilder<'a> {
     pd: &'a ProtectionDomain,
     qp_type: QueuePairType,
     pool: Option<Arc<srq::Shared>>,
+    receive_share: Option<u32>,
     init: InitOptions,
     send_depth: u32,
     recv_depth: u32,
@@ -47,6 +48,7 @@ impl<'a> EndpointBuilder<'a> {
             pd,
             qp_type: QueuePairType::RC,
             pool: None,
+            receive_share: None,
             init: InitOptions::default(),
             send_depth: 128,
             recv_depth: 128,
@@ -124,6 +126,30 @@ impl<'a> EndpointBuilder<'a> {
     /// large pool need less memory in an [`EndpointSet`](crate::EndpointSet), which has one queue.
     pub fn receive_pool(mut self, pool: &ReceivePool) -> Self {
         self.pool = Some(pool.shared().clone());
+        self
+    }
+
+    /// Messages of the peer that may wait in an [`EndpointSet`] at a time, each in a receive of the pool; no limit unless set.
+    ///
+    /// With it the endpoints of the set have turns: before the set hands anything out, it takes all that the device has reported
+    /// into a backlog for each endpoint, and then hands out one completion of each endpoint that has any. So a peer that floods
+    /// delays another by one completion, and not by as many as it has sent. A message is held back in the backlog while
+    /// [`EndpointBuilder::send_depth`] and [`EndpointBuilder::pending_sends`] are used up, so that there is room for its answer.
+    ///
+    /// A message that finds `messages` others in the backlog ends the connection: the set hands it out next, as a failed receive
+    /// of which [`Completion::exceeded_share`](crate::Completion::exceeded_share) says the limit, and the queue pair goes into
+    /// error. [`EndpointSet::remove`] then returns the buffers of its backlog. Choose no less than the protocol allows a peer to
+    /// have unanswered.
+    ///
+    /// So the receives of a pool that one peer holds are at most `messages` in the backlog, those of answers that are not done
+    /// (`send_depth` and `pending_sends`), and those that the caller keeps. The device knows nothing of that: it gives the receives
+    /// of a pool to whichever message comes first. Between two polls one peer can therefore take all that are posted; the senders of
+    /// the others are then told to try again until the set is polled, and receives are posted again. Peers that must not reach each
+    /// other even so need receives of their own ([`EndpointBuilder::recv_depth`]) or a pool of their own.
+    ///
+    /// It matters in a set and with a [`EndpointBuilder::receive_pool`] only.
+    pub fn receive_share(mut self, messages: u32) -> Self {
+        self.receive_share = Some(messages);
         self
     }
 
@@ -322,6 +348,7 @@ impl<'a> EndpointBuilder<'a> {
             // At least every other entry, so that a full ring always has a completion coming.
             max_unsignaled: (self.send_depth / 2).max(1),
             timestamps: self.timestamps,
+            receive_share: self.receive_share,
         };
         let pending = Pending::new(self.pending_sends, qp.capacity().max_inline_data);
         let (send_depth, recv_depth) = self.depths();

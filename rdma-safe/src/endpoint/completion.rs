@@ -76,6 +76,8 @@ pub(super) struct Extra {
 
 impl Extra {
     pub(super) const NONE: Extra = Extra { flags: WcFlags::empty(), number: 0 };
+    /// Not a flag of verbs: the number is the share that was exceeded. Nothing else is said of work that failed.
+    const EXCEEDED: WcFlags = WcFlags::from_bits_retain(1 << 31);
 }
 
 impl Completion {
@@ -103,6 +105,21 @@ impl Completion {
         if self.extra.flags.contains(WcFlags::WITH_INV) { Some(self.extra.number) } else { None }
     }
 
+    /// The [`EndpointBuilder::receive_share`](crate::EndpointBuilder::receive_share) that this message has exceeded, which ended
+    /// its connection. It is in the buffer, and its status is [`WcStatus::GENERAL_ERR`].
+    #[must_use]
+    #[inline]
+    pub fn exceeded_share(&self) -> Option<u32> {
+        let exceeded = self.status == WcStatus::GENERAL_ERR && self.extra.flags == Extra::EXCEEDED;
+        exceeded.then_some(self.extra.number)
+    }
+
+    /// A message that exceeds the share of its endpoint.
+    pub(super) fn exceeding(self, share: u32) -> Completion {
+        let extra = Extra { flags: Extra::EXCEEDED, number: share };
+        Completion { status: WcStatus::GENERAL_ERR, extra, ..self }
+    }
+
     /// The completion if it succeeded.
     ///
     /// # Errors
@@ -127,7 +144,15 @@ impl FailedWork {
 
 impl fmt::Display for FailedWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.0.operation, self.error())
+        match self.0.exceeded_share() {
+            None => write!(f, "{:?}: {}", self.0.operation, self.error()),
+            Some(share) => write!(
+                f,
+                "{:?}: the peer has sent more than the {share} messages that may wait for it: it keeps more requests \
+                 unanswered than it may, or EndpointBuilder::receive_share is too small",
+                self.0.operation
+            ),
+        }
     }
 }
 

@@ -117,6 +117,8 @@ struct Settings {
     /// Unsignaled sends in a row, before one is signaled anyway.
     max_unsignaled: u32,
     timestamps: bool,
+    /// Messages that may wait in a set.
+    receive_share: Option<u32>,
 }
 
 /// What calls that are rare hand back, apart from what fits in a register. Returned as a whole, in memory, it would make every

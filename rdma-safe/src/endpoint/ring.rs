@@ -130,6 +130,11 @@ impl<B> Ring<B> {
         self.tail >= self.limit
     }
 
+    /// Whether the next entry would be refused although there could be any: neither is there room, nor may it wait.
+    pub(super) fn refuses(&self) -> bool {
+        self.capacity != 0 && self.is_full() && self.pending == self.most_pending
+    }
+
     /// The error of the endpoint with that queue pair when its sends, of which this is the ring, are full.
     #[inline(always)]
     pub(super) fn full(&self, qp_num: u32) -> PostError {

@@ -193,9 +193,16 @@ impl FailedWork {
 
     /// By what the queue pair says, whose work it was.
     pub(crate) fn explain_by(&self, qp: &QueuePair) -> Explanation {
-        qp.explain(&self.error(), opcode(self.0.operation))
+        let explanation = qp.explain(&self.error(), opcode(self.0.operation));
+        match self.0.exceeded_share() {
+            None => explanation,
+            Some(_) => Explanation { causes: vec![EXCEEDED_SHARE], ..explanation },
+        }
     }
 }
+
+const EXCEEDED_SHARE: &str = "the peer has more messages waiting than EndpointBuilder::receive_share: it keeps more requests \
+     unanswered than the protocol allows, or the share is too small";
 
 impl QueuePair {
     /// Why work of this queue pair failed, which was an `operation`. It asks the queue pair and its port, and so takes system

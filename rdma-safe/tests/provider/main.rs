@@ -20,6 +20,7 @@ mod drop_orders;
 mod endpoint_operations;
 mod endpoint_set_ends;
 mod endpoint_sets;
+mod endpoint_turns;
 mod endpoint_ways;
 mod events;
 mod extremes;

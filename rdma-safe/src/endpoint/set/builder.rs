@@ -70,6 +70,7 @@ impl EndpointSetBuilder {
             lent: None,
             fields: cq.fields(),
             timestamps: self.timestamps,
+            notes_all: self.timestamps,
             cq,
         })
     }

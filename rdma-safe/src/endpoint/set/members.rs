@@ -5,6 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use super::EndpointKey;
+use super::backlog::{Backlog, Backlogs};
 use crate::endpoint::completion::{Completion, Operation};
 use crate::endpoint::poll::{Outcome, Shown, note, take_usual};
 use crate::endpoint::{Live, Poster};
@@ -21,6 +22,11 @@ pub(super) struct Members {
     /// Receives of pools that completed while an endpoint was removed.
     put_off: VecDeque<(EndpointKey, Completion)>,
     leaving: Option<Leaving>,
+    /// Endpoints have their turns: messages wait in `backlogs`, and nothing is taken from the queue past that.
+    in_turn: bool,
+    backlogs: Backlogs,
+    /// An endpoint that has just exceeded its share, and is not in error yet.
+    exceeding: Option<u32>,
     /// Whose completion was noted last.
     last: Option<u32>,
 }
@@ -31,6 +37,17 @@ struct Place {
     id: QpId,
     /// It is in `ready`.
     is_ready: bool,
+    backlog: Backlog,
+    /// It has exceeded its share.
+    has_exceeded: bool,
+}
+
+impl Place {
+    /// Whether there is anything to hand out. Messages are held back while their answers would find no room.
+    fn has_work(&self) -> bool {
+        let Some(poster) = &self.poster else { return false };
+        poster.has_completed() || !self.backlog.is_empty() && !poster.live.sends.refuses()
+    }
 }
 
 /// Whose the number of a queue pair is.
@@ -51,7 +68,9 @@ struct Leaving {
 impl Members {
     pub(super) fn insert(&mut self, poster: Poster) -> EndpointKey {
         let (number, id) = (poster.live.qp.number(), poster.live.qp.id());
-        let place = Place { poster: Some(Box::new(poster)), id, is_ready: false };
+        self.in_turn |= poster.live.pool.is_some() && poster.settings.receive_share.is_some();
+        let poster = Some(Box::new(poster));
+        let place = Place { poster, id, is_ready: false, backlog: Backlog::default(), has_exceeded: false };
         let index = match self.vacant.pop() {
             Some(index) => {
                 self.places[index as usize] = place;
@@ -74,6 +93,25 @@ impl Members {
         if place.id == key.id { place.poster.as_deref_mut() } else { None }
     }
 
+    /// Whether endpoints have their turns, for which all that is in the queue has to be noted first.
+    #[inline(always)]
+    pub(super) fn is_in_turn(&self) -> bool {
+        self.in_turn
+    }
+
+    /// Makes room for so many messages to wait, if endpoints have their turns.
+    pub(super) fn reserve(&mut self, messages: u32) {
+        if self.in_turn {
+            self.backlogs.reserve(messages);
+        }
+    }
+
+    /// Messages of an endpoint that wait.
+    pub(super) fn backlog(&self, key: EndpointKey) -> Option<u32> {
+        let place = self.places.get(key.index as usize)?;
+        if place.id == key.id && place.poster.is_some() { Some(place.backlog.len()) } else { None }
+    }
+
     /// Takes an endpoint out. What completes of it from now on is kept for [`Members::end_removal`], as far as it is a buffer of a
     /// pool, and forgotten otherwise.
     pub(super) fn begin_removal(&mut self, key: EndpointKey) -> Option<Box<Poster>> {
@@ -84,6 +122,9 @@ impl Members {
         self.vacant.push(key.index);
         self.ready.retain(|ready| *ready != key.index);
         let mut buffers = Vec::new();
+        while let Some(message) = self.backlogs.pop(&mut place.backlog) {
+            buffers.extend(message.buffer);
+        }
         self.put_off.retain_mut(|(whose, completion)| {
             let stays = *whose != key;
             if !stays {
@@ -187,6 +228,12 @@ impl Members {
         let Some(poster) = place.poster.as_deref_mut() else { return Err(PollError::Unexpected { wr_id }) };
         note(&mut poster.live, &mut poster.rare, found).inspect_err(|_| poster.doubt())?;
         self.last = Some(index);
+        if self.in_turn {
+            if let Some(message) = poster.rare.completion.take() {
+                self.wait_in_turn(index, message);
+                return Ok(());
+            }
+        }
         if poster.has_completed() {
             poster.gates.poll = false;
             if !std::mem::replace(&mut place.is_ready, true) {
@@ -194,6 +241,35 @@ impl Members {
             }
         }
         Ok(())
+    }
+
+    /// Keeps a message until its endpoint has its turn. One beyond the share of the endpoint is handed out next, as a failure.
+    fn wait_in_turn(&mut self, index: u32, message: Completion) {
+        let Some(place) = self.places.get_mut(index as usize) else { return };
+        let Some(poster) = place.poster.as_deref() else { return };
+        let arrived = message.status == WcStatus::SUCCESS && !place.has_exceeded;
+        match poster.settings.receive_share {
+            Some(share) if arrived && place.backlog.len() >= share => {
+                place.has_exceeded = true;
+                self.exceeding = Some(index);
+                self.put_off.push_back((EndpointKey { index, id: place.id }, message.exceeding(share)));
+            }
+            _ => self.backlogs.push(&mut place.backlog, message),
+        }
+        if place.has_work() && !std::mem::replace(&mut place.is_ready, true) {
+            self.ready.push_back(index);
+        }
+    }
+
+    /// Brings an endpoint that has exceeded its share into error, so that it takes no more receives. Some providers take the lock
+    /// of the completion queue for this: nobody may be polling it.
+    #[inline]
+    pub(super) fn end_exceeding(&mut self) {
+        let Some(index) = self.exceeding.take() else { return };
+        let place = self.places.get_mut(index as usize);
+        if let Some(poster) = place.and_then(|place| place.poster.as_deref_mut()) {
+            poster.live.qp.fail();
+        }
     }
 
     /// Buffers of a pool would be lost to it; the others go with the rings.
@@ -227,12 +303,15 @@ impl Members {
         while let Some(index) = self.ready.pop_front() {
             let Some(place) = self.places.get_mut(index as usize) else { continue };
             let Some(poster) = place.poster.as_deref_mut() else { continue };
-            let completion = poster.pop();
+            let mut completion = poster.pop();
+            if completion.is_none() && !poster.live.sends.refuses() {
+                completion = self.backlogs.pop(&mut place.backlog);
+            }
             if !poster.has_completed() {
                 // This may flush pending sends, which are work to hand out.
                 poster.open_gates();
             }
-            place.is_ready = poster.has_completed();
+            place.is_ready = place.has_work();
             if place.is_ready {
                 // Behind the others: each has its turn.
                 self.ready.push_back(index);

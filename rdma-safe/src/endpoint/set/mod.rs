@@ -1,5 +1,6 @@
 //! Endpoints that complete to one queue.
 
+mod backlog;
 mod builder;
 mod members;
 mod poll;
@@ -36,12 +37,11 @@ use room::Room;
 /// for buffer in pd.allocate(4096 * 256)?.into_chunks(256)? {
 ///     pool.receive(buffer)?;
 /// }
-/// // Room for the receives of the pool, and 16 sends of each client.
+/// // Room for the receives of the pool, and 16 sends of each client. A client may have 64 requests unanswered.
 /// let mut clients = EndpointSet::builder(pd.context(), 4096 + 1000 * 16).events(true).build()?;
 /// for _ in 0..1000 {
-///     // A client may have 32 requests unanswered. Answers that find all 16 sends in use wait for room.
-///     let builder = Endpoint::builder(pd).send_depth(16).pending_sends(64);
-///     let key = builder.receive_pool(&pool).build_in(&mut clients)?;
+///     let builder = Endpoint::builder(pd).send_depth(16).receive_pool(&pool).receive_share(64);
+///     let key = builder.build_in(&mut clients)?;
 ///     let mut client = clients.endpoint(key).unwrap();
 ///     let remote = exchange(client.address());
 ///     client.connect(&remote)?;
@@ -70,12 +70,21 @@ use room::Room;
 /// # }
 /// ```
 ///
+/// # Clients that flood
+///
+/// An answer occupies one of the [sends](EndpointBuilder::send_depth) of its endpoint until it is acknowledged, and a client may
+/// send its next request before that. A client with more requests in flight than its endpoint has sends would end this loop with
+/// [`PostError::EndpointFull`](crate::PostError::EndpointFull). [`EndpointBuilder::receive_share`] prevents that: a request is
+/// handed out when there is room for its answer, the endpoints have their turns, and a client that sends more than its share is
+/// ended by a failed completion, whose buffers go back into the pool like those of any other client that is lost. Without a share,
+/// [`EndpointBuilder::pending_sends`] lets answers wait.
+///
 /// The queue cannot overrun: an endpoint for whose work it may have no room is refused when it is built
 /// ([`Error::EndpointSetFull`]). Of each endpoint there have to fit its [sends](EndpointBuilder::send_depth) and, unless it takes
 /// from a pool, its [receives](EndpointBuilder::recv_depth); and of each pool that any of them takes from its depth, once.
 ///
 /// Completions of one endpoint come as from an [`Endpoint`](crate::Endpoint) by itself; between endpoints they come in the order
-/// in which the device has reported them.
+/// in which the device has reported them, or in turn if any endpoint has a share.
 pub struct EndpointSet {
     // Before the queue, to which they complete.
     members: Members,
@@ -84,6 +93,8 @@ pub struct EndpointSet {
     lent: Option<u32>,
     fields: WcFields,
     timestamps: bool,
+    /// Every completion is noted at its endpoint before it is handed out: for timestamps, or for turns.
+    notes_all: bool,
     /// As that of an endpoint: never lent, and nobody begins what is not ended.
     cq: CompletionQueue,
 }
@@ -142,7 +153,10 @@ impl EndpointSet {
             self.drain()?;
         }
         self.room.occupy(wanted);
-        Ok(self.members.insert(poster))
+        let key = self.members.insert(poster);
+        self.members.reserve(self.room.shared());
+        self.notes_all |= self.members.is_in_turn();
+        Ok(key)
     }
 
     /// Lends an endpoint; `None` if it was removed.
@@ -211,6 +225,13 @@ impl EndpointSet {
             }
         }
         Ok(())
+    }
+
+    /// Messages of an endpoint that the device has reported and [`EndpointSet::poll`] has not handed out yet; 0 unless endpoints
+    /// have their turns ([`EndpointBuilder::receive_share`]). `None` if the endpoint was removed.
+    #[must_use]
+    pub fn backlog(&self, key: EndpointKey) -> Option<u32> {
+        self.members.backlog(key)
     }
 
     /// Endpoints that there are.

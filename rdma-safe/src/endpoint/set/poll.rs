@@ -21,7 +21,7 @@ impl EndpointSet {
     #[inline]
     pub fn poll(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
         self.settle();
-        if self.timestamps || !self.members.is_idle() {
+        if self.notes_all || !self.members.is_idle() {
             return self.poll_slowly();
         }
         if self.cq.is_extended() {
@@ -56,6 +56,14 @@ impl EndpointSet {
     #[cold]
     #[inline(never)]
     fn poll_slowly(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
+        if self.members.is_in_turn() {
+            // Whose turn it is depends on all that is there. No more than this can be, as no receive is posted meanwhile.
+            for _ in 0..=self.cq.capacity() {
+                if !self.look()? {
+                    break;
+                }
+            }
+        }
         loop {
             if let Some(taken) = self.members.pop() {
                 return Ok(Some(taken));
@@ -78,6 +86,7 @@ impl EndpointSet {
             let Some(found) = (unsafe { self.cq.next_row() })? else { return Ok(false) };
             self.members.note(found)?;
         }
+        self.members.end_exceeding();
         Ok(true)
     }
 

@@ -62,6 +62,12 @@ impl Room {
         }
     }
 
+    /// Receives of all pools.
+    pub(super) fn shared(&self) -> u32 {
+        let shared: u64 = self.pools.iter().map(|share| depth(&share.pool)).sum();
+        u32::try_from(shared).unwrap_or(u32::MAX)
+    }
+
     fn share(&self, pool: &Arc<srq::Shared>) -> Option<usize> {
         self.pools.iter().position(|share| Arc::ptr_eq(&share.pool, pool))
     }

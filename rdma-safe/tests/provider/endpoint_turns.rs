@@ -1,0 +1,206 @@
+//! Endpoints of a set that share a pool and have their turns: one peer that floods, and the others.
+
+use rdma_safe::{
+    Armed, Completion, Endpoint, EndpointKey, EndpointSet, Operation, ProtectionDomain, ReceivePool, WcStatus,
+};
+
+use crate::fake::Mode;
+use crate::support::{Interfaces, builder, done, on_each_interface};
+
+const DEPTH: u32 = 16;
+
+/// Three endpoints that share a pool of sixteen receives, and their peers.
+struct Service {
+    set: EndpointSet,
+    pool: ReceivePool,
+    keys: Vec<EndpointKey>,
+    peers: Vec<Endpoint>,
+}
+
+impl Service {
+    fn new(pd: &ProtectionDomain, interfaces: Interfaces, share: u32, sends: u32) -> Self {
+        let mut pool = ReceivePool::new(pd, DEPTH).unwrap();
+        for buffer in pd.allocate(DEPTH as usize * 16).unwrap().into_chunks(16).unwrap() {
+            pool.receive(buffer).unwrap();
+        }
+        let set = EndpointSet::builder(pd.context(), DEPTH + 3 * sends).events(true);
+        let set = set.classic_poll(!interfaces.extended_cq).build().unwrap();
+        let mut service = Service { set, pool, keys: Vec::new(), peers: Vec::new() };
+        for _ in 0..3 {
+            let endpoint = builder(pd, interfaces).send_depth(sends).receive_pool(&service.pool);
+            let key = endpoint.receive_share(share).build_in(&mut service.set).unwrap();
+            let mut peer = builder(pd, interfaces).send_depth(32).recv_depth(32).build().unwrap();
+            let mut endpoint = service.set.endpoint(key).unwrap();
+            endpoint.connect(&peer.address()).unwrap();
+            peer.connect(&endpoint.address()).unwrap();
+            service.keys.push(key);
+            service.peers.push(peer);
+        }
+        service
+    }
+
+    fn say(&mut self, peer: usize, text: &[u8]) {
+        self.peers[peer].send_inline(text).unwrap();
+        assert_eq!(done(&mut self.peers[peer]).operation, Operation::Send);
+    }
+
+    fn next(&mut self) -> Option<(usize, Completion)> {
+        let (key, completion) = self.set.poll().unwrap()?;
+        Some((self.keys.iter().position(|known| *known == key).expect("a key of the set"), completion))
+    }
+
+    #[track_caller]
+    fn next_text(&mut self) -> (usize, Vec<u8>) {
+        let (from, message) = self.next().expect("a completion");
+        let buffer = message.ok().unwrap().buffer.unwrap();
+        let text = buffer.to_vec();
+        self.pool.receive(buffer).unwrap();
+        (from, text)
+    }
+}
+
+#[test]
+fn a_message_waits_for_one_of_each_other_endpoint_however_many_another_has_sent() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces, DEPTH, 8);
+        for number in 0..8 {
+            service.say(0, &[number]);
+        }
+        service.say(1, b"b0");
+        service.say(2, b"c0");
+        service.say(1, b"b1");
+        assert_eq!(service.next_text(), (0, vec![0]));
+        assert_eq!(service.set.backlog(service.keys[0]), Some(7));
+        assert_eq!(service.next_text(), (1, b"b0".to_vec()));
+        // It came last, and waits for those whose turn it is.
+        service.say(2, b"c1");
+        assert_eq!(service.next_text(), (2, b"c0".to_vec()));
+        assert_eq!(service.next_text(), (0, vec![1]));
+        assert_eq!(service.next_text(), (1, b"b1".to_vec()));
+        assert_eq!(service.next_text(), (2, b"c1".to_vec()));
+        for number in 2..8 {
+            assert_eq!(service.next_text(), (0, vec![number]));
+        }
+        assert!(service.next().is_none());
+        assert_eq!(service.pool.receives_in_flight(), DEPTH as usize);
+    });
+}
+
+#[test]
+fn a_peer_that_exceeds_its_share_is_ended_and_its_receives_come_back() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces, 4, 8);
+        for number in 0..4 {
+            service.say(0, &[number]);
+        }
+        assert_eq!(service.next_text(), (0, vec![0]), "as many as the share may wait");
+        for number in 4..8 {
+            service.say(0, &[number]);
+        }
+        service.say(1, b"others");
+        let (from, ended) = service.next().expect("a completion");
+        assert_eq!((from, ended.operation, ended.status), (0, Operation::Receive, WcStatus::GENERAL_ERR));
+        assert_eq!((ended.exceeded_share(), ended.imm(), ended.invalidated_rkey()), (Some(4), None, None));
+        let failed = ended.ok().unwrap_err();
+        let explained = service.set.endpoint(service.keys[0]).unwrap().explain(&failed).to_string();
+        for text in [failed.to_string(), explained] {
+            assert!(text.contains("EndpointBuilder::receive_share"), "{text}");
+        }
+        service.pool.receive(failed.0.buffer.unwrap()).unwrap();
+        // Nothing more arrives of it.
+        service.peers[0].send_inline(b"late").unwrap();
+        assert_ne!(service.peers[0].poll().unwrap().expect("a completion").status, WcStatus::SUCCESS);
+        let left = service.set.remove(service.keys[0]).unwrap();
+        assert_eq!(left.iter().map(|buffer| buffer[0]).collect::<Vec<_>>(), [1, 2, 3, 4, 6, 7]);
+        left.into_iter().for_each(|buffer| _ = service.pool.receive(buffer).unwrap());
+        assert_eq!(service.next_text(), (1, b"others".to_vec()));
+        assert!(service.next().is_none());
+        assert_eq!((service.set.backlog(service.keys[0]), service.set.len()), (None, 2));
+        assert_eq!(service.pool.receives_in_flight(), DEPTH as usize);
+    });
+}
+
+#[test]
+fn a_flood_is_answered_without_an_error_while_the_others_have_their_turns() {
+    const SHARE: u32 = 6;
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        // One send each, and none that may wait: a message is handed out when there is room for its answer.
+        let mut service = Service::new(&pd, interfaces, SHARE, 1);
+        let rounds = if cfg!(miri) { 8 } else { 200 };
+        let (mut answered, mut asked, mut since) = ([0; 3], [0; 3], [0; 3]);
+        while answered.iter().sum::<u32>() < rounds {
+            // The first asks until its share is used up, the others whenever they have their answer.
+            for (peer, most) in [(0, SHARE), (1, 1), (2, 1)] {
+                while asked[peer] - answered[peer] < most {
+                    service.peers[peer].receive(pd.allocate(16).unwrap()).unwrap();
+                    service.say(peer, b"ask");
+                    asked[peer] += 1;
+                    since[peer] = 0;
+                }
+            }
+            let (from, completion) = service.next().expect("a completion");
+            // What is held in the name of the one that floods.
+            let backlog = service.set.backlog(service.keys[0]).unwrap();
+            assert!(backlog <= SHARE, "{backlog}");
+            let completion = completion.ok().unwrap();
+            if completion.operation == Operation::Receive {
+                service.set.endpoint(service.keys[from]).unwrap().send(completion.buffer.unwrap()).unwrap();
+                answered[from] += 1;
+                assert_eq!(done(&mut service.peers[from]).operation, Operation::Receive);
+            } else {
+                service.pool.receive(completion.buffer.unwrap()).unwrap();
+            }
+            // Each endpoint has at most one answer to be taken back, and one request, before the turn of another.
+            since.iter_mut().for_each(|steps| *steps += 1);
+            for peer in [1, 2] {
+                assert!(
+                    asked[peer] == answered[peer] || since[peer] <= 6,
+                    "client {peer} waits for {} turns",
+                    since[peer]
+                );
+            }
+        }
+        assert!(answered.iter().all(|answered| *answered >= rounds / 4), "{answered:?}");
+    });
+}
+
+#[test]
+fn messages_that_are_held_back_are_waited_for_and_not_polled_for() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces, DEPTH, 2);
+        for number in 0..4 {
+            service.peers[0].receive(pd.allocate(16).unwrap()).unwrap();
+            service.say(0, &[number]);
+        }
+        fake.set_mode(Mode::Manual);
+        for _ in 0..2 {
+            let (_, request) = service.next().unwrap();
+            service.set.endpoint(service.keys[0]).unwrap().send(request.buffer.unwrap()).unwrap();
+        }
+        assert!(service.next().is_none(), "there is no room for an answer");
+        assert_eq!((service.set.arm().unwrap(), service.set.backlog(service.keys[0])), (Armed::Wait, Some(2)));
+        fake.progress();
+        assert_eq!(service.set.arm().unwrap(), Armed::Poll);
+        let operations: Vec<_> = std::iter::from_fn(|| service.next()).map(|(_, done)| done.operation).collect();
+        assert_eq!(operations, [Operation::Send, Operation::Send, Operation::Receive, Operation::Receive]);
+    });
+}
+
+#[test]
+fn a_set_that_is_dropped_frees_the_messages_that_wait() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut service = Service::new(&pd, interfaces, DEPTH, 8);
+        for number in 0..4 {
+            service.say(0, &[number]);
+        }
+        assert_eq!(service.next_text(), (0, vec![0]));
+        drop(service.set);
+        assert_eq!(service.pool.receives_in_flight(), DEPTH as usize - 3);
+        assert_eq!(service.pool.close().unwrap().len(), DEPTH as usize - 3);
+    });
+}
