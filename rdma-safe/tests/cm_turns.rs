@@ -237,6 +237,10 @@ unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, to: *mut rdma_event_channel
     0
 }
 
+unsafe extern "C" fn device_guid(device: *mut ibv_device) -> __be64 {
+    (device.addr() as u64).to_be()
+}
+
 extern "C" fn unsupported() -> c_int {
     -1
 }
@@ -256,6 +260,11 @@ fn installed() -> MutexGuard<'static, ()> {
         (table.rdma_resolve_addr, table.rdma_listen, table.rdma_bind_addr) = (resolve_addr, listen, bind_addr);
         // SAFETY: the functions that are called have the signatures of their fields.
         unsafe { install_rdmacm(table) }.unwrap();
+        // SAFETY: as above.
+        let mut table = unsafe { Verbs::from_lookup("the test", |_: &CStr| unsupported as *mut c_void) }.unwrap();
+        table.ibv_get_device_guid = device_guid;
+        // SAFETY: as above.
+        unsafe { install_verbs(table) }.unwrap();
     });
     alone
 }
@@ -344,3 +353,37 @@ fn a_way_may_be_looked_for_as_long_as_there_is_time() {
         other => panic!("{other:?}"),
     }
 }
+
+/// Under Miri a reference to the whole context races with the thread that locks its mutex.
+#[test]
+fn the_device_of_an_id_is_read_while_the_mutex_of_its_context_changes_hands() {
+    let _alone = installed();
+    let channel = EventChannel::new().unwrap();
+    let id = Id::new(&channel, PortSpace::TCP).unwrap();
+    let device = std::ptr::without_provenance_mut(0x17);
+    let context = Box::into_raw(Box::new(ibv_context { device, ..ibv_context::zeroed() }));
+    // SAFETY: nobody else uses the id yet.
+    unsafe { (*id.as_raw()).verbs = context };
+    std::thread::scope(|scope| {
+        // SAFETY: the context is valid.
+        let mutex = Shared(unsafe { &raw mut (*context).mutex });
+        scope.spawn(move || {
+            let Shared(mutex) = { mutex };
+            // SAFETY: a mutex of zeros is an open one, which this thread is the only one to lock.
+            unsafe {
+                assert_eq!((libc::pthread_mutex_lock(mutex.cast()), libc::pthread_mutex_unlock(mutex.cast())), (0, 0))
+            }
+        });
+        assert_eq!(id.device_guid().map(|guid| guid.to_string()), Some("0000:0000:0000:0017".to_owned()));
+    });
+    drop(id);
+    // SAFETY: made above, and the id that had it is gone.
+    drop(unsafe { Box::from_raw(context) });
+    with(|world| assert_eq!(world.breaches, [""; 0]));
+}
+
+/// A pointer that goes to another thread.
+struct Shared<T>(*mut T);
+
+// SAFETY: the test says who uses it when.
+unsafe impl<T> Send for Shared<T> {}

@@ -366,8 +366,9 @@ impl Id {
         let _turn = self.channel.turn();
         // SAFETY: the id is valid, and is not changed in this turn.
         let context = NonNull::new(unsafe { (*self.raw.as_ptr()).verbs })?;
-        // SAFETY: librdmacm keeps the context of an id that has one open.
-        Some(of(verbs, unsafe { context.as_ref() }.device))
+        // SAFETY: librdmacm keeps the context of an id that has one open, and the field does not change. No reference to the whole
+        // context is made: it has a mutex, which other threads may lock.
+        Some(of(verbs, unsafe { (*context.as_ptr()).device }))
     }
 
     /// Offers the peer options of enhanced connection establishment: `rdma_set_local_ece(3)`. Before [`Id::connect`] or

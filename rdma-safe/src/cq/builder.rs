@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
+use super::accessors::{self, Lacking};
 use super::{CompletionQueue, Mode, Parents, Shared, Taken, WcFields};
 use crate::errno::check_ptr;
 use crate::id::CqId;
@@ -76,7 +77,7 @@ impl CompletionQueueBuilder {
     /// [`Error::ForeignContext`] when the channel or the domain belongs to another context; [`Error::NotParentDomain`] when the
     /// domain is not a parent domain, [`Error::Unsupported`] when the provider does not put queues into one;
     /// [`Error::CreateCompletionQueue`] when the number of entries or the vector is beyond the device's limits;
-    /// [`Error::CompletionFields`] when the device cannot report the fields.
+    /// [`Error::CompletionFields`] when the device cannot report the fields, or accepts them and has no function to read them.
     #[doc(alias = "ibv_create_cq_ex")]
     #[doc(alias = "ibv_create_cq")]
     pub fn build(self) -> Result<CompletionQueue> {
@@ -88,7 +89,11 @@ impl CompletionQueueBuilder {
         }
         if !self.classic {
             match self.create_extended() {
-                Ok(raw) => return Ok(self.finish_extended(raw)),
+                Ok(raw) => match self.require_accessors(raw) {
+                    Ok(()) => return Ok(self.finish_extended(raw)),
+                    Err(_) if WcFields::STANDARD.contains(self.fields) => {}
+                    Err(lacking) => return Err(lacking.into_error(&self.context)),
+                },
                 // Not all providers have extended queues, or all fields in them; what is left to try is the classic
                 // one. EINVAL is what some say of a field they do not know; if the reason is another, the classic call
                 // repeats it.
@@ -119,7 +124,10 @@ impl CompletionQueueBuilder {
             return Err(self.context.unsupported("classic completion queues in a parent domain"));
         }
         match self.create_extended() {
-            Ok(raw) => Ok(self.clone().finish_extended(raw)),
+            Ok(raw) => match self.require_accessors(raw) {
+                Ok(()) => Ok(self.clone().finish_extended(raw)),
+                Err(lacking) => Err(lacking.into_error(&self.context)),
+            },
             Err(errno) if errno.is_unsupported() || errno.0 == libc::EINVAL && self.is_within_limits() => {
                 Err(unsupported())
             }
@@ -150,6 +158,13 @@ impl CompletionQueueBuilder {
         };
         // SAFETY: the context, the channel and the domain are valid, and `attr` is for the duration of the call.
         check_ptr(|| unsafe { ibv_create_cq_ex(self.context.as_raw(), &mut attr) }).map(|raw| (raw, id))
+    }
+
+    /// Destroys a queue that was just created and lacks functions.
+    fn require_accessors(&self, raw: (NonNull<ibv_cq_ex>, CqId)) -> Result<(), Lacking> {
+        // SAFETY: just created by the extended call.
+        unsafe { accessors::check(raw.0.as_ptr(), self.fields) }
+            .inspect_err(|_| drop(self.clone().finish_extended(raw)))
     }
 
     fn create_classic(&self) -> Result<(NonNull<ibv_cq>, CqId), Errno> {

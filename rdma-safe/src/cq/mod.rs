@@ -1,5 +1,6 @@
 //! Completion queues.
 
+mod accessors;
 mod builder;
 mod modify;
 mod owned;

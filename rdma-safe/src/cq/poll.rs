@@ -225,8 +225,8 @@ macro_rules! field {
     ($self:ident, $field:expr, $read:ident, |$wc:ident| $classic:expr) => {
         match $self.row {
             Row::Extended(cq) if $self.fields.contains($field) => {
-                // SAFETY: the cursor stands on a completion, and the queue was created with this field, so the provider
-                // has set the accessor.
+                // SAFETY: the cursor stands on a completion, and the queue has the accessor of this field: `accessors::check`
+                // saw it.
                 Some(unsafe { $read(cq.as_ptr()) })
             }
             Row::Extended(_) => None,
@@ -308,7 +308,7 @@ impl WorkCompletion<'_> {
     #[inline(always)]
     pub fn opcode(&self) -> WcOpcode {
         match self.row {
-            // SAFETY: the cursor stands on a completion, and providers always set this accessor.
+            // SAFETY: the cursor stands on a completion, and the queue has this accessor, as `accessors::check` saw.
             Row::Extended(cq) => WcOpcode(unsafe { ibv_wc_read_opcode(cq.as_ptr()) }.0),
             Row::Classic(wc) => WcOpcode(wc.opcode.0),
         }

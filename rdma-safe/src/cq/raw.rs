@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use rdma_sys::*;
 
-use super::{CompletionQueue, CompletionQueueBuilder};
+use super::{CompletionQueue, CompletionQueueBuilder, accessors};
 use crate::id::CqId;
 use crate::{Error, Result, WcFields};
 
@@ -18,7 +18,8 @@ impl CompletionQueueBuilder {
     ///
     /// # Errors
     /// [`Error::WrongParent`] when it belongs to another context or channel than the builder; [`Error::CompletionFields`] for
-    /// fields that a classic queue has not. It then is as before, and the caller's.
+    /// fields that a classic queue has not, or that an extended one has no function for; [`Error::Unsupported`] for an extended
+    /// queue that lacks a function that all need. It then is as before, and the caller's.
     ///
     /// # Safety
     /// `raw` must be a completion queue that is this one's alone to destroy, to arm and to poll, and which nobody is polling now.
@@ -38,6 +39,11 @@ impl CompletionQueueBuilder {
         }
         if self.classic && !WcFields::STANDARD.contains(self.fields) {
             return Err(self.fields_error());
+        }
+        if !self.classic {
+            // SAFETY: the queue is valid and, unless the builder says otherwise, an extended one, says the caller.
+            unsafe { accessors::check(raw.as_ptr().cast(), self.fields) }
+                .map_err(|lacking| lacking.into_error(&self.context))?;
         }
         let id = CqId::next();
         // SAFETY: as above, and nobody reads the field meanwhile, says the caller.

@@ -22,8 +22,8 @@ macro_rules! fields {
         #[inline(always)]
         pub fn $name(&self) -> $type {
             match self.row {
-                // SAFETY: the cursor stands on a completion, and the queue was created with this field, so the provider has set the
-                // accessor.
+                // SAFETY: the cursor stands on a completion, and the queue has the accessor of this field: `accessors::check` saw
+                // it.
                 Row::Extended(cq) => unsafe { $read(cq.as_ptr()) },
                 Row::Classic(wc) => wc.$member.into(),
             }
@@ -60,8 +60,7 @@ impl<'a> StandardFields<'a> {
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> Option<u32> {
-        // SAFETY: providers always set the accessor of flags; as to immediate data, see `fields`. With the flag, the union holds
-        // it.
+        // SAFETY: both accessors are there, see `fields`. With the flag, the union holds immediate data.
         let imm = unsafe {
             match self.row {
                 Row::Extended(cq) if ibv_wc_read_wc_flags(cq.as_ptr()) & WcFlags::WITH_IMM.bits() != 0 => {

@@ -287,7 +287,7 @@ pub enum Error {
          EndpointBuilder::timestamps unset"
     )]
     CompletionFields {
-        /// Those of the fields asked for that not every device has.
+        /// Those of the fields asked for that not every device has, or those that this one accepts and has no function for.
         fields: crate::WcFields,
     },
 

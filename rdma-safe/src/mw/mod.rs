@@ -172,8 +172,8 @@ impl ProtectionDomain {
             return Err(context.unsupported(K::FEATURE));
         }
         // SAFETY: the context is valid; every provider that has windows sets these, the shims do not look at the first.
-        let ops = unsafe { &(*context.as_raw()).ops };
-        if ops.bind_mw.is_none() || ops.dealloc_mw.is_none() {
+        let (bind, dealloc) = unsafe { ((*context.as_raw()).ops.bind_mw, (*context.as_raw()).ops.dealloc_mw) };
+        if bind.is_none() || dealloc.is_none() {
             return Err(context.unsupported(K::FEATURE));
         }
         // SAFETY: the domain is valid.
@@ -236,7 +236,7 @@ impl<K: WindowType> MemoryWindow<K> {
     /// # Safety
     ///
     /// Every call of [`MemoryWindow::confirm`], [`MemoryWindow::revert`] and [`MemoryWindow::invalidated`] so far was true, and no
-    /// binding that was posted and then reverted can still be executed. Otherwise the window may stay bound to memory that is freed.
+    /// binding that was posted and then reverted can still be executed. Otherwise the window may stay bound to freed memory.
     pub unsafe fn release_former(&mut self) {
         let MadeFrom { pending, bound, regions, .. } = &mut *self.object;
         let needed = [bound.as_ref(), pending.as_ref().and_then(|pending| pending.to.as_ref())];

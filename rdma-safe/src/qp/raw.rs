@@ -61,8 +61,8 @@ impl QueuePairBuilder<'_> {
         if let Some(ops) = asked.filter(|ops| !all.contains(*ops)) {
             return Err(Error::UnsupportedOperations { ops: ops - all });
         }
-        // SAFETY: the queue pair is valid, says the caller; these fields do not change.
-        self.check_parents(unsafe { raw.as_ref() })?;
+        // SAFETY: the queue pair is valid, says the caller.
+        unsafe { self.check_parents(raw.as_ptr())? }
         let pd = self.pd;
         let verbs = pd.context().verbs();
         let (mut attr, mut init) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
@@ -129,20 +129,26 @@ impl QueuePair {
 }
 
 impl QueuePairBuilder<'_> {
-    fn check_parents(&self, qp: &ibv_qp) -> Result<()> {
+    /// # Safety
+    /// `qp` must be a valid queue pair.
+    unsafe fn check_parents(&self, qp: *const ibv_qp) -> Result<()> {
         let wrong = |object| Err(Error::WrongParent { object });
-        if QueuePairType(qp.qp_type.0) != self.qp_type {
+        // SAFETY: the caller's contract; these fields do not change. No reference to the whole queue pair is made: it has a mutex,
+        // which other threads may lock.
+        let (qp_type, context, pd, send_cq, recv_cq, srq) =
+            unsafe { ((*qp).qp_type, (*qp).context, (*qp).pd, (*qp).send_cq, (*qp).recv_cq, (*qp).srq) };
+        if QueuePairType(qp_type.0) != self.qp_type {
             return wrong("type");
         }
         for (object, fits) in [
-            ("context", qp.context == self.pd.context().as_raw()),
-            ("protection domain", qp.pd == self.pd.as_raw()),
-            ("completion queue of sends", qp.send_cq == self.send_cq.as_raw()),
+            ("context", context == self.pd.context().as_raw()),
+            ("protection domain", pd == self.pd.as_raw()),
+            ("completion queue of sends", send_cq == self.send_cq.as_raw()),
             (
                 "completion queue of receives",
-                qp.recv_cq == self.recv_cq.as_raw() || self.qp_type == QueuePairType::XRC_SEND,
+                recv_cq == self.recv_cq.as_raw() || self.qp_type == QueuePairType::XRC_SEND,
             ),
-            ("shared receive queue", qp.srq == self.srq_ptr()),
+            ("shared receive queue", srq == self.srq_ptr()),
         ] {
             if !fits {
                 return wrong(object);

@@ -314,6 +314,30 @@ fn a_session_ends_exactly_if_it_began() {
 }
 
 #[test]
+fn a_field_that_a_provider_accepts_and_lacks_is_refused() {
+    let wc_flags = (WcFields::STANDARD | WcFields::COMPLETION_TIMESTAMP).bits();
+    for lacks in [WcFields::COMPLETION_TIMESTAMP, WcFields::BYTE_LEN] {
+        let fake = Fake::new(Config { wc_flags, hollow_fields: lacks.bits(), ..Config::default() });
+        let asked = WcFields::STANDARD | WcFields::COMPLETION_TIMESTAMP;
+        let error = fake.open().completion_queue(8).fields(asked).build().unwrap_err();
+        assert!(matches!(error, Error::CompletionFields { fields } if fields == lacks), "{error}");
+        assert_eq!(fake.live().cqs, 0, "the queue that lacks it is destroyed");
+    }
+}
+
+#[test]
+fn a_queue_that_lacks_what_every_device_reports_is_polled_by_poll_cq() {
+    for (hollow_fields, no_end_poll) in [(WcFields::BYTE_LEN.bits(), false), (WcFields::IMM.bits(), false), (0, true)] {
+        let fake = Fake::new(Config { hollow_fields, no_end_poll, ..Config::default() });
+        let mut cq = fake.open().completion_queue(8).build().unwrap();
+        fake.inject(cq.as_raw(), numbered(5));
+        let [wc] = seen(&mut cq)[..] else { panic!("one completion") };
+        assert_eq!((wc.wr_id, wc.byte_len, cq.is_extended()), (5, Some(105), false));
+        assert_eq!(fake.live().cqs, 1);
+    }
+}
+
+#[test]
 fn fields_that_were_not_asked_for_are_none_and_never_read() {
     let all = WcFields::STANDARD | WcFields::COMPLETION_TIMESTAMP;
     let fake = Fake::new(Config { wc_flags: all.bits(), ..Config::default() });

@@ -229,6 +229,27 @@ fn a_context_that_cannot_be_asked_is_closed_only_if_it_was_given_away() {
 }
 
 #[test]
+fn a_queue_without_an_accessor_that_it_is_said_to_have_is_not_adopted() {
+    for (hollow_fields, no_end_poll) in [(WcFields::BYTE_LEN.bits(), false), (0, true)] {
+        let fake = Fake::new(Config { hollow_fields, no_end_poll, ..Config::default() });
+        let context = fake.open();
+        let raw = create_cq(&context, true, WcFields::STANDARD, None);
+        // SAFETY: just made, with these fields.
+        let error = unsafe { context.completion_queue(0).from_raw(raw) }.unwrap_err();
+        match error {
+            Error::CompletionFields { fields } => assert_eq!(fields, WcFields::BYTE_LEN),
+            Error::Unsupported { feature, .. } => assert!(no_end_poll && feature == "extended completion queues"),
+            other => panic!("{other}"),
+        }
+        // SAFETY: it is still the test's.
+        unsafe {
+            assert!((*raw.as_ptr()).cq_context.is_null(), "it is as before");
+            assert_eq!((table().ibv_destroy_cq)(raw.as_ptr()), 0);
+        }
+    }
+}
+
+#[test]
 fn what_is_given_up_is_its_callers_to_destroy() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
@@ -340,6 +361,35 @@ fn nothing_is_called_that_an_object_was_not_created_with() {
         }
     }
 }
+
+/// Under Miri a reference to the whole queue pair races with the thread that locks its mutex.
+#[test]
+fn a_queue_pair_is_adopted_while_its_mutex_changes_hands() {
+    let fake = Fake::new(Config::default());
+    let pd = fake.pd();
+    let cq = pd.context().completion_queue(4).build().unwrap();
+    let raw = create_qp(&pd, &cq, QueuePairType::RC, Some(SendOps::RC));
+    // SAFETY: the queue pair is valid.
+    let mutex = Shared(unsafe { &raw mut (*raw.as_ptr()).mutex });
+    let qp = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let Shared(mutex) = { mutex };
+            // SAFETY: a mutex of zeros is an open one, which this thread is the only one to lock.
+            unsafe {
+                assert_eq!((libc::pthread_mutex_lock(mutex.cast()), libc::pthread_mutex_unlock(mutex.cast())), (0, 0));
+            }
+        });
+        // SAFETY: just made, as the builder says.
+        unsafe { pd.queue_pair(&cq, &cq).from_raw(raw) }.unwrap()
+    });
+    assert_eq!(qp.as_raw(), raw.as_ptr());
+}
+
+/// A pointer that goes to another thread.
+struct Shared<T>(*mut T);
+
+// SAFETY: the test says who uses it when.
+unsafe impl<T> Send for Shared<T> {}
 
 #[test]
 fn a_queue_pair_is_adopted_in_the_state_that_it_is_in() {

@@ -71,6 +71,10 @@ pub(crate) struct Config {
     pub(crate) gid_queries: bool,
     /// Completion fields of extended queues.
     pub(crate) wc_flags: u64,
+    /// Completion fields that creation accepts and whose accessors are then not there.
+    pub(crate) hollow_fields: u64,
+    /// Extended queues come without `end_poll`.
+    pub(crate) no_end_poll: bool,
     /// Send operations of extended queue pairs.
     pub(crate) send_ops: u64,
     /// Send operations that creation accepts and that are then not there.
@@ -206,6 +210,8 @@ impl Default for Config {
             device_memory: 4096,
             device_memory_copies: true,
             confidential: false,
+            hollow_fields: 0,
+            no_end_poll: false,
             send_ops: 0x3ff,
             hollow_ops: 0,
             no_ud_addr: false,

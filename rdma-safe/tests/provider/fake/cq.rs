@@ -236,7 +236,8 @@ fn create(context: *mut ibv_context, verb: &'static str, wanted: Wanted) -> *mut
             }
             Some(fields) => {
                 let mut cq = ibv_cq_ex { context, channel, cq_context, handle, cqe, ..ibv_cq_ex::zeroed() };
-                set_accessors(&mut cq, fields);
+                set_accessors(&mut cq, fields & !state.config.hollow_fields);
+                cq.end_poll = cq.end_poll.filter(|_| !state.config.no_end_poll);
                 let (alloc, raw) = Alloc::new(cq);
                 (alloc, raw.cast())
             }
