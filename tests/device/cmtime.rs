@@ -41,7 +41,7 @@ fn both() -> Option<(Program, Program)> {
 
 /// Whether its ends wait for each other, which those of rdma-core 44 do not, whose server serves for ever.
 fn waits(c: &Program) -> bool {
-    let (Program::C(file) | Program::Rust(file)) = c;
+    let (Program::C { file, .. } | Program::Rust(file)) = c;
     let usage = Command::new(file).arg("-h").output().expect("the program starts");
     let usage = String::from_utf8_lossy(&usage.stdout).into_owned();
     assert!(usage.contains("-r retries") && !usage.contains("-C controller"), "another cmtime than is known: {usage}");

@@ -51,7 +51,7 @@ fn play(rdma: &Rdma, server: &Program, client: &Program, arguments: &[&str], siz
     let (size_text, iters_text) = (size.to_string(), iters.to_string());
     let common = [&["-p", &port, "-s", &size_text, "-n", &iters_text, "-r", "8"], arguments].concat();
     let mut first = server.start(rdma, &common);
-    if matches!(client, Program::C(_)) {
+    if matches!(client, Program::C { .. }) {
         // Ours waits for its server.
         wait_for_listener(port.parse().expect("a number"));
     }

@@ -16,7 +16,7 @@ use crate::support::program::Program;
 
 /// Runs one of our examples on soft0 with these variables; `None` when it is not built, after having said so.
 fn run(example: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Option<Output> {
-    let Some(Program::Rust(file) | Program::C(file)) = Program::example(example) else { return None };
+    let Some(Program::Rust(file) | Program::C { file, .. }) = Program::example(example) else { return None };
     let mut command = Command::new(file);
     command.args(["-d", "soft0"]).args(arguments).env_remove("RDMA_SOFT_FAULTS").envs(variables.iter().copied());
     Some(command.output().expect("the program starts"))

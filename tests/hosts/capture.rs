@@ -27,7 +27,7 @@ impl Capture {
         let file = std::env::temp_dir().join(format!("hosts-{name}.pcap"));
         let path = file.to_str().expect("text");
         let arguments = ["-q", "-i", &host.interface, "-f", "udp port 4791", "-w", path];
-        let tshark = Program::C(program).start_with(&arguments);
+        let tshark = Program::C { file: program, preload: None }.start_with(&arguments);
         tshark.wait_for("Capturing on");
         // It has begun when the file does.
         let begun = Instant::now();

@@ -6,14 +6,21 @@ use std::ffi::{CStr, c_char, c_int};
 use std::io::Error;
 use std::process::Command;
 
-use library::{file, library};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
 
 const DEVICE: &str = "/dev/infiniband/uverbs-soft0";
 
 /// What programs of the system print that have the library preloaded, and whether they succeed.
 fn preloaded(program: &str, arguments: &[&str]) -> (String, bool) {
-    let output = Command::new(program).args(arguments).env("LD_PRELOAD", file()).output().unwrap();
+    let output = Command::new(program).args(arguments).env("LD_PRELOAD", library::build().unwrap()).output().unwrap();
     (String::from_utf8(output.stdout).unwrap() + &String::from_utf8_lossy(&output.stderr), output.status.success())
+}
+
+/// Loads the shared object, beside what the test itself is linked with.
+fn library() -> Library {
+    // SAFETY: its initialisers are those of the standard library.
+    unsafe { Library::open(Some(library::build().unwrap()), RTLD_NOW | RTLD_LOCAL) }.unwrap()
 }
 
 #[test]

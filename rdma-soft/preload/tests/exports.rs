@@ -4,7 +4,7 @@ mod library;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use library::library;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// What programs may be linked with: all public functions of libibverbs in rdma-core 44.
 const PUBLIC: &[&str] = &[
@@ -81,6 +81,12 @@ const PUBLIC: &[&str] = &[
 
 /// What `ibv_devinfo` imports besides.
 const PRIVATE: &[&str] = &["ibv_query_gid_type", "ibv_read_sysfs_file"];
+
+fn library() -> Library {
+    let file = library::build().unwrap();
+    // SAFETY: its initialisers are those of the standard library.
+    unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.unwrap()
+}
 
 #[test]
 fn every_public_function_is_exported() {

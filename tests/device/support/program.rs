@@ -1,11 +1,14 @@
 //! Programs of this workspace and of others, run by tests.
 
+#[path = "../../../rdma-soft/preload/tests/library/mod.rs"]
+mod library;
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rdma_safe::soft;
 
@@ -17,7 +20,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// A program of rdma-core or its counterpart here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Program {
-    C(PathBuf),
+    C { file: PathBuf, preload: Option<PathBuf> },
     Rust(PathBuf),
 }
 
@@ -26,7 +29,11 @@ impl Program {
     pub(crate) fn of_rdma_core(name: &str, package: &str) -> Option<Program> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         match std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file()) {
-            Some(file) => Some(Program::C(file)),
+            Some(file) if soft::is_installed() => match preload() {
+                Ok(library) => Some(Program::C { file, preload: Some(library) }),
+                Err(reason) => skip(&reason),
+            },
+            Some(file) => Some(Program::C { file, preload: None }),
             None if soft::is_installed() => {
                 println!("skipped: there is no {name} in PATH, which nothing but this test needs on soft0");
                 None
@@ -50,12 +57,10 @@ impl Program {
 
     /// With more variables than this process has.
     pub(crate) fn start_in(&self, environment: &[(&str, String)], arguments: &[&str]) -> Running {
-        let (Program::C(file) | Program::Rust(file)) = self;
+        let (Program::C { file, .. } | Program::Rust(file)) = self;
         let command = format!("{} {}", file.display(), arguments.join(" "));
         let mut program = Command::new(file);
-        if matches!(self, Program::C(_)) && soft::is_installed() {
-            let library = beside_tests().join("librdma_soft.so");
-            assert!(library.is_file(), "{} is not there: `cargo build -p rdma-soft-preload`", library.display());
+        if let Program::C { preload: Some(library), .. } = self {
             program.env("LD_PRELOAD", library);
         }
         let mut child = program
@@ -71,6 +76,22 @@ impl Program {
         output.read(child.stderr.take().expect("piped"));
         Running { child, output, command }
     }
+}
+
+/// The library that programs in C need for soft0, or why there is none.
+fn preload() -> Result<PathBuf, String> {
+    // After a build that failed, the next test tries again and says what cargo said.
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    let (library, _) = built.get_or_insert_with(|| (library::build(), Instant::now()));
+    library.clone()
+}
+
+/// The result of the build, and when it ended. Locked while it is going on.
+static BUILT: Mutex<Option<(Result<PathBuf, String>, Instant)>> = Mutex::new(None);
+
+/// When the last build ended, for which this waits: how long it takes is not up to a test.
+pub(crate) fn built_at() -> Option<Instant> {
+    BUILT.lock().ok()?.as_ref().map(|(_, at)| *at)
 }
 
 /// `target/debug`, or whatever is built instead.

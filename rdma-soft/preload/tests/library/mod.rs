@@ -1,26 +1,24 @@
-//! The shared object.
+//! librdma_soft.so for tests, for which cargo builds no shared objects.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde_json::Value;
 
-/// Compiles it, since a test does not depend on a shared object of its own package.
-pub(crate) fn file() -> PathBuf {
+/// Compiles the shared object; its file.
+///
+/// # Errors
+/// Without a cargo. A library that does not compile is a panic.
+pub(crate) fn build() -> Result<PathBuf, String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--package", "rdma-soft-preload", "--lib", "--message-format", "json"]);
-    let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output =
+        cargo.output().map_err(|error| format!("librdma_soft.so cannot be compiled, {}: {error}", env!("CARGO")))?;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let messages = output.stdout.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
     let mut files = messages.flat_map(|message: Value| message["filenames"].as_array().cloned().unwrap_or_default());
-    let path =
+    let file =
         files.find_map(|file| file.as_str().filter(|file| file.ends_with("/librdma_soft.so")).map(PathBuf::from));
-    path.unwrap()
-}
-
-/// Loads it, beside what the test itself is linked with.
-pub(crate) fn library() -> Library {
-    // SAFETY: its initialisers are those of the standard library.
-    unsafe { Library::open(Some(file()), RTLD_NOW | RTLD_LOCAL) }.unwrap()
+    Ok(file.expect("cargo names what it has compiled"))
 }
