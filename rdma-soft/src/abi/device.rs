@@ -13,6 +13,7 @@ use super::fill::write_text;
 use super::query::{guid, query_device_ex, query_port};
 use super::refuse::null;
 use super::{builder, cq, memory, post, qp, srq};
+use crate::counters::report_at_exit;
 use crate::device::{Context, Signal, device};
 
 /// The device, as programs know it: a `verbs_device` of rdma-core's drivers.
@@ -81,6 +82,7 @@ pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int
 /// Opens the device: a context, of which there may be many.
 pub unsafe extern "C" fn ibv_open_device(raw: *mut ibv_device) -> *mut ibv_context {
     let Some(device) = device() else { return null(libc::EADDRNOTAVAIL) };
+    report_at_exit();
     let signal = match Signal::new() {
         Ok(signal) => signal,
         Err(error) => return null(error.raw_os_error().unwrap_or(libc::EMFILE)),

@@ -19,6 +19,7 @@ mod queues;
 mod server;
 mod slab;
 mod state;
+pub(crate) mod traffic;
 
 pub(crate) use self::core::{Core, Device, device, setup_error};
 pub(crate) use cq::{Armed, Completions, Cq, Overrun};

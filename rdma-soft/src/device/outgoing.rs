@@ -11,9 +11,10 @@ use super::net_address::{self, Destination};
 use super::qp::{PKEY, Qp};
 use super::queues::Task;
 use super::state::MULTICAST_QP;
+use super::traffic::SENT;
 use crate::net::{Origin, Part, To};
 use crate::transport::{Outgoing, Payload, Time};
-use crate::wire::{Encoded, Header, Operation, Psn, Trailer, Transport};
+use crate::wire::{Encoded, Header, ICRC, Operation, Psn, Trailer, Transport};
 
 /// Where the payload of a packet is: registered memory, or inline data of work.
 ///
@@ -46,6 +47,8 @@ impl Parts {
     /// Makes a packet of them.
     fn send(&self, link: &mut Link, to: To, headers: &Encoded, now: Time) {
         let Link { socket, outbox, .. } = link;
+        let len = self.0.iter().map(|part| part.len).sum::<usize>();
+        SENT.add(headers.len() + len + Header::padding(len) + ICRC);
         // SAFETY: as `Parts` says, they may be read as long as the device is locked; it is during this call, after which nobody
         // has their addresses.
         unsafe { outbox.push(socket, to, headers, &self.0, now) };

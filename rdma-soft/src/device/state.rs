@@ -12,6 +12,7 @@ use super::keys::Keys;
 use super::net_address::{address, route_header};
 use super::qp::Qp;
 use super::slab::Slab;
+use super::traffic::RECEIVED;
 use crate::net::Origin;
 use crate::transport::Time;
 use crate::wire::{Packet, Transport};
@@ -108,6 +109,7 @@ impl State {
 
     /// Takes a packet that has come from there to here, and is as it was sent.
     pub(crate) fn arrived(&mut self, from: Origin, to: IpAddr, datagram: &[u8], now: Time) {
+        RECEIVED.add(datagram.len());
         let Ok(packet) = Packet::parse(datagram) else { return };
         let number = packet.header.dest_qp;
         if let Transport::Ud { .. } = packet.header.transport {

@@ -1,0 +1,62 @@
+//! Traffic counters, and the file that they are written to when the program exits.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::sync::OnceLock;
+
+use crate::device::traffic::{RECEIVED, SENT};
+
+/// Traffic of the device of this process since it started.
+///
+/// A packet counts from its base transport header to its invariant CRC, without the headers of UDP and IP. Retransmitted packets
+/// count again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Packets sent, also those that [`Faults`](crate::faults::Faults) lost.
+    pub sent_packets: u64,
+    /// Bytes of these.
+    pub sent_bytes: u64,
+    /// Packets received with a valid invariant CRC.
+    pub received_packets: u64,
+    /// Bytes of these.
+    pub received_bytes: u64,
+}
+
+/// Reads the traffic counters of this process.
+///
+/// The variable `RDMA_SOFT_STATS` names a file to which a process that has opened the device appends them as one line when it
+/// exits. A process that is killed writes nothing.
+#[must_use]
+pub fn counters() -> Counters {
+    let ((sent_packets, sent_bytes), (received_packets, received_bytes)) = (SENT.get(), RECEIVED.get());
+    Counters { sent_packets, sent_bytes, received_packets, received_bytes }
+}
+
+/// The file, and the process that writes to it: a child by `fork` has sent nothing.
+static REPORT: OnceLock<(OsString, u32)> = OnceLock::new();
+
+/// Has the counters written when this process exits, if the program's user wants that.
+#[allow(unsafe_code)]
+pub(crate) fn report_at_exit() {
+    let Some(file) = std::env::var_os("RDMA_SOFT_STATS").filter(|file| !file.is_empty()) else { return };
+    if REPORT.set((file, std::process::id())).is_ok() {
+        // SAFETY: the function takes no lock that another thread may hold at exit, and does not unwind into C.
+        unsafe { libc::atexit(report) };
+    }
+}
+
+extern "C" fn report() {
+    let Some((file, _)) = REPORT.get().filter(|(_, process)| *process == std::process::id()) else { return };
+    let Counters { sent_packets, sent_bytes, received_packets, received_bytes } = counters();
+    let line = format!(
+        "pid={} sent_packets={sent_packets} sent_bytes={sent_bytes} received_packets={received_packets} \
+         received_bytes={received_bytes}\n",
+        std::process::id()
+    );
+    let written = File::options().append(true).create(true).open(file).and_then(|mut to| to.write_all(line.as_bytes()));
+    if let Err(error) = written {
+        eprintln!("rdma-soft: RDMA_SOFT_STATS={}: {error}", std::path::Path::new(file).display());
+    }
+}

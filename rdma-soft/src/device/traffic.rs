@@ -1,0 +1,36 @@
+//! What the device has sent and received.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Packets and bytes in one direction.
+#[derive(Debug)]
+pub(crate) struct Count {
+    packets: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Sent by the device of this process, retransmissions included.
+pub(crate) static SENT: Count = Count::new();
+
+/// Received and intact.
+pub(crate) static RECEIVED: Count = Count::new();
+
+impl Count {
+    const fn new() -> Count {
+        Count { packets: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+    }
+
+    /// Counts a packet of `len` bytes from its base transport header to its invariant CRC, with the device locked.
+    ///
+    /// Nobody else counts meanwhile, so a load and a store suffice.
+    pub(crate) fn add(&self, len: usize) {
+        for (count, more) in [(&self.packets, 1), (&self.bytes, len as u64)] {
+            count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        }
+    }
+
+    /// Packets and bytes so far.
+    pub(crate) fn get(&self) -> (u64, u64) {
+        (self.packets.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+}

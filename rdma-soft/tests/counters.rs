@@ -1,0 +1,62 @@
+//! Counters of traffic, also in the file that a process leaves.
+
+mod datagrams;
+
+use std::process::Command;
+use std::ptr::null_mut;
+
+use rdma_soft::abi::{ibv_alloc_pd, ibv_get_device_list, ibv_open_device, ibv_query_gid};
+use rdma_soft::counters;
+use rdma_sys::{Zeroed, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_poll_cq, ibv_wc};
+
+use datagrams::{datagrams, send};
+
+/// Headers of a datagram's transport, four bytes of payload, and the invariant CRC.
+const PACKET: u64 = 12 + 8 + 4 + 4;
+const STATS: &str = "RDMA_SOFT_STATS";
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets, and runs itself as a program")]
+fn traffic_is_counted_and_reported_when_the_process_exits() {
+    if std::env::var_os(STATS).is_some() {
+        return exchange();
+    }
+    let file = std::env::temp_dir().join(format!("rdma-soft-stats-{}", std::process::id()));
+    for _ in 0..2 {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        let test = "traffic_is_counted_and_reported_when_the_process_exits";
+        let output = program.args(["--exact", test]).env(STATS, &file).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(text.lines().count(), 2, "a line for each process: {text}");
+    for line in text.lines() {
+        let (sent, bytes) = (3, 3 * PACKET);
+        let expected =
+            format!(" sent_packets={sent} sent_bytes={bytes} received_packets={sent} received_bytes={bytes}");
+        assert!(line.starts_with("pid=") && line.ends_with(&expected), "{line}");
+    }
+}
+
+/// Sends three datagrams, which the device itself receives.
+fn exchange() {
+    // SAFETY: each object is made of those before it, which stay.
+    unsafe {
+        let context = ibv_open_device(*ibv_get_device_list(null_mut()));
+        let pd = ibv_alloc_pd(context);
+        let [from, to] = [(); 2].map(|()| datagrams(pd));
+        let mut dgid = ibv_gid { raw: [0; 16] };
+        assert_eq!(ibv_query_gid(context, 1, 0, &mut dgid), 0);
+        let grh = ibv_global_route { dgid, ..ibv_global_route::zeroed() };
+        let way = ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() };
+        for _ in 0..3 {
+            send(from, to, way);
+        }
+        let mut wc = ibv_wc::zeroed();
+        while counters().received_packets < 3 {
+            // Nothing was posted there that could complete.
+            assert_eq!(ibv_poll_cq((*to).recv_cq, 1, &mut wc), 0);
+        }
+    }
+}
