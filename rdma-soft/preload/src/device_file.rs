@@ -9,7 +9,9 @@
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::transmute_copy;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::AtomicPtr;
+
+use crate::next::next;
 
 const PATH: &CStr = c"/dev/infiniband/uverbs-soft0";
 
@@ -65,26 +67,6 @@ fn fail(value: c_int) -> c_int {
     // SAFETY: the calling thread's.
     unsafe { *errno() = value };
     -1
-}
-
-/// The function of that name that the program would have called, or null.
-///
-/// `dlsym` of the C library allocates only to report an error. Threads that ask at the same time store the same address.
-fn next(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
-    let known = found.load(Ordering::Relaxed);
-    if !known.is_null() {
-        return known;
-    }
-    // SAFETY: a string; the handle stands for the libraries behind this one.
-    let mut symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    if symbol.is_null() && name.to_bytes().starts_with(b"__") {
-        // The functions of programs from before glibc 2.33 have only the first version of their architecture.
-        let version = if cfg!(target_arch = "x86_64") { c"GLIBC_2.2.5" } else { c"GLIBC_2.17" };
-        // SAFETY: as above.
-        symbol = unsafe { libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) };
-    }
-    found.store(symbol, Ordering::Relaxed);
-    symbol
 }
 
 /// Calls the function that another stands before; where that says that there is no such file, and the path is the device's, the

@@ -5,6 +5,8 @@
 //! but must never see an object of this device; that is why every public function is here, also those that refuse.
 
 mod device_file;
+mod dlopen;
+mod next;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 

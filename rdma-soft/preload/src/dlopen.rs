@@ -1,0 +1,96 @@
+//! Programs that open libibverbs themselves, with `dlopen`, such as NCCL, rdma-mummy, and Python by ctypes.
+//!
+//! Preloading puts this library before the symbols that a program is linked with, but not into a handle that it asks for by
+//! name. A link of that name in a directory of `LD_LIBRARY_PATH` would do that, and would also have libmlx5 and librdmacm find
+//! this library where they are linked with the system's, of which they need private functions.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::transmute;
+use core::ptr::null_mut;
+use core::sync::atomic::AtomicPtr;
+
+use crate::next::next;
+
+const NAMES: [&CStr; 2] = [c"libibverbs.so.1", c"libibverbs.so"];
+
+/// Opens this library for the names of libibverbs, and any other as before.
+///
+/// The C library looks for a name in the run path of its caller, whose address is on the stack. An optimized build calls the next
+/// function by a jump, which leaves it there; others look in the run path of this library, which has none.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
+    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+    let symbol = next(c"dlopen", &NEXT);
+    if symbol.is_null() {
+        return null_mut();
+    }
+    // SAFETY: the function of that name has this type.
+    let function =
+        unsafe { transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void>(symbol) };
+    // SAFETY: the caller's string, where it gives one.
+    let is_libibverbs = !file.is_null() && NAMES.contains(&unsafe { CStr::from_ptr(file) });
+    let file = if is_libibverbs { own_name().unwrap_or(file) } else { file };
+    // SAFETY: the caller keeps the contract of the function of this name.
+    unsafe { function(file, mode) }
+}
+
+/// Finds a function of this library in any version of libibverbs' interface, and other symbols as before.
+///
+/// The functions here have no versions. Calls go on by a jump as from [`dlopen`], since `RTLD_NEXT` depends on the caller.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
+    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+    type Find = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+    let symbol = next(c"dlvsym", &NEXT);
+    if symbol.is_null() {
+        return null_mut();
+    }
+    // SAFETY: the function of that name has this type.
+    let function = unsafe { transmute::<*mut c_void, Find>(symbol) };
+    // SAFETY: the caller's string.
+    let is_of_libibverbs = unsafe { CStr::from_ptr(version) }.to_bytes().starts_with(b"IBVERBS_");
+    if handle == libc::RTLD_NEXT || handle == libc::RTLD_DEFAULT || !is_of_libibverbs {
+        // SAFETY: the caller keeps the contract of the function of this name.
+        return unsafe { function(handle, name, version) };
+    }
+    // SAFETY: as above.
+    unsafe { any_version(function(handle, name, version), handle, name) }
+}
+
+/// `found`, or else the symbol of that name if it is this library's.
+///
+/// # Safety
+/// The handle is open, and the name is a string.
+#[inline(never)]
+unsafe fn any_version(found: *mut c_void, handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    if !found.is_null() {
+        return found;
+    }
+    // SAFETY: the caller's promise.
+    let symbol = unsafe { libc::dlsym(handle, name) };
+    let own = own_info().map(|info| info.dli_fbase);
+    if !symbol.is_null() && own.is_some() && info(symbol).map(|info| info.dli_fbase) == own {
+        symbol
+    } else {
+        null_mut()
+    }
+}
+
+/// The name under which this library was loaded: to open it again by that finds it where it is.
+#[inline(never)]
+fn own_name() -> Option<*const c_char> {
+    own_info().map(|info| info.dli_fname).filter(|name| !name.is_null())
+}
+
+fn own_info() -> Option<libc::Dl_info> {
+    info(own_name as *const c_void)
+}
+
+/// Which library an address belongs to.
+fn info(address: *const c_void) -> Option<libc::Dl_info> {
+    let mut info =
+        libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() };
+    // SAFETY: any address may be asked for; what is written stays while the library is loaded.
+    let is_known = unsafe { libc::dladdr(address, &mut info) } != 0;
+    is_known.then_some(info)
+}

@@ -1,0 +1,51 @@
+//! Programs that open libibverbs by name.
+
+mod library;
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::process::Command;
+
+use library::file;
+
+/// Set where the test runs as a program that has the library preloaded.
+const INSIDE: &str = "RDMA_SOFT_TEST_DLOPEN";
+
+#[test]
+fn libibverbs_is_soft0_and_other_libraries_are_themselves() {
+    if std::env::var_os(INSIDE).is_some() {
+        return open_libraries();
+    }
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "libibverbs_is_soft0_and_other_libraries_are_themselves"]);
+    let output = program.env("LD_PRELOAD", file()).env(INSIDE, "1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+fn open_libraries() {
+    type List = unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void;
+    type Name = unsafe extern "C" fn(*mut c_void) -> *const c_char;
+    for name in [c"libibverbs.so", c"libibverbs.so.1"] {
+        // SAFETY: the functions have these types; the list has one device.
+        unsafe {
+            let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            assert!(!library.is_null(), "{name:?}");
+            // NCCL asks for a version of each function.
+            let list = libc::dlvsym(library, c"ibv_get_device_list".as_ptr(), c"IBVERBS_1.1".as_ptr());
+            let device_name = libc::dlsym(library, c"ibv_get_device_name".as_ptr());
+            assert!(!list.is_null() && !device_name.is_null(), "{name:?}");
+            let (list, device_name) =
+                (std::mem::transmute::<*mut c_void, List>(list), std::mem::transmute::<*mut c_void, Name>(device_name));
+            let mut count = 0;
+            let devices = list(&mut count);
+            assert_eq!((count, CStr::from_ptr(device_name(*devices))), (1, c"soft0"));
+            assert_eq!(libc::dlclose(library), 0);
+        }
+    }
+    // SAFETY: names, or none for the program itself.
+    unsafe {
+        assert!(!libc::dlopen(std::ptr::null(), libc::RTLD_NOW).is_null());
+        let libm = libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW);
+        assert!(!libc::dlsym(libm, c"cos".as_ptr()).is_null());
+        assert!(libc::dlopen(c"libibverbs.so.999".as_ptr(), libc::RTLD_NOW).is_null());
+    }
+}
