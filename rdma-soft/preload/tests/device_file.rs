@@ -8,7 +8,6 @@ use std::process::Command;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-
 const DEVICE: &str = "/dev/infiniband/uverbs-soft0";
 
 /// What programs of the system print that have the library preloaded, and whether they succeed.

@@ -5,8 +5,6 @@ mod library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::process::Command;
 
-use library::file;
-
 /// Set where the test runs as a program that has the library preloaded.
 const INSIDE: &str = "RDMA_SOFT_TEST_DLOPEN";
 
@@ -17,7 +15,7 @@ fn libibverbs_is_soft0_and_other_libraries_are_themselves() {
     }
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--exact", "libibverbs_is_soft0_and_other_libraries_are_themselves"]);
-    let output = program.env("LD_PRELOAD", file()).env(INSIDE, "1").output().unwrap();
+    let output = program.env("LD_PRELOAD", library::build().unwrap()).env(INSIDE, "1").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
