@@ -97,6 +97,7 @@ fn memory_of_an_object_is_what_the_documentation_says() {
     };
     let endpoint =
         |sends, receives| size(|| Endpoint::builder(&pd).send_depth(sends).recv_depth(receives).build().unwrap());
+    let pending = |sends| size(|| Endpoint::builder(&pd).send_depth(64).pending_sends(sends).build().unwrap());
     let mut parts = Vec::new();
     let part = {
         let before = HELD.get();
@@ -111,9 +112,10 @@ fn memory_of_an_object_is_what_the_documentation_says() {
         ("classic QP: one more in a batch", qp(64, 2, true) - qp(64, 1, true), 144 + 48),
         ("extended CQ", size(|| pd.context().completion_queue(64).build().unwrap()), 168),
         ("classic CQ", size(|| pd.context().completion_queue(64).classic(true).build().unwrap()), 936),
-        ("endpoint", endpoint(1, 1) - 2 * 64, 1008),
+        ("endpoint", endpoint(1, 1) - 2 * 64, 1048),
         ("endpoint: 64 more sends", endpoint(128, 64) - endpoint(64, 64), 64 * 64),
         ("endpoint: 64 more receives", endpoint(64, 128) - endpoint(64, 64), 64 * 64),
+        ("endpoint: 128 more pending sends", pending(192) - pending(64), 128 * (64 + 88)),
         ("part of a region", part, 56),
     ] {
         println!("{object}: {bytes} bytes");
@@ -252,6 +254,52 @@ fn endpoints_of_a_set_allocate_nothing() {
                     *inbox = done.buffer.or(inbox.take());
                 }
             }
+        };
+        round();
+        assert_eq!(allocations(|| (0..20).for_each(|_| round())), 0);
+    });
+}
+
+#[test]
+fn sends_that_wait_and_endpoints_that_have_turns_allocate_nothing() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut pool = ReceivePool::new(&pd, 4).unwrap();
+        let set = EndpointSet::builder(pd.context(), 64).classic_poll(!interfaces.extended_cq);
+        let mut set = set.build().unwrap();
+        let endpoint = builder(&pd, interfaces).send_depth(1).pending_sends(4).receive_pool(&pool).receive_share(4);
+        let key = endpoint.build_in(&mut set).unwrap();
+        let mut peer = builder(&pd, interfaces).build().unwrap();
+        let mut endpoint = set.endpoint(key).unwrap();
+        endpoint.connect(&peer.address()).unwrap();
+        peer.connect(&endpoint.address()).unwrap();
+        for buffer in pd.allocate(4 * 16).unwrap().into_chunks(16).unwrap() {
+            pool.receive(buffer).unwrap();
+        }
+        let mut inboxes: [Option<Buffer>; 5] = std::array::from_fn(|_| Some(pd.allocate(16).unwrap()));
+        let mut round = || {
+            inboxes.iter_mut().for_each(|inbox| _ = peer.receive(inbox.take().unwrap()).unwrap());
+            (0..4).for_each(|_| _ = peer.send_inline(b"request").unwrap());
+            set.endpoint(key).unwrap().send_inline(b"beside").unwrap();
+            let mut sent = 0;
+            while let Some((_, done)) = set.poll().unwrap() {
+                let done = done.ok().unwrap();
+                match done.buffer {
+                    Some(buffer) if done.id.is_receive() => _ = set.endpoint(key).unwrap().send(buffer).unwrap(),
+                    Some(buffer) => _ = pool.receive(buffer).unwrap(),
+                    None => {}
+                }
+                sent += u32::from(!done.id.is_receive());
+            }
+            assert_eq!(sent, 5);
+            let mut answered = 0;
+            while let Some(done) = peer.poll().unwrap() {
+                if done.id.is_receive() {
+                    inboxes[answered] = done.buffer;
+                    answered += 1;
+                }
+            }
+            assert_eq!(answered, 5);
         };
         round();
         assert_eq!(allocations(|| (0..20).for_each(|_| round())), 0);
