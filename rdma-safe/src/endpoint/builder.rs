@@ -99,8 +99,9 @@ impl<'a> EndpointBuilder<'a> {
     ///
     /// Work that finds [`EndpointBuilder::send_depth`] used up then waits in the endpoint instead of being refused, and is posted
     /// in its order when completions make room, by [`Endpoint::poll`] and [`Endpoint::wait`] of the endpoint, or those of its
-    /// [`EndpointSet`]. Beyond `work` pending pieces it is refused with [`PostError::EndpointFull`](crate::PostError::EndpointFull),
-    /// which gives the buffer back. A [`Batch`](crate::Batch) does not wait, and is refused while any work does.
+    /// [`EndpointSet`]. Beyond `work` pending pieces it is refused with
+    /// [`PostError::EndpointFull`](crate::PostError::EndpointFull), which gives the buffer back. A [`Batch`](crate::Batch) does not
+    /// wait, and is refused while any work does.
     ///
     /// A server that answers each request needs it: a client may send its next request as soon as it has an answer, and the
     /// acknowledgement of that answer comes later. With room for `n` unanswered requests of a client, `2 * n` answers can be
@@ -142,10 +143,10 @@ impl<'a> EndpointBuilder<'a> {
     /// have unanswered.
     ///
     /// So the receives of a pool that one peer holds are at most `messages` in the backlog, those of answers that are not done
-    /// (`send_depth` and `pending_sends`), and those that the caller keeps. The device knows nothing of that: it gives the receives
-    /// of a pool to whichever message comes first. Between two polls one peer can therefore take all that are posted; the senders of
-    /// the others are then told to try again until the set is polled, and receives are posted again. Peers that must not reach each
-    /// other even so need receives of their own ([`EndpointBuilder::recv_depth`]) or a pool of their own.
+    /// (`send_depth` and `pending_sends`), and those that the caller keeps. The device knows nothing of that: it gives the
+    /// receives of a pool to whichever message comes first. Between two polls one peer can therefore take all that are posted. The
+    /// senders of the others are then told to try again until the set is polled and receives are posted again. Peers that must not
+    /// affect each other even so need receives of their own ([`EndpointBuilder::recv_depth`]) or a pool of their own.
     ///
     /// It matters in a set and with a [`EndpointBuilder::receive_pool`] only.
     pub fn receive_share(mut self, messages: u32) -> Self {
@@ -239,8 +240,8 @@ impl<'a> EndpointBuilder<'a> {
     /// `qkey` are dropped; keys with the highest bit set are for privileged users. The type and the rights of a peer do not matter.
     ///
     /// # Errors
-    /// [`Error::WrongType`] with a pool of receives or with pending sends, which are for connections; those of [`EndpointBuilder::build`], and of
-    /// [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).
+    /// [`Error::WrongType`] with a pool of receives or with pending sends, which are for connections; those of
+    /// [`EndpointBuilder::build`], and of [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).
     pub fn build_datagrams(mut self, qkey: u32) -> Result<DatagramEndpoint> {
         self.qp_type = QueuePairType::UD;
         if self.pool.is_some() {

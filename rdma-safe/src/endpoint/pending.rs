@@ -146,11 +146,13 @@ impl<I: Interface> Poster<I> {
     }
 
     fn try_post_pending(&mut self, first: u64, count: u64) -> Result<(), PostError> {
-        let Some(pending) = &mut self.pending else { return Ok(()) };
+        let Some(pending) = &mut self.pending else { return Err(PostError::Poisoned) };
         let (queue, _) = self.live.qp.send_and_shared();
         let mut raw = queue.batch()?;
         for sequence in first..first + count {
-            let Some(Place { verb, imm, flags, inline, inline_len }) = pending.place(sequence) else { break };
+            let Some(Place { verb, imm, flags, inline, inline_len }) = pending.place(sequence) else {
+                return Err(PostError::Poisoned);
+            };
             let inline = inline.get(..*inline_len).unwrap_or(&[]);
             let wr = WorkRequest::new(sequence).with(*flags);
             // SAFETY: the memory belongs to the buffer alone, which is in the ring, and stays there until the work has completed or

@@ -282,7 +282,7 @@ impl DatagramBatch<'_> {
     /// Adds a send.
     ///
     /// # Errors
-    /// As [`DatagramEndpoint::post`]; the batch is as before then. [`PostError::QueueFull`] means that completions have to be taken
+    /// As [`DatagramEndpoint::post`]; the batch is as before then. [`PostError::EndpointFull`] means that completions have to be taken
     /// first.
     #[inline]
     pub fn add(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
