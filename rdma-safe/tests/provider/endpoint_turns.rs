@@ -1,5 +1,7 @@
 //! Endpoints of a set that share a pool and have their turns: one peer that floods, and the others.
 
+use std::collections::VecDeque;
+
 use rdma_safe::{
     Armed, Completion, Endpoint, EndpointKey, EndpointSet, Operation, ProtectionDomain, ReceivePool, WcStatus,
 };
@@ -19,6 +21,10 @@ struct Service {
 
 impl Service {
     fn new(pd: &ProtectionDomain, interfaces: Interfaces, share: u32, sends: u32) -> Self {
+        Service::with_pending(pd, interfaces, share, sends, 0)
+    }
+
+    fn with_pending(pd: &ProtectionDomain, interfaces: Interfaces, share: u32, sends: u32, pending: u32) -> Self {
         let mut pool = ReceivePool::new(pd, DEPTH).unwrap();
         for buffer in pd.allocate(DEPTH as usize * 16).unwrap().into_chunks(16).unwrap() {
             pool.receive(buffer).unwrap();
@@ -26,17 +32,32 @@ impl Service {
         let set = EndpointSet::builder(pd.context(), DEPTH + 3 * sends).events(true);
         let set = set.classic_poll(!interfaces.extended_cq).build().unwrap();
         let mut service = Service { set, pool, keys: Vec::new(), peers: Vec::new() };
-        for _ in 0..3 {
-            let endpoint = builder(pd, interfaces).send_depth(sends).receive_pool(&service.pool);
-            let key = endpoint.receive_share(share).build_in(&mut service.set).unwrap();
-            let mut peer = builder(pd, interfaces).send_depth(32).recv_depth(32).build().unwrap();
-            let mut endpoint = service.set.endpoint(key).unwrap();
-            endpoint.connect(&peer.address()).unwrap();
-            peer.connect(&endpoint.address()).unwrap();
-            service.keys.push(key);
-            service.peers.push(peer);
+        for index in 0..3 {
+            service.connect(pd, interfaces, index, (share, sends, pending));
         }
         service
+    }
+
+    /// Builds the endpoint with that index, in the place of one that was removed if there was one.
+    fn connect(
+        &mut self,
+        pd: &ProtectionDomain,
+        interfaces: Interfaces,
+        index: usize,
+        (share, sends, pending): (u32, u32, u32),
+    ) {
+        let endpoint = builder(pd, interfaces).send_depth(sends).pending_sends(pending).receive_pool(&self.pool);
+        let key = endpoint.receive_share(share).build_in(&mut self.set).unwrap();
+        let mut peer = builder(pd, interfaces).send_depth(32).recv_depth(32).build().unwrap();
+        let mut endpoint = self.set.endpoint(key).unwrap();
+        endpoint.connect(&peer.address()).unwrap();
+        peer.connect(&endpoint.address()).unwrap();
+        if index < self.keys.len() {
+            (self.keys[index], self.peers[index]) = (key, peer);
+        } else {
+            self.keys.push(key);
+            self.peers.push(peer);
+        }
     }
 
     fn say(&mut self, peer: usize, text: &[u8]) {
@@ -202,5 +223,83 @@ fn a_set_that_is_dropped_frees_the_messages_that_wait() {
         drop(service.set);
         assert_eq!(service.pool.receives_in_flight(), DEPTH as usize - 3);
         assert_eq!(service.pool.close().unwrap().len(), DEPTH as usize - 3);
+    });
+}
+
+/// Over a fixed stream of pseudo-random steps: messages come once and in order, answers are never refused, and no buffer is lost.
+#[test]
+fn every_buffer_of_the_pool_is_somewhere_whatever_happens() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut random = 0x2545_f491_4f6c_dd1d_u64;
+        let mut below = move |bound: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % bound
+        };
+        for limits in [(3, 1, 0), (3, 2, 2), (DEPTH, 1, 1), (DEPTH, 4, 0)] {
+            let (share, sends, pending) = limits;
+            let mut service = Service::with_pending(&pd, interfaces, share, sends, pending);
+            let mut expected: [VecDeque<u32>; 3] = Default::default();
+            let (mut idle, mut next, mut ended) = (Vec::new(), 0_u32, 0);
+            // Receives that no message has taken: those of the pool that the set has not seen are more.
+            let mut vacant = DEPTH;
+            for _ in 0..if cfg!(miri) { 40 } else { 3000 } {
+                let client = below(3) as usize;
+                match below(12) {
+                    0..5 if vacant > 0 => {
+                        service.peers[client].receive(pd.allocate(16).unwrap()).unwrap();
+                        let peer = &mut service.peers[client];
+                        peer.send_inline(&next.to_ne_bytes()).unwrap();
+                        // It fails if the connection was ended, and the set has not said so yet.
+                        if peer.poll().unwrap().expect("a completion").status == WcStatus::SUCCESS {
+                            expected[client].push_back(next);
+                            next += 1;
+                            vacant -= 1;
+                        }
+                    }
+                    5..10 => {
+                        let Some((from, done)) = service.next() else { continue };
+                        let key = service.keys[from];
+                        match done.ok() {
+                            Ok(done) if done.operation == Operation::Receive => {
+                                let buffer = done.buffer.unwrap();
+                                assert_eq!(
+                                    Some(buffer[..].try_into().unwrap()),
+                                    expected[from].pop_front().map(u32::to_ne_bytes)
+                                );
+                                // Answered at once, as the loop in the documentation does, so that there is room.
+                                service.set.endpoint(key).unwrap().send(buffer).unwrap();
+                                while service.peers[from].poll().unwrap().is_some() {}
+                            }
+                            Ok(done) => idle.extend(done.buffer),
+                            Err(failed) => {
+                                assert_eq!(failed.0.exceeded_share(), Some(share));
+                                idle.extend(failed.0.buffer);
+                                idle.extend(service.set.remove(key).unwrap());
+                                expected[from].clear();
+                                service.connect(&pd, interfaces, from, limits);
+                                ended += 1;
+                            }
+                        }
+                    }
+                    10 if below(8) == 0 => {
+                        idle.extend(service.set.remove(service.keys[client]).unwrap());
+                        expected[client].clear();
+                        service.connect(&pd, interfaces, client, limits);
+                    }
+                    _ => {
+                        vacant += idle.len() as u32;
+                        idle.drain(..).for_each(|buffer| _ = service.pool.receive(buffer).unwrap());
+                    }
+                }
+            }
+            assert!(ended > 0 || share == DEPTH || cfg!(miri), "{limits:?}");
+            for key in service.keys.clone() {
+                idle.extend(service.set.remove(key).unwrap());
+            }
+            assert_eq!(idle.len() + service.pool.receives_in_flight(), DEPTH as usize, "{limits:?}");
+        }
     });
 }
