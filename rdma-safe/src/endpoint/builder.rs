@@ -103,9 +103,8 @@ impl<'a> EndpointBuilder<'a> {
     /// [`PostError::EndpointFull`](crate::PostError::EndpointFull), which gives the buffer back. A [`Batch`](crate::Batch) does not
     /// wait, and is refused while any work does.
     ///
-    /// A server that answers each request needs it: a client may send its next request as soon as it has an answer, and the
-    /// acknowledgement of that answer comes later. With room for `n` unanswered requests of a client, `2 * n` answers can be
-    /// unacknowledged at a time.
+    /// A server that answers each request needs it, or [`EndpointBuilder::receive_share`]: a client may send its next request as
+    /// soon as it has an answer, and the acknowledgement of that answer comes later. Verbs sets no bound to how much later.
     ///
     /// When the connection fails, pending work comes back flushed behind the work that was posted. [`Endpoint::close`] and
     /// [`EndpointSet::remove`] return its buffers with the others.
