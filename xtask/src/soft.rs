@@ -54,20 +54,30 @@ pub(crate) fn library() -> Result<std::path::PathBuf> {
     Ok(workspace::target_dir()?.join("release/librdma_soft.so"))
 }
 
+/// Has `command` find the library in place of libibverbs, before the `others` that are preloaded.
+///
+/// # Errors
+/// When the path has a character that separates paths.
+pub(crate) fn preload(command: &mut Command, library: &Path, others: Option<OsString>) -> Result<()> {
+    let name = library.as_os_str();
+    if name.as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
+        bail!("LD_PRELOAD cannot name {}, for the space or colon in it: see CARGO_TARGET_DIR", library.display());
+    }
+    let mut preload = name.to_owned();
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    command.env("LD_PRELOAD", preload).env("RDMA_SYS_LIBIBVERBS", name);
+    Ok(())
+}
+
 impl Args {
     fn command(&self, library: &Path, preloaded: Option<OsString>) -> Result<Command> {
         let (program, arguments) = self.command.split_first().context("no program")?;
-        let name = library.as_os_str();
-        if name.as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
-            bail!("LD_PRELOAD cannot name {}, for the space or colon in it: see CARGO_TARGET_DIR", library.display());
-        }
-        let mut preload = name.to_owned();
-        if let Some(others) = preloaded.filter(|others| !others.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
         let mut command = Command::new(program);
-        command.args(arguments).env("LD_PRELOAD", preload).env("RDMA_SYS_LIBIBVERBS", name);
+        command.args(arguments);
+        preload(&mut command, library, preloaded)?;
         for (variable, value) in [("RDMA_SOFT_FAULTS", &self.faults), ("RDMA_SOFT_ADDR", &self.addr)] {
             if let Some(value) = value {
                 command.env(variable, value);

@@ -2,6 +2,7 @@
 
 mod artifacts;
 mod device;
+mod foreign;
 mod hosts;
 pub(crate) mod inside;
 mod libtest;
@@ -98,6 +99,8 @@ enum Stage {
     Sanitize,
     /// Tests on an RDMA device, on the software RNIC of this workspace
     Soft,
+    /// Programs of Debian's packages on that RNIC: UCX, and Open MPI over it
+    Foreign,
     /// Tests on an RDMA device, on SoftRoCE
     Device,
     /// Tests between two hosts, each a guest

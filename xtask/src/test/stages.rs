@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::artifacts::{Place, integration_test};
 use super::libtest::Output;
 use super::watch::{watch, whole, whole_of};
-use super::{Args, Context, Outcome, Stage, device, hosts, miri, overhead, sanitize, soft};
+use super::{Args, Context, Outcome, Stage, device, foreign, hosts, miri, overhead, sanitize, soft};
 use crate::{bindgen, headers, process, workspace};
 
 /// The crates that are published.
@@ -47,6 +47,7 @@ impl Stage {
             Stage::Miri => miri::run(args),
             Stage::Sanitize => sanitize::run(args),
             Stage::Soft => soft::run(args, context),
+            Stage::Foreign => foreign::run(args),
             Stage::Device => device::run(args, context),
             Stage::Hosts => hosts::run(args, context),
         }

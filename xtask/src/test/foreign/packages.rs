@@ -1,0 +1,126 @@
+//! Programs of Debian, unpacked below the target directory and not installed.
+
+use std::env::consts::ARCH;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::apt::{self, Apt};
+use crate::{process, soft, workspace};
+
+/// Packages whose programs run, with all that they depend on.
+const PROGRAMS: [&str; 2] = ["ucx-utils", "openmpi-bin"];
+/// A package of which only a header is used.
+const HEADERS: [&str; 1] = ["libopenmpi-dev"];
+
+/// The directory that the packages are unpacked in; what this machine has installed is not in it.
+#[derive(Debug)]
+pub(super) struct Root {
+    path: PathBuf,
+    /// The library that programs get in place of libibverbs.
+    library: PathBuf,
+}
+
+impl Root {
+    /// Downloads the packages, unless an earlier run has.
+    pub(super) fn get() -> Result<Root> {
+        let path = workspace::target_dir()?.join("foreign").join(apt::codename());
+        let root = Root { path, library: soft::library()? };
+        if root.check().is_err() {
+            root.download().context("the programs of Debian's packages cannot be had")?;
+            root.check()?;
+        }
+        Ok(root)
+    }
+
+    /// A place for files of the tests.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.path.with_extension("files").join(name)
+    }
+
+    /// The include directory of `mpi.h`.
+    pub(super) fn mpi_headers(&self) -> PathBuf {
+        self.libraries().join("openmpi/include")
+    }
+
+    /// The library that programs of MPI are linked with.
+    pub(super) fn mpi_library(&self) -> PathBuf {
+        let name = "libmpi.so.40";
+        let unpacked = self.libraries().join(name);
+        if unpacked.exists() { unpacked } else { system_libraries().join(name) }
+    }
+
+    /// A command that runs one of the programs on soft0.
+    pub(super) fn command(&self, program: &str) -> Result<Command> {
+        let mut command = self.plain_command(program);
+        soft::preload(&mut command, &self.library, None)?;
+        Ok(command)
+    }
+
+    /// As [`Root::command`], without soft0.
+    fn plain_command(&self, program: &str) -> Command {
+        let unpacked = self.path.join("usr/bin").join(program);
+        let mut command = if unpacked.exists() { Command::new(unpacked) } else { Command::new(program) };
+        let libraries = self.libraries();
+        let paths = [&libraries, &libraries.join("pmix2/lib")].map(|path| path.display().to_string());
+        command.env("LD_LIBRARY_PATH", paths.join(":"));
+        // Each of these packages looks for its modules and files where it would be installed.
+        for (variable, place, proof) in [
+            ("UCX_MODULE_DIR", libraries.join("ucx"), ""),
+            ("OPAL_PREFIX", self.path.join("usr"), "bin/orterun"),
+            ("PMIX_INSTALL_PREFIX", libraries.join("pmix2"), ""),
+        ] {
+            if place.join(proof).exists() {
+                command.env(variable, place);
+            }
+        }
+        command
+    }
+
+    fn libraries(&self) -> PathBuf {
+        self.path.join(system_libraries().strip_prefix("/").unwrap_or(Path::new("usr/lib")))
+    }
+
+    fn check(&self) -> Result<()> {
+        process::output(self.plain_command("ucx_info").arg("-v"))?;
+        process::output(self.plain_command("orterun").arg("--version"))?;
+        let header = self.mpi_headers().join("mpi.h");
+        if !header.is_file() {
+            bail!("{} is missing", header.display());
+        }
+        Ok(())
+    }
+
+    fn download(&self) -> Result<()> {
+        println!("    downloading {} with apt-get", PROGRAMS.join(" and "));
+        // Another process may be at it: each works in a directory of its own, and one rename decides.
+        let work = self.path.with_extension(format!("{}.tmp", std::process::id()));
+        let result = download_in(&work);
+        if result.is_ok() {
+            _ = fs::remove_dir_all(&self.path);
+            _ = fs::rename(work.join("root"), &self.path);
+        }
+        _ = fs::remove_dir_all(&work);
+        result
+    }
+}
+
+/// Where packages have their libraries.
+fn system_libraries() -> PathBuf {
+    Path::new("/usr/lib").join(format!("{ARCH}-linux-gnu"))
+}
+
+fn download_in(work: &Path) -> Result<()> {
+    let mut apt = Apt::new(work)?;
+    let root = work.join("root");
+    fs::create_dir_all(&root)?;
+    for archive in apt.download_missing(&PROGRAMS)? {
+        apt::unpack(&archive, &root)?;
+    }
+    for archive in apt.download(&HEADERS)? {
+        apt::unpack(&archive, &root)?;
+    }
+    Ok(())
+}
