@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -30,16 +31,21 @@ pub(crate) enum End {
     Client,
 }
 
-/// Runs `server`, and `client` once something listens on [`PORT`], and hands each line either writes to `line`; the
+/// As [`run_on`], on [`PORT`].
+pub(crate) fn run(server: Command, client: Command, line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
+    run_on(PORT, server, client, line)
+}
+
+/// Runs `server`, and `client` once something listens on `port`, and hands each line either writes to `line`; the
 /// statuses of both. Kills both when [`LIMIT`] has passed.
-pub(crate) fn run(server: Command, client: Command, mut line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
+fn run_on(port: u16, server: Command, client: Command, mut line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
     let deadline = Instant::now() + limit(LIMIT);
     let (sender, lines) = channel();
     let mut children = Children(Vec::new());
     children.start(server, End::Server, &sender)?;
     let server_status = wait::until(limit(LISTEN_LIMIT), || {
         let ended = children.0[0].try_wait().ok().flatten();
-        (ended.is_some() || listening()).then_some(ended)
+        (ended.is_some() || listening(port)).then_some(ended)
     });
     match server_status {
         Some(None) => children.start(client, End::Client, &sender)?,
@@ -48,7 +54,7 @@ pub(crate) fn run(server: Command, client: Command, mut line: impl FnMut(End, &s
             relay(&lines, deadline, &mut line);
             bail!("the server ended before a client came: {status}");
         }
-        None => bail!("the server does not listen on port {PORT}"),
+        None => bail!("the server does not listen on port {port}"),
     }
     drop(sender);
     if !relay(&lines, deadline, &mut line) {
@@ -61,13 +67,23 @@ pub(crate) fn run(server: Command, client: Command, mut line: impl FnMut(End, &s
     Ok(statuses)
 }
 
+/// As [`client_output_on`], on [`PORT`].
+pub(crate) fn client_output(server: Command, client: Command) -> Result<Vec<String>> {
+    client_output_on(PORT, server, client)
+}
+
+/// A port that nothing listens on, for programs that can be told theirs.
+pub(crate) fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
+}
+
 /// Runs `server` and `client` and returns the lines that the client writes.
 ///
 /// # Errors
 /// With the output of both, unless both succeed.
-pub(crate) fn client_output(server: Command, client: Command) -> Result<Vec<String>> {
+pub(crate) fn client_output_on(port: u16, server: Command, client: Command) -> Result<Vec<String>> {
     let (mut lines, mut output) = (Vec::new(), String::new());
-    let statuses = run(server, client, |end, line| {
+    let statuses = run_on(port, server, client, |end, line| {
         output.push_str(&format!("\n  {end:?}: {line}"));
         if end == End::Client {
             lines.push(line.to_owned());
@@ -133,14 +149,15 @@ fn relay(lines: &Receiver<(End, String)>, deadline: Instant, line: &mut impl FnM
     }
 }
 
-/// Whether something listens on [`PORT`]. Connecting to find out would be taken for the client.
-fn listening() -> bool {
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| fs::read_to_string(table).is_ok_and(|table| listens(&table)))
+/// Whether something listens on `port`. Connecting to find out would be taken for the client.
+fn listening(port: u16) -> bool {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    tables.iter().any(|table| fs::read_to_string(table).is_ok_and(|table| listens(&table, port)))
 }
 
-fn listens(table: &str) -> bool {
+fn listens(table: &str, port: u16) -> bool {
     const LISTEN: &str = "0A";
-    let suffix = format!(":{PORT:04X}");
+    let suffix = format!(":{port:04X}");
     table.lines().skip(1).any(|socket| {
         let mut fields = socket.split_whitespace();
         let local = fields.nth(1).unwrap_or_default();
@@ -156,8 +173,8 @@ mod tests {
     fn a_listening_socket_is_told_from_a_connected_one() {
         let header = "  sl  local_address rem_address   st tx_queue rx_queue\n";
         let socket = |state: &str| format!("{header}   0: 00000000:4853 00000000:0000 {state} 00000000:00000000\n");
-        assert!(listens(&socket("0A")));
-        assert!(!listens(&socket("01")));
-        assert!(!listens(header));
+        assert!(listens(&socket("0A"), PORT));
+        assert!(!listens(&socket("01"), PORT));
+        assert!(!listens(header, PORT));
     }
 }

@@ -15,7 +15,6 @@ use crate::{pair, process};
 
 /// Transports of UCX: unreliable datagrams alone, and reliable connections that are set up over them.
 const TRANSPORTS: [&str; 2] = ["ud_verbs,self", "rc_verbs,ud_verbs,self"];
-const PORT: &str = "18515";
 const ITERATIONS: u64 = 100;
 const SIZES: [u64; 2] = [8, 1 << 20];
 
@@ -87,13 +86,13 @@ impl Exchange {
     }
 
     fn run(self, root: &Root, transports: &str) -> Result<()> {
-        let traffic = Traffic::new(root)?;
+        let (traffic, port) = (Traffic::new(root)?, pair::free_port()?);
         let end = || -> Result<Command> {
             let mut command = root.command("ucx_perftest")?;
             over(&mut command, transports);
             traffic.of(&mut command);
             command.args(["-t", self.test, "-s", &self.size.to_string(), "-n", &ITERATIONS.to_string()]);
-            command.args(["-w", "10", "-p", PORT]);
+            command.args(["-w", "10", "-p", &port.to_string()]);
             if self.sleeps {
                 command.args(["-E", "sleep"]);
             }
@@ -101,7 +100,7 @@ impl Exchange {
         };
         let (server, mut client) = (end()?, end()?);
         client.arg("127.0.0.1");
-        pair::client_output(server, client)?;
+        pair::client_output_on(port, server, client)?;
         traffic.check(2, self.size * ITERATIONS)
     }
 }
