@@ -2,7 +2,6 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +11,7 @@ use super::context::number;
 use super::limits::MAX_CQE;
 use super::refuse::{null, set_errno};
 use super::{events, lock};
-use crate::device::{Armed, Channel, Completions, Cq, Overrun, Signal, device, wait};
+use crate::device::{Armed, Channel, Completions, Cq, Overrun, Signal, device, take};
 
 /// Fields that completions have here.
 const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
@@ -44,7 +43,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         Err(error) => return null(error.raw_os_error().unwrap_or(libc::EMFILE)),
     };
     let fd = signal.fd();
-    let channel = Channel { signal, queue: VecDeque::with_capacity(64), users: 0 };
+    let channel = Channel::new(signal);
     // Where C counts completion queues, which the device does itself.
     let refcnt = device.lock().state.shared.events.channels.insert(channel) as c_int;
     Box::into_raw(Box::new(ibv_comp_channel { context, fd, refcnt }))
@@ -200,9 +199,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let shared = &mut core.state.shared;
     let channel = shared.cqs.get(handle).and_then(|cq| cq.channel);
     if let Some(channel) = channel.and_then(|channel| shared.events.channels.get_mut(channel)) {
-        let before = channel.queue.len();
-        channel.queue.retain(|of| *of != handle);
-        (channel.queue.len()..before).for_each(|_| channel.signal.lower());
+        channel.forget(handle);
         channel.users -= 1;
     }
     if let Some(cq) = shared.cqs.get(handle) {
@@ -248,15 +245,19 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     let Some(device) = device() else { return -1 };
     // SAFETY: the caller's channel.
     let (fd, number) = unsafe { ((*channel).fd, (*channel).refcnt as u32) };
+    let mut is_held = false;
     loop {
         let mut core = device.lock();
         let shared = &mut core.state.shared;
-        let Some(found) = shared.events.take_notice(number).and_then(|of| shared.cqs.get_mut(of)) else {
+        let Some(found) = shared.events.take_notice(number, is_held).and_then(|of| shared.cqs.get_mut(of)) else {
             drop(core);
-            // Another thread may take it, or take it back since its queue goes.
-            if let Err(error) = wait(fd) {
-                set_errno(error.raw_os_error().unwrap_or(libc::EIO));
-                return -1;
+            // Another thread may take it from the queue, or take it back since its completion queue goes.
+            match take(fd) {
+                Ok(taken) => is_held = taken,
+                Err(error) => {
+                    set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+                    return -1;
+                }
             }
             continue;
         };

@@ -2,18 +2,20 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Instant;
 
 use rdma_sys::{IBV_MTU_256, ibv_mtu};
 
+use super::ack_delay::ACK_DELAY;
+use super::acknowledged::Acknowledged;
 use super::net_address;
 use super::outgoing::{Looped, Parts, datagram, packet};
 use super::qp::{Qp, Sending, bytes};
 use super::server;
 use super::state::State;
 use crate::faults::Faults;
-use crate::net::{Group, Inbox, OpenError, Outbox, Socket};
+use crate::net::{Group, Inbox, OpenError, Outbox, Readable, Socket};
 use crate::transport::Time;
 
 /// Of how many looks one is at what seldom comes.
@@ -22,6 +24,9 @@ const SELDOM: u32 = 8;
 /// Packets that a queue pair may send before it is another one's turn.
 const TURN: u32 = 64;
 
+/// After so many polls in vain, some 10 µs, a peer on this host is woken to answer.
+const UNANSWERED_POLLS: u32 = 128;
+
 /// After so many polls in vain the processor is offered to others.
 const IDLE_POLLS: u32 = 32;
 
@@ -29,8 +34,7 @@ const IDLE_POLLS: u32 = 32;
 pub(crate) struct Device {
     core: Mutex<Core>,
     /// How often events were acknowledged. It has a lock of its own, as who waits for it has to take that of the device in turn.
-    acknowledgements: Mutex<u64>,
-    acknowledged: Condvar,
+    acknowledged: Acknowledged,
     pub(crate) server: server::Wake,
     /// How often it was polled, more or less: the server leaves a device alone that is.
     polls: AtomicU32,
@@ -41,6 +45,17 @@ pub(crate) struct Device {
     /// Somebody has the turn.
     is_wanted: AtomicBool,
     start: Instant,
+}
+
+/// Where to look for what has arrived.
+#[derive(Clone, Copy)]
+pub(super) enum Look<'a> {
+    /// At all sockets.
+    Everywhere,
+    /// Where something arrived of late, and now and then elsewhere: for programs that poll again soon.
+    Glance,
+    /// At what is readable of each link.
+    Readable(&'a [Readable]),
 }
 
 /// What is behind the lock.
@@ -178,8 +193,7 @@ impl Device {
                 parts: Parts::new(),
                 own,
             }),
-            acknowledgements: Mutex::new(0),
-            acknowledged: Condvar::new(),
+            acknowledged: Acknowledged::default(),
             server: server::Wake::new()?,
             polls: AtomicU32::new(0),
             idle: AtomicU32::new(0),
@@ -197,16 +211,19 @@ impl Device {
         let core = if self.is_wanted.load(Ordering::Relaxed) { None } else { self.try_lock() };
         let has_come = core.is_some_and(|mut core| {
             let now = self.now();
-            if !self.server.is_aside() {
-                let any = core.glance(now);
-                // Who polls may not come back for what is left, and of a timer that was set just now the server knows nothing.
+            if !self.server.is_idle() {
+                // An ACK waits only if the server need not be woken for it.
+                let may_delay = self.server.wakes_before(now + ACK_DELAY);
+                let any = core.receive(now, Look::Glance);
+                core.send_now(now, may_delay);
+                // The program may not poll again for what is left, and the server does not know of a timer that was set just now.
                 self.leave(core);
                 return any;
             }
-            // Whoever polls all the time comes back, or posts: what came is acknowledged then, together with what is posted.
-            // If not, the server sees to it, or whatever the program ends its queue pair or itself with.
-            core.send(now);
-            core.receive(now, false)
+            // A program that polls all the time polls again, or posts: what has arrived is acknowledged then, together with what is
+            // posted. If it stops, the server does that, or the call that ends the queue pair or the program.
+            core.send_now(now, true);
+            core.receive(now, Look::Glance)
         });
         if has_come {
             self.idle.store(0, Ordering::Relaxed);
@@ -214,8 +231,18 @@ impl Device {
         }
         let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
         self.idle.store(idle, Ordering::Relaxed);
+        if idle == UNANSWERED_POLLS {
+            self.kick();
+        }
         // What it waits for may be done by somebody who waits for this processor.
         if idle % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+
+    /// Wakes peers on this host that have not answered: each may believe that its program polls, when it waits for memory to change.
+    fn kick(&self) {
+        if let Some(mut core) = self.try_lock() {
+            core.links.iter_mut().for_each(|link| link.outbox.kick());
+        }
     }
 
     /// A panic with the lock held would be a fault of this library; what it protects is as it was between two calls then, or
@@ -266,7 +293,12 @@ impl Device {
     /// After something was begun, gives the lock up: the server does what the caller may not come back for.
     pub(crate) fn leave(&self, core: MutexGuard<'_, Core>) {
         let is_left = core.is_busy() || core.blocked() & !self.server.watched() != 0;
-        let at = if is_left { Some(Time(0)) } else { core.wake_at() };
+        let at = match is_left {
+            true => Some(Time(0)),
+            // A program that polls sees to timers itself, and the server looks at them when the program stops.
+            false if self.server.is_idle() => None,
+            false => core.wake_at(),
+        };
         drop(core);
         if let Some(at) = at {
             self.server.wake_before(at);
@@ -282,16 +314,12 @@ impl Device {
 
     /// Says that an event was acknowledged, with the device locked.
     pub(crate) fn acknowledge(&self) {
-        *self.acknowledgements.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.acknowledged.notify_all();
+        self.acknowledged.add();
     }
 
     /// Waits, with the lock given up, until an event is acknowledged.
     pub(crate) fn wait_for_acknowledgement<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
-        let count = self.acknowledgements.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = *count;
-        drop(core);
-        drop(self.acknowledged.wait_while(count, |count| *count == before).unwrap_or_else(PoisonError::into_inner));
+        self.acknowledged.wait(|| drop(core));
         self.lock_in_turn()
     }
 }
@@ -299,32 +327,43 @@ impl Device {
 impl Core {
     /// Takes what has arrived, does what is due, sends what there is. Whether anything has arrived.
     pub(crate) fn progress(&mut self, now: Time) -> bool {
-        let any = self.receive(now, true);
+        let any = self.receive(now, Look::Everywhere);
         self.send(now);
         any
     }
 
-    /// As [`Core::progress`], of somebody who calls it again and again: not all that has arrived is found at once.
-    fn glance(&mut self, now: Time) -> bool {
-        let any = self.receive(now, false);
-        self.send(now);
+    /// As [`Core::progress`]. Looks only there, and delays ACKs for which the program is likely to post a reply.
+    pub(super) fn progress_there(&mut self, now: Time, look: Look<'_>) -> bool {
+        let any = self.receive(now, look);
+        self.send_now(now, true);
         any
     }
 
     /// Takes what has arrived, and does what is due.
-    fn receive(&mut self, now: Time, is_thorough: bool) -> bool {
+    fn receive(&mut self, now: Time, look: Look<'_>) -> bool {
         /// For how long the sockets may be full of what is no answer.
         const FLOOD: u64 = 100_000_000;
         let mut any = false;
-        for Link { socket, inbox, outbox, .. } in &mut self.links {
+        for (index, Link { socket, inbox, outbox, .. }) in self.links.iter_mut().enumerate() {
             let to = socket.address();
             let state = &mut self.state;
             let each = |from, datagram: &[u8]| state.arrived(from, to, datagram, now);
-            any |= if is_thorough { inbox.receive(socket, each) } else { inbox.glance(socket, each) };
+            any |= match look {
+                Look::Everywhere => inbox.receive(socket, each),
+                Look::Glance => inbox.glance(socket, each),
+                Look::Readable(readable) => {
+                    inbox.receive_from(socket, readable.get(index).copied().unwrap_or_default(), each)
+                }
+            };
             inbox.ended().for_each(|number| outbox.end(number, now));
         }
         self.looks = self.looks.wrapping_add(1);
-        if is_thorough || self.looks % SELDOM == 0 {
+        let hears_groups = match look {
+            Look::Everywhere => true,
+            Look::Glance => self.looks % SELDOM == 0,
+            Look::Readable(_) => false,
+        };
+        if hears_groups {
             any |= self.hear_groups();
         }
         // What has come is not late because nobody had the time to look: there may be more of it.
@@ -406,6 +445,11 @@ impl Core {
         blocked.fold(0, |bits, link| bits | 1 << link.min(63))
     }
 
+    /// The server does not wait for what comes any more.
+    pub(super) fn wake_up(&mut self) {
+        self.links.iter_mut().for_each(|link| link.inbox.wake_up());
+    }
+
     /// Has what comes wake who waits for the sockets: `false` where something has come already.
     pub(crate) fn sleep(&mut self) -> bool {
         self.links.iter_mut().all(|link| link.inbox.sleep())
@@ -423,6 +467,15 @@ impl Core {
 
     /// Lets each queue pair that has something to send have its turn.
     pub(crate) fn send(&mut self, now: Time) {
+        self.send_now(now, false);
+    }
+
+    /// As [`Core::send`]. Where `may_delay`, an ACK for which a reply is likely waits, [`ACK_DELAY`] at most.
+    fn send_now(&mut self, now: Time, may_delay: bool) {
+        if !may_delay || self.state.acks_at.is_some_and(|at| at <= now) {
+            self.state.release_acks();
+        }
+        let may_delay = may_delay && self.state.acks_at.is_none_or(|at| now < at);
         for link in &mut self.links {
             link.outbox.flush(&link.socket, now);
         }
@@ -436,7 +489,7 @@ impl Core {
         });
         for _ in 0..self.state.ready.len() {
             let Some(number) = self.state.ready.pop_front() else { break };
-            let is_left = self.turn(number, now);
+            let is_left = self.turn(number, now, may_delay);
             let is_held = is_left && self.is_held(number);
             if let Some(qp) = self.state.qps.get_mut(&number) {
                 qp.is_ready = is_left;
@@ -463,7 +516,7 @@ impl Core {
     }
 
     /// Sends what a queue pair has to send, or as much as may be at once; whether more is left.
-    fn turn(&mut self, number: u32, now: Time) -> bool {
+    fn turn(&mut self, number: u32, now: Time, may_delay: bool) -> bool {
         let Core { state, links, parts, is_own_peer, .. } = self;
         let mut looped = Vec::new();
         let State { qps, shared, .. } = state;
@@ -473,7 +526,7 @@ impl Core {
             if is_held(qp, links) {
                 break;
             }
-            match qp.transmit(now, shared) {
+            match qp.transmit(now, may_delay, shared) {
                 None => {
                     qp.settle(shared);
                     is_left = false;
@@ -487,6 +540,9 @@ impl Core {
                     looped.extend(datagram(qp, shared, links, parts, is_own_peer, psn, now));
                 }
             }
+        }
+        if qp.ack_delay.is_waiting() {
+            state.delay_ack(number, now);
         }
         for Looped { from, group, datagram } in looped {
             let to = net_address::address(group);

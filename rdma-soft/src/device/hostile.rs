@@ -17,25 +17,25 @@ use crate::net::Origin;
 use crate::transport::{Payload, Request, Time};
 use crate::wire::{Ack, Atomic, Header, ICRC, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer, Transport};
 
-const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 1, 1, 1));
-const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 2, 2, 2));
+pub(super) const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 1, 1, 1));
+pub(super) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 2, 2, 2));
 const PAGE: usize = 4096;
 const MTU: u32 = 256;
-const PSN: u32 = 0xff_fff0;
+pub(super) const PSN: u32 = 0xff_fff0;
 const QKEY: u32 = 0x1234;
 
 /// A device with memory of which the middle of three pages is open.
-struct Target {
-    state: State,
+pub(super) struct Target {
+    pub(super) state: State,
     memory: Vec<u8>,
     open: usize,
     rkey: u32,
-    qp: u32,
+    pub(super) qp: u32,
     receive: Vec<u8>,
 }
 
 impl Target {
-    fn new(kind: ibv_qp_type, access: u32) -> Box<Target> {
+    pub(super) fn new(kind: ibv_qp_type, access: u32) -> Box<Target> {
         let mut target = Box::new(Target {
             state: State::new(),
             memory: vec![0x55; 4 * PAGE],
@@ -134,7 +134,7 @@ impl Target {
         let qp = qps.get_mut(&self.qp).unwrap();
         // More than it ever has to say at once: 4 reads of a page.
         for _ in 0..200 {
-            match qp.transmit(now, shared) {
+            match qp.transmit(now, false, shared) {
                 Some(Sending::Packet(_, outgoing)) => {
                     if let Payload::Remote { place, len } = outgoing.payload {
                         let (from, to) = (place.0 as usize, place.0 as usize + len as usize);
@@ -158,12 +158,12 @@ impl Target {
     }
 }
 
-fn origin(address: IpAddr) -> Origin {
+pub(super) fn origin(address: IpAddr) -> Origin {
     Origin { address, class: 0, hops: 64 }
 }
 
 /// A packet without a right CRC, which is looked at before a packet gets so far.
-fn datagram(header: &Header, payload: &[u8]) -> Vec<u8> {
+pub(super) fn datagram(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut bytes = header.encode(payload.len()).to_vec();
     bytes.extend(payload);
     bytes.resize(bytes.len() + Header::padding(payload.len()) + ICRC, 0);
@@ -496,14 +496,15 @@ fn a_queue_that_is_drained_begins_nothing() {
         post(qp);
         post(qp);
         if kind != IBV_QPT_UD {
-            assert!(qp.transmit(Time(1), shared).is_some());
+            assert!(qp.transmit(Time(1), false, shared).is_some());
             qp.taken(shared);
         }
         change(qp, IBV_QPS_SQD, shared);
-        let rest = std::iter::from_fn(|| qp.transmit(Time(1), shared).inspect(|_| qp.taken(shared))).take(9).count();
+        let rest =
+            std::iter::from_fn(|| qp.transmit(Time(1), false, shared).inspect(|_| qp.taken(shared))).take(9).count();
         assert_eq!(rest, if kind == IBV_QPT_UD { 0 } else { 1 }, "{kind:?}");
         change(qp, IBV_QPS_RTS, shared);
-        assert!(qp.transmit(Time(1), shared).is_some(), "{kind:?}");
+        assert!(qp.transmit(Time(1), false, shared).is_some(), "{kind:?}");
     }
 }
 
@@ -520,7 +521,7 @@ fn a_peer_that_is_never_ready_has_few_timers_set() {
         // It is a pause, which is over though nobody may have listened.
         state.expire(now, Time(0));
         let qp = state.qps.get_mut(&number).unwrap();
-        assert!(qp.transmit(now, &mut state.shared).is_some(), "{turn}");
+        assert!(qp.transmit(now, false, &mut state.shared).is_some(), "{turn}");
         state.set_timer(number);
         let refusal = Ack { syndrome: Syndrome::ReceiverNotReady(1), msn: Psn::new(0) };
         let bytes = packet(number, Transport::Rc, Operation::Acknowledge(refusal), 0xffff, &[]);
@@ -539,7 +540,8 @@ fn an_answer_is_not_missed_before_all_was_heard() {
         job.task = Task::Request(Request::Send(Trailer::None));
         job.is_inline = true;
     });
-    let sends = |state: &mut State, now| state.qps.get_mut(&number).unwrap().transmit(now, &mut state.shared).is_some();
+    let sends =
+        |state: &mut State, now| state.qps.get_mut(&number).unwrap().transmit(now, false, &mut state.shared).is_some();
     assert!(sends(state, Time(0)));
     state.set_timer(number);
     let (due, later) = (state.wake_at().unwrap(), Time(3_600_000_000_000));
@@ -563,7 +565,7 @@ fn work_that_cannot_be_done_ends_its_queue_pair_at_once() {
                 job.is_inline = true;
             });
         });
-        assert!(qp.transmit(Time(1), shared).is_some());
+        assert!(qp.transmit(Time(1), false, shared).is_some());
         qp.fail_at(1, IBV_WC_LOC_PROT_ERR, shared);
         assert_eq!(qp.state, IBV_QPS_ERR, "{kind:?}");
         let mut ends = Vec::new();

@@ -3,6 +3,8 @@
 //! Whoever posts or polls moves it on in its own thread: there is no hand-over on the fast path. A thread of its own ([`server`])
 //! serves peers, and timers, while nobody polls.
 
+mod ack_delay;
+mod acknowledged;
 mod core;
 mod cq;
 mod events;
@@ -16,6 +18,7 @@ mod net_address;
 mod outgoing;
 mod qp;
 mod queues;
+mod schedule;
 mod server;
 mod slab;
 mod state;
@@ -23,7 +26,7 @@ pub(crate) mod traffic;
 
 pub(crate) use self::core::{Core, Device, device, setup_error};
 pub(crate) use cq::{Armed, Completions, Cq, Overrun};
-pub(crate) use events::{Channel, Context, Signal, wait};
+pub(crate) use events::{Channel, Context, Signal, take, wait};
 pub(crate) use host::Identity;
 pub(crate) use keys::{Binding, Registration};
 pub(crate) use net_address::{Destination, address, gid, group_gid};

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rdma_sys::*;
 
+use super::ack_delay::AckDelay;
 use super::host::{Datagram, Identity, Queues, Shared, Side};
 use super::modify;
 use super::net_address::{Destination, packet_type};
@@ -29,6 +30,8 @@ pub(crate) struct Qp {
     machine: Machine,
     /// It is in the list of those that have something to send.
     pub(crate) is_ready: bool,
+    /// Whether its ACKs wait for requests.
+    pub(crate) ack_delay: AckDelay,
     /// When it was last said that it is to be woken.
     pub(crate) timer: Option<Time>,
     /// Something has come from its peer.
@@ -81,6 +84,7 @@ impl Qp {
             peer: None,
             machine: Machine::None,
             is_ready: false,
+            ack_delay: AckDelay::new(),
             timer: None,
             has_heard: false,
             awaits_drain: false,
@@ -229,7 +233,9 @@ impl Qp {
     }
 
     /// The next thing to send. `None`: nothing for now; the queue pair may have failed with that.
-    pub(crate) fn transmit(&mut self, now: Time, shared: &mut Shared) -> Option<Sending> {
+    ///
+    /// Where `may_delay`, an ACK [may wait](AckDelay::is_waiting) for a later call.
+    pub(crate) fn transmit(&mut self, now: Time, may_delay: bool, shared: &mut Shared) -> Option<Sending> {
         if let Err(status) = self.stage(shared) {
             // It was its turn, with nothing before it.
             self.fail_at(self.queues.send.head(), status, shared);
@@ -237,13 +243,24 @@ impl Qp {
         }
         let is_drained = self.state == IBV_QPS_SQD;
         let is_sending = self.state == IBV_QPS_RTS || is_drained;
+        if let Machine::Reliable { responder, requester } = &mut self.machine {
+            let request = requester.as_mut().filter(|_| is_sending).and_then(|requester| requester.transmit(now));
+            // Behind a request an ACK, which is shorter than any, goes in the same message.
+            if let Some(request) = request {
+                self.ack_delay.request_sent(now, responder.owes_ack());
+                return Some(Sending::Packet(Transport::Rc, request));
+            }
+            if responder.owes_ack() {
+                if may_delay && responder.was_asked_once() && self.ack_delay.begin() {
+                    return None;
+                }
+                self.ack_delay.ack_sent(now);
+            }
+        }
         let (machine, side) = self.split(shared);
         match machine {
-            Machine::Reliable { responder, requester } => {
-                let request = requester.as_mut().filter(|_| is_sending).and_then(|requester| requester.transmit(now));
-                // Behind a request an acknowledgement, which is shorter than any, goes in the same message.
-                let outgoing = request.or_else(|| responder.transmit(&side));
-                outgoing.map(|outgoing| Sending::Packet(Transport::Rc, outgoing))
+            Machine::Reliable { responder, .. } => {
+                responder.transmit(&side).map(|outgoing| Sending::Packet(Transport::Rc, outgoing))
             }
             Machine::Refused(responder) => {
                 responder.transmit(&side).map(|outgoing| Sending::Packet(Transport::Rc, outgoing))
@@ -417,6 +434,7 @@ impl Qp {
         shared.keys.forget_qp(number);
         self.attr = ibv_qp_attr { cap, ..ibv_qp_attr::zeroed() };
         (self.peer, self.has_heard, self.awaits_drain) = (None, false, false);
+        self.ack_delay = AckDelay::new();
     }
 
     fn begin_to_receive(&mut self) {

@@ -8,32 +8,40 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::core::Device;
+use super::core::{Core, Device, Look};
 use super::events::Signal;
+use super::schedule;
+use crate::net::Readable;
 use crate::transport::Time;
 
-/// How long a device is left alone that somebody polls all the time.
-const LEFT_ALONE: Duration = Duration::from_micros(900);
+/// How long the thread leaves a device alone that a program polls.
+const IDLE: Duration = Duration::from_micros(400);
 
-/// For how long nobody polls who has stopped.
+/// A program that has not polled for so long does not poll.
 const STOPPED: Duration = Duration::from_micros(100);
 
-/// Whether somebody polls all the time is seen over so long at least: the thread itself is woken by every packet.
+/// The least time over which polls are counted: every packet wakes the thread.
 const WATCHED: Duration = Duration::from_micros(200);
 
-/// Whoever polls all the time does so at least once in so long.
+/// A program that polls all the time does so at least once in so long.
 const PACE: Duration = Duration::from_micros(6);
 
-/// How long, after somebody has stopped without a word, nobody is believed to poll all the time: it doubles.
-const DOUBT: (Duration, Duration) = (Duration::from_millis(8), Duration::from_secs(1));
+/// How long, after a program has stopped polling without arming, polls do not count: it doubles.
+const DOUBT: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
+
+/// The first and the last nap after something has arrived that raised no event: each is twice as long as the one before.
+///
+/// The program may spin on its memory. Where it shares its processor with its peer, the peer runs when its time slice is over, after some
+/// milliseconds. A thread that wakes up preempts it, and when the thread sleeps again, the scheduler picks the peer, which has had less time.
+const NAPS: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(3200));
 
 /// Wakes the thread while it waits.
 #[derive(Debug)]
 pub(crate) struct Wake {
     signal: Signal,
-    /// It leaves the device alone, since somebody polls.
-    is_aside: AtomicBool,
-    /// Until when it waits, in nanoseconds; 0 while it does not, and looks at the device before it does.
+    /// The thread leaves the device to the program, which polls.
+    is_idle: AtomicBool,
+    /// Until when the thread waits, in nanoseconds; 0 while it does not wait, and looks at the device before it does.
     until: AtomicU64,
     /// The links of which it waits until they take more: [`Core::blocked`](super::core::Core::blocked).
     watched: AtomicU64,
@@ -43,20 +51,21 @@ impl Wake {
     pub(crate) fn new() -> io::Result<Wake> {
         Ok(Wake {
             signal: Signal::new()?,
-            is_aside: AtomicBool::new(false),
+            is_idle: AtomicBool::new(false),
             until: AtomicU64::new(0),
             watched: AtomicU64::new(0),
         })
     }
 
-    /// Whether the device is left to those who poll it.
-    pub(crate) fn is_aside(&self) -> bool {
-        self.is_aside.load(Ordering::Relaxed)
+    /// Whether the device is left to a program that polls it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_idle.load(Ordering::Relaxed)
     }
 
-    /// Somebody stops polling.
+    /// A program stops polling.
     pub(crate) fn take_over(&self) {
-        if self.is_aside.swap(false, Ordering::SeqCst) {
+        // Most of the time it serves already: then the line stays shared.
+        if self.is_idle.load(Ordering::SeqCst) && self.is_idle.swap(false, Ordering::SeqCst) {
             self.signal.raise();
         }
     }
@@ -67,6 +76,14 @@ impl Wake {
             self.until.store(0, Ordering::SeqCst);
             self.signal.raise();
         }
+    }
+
+    /// Whether the thread looks at the device by then without being woken.
+    ///
+    /// It is asked with the device locked. The thread says until when it waits with the device locked, too, and takes that back when it
+    /// has woken up, before it locks the device: so it has not looked yet at what the caller leaves.
+    pub(super) fn wakes_before(&self, at: Time) -> bool {
+        self.until.load(Ordering::SeqCst) <= at.0
     }
 
     /// Blocked links that need not be told of.
@@ -147,10 +164,11 @@ fn without_signals(device: &Device) {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
     }
+    schedule::prefer_latency();
     serve(device);
 }
 
-/// Who polls, as the thread sees it.
+/// Whether a program polls, as the thread sees it.
 struct Watch {
     polls: u32,
     since: Time,
@@ -160,7 +178,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Whether somebody polls all the time.
+    /// Whether a program polls all the time.
     fn is_polled(&mut self, device: &Device) -> bool {
         let (polls, now) = (device.polls(), device.now());
         let elapsed = Duration::from_nanos(now.0.saturating_sub(self.since.0));
@@ -172,24 +190,34 @@ impl Watch {
         PACE * more >= elapsed && now >= self.believes_from
     }
 
-    /// Leaves the device alone as long as somebody polls it, who sees to everything meanwhile.
-    fn stand_aside(&mut self, device: &Device) {
+    /// Leaves the device alone as long as a program polls it, which sees to everything meanwhile.
+    fn stand_by(&mut self, device: &Device, waits: &mut Waits) {
         let wake = &device.server;
         let start = device.now();
-        wake.is_aside.store(true, Ordering::SeqCst);
+        {
+            let mut core = device.lock_in_turn();
+            // Packets wake nobody from here on. Peers that are not answered do: `Lane::kick`.
+            core.wake_up();
+            waits.fill_idle(&core, wake);
+            wake.is_idle.store(true, Ordering::SeqCst);
+        }
+        let mut before = None;
         let was_woken = loop {
-            if stand_by(device, LEFT_ALONE) {
-                break true;
-            }
-            let before = device.polls();
-            if stand_by(device, STOPPED) {
-                break true;
-            }
-            if device.polls() == before {
-                break false;
+            match waits.nap(device, if before.is_none() { IDLE } else { STOPPED }) {
+                Woken::Program => break true,
+                Woken::Peer => {
+                    let mut core = device.lock_in_turn();
+                    core.progress_there(device.now(), Look::Everywhere);
+                    core.wake_up();
+                }
+                Woken::Timeout => match before.take() {
+                    None => before = Some(device.polls()),
+                    Some(polls) if polls == device.polls() => break false,
+                    Some(_) => {}
+                },
             }
         };
-        wake.is_aside.store(false, Ordering::SeqCst);
+        wake.is_idle.store(false, Ordering::SeqCst);
         let now = device.now();
         (self.polls, self.since) = (device.polls(), now);
         if now >= start + self.doubt {
@@ -202,53 +230,122 @@ impl Watch {
     }
 }
 
+/// What has woken the thread.
+enum Woken {
+    Program,
+    Peer,
+    Timeout,
+}
+
+/// What the thread waits for.
+struct Waits {
+    fds: Vec<libc::pollfd>,
+    /// Where the descriptors of each link begin among them.
+    links: Vec<usize>,
+    /// What could be read, of each link, when it was woken.
+    readable: Vec<Readable>,
+}
+
+impl Waits {
+    /// Waits for packets, room for them, and who wakes the thread.
+    fn fill(&mut self, core: &Core, wake: &Wake) {
+        self.fds.clear();
+        self.links.clear();
+        self.fds.push(pollfd(wake.fd(), libc::POLLIN));
+        for (index, link) in core.links.iter().enumerate() {
+            self.links.push(self.fds.len());
+            let blocked = if core.is_blocked(index) { libc::POLLOUT } else { 0 };
+            self.fds.push(pollfd(link.socket.fd().as_raw_fd(), libc::POLLIN | blocked));
+            // A negative descriptor is skipped.
+            self.fds.push(pollfd(link.socket.near_fd().map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN));
+            self.fds.extend(link.groups.iter().map(|(_, group)| pollfd(group.fd().as_raw_fd(), libc::POLLIN)));
+        }
+    }
+
+    /// Waits for who wakes the thread, peers on this host among them.
+    fn fill_idle(&mut self, core: &Core, wake: &Wake) {
+        self.links.clear();
+        self.fds.clear();
+        self.fds.push(pollfd(wake.fd(), libc::POLLIN));
+        self.fds.extend(
+            core.links.iter().filter_map(|link| link.socket.near_fd()).map(|fd| pollfd(fd.as_raw_fd(), libc::POLLIN)),
+        );
+    }
+
+    /// Waits so long at most.
+    fn nap(&mut self, device: &Device, most: Duration) -> Woken {
+        let deadline = device.now() + most;
+        device.server.waits_until(Some(deadline));
+        self.sleep(device, Some(deadline))
+    }
+
+    /// Waits until something is ready.
+    fn sleep(&mut self, device: &Device, deadline: Option<Time>) -> Woken {
+        let wake = &device.server;
+        wait(&mut self.fds, deadline, device.now());
+        wake.until.store(0, Ordering::SeqCst);
+        if self.fds[0].revents != 0 {
+            wake.signal.lower();
+            return Woken::Program;
+        }
+        if self.fds.iter().any(|fd| fd.revents != 0) { Woken::Peer } else { Woken::Timeout }
+    }
+
+    /// Where to look for what has arrived.
+    fn look(&mut self) -> Look<'_> {
+        self.readable.clear();
+        let mut expected = 0;
+        for at in &self.links {
+            let [wire, near] = [*at, at + 1].map(|at| self.fds[at].revents);
+            let readable = Readable { wire: wire & libc::POLLIN != 0, near: near != 0 };
+            expected += usize::from(readable.wire && wire == libc::POLLIN) + usize::from(readable.near);
+            self.readable.push(readable);
+        }
+        // A deadline, a group, an error, or that somebody has woken the thread: each may be about anything.
+        let is_more = self.fds.iter().filter(|fd| fd.revents != 0).count() != expected;
+        if expected == 0 || is_more { Look::Everywhere } else { Look::Readable(&self.readable) }
+    }
+}
+
 fn serve(device: &Device) {
     let wake = &device.server;
     let mut watch = Watch { polls: device.polls(), since: device.now(), doubt: DOUBT.0, believes_from: Time(0) };
-    let mut fds = Vec::new();
+    let mut waits = Waits { fds: Vec::new(), links: Vec::new(), readable: Vec::new() };
+    let mut nap = NAPS.1;
+    let mut is_first = true;
     loop {
-        if watch.is_polled(device) {
-            watch.stand_aside(device);
+        let is_polled = watch.is_polled(device);
+        if is_polled {
+            watch.stand_by(device, &mut waits);
         }
         // In turns, so that others get at the device.
         let mut core = device.lock_in_turn();
-        if core.progress(device.now()) || core.is_busy() || !core.sleep() {
+        let now = device.now();
+        // A timer expires only if nothing was left anywhere.
+        let is_due = core.wake_at().is_some_and(|at| at <= now);
+        let look = if std::mem::take(&mut is_first) && !is_polled && !is_due { waits.look() } else { Look::Everywhere };
+        let notices = core.state.shared.events.notices();
+        if core.progress_there(now, look) {
+            // A program that is told by an event sleeps.
+            nap = if core.state.shared.events.notices() == notices { NAPS.0 } else { NAPS.1 };
+        }
+        // What has arrived since is in a ring, of which it is asked here, or in a socket, which is readable then.
+        if core.is_busy() || !core.sleep() {
             continue;
         }
-        fds.clear();
-        fds.push(pollfd(wake.fd(), libc::POLLIN));
-        for (index, link) in core.links.iter().enumerate() {
-            let blocked = if core.is_blocked(index) { libc::POLLOUT } else { 0 };
-            fds.push(pollfd(link.socket.fd().as_raw_fd(), libc::POLLIN | blocked));
-            fds.extend(link.groups.iter().map(|(_, group)| pollfd(group.fd().as_raw_fd(), libc::POLLIN)));
-            fds.extend(link.socket.near_fd().map(|fd| pollfd(fd.as_raw_fd(), libc::POLLIN)));
+        waits.fill(&core, wake);
+        let mut deadline = core.wake_at();
+        if nap < NAPS.1 {
+            deadline = deadline.into_iter().chain([now + nap]).min();
+            nap *= 2;
         }
-        let deadline = core.wake_at();
-        // Who has the device next compares with that, though this thread may not be asleep by then.
+        // Who locks the device next compares with that, though this thread may not be asleep by then.
         wake.waits_until(deadline);
         wake.watched.store(core.blocked(), Ordering::SeqCst);
         drop(core);
-        sleep(device, &mut fds, deadline);
+        waits.sleep(device, deadline);
+        is_first = true;
     }
-}
-
-/// Waits so long, or until it is woken, and says whether it was.
-fn stand_by(device: &Device, so_long: Duration) -> bool {
-    let deadline = device.now() + so_long;
-    device.server.waits_until(Some(deadline));
-    sleep(device, &mut [pollfd(device.server.fd(), libc::POLLIN)], Some(deadline))
-}
-
-/// Waits for any of them, of which the first is what it is woken with; whether it was.
-fn sleep(device: &Device, fds: &mut [libc::pollfd], deadline: Option<Time>) -> bool {
-    let wake = &device.server;
-    wait(fds, deadline, device.now());
-    wake.until.store(0, Ordering::SeqCst);
-    let was_woken = fds[0].revents != 0;
-    if was_woken {
-        wake.signal.lower();
-    }
-    was_woken
 }
 
 const fn pollfd(fd: libc::c_int, events: libc::c_short) -> libc::pollfd {
@@ -272,6 +369,64 @@ mod tests {
     use crate::device::core::Link;
     use crate::faults::Faults;
     use crate::net::To;
+
+    fn waits() -> Waits {
+        Waits { fds: Vec::new(), links: Vec::new(), readable: Vec::new() }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn an_idle_server_is_woken_by_a_peer_that_waits_for_an_answer() {
+        // Nobody serves them.
+        let [device, peer] = [(); 2].map(|()| Device::new().unwrap());
+        let mut waits = waits();
+        let address = {
+            let mut core = device.lock();
+            core.wake_up();
+            waits.fill_idle(&core, &device.server);
+            core.links[0].socket.address()
+        };
+        let (mut core, now) = (peer.lock(), peer.now());
+        let Link { socket, outbox, .. } = &mut core.links[0];
+        // SAFETY: there is no payload.
+        unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
+        outbox.flush(socket, now);
+        // The first packet tells of a new peer; the server takes it up, and goes on being idle.
+        device.lock().progress(now);
+        device.lock().wake_up();
+        // SAFETY: there is no payload.
+        unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
+        outbox.flush(socket, now);
+        assert!(matches!(waits.nap(&device, Duration::ZERO), Woken::Timeout), "it has not asked to be woken");
+        outbox.kick();
+        assert!(matches!(waits.nap(&device, Duration::from_secs(60)), Woken::Peer));
+        device.lock().progress(now);
+        device.lock().wake_up();
+        assert!(matches!(waits.nap(&device, Duration::ZERO), Woken::Timeout), "once for each kick");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn the_server_looks_only_where_something_can_be_read_unless_it_is_woken_by_another() {
+        let device = Device::new().unwrap();
+        let mut waits = waits();
+        assert!(matches!(waits.look(), Look::Everywhere), "it has not waited yet");
+        let address = device.lock().links[0].socket.address();
+        let to = std::net::SocketAddr::new(address, crate::wire::UDP_PORT);
+        std::net::UdpSocket::bind((address, 0)).unwrap().send_to(&[0; 24], to).unwrap();
+        let readable = [Readable { wire: true, near: false }];
+        for is_woken in [false, true] {
+            if is_woken {
+                device.server.signal.raise();
+            }
+            waits.fill(&device.lock(), &device.server);
+            waits.sleep(&device, Some(device.now() + Duration::from_secs(60)));
+            match waits.look() {
+                Look::Readable(of) => assert!(of == readable && !is_woken),
+                _ => assert!(is_woken),
+            }
+        }
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use rdma_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_UD};
 
+use super::ack_delay::ACK_DELAY;
 use super::events::Events;
 use super::host::{Identity, Shared};
 use super::keys::Keys;
@@ -29,6 +30,10 @@ pub(crate) struct State {
     pub(crate) ready: VecDeque<u32>,
     /// With something to send that waits until its way takes more. They count as ready.
     pub(crate) held: Vec<u32>,
+    /// Queue pairs with an ACK that [waits](super::ack_delay::AckDelay). Some of them may have sent it meanwhile.
+    pub(crate) delayed: Vec<u32>,
+    /// When these ACKs are sent.
+    pub(crate) acks_at: Option<Time>,
     /// The earliest first. What a queue pair does not know of any more is of no meaning.
     timers: BinaryHeap<Reverse<(Time, u32)>>,
     /// Members of groups, by GID.
@@ -48,6 +53,8 @@ impl State {
             next_qp,
             ready: VecDeque::with_capacity(64),
             held: Vec::new(),
+            delayed: Vec::new(),
+            acks_at: None,
             timers: BinaryHeap::with_capacity(64),
             groups: HashMap::new(),
             pds: Slab::new(1),
@@ -107,6 +114,22 @@ impl State {
         }
     }
 
+    /// Keeps an ACK of that queue pair until [`State::release_acks`].
+    pub(crate) fn delay_ack(&mut self, number: u32, now: Time) {
+        if !self.delayed.contains(&number) {
+            self.delayed.push(number);
+        }
+        self.acks_at.get_or_insert(now + ACK_DELAY);
+    }
+
+    /// Gives queue pairs whose ACKs wait their turn to send them.
+    pub(crate) fn release_acks(&mut self) {
+        self.acks_at = None;
+        while let Some(number) = self.delayed.pop() {
+            self.wake(number);
+        }
+    }
+
     /// Takes a packet that has come from there to here, and is as it was sent.
     pub(crate) fn arrived(&mut self, from: Origin, to: IpAddr, datagram: &[u8], now: Time) {
         RECEIVED.add(datagram.len());
@@ -160,7 +183,8 @@ impl State {
 
     /// When to call [`State::expire`].
     pub(crate) fn wake_at(&self) -> Option<Time> {
-        self.timers.peek().map(|Reverse((at, _))| *at)
+        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+        timer.into_iter().chain(self.acks_at).min()
     }
 
     /// Does what has become due, as [`Requester::expire`](crate::transport::Requester::expire).

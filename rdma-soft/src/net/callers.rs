@@ -91,6 +91,11 @@ impl Callers {
         self.ended.drain(..)
     }
 
+    /// Has none of them wake this end.
+    pub(super) fn wake_up(&mut self) {
+        self.all.iter_mut().for_each(Caller::wake_up);
+    }
+
     /// Has all of them wake this end: `false` where something has come already.
     pub(super) fn sleep(&mut self) -> bool {
         self.all.iter_mut().all(Caller::sleep)
@@ -103,10 +108,20 @@ impl Caller {
     }
 
     fn sleep(&mut self) -> bool {
+        self.wake_up();
+        self.sends.as_mut().is_none_or(|(_, receiver)| receiver.sleep())
+    }
+
+    /// Takes the bytes away by which this end was woken, and has the peer send no more.
+    fn wake_up(&mut self) {
+        let was_woken = self.sends.as_mut().is_some_and(|(_, receiver)| receiver.wake_up());
         if std::mem::take(&mut self.has_woken) {
             near::take_wakes(self.connection.as_fd());
+        } else if was_woken {
+            // The peer sends one byte for each time that it finds this end asleep. If it has not sent it yet, it wakes this end in vain
+            // later, and is taken away then.
+            near::take_wake(self.connection.as_fd());
         }
-        self.sends.as_ref().is_none_or(|(_, receiver)| receiver.sleep())
     }
 
     /// Sees to what has come by the connection.

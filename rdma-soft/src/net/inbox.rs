@@ -59,6 +59,15 @@ pub(crate) struct Inbox {
     damaged: u64,
 }
 
+/// Where packets can be read, as `poll(2)` tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Readable {
+    /// At the UDP socket.
+    pub(crate) wire: bool,
+    /// From peers on this host.
+    pub(crate) near: bool,
+}
+
 /// Where packets come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
@@ -125,6 +134,30 @@ impl Inbox {
         }
     }
 
+    /// As [`receive`](Inbox::receive), of a thread that waited until packets could be read there.
+    pub(crate) fn receive_from(
+        &mut self,
+        socket: &Socket,
+        readable: Readable,
+        mut each: impl FnMut(Origin, &[u8]),
+    ) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        self.has_all = false;
+        let by_wire = readable.wire && self.take_wire(socket, &mut each);
+        if !readable.near {
+            return by_wire;
+        }
+        let mut by_near = self.take_near(socket, &mut each);
+        // Not packets, but a new peer, or the end of one. Both are looked for now and then while packets arrive.
+        if !by_near || self.looks % SELDOM == 0 {
+            if let Some(near) = socket.near() {
+                self.callers.attend(near);
+                by_near |= self.take_near(socket, &mut each);
+            }
+        }
+        by_near | by_wire
+    }
+
     /// Looks everywhere.
     fn look(&mut self, socket: &Socket, each: &mut impl FnMut(Origin, &[u8])) -> bool {
         if let Some(near) = socket.near() {
@@ -186,6 +219,11 @@ impl Inbox {
     /// nobody else.
     pub(crate) fn sleep(&mut self) -> bool {
         self.callers.sleep()
+    }
+
+    /// Has peers on this host wake nobody any more, as [`sleep`](Inbox::sleep) asked them to.
+    pub(crate) fn wake_up(&mut self) {
+        self.callers.wake_up();
     }
 
     /// As [`receive`](Inbox::receive), of what was sent to a group.

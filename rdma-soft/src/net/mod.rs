@@ -23,7 +23,7 @@ mod tests;
 mod trouble;
 
 pub(crate) use group::Group;
-pub(crate) use inbox::Inbox;
+pub(crate) use inbox::{Inbox, Readable};
 pub(crate) use outbox::Outbox;
 pub(crate) use socket::{OpenError, Socket};
 

@@ -96,7 +96,7 @@ impl Near {
         // One time: a child of this process may keep the connection when it is closed here.
         self.watch(connection.as_fd(), LANE | number as u64, libc::EPOLLRDHUP | libc::EPOLLET)?;
         introduce(connection.as_fd(), self.address, memory.as_fd())?;
-        Ok(Lane { connection, ring, seen: now })
+        Ok(Lane { connection, ring, seen: now, has_sent: false })
     }
 
     /// One who has come.
@@ -173,6 +173,8 @@ pub(crate) struct Lane {
     ring: ring::Sender,
     /// When it was known to be there.
     seen: Time,
+    /// Something was added since the last [`kick`](Lane::kick).
+    has_sent: bool,
 }
 
 impl Lane {
@@ -188,6 +190,7 @@ impl Lane {
             self.look()?;
             self.seen = now;
         }
+        self.has_sent = true;
         self.ring.add(message).map_err(|refused| match refused {
             Refused::Full => io::Error::from_raw_os_error(libc::EAGAIN),
             Refused::Broken => io::ErrorKind::InvalidData.into(),
@@ -196,13 +199,29 @@ impl Lane {
 
     /// Wakes the peer, if it sleeps, for what was added. That it is not there any more is found later.
     pub(super) fn wake(&mut self) {
-        if self.ring.wakes() {
-            // SAFETY: the byte is there. Where there is no room for it, others wait there that wake the peer as well.
-            let sent =
-                unsafe { libc::send(self.connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
-            if counted(sent as libc::c_int).is_err_and(|error| error.kind() != io::ErrorKind::WouldBlock) {
-                self.ring.sleeps_on();
-            }
+        if self.ring.wakes() && self.send_byte().is_err() {
+            self.ring.sleeps_on();
+        }
+    }
+
+    /// Wakes the peer's server for what was added since the last call, although it has not asked for that.
+    ///
+    /// The server does not ask while it believes that its program polls. When it sees that the program does not, or is woken by
+    /// mistake, it serves for a while.
+    pub(super) fn kick(&mut self) {
+        if std::mem::take(&mut self.has_sent) {
+            // Its end is found later.
+            _ = self.send_byte();
+        }
+    }
+
+    fn send_byte(&self) -> io::Result<()> {
+        // SAFETY: the byte is there.
+        let sent = unsafe { libc::send(self.connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+        match counted(sent as libc::c_int) {
+            // Bytes that wait there already wake the peer as well.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            result => result.map(drop),
         }
     }
 
@@ -263,6 +282,12 @@ pub(super) fn introduction(connection: BorrowedFd<'_>) -> io::Result<(IpAddr, Ow
     };
     let address = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse().ok());
     address.zip(memory).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Takes away one byte by which a peer has woken this end.
+pub(super) fn take_wake(connection: BorrowedFd<'_>) {
+    // SAFETY: there is room for a byte. Without room for them, descriptors that come go nowhere.
+    unsafe { libc::recv(connection.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1, 0) };
 }
 
 /// Takes away the bytes that peers send by a connection after that. What is left of many is announced again, as is an end.

@@ -240,6 +240,11 @@ impl Neighbours {
         self.note(place);
     }
 
+    /// Wakes peers to which something was sent since the last call, whether they sleep or not.
+    pub(super) fn kick(&mut self) {
+        self.peers.iter_mut().filter_map(|peer| peer.lane.as_mut()).for_each(Lane::kick);
+    }
+
     fn note(&mut self, place: usize) {
         if !self.peers[place].kept.is_empty() && !self.stuck.contains(&place) {
             self.stuck.push(place);

@@ -113,6 +113,11 @@ impl Outbox {
         self.is_blocked = !self.queue.is_empty();
     }
 
+    /// Wakes peers on this host to which something was sent since the last call, whether they sleep or not.
+    pub(crate) fn kick(&mut self) {
+        self.neighbours.kick();
+    }
+
     /// Whether packets for there wait, for what is on the way to take more: who makes more for there waits until it does.
     pub(crate) fn is_blocked_for(&self, to: &IpAddr) -> bool {
         self.neighbours.is_stuck(to) || (self.is_blocked && !self.neighbours.is_met(to))

@@ -197,6 +197,8 @@ fn may_be_so_long(len: libc::off_t) -> bool {
 pub(super) struct Receiver {
     mapping: Mapping,
     head: u64,
+    /// This end has asked to be woken.
+    is_asleep: bool,
 }
 
 /// What the sender cannot do any more to the memory.
@@ -225,7 +227,7 @@ impl Receiver {
         // SAFETY: it is so long, and is sealed.
         let mapping = unsafe { Mapping::new(memory)? };
         mapping.control().is_open.store(1, Ordering::Relaxed);
-        Ok(Receiver { mapping, head: 0 })
+        Ok(Receiver { mapping, head: 0, is_asleep: true })
     }
 
     /// Copies the next message to there: how long it is. `None` where there is none.
@@ -255,8 +257,17 @@ impl Receiver {
         self.mapping.control().tail.0.load(Ordering::Acquire) != self.head
     }
 
+    /// Has the sender wake this end no more; whether it has done so since [`sleep`](Receiver::sleep), or is about to.
+    pub(super) fn wake_up(&mut self) -> bool {
+        std::mem::take(&mut self.is_asleep) && self.mapping.control().is_asleep.0.swap(0, Ordering::Relaxed) == 0
+    }
+
     /// Has the sender wake this end for the next message: `false` where there is one already.
-    pub(super) fn sleep(&self) -> bool {
+    ///
+    /// Each end writes, and then reads what the other writes, with a fence between: the receiver that it sleeps and the tail, the sender
+    /// the tail and whether the receiver sleeps. So one of them sees the other's write: no message is left while the receiver sleeps.
+    pub(super) fn sleep(&mut self) -> bool {
+        self.is_asleep = true;
         self.mapping.control().is_asleep.0.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         !self.has_some()

@@ -36,6 +36,8 @@ pub struct Responder {
     answers: VecDeque<Answer>,
     /// All up to there is to be acknowledged, after the answers.
     due: Option<Psn>,
+    /// Requests for an ACK since the last one was sent. A request that comes again counts twice, as its peer waits already.
+    asked: u32,
     has_failed: bool,
     /// With which refusal it has, and of which packet.
     failure: Option<(Psn, Nak)>,
@@ -105,6 +107,7 @@ impl Responder {
             resources: VecDeque::with_capacity(settings.resources.into()),
             answers: VecDeque::with_capacity(2 * usize::from(settings.resources) + 2),
             due: None,
+            asked: 0,
             has_failed: false,
             failure: None,
         }
@@ -165,7 +168,7 @@ impl Responder {
                     // The answer acknowledges it, and what came before.
                     self.due = None;
                 } else if header.ack_request {
-                    self.due = Some(self.expected.add(u32::MAX));
+                    self.owe_ack(1);
                 }
             }
             Err(Refusal::NotReady) => {
@@ -178,6 +181,24 @@ impl Responder {
                 self.refuse(Syndrome::Nak(nak));
             }
         }
+    }
+
+    /// Owes an ACK of all that has arrived, for which the peer has asked so often.
+    fn owe_ack(&mut self, times: u32) {
+        self.asked = if self.due.is_some() { self.asked + times } else { times };
+        self.due = Some(self.expected.add(u32::MAX));
+    }
+
+    /// Whether an ACK is due, and nothing else.
+    #[must_use]
+    pub fn owes_ack(&self) -> bool {
+        self.answers.is_empty() && self.due.is_some()
+    }
+
+    /// Whether the peer has asked for the ACK that is due a single time, so that it may have nothing else in flight.
+    #[must_use]
+    pub fn was_asked_once(&self) -> bool {
+        self.asked <= 1
     }
 
     fn refuse(&mut self, syndrome: Syndrome) {
@@ -429,7 +450,7 @@ impl Responder {
                     self.answers.push_back(Answer::Atomic { psn: *psn, old: *old, is_repeated: true });
                 }
             }
-            _ => self.due = Some(self.expected.add(u32::MAX)),
+            _ => self.owe_ack(2),
         }
     }
 

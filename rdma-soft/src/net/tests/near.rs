@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::loopback::{START, numbered, received};
 use super::*;
 use crate::faults::Faults;
-use crate::net::Inbox;
 use crate::net::near::Near;
+use crate::net::{Inbox, Readable};
 use crate::wire::UDP_PORT;
 
 fn open() -> Socket {
@@ -198,6 +198,41 @@ fn nobody_takes_a_sleeper_what_wakes_it() {
     assert!(is_woken(&to) && !inbox.sleep());
     assert_eq!(received(&mut inbox, &to, 1), numbered(&[8]));
     assert!(inbox.sleep() && !is_woken(&to));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_peer_that_has_not_asked_to_be_woken_is_by_a_kick() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    send(&mut outbox, &from, to.address(), &[1], START);
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[1]));
+    assert!(inbox.sleep());
+    inbox.wake_up();
+    send(&mut outbox, &from, to.address(), &[2], START);
+    assert!(!is_woken(&to));
+    outbox.kick();
+    assert!(is_woken(&to));
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[2]));
+    inbox.wake_up();
+    outbox.kick();
+    assert!(!is_woken(&to), "nothing was sent since");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_thread_that_waited_finds_what_it_was_woken_for_and_looks_nowhere_else() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    outbox.meet(&from, to.address(), START);
+    let near = Readable { wire: false, near: true };
+    let mut count = 0;
+    // A new peer, and then its packets.
+    assert!(!inbox.receive_from(&to, near, |_, _| count += 1));
+    send(&mut outbox, &from, to.address(), &[1], START);
+    assert!(!inbox.receive_from(&to, Readable { wire: true, near: false }, |_, _| count += 1));
+    assert!(inbox.receive_from(&to, near, |_, _| count += 1) && !inbox.has_all());
+    assert_eq!(count, 1);
 }
 
 #[test]

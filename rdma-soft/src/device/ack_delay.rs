@@ -1,0 +1,215 @@
+//! When an ACK waits for the message that its program is about to post.
+
+use std::time::Duration;
+
+use crate::transport::Time;
+
+/// How long an ACK is delayed at most.
+pub(crate) const ACK_DELAY: Duration = Duration::from_micros(200);
+
+/// Replies in a row after which the next ACK waits for one.
+const REPLIES: u16 = 4;
+
+/// The most replies that are asked for after delays in vain.
+const MOST_REPLIES: u16 = 1024;
+
+/// Whether a queue pair's ACKs wait for its next request.
+///
+/// Programs that exchange requests and replies post soon after something arrives. An ACK on its own then costs both ends a packet, and an
+/// end that sleeps a wake-up. Worse, a program that polls for the completion of its own message, and spins on its memory afterwards, stops
+/// polling with the ACK, just before the reply arrives. An ACK in the packet train of the reply costs neither.
+///
+/// As for delayed ACKs of TCP, the history tells whether a program replies. Each delay in vain doubles the number of replies in a row that
+/// the next delay takes.
+#[derive(Debug)]
+pub(crate) struct AckDelay {
+    /// Replies in a row.
+    replies: u16,
+    /// How many of them it takes.
+    wanted: u16,
+    /// When the last ACK went on its own, unless a reply came since.
+    alone_at: Option<Time>,
+    /// An ACK waits.
+    is_waiting: bool,
+    /// The ACK that is due follows a request.
+    is_behind_request: bool,
+}
+
+impl AckDelay {
+    pub(crate) const fn new() -> AckDelay {
+        AckDelay { replies: 0, wanted: REPLIES, alone_at: None, is_waiting: false, is_behind_request: false }
+    }
+
+    /// Whether an ACK that is due waits for a request.
+    pub(crate) fn begin(&mut self) -> bool {
+        self.is_waiting |= self.replies >= self.wanted && !self.is_behind_request;
+        self.is_waiting
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.is_waiting
+    }
+
+    /// A request is sent. If an ACK `is_due` it follows.
+    pub(crate) fn request_sent(&mut self, now: Time, is_due: bool) {
+        let was_prompt = self.alone_at.take().is_some_and(|at| now <= at + ACK_DELAY);
+        if was_prompt || (is_due && !self.is_behind_request) {
+            self.replies = self.replies.saturating_add(1);
+            // After many replies a delay in vain counts less.
+            if self.replies >= self.wanted.saturating_mul(16) {
+                self.wanted = (self.wanted / 2).max(REPLIES);
+                self.replies = self.wanted;
+            }
+        }
+        self.is_behind_request = is_due;
+        self.is_waiting = false;
+    }
+
+    /// An ACK is sent.
+    pub(crate) fn ack_sent(&mut self, now: Time) {
+        if std::mem::take(&mut self.is_behind_request) {
+            return;
+        }
+        if self.is_waiting {
+            self.wanted = self.wanted.saturating_mul(2).min(MOST_REPLIES);
+        }
+        // Without a reply since the one before, or in time.
+        if self.is_waiting || self.alone_at.is_some() {
+            self.replies = 0;
+        }
+        self.is_waiting = false;
+        self.alone_at = Some(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_sys::IBV_QPT_RC;
+
+    use super::*;
+    use crate::device::hostile::{HERE, PEER, PSN, Target, datagram, origin};
+    use crate::device::qp::{PKEY, Sending};
+    use crate::device::queues::Task;
+    use crate::transport::Request;
+    use crate::wire::{Header, Operation, Psn, RemoteRange, Trailer, Transport};
+
+    /// A write of nothing, the peer's packet of that number.
+    fn arrive(target: &mut Target, number: u32, now: Time) {
+        let header = Header {
+            transport: Transport::Rc,
+            operation: Operation::WriteOnly(RemoteRange { address: 0, rkey: 0, len: 0 }, None),
+            pkey: PKEY,
+            dest_qp: target.qp,
+            psn: Psn::new(PSN).add(number),
+            solicited: false,
+            ack_request: true,
+            migrated: true,
+            congestion: (false, false),
+        };
+        target.state.arrived(origin(PEER), HERE, &datagram(&header, &[]), now);
+    }
+
+    fn post(target: &mut Target) {
+        target.state.qps.get_mut(&target.qp).unwrap().queues.send.push(|job| {
+            job.task = Task::Request(Request::Send(Trailer::None));
+            job.is_inline = true;
+        });
+    }
+
+    /// Whether each packet that is sent is an ACK.
+    fn sent(target: &mut Target, now: Time) -> Vec<bool> {
+        let crate::device::state::State { qps, shared, .. } = &mut target.state;
+        let qp = qps.get_mut(&target.qp).unwrap();
+        let packets = std::iter::from_fn(|| qp.transmit(now, true, shared));
+        packets
+            .map(|sending| match sending {
+                Sending::Packet(_, outgoing) => outgoing.operation.is_answer(),
+                Sending::Datagram(_) => unreachable!(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_ack_of_a_message_goes_behind_the_reply_unless_its_peer_sends_on() {
+        let mut target = Target::new(IBV_QPT_RC, 0);
+        for number in 0..3 {
+            arrive(&mut target, number, Time(0));
+            assert_eq!(sent(&mut target, Time(0)), [true], "nothing is known of the program yet");
+            post(&mut target);
+            assert_eq!(sent(&mut target, Time(1)), [false]);
+        }
+        arrive(&mut target, 3, Time(0));
+        post(&mut target);
+        assert_eq!(sent(&mut target, Time(0)), [false, true]);
+        arrive(&mut target, 4, Time(0));
+        assert_eq!(sent(&mut target, Time(0)), [false; 0]);
+        arrive(&mut target, 5, Time(0));
+        assert_eq!(sent(&mut target, Time(0)), [true], "the peer does not wait for a reply");
+    }
+
+    /// Replies `count` times, each soon after an ACK on its own.
+    fn reply(delay: &mut AckDelay, count: u16) {
+        for _ in 0..count {
+            delay.ack_sent(Time(0));
+            delay.request_sent(Time(0) + ACK_DELAY, false);
+        }
+    }
+
+    #[test]
+    fn an_ack_waits_once_the_program_has_replied_often_enough() {
+        let mut delay = AckDelay::new();
+        reply(&mut delay, REPLIES - 1);
+        assert!(!delay.begin());
+        reply(&mut delay, 1);
+        assert!(delay.begin() && delay.is_waiting());
+        delay.request_sent(Time(0), true);
+        assert!(!delay.begin(), "it follows the reply");
+        delay.ack_sent(Time(0));
+        assert!(delay.begin(), "so does the next");
+    }
+
+    #[test]
+    fn replies_that_take_longer_than_the_delay_do_not_count() {
+        let mut delay = AckDelay::new();
+        for _ in 0..2 * REPLIES {
+            delay.ack_sent(Time(0));
+            delay.request_sent(Time(1) + ACK_DELAY, false);
+        }
+        assert!(!delay.begin());
+    }
+
+    #[test]
+    fn acks_without_replies_between_them_do_not_wait() {
+        let mut delay = AckDelay::new();
+        reply(&mut delay, REPLIES);
+        delay.ack_sent(Time(0));
+        delay.ack_sent(Time(1));
+        assert!(!delay.begin());
+    }
+
+    #[test]
+    fn each_delay_in_vain_takes_twice_as_many_replies() {
+        let mut delay = AckDelay::new();
+        let mut wanted = REPLIES;
+        for _ in 0..4 {
+            reply(&mut delay, wanted - 1);
+            assert!(!delay.begin(), "{wanted}");
+            reply(&mut delay, 1);
+            assert!(delay.begin(), "{wanted}");
+            delay.ack_sent(Time(0));
+            delay.request_sent(Time(1) + ACK_DELAY, false);
+            wanted *= 2;
+        }
+    }
+
+    #[test]
+    fn many_replies_make_up_for_a_delay_in_vain() {
+        let mut delay = AckDelay::new();
+        reply(&mut delay, REPLIES);
+        assert!(delay.begin());
+        delay.ack_sent(Time(0));
+        assert_eq!(delay.wanted, 2 * REPLIES);
+        reply(&mut delay, 32 * REPLIES);
+        assert_eq!(delay.wanted, REPLIES);
+    }
+}
