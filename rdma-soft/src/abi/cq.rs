@@ -245,20 +245,17 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     let Some(device) = device() else { return -1 };
     // SAFETY: the caller's channel.
     let (fd, number) = unsafe { ((*channel).fd, (*channel).refcnt as u32) };
-    let mut is_held = false;
     loop {
+        let pending = match take(fd) {
+            Ok(pending) => pending,
+            Err(error) => {
+                set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+                return -1;
+            }
+        };
         let mut core = device.lock();
         let shared = &mut core.state.shared;
-        let Some(found) = shared.events.take_notice(number, is_held).and_then(|of| shared.cqs.get_mut(of)) else {
-            drop(core);
-            // Another thread may take it from the queue, or take it back since its completion queue goes.
-            match take(fd) {
-                Ok(taken) => is_held = taken,
-                Err(error) => {
-                    set_errno(error.raw_os_error().unwrap_or(libc::EIO));
-                    return -1;
-                }
-            }
+        let Some(found) = shared.events.take_notice(number, pending).and_then(|of| shared.cqs.get_mut(of)) else {
             continue;
         };
         found.queued_events -= 1;

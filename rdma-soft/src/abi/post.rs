@@ -7,7 +7,7 @@ use rdma_sys::*;
 use super::ah::AhObject;
 use super::limits::MAX_MESSAGE;
 use super::qp_object::{Limits, QpObject};
-use crate::device::{Binding, Core, Device, Job, Qp, Task, device};
+use crate::device::{Binding, Core, Device, Job, Locked, Qp, Task, device};
 use crate::transport::Request;
 use crate::wire::{Atomic, Trailer};
 
@@ -188,7 +188,7 @@ pub(crate) fn sending(core: &mut Core, number: u32, count: usize) -> Result<&mut
 }
 
 /// Begins with what was posted, in this thread.
-pub(crate) fn posted(device: &Device, mut core: std::sync::MutexGuard<'_, Core>, number: u32) {
+pub(crate) fn posted(device: &Device, mut core: Locked<'_>, number: u32) {
     let state = &mut core.state;
     match state.qps.get_mut(&number) {
         Some(found) if found.state == IBV_QPS_ERR => found.fail(&mut state.shared),

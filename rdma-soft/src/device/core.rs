@@ -1,6 +1,7 @@
 //! The device with its sockets, and what moves it on.
 
 use std::net::IpAddr;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Instant;
@@ -9,6 +10,7 @@ use rdma_sys::{IBV_MTU_256, ibv_mtu};
 
 use super::ack_delay::ACK_DELAY;
 use super::acknowledged::Acknowledged;
+use super::events::Late;
 use super::net_address;
 use super::outgoing::{Looped, Parts, datagram, packet};
 use super::qp::{Qp, Sending, bytes};
@@ -45,6 +47,39 @@ pub(crate) struct Device {
     /// Somebody has the turn.
     is_wanted: AtomicBool,
     start: Instant,
+}
+
+/// The device, locked. When it is unlocked, threads are woken for the events that were raised meanwhile.
+pub(crate) struct Locked<'a> {
+    // Fields are dropped in this order.
+    core: MutexGuard<'a, Core>,
+    late: Late,
+}
+
+impl<'a> Locked<'a> {
+    fn new(core: MutexGuard<'a, Core>) -> Locked<'a> {
+        Locked { core, late: Late::default() }
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        &mut self.core
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.late = self.core.state.shared.events.late();
+    }
 }
 
 /// Where to look for what has arrived.
@@ -247,28 +282,28 @@ impl Device {
 
     /// A panic with the lock held would be a fault of this library; what it protects is as it was between two calls then, or
     /// some work is missing.
-    fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+    fn try_lock(&self) -> Option<Locked<'_>> {
         match self.core.try_lock() {
-            Ok(core) => Some(core),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Ok(core) => Some(Locked::new(core)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(Locked::new(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
     /// For short: at once where nobody has it, though somebody may have been woken to take it. Who posts all the time is not to
     /// wait for that each time.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn lock(&self) -> Locked<'_> {
         self.try_lock().unwrap_or_else(|| self.lock_in_turn())
     }
 
     /// Not before whoever waits already. A lock that is given up goes to whoever is awake: who takes it again and again, for long
     /// each time, would have it before anybody is woken.
-    pub(super) fn lock_in_turn(&self) -> MutexGuard<'_, Core> {
+    pub(super) fn lock_in_turn(&self) -> Locked<'_> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_wanted.store(true, Ordering::Relaxed);
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_wanted.store(false, Ordering::Relaxed);
-        core
+        Locked::new(core)
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -291,7 +326,7 @@ impl Device {
     }
 
     /// After something was begun, gives the lock up: the server does what the caller may not come back for.
-    pub(crate) fn leave(&self, core: MutexGuard<'_, Core>) {
+    pub(crate) fn leave(&self, core: Locked<'_>) {
         let is_left = core.is_busy() || core.blocked() & !self.server.watched() != 0;
         let at = match is_left {
             true => Some(Time(0)),
@@ -318,7 +353,7 @@ impl Device {
     }
 
     /// Waits, with the lock given up, until an event is acknowledged.
-    pub(crate) fn wait_for_acknowledgement<'a>(&'a self, core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+    pub(crate) fn wait_for_acknowledgement<'a>(&'a self, core: Locked<'a>) -> Locked<'a> {
         self.acknowledged.wait(|| drop(core));
         self.lock_in_turn()
     }

@@ -5,7 +5,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rdma_sys::ibv_event_type;
 
@@ -13,7 +14,11 @@ use super::slab::Slab;
 
 /// A descriptor that is readable while events wait: an eventfd that counts them.
 #[derive(Debug)]
-pub(crate) struct Signal(OwnedFd);
+pub(crate) struct Signal {
+    eventfd: OwnedFd,
+    /// Events that the descriptor is about to count.
+    late: AtomicU32,
+}
 
 impl Signal {
     pub(crate) fn new() -> io::Result<Signal> {
@@ -23,14 +28,14 @@ impl Signal {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: it was opened just now, and nobody else knows of it.
-        Ok(Signal(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Signal { eventfd: unsafe { OwnedFd::from_raw_fd(fd) }, late: AtomicU32::new(0) })
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.eventfd.as_raw_fd()
     }
 
-    /// One more event.
+    /// Counts one more event.
     pub(crate) fn raise(&self) {
         let one = 1_u64;
         // SAFETY: eight bytes are read from where eight are. It fails only when 2⁶⁴ − 2 events wait.
@@ -45,6 +50,36 @@ impl Signal {
         // Here nobody else takes one between the calls: of a signal of events both are made with the device locked, and of the server's
         // signal by the server. `take` leaves the count alone on such a kernel.
         matches!(is_readable(self.fd(), 0), Ok(true)) && read(self.fd()).is_ok()
+    }
+
+    /// Waits until the descriptor counts all events: another thread is about to write to it, and needs no lock for that.
+    fn settle(&self) {
+        while self.late.load(Ordering::Acquire) > 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Signals that are raised when this is dropped.
+///
+/// A thread that is woken by an event locks the device next, and may preempt the thread that has woken it: so that is done with the device
+/// unlocked.
+#[derive(Debug, Default)]
+pub(super) struct Late(Vec<Arc<Signal>>);
+
+impl Late {
+    fn add(&mut self, signal: &Arc<Signal>) {
+        signal.late.fetch_add(1, Ordering::Relaxed);
+        self.0.push(Arc::clone(signal));
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        for signal in self.0.drain(..) {
+            signal.raise();
+            signal.late.fetch_sub(1, Ordering::Release);
+        }
     }
 }
 
@@ -70,18 +105,28 @@ fn read(fd: RawFd) -> io::Result<()> {
     if read == 8 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Takes an event of a [`Signal`] from the count, without the device locked: for [`Channel::take`]. As [`wait`] otherwise; `false` where
-/// it has only waited.
+/// An event of a completion channel, before it is taken from the channel's queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pending {
+    /// It was taken from the count of the descriptor.
+    Taken,
+    /// It is still counted, and another thread may be faster.
+    Counted,
+}
+
+/// Waits for an event of a completion channel, without the device locked. It takes as long as it takes, unless the descriptor is
+/// non-blocking, as the functions of libibverbs have no deadline.
 ///
 /// # Errors
 /// `EAGAIN`, `EINTR`.
-pub(crate) fn take(fd: RawFd) -> io::Result<bool> {
-    // `Signal::lower` must not wait for a count that is taken here.
-    static TAKES: OnceLock<bool> = OnceLock::new();
-    if *TAKES.get_or_init(|| Signal::new().is_ok_and(|signal| read_now(signal.fd()).is_some())) {
-        return read(fd).map(|()| true);
+pub(crate) fn take(fd: RawFd) -> io::Result<Pending> {
+    // Where `Signal::lower` may wait for what is taken here, the count is left alone.
+    static CAN_TAKE: OnceLock<bool> = OnceLock::new();
+    if *CAN_TAKE.get_or_init(|| Signal::new().is_ok_and(|signal| read_now(signal.fd()).is_some())) {
+        read(fd).map(|()| Pending::Taken)
+    } else {
+        wait(fd).map(|()| Pending::Counted)
     }
-    wait(fd).map(|()| false)
 }
 
 /// Waits for an event of a [`Signal`], which somebody else may take before the device is locked. As long as it takes, unless the
@@ -112,13 +157,13 @@ fn is_readable(fd: RawFd, timeout: libc::c_int) -> io::Result<bool> {
 
 /// A completion channel.
 ///
-/// Its queue changes with the device locked, and its signal counts what is in the queue. A thread that waits [takes](take) an event from the
-/// count first, without the device locked, and then one from the queue. Threads that find an event in the queue, or take back those of a
-/// completion queue, take as many from the count, and never wait for that with the device locked: what such a thread holds already is owed.
-/// So `count + held by threads = queue + owed`, and nobody can hold one while the queue is empty and nothing is owed.
+/// Its queue changes with the device locked. A thread takes an event from the count of the signal first, by [`take`], and then one from the
+/// queue, as a program finds them: when an event is in the queue, the descriptor is about to be readable, and when the descriptor is readable,
+/// an event is in the queue. Only a completion queue that goes takes events out of the queue first. What of them is not counted any more is
+/// held by other threads, which have to let go of as many: `counted + held = queued + owed`.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    signal: Signal,
+    signal: Arc<Signal>,
     /// Of the completion queues that have something to say.
     queue: VecDeque<u32>,
     /// Events that threads hold which are not in the queue any more.
@@ -128,41 +173,35 @@ pub(crate) struct Channel {
 
 impl Channel {
     pub(crate) fn new(signal: Signal) -> Channel {
-        Channel { signal, queue: VecDeque::with_capacity(64), owed: 0, users: 0 }
+        Channel { signal: Arc::new(signal), queue: VecDeque::with_capacity(64), owed: 0, users: 0 }
     }
 
-    fn raise(&mut self, cq: u32) {
-        self.queue.push_back(cq);
-        self.signal.raise();
-    }
-
-    fn lower(&mut self) {
-        if !self.signal.lower() {
-            self.owed += 1;
-        }
-    }
-
-    /// Takes the completion queue that has had something to say for longest, by a thread that may hold an event of the count.
-    fn take(&mut self, is_held: bool) -> Option<u32> {
-        let is_held = match (is_held, self.owed.checked_sub(1)) {
-            (true, Some(left)) => {
-                self.owed = left;
-                false
+    /// Takes the completion queue that has had something to say for longest. `None`: the event was one of a queue that has gone, or another
+    /// thread was faster.
+    fn take(&mut self, pending: Pending) -> Option<u32> {
+        match pending {
+            Pending::Taken if self.owed > 0 => {
+                self.owed -= 1;
+                None
             }
-            _ => is_held,
-        };
-        let taken = self.queue.pop_front()?;
-        if !is_held {
-            self.lower();
+            Pending::Taken => self.queue.pop_front(),
+            Pending::Counted => {
+                self.signal.settle();
+                if self.signal.lower() { self.queue.pop_front() } else { None }
+            }
         }
-        Some(taken)
     }
 
     /// Takes back what a completion queue has said.
     pub(crate) fn forget(&mut self, cq: u32) {
+        self.signal.settle();
         let before = self.queue.len();
         self.queue.retain(|of| *of != cq);
-        (self.queue.len()..before).for_each(|_| self.lower());
+        for _ in self.queue.len()..before {
+            if !self.signal.lower() {
+                self.owed += 1;
+            }
+        }
     }
 }
 
@@ -184,6 +223,7 @@ pub(crate) struct Events {
     /// Completion queues that have overrun, until their queue pairs are in the error state.
     overruns: Vec<u32>,
     notices: u64,
+    late: Late,
 }
 
 impl Events {
@@ -194,6 +234,7 @@ impl Events {
             unacknowledged: HashMap::new(),
             overruns: Vec::new(),
             notices: 0,
+            late: Late::default(),
         }
     }
 
@@ -212,9 +253,9 @@ impl Events {
         Some(taken)
     }
 
-    /// As [`Channel::take`], of that channel.
-    pub(crate) fn take_notice(&mut self, channel: u32, is_held: bool) -> Option<u32> {
-        self.channels.get_mut(channel)?.take(is_held)
+    /// Takes an event of a completion channel: the completion queue that it is of.
+    pub(crate) fn take_notice(&mut self, channel: u32, pending: Pending) -> Option<u32> {
+        self.channels.get_mut(channel)?.take(pending)
     }
 
     /// Events of completion queues that were ever raised.
@@ -222,10 +263,12 @@ impl Events {
         self.notices
     }
 
+    /// An event of a completion queue. It wakes nobody before the device is unlocked.
     pub(crate) fn notify(&mut self, channel: u32, cq: u32) {
         self.notices += 1;
         if let Some(channel) = self.channels.get_mut(channel) {
-            channel.raise(cq);
+            channel.queue.push_back(cq);
+            self.late.add(&channel.signal);
         }
     }
 
@@ -239,6 +282,11 @@ impl Events {
     /// Takes a completion queue whose queue pairs have to fail.
     pub(crate) fn take_overrun(&mut self) -> Option<u32> {
         self.overruns.pop()
+    }
+
+    /// What is to be raised when the device is unlocked.
+    pub(super) fn late(&mut self) -> Late {
+        std::mem::take(&mut self.late)
     }
 
     /// Takes back what was not taken of an object that goes.
@@ -255,39 +303,61 @@ impl Events {
 mod tests {
     use super::*;
 
-    /// The signal's count.
-    fn count(channel: &Channel) -> usize {
-        let count = std::iter::repeat_with(|| channel.signal.lower()).take_while(|had| *had).count();
-        (0..count).for_each(|_| channel.signal.raise());
-        count
+    /// Events with a channel.
+    fn events() -> (Events, u32, RawFd) {
+        let mut events = Events::new();
+        let signal = Signal::new().unwrap();
+        let fd = signal.fd();
+        let channel = events.channels.insert(Channel::new(signal));
+        (events, channel, fd)
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it waits for descriptors")]
-    fn a_channel_is_readable_as_long_as_its_queue_has_events_whoever_holds_one() {
-        let mut channel = Channel::new(Signal::new().unwrap());
-        let fd = channel.signal.fd();
-        let is_held = |channel: &Channel| count(channel) > 0 && take(fd).unwrap();
-        channel.raise(1);
-        channel.raise(2);
-        // One thread waits, and another is faster.
-        let held = is_held(&channel);
-        assert_eq!((channel.take(false), channel.take(false)), (Some(1), Some(2)));
-        assert_eq!(count(&channel), 0);
-        // There is a new event before the first goes on.
-        channel.raise(3);
-        assert_eq!(channel.take(held), Some(3));
-        assert_eq!(count(&channel), 0);
-        // It holds the event of a queue that goes.
-        channel.raise(4);
-        let held = is_held(&channel);
-        channel.forget(4);
-        assert_eq!((channel.take(held), count(&channel)), (None, 0));
-        channel.raise(5);
-        let held = is_held(&channel);
-        channel.raise(6);
-        assert_eq!((channel.take(held), count(&channel)), (Some(5), 1));
-        assert_eq!((channel.take(false), count(&channel)), (Some(6), 0));
-        assert_eq!(channel.take(false), None);
+    fn a_thread_is_woken_by_an_event_when_the_device_is_unlocked() {
+        let (mut events, channel, fd) = events();
+        events.notify(channel, 7);
+        assert!(!is_readable(fd, 0).unwrap());
+        drop(events.late());
+        assert!(is_readable(fd, 0).unwrap());
+        let pending = take(fd).unwrap();
+        assert_eq!(events.take_notice(channel, pending), Some(7));
+        assert!(!is_readable(fd, 0).unwrap());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it waits for descriptors")]
+    fn a_channel_is_readable_as_long_as_its_queue_has_events_also_when_a_completion_queue_goes() {
+        let (mut events, channel, fd) = events();
+        let notify = |events: &mut Events, cqs: &[u32]| {
+            cqs.iter().for_each(|cq| events.notify(channel, *cq));
+            drop(events.late());
+        };
+        notify(&mut events, &[1, 2, 1]);
+        events.channels.get_mut(channel).unwrap().forget(1);
+        let pending = take(fd).unwrap();
+        assert_eq!(events.take_notice(channel, pending), Some(2));
+        assert!(!is_readable(fd, 0).unwrap());
+        // One thread holds the event of a queue that goes.
+        notify(&mut events, &[3]);
+        let pending = take(fd).unwrap();
+        events.channels.get_mut(channel).unwrap().forget(3);
+        notify(&mut events, &[4]);
+        assert_eq!(events.take_notice(channel, pending), None);
+        assert!(is_readable(fd, 0).unwrap());
+        let pending = take(fd).unwrap();
+        assert_eq!(events.take_notice(channel, pending), Some(4));
+        assert!(!is_readable(fd, 0).unwrap());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it waits for descriptors")]
+    fn where_the_count_is_left_alone_an_event_is_taken_from_it_with_the_device_locked() {
+        let (mut events, channel, fd) = events();
+        events.notify(channel, 1);
+        drop(events.late());
+        assert_eq!(events.take_notice(channel, Pending::Counted), Some(1));
+        assert_eq!(events.take_notice(channel, Pending::Counted), None);
+        assert!(!is_readable(fd, 0).unwrap());
     }
 }

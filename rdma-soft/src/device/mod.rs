@@ -24,7 +24,7 @@ mod slab;
 mod state;
 pub(crate) mod traffic;
 
-pub(crate) use self::core::{Core, Device, device, setup_error};
+pub(crate) use self::core::{Core, Device, Locked, device, setup_error};
 pub(crate) use cq::{Armed, Completions, Cq, Overrun};
 pub(crate) use events::{Channel, Context, Signal, take, wait};
 pub(crate) use host::Identity;
