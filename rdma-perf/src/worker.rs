@@ -125,7 +125,7 @@ impl Area {
     fn new(pd: &ProtectionDomain, plan: &Plan, part: u64, access: Access) -> Result<Self> {
         let len = usize::try_from(part * u64::from(plan.qps))?;
         let memory: Box<dyn Backing> =
-            if plan.huge_pages { Box::new(huge_pages(len)?) } else { Box::new(Pages::new(len)?) };
+            if plan.huge_pages { Box::new(HugePages::new(len)?) } else { Box::new(Pages::new(len)?) };
         // SAFETY: the memory stays until the region was deregistered with success: see `drop`. `Part` gives raw pointers to it;
         // references are made only to sources of plans that send inline, which no device writes to.
         let region = unsafe { pd.register_raw(memory.address().as_ptr(), len, access)? };
@@ -173,10 +173,6 @@ impl Areas {
             }
         }
     }
-}
-
-fn huge_pages(len: usize) -> Result<HugePages> {
-    HugePages::new(len).context("not enough huge pages of 2 MiB are free: see /proc/sys/vm/nr_hugepages")
 }
 
 /// The memory of one queue pair for one purpose.

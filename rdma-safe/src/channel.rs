@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +20,10 @@ use crate::{Context, Errno, Error, Result, readiness};
 /// Its descriptor becomes readable when an armed completion queue gets a completion; it works with `poll(2)`, `epoll(7)`
 /// and the reactors of async runtimes. The descriptor is non-blocking: once it is readable, take events with
 /// [`CompletionChannel::try_event`] until there is none, which edge-triggered reactors need.
+///
+/// With tokio: make an `AsyncFd` of a clone of the channel once. Then, in a loop, arm the queue, poll it until it is empty, await
+/// `readable()`, take events with [`CompletionChannel::try_event`] until there is none, and only then call `clear_ready()`.
+/// [`AsyncEvents`](crate::AsyncEvents) and [`cm::EventChannel`](crate::cm::EventChannel) are awaited in the same way.
 ///
 /// Leave reading it, and its flags, to this type: an event that is read from the descriptor itself is never acknowledged, and
 /// the destruction of its queue then waits for ever.
@@ -203,6 +207,14 @@ impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open while the channel is.
         unsafe { BorrowedFd::borrow_raw((*self.as_raw()).fd) }
+    }
+}
+
+/// For reactors that take a descriptor by its number, such as `AsyncFd` of tokio: give it a clone of the channel, which keeps the
+/// descriptor open.
+impl AsRawFd for CompletionChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

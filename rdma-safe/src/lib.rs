@@ -146,7 +146,7 @@ pub use endpoint::{
     Sender, Unposted, Work, WorkId,
 };
 pub use errno::Errno;
-pub use error::{Error, Result};
+pub use error::{Error, HugePagesError, Result};
 pub use ethernet::EthernetAddress;
 pub use explain::{Circumstances, Explanation, Network};
 pub use flow::{

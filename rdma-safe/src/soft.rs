@@ -47,13 +47,13 @@ pub fn install() -> Result<(), AlreadyLoaded> {
 
 /// Installs soft0 where the process has no RDMA device, or where the variable `RDMA_DEVICE` names it; whether the process runs on
 /// soft0 then. It has to come before the first verb: after that it is too late, and the answer is `false`.
-#[must_use]
+///
+/// The answer can be ignored: where there is no device, opening one says so.
 pub fn install_by_default() -> bool {
     install_for(None)
 }
 
 /// As [`install_by_default`], of a program that can be told its device. `RDMA_DEVICE` counts where it was not.
-#[must_use]
 pub fn install_for(device: Option<&str>) -> bool {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let wish = match device {

@@ -26,7 +26,9 @@ fn connections_by_address_are_refused_with_what_to_do_instead() {
 }
 
 #[test]
+#[deny(unused_must_use, reason = "this is the first line of a program")]
 fn to_install_it_again_changes_nothing() {
+    soft::install_by_default();
     soft::install().unwrap();
     soft::install().unwrap();
     assert!(soft::is_installed() && soft::install_by_default() && soft::install_for(Some("mlx5_0")));

@@ -1,7 +1,7 @@
 //! Registered memory: what can be registered, with which rights, and what is refused.
 
 use rdma_safe::{
-    Access, Backing, Buffer, Endpoint, Errno, Error, ExposedRegion, HugePages, OdpCapabilities, Pages,
+    Access, Backing, Buffer, Endpoint, Errno, Error, ExposedRegion, HugePages, HugePagesError, OdpCapabilities, Pages,
     ProtectionDomain, WcStatus, Work,
 };
 
@@ -185,9 +185,8 @@ fn huge_pages_are_registered_where_there_are_any_and_refused_elsewhere() {
             let (_, received) = through_the_device(&mut ends, buffer);
             assert!(received == pattern(9, 1 << 20));
         }
-        Err(Error::Allocate { len }) => {
-            assert_eq!(len, 1 << 20);
-            assert_eq!(free, "0", "huge pages are free");
+        Err(error @ Error::HugePages(HugePagesError { len: 0x10_0000, pages: 1, .. })) => {
+            assert_eq!((free, error.errno()), ("0", Some(Errno(libc::ENOMEM))), "{error}");
         }
         Err(error) => panic!("{error:?}"),
     }

@@ -3,7 +3,7 @@
 mod kind;
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use rdma_sys::*;
@@ -231,6 +231,13 @@ impl AsFd for AsyncEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor, which `Context::async_events` has seen to be one, is open while the context is.
         unsafe { BorrowedFd::borrow_raw(self.raw_fd()) }
+    }
+}
+
+/// For reactors that take a descriptor by its number, such as `AsyncFd` of tokio: give it a clone, which keeps the descriptor open.
+impl AsRawFd for AsyncEvents {
+    fn as_raw_fd(&self) -> RawFd {
+        self.raw_fd()
     }
 }
 

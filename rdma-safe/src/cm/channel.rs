@@ -1,7 +1,7 @@
 //! Where events of ids arrive.
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -152,6 +152,14 @@ impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open while the channel is.
         unsafe { BorrowedFd::borrow_raw((*self.as_raw()).fd) }
+    }
+}
+
+/// For reactors that take a descriptor by its number, such as `AsyncFd` of tokio: give it a clone of the channel, which keeps the
+/// descriptor open.
+impl AsRawFd for EventChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

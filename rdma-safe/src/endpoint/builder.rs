@@ -24,6 +24,32 @@ const SENDER_FIELDS: WcFields =
     WcFields::SRC_QP.union(WcFields::SLID).union(WcFields::SL).union(WcFields::DLID_PATH_BITS);
 
 /// Describes an endpoint. Made by [`Endpoint::builder`].
+///
+/// ```
+/// # #[cfg(feature = "soft")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # rdma_safe::soft::install()?;
+/// use std::time::Duration;
+/// use rdma_safe::{Device, Endpoint};
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// // As many sends in flight as there can be answers, and room for a burst of requests.
+/// let mut server = Endpoint::builder(&pd).send_depth(64).recv_depth(256).build()?;
+/// // Small messages are copied into the work request, and `wait` sleeps instead of polling.
+/// let mut client = Endpoint::builder(&pd).inline_data(32).events(true).build()?;
+/// server.receive(pd.allocate(4096)?)?;
+/// server.connect(&client.address())?;
+/// client.connect(&server.address())?;
+///
+/// client.send_inline(b"hello")?;
+/// client.wait(Duration::from_secs(60))?.ok()?;
+/// let request = server.wait(Duration::from_secs(60))?.ok()?;
+/// assert_eq!(request.buffer.as_deref(), Some(&b"hello"[..]));
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "soft"))]
+/// # fn main() {}
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder creates nothing until `build`"]
 pub struct EndpointBuilder<'a> {

@@ -1,7 +1,7 @@
 //! The call that failed, of an error that has one.
 
 use crate::cm::CmError;
-use crate::{AddressError, Errno, Error, ModifyError, PollError, PostError};
+use crate::{AddressError, Errno, Error, HugePagesError, ModifyError, PollError, PostError};
 
 impl Error {
     /// The `errno` behind it, if a call reported one.
@@ -27,6 +27,7 @@ impl Error {
             Error::RegisterMemory { errno, .. } => ("ibv_reg_mr", errno),
             Error::RegisterDmaBuf { errno, .. } => ("ibv_reg_dmabuf_mr", errno),
             Error::AllocateDeviceMemory { errno, .. } => ("ibv_alloc_dm", errno),
+            Error::HugePages(HugePagesError { errno, .. }) => ("mmap(2)", errno),
             Error::CreateChannel { errno } => ("ibv_create_comp_channel", errno),
             Error::Channel { call, errno } | Error::AsyncEvents { call, errno, .. } => (*call, errno),
             Error::CreateCompletionQueue { errno, .. } => ("ibv_create_cq", errno),

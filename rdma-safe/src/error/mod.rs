@@ -1,11 +1,15 @@
 //! What can go wrong on the control path, and what to do about it.
 
+mod absent;
 mod call;
+mod huge_pages;
 mod limits;
 
 use std::time::Duration;
 
 use rdma_sys::LoadError;
+
+pub use huge_pages::HugePagesError;
 
 use crate::explain::{advice, advice_on_opening};
 use crate::{AddressError, CompletionError, Errno, ModifyError, PollError, PostError, QueuePairType};
@@ -14,14 +18,15 @@ use crate::{AddressError, CompletionError, Errno, ModifyError, PollError, PostEr
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// libibverbs could not be loaded.
-    #[error(transparent)]
-    Load(#[from] &'static LoadError),
+    /// libibverbs or librdmacm could not be loaded.
+    #[error(fmt = absent::load)]
+    Load(&'static LoadError),
 
     /// The device list could not be read: `ibv_get_device_list(3)`.
     #[error(
-        "ibv_get_device_list failed: {errno}; check that the ib_uverbs kernel module is loaded (modprobe ib_uverbs) \
-         and that /sys/class/infiniband_verbs can be read"
+        "ibv_get_device_list failed: {errno}; {}; for a device of the kernel, check that the ib_uverbs kernel module is loaded \
+         (modprobe ib_uverbs) and that /sys/class/infiniband_verbs can be read",
+        absent::SOFT
     )]
     DeviceList {
         /// As reported.
@@ -29,16 +34,11 @@ pub enum Error {
     },
 
     /// libibverbs works and reports no RDMA device.
-    #[error(
-        "no RDMA device found (libibverbs is loaded and ibv_get_device_list is empty); check `rdma link` and \
-         `ls /sys/class/infiniband`, load the driver of your RNIC, or make a software device: \
-         `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE`; or take soft0, which needs none of this: \
-         rdma_safe::soft::install_by_default (feature `soft`)"
-    )]
+    #[error("{}", absent::NO_DEVICE)]
     NoDevice,
 
     /// There are devices, but not this one.
-    #[error("no RDMA device {wanted}; present: {}", available.join(", "))]
+    #[error("no RDMA device {wanted}; present: {}{}", available.join(", "), absent::advice_on_name(wanted))]
     DeviceNotFound {
         /// What was asked for.
         wanted: String,
@@ -125,6 +125,10 @@ pub enum Error {
         /// How many bytes.
         len: usize,
     },
+
+    /// Huge pages could not be mapped.
+    #[error(transparent)]
+    HugePages(#[from] HugePagesError),
 
     /// Nothing to register: a zero-length region.
     #[error("a memory region or window must have at least one byte")]

@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use super::ProviderMemory;
-use crate::{Error, Result};
+use crate::{Errno, Error, HugePagesError, Result};
 
 /// Memory that a region owns: it is freed after the region was deregistered.
 ///
@@ -14,6 +14,55 @@ use crate::{Error, Result};
 /// is one allocation of at most `isize::MAX` bytes, of initialised, readable and writable memory that nothing else refers to or
 /// reaches by another pointer. Dropping it must not read the bytes. Where that panics, the process may be aborted. If
 /// `provider_memory()` is any, the bytes are its.
+///
+/// [`Pages`] and [`HugePages`] are backing. Memory of another allocator is made one so:
+///
+/// ```
+/// # #[cfg(feature = "soft")]
+/// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+/// # rdma_safe::soft::install()?;
+/// use std::ptr::NonNull;
+/// use rdma_safe::{Backing, Device};
+///
+/// /// Zeroed words, whose owner is this type alone.
+/// struct Words(NonNull<[u64]>);
+///
+/// impl Words {
+///     fn new(count: usize) -> Words {
+///         // As a pointer from here on: to move a `Box` says that nobody else uses its memory, and the device does.
+///         Words(NonNull::from(Box::leak(vec![0; count].into_boxed_slice())))
+///     }
+/// }
+///
+/// // SAFETY: the memory has no tie to a thread.
+/// unsafe impl Send for Words {}
+///
+/// // SAFETY: one allocation, initialised and never moved, which nobody else refers to and `drop` does not read.
+/// unsafe impl Backing for Words {
+///     fn address(&self) -> NonNull<u8> {
+///         self.0.cast()
+///     }
+///
+///     fn len(&self) -> usize {
+///         self.0.len() * size_of::<u64>()
+///     }
+/// }
+///
+/// impl Drop for Words {
+///     fn drop(&mut self) {
+///         // SAFETY: leaked by `new`, and freed once.
+///         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+///     }
+/// }
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// let buffer = pd.register(Words::new(512))?; // freed when it was deregistered
+/// assert_eq!(buffer.capacity(), 4096);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "soft"))]
+/// # fn main() {}
+/// ```
 pub unsafe trait Backing: Send + 'static {
     /// Start of the memory.
     fn address(&self) -> NonNull<u8>;
@@ -94,8 +143,8 @@ impl HugePages {
     /// Maps at least `len` bytes, rounded up to pages of 2 MiB.
     ///
     /// # Errors
-    /// [`Error::Allocate`] when not enough huge pages are free: see `/proc/sys/vm/nr_hugepages`.
-    /// [`Error::EmptyRegion`] for no bytes.
+    /// [`Error::HugePages`], with `ENOMEM` when not enough huge pages are free: see `/proc/sys/vm/nr_hugepages`.
+    /// [`Error::EmptyRegion`] for no bytes; [`Error::Allocate`] for more than there are addresses.
     pub fn new(len: usize) -> Result<Self> {
         if len == 0 {
             return Err(Error::EmptyRegion);
@@ -106,10 +155,17 @@ impl HugePages {
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory of ours.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), rounded, protection, flags, -1, 0) };
         if address == libc::MAP_FAILED {
-            return Err(Error::Allocate { len });
+            let (errno, pages) = (Errno::last(), rounded / Self::PAGE);
+            return Err(HugePagesError { len, pages, free: Self::free(), errno }.into());
         }
         let address = NonNull::new(address.cast()).ok_or(Error::Allocate { len })?;
         Ok(HugePages { address, len: rounded })
+    }
+
+    /// Pages that are free, where the kernel has pages of this size.
+    fn free() -> Option<usize> {
+        let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
+        text.trim().parse().ok()
     }
 }
 
@@ -187,6 +243,9 @@ mod tests {
     #[test]
     #[cfg(not(miri))]
     fn huge_pages_that_cannot_be_had_are_an_error() {
-        assert!(matches!(HugePages::new(1 << 50), Err(Error::Allocate { .. })));
+        let error = HugePages::new(1 << 50).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno(libc::ENOMEM)), "{error}");
+        let needed = format!("{} pages of 2 MiB are needed", 1_u64 << 29);
+        assert!(error.to_string().contains(&needed) && error.to_string().contains("nr_hugepages"), "{error}");
     }
 }

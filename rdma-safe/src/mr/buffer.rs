@@ -18,6 +18,29 @@ use crate::{Error, ProtectionDomain, Result};
 /// The region is deregistered, and its memory freed, when the last buffer of it is dropped.
 ///
 /// It is one pointer in size, so that handing it over and back costs next to nothing.
+///
+/// ```
+/// # #[cfg(feature = "soft")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # rdma_safe::soft::install()?;
+/// let pd = rdma_safe::Device::first()?.open()?.alloc_pd()?;
+/// // One registration, cut into a message and sixteen receives.
+/// let (mut message, rest) = pd.allocate(64 + 16 * 4096)?.into_split(64)?;
+/// let receives = rest.into_chunks(4096)?;
+/// assert_eq!((receives.len(), receives[0].capacity()), (16, 4096));
+///
+/// message.fill_from(b"hello")?; // sets the length, too
+/// assert_eq!((&message[..], message.capacity()), (&b"hello"[..], 64));
+/// message[0] = b'j';
+///
+/// message.set_len(64)?; // what comes into view is initialised
+/// assert_eq!(&message[..8], b"jello\0\0\0");
+/// assert!(message.set_len(65).is_err());
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "soft"))]
+/// # fn main() {}
+/// ```
 pub struct Buffer(Box<Part>);
 
 /// A part of a region. What posting needs of the region is here, so that there is one place to look at. The first three are in

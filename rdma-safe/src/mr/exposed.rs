@@ -16,6 +16,39 @@ use crate::{Error, ProtectionDomain, Result, bounds};
 ///
 /// Writing takes `&mut self`, so that two threads of this process do not mix their writes. A write by the CPU is
 /// atomic towards a peer's atomic operations only if the device says so (`atomic_cap`, `IBV_ATOMIC_GLOB`).
+///
+/// ```
+/// # #[cfg(feature = "soft")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # rdma_safe::soft::install()?;
+/// use std::time::Duration;
+/// use rdma_safe::{Access, Device, Endpoint, Pages};
+///
+/// let pd = Device::first()?.open()?.alloc_pd()?;
+/// // The owner: it registers memory, and lets the peers of this endpoint write to it.
+/// let mut region = pd.expose(Pages::new(4096)?, Access::REMOTE_WRITE)?;
+/// let mut owner = Endpoint::builder(&pd).peer_access(Access::REMOTE_WRITE).build()?;
+/// // The peer, which would be on another host.
+/// let mut peer = Endpoint::builder(&pd).build()?;
+/// owner.connect(&peer.address())?;
+/// peer.connect(&owner.address())?;
+/// let remote = region.remote(); // with the feature `serde` it can be sent
+///
+/// let mut buffer = pd.allocate(8)?;
+/// buffer.fill_from(&7_u64.to_ne_bytes())?;
+/// peer.write(buffer, remote.slice(128, 8)?)?;
+/// peer.wait(Duration::from_secs(60))?.ok()?;
+///
+/// assert_eq!(region.load_u64(128)?, 7);
+/// region.store_u64(128, 8)?;
+/// let mut bytes = [0; 8];
+/// region.read(128, &mut bytes)?;
+/// assert_eq!(u64::from_ne_bytes(bytes), 8);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "soft"))]
+/// # fn main() {}
+/// ```
 pub struct ExposedRegion {
     region: Arc<Region>,
 }

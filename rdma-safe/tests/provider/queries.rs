@@ -6,7 +6,7 @@ use rdma_safe::{
     Context, Device, Endpoint, Errno, Error, Gid, GidType, Guid, LinkLayer, Mtu, Pages, PortState, TransportType,
     devices,
 };
-use rdma_sys::{IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_gid_type};
+use rdma_sys::{IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, RdmaCm, Verbs, ibv_gid_type};
 
 use crate::fake::{Config, DeviceList, Fake, FakeGid, Port, with_device_list};
 use crate::support::{EXTENDED, builder, connect};
@@ -54,6 +54,30 @@ fn a_device_is_found_by_name_index_and_guid() {
     assert!(error.contains("0000:0000:0000:1234"), "{error}");
 }
 
+/// What runs anywhere.
+const SOFT: &str = "call rdma_safe::soft::install_by_default() before the first verb to run on soft0";
+
+#[test]
+#[cfg_attr(miri, ignore = "dlopen(3)")]
+fn a_library_that_is_not_there_is_an_error_that_says_what_to_do() {
+    // SAFETY: there is no such file.
+    let (verbs, cm) = unsafe { (Verbs::load_from("/nowhere.so"), RdmaCm::load_from("/nowhere.so")) };
+    let error = Error::from(&*Box::leak(Box::new(verbs.unwrap_err())));
+    assert!(error.to_string().contains("apt install libibverbs1") && error.to_string().contains(SOFT), "{error}");
+    // It has no connection manager.
+    let error = Error::from(&*Box::leak(Box::new(cm.unwrap_err())));
+    assert!(error.to_string().contains("librdmacm1") && !error.to_string().contains("soft0"), "{error}");
+}
+
+#[test]
+fn a_soft_device_that_was_not_installed_is_an_error_that_says_what_to_do() {
+    let fake = Fake::new(Config::default());
+    let error = Device::by_name("soft0").unwrap_err();
+    assert!(matches!(error, Error::DeviceNotFound { .. }) && error.to_string().contains(SOFT), "{error}");
+    let error = Device::by_name("mlx5_9").unwrap_err();
+    assert!(error.to_string().contains(fake.name()) && !error.to_string().contains("soft0"), "{error}");
+}
+
 #[test]
 fn no_device_is_an_error_that_says_what_to_do() {
     for list in [DeviceList::Empty, DeviceList::Fails(libc::ENOSYS)] {
@@ -62,6 +86,7 @@ fn no_device_is_an_error_that_says_what_to_do() {
             for error in [Device::first().unwrap_err(), Device::by_name("mlx5_0").unwrap_err()] {
                 assert!(matches!(error, Error::NoDevice), "{error}");
                 assert!(error.to_string().contains("rdma link add rxe0"), "{error}");
+                assert!(error.to_string().contains(SOFT), "{error}");
             }
         });
     }
@@ -69,6 +94,7 @@ fn no_device_is_an_error_that_says_what_to_do() {
         let error = devices().unwrap_err();
         assert!(matches!(error, Error::DeviceList { errno: Errno(libc::EPERM) }), "{error}");
         assert!(error.to_string().contains("modprobe ib_uverbs"), "{error}");
+        assert!(error.to_string().contains(SOFT), "{error}");
     });
     with_device_list(DeviceList::Fails(0), || {
         // A stale errno is not what failed.

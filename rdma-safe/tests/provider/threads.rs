@@ -1,7 +1,9 @@
 //! Two threads on one queue pair, endpoints that move, and objects that are shared.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc;
 
+use rdma_safe::cm::EventChannel;
 use rdma_safe::{
     AddressHandle, AsyncEvents, Buffer, CompletionChannel, CompletionCounter, CompletionQueue, Context, Counters,
     DatagramEndpoint, Device, DeviceMemory, DeviceRegion, Endpoint, ExposedRegion, Flow, FlowAction, IndirectionTable,
@@ -51,6 +53,18 @@ fn what_may_cross_threads_does() {
     is_send::<RecvQueue<'_>>();
     is_send::<RecvBatch<'_>>();
     is_send::<RecvBatch<'_, SharedReceiveQueue>>();
+}
+
+/// `AsyncFd` of tokio takes what is `AsRawFd`.
+#[test]
+fn what_becomes_readable_can_be_given_to_a_reactor() {
+    fn takes<T: AsRawFd + AsFd + Send + Sync + 'static>(_: Option<&T>) {}
+    takes::<AsyncEvents>(None);
+    takes::<EventChannel>(None);
+    let fake = Fake::new(Config::default());
+    let channel = fake.open().create_channel().unwrap();
+    takes(Some(&channel));
+    assert_eq!(channel.as_raw_fd(), channel.as_fd().as_raw_fd());
 }
 
 #[test]

@@ -1,0 +1,65 @@
+//! Huge pages that cannot be mapped.
+
+use std::fmt;
+
+use crate::Errno;
+
+/// Huge pages could not be mapped: `mmap(2)` with `MAP_HUGETLB`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct HugePagesError {
+    /// Bytes asked for.
+    pub len: usize,
+    /// Pages of 2 MiB that these take.
+    pub pages: usize,
+    /// Pages that were free right after the call; `None` where the kernel has none of this size.
+    pub free: Option<usize>,
+    /// As reported; `ENOMEM` when too few pages are free.
+    pub errno: Errno,
+}
+
+impl fmt::Display for HugePagesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HugePagesError { len, pages, free, errno } = self;
+        write!(f, "mapping {len} bytes of huge pages failed: {errno}; {pages} pages of 2 MiB are needed")?;
+        match free {
+            Some(free) if free < pages => {
+                let missing = pages - free;
+                write!(f, " and {free} are free: as root, raise /proc/sys/vm/nr_hugepages by at least {missing}")
+            }
+            Some(free) => {
+                write!(
+                    f,
+                    " and {free} are free, some of them promised to others (see HugePages_Rsvd in /proc/meminfo), "
+                )?;
+                write!(f, "or a cgroup allows fewer (hugetlb.2MB.max): raise the limit, or /proc/sys/vm/nr_hugepages")
+            }
+            None => write!(f, " and this kernel has none of that size: see /proc/sys/vm/nr_hugepages"),
+        }
+    }
+}
+
+impl std::error::Error for HugePagesError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_advice_names_the_file_and_how_many_are_missing() {
+        for (free, advice) in [
+            (
+                Some(2),
+                "3 pages of 2 MiB are needed and 2 are free: as root, raise /proc/sys/vm/nr_hugepages by at least 1",
+            ),
+            (Some(3), "hugetlb.2MB.max"),
+            (None, "this kernel has none of that size"),
+        ] {
+            let error = HugePagesError { len: 5 << 20, pages: 3, free, errno: Errno(libc::ENOMEM) }.to_string();
+            assert!(
+                error.contains("os error 12") && error.contains("nr_hugepages") && error.contains(advice),
+                "{error}"
+            );
+        }
+    }
+}
