@@ -78,7 +78,10 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.late = self.core.state.shared.events.late();
+        let events = &mut self.core.state.shared.events;
+        if events.has_late() {
+            self.late = events.late();
+        }
     }
 }
 
@@ -390,7 +393,9 @@ impl Core {
                     inbox.receive_from(socket, readable.get(index).copied().unwrap_or_default(), each)
                 }
             };
-            inbox.ended().for_each(|number| outbox.end(number, now));
+            if inbox.has_ended() {
+                inbox.ended().for_each(|number| outbox.end(number, now));
+            }
         }
         self.looks = self.looks.wrapping_add(1);
         let hears_groups = match look {
@@ -511,6 +516,13 @@ impl Core {
             self.state.release_acks();
         }
         let may_delay = may_delay && self.state.acks_at.is_none_or(|at| now < at);
+        // Most polls come here for nothing.
+        if self.state.ready.is_empty()
+            && self.state.held.is_empty()
+            && self.links.iter().all(|link| link.outbox.is_empty())
+        {
+            return;
+        }
         for link in &mut self.links {
             link.outbox.flush(&link.socket, now);
         }

@@ -75,7 +75,16 @@ impl Late {
 }
 
 impl Drop for Late {
+    #[inline]
     fn drop(&mut self) {
+        if !self.0.is_empty() {
+            self.raise();
+        }
+    }
+}
+
+impl Late {
+    fn raise(&mut self) {
         for signal in self.0.drain(..) {
             signal.raise();
             signal.late.fetch_sub(1, Ordering::Release);
@@ -282,6 +291,12 @@ impl Events {
     /// Takes a completion queue whose queue pairs have to fail.
     pub(crate) fn take_overrun(&mut self) -> Option<u32> {
         self.overruns.pop()
+    }
+
+    /// Whether anything is to be raised when the device is unlocked.
+    #[inline]
+    pub(super) fn has_late(&self) -> bool {
+        !self.late.0.is_empty()
     }
 
     /// What is to be raised when the device is unlocked.

@@ -341,9 +341,9 @@ pub(crate) const fn flag(access: Access) -> u32 {
     }
 }
 
-/// Spreads keys, which are random already.
+/// Spreads keys, and numbers of queue pairs, which this device chooses itself: a peer cannot make them collide.
 #[derive(Default)]
-struct Spread(u64);
+pub(crate) struct Spread(u64);
 
 impl Hasher for Spread {
     fn finish(&self) -> u64 {

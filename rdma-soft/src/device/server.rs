@@ -14,11 +14,8 @@ use super::schedule;
 use crate::net::Readable;
 use crate::transport::Time;
 
-/// How long the thread leaves a device alone that a program polls.
+/// How long the thread leaves a device alone that a program polls. A program that has not polled for so long has stopped.
 const IDLE: Duration = Duration::from_micros(400);
-
-/// A program that has not polled for so long does not poll.
-const STOPPED: Duration = Duration::from_micros(100);
 
 /// The least time over which polls are counted: every packet wakes the thread.
 const WATCHED: Duration = Duration::from_micros(200);
@@ -201,20 +198,17 @@ impl Watch {
             waits.fill_idle(&core, wake);
             wake.is_idle.store(true, Ordering::SeqCst);
         }
-        let mut before = None;
+        let mut polls = device.polls();
         let was_woken = loop {
-            match waits.nap(device, if before.is_none() { IDLE } else { STOPPED }) {
+            match waits.nap(device, IDLE) {
                 Woken::Program => break true,
                 Woken::Peer => {
                     let mut core = device.lock_in_turn();
                     core.progress_there(device.now(), Look::Everywhere);
                     core.wake_up();
                 }
-                Woken::Timeout => match before.take() {
-                    None => before = Some(device.polls()),
-                    Some(polls) if polls == device.polls() => break false,
-                    Some(_) => {}
-                },
+                Woken::Timeout if device.polls() == polls => break false,
+                Woken::Timeout => polls = device.polls(),
             }
         };
         wake.is_idle.store(false, Ordering::SeqCst);

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
 use std::net::IpAddr;
 
 use rdma_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_UD};
@@ -9,7 +10,7 @@ use rdma_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_UD};
 use super::ack_delay::ACK_DELAY;
 use super::events::Events;
 use super::host::{Identity, Shared};
-use super::keys::Keys;
+use super::keys::{Keys, Spread};
 use super::net_address::{address, route_header};
 use super::qp::Qp;
 use super::slab::Slab;
@@ -24,7 +25,7 @@ pub(crate) const MULTICAST_QP: u32 = 0xff_ffff;
 /// All that a device holds.
 pub(crate) struct State {
     pub(crate) shared: Shared,
-    pub(crate) qps: HashMap<u32, Box<Qp>>,
+    pub(crate) qps: HashMap<u32, Box<Qp>, BuildHasherDefault<Spread>>,
     next_qp: u32,
     /// With something to send, in turn.
     pub(crate) ready: VecDeque<u32>,
@@ -49,7 +50,7 @@ impl State {
         let next_qp = 16 + (keys.draw() as u32 & 0x7f_ffff);
         State {
             shared: Shared { keys, cqs: Slab::new(1), srqs: Slab::new(1), events: Events::new() },
-            qps: HashMap::new(),
+            qps: HashMap::default(),
             next_qp,
             ready: VecDeque::with_capacity(64),
             held: Vec::new(),
@@ -189,6 +190,9 @@ impl State {
 
     /// Does what has become due, as [`Requester::expire`](crate::transport::Requester::expire).
     pub(crate) fn expire(&mut self, now: Time, heard: Time) {
+        if self.timers.peek().is_none_or(|Reverse((at, _))| *at > now) {
+            return;
+        }
         let mut unheard = Vec::new();
         while let Some(Reverse((at, number))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now) {
             self.timers.pop();

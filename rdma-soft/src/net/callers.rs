@@ -86,6 +86,10 @@ impl Callers {
         }
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
     /// The ways to peers that were seen to have ended, by number.
     pub(super) fn ended(&mut self) -> impl Iterator<Item = usize> + '_ {
         self.ended.drain(..)

@@ -210,6 +210,12 @@ impl Inbox {
         came
     }
 
+    /// Whether ways to peers on this host were seen to have ended.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.callers.has_ended()
+    }
+
     /// Ways to peers on this host that were seen to have ended: for [`Outbox::end`](super::Outbox::end).
     pub(crate) fn ended(&mut self) -> impl Iterator<Item = usize> + '_ {
         self.callers.ended()

@@ -212,6 +212,12 @@ impl Neighbours {
         !self.stuck.is_empty() && self.find(address).is_some_and(|place| !self.peers[place].kept.is_empty())
     }
 
+    /// Whether nothing is kept for any.
+    #[inline]
+    pub(super) fn keeps_nothing(&self) -> bool {
+        self.stuck.is_empty()
+    }
+
     /// When to call [`Neighbours::retry`].
     pub(super) fn wake_at(&self) -> Option<Time> {
         self.stuck.iter().map(|place| self.peers[*place].retry_at).min()

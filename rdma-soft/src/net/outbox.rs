@@ -96,6 +96,12 @@ impl Outbox {
         }
     }
 
+    /// Whether [`flush`](Outbox::flush) would do nothing.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.batch.is_empty() && self.queue.is_empty() && self.neighbours.keeps_nothing() && self.trouble.is_none()
+    }
+
     /// Sends all. What the socket does not take is copied, and sent by the next call; errors of a destination lose its packets, as
     /// networks do.
     pub(crate) fn flush(&mut self, socket: &impl Link, now: Time) {
