@@ -22,7 +22,10 @@ const SIZES: [u64; 2] = [8, 1 << 20];
 const TWO_SIDED: [&str; 4] = ["tag_lat", "tag_bw", "ucp_am_lat", "stream_bw"];
 /// Tests in which the target learns of nothing. It spins on its memory; asleep it would not wake up on any device.
 const ONE_SIDED: [&str; 3] = ["ucp_put_lat", "ucp_put_bw", "ucp_get"];
+/// UCX emulates these by messages, since `rc_verbs` lacks some of the operations that its protocols want.
 const ATOMIC: [&str; 3] = ["ucp_add", "ucp_fadd", "ucp_cswap"];
+/// Atomic operations of the device itself, below the protocols of UCX.
+const DEVICE_ATOMIC: [&str; 3] = ["add_mr", "fadd", "cswap"];
 
 /// Passes messages around a ring and sums over all ranks, and verifies the data.
 const RING: &str = include_str!("ring.c");
@@ -46,9 +49,13 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     count("ucx_info".to_owned(), lists_transports(&root));
     let ring = compile_ring(&root);
     for _ in 0..args.repeat {
+        for test in DEVICE_ATOMIC {
+            let exchange = Exchange { test, size: 8, sleeps: false };
+            count(format!("rc_verbs of the device {exchange:?}"), exchange.run_on(&root, Layer::Device));
+        }
         for transports in TRANSPORTS {
             for exchange in Exchange::all() {
-                count(format!("{transports} {exchange:?}"), exchange.run(&root, transports));
+                count(format!("{transports} {exchange:?}"), exchange.run_on(&root, Layer::Protocols(transports)));
             }
             let ring = ring.as_deref().map_err(|error| anyhow::anyhow!("{error:#}"));
             count(format!("{transports} Open MPI"), ring.and_then(|ring| run_ring(&root, ring, transports)));
@@ -63,6 +70,15 @@ fn lists_transports(root: &Root) -> Result<()> {
         ensure!(text.contains(wanted), "`ucx_info -d` does not say {wanted:?}:\n{text}");
     }
     Ok(())
+}
+
+/// What of UCX a run is for.
+#[derive(Clone, Copy)]
+enum Layer<'a> {
+    /// UCP, over these transports.
+    Protocols(&'a str),
+    /// UCT: the operations of `rc_verbs` themselves.
+    Device,
 }
 
 /// A run of `ucx_perftest`.
@@ -85,11 +101,14 @@ impl Exchange {
         all
     }
 
-    fn run(self, root: &Root, transports: &str) -> Result<()> {
+    fn run_on(self, root: &Root, layer: Layer<'_>) -> Result<()> {
         let (traffic, port) = (Traffic::new(root)?, pair::free_port()?);
         let end = || -> Result<Command> {
             let mut command = root.command("ucx_perftest")?;
-            over(&mut command, transports);
+            match layer {
+                Layer::Protocols(transports) => over(&mut command, transports),
+                Layer::Device => _ = command.args(["-d", "soft0:1", "-x", "rc_verbs"]),
+            }
             traffic.of(&mut command);
             command.args(["-t", self.test, "-s", &self.size.to_string(), "-n", &ITERATIONS.to_string()]);
             command.args(["-w", "10", "-p", &port.to_string()]);
