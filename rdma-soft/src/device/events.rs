@@ -37,9 +37,12 @@ impl Signal {
 
     /// Counts one more event.
     pub(crate) fn raise(&self) {
-        let one = 1_u64;
+        self.raise_by(1);
+    }
+
+    fn raise_by(&self, events: u64) {
         // SAFETY: eight bytes are read from where eight are. It fails only when 2⁶⁴ − 2 events wait.
-        unsafe { libc::write(self.fd(), (&raw const one).cast(), 8) };
+        unsafe { libc::write(self.fd(), (&raw const events).cast(), 8) };
     }
 
     /// Takes one event from the count, and returns whether there was any. Never waits.
@@ -60,34 +63,53 @@ impl Signal {
     }
 }
 
-/// Signals that are raised when this is dropped.
+/// Signals that are raised when this is dropped, each by so many events.
 ///
 /// A thread that is woken by an event locks the device next, and may preempt the thread that has woken it: so that is done with the device
 /// unlocked.
 #[derive(Debug, Default)]
-pub(super) struct Late(Vec<Arc<Signal>>);
+pub(super) struct Late {
+    /// Without an allocation: more channels at a time are rare.
+    first: [Option<(Arc<Signal>, u32)>; 2],
+    more: Vec<(Arc<Signal>, u32)>,
+}
 
 impl Late {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.first[0].is_none()
+    }
+
     fn add(&mut self, signal: &Arc<Signal>) {
         signal.late.fetch_add(1, Ordering::Relaxed);
-        self.0.push(Arc::clone(signal));
+        let all = self.first.iter_mut().flatten().chain(&mut self.more);
+        for (of, count) in all {
+            if Arc::ptr_eq(of, signal) {
+                *count += 1;
+                return;
+            }
+        }
+        let new = (Arc::clone(signal), 1);
+        match self.first.iter_mut().find(|slot| slot.is_none()) {
+            Some(slot) => *slot = Some(new),
+            None => self.more.push(new),
+        }
+    }
+
+    fn raise(&mut self) {
+        let first = self.first.iter_mut().filter_map(Option::take);
+        for (signal, count) in first.chain(self.more.drain(..)) {
+            signal.raise_by(count.into());
+            signal.late.fetch_sub(count, Ordering::Release);
+        }
     }
 }
 
 impl Drop for Late {
     #[inline]
     fn drop(&mut self) {
-        if !self.0.is_empty() {
+        if !self.is_empty() {
             self.raise();
-        }
-    }
-}
-
-impl Late {
-    fn raise(&mut self) {
-        for signal in self.0.drain(..) {
-            signal.raise();
-            signal.late.fetch_sub(1, Ordering::Release);
         }
     }
 }
@@ -296,7 +318,7 @@ impl Events {
     /// Whether anything is to be raised when the device is unlocked.
     #[inline]
     pub(super) fn has_late(&self) -> bool {
-        !self.late.0.is_empty()
+        !self.late.is_empty()
     }
 
     /// What is to be raised when the device is unlocked.
