@@ -42,7 +42,7 @@ static REPORT: OnceLock<(OsString, u32)> = OnceLock::new();
 pub(crate) fn report_at_exit() {
     let Some(file) = std::env::var_os("RDMA_SOFT_STATS").filter(|file| !file.is_empty()) else { return };
     if REPORT.set((file, std::process::id())).is_ok() {
-        // SAFETY: the function takes no lock that another thread may hold at exit, and does not unwind into C.
+        // SAFETY: the function takes nothing, does not unwind, and stays as long as this library does.
         unsafe { libc::atexit(report) };
     }
 }

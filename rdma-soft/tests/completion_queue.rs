@@ -129,3 +129,33 @@ fn arming_for_solicited_completions_finds_those_and_errors() {
     connection::arm(cq, true);
     assert!(context.takes_event(channel, cq));
 }
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn an_overrun_is_not_taken_for_one_of_a_later_queue_with_the_same_number() {
+    let context = Context::open();
+    let cq = context.cq(1, null_mut());
+    let first = Pair::connect(&context, [(cq, cq), (cq, cq)]);
+    first.fail(0);
+    // Each is flushed as it is posted, and the second finds the queue full.
+    assert!(first.send(0, IBV_SEND_SIGNALED));
+    assert!(first.send(0, IBV_SEND_SIGNALED));
+    // SAFETY: made by this test, and nothing refers to them.
+    let number = unsafe {
+        let number = (*cq).handle;
+        first.qps.iter().for_each(|qp| assert_eq!(rdma_soft::abi::ibv_destroy_qp(*qp), 0));
+        assert_eq!(rdma_soft::abi::ibv_destroy_cq(cq), 0);
+        number
+    };
+    let cq = context.cq(16, null_mut());
+    // SAFETY: the queue stays.
+    assert_eq!(unsafe { (*cq).handle }, number);
+    let second = Pair::connect(&context, [(cq, cq), (cq, cq)]);
+    second.receive(1);
+    assert!(second.send(0, IBV_SEND_SIGNALED));
+    for _ in 0..2 {
+        let wc = poll(cq, |_| true).unwrap();
+        assert_eq!(wc[0].status, IBV_WC_SUCCESS);
+    }
+    assert_eq!([second.state(0), second.state(1)], [IBV_QPS_RTS; 2]);
+}

@@ -29,11 +29,12 @@ const BLOCK: usize = 8;
 pub unsafe fn read(from: *const u8, to: *mut u8, len: usize) {
     let (head, tail) = edges(from, len);
     let mut at = head;
-    // SAFETY: all offsets are below `len`, and the words between the edges are aligned in `from`. Relaxed loads of one byte
-    // or one word are allowed for memory that is mapped read-only.
+    // SAFETY: all offsets are below `len`, and the words between the edges are aligned in `from`. References to atomics may be
+    // to memory that others write to atomically. It may also be mapped read-only: `core::sync::atomic` allows relaxed loads of
+    // one byte or one word of that.
     unsafe {
-        let byte = |at: usize| to.add(at).write(AtomicU8::from_ptr(from.add(at).cast_mut()).load(Ordering::Relaxed));
-        let word = |at: usize| AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
+        let byte = |at: usize| to.add(at).write((*from.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed));
+        let word = |at: usize| (*from.add(at).cast::<AtomicU64>()).load(Ordering::Relaxed);
         (0..head).for_each(byte);
         while at + BLOCK * WORD <= tail {
             let words: [u64; BLOCK] = array::from_fn(|index| word(at + index * WORD));
@@ -106,7 +107,7 @@ mod tests {
                 assert_eq!(memory.0, expected, "{len} bytes at {start}");
                 let mut back = [0; 240];
                 // SAFETY: as above.
-                unsafe { read(memory.0.as_ptr().add(start), back.as_mut_ptr(), len) };
+                unsafe { read(memory.0.as_mut_ptr().add(start), back.as_mut_ptr(), len) };
                 assert_eq!((&back[..len], &back[len..]), (&source[..len], &[0; 240][len..]), "{len} bytes at {start}");
             }
         }

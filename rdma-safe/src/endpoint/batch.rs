@@ -21,6 +21,8 @@ pub struct Batch<'e> {
     raw: ManuallyDrop<SendBatch<'e>>,
     qp: &'e Shared,
     sends: &'e mut Ring<Buffer>,
+    /// No work is added from this number on.
+    limit: u64,
     pd: &'e ProtectionDomain,
     /// As it will be when this is posted.
     run: Run,
@@ -40,8 +42,11 @@ impl<'e> Batch<'e> {
         if endpoint.poisoned {
             return Err(PostError::Poisoned);
         }
-        if endpoint.live.sends.has_staged() {
+        if endpoint.live.sends.has_staged() || endpoint.live.sends.pending() != 0 {
             endpoint.open_gates();
+            if endpoint.poisoned {
+                return Err(PostError::Poisoned);
+            }
         }
         let end = endpoint.live.sends.next_sequence();
         let run = if endpoint.run.end == end { endpoint.run.len } else { 0 };
@@ -51,6 +56,7 @@ impl<'e> Batch<'e> {
             qp,
             gates_before: std::mem::replace(&mut endpoint.gates, Gates::SHUT),
             gates: &mut endpoint.gates,
+            limit: endpoint.live.sends.batch_limit(),
             sends: &mut endpoint.live.sends,
             pd: &endpoint.pd,
             run: Run { len: run, end },
@@ -189,7 +195,7 @@ impl Batch<'_> {
     /// Checks room and lengths.
     #[inline(always)]
     fn admit(&self, verb: &Verb, len: usize, capacity: usize, flags: SendFlags) -> Result<WorkRequest, PostError> {
-        if self.sends.is_full() {
+        if self.sends.next_sequence() >= self.limit {
             return Err(self.sends.full(self.qp.number()));
         }
         verb.check(len, capacity, self.max_message)?;

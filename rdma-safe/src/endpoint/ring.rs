@@ -130,9 +130,15 @@ impl<B> Ring<B> {
         self.tail >= self.limit
     }
 
+    /// The number that work of a batch must not have. None is added while any is pending: it would take the number of pending work.
+    #[inline(always)]
+    pub(super) fn batch_limit(&self) -> u64 {
+        if self.pending == 0 { self.limit } else { 0 }
+    }
+
     /// Whether the next entry would be refused although there could be any: neither is there room, nor may it wait.
     pub(super) fn refuses(&self) -> bool {
-        self.capacity != 0 && self.is_full() && self.pending == self.most_pending
+        self.capacity != 0 && (self.is_full() || self.pending > 0) && self.pending == self.most_pending
     }
 
     /// The error of the endpoint with that queue pair when its sends, of which this is the ring, are full.
@@ -318,7 +324,7 @@ impl<B> Ring<B> {
 
     /// Adds an entry that waits for room. The ring must be full, with nothing staged, and there must be room for a pending one.
     pub(super) fn add_pending(&mut self, buffer: Option<B>, kind: Kind) -> u64 {
-        debug_assert!(self.is_full() && !self.has_staged() && self.pending < self.most_pending);
+        debug_assert!((self.is_full() || self.pending > 0) && !self.has_staged() && self.pending < self.most_pending);
         self.pending += 1;
         let sequence = self.tail;
         self.push(buffer, kind);

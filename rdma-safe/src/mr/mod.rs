@@ -5,7 +5,7 @@
 //! | type | who may access the bytes | the CPU sees them as |
 //! |---|---|---|
 //! | [`Buffer`] | this process, and the device while the buffer is in flight | `&[u8]`, `&mut [u8]` |
-//! | [`ExposedRegion`] | this process, and peers at any time | volatile and atomic access only, never a slice |
+//! | [`ExposedRegion`] | this process, and peers at any time | by atomic access only, never as a slice |
 //! | [`NullRegion`] | there are none | nothing: a key |
 //! | [`ImportedRegion`] | as its owner, another process, says | nothing: keys |
 //! | [`RawMemoryRegion`] | whoever the `unsafe` caller says | nothing: keys and an address |
@@ -291,7 +291,7 @@ impl ProtectionDomain {
     /// every work request that names its keys has completed, `address..address + len` must stay allocated, and must tolerate
     /// what `access` allows at any time: with a remote right, with [`Access::MW_BIND`], by which anyone can give peers such a
     /// right, or with local write access and a posted work request, bytes change under the program's hands, so no
-    /// reference to them may exist and they must be read with volatile or atomic access.
+    /// reference to them may exist and they must be accessed atomically, as by [`rdma_sys::dma`].
     pub unsafe fn register_raw(&self, address: *mut u8, len: usize, access: Access) -> Result<RawMemoryRegion> {
         // SAFETY: the caller's contract is the same.
         unsafe { self.registration(access).register_raw(address, len) }

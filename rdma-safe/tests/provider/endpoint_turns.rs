@@ -303,3 +303,31 @@ fn every_buffer_of_the_pool_is_somewhere_whatever_happens() {
         }
     });
 }
+
+#[test]
+fn a_message_that_arming_has_found_is_not_lost_when_turns_begin() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut pool = ReceivePool::new(&pd, 8).unwrap();
+        for buffer in pd.allocate(8 * 16).unwrap().into_chunks(16).unwrap() {
+            pool.receive(buffer).unwrap();
+        }
+        let set = EndpointSet::builder(pd.context(), 64).events(true).classic_poll(!interfaces.extended_cq);
+        let mut set = set.build().unwrap();
+        let key = builder(&pd, interfaces).receive_pool(&pool).build_in(&mut set).unwrap();
+        let mut peer = builder(&pd, interfaces).build().unwrap();
+        let mut endpoint = set.endpoint(key).unwrap();
+        endpoint.connect(&peer.address()).unwrap();
+        peer.connect(&endpoint.address()).unwrap();
+        for text in [b"first", b"other"] {
+            peer.send_inline(text).unwrap();
+            assert!(peer.poll().unwrap().is_some());
+        }
+        assert_eq!(set.arm().unwrap(), Armed::Poll);
+        // A new client comes, whose endpoint has a share.
+        builder(&pd, interfaces).receive_pool(&pool).receive_share(4).build_in(&mut set).unwrap();
+        let texts: Vec<_> =
+            std::iter::from_fn(|| set.poll().unwrap()).map(|(_, done)| done.buffer.unwrap().to_vec()).collect();
+        assert_eq!(texts, [b"first", b"other"]);
+    });
+}

@@ -1,8 +1,8 @@
 //! Sends that wait for room in the send queue.
 
 use rdma_safe::{
-    Access, Buffer, Endpoint, EndpointSet, Error, ExposedRegion, Operation, Pages, PostError, ProtectionDomain,
-    QueuePairType, WcStatus, Work, WorkId,
+    Access, Buffer, Endpoint, EndpointKey, EndpointSet, Error, ExposedRegion, Operation, Pages, PostError,
+    ProtectionDomain, QueuePairType, WcStatus, Work, WorkId,
 };
 
 use crate::failing_destruction::Count;
@@ -300,4 +300,82 @@ fn datagrams_do_not_wait() {
     let expected =
         matches!(error, Error::WrongType { what: "EndpointBuilder::pending_sends", qp_type: QueuePairType::UD, .. });
     assert!(expected, "{error}");
+}
+
+/// A member of a set, and its peer.
+fn member(
+    pd: &ProtectionDomain,
+    set: &mut EndpointSet,
+    interfaces: Interfaces,
+    sends: u32,
+    pending: u32,
+) -> (EndpointKey, Endpoint) {
+    let key = builder(pd, interfaces).send_depth(sends).pending_sends(pending).build_in(set).unwrap();
+    let mut peer = builder(pd, interfaces).recv_depth(16).build().unwrap();
+    let mut endpoint = set.endpoint(key).unwrap();
+    endpoint.connect(&peer.address()).unwrap();
+    peer.connect(&endpoint.address()).unwrap();
+    (0..16).for_each(|_| _ = peer.receive(pd.allocate(16).unwrap()).unwrap());
+    (key, peer)
+}
+
+/// Posts six sends, two of them signaled, and one that waits. The first completion releases three.
+fn seven(pd: &ProtectionDomain, post: &mut dyn FnMut(Work<'_>)) {
+    (1..=7).for_each(|number| post(Work::send(filled(pd, &[number])).unsignaled()));
+}
+
+#[test]
+fn a_send_between_two_completions_of_a_set_does_not_overtake_what_waits() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let set = EndpointSet::builder(pd.context(), 64).classic_poll(!interfaces.extended_cq);
+        let mut set = set.build().unwrap();
+        let (key, mut peer) = member(&pd, &mut set, interfaces, 6, 1);
+        seven(&pd, &mut |work| _ = set.endpoint(key).unwrap().post(work).unwrap());
+        fake.take_posted();
+        for number in 1..=2 {
+            assert_eq!(set.poll().unwrap().unwrap().1.buffer.unwrap()[..], [number]);
+        }
+        set.endpoint(key).unwrap().send(filled(&pd, &[8])).unwrap();
+        for number in 3..=8 {
+            assert_eq!(set.poll().unwrap().unwrap().1.ok().unwrap().buffer.unwrap()[..], [number]);
+        }
+        assert_eq!(fake.take_posted().iter().map(|posted| posted.wr_id).collect::<Vec<_>>(), [7, 8]);
+        assert_eq!(arrived(&mut peer), [1, 2, 3, 4, 5, 6, 7, 8].map(|number| vec![number]));
+    });
+}
+
+#[test]
+fn a_send_does_not_overtake_what_a_full_provider_has_refused() {
+    on_each_interface(|fake, interfaces| {
+        let pd = fake.pd();
+        let mut a = builder(&pd, interfaces).send_depth(6).pending_sends(1).build().unwrap();
+        let mut b = builder(&pd, interfaces).recv_depth(16).build().unwrap();
+        connect(&mut a, &mut b);
+        (0..16).for_each(|_| _ = b.receive(pd.allocate(16).unwrap()).unwrap());
+        seven(&pd, &mut |work| _ = a.post(work).unwrap());
+        let refuse = || {
+            if interfaces.extended_qp {
+                fake.fail_wr_complete(libc::ENOSPC, false);
+            } else {
+                fake.fail_post_send(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken });
+            }
+        };
+        fake.take_posted();
+        for number in 1..=2 {
+            refuse();
+            assert_eq!(done(&mut a).buffer.unwrap()[..], [number]);
+        }
+        assert_eq!(a.pending_sends(), 1);
+        refuse();
+        let rejected = a.send(filled(&pd, &[8])).unwrap_err();
+        assert!(matches!(rejected.error, PostError::EndpointFull { .. }), "{}", rejected.error);
+        // The provider is not full any more: what waits goes first.
+        a.send(rejected.buffer.unwrap()).unwrap();
+        for number in 3..=8 {
+            assert_eq!(done(&mut a).buffer.unwrap()[..], [number]);
+        }
+        assert_eq!(fake.take_posted().iter().map(|posted| posted.wr_id).collect::<Vec<_>>(), [7, 8]);
+        assert_eq!(arrived(&mut b), [1, 2, 3, 4, 5, 6, 7, 8].map(|number| vec![number]));
+    });
 }

@@ -5,13 +5,13 @@
 //!
 //! Each function first calls the one that it stands before, and looks at the path only after `ENOENT`: then the kernel has read
 //! the path, so it is a string, and there is no such file. All other calls pass through with their result and `errno`. The
-//! functions neither allocate nor lock, so they may be called from signal handlers, and before the first initialiser has run.
+//! functions neither allocate nor lock, so they may be called from signal handlers. That holds from when this library is
+//! initialised; a call from an earlier initialiser looks its function up, which takes the lock of the dynamic linker.
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uint};
 use core::mem::transmute_copy;
-use core::sync::atomic::AtomicPtr;
 
-use crate::next::next;
+use crate::next::Next;
 
 const PATH: &CStr = c"/dev/infiniband/uverbs-soft0";
 
@@ -97,15 +97,26 @@ fn access_to_device(mode: c_int) -> c_int {
 }
 
 macro_rules! files {
-    ($($name:ident($($arg:ident: $ty:ty),*) at $path:ident => $answer:expr;)*) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
-            static NEXT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+    ($($name:ident($($arg:ident: $ty:ty),*) at $path:ident => $answer:expr;)*) => {
+        /// The next functions of these names.
+        #[allow(non_upper_case_globals, reason = "named after the functions")]
+        mod next_of {
+            $(pub(super) static $name: super::Next = super::Next::new(match core::ffi::CStr::from_bytes_with_nul(
+                concat!(stringify!($name), "\0").as_bytes(),
+            ) {
                 Ok(name) => name,
                 Err(_) => panic!("a name without NUL"),
-            };
-            let symbol = next(NAME, &NEXT);
+            });)*
+        }
+
+        /// Finds all of them, so that no later call has to.
+        pub(crate) fn resolve() {
+            $(_ = next_of::$name.get();)*
+        }
+
+        $(#[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
+            let symbol = next_of::$name.get();
             if symbol.is_null() {
                 return fail(libc::ENOSYS);
             }
@@ -113,15 +124,18 @@ macro_rules! files {
             let function: unsafe extern "C" fn($($ty),*) -> c_int = unsafe { transmute_copy(&symbol) };
             // SAFETY: the caller keeps the contract of the function of this name.
             unsafe { ask($path, || function($($arg),*), || $answer) }
-        }
-    )*};
+        })*
+    };
 }
 
 /// Fills the caller's structure.
 ///
 /// # Safety
-/// It has room for one of that type.
+/// It has room for one of that type, or is null.
 unsafe fn describe<T: Describe>(to: *mut T) -> c_int {
+    if to.is_null() {
+        return fail(libc::EFAULT);
+    }
     // SAFETY: the caller's promise.
     unsafe { to.write(T::of_device()) };
     0

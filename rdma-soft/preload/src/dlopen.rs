@@ -7,11 +7,18 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
-use core::sync::atomic::AtomicPtr;
 
-use crate::next::next;
+use crate::next::Next;
 
 const NAMES: [&CStr; 2] = [c"libibverbs.so.1", c"libibverbs.so"];
+
+static NEXT_DLOPEN: Next = Next::new(c"dlopen");
+static NEXT_DLVSYM: Next = Next::new(c"dlvsym");
+
+/// Finds the next functions, so that no later call has to.
+pub(crate) fn resolve() {
+    _ = (NEXT_DLOPEN.get(), NEXT_DLVSYM.get());
+}
 
 /// Opens this library for the names of libibverbs, and any other as before.
 ///
@@ -19,8 +26,7 @@ const NAMES: [&CStr; 2] = [c"libibverbs.so.1", c"libibverbs.so"];
 /// function by a jump, which leaves it there; others look in the run path of this library, which has none.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
-    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-    let symbol = next(c"dlopen", &NEXT);
+    let symbol = NEXT_DLOPEN.get();
     if symbol.is_null() {
         return null_mut();
     }
@@ -39,9 +45,8 @@ unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
 /// The functions here have no versions. Calls go on by a jump as from [`dlopen`], since `RTLD_NEXT` depends on the caller.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
-    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
     type Find = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-    let symbol = next(c"dlvsym", &NEXT);
+    let symbol = NEXT_DLVSYM.get();
     if symbol.is_null() {
         return null_mut();
     }
@@ -49,23 +54,23 @@ unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *
     let function = unsafe { transmute::<*mut c_void, Find>(symbol) };
     // SAFETY: the caller's string.
     let is_of_libibverbs = unsafe { CStr::from_ptr(version) }.to_bytes().starts_with(b"IBVERBS_");
-    if handle == libc::RTLD_NEXT || handle == libc::RTLD_DEFAULT || !is_of_libibverbs {
-        // SAFETY: the caller keeps the contract of the function of this name.
-        return unsafe { function(handle, name, version) };
+    if is_of_libibverbs && handle != libc::RTLD_NEXT && handle != libc::RTLD_DEFAULT {
+        // SAFETY: as above.
+        let own = unsafe { own_symbol(handle, name) };
+        if !own.is_null() {
+            return own;
+        }
     }
-    // SAFETY: as above.
-    unsafe { any_version(function(handle, name, version), handle, name) }
+    // SAFETY: the caller keeps the contract of the function of this name.
+    unsafe { function(handle, name, version) }
 }
 
-/// `found`, or else the symbol of that name if it is this library's.
+/// The symbol of that name in an open library, if that is this library, or null.
 ///
 /// # Safety
 /// The handle is open, and the name is a string.
 #[inline(never)]
-unsafe fn any_version(found: *mut c_void, handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    if !found.is_null() {
-        return found;
-    }
+unsafe fn own_symbol(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the caller's promise.
     let symbol = unsafe { libc::dlsym(handle, name) };
     let own = own_info().map(|info| info.dli_fbase);

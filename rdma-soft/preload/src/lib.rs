@@ -12,6 +12,16 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 
 use rdma_sys::*;
 
+/// Run by the dynamic linker when it initialises this library.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static RESOLVE: extern "C" fn() = resolve;
+
+extern "C" fn resolve() {
+    device_file::resolve();
+    dlopen::resolve();
+}
+
 macro_rules! export {
     ($($visibility:ident { $(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)* })*) => {$($(
         #[unsafe(no_mangle)]

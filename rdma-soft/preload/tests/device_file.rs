@@ -51,7 +51,7 @@ fn errno_stays_and_pointers_to_nothing_are_refused_by_the_kernel() {
     type Stat = unsafe extern "C" fn(c_int, *const c_char, *mut libc::stat) -> c_int;
     let library = library();
     let device = c"/dev/infiniband/uverbs-soft0";
-    // SAFETY: the functions have these types, and get strings, but for two that the kernel looks at alone.
+    // SAFETY: the functions have these types, and get strings, but for pointers to nothing that no function follows.
     unsafe {
         let access = library.get::<Access>(b"access").unwrap();
         let xstat = library.get::<Stat>(b"__xstat").unwrap();
@@ -74,5 +74,7 @@ fn errno_stays_and_pointers_to_nothing_are_refused_by_the_kernel() {
         assert_eq!(describe(device), (0, libc::S_IFCHR));
         assert_eq!(describe(c"/dev"), (0, libc::S_IFDIR));
         assert_eq!(describe(c"/absent").0, -1);
+        assert_eq!(xstat(if cfg!(target_arch = "x86_64") { 1 } else { 0 }, device.as_ptr(), std::ptr::null_mut()), -1);
+        assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
     }
 }

@@ -45,5 +45,11 @@ fn open_libraries() {
         let libm = libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW);
         assert!(!libc::dlsym(libm, c"cos".as_ptr()).is_null());
         assert!(libc::dlopen(c"libibverbs.so.999".as_ptr(), libc::RTLD_NOW).is_null());
+        // Neither function clears what the dynamic linker says of the failure.
+        libc::access(c"/".as_ptr(), libc::F_OK);
+        let error = libc::dlerror();
+        assert!(!error.is_null() && CStr::from_ptr(error).to_string_lossy().contains("libibverbs.so.999"));
+        assert!(libc::dlvsym(libm, c"cos".as_ptr(), c"IBVERBS_1.1".as_ptr()).is_null());
+        assert!(!libc::dlerror().is_null());
     }
 }

@@ -211,6 +211,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         core = device.wait_for_acknowledgement(core);
     }
     core.state.shared.cqs.remove(handle);
+    core.state.shared.events.forget_overrun(handle);
     drop(core);
     events::settle(cq as usize);
     // SAFETY: made by `create`, and nothing refers to it.

@@ -521,6 +521,7 @@ impl Core {
             && self.state.held.is_empty()
             && self.links.iter().all(|link| link.outbox.is_empty())
         {
+            self.state.fail_overruns();
             return;
         }
         for link in &mut self.links {
@@ -560,6 +561,7 @@ impl Core {
         if let Some(qp) = self.state.qps.get_mut(&number) {
             qp.settle(&mut self.state.shared);
         }
+        self.state.fail_overruns();
     }
 
     /// Sends what a queue pair has to send, or as much as may be at once; whether more is left.

@@ -310,6 +310,11 @@ impl Events {
         }
     }
 
+    /// A completion queue goes: its number may be used again.
+    pub(crate) fn forget_overrun(&mut self, cq: u32) {
+        self.overruns.retain(|of| *of != cq);
+    }
+
     /// Takes a completion queue whose queue pairs have to fail.
     pub(crate) fn take_overrun(&mut self) -> Option<u32> {
         self.overruns.pop()

@@ -234,7 +234,14 @@ impl State {
         self.groups.retain(|_, members| !members.is_empty());
         let Shared { keys, cqs, srqs, events } = &mut self.shared;
         let of_cqs: Vec<u32> = cqs.iter().filter(|(_, cq)| cq.context == context).map(|(number, _)| number).collect();
-        of_cqs.into_iter().for_each(|number| _ = cqs.remove(number));
+        for number in of_cqs {
+            let channel = cqs.remove(number).and_then(|cq| cq.channel);
+            if let Some(channel) = channel.and_then(|channel| events.channels.get_mut(channel)) {
+                channel.forget(number);
+                channel.users -= 1;
+            }
+            events.forget_overrun(number);
+        }
         let of_srqs: Vec<u32> =
             srqs.iter().filter(|(_, srq)| srq.context == context).map(|(number, _)| number).collect();
         of_srqs.into_iter().for_each(|number| _ = srqs.remove(number));

@@ -185,7 +185,7 @@ impl Responder {
 
     /// Owes an ACK of all that has arrived, for which the peer has asked so often.
     fn owe_ack(&mut self, times: u32) {
-        self.asked = if self.due.is_some() { self.asked + times } else { times };
+        self.asked = if self.due.is_some() { self.asked.saturating_add(times) } else { times };
         self.due = Some(self.expected.add(u32::MAX));
     }
 

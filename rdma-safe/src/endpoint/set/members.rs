@@ -46,8 +46,13 @@ impl Place {
     /// Whether there is anything to hand out. Messages are held back while their answers would find no room.
     fn has_work(&self) -> bool {
         let Some(poster) = &self.poster else { return false };
-        poster.has_completed() || !self.backlog.is_empty() && !poster.live.sends.refuses()
+        poster.has_completed() || !self.backlog.is_empty() && !holds_back(poster)
     }
+}
+
+/// Whether messages wait until their answers find room. An endpoint that has failed takes no answers.
+fn holds_back(poster: &Poster) -> bool {
+    !poster.poisoned && poster.live.sends.refuses()
 }
 
 /// Whose the number of a queue pair is.
@@ -304,10 +309,10 @@ impl Members {
             let Some(place) = self.places.get_mut(index as usize) else { continue };
             let Some(poster) = place.poster.as_deref_mut() else { continue };
             let mut completion = poster.pop();
-            if completion.is_none() && !poster.live.sends.refuses() {
+            if completion.is_none() && !holds_back(poster) {
                 completion = self.backlogs.pop(&mut place.backlog);
             }
-            if !poster.has_completed() {
+            if !poster.has_completed() || poster.live.sends.pending() != 0 {
                 // This may flush pending sends, which are work to hand out.
                 poster.open_gates();
             }

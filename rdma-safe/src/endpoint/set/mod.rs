@@ -153,6 +153,8 @@ impl EndpointSet {
             self.drain()?;
         }
         self.room.occupy(wanted);
+        // What arming has found comes before. With turns, what is noted next would take its place.
+        self.members.put_off();
         let key = self.members.insert(poster);
         self.members.reserve(self.room.shared());
         self.notes_all |= self.members.is_in_turn();

@@ -100,7 +100,8 @@ impl QueuePair {
     /// # Errors
     /// [`PostError::NotReady`]; [`PostError::NotEnabled`] on queue pairs of other types than RC and UC;
     /// [`PostError::WindowPending`]; [`PostError::WindowRegions`]; [`PostError::ForeignDomain`]; [`PostError::ZeroBased`];
-    /// [`PostError::QueueFull`] and [`PostError::Refused`] when the provider failed. The window is as before then.
+    /// [`PostError::QueueFull`] and [`PostError::Refused`] when the provider failed. The window is as before then, but keeps the
+    /// region where the provider failed, since it may execute the work all the same.
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind_window(
         &mut self,
