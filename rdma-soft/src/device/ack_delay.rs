@@ -87,9 +87,11 @@ mod tests {
     use rdma_sys::IBV_QPT_RC;
 
     use super::*;
+    use crate::device::core::{Core, Device, Look};
     use crate::device::hostile::{HERE, PEER, PSN, Target, datagram, origin};
     use crate::device::qp::{PKEY, Sending};
     use crate::device::queues::Task;
+    use crate::device::state::State;
     use crate::transport::Request;
     use crate::wire::{Header, Operation, Psn, RemoteRange, Trailer, Transport};
 
@@ -118,7 +120,7 @@ mod tests {
 
     /// Whether each packet that is sent is an ACK.
     fn sent(target: &mut Target, now: Time) -> Vec<bool> {
-        let crate::device::state::State { qps, shared, .. } = &mut target.state;
+        let State { qps, shared, .. } = &mut target.state;
         let qp = qps.get_mut(&target.qp).unwrap();
         let packets = std::iter::from_fn(|| qp.transmit(now, true, shared));
         packets
@@ -145,6 +147,25 @@ mod tests {
         assert_eq!(sent(&mut target, Time(0)), [false; 0]);
         arrive(&mut target, 5, Time(0));
         assert_eq!(sent(&mut target, Time(0)), [true], "the peer does not wait for a reply");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn an_ack_that_waits_in_vain_is_sent_in_time() {
+        // Nobody serves it.
+        let device = Device::new().unwrap();
+        let mut target = Target::new(IBV_QPT_RC, 0);
+        reply(&mut target.state.qps.get_mut(&target.qp).unwrap().ack_delay, REPLIES);
+        arrive(&mut target, 0, Time(0));
+        let mut core = device.lock();
+        core.state = std::mem::replace(&mut target.state, State::new());
+        let is_waiting = |core: &Core| core.state.qps[&target.qp].ack_delay.is_waiting();
+        core.progress_there(Time(0), Look::Readable(&[]));
+        assert!(is_waiting(&core));
+        assert_eq!(core.wake_at(), Some(Time(0) + ACK_DELAY));
+        core.progress_there(Time(0) + ACK_DELAY, Look::Readable(&[]));
+        assert!(!is_waiting(&core));
+        assert_eq!(core.wake_at(), None);
     }
 
     /// Replies `count` times, each soon after an ACK on its own.

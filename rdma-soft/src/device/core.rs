@@ -15,9 +15,10 @@ use super::net_address;
 use super::outgoing::{Looped, Parts, datagram, packet};
 use super::qp::{Qp, Sending, bytes};
 use super::server;
+use super::setup::{SetupError, addresses, is_by_udp};
 use super::state::State;
 use crate::faults::Faults;
-use crate::net::{Group, Inbox, OpenError, Outbox, Readable, Socket};
+use crate::net::{Group, Inbox, Outbox, Readable, Socket};
 use crate::transport::Time;
 
 /// Of how many looks one is at what seldom comes.
@@ -163,53 +164,6 @@ pub(super) fn existing() -> Option<&'static Device> {
 /// Why it was not, if that was tried.
 pub(crate) fn setup_error() -> Option<&'static str> {
     DEVICE.get()?.as_ref().err().map(String::as_str)
-}
-
-/// Why there is no device.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum SetupError {
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    #[error(
-        "RDMA_SOFT_ADDR={value}: {part:?} is no IP address; it takes one, or several with commas between them, of this machine"
-    )]
-    Address { value: String, part: String },
-    #[error("RDMA_SOFT_ADDR={value}: {address} is there twice")]
-    Twice { value: String, address: IpAddr },
-    #[error("RDMA_SOFT_UDP={0}: it takes 1, by which peers on this host are talked to by UDP as others are, or 0")]
-    Udp(String),
-    #[error("RDMA_SOFT_FAULTS: {0}")]
-    Faults(#[from] crate::faults::FaultsError),
-    #[error("no eventfd: {0}")]
-    Wake(#[from] std::io::Error),
-}
-
-fn addresses() -> Result<Vec<Option<IpAddr>>, SetupError> {
-    let value = std::env::var("RDMA_SOFT_ADDR").unwrap_or_default();
-    if value.trim().is_empty() {
-        return Ok(vec![None]);
-    }
-    let mut addresses = Vec::new();
-    for part in value.split(',').map(str::trim) {
-        let Ok(address) = part.parse::<IpAddr>() else {
-            return Err(SetupError::Address { part: part.to_owned(), value });
-        };
-        let address = address.to_canonical();
-        if addresses.contains(&Some(address)) {
-            return Err(SetupError::Twice { value, address });
-        }
-        addresses.push(Some(address));
-    }
-    Ok(addresses)
-}
-
-/// Whether peers on this host are talked to as others are.
-fn is_by_udp() -> Result<bool, SetupError> {
-    match std::env::var("RDMA_SOFT_UDP").unwrap_or_default().trim() {
-        "" | "0" => Ok(false),
-        "1" => Ok(true),
-        other => Err(SetupError::Udp(other.to_owned())),
-    }
 }
 
 impl Device {
@@ -512,10 +466,10 @@ impl Core {
 
     /// As [`Core::send`]. Where `may_delay`, an ACK for which a reply is likely waits, [`ACK_DELAY`] at most.
     fn send_now(&mut self, now: Time, may_delay: bool) {
-        if !may_delay || self.state.acks_at.is_some_and(|at| at <= now) {
+        let may_delay = may_delay && self.state.acks_at.is_none_or(|at| now < at);
+        if !may_delay {
             self.state.release_acks();
         }
-        let may_delay = may_delay && self.state.acks_at.is_none_or(|at| now < at);
         // Most polls come here for nothing.
         if self.state.ready.is_empty()
             && self.state.held.is_empty()

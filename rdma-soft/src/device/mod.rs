@@ -20,6 +20,7 @@ mod qp;
 mod queues;
 mod schedule;
 mod server;
+mod setup;
 mod slab;
 mod state;
 pub(crate) mod traffic;
