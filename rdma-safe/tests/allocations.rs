@@ -9,7 +9,6 @@ mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::time::Duration;
 
 use rdma_safe::{
     Access, Armed, Buffer, Endpoint, EndpointSet, Inline, InlineList, Pages, PostError, ReceivePool, RemoteMemory,
@@ -151,7 +150,7 @@ fn the_owned_door_allocates_nothing() {
             let mut stock: [Option<Buffer>; 10] = std::array::from_fn(|_| Some(pd.allocate(64).unwrap()));
             let mut inbox = Some(pd.allocate(64).unwrap());
             let foreign = pd.context().alloc_pd().unwrap().allocate(8).unwrap();
-            let wait = Duration::from_secs(5);
+            let wait = support::DEADLINE;
 
             let round = |stock: &mut [Option<Buffer>; 10], inbox: &mut Option<Buffer>| {
                 let mut take = |index: usize| stock[index].take().unwrap();
@@ -230,7 +229,7 @@ fn endpoints_of_a_set_allocate_nothing() {
                 peer.post(Work::send_inline(b"immediate").imm(1)).unwrap();
             }
             for _ in 0..4 {
-                let (key, request) = set.wait(Duration::from_secs(5)).unwrap();
+                let (key, request) = set.wait(support::DEADLINE).unwrap();
                 let mut endpoint = set.endpoint(key).unwrap();
                 if request.imm().is_some() {
                     // One completion that releases two.

@@ -85,7 +85,7 @@ fn objects_go_while_another_thread_takes_their_events() {
         }
     });
     loop {
-        match watch.recv_timeout(Duration::from_secs(10)) {
+        match watch.recv_timeout(Duration::from_secs(60)) {
             Ok(()) => {}
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => panic!("the device is locked for good"),

@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rdma_safe::cm::{Cause, CmError, Connection, Connector, Listener};
 use rdma_safe::{Endpoint, Error, RemoteMemory, WcStatus, Work};
@@ -279,7 +278,7 @@ fn the_words_of_a_receiver_do_nothing_to_the_terminal_of_the_sender() {
     let Some(desk) = Desk::new("words") else { return };
     let mut listener = Listener::bind(desk.listening()).unwrap();
     let mut sender = desk.sender(&[]);
-    let request = listener.next(Duration::from_secs(10)).unwrap().expect("a sender");
+    let request = listener.next(PATIENCE).unwrap().expect("a sender");
     request.reject(b"\x1b]0;all is well\x07").unwrap();
     let (status, said) = sender.finish();
     assert_eq!(status.code(), Some(1), "{said}");

@@ -58,15 +58,12 @@ impl Drop for Alarm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
 
     #[test]
     fn a_system_call_without_a_deadline_ends() {
         let _alarm = Alarm::new(Duration::from_millis(20)).unwrap();
-        let start = Instant::now();
         // SAFETY: waits for nothing; no descriptors are named.
-        let result = unsafe { libc::poll(null_mut(), 0, 10_000) };
+        let result = unsafe { libc::poll(null_mut(), 0, 600_000) };
         assert_eq!((result, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EINTR)));
-        assert!(start.elapsed() < Duration::from_secs(5));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::{Server, device};
+use crate::support::{DEADLINE, Server, device};
 
 #[test]
 fn a_connection_is_as_it_was_asked_for() {
@@ -27,7 +27,7 @@ fn a_connection_is_as_it_was_asked_for() {
 fn retries_are_counted() {
     let Some(rdma) = device() else { return };
     // Of so many sends, some find no receive.
-    let load = "send bw --loopback --size 64 --rx-depth 2 --tx-depth 128 --iters 20000 --timeout 5s";
+    let load = "send bw --loopback --size 64 --rx-depth 2 --tx-depth 128 --iters 20000 --timeout 60s";
     rdma.run(&format!("{load} --rnr-retry 0")).failure(1, &["RNR"]);
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn answer(server: &Server, plan: &Value, host: &Value) -> String {
 /// The same, with the connection.
 pub(crate) fn greet(server: &Server, plan: &Value, host: &Value) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
     tell(&mut stream, &json!({"Hello": {"protocol": 4, "version": "0", "plan": plan, "host": host}}));
     let mut len = [0; 4];
     stream.read_exact(&mut len).unwrap();
@@ -89,7 +89,7 @@ fn ctrl_c_ends_a_client_whose_server_does_not_answer() {
         // It waits for an answer now.
         stream.read_exact(&mut [0; 4]).unwrap();
         client.signal(Signal::INT);
-        let output = client.output_within(Duration::from_secs(5));
+        let output = client.output_within(DEADLINE);
         output.failure(130, &["interrupted before anything was measured"]);
     }
 }
@@ -108,7 +108,7 @@ fn ctrl_c_ends_a_set_up_and_frees_it() {
         client.wait_for_handler();
         std::thread::sleep(Duration::from_millis(delay));
         client.signal(Signal::INT);
-        client.output_within(Duration::from_secs(30)).failure(130, &["interrupted"]);
+        client.output_within(DEADLINE).failure(130, &["interrupted"]);
     }
     rdma.run(&server.client("write bw", "--size 64 --iters 20")).success();
 }

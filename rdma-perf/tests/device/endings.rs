@@ -2,33 +2,31 @@
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::support::device;
+use crate::support::{DEADLINE, device};
 
 #[test]
 fn a_client_notices_that_its_server_was_killed() {
     let Some(rdma) = device() else { return };
     for (test, options) in [
-        ("send bw", "--duration 60s --yield"),
-        ("write bw", "--duration 60s --yield"),
-        ("write lat", "--duration 60s --yield"),
-        ("read lat", "--duration 60s --events"),
-        ("send lat", "--compat perftest --events --iters 10000000"),
-        ("write lat", "--compat perftest --iters 10000000 --yield"),
+        ("send bw", "--duration 600s --yield"),
+        ("write bw", "--duration 600s --yield"),
+        ("write lat", "--duration 600s --yield"),
+        ("read lat", "--duration 600s --events"),
+        ("send lat", "--compat perftest --events --iters 1000000000"),
+        ("write lat", "--compat perftest --iters 1000000000 --yield"),
     ] {
         let server = rdma.server("");
         let client = rdma.start(&server.client(test, &format!("--size 64 --timeout 2s {options}")));
         client.wait_for_error("MTU");
         std::thread::sleep(Duration::from_millis(100));
         server.running.signal(Signal::KILL);
-        let start = Instant::now();
-        let output = client.output_within(Duration::from_secs(30));
+        let output = client.output_within(DEADLINE);
         let errors = output.failure(1, &["rdma-perf: "]);
         assert!(errors.lines().last().is_some_and(|line| line.contains("peer")), "{test}: {errors}");
-        assert!(start.elapsed() < Duration::from_secs(8), "{test}: {:?}", start.elapsed());
     }
 }
 

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::connection::{greet, tell};
-use crate::support::device_with_cm;
+use crate::support::{DEADLINE, device_with_cm};
 
 #[test]
 fn each_test_runs_over_queue_pairs_that_rdmacm_has_connected() {
@@ -66,7 +66,7 @@ fn ctrl_c_and_death_end_a_set_up_by_rdmacm() {
         client.wait_for_handler();
         std::thread::sleep(Duration::from_millis(delay));
         client.signal(Signal::INT);
-        client.output_within(Duration::from_secs(30)).failure(130, &["interrupted"]);
+        client.output_within(DEADLINE).failure(130, &["interrupted"]);
     }
     let client = rdma.start(&server.client("write bw", many));
     client.wait_for_handler();

@@ -1,12 +1,10 @@
 //! Types of queue pairs, and what each can carry.
 
-use std::time::Duration;
-
 use rustix::process::Signal;
 use serde_json::json;
 
 use crate::connection::answer;
-use crate::support::device;
+use crate::support::{DEADLINE, device};
 
 #[test]
 fn an_unreliable_connection_carries_sends_and_writes() {
@@ -119,12 +117,12 @@ fn a_message_that_does_not_arrive_ends_the_run_and_is_counted() {
         ("send bw --use-srq --qps 2 --rx-depth 16", "UD"),
     ] {
         let server = rdma.server("");
-        let options = format!("-c {over} --size 64 --duration 60s --timeout 1s --yield");
+        let options = format!("-c {over} --size 64 --duration 600s --timeout 1s --yield");
         let client = rdma.start(&server.client(test, &options));
         client.wait_for_thread("worker-0");
         // It receives what comes for a while, but says nothing any more.
         server.running.signal(Signal::STOP);
-        let output = client.output_within(Duration::from_secs(30));
+        let output = client.output_within(DEADLINE);
         server.running.signal(Signal::CONT);
         let sent = format!("messages were sent over {over}, and");
         output.failure(1, &[&sent, "have arrived", "unreliable", "for 1 s"]);

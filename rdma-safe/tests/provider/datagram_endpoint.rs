@@ -11,7 +11,7 @@ use rdma_sys::{IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS};
 
 use crate::failing_destruction::Count;
 use crate::fake::{Config, Cqe, Fake, Live, Mode, Port};
-use crate::support::{EXTENDED, Interfaces, on_each_interface};
+use crate::support::{DEADLINE, EXTENDED, Interfaces, on_each_interface};
 
 const QKEY: u32 = 0x1234;
 
@@ -247,7 +247,7 @@ fn datagrams_are_waited_for_as_other_work() {
         assert_eq!(b.arm().unwrap(), Armed::Wait);
         a.send_inline(b"now", &a.peer(&b.address()).unwrap()).unwrap();
         assert_eq!(b.arm().unwrap(), Armed::Poll, "it is there already");
-        let arrived = b.wait(Duration::from_secs(1)).unwrap();
+        let arrived = b.wait(DEADLINE).unwrap();
         assert_eq!(arrived.sender.unwrap().qp_num(), a.queue_pair().number());
         assert_eq!(&arrived.buffer.as_ref().unwrap()[..], b"now");
     });

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 use rdma_safe::{Errno, Error, PollError, QueuePairState, Sge, WcFields, WcStatus, WorkRequest};
 
 use crate::fake::{Config, Cqe, Fake, Mode};
-use crate::support::{EXTENDED, Raw, on_each_interface, post, raw_pair, raw_with, receive, to_rts};
+use crate::support::{DEADLINE, EXTENDED, Raw, on_each_interface, post, raw_pair, raw_with, receive, to_rts};
 
 const SHORT: Duration = Duration::from_millis(5);
-const LONG: Duration = Duration::from_secs(60);
 
 /// Takes everything with identifiers below 100.
 fn drain(raw: &mut Raw, outstanding: u64, timeout: Duration) -> (u64, Vec<(u64, WcStatus)>) {
@@ -31,7 +30,7 @@ fn what_is_in_flight_is_flushed_and_counted() {
         }
         let sent = post!(a, send(WorkRequest::new(3).signaled(), Sge::EMPTY); send(WorkRequest::new(100), Sge::EMPTY););
         sent.unwrap();
-        let (left, seen) = drain(&mut a, 4, LONG);
+        let (left, seen) = drain(&mut a, 4, DEADLINE);
         assert_eq!(left, 0);
         let mut ids: Vec<u64> = seen.iter().map(|(id, _)| *id).collect();
         ids.sort_unstable();
@@ -52,9 +51,9 @@ fn what_had_completed_before_is_counted_too() {
             receive!(b, id, Sge::EMPTY).unwrap();
         }
         post!(a, send(WorkRequest::new(7).signaled(), Sge::EMPTY);).unwrap();
-        assert_eq!(drain(&mut b, 2, LONG), (0, vec![(0, WcStatus::SUCCESS), (1, WcStatus::WR_FLUSH_ERR)]));
-        assert_eq!(drain(&mut a, 1, LONG), (0, vec![(7, WcStatus::SUCCESS)]));
-        assert_eq!(drain(&mut a, 0, LONG), (0, vec![]), "nothing is waited for that is not outstanding");
+        assert_eq!(drain(&mut b, 2, DEADLINE), (0, vec![(0, WcStatus::SUCCESS), (1, WcStatus::WR_FLUSH_ERR)]));
+        assert_eq!(drain(&mut a, 1, DEADLINE), (0, vec![(7, WcStatus::SUCCESS)]));
+        assert_eq!(drain(&mut a, 0, DEADLINE), (0, vec![]), "nothing is waited for that is not outstanding");
     });
 }
 
@@ -70,7 +69,7 @@ fn receives_that_are_never_flushed_are_left_at_the_deadline() {
         fake.break_qp(a.qp.number());
         receive!(a, 2, Sge::EMPTY).unwrap();
         let start = Instant::now();
-        let (left, seen) = drain(&mut a, 2, if flushed_late { LONG } else { SHORT });
+        let (left, seen) = drain(&mut a, 2, if flushed_late { DEADLINE } else { SHORT });
         if flushed_late {
             assert_eq!((left, seen.len()), (0, 2));
         } else {
@@ -95,7 +94,7 @@ fn completions_of_others_are_shown_and_do_not_count() {
     unsafe { other.receive(500, Sge::EMPTY) }.unwrap();
     receive!(a, 5, Sge::EMPTY).unwrap();
     fake.break_qp(number);
-    let (left, seen) = drain(&mut a, 1, LONG);
+    let (left, seen) = drain(&mut a, 1, DEADLINE);
     assert_eq!((left, seen.len()), (0, 2), "{seen:?}");
     drop(other);
 }
@@ -109,7 +108,7 @@ fn others_that_never_stop_completing_do_not_hold_up_the_deadline() {
         let of_others = Cqe { wr_id: 100, opcode: rdma_sys::IBV_WC_SEND.0, ..Cqe::default() };
         fake.inject(cq, of_others);
         let left = a.qp.drain(&mut [&mut a.cq], 1, SHORT, |completion| {
-            assert!(start.elapsed() < LONG, "it goes on for as long as they do");
+            assert!(start.elapsed() < DEADLINE, "it goes on for as long as they do");
             fake.inject(cq, of_others);
             completion.wr_id() < 100
         });
@@ -125,12 +124,12 @@ fn two_queues_are_both_drained_and_none_may_be_missing() {
     let mut qp = pd.queue_pair(&send_cq, &recv_cq).build().unwrap();
     let count = |seen: &mut u32| *seen += 1;
     for cqs in [&mut [&mut send_cq][..], &mut [&mut recv_cq], &mut []] {
-        let refused = qp.drain(cqs, 1, LONG, |_| true);
+        let refused = qp.drain(cqs, 1, DEADLINE, |_| true);
         assert!(matches!(refused, Err(Error::WrongParent { object: "completion queue" })), "{refused:?}");
     }
     let mut seen = 0;
     assert_eq!(
-        qp.drain(&mut [&mut send_cq, &mut recv_cq], 3, LONG, |_| true).unwrap(),
+        qp.drain(&mut [&mut send_cq, &mut recv_cq], 3, DEADLINE, |_| true).unwrap(),
         3,
         "nothing completes in RESET"
     );
@@ -144,7 +143,7 @@ fn two_queues_are_both_drained_and_none_may_be_missing() {
         batch.send(WorkRequest::new(2).signaled(), Sge::EMPTY).unwrap();
         batch.post().unwrap();
     }
-    let drained = qp.drain(&mut [&mut recv_cq, &mut send_cq], 2, LONG, |_| {
+    let drained = qp.drain(&mut [&mut recv_cq, &mut send_cq], 2, DEADLINE, |_| {
         count(&mut seen);
         true
     });
@@ -157,10 +156,10 @@ fn what_fails_while_draining_is_an_error() {
     let pd = fake.pd();
     let (mut a, _b) = raw_pair(&pd, EXTENDED);
     fake.fail("ibv_modify_qp", libc::EIO);
-    assert!(matches!(a.qp.drain(&mut [&mut a.cq], 1, LONG, |_| true), Err(Error::Modify(_))));
+    assert!(matches!(a.qp.drain(&mut [&mut a.cq], 1, DEADLINE, |_| true), Err(Error::Modify(_))));
     fake.heal("ibv_modify_qp");
     fake.fail("start_poll", libc::EIO);
-    let failed = a.qp.drain(&mut [&mut a.cq], 1, LONG, |_| true);
+    let failed = a.qp.drain(&mut [&mut a.cq], 1, DEADLINE, |_| true);
     assert!(matches!(failed, Err(Error::Poll(PollError::Provider(Errno(libc::EIO))))), "{failed:?}");
     fake.heal("start_poll");
 }

@@ -9,7 +9,7 @@ use rdma_safe::{
 use rdma_sys::{IBV_WC_RECV, IBV_WC_SUCCESS};
 
 use crate::fake::{Config, Cqe, Fake, Mode};
-use crate::support::{EXTENDED, Interfaces, builder, done, on_each_interface};
+use crate::support::{DEADLINE, EXTENDED, Interfaces, builder, done, on_each_interface};
 
 /// A set, and a peer by itself for each of its endpoints.
 pub(crate) struct Service {
@@ -418,13 +418,13 @@ fn one_event_wakes_whoever_waits_for_all() {
         }
         peers[0].send_inline(b"and hello").unwrap();
         for (key, text) in [(keys[1], &b"hello"[..]), (keys[0], b"and hello")] {
-            let (whose, message) = set.wait(Duration::from_secs(1)).unwrap();
+            let (whose, message) = set.wait(DEADLINE).unwrap();
             assert_eq!((whose, &message.buffer.unwrap()[..]), (key, text));
         }
         let waited = Duration::from_millis(1);
         assert!(matches!(set.wait(waited), Err(Error::Timeout { .. })));
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| set.wait(Duration::from_secs(10)).unwrap());
+            let waiter = scope.spawn(|| set.wait(DEADLINE).unwrap());
             peers[0].send_inline(b"late").unwrap();
             let (whose, message) = waiter.join().unwrap();
             assert_eq!((whose, &message.buffer.unwrap()[..]), (keys[0], &b"late"[..]));

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use rdma_safe::{Armed, CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, Work};
 
 use crate::fake::{Config, Cqe, Fake};
-use crate::support::{EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface, seen};
+use crate::support::{
+    DEADLINE, EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface, seen,
+};
 
-/// Long enough not to pass on a busy machine, and a failure when it does.
-const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(1);
 
 fn queue(pd: &ProtectionDomain, interfaces: Interfaces, channel: &rdma_safe::CompletionChannel) -> CompletionQueue {
@@ -144,7 +144,7 @@ fn an_endpoint_arms_only_for_what_it_has_to_wait_for() {
 
         let armed = fake.calls("ibv_req_notify_cq");
         let reads = fake.calls("ibv_get_cq_event");
-        assert_eq!(a.wait(LONG).unwrap().ok().unwrap().buffer.unwrap().len(), 3);
+        assert_eq!(a.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap().len(), 3);
         assert_eq!((fake.calls("ibv_req_notify_cq"), fake.calls("ibv_get_cq_event")), (armed, reads));
     });
 }
@@ -182,7 +182,7 @@ mod waiting {
             let start = Instant::now();
             let error = a.wait(wait).unwrap_err();
             assert!(matches!(error, Error::Timeout { waited } if waited == wait), "{error}");
-            assert!(start.elapsed() >= wait && start.elapsed() < LONG);
+            assert!(start.elapsed() >= wait && start.elapsed() < DEADLINE);
             assert!(error.to_string().contains("the peer may be gone"), "{error}");
         });
     }
@@ -197,15 +197,15 @@ mod waiting {
                 scope.spawn(|| {
                     for length in 1..=200 {
                         a.send(pd.allocate(length).unwrap()).unwrap();
-                        assert_eq!(a.wait(LONG).unwrap().ok().unwrap().buffer.unwrap().len(), length);
+                        assert_eq!(a.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap().len(), length);
                     }
                 });
                 for length in 1..=200 {
                     b.receive(pd.allocate(200).unwrap()).unwrap();
-                    assert_eq!(b.wait(LONG).unwrap().ok().unwrap().byte_len, length);
+                    assert_eq!(b.wait(DEADLINE).unwrap().ok().unwrap().byte_len, length);
                 }
             });
-            assert!(start.elapsed() < LONG, "a lost wakeup ends by the timeout only");
+            assert!(start.elapsed() < DEADLINE, "a lost wakeup ends by the timeout only");
         });
     }
 
@@ -229,9 +229,9 @@ mod waiting {
                     std::thread::sleep(Duration::from_millis(20));
                     a.send(pd.allocate(2).unwrap()).unwrap();
                 });
-                assert_eq!(b.wait(LONG).unwrap().ok().unwrap().byte_len, 2);
+                assert_eq!(b.wait(DEADLINE).unwrap().ok().unwrap().byte_len, 2);
             });
-            assert!(start.elapsed() < LONG);
+            assert!(start.elapsed() < DEADLINE);
         });
     }
 

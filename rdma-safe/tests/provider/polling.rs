@@ -4,7 +4,8 @@ use rdma_safe::{Errno, Error, Operation, PollError, ProtectionDomain, WcFields, 
 
 use crate::fake::{Config, Cqe, Fake};
 use crate::support::{
-    CLASSIC, EXTENDED, Interfaces, Raw, done, endpoints, in_flight, nothing, on_each_interface, raw_with, seen,
+    CLASSIC, DEADLINE, EXTENDED, Interfaces, Raw, done, endpoints, in_flight, nothing, on_each_interface, raw_with,
+    seen,
 };
 
 fn raw(pd: &ProtectionDomain, interfaces: Interfaces) -> Raw {
@@ -110,7 +111,7 @@ fn an_endpoint_whose_queue_fails_says_so_and_gives_its_buffers_back() {
         b.receive(pd.allocate(4).unwrap()).unwrap();
         fake.fail(first_call(interfaces), libc::EIO);
         assert_eq!(b.poll().unwrap_err(), PollError::Provider(Errno(libc::EIO)));
-        let error = b.wait(std::time::Duration::from_secs(5)).unwrap_err();
+        let error = b.wait(DEADLINE).unwrap_err();
         assert!(matches!(error, Error::Poll(PollError::Provider(_))), "{error}");
         assert_eq!(in_flight(&b), (0, 1));
         assert_eq!(b.close().unwrap().len(), 1);

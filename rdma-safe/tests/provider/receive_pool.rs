@@ -10,7 +10,9 @@ use rdma_sys::{IBV_WC_RECV, IBV_WC_SUCCESS};
 
 use crate::failing_destruction::Count;
 use crate::fake::{Bad, Config, Cqe, Fake, Mode, PostFault};
-use crate::support::{CLASSIC, EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface};
+use crate::support::{
+    CLASSIC, DEADLINE, EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface,
+};
 
 /// Two endpoints that take from one pool of four receives, and the peers of each.
 struct Service {
@@ -155,7 +157,7 @@ fn endpoints_of_a_pool_send_and_are_waited_for_as_others() {
         assert_eq!(client.arm().unwrap(), Armed::Poll, "and there still is");
         peer.receive(pd.allocate(16).unwrap()).unwrap();
         client.send_inline(b"answer").unwrap();
-        let first = client.wait(std::time::Duration::from_secs(1)).unwrap();
+        let first = client.wait(DEADLINE).unwrap();
         assert_eq!((first.operation, text(first.buffer)), (Operation::Receive, b"hello".to_vec()));
         assert_eq!(done(&mut client).operation, Operation::Send);
         nothing(&mut client);

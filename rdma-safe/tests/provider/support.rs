@@ -1,6 +1,7 @@
 //! What the tests share.
 
 use std::any::Any;
+use std::time::Duration;
 
 use rdma_safe::{
     Access, AddressVector, Completion, CompletionQueue, Endpoint, EndpointBuilder, Gid, Mtu, ProtectionDomain,
@@ -8,6 +9,9 @@ use rdma_safe::{
 };
 
 use crate::fake::{Config, Fake};
+
+/// The longest wait for what is bound to happen: it only ends what hangs. Under Miri, whose clock runs with the program, an hour.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 3600 } else { 120 });
 
 /// By which functions a queue is polled and a queue pair is posted to.
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rdma_safe::Mtu;
 
 use crate::fake::{Config, Fake};
+use crate::support::DEADLINE;
 use address::Address;
 use game::{End, Rules};
 
@@ -22,7 +23,7 @@ const RULES: Rules = Rules {
     port: 1,
     gid_index: None,
     events: false,
-    timeout: Duration::from_secs(5),
+    timeout: DEADLINE,
 };
 
 /// A server with so many clients, and the clients, which share a domain.

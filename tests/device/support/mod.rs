@@ -16,8 +16,8 @@ use rdma_safe::{Context, Device, Endpoint, EndpointBuilder, GidEntry, PortState,
 
 use watchdog::Watchdog;
 
-/// Longest wait for anything that is bound to happen.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+/// Longest wait for anything that is bound to happen: it only ends what hangs.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The device under test. It ends the process when the test that holds it does not end.
 pub(crate) struct Rdma {

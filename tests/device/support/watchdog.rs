@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::program::built_at;
 
 /// More than any test takes, on an emulated machine that is busy.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(400);
 
 /// Aborts the process unless it is dropped in time, not counting builds of what a test needs.
 pub(crate) struct Watchdog {

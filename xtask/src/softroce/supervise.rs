@@ -263,6 +263,10 @@ mod tests {
     }
 
     fn run(events: Vec<Event>, runners: usize) -> (Result<Ending>, Vec<(usize, String)>, bool) {
+        run_for(Duration::from_secs(60), events, runners)
+    }
+
+    fn run_for(limit: Duration, events: Vec<Event>, runners: usize) -> (Result<Ending>, Vec<(usize, String)>, bool) {
         let queue = Events::new().unwrap();
         for event in events {
             queue.sender().send(event).unwrap();
@@ -270,7 +274,7 @@ mod tests {
         let mut fakes: Vec<Fake> = (0..runners).map(|_| Fake::default()).collect();
         let mut sink = Memory::default();
         let mut borrowed: Vec<&mut dyn Runner> = fakes.iter_mut().map(|fake| fake as &mut dyn Runner).collect();
-        let outcome = supervise(&mut borrowed, &queue, Duration::from_millis(10), &mut sink);
+        let outcome = supervise(&mut borrowed, &queue, limit, &mut sink);
         (outcome, sink.0, fakes.iter().all(|fake| fake.killed))
     }
 
@@ -317,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_command_without_end_is_ended() {
-        let (status, _, killed) = run(vec![Event::Frame(0, Frame::Started)], 1);
+        let (status, _, killed) = run_for(Duration::from_millis(10), vec![Event::Frame(0, Frame::Started)], 1);
         assert_eq!(status.unwrap(), Ending::TimedOut);
         assert!(killed);
     }

@@ -7,9 +7,10 @@ use anyhow::Result;
 
 use super::libtest::{Line, Output};
 use super::report::{Excerpt, Failure, Report, Tally};
-use super::stages::tests;
+use super::stages::tests_with;
+use super::toolchain::{self, NIGHTLY};
 use super::watch::{watch, watch_all};
-use super::{Args, Outcome, nightly};
+use super::{Args, Outcome};
 use crate::softroce::Ending;
 
 /// Packages and those of their test targets that Miri can run in one go.
@@ -28,28 +29,56 @@ const QUICK: &[(&str, &str)] = &[
 /// What takes long. Miri has one thread run at a time, so that the tests are dealt out to as many programs as there are processors.
 const LONG: [&str; 4] = ["--package", "rdma-safe", "--test", "provider"];
 
+/// Tests that read the time of day, which Miri's own clock lacks. None of their verdicts depends on how long they take.
+const OF_THE_HOST: [(&str, &str, &str); 2] = [
+    ("rdma-safe", "--lib", "clock::tests::a_timestamp_is_before_or_after_the_reading_whichever_is_nearer"),
+    ("rdma-safe", "--test=provider", "clocks::a_timestamp_becomes_a_time_of_the_host"),
+];
+
+/// Whose clock tests read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Clock {
+    /// Miri's own, which goes on with what the program does: a deadline passes at the same point of each run, however busy the
+    /// machine is.
+    Virtual,
+    /// The machine's.
+    Host,
+}
+
 /// Runs all of them, if there is a nightly toolchain.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
-    if let Err(reason) = nightly::require(&["miri", "rust-src"]) {
+    if let Err(reason) = toolchain::require(NIGHTLY, &["miri", "rust-src"]) {
         return Ok(Outcome::Skipped(reason));
     }
     let mut all = Report::default();
     for (package, target) in QUICK {
-        let mut command = miri();
+        let mut command = miri(Clock::Virtual);
         command.args(["--package", package, target]);
-        all += tests(command, args)?.into_report().at(&format!("{package} {target}"));
+        let skipped: Vec<&str> = OF_THE_HOST.iter().flat_map(|(_, _, name)| ["--skip", name]).collect();
+        all += tests_with(command, args, &skipped)?.into_report().at(&format!("{package} {target}"));
+    }
+    for (package, target, name) in OF_THE_HOST {
+        if !args.arguments.is_empty() && !args.arguments.iter().any(|part| name.contains(part.as_str())) {
+            continue;
+        }
+        let mut command = miri(Clock::Host);
+        command.args(["--package", package, target]);
+        all += tests_with(command, args, &["--exact", name])?.into_report().at(&format!("{package} {target}"));
     }
     all += long(args)?;
     Ok(Outcome::Tests(all))
 }
 
 fn long(args: &Args) -> Result<Report> {
-    let mut list = miri();
+    let mut list = miri(Clock::Virtual);
     list.args(LONG).args(["--", "--list"]).args(&args.arguments);
     let mut names = Vec::new();
     let mut said = Excerpt::default();
     let listed = watch(list, true, |line| match line {
-        Line::Output(line) => names.extend(line.strip_suffix(": test").map(str::to_owned)),
+        Line::Output(line) => {
+            let is_here = |name: &&str| OF_THE_HOST.iter().all(|(_, _, other)| other != name);
+            names.extend(line.strip_suffix(": test").filter(is_here).map(str::to_owned));
+        }
         Line::Error(line) => said.line(line),
     })?;
     let mut report = Report::default();
@@ -63,7 +92,7 @@ fn long(args: &Args) -> Result<Report> {
     let programs = available_parallelism().map_or(1, |count| count.get()).min(names.len());
     println!("    {} tests in {programs} programs", names.len());
     let commands = (0..programs).map(|program| {
-        let mut command = miri();
+        let mut command = miri(Clock::Virtual);
         command.args(LONG).args(["--", "--show-output", "--exact"]);
         command.args(names.iter().skip(program).step_by(programs));
         command
@@ -86,10 +115,30 @@ fn long(args: &Args) -> Result<Report> {
 }
 
 /// `cargo miri test` with what all of them need.
-fn miri() -> Command {
-    let mut command = nightly::cargo();
+fn miri(clock: Clock) -> Command {
+    let mut command = toolchain::cargo_of(NIGHTLY);
     command.args(["miri", "test", "--no-fail-fast"]);
-    // A test may read the clock and the environment; a provider reaches memory by the addresses in work requests.
-    command.env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-permissive-provenance");
+    command.env("MIRIFLAGS", flags(clock));
     command
+}
+
+fn flags(clock: Clock) -> String {
+    let isolation = match clock {
+        // Files of the host are not there for a program that is isolated from it.
+        Clock::Virtual => "-Zmiri-isolation-error=hide",
+        Clock::Host => "-Zmiri-disable-isolation",
+    };
+    // A provider reaches memory by the addresses in work requests.
+    format!("{isolation} -Zmiri-permissive-provenance")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tests_of_the_time_of_day_read_the_clock_of_the_machine() {
+        assert!(!flags(Clock::Virtual).contains("disable-isolation"));
+        assert!(OF_THE_HOST.iter().all(|(_, _, name)| name.contains("a_timestamp_")));
+    }
 }

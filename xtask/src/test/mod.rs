@@ -7,12 +7,13 @@ mod hosts;
 pub(crate) mod inside;
 mod libtest;
 mod miri;
-mod nightly;
+mod msrv;
 mod overhead;
 mod report;
 mod sanitize;
 mod soft;
 mod stages;
+mod toolchain;
 mod watch;
 
 use std::fmt;
@@ -91,6 +92,8 @@ enum Stage {
     Package,
     /// The libraries compile for 64-bit Arm
     Aarch64,
+    /// Everything compiles with the oldest Rust that the manifest promises
+    Msrv,
     /// Instructions of the data path keep their limits
     Overhead,
     /// What Miri can run

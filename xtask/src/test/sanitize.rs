@@ -6,7 +6,8 @@ use anyhow::Result;
 
 use super::report::Report;
 use super::stages::tests;
-use super::{Args, Outcome, nightly};
+use super::toolchain::{self, NIGHTLY};
+use super::{Args, Outcome};
 use crate::workspace;
 
 /// The platform. Naming it keeps the sanitizer out of build scripts and procedural macros.
@@ -17,7 +18,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
         return Ok(Outcome::Skipped(format!("the sanitizers are run on {TARGET}")));
     }
-    if let Err(reason) = nightly::require(&["rust-src"]) {
+    if let Err(reason) = toolchain::require(NIGHTLY, &["rust-src"]) {
         return Ok(Outcome::Skipped(reason));
     }
     let mut all = Report::default();
@@ -28,7 +29,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 }
 
 fn command(sanitizer: &str) -> Result<Command> {
-    let mut command = nightly::cargo();
+    let mut command = toolchain::cargo_of(NIGHTLY);
     command.args(["test", "--package", "rdma-stress", "--lib", "--target", TARGET, "--target-dir"]);
     command.arg(workspace::target_dir()?.join("sanitize"));
     if sanitizer == "thread" {

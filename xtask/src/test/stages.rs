@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::artifacts::{Place, integration_test};
 use super::libtest::Output;
 use super::watch::{watch, whole, whole_of};
-use super::{Args, Context, Outcome, Stage, device, foreign, hosts, miri, overhead, sanitize, soft};
+use super::{Args, Context, Outcome, Stage, device, foreign, hosts, miri, msrv, overhead, sanitize, soft};
 use crate::{bindgen, headers, process, workspace};
 
 /// The crates that are published.
@@ -43,6 +43,7 @@ impl Stage {
                 whole(with(cargo(context), ["package", "--allow-dirty"].into_iter().chain(packages)))
             }
             Stage::Aarch64 => aarch64(context),
+            Stage::Msrv => msrv::run(),
             Stage::Overhead => overhead::run(),
             Stage::Miri => miri::run(args),
             Stage::Sanitize => sanitize::run(args),
@@ -61,8 +62,13 @@ fn with<'a>(mut command: Command, arguments: impl IntoIterator<Item = &'a str>) 
 }
 
 /// Runs a `cargo test` and counts.
-pub(super) fn tests(mut command: Command, args: &Args) -> Result<Outcome> {
-    command.args(["--", "--show-output"]).args(&args.arguments);
+pub(super) fn tests(command: Command, args: &Args) -> Result<Outcome> {
+    tests_with(command, args, &[])
+}
+
+/// As [`tests`], with more arguments for the test program.
+pub(super) fn tests_with(mut command: Command, args: &Args, more: &[&str]) -> Result<Outcome> {
+    command.args(["--", "--show-output"]).args(more).args(&args.arguments);
     let mut output = Output::default();
     let ending = watch(command, args.is_silent(), |line| output.take(line))?;
     Ok(Outcome::tests(ending, output))
