@@ -185,7 +185,7 @@ fn huge_pages_are_registered_where_there_are_any_and_refused_elsewhere() {
             let (_, received) = through_the_device(&mut ends, buffer);
             assert!(received == pattern(9, 1 << 20));
         }
-        Err(error @ Error::HugePages(HugePagesError { len: 0x10_0000, pages: 1, .. })) => {
+        Err(error @ Error::MapHugePages(HugePagesError { len: 0x10_0000, pages: 1, .. })) => {
             assert_eq!((free, error.errno()), ("0", Some(Errno(libc::ENOMEM))), "{error}");
         }
         Err(error) => panic!("{error:?}"),

@@ -27,7 +27,7 @@ impl Error {
             Error::RegisterMemory { errno, .. } => ("ibv_reg_mr", errno),
             Error::RegisterDmaBuf { errno, .. } => ("ibv_reg_dmabuf_mr", errno),
             Error::AllocateDeviceMemory { errno, .. } => ("ibv_alloc_dm", errno),
-            Error::HugePages(HugePagesError { errno, .. }) => ("mmap(2)", errno),
+            Error::MapHugePages(HugePagesError { errno, .. }) => ("mmap(2)", errno),
             Error::CreateChannel { errno } => ("ibv_create_comp_channel", errno),
             Error::Channel { call, errno } | Error::AsyncEvents { call, errno, .. } => (*call, errno),
             Error::CreateCompletionQueue { errno, .. } => ("ibv_create_cq", errno),

@@ -128,7 +128,7 @@ pub enum Error {
 
     /// Huge pages could not be mapped.
     #[error(transparent)]
-    HugePages(#[from] HugePagesError),
+    MapHugePages(#[from] HugePagesError),
 
     /// Nothing to register: a zero-length region.
     #[error("a memory region or window must have at least one byte")]

@@ -143,7 +143,7 @@ impl HugePages {
     /// Maps at least `len` bytes, rounded up to pages of 2 MiB.
     ///
     /// # Errors
-    /// [`Error::HugePages`], with `ENOMEM` when not enough huge pages are free: see `/proc/sys/vm/nr_hugepages`.
+    /// [`Error::MapHugePages`], with `ENOMEM` when not enough huge pages are free: see `/proc/sys/vm/nr_hugepages`.
     /// [`Error::EmptyRegion`] for no bytes; [`Error::Allocate`] for more than there are addresses.
     pub fn new(len: usize) -> Result<Self> {
         if len == 0 {
