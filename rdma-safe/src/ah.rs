@@ -114,7 +114,7 @@ impl Context {
         if flags.contains(WcFlags::GRH) && grh.is_none() {
             return Err(Error::NoGrh);
         }
-        // On Ethernet drivers report the type of the packet there, of which `ibv_init_ah_from_wc` makes a service level.
+        // On Ethernet, drivers report the packet type in `sl`. `ibv_init_ah_from_wc` would use it as a service level.
         let sl = if self.query_port(port)?.link_layer() == LinkLayer::ETHERNET { 0 } else { sl };
         let mut wc = ibv_wc {
             // LIDs have 16 bits, as the field of `ibv_wc`.

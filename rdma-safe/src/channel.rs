@@ -21,9 +21,9 @@ use crate::{Context, Errno, Error, Result, readiness};
 /// and the reactors of async runtimes. The descriptor is non-blocking: once it is readable, take events with
 /// [`CompletionChannel::try_event`] until there is none, which edge-triggered reactors need.
 ///
-/// With tokio: make an `AsyncFd` of a clone of the channel once. Then, in a loop, arm the queue, poll it until it is empty, await
+/// With tokio, wrap a clone of the channel in an `AsyncFd` once. Then, in a loop: arm the queue, poll it until it is empty, await
 /// `readable()`, take events with [`CompletionChannel::try_event`] until there is none, and only then call `clear_ready()`.
-/// [`AsyncEvents`](crate::AsyncEvents) and [`cm::EventChannel`](crate::cm::EventChannel) are awaited in the same way.
+/// [`AsyncEvents`](crate::AsyncEvents) and [`cm::EventChannel`](crate::cm::EventChannel) work in the same way.
 ///
 /// Leave reading it, and its flags, to this type: an event that is read from the descriptor itself is never acknowledged, and
 /// the destruction of its queue then waits for ever.
@@ -210,8 +210,8 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// For reactors that take a descriptor by its number, such as `AsyncFd` of tokio: give it a clone of the channel, which keeps the
-/// descriptor open.
+/// For reactors that take a raw descriptor, such as tokio's `AsyncFd`. Give it a clone of the channel, which keeps the descriptor
+/// open.
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()

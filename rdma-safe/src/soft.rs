@@ -48,7 +48,7 @@ pub fn install() -> Result<(), AlreadyLoaded> {
 /// Installs soft0 where the process has no RDMA device, or where the variable `RDMA_DEVICE` names it; whether the process runs on
 /// soft0 then. It has to come before the first verb: after that it is too late, and the answer is `false`.
 ///
-/// The answer can be ignored: where there is no device, opening one says so.
+/// The result may be ignored: if there is no device, opening one reports that.
 pub fn install_by_default() -> bool {
     install_for(None)
 }

@@ -382,8 +382,8 @@ fn the_device_of_an_id_is_read_while_the_mutex_of_its_context_changes_hands() {
     with(|world| assert_eq!(world.breaches, [""; 0]));
 }
 
-/// A pointer that goes to another thread.
+/// A pointer that can be sent to another thread.
 struct Shared<T>(*mut T);
 
-// SAFETY: the test says who uses it when.
+// SAFETY: the test orders the accesses of both threads.
 unsafe impl<T> Send for Shared<T> {}

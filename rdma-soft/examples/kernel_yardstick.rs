@@ -1,4 +1,4 @@
-//! What sockets do on this machine, to compare soft0 with: `cargo xtask bench soft` runs it.
+//! Measures sockets on this machine, to compare with soft0: `cargo xtask bench soft` runs it.
 //!
 //! - `kernel_yardstick pingpong BYTES N` prints half of the mean round trip of UDP datagrams of that size, in microseconds, between two
 //!   processes that poll their sockets.
@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
 use std::time::Instant;
 
-/// What goes into a datagram, of which a message has 16.
+/// Bytes of a datagram. A message has 16 of them.
 const SEGMENT: usize = 4096;
 const MESSAGE: usize = 1 << 16;
 
@@ -61,7 +61,7 @@ fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Sends datagrams back to there, the first of which is empty, until one of them is empty.
+/// Echoes datagrams to `to`, after an empty one to begin with, until an empty one arrives.
 fn echo_datagrams(to: SocketAddr) -> io::Result<()> {
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.connect(to)?;
@@ -99,7 +99,7 @@ fn pingpong(bytes: u32, rounds: u32) -> io::Result<f64> {
     Ok(elapsed.as_secs_f64() * 1e6 / f64::from(rounds) / 2.0)
 }
 
-/// Sends messages back to there until the connection ends.
+/// Echoes messages to `to` until the connection ends.
 fn echo_stream(to: SocketAddr, bytes: u32) -> io::Result<()> {
     let mut stream = TcpStream::connect(to)?;
     stream.set_nodelay(true)?;

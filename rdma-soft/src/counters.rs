@@ -14,7 +14,7 @@ use crate::device::traffic::{RECEIVED, SENT};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Packets sent, also those that [`Faults`](crate::faults::Faults) lost.
+    /// Packets sent, including those that [`Faults`](crate::faults::Faults) dropped.
     pub sent_packets: u64,
     /// Bytes of these.
     pub sent_bytes: u64,
@@ -34,10 +34,10 @@ pub fn counters() -> Counters {
     Counters { sent_packets, sent_bytes, received_packets, received_bytes }
 }
 
-/// The file, and the process that writes to it: a child by `fork` has sent nothing.
+/// The file, and the process that appends to it. A child made by `fork` reports nothing.
 static REPORT: OnceLock<(OsString, u32)> = OnceLock::new();
 
-/// Has the counters written when this process exits, if the program's user wants that.
+/// Registers the report at exit, if `RDMA_SOFT_STATS` is set.
 #[allow(unsafe_code)]
 pub(crate) fn report_at_exit() {
     let Some(file) = std::env::var_os("RDMA_SOFT_STATS").filter(|file| !file.is_empty()) else { return };

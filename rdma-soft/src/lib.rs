@@ -1,8 +1,8 @@
 //! A software RNIC in user space that speaks RoCEv2.
 //!
-//! [`install`] gives a program the device `soft0` in place of libibverbs; [`set_faults`] gives it a bad network, and
-//! [`objects`] counts what the program has open, and [`counters`] what it has sent and received. Below are packets, [`wire`], and what connections do with them, [`transport`],
-//! without sockets, clocks or memory. The repository's docs/soft.md says what it can.
+//! [`install`] gives a program the device `soft0` in place of libibverbs, and [`set_faults`] gives it a bad network. [`objects`]
+//! counts the program's open objects, and [`counters`] its traffic. [`wire`] has the packets and [`transport`] the protocols, both
+//! without sockets, clocks or memory. The repository's docs/soft.md describes the device.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What other people's programs take for granted of a RoCE device, by the functions of C.
+//! Attributes of a RoCE device that foreign programs rely on, by the functions of C.
 
 mod datagrams;
 
@@ -44,7 +44,7 @@ fn the_device_says_what_programs_look_for() {
     assert_eq!((attr.orig_attr.phys_port_cnt, attr.phys_port_cnt_ex), (1, 1));
     let guid = u64::from_be(attr.orig_attr.node_guid);
     assert_eq!((attr.orig_attr.vendor_id, guid >> 40), (0x02_500f, 0x02_500f));
-    // UCX has atomic operations over a device of no other capability.
+    // UCX uses the atomic operations only of a device with this capability.
     assert_eq!(attr.orig_attr.atomic_cap, IBV_ATOMIC_HCA);
     let word = IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP.0 as u16;
     assert_eq!((attr.pci_atomic_caps.fetch_add, attr.pci_atomic_caps.compare_swap), (word, word));
@@ -80,7 +80,7 @@ fn no_creation_flags_are_none_that_the_device_lacks() {
     }
 }
 
-/// Both entries of the only address lead there and back, and a completion has the packet type where UCX reads it.
+/// Datagrams arrive by both GID indices of the only address, and a completion has the packet type where UCX reads it.
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_datagram_says_that_it_came_by_ipv4_and_is_answered() {

@@ -1,4 +1,4 @@
-//! Counters of traffic, also in the file that a process leaves.
+//! Traffic counters, and the file that a process appends them to.
 
 mod datagrams;
 

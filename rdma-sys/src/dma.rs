@@ -1,12 +1,12 @@
 //! Copies of memory that a device may access at the same time.
 //!
-//! A peer reads and writes registered memory whenever it likes, so a program must not refer to such memory by `&[u8]`. It also
-//! must not access it by plain loads and stores where the device is Rust code of the same process, as a software RNIC is: that
-//! is a data race. These copies are atomic in each aligned word of eight bytes, and in each single byte before the first and
-//! after the last word. Together with copies of the same kind, and with atomic access to aligned 64-bit words, they never race.
+//! A peer may read and write registered memory at any time, so a program must not refer to such memory by `&[u8]`. If the device
+//! is Rust code of the same process, as a software RNIC is, plain loads and stores would be a data race. These copies access each
+//! aligned word of eight bytes atomically, and each byte before the first word and after the last. They do not race with each
+//! other, nor with atomic access to aligned 64-bit words.
 //!
-//! Access of different sizes to the same bytes at the same time is outside Rust's memory model, although processors define
-//! it: a copy whose edge lies within a word that the other side accesses as a whole.
+//! One case is outside Rust's memory model, although processors define it: atomic accesses of different sizes to the same bytes at
+//! the same time. It occurs when a copy begins or ends within a word that the other side accesses as a whole.
 
 use core::array;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
@@ -14,13 +14,13 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 /// Bytes of a word, and its alignment.
 const WORD: usize = size_of::<AtomicU64>();
 
-/// Words that are copied without a branch between them: one by one they take half as long again as `memcpy`.
+/// Words that are copied without a branch between them. Word by word, a copy takes 1.5 times as long as `memcpy`.
 const BLOCK: usize = 8;
 
 /// Copies `len` bytes from memory that a device may write to at the same time.
 ///
-/// A copy that overlaps a write in time has old bytes and new ones, but each aligned word is either old or new. Whatever the
-/// device wrote before the bytes that were found is seen by later reads.
+/// If the device writes meanwhile, the copy may mix old and new words, but each aligned word is either old or new. The copy has
+/// acquire ordering: later reads see everything that the device wrote before the bytes that were copied.
 ///
 /// # Safety
 /// `from` is valid for reads of `len` bytes, and the whole process accesses them atomically while this runs. `to` is valid for
@@ -29,9 +29,9 @@ const BLOCK: usize = 8;
 pub unsafe fn read(from: *const u8, to: *mut u8, len: usize) {
     let (head, tail) = edges(from, len);
     let mut at = head;
-    // SAFETY: all offsets are below `len`, and the words between the edges are aligned in `from`. References to atomics may be
-    // to memory that others write to atomically. It may also be mapped read-only: `core::sync::atomic` allows relaxed loads of
-    // one byte or one word of that.
+    // SAFETY: all offsets are below `len`, and the words between the edges are aligned in `from`. A reference to an atomic may
+    // refer to memory that others write to atomically, and to memory that is mapped read-only: `core::sync::atomic` allows
+    // relaxed loads of one byte or one word of such memory.
     unsafe {
         let byte = |at: usize| to.add(at).write((*from.add(at).cast::<AtomicU8>()).load(Ordering::Relaxed));
         let word = |at: usize| (*from.add(at).cast::<AtomicU64>()).load(Ordering::Relaxed);
@@ -49,8 +49,8 @@ pub unsafe fn read(from: *const u8, to: *mut u8, len: usize) {
 
 /// Copies `len` bytes to memory that a device, or the program of a device, may access at the same time.
 ///
-/// Bytes are written in the order of their addresses, and the last store has release ordering: who finds it with acquire ordering
-/// finds all bytes, and all that was written before.
+/// Bytes are written in the order of their addresses, and the last store has release ordering. A reader that loads its value with
+/// acquire ordering sees all bytes, and everything that was written before.
 ///
 /// # Safety
 /// `to` is valid for writes of `len` bytes, and the whole process accesses them atomically while this runs. `from` is valid for
@@ -64,7 +64,7 @@ pub unsafe fn write(to: *mut u8, from: *const u8, len: usize) {
         let byte = |at: usize| AtomicU8::from_ptr(to.add(at)).store(from.add(at).read(), order(at + 1 == len));
         let word = |at: usize, word: u64, order: Ordering| AtomicU64::from_ptr(to.add(at).cast()).store(word, order);
         (0..head).for_each(byte);
-        // The last store is none of a block.
+        // The last store is never part of a block, as it has release ordering.
         while at + BLOCK * WORD < tail {
             let words = from.add(at).cast::<[u64; BLOCK]>().read_unaligned();
             (0..BLOCK).for_each(|index| word(at + index * WORD, words[index], Ordering::Relaxed));

@@ -56,7 +56,7 @@ fn a_size_that_a_completion_queue_cannot_have_is_refused() {
             let error = lab.a.cq.resize(entries).unwrap_err();
             assert!(matches!(error, Error::ResizeCompletionQueue { max_entries, .. } if max_entries == max), "{error}");
         }
-        // As long as fewer than that have completed, it can be so small.
+        // Until more than three have completed, the queue may shrink to three entries.
         let error = within_deadline("more completions than a small queue takes", || {
             let refused = lab.a.cq.resize(3).err();
             if refused.is_none() {

@@ -1,4 +1,4 @@
-//! A server that is flooded by one client: it lives on, and serves the others.
+//! A server that one client floods keeps running and serves the other clients.
 
 use std::collections::VecDeque;
 
@@ -50,15 +50,15 @@ struct Client {
     next: u64,
     answered: usize,
     idle: Vec<Buffer>,
-    /// It posts receives for answers.
+    /// Whether it posts receives for answers.
     listens: bool,
 }
 
 impl Client {
-    /// Takes what is done, and sends requests up to the window while `more`.
+    /// Takes completions and, if `more`, sends requests up to the window.
     fn step(&mut self, more: bool) {
         while let Some(done) = self.endpoint.poll().unwrap() {
-            // The server ends one that does not.
+            // The server disconnects a client that does not listen.
             let Ok(done) = done.ok() else {
                 assert!(!self.listens);
                 continue;
@@ -155,7 +155,7 @@ fn a_client_with_more_requests_in_flight_than_the_server_has_sends_is_served_bes
         let limit = if index % 2 == 0 { Limit::Share } else { Limit::Pending };
         let mut server = Server::new(&rdma, &pd, mode, &[FLOOD, 1, 1], limit);
         let total = |server: &Server| server.ends.iter().map(|client| client.answered).sum::<usize>();
-        // The flood is in the server's queue before it looks.
+        // The flood is in the server's queue before the server polls.
         server.ends.iter_mut().for_each(|client| client.step(true));
         while server.ends[1..].iter().any(|client| client.answered < 40) || server.ends[0].answered < 10 * FLOOD {
             let before = total(&server);
@@ -175,7 +175,7 @@ fn a_client_that_sends_more_than_its_share_is_ended_and_the_others_are_served() 
     for mode in Mode::ALL {
         println!("{mode}");
         let pd = rdma.pd();
-        // Answers to the first are not acknowledged: those that are sent, and then requests up to its share, hold receives.
+        // The first client acknowledges no answers. Its unacknowledged answers, and then requests up to its share, hold receives.
         let windows = [2 * SHARE as usize, 1, 1];
         let mut server = Server::new(&rdma, &pd, mode, &windows, Limit::Share);
         let flooding = server.ends[0].key;

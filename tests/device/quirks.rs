@@ -207,7 +207,7 @@ fn a_receive_posted_in_the_error_state() {
     lab.a.qp.modify(&QueuePairAttributes::new().set_state(QueuePairState::ERR)).unwrap();
     assert_eq!(lab.a.next().status, WcStatus::WR_FLUSH_ERR);
     lab.a.receive(2, 0..64).unwrap();
-    // Of a device that is not known to leave it, it comes, however late.
+    // A device without the quirk flushes it, however late.
     let leaves = rdma.quirks().contains(Quirks::LATE_RECEIVES_NOT_FLUSHED);
     let (start, limit) = (Instant::now(), if leaves { Duration::from_millis(100) } else { DEADLINE });
     let mut flushed = None;

@@ -162,7 +162,7 @@ fn a_queue_that_goes_with_its_event_pending_takes_no_other_event_along() {
         drop(gone);
         let ids = [stations[0].recv_cq.id(), stations[1].recv_cq.id()];
         let mut seen = Vec::new();
-        // The two that are bound to come, and after that none.
+        // Two events must arrive, and then no more.
         let limit = |seen: usize| if seen < 2 { DEADLINE } else { Duration::from_millis(50) };
         while let Some(id) = channel.wait(limit(seen.len())).unwrap() {
             seen.push(id);

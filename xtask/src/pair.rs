@@ -72,7 +72,7 @@ pub(crate) fn client_output(server: Command, client: Command) -> Result<Vec<Stri
     client_output_on(PORT, server, client)
 }
 
-/// A port that nothing listens on, for programs that can be told theirs.
+/// A free TCP port, for programs that take one as an option.
 pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
 }

@@ -54,10 +54,10 @@ pub(crate) fn library() -> Result<std::path::PathBuf> {
     Ok(workspace::target_dir()?.join("release/librdma_soft.so"))
 }
 
-/// Has `command` find the library in place of libibverbs, before the `others` that are preloaded.
+/// Preloads the library into `command` in place of libibverbs, before the `others`.
 ///
 /// # Errors
-/// When the path has a character that separates paths.
+/// If the path has a space or colon, which separate paths in `LD_PRELOAD`.
 pub(crate) fn preload(command: &mut Command, library: &Path, others: Option<OsString>) -> Result<()> {
     let name = library.as_os_str();
     if name.as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {

@@ -234,7 +234,7 @@ impl AsFd for AsyncEvents {
     }
 }
 
-/// For reactors that take a descriptor by its number, such as `AsyncFd` of tokio: give it a clone, which keeps the descriptor open.
+/// For reactors that take a raw descriptor, such as tokio's `AsyncFd`. Give it a clone, which keeps the descriptor open.
 impl AsRawFd for AsyncEvents {
     fn as_raw_fd(&self) -> RawFd {
         self.raw_fd()

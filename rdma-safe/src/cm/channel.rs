@@ -155,8 +155,8 @@ impl AsFd for EventChannel {
     }
 }
 
-/// For reactors that take a descriptor by its number, such as `AsyncFd` of tokio: give it a clone of the channel, which keeps the
-/// descriptor open.
+/// For reactors that take a raw descriptor, such as tokio's `AsyncFd`. Give it a clone of the channel, which keeps the descriptor
+/// open.
 impl AsRawFd for EventChannel {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()

@@ -5,11 +5,11 @@ use rdma_sys::ibv_cq_ex;
 use super::WcFields;
 use crate::{Context, Error};
 
-/// An extended queue lacks functions that polling would call.
+/// Functions that an extended queue lacks and polling would call.
 pub(super) enum Lacking {
-    /// A function that every extended queue has.
+    /// One that every extended queue needs.
     Polling,
-    /// Those of these fields.
+    /// The accessors of these fields.
     Fields(WcFields),
 }
 
@@ -22,7 +22,9 @@ impl Lacking {
     }
 }
 
-/// Checks that a queue has the functions for polling and for the fields `asked`, which are called without a check from then on.
+/// Checks that a queue has the functions for polling and for the fields `asked`.
+///
+/// Polling then calls them without a check.
 ///
 /// # Safety
 ///
@@ -55,7 +57,7 @@ pub(super) unsafe fn check(cq: *const ibv_cq_ex, asked: WcFields) -> Result<(), 
             WcFields::FLOW_TAG => (*cq).read_flow_tag.is_some(),
             WcFields::TM_INFO => (*cq).read_tm_info.is_some(),
             WcFields::COMPLETION_TIMESTAMP_WALLCLOCK => (*cq).read_completion_wallclock_ns.is_some(),
-            // This crate reads no other.
+            // This crate reads no other field.
             _ => true,
         };
         let lacking: WcFields = asked.iter().filter(|field| !is_there(*field)).collect();

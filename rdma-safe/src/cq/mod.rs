@@ -142,8 +142,8 @@ impl CompletionQueue {
 
     /// Asks for one event at the next completion, or the next solicited or failed one: `ibv_req_notify_cq(3)`.
     ///
-    /// Completions that are already there need not cause an event: after arming, poll until the queue is empty, and only then
-    /// wait on the channel. Events that were raised before stay in the channel. [`Endpoint::wait`](crate::Endpoint::wait) does
+    /// Completions that are already there need not raise an event. So poll after arming until the queue is empty, and only then
+    /// wait on the channel. Arming leaves earlier events in the channel. [`Endpoint::wait`](crate::Endpoint::wait) does
     /// all of that, and [`Endpoint::arm`](crate::Endpoint::arm) says whether to wait.
     ///
     /// ```no_run

@@ -192,7 +192,7 @@ bitflags! {
         const SRC_QP = IBV_WC_EX_WITH_SRC_QP.0 as u64;
         /// LID of the sender (UD on InfiniBand).
         const SLID = IBV_WC_EX_WITH_SLID.0 as u64;
-        /// Service level (UD on InfiniBand), or on Ethernet the type of the packet.
+        /// Service level (UD on InfiniBand); packet type on Ethernet.
         const SL = IBV_WC_EX_WITH_SL.0 as u64;
         /// Low bits of the destination LID (UD on InfiniBand).
         const DLID_PATH_BITS = IBV_WC_EX_WITH_DLID_PATH_BITS.0 as u64;

@@ -1,10 +1,10 @@
-//! What to do once a completion queue is armed.
+//! The result of arming a completion queue.
 
 /// What to do after arming: wait for the channel, or poll again.
 ///
 /// Returned by [`Endpoint::arm`](crate::Endpoint::arm), [`DatagramEndpoint::arm`](crate::DatagramEndpoint::arm) and
-/// [`EndpointSet::arm`](crate::EndpointSet::arm). Completions that came before arming need not raise an event. A service that
-/// waits for one all the same hangs.
+/// [`EndpointSet::arm`](crate::EndpointSet::arm). Completions from before arming need not raise an event. A service
+/// that waits for one anyway may hang.
 ///
 /// Arming first takes all pending events from the channel, so no loop has to read them:
 ///

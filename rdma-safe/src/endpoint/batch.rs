@@ -21,7 +21,7 @@ pub struct Batch<'e> {
     raw: ManuallyDrop<SendBatch<'e>>,
     qp: &'e Shared,
     sends: &'e mut Ring<Buffer>,
-    /// No work is added from this number on.
+    /// Sequence number from which on no work is added.
     limit: u64,
     pd: &'e ProtectionDomain,
     /// As it will be when this is posted.
@@ -74,8 +74,8 @@ impl Batch<'_> {
     ///
     /// # Errors
     /// [`Rejected`] gives the buffer back; the batch is as before then. [`PostError::EndpointFull`] means that completions
-    /// have to be taken first: work of a batch never waits as that of [`EndpointBuilder::pending_sends`] does, and none is taken
-    /// while any waits, so that nothing is overtaken.
+    /// have to be taken first. Work of a batch never waits, whatever [`EndpointBuilder::pending_sends`] is. It is also refused while
+    /// other work is pending, which it would overtake.
     ///
     /// [`EndpointBuilder::pending_sends`]: crate::EndpointBuilder::pending_sends
     #[inline(always)]
@@ -134,7 +134,7 @@ impl Batch<'_> {
         unsafe { add_inline(&mut self.raw, wr, verb, imm, Inline(bytes)) }
     }
 
-    /// Finds out whether work could be posted if there were room, by building its work request and aborting that.
+    /// Checks that work could be posted if there were room, by building its work request and aborting it.
     pub(super) fn rehearse(mut self, work: &Work<'_>) -> Result<(), PostError> {
         let Work { verb, data, imm, flags } = work;
         let (len, capacity) = match data {

@@ -123,16 +123,15 @@ impl<'a> EndpointBuilder<'a> {
 
     /// Sends, writes, reads and atomics that may wait for room in the send queue; 0 unless set.
     ///
-    /// Work that finds [`EndpointBuilder::send_depth`] used up then waits in the endpoint instead of being refused, and is posted
-    /// in its order when completions make room, by [`Endpoint::poll`] and [`Endpoint::wait`] of the endpoint, or those of its
-    /// [`EndpointSet`]. Beyond `work` pending pieces it is refused with
-    /// [`PostError::EndpointFull`](crate::PostError::EndpointFull), which gives the buffer back. A [`Batch`](crate::Batch) does not
-    /// wait, and is refused while any work does.
+    /// Work beyond [`EndpointBuilder::send_depth`] then waits in the endpoint instead of being refused. [`Endpoint::poll`] and
+    /// [`Endpoint::wait`], or those of its [`EndpointSet`], post it in order when completions make room. With `work` pieces pending,
+    /// more work is refused with [`PostError::EndpointFull`](crate::PostError::EndpointFull), which gives the buffer back. Work of a
+    /// [`Batch`](crate::Batch) never waits, and is refused while other work is pending.
     ///
-    /// A server that answers each request needs it, or [`EndpointBuilder::receive_share`]: a client may send its next request as
-    /// soon as it has an answer, and the acknowledgement of that answer comes later. Verbs sets no bound to how much later.
+    /// A server that answers each request needs this or [`EndpointBuilder::receive_share`]. A client may send its next request as
+    /// soon as it has an answer, before the server gets the ACK of that answer. Verbs do not bound how much later the ACK arrives.
     ///
-    /// When the connection fails, pending work comes back flushed behind the work that was posted. [`Endpoint::close`] and
+    /// When the connection fails, pending work completes as flushed, after the posted work. [`Endpoint::close`] and
     /// [`EndpointSet::remove`] return its buffers with the others.
     pub fn pending_sends(mut self, work: u32) -> Self {
         self.pending_sends = work;
@@ -147,33 +146,33 @@ impl<'a> EndpointBuilder<'a> {
 
     /// Takes receives from `pool` instead of its own.
     ///
-    /// [`Endpoint::receive`] is refused then, and [`EndpointBuilder::recv_depth`] does not matter: every receive of the pool may
-    /// complete to this endpoint, so its completion queue has room for all of them beside its sends. Many endpoints that share a
+    /// [`Endpoint::receive`] is refused then, and [`EndpointBuilder::recv_depth`] has no effect. Every receive of the pool may
+    /// complete to this endpoint, so its completion queue has room for its sends and for all of them. Many endpoints that share a
     /// large pool need less memory in an [`EndpointSet`](crate::EndpointSet), which has one queue.
     pub fn receive_pool(mut self, pool: &ReceivePool) -> Self {
         self.pool = Some(pool.shared().clone());
         self
     }
 
-    /// Messages of the peer that may wait in an [`EndpointSet`] at a time, each in a receive of the pool; no limit unless set.
+    /// Messages of the peer that may wait in an [`EndpointSet`], each in a receive of the pool; no limit unless set.
     ///
-    /// With it the endpoints of the set have turns: before the set hands anything out, it takes all that the device has reported
-    /// into a backlog for each endpoint, and then hands out one completion of each endpoint that has any. So a peer that floods
-    /// delays another by one completion, and not by as many as it has sent. A message is held back in the backlog while
-    /// [`EndpointBuilder::send_depth`] and [`EndpointBuilder::pending_sends`] are used up, so that there is room for its answer.
+    /// With a share, the endpoints of the set take turns. [`EndpointSet::poll`] first moves all completions of the device into a backlog
+    /// for each endpoint, and then hands out one completion of each endpoint per round. A peer that floods therefore delays another by
+    /// one completion, however many messages it has sent. A message stays in the backlog while [`EndpointBuilder::send_depth`] and
+    /// [`EndpointBuilder::pending_sends`] are used up, so that there is room for its answer when it is handed out.
     ///
-    /// A message that finds `messages` others in the backlog ends the connection: the set hands it out next, as a failed receive
-    /// of which [`Completion::exceeded_share`](crate::Completion::exceeded_share) says the limit, and the queue pair goes into
-    /// error. [`EndpointSet::remove`] then returns the buffers of its backlog. Choose no less than the protocol allows a peer to
-    /// have unanswered.
+    /// A message that finds `messages` others in the backlog ends the connection. The queue pair goes into error, and the set hands the
+    /// message out next, as a failed receive whose [`Completion::exceeded_share`](crate::Completion::exceeded_share) is `messages`.
+    /// [`EndpointSet::remove`] then returns the buffers of the backlog. Choose at least as many messages as the protocol allows a peer
+    /// to have unanswered.
     ///
-    /// So the receives of a pool that one peer holds are at most `messages` in the backlog, those of answers that are not done
-    /// (`send_depth` and `pending_sends`), and those that the caller keeps. The device knows nothing of that: it gives the
-    /// receives of a pool to whichever message comes first. Between two polls one peer can therefore take all that are posted. The
-    /// senders of the others are then told to try again until the set is polled and receives are posted again. Peers that must not
-    /// affect each other even so need receives of their own ([`EndpointBuilder::recv_depth`]) or a pool of their own.
+    /// One peer thus holds a bounded number of the pool's receives: `messages` in the backlog, those whose answers have not completed
+    /// (`send_depth` and `pending_sends`), and those that the caller keeps. The device does not enforce this: it gives a receive to
+    /// whichever message arrives first. Between two polls one peer can therefore take all posted receives. Other peers then get RNR
+    /// NAKs, and retry until the set is polled and receives are posted again. Peers that must not affect each other at all need
+    /// separate receives ([`EndpointBuilder::recv_depth`]) or separate pools.
     ///
-    /// It matters in a set and with a [`EndpointBuilder::receive_pool`] only.
+    /// Has an effect only in a set and with an [`EndpointBuilder::receive_pool`].
     pub fn receive_share(mut self, messages: u32) -> Self {
         self.receive_share = Some(messages);
         self
@@ -298,7 +297,7 @@ impl<'a> EndpointBuilder<'a> {
         (self.send_depth, if self.pool.is_some() { 0 } else { self.recv_depth })
     }
 
-    /// Entries of a completion queue that only this endpoint completes to. All receives of a pool may complete to it.
+    /// Entries of the endpoint's own completion queue. All receives of a pool may complete to it.
     fn completions(&self) -> u32 {
         let (sends, receives) = self.depths();
         let shared = self.pool.as_ref().map_or(0, |pool| pool.receives());

@@ -76,7 +76,7 @@ pub(super) struct Extra {
 
 impl Extra {
     pub(super) const NONE: Extra = Extra { flags: WcFlags::empty(), number: 0 };
-    /// Not a flag of verbs: the number is the share that was exceeded. Nothing else is said of work that failed.
+    /// Not a flag of verbs. Marks `number` as the share that was exceeded. Other failed work has no flags.
     const EXCEEDED: WcFlags = WcFlags::from_bits_retain(1 << 31);
 }
 
@@ -105,8 +105,9 @@ impl Completion {
         if self.extra.flags.contains(WcFlags::WITH_INV) { Some(self.extra.number) } else { None }
     }
 
-    /// The [`EndpointBuilder::receive_share`](crate::EndpointBuilder::receive_share) that this message has exceeded, which ended
-    /// its connection. It is in the buffer, and its status is [`WcStatus::GENERAL_ERR`].
+    /// The [`EndpointBuilder::receive_share`](crate::EndpointBuilder::receive_share) that this message exceeded, if it did.
+    ///
+    /// The connection is then in error. The message is in the buffer, and its status is [`WcStatus::GENERAL_ERR`].
     #[must_use]
     #[inline]
     pub fn exceeded_share(&self) -> Option<u32> {
@@ -114,7 +115,7 @@ impl Completion {
         exceeded.then_some(self.extra.number)
     }
 
-    /// A message that exceeds the share of its endpoint.
+    /// Marks the message as one that exceeded the share of its endpoint.
     pub(super) fn exceeding(self, share: u32) -> Completion {
         let extra = Extra { flags: Extra::EXCEEDED, number: share };
         Completion { status: WcStatus::GENERAL_ERR, extra, ..self }

@@ -101,14 +101,14 @@ macro_rules! face {
                 self.poster.batch()
             }
 
-            /// Work posted by [`post`](Self::post), [`batch`](Self::batch) and the like, and not done, pending work among it.
+            /// Work posted by [`post`](Self::post), [`batch`](Self::batch) and the like, and not done, including pending work.
             #[must_use]
             #[inline]
             pub fn sends_in_flight(&self) -> u64 {
                 self.poster.live.sends.in_flight()
             }
 
-            /// Work of these that waits for room:
+            /// The part of these sends that waits for room:
             /// [`EndpointBuilder::pending_sends`](crate::EndpointBuilder::pending_sends).
             #[must_use]
             #[inline]

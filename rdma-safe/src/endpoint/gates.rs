@@ -46,8 +46,9 @@ impl Buffer {
 }
 
 impl<I: Interface> Poster<I> {
-    /// Opens what may be open, after it has taken back what a batch that was forgotten has left, and posted pending sends that
-    /// there is room for. While any are pending, sends and polls take the long way, which keeps their order and comes here.
+    /// Ends a forgotten batch, posts the pending sends that there is room for, and opens the gates that may be open.
+    ///
+    /// While sends are pending, later sends and polls take the slow path, which keeps the order of sends and calls this.
     pub(super) fn open_gates(&mut self) {
         self.gates = Gates::SHUT;
         if !self.poisoned {

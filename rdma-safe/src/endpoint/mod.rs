@@ -90,7 +90,7 @@ struct Poster<I: Interface = Any> {
     address: QueuePairAddress,
     run: Run,
     rare: Rare,
-    /// What there is of pending sends, beside their entries in the ring.
+    /// Work requests of pending sends. Their buffers are in the ring.
     pending: Option<Box<Pending>>,
     /// A posting failed, and whether the provider has its work is not known.
     poisoned: bool,
@@ -117,7 +117,7 @@ struct Settings {
     /// Unsignaled sends in a row, before one is signaled anyway.
     max_unsignaled: u32,
     timestamps: bool,
-    /// Messages that may wait in a set.
+    /// [`EndpointBuilder::receive_share`].
     receive_share: Option<u32>,
 }
 

@@ -9,9 +9,9 @@ use super::{Poster, Run, Work};
 use crate::interface::Interface;
 use crate::{Inline, PostError, SendFlags, Sge, WcStatus, WorkRequest};
 
-/// What there is to post of the pending entries of a ring, beside their buffers. Allocated with the endpoint.
+/// The work requests of pending sends, whose buffers are in the ring. Allocated with the endpoint.
 pub(super) struct Pending {
-    /// One for each entry that there can be, found by its sequence number.
+    /// One for each send that may be pending, indexed by sequence number modulo their count.
     places: Box<[Place]>,
 }
 
@@ -19,12 +19,12 @@ struct Place {
     verb: Verb,
     imm: Option<u32>,
     flags: SendFlags,
-    /// Inline data, of work without a buffer, and how much of it there is.
+    /// Room for inline data, of work without a buffer. The first `inline_len` bytes are used.
     inline: Box<[u8]>,
     inline_len: usize,
 }
 
-/// Work but for its buffer.
+/// Work without its buffer.
 #[derive(Clone, Copy)]
 pub(super) struct Shape<'a> {
     verb: Verb,
@@ -44,11 +44,11 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// Of work that was pending when its endpoint failed: it was not posted.
+/// Outcome of work that was pending when its endpoint failed, and was never posted.
 const FLUSHED: Outcome = Outcome { status: WcStatus::WR_FLUSH_ERR, ..Outcome::DONE };
 
 impl Pending {
-    /// `None` if there can be none.
+    /// `None` if no sends may be pending.
     pub(super) fn new(most: u32, inline_len: u32) -> Option<Box<Self>> {
         if most == 0 {
             return None;
@@ -63,7 +63,7 @@ impl Pending {
         Some(Box::new(Pending { places: (0..most).map(place).collect() }))
     }
 
-    /// The place of that number, which pending entries, whose numbers are consecutive, do not share.
+    /// The place of a sequence number. Pending sends have consecutive numbers, so no two of them share a place.
     fn place(&mut self, sequence: u64) -> Option<&mut Place> {
         let index = sequence.checked_rem(self.places.len() as u64)?;
         self.places.get_mut(index as usize)
@@ -91,7 +91,7 @@ impl<I: Interface> Poster<I> {
         let Shape { verb, imm, flags, inline } = shape;
         let data = rejected.buffer.map_or(Data::Inline(inline), Data::Buffer);
         let mut work = Work { verb, data, imm, flags };
-        // What could be wrong with it is found now, and not when it is posted.
+        // Report errors of the work now, not when it is posted.
         if let Err(error) = self.batch().and_then(|batch| batch.rehearse(&work)) {
             return Err(Rejected { error, buffer: work.into_buffer() });
         }
@@ -114,15 +114,15 @@ impl<I: Interface> Poster<I> {
         }
         self.run = Run { len: if signaled { 0 } else { run + 1 }, end: sequence + 1 };
         self.live.sends.add_pending(buffer, kind);
-        // Shut until nothing is pending, so that nothing overtakes it and each poll posts what there is room for.
+        // The gates stay shut while sends are pending, so no send overtakes them and each poll posts those that there is room for.
         self.open_gates();
         Ok(WorkId(sequence))
     }
 
-    /// Posts pending work that there is room for now.
+    /// Posts the pending work that there is room for.
     ///
-    /// A provider that says that its queue is full is asked again at the next completion. After any other failure the endpoint goes
-    /// into error, and what was not posted comes back flushed.
+    /// If the provider reports a full queue, the rest is posted after the next completion. After any other failure the endpoint goes
+    /// into error, and work that was not posted completes as flushed.
     #[cold]
     #[inline(never)]
     pub(super) fn post_pending(&mut self) {
@@ -134,7 +134,7 @@ impl<I: Interface> Poster<I> {
         let taken = match posted {
             Ok(()) => count,
             Err(PostError::QueueFull { posted } | PostError::Refused { posted, .. }) => posted.into(),
-            // The provider may have any of it: the buffers stay until the queue pair is destroyed.
+            // The provider may have taken any of it, so the buffers stay until the queue pair is destroyed.
             Err(PostError::InDoubt { .. }) => count,
             Err(_) => 0,
         };
@@ -155,8 +155,8 @@ impl<I: Interface> Poster<I> {
             };
             let inline = inline.get(..*inline_len).unwrap_or(&[]);
             let wr = WorkRequest::new(sequence).with(*flags);
-            // SAFETY: the memory belongs to the buffer alone, which is in the ring, and stays there until the work has completed or
-            // the queue pair was destroyed: an entry that is posted, or may be, leaves the ring in no other way. Inline data is
+            // SAFETY: the memory belongs to the buffer alone. The buffer is in the ring, and stays there until the work has completed
+            // or the queue pair was destroyed: an entry that is or may be posted leaves the ring in no other way. Inline data is
             // copied in the call. As to the peer's memory, see `Batch::try_add_buffer`.
             unsafe {
                 match self.live.sends.buffer(sequence) {
@@ -168,7 +168,7 @@ impl<I: Interface> Poster<I> {
         raw.post()
     }
 
-    /// Ends pending work of an endpoint that takes no more work, once all before it has completed.
+    /// Completes the pending work of a failed endpoint as flushed, once all earlier work has completed.
     #[cold]
     #[inline(never)]
     pub(super) fn flush_pending(&mut self) {
@@ -177,7 +177,7 @@ impl<I: Interface> Poster<I> {
 }
 
 impl Verb {
-    /// The element that work on a buffer has.
+    /// The scatter/gather element for work on `buffer`.
     #[inline(always)]
     pub(super) fn sge(&self, buffer: &crate::Buffer) -> Sge {
         if self.is_atomic() { Sge { len: ATOMIC as u32, ..buffer.sge() } } else { buffer.sge() }

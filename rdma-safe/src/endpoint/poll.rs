@@ -102,7 +102,7 @@ impl<I: Interface> Endpoint<I> {
                 return Found::Completion;
             }
             if self.poster.has_completed() {
-                // Pending sends that were flushed just now.
+                // Pending sends were flushed just now.
                 continue;
             }
             match self.look() {
@@ -180,8 +180,8 @@ impl<I: Interface> Endpoint<I> {
 
     /// Asks for an event at the next completion, unless completions are there already.
     ///
-    /// It takes all pending events from the channel first, so nothing else has to read them. [`Armed`] says whether to wait for
-    /// the channel or to poll again, and has the loop.
+    /// Takes all pending events from the channel first, so no other code has to read them. [`Armed`] says whether to wait for the
+    /// channel or to poll again, and shows the loop.
     ///
     /// # Errors
     /// [`Error::NoChannel`](crate::Error::NoChannel) without [`EndpointBuilder::events`](crate::EndpointBuilder::events);
@@ -191,7 +191,7 @@ impl<I: Interface> Endpoint<I> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
-        // Ends a batch that was forgotten, which may hold a lock that arming takes.
+        // Ends a forgotten batch, which may hold a lock that arming takes.
         self.poster.open_gates();
         self.cq.arm(false)?;
         // What completed before arming causes no event.

@@ -65,8 +65,8 @@ use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
 /// # }
 /// ```
 ///
-/// The device gives a receive to whichever message comes first, so one peer that floods can take all of them.
-/// [`EndpointBuilder::receive_share`](crate::EndpointBuilder::receive_share) says what a set can do about that.
+/// The device gives a receive to whichever message arrives first, so one peer that floods can take all of them.
+/// [`EndpointBuilder::receive_share`](crate::EndpointBuilder::receive_share) limits that in a set.
 ///
 /// An endpoint that is dropped drops the buffers of messages that nobody has polled; [`Endpoint::close`](crate::Endpoint::close)
 /// returns them. One whose peer was amid a message then may take a receive with it, which stays in the pool, out of use.

@@ -15,8 +15,8 @@ use crate::PostError;
 ///   out yet                     not posted yet
 /// ```
 ///
-/// Between `head` and `posted` there are at most as many entries as the send queue has room for. Pending entries are beyond that:
-/// while there are any, the ring counts as full.
+/// There are at most `capacity` entries between `head` and `posted`, which is what the send queue has room for. Pending entries come
+/// on top. While there are any, the ring counts as full.
 ///
 /// Sequence numbers start at 1 and never repeat, so that neither a completion of zeros nor a repeated one names an entry.
 pub(super) struct Ring<B> {
@@ -26,13 +26,13 @@ pub(super) struct Ring<B> {
     done_slot: NonNull<Slot<B>>,
     tail_slot: NonNull<Slot<B>>,
     capacity: u64,
-    /// Pending entries that there can be beside.
+    /// Maximum number of pending entries, on top of `capacity`.
     most_pending: u64,
     /// `head + capacity`: the most that `posted` may be.
     limit: u64,
     done: u64,
     tail: u64,
-    /// Entries of a batch that is not posted yet. There are none while any are pending.
+    /// Entries of a batch that is not posted yet; 0 while entries are pending.
     staged: u64,
     /// Entries that wait for room; `tail - staged - pending` is `posted`.
     pending: u64,
@@ -92,7 +92,7 @@ impl<B> Ring<B> {
         Ring::with_pending(capacity, 0, mark, kind)
     }
 
-    /// As [`Ring::new`], with room for pending entries beside.
+    /// Like [`Ring::new`], with room for pending entries on top of `capacity`.
     pub(super) fn with_pending(capacity: u32, most_pending: u32, mark: u64, kind: Kind) -> Self {
         let capacity = capacity.min(LONGEST);
         let most_pending = most_pending.min(LONGEST - capacity);
@@ -126,28 +126,32 @@ impl<B> Ring<B> {
 
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
-        // Beyond it while entries are pending.
+        // `tail` may be beyond `limit` while entries are pending.
         self.tail >= self.limit
     }
 
-    /// The number that work of a batch must not have. None is added while any is pending: it would take the number of pending work.
+    /// Sequence number from which on a batch adds no work.
+    ///
+    /// While entries are pending a batch adds none, as it would overtake them.
     #[inline(always)]
     pub(super) fn batch_limit(&self) -> u64 {
         if self.pending == 0 { self.limit } else { 0 }
     }
 
-    /// Whether the next entry would be refused although there could be any: neither is there room, nor may it wait.
+    /// Whether the next entry would be refused: there is no room, and no further entry may be pending.
+    ///
+    /// Never true of a ring without capacity, which makes no room later.
     pub(super) fn refuses(&self) -> bool {
         self.capacity != 0 && (self.is_full() || self.pending > 0) && self.pending == self.most_pending
     }
 
-    /// The error of the endpoint with that queue pair when its sends, of which this is the ring, are full.
+    /// The error when this ring of sends is full, for the endpoint with that queue pair.
     #[inline(always)]
     pub(super) fn full(&self, qp_num: u32) -> PostError {
         PostError::EndpointFull { qp_num, send_depth: self.capacity(), pending_sends: self.most_pending() }
     }
 
-    /// Entries that there can be, beside pending ones.
+    /// Maximum number of entries, without pending ones.
     #[inline(always)]
     pub(super) fn capacity(&self) -> u32 {
         // As `new` was given them.
@@ -180,7 +184,7 @@ impl<B> Ring<B> {
         self.pending
     }
 
-    /// Pending entries that there can be.
+    /// Maximum number of pending entries.
     #[inline(always)]
     pub(super) fn most_pending(&self) -> u32 {
         // As `new` was given them.
@@ -322,7 +326,7 @@ impl<B> Ring<B> {
         None
     }
 
-    /// Adds an entry that waits for room. The ring must be full, with nothing staged, and there must be room for a pending one.
+    /// Adds a pending entry. The ring must be full, with nothing staged, and one more entry may be pending.
     pub(super) fn add_pending(&mut self, buffer: Option<B>, kind: Kind) -> u64 {
         debug_assert!((self.is_full() || self.pending > 0) && !self.has_staged() && self.pending < self.most_pending);
         self.pending += 1;
@@ -331,7 +335,7 @@ impl<B> Ring<B> {
         sequence
     }
 
-    /// Pending entries that there is room for now: how many, and the number of the first.
+    /// How many pending entries there is room for now, and the sequence number of the first.
     pub(super) fn admissible(&self) -> (u64, u64) {
         let posted = self.posted();
         (self.pending.min(self.limit.saturating_sub(posted)), posted)
@@ -342,17 +346,17 @@ impl<B> Ring<B> {
         self.slot(sequence).buffer.as_ref()
     }
 
-    /// Whether a completion is bound to come.
+    /// Whether a signaled entry is in flight, so that a completion will arrive.
     pub(super) fn awaits_completion(&mut self) -> bool {
         (self.done..self.posted()).any(|sequence| self.slot(sequence).kind.signaled)
     }
 
-    /// Says that the first `count` of the pending entries have been posted.
+    /// Marks the first `count` pending entries as posted.
     pub(super) fn admit(&mut self, count: u64) {
         self.pending = self.pending.saturating_sub(count);
     }
 
-    /// Completes all pending entries with `outcome` unless others are in flight, which come first.
+    /// Completes all pending entries with `outcome`, unless earlier entries are still in flight.
     pub(super) fn end_pending(&mut self, outcome: Outcome) {
         if self.pending == 0 || self.done != self.posted() {
             return;

@@ -1,4 +1,4 @@
-//! Messages of what is not there: a library, a device.
+//! Messages of a missing library or device.
 
 use std::fmt::{Formatter, Result};
 
@@ -13,7 +13,7 @@ macro_rules! soft {
     };
 }
 
-/// What runs without RDMA devices and libraries.
+/// Advice to use soft0, which needs neither RDMA devices nor libraries.
 pub(super) const SOFT: &str = soft!();
 
 pub(super) const NO_DEVICE: &str = concat!(
@@ -23,7 +23,7 @@ pub(super) const NO_DEVICE: &str = concat!(
      software: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE`"
 );
 
-/// The message has all that the library's error says, which is therefore no `source`.
+/// The message includes the library's error, so that error is not a `source`.
 impl From<&'static LoadError> for Error {
     fn from(error: &'static LoadError) -> Error {
         Error::Load(error)

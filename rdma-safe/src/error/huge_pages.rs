@@ -10,9 +10,9 @@ use crate::Errno;
 pub struct HugePagesError {
     /// Bytes asked for.
     pub len: usize,
-    /// Pages of 2 MiB that these take.
+    /// Pages of 2 MiB needed for them.
     pub pages: usize,
-    /// Pages that were free right after the call; `None` where the kernel has none of this size.
+    /// Pages that were free right after the call; `None` if the kernel has no pages of this size.
     pub free: Option<usize>,
     /// As reported; `ENOMEM` when too few pages are free.
     pub errno: Errno,

@@ -291,7 +291,7 @@ pub enum Error {
          EndpointBuilder::timestamps unset"
     )]
     CompletionFields {
-        /// Those of the fields asked for that not every device has, or those that this one accepts and has no function for.
+        /// Requested fields that not every device has, or that this one accepts without having a function for them.
         fields: crate::WcFields,
     },
 

@@ -15,7 +15,7 @@ use crate::{Errno, Error, HugePagesError, Result};
 /// reaches by another pointer. Dropping it must not read the bytes. Where that panics, the process may be aborted. If
 /// `provider_memory()` is any, the bytes are its.
 ///
-/// [`Pages`] and [`HugePages`] are backing. Memory of another allocator is made one so:
+/// [`Pages`] and [`HugePages`] implement it. For memory of another allocator, implement it like this:
 ///
 /// ```
 /// # #[cfg(feature = "soft")]
@@ -29,7 +29,7 @@ use crate::{Errno, Error, HugePagesError, Result};
 ///
 /// impl Words {
 ///     fn new(count: usize) -> Words {
-///         // As a pointer from here on: to move a `Box` says that nobody else uses its memory, and the device does.
+///         // Keep a pointer, not the `Box`: moving a `Box` asserts unique access to its memory, and the device accesses it.
 ///         Words(NonNull::from(Box::leak(vec![0; count].into_boxed_slice())))
 ///     }
 /// }
@@ -37,7 +37,7 @@ use crate::{Errno, Error, HugePagesError, Result};
 /// // SAFETY: the memory has no tie to a thread.
 /// unsafe impl Send for Words {}
 ///
-/// // SAFETY: one allocation, initialised and never moved, which nobody else refers to and `drop` does not read.
+/// // SAFETY: one initialised allocation that never moves. Nothing else refers to it, and `drop` does not read it.
 /// unsafe impl Backing for Words {
 ///     fn address(&self) -> NonNull<u8> {
 ///         self.0.cast()
@@ -56,7 +56,7 @@ use crate::{Errno, Error, HugePagesError, Result};
 /// }
 ///
 /// let pd = Device::first()?.open()?.alloc_pd()?;
-/// let buffer = pd.register(Words::new(512))?; // freed when it was deregistered
+/// let buffer = pd.register(Words::new(512))?; // frees the words after it has deregistered them
 /// assert_eq!(buffer.capacity(), 4096);
 /// # Ok(())
 /// # }
@@ -144,7 +144,7 @@ impl HugePages {
     ///
     /// # Errors
     /// [`Error::MapHugePages`], with `ENOMEM` when not enough huge pages are free: see `/proc/sys/vm/nr_hugepages`.
-    /// [`Error::EmptyRegion`] for no bytes; [`Error::Allocate`] for more than there are addresses.
+    /// [`Error::EmptyRegion`] for no bytes; [`Error::Allocate`] if `len` exceeds the address space.
     pub fn new(len: usize) -> Result<Self> {
         if len == 0 {
             return Err(Error::EmptyRegion);
@@ -162,7 +162,7 @@ impl HugePages {
         Ok(HugePages { address, len: rounded })
     }
 
-    /// Pages that are free, where the kernel has pages of this size.
+    /// Number of free pages, if the kernel has pages of this size.
     fn free() -> Option<usize> {
         let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
         text.trim().parse().ok()

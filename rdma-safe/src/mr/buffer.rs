@@ -33,7 +33,7 @@ use crate::{Error, ProtectionDomain, Result};
 /// assert_eq!((&message[..], message.capacity()), (&b"hello"[..], 64));
 /// message[0] = b'j';
 ///
-/// message.set_len(64)?; // what comes into view is initialised
+/// message.set_len(64)?; // the bytes beyond the message are zero
 /// assert_eq!(&message[..8], b"jello\0\0\0");
 /// assert!(message.set_len(65).is_err());
 /// # Ok(())

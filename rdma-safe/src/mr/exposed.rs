@@ -10,9 +10,9 @@ use crate::{Error, ProtectionDomain, Result, bounds};
 
 /// Registered bytes that peers may read or write at any time, as the access given at registration says.
 ///
-/// It never gives a slice: a peer's write would change bytes behind a `&[u8]`. Bytes are copied in and out atomically, in
-/// aligned words of eight bytes where they fill such words ([`rdma_sys::dma`]), and 64-bit words can be read and changed
-/// atomically. A copy that overlaps a peer's write in time has some words of the old and some of the new value.
+/// It never gives a slice: a peer's write would change bytes behind a `&[u8]`. Bytes are copied in and out atomically, by aligned
+/// words of eight bytes where possible ([`rdma_sys::dma`]), and 64-bit words can be read and changed atomically. If a peer writes
+/// during a copy, the copy may mix old and new words.
 ///
 /// Writing takes `&mut self`, so that two threads of this process do not mix their writes. A write by the CPU is
 /// atomic towards a peer's atomic operations only if the device says so (`atomic_cap`, `IBV_ATOMIC_GLOB`).
@@ -106,13 +106,13 @@ impl ExposedRegion {
     /// [`Error::OutOfBounds`].
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let source = self.range(offset, target.len())?;
-        // SAFETY: `range` found the bytes within the region, whose memory is initialised and stays while `self` does. This
-        // process accesses them by this type, and by a device that is part of it: atomically, both of them.
+        // SAFETY: `range` found the bytes within the region, whose memory is initialised and stays while `self` does. In this
+        // process only this type and a software device access them, both atomically.
         unsafe { rdma_sys::dma::read(source.as_ptr(), target.as_mut_ptr(), target.len()) };
         Ok(())
     }
 
-    /// Copies `source` to `offset`, in the order of addresses and the last bytes with release ordering.
+    /// Copies `source` to `offset`, in the order of addresses. The last store has release ordering.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; nothing is copied.

@@ -15,7 +15,7 @@ use crate::{Access, Error, ProtectionDomain, Result};
 /// [`ProtectionDomain::register_dmabuf`] and, of memory of the provider,
 /// [`RegistrationBuilder::register_part`](crate::RegistrationBuilder::register_part).
 pub struct RawMemoryRegion {
-    /// Shared with the memory windows that were bound to it.
+    /// Shared with the memory windows that have been bound to it.
     pub(super) inner: Arc<Registration>,
     pub(super) address: u64,
     pub(super) len: usize,

@@ -43,10 +43,10 @@ pub use bind_info::BindInfo;
 ///
 /// # Regions stay registered
 ///
-/// A window keeps every region that it was ever bound to until it is deallocated. The caller's word that a binding has ended frees
-/// no memory, since it may be wrong, and some devices deregister a region that a window is still bound to. Many bindings to one
-/// region keep one region. A window takes at most [`MemoryWindow::MAX_REGIONS`] different ones; a service that registers regions
-/// all the time also allocates a new window now and then, which costs less than the registrations.
+/// A window keeps every region that it was ever bound to until it is deallocated. The caller may be wrong about the end of a
+/// binding, and some devices deregister a region that a window is still bound to. Therefore [`MemoryWindow::confirm`] and the like
+/// release no region. A window keeps each region once, and takes at most [`MemoryWindow::MAX_REGIONS`] different ones. A service
+/// that registers regions all the time should allocate a new window now and then, which costs less than the registrations.
 /// [`MemoryWindow::release_former`] releases regions earlier, and is `unsafe`.
 ///
 /// [`QueuePair::bind_window`]: crate::QueuePair::bind_window
@@ -85,7 +85,7 @@ struct MadeFrom {
     /// What was posted and neither confirmed nor reverted.
     pending: Option<Pending>,
     bound: Option<Bound>,
-    /// Released after the window is gone.
+    /// Released after the window was deallocated.
     regions: Regions,
     pd: ProtectionDomain,
 }
@@ -105,7 +105,7 @@ impl Parents for MadeFrom {
     }
 }
 
-/// What a window is bound to, as far as its user has said.
+/// The binding of a window, as reported by the user.
 struct Bound {
     region: Kept,
     /// Of type 2, which belongs to its queue pair.
@@ -206,7 +206,7 @@ impl<K: WindowType> MemoryWindow<K> {
         self.object.pending.is_some()
     }
 
-    /// Whether it is bound to a region, was bound before the pending binding, or is to be bound, as far as it was told.
+    /// Whether it is bound to a region, was before the pending binding, or will be after it, by what the user has reported.
     #[must_use]
     pub fn is_bound(&self) -> bool {
         self.object.bound.is_some() || self.object.pending.as_ref().is_some_and(|pending| pending.to.is_some())
@@ -243,7 +243,7 @@ impl<K: WindowType> MemoryWindow<K> {
         regions.retain(|kept| needed.iter().flatten().any(|to| to.region.as_raw() == kept.as_raw()));
     }
 
-    /// Refuses a region beyond [`MemoryWindow::MAX_REGIONS`].
+    /// Refuses a binding to more than [`MemoryWindow::MAX_REGIONS`] regions.
     #[inline]
     pub(crate) fn check_room(&self, info: &BindInfo<'_>) -> Result<(), PostError> {
         if self.object.regions.have_room_for(info) {
@@ -252,7 +252,7 @@ impl<K: WindowType> MemoryWindow<K> {
         Err(PostError::WindowRegions { max: Regions::MAX })
     }
 
-    /// Keeps the region of a binding that the provider has, or may have, taken.
+    /// Keeps the region of a binding that the provider has or may have taken.
     #[inline]
     pub(crate) fn keep(&mut self, info: &BindInfo<'_>) {
         self.object.regions.keep(info);

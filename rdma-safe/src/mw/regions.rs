@@ -2,26 +2,26 @@
 
 use super::bind_info::{BindInfo, Kept};
 
-/// The most regions that one window is bound to in its life.
+/// Most regions that one window may be bound to.
 const MAX: usize = 64;
 
 /// Every region that a binding of the window has named.
 ///
-/// The user says how a binding ended, and may be wrong. The device need not refuse to deregister a region that a window is bound
-/// to: the kernel's mlx5 driver, for one, looks for no windows. So all these regions stay until the window is deallocated.
+/// The user reports how a binding ended, and may be wrong. The device need not refuse to deregister a region that a window is bound
+/// to: the kernel's mlx5 driver does not check for windows. So all these regions stay until the window is deallocated.
 #[derive(Default)]
 pub(super) struct Regions(Vec<Kept>);
 
 impl Regions {
     pub(super) const MAX: usize = MAX;
 
-    /// Whether the window may be bound to a region.
+    /// Whether the window may be bound to this region, too.
     #[inline]
     pub(super) fn have_room_for(&self, info: &BindInfo<'_>) -> bool {
         self.0.len() < MAX || self.contains(info)
     }
 
-    /// Keeps a region, once however often it is bound.
+    /// Keeps a region, unless it is kept already.
     #[inline]
     pub(super) fn keep(&mut self, info: &BindInfo<'_>) {
         if !self.contains(info) {

@@ -183,9 +183,9 @@ pub enum PostError {
     EndpointFull {
         /// The number of its queue pair, 24 bits.
         qp_num: u32,
-        /// Sends that can be in flight, or done and not polled: `EndpointBuilder::send_depth`.
+        /// Sends that may be in flight, or done and not polled: `EndpointBuilder::send_depth`.
         send_depth: u32,
-        /// Sends that can wait for room: `EndpointBuilder::pending_sends`.
+        /// Sends that may wait for room: `EndpointBuilder::pending_sends`.
         pending_sends: u32,
     },
 
@@ -234,7 +234,7 @@ pub enum PostError {
          this one, or see MemoryWindow::release_former"
     )]
     WindowRegions {
-        /// How many it keeps.
+        /// Regions that a window keeps at most: `MemoryWindow::MAX_REGIONS`.
         max: usize,
     },
 

@@ -287,7 +287,7 @@ impl Shared {
         self.object.slab.as_ref()
     }
 
-    /// Receives that the pool of this queue holds at most; 0 of a queue without a pool.
+    /// Most receives that the pool of this queue holds; 0 without a pool.
     pub(crate) fn receives(&self) -> u32 {
         self.slab().map_or(0, Slab::depth)
     }

@@ -1,4 +1,4 @@
-//! Endpoints of a set that share a pool and have their turns: one peer that floods, and the others.
+//! Endpoints of a set that share a pool and take turns, while one peer floods.
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ impl Service {
         service
     }
 
-    /// Builds the endpoint with that index, in the place of one that was removed if there was one.
+    /// Builds the endpoint with that index, in place of a removed one if there is one.
     fn connect(
         &mut self,
         pd: &ProtectionDomain,
@@ -94,7 +94,7 @@ fn a_message_waits_for_one_of_each_other_endpoint_however_many_another_has_sent(
         assert_eq!(service.next_text(), (0, vec![0]));
         assert_eq!(service.set.backlog(service.keys[0]), Some(7));
         assert_eq!(service.next_text(), (1, b"b0".to_vec()));
-        // It came last, and waits for those whose turn it is.
+        // It arrived last, and waits for the turns of the others.
         service.say(2, b"c1");
         assert_eq!(service.next_text(), (2, b"c0".to_vec()));
         assert_eq!(service.next_text(), (0, vec![1]));
@@ -130,7 +130,7 @@ fn a_peer_that_exceeds_its_share_is_ended_and_its_receives_come_back() {
             assert!(text.contains("EndpointBuilder::receive_share"), "{text}");
         }
         service.pool.receive(failed.0.buffer.unwrap()).unwrap();
-        // Nothing more arrives of it.
+        // No more of its messages arrive.
         service.peers[0].send_inline(b"late").unwrap();
         assert_ne!(service.peers[0].poll().unwrap().expect("a completion").status, WcStatus::SUCCESS);
         let left = service.set.remove(service.keys[0]).unwrap();
@@ -148,7 +148,7 @@ fn a_flood_is_answered_without_an_error_while_the_others_have_their_turns() {
     const SHARE: u32 = 6;
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
-        // One send each, and none that may wait: a message is handed out when there is room for its answer.
+        // One send each and no pending sends, so a message is handed out when there is room for its answer.
         let mut service = Service::new(&pd, interfaces, SHARE, 1);
         let rounds = if cfg!(miri) { 8 } else { 200 };
         let (mut answered, mut asked, mut since) = ([0; 3], [0; 3], [0; 3]);
@@ -163,7 +163,7 @@ fn a_flood_is_answered_without_an_error_while_the_others_have_their_turns() {
                 }
             }
             let (from, completion) = service.next().expect("a completion");
-            // What is held in the name of the one that floods.
+            // Receives that the flooding peer holds.
             let backlog = service.set.backlog(service.keys[0]).unwrap();
             assert!(backlog <= SHARE, "{backlog}");
             let completion = completion.ok().unwrap();
@@ -174,7 +174,7 @@ fn a_flood_is_answered_without_an_error_while_the_others_have_their_turns() {
             } else {
                 service.pool.receive(completion.buffer.unwrap()).unwrap();
             }
-            // Each endpoint has at most one answer to be taken back, and one request, before the turn of another.
+            // Before another endpoint's turn, each has at most one answer that completes and one request.
             since.iter_mut().for_each(|steps| *steps += 1);
             for peer in [1, 2] {
                 assert!(
@@ -226,7 +226,7 @@ fn a_set_that_is_dropped_frees_the_messages_that_wait() {
     });
 }
 
-/// Over a fixed stream of pseudo-random steps: messages come once and in order, answers are never refused, and no buffer is lost.
+/// Over a fixed stream of pseudo-random steps, messages arrive once and in order, no answer is refused, and no buffer is lost.
 #[test]
 fn every_buffer_of_the_pool_is_somewhere_whatever_happens() {
     on_each_interface(|fake, interfaces| {
@@ -243,7 +243,7 @@ fn every_buffer_of_the_pool_is_somewhere_whatever_happens() {
             let mut service = Service::with_pending(&pd, interfaces, share, sends, pending);
             let mut expected: [VecDeque<u32>; 3] = Default::default();
             let (mut idle, mut next, mut ended) = (Vec::new(), 0_u32, 0);
-            // Receives that no message has taken: those of the pool that the set has not seen are more.
+            // Receives that no message has taken. The pool counts more: those whose completions the set has not seen.
             let mut vacant = DEPTH;
             for _ in 0..if cfg!(miri) { 40 } else { 3000 } {
                 let client = below(3) as usize;
@@ -252,7 +252,7 @@ fn every_buffer_of_the_pool_is_somewhere_whatever_happens() {
                         service.peers[client].receive(pd.allocate(16).unwrap()).unwrap();
                         let peer = &mut service.peers[client];
                         peer.send_inline(&next.to_ne_bytes()).unwrap();
-                        // It fails if the connection was ended, and the set has not said so yet.
+                        // It fails if the connection has ended and the set has not reported that yet.
                         if peer.poll().unwrap().expect("a completion").status == WcStatus::SUCCESS {
                             expected[client].push_back(next);
                             next += 1;
@@ -324,7 +324,7 @@ fn a_message_that_arming_has_found_is_not_lost_when_turns_begin() {
             assert!(peer.poll().unwrap().is_some());
         }
         assert_eq!(set.arm().unwrap(), Armed::Poll);
-        // A new client comes, whose endpoint has a share.
+        // A new client connects, whose endpoint has a share.
         builder(&pd, interfaces).receive_pool(&pool).receive_share(4).build_in(&mut set).unwrap();
         let texts: Vec<_> =
             std::iter::from_fn(|| set.poll().unwrap()).map(|(_, done)| done.buffer.unwrap().to_vec()).collect();

@@ -249,7 +249,7 @@ fn a_window_keeps_each_region_that_it_was_bound_to_once() {
             window.confirm();
             remote
         };
-        // More often than there can be regions, but for Miri, which takes a second for three of them.
+        // More bindings than a window takes regions. Fewer under Miri, which takes a second for three of them.
         for _ in 0..if cfg!(miri) { 2 } else { MemoryWindow::<Type1>::MAX_REGIONS } {
             bind(&mut b, &first);
             bind(&mut b, &second);
@@ -258,7 +258,7 @@ fn a_window_keeps_each_region_that_it_was_bound_to_once() {
         drop((first, second));
         assert_eq!(fake.live().mrs, 2);
         assert_eq!(write(&mut a, remote, b"held"), WcStatus::SUCCESS);
-        // SAFETY: the window was told what happened.
+        // SAFETY: all reports to the window were true.
         unsafe { window.release_former() };
         assert_eq!(fake.live().mrs, 1);
         assert_eq!(write(&mut a, remote, b"held"), WcStatus::SUCCESS);
@@ -274,7 +274,7 @@ fn a_window_takes_so_many_regions_and_no_more() {
     let pd = fake.pd();
     let (_a, mut b) = raw_pair(&pd, crate::support::EXTENDED);
     let mut window = pd.memory_window::<Type2>().unwrap();
-    // Bindings that are dropped count, too: whether they were posted is the user's word.
+    // Dropped bindings count, too: only the user knows whether they were posted.
     for _ in 0..MAX {
         let region = region(&pd);
         let mut batch = b.qp.send_batch().unwrap();
@@ -298,7 +298,7 @@ fn a_window_takes_so_many_regions_and_no_more() {
     bind(&mut b, &mut window, info);
 }
 
-/// The region stays registered, and reachable, until the window is gone.
+/// The region stays registered, and accessible to peers, until the window is deallocated.
 #[track_caller]
 fn is_kept(fake: &Fake, a: &mut Raw, remote: RemoteMemory, window: MemoryWindow<impl WindowType>) {
     assert_eq!(fake.live().mrs, 1, "while the window lives");

@@ -30,12 +30,12 @@ fn counts(endpoint: &Endpoint) -> (u64, u64) {
     (endpoint.sends_in_flight(), endpoint.pending_sends())
 }
 
-/// What has arrived, in order.
+/// The messages that have arrived, in order.
 fn arrived(b: &mut Endpoint) -> Vec<Vec<u8>> {
     std::iter::from_fn(|| b.poll().unwrap().map(|done| done.ok().unwrap().buffer.unwrap().to_vec())).collect()
 }
 
-/// Sends `first` and so on up to `last`, each of one byte.
+/// Sends the numbers from `first` to `last`, one byte each.
 fn send(a: &mut Endpoint, pd: &ProtectionDomain, numbers: std::ops::RangeInclusive<u8>) -> Vec<WorkId> {
     numbers.map(|number| a.send(filled(pd, &[number])).unwrap()).collect()
 }
@@ -208,7 +208,7 @@ fn pending_work_that_the_provider_refuses_comes_back_flushed() {
             assert_eq!(flushed.status, WcStatus::WR_FLUSH_ERR);
             back.push(flushed.buffer.unwrap()[0]);
         }
-        // The provider may have the third, so that it stays, and those behind it, until the queue pair is gone.
+        // The provider may have taken the third. Its buffer and the later ones stay until the queue pair is destroyed.
         assert_eq!(back, if doubtful { vec![] } else { vec![3, 4, 5, 6] });
         back.extend(a.close().unwrap().iter().map(|buffer| buffer[0]));
         assert_eq!(back, [3, 4, 5, 6]);
@@ -370,7 +370,7 @@ fn a_send_does_not_overtake_what_a_full_provider_has_refused() {
         refuse();
         let rejected = a.send(filled(&pd, &[8])).unwrap_err();
         assert!(matches!(rejected.error, PostError::EndpointFull { .. }), "{}", rejected.error);
-        // The provider is not full any more: what waits goes first.
+        // The provider has room again. Pending sends are posted first.
         a.send(rejected.buffer.unwrap()).unwrap();
         for number in 3..=8 {
             assert_eq!(done(&mut a).buffer.unwrap()[..], [number]);

@@ -54,7 +54,7 @@ fn a_device_is_found_by_name_index_and_guid() {
     assert!(error.contains("0000:0000:0000:1234"), "{error}");
 }
 
-/// What runs anywhere.
+/// Advice that works on any machine.
 const SOFT: &str = "call rdma_safe::soft::install_by_default() before the first verb to run on soft0";
 
 #[test]

@@ -385,10 +385,10 @@ fn a_queue_pair_is_adopted_while_its_mutex_changes_hands() {
     assert_eq!(qp.as_raw(), raw.as_ptr());
 }
 
-/// A pointer that goes to another thread.
+/// A pointer that can be sent to another thread.
 struct Shared<T>(*mut T);
 
-// SAFETY: the test says who uses it when.
+// SAFETY: the test orders the accesses of both threads.
 unsafe impl<T> Send for Shared<T> {}
 
 #[test]

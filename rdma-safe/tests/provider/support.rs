@@ -10,7 +10,8 @@ use rdma_safe::{
 
 use crate::fake::{Config, Fake};
 
-/// The longest wait for what is bound to happen: it only ends what hangs. Under Miri, whose clock runs with the program, an hour.
+/// Longest wait for an event that must happen. It only ends a test that hangs. An hour under Miri, whose clock advances with the
+/// program's steps.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 3600 } else { 120 });
 
 /// By which functions a queue is polled and a queue pair is posted to.

@@ -55,7 +55,7 @@ fn what_may_cross_threads_does() {
     is_send::<RecvBatch<'_, SharedReceiveQueue>>();
 }
 
-/// `AsyncFd` of tokio takes what is `AsRawFd`.
+/// tokio's `AsyncFd` takes any `AsRawFd`.
 #[test]
 fn what_becomes_readable_can_be_given_to_a_reactor() {
     fn takes<T: AsRawFd + AsFd + Send + Sync + 'static>(_: Option<&T>) {}

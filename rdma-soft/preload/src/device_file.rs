@@ -3,10 +3,11 @@
 //! UCX lists a device only if `/dev/infiniband/uverbs-soft0` is a character device that it may read and write. There is no such
 //! file, as soft0 has no kernel driver, so the functions that ask about files answer for that path. Opening it fails as before.
 //!
-//! Each function first calls the one that it stands before, and looks at the path only after `ENOENT`: then the kernel has read
-//! the path, so it is a string, and there is no such file. All other calls pass through with their result and `errno`. The
-//! functions neither allocate nor lock, so they may be called from signal handlers. That holds from when this library is
-//! initialised; a call from an earlier initialiser looks its function up, which takes the lock of the dynamic linker.
+//! Each function first calls the function that it interposes, and reads the path only after `ENOENT`. The kernel has then read the
+//! path, so it is a string, and there is no such file. All other calls pass through with their result and `errno`.
+//!
+//! The functions neither allocate nor lock, so signal handlers may call them. That holds once this library is initialised. A call
+//! from an earlier initialiser looks its function up, which takes the lock of the dynamic linker.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 use core::mem::transmute_copy;
@@ -15,13 +16,13 @@ use crate::next::Next;
 
 const PATH: &CStr = c"/dev/infiniband/uverbs-soft0";
 
-/// As the kernel numbers its first device of user-space verbs: `INFINIBAND_MAJOR` and `IB_UVERBS_BASE_MINOR`.
+/// Device number of the kernel's first uverbs device: `INFINIBAND_MAJOR` and `IB_UVERBS_BASE_MINOR`.
 const MAJOR: c_uint = 231;
 const MINOR: c_uint = 192;
 const MODE: u32 = libc::S_IFCHR | 0o666;
 const BLOCK: u32 = 4096;
 
-/// What `stat` says of the file.
+/// Structures that describe a file.
 trait Describe {
     fn of_device() -> Self;
 }
@@ -62,20 +63,19 @@ fn errno() -> *mut c_int {
     unsafe { libc::__errno_location() }
 }
 
-/// Fails with `ENOSYS`, or what another `errno` says.
+/// Sets `errno` and returns -1.
 fn fail(value: c_int) -> c_int {
     // SAFETY: the calling thread's.
     unsafe { *errno() = value };
     -1
 }
 
-/// Calls the function that another stands before; where that says that there is no such file, and the path is the device's, the
-/// answer is another one.
+/// Calls the interposed function. If it finds no such file and the path is the device's, calls `of_device` instead.
 ///
 /// # Safety
-/// `call` is the function, and `path` is what it was called with.
+/// `call` calls the interposed function with `path`.
 unsafe fn ask(path: *const c_char, call: impl FnOnce() -> c_int, of_device: impl FnOnce() -> c_int) -> c_int {
-    // SAFETY: the calling thread's.
+    // SAFETY: `errno` of the calling thread.
     let before = unsafe { *errno() };
     let result = call();
     // SAFETY: as above.
@@ -91,14 +91,14 @@ unsafe fn ask(path: *const c_char, call: impl FnOnce() -> c_int, of_device: impl
     of_device()
 }
 
-/// Everybody may read and write the file, and nobody execute it.
+/// All users may read and write the file, and none may execute it.
 fn access_to_device(mode: c_int) -> c_int {
     if mode & libc::X_OK == 0 { 0 } else { fail(libc::EACCES) }
 }
 
 macro_rules! files {
     ($($name:ident($($arg:ident: $ty:ty),*) at $path:ident => $answer:expr;)*) => {
-        /// The next functions of these names.
+        /// The interposed functions.
         #[allow(non_upper_case_globals, reason = "named after the functions")]
         mod next_of {
             $(pub(super) static $name: super::Next = super::Next::new(match core::ffi::CStr::from_bytes_with_nul(
@@ -109,7 +109,7 @@ macro_rules! files {
             });)*
         }
 
-        /// Finds all of them, so that no later call has to.
+        /// Looks all of them up, so that later calls need not.
         pub(crate) fn resolve() {
             $(_ = next_of::$name.get();)*
         }
@@ -122,7 +122,7 @@ macro_rules! files {
             }
             // SAFETY: the function of that name has this type.
             let function: unsafe extern "C" fn($($ty),*) -> c_int = unsafe { transmute_copy(&symbol) };
-            // SAFETY: the caller keeps the contract of the function of this name.
+            // SAFETY: the caller keeps the contract of the interposed function.
             unsafe { ask($path, || function($($arg),*), || $answer) }
         })*
     };

@@ -1,8 +1,8 @@
 //! Programs that open libibverbs themselves, with `dlopen`, such as NCCL, rdma-mummy, and Python by ctypes.
 //!
-//! Preloading puts this library before the symbols that a program is linked with, but not into a handle that it asks for by
-//! name. A link of that name in a directory of `LD_LIBRARY_PATH` would do that, and would also have libmlx5 and librdmacm find
-//! this library where they are linked with the system's, of which they need private functions.
+//! Preloading overrides the symbols that a program is linked with, but not those of a handle that it opens by name. A link of that
+//! name in a directory of `LD_LIBRARY_PATH` would override those, too. But libmlx5 and librdmacm would then find this library
+//! instead of the system's, whose private functions they need.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
@@ -15,15 +15,15 @@ const NAMES: [&CStr; 2] = [c"libibverbs.so.1", c"libibverbs.so"];
 static NEXT_DLOPEN: Next = Next::new(c"dlopen");
 static NEXT_DLVSYM: Next = Next::new(c"dlvsym");
 
-/// Finds the next functions, so that no later call has to.
+/// Looks the interposed functions up, so that later calls need not.
 pub(crate) fn resolve() {
     _ = (NEXT_DLOPEN.get(), NEXT_DLVSYM.get());
 }
 
-/// Opens this library for the names of libibverbs, and any other as before.
+/// Opens this library for the names of libibverbs, and passes other names on.
 ///
-/// The C library looks for a name in the run path of its caller, whose address is on the stack. An optimized build calls the next
-/// function by a jump, which leaves it there; others look in the run path of this library, which has none.
+/// The C library searches the run path of its caller, which it finds by the return address on the stack. An optimized build jumps to
+/// the C library's `dlopen`, so the program stays the caller. In other builds the caller is this library, which has no run path.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
     let symbol = NEXT_DLOPEN.get();
@@ -40,9 +40,10 @@ unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
     unsafe { function(file, mode) }
 }
 
-/// Finds a function of this library in any version of libibverbs' interface, and other symbols as before.
+/// Finds functions of this library whatever `IBVERBS_` version is asked for, and passes other symbols on.
 ///
-/// The functions here have no versions. Calls go on by a jump as from [`dlopen`], since `RTLD_NEXT` depends on the caller.
+/// The functions of this library have no versions. Other calls go on by a jump, as in [`dlopen`], since `RTLD_NEXT` depends on the
+/// caller.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
     type Find = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -65,7 +66,7 @@ unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *
     unsafe { function(handle, name, version) }
 }
 
-/// The symbol of that name in an open library, if that is this library, or null.
+/// The symbol of that name, if `handle` is this library, or null.
 ///
 /// # Safety
 /// The handle is open, and the name is a string.
@@ -81,7 +82,7 @@ unsafe fn own_symbol(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     }
 }
 
-/// The name under which this library was loaded: to open it again by that finds it where it is.
+/// The name under which this library was loaded. Opening that name again returns this library.
 #[inline(never)]
 fn own_name() -> Option<*const c_char> {
     own_info().map(|info| info.dli_fname).filter(|name| !name.is_null())
@@ -95,7 +96,7 @@ fn own_info() -> Option<libc::Dl_info> {
 fn info(address: *const c_void) -> Option<libc::Dl_info> {
     let mut info =
         libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() };
-    // SAFETY: any address may be asked for; what is written stays while the library is loaded.
+    // SAFETY: `dladdr` takes any address. The strings that it returns stay while the library is loaded.
     let is_known = unsafe { libc::dladdr(address, &mut info) } != 0;
     is_known.then_some(info)
 }

@@ -1,10 +1,10 @@
-//! The functions that those of this library stand before.
+//! The functions that this library interposes.
 
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function that the program would have called without this library.
+/// A function that the program would call without this library.
 pub(crate) struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -15,7 +15,7 @@ impl Next {
         Next { name, found: AtomicPtr::new(null_mut()) }
     }
 
-    /// Its address, or null. Threads that ask at the same time store the same address.
+    /// Its address, or null. Threads that look it up at the same time store the same address.
     ///
     /// The first call takes the lock of the dynamic linker and clears `dlerror`, so it is made when this library is initialised.
     #[inline(never)]
@@ -24,10 +24,10 @@ impl Next {
         if !known.is_null() {
             return known;
         }
-        // SAFETY: a string; the handle stands for the libraries behind this one.
+        // SAFETY: the name is a string, and the handle means the libraries after this one.
         let mut symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if symbol.is_null() && self.name.to_bytes().starts_with(b"__") {
-            // The functions of programs from before glibc 2.33 have only the first version of their architecture.
+            // Functions for programs built before glibc 2.33 have only the first symbol version of their architecture.
             let version = if cfg!(target_arch = "x86_64") { c"GLIBC_2.2.5" } else { c"GLIBC_2.17" };
             // SAFETY: as above.
             symbol = unsafe { libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), version.as_ptr()) };

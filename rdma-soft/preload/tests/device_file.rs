@@ -1,4 +1,4 @@
-//! What programs hear of the device file, which is not there.
+//! The device file, which exists only for programs that have the library preloaded.
 
 mod library;
 
@@ -10,7 +10,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 const DEVICE: &str = "/dev/infiniband/uverbs-soft0";
 
-/// What programs of the system print that have the library preloaded, and whether they succeed.
+/// Runs a system program with the library preloaded; returns its output and whether it succeeded.
 fn preloaded(program: &str, arguments: &[&str]) -> (String, bool) {
     let output = Command::new(program).args(arguments).env("LD_PRELOAD", library::build().unwrap()).output().unwrap();
     (String::from_utf8(output.stdout).unwrap() + &String::from_utf8_lossy(&output.stderr), output.status.success())
@@ -44,7 +44,7 @@ fn other_files_are_as_they_are() {
     assert_eq!(text, "character special file\ndirectory\n");
 }
 
-/// Also by the functions that programs had before glibc 2.33.
+/// Also tests the functions of programs built before glibc 2.33.
 #[test]
 fn errno_stays_and_pointers_to_nothing_are_refused_by_the_kernel() {
     type Access = unsafe extern "C" fn(*const c_char, c_int) -> c_int;

@@ -45,7 +45,7 @@ fn open_libraries() {
         let libm = libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW);
         assert!(!libc::dlsym(libm, c"cos".as_ptr()).is_null());
         assert!(libc::dlopen(c"libibverbs.so.999".as_ptr(), libc::RTLD_NOW).is_null());
-        // Neither function clears what the dynamic linker says of the failure.
+        // Neither function clears the error of the dynamic linker.
         libc::access(c"/".as_ptr(), libc::F_OK);
         let error = libc::dlerror();
         assert!(!error.is_null() && CStr::from_ptr(error).to_string_lossy().contains("libibverbs.so.999"));

@@ -219,7 +219,9 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-/// Arms a queue for one event. One that has such a completion raises it at once, as RNICs do: a program may rely on that and not
+/// Arms a queue for one event: `ibv_req_notify_cq(3)`.
+///
+/// If the queue already has a matching completion, the event is raised at once, as RNICs do. Some programs rely on that and do not
 /// poll again after arming.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
@@ -337,7 +339,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     result
 }
 
-/// What a poll for one completion returns: 0, `ENOENT` for an empty queue, `EIO` for one that has overrun.
+/// Return value of a poll for one completion: 0, `ENOENT` if the queue is empty, `EIO` if it has overrun.
 fn found(taken: Result<usize, Overrun>) -> c_int {
     match taken {
         Ok(0) => libc::ENOENT,

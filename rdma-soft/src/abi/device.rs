@@ -18,8 +18,8 @@ use crate::device::{Context, Signal, device};
 
 /// The device, as programs know it: a `verbs_device` of rdma-core's drivers.
 ///
-/// Libraries of vendors look behind an `ibv_device` for the operations of its driver: `mlx5dv_is_supported(3)` compares them
-/// with its own.
+/// Vendor libraries read the driver's operations, which follow the `ibv_device`: `mlx5dv_is_supported(3)` compares them with its
+/// own.
 #[repr(C)]
 struct VerbsDevice {
     device: ibv_device,

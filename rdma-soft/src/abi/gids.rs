@@ -1,21 +1,21 @@
-//! The GID table: which address of the device an index stands for.
+//! The GID table, which maps each index to an address of the device.
 
 use rdma_sys::*;
 
 use crate::device::{Device, gid};
 
-/// Entries that the table has at least.
+/// Minimum number of entries.
 ///
-/// Drivers of RoCE list an address first for RoCE v1 and then for RoCE v2, and programs that know no other layout take index 1
-/// without looking. A device with one address lists it at both.
+/// RoCE drivers list each address for RoCE v1 and then for RoCE v2. Some programs rely on that and use index 1 without checking
+/// its type. A device with one address therefore lists it at both indices.
 const MIN: usize = 2;
 
-/// The number of entries of a device with so many addresses.
+/// Number of entries of a device with `links` addresses.
 pub(super) fn len(links: usize) -> usize {
     links.max(MIN)
 }
 
-/// The address that an entry stands for, as its place among the device's.
+/// Index of the address that an entry stands for.
 pub(super) fn link_at(index: usize, links: usize) -> Option<usize> {
     (index < len(links)).then_some(if index < links { index } else { 0 })
 }

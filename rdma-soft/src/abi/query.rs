@@ -11,7 +11,7 @@ use super::limits::{MANY, MAX_CQE, MAX_MESSAGE, MAX_READS, MAX_SGE, MAX_WR};
 use super::refuse::set_errno;
 use crate::device::{Device, PKEY, device, gid};
 
-/// The first three bytes of the device's GUID: locally administered, as no maker has them from IEEE.
+/// First three bytes of the device's GUID. They are locally administered, so no vendor has them.
 const VENDOR: u32 = 0x02_50_0f;
 
 /// That of the device, which is in its first address.
@@ -50,7 +50,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr_ex {
         max_qp_rd_atom: MAX_READS.into(),
         max_res_rd_atom: c_int::from(MAX_READS) * MANY,
         max_qp_init_rd_atom: MAX_READS.into(),
-        // `IBV_ATOMIC_GLOB` is also true, and `pci_atomic_caps` says it, but UCX and others only know devices of this level.
+        // `IBV_ATOMIC_GLOB` would be true, too, and `pci_atomic_caps` reports it. But UCX and others accept only this value.
         atomic_cap: IBV_ATOMIC_HCA,
         max_mw: MANY,
         max_mcast_grp: MANY,

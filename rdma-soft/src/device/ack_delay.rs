@@ -1,37 +1,37 @@
-//! When an ACK waits for the message that its program is about to post.
+//! Delayed ACKs: an ACK waits for the reply that the program is about to post.
 
 use std::time::Duration;
 
 use crate::transport::Time;
 
-/// How long an ACK is delayed at most.
+/// Longest delay of an ACK.
 pub(crate) const ACK_DELAY: Duration = Duration::from_micros(200);
 
-/// Replies in a row after which the next ACK waits for one.
+/// Replies in a row after which ACKs are delayed.
 const REPLIES: u16 = 4;
 
-/// The most replies that are asked for after delays in vain.
+/// Upper bound of the replies in a row that a delay requires.
 const MOST_REPLIES: u16 = 1024;
 
-/// Whether a queue pair's ACKs wait for its next request.
+/// Decides whether a queue pair's ACKs wait for its next request.
 ///
-/// Programs that exchange requests and replies post soon after something arrives. An ACK on its own then costs both ends a packet, and an
-/// end that sleeps a wake-up. Worse, a program that polls for the completion of its own message, and spins on its memory afterwards, stops
-/// polling with the ACK, just before the reply arrives. An ACK in the packet train of the reply costs neither.
+/// Programs that exchange requests and replies post soon after a message arrives. A separate ACK then costs both ends a packet, and costs
+/// an end that sleeps a wake-up. Worse, some programs poll for the completion of their own message and then spin on memory. Such a program
+/// stops polling when the ACK arrives, just before the reply. An ACK that is sent with the reply avoids both.
 ///
-/// As for delayed ACKs of TCP, the history tells whether a program replies. Each delay in vain doubles the number of replies in a row that
-/// the next delay takes.
+/// The history of the queue pair predicts whether its program replies, as with delayed ACKs of TCP. Each delay without a reply doubles the
+/// number of replies in a row that the next delay requires.
 #[derive(Debug)]
 pub(crate) struct AckDelay {
     /// Replies in a row.
     replies: u16,
-    /// How many of them it takes.
+    /// Replies in a row that a delay requires.
     wanted: u16,
-    /// When the last ACK went on its own, unless a reply came since.
+    /// When the last ACK was sent without a request, unless a request followed.
     alone_at: Option<Time>,
-    /// An ACK waits.
+    /// An ACK is being delayed.
     is_waiting: bool,
-    /// The ACK that is due follows a request.
+    /// A request was just sent, and the ACK that is due follows it.
     is_behind_request: bool,
 }
 
@@ -40,7 +40,7 @@ impl AckDelay {
         AckDelay { replies: 0, wanted: REPLIES, alone_at: None, is_waiting: false, is_behind_request: false }
     }
 
-    /// Whether an ACK that is due waits for a request.
+    /// Decides whether the ACK that is due waits for a request.
     pub(crate) fn begin(&mut self) -> bool {
         self.is_waiting |= self.replies >= self.wanted && !self.is_behind_request;
         self.is_waiting
@@ -50,12 +50,12 @@ impl AckDelay {
         self.is_waiting
     }
 
-    /// A request is sent. If an ACK `is_due` it follows.
+    /// Notes that a request is sent. If an ACK `is_due`, it is sent right after.
     pub(crate) fn request_sent(&mut self, now: Time, is_due: bool) {
         let was_prompt = self.alone_at.take().is_some_and(|at| now <= at + ACK_DELAY);
         if was_prompt || (is_due && !self.is_behind_request) {
             self.replies = self.replies.saturating_add(1);
-            // After many replies a delay in vain counts less.
+            // Many replies make up for earlier delays without one.
             if self.replies >= self.wanted.saturating_mul(16) {
                 self.wanted = (self.wanted / 2).max(REPLIES);
                 self.replies = self.wanted;
@@ -65,7 +65,7 @@ impl AckDelay {
         self.is_waiting = false;
     }
 
-    /// An ACK is sent.
+    /// Notes that an ACK is sent.
     pub(crate) fn ack_sent(&mut self, now: Time) {
         if std::mem::take(&mut self.is_behind_request) {
             return;
@@ -73,7 +73,7 @@ impl AckDelay {
         if self.is_waiting {
             self.wanted = self.wanted.saturating_mul(2).min(MOST_REPLIES);
         }
-        // Without a reply since the one before, or in time.
+        // The program did not reply to the previous ACK, or not in time.
         if self.is_waiting || self.alone_at.is_some() {
             self.replies = 0;
         }
@@ -95,7 +95,7 @@ mod tests {
     use crate::transport::Request;
     use crate::wire::{Header, Operation, Psn, RemoteRange, Trailer, Transport};
 
-    /// A write of nothing, the peer's packet of that number.
+    /// Delivers the peer's packet `number`: a write of no bytes.
     fn arrive(target: &mut Target, number: u32, now: Time) {
         let header = Header {
             transport: Transport::Rc,
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn an_ack_that_waits_in_vain_is_sent_in_time() {
-        // Nobody serves it.
+        // This device has no server thread.
         let device = Device::new().unwrap();
         let mut target = Target::new(IBV_QPT_RC, 0);
         reply(&mut target.state.qps.get_mut(&target.qp).unwrap().ack_delay, REPLIES);
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(core.wake_at(), None);
     }
 
-    /// Replies `count` times, each soon after an ACK on its own.
+    /// Replies `count` times, each soon after a separate ACK.
     fn reply(delay: &mut AckDelay, count: u16) {
         for _ in 0..count {
             delay.ack_sent(Time(0));

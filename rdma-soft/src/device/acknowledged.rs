@@ -2,7 +2,7 @@
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// How often events were acknowledged.
+/// Counts acknowledged events, and lets threads wait for the next one.
 #[derive(Default)]
 pub(super) struct Acknowledged {
     counts: Mutex<Counts>,
@@ -17,17 +17,17 @@ struct Counts {
 }
 
 impl Acknowledged {
-    /// One more. Wakes the threads that wait.
+    /// Counts an acknowledgement, and wakes the threads that wait for one.
     pub(super) fn add(&self) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.events += 1;
-        // To wake nobody takes a system call, too.
+        // `notify_all` takes a system call even without waiters.
         if counts.waiters > 0 {
             self.changed.notify_all();
         }
     }
 
-    /// Waits for one. It counts from when `unlock` is called, which gives up the lock under which events are acknowledged.
+    /// Waits for an acknowledgement after `unlock`, which releases the lock under which events are acknowledged.
     pub(super) fn wait(&self, unlock: impl FnOnce()) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let before = counts.events;

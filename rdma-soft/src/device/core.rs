@@ -27,7 +27,7 @@ const SELDOM: u32 = 8;
 /// Packets that a queue pair may send before it is another one's turn.
 const TURN: u32 = 64;
 
-/// After so many polls in vain, some 10 µs, a peer on this host is woken to answer.
+/// Polls in vain, about 10 µs of them, after which peers on this host are woken to answer.
 const UNANSWERED_POLLS: u32 = 128;
 
 /// After so many polls in vain the processor is offered to others.
@@ -36,7 +36,7 @@ const IDLE_POLLS: u32 = 32;
 /// A device.
 pub(crate) struct Device {
     core: Mutex<Core>,
-    /// How often events were acknowledged. It has a lock of its own, as who waits for it has to take that of the device in turn.
+    /// Acknowledged events. They have a separate lock: a thread that waits for one then queues for the device's lock.
     acknowledged: Acknowledged,
     pub(crate) server: server::Wake,
     /// How often it was polled, more or less: the server leaves a device alone that is.
@@ -50,9 +50,9 @@ pub(crate) struct Device {
     start: Instant,
 }
 
-/// The device, locked. When it is unlocked, threads are woken for the events that were raised meanwhile.
+/// The locked device. Dropping it unlocks the device and then wakes threads for the events raised meanwhile.
 pub(crate) struct Locked<'a> {
-    // Fields are dropped in this order.
+    // Dropped before `late`, so the device is unlocked when threads are woken.
     core: MutexGuard<'a, Core>,
     late: Late,
 }
@@ -89,11 +89,11 @@ impl Drop for Locked<'_> {
 /// Where to look for what has arrived.
 #[derive(Clone, Copy)]
 pub(super) enum Look<'a> {
-    /// At all sockets.
+    /// All sockets and all peers on this host.
     Everywhere,
-    /// Where something arrived of late, and now and then elsewhere: for programs that poll again soon.
+    /// Places where packets arrived recently, and all others now and then. For programs that poll again soon.
     Glance,
-    /// At what is readable of each link.
+    /// Only the readable parts of each link.
     Readable(&'a [Readable]),
 }
 
@@ -208,12 +208,12 @@ impl Device {
                 let may_delay = self.server.wakes_before(now + ACK_DELAY);
                 let any = core.receive(now, Look::Glance);
                 core.send_now(now, may_delay);
-                // The program may not poll again for what is left, and the server does not know of a timer that was set just now.
+                // The program may not poll again for the rest, and the server does not know of a timer that was set just now.
                 self.leave(core);
                 return any;
             }
-            // A program that polls all the time polls again, or posts: what has arrived is acknowledged then, together with what is
-            // posted. If it stops, the server does that, or the call that ends the queue pair or the program.
+            // A program that polls all the time polls or posts again. That sends the ACKs, together with posted work. If the program
+            // stops, the server sends them, or the call that ends the queue pair or the program does.
             core.send_now(now, true);
             core.receive(now, Look::Glance)
         });
@@ -230,7 +230,8 @@ impl Device {
         if idle % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
-    /// Wakes peers on this host that have not answered: each may believe that its program polls, when it waits for memory to change.
+    /// Wakes the servers of peers on this host that have not answered. A server may be idle although its program has stopped polling
+    /// and waits for memory to change.
     fn kick(&self) {
         if let Some(mut core) = self.try_lock() {
             core.links.iter_mut().for_each(|link| link.outbox.kick());
@@ -287,7 +288,7 @@ impl Device {
         let is_left = core.is_busy() || core.blocked() & !self.server.watched() != 0;
         let at = match is_left {
             true => Some(Time(0)),
-            // A program that polls sees to timers itself, and the server looks at them when the program stops.
+            // While the program polls, its polls expire timers. The server checks them when the program stops.
             false if self.server.is_idle() => None,
             false => core.wake_at(),
         };
@@ -324,7 +325,7 @@ impl Core {
         any
     }
 
-    /// As [`Core::progress`]. Looks only there, and delays ACKs for which the program is likely to post a reply.
+    /// Like [`Core::progress`], but looks only where `look` says, and delays ACKs for which the program is likely to reply.
     pub(super) fn progress_there(&mut self, now: Time, look: Look<'_>) -> bool {
         let any = self.receive(now, look);
         self.send_now(now, true);
@@ -439,7 +440,7 @@ impl Core {
         blocked.fold(0, |bits, link| bits | 1 << link.min(63))
     }
 
-    /// The server does not wait for what comes any more.
+    /// Tells peers on this host that packets need not wake the server any more.
     pub(super) fn wake_up(&mut self) {
         self.links.iter_mut().for_each(|link| link.inbox.wake_up());
     }
@@ -464,13 +465,13 @@ impl Core {
         self.send_now(now, false);
     }
 
-    /// As [`Core::send`]. Where `may_delay`, an ACK for which a reply is likely waits, [`ACK_DELAY`] at most.
+    /// Like [`Core::send`]. With `may_delay`, an ACK for which a reply is likely waits for it, at most [`ACK_DELAY`].
     fn send_now(&mut self, now: Time, may_delay: bool) {
         let may_delay = may_delay && self.state.acks_at.is_none_or(|at| now < at);
         if !may_delay {
             self.state.release_acks();
         }
-        // Most polls come here for nothing.
+        // Most polls have nothing to send.
         if self.state.ready.is_empty()
             && self.state.held.is_empty()
             && self.links.iter().all(|link| link.outbox.is_empty())

@@ -17,22 +17,22 @@ pub(crate) struct Cq {
     pub(crate) object: usize,
     /// Queue pairs that use it.
     pub(crate) users: u32,
-    /// Events that wait in its channel.
+    /// Events that are in its channel.
     pub(crate) queued_events: u32,
-    /// Events that were taken from its channel, and those of them that were acknowledged.
+    /// Events taken from its channel, and events acknowledged.
     pub(crate) events: (u32, u32),
 }
 
 /// Which completions raise an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Armed {
-    /// Those of solicited messages, and errors.
+    /// Completions of solicited messages, and errors.
     Solicited,
-    /// All.
+    /// All completions.
     Any,
 }
 
-/// A completion did not fit into its queue, which has failed for good.
+/// A completion did not fit into its queue, which stays failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Overrun;
 
@@ -51,12 +51,12 @@ struct Entries {
 
 struct Entry {
     wc: ibv_wc,
-    /// It raises an event of a queue that is armed for solicited completions only.
+    /// Solicited, or an error: raises an event even if the queue is armed for solicited completions only.
     is_urgent: bool,
 }
 
 impl Entries {
-    /// Whether a queue that is armed for these has one.
+    /// Whether there is a completion that raises an event of a queue armed in this way.
     fn has(&self, armed: Armed) -> bool {
         match armed {
             Armed::Any => !self.queue.is_empty(),
@@ -85,9 +85,9 @@ impl Completions {
     /// Takes at most `most` completions, the earliest first, and returns their number.
     ///
     /// # Errors
-    /// [`Overrun`], once the completions from before it are taken.
+    /// [`Overrun`], after the completions from before the overrun have been taken.
     pub(crate) fn take(&self, most: usize, mut each: impl FnMut(ibv_wc)) -> Result<usize, Overrun> {
-        // The flag comes first: nothing is added after it is set, so an empty queue has nothing left from before.
+        // Read the flag before the length: nothing is added after the flag is set, so an empty queue is then really drained.
         let has_overrun = self.has_overrun.load(Ordering::Acquire);
         if self.is_empty() {
             return if has_overrun { Err(Overrun) } else { Ok(0) };
@@ -99,8 +99,9 @@ impl Completions {
         Ok(count)
     }
 
-    /// Asks for an event. Returns whether the queue has such a completion already, or has overrun: then the event is due
-    /// at once, and the queue is not armed.
+    /// Arms the queue, unless an event is due at once; returns whether it is.
+    ///
+    /// An event is due if the queue has such a completion already, or has overrun.
     pub(crate) fn arm(&self, armed: Armed) -> bool {
         let mut state = self.lock();
         let is_due = state.has(armed) || self.has_overrun.load(Ordering::Relaxed);
@@ -136,7 +137,7 @@ impl Cq {
             if !had_overrun {
                 events.raise(self.context, IBV_EVENT_CQ_ERR, self.object);
             }
-            // Whoever waits for a completion learns of the failure by polling.
+            // A program that waits for an event is woken, and its next poll fails.
             state.armed.is_some()
         } else {
             let is_urgent = is_solicited || wc.status != IBV_WC_SUCCESS;
@@ -155,7 +156,7 @@ impl Cq {
         }
     }
 
-    /// Raises the event that was due when the queue was armed, unless one waits already.
+    /// Raises the event that is due at arming, unless the channel has one of this queue already.
     pub(crate) fn notify_armed(&mut self, number: u32, events: &mut Events) {
         if self.queued_events == 0 {
             self.notify(number, events);

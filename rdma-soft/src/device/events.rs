@@ -50,12 +50,12 @@ impl Signal {
         if let Some(result) = read_now(self.fd()) {
             return result;
         }
-        // Here nobody else takes one between the calls: of a signal of events both are made with the device locked, and of the server's
-        // signal by the server. `take` leaves the count alone on such a kernel.
+        // This does not wait, because no other thread reads the count between the two calls. The device is locked for the signal of a
+        // channel or a context, and only the server thread lowers its own signal. `take` reads no count on such a kernel.
         matches!(is_readable(self.fd(), 0), Ok(true)) && read(self.fd()).is_ok()
     }
 
-    /// Waits until the descriptor counts all events: another thread is about to write to it, and needs no lock for that.
+    /// Waits until the descriptor counts all events. The thread that is about to write to it needs no lock for that.
     fn settle(&self) {
         while self.late.load(Ordering::Acquire) > 0 {
             std::thread::yield_now();
@@ -63,13 +63,13 @@ impl Signal {
     }
 }
 
-/// Signals that are raised when this is dropped, each by so many events.
+/// Signals to raise when this is dropped, each with its number of events.
 ///
-/// A thread that is woken by an event locks the device next, and may preempt the thread that has woken it: so that is done with the device
+/// A thread that an event wakes locks the device next, and may preempt the thread that woke it. So threads are woken after the device is
 /// unlocked.
 #[derive(Debug, Default)]
 pub(super) struct Late {
-    /// Without an allocation: more channels at a time are rare.
+    /// Needs no allocation. More than two channels at a time are rare.
     first: [Option<(Arc<Signal>, u32)>; 2],
     more: Vec<(Arc<Signal>, u32)>,
 }
@@ -114,12 +114,14 @@ impl Drop for Late {
     }
 }
 
-/// Takes one from the count without waiting: whether there was any. `None`: Linux before 5.8 cannot do that to an eventfd that blocks.
+/// Takes one from the count without waiting, and returns whether there was any.
+///
+/// Returns `None` before Linux 5.8, which cannot read a blocking eventfd in this way.
 fn read_now(fd: RawFd) -> Option<bool> {
     let mut count = 0_u64;
     let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
     let here: libc::c_long = -1;
-    // SAFETY: eight bytes go where eight are. An offset of -1 stands for that of the descriptor: `preadv2(2)`.
+    // SAFETY: the kernel writes at most eight bytes, to eight. The offset -1 means the current file position: `preadv2(2)`.
     let read = unsafe { libc::syscall(libc::SYS_preadv2, fd, &raw const part, 1, here, here, libc::RWF_NOWAIT) };
     match read {
         8 => Some(true),
@@ -145,13 +147,14 @@ pub(crate) enum Pending {
     Counted,
 }
 
-/// Waits for an event of a completion channel, without the device locked. It takes as long as it takes, unless the descriptor is
-/// non-blocking, as the functions of libibverbs have no deadline.
+/// Waits for an event of a completion channel, without the device locked.
+///
+/// It waits without a deadline, as `ibv_get_cq_event(3)` does, unless the descriptor is non-blocking.
 ///
 /// # Errors
 /// `EAGAIN`, `EINTR`.
 pub(crate) fn take(fd: RawFd) -> io::Result<Pending> {
-    // Where `Signal::lower` may wait for what is taken here, the count is left alone.
+    // Without `read_now`, `Signal::lower` would block if this thread took the count first.
     static CAN_TAKE: OnceLock<bool> = OnceLock::new();
     if *CAN_TAKE.get_or_init(|| Signal::new().is_ok_and(|signal| read_now(signal.fd()).is_some())) {
         read(fd).map(|()| Pending::Taken)
@@ -188,16 +191,17 @@ fn is_readable(fd: RawFd, timeout: libc::c_int) -> io::Result<bool> {
 
 /// A completion channel.
 ///
-/// Its queue changes with the device locked. A thread takes an event from the count of the signal first, by [`take`], and then one from the
-/// queue, as a program finds them: when an event is in the queue, the descriptor is about to be readable, and when the descriptor is readable,
-/// an event is in the queue. Only a completion queue that goes takes events out of the queue first. What of them is not counted any more is
-/// held by other threads, which have to let go of as many: `counted + held = queued + owed`.
+/// Its queue changes with the device locked. A thread first takes one from the count of the signal, by [`take`], and then takes the event from
+/// the queue. So a program sees both agree: while the queue has an event that no thread is taking, the descriptor is readable or about to be.
+///
+/// Destroying a completion queue works the other way round: it removes its events from the queue first. Other threads may already have taken
+/// some of them from the count. The channel owes these: as many threads find no event. `counted + held = queued + owed`.
 #[derive(Debug)]
 pub(crate) struct Channel {
     signal: Arc<Signal>,
-    /// Of the completion queues that have something to say.
+    /// Completion queues with an event, once for each event.
     queue: VecDeque<u32>,
-    /// Events that threads hold which are not in the queue any more.
+    /// Events that threads have taken from the count, and that are no longer in the queue.
     owed: usize,
     pub(crate) users: u32,
 }
@@ -207,8 +211,9 @@ impl Channel {
         Channel { signal: Arc::new(signal), queue: VecDeque::with_capacity(64), owed: 0, users: 0 }
     }
 
-    /// Takes the completion queue that has had something to say for longest. `None`: the event was one of a queue that has gone, or another
-    /// thread was faster.
+    /// Takes the oldest event and returns its completion queue.
+    ///
+    /// Returns `None` if that completion queue was destroyed, or if another thread was faster.
     fn take(&mut self, pending: Pending) -> Option<u32> {
         match pending {
             Pending::Taken if self.owed > 0 => {
@@ -223,7 +228,7 @@ impl Channel {
         }
     }
 
-    /// Takes back what a completion queue has said.
+    /// Removes the events of a completion queue that is destroyed.
     pub(crate) fn forget(&mut self, cq: u32) {
         self.signal.settle();
         let before = self.queue.len();
@@ -284,17 +289,17 @@ impl Events {
         Some(taken)
     }
 
-    /// Takes an event of a completion channel: the completion queue that it is of.
+    /// Takes an event of a completion channel, and returns its completion queue.
     pub(crate) fn take_notice(&mut self, channel: u32, pending: Pending) -> Option<u32> {
         self.channels.get_mut(channel)?.take(pending)
     }
 
-    /// Events of completion queues that were ever raised.
+    /// Completion events raised since the device was opened.
     pub(super) fn notices(&self) -> u64 {
         self.notices
     }
 
-    /// An event of a completion queue. It wakes nobody before the device is unlocked.
+    /// Raises an event of a completion queue. Threads are woken for it after the device is unlocked.
     pub(crate) fn notify(&mut self, channel: u32, cq: u32) {
         self.notices += 1;
         if let Some(channel) = self.channels.get_mut(channel) {
@@ -303,14 +308,14 @@ impl Events {
         }
     }
 
-    /// A completion queue has overrun.
+    /// Notes that a completion queue has overrun.
     pub(crate) fn overrun(&mut self, cq: u32) {
         if !self.overruns.contains(&cq) {
             self.overruns.push(cq);
         }
     }
 
-    /// A completion queue goes: its number may be used again.
+    /// Forgets the overrun of a completion queue that is destroyed. Its number may be used again.
     pub(crate) fn forget_overrun(&mut self, cq: u32) {
         self.overruns.retain(|of| *of != cq);
     }
@@ -320,13 +325,13 @@ impl Events {
         self.overruns.pop()
     }
 
-    /// Whether anything is to be raised when the device is unlocked.
+    /// Whether signals have to be raised after the device is unlocked.
     #[inline]
     pub(super) fn has_late(&self) -> bool {
         !self.late.is_empty()
     }
 
-    /// What is to be raised when the device is unlocked.
+    /// Takes the signals to raise after the device is unlocked.
     pub(super) fn late(&mut self) -> Late {
         std::mem::take(&mut self.late)
     }
@@ -380,7 +385,7 @@ mod tests {
         let pending = take(fd).unwrap();
         assert_eq!(events.take_notice(channel, pending), Some(2));
         assert!(!is_readable(fd, 0).unwrap());
-        // One thread holds the event of a queue that goes.
+        // A thread has taken the event of a completion queue that is then destroyed.
         notify(&mut events, &[3]);
         let pending = take(fd).unwrap();
         events.channels.get_mut(channel).unwrap().forget(3);

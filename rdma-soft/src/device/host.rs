@@ -54,7 +54,7 @@ pub(crate) struct Side<'a> {
     pub(crate) shared: &'a mut Shared,
 }
 
-/// What a completion says of a datagram beside its length and data.
+/// Fields of a datagram's completion besides its length and immediate data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Datagram {
     pub(crate) is_solicited: bool,
@@ -116,7 +116,7 @@ impl Side<'_> {
         }
     }
 
-    /// Completes the receive that a datagram has come into, behind its route header.
+    /// Completes the receive of a datagram, which follows its route header.
     pub(crate) fn datagram(&mut self, id: ReceiveId, status: Status, len: u32, imm: Option<u32>, of: Datagram) {
         let flags = if status == Status::Success { IBV_WC_GRH } else { ibv_wc_flags(0) };
         let ended = ibv_wc {
@@ -130,7 +130,7 @@ impl Side<'_> {
         self.ended_receive(id, with_immediate(ended, imm), of.is_solicited);
     }
 
-    /// Completes a receive with what `ended` says of the message.
+    /// Completes a receive. `ended` has the fields that describe the message.
     fn ended_receive(&mut self, id: ReceiveId, ended: ibv_wc, is_solicited: bool) {
         let Some(receive) = self.queues.taken.remove(id) else { return };
         let wc = ibv_wc { wr_id: receive.wr_id, qp_num: self.id.number, src_qp: self.source_qp, ..ended };

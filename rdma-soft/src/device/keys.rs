@@ -341,7 +341,7 @@ pub(crate) const fn flag(access: Access) -> u32 {
     }
 }
 
-/// Spreads keys, and numbers of queue pairs, which this device chooses itself: a peer cannot make them collide.
+/// Hashes keys and queue pair numbers. The device chooses both, so a peer cannot make them collide.
 #[derive(Default)]
 pub(crate) struct Spread(u64);
 

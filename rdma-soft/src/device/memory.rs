@@ -14,20 +14,20 @@ use crate::transport::Place;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Memory {
     pub(crate) place: Place,
-    /// Peers may reach it, so the program may access it at any time, as it never does with memory of work in flight.
+    /// Peers may access the memory, and the program may at any time. Other memory the program leaves alone while work is in flight.
     pub(crate) is_exposed: bool,
 }
 
 impl Memory {
-    /// What is so many bytes behind.
+    /// The memory `offset` bytes further on.
     pub(crate) fn at(self, offset: u64) -> Memory {
         Memory { place: Place(self.place.0 + offset), ..self }
     }
 
-    /// Writes to it.
+    /// Copies `data` to it, atomically if it is exposed.
     pub(crate) fn write(self, data: &[u8]) {
         let to = self.place.0 as usize as *mut u8;
-        // SAFETY: as the module says. The data is of a packet, in memory of the device's own, which nobody else knows of.
+        // SAFETY: as the module says. The data is part of a packet, in private memory of the device.
         unsafe {
             if self.is_exposed {
                 rdma_sys::dma::write(to, data.as_ptr(), data.len());

@@ -73,8 +73,8 @@ pub(crate) fn route_header(origin: Origin, to: IpAddr, datagram: usize) -> [u8; 
 
 /// The RoCE packet type of a datagram with this route header, as mlx5 reports it in `wc.sl`.
 ///
-/// Bit 3 says that the packet has a UDP header, the bits below it name the network header. On Ethernet the field has no service
-/// level to hold, and UCX reads the type there to know which half of the route header has the addresses.
+/// Bit 3 says that the packet has a UDP header. The bits below it name the network header. On Ethernet there is no service level,
+/// so the field is free. UCX reads the type from it to find the addresses in the route header.
 pub(crate) fn packet_type(header: &[u8; 40]) -> u8 {
     const UDP: u8 = 1 << 3;
     const IPV6: u8 = 1;

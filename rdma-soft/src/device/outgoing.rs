@@ -57,7 +57,7 @@ impl Parts {
     /// Adds a copy of them.
     fn copy_to(&self, to: &mut Vec<u8>) {
         for part in &self.0 {
-            // SAFETY: it may be read, as `Parts` says. Nobody else knows of the vector's memory.
+            // SAFETY: `Parts` says that the part may be read. No part lies in the vector's memory.
             unsafe { part.append_to(to) };
         }
     }

@@ -234,7 +234,7 @@ impl Qp {
 
     /// The next thing to send. `None`: nothing for now; the queue pair may have failed with that.
     ///
-    /// Where `may_delay`, an ACK [may wait](AckDelay::is_waiting) for a later call.
+    /// With `may_delay`, an ACK [may wait](AckDelay::is_waiting) for a later call.
     pub(crate) fn transmit(&mut self, now: Time, may_delay: bool, shared: &mut Shared) -> Option<Sending> {
         if let Err(status) = self.stage(shared) {
             // It was its turn, with nothing before it.
@@ -245,7 +245,7 @@ impl Qp {
         let is_sending = self.state == IBV_QPS_RTS || is_drained;
         if let Machine::Reliable { responder, requester } = &mut self.machine {
             let request = requester.as_mut().filter(|_| is_sending).and_then(|requester| requester.transmit(now));
-            // Behind a request an ACK, which is shorter than any, goes in the same message.
+            // The ACK that is due follows the request in the same message to the kernel, as it is never longer than a request.
             if let Some(request) = request {
                 self.ack_delay.request_sent(now, responder.owes_ack());
                 return Some(Sending::Packet(Transport::Rc, request));
@@ -478,8 +478,8 @@ impl Qp {
 
 /// How long a requester waits for an ACK before it counts a retry, for the attribute `timeout`; `None` is for ever.
 ///
-/// The specification allows one to four times 4.096 µs · 2ⁿ. Lost packets are retransmitted long before, so what is added only
-/// gives a peer in software time to be scheduled. That takes as long whatever the timeout is.
+/// The specification allows one to four times 4.096 µs · 2ⁿ. Lost packets are retransmitted long before that. The time beyond
+/// the minimum only lets a peer in software be scheduled, which does not depend on the timeout.
 fn ack_timeout(timeout: u8) -> Option<Duration> {
     const TO_BE_SCHEDULED: Duration = Duration::from_millis(200);
     let least = Duration::from_nanos(4096 << timeout.min(31));

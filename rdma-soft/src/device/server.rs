@@ -14,29 +14,30 @@ use super::schedule;
 use crate::net::Readable;
 use crate::transport::Time;
 
-/// How long the thread leaves a device alone that a program polls. A program that has not polled for so long has stopped.
+/// Time between two checks whether the program still polls. A program that has not polled for this long has stopped.
 const IDLE: Duration = Duration::from_micros(400);
 
-/// The least time over which polls are counted: every packet wakes the thread.
+/// Shortest time over which polls are counted, since every packet wakes the thread.
 const WATCHED: Duration = Duration::from_micros(200);
 
-/// A program that polls all the time does so at least once in so long.
+/// Longest average time between polls of a program that polls all the time.
 const PACE: Duration = Duration::from_micros(6);
 
-/// How long, after a program has stopped polling without arming, polls do not count: it doubles.
+/// How long polls do not count after a program has stopped polling without arming: the first time, and the longest. It doubles.
 const DOUBT: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
 
 /// The first and the last nap after something has arrived that raised no event: each is twice as long as the one before.
 ///
-/// The program may spin on its memory. Where it shares its processor with its peer, the peer runs when its time slice is over, after some
-/// milliseconds. A thread that wakes up preempts it, and when the thread sleeps again, the scheduler picks the peer, which has had less time.
+/// The program may spin on its memory. If its peer shares the processor, the peer runs only when the program's time slice is over, after
+/// some milliseconds. A nap of this thread shortens that: the thread preempts the program when it wakes up, and when it sleeps again, the
+/// scheduler picks the peer, which has run less.
 const NAPS: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(3200));
 
 /// Wakes the thread while it waits.
 #[derive(Debug)]
 pub(crate) struct Wake {
     signal: Signal,
-    /// The thread leaves the device to the program, which polls.
+    /// The thread is idle, because the program polls.
     is_idle: AtomicBool,
     /// Until when the thread waits, in nanoseconds; 0 while it does not wait, and looks at the device before it does.
     until: AtomicU64,
@@ -61,7 +62,7 @@ impl Wake {
 
     /// A program stops polling.
     pub(crate) fn take_over(&self) {
-        // Most of the time it serves already: then the line stays shared.
+        // Most of the time the server is not idle. A load then leaves the cache line shared.
         if self.is_idle.load(Ordering::SeqCst) && self.is_idle.swap(false, Ordering::SeqCst) {
             self.signal.raise();
         }
@@ -75,10 +76,10 @@ impl Wake {
         }
     }
 
-    /// Whether the thread looks at the device by then without being woken.
+    /// Whether the thread looks at the device by `at` without being woken.
     ///
-    /// It is asked with the device locked. The thread says until when it waits with the device locked, too, and takes that back when it
-    /// has woken up, before it locks the device: so it has not looked yet at what the caller leaves.
+    /// Call it with the device locked. The thread sets its deadline with the device locked, too, and clears it after waking up and before
+    /// locking the device. So a thread that is awake has yet to see what the caller leaves.
     pub(super) fn wakes_before(&self, at: Time) -> bool {
         self.until.load(Ordering::SeqCst) <= at.0
     }
@@ -187,13 +188,13 @@ impl Watch {
         PACE * more >= elapsed && now >= self.believes_from
     }
 
-    /// Leaves the device alone as long as a program polls it, which sees to everything meanwhile.
+    /// Stays idle as long as a program polls the device, which makes progress meanwhile.
     fn stand_by(&mut self, device: &Device, waits: &mut Waits) {
         let wake = &device.server;
         let start = device.now();
         {
             let mut core = device.lock_in_turn();
-            // Packets wake nobody from here on. Peers that are not answered do: `Lane::kick`.
+            // From here on packets do not wake the thread. Peers without an answer do: `Lane::kick`.
             core.wake_up();
             waits.fill_idle(&core, wake);
             wake.is_idle.store(true, Ordering::SeqCst);
@@ -224,24 +225,24 @@ impl Watch {
     }
 }
 
-/// What has woken the thread.
+/// Who woke the thread.
 enum Woken {
     Program,
     Peer,
     Timeout,
 }
 
-/// What the thread waits for.
+/// The descriptors that the thread waits for.
 struct Waits {
     fds: Vec<libc::pollfd>,
-    /// Where the descriptors of each link begin among them.
+    /// Index of the first descriptor of each link.
     links: Vec<usize>,
-    /// What could be read, of each link, when it was woken.
+    /// Readable parts of each link, when the thread was woken.
     readable: Vec<Readable>,
 }
 
 impl Waits {
-    /// Waits for packets, room for them, and who wakes the thread.
+    /// Collects descriptors to wait for packets, for room in sockets, and for wake-ups.
     fn fill(&mut self, core: &Core, wake: &Wake) {
         self.fds.clear();
         self.links.clear();
@@ -256,7 +257,7 @@ impl Waits {
         }
     }
 
-    /// Waits for who wakes the thread, peers on this host among them.
+    /// Collects descriptors to wait for wake-ups by the program and by peers on this host.
     fn fill_idle(&mut self, core: &Core, wake: &Wake) {
         self.links.clear();
         self.fds.clear();
@@ -266,7 +267,7 @@ impl Waits {
         );
     }
 
-    /// Waits so long at most.
+    /// Waits for at most `most`.
     fn nap(&mut self, device: &Device, most: Duration) -> Woken {
         let deadline = device.now() + most;
         device.server.waits_until(Some(deadline));
@@ -295,7 +296,7 @@ impl Waits {
             expected += usize::from(readable.wire && wire == libc::POLLIN) + usize::from(readable.near);
             self.readable.push(readable);
         }
-        // A deadline, a group, an error, or that somebody has woken the thread: each may be about anything.
+        // Look everywhere after a deadline, a wake-up by the program, an error, or a packet for a group.
         let is_more = self.fds.iter().filter(|fd| fd.revents != 0).count() != expected;
         if expected == 0 || is_more { Look::Everywhere } else { Look::Readable(&self.readable) }
     }
@@ -320,10 +321,10 @@ fn serve(device: &Device) {
         let look = if std::mem::take(&mut is_first) && !is_polled && !is_due { waits.look() } else { Look::Everywhere };
         let notices = core.state.shared.events.notices();
         if core.progress_there(now, look) {
-            // A program that is told by an event sleeps.
+            // A program that gets an event sleeps, and needs no naps.
             nap = if core.state.shared.events.notices() == notices { NAPS.0 } else { NAPS.1 };
         }
-        // What has arrived since is in a ring, of which it is asked here, or in a socket, which is readable then.
+        // A packet that has arrived since is in a ring, which `sleep` checks, or makes a socket readable.
         if core.is_busy() || !core.sleep() {
             continue;
         }
@@ -333,7 +334,7 @@ fn serve(device: &Device) {
             deadline = deadline.into_iter().chain([now + nap]).min();
             nap *= 2;
         }
-        // Who locks the device next compares with that, though this thread may not be asleep by then.
+        // The next thread that locks the device compares with this deadline, even if this thread is not asleep yet.
         wake.waits_until(deadline);
         wake.watched.store(core.blocked(), Ordering::SeqCst);
         drop(core);
@@ -371,7 +372,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn an_idle_server_is_woken_by_a_peer_that_waits_for_an_answer() {
-        // Nobody serves them.
+        // These devices have no server thread.
         let [device, peer] = [(); 2].map(|()| Device::new().unwrap());
         let mut waits = waits();
         let address = {
@@ -385,7 +386,7 @@ mod tests {
         // SAFETY: there is no payload.
         unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
         outbox.flush(socket, now);
-        // The first packet tells of a new peer; the server takes it up, and goes on being idle.
+        // The first packet announces a new peer. The server accepts it and stays idle.
         device.lock().progress(now);
         device.lock().wake_up();
         // SAFETY: there is no payload.

@@ -1,4 +1,4 @@
-//! What the environment says of the device, and why there is none.
+//! Configuration of the device by environment variables, and its errors.
 
 use std::net::IpAddr;
 
@@ -23,7 +23,7 @@ pub(super) enum SetupError {
     Wake(#[from] std::io::Error),
 }
 
-/// Addresses that the device is to have: `RDMA_SOFT_ADDR`. `None` is a free one of loopback.
+/// Addresses of the device: `RDMA_SOFT_ADDR`. `None` is a free loopback address.
 pub(super) fn addresses() -> Result<Vec<Option<IpAddr>>, SetupError> {
     let value = std::env::var("RDMA_SOFT_ADDR").unwrap_or_default();
     if value.trim().is_empty() {

@@ -31,9 +31,9 @@ pub(crate) struct State {
     pub(crate) ready: VecDeque<u32>,
     /// With something to send that waits until its way takes more. They count as ready.
     pub(crate) held: Vec<u32>,
-    /// Queue pairs with an ACK that [waits](super::ack_delay::AckDelay). Some of them may have sent it meanwhile.
+    /// Queue pairs with a [delayed](super::ack_delay::AckDelay) ACK. Some may have sent it since.
     pub(crate) delayed: Vec<u32>,
-    /// When these ACKs are sent.
+    /// Deadline of the delayed ACKs.
     pub(crate) acks_at: Option<Time>,
     /// The earliest first. What a queue pair does not know of any more is of no meaning.
     timers: BinaryHeap<Reverse<(Time, u32)>>,
@@ -115,7 +115,7 @@ impl State {
         }
     }
 
-    /// Keeps an ACK of that queue pair until [`State::release_acks`].
+    /// Delays the ACK of a queue pair until [`State::release_acks`].
     pub(crate) fn delay_ack(&mut self, number: u32, now: Time) {
         if !self.delayed.contains(&number) {
             self.delayed.push(number);
@@ -123,7 +123,7 @@ impl State {
         self.acks_at.get_or_insert(now + ACK_DELAY);
     }
 
-    /// Gives queue pairs whose ACKs wait their turn to send them.
+    /// Lets all queue pairs with delayed ACKs send them.
     pub(crate) fn release_acks(&mut self) {
         self.acks_at = None;
         while let Some(number) = self.delayed.pop() {

@@ -1,4 +1,4 @@
-//! What the device has sent and received.
+//! Counts of packets and bytes, sent and received.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ impl Count {
 
     /// Counts a packet of `len` bytes from its base transport header to its invariant CRC, with the device locked.
     ///
-    /// Nobody else counts meanwhile, so a load and a store suffice.
+    /// The lock keeps other threads from counting, so a load and a store suffice.
     pub(crate) fn add(&self, len: usize) {
         for (count, more) in [(&self.packets, 1), (&self.bytes, len as u64)] {
             count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);

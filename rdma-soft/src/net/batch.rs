@@ -156,14 +156,14 @@ pub(super) fn packet_len(headers: &[u8], payload: &[Part]) -> usize {
 /// Adds a packet.
 ///
 /// # Safety
-/// The payload may be read. A peer may write to what is exposed of it meanwhile: then the packet has some bytes of before and some of
-/// after, and the CRC of those.
+/// The payload is valid for reads. A peer may write to exposed parts of it meanwhile. The packet then has old and new bytes, with a CRC
+/// that matches them.
 pub(super) unsafe fn append(to: &mut Vec<u8>, seed: &IcrcSeed, identification: u16, headers: &[u8], payload: &[Part]) {
     let (start, len) = (to.len(), packet_len(headers, payload));
     to.reserve(len);
     to.extend_from_slice(headers);
     for part in payload.iter().filter(|part| part.len > 0) {
-        // SAFETY: the caller's promise. Nobody else knows of the vector's memory.
+        // SAFETY: the caller's promise. No part lies in the vector's memory.
         unsafe { part.append_to(to) };
     }
     to.resize(start + len - ICRC, 0);

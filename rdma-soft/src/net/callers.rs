@@ -95,7 +95,7 @@ impl Callers {
         self.ended.drain(..)
     }
 
-    /// Has none of them wake this end.
+    /// Asks all of them not to wake this end any more.
     pub(super) fn wake_up(&mut self) {
         self.all.iter_mut().for_each(Caller::wake_up);
     }
@@ -116,14 +116,14 @@ impl Caller {
         self.sends.as_mut().is_none_or(|(_, receiver)| receiver.sleep())
     }
 
-    /// Takes the bytes away by which this end was woken, and has the peer send no more.
+    /// Asks the peer not to wake this end any more, and reads the byte that has woken it.
     fn wake_up(&mut self) {
         let was_woken = self.sends.as_mut().is_some_and(|(_, receiver)| receiver.wake_up());
         if std::mem::take(&mut self.has_woken) {
             near::take_wakes(self.connection.as_fd());
         } else if was_woken {
-            // The peer sends one byte for each time that it finds this end asleep. If it has not sent it yet, it wakes this end in vain
-            // later, and is taken away then.
+            // The peer sends one byte each time it finds this end asleep. If the byte has not arrived yet, it wakes this end in vain
+            // later, and is read then.
             near::take_wake(self.connection.as_fd());
         }
     }

@@ -59,12 +59,12 @@ pub(crate) struct Inbox {
     damaged: u64,
 }
 
-/// Where packets can be read, as `poll(2)` tells.
+/// Where `poll(2)` has found packets to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Readable {
-    /// At the UDP socket.
+    /// The UDP socket has some.
     pub(crate) wire: bool,
-    /// From peers on this host.
+    /// Peers on this host have sent some.
     pub(crate) near: bool,
 }
 
@@ -134,7 +134,7 @@ impl Inbox {
         }
     }
 
-    /// As [`receive`](Inbox::receive), of a thread that waited until packets could be read there.
+    /// Like [`receive`](Inbox::receive), but looks only where `poll(2)` has found packets.
     pub(crate) fn receive_from(
         &mut self,
         socket: &Socket,
@@ -148,7 +148,7 @@ impl Inbox {
             return by_wire;
         }
         let mut by_near = self.take_near(socket, &mut each);
-        // Not packets, but a new peer, or the end of one. Both are looked for now and then while packets arrive.
+        // Without packets, a peer has connected or disconnected. While packets arrive, check for that now and then.
         if !by_near || self.looks % SELDOM == 0 {
             if let Some(near) = socket.near() {
                 self.callers.attend(near);
@@ -210,7 +210,7 @@ impl Inbox {
         came
     }
 
-    /// Whether ways to peers on this host were seen to have ended.
+    /// Whether connections to peers on this host have ended.
     #[inline]
     pub(crate) fn has_ended(&self) -> bool {
         self.callers.has_ended()
@@ -227,7 +227,7 @@ impl Inbox {
         self.callers.sleep()
     }
 
-    /// Has peers on this host wake nobody any more, as [`sleep`](Inbox::sleep) asked them to.
+    /// Asks peers on this host not to wake this end any more; undoes [`sleep`](Inbox::sleep).
     pub(crate) fn wake_up(&mut self) {
         self.callers.wake_up();
     }

@@ -42,7 +42,7 @@ pub(crate) struct To {
 pub(crate) struct Part {
     pub(crate) address: *const u8,
     pub(crate) len: usize,
-    /// Peers may reach the memory: the program may access it meanwhile, atomically.
+    /// Peers may access the memory, and the program may, atomically, at the same time.
     pub(crate) is_exposed: bool,
 }
 
@@ -50,11 +50,11 @@ impl Part {
     /// Appends a copy of it.
     ///
     /// # Safety
-    /// It is valid for reads, by [`rdma_sys::dma`] where it is exposed, and no part of `to`.
+    /// It is valid for reads, by [`rdma_sys::dma`] if it is exposed, and does not overlap `to`.
     pub(crate) unsafe fn append_to(&self, to: &mut Vec<u8>) {
         to.reserve(self.len);
-        // SAFETY: there is room behind the bytes of the vector, and this writes all of what the vector grows by. The rest is
-        // the caller's promise.
+        // SAFETY: `reserve` has made room, and the copy initialises all bytes by which the vector grows. The rest is the caller's
+        // promise.
         unsafe {
             let end = to.as_mut_ptr().add(to.len());
             if self.is_exposed {

@@ -204,13 +204,12 @@ impl Lane {
         }
     }
 
-    /// Wakes the peer's server for what was added since the last call, although it has not asked for that.
+    /// Wakes the peer's server if packets were added since the last call, although it has not asked to be woken.
     ///
-    /// The server does not ask while it believes that its program polls. When it sees that the program does not, or is woken by
-    /// mistake, it serves for a while.
+    /// The server does not ask while it counts on its program to poll. The program may have stopped, and wait for memory to change.
     pub(super) fn kick(&mut self) {
         if std::mem::take(&mut self.has_sent) {
-            // Its end is found later.
+            // If the peer has ended, that is found later.
             _ = self.send_byte();
         }
     }
@@ -219,7 +218,7 @@ impl Lane {
         // SAFETY: the byte is there.
         let sent = unsafe { libc::send(self.connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
         match counted(sent as libc::c_int) {
-            // Bytes that wait there already wake the peer as well.
+            // The socket is full of bytes that wake the peer already.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             result => result.map(drop),
         }
@@ -284,9 +283,9 @@ pub(super) fn introduction(connection: BorrowedFd<'_>) -> io::Result<(IpAddr, Ow
     address.zip(memory).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Takes away one byte by which a peer has woken this end.
+/// Reads one of the bytes by which a peer wakes this end.
 pub(super) fn take_wake(connection: BorrowedFd<'_>) {
-    // SAFETY: there is room for a byte. Without room for them, descriptors that come go nowhere.
+    // SAFETY: there is room for a byte. The call has no room for descriptors, so the kernel discards any that arrive.
     unsafe { libc::recv(connection.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1, 0) };
 }
 

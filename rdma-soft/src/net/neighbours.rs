@@ -212,7 +212,7 @@ impl Neighbours {
         !self.stuck.is_empty() && self.find(address).is_some_and(|place| !self.peers[place].kept.is_empty())
     }
 
-    /// Whether nothing is kept for any.
+    /// Whether no packets are kept for any peer.
     #[inline]
     pub(super) fn keeps_nothing(&self) -> bool {
         self.stuck.is_empty()
@@ -246,7 +246,7 @@ impl Neighbours {
         self.note(place);
     }
 
-    /// Wakes peers to which something was sent since the last call, whether they sleep or not.
+    /// Wakes the peers to which packets were sent since the last call, even if they have not asked for it.
     pub(super) fn kick(&mut self) {
         self.peers.iter_mut().filter_map(|peer| peer.lane.as_mut()).for_each(Lane::kick);
     }

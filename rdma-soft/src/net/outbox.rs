@@ -119,7 +119,7 @@ impl Outbox {
         self.is_blocked = !self.queue.is_empty();
     }
 
-    /// Wakes peers on this host to which something was sent since the last call, whether they sleep or not.
+    /// Wakes the peers on this host to which packets were sent since the last call, even if they have not asked for it.
     pub(crate) fn kick(&mut self) {
         self.neighbours.kick();
     }

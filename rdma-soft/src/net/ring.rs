@@ -257,15 +257,18 @@ impl Receiver {
         self.mapping.control().tail.0.load(Ordering::Acquire) != self.head
     }
 
-    /// Has the sender wake this end no more; whether it has done so since [`sleep`](Receiver::sleep), or is about to.
+    /// Asks the sender not to wake this end any more.
+    ///
+    /// Returns whether it has done so since [`sleep`](Receiver::sleep), or is about to.
     pub(super) fn wake_up(&mut self) -> bool {
         std::mem::take(&mut self.is_asleep) && self.mapping.control().is_asleep.0.swap(0, Ordering::Relaxed) == 0
     }
 
     /// Has the sender wake this end for the next message: `false` where there is one already.
     ///
-    /// Each end writes, and then reads what the other writes, with a fence between: the receiver that it sleeps and the tail, the sender
-    /// the tail and whether the receiver sleeps. So one of them sees the other's write: no message is left while the receiver sleeps.
+    /// Each end writes one word and then reads the other's, with a fence between. The receiver writes that it sleeps and reads the tail.
+    /// The sender writes the tail and reads whether the receiver sleeps. At least one of them sees the other's write, so the receiver
+    /// never sleeps while a message waits.
     pub(super) fn sleep(&mut self) -> bool {
         self.is_asleep = true;
         self.mapping.control().is_asleep.0.store(1, Ordering::Relaxed);

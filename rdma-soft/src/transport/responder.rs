@@ -36,7 +36,7 @@ pub struct Responder {
     answers: VecDeque<Answer>,
     /// All up to there is to be acknowledged, after the answers.
     due: Option<Psn>,
-    /// Requests for an ACK since the last one was sent. A request that comes again counts twice, as its peer waits already.
+    /// ACKs that the peer has requested since the last one was sent. A retransmitted request counts twice, as the peer waits already.
     asked: u32,
     has_failed: bool,
     /// With which refusal it has, and of which packet.
@@ -183,7 +183,7 @@ impl Responder {
         }
     }
 
-    /// Owes an ACK of all that has arrived, for which the peer has asked so often.
+    /// Makes an ACK due of all that has arrived. It counts as requested `times` times.
     fn owe_ack(&mut self, times: u32) {
         self.asked = if self.due.is_some() { self.asked.saturating_add(times) } else { times };
         self.due = Some(self.expected.add(u32::MAX));
@@ -195,7 +195,7 @@ impl Responder {
         self.answers.is_empty() && self.due.is_some()
     }
 
-    /// Whether the peer has asked for the ACK that is due a single time, so that it may have nothing else in flight.
+    /// Whether the peer has requested the ACK that is due only once. It may then have nothing else in flight.
     #[must_use]
     pub fn was_asked_once(&self) -> bool {
         self.asked <= 1

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rdma_soft::abi::*;
 use rdma_sys::*;
 
-/// An open device. What is made of it stays until the process ends.
+/// An open device. Its objects stay until the process ends.
 pub(crate) struct Context {
     raw: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -52,7 +52,7 @@ impl Context {
         }
     }
 
-    /// Whether an event of that queue waits, which is then taken and acknowledged.
+    /// Takes and acknowledges an event of that queue; returns whether there was one.
     pub(crate) fn takes_event(&self, channel: *mut ibv_comp_channel, cq: *mut ibv_cq) -> bool {
         let (mut found, mut context) = (null_mut(), null_mut());
         // SAFETY: the channel and the queue stay.
@@ -103,7 +103,7 @@ impl Pair {
                 ah_attr: ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() },
                 path_mtu: IBV_MTU_1024,
                 dest_qp_num,
-                // 8 ms, so that a peer that is gone is noticed soon.
+                // 8 ms, so that a peer that has ended is noticed soon.
                 timeout: 11,
                 retry_cnt: 2,
                 rnr_retry: 7,

@@ -16,7 +16,7 @@ use rdma_safe::{Context, Device, Endpoint, EndpointBuilder, GidEntry, PortState,
 
 use watchdog::Watchdog;
 
-/// Longest wait for anything that is bound to happen: it only ends what hangs.
+/// Longest wait for an event that must happen. It only ends a test that hangs.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The device under test. It ends the process when the test that holds it does not end.

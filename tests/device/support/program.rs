@@ -14,8 +14,7 @@ use rdma_safe::soft;
 
 use super::skip;
 
-/// How long a program may take, which only ends what hangs: a game takes two seconds on an emulated machine that has nothing else
-/// to do.
+/// Time limit of a program, which only ends one that hangs. A ping-pong takes two seconds on an idle emulated machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A program of rdma-core or its counterpart here.
@@ -79,18 +78,18 @@ impl Program {
     }
 }
 
-/// The library that programs in C need for soft0, or why there is none.
+/// The library that C programs preload for soft0, or the reason why there is none.
 fn preload() -> Result<PathBuf, String> {
-    // After a build that failed, the next test tries again and says what cargo said.
+    // A build that panics stores nothing, so the next test builds again and shows cargo's errors, too.
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     let (library, _) = built.get_or_insert_with(|| (library::build(), Instant::now()));
     library.clone()
 }
 
-/// The result of the build, and when it ended. Locked while it is going on.
+/// The result of the build, and when it ended. Locked during the build.
 static BUILT: Mutex<Option<(Result<PathBuf, String>, Instant)>> = Mutex::new(None);
 
-/// When the last build ended, for which this waits: how long it takes is not up to a test.
+/// When the build ended; waits for one that is running. Tests do not pay for its time.
 pub(crate) fn built_at() -> Option<Instant> {
     BUILT.lock().ok()?.as_ref().map(|(_, at)| *at)
 }

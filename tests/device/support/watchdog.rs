@@ -9,7 +9,7 @@ use super::program::built_at;
 /// More than any test takes, on an emulated machine that is busy.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// Aborts the process unless it is dropped in time, not counting builds of what a test needs.
+/// Aborts the process unless it is dropped in time. The time of builds does not count.
 pub(crate) struct Watchdog {
     _stop: Sender<()>,
 }

@@ -1,4 +1,4 @@
-//! Threads that sleep until something comes.
+//! Threads that sleep until an event arrives.
 
 use rdma_safe::Endpoint;
 

@@ -6,13 +6,13 @@ use rdma_safe::{Access, Endpoint, EndpointBuilder, Pages, ProtectionDomain, Work
 
 use crate::{HANG, connected, domain, wait};
 
-/// Messages of each test. Each fills its bytes with its number, so there are no more than a byte can tell.
+/// Messages of each test. Each is filled with its number, which must fit into a byte.
 const ROUNDS: u64 = 250;
 
-/// Bytes of a message: not of whole words, so that edges are copied, too.
+/// Bytes of a message, not a multiple of a word, so that edges are copied, too.
 const LEN: usize = 1003;
 
-/// A number behind every message, in a word of its own.
+/// Offset of the number of the last message, in a word after it.
 const FLAG: usize = 1008;
 
 #[test]
@@ -31,7 +31,7 @@ fn a_reader_of_what_a_peer_writes_finds_whole_messages() {
                 assert!(found >= seen, "{found} after {seen}");
                 seen = found;
                 region.read(5, &mut bytes).unwrap();
-                // Later messages may have come meanwhile, but none before the flag.
+                // Later messages may have arrived meanwhile, but no earlier one.
                 assert!(bytes.iter().all(|byte| *byte >= seen as u8), "older than {seen}: {bytes:?}");
                 std::thread::yield_now();
             }

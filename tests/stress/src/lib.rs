@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rdma_safe::{Completion, Device, Endpoint, EndpointBuilder, ProtectionDomain};
 
-/// Only ends what hangs.
+/// Only ends a test that hangs.
 const HANG: Duration = Duration::from_secs(120);
 
 /// A protection domain of soft0.

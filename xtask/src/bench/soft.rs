@@ -27,7 +27,7 @@ pub(crate) struct Args {
 /// Bytes of messages that go to and fro between processes that poll.
 const SIZES: [u32; 3] = [8, 64, 1024];
 
-/// Bytes of those between processes that sleep.
+/// Bytes of messages between processes that sleep.
 const SLEEPING: u32 = 8;
 
 /// A bound of the ratio of soft0 to the kernel.
@@ -37,7 +37,7 @@ enum Bound {
     AtLeast(f64),
 }
 
-/// The bounds of what goes by shared memory, and by UDP.
+/// Bounds for each of [`WAYS`].
 const LATENCY: [Bound; 2] = [Bound::AtMost(1.5), Bound::AtMost(2.25)];
 const SLEEP: [Bound; 2] = [Bound::AtMost(4.0), Bound::AtMost(5.0)];
 const THROUGHPUT: [Bound; 2] = [Bound::AtLeast(0.5), Bound::AtLeast(0.35)];

@@ -29,16 +29,16 @@ const QUICK: &[(&str, &str)] = &[
 /// What takes long. Miri has one thread run at a time, so that the tests are dealt out to as many programs as there are processors.
 const LONG: [&str; 4] = ["--package", "rdma-safe", "--test", "provider"];
 
-/// Tests that read the time of day, which Miri's own clock lacks. None of their verdicts depends on how long they take.
+/// Tests that read the time of day, which Miri's virtual clock lacks. Their verdicts do not depend on how long they take.
 const OF_THE_HOST: [(&str, &str, &str); 2] = [
     ("rdma-safe", "--lib", "clock::tests::a_timestamp_is_before_or_after_the_reading_whichever_is_nearer"),
     ("rdma-safe", "--test=provider", "clocks::a_timestamp_becomes_a_time_of_the_host"),
 ];
 
-/// Whose clock tests read.
+/// The clock that tests read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Clock {
-    /// Miri's own, which goes on with what the program does: a deadline passes at the same point of each run, however busy the
+    /// Miri's own, which advances with the program's steps. A deadline expires at the same step of each run, however busy the
     /// machine is.
     Virtual,
     /// The machine's.
@@ -124,11 +124,11 @@ fn miri(clock: Clock) -> Command {
 
 fn flags(clock: Clock) -> String {
     let isolation = match clock {
-        // Files of the host are not there for a program that is isolated from it.
+        // An isolated program gets errors for files of the host, without a warning.
         Clock::Virtual => "-Zmiri-isolation-error=hide",
         Clock::Host => "-Zmiri-disable-isolation",
     };
-    // A provider reaches memory by the addresses in work requests.
+    // A provider accesses memory by the addresses in work requests.
     format!("{isolation} -Zmiri-permissive-provenance")
 }
 

@@ -11,7 +11,7 @@ use crate::workspace;
 /// `rust-version` of the workspace.
 const VERSION: &str = env!("CARGO_PKG_RUST_VERSION");
 
-/// Compiles everything with it, at the versions of the lock file.
+/// Compiles the workspace with it, with the versions in the lock file.
 pub(super) fn run() -> Result<Outcome> {
     if let Err(reason) = require_toolchain() {
         let is_required = std::env::var_os("CI").is_some_and(|value| value == "true");
@@ -24,7 +24,7 @@ pub(super) fn run() -> Result<Outcome> {
     let mut command = cargo_of(VERSION);
     command.current_dir(workspace::root());
     command.args(["check", "--workspace", "--all-targets", "--all-features", "--locked"]);
-    // Another compiler would have everything else compiled anew.
+    // In the usual target directory, each change of the compiler would recompile everything.
     command.env("CARGO_TARGET_DIR", workspace::target_dir()?.join("msrv"));
     whole(command)
 }

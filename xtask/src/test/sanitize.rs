@@ -10,10 +10,10 @@ use super::toolchain::{self, NIGHTLY};
 use super::{Args, Outcome};
 use crate::workspace;
 
-/// The platform. Naming it keeps the sanitizer out of build scripts and procedural macros.
+/// Target of the compiler. Naming it keeps the sanitizer out of build scripts and procedural macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Runs all of them, if there is a nightly toolchain.
+/// Runs the programs, if there is a nightly toolchain.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
         return Ok(Outcome::Skipped(format!("the sanitizers are run on {TARGET}")));
@@ -33,11 +33,11 @@ fn command(sanitizer: &str) -> Result<Command> {
     command.args(["test", "--package", "rdma-stress", "--lib", "--target", TARGET, "--target-dir"]);
     command.arg(workspace::target_dir()?.join("sanitize"));
     if sanitizer == "thread" {
-        // A standard library without ThreadSanitizer would hide its locks and so report races that are none.
+        // ThreadSanitizer does not see the locks of a standard library compiled without it, and would report false races.
         command.arg("-Zbuild-std");
     }
     command.env("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"));
-    // A report fails the program that it is of. Where there are more, all are shown.
+    // A report fails its program, but only at exit, so that all reports are shown.
     command.env("TSAN_OPTIONS", "halt_on_error=0 exitcode=66 history_size=7");
     Ok(command)
 }

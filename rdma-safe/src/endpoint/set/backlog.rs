@@ -1,12 +1,12 @@
-//! Messages that wait in a set for the turn of their endpoint.
+//! Messages that wait in a set until it is their endpoint's turn.
 
 use crate::endpoint::Completion;
 
-/// The messages of all endpoints, a list for each, in one allocation.
+/// The waiting messages of all endpoints: one linked list for each, in one allocation.
 #[derive(Default)]
 pub(super) struct Backlogs {
     nodes: Vec<Node>,
-    /// The first of the empty nodes.
+    /// Head of the list of empty nodes.
     empty: Option<u32>,
 }
 
@@ -39,7 +39,7 @@ impl Backlog {
 }
 
 impl Backlogs {
-    /// Makes room for `messages` in all, so that [`Backlogs::push`] need not allocate up to that.
+    /// Allocates nodes for `messages` in all, so that [`Backlogs::push`] need not.
     pub(super) fn reserve(&mut self, messages: u32) {
         while self.nodes.len() < messages as usize {
             self.add_node();
@@ -47,7 +47,7 @@ impl Backlogs {
     }
 
     fn add_node(&mut self) -> u32 {
-        // As many as there are receives in pools, whose numbers have fewer than 32 bits.
+        // At most one node for each receive of the pools, whose count fits into 32 bits.
         let index = self.nodes.len() as u32;
         self.nodes.push(Node { message: None, next: self.empty });
         self.empty = Some(index);

@@ -22,10 +22,10 @@ pub(super) struct Members {
     /// Receives of pools that completed while an endpoint was removed.
     put_off: VecDeque<(EndpointKey, Completion)>,
     leaving: Option<Leaving>,
-    /// Endpoints have their turns: messages wait in `backlogs`, and nothing is taken from the queue past that.
+    /// Endpoints take turns: all messages pass through `backlogs`.
     in_turn: bool,
     backlogs: Backlogs,
-    /// An endpoint that has just exceeded its share, and is not in error yet.
+    /// An endpoint that has exceeded its share and is not in error yet.
     exceeding: Option<u32>,
     /// Whose completion was noted last.
     last: Option<u32>,
@@ -43,14 +43,16 @@ struct Place {
 }
 
 impl Place {
-    /// Whether there is anything to hand out. Messages are held back while their answers would find no room.
+    /// Whether there is a completion to hand out. Messages are held back while there is no room for their answers.
     fn has_work(&self) -> bool {
         let Some(poster) = &self.poster else { return false };
         poster.has_completed() || !self.backlog.is_empty() && !holds_back(poster)
     }
 }
 
-/// Whether messages wait until their answers find room. An endpoint that has failed takes no answers.
+/// Whether messages are held back until there is room for their answers.
+///
+/// Not those of a failed endpoint, which takes no answers.
 fn holds_back(poster: &Poster) -> bool {
     !poster.poisoned && poster.live.sends.refuses()
 }
@@ -98,20 +100,20 @@ impl Members {
         if place.id == key.id { place.poster.as_deref_mut() } else { None }
     }
 
-    /// Whether endpoints have their turns, for which all that is in the queue has to be noted first.
+    /// Whether endpoints take turns. Then all completions in the queue have to be noted before one is handed out.
     #[inline(always)]
     pub(super) fn is_in_turn(&self) -> bool {
         self.in_turn
     }
 
-    /// Makes room for so many messages to wait, if endpoints have their turns.
+    /// Allocates room for `messages` in the backlogs, if endpoints take turns.
     pub(super) fn reserve(&mut self, messages: u32) {
         if self.in_turn {
             self.backlogs.reserve(messages);
         }
     }
 
-    /// Messages of an endpoint that wait.
+    /// Number of messages in an endpoint's backlog.
     pub(super) fn backlog(&self, key: EndpointKey) -> Option<u32> {
         let place = self.places.get(key.index as usize)?;
         if place.id == key.id && place.poster.is_some() { Some(place.backlog.len()) } else { None }
@@ -248,7 +250,7 @@ impl Members {
         Ok(())
     }
 
-    /// Keeps a message until its endpoint has its turn. One beyond the share of the endpoint is handed out next, as a failure.
+    /// Keeps a message until its endpoint's turn. A message beyond the share of the endpoint is handed out next, as failed.
     fn wait_in_turn(&mut self, index: u32, message: Completion) {
         let Some(place) = self.places.get_mut(index as usize) else { return };
         let Some(poster) = place.poster.as_deref() else { return };
@@ -266,8 +268,9 @@ impl Members {
         }
     }
 
-    /// Brings an endpoint that has exceeded its share into error, so that it takes no more receives. Some providers take the lock
-    /// of the completion queue for this: nobody may be polling it.
+    /// Brings an endpoint that has exceeded its share into error, so that it takes no more receives.
+    ///
+    /// The completion queue must not be being polled: some providers take its lock for this.
     #[inline]
     pub(super) fn end_exceeding(&mut self) {
         let Some(index) = self.exceeding.take() else { return };

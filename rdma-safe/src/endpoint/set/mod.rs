@@ -73,18 +73,19 @@ use room::Room;
 /// # Clients that flood
 ///
 /// An answer occupies one of the [sends](EndpointBuilder::send_depth) of its endpoint until it is acknowledged, and a client may
-/// send its next request before that. A client with more requests in flight than its endpoint has sends would end this loop with
-/// [`PostError::EndpointFull`](crate::PostError::EndpointFull). [`EndpointBuilder::receive_share`] prevents that: a request is
-/// handed out when there is room for its answer, the endpoints have their turns, and a client that sends more than its share is
-/// ended by a failed completion, whose buffers go back into the pool like those of any other client that is lost. Without a share,
-/// [`EndpointBuilder::pending_sends`] lets answers wait.
+/// send its next request before that. Without a limit, a client with more requests in flight than its endpoint has sends would end
+/// this loop with [`PostError::EndpointFull`](crate::PostError::EndpointFull).
+///
+/// [`EndpointBuilder::receive_share`] prevents that. A request is handed out only when there is room for its answer, and the
+/// endpoints take turns. If a client exceeds its share, its connection ends with a failed completion, and the loop above returns its
+/// buffers to the pool as for any other lost client. Without a share, [`EndpointBuilder::pending_sends`] lets answers wait.
 ///
 /// The queue cannot overrun: an endpoint for whose work it may have no room is refused when it is built
 /// ([`Error::EndpointSetFull`]). Of each endpoint there have to fit its [sends](EndpointBuilder::send_depth) and, unless it takes
 /// from a pool, its [receives](EndpointBuilder::recv_depth); and of each pool that any of them takes from its depth, once.
 ///
 /// Completions of one endpoint come as from an [`Endpoint`](crate::Endpoint) by itself; between endpoints they come in the order
-/// in which the device has reported them, or in turn if any endpoint has a share.
+/// in which the device has reported them, or in turns if any endpoint has a share.
 pub struct EndpointSet {
     // Before the queue, to which they complete.
     members: Members,
@@ -93,7 +94,7 @@ pub struct EndpointSet {
     lent: Option<u32>,
     fields: WcFields,
     timestamps: bool,
-    /// Every completion is noted at its endpoint before it is handed out: for timestamps, or for turns.
+    /// Completions are noted at their endpoints before they are handed out, for timestamps or for turns.
     notes_all: bool,
     /// As that of an endpoint: never lent, and nobody begins what is not ended.
     cq: CompletionQueue,
@@ -153,7 +154,7 @@ impl EndpointSet {
             self.drain()?;
         }
         self.room.occupy(wanted);
-        // What arming has found comes before. With turns, what is noted next would take its place.
+        // Completions that arming has found are handed out first. With turns, the next one noted would replace them.
         self.members.put_off();
         let key = self.members.insert(poster);
         self.members.reserve(self.room.shared());
@@ -229,8 +230,9 @@ impl EndpointSet {
         Ok(())
     }
 
-    /// Messages of an endpoint that the device has reported and [`EndpointSet::poll`] has not handed out yet; 0 unless endpoints
-    /// have their turns ([`EndpointBuilder::receive_share`]). `None` if the endpoint was removed.
+    /// Number of an endpoint's messages that wait to be handed out by [`EndpointSet::poll`].
+    ///
+    /// 0 unless endpoints take turns ([`EndpointBuilder::receive_share`]). `None` if the endpoint was removed.
     #[must_use]
     pub fn backlog(&self, key: EndpointKey) -> Option<u32> {
         self.members.backlog(key)

@@ -57,7 +57,7 @@ impl EndpointSet {
     #[inline(never)]
     fn poll_slowly(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
         if self.members.is_in_turn() {
-            // Whose turn it is depends on all that is there. No more than this can be, as no receive is posted meanwhile.
+            // Turns depend on all completions in the queue. The queue holds no more than its capacity, and no receive is posted meanwhile.
             for _ in 0..=self.cq.capacity() {
                 if !self.look()? {
                     break;
@@ -108,8 +108,8 @@ impl EndpointSet {
 
     /// Asks for an event at the next completion of any endpoint, unless completions are there already.
     ///
-    /// It takes all pending events from the channel first, so nothing else has to read them. [`Armed`] says whether to wait for
-    /// the channel or to poll again. With it one thread waits for the set and for something else, such as new clients:
+    /// Takes all pending events from the channel first, so no other code has to read them. [`Armed`] says whether to wait for the
+    /// channel or to poll again. In this way one thread can wait for the set and for other descriptors, such as new clients:
     ///
     /// ```no_run
     /// # use rdma_safe::{Armed, EndpointKey, EndpointSet};

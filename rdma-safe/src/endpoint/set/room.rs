@@ -62,7 +62,7 @@ impl Room {
         }
     }
 
-    /// Receives of all pools.
+    /// Number of receives of all pools.
     pub(super) fn shared(&self) -> u32 {
         let shared: u64 = self.pools.iter().map(|share| depth(&share.pool)).sum();
         u32::try_from(shared).unwrap_or(u32::MAX)

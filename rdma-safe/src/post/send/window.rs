@@ -100,8 +100,8 @@ impl QueuePair {
     /// # Errors
     /// [`PostError::NotReady`]; [`PostError::NotEnabled`] on queue pairs of other types than RC and UC;
     /// [`PostError::WindowPending`]; [`PostError::WindowRegions`]; [`PostError::ForeignDomain`]; [`PostError::ZeroBased`];
-    /// [`PostError::QueueFull`] and [`PostError::Refused`] when the provider failed. The window is as before then, but keeps the
-    /// region where the provider failed, since it may execute the work all the same.
+    /// [`PostError::QueueFull`] and [`PostError::Refused`] when the provider failed. The window is as before then. If the
+    /// provider failed, the window keeps the region, since the provider may still execute the work.
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind_window(
         &mut self,
@@ -134,7 +134,7 @@ impl SendState {
             return Err(PostError::ZeroBased);
         }
         self.check_bind()?;
-        // Before the call: a provider that reports a failure may execute the work all the same.
+        // Before the call, since a provider that reports a failure may still execute the work.
         window.keep(&info);
         // SAFETY: both are of the domain of the queue pair; the region is borrowed, and the window keeps it.
         unsafe { self.post_bind(wr, window, info.to_raw())? }
@@ -151,7 +151,7 @@ impl SendState {
         Ok(())
     }
 
-    /// Refuses what the queue pair cannot post, and closes a batch that was forgotten.
+    /// Checks that the queue pair can post a binding, and ends a forgotten batch.
     fn check_bind(&mut self) -> Result<(), PostError> {
         // The provider takes the lock that a batch which was forgotten holds.
         self.abort();

@@ -141,7 +141,7 @@ pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
         if let Some(errno) = state.fault("ibv_dereg_mr") {
             return errno;
         }
-        // The kernel's driver of mlx5 looks for no windows.
+        // The kernel's mlx5 driver does not check for windows.
         if state.has_windows(raw.addr()) {
             state.violation("ibv_dereg_mr of a region that a window is bound to");
         }

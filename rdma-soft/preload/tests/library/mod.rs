@@ -1,14 +1,14 @@
-//! librdma_soft.so for tests, for which cargo builds no shared objects.
+//! Builds librdma_soft.so, since cargo builds no shared objects for tests.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Compiles the shared object; its file.
+/// Compiles the shared object and returns its path.
 ///
 /// # Errors
-/// Without a cargo. A library that does not compile is a panic.
+/// If cargo cannot be run. Panics if the library does not compile.
 pub(crate) fn build() -> Result<PathBuf, String> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--package", "rdma-soft-preload", "--lib", "--message-format", "json"]);

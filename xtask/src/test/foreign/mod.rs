@@ -1,4 +1,4 @@
-//! Programs that nobody here wrote, on soft0: UCX's own performance test, and Open MPI over UCX.
+//! Foreign programs on soft0: UCX's performance test, and Open MPI over UCX.
 
 mod packages;
 
@@ -20,7 +20,7 @@ const SIZES: [u64; 2] = [8, 1 << 20];
 
 /// Tests of `ucx_perftest` in which both sides take part, so that a side may sleep until something arrives.
 const TWO_SIDED: [&str; 4] = ["tag_lat", "tag_bw", "ucp_am_lat", "stream_bw"];
-/// Tests in which the target learns of nothing. It spins on its memory; asleep it would not wake up on any device.
+/// One-sided tests, which raise no events at the target. It spins on its memory; if it slept, no device would wake it.
 const ONE_SIDED: [&str; 3] = ["ucp_put_lat", "ucp_put_bw", "ucp_get"];
 /// UCX emulates these by messages, since `rc_verbs` lacks some of the operations that its protocols want.
 const ATOMIC: [&str; 3] = ["ucp_add", "ucp_fadd", "ucp_cswap"];
@@ -72,7 +72,7 @@ fn lists_transports(root: &Root) -> Result<()> {
     Ok(())
 }
 
-/// What of UCX a run is for.
+/// The layer of UCX that a run tests.
 #[derive(Clone, Copy)]
 enum Layer<'a> {
     /// UCP, over these transports.
@@ -129,7 +129,7 @@ fn over(command: &mut Command, transports: &str) {
     command.env("UCX_TLS", transports).env("UCX_NET_DEVICES", "soft0:1");
 }
 
-/// The counters of soft0 that processes leave.
+/// The file of soft0's traffic counters: `RDMA_SOFT_STATS`.
 struct Traffic(PathBuf);
 
 impl Traffic {
@@ -143,7 +143,7 @@ impl Traffic {
         command.env("RDMA_SOFT_STATS", &self.0);
     }
 
-    /// So many processes have left counters, and one of them has sent so many bytes.
+    /// Checks that `processes` have reported counters, and that one of them has sent at least `bytes`.
     fn check(&self, processes: usize, bytes: u64) -> Result<()> {
         let text = fs::read_to_string(&self.0)?;
         let sent: Vec<u64> = text.lines().filter_map(sent_bytes).collect();
@@ -162,7 +162,7 @@ fn compile_ring(root: &Root) -> Result<PathBuf> {
     fs::write(&source, RING)?;
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-Wall", "-Werror", "-I"]).arg(root.mpi_headers()).arg("-o").arg(&program).arg(source);
-    // What the library itself is linked with is found when the program runs.
+    // The library's own dependencies are found when the program runs.
     cc.arg(root.mpi_library()).arg("-Wl,--allow-shlib-undefined");
     process::output(&mut cc).context("no program for Open MPI")?;
     Ok(program)
@@ -173,7 +173,7 @@ fn run_ring(root: &Root, ring: &Path, transports: &str) -> Result<()> {
     let mut command = root.command("orterun")?;
     over(&mut command, transports);
     traffic.of(&mut command);
-    // Nothing is started on other hosts, so there need be no ssh.
+    // `isolated` starts no processes on other hosts, so ssh is not needed.
     command.args([
         "--oversubscribe",
         "--timeout",
@@ -194,7 +194,7 @@ fn run_ring(root: &Root, ring: &Path, transports: &str) -> Result<()> {
     if !text.lines().any(|line| line == format!("{RANKS} ranks agree")) {
         bail!("the ranks do not agree:\n{text}");
     }
-    // Each rank hands on 1 MiB three times.
+    // Each rank forwards 1 MiB three times.
     traffic.check(4, 3 << 20)
 }
 

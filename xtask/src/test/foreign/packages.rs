@@ -10,12 +10,12 @@ use anyhow::{Context, Result, bail};
 use crate::apt::{self, Apt};
 use crate::{process, soft, workspace};
 
-/// Packages whose programs run, with all that they depend on.
+/// Packages whose programs are run; their dependencies are unpacked, too.
 const PROGRAMS: [&str; 2] = ["ucx-utils", "openmpi-bin"];
 /// A package of which only a header is used.
 const HEADERS: [&str; 1] = ["libopenmpi-dev"];
 
-/// The directory that the packages are unpacked in; what this machine has installed is not in it.
+/// The directory that packages are unpacked into, without those that the machine has installed.
 #[derive(Debug)]
 pub(super) struct Root {
     path: PathBuf,
@@ -66,7 +66,7 @@ impl Root {
         let libraries = self.libraries();
         let paths = [&libraries, &libraries.join("pmix2/lib")].map(|path| path.display().to_string());
         command.env("LD_LIBRARY_PATH", paths.join(":"));
-        // Each of these packages looks for its modules and files where it would be installed.
+        // These packages look for their modules and files where they would be installed.
         for (variable, place, proof) in [
             ("UCX_MODULE_DIR", libraries.join("ucx"), ""),
             ("OPAL_PREFIX", self.path.join("usr"), "bin/orterun"),
@@ -95,7 +95,7 @@ impl Root {
 
     fn download(&self) -> Result<()> {
         println!("    downloading {} with apt-get", PROGRAMS.join(" and "));
-        // Another process may be at it: each works in a directory of its own, and one rename decides.
+        // Another process may download at the same time. Each works in its own directory, and the last rename wins.
         let work = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let result = download_in(&work);
         if result.is_ok() {

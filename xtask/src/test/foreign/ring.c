@@ -31,7 +31,7 @@ int main(int argc, char **argv)
         unsigned char *out = malloc(size), *in = malloc(size);
         long *parts = malloc(size * sizeof(long)), *sums = malloc(size * sizeof(long));
 
-        /* Round after round each rank hands on what it got, until everybody has had everything. */
+        /* In each round each rank forwards what it received, until every rank has received everything. */
         for (size_t at = 0; at < size; at++) {
             out[at] = byte_of(rank, 0, at);
         }
