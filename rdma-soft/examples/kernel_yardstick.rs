@@ -1,10 +1,13 @@
 //! Measures sockets on this machine, to compare with soft0: `cargo xtask bench soft` runs it.
 //!
-//! - `kernel_yardstick pingpong BYTES N` prints half of the mean round trip of UDP datagrams of that size, in microseconds, between two
+//! - `kernel_yardstick pingpong BYTES N` prints half of the mean round trip of UDP datagrams of that size, in microseconds,
+//!   between two
 //!   processes that poll their sockets.
-//! - `kernel_yardstick sleep BYTES N` prints half of the median round trip of messages of that size by TCP, in microseconds, between two
+//! - `kernel_yardstick sleep BYTES N` prints half of the median round trip of messages of that size by TCP, in microseconds,
+//!   between two
 //!   processes that sleep until something arrives.
-//! - `kernel_yardstick stream N` prints the MB/s (10⁶ bytes) of N messages of 64 KiB by UDP, sent with segmentation offload and received with
+//! - `kernel_yardstick stream N` prints the MB/s (10⁶ bytes) of N messages of 64 KiB by UDP, sent with segmentation offload and
+//!   received with
 //!   its counterpart, by one thread.
 //!
 //! It starts itself as the other process, with an address to connect to.

@@ -74,8 +74,8 @@ impl Batch<'_> {
     ///
     /// # Errors
     /// [`Rejected`] gives the buffer back; the batch is as before then. [`PostError::EndpointFull`] means that completions
-    /// have to be taken first. Work of a batch never waits, whatever [`EndpointBuilder::pending_sends`] is. It is also refused while
-    /// other work is pending, which it would overtake.
+    /// have to be taken first. Work of a batch never waits, whatever [`EndpointBuilder::pending_sends`] is. It is also refused
+    /// while other work is pending, which it would overtake.
     ///
     /// [`EndpointBuilder::pending_sends`]: crate::EndpointBuilder::pending_sends
     #[inline(always)]

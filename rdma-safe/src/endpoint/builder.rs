@@ -124,9 +124,9 @@ impl<'a> EndpointBuilder<'a> {
     /// Sends, writes, reads and atomics that may wait for room in the send queue; 0 unless set.
     ///
     /// Work beyond [`EndpointBuilder::send_depth`] then waits in the endpoint instead of being refused. [`Endpoint::poll`] and
-    /// [`Endpoint::wait`], or those of its [`EndpointSet`], post it in order when completions make room. With `work` pieces pending,
-    /// more work is refused with [`PostError::EndpointFull`](crate::PostError::EndpointFull), which gives the buffer back. Work of a
-    /// [`Batch`](crate::Batch) never waits, and is refused while other work is pending.
+    /// [`Endpoint::wait`], or those of its [`EndpointSet`], post it in order when completions make room. With `work` pieces
+    /// pending, more work is refused with [`PostError::EndpointFull`](crate::PostError::EndpointFull), which gives the buffer
+    /// back. Work of a [`Batch`](crate::Batch) never waits, and is refused while other work is pending.
     ///
     /// A server that answers each request needs this or [`EndpointBuilder::receive_share`]. A client may send its next request as
     /// soon as it has an answer, before the server gets the ACK of that answer. Verbs do not bound how much later the ACK arrives.
@@ -156,21 +156,22 @@ impl<'a> EndpointBuilder<'a> {
 
     /// Messages of the peer that may wait in an [`EndpointSet`], each in a receive of the pool; no limit unless set.
     ///
-    /// With a share, the endpoints of the set take turns. [`EndpointSet::poll`] first moves all completions of the device into a backlog
-    /// for each endpoint, and then hands out one completion of each endpoint per round. A peer that floods therefore delays another by
-    /// one completion, however many messages it has sent. A message stays in the backlog while [`EndpointBuilder::send_depth`] and
-    /// [`EndpointBuilder::pending_sends`] are used up, so that there is room for its answer when it is handed out.
+    /// With a share, the endpoints of the set take turns. [`EndpointSet::poll`] first moves all completions of the device into
+    /// a backlog for each endpoint, and then hands out one completion of each endpoint per round. A peer that floods therefore
+    /// delays another by one completion, however many messages it has sent. A message stays in the backlog while
+    /// [`EndpointBuilder::send_depth`] and [`EndpointBuilder::pending_sends`] are used up, so that there is room for its answer
+    /// when it is handed out.
     ///
-    /// A message that finds `messages` others in the backlog ends the connection. The queue pair goes into error, and the set hands the
-    /// message out next, as a failed receive whose [`Completion::exceeded_share`](crate::Completion::exceeded_share) is `messages`.
-    /// [`EndpointSet::remove`] then returns the buffers of the backlog. Choose at least as many messages as the protocol allows a peer
-    /// to have unanswered.
+    /// A message that finds `messages` others in the backlog ends the connection. The queue pair goes into error, and the set
+    /// hands the message out next, as a failed receive whose [`Completion::exceeded_share`](crate::Completion::exceeded_share)
+    /// is `messages`. [`EndpointSet::remove`] then returns the buffers of the backlog. Choose at least as many messages as the
+    /// protocol allows a peer to have unanswered.
     ///
-    /// One peer thus holds a bounded number of the pool's receives: `messages` in the backlog, those whose answers have not completed
-    /// (`send_depth` and `pending_sends`), and those that the caller keeps. The device does not enforce this: it gives a receive to
-    /// whichever message arrives first. Between two polls one peer can therefore take all posted receives. Other peers then get RNR
-    /// NAKs, and retry until the set is polled and receives are posted again. Peers that must not affect each other at all need
-    /// separate receives ([`EndpointBuilder::recv_depth`]) or separate pools.
+    /// One peer thus holds a bounded number of the pool's receives: `messages` in the backlog, those whose answers have not
+    /// completed (`send_depth` and `pending_sends`), and those that the caller keeps. The device does not enforce this: it
+    /// gives a receive to whichever message arrives first. Between two polls one peer can therefore take all posted receives.
+    /// Other peers then get RNR NAKs, and retry until the set is polled and receives are posted again. Peers that must not
+    /// affect each other at all need separate receives ([`EndpointBuilder::recv_depth`]) or separate pools.
     ///
     /// Has an effect only in a set and with an [`EndpointBuilder::receive_pool`].
     pub fn receive_share(mut self, messages: u32) -> Self {

@@ -121,8 +121,8 @@ impl<I: Interface> Poster<I> {
 
     /// Posts the pending work that there is room for.
     ///
-    /// If the provider reports a full queue, the rest is posted after the next completion. After any other failure the endpoint goes
-    /// into error, and work that was not posted completes as flushed.
+    /// If the provider reports a full queue, the rest is posted after the next completion. After any other failure the endpoint
+    /// goes into error, and work that was not posted completes as flushed.
     #[cold]
     #[inline(never)]
     pub(super) fn post_pending(&mut self) {
@@ -155,9 +155,9 @@ impl<I: Interface> Poster<I> {
             };
             let inline = inline.get(..*inline_len).unwrap_or(&[]);
             let wr = WorkRequest::new(sequence).with(*flags);
-            // SAFETY: the memory belongs to the buffer alone. The buffer is in the ring, and stays there until the work has completed
-            // or the queue pair was destroyed: an entry that is or may be posted leaves the ring in no other way. Inline data is
-            // copied in the call. As to the peer's memory, see `Batch::try_add_buffer`.
+            // SAFETY: the memory belongs to the buffer alone. The buffer is in the ring, and stays there until the work has
+            // completed or the queue pair was destroyed: an entry that is or may be posted leaves the ring in no other way.
+            // Inline data is copied in the call. As to the peer's memory, see `Batch::try_add_buffer`.
             unsafe {
                 match self.live.sends.buffer(sequence) {
                     Some(buffer) => add_buffer(&mut raw, wr, verb, *imm, verb.sge(buffer))?,

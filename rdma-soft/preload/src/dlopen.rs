@@ -22,8 +22,9 @@ pub(crate) fn resolve() {
 
 /// Opens this library for the names of libibverbs, and passes other names on.
 ///
-/// The C library searches the run path of its caller, which it finds by the return address on the stack. An optimized build jumps to
-/// the C library's `dlopen`, so the program stays the caller. In other builds the caller is this library, which has no run path.
+/// The C library searches the run path of its caller, which it finds by the return address on the stack. An optimized build
+/// jumps to the C library's `dlopen`, so the program stays the caller. In other builds the caller is this library, which has no
+/// run path.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
     let symbol = NEXT_DLOPEN.get();

@@ -15,12 +15,13 @@ const MOST_REPLIES: u16 = 1024;
 
 /// Decides whether a queue pair's ACKs wait for its next request.
 ///
-/// Programs that exchange requests and replies post soon after a message arrives. A separate ACK then costs both ends a packet, and costs
-/// an end that sleeps a wake-up. Worse, some programs poll for the completion of their own message and then spin on memory. Such a program
-/// stops polling when the ACK arrives, just before the reply. An ACK that is sent with the reply avoids both.
+/// Programs that exchange requests and replies post soon after a message arrives. A separate ACK then costs both ends a packet,
+/// and costs an end that sleeps a wake-up. Worse, some programs poll for the completion of their own message and then spin on
+/// memory. Such a program stops polling when the ACK arrives, just before the reply. An ACK that is sent with the reply avoids
+/// both.
 ///
-/// The history of the queue pair predicts whether its program replies, as with delayed ACKs of TCP. Each delay without a reply doubles the
-/// number of replies in a row that the next delay requires.
+/// The history of the queue pair predicts whether its program replies, as with delayed ACKs of TCP. Each delay without a reply
+/// doubles the number of replies in a row that the next delay requires.
 #[derive(Debug)]
 pub(crate) struct AckDelay {
     /// Replies in a row.

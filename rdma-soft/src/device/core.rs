@@ -212,8 +212,8 @@ impl Device {
                 self.leave(core);
                 return any;
             }
-            // A program that polls all the time polls or posts again. That sends the ACKs, together with posted work. If the program
-            // stops, the server sends them, or the call that ends the queue pair or the program does.
+            // A program that polls all the time polls or posts again. That sends the ACKs, together with posted work. If the
+            // program stops, the server sends them, or the call that ends the queue pair or the program does.
             core.send_now(now, true);
             core.receive(now, Look::Glance)
         });
@@ -230,8 +230,8 @@ impl Device {
         if idle % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 
-    /// Wakes the servers of peers on this host that have not answered. A server may be idle although its program has stopped polling
-    /// and waits for memory to change.
+    /// Wakes the servers of peers on this host that have not answered. A server may be idle although its program has stopped
+    /// polling and waits for memory to change.
     fn kick(&self) {
         if let Some(mut core) = self.try_lock() {
             core.links.iter_mut().for_each(|link| link.outbox.kick());

@@ -50,8 +50,9 @@ impl Signal {
         if let Some(result) = read_now(self.fd()) {
             return result;
         }
-        // This does not wait, because no other thread reads the count between the two calls. The device is locked for the signal of a
-        // channel or a context, and only the server thread lowers its own signal. `take` reads no count on such a kernel.
+        // This does not wait, because no other thread reads the count between the two calls. The device is locked for the
+        // signal of a channel or a context, and only the server thread lowers its own signal. `take` reads no count on such a
+        // kernel.
         matches!(is_readable(self.fd(), 0), Ok(true)) && read(self.fd()).is_ok()
     }
 
@@ -65,8 +66,8 @@ impl Signal {
 
 /// Signals to raise when this is dropped, each with its number of events.
 ///
-/// A thread that an event wakes locks the device next, and may preempt the thread that woke it. So threads are woken after the device is
-/// unlocked.
+/// A thread that an event wakes locks the device next, and may preempt the thread that woke it. So threads are woken after the
+/// device is unlocked.
 #[derive(Debug, Default)]
 pub(super) struct Late {
     /// Needs no allocation. More than two channels at a time are rare.
@@ -191,11 +192,13 @@ fn is_readable(fd: RawFd, timeout: libc::c_int) -> io::Result<bool> {
 
 /// A completion channel.
 ///
-/// Its queue changes with the device locked. A thread first takes one from the count of the signal, by [`take`], and then takes the event from
-/// the queue. So a program sees both agree: while the queue has an event that no thread is taking, the descriptor is readable or about to be.
+/// Its queue changes with the device locked. A thread first takes one from the count of the signal, by [`take`], and then takes
+/// the event from the queue. So a program sees both agree: while the queue has an event that no thread is taking, the
+/// descriptor is readable or about to be.
 ///
-/// Destroying a completion queue works the other way round: it removes its events from the queue first. Other threads may already have taken
-/// some of them from the count. The channel owes these: as many threads find no event. `counted + held = queued + owed`.
+/// Destroying a completion queue works the other way round: it removes its events from the queue first. Other threads may
+/// already have taken some of them from the count. The channel owes these: as many threads find no event. `counted + held =
+/// queued + owed`.
 #[derive(Debug)]
 pub(crate) struct Channel {
     signal: Arc<Signal>,

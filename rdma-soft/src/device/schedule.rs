@@ -23,9 +23,9 @@ struct SchedAttr {
 
 /// Asks the kernel to run this thread soon after it is woken. Needs no privileges.
 ///
-/// The thread runs for a few microseconds at a time. A program that waits for memory to change occupies its processor for a whole slice,
-/// 2.8 ms by default, and since Linux 6.6 a thread with a slice of the same length does not preempt it. A thread with a shorter slice
-/// does, since Linux 6.12. Older kernels ignore the slice.
+/// The thread runs for a few microseconds at a time. A program that waits for memory to change occupies its processor for a
+/// whole slice, 2.8 ms by default, and since Linux 6.6 a thread with a slice of the same length does not preempt it. A thread
+/// with a shorter slice does, since Linux 6.12. Older kernels ignore the slice.
 pub(super) fn prefer_latency() {
     // With the default timer slack the kernel may delay a timer by 50 µs.
     // SAFETY: the arguments are numbers, and only this thread changes.

@@ -28,9 +28,9 @@ const DOUBT: (Duration, Duration) = (Duration::from_millis(2), Duration::from_mi
 
 /// The first and the last nap after something has arrived that raised no event: each is twice as long as the one before.
 ///
-/// The program may spin on its memory. If its peer shares the processor, the peer runs only when the program's time slice is over, after
-/// some milliseconds. A nap of this thread shortens that: the thread preempts the program when it wakes up, and when it sleeps again, the
-/// scheduler picks the peer, which has run less.
+/// The program may spin on its memory. If its peer shares the processor, the peer runs only when the program's time slice is
+/// over, after some milliseconds. A nap of this thread shortens that: the thread preempts the program when it wakes up, and
+/// when it sleeps again, the scheduler picks the peer, which has run less.
 const NAPS: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(3200));
 
 /// Wakes the thread while it waits.
@@ -78,8 +78,8 @@ impl Wake {
 
     /// Whether the thread looks at the device by `at` without being woken.
     ///
-    /// Call it with the device locked. The thread sets its deadline with the device locked, too, and clears it after waking up and before
-    /// locking the device. So a thread that is awake has yet to see what the caller leaves.
+    /// Call it with the device locked. The thread sets its deadline with the device locked, too, and clears it after waking up
+    /// and before locking the device. So a thread that is awake has yet to see what the caller leaves.
     pub(super) fn wakes_before(&self, at: Time) -> bool {
         self.until.load(Ordering::SeqCst) <= at.0
     }

@@ -156,8 +156,8 @@ pub(super) fn packet_len(headers: &[u8], payload: &[Part]) -> usize {
 /// Adds a packet.
 ///
 /// # Safety
-/// The payload is valid for reads. A peer may write to exposed parts of it meanwhile. The packet then has old and new bytes, with a CRC
-/// that matches them.
+/// The payload is valid for reads. A peer may write to exposed parts of it meanwhile. The packet then has old and new bytes,
+/// with a CRC that matches them.
 pub(super) unsafe fn append(to: &mut Vec<u8>, seed: &IcrcSeed, identification: u16, headers: &[u8], payload: &[Part]) {
     let (start, len) = (to.len(), packet_len(headers, payload));
     to.reserve(len);

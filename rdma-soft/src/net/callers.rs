@@ -122,8 +122,8 @@ impl Caller {
         if std::mem::take(&mut self.has_woken) {
             near::take_wakes(self.connection.as_fd());
         } else if was_woken {
-            // The peer sends one byte each time it finds this end asleep. If the byte has not arrived yet, it wakes this end in vain
-            // later, and is read then.
+            // The peer sends one byte each time it finds this end asleep. If the byte has not arrived yet, it wakes this end in
+            // vain later, and is read then.
             near::take_wake(self.connection.as_fd());
         }
     }

@@ -266,9 +266,9 @@ impl Receiver {
 
     /// Has the sender wake this end for the next message: `false` where there is one already.
     ///
-    /// Each end writes one word and then reads the other's, with a fence between. The receiver writes that it sleeps and reads the tail.
-    /// The sender writes the tail and reads whether the receiver sleeps. At least one of them sees the other's write, so the receiver
-    /// never sleeps while a message waits.
+    /// Each end writes one word and then reads the other's, with a fence between. The receiver writes that it sleeps and reads
+    /// the tail. The sender writes the tail and reads whether the receiver sleeps. At least one of them sees the other's write,
+    /// so the receiver never sleeps while a message waits.
     pub(super) fn sleep(&mut self) -> bool {
         self.is_asleep = true;
         self.mapping.control().is_asleep.0.store(1, Ordering::Relaxed);

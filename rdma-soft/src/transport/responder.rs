@@ -36,7 +36,8 @@ pub struct Responder {
     answers: VecDeque<Answer>,
     /// All up to there is to be acknowledged, after the answers.
     due: Option<Psn>,
-    /// ACKs that the peer has requested since the last one was sent. A retransmitted request counts twice, as the peer waits already.
+    /// ACKs that the peer has requested since the last one was sent. A retransmitted request counts twice, as the peer waits
+    /// already.
     asked: u32,
     has_failed: bool,
     /// With which refusal it has, and of which packet.

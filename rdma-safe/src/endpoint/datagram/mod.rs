@@ -282,8 +282,8 @@ impl DatagramBatch<'_> {
     /// Adds a send.
     ///
     /// # Errors
-    /// As [`DatagramEndpoint::post`]; the batch is as before then. [`PostError::EndpointFull`] means that completions have to be taken
-    /// first.
+    /// As [`DatagramEndpoint::post`]; the batch is as before then. [`PostError::EndpointFull`] means that completions have to
+    /// be taken first.
     #[inline]
     pub fn add(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
         self.0.add_datagram(work, peer)

@@ -77,8 +77,9 @@ use room::Room;
 /// this loop with [`PostError::EndpointFull`](crate::PostError::EndpointFull).
 ///
 /// [`EndpointBuilder::receive_share`] prevents that. A request is handed out only when there is room for its answer, and the
-/// endpoints take turns. If a client exceeds its share, its connection ends with a failed completion, and the loop above returns its
-/// buffers to the pool as for any other lost client. Without a share, [`EndpointBuilder::pending_sends`] lets answers wait.
+/// endpoints take turns. If a client exceeds its share, its connection ends with a failed completion, and the loop above
+/// returns its buffers to the pool as for any other lost client. Without a share, [`EndpointBuilder::pending_sends`] lets
+/// answers wait.
 ///
 /// The queue cannot overrun: an endpoint for whose work it may have no room is refused when it is built
 /// ([`Error::EndpointSetFull`]). Of each endpoint there have to fit its [sends](EndpointBuilder::send_depth) and, unless it takes

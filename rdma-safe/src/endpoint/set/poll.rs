@@ -57,7 +57,8 @@ impl EndpointSet {
     #[inline(never)]
     fn poll_slowly(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
         if self.members.is_in_turn() {
-            // Turns depend on all completions in the queue. The queue holds no more than its capacity, and no receive is posted meanwhile.
+            // Turns depend on all completions in the queue. The queue holds no more than its capacity, and no receive is posted
+            // meanwhile.
             for _ in 0..=self.cq.capacity() {
                 if !self.look()? {
                     break;
