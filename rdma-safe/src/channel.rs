@@ -23,7 +23,8 @@ use crate::{Context, Errno, Error, Result, readiness};
 ///
 /// With tokio, wrap a clone of the channel in an `AsyncFd` once. Then, in a loop: arm the queue, poll it until it is empty, await
 /// `readable()`, take events with [`CompletionChannel::try_event`] until there is none, and only then call `clear_ready()`.
-/// [`AsyncEvents`](crate::AsyncEvents) and [`cm::EventChannel`](crate::cm::EventChannel) work in the same way.
+/// [`AsyncEvents`](crate::AsyncEvents) and [`cm::EventChannel`](crate::cm::EventChannel) work in the same way. The loop for an
+/// [`Endpoint`](crate::Endpoint) or an [`EndpointSet`](crate::EndpointSet) is at [`Armed`](crate::Armed).
 ///
 /// Leave reading it, and its flags, to this type: an event that is read from the descriptor itself is never acknowledged, and
 /// the destruction of its queue then waits for ever.
@@ -210,8 +211,9 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// For reactors that take a raw descriptor, such as tokio's `AsyncFd`. Give it a clone of the channel, which keeps the descriptor
-/// open.
+/// For reactors that take a raw descriptor, such as tokio's `AsyncFd`: give it a clone. All clones return the same descriptor,
+/// which is open until the last of them is dropped. That is what the `unsafe` `AsyncFd::register` of tokio 1.54 asks for; `new`
+/// of older releases is safe.
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()

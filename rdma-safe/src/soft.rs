@@ -20,6 +20,9 @@
 //! | … the kernel has no RDMA device (`/sys/class/infiniband_verbs`), or there is no libibverbs | soft0 |
 //! | … otherwise | libibverbs of the system |
 //!
+//! A device of another name is for the program to open: `Device::by_name` then says that there is only soft0. `Device::first`
+//! does not read `RDMA_DEVICE`.
+//!
 //! `soft0` has no connection manager: everything in [`cm`](crate::cm) is refused with `EOPNOTSUPP`. Addresses of queue pairs
 //! ([`QueuePairAddress`](crate::QueuePairAddress)) are exchanged out of band.
 

@@ -85,8 +85,8 @@ fn addresses_and_faults_that_are_none_are_named() {
         ("RDMA_SOFT_ADDR", "elsewhere", "\"elsewhere\" is no IP address"),
         // Of a network for documentation.
         ("RDMA_SOFT_ADDR", "203.0.113.77", "203.0.113.77 is not an address of this machine"),
-        ("RDMA_SOFT_ADDR", "127.3.3.3,::ffff:127.3.3.3", "127.3.3.3 is there twice"),
-        ("RDMA_SOFT_UDP", "yes", "RDMA_SOFT_UDP=yes: it takes 1"),
+        ("RDMA_SOFT_ADDR", "127.3.3.3,::ffff:127.3.3.3", "127.3.3.3 is listed twice"),
+        ("RDMA_SOFT_UDP", "yes", "RDMA_SOFT_UDP=yes: use 1"),
         ("RDMA_SOFT_FAULTS", "drop=2", "drop=2: a share of packets is a number from 0 to 1"),
     ] {
         let Some(output) = run("devinfo", &[], &[(variable, value)]) else { return };

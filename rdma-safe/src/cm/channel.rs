@@ -155,8 +155,9 @@ impl AsFd for EventChannel {
     }
 }
 
-/// For reactors that take a raw descriptor, such as tokio's `AsyncFd`. Give it a clone of the channel, which keeps the descriptor
-/// open.
+/// For reactors that take a raw descriptor, such as tokio's `AsyncFd`: give it a clone. All clones return the same descriptor,
+/// which is open until the last of them is dropped. That is what the `unsafe` `AsyncFd::register` of tokio 1.54 asks for; `new`
+/// of older releases is safe.
 impl AsRawFd for EventChannel {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()

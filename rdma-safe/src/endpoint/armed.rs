@@ -29,6 +29,9 @@
 /// }
 /// # }
 /// ```
+/// Without a reactor, [`CompletionChannel::wait`](crate::CompletionChannel::wait) sleeps with a deadline. With tokio, make an
+/// `AsyncFd` of a clone of the channel once; then the last arm is `Armed::Wait => fd.readable().await?.clear_ready()`. Without
+/// `clear_ready` the loop spins, and silently.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use = "completions that came before arming raise no event: `Armed::Poll` says to poll again, and not to wait"]
 pub enum Armed {

@@ -128,8 +128,11 @@ impl<'a> EndpointBuilder<'a> {
     /// pending, more work is refused with [`PostError::EndpointFull`](crate::PostError::EndpointFull), which gives the buffer
     /// back. Work of a [`Batch`](crate::Batch) never waits, and is refused while other work is pending.
     ///
-    /// A server that answers each request needs this or [`EndpointBuilder::receive_share`]. A client may send its next request as
-    /// soon as it has an answer, before the server gets the ACK of that answer. Verbs do not bound how much later the ACK arrives.
+    /// This absorbs a burst and guarantees nothing. A client may send its next request as soon as it has an answer, before the
+    /// server gets the ACK of that answer, and verbs do not bound how much later the ACK arrives. When packets are lost, a client
+    /// that keeps n requests unanswered can leave more than n answers unacknowledged. A server that answers requests handles
+    /// `EndpointFull` by ending that client, or uses [`EndpointBuilder::receive_share`], which holds a request back until there
+    /// is room for its answer.
     ///
     /// When the connection fails, pending work completes as flushed, after the posted work. [`Endpoint::close`] and
     /// [`EndpointSet::remove`] return its buffers with the others.
@@ -156,6 +159,8 @@ impl<'a> EndpointBuilder<'a> {
 
     /// Messages of the peer that may wait in an [`EndpointSet`], each in a receive of the pool; no limit unless set.
     ///
+    /// It has no effect without [`EndpointBuilder::receive_pool`] and [`EndpointBuilder::build_in`].
+    ///
     /// With a share, the endpoints of the set take turns. [`EndpointSet::poll`] first moves all completions of the device into
     /// a backlog for each endpoint, and then hands out one completion of each endpoint per round. A peer that floods therefore
     /// delays another by one completion, however many messages it has sent. A message stays in the backlog while
@@ -165,15 +170,14 @@ impl<'a> EndpointBuilder<'a> {
     /// A message that finds `messages` others in the backlog ends the connection. The queue pair goes into error, and the set
     /// hands the message out next, as a failed receive whose [`Completion::exceeded_share`](crate::Completion::exceeded_share)
     /// is `messages`. [`EndpointSet::remove`] then returns the buffers of the backlog. Choose at least as many messages as the
-    /// protocol allows a peer to have unanswered.
+    /// protocol allows a peer to have unanswered. The peer is not told: its next send fails, but a peer that only waits for
+    /// answers waits on, so tell it over the connection by which addresses were exchanged.
     ///
     /// One peer thus holds a bounded number of the pool's receives: `messages` in the backlog, those whose answers have not
     /// completed (`send_depth` and `pending_sends`), and those that the caller keeps. The device does not enforce this: it
     /// gives a receive to whichever message arrives first. Between two polls one peer can therefore take all posted receives.
     /// Other peers then get RNR NAKs, and retry until the set is polled and receives are posted again. Peers that must not
     /// affect each other at all need separate receives ([`EndpointBuilder::recv_depth`]) or separate pools.
-    ///
-    /// Has an effect only in a set and with an [`EndpointBuilder::receive_pool`].
     pub fn receive_share(mut self, messages: u32) -> Self {
         self.receive_share = Some(messages);
         self
@@ -270,11 +274,11 @@ impl<'a> EndpointBuilder<'a> {
     pub fn build_datagrams(mut self, qkey: u32) -> Result<DatagramEndpoint> {
         self.qp_type = QueuePairType::UD;
         if self.pool.is_some() {
-            let instead = "datagrams go into receives of the endpoint's own; leave the pool out";
+            let instead = "a datagram endpoint posts its own receives; leave EndpointBuilder::receive_pool unset";
             return Err(Error::WrongType { what: "EndpointBuilder::receive_pool", qp_type: self.qp_type, instead });
         }
         if self.pending_sends != 0 {
-            let instead = "datagrams are acknowledged by nobody and make room soon; leave pending sends out";
+            let instead = "datagram sends complete without an ACK; leave EndpointBuilder::pending_sends unset";
             return Err(Error::WrongType { what: "EndpointBuilder::pending_sends", qp_type: self.qp_type, instead });
         }
         let port = self.init.port_number();

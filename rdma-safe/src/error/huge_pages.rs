@@ -30,11 +30,11 @@ impl fmt::Display for HugePagesError {
             Some(free) => {
                 write!(
                     f,
-                    " and {free} are free, some of them promised to others (see HugePages_Rsvd in /proc/meminfo), "
+                    " and {free} are free, some of them reserved by other mappings (see HugePages_Rsvd in /proc/meminfo), "
                 )?;
                 write!(f, "or a cgroup allows fewer (hugetlb.2MB.max): raise the limit, or /proc/sys/vm/nr_hugepages")
             }
-            None => write!(f, " and this kernel has none of that size: see /proc/sys/vm/nr_hugepages"),
+            None => write!(f, " and this kernel has no huge pages of that size: see /proc/sys/vm/nr_hugepages"),
         }
     }
 }
@@ -53,7 +53,7 @@ mod tests {
                 "3 pages of 2 MiB are needed and 2 are free: as root, raise /proc/sys/vm/nr_hugepages by at least 1",
             ),
             (Some(3), "hugetlb.2MB.max"),
-            (None, "this kernel has none of that size"),
+            (None, "this kernel has no huge pages of that size"),
         ] {
             let error = HugePagesError { len: 5 << 20, pages: 3, free, errno: Errno(libc::ENOMEM) }.to_string();
             assert!(

@@ -230,7 +230,7 @@ pub enum PostError {
 
     /// The memory window was bound to too many different regions, all of which it keeps.
     #[error(
-        "the memory window keeps the {max} regions that it was bound to, and takes no more: allocate another window and drop \
+        "the memory window already keeps {max} regions and takes no more: allocate another window and drop \
          this one, or see MemoryWindow::release_former"
     )]
     WindowRegions {

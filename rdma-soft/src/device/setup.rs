@@ -13,13 +13,13 @@ pub(super) enum SetupError {
         "RDMA_SOFT_ADDR={value}: {part:?} is no IP address; it takes one, or several with commas between them, of this machine"
     )]
     Address { value: String, part: String },
-    #[error("RDMA_SOFT_ADDR={value}: {address} is there twice")]
+    #[error("RDMA_SOFT_ADDR={value}: {address} is listed twice")]
     Twice { value: String, address: IpAddr },
-    #[error("RDMA_SOFT_UDP={0}: it takes 1, by which peers on this host are talked to by UDP as others are, or 0")]
+    #[error("RDMA_SOFT_UDP={0}: use 1 to reach peers on this host by UDP, or 0")]
     Udp(String),
     #[error("RDMA_SOFT_FAULTS: {0}")]
     Faults(#[from] crate::faults::FaultsError),
-    #[error("no eventfd: {0}")]
+    #[error("cannot create an eventfd: {0}")]
     Wake(#[from] std::io::Error),
 }
 

@@ -34,8 +34,7 @@ use crate::softroce::{Ending, Release};
 ///
 /// Every stage runs, whatever failed before it. The last line is `N passed, N failed, N skipped`: tests, and one for
 /// each stage that has none. A test that prints a line beginning `skipped: ` and passes counts as skipped. On a terminal,
-/// and with `--verbose`, what tests print is shown as it comes. Anywhere it is told again before the last line what failed,
-/// with what it has said.
+/// and with `--verbose`, what tests print is shown as it comes. What failed, and its output, is repeated before the last line.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Leave a stage out; may be given several times
@@ -102,7 +101,7 @@ enum Stage {
     Sanitize,
     /// Tests on an RDMA device, on the software RNIC of this workspace
     Soft,
-    /// Programs of Debian's packages on that RNIC: UCX, and Open MPI over it
+    /// UCX and Open MPI of Debian's packages on soft0; downloads them
     Foreign,
     /// Tests on an RDMA device, on SoftRoCE
     Device,

@@ -79,7 +79,7 @@ use room::Room;
 /// [`EndpointBuilder::receive_share`] prevents that. A request is handed out only when there is room for its answer, and the
 /// endpoints take turns. If a client exceeds its share, its connection ends with a failed completion, and the loop above
 /// returns its buffers to the pool as for any other lost client. Without a share, [`EndpointBuilder::pending_sends`] lets
-/// answers wait.
+/// some answers wait, which does not bound what a client can do: then a full endpoint ends its client, and not the loop.
 ///
 /// The queue cannot overrun: an endpoint for whose work it may have no room is refused when it is built
 /// ([`Error::EndpointSetFull`]). Of each endpoint there have to fit its [sends](EndpointBuilder::send_depth) and, unless it takes

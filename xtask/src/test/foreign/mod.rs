@@ -148,7 +148,7 @@ impl Traffic {
         let text = fs::read_to_string(&self.0)?;
         let sent: Vec<u64> = text.lines().filter_map(sent_bytes).collect();
         ensure!(sent.len() == processes, "counters of {processes} processes:\n{text}");
-        ensure!(sent.iter().any(|sent| *sent >= bytes), "nobody has sent {bytes} bytes over soft0:\n{text}");
+        ensure!(sent.iter().any(|sent| *sent >= bytes), "no process has sent {bytes} bytes over soft0:\n{text}");
         Ok(())
     }
 }
@@ -164,7 +164,7 @@ fn compile_ring(root: &Root) -> Result<PathBuf> {
     cc.args(["-O2", "-Wall", "-Werror", "-I"]).arg(root.mpi_headers()).arg("-o").arg(&program).arg(source);
     // The library's own dependencies are found when the program runs.
     cc.arg(root.mpi_library()).arg("-Wl,--allow-shlib-undefined");
-    process::output(&mut cc).context("no program for Open MPI")?;
+    process::output(&mut cc).context("cannot compile ring.c against Open MPI")?;
     Ok(program)
 }
 

@@ -29,7 +29,7 @@ impl Root {
         let path = workspace::target_dir()?.join("foreign").join(apt::codename());
         let root = Root { path, library: soft::library()? };
         if root.check().is_err() {
-            root.download().context("the programs of Debian's packages cannot be had")?;
+            root.download().context("cannot download Debian's packages")?;
             root.check()?;
         }
         Ok(root)
