@@ -13,7 +13,7 @@ use crate::device::traffic::{RECEIVED, SENT};
 /// count again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct PortCounters {
     /// Packets sent, including those that [`Faults`](crate::faults::Faults) dropped.
     pub sent_packets: u64,
     /// Bytes of these.
@@ -29,9 +29,9 @@ pub struct Counters {
 /// The variable `RDMA_SOFT_STATS` names a file to which a process that has opened the device appends them as one line when it
 /// exits. A process that is killed writes nothing.
 #[must_use]
-pub fn counters() -> Counters {
+pub fn counters() -> PortCounters {
     let ((sent_packets, sent_bytes), (received_packets, received_bytes)) = (SENT.get(), RECEIVED.get());
-    Counters { sent_packets, sent_bytes, received_packets, received_bytes }
+    PortCounters { sent_packets, sent_bytes, received_packets, received_bytes }
 }
 
 /// The file, and the process that appends to it. A child made by `fork` reports nothing.
@@ -49,7 +49,7 @@ pub(crate) fn report_at_exit() {
 
 extern "C" fn report() {
     let Some((file, _)) = REPORT.get().filter(|(_, process)| *process == std::process::id()) else { return };
-    let Counters { sent_packets, sent_bytes, received_packets, received_bytes } = counters();
+    let PortCounters { sent_packets, sent_bytes, received_packets, received_bytes } = counters();
     let line = format!(
         "pid={} sent_packets={sent_packets} sent_bytes={sent_bytes} received_packets={received_packets} \
          received_bytes={received_bytes}\n",

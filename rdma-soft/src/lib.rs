@@ -20,4 +20,4 @@ pub mod wire;
 
 pub use abi::install;
 pub use control::{Objects, objects, set_faults, setup_error};
-pub use counters::{Counters, counters};
+pub use counters::{PortCounters, counters};
