@@ -11,7 +11,7 @@ use super::context::number;
 use super::limits::MAX_CQE;
 use super::refuse::{null, set_errno};
 use super::{events, lock};
-use crate::device::{Armed, Channel, Completions, Cq, Overrun, Signal, device, take};
+use crate::device::{Armed, Channel, ChannelFds, Completions, Cq, Overrun, device};
 
 /// Fields that completions have here.
 const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
@@ -35,32 +35,40 @@ struct CqObject {
     current: ibv_wc,
 }
 
+/// What is behind an `ibv_comp_channel`.
+#[repr(C)]
+struct ChannelObject {
+    raw: ibv_comp_channel,
+    number: u32,
+    fds: ChannelFds,
+}
+
 /// A completion channel.
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let Some(device) = device() else { return null(libc::ENODEV) };
-    let signal = match Signal::new() {
-        Ok(signal) => signal,
+    let fds = match ChannelFds::new() {
+        Ok(fds) => fds,
         Err(error) => return null(error.raw_os_error().unwrap_or(libc::EMFILE)),
     };
-    let fd = signal.fd();
-    let channel = Channel::new(signal);
-    // Where C counts completion queues, which the device does itself.
-    let refcnt = device.lock().state.shared.events.channels.insert(channel) as c_int;
-    Box::into_raw(Box::new(ibv_comp_channel { context, fd, refcnt }))
+    let number = device.lock().state.shared.events.channels.insert(Channel::new(&fds));
+    let raw = ibv_comp_channel { context, fd: fds.epoll.fd(), refcnt: 0 };
+    Box::into_raw(Box::new(ChannelObject { raw, number, fds })).cast()
 }
 
 /// Destroys a channel that no completion queue is on.
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
+    let object = channel.cast::<ChannelObject>();
     // SAFETY: the caller's channel.
-    let number = unsafe { (*channel).refcnt } as u32;
+    let number = unsafe { (*object).number };
+    device.end_direct(number);
     let channels = &mut device.lock().state.shared.events.channels;
     if channels.get(number).is_some_and(|channel| channel.users > 0) {
         return libc::EBUSY;
     }
     channels.remove(number);
     // SAFETY: made by `ibv_create_comp_channel`, and nothing refers to it.
-    drop(unsafe { Box::from_raw(channel) });
+    drop(unsafe { Box::from_raw(object) });
     0
 }
 
@@ -91,7 +99,7 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut CqObject {
         current: ibv_wc::zeroed(),
     }));
     // SAFETY: the caller's channel, where it gives one.
-    let channel = (!channel.is_null()).then(|| unsafe { (*channel).refcnt } as u32);
+    let channel = (!channel.is_null()).then(|| unsafe { (*channel.cast::<ChannelObject>()).number });
     let cq = Cq {
         completions,
         // SAFETY: the caller's context.
@@ -247,9 +255,9 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 ) -> c_int {
     let Some(device) = device() else { return -1 };
     // SAFETY: the caller's channel.
-    let (fd, number) = unsafe { ((*channel).fd, (*channel).refcnt as u32) };
+    let object = unsafe { &*channel.cast::<ChannelObject>() };
     loop {
-        let pending = match take(fd) {
+        let pending = match device.wait_for_event(object.number, &object.fds) {
             Ok(pending) => pending,
             Err(error) => {
                 set_errno(error.raw_os_error().unwrap_or(libc::EIO));
@@ -258,7 +266,8 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         };
         let mut core = device.lock();
         let shared = &mut core.state.shared;
-        let Some(found) = shared.events.take_notice(number, pending).and_then(|of| shared.cqs.get_mut(of)) else {
+        let Some(found) = shared.events.take_notice(object.number, pending).and_then(|of| shared.cqs.get_mut(of))
+        else {
             continue;
         };
         found.queued_events -= 1;

@@ -10,13 +10,14 @@ use rdma_sys::{IBV_MTU_256, ibv_mtu};
 
 use super::ack_delay::ACK_DELAY;
 use super::acknowledged::Acknowledged;
-use super::events::Late;
+use super::direct::{Direct, Frequency};
 use super::net_address;
 use super::outgoing::{Looped, Parts, datagram, packet};
 use super::qp::{Qp, Sending, bytes};
 use super::server;
 use super::setup::{SetupError, addresses, is_by_udp};
 use super::state::State;
+use super::wakeups::Wakeups;
 use crate::faults::Faults;
 use crate::net::{Group, Inbox, Outbox, Readable, Socket};
 use crate::transport::Time;
@@ -39,6 +40,7 @@ pub(crate) struct Device {
     /// Acknowledged events. They have a separate lock: a thread that waits for one then queues for the device's lock.
     acknowledged: Acknowledged,
     pub(crate) server: server::Wake,
+    pub(super) frequency: Frequency,
     /// How often it was polled, more or less: the server leaves a device alone that is.
     polls: AtomicU32,
     /// How often it was polled in vain since something came, more or less.
@@ -52,14 +54,14 @@ pub(crate) struct Device {
 
 /// The locked device. Dropping it unlocks the device and then wakes threads for the events raised meanwhile.
 pub(crate) struct Locked<'a> {
-    // Dropped before `late`, so the device is unlocked when threads are woken.
+    // Dropped before `wakeups`, so the device is unlocked when threads are woken.
     core: MutexGuard<'a, Core>,
-    late: Late,
+    wakeups: Wakeups,
 }
 
 impl<'a> Locked<'a> {
     fn new(core: MutexGuard<'a, Core>) -> Locked<'a> {
-        Locked { core, late: Late::default() }
+        Locked { core, wakeups: Wakeups::default() }
     }
 }
 
@@ -80,8 +82,8 @@ impl DerefMut for Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         let events = &mut self.core.state.shared.events;
-        if events.has_late() {
-            self.late = events.late();
+        if events.has_wakeups() {
+            self.wakeups = events.take_wakeups();
         }
     }
 }
@@ -107,6 +109,7 @@ pub(crate) struct Core {
     heard: Time,
     pub(crate) state: State,
     pub(crate) links: Vec<Link>,
+    pub(super) direct: Direct,
     parts: Parts,
     /// The addresses of the links.
     own: Vec<IpAddr>,
@@ -182,11 +185,13 @@ impl Device {
                 heard: Time(0),
                 state: State::new(),
                 links,
+                direct: Direct::default(),
                 parts: Parts::new(),
                 own,
             }),
             acknowledged: Acknowledged::default(),
             server: server::Wake::new()?,
+            frequency: Frequency::new(),
             polls: AtomicU32::new(0),
             idle: AtomicU32::new(0),
             turn: Mutex::new(()),

@@ -5,8 +5,12 @@
 
 mod ack_delay;
 mod acknowledged;
+mod blocking_wait;
+mod channel;
 mod core;
 mod cq;
+mod direct;
+mod epoll;
 mod events;
 mod host;
 #[cfg(test)]
@@ -21,15 +25,19 @@ mod queues;
 mod schedule;
 mod server;
 mod setup;
+mod signal;
 mod slab;
 mod state;
 pub(crate) mod traffic;
+mod wakeups;
 
 pub(crate) use self::core::{Core, Device, Locked, device, setup_error};
+pub(crate) use channel::{Channel, ChannelFds};
 pub(crate) use cq::{Armed, Completions, Cq, Overrun};
-pub(crate) use events::{Channel, Context, Signal, take, wait};
+pub(crate) use events::Context;
 pub(crate) use host::Identity;
 pub(crate) use keys::{Binding, Registration};
 pub(crate) use net_address::{Destination, address, gid, group_gid};
 pub(crate) use qp::{PKEY, Qp};
 pub(crate) use queues::{Job, ReceiveQueue, Srq, Task};
+pub(crate) use signal::{Signal, wait};

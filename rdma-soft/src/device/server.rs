@@ -8,9 +8,10 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::ack_delay::ACK_DELAY;
 use super::core::{Core, Device, Look};
-use super::events::Signal;
 use super::schedule;
+use super::signal::Signal;
 use crate::net::Readable;
 use crate::transport::Time;
 
@@ -194,6 +195,9 @@ impl Watch {
         let start = device.now();
         {
             let mut core = device.lock_in_turn();
+            if core.direct.is_some() {
+                return;
+            }
             // From here on packets do not wake the thread. Peers without an answer do: `Lane::kick`.
             core.wake_up();
             waits.fill_idle(&core, wake);
@@ -250,9 +254,11 @@ impl Waits {
         for (index, link) in core.links.iter().enumerate() {
             self.links.push(self.fds.len());
             let blocked = if core.is_blocked(index) { libc::POLLOUT } else { 0 };
-            self.fds.push(pollfd(link.socket.fd().as_raw_fd(), libc::POLLIN | blocked));
+            // Packets wake the program if its channel is direct.
+            let (packets, near) = if core.direct.is_some() { (0, None) } else { (libc::POLLIN, link.socket.near_fd()) };
+            self.fds.push(pollfd(link.socket.fd().as_raw_fd(), packets | blocked));
             // A negative descriptor is skipped.
-            self.fds.push(pollfd(link.socket.near_fd().map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN));
+            self.fds.push(pollfd(near.map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN));
             self.fds.extend(link.groups.iter().map(|(_, group)| pollfd(group.fd().as_raw_fd(), libc::POLLIN)));
         }
     }
@@ -308,8 +314,9 @@ fn serve(device: &Device) {
     let mut waits = Waits { fds: Vec::new(), links: Vec::new(), readable: Vec::new() };
     let mut nap = NAPS.1;
     let mut is_first = true;
+    let mut is_direct = false;
     loop {
-        let is_polled = watch.is_polled(device);
+        let is_polled = !is_direct && watch.is_polled(device);
         if is_polled {
             watch.stand_by(device, &mut waits);
         }
@@ -318,9 +325,12 @@ fn serve(device: &Device) {
         let now = device.now();
         // A timer expires only if nothing was left anywhere.
         let is_due = core.wake_at().is_some_and(|at| at <= now);
-        let look = if std::mem::take(&mut is_first) && !is_polled && !is_due { waits.look() } else { Look::Everywhere };
+        let is_known = std::mem::take(&mut is_first) && !is_polled && !is_due && !is_direct;
+        let look = if is_known { waits.look() } else { Look::Everywhere };
         let notices = core.state.shared.events.notices();
-        if core.progress_there(now, look) {
+        let has_found = core.progress_there(now, look);
+        is_direct = device.review_direct(&mut core, has_found, now);
+        if has_found {
             // A program that gets an event sleeps, and needs no naps.
             nap = if core.state.shared.events.notices() == notices { NAPS.0 } else { NAPS.1 };
         }
@@ -333,6 +343,9 @@ fn serve(device: &Device) {
         if nap < NAPS.1 {
             deadline = deadline.into_iter().chain([now + nap]).min();
             nap *= 2;
+        }
+        if is_direct {
+            deadline = deadline.into_iter().chain([now + ACK_DELAY]).min();
         }
         // The next thread that locks the device compares with this deadline, even if this thread is not asleep yet.
         wake.waits_until(deadline);

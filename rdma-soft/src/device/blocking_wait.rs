@@ -1,0 +1,124 @@
+//! Waiting for several descriptors as `read(2)` waits for one.
+//!
+//! A signal ends `poll(2)` in any case. It ends `read(2)` only if its handler was installed without `SA_RESTART`, and programs rely
+//! on that for `ibv_get_cq_event(3)`.
+
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// How a wait has ended.
+pub(super) struct Woken {
+    /// One of the descriptors is readable.
+    pub(super) is_ready: bool,
+    /// A signal came whose handler ends calls.
+    pub(super) is_interrupted: bool,
+}
+
+/// Waits until one of the descriptors is readable. Signals are blocked meanwhile.
+pub(super) fn wait(fds: [RawFd; 2], timeout: Duration) -> Woken {
+    let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    let all = set(|set| {
+        // SAFETY: the set is there to be filled.
+        unsafe { libc::sigfillset(set) };
+    });
+    let before = set(|before| {
+        // SAFETY: both sets are there.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, before) };
+    });
+    let millis = timeout.as_millis() as libc::c_int;
+    // SAFETY: as many entries as it says.
+    let found = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
+    let woken = Woken { is_ready: found > 0, is_interrupted: has_interrupted(&before) };
+    // SAFETY: the set is there. Handlers of signals that came run here.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    woken
+}
+
+fn set(fill: impl FnOnce(*mut libc::sigset_t)) -> libc::sigset_t {
+    let mut set = MaybeUninit::zeroed();
+    fill(set.as_mut_ptr());
+    // SAFETY: it was filled, and zero is a value, too.
+    unsafe { set.assume_init() }
+}
+
+/// Whether a signal waits that is not in the set, and whose handler ends calls.
+fn has_interrupted(blocked: &libc::sigset_t) -> bool {
+    let pending = set(|pending| {
+        // SAFETY: the set is there.
+        unsafe { libc::sigpending(pending) };
+    });
+    (1..=libc::SIGRTMAX()).any(|signal| {
+        // SAFETY: the sets are there.
+        let is_new =
+            unsafe { libc::sigismember(&raw const pending, signal) == 1 && libc::sigismember(blocked, signal) == 0 };
+        is_new && ends_calls(signal)
+    })
+}
+
+fn ends_calls(signal: libc::c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the structure is there; nothing is changed.
+    let found = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: zero is a value, too.
+    let action = unsafe { action.assume_init() };
+    let has_handler = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
+    found == 0 && has_handler && action.sa_flags & libc::SA_RESTART == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use super::*;
+    use crate::device::signal::Signal;
+
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn handler(_: libc::c_int) {
+        HANDLED.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Waits while signals come, until `is_over`, and returns how many waits were interrupted.
+    fn interrupted(signal: libc::c_int, flags: libc::c_int, is_over: impl Fn(u32) -> bool) -> u32 {
+        let action = libc::sigaction {
+            sa_sigaction: handler as extern "C" fn(libc::c_int) as usize,
+            sa_flags: flags,
+            // SAFETY: zero is the empty set.
+            ..unsafe { std::mem::zeroed() }
+        };
+        // SAFETY: the structure is there, and the handler only counts.
+        assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
+        let idle = Signal::new().unwrap();
+        let (is_done, waits) = (AtomicBool::new(false), AtomicU32::new(0));
+        // SAFETY: it takes nothing.
+        let waiter = unsafe { libc::pthread_self() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::SeqCst) {
+                    // SAFETY: the thread waits for this one to end.
+                    unsafe { libc::pthread_kill(waiter, signal) };
+                    std::thread::yield_now();
+                }
+            });
+            while !is_over(waits.load(Ordering::SeqCst)) {
+                let woken = wait([idle.fd(), -1], Duration::from_millis(1));
+                assert!(!woken.is_ready);
+                waits.fetch_add(u32::from(woken.is_interrupted), Ordering::SeqCst);
+            }
+            is_done.store(true, Ordering::SeqCst);
+        });
+        waits.into_inner()
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it waits for descriptors")]
+    fn a_signal_ends_a_wait_unless_its_handler_has_calls_restarted() {
+        interrupted(libc::SIGUSR1, 0, |waits| waits > 3);
+        let before = HANDLED.load(Ordering::SeqCst);
+        let enough = |_| HANDLED.load(Ordering::SeqCst) > before + 3;
+        assert_eq!(interrupted(libc::SIGUSR2, libc::SA_RESTART, enough), 0);
+    }
+}

@@ -1,0 +1,177 @@
+//! Completion channels.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, OnceLock};
+
+use super::epoll::Epoll;
+use super::signal::{Signal, is_nonblocking, is_readable, read, read_now};
+
+/// An event of a completion channel, before it is taken from the channel's queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pending {
+    /// It was taken from the count of the descriptor.
+    Taken,
+    /// It is still counted, and another thread may be faster.
+    Counted,
+}
+
+/// The descriptors of a completion channel.
+#[derive(Clone, Debug)]
+pub(crate) struct ChannelFds {
+    /// What the program waits for: a set of `signal` and, while the channel is [direct](super::direct), the sockets.
+    pub(crate) epoll: Arc<Epoll>,
+    pub(crate) signal: Arc<Signal>,
+}
+
+impl ChannelFds {
+    pub(crate) fn new() -> io::Result<ChannelFds> {
+        let (epoll, signal) = (Epoll::new()?, Signal::new()?);
+        epoll.add(signal.fd(), 0)?;
+        Ok(ChannelFds { epoll: Arc::new(epoll), signal: Arc::new(signal) })
+    }
+
+    pub(super) fn is_nonblocking(&self) -> io::Result<bool> {
+        is_nonblocking(self.epoll.fd())
+    }
+}
+
+/// Takes an event of a completion channel from the count of its signal. Never waits.
+pub(super) fn take_now(fd: RawFd) -> Option<Pending> {
+    match read_now(fd) {
+        Some(is_taken) => is_taken.then_some(Pending::Taken),
+        None => matches!(is_readable(fd, 0), Ok(true)).then_some(Pending::Counted),
+    }
+}
+
+/// Waits for an event of a completion channel, without the device locked, as long as it takes.
+///
+/// # Errors
+/// `EINTR`.
+pub(super) fn take(fd: RawFd) -> io::Result<Pending> {
+    // Without `read_now`, `Signal::lower` would block if this thread took the count first.
+    static CAN_TAKE: OnceLock<bool> = OnceLock::new();
+    if *CAN_TAKE.get_or_init(|| Signal::new().is_ok_and(|signal| read_now(signal.fd()).is_some())) {
+        read(fd).map(|()| Pending::Taken)
+    } else {
+        is_readable(fd, -1).map(|_| Pending::Counted)
+    }
+}
+
+/// A completion channel.
+///
+/// Its queue changes with the device locked. A thread first takes one from the count of the signal, by [`take`], and then takes
+/// the event from the queue. So a program sees both agree: while the queue has an event that no thread is taking, the
+/// descriptor is readable or about to be.
+///
+/// Destroying a completion queue works the other way round: it removes its events from the queue first. Other threads may
+/// already have taken some of them from the count. The channel owes these: as many threads find no event. `counted + held =
+/// queued + owed`.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pub(super) signal: Arc<Signal>,
+    /// Completion queues with an event, once for each event.
+    pub(super) queue: VecDeque<u32>,
+    /// Events that threads have taken from the count, and that are no longer in the queue.
+    owed: usize,
+    pub(crate) users: u32,
+}
+
+impl Channel {
+    pub(crate) fn new(fds: &ChannelFds) -> Channel {
+        Channel { signal: Arc::clone(&fds.signal), queue: VecDeque::with_capacity(64), owed: 0, users: 0 }
+    }
+
+    /// Takes the oldest event and returns its completion queue.
+    ///
+    /// Returns `None` if that completion queue was destroyed, or if another thread was faster.
+    pub(super) fn take(&mut self, pending: Pending) -> Option<u32> {
+        match pending {
+            Pending::Taken if self.owed > 0 => {
+                self.owed -= 1;
+                None
+            }
+            Pending::Taken => self.queue.pop_front(),
+            Pending::Counted => {
+                self.signal.settle();
+                if self.signal.lower() { self.queue.pop_front() } else { None }
+            }
+        }
+    }
+
+    /// Removes the events of a completion queue that is destroyed.
+    pub(crate) fn forget(&mut self, cq: u32) {
+        self.signal.settle();
+        let before = self.queue.len();
+        self.queue.retain(|of| *of != cq);
+        for _ in self.queue.len()..before {
+            if !self.signal.lower() {
+                self.owed += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::events::Events;
+
+    /// Events with a channel.
+    fn events() -> (Events, u32, ChannelFds) {
+        let mut events = Events::new();
+        let fds = ChannelFds::new().unwrap();
+        let channel = events.channels.insert(Channel::new(&fds));
+        (events, channel, fds)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it waits for descriptors")]
+    fn a_thread_is_woken_by_an_event_when_the_device_is_unlocked() {
+        let (mut events, channel, fds) = events();
+        events.notify(channel, 7);
+        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+        drop(events.take_wakeups());
+        assert!(is_readable(fds.epoll.fd(), 0).unwrap());
+        let pending = take(fds.signal.fd()).unwrap();
+        assert_eq!(events.take_notice(channel, pending), Some(7));
+        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it waits for descriptors")]
+    fn a_channel_is_readable_as_long_as_its_queue_has_events_also_when_a_completion_queue_goes() {
+        let (mut events, channel, fds) = events();
+        let notify = |events: &mut Events, cqs: &[u32]| {
+            cqs.iter().for_each(|cq| events.notify(channel, *cq));
+            drop(events.take_wakeups());
+        };
+        notify(&mut events, &[1, 2, 1]);
+        events.channels.get_mut(channel).unwrap().forget(1);
+        let pending = take(fds.signal.fd()).unwrap();
+        assert_eq!(events.take_notice(channel, pending), Some(2));
+        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+        // A thread has taken the event of a completion queue that is then destroyed.
+        notify(&mut events, &[3]);
+        let pending = take(fds.signal.fd()).unwrap();
+        events.channels.get_mut(channel).unwrap().forget(3);
+        notify(&mut events, &[4]);
+        assert_eq!(events.take_notice(channel, pending), None);
+        assert!(is_readable(fds.epoll.fd(), 0).unwrap());
+        let pending = take(fds.signal.fd()).unwrap();
+        assert_eq!(events.take_notice(channel, pending), Some(4));
+        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it waits for descriptors")]
+    fn where_the_count_is_left_alone_an_event_is_taken_from_it_with_the_device_locked() {
+        let (mut events, channel, fds) = events();
+        events.notify(channel, 1);
+        drop(events.take_wakeups());
+        assert_eq!(events.take_notice(channel, Pending::Counted), Some(1));
+        assert_eq!(events.take_notice(channel, Pending::Counted), None);
+        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+    }
+}

@@ -1,0 +1,446 @@
+//! Waking a program by the packets themselves.
+//!
+//! A packet for a program that sleeps wakes the server thread, and the event that the server raises wakes the program. Where
+//! events follow each other closely, the two wake-ups take longer than all the rest. So the completion channel of such a program
+//! becomes *direct*: packets wake the thread that waits for the channel, and that thread takes them in `ibv_get_cq_event(3)`.
+//!
+//! The server thread keeps time meanwhile. It serves timers and multicast groups, and looks for packets each [`ACK_DELAY`](super::ack_delay::ACK_DELAY), so
+//! they wait for a busy program no longer than that. It ends the direct mode when the program stops waiting so often.
+//!
+//! While a channel is direct, peers on this host are asked to wake this end: each [`Core::sleep`] is followed by no
+//! [`Core::wake_up`]. So a packet that nobody has taken keeps a socket readable.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::blocking_wait;
+use super::channel::{ChannelFds, Pending, take, take_now};
+use super::core::{Core, Device, Look};
+use super::epoll::Epoll;
+use crate::net::Readable;
+use crate::transport::Time;
+
+/// Events that follow each other within this time are frequent.
+const SOON: Duration = Duration::from_millis(1);
+
+/// Frequent events in a row after which a channel becomes direct.
+const FREQUENT: u32 = 4;
+
+/// How long a thread waits at a time with signals blocked.
+const BLOCKED: Duration = Duration::from_millis(10);
+
+/// Looks of the server over which it counts missed packets. At more than half, the program is too busy to take packets.
+const LOOKS: u32 = 64;
+
+/// How long a channel is not direct after the program was too busy.
+const DOUBT: Duration = Duration::from_millis(64);
+
+/// How often a thread takes packets at most before it says that there is no event.
+const ROUNDS: usize = 8;
+
+/// Stands for no channel.
+const NONE: u32 = u32::MAX;
+
+/// How often a program waits for events, and which channel is direct. It is read without the device locked.
+#[derive(Debug)]
+pub(super) struct Frequency {
+    direct: AtomicU32,
+    /// The channel of the last event, and when the event was taken.
+    channel: AtomicU32,
+    taken_at: AtomicU64,
+    /// Frequent events in a row.
+    count: AtomicU32,
+    /// How often a thread has asked for an event, more or less.
+    calls: AtomicU32,
+}
+
+impl Frequency {
+    pub(super) const fn new() -> Frequency {
+        Frequency {
+            direct: AtomicU32::new(NONE),
+            channel: AtomicU32::new(NONE),
+            taken_at: AtomicU64::new(0),
+            count: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
+        }
+    }
+
+    /// Notes an event. Returns whether its channel may become direct.
+    fn note(&self, channel: u32, now: Time) -> bool {
+        let is_same = self.channel.swap(channel, Ordering::Relaxed) == channel;
+        let last = Time(self.taken_at.swap(now.0, Ordering::Relaxed));
+        let count = if is_same && now < last + SOON { self.count.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
+        self.count.store(count, Ordering::Relaxed);
+        count >= FREQUENT
+    }
+
+    /// Whether events of `channel` alone are still frequent.
+    fn lasts(&self, channel: u32, now: Time) -> bool {
+        self.channel.load(Ordering::Relaxed) == channel && now < Time(self.taken_at.load(Ordering::Relaxed)) + SOON
+    }
+}
+
+/// The channel that is direct, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct Direct {
+    current: Option<Current>,
+    /// The sockets of the device, once a channel was direct.
+    sockets: Option<Epoll>,
+    /// When a channel may be direct again.
+    from: Time,
+}
+
+#[derive(Debug)]
+struct Current {
+    channel: u32,
+    /// The channel's descriptor, if it is readable with packets. It is not where `ibv_get_cq_event(3)` blocks: a program that
+    /// finds the descriptor readable would block in the call until there is an event.
+    readable: Option<Epoll>,
+    /// Looks of the server, and those that found packets although no thread had asked for an event since the one before.
+    looks: u32,
+    missed: u32,
+    /// [`Frequency::calls`] at the last look.
+    calls: u32,
+}
+
+impl Direct {
+    pub(super) fn is_some(&self) -> bool {
+        self.current.is_some()
+    }
+
+    fn is(&self, channel: u32) -> bool {
+        self.current.as_ref().is_some_and(|current| current.channel == channel)
+    }
+}
+
+impl Core {
+    /// Makes a channel direct, and returns whether it is. Call it for a channel whose events are frequent.
+    fn begin_direct(&mut self, channel: u32, fds: &ChannelFds, now: Time) -> io::Result<bool> {
+        if self.direct.is_some() || now < self.direct.from {
+            return Ok(false);
+        }
+        if self.direct.sockets.is_none() {
+            self.direct.sockets = Some(self.epoll_of_sockets()?);
+        }
+        if !self.sleep() {
+            // Packets arrive faster than they are taken.
+            return Ok(false);
+        }
+        let readable = if fds.is_nonblocking()? { Some(fds.epoll.try_clone()?) } else { None };
+        if let (Some(epoll), Some(sockets)) = (&readable, &self.direct.sockets) {
+            epoll.add(sockets.fd(), 0)?;
+        }
+        self.direct.current = Some(Current { channel, readable, looks: 0, missed: 0, calls: 0 });
+        Ok(true)
+    }
+
+    /// The sockets of all links, each with twice the index of its link, and one more for peers on this host.
+    fn epoll_of_sockets(&self) -> io::Result<Epoll> {
+        let epoll = Epoll::new()?;
+        for (index, link) in self.links.iter().enumerate() {
+            epoll.add(link.socket.fd().as_raw_fd(), 2 * index as u64)?;
+            if let Some(near) = link.socket.near_fd() {
+                epoll.add(near.as_raw_fd(), 2 * index as u64 + 1)?;
+            }
+        }
+        Ok(epoll)
+    }
+}
+
+impl Device {
+    /// Whether a channel is direct. Call it with the device locked, after the server has looked everywhere and has found packets
+    /// or not. Ends the direct mode if it does not pay any more.
+    pub(super) fn review_direct(&self, core: &mut Core, has_found: bool, now: Time) -> bool {
+        let Some(current) = &mut core.direct.current else { return false };
+        current.looks += 1;
+        let calls = self.frequency.calls.load(Ordering::Relaxed);
+        current.missed += u32::from(has_found && calls == current.calls);
+        current.calls = calls;
+        let channel = current.channel;
+        let is_busy = current.looks == LOOKS && current.missed > LOOKS / 2;
+        if current.looks == LOOKS {
+            (current.looks, current.missed) = (0, 0);
+        }
+        if !is_busy && self.frequency.lasts(channel, now) {
+            return true;
+        }
+        if is_busy {
+            core.direct.from = now + DOUBT;
+        }
+        self.end_locked(core);
+        false
+    }
+
+    fn end_locked(&self, core: &mut Core) {
+        if let Some(Current { readable: Some(epoll), .. }) = core.direct.current.take() {
+            core.direct.sockets.iter().for_each(|sockets| epoll.remove(sockets.fd()));
+        }
+        self.frequency.direct.store(NONE, Ordering::Relaxed);
+    }
+
+    /// Ends the direct mode of a channel, if it is direct. The server thread waits for packets again.
+    pub(crate) fn end_direct(&self, channel: u32) {
+        let mut core = self.lock();
+        if core.direct.is(channel) {
+            self.end_locked(&mut core);
+            drop(core);
+            self.server.wake_before(Time(0));
+        }
+    }
+
+    /// Waits for an event of a completion channel, without the device locked.
+    ///
+    /// It waits without a deadline, as `ibv_get_cq_event(3)` does, unless the descriptor is non-blocking.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `EINTR`.
+    pub(crate) fn wait_for_event(&self, channel: u32, fds: &ChannelFds) -> io::Result<Pending> {
+        let mut is_interrupted = false;
+        let pending = loop {
+            // A lost count does not matter.
+            let calls = self.frequency.calls.load(Ordering::Relaxed);
+            self.frequency.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
+            if self.frequency.direct.load(Ordering::Relaxed) != channel {
+                break match take_now(fds.signal.fd()) {
+                    Some(pending) => pending,
+                    None if fds.is_nonblocking()? => return Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+                    None if is_interrupted => return Err(io::Error::from_raw_os_error(libc::EINTR)),
+                    None => take(fds.signal.fd())?,
+                };
+            }
+            if let Some(pending) = self.take_directly(channel, fds) {
+                break pending;
+            }
+            let is_nonblocking = fds.is_nonblocking()?;
+            let core = self.lock();
+            let Some(current) = core.direct.current.as_ref().filter(|current| current.channel == channel) else {
+                continue;
+            };
+            let is_readable = current.readable.is_some();
+            // The set of sockets exists as long as the device.
+            let sockets = core.direct.sockets.as_ref().map_or(-1, Epoll::fd);
+            drop(core);
+            match (is_nonblocking, is_readable) {
+                (true, true) => return Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+                // The program has made the descriptor blocking, perhaps after it had found it readable.
+                (false, true) => is_interrupted = true,
+                (true, false) => {}
+                (false, false) if is_interrupted => return Err(io::Error::from_raw_os_error(libc::EINTR)),
+                (false, false) => {
+                    let woken = blocking_wait::wait([fds.signal.fd(), sockets], BLOCKED);
+                    is_interrupted = woken.is_interrupted;
+                    if woken.is_ready {
+                        continue;
+                    }
+                }
+            }
+            self.end_direct(channel);
+        };
+        let now = self.now();
+        let is_frequent = self.frequency.note(channel, now);
+        if is_frequent && self.frequency.direct.load(Ordering::Relaxed) == NONE {
+            // On an error, such as too many descriptors, the server goes on to serve the device.
+            _ = self.begin_direct(channel, fds, now);
+        }
+        Ok(pending)
+    }
+
+    fn begin_direct(&self, channel: u32, fds: &ChannelFds, now: Time) -> io::Result<()> {
+        let mut core = self.lock();
+        // A program that polls all the time takes packets itself.
+        if !self.server.is_idle() && core.begin_direct(channel, fds, now)? {
+            self.frequency.direct.store(channel, Ordering::Relaxed);
+            drop(core);
+            // It is to wait without the sockets.
+            self.server.wake_before(Time(0));
+        }
+        Ok(())
+    }
+
+    /// Takes packets, and then an event of a channel that is direct.
+    fn take_directly(&self, channel: u32, fds: &ChannelFds) -> Option<Pending> {
+        let mut readable = Vec::new();
+        for round in 0..ROUNDS {
+            let mut core = self.lock();
+            let Core { direct, links, .. } = &mut *core;
+            if !direct.is(channel) {
+                break;
+            }
+            readable.clear();
+            // After the first round there are packets of peers on this host for which they have woken nobody.
+            readable.resize(links.len(), Readable { wire: false, near: round > 0 });
+            for ready in direct.sockets.iter().flat_map(Epoll::ready) {
+                if let Some(link) = readable.get_mut(ready as usize / 2) {
+                    *(if ready % 2 == 0 { &mut link.wire } else { &mut link.near }) = true;
+                }
+            }
+            core.progress_there(self.now(), Look::Readable(&readable));
+            let events = &mut core.state.shared.events;
+            let is_taken = events.take_early(channel);
+            let may_be_counted = !is_taken && events.has_notice(channel);
+            let is_asleep = core.sleep();
+            self.leave(core);
+            if is_taken {
+                return Some(Pending::Taken);
+            }
+            let pending = if may_be_counted { take_now(fds.signal.fd()) } else { None };
+            if pending.is_some() || is_asleep {
+                return pending;
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::channel::Channel;
+    use crate::device::core::Link;
+    use crate::net::To;
+
+    /// A device without a server thread, and a channel of it.
+    fn device() -> (Device, u32, ChannelFds) {
+        let device = Device::new().unwrap();
+        let fds = ChannelFds::new().unwrap();
+        let channel = device.lock().state.shared.events.channels.insert(Channel::new(&fds));
+        (device, channel, fds)
+    }
+
+    fn set_nonblocking(fds: &ChannelFds, nonblocking: bool) {
+        let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
+        // SAFETY: it takes no pointers.
+        assert_eq!(unsafe { libc::fcntl(fds.epoll.fd(), libc::F_SETFL, flags) }, 0);
+    }
+
+    fn raise(device: &Device, channel: u32) {
+        device.lock().state.shared.events.notify(channel, 7);
+    }
+
+    fn take_event(device: &Device, channel: u32, fds: &ChannelFds) {
+        let pending = device.wait_for_event(channel, fds).unwrap();
+        assert_eq!(device.lock().state.shared.events.take_notice(channel, pending), Some(7));
+    }
+
+    /// Takes events until the channel is direct. The machine may be too slow for the first ones.
+    fn become_direct(device: &Device, channel: u32, fds: &ChannelFds) {
+        while !device.lock().direct.is(channel) {
+            raise(device, channel);
+            take_event(device, channel, fds);
+        }
+    }
+
+    /// Has a second device send packets, one for each call.
+    fn sender(to: &Device) -> impl FnMut() + use<> {
+        let address = to.lock().links[0].socket.address();
+        let peer = Device::new().unwrap();
+        move || {
+            let (mut core, now) = (peer.lock(), peer.now());
+            let Link { socket, outbox, .. } = &mut core.links[0];
+            // SAFETY: there is no payload.
+            unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
+            outbox.flush(socket, now);
+        }
+    }
+
+    fn is_readable(fds: &ChannelFds) -> bool {
+        let mut polled = libc::pollfd { fd: fds.epoll.fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, and it is there.
+        (unsafe { libc::poll(&raw mut polled, 1, 0) }) == 1
+    }
+
+    fn would_block(device: &Device, channel: u32, fds: &ChannelFds) -> bool {
+        device.wait_for_event(channel, fds).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn packets_make_a_channel_readable_while_it_is_direct_and_whoever_waits_takes_them() {
+        let (device, channel, fds) = device();
+        set_nonblocking(&fds, true);
+        let mut send = sender(&device);
+        send();
+        assert!(!is_readable(&fds), "the server takes it");
+        become_direct(&device, channel, &fds);
+        for _ in 0..3 {
+            assert!(would_block(&device, channel, &fds));
+            assert!(!is_readable(&fds));
+            send();
+            assert!(is_readable(&fds));
+        }
+        device.end_direct(channel);
+        assert!(!is_readable(&fds));
+        raise(&device, channel);
+        assert!(is_readable(&fds));
+        take_event(&device, channel, &fds);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_direct_channel_that_is_made_blocking_ends_a_wait_for_which_the_program_had_no_event() {
+        let (device, channel, fds) = device();
+        set_nonblocking(&fds, true);
+        become_direct(&device, channel, &fds);
+        sender(&device)();
+        assert!(is_readable(&fds));
+        set_nonblocking(&fds, false);
+        let ended = device.wait_for_event(channel, &fds).unwrap_err();
+        assert_eq!(ended.kind(), io::ErrorKind::Interrupted);
+        assert!(!device.lock().direct.is_some());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_thread_that_blocks_is_woken_by_events_and_its_descriptor_by_them_alone() {
+        let (device, channel, fds) = device();
+        become_direct(&device, channel, &fds);
+        sender(&device)();
+        assert!(!is_readable(&fds));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| take_event(&device, channel, &fds));
+            // It may wait in either mode by now.
+            raise(&device, channel);
+            waiting.join().unwrap();
+        });
+        set_nonblocking(&fds, true);
+        assert!(would_block(&device, channel, &fds));
+        assert!(!device.lock().direct.is_some(), "packets have to wake the server again");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn the_server_takes_over_when_events_are_rare_or_of_several_channels() {
+        let (device, channel, fds) = device();
+        set_nonblocking(&fds, true);
+        become_direct(&device, channel, &fds);
+        let taken_at = || Time(device.frequency.taken_at.load(Ordering::Relaxed));
+        assert!(device.review_direct(&mut device.lock(), false, taken_at()));
+        assert!(!device.review_direct(&mut device.lock(), false, taken_at() + SOON));
+        become_direct(&device, channel, &fds);
+        let others = ChannelFds::new().unwrap();
+        let other = device.lock().state.shared.events.channels.insert(Channel::new(&others));
+        raise(&device, other);
+        take_event(&device, other, &others);
+        assert!(!device.review_direct(&mut device.lock(), false, taken_at()));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn the_server_takes_over_for_a_while_from_a_program_that_leaves_packets() {
+        let (device, channel, fds) = device();
+        set_nonblocking(&fds, true);
+        become_direct(&device, channel, &fds);
+        let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
+        for _ in 1..LOOKS {
+            assert!(device.review_direct(&mut device.lock(), true, now));
+        }
+        assert!(!device.review_direct(&mut device.lock(), true, now));
+        assert_eq!(device.lock().direct.from, now + DOUBT);
+        assert!(!device.lock().begin_direct(channel, &fds, now).unwrap());
+        assert!(device.lock().begin_direct(channel, &fds, now + DOUBT).unwrap());
+    }
+}
