@@ -98,7 +98,10 @@ impl CompletionChannel {
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_create_comp_channel)(context.as_raw()) })
             .map_err(|errno| Error::CreateChannel { errno })?;
         // SAFETY: just created, and given to nobody else.
-        unsafe { CompletionChannel::from_raw(context, raw) }
+        let channel = unsafe { CompletionChannel::from_raw(context, raw) }?;
+        // There is none. soft0 learns that this program expects `EAGAIN`, and wakes it sooner: docs/soft.md, "Progress".
+        channel.try_event()?;
+        Ok(channel)
     }
 
     /// Adopts a channel that other code has created, and makes its descriptor non-blocking. It is destroyed when the last queue

@@ -2,6 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +12,7 @@ use super::context::number;
 use super::limits::MAX_CQE;
 use super::refuse::{null, set_errno};
 use super::{events, lock};
-use crate::device::{Armed, Channel, ChannelFds, Completions, Cq, Overrun, device};
+use crate::device::{Armed, Cancel, Channel, ChannelFds, Completions, Cq, Device, Overrun, device};
 
 /// Fields that completions have here.
 const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
@@ -46,12 +47,13 @@ struct ChannelObject {
 /// A completion channel.
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let Some(device) = device() else { return null(libc::ENODEV) };
-    let fds = match ChannelFds::new() {
-        Ok(fds) => fds,
+    let made = match Channel::new() {
+        Ok(channel) => channel,
         Err(error) => return null(error.raw_os_error().unwrap_or(libc::EMFILE)),
     };
-    let number = device.lock().state.shared.events.channels.insert(Channel::new(&fds));
-    let raw = ibv_comp_channel { context, fd: fds.epoll.fd(), refcnt: 0 };
+    let fds = made.fds();
+    let number = device.lock().state.shared.events.channels.insert(made);
+    let raw = ibv_comp_channel { context, fd: fds.epoll, refcnt: 0 };
     Box::into_raw(Box::new(ChannelObject { raw, number, fds })).cast()
 }
 
@@ -254,31 +256,42 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     let Some(device) = device() else { return -1 };
+    let object = channel.cast::<ChannelObject>();
     // SAFETY: the caller's channel.
-    let object = unsafe { &*channel.cast::<ChannelObject>() };
-    loop {
-        let pending = match device.wait_for_event(object.number, &object.fds) {
-            Ok(pending) => pending,
-            Err(error) => {
-                set_errno(error.raw_os_error().unwrap_or(libc::EIO));
-                return -1;
+    let (number, fds) = unsafe { ((*object).number, (*object).fds) };
+    let cancel = Cancel::defer();
+    let taken = take_event(device, number, fds, cancel);
+    cancel.restore();
+    match taken {
+        Ok(object) => {
+            // SAFETY: the queue exists until its events are acknowledged, and this one is counted; the caller's pointers.
+            unsafe {
+                cq.write(object);
+                cq_context.write((*object).cq_context);
             }
-        };
+            0
+        }
+        Err(error) => {
+            set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+            -1
+        }
+    }
+}
+
+/// Waits for an event, counts it as one to be acknowledged, and returns its queue.
+fn take_event(device: &Device, channel: u32, fds: ChannelFds, cancel: Cancel) -> io::Result<*mut ibv_cq> {
+    loop {
+        let pending = device.wait_for_event(channel, fds, cancel)?;
         let mut core = device.lock();
         let shared = &mut core.state.shared;
-        let Some(found) = shared.events.take_notice(object.number, pending).and_then(|of| shared.cqs.get_mut(of))
-        else {
-            continue;
-        };
-        found.queued_events -= 1;
-        found.events.0 = found.events.0.wrapping_add(1);
-        let object = found.object as *mut ibv_cq;
-        // SAFETY: the queue exists until its events are acknowledged, and this one has just been counted; the caller's pointers.
-        unsafe {
-            cq.write(object);
-            cq_context.write((*object).cq_context);
+        if shared.events.channels.get(channel).is_none() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        return 0;
+        if let Some(found) = shared.events.take_notice(channel, pending).and_then(|of| shared.cqs.get_mut(of)) {
+            found.queued_events -= 1;
+            found.events.0 = found.events.0.wrapping_add(1);
+            return Ok(found.object as *mut ibv_cq);
+        }
     }
 }
 

@@ -126,8 +126,9 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller's context.
     let number = unsafe { number(context) };
     let Some(device) = device() else { return libc::ENODEV };
+    // The events of what is sent are raised when the device is unlocked, and `close` waits for that.
+    device.lock().send(device.now());
     let mut core = device.lock();
-    core.send(device.now());
     core.state.close(number);
     core.follow_groups();
     device.leave(core);

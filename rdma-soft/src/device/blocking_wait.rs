@@ -1,6 +1,6 @@
 //! Waiting for several descriptors as `read(2)` waits for one.
 //!
-//! A signal ends `poll(2)` in any case. It ends `read(2)` only if its handler was installed without `SA_RESTART`, and programs rely
+//! Any signal that is handled ends `poll(2)`. It ends `read(2)` only if its handler was installed without `SA_RESTART`, and programs rely
 //! on that for `ibv_get_cq_event(3)`.
 
 #![allow(unsafe_code)]
@@ -8,6 +8,8 @@
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::time::Duration;
+
+use super::cancel::Cancel;
 
 /// How a wait has ended.
 pub(super) struct Woken {
@@ -18,7 +20,9 @@ pub(super) struct Woken {
 }
 
 /// Waits until one of the descriptors is readable. Signals are blocked meanwhile.
-pub(super) fn wait(fds: [RawFd; 2], timeout: Duration) -> Woken {
+///
+/// A signal that comes between two waits is handled, and the next wait goes on, as before a call of `read(2)`.
+pub(super) fn wait(fds: [RawFd; 2], timeout: Duration, cancel: Cancel) -> Woken {
     let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let all = set(|set| {
         // SAFETY: the set is there to be filled.
@@ -30,9 +34,9 @@ pub(super) fn wait(fds: [RawFd; 2], timeout: Duration) -> Woken {
     });
     let millis = timeout.as_millis() as libc::c_int;
     // SAFETY: as many entries as it says.
-    let found = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) };
+    let found = cancel.allow(|| unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) });
     let woken = Woken { is_ready: found > 0, is_interrupted: has_interrupted(&before) };
-    // SAFETY: the set is there. Handlers of signals that came run here.
+    // SAFETY: the set is there. The handlers of pending signals run here.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     woken
 }
@@ -104,7 +108,7 @@ mod tests {
                 }
             });
             while !is_over(waits.load(Ordering::SeqCst)) {
-                let woken = wait([idle.fd(), -1], Duration::from_millis(1));
+                let woken = wait([idle.fd(), -1], Duration::from_millis(1), Cancel::defer());
                 assert!(!woken.is_ready);
                 waits.fetch_add(u32::from(woken.is_interrupted), Ordering::SeqCst);
             }

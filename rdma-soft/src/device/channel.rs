@@ -13,27 +13,21 @@ use super::signal::{Signal, is_nonblocking, is_readable, read, read_now};
 pub(crate) enum Pending {
     /// It was taken from the count of the descriptor.
     Taken,
-    /// It is still counted, and another thread may be faster.
+    /// It is still in the count. Another thread may take it first.
     Counted,
 }
 
-/// The descriptors of a completion channel.
-#[derive(Clone, Debug)]
+/// The descriptors of a completion channel, for threads that wait without the device locked.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct ChannelFds {
-    /// What the program waits for: a set of `signal` and, while the channel is [direct](super::direct), the sockets.
-    pub(crate) epoll: Arc<Epoll>,
-    pub(crate) signal: Arc<Signal>,
+    /// What the program waits for: [`Channel::epoll`].
+    pub(crate) epoll: RawFd,
+    pub(super) signal: RawFd,
 }
 
 impl ChannelFds {
-    pub(crate) fn new() -> io::Result<ChannelFds> {
-        let (epoll, signal) = (Epoll::new()?, Signal::new()?);
-        epoll.add(signal.fd(), 0)?;
-        Ok(ChannelFds { epoll: Arc::new(epoll), signal: Arc::new(signal) })
-    }
-
-    pub(super) fn is_nonblocking(&self) -> io::Result<bool> {
-        is_nonblocking(self.epoll.fd())
+    pub(super) fn is_nonblocking(self) -> io::Result<bool> {
+        is_nonblocking(self.epoll)
     }
 }
 
@@ -45,12 +39,12 @@ pub(super) fn take_now(fd: RawFd) -> Option<Pending> {
     }
 }
 
-/// Waits for an event of a completion channel, without the device locked, as long as it takes.
+/// Waits for an event of a completion channel, without the device locked. There is no deadline.
 ///
 /// # Errors
 /// `EINTR`.
 pub(super) fn take(fd: RawFd) -> io::Result<Pending> {
-    // Without `read_now`, `Signal::lower` would block if this thread took the count first.
+    // If `read_now` does not work, the count is left alone: `Signal::lower` could then block.
     static CAN_TAKE: OnceLock<bool> = OnceLock::new();
     if *CAN_TAKE.get_or_init(|| Signal::new().is_ok_and(|signal| read_now(signal.fd()).is_some())) {
         read(fd).map(|()| Pending::Taken)
@@ -66,21 +60,31 @@ pub(super) fn take(fd: RawFd) -> io::Result<Pending> {
 /// descriptor is readable or about to be.
 ///
 /// Destroying a completion queue works the other way round: it removes its events from the queue first. Other threads may
-/// already have taken some of them from the count. The channel owes these: as many threads find no event. `counted + held =
+/// already have taken some of them from the count. `owed` is how many of these threads have to find no event. `counted + held =
 /// queued + owed`.
 #[derive(Debug)]
 pub(crate) struct Channel {
+    /// What the program waits for: a set of `signal` and, while the channel is [direct](super::direct), the sockets.
+    pub(super) epoll: Arc<Epoll>,
     pub(super) signal: Arc<Signal>,
     /// Completion queues with an event, once for each event.
     pub(super) queue: VecDeque<u32>,
     /// Events that threads have taken from the count, and that are no longer in the queue.
     owed: usize,
+    /// A thread of the program was told that there is no event, and the program went on.
+    pub(super) was_empty: bool,
     pub(crate) users: u32,
 }
 
 impl Channel {
-    pub(crate) fn new(fds: &ChannelFds) -> Channel {
-        Channel { signal: Arc::clone(&fds.signal), queue: VecDeque::with_capacity(64), owed: 0, users: 0 }
+    pub(crate) fn new() -> io::Result<Channel> {
+        let (epoll, signal) = (Arc::new(Epoll::new()?), Arc::new(Signal::new()?));
+        epoll.add(signal.fd(), 0)?;
+        Ok(Channel { epoll, signal, queue: VecDeque::with_capacity(64), owed: 0, was_empty: false, users: 0 })
+    }
+
+    pub(crate) fn fds(&self) -> ChannelFds {
+        ChannelFds { epoll: self.epoll.fd(), signal: self.signal.fd() }
     }
 
     /// Takes the oldest event and returns its completion queue.
@@ -121,8 +125,9 @@ mod tests {
     /// Events with a channel.
     fn events() -> (Events, u32, ChannelFds) {
         let mut events = Events::new();
-        let fds = ChannelFds::new().unwrap();
-        let channel = events.channels.insert(Channel::new(&fds));
+        let channel = Channel::new().unwrap();
+        let fds = channel.fds();
+        let channel = events.channels.insert(channel);
         (events, channel, fds)
     }
 
@@ -131,12 +136,12 @@ mod tests {
     fn a_thread_is_woken_by_an_event_when_the_device_is_unlocked() {
         let (mut events, channel, fds) = events();
         events.notify(channel, 7);
-        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+        assert!(!is_readable(fds.epoll, 0).unwrap());
         drop(events.take_wakeups());
-        assert!(is_readable(fds.epoll.fd(), 0).unwrap());
-        let pending = take(fds.signal.fd()).unwrap();
+        assert!(is_readable(fds.epoll, 0).unwrap());
+        let pending = take(fds.signal).unwrap();
         assert_eq!(events.take_notice(channel, pending), Some(7));
-        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+        assert!(!is_readable(fds.epoll, 0).unwrap());
     }
 
     #[test]
@@ -149,19 +154,19 @@ mod tests {
         };
         notify(&mut events, &[1, 2, 1]);
         events.channels.get_mut(channel).unwrap().forget(1);
-        let pending = take(fds.signal.fd()).unwrap();
+        let pending = take(fds.signal).unwrap();
         assert_eq!(events.take_notice(channel, pending), Some(2));
-        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+        assert!(!is_readable(fds.epoll, 0).unwrap());
         // A thread has taken the event of a completion queue that is then destroyed.
         notify(&mut events, &[3]);
-        let pending = take(fds.signal.fd()).unwrap();
+        let pending = take(fds.signal).unwrap();
         events.channels.get_mut(channel).unwrap().forget(3);
         notify(&mut events, &[4]);
         assert_eq!(events.take_notice(channel, pending), None);
-        assert!(is_readable(fds.epoll.fd(), 0).unwrap());
-        let pending = take(fds.signal.fd()).unwrap();
+        assert!(is_readable(fds.epoll, 0).unwrap());
+        let pending = take(fds.signal).unwrap();
         assert_eq!(events.take_notice(channel, pending), Some(4));
-        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+        assert!(!is_readable(fds.epoll, 0).unwrap());
     }
 
     #[test]
@@ -172,6 +177,6 @@ mod tests {
         drop(events.take_wakeups());
         assert_eq!(events.take_notice(channel, Pending::Counted), Some(1));
         assert_eq!(events.take_notice(channel, Pending::Counted), None);
-        assert!(!is_readable(fds.epoll.fd(), 0).unwrap());
+        assert!(!is_readable(fds.epoll, 0).unwrap());
     }
 }

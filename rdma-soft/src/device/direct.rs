@@ -4,20 +4,25 @@
 //! events follow each other closely, the two wake-ups take longer than all the rest. So the completion channel of such a program
 //! becomes *direct*: packets wake the thread that waits for the channel, and that thread takes them in `ibv_get_cq_event(3)`.
 //!
-//! The server thread keeps time meanwhile. It serves timers and multicast groups, and looks for packets each [`ACK_DELAY`](super::ack_delay::ACK_DELAY), so
-//! they wait for a busy program no longer than that. It ends the direct mode when the program stops waiting so often.
+//! The server thread keeps time meanwhile. It serves timers and multicast groups, and looks for packets each
+//! [`ACK_DELAY`](super::ack_delay::ACK_DELAY). So a packet waits at most that long if the program is busy. The server ends the
+//! direct mode when the program stops waiting so often.
 //!
-//! While a channel is direct, peers on this host are asked to wake this end: each [`Core::sleep`] is followed by no
-//! [`Core::wake_up`]. So a packet that nobody has taken keeps a socket readable.
-
-#![allow(unsafe_code)]
+//! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs take that
+//! for an error, such as the example in the manual page. So a channel whose descriptor is non-blocking becomes direct only if its
+//! program has met `EAGAIN` before.
+//!
+//! While a channel is direct, peers on this host must send a byte with a packet: nobody calls [`Core::wake_up`] after
+//! [`Core::sleep`]. The byte keeps the socket readable.
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::blocking_wait;
+use super::cancel::Cancel;
 use super::channel::{ChannelFds, Pending, take, take_now};
 use super::core::{Core, Device, Look};
 use super::epoll::Epoll;
@@ -33,13 +38,13 @@ const FREQUENT: u32 = 4;
 /// How long a thread waits at a time with signals blocked.
 const BLOCKED: Duration = Duration::from_millis(10);
 
-/// Looks of the server over which it counts missed packets. At more than half, the program is too busy to take packets.
+/// Looks of the server after which it decides. If more than half found packets that the program had left, it is too busy for them.
 const LOOKS: u32 = 64;
 
-/// How long a channel is not direct after the program was too busy.
+/// How long no channel becomes direct after the program was too busy, or after it failed.
 const DOUBT: Duration = Duration::from_millis(64);
 
-/// How often a thread takes packets at most before it says that there is no event.
+/// How often a thread looks for packets before it leaves the rest to the server.
 const ROUNDS: usize = 8;
 
 /// Stands for no channel.
@@ -78,7 +83,7 @@ impl Frequency {
         count >= FREQUENT
     }
 
-    /// Whether events of `channel` alone are still frequent.
+    /// Whether the last event was of `channel`, and less than [`SOON`] ago.
     fn lasts(&self, channel: u32, now: Time) -> bool {
         self.channel.load(Ordering::Relaxed) == channel && now < Time(self.taken_at.load(Ordering::Relaxed)) + SOON
     }
@@ -97,10 +102,10 @@ pub(super) struct Direct {
 #[derive(Debug)]
 struct Current {
     channel: u32,
-    /// The channel's descriptor, if it is readable with packets. It is not where `ibv_get_cq_event(3)` blocks: a program that
-    /// finds the descriptor readable would block in the call until there is an event.
-    readable: Option<Epoll>,
-    /// Looks of the server, and those that found packets although no thread had asked for an event since the one before.
+    /// The channel's descriptor, if packets make it readable. It is none if the descriptor is blocking: a program that finds it
+    /// readable would then block in `ibv_get_cq_event(3)`.
+    readable: Option<Arc<Epoll>>,
+    /// Looks of the server, and those that found packets while no thread had asked for an event since the look before.
     looks: u32,
     missed: u32,
     /// [`Frequency::calls`] at the last look.
@@ -119,22 +124,24 @@ impl Direct {
 
 impl Core {
     /// Makes a channel direct, and returns whether it is. Call it for a channel whose events are frequent.
-    fn begin_direct(&mut self, channel: u32, fds: &ChannelFds, now: Time) -> io::Result<bool> {
-        if self.direct.is_some() || now < self.direct.from {
+    fn begin_direct(&mut self, number: u32) -> io::Result<bool> {
+        let Some(channel) = self.state.shared.events.channels.get(number) else { return Ok(false) };
+        let is_nonblocking = channel.fds().is_nonblocking()?;
+        if is_nonblocking && !channel.was_empty {
             return Ok(false);
         }
+        let readable = is_nonblocking.then(|| Arc::clone(&channel.epoll));
         if self.direct.sockets.is_none() {
             self.direct.sockets = Some(self.epoll_of_sockets()?);
         }
         if !self.sleep() {
             // Packets arrive faster than they are taken.
-            return Ok(false);
+            return Err(io::ErrorKind::ResourceBusy.into());
         }
-        let readable = if fds.is_nonblocking()? { Some(fds.epoll.try_clone()?) } else { None };
         if let (Some(epoll), Some(sockets)) = (&readable, &self.direct.sockets) {
             epoll.add(sockets.fd(), 0)?;
         }
-        self.direct.current = Some(Current { channel, readable, looks: 0, missed: 0, calls: 0 });
+        self.direct.current = Some(Current { channel: number, readable, looks: 0, missed: 0, calls: 0 });
         Ok(true)
     }
 
@@ -152,8 +159,8 @@ impl Core {
 }
 
 impl Device {
-    /// Whether a channel is direct. Call it with the device locked, after the server has looked everywhere and has found packets
-    /// or not. Ends the direct mode if it does not pay any more.
+    /// Whether a channel is direct. Ends the direct mode if it does not pay any more. The server calls it after a look everywhere,
+    /// with the device locked. `has_found` says whether that look has found packets.
     pub(super) fn review_direct(&self, core: &mut Core, has_found: bool, now: Time) -> bool {
         let Some(current) = &mut core.direct.current else { return false };
         current.looks += 1;
@@ -198,19 +205,23 @@ impl Device {
     ///
     /// # Errors
     /// `EAGAIN`, `EINTR`.
-    pub(crate) fn wait_for_event(&self, channel: u32, fds: &ChannelFds) -> io::Result<Pending> {
+    pub(crate) fn wait_for_event(&self, channel: u32, fds: ChannelFds, cancel: Cancel) -> io::Result<Pending> {
         let mut is_interrupted = false;
         let pending = loop {
             // A lost count does not matter.
             let calls = self.frequency.calls.load(Ordering::Relaxed);
             self.frequency.calls.store(calls.wrapping_add(1), Ordering::Relaxed);
             if self.frequency.direct.load(Ordering::Relaxed) != channel {
-                break match take_now(fds.signal.fd()) {
-                    Some(pending) => pending,
-                    None if fds.is_nonblocking()? => return Err(io::Error::from_raw_os_error(libc::EAGAIN)),
-                    None if is_interrupted => return Err(io::Error::from_raw_os_error(libc::EINTR)),
-                    None => take(fds.signal.fd())?,
-                };
+                if let Some(pending) = take_now(fds.signal) {
+                    break pending;
+                }
+                if fds.is_nonblocking()? {
+                    return Err(self.no_event(channel));
+                }
+                if is_interrupted {
+                    return Err(io::Error::from_raw_os_error(libc::EINTR));
+                }
+                break cancel.allow(|| take(fds.signal))?;
             }
             if let Some(pending) = self.take_directly(channel, fds) {
                 break pending;
@@ -225,13 +236,13 @@ impl Device {
             let sockets = core.direct.sockets.as_ref().map_or(-1, Epoll::fd);
             drop(core);
             match (is_nonblocking, is_readable) {
-                (true, true) => return Err(io::Error::from_raw_os_error(libc::EAGAIN)),
-                // The program has made the descriptor blocking, perhaps after it had found it readable.
+                (true, true) => return Err(self.no_event(channel)),
+                // The program has made the descriptor blocking. It may have found it readable because of packets.
                 (false, true) => is_interrupted = true,
                 (true, false) => {}
                 (false, false) if is_interrupted => return Err(io::Error::from_raw_os_error(libc::EINTR)),
                 (false, false) => {
-                    let woken = blocking_wait::wait([fds.signal.fd(), sockets], BLOCKED);
+                    let woken = blocking_wait::wait([fds.signal, sockets], BLOCKED, cancel);
                     is_interrupted = woken.is_interrupted;
                     if woken.is_ready {
                         continue;
@@ -241,29 +252,39 @@ impl Device {
             self.end_direct(channel);
         };
         let now = self.now();
-        let is_frequent = self.frequency.note(channel, now);
-        if is_frequent && self.frequency.direct.load(Ordering::Relaxed) == NONE {
-            // On an error, such as too many descriptors, the server goes on to serve the device.
-            _ = self.begin_direct(channel, fds, now);
+        if self.frequency.note(channel, now) && self.frequency.direct.load(Ordering::Relaxed) == NONE {
+            self.begin_direct(channel, now);
         }
         Ok(pending)
     }
 
-    fn begin_direct(&self, channel: u32, fds: &ChannelFds, now: Time) -> io::Result<()> {
+    fn no_event(&self, channel: u32) -> io::Error {
+        if let Some(channel) = self.lock().state.shared.events.channels.get_mut(channel) {
+            channel.was_empty = true;
+        }
+        io::Error::from_raw_os_error(libc::EAGAIN)
+    }
+
+    fn begin_direct(&self, channel: u32, now: Time) {
         let mut core = self.lock();
         // A program that polls all the time takes packets itself.
-        if !self.server.is_idle() && core.begin_direct(channel, fds, now)? {
-            self.frequency.direct.store(channel, Ordering::Relaxed);
-            drop(core);
-            // It is to wait without the sockets.
-            self.server.wake_before(Time(0));
+        if core.direct.is_some() || now < core.direct.from || self.server.is_idle() {
+            return;
         }
-        Ok(())
+        match core.begin_direct(channel) {
+            Ok(false) => return,
+            Ok(true) => self.frequency.direct.store(channel, Ordering::Relaxed),
+            // The server goes on to serve the device.
+            Err(_) => core.direct.from = now + DOUBT,
+        }
+        drop(core);
+        // It has to wait without the sockets. If the mode has not begun, `sleep` may have read the byte that was to wake it.
+        self.server.wake_before(Time(0));
     }
 
     /// Takes packets, and then an event of a channel that is direct.
-    fn take_directly(&self, channel: u32, fds: &ChannelFds) -> Option<Pending> {
-        let mut readable = Vec::new();
+    fn take_directly(&self, channel: u32, fds: ChannelFds) -> Option<Pending> {
+        let (mut readable, mut is_taken) = (Vec::new(), false);
         for round in 0..ROUNDS {
             let mut core = self.lock();
             let Core { direct, links, .. } = &mut *core;
@@ -271,33 +292,38 @@ impl Device {
                 break;
             }
             readable.clear();
-            // After the first round there are packets of peers on this host for which they have woken nobody.
+            // Later rounds also look at the rings, whose packets then have made no socket readable.
             readable.resize(links.len(), Readable { wire: false, near: round > 0 });
             for ready in direct.sockets.iter().flat_map(Epoll::ready) {
                 if let Some(link) = readable.get_mut(ready as usize / 2) {
                     *(if ready % 2 == 0 { &mut link.wire } else { &mut link.near }) = true;
                 }
             }
-            core.progress_there(self.now(), Look::Readable(&readable));
+            // A socket may hold more than one look takes.
+            let is_by_wire =
+                core.progress_there(self.now(), Look::Readable(&readable)) && readable.iter().any(|link| link.wire);
             let events = &mut core.state.shared.events;
-            let is_taken = events.take_early(channel);
+            is_taken = is_taken || events.take_early(channel);
             let may_be_counted = !is_taken && events.has_notice(channel);
-            let is_asleep = core.sleep();
+            let is_done = core.sleep() && !is_by_wire;
             self.leave(core);
-            if is_taken {
-                return Some(Pending::Taken);
-            }
-            let pending = if may_be_counted { take_now(fds.signal.fd()) } else { None };
-            if pending.is_some() || is_asleep {
-                return pending;
+            if is_done {
+                return match is_taken {
+                    true => Some(Pending::Taken),
+                    false if may_be_counted => take_now(fds.signal),
+                    false => None,
+                };
             }
         }
-        None
+        self.server.wake_before(Time(0));
+        if is_taken { Some(Pending::Taken) } else { take_now(fds.signal) }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(unsafe_code)]
+
     use super::*;
     use crate::device::channel::Channel;
     use crate::device::core::Link;
@@ -306,28 +332,34 @@ mod tests {
     /// A device without a server thread, and a channel of it.
     fn device() -> (Device, u32, ChannelFds) {
         let device = Device::new().unwrap();
-        let fds = ChannelFds::new().unwrap();
-        let channel = device.lock().state.shared.events.channels.insert(Channel::new(&fds));
+        let (channel, fds) = channel_of(&device);
         (device, channel, fds)
     }
 
-    fn set_nonblocking(fds: &ChannelFds, nonblocking: bool) {
+    fn channel_of(device: &Device) -> (u32, ChannelFds) {
+        let channel = Channel::new().unwrap();
+        let fds = channel.fds();
+        (device.lock().state.shared.events.channels.insert(channel), fds)
+    }
+
+    fn set_nonblocking(fds: ChannelFds, nonblocking: bool) {
         let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
         // SAFETY: it takes no pointers.
-        assert_eq!(unsafe { libc::fcntl(fds.epoll.fd(), libc::F_SETFL, flags) }, 0);
+        assert_eq!(unsafe { libc::fcntl(fds.epoll, libc::F_SETFL, flags) }, 0);
     }
 
     fn raise(device: &Device, channel: u32) {
         device.lock().state.shared.events.notify(channel, 7);
     }
 
-    fn take_event(device: &Device, channel: u32, fds: &ChannelFds) {
-        let pending = device.wait_for_event(channel, fds).unwrap();
+    fn take_event(device: &Device, channel: u32, fds: ChannelFds) {
+        let pending = device.wait_for_event(channel, fds, Cancel::defer()).unwrap();
         assert_eq!(device.lock().state.shared.events.take_notice(channel, pending), Some(7));
     }
 
     /// Takes events until the channel is direct. The machine may be too slow for the first ones.
-    fn become_direct(device: &Device, channel: u32, fds: &ChannelFds) {
+    fn become_direct(device: &Device, channel: u32, fds: ChannelFds) {
+        assert!(!fds.is_nonblocking().unwrap() || would_block(device, channel, fds));
         while !device.lock().direct.is(channel) {
             raise(device, channel);
             take_event(device, channel, fds);
@@ -347,48 +379,50 @@ mod tests {
         }
     }
 
-    fn is_readable(fds: &ChannelFds) -> bool {
-        let mut polled = libc::pollfd { fd: fds.epoll.fd(), events: libc::POLLIN, revents: 0 };
+    fn is_readable(fds: ChannelFds) -> bool {
+        let mut polled = libc::pollfd { fd: fds.epoll, events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry, and it is there.
         (unsafe { libc::poll(&raw mut polled, 1, 0) }) == 1
     }
 
-    fn would_block(device: &Device, channel: u32, fds: &ChannelFds) -> bool {
-        device.wait_for_event(channel, fds).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    fn would_block(device: &Device, channel: u32, fds: ChannelFds) -> bool {
+        device
+            .wait_for_event(channel, fds, Cancel::defer())
+            .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn packets_make_a_channel_readable_while_it_is_direct_and_whoever_waits_takes_them() {
         let (device, channel, fds) = device();
-        set_nonblocking(&fds, true);
+        set_nonblocking(fds, true);
         let mut send = sender(&device);
         send();
-        assert!(!is_readable(&fds), "the server takes it");
-        become_direct(&device, channel, &fds);
+        assert!(!is_readable(fds), "the server takes it");
+        become_direct(&device, channel, fds);
         for _ in 0..3 {
-            assert!(would_block(&device, channel, &fds));
-            assert!(!is_readable(&fds));
+            assert!(would_block(&device, channel, fds));
+            assert!(!is_readable(fds));
             send();
-            assert!(is_readable(&fds));
+            assert!(is_readable(fds));
         }
         device.end_direct(channel);
-        assert!(!is_readable(&fds));
+        assert!(!is_readable(fds));
         raise(&device, channel);
-        assert!(is_readable(&fds));
-        take_event(&device, channel, &fds);
+        assert!(is_readable(fds));
+        take_event(&device, channel, fds);
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_direct_channel_that_is_made_blocking_ends_a_wait_for_which_the_program_had_no_event() {
         let (device, channel, fds) = device();
-        set_nonblocking(&fds, true);
-        become_direct(&device, channel, &fds);
+        set_nonblocking(fds, true);
+        become_direct(&device, channel, fds);
         sender(&device)();
-        assert!(is_readable(&fds));
-        set_nonblocking(&fds, false);
-        let ended = device.wait_for_event(channel, &fds).unwrap_err();
+        assert!(is_readable(fds));
+        set_nonblocking(fds, false);
+        let ended = device.wait_for_event(channel, fds, Cancel::defer()).unwrap_err();
         assert_eq!(ended.kind(), io::ErrorKind::Interrupted);
         assert!(!device.lock().direct.is_some());
     }
@@ -397,17 +431,17 @@ mod tests {
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_thread_that_blocks_is_woken_by_events_and_its_descriptor_by_them_alone() {
         let (device, channel, fds) = device();
-        become_direct(&device, channel, &fds);
+        become_direct(&device, channel, fds);
         sender(&device)();
-        assert!(!is_readable(&fds));
+        assert!(!is_readable(fds));
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| take_event(&device, channel, &fds));
+            let waiting = scope.spawn(|| take_event(&device, channel, fds));
             // It may wait in either mode by now.
             raise(&device, channel);
             waiting.join().unwrap();
         });
-        set_nonblocking(&fds, true);
-        assert!(would_block(&device, channel, &fds));
+        set_nonblocking(fds, true);
+        assert!(would_block(&device, channel, fds));
         assert!(!device.lock().direct.is_some(), "packets have to wake the server again");
     }
 
@@ -415,16 +449,15 @@ mod tests {
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn the_server_takes_over_when_events_are_rare_or_of_several_channels() {
         let (device, channel, fds) = device();
-        set_nonblocking(&fds, true);
-        become_direct(&device, channel, &fds);
+        set_nonblocking(fds, true);
+        become_direct(&device, channel, fds);
         let taken_at = || Time(device.frequency.taken_at.load(Ordering::Relaxed));
         assert!(device.review_direct(&mut device.lock(), false, taken_at()));
         assert!(!device.review_direct(&mut device.lock(), false, taken_at() + SOON));
-        become_direct(&device, channel, &fds);
-        let others = ChannelFds::new().unwrap();
-        let other = device.lock().state.shared.events.channels.insert(Channel::new(&others));
+        become_direct(&device, channel, fds);
+        let (other, others) = channel_of(&device);
         raise(&device, other);
-        take_event(&device, other, &others);
+        take_event(&device, other, others);
         assert!(!device.review_direct(&mut device.lock(), false, taken_at()));
     }
 
@@ -432,15 +465,73 @@ mod tests {
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn the_server_takes_over_for_a_while_from_a_program_that_leaves_packets() {
         let (device, channel, fds) = device();
-        set_nonblocking(&fds, true);
-        become_direct(&device, channel, &fds);
+        set_nonblocking(fds, true);
+        become_direct(&device, channel, fds);
         let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
         for _ in 1..LOOKS {
             assert!(device.review_direct(&mut device.lock(), true, now));
         }
         assert!(!device.review_direct(&mut device.lock(), true, now));
         assert_eq!(device.lock().direct.from, now + DOUBT);
-        assert!(!device.lock().begin_direct(channel, &fds, now).unwrap());
-        assert!(device.lock().begin_direct(channel, &fds, now + DOUBT).unwrap());
+        device.begin_direct(channel, now);
+        assert!(!device.lock().direct.is_some());
+        device.begin_direct(channel, now + DOUBT);
+        assert!(device.lock().direct.is_some());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_non_blocking_channel_becomes_direct_only_if_its_program_has_met_eagain() {
+        let (device, channel, fds) = device();
+        set_nonblocking(fds, true);
+        device.begin_direct(channel, device.now());
+        assert!(!device.lock().direct.is_some());
+        assert!(would_block(&device, channel, fds));
+        device.begin_direct(channel, device.now());
+        assert!(device.lock().direct.is_some());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_server_for_which_a_packet_has_come_is_woken_though_its_byte_was_read() {
+        let (device, channel, _) = device();
+        let mut send = sender(&device);
+        send();
+        {
+            let mut core = device.lock();
+            core.progress(device.now());
+            assert!(core.sleep());
+            device.server.waits_until(None);
+        }
+        send();
+        device.begin_direct(channel, device.now());
+        assert!(!device.lock().direct.is_some());
+        assert!(device.server.was_woken());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_thread_that_is_cancelled_while_it_waits_leaves_the_device_to_others() {
+        extern "C" fn wait(of: *mut libc::c_void) -> *mut libc::c_void {
+            // SAFETY: the test waits for this thread.
+            let (device, channel, fds) = unsafe { &*of.cast::<(Device, u32, ChannelFds)>() };
+            let cancel = Cancel::defer();
+            _ = device.wait_for_event(*channel, *fds, cancel);
+            std::ptr::null_mut()
+        }
+        let of = device();
+        for _ in 0..10 {
+            become_direct(&of.0, of.1, of.2);
+            let mut thread = 0;
+            // SAFETY: what the thread is given outlives it, and it has nothing to drop where it is cancelled.
+            unsafe {
+                let argument = (&raw const of).cast_mut().cast();
+                assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), wait, argument), 0);
+                assert_eq!(libc::pthread_cancel(thread), 0);
+                assert_eq!(libc::pthread_join(thread, std::ptr::null_mut()), 0);
+            }
+            raise(&of.0, of.1);
+            take_event(&of.0, of.1, of.2);
+        }
     }
 }

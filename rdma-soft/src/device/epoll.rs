@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// A descriptor that is readable while one of its set is.
+/// A set of descriptors. Its own descriptor is readable while any of them is.
 #[derive(Debug)]
 pub(crate) struct Epoll(OwnedFd);
 
@@ -22,11 +22,6 @@ impl Epoll {
 
     pub(crate) fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
-    }
-
-    /// A second descriptor of the same set.
-    pub(super) fn try_clone(&self) -> io::Result<Epoll> {
-        self.0.try_clone().map(Epoll)
     }
 
     /// Adds a descriptor, which [`ready`](Epoll::ready) reports as `name`.

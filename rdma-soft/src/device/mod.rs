@@ -6,6 +6,7 @@
 mod ack_delay;
 mod acknowledged;
 mod blocking_wait;
+mod cancel;
 mod channel;
 mod core;
 mod cq;
@@ -32,6 +33,7 @@ pub(crate) mod traffic;
 mod wakeups;
 
 pub(crate) use self::core::{Core, Device, Locked, device, setup_error};
+pub(crate) use cancel::Cancel;
 pub(crate) use channel::{Channel, ChannelFds};
 pub(crate) use cq::{Armed, Completions, Cq, Overrun};
 pub(crate) use events::Context;

@@ -91,13 +91,13 @@ impl Wake {
     }
 
     /// It is about to wait. For the device it is said with the device locked, so that nothing is put off between.
-    fn waits_until(&self, deadline: Option<Time>) {
+    pub(super) fn waits_until(&self, deadline: Option<Time>) {
         self.until.store(deadline.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
     }
 
     /// Whether it was woken and has not waited since.
     #[cfg(test)]
-    fn was_woken(&self) -> bool {
+    pub(super) fn was_woken(&self) -> bool {
         let mut fds = [pollfd(self.fd(), libc::POLLIN)];
         wait(&mut fds, Some(Time(0)), Time(0));
         fds[0].revents != 0
@@ -210,7 +210,9 @@ impl Watch {
                 Woken::Peer => {
                     let mut core = device.lock_in_turn();
                     core.progress_there(device.now(), Look::Everywhere);
-                    core.wake_up();
+                    if !core.direct.is_some() {
+                        core.wake_up();
+                    }
                 }
                 Woken::Timeout if device.polls() == polls => break false,
                 Woken::Timeout => polls = device.polls(),

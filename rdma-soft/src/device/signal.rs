@@ -60,9 +60,9 @@ impl Signal {
         if let Some(result) = read_now(self.fd()) {
             return result;
         }
-        // This does not wait, because no other thread reads the count between the two calls. The device is locked for the
-        // signal of a channel or a context, and only the server thread lowers its own signal. `take` reads no count on such a
-        // kernel.
+        // This does not wait, because no other thread reads the count between the two calls. For a channel or a context the
+        // device is locked. The server's own signal is lowered by the server alone. On such a kernel `channel::take` reads no
+        // count.
         matches!(is_readable(self.fd(), 0), Ok(true)) && read(self.fd()).is_ok()
     }
 
