@@ -95,7 +95,12 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut ibv_qp_init_attr, ops: Option<u64
         is_all_signaled: limits.is_all_signaled,
         cap,
     };
-    let number = device.lock().state.add_qp(id);
+    let mut core = device.lock();
+    if kind == IBV_QPT_UD {
+        core.links.iter().for_each(|link| link.socket.report_headers());
+    }
+    let number = core.state.add_qp(id);
+    drop(core);
     wanted.cap = cap;
     // SAFETY: it was made just now.
     unsafe {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 
 use super::name::Name;
-use super::socket::{Socket, counted, set, tell};
+use super::socket::{Socket, counted, report_headers, set, take_segments};
 
 /// A group that was joined: it is left when this is dropped.
 pub(crate) struct Group {
@@ -52,7 +52,8 @@ impl Group {
                 set(&socket, libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, request)?;
             }
         }
-        tell(&socket, address);
+        take_segments(&socket);
+        report_headers(&socket, address);
         Ok(Group { socket, address })
     }
 

@@ -76,7 +76,7 @@ impl Socket {
         let _ = enlarge(socket.as_fd(), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), BUFFER);
         let receive_buffer =
             enlarge(socket.as_fd(), (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), BUFFER).map_err(failed("SO_RCVBUF"))?;
-        tell(&socket, address);
+        take_segments(&socket);
         // Kernels before 4.18 have none of it: then packets go one by one.
         let segments = set(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
         let interface = Interface::of(address);
@@ -130,6 +130,11 @@ impl Socket {
     /// To wait for packets of peers on this host, which come there.
     pub(crate) fn near_fd(&self) -> Option<BorrowedFd<'_>> {
         self.near.as_ref().map(Near::fd)
+    }
+
+    /// Has packets come with their class and hops, which only datagram queue pairs show. Each report takes time.
+    pub(crate) fn report_headers(&self) {
+        report_headers(&self.socket, self.address);
     }
 
     /// Without the shorter way.
@@ -322,16 +327,20 @@ fn enlarge(
     get(&socket, libc::SOL_SOCKET, polite).map(|bytes| usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Has the kernel say what there is to know of the packets that come.
-pub(super) fn tell(socket: &UdpSocket, address: IpAddr) {
+/// Has the kernel deliver packets of one sender together.
+pub(super) fn take_segments(socket: &impl AsRawFd) {
     // Kernels before 5.0 have none of it: then packets come one by one.
     let _ = set(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
-    // Only datagrams show it, so that a system that refuses does no harm.
+}
+
+/// Has the kernel report the class and the hops of each packet.
+pub(super) fn report_headers(socket: &impl AsRawFd, address: IpAddr) {
     let (level, told) = match address {
         IpAddr::V4(_) => (libc::IPPROTO_IP, [libc::IP_RECVTOS, libc::IP_RECVTTL]),
         IpAddr::V6(_) => (libc::IPPROTO_IPV6, [libc::IPV6_RECVTCLASS, libc::IPV6_RECVHOPLIMIT]),
     };
     for option in told {
+        // Only datagrams show it, so that a system that refuses does no harm.
         let _ = set(socket, level, option, 1);
     }
 }

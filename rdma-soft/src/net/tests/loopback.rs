@@ -146,6 +146,7 @@ fn packets_come_in_their_class_of_traffic() {
             println!("skipped: this machine has no {address:?}");
             continue;
         };
+        socket.report_headers();
         let (mut inbox, mut outbox) = (Inbox::new(), Outbox::new(Faults::default()));
         let payload = payload(0, LONG);
         let classes = [0, 0, 8, 8, 8, 0xb8, 0];
