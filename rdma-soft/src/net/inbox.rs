@@ -11,7 +11,7 @@ use super::group::Group;
 use super::name::Name;
 use super::near::split;
 use super::socket::{Socket, receive_messages};
-use crate::wire::{IcrcSeed, UDP_PORT};
+use crate::wire::{IcrcSeed, Path, UDP_PORT};
 
 /// The most messages of one system call.
 const MESSAGES: usize = 16;
@@ -46,6 +46,8 @@ pub(crate) struct Inbox {
     names: Box<[Name; MESSAGES]>,
     controls: Box<[Control; MESSAGES]>,
     callers: Callers,
+    /// By which path the last message came, and what the CRCs of its packets begin with.
+    seed: Option<(Path, IcrcSeed)>,
     /// Whose turn it was last.
     turn: usize,
     /// How many messages to ask for: to look for one more than there is costs time.
@@ -92,6 +94,7 @@ impl Inbox {
             names: Box::new([Name::NONE; MESSAGES]),
             controls: Box::new([Control([0; CONTROL]); MESSAGES]),
             callers: Callers::default(),
+            seed: None,
             turn: 0,
             wanted: 1,
             last: Source::Wire,
@@ -190,10 +193,10 @@ impl Inbox {
             let count = self.callers.count();
             self.turn = self.turn.min(count).checked_sub(1).unwrap_or(count.saturating_sub(1));
             let end = left.saturating_sub(TURN);
-            let Inbox { callers, bytes, damaged, turn, .. } = self;
+            let Inbox { callers, bytes, damaged, turn, seed, .. } = self;
             while let Some((address, len)) = callers.take(*turn, near, &mut bytes[..BUFFER]) {
                 match by_near(address, &bytes[..len]) {
-                    Some(taken) => *damaged += taken.give(socket.address(), each),
+                    Some(taken) => *damaged += taken.give(socket.address(), seed, each),
                     None => *damaged += 1,
                 }
                 left -= 1;
@@ -276,7 +279,7 @@ impl Inbox {
             let is_whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
             // SAFETY: the caller's promise; their control messages are among this inbox's own memory.
             match unsafe { by_wire(&header.msg_hdr, &self.names[at], message) }.filter(|_| is_whole) {
-                Some(taken) => self.damaged += taken.give(to, each),
+                Some(taken) => self.damaged += taken.give(to, &mut self.seed, each),
                 None => self.damaged += 1,
             }
         }
@@ -292,10 +295,13 @@ struct Taken<'a> {
 }
 
 impl Taken<'_> {
-    /// Gives each packet, to that address, that is right: how many are not.
-    fn give(&self, to: IpAddr, each: &mut impl FnMut(Origin, &[u8])) -> u64 {
+    /// Gives each packet, to that address, that is right: how many are not. `last` is the seed of the last message.
+    fn give(&self, to: IpAddr, last: &mut Option<(Path, IcrcSeed)>, each: &mut impl FnMut(Origin, &[u8])) -> u64 {
         let Some(path) = path(self.origin.address, self.port, to) else { return 0 };
-        let seed = IcrcSeed::new(&path);
+        let seed = match last {
+            Some((of, seed)) if *of == path => *seed,
+            _ => last.insert((path, IcrcSeed::new(&path))).1,
+        };
         // Packets of one message are numbered one after the other, as a rule from zero.
         let (mut identification, mut damaged) = (0, 0);
         for packet in self.packets.chunks(self.segment) {
