@@ -28,6 +28,10 @@ const SELDOM: u32 = 8;
 /// Packets that a queue pair may send before it is another one's turn.
 const TURN: u32 = 64;
 
+/// Packets that take a few microseconds, which is less than the time between the polls of a program that polls all the time.
+/// Fewer do not count as a poll: programs that wait for memory send one packet and do not poll.
+pub(super) const PACKETS: u32 = 4;
+
 /// Polls in vain, about 10 µs of them, after which peers on this host are woken to answer.
 const UNANSWERED_POLLS: u32 = 128;
 
@@ -202,17 +206,17 @@ impl Device {
 
     /// Moves the device on, unless somebody else does or is about to.
     pub(crate) fn poll(&self) {
-        // A lost count does not matter.
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.count_polls(1);
         // Those who poll give way to whoever waits.
         let core = if self.is_wanted.load(Ordering::Relaxed) { None } else { self.try_lock() };
         let has_come = core.is_some_and(|mut core| {
-            let now = self.now();
+            let (now, before) = (self.now(), core.state.shared.packets);
             if !self.server.is_idle() {
                 // An ACK waits only if the server need not be woken for it.
                 let may_delay = self.server.wakes_before(now + ACK_DELAY);
                 let any = core.receive(now, Look::Glance);
                 core.send_now(now, may_delay);
+                self.count_packets(&core, before);
                 // The program may not poll again for the rest, and the server does not know of a timer that was set just now.
                 self.leave(core);
                 return any;
@@ -220,7 +224,9 @@ impl Device {
             // A program that polls all the time polls or posts again. That sends the ACKs, together with posted work. If the
             // program stops, the server sends them, or the call that ends the queue pair or the program does.
             core.send_now(now, true);
-            core.receive(now, Look::Glance)
+            let any = core.receive(now, Look::Glance);
+            self.count_packets(&core, before);
+            any
         });
         if has_come {
             self.idle.store(0, Ordering::Relaxed);
@@ -233,6 +239,20 @@ impl Device {
         }
         // What it waits for may be done by somebody who waits for this processor.
         if idle % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+
+    /// A lost count does not matter.
+    fn count_polls(&self, polls: u32) {
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
+    }
+
+    /// Counts a poll for each [`PACKETS`] that a program has sent and received since the count was `before`: it could not
+    /// poll meanwhile.
+    pub(crate) fn count_packets(&self, core: &Core, before: u32) {
+        let polls = core.state.shared.packets.wrapping_sub(before) / PACKETS;
+        if polls > 0 {
+            self.count_polls(polls);
+        }
     }
 
     /// Wakes the servers of peers on this host that have not answered. A server may be idle although its program has stopped
@@ -290,7 +310,9 @@ impl Device {
 
     /// After something was begun, gives the lock up: the server does what the caller may not come back for.
     pub(crate) fn leave(&self, core: Locked<'_>) {
-        let is_left = core.is_busy() || core.blocked() & !self.server.watched() != 0;
+        // A program that polls all the time sends the rest itself. The server would compete with it for the lock.
+        let is_busy = core.is_busy() && !self.server.is_idle();
+        let is_left = is_busy || core.blocked() & !self.server.watched() != 0;
         let at = match is_left {
             true => Some(Time(0)),
             // While the program polls, its polls expire timers. The server checks them when the program stops.

@@ -17,6 +17,8 @@ pub(crate) struct Shared {
     pub(crate) cqs: Slab<Cq>,
     pub(crate) srqs: Slab<Srq>,
     pub(crate) events: Events,
+    /// How many packets were sent and received.
+    pub(crate) packets: u32,
 }
 
 /// What a queue pair was made with.

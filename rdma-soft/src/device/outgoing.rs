@@ -109,6 +109,7 @@ pub(super) fn packet(
         congestion: (false, false),
     };
     parts.send(&mut links[link], To { address, class }, &header.encode(len as usize), now);
+    shared.packets = shared.packets.wrapping_add(1);
     qp.taken(shared);
 }
 
@@ -181,6 +182,7 @@ pub(super) fn datagram(
     };
     let headers = header.encode(len as usize);
     parts.send(link, To { address: to.address, class: to.class }, &headers, now);
+    shared.packets = shared.packets.wrapping_add(1);
     let looped = is_group.then(|| {
         let mut datagram = headers.to_vec();
         parts.copy_to(&mut datagram);

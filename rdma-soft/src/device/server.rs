@@ -376,7 +376,7 @@ fn wait(fds: &mut [libc::pollfd], deadline: Option<Time>, now: Time) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::core::Link;
+    use crate::device::core::{Link, PACKETS};
     use crate::faults::Faults;
     use crate::net::To;
 
@@ -454,5 +454,42 @@ mod tests {
         drop(core);
         device.poll();
         assert!(device.server.was_woken(), "a packet is to go later, and nobody need come back");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_program_that_polls_sends_the_rest_itself() {
+        // It has no server thread.
+        let device = Device::new().unwrap();
+        for is_idle in [true, false] {
+            device.server.is_idle.store(is_idle, Ordering::SeqCst);
+            device.server.waits_until(None);
+            let mut core = device.lock();
+            // No queue pair has this number.
+            core.state.ready.push_back(1);
+            device.leave(core);
+            assert_eq!(device.server.was_woken(), !is_idle);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_program_polls_as_long_as_it_receives_many_packets() {
+        const COUNT: u32 = 20;
+        let device = Device::new().unwrap();
+        let (mut core, now) = (device.lock(), device.now());
+        let Link { socket, outbox, .. } = &mut core.links[0];
+        for _ in 0..COUNT {
+            // SAFETY: there is no payload.
+            unsafe { outbox.push(socket, To { address: socket.address(), class: 0 }, &[0; 12], &[], now) };
+        }
+        outbox.flush(socket, now);
+        drop(core);
+        let mut polls = 0;
+        while device.lock().state.shared.packets < COUNT {
+            device.poll();
+            polls += 1;
+        }
+        assert_eq!(device.polls(), polls + COUNT / PACKETS);
     }
 }

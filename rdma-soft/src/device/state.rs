@@ -49,7 +49,7 @@ impl State {
         // So that a number that a peer knows of an earlier process means nothing in this one. Those before 16 are reserved.
         let next_qp = 16 + (keys.draw() as u32 & 0x7f_ffff);
         State {
-            shared: Shared { keys, cqs: Slab::new(1), srqs: Slab::new(1), events: Events::new() },
+            shared: Shared { keys, cqs: Slab::new(1), srqs: Slab::new(1), events: Events::new(), packets: 0 },
             qps: HashMap::default(),
             next_qp,
             ready: VecDeque::with_capacity(64),
@@ -134,6 +134,7 @@ impl State {
     /// Takes a packet that has come from there to here, and is as it was sent.
     pub(crate) fn arrived(&mut self, from: Origin, to: IpAddr, datagram: &[u8], now: Time) {
         RECEIVED.add(datagram.len());
+        self.shared.packets = self.shared.packets.wrapping_add(1);
         let Ok(packet) = Packet::parse(datagram) else { return };
         let number = packet.header.dest_qp;
         if let Transport::Ud { .. } = packet.header.transport {
@@ -232,7 +233,7 @@ impl State {
             _ = self.remove_qp(number);
         }
         self.groups.retain(|_, members| !members.is_empty());
-        let Shared { keys, cqs, srqs, events } = &mut self.shared;
+        let Shared { keys, cqs, srqs, events, .. } = &mut self.shared;
         let of_cqs: Vec<u32> = cqs.iter().filter(|(_, cq)| cq.context == context).map(|(number, _)| number).collect();
         for number in of_cqs {
             let channel = cqs.remove(number).and_then(|cq| cq.channel);
