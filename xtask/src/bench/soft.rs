@@ -38,9 +38,9 @@ enum Bound {
 }
 
 /// Bounds for each of [`WAYS`].
-const LATENCY: [Bound; 2] = [Bound::AtMost(1.5), Bound::AtMost(2.25)];
-const SLEEP: [Bound; 2] = [Bound::AtMost(4.0), Bound::AtMost(5.0)];
-const THROUGHPUT: [Bound; 2] = [Bound::AtLeast(0.5), Bound::AtLeast(0.35)];
+const LATENCY: [Bound; 2] = [Bound::AtMost(1.0), Bound::AtMost(2.25)];
+const SLEEP: [Bound; 2] = [Bound::AtMost(2.0), Bound::AtMost(2.0)];
+const THROUGHPUT: [Bound; 2] = [Bound::AtLeast(0.7), Bound::AtLeast(0.4)];
 
 /// How soft0 sends packets.
 const WAYS: [&str; 2] = ["shared memory", "UDP"];
