@@ -1,7 +1,7 @@
 //! Waiting for several descriptors as `read(2)` waits for one.
 //!
-//! Any signal that is handled ends `poll(2)`. It ends `read(2)` only if its handler was installed without `SA_RESTART`, and programs rely
-//! on that for `ibv_get_cq_event(3)`.
+//! Any signal that is handled ends `poll(2)`. It ends `read(2)` only if its handler was installed without `SA_RESTART`. Programs
+//! rely on that for `ibv_get_cq_event(3)`.
 
 #![allow(unsafe_code)]
 

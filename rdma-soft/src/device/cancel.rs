@@ -4,7 +4,7 @@
 
 /// Keeps a thread from being cancelled while it serves the device, or the device would stay locked or lose events.
 ///
-/// It is no guard that restores the state when it is dropped: a cancelled thread unwinds its stack, and there must be nothing to drop.
+/// It does not restore the state when it is dropped: a cancelled thread unwinds its stack, and there must be nothing to drop.
 #[derive(Clone, Copy)]
 pub(crate) struct Cancel(libc::c_int);
 

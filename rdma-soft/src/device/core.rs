@@ -2,17 +2,17 @@
 
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Instant;
 
 use rdma_sys::{IBV_MTU_256, ibv_mtu};
 
-use super::ack_delay::ACK_DELAY;
 use super::acknowledged::Acknowledged;
 use super::direct::{Direct, Frequency};
 use super::net_address;
 use super::outgoing::{Looped, Parts, datagram, packet};
+use super::polling::Polling;
 use super::qp::{Qp, Sending, bytes};
 use super::server;
 use super::setup::{SetupError, addresses, is_by_udp};
@@ -28,16 +28,6 @@ const SELDOM: u32 = 8;
 /// Packets that a queue pair may send before it is another one's turn.
 const TURN: u32 = 64;
 
-/// Packets that take a few microseconds, which is less than the time between the polls of a program that polls all the time.
-/// Fewer do not count as a poll: programs that wait for memory send one packet and do not poll.
-pub(super) const PACKETS: u32 = 4;
-
-/// Polls in vain, about 10 µs of them, after which peers on this host are woken to answer.
-const UNANSWERED_POLLS: u32 = 128;
-
-/// After so many polls in vain the processor is offered to others.
-const IDLE_POLLS: u32 = 32;
-
 /// A device.
 pub(crate) struct Device {
     core: Mutex<Core>,
@@ -45,14 +35,11 @@ pub(crate) struct Device {
     acknowledged: Acknowledged,
     pub(crate) server: server::Wake,
     pub(super) frequency: Frequency,
-    /// How often it was polled, more or less: the server leaves a device alone that is.
-    polls: AtomicU32,
-    /// How often it was polled in vain since something came, more or less.
-    idle: AtomicU32,
+    pub(super) polling: Polling,
     /// Of those who wait for the lock, whoever has this is next.
     turn: Mutex<()>,
     /// Somebody has the turn.
-    is_wanted: AtomicBool,
+    pub(super) is_wanted: AtomicBool,
     start: Instant,
 }
 
@@ -196,76 +183,16 @@ impl Device {
             acknowledged: Acknowledged::default(),
             server: server::Wake::new()?,
             frequency: Frequency::new(),
-            polls: AtomicU32::new(0),
-            idle: AtomicU32::new(0),
+            polling: Polling::default(),
             turn: Mutex::new(()),
             is_wanted: AtomicBool::new(false),
             start: Instant::now(),
         })
     }
 
-    /// Moves the device on, unless somebody else does or is about to.
-    pub(crate) fn poll(&self) {
-        self.count_polls(1);
-        // Those who poll give way to whoever waits.
-        let core = if self.is_wanted.load(Ordering::Relaxed) { None } else { self.try_lock() };
-        let has_come = core.is_some_and(|mut core| {
-            let (now, before) = (self.now(), core.state.shared.packets);
-            if !self.server.is_idle() {
-                // An ACK waits only if the server need not be woken for it.
-                let may_delay = self.server.wakes_before(now + ACK_DELAY);
-                let any = core.receive(now, Look::Glance);
-                core.send_now(now, may_delay);
-                self.count_packets(&core, before);
-                // The program may not poll again for the rest, and the server does not know of a timer that was set just now.
-                self.leave(core);
-                return any;
-            }
-            // A program that polls all the time polls or posts again. That sends the ACKs, together with posted work. If the
-            // program stops, the server sends them, or the call that ends the queue pair or the program does.
-            core.send_now(now, true);
-            let any = core.receive(now, Look::Glance);
-            self.count_packets(&core, before);
-            any
-        });
-        if has_come {
-            self.idle.store(0, Ordering::Relaxed);
-            return;
-        }
-        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(1);
-        self.idle.store(idle, Ordering::Relaxed);
-        if idle == UNANSWERED_POLLS {
-            self.kick();
-        }
-        // What it waits for may be done by somebody who waits for this processor.
-        if idle % IDLE_POLLS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
-    }
-
-    /// A lost count does not matter.
-    fn count_polls(&self, polls: u32) {
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
-    }
-
-    /// Counts a poll for each [`PACKETS`] that a program has sent and received since the count was `before`: it could not
-    /// poll meanwhile.
-    pub(crate) fn count_packets(&self, core: &Core, before: u32) {
-        let polls = core.state.shared.packets.wrapping_sub(before) / PACKETS;
-        if polls > 0 {
-            self.count_polls(polls);
-        }
-    }
-
-    /// Wakes the servers of peers on this host that have not answered. A server may be idle although its program has stopped
-    /// polling and waits for memory to change.
-    fn kick(&self) {
-        if let Some(mut core) = self.try_lock() {
-            core.links.iter_mut().for_each(|link| link.outbox.kick());
-        }
-    }
-
     /// A panic with the lock held would be a fault of this library; what it protects is as it was between two calls then, or
     /// some work is missing.
-    fn try_lock(&self) -> Option<Locked<'_>> {
+    pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
         match self.core.try_lock() {
             Ok(core) => Some(Locked::new(core)),
             Err(TryLockError::Poisoned(poisoned)) => Some(Locked::new(poisoned.into_inner())),
@@ -291,10 +218,6 @@ impl Device {
 
     pub(crate) fn now(&self) -> Time {
         Time(self.start.elapsed().as_nanos() as u64)
-    }
-
-    pub(crate) fn polls(&self) -> u32 {
-        self.polls.load(Ordering::Relaxed)
     }
 
     /// The index of an address of the device among its GIDs.
@@ -360,7 +283,7 @@ impl Core {
     }
 
     /// Takes what has arrived, and does what is due.
-    fn receive(&mut self, now: Time, look: Look<'_>) -> bool {
+    pub(super) fn receive(&mut self, now: Time, look: Look<'_>) -> bool {
         /// For how long the sockets may be full of what is no answer.
         const FLOOD: u64 = 100_000_000;
         let mut any = false;
@@ -492,8 +415,8 @@ impl Core {
         self.send_now(now, false);
     }
 
-    /// Like [`Core::send`]. With `may_delay`, an ACK for which a reply is likely waits for it, at most [`ACK_DELAY`].
-    fn send_now(&mut self, now: Time, may_delay: bool) {
+    /// Like [`Core::send`]. With `may_delay`, an ACK for which a reply is likely waits for it, for a limited time.
+    pub(super) fn send_now(&mut self, now: Time, may_delay: bool) {
         let may_delay = may_delay && self.state.acks_at.is_none_or(|at| now < at);
         if !may_delay {
             self.state.release_acks();

@@ -21,6 +21,7 @@ mod memory;
 mod modify;
 mod net_address;
 mod outgoing;
+mod polling;
 mod qp;
 mod queues;
 mod schedule;

@@ -376,7 +376,8 @@ fn wait(fds: &mut [libc::pollfd], deadline: Option<Time>, now: Time) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::core::{Link, PACKETS};
+    use crate::device::core::Link;
+    use crate::device::polling::PACKETS;
     use crate::faults::Faults;
     use crate::net::To;
 
