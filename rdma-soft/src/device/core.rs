@@ -1,4 +1,4 @@
-//! The device with its sockets, and what moves it on.
+//! The device, its lock, its sockets, and how it makes progress.
 
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
@@ -22,10 +22,10 @@ use crate::faults::Faults;
 use crate::net::{Group, Inbox, Outbox, Readable, Socket};
 use crate::transport::Time;
 
-/// Of how many looks one is at what seldom comes.
+/// [`Look::Glance`] looks for multicast packets once in so many times.
 const SELDOM: u32 = 8;
 
-/// Packets that a queue pair may send before it is another one's turn.
+/// Packets that a queue pair may send before the next one has its turn.
 const TURN: u32 = 64;
 
 /// A device.
@@ -36,9 +36,9 @@ pub(crate) struct Device {
     pub(crate) server: server::Wake,
     pub(super) frequency: Frequency,
     pub(super) polling: Polling,
-    /// Of those who wait for the lock, whoever has this is next.
+    /// The thread that holds it is the next to get the lock of the device.
     turn: Mutex<()>,
-    /// Somebody has the turn.
+    /// A thread holds the turn, and waits for the lock.
     pub(super) is_wanted: AtomicBool,
     start: Instant,
 }
@@ -79,7 +79,7 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Where to look for what has arrived.
+/// Where to look for packets.
 #[derive(Clone, Copy)]
 pub(super) enum Look<'a> {
     /// All sockets and all peers on this host.
@@ -90,13 +90,13 @@ pub(super) enum Look<'a> {
     Readable(&'a [Readable]),
 }
 
-/// What is behind the lock.
+/// The part of the device that the lock protects.
 pub(crate) struct Core {
     /// Something was sent to the device itself.
     is_own_peer: bool,
-    /// How often it was moved on by who does it all the time.
+    /// Calls of [`Core::receive`].
     looks: u32,
-    /// When all was taken that was in the sockets.
+    /// When the sockets were last seen empty.
     heard: Time,
     pub(crate) state: State,
     pub(crate) links: Vec<Link>,
@@ -118,7 +118,7 @@ pub(crate) struct Link {
 impl Link {
     fn new(socket: Socket, faults: Faults) -> Link {
         let (mut inbox, mut outbox) = (Inbox::new(), Outbox::new(faults));
-        // What takes descriptors and memory does so now, not with the first packet to the device itself.
+        // Take descriptors and memory now, not with the first packet to the device itself.
         outbox.meet(&socket, socket.address(), Time(0));
         inbox.receive(&socket, |_, _| {});
         Link { socket, inbox, outbox, groups: Vec::new() }
@@ -129,11 +129,12 @@ impl Link {
     }
 }
 
-/// Or why there is none.
+/// The device of this process, or the reason why there is none.
 static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
 
-/// The device of this process, which is made when it is first asked for. `None`: it cannot be, or is that of a parent; the reason
-/// was written to standard error.
+/// Returns the device of this process, and creates it the first time.
+///
+/// Returns `None` if it cannot be created, or belongs to the parent process. The reason is on standard error.
 pub(crate) fn device() -> Option<&'static Device> {
     if server::is_child() {
         return None;
@@ -150,12 +151,12 @@ pub(crate) fn device() -> Option<&'static Device> {
     Some(device)
 }
 
-/// That of this process, if it was made.
+/// Returns the device of this process if it was created.
 pub(super) fn existing() -> Option<&'static Device> {
     DEVICE.get()?.as_ref().ok()
 }
 
-/// Why it was not, if that was tried.
+/// Why the device could not be created.
 pub(crate) fn setup_error() -> Option<&'static str> {
     DEVICE.get()?.as_ref().err().map(String::as_str)
 }
@@ -190,8 +191,8 @@ impl Device {
         })
     }
 
-    /// A panic with the lock held would be a fault of this library; what it protects is as it was between two calls then, or
-    /// some work is missing.
+    /// Locks the device if no other thread has. A poisoned lock is used: only a fault of this library can panic with the lock
+    /// held, and then some work may be missing.
     pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
         match self.core.try_lock() {
             Ok(core) => Some(Locked::new(core)),
@@ -200,14 +201,14 @@ impl Device {
         }
     }
 
-    /// For short: at once where nobody has it, though somebody may have been woken to take it. Who posts all the time is not to
-    /// wait for that each time.
+    /// Locks the device for a short time. It takes a free lock even if another thread was woken to take it, so a program that posts
+    /// all the time does not wait each time.
     pub(crate) fn lock(&self) -> Locked<'_> {
         self.try_lock().unwrap_or_else(|| self.lock_in_turn())
     }
 
-    /// Not before whoever waits already. A lock that is given up goes to whoever is awake: who takes it again and again, for long
-    /// each time, would have it before anybody is woken.
+    /// Locks the device after the threads that already wait. A lock goes to a thread that is awake. So a thread that locks again
+    /// and again, for long each time, would otherwise keep out the threads that have to be woken.
     pub(super) fn lock_in_turn(&self) -> Locked<'_> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_wanted.store(true, Ordering::Relaxed);
@@ -231,7 +232,7 @@ impl Device {
         (1..=5).rev().map(ibv_mtu).find(|mtu| bytes(*mtu) <= most).unwrap_or(IBV_MTU_256)
     }
 
-    /// After something was begun, gives the lock up: the server does what the caller may not come back for.
+    /// Unlocks the device after a post or a poll. Wakes the server for work that the caller leaves.
     pub(crate) fn leave(&self, core: Locked<'_>) {
         // A program that polls all the time sends the rest itself. The server would compete with it for the lock.
         let is_busy = core.is_busy() && !self.server.is_idle();
@@ -248,7 +249,7 @@ impl Device {
         }
     }
 
-    /// Sends what was put off, unless somebody else has the device just now, who does.
+    /// Sends packets that wait. If another thread has locked the device, that thread sends them.
     pub(super) fn send_the_rest(&self) {
         if let Some(mut core) = self.try_lock() {
             core.send(self.now());
@@ -260,7 +261,7 @@ impl Device {
         self.acknowledged.add();
     }
 
-    /// Waits, with the lock given up, until an event is acknowledged.
+    /// Unlocks the device, waits until an event is acknowledged, and locks the device again.
     pub(crate) fn wait_for_acknowledgement<'a>(&'a self, core: Locked<'a>) -> Locked<'a> {
         self.acknowledged.wait(|| drop(core));
         self.lock_in_turn()
@@ -268,7 +269,7 @@ impl Device {
 }
 
 impl Core {
-    /// Takes what has arrived, does what is due, sends what there is. Whether anything has arrived.
+    /// Receives packets, expires timers, and sends packets. Returns whether any packet has arrived.
     pub(crate) fn progress(&mut self, now: Time) -> bool {
         let any = self.receive(now, Look::Everywhere);
         self.send(now);
@@ -282,9 +283,9 @@ impl Core {
         any
     }
 
-    /// Takes what has arrived, and does what is due.
+    /// Receives packets and expires timers. Returns whether any packet has arrived.
     pub(super) fn receive(&mut self, now: Time, look: Look<'_>) -> bool {
-        /// For how long the sockets may be full of what is no answer.
+        /// Nanoseconds for which unrelated packets in the sockets may delay a timer.
         const FLOOD: u64 = 100_000_000;
         let mut any = false;
         for (index, Link { socket, inbox, outbox, .. }) in self.links.iter_mut().enumerate() {
@@ -311,7 +312,7 @@ impl Core {
         if hears_groups {
             any |= self.hear_groups();
         }
-        // What has come is not late because nobody had the time to look: there may be more of it.
+        // A timer expires only if the answer was not in a socket by then.
         if self.links.iter().all(|link| link.inbox.has_all()) {
             self.heard = now;
         }
@@ -325,7 +326,7 @@ impl Core {
         for at in 0..self.links.len() {
             let mut groups = std::mem::take(&mut self.links[at].groups);
             for (gid, group) in &mut groups {
-                // What the device sends itself it hands to its members when it sends it.
+                // Members of the group in this process get the device's own packets when they are sent.
                 let Core { state, own, links, .. } = self;
                 any |= links[at].inbox.receive_group(group, |from, datagram| {
                     if !own.contains(&from.address) {
@@ -338,7 +339,7 @@ impl Core {
         any
     }
 
-    /// Hears those groups from the network that have members, by one link of each interface, and no others.
+    /// Joins the multicast groups that have members, on one link of each interface, and leaves all others.
     pub(crate) fn follow_groups(&mut self) {
         let Core { state, links, .. } = self;
         for link in &mut *links {
@@ -353,7 +354,7 @@ impl Core {
                 if is_heard {
                     continue;
                 }
-                // Where the system refuses, as it does for the other family, members hear each other still.
+                // The system refuses a group of the other address family. Members in this process still reach each other.
                 if let Ok(group) = Group::join(&links[at].socket, net_address::address(*gid)) {
                     links[at].groups.push((*gid, group));
                 }
@@ -361,20 +362,20 @@ impl Core {
         }
     }
 
-    /// KiB that a connection may have on their way: a part of what a socket holds, which others use, too.
+    /// KiB that a connection may have in flight. Connections share the receive buffer of a socket.
     pub(crate) fn window(&self) -> u16 {
         let held = self.links.iter().map(|link| link.socket.receive_buffer()).min().unwrap_or(0);
         (held / 3 / 1024).clamp(32, 1024) as u16
     }
 
-    /// Takes what the device has sent to itself since it was asked last: it is there already.
+    /// Receives packets that the device has sent to itself since the last call.
     pub(crate) fn take_own(&mut self, now: Time) {
         if std::mem::take(&mut self.is_own_peer) {
             self.progress(now);
         }
     }
 
-    /// When to call [`Core::progress`], though nothing arrives.
+    /// When to call [`Core::progress`] next even if no packet arrives.
     pub(crate) fn wake_at(&self) -> Option<Time> {
         let links = self.links.iter().filter_map(|link| link.outbox.wake_at());
         links.chain(self.state.wake_at()).min()
@@ -384,7 +385,7 @@ impl Core {
         self.links[link].outbox.is_blocked()
     }
 
-    /// A bit for each link that is blocked; those after the 63rd share one.
+    /// A bit for each link that is blocked. Links after the 63rd share the last bit.
     pub(crate) fn blocked(&self) -> u64 {
         let blocked = (0..self.links.len()).filter(|link| self.is_blocked(*link));
         blocked.fold(0, |bits, link| bits | 1 << link.min(63))
@@ -395,22 +396,22 @@ impl Core {
         self.links.iter_mut().for_each(|link| link.inbox.wake_up());
     }
 
-    /// Has what comes wake who waits for the sockets: `false` where something has come already.
+    /// Asks peers on this host to wake the thread that waits for the sockets. Returns `false` if a packet has already arrived.
     pub(crate) fn sleep(&mut self) -> bool {
         self.links.iter_mut().all(|link| link.inbox.sleep())
     }
 
-    /// Whether something is left to be sent, that nothing holds up.
+    /// Whether a queue pair has packets to send, and its link is not blocked.
     pub(crate) fn is_busy(&self) -> bool {
         !self.state.ready.is_empty()
     }
 
-    /// Whether what a queue pair sends next waits for what is on its way to take more.
+    /// Whether the link to the queue pair's peer is blocked.
     fn is_held(&self, number: u32) -> bool {
         self.state.qps.get(&number).is_some_and(|qp| is_held(qp, &self.links))
     }
 
-    /// Lets each queue pair that has something to send have its turn.
+    /// Gives each queue pair that has packets to send its turn.
     pub(crate) fn send(&mut self, now: Time) {
         self.send_now(now, false);
     }
@@ -460,7 +461,7 @@ impl Core {
         }
     }
 
-    /// Does all that has become due for a queue pair, though its socket may be blocked.
+    /// Completes the finished work of a queue pair, even if its socket is blocked.
     pub(crate) fn settle(&mut self, number: u32, now: Time) {
         self.send(now);
         if let Some(qp) = self.state.qps.get_mut(&number) {
@@ -469,7 +470,7 @@ impl Core {
         self.state.fail_overruns();
     }
 
-    /// Sends what a queue pair has to send, or as much as may be at once; whether more is left.
+    /// Sends packets of a queue pair, at most [`TURN`]. Returns whether more are left.
     fn turn(&mut self, number: u32, now: Time, may_delay: bool) -> bool {
         let Core { state, links, parts, is_own_peer, .. } = self;
         let mut looped = Vec::new();
@@ -506,7 +507,7 @@ impl Core {
     }
 }
 
-/// Whether what it sends next waits for what is on its way to take more.
+/// Whether the link to the queue pair's peer is blocked.
 fn is_held(qp: &Qp, links: &[Link]) -> bool {
     qp.destination().is_some_and(|to| links[to.link].outbox.is_blocked_for(&to.address))
 }

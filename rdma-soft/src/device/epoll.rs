@@ -38,7 +38,7 @@ impl Epoll {
         unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
-    /// The names of readable descriptors, or of some of them if there are many. Never waits.
+    /// Returns the names of readable descriptors, at most 16. Never waits.
     pub(super) fn ready(&self) -> impl Iterator<Item = u64> + use<> {
         const MOST: usize = 16;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST];

@@ -130,8 +130,8 @@ extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Whether the device is that of a parent: its sockets are, its memory is shared with others, and its locks may be held by threads
-/// that a child does not have. It is said once.
+/// Whether this process was forked after the device was opened. It then shares the parent's sockets and memory, and threads that
+/// exist only in the parent may hold the locks. The first call says so on standard error.
 pub(super) fn is_child() -> bool {
     static IS_SAID: AtomicBool = AtomicBool::new(false);
     if !IS_CHILD.load(Ordering::Relaxed) {
@@ -147,8 +147,7 @@ pub(super) fn is_child() -> bool {
     true
 }
 
-/// The program ends: peers hear that what they have sent has come. A child that was forked would send from the socket of its parent
-/// what is its parent's to send.
+/// Sends the ACKs that wait when the program ends. A forked child does not: its sockets are the parent's.
 extern "C" fn at_exit() {
     if let Some(device) = super::core::existing().filter(|_| !IS_CHILD.load(Ordering::Relaxed)) {
         device.send_the_rest();
@@ -294,7 +293,7 @@ impl Waits {
         if self.fds.iter().any(|fd| fd.revents != 0) { Woken::Peer } else { Woken::Timeout }
     }
 
-    /// Where to look for what has arrived.
+    /// Where to look for packets after a wait.
     fn look(&mut self) -> Look<'_> {
         self.readable.clear();
         let mut expected = 0;
