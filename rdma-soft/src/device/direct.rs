@@ -90,13 +90,15 @@ impl Frequency {
 }
 
 /// The channel that is direct, if there is one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Direct {
     current: Option<Current>,
     /// The sockets of the device, once a channel was direct.
     sockets: Option<Epoll>,
     /// When a channel may be direct again.
     from: Time,
+    /// Scratch memory, one for each link: waiting for an event allocates nothing.
+    readable: Vec<Readable>,
 }
 
 #[derive(Debug)]
@@ -113,6 +115,10 @@ struct Current {
 }
 
 impl Direct {
+    pub(super) fn new(links: usize) -> Direct {
+        Direct { current: None, sockets: None, from: Time(0), readable: vec![Readable::default(); links] }
+    }
+
     pub(super) fn is_some(&self) -> bool {
         self.current.is_some()
     }
@@ -284,24 +290,25 @@ impl Device {
 
     /// Takes packets, and then an event of a channel that is direct.
     fn take_directly(&self, channel: u32, fds: ChannelFds) -> Option<Pending> {
-        let (mut readable, mut is_taken) = (Vec::new(), false);
+        let mut is_taken = false;
         for round in 0..ROUNDS {
             let mut core = self.lock();
-            let Core { direct, links, .. } = &mut *core;
+            let direct = &mut core.direct;
             if !direct.is(channel) {
                 break;
             }
-            readable.clear();
+            let mut readable = std::mem::take(&mut direct.readable);
             // Later rounds also look at the rings, whose packets then have made no socket readable.
-            readable.resize(links.len(), Readable { wire: false, near: round > 0 });
+            readable.fill(Readable { wire: false, near: round > 0 });
             for ready in direct.sockets.iter().flat_map(Epoll::ready) {
                 if let Some(link) = readable.get_mut(ready as usize / 2) {
                     *(if ready % 2 == 0 { &mut link.wire } else { &mut link.near }) = true;
                 }
             }
+            let has_found = core.progress_there(self.now(), Look::Readable(&readable));
             // A socket may hold more than one look takes.
-            let is_by_wire =
-                core.progress_there(self.now(), Look::Readable(&readable)) && readable.iter().any(|link| link.wire);
+            let is_by_wire = has_found && readable.iter().any(|link| link.wire);
+            core.direct.readable = readable;
             let events = &mut core.state.shared.events;
             is_taken = is_taken || events.take_early(channel);
             let may_be_counted = !is_taken && events.has_notice(channel);
