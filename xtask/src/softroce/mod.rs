@@ -35,7 +35,7 @@ pub(crate) use self::output::{Passthrough, to_stderr, to_stdout};
 use self::qemu::Accelerator;
 pub(crate) use self::release::Release;
 pub(crate) use self::supervise::{Ending, Sink};
-use self::supervise::{Events, Runner, supervise};
+use self::supervise::{Events, NotBooted, Runner, supervise};
 use self::vm::{Guest, Hardware};
 use crate::{apt, process, workspace};
 
@@ -168,10 +168,21 @@ pub(crate) fn run(command: &[String], options: &Options, sink: &mut dyn Sink) ->
     }
     let prepared = Prepared::new(options, 2, 2048)?;
     prepared.announce(options, "a guest");
-    let events = Events::new()?;
     let config = prepared.config(command, options, Network::Alone, &[])?;
-    let mut guest = prepared.boot(0, &config, None, &events, options)?;
-    supervise(&mut [&mut guest], &events, Duration::from_secs(options.timeout), sink)
+    let mut run = || {
+        let events = Events::new()?;
+        let mut guest = prepared.boot(0, &config, None, &events, options)?;
+        supervise(&mut [&mut guest], &events, Duration::from_secs(options.timeout), sink)
+    };
+    match run() {
+        // An emulated processor of QEMU 7.2 rarely fails on code that the kernel patches while it boots: an oops in
+        // `sched_clock_cpu`. Nothing of the command has run by then.
+        Err(error) if error.is::<NotBooted>() => {
+            eprintln!("softroce: {error:#}\nsoftroce: booting it once more");
+            run()
+        }
+        outcome => outcome,
+    }
 }
 
 /// The status of a shell for a command that cannot be started, or `error` if it is another.

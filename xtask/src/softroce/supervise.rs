@@ -6,7 +6,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
@@ -123,6 +123,16 @@ impl Drop for Events {
     }
 }
 
+/// A guest ended before it could start the command.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NotBooted;
+
+impl fmt::Display for NotBooted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the kernel of the guest did not boot")
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Booting,
@@ -207,7 +217,9 @@ fn follow(runners: &mut [&mut dyn Runner], events: &Events, command: Duration, s
             Event::Closed(runner) => {
                 if !matches!(phases[runner], Phase::Ended(_)) {
                     let report = runners[runner].post_mortem();
-                    bail!("{} ended before the command did; {report}", name(runner));
+                    let error = anyhow!("{} ended before the command did; {report}", name(runner));
+                    let has_booted = phases[runner] != Phase::Booting;
+                    return Err(if has_booted { error } else { error.context(NotBooted) });
                 }
             }
             Event::Signal(signal) => return Ok(Ending::Signal(signal)),
@@ -314,9 +326,19 @@ mod tests {
     #[test]
     fn a_guest_that_dies_is_an_error_with_its_last_words() {
         let (status, _, killed) = run(vec![Event::Frame(0, Frame::Started), Event::Closed(0)], 2);
-        let error = status.unwrap_err().to_string();
+        let error = status.unwrap_err();
+        assert!(!error.is::<NotBooted>());
+        let error = error.to_string();
         assert!(error.contains("guest 0") && error.contains("Kernel panic"), "{error}");
         assert!(killed);
+    }
+
+    #[test]
+    fn a_guest_that_dies_before_it_starts_the_command_has_not_booted() {
+        let (status, ..) = run(vec![Event::Closed(0)], 1);
+        let error = status.unwrap_err();
+        assert!(error.is::<NotBooted>());
+        assert!(format!("{error:#}").contains("Kernel panic"), "{error:#}");
     }
 
     #[test]
