@@ -23,7 +23,7 @@ const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
     | IBV_WC_EX_WITH_SL.0
     | IBV_WC_EX_WITH_DLID_PATH_BITS.0) as u64;
 
-/// What is behind an `ibv_cq`, which is the beginning of `ex`.
+/// The memory of an `ibv_cq`, which is the first part of `ex`.
 #[repr(C)]
 struct CqObject {
     ex: ibv_cq_ex,
@@ -36,7 +36,7 @@ struct CqObject {
     current: ibv_wc,
 }
 
-/// What is behind an `ibv_comp_channel`.
+/// The memory of an `ibv_comp_channel`, which is its first field.
 #[repr(C)]
 struct ChannelObject {
     raw: ibv_comp_channel,

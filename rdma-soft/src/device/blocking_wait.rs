@@ -15,7 +15,7 @@ use super::cancel::Cancel;
 pub(super) struct Woken {
     /// One of the descriptors is readable.
     pub(super) is_ready: bool,
-    /// A signal came whose handler ends calls.
+    /// A signal came whose handler interrupts system calls.
     pub(super) is_interrupted: bool,
 }
 
@@ -25,15 +25,15 @@ pub(super) struct Woken {
 pub(super) fn wait(fds: [RawFd; 2], timeout: Duration, cancel: Cancel) -> Woken {
     let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let all = set(|set| {
-        // SAFETY: the set is there to be filled.
+        // SAFETY: `set` points to memory for a set, which the call writes.
         unsafe { libc::sigfillset(set) };
     });
     let before = set(|before| {
-        // SAFETY: both sets are there.
+        // SAFETY: `all` is a whole set, and `before` points to memory for one. Only the mask of this thread changes.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, before) };
     });
     let millis = timeout.as_millis() as libc::c_int;
-    // SAFETY: as many entries as it says.
+    // SAFETY: the pointer and the length are of one array, which lives until the call returns.
     let found = cancel.allow(|| unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) });
     let woken = Woken { is_ready: found > 0, is_interrupted: has_interrupted(&before) };
     // SAFETY: the set is there. The handlers of pending signals run here.
@@ -44,11 +44,11 @@ pub(super) fn wait(fds: [RawFd; 2], timeout: Duration, cancel: Cancel) -> Woken 
 fn set(fill: impl FnOnce(*mut libc::sigset_t)) -> libc::sigset_t {
     let mut set = MaybeUninit::zeroed();
     fill(set.as_mut_ptr());
-    // SAFETY: it was filled, and zero is a value, too.
+    // SAFETY: it began as zeros, which are an empty set, so it is valid even if `fill` failed.
     unsafe { set.assume_init() }
 }
 
-/// Whether a signal waits that is not in the set, and whose handler ends calls.
+/// Whether a signal is pending that is not in `blocked`, and whose handler interrupts system calls.
 fn has_interrupted(blocked: &libc::sigset_t) -> bool {
     let pending = set(|pending| {
         // SAFETY: the set is there.
@@ -64,9 +64,9 @@ fn has_interrupted(blocked: &libc::sigset_t) -> bool {
 
 fn ends_calls(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: the structure is there; nothing is changed.
+    // SAFETY: `action` has memory for the structure. The new action is null, so none is installed.
     let found = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
-    // SAFETY: zero is a value, too.
+    // SAFETY: it began as zeros, which are a valid action, so it is valid even if the call failed.
     let action = unsafe { action.assume_init() };
     let has_handler = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
     found == 0 && has_handler && action.sa_flags & libc::SA_RESTART == 0

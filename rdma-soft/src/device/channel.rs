@@ -71,7 +71,7 @@ pub(crate) struct Channel {
     pub(super) queue: VecDeque<u32>,
     /// Events that threads have taken from the count, and that are no longer in the queue.
     owed: usize,
-    /// A thread of the program was told that there is no event, and the program went on.
+    /// `ibv_get_cq_event` has failed with `EAGAIN`. A program that calls it again expects that.
     pub(super) was_empty: bool,
     pub(crate) users: u32,
 }

@@ -41,13 +41,13 @@ const BLOCKED: Duration = Duration::from_millis(10);
 /// Looks of the server after which it decides. If more than half found packets that the program had left, it is too busy for them.
 const LOOKS: u32 = 64;
 
-/// How long no channel becomes direct after the program was too busy, or after it failed.
+/// How long no channel becomes direct after the program was too busy, or after a channel could not become direct.
 const DOUBT: Duration = Duration::from_millis(64);
 
-/// How often a thread looks for packets before it leaves the rest to the server.
+/// Looks for packets in one call before the rest is left to the server.
 const ROUNDS: usize = 8;
 
-/// Stands for no channel.
+/// The number of no channel.
 const NONE: u32 = u32::MAX;
 
 /// How often a program waits for events, and which channel is direct. It is read without the device locked.
@@ -59,7 +59,7 @@ pub(super) struct Frequency {
     taken_at: AtomicU64,
     /// Frequent events in a row.
     count: AtomicU32,
-    /// How often a thread has asked for an event, more or less.
+    /// Calls that asked for an event, approximately.
     calls: AtomicU32,
 }
 
@@ -95,7 +95,7 @@ pub(super) struct Direct {
     current: Option<Current>,
     /// The sockets of the device, once a channel was direct.
     sockets: Option<Epoll>,
-    /// When a channel may be direct again.
+    /// No channel becomes direct before this time.
     from: Time,
     /// Scratch memory, one for each link: waiting for an event allocates nothing.
     readable: Vec<Readable>,

@@ -147,7 +147,7 @@ fn perf(test: &[&str], place: &str, is_by_udp: bool) -> Result<f64> {
         command.env("RDMA_SOFT_UDP", u8::from(is_by_udp).to_string());
     }
     let text = pair::client_output(server, client)?;
-    // What is written for people comes before.
+    // The report for people precedes the JSON.
     let json: String = text.iter().skip_while(|line| *line != "{").take_while(|line| *line != "}").cloned().collect();
     let results: serde_json::Value = serde_json::from_str(&(json + "}")).context("rdma-perf wrote no JSON")?;
     let figure = results.pointer(&format!("/rows/0/{place}")).and_then(serde_json::Value::as_f64);
