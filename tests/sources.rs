@@ -1,38 +1,45 @@
-//! What the sources keep to that neither rustfmt nor clippy sees to.
+//! Rules for the sources that neither rustfmt nor clippy checks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Made by `cargo xtask`.
-const GENERATED: [&str; 2] = ["rdma-sys/src/bindings.rs", "rdma-sys/src/symbols.rs"];
+/// Root directory of the workspace.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
+/// Files that `cargo xtask bindgen` generates.
+const GENERATED: [&str; 1] = ["rdma-sys/src/bindings.rs"];
+
+/// Maximum line length.
 const COLUMNS: usize = 132;
+/// Maximum number of lines of a file.
 const LINES: usize = 600;
 
-fn below(directory: &Path, files: &mut Vec<PathBuf>) {
+/// Adds all Rust files below `directory`.
+fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
-            below(&path, files);
+            collect(&path, files);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             files.push(path);
         }
     }
 }
 
-fn written_by_hand() -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+/// Names and contents of all Rust files that are not generated.
+fn handwritten_files() -> Vec<(String, String)> {
+    let root = Path::new(ROOT);
     let mut files = Vec::new();
-    below(root, &mut files);
+    collect(root, &mut files);
     let names = files.iter().map(|path| (path.strip_prefix(root).unwrap().to_str().unwrap(), path));
     let ours = names.filter(|(name, _)| !GENERATED.contains(name));
     ours.map(|(name, path)| (name.to_owned(), fs::read_to_string(path).unwrap())).collect()
 }
 
 #[test]
-fn no_line_is_too_long_to_be_read() {
-    let files = written_by_hand();
+fn no_line_exceeds_the_maximum_length() {
+    let files = handwritten_files();
     assert!(files.len() > 300, "{}", files.len());
     let lines = files.iter().flat_map(|(name, text)| text.lines().zip(1..).map(move |(line, n)| (name, n, line)));
     let long: Vec<_> =
@@ -41,17 +48,17 @@ fn no_line_is_too_long_to_be_read() {
 }
 
 #[test]
-fn a_file_is_about_one_thing() {
-    let files = written_by_hand();
+fn no_file_exceeds_the_maximum_number_of_lines() {
+    let files = handwritten_files();
     let lengths = files.iter().map(|(name, text)| (name, text.lines().count()));
     let long: Vec<_> = lengths.filter(|(_, lines)| *lines > LINES).collect();
     assert_eq!(long, [], "files of more than {LINES} lines");
 }
 
-/// soft0 cannot read what rdma-safe has: it is below it, and each is a package of its own.
+/// rdma-soft is a separate package below rdma-safe, so it has its own copy of the table.
 #[test]
-fn soft0_changes_states_as_rdma_safe_expects_it() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+fn soft0_and_rdma_safe_use_the_same_state_transitions() {
+    let root = Path::new(ROOT);
     let table = |path: &str| fs::read_to_string(root.join(path)).unwrap();
     let (whole, ours) = (table("rdma-safe/src/qp/state_table.csv"), table("rdma-soft/src/device/qp_states.csv"));
     let is_ours = |line: &&str| line.split(',').nth(2).is_some_and(|kind| matches!(kind, "RC" | "UC" | "UD"));

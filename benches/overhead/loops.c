@@ -1,5 +1,5 @@
-/* The loops in C, over the inline functions of verbs.h: what the others are compared with. Each does `n` operations and
-   returns a checksum of what it saw, FAILED when a verb fails. */
+/* The reference loops in C, over the inline functions of verbs.h. Each runs `n` operations and returns a checksum of the
+   fields that it read, or FAILED if a verb fails. */
 
 #include <stdint.h>
 #include <infiniband/verbs.h>
@@ -8,7 +8,7 @@
 #define BATCH 16
 #define INLINE 32
 
-/* As `Objects` in src/rig.rs. */
+/* Same layout as `Objects` in src/rig.rs. */
 struct objects {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
@@ -30,7 +30,7 @@ struct objects {
 	int (*dereg_mr)(struct ibv_mr *);
 };
 
-/* Takes what is there, as far as it goes. */
+/* Takes all available completions. Fails if there is none. */
 #define DRAIN_EX(cq, sum)                                                                                                   \
 	do {                                                                                                               \
 		struct ibv_poll_cq_attr attr = {0};                                                                        \
@@ -51,7 +51,7 @@ struct objects {
 			sum += wc[j].wr_id + wc[j].status + wc[j].opcode;                                                  \
 	} while (0)
 
-/* One signaled work request with one element, and its completion. */
+/* Posts a signaled work request with one scatter/gather element and takes its completion. */
 #define POST_AND_POLL(name, build)                                                                                          \
 	uint64_t loop_##name(struct objects *o, uint64_t n)                                                                \
 	{                                                                                                                  \
@@ -82,7 +82,7 @@ POST_AND_POLL(write_imm, ibv_wr_rdma_write_imm(qp, rkey, remote, htobe32(i)))
 POST_AND_POLL(send_inv, ibv_wr_send_inv(qp, rkey))
 POST_AND_POLL(fetch_add, ibv_wr_atomic_fetch_add(qp, rkey, remote, i))
 
-/* A memory window is bound. The stub does not look into it, or into what it is bound to. */
+/* Binds a memory window. The stub accesses neither the window nor the region. */
 uint64_t loop_bind_mw(struct objects *o, uint64_t n)
 {
 	struct ibv_qp_ex *qp = o->qp_ex;
@@ -349,7 +349,7 @@ uint64_t loop_all_cl(struct objects *o, uint64_t n)
 	return sum;
 }
 
-/* Hand-over: the identifier of work is its buffer, which is used again when it comes back. */
+/* Buffer hand-over: `wr_id` is the address of the buffer, which is posted again after its completion. */
 
 uint64_t loop_send_ex1(struct objects *o, uint64_t n)
 {

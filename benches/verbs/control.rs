@@ -1,7 +1,8 @@
-//! Registration, set-up and teardown.
+//! Benchmarks of registration, connection setup and teardown.
 
 use criterion::{BatchSize, Criterion};
-use rdma_safe::{Access, Backing, Pages};
+use rdma_safe::Access;
+use rdma_safe::mr::{Backing, Pages};
 
 use crate::provider::{Provider, Result};
 
@@ -12,17 +13,17 @@ pub(crate) fn benchmarks(criterion: &mut Criterion, provider: &Provider) -> Resu
         let address = memory.address().as_ptr();
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
-                // SAFETY: the memory stays longer than the region, whose keys nobody learns.
+                // SAFETY: the memory outlives the region, and no work or peer uses its keys.
                 let region = unsafe { provider.pd.register_raw(address, len, Access::LOCAL_WRITE) };
-                region.expect("the memory can be registered").deregister().expect("and given back");
+                region.expect("registration succeeds").deregister().expect("deregistration succeeds");
             });
         });
     }
     group.finish();
 
-    let pair = || provider.pair(false).expect("two ends connect");
+    let pair = || provider.pair(false).expect("two endpoints connect");
     let mut group = provider.group(criterion, "two connected endpoints");
-    // One at a time: devices have only so many queue pairs.
+    // One pair per iteration, because the number of queue pairs of a device is limited.
     group.bench_function("set-up", |bencher| bencher.iter_batched(|| (), |()| pair(), BatchSize::PerIteration));
     group.bench_function("teardown", |bencher| bencher.iter_batched(pair, drop, BatchSize::PerIteration));
     group.finish();

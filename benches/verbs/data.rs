@@ -1,10 +1,10 @@
-//! The data path.
+//! Benchmarks of the data path.
 
 use criterion::{Criterion, Throughput};
 
 use crate::provider::{BATCH, Provider, Result};
 
-/// Both interfaces of verbs, and whether it is the classic one.
+/// Names of the two interfaces, and whether each is the classic one.
 const INTERFACES: [(&str, bool); 2] = [("extended", false), ("classic", true)];
 
 pub(crate) fn benchmarks(criterion: &mut Criterion, provider: &Provider) -> Result<()> {
@@ -25,7 +25,7 @@ pub(crate) fn benchmarks(criterion: &mut Criterion, provider: &Provider) -> Resu
     for (name, classic) in INTERFACES {
         let mut owned = provider.owned(classic)?;
         group.bench_function(format!("owned {name}"), |bencher| {
-            bencher.iter(|| owned.send().expect("the buffer comes back"));
+            bencher.iter(|| owned.send().expect("the send completes"));
         });
     }
     group.finish();

@@ -1,10 +1,12 @@
-//! What rdma-safe takes of a provider's time, in nanoseconds: posting and polling by both doors, registration, set-up of
-//! connections and their end. `cargo xtask bench criterion` runs it, keeps baselines and compares with them.
+//! Criterion benchmarks of rdma-safe: posting and polling through both APIs, registration, connection setup and teardown.
 //!
-//! By default the provider is the stub within this process, whose operations cost next to nothing, so that what is timed is
-//! rdma-safe. `RDMA_DEVICE` names a device instead, soft0 for one, which is everywhere; both ends are on it. `RDMA_PORT` and
-//! `RDMA_GID_INDEX` are as for the device tests. Identifiers begin with the name of the device. Times vary by a tenth and more with
-//! a machine's load; what has to be known to the instruction is in `benches/overhead`.
+//! `cargo xtask bench criterion` runs them, saves baselines, and compares with them.
+//!
+//! By default the provider is the stub in this process. Its operations cost almost nothing, so the times are those of
+//! rdma-safe. `RDMA_DEVICE` selects a device instead, for example soft0, which is always available. Both ends use this
+//! device. `RDMA_PORT` and `RDMA_GID_INDEX` work as for the device tests. Benchmark names begin with the name of the device.
+//!
+//! Times vary by ten per cent and more with the load of the machine. For exact instruction counts, see `benches/overhead`.
 
 mod control;
 mod data;
@@ -18,7 +20,7 @@ use provider::{Provider, Result};
 
 fn main() -> Result<()> {
     let provider = Provider::new()?;
-    // The statistics of criterion's defaults take a minute on an emulated machine.
+    // With criterion's defaults, the statistics take a minute on an emulated machine.
     let criterion = Criterion::default().sample_size(50).nresamples(10_000);
     let criterion = criterion.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
     let mut criterion = criterion.configure_from_args();

@@ -1,12 +1,13 @@
-//! The device, and what is measured on it.
+//! Sets up the device and the objects to measure.
 
 use std::error::Error;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
+use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, Buffer, CompletionQueue, ConnectOptions, Device, Endpoint, ExposedRegion, InitOptions, Pages,
-    ProtectionDomain, QueuePair, Remote, Sge, WorkRequest,
+    Access, Buffer, CompletionQueue, ConnectOptions, Device, Endpoint, ExposedRegion, InitOptions, ProtectionDomain,
+    QueuePair, Remote, Sge, WorkRequest,
 };
 
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
@@ -46,7 +47,7 @@ impl Provider {
         Ok(Provider { pd: device.open()?.alloc_pd()?, port, gid_index })
     }
 
-    /// Benchmarks whose identifiers begin with the device and `what`.
+    /// A group of benchmarks whose names begin with the device and `what`.
     pub(crate) fn group<'c>(&self, criterion: &'c mut Criterion, what: &str) -> BenchmarkGroup<'c, WallTime> {
         criterion.benchmark_group(format!("{}/{what}", self.pd.context().device_name()))
     }
@@ -60,7 +61,7 @@ impl Provider {
         })
     }
 
-    /// Two endpoints that are connected with each other.
+    /// Two endpoints that are connected to each other.
     pub(crate) fn pair(&self, classic: bool) -> Result<(Endpoint, Endpoint)> {
         let (mut a, mut b) = (self.endpoint(classic)?, self.endpoint(classic)?);
         a.connect(&b.address())?;
@@ -99,7 +100,7 @@ impl Provider {
     }
 }
 
-/// The raw door. Fields are dropped in order, queue pairs before what they work on.
+/// Objects of the raw API. Fields are dropped in order, so queue pairs are dropped before the memory that they access.
 pub(crate) struct Raw {
     qp: QueuePair,
     pub(crate) cq: CompletionQueue,
@@ -111,11 +112,11 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// Posts `count` writes with one doorbell and takes their completions.
+    /// Posts `count` writes with one doorbell and polls for their completions.
     pub(crate) fn write(&mut self, count: u32) -> Result<u64> {
         let mut batch = self.qp.send_batch()?;
         for id in 0..u64::from(count) {
-            // SAFETY: both regions stay until the queue pairs are gone, and nobody looks at their bytes.
+            // SAFETY: both regions outlive the queue pairs, and the program does not access their bytes.
             unsafe { batch.write(WorkRequest::new(id).signaled(), self.remote, self.sge)? }
         }
         batch.post()?;
@@ -132,7 +133,7 @@ impl Raw {
     }
 }
 
-/// The owned door.
+/// Objects of the owned API.
 pub(crate) struct Owned {
     pub(crate) a: Endpoint,
     b: Endpoint,
@@ -140,9 +141,9 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// Hands a buffer over and takes it back; at the other end a receive is handed over again, where one was used.
+    /// Sends a buffer and waits for its completion, and reposts completed receives at the other end.
     pub(crate) fn send(&mut self) -> Result<()> {
-        let buffer = self.buffer.take().ok_or("the buffer did not come back")?;
+        let buffer = self.buffer.take().ok_or("the previous send did not complete")?;
         self.a.send(buffer)?;
         while self.buffer.is_none() {
             if let Some(done) = self.a.poll()? {
@@ -150,7 +151,7 @@ impl Owned {
             }
         }
         while let Some(done) = self.b.poll()? {
-            self.b.receive(done.ok()?.buffer.ok_or("a receive without a buffer")?)?;
+            self.b.receive(done.ok()?.buffer.ok_or("the receive has no buffer")?)?;
         }
         Ok(())
     }

@@ -1,15 +1,7 @@
-//! Prints what happens to an RDMA device, as it happens: rdma-core's `ibv_asyncwatch`, with the time and an end.
+//! Prints the asynchronous events of an RDMA device: rdma-core's `ibv_asyncwatch`, with timestamps and limits.
 
 #![forbid(unsafe_code)]
 
-#[path = "../common/device.rs"]
-mod device;
-#[path = "../common/failure.rs"]
-mod failure;
-#[path = "../common/number.rs"]
-mod number;
-
-use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,51 +9,45 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use common::number::within;
+use common::{Result, device};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use number::within;
-
 const EXAMPLES: &str = "\
-Each line: seconds since the start, the kind of event, what it is about. Events of ports and of the device come to every
-program; those of queue pairs and completion queues only to the one that made them.
+Each line has the seconds since the start, the type of the event, and its object. Every program receives the events of ports and of
+the device, but those of queue pairs and completion queues go only to the program that created them.
 
 Examples:
   async_events                   watch the first device until Ctrl-C
   async_events -d mlx5_0 -n 1    wait for one event
   async_events -t 60             watch for a minute";
 
-/// How soon a signal is noticed.
+/// Longest time until a signal is noticed.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Prints the asynchronous events of an RDMA device
 #[derive(Debug, Parser)]
 #[command(name = "async_events", after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
 struct Options {
-    /// Device, such as mlx5_0 or rxe0, or soft0, which is everywhere [default: the first]
+    /// Device, such as mlx5_0 or rxe0, or soft0, which every machine has [default: the first]
     #[arg(short = 'd', long, value_name = "DEVICE")]
     ib_dev: Option<String>,
 
-    /// End after this many events
-    #[arg(short = 'n', long, value_name = "EVENTS", value_parser = |text: &str| within(text, 1..=u64::MAX))]
+    /// Stop after this many events
+    #[arg(short = 'n', long, value_name = "EVENTS", value_parser = within(1..=u64::MAX))]
     count: Option<u64>,
 
-    /// End after this many seconds
-    #[arg(short, long, value_name = "SECONDS", value_parser = |text: &str| within(text, 0..=1_000_000_u64))]
+    /// Stop after this many seconds
+    #[arg(short, long, value_name = "SECONDS", value_parser = within(0..=1_000_000_u64))]
     timeout: Option<u64>,
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("async_events: {}", failure::one_line(&*error));
-            ExitCode::FAILURE
-        }
-    }
+    common::main(run)
 }
 
-fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    // Before anything is printed that a script might wait for.
+fn run(options: &Options) -> Result<()> {
+    // Before the first output, because a script may send a signal as soon as it has read that output.
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;

@@ -1,16 +1,18 @@
-//! The end that has the number.
+//! The server, which has the number.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
 
-use rdma_safe::{Access, Context, Pages, ProtectionDomain, RemoteMemory};
+use common::{Result, failure};
+use rdma_safe::mr::Pages;
+use rdma_safe::{Access, Context, ProtectionDomain, RemoteMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::wire::Peer;
-use crate::{Options, Result, Stop, TICK, endpoint, failure};
+use crate::{Options, Stop, TICK, endpoint};
 
-/// Serves as many clients as the options say, at once, and compares the number with what they have counted.
+/// Serves the clients, all at the same time. Returns whether the number is the sum of their reports.
 pub(crate) fn run(context: &Context, listener: &TcpListener, options: &Options, stop: &Stop) -> Result<bool> {
     let pd = context.alloc_pd()?;
     let region = pd.expose(Pages::new(size_of::<u64>())?, Access::REMOTE_ATOMIC)?;
@@ -23,8 +25,7 @@ pub(crate) fn run(context: &Context, listener: &TcpListener, options: &Options, 
                 Ok((stream, _)) => {
                     let pd = &pd;
                     let serve = move || serve(pd, counter, stream, options, stop);
-                    // Errors are turned into text, which may move between threads.
-                    clients.push(scope.spawn(move || serve().map_err(|error| failure::one_line(&*error))));
+                    clients.push(scope.spawn(serve));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait_for_client(listener)?,
                 Err(error) => return Err(format!("cannot accept: {error}").into()),
@@ -37,7 +38,7 @@ pub(crate) fn run(context: &Context, listener: &TcpListener, options: &Options, 
         match report {
             Ok(Ok(by_client)) => counted += by_client,
             Ok(Err(error)) => {
-                eprintln!("atomics: {error}");
+                failure::print("atomics", &**error);
                 failed += 1;
             }
             Err(_) => return Err("a thread panicked".into()),
@@ -48,7 +49,7 @@ pub(crate) fn run(context: &Context, listener: &TcpListener, options: &Options, 
     Ok(total == counted && failed == 0 && reports.len() == options.clients)
 }
 
-/// Waits until a client is there, or until it is time to look for Ctrl-C.
+/// Waits until a client connects, at most one tick.
 fn wait_for_client(listener: &TcpListener) -> Result<()> {
     match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&Timespec::try_from(TICK)?)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -56,7 +57,7 @@ fn wait_for_client(listener: &TcpListener) -> Result<()> {
     }
 }
 
-/// Lets one client at the number; how far it says it has counted.
+/// Gives one client access to the number. Returns its report.
 fn serve(
     pd: &ProtectionDomain,
     counter: RemoteMemory,
@@ -66,9 +67,9 @@ fn serve(
 ) -> Result<u64> {
     let mut peer = Peer::new(stream, options.timeout, stop)?;
     let mut endpoint = endpoint(pd, options).peer_access(Access::REMOTE_ATOMIC).build()?;
-    let address = peer.hear_hello(options.timeout)?;
+    let address = peer.receive_hello(options.timeout)?;
     endpoint.connect(&address)?;
-    peer.welcome(&endpoint.address(), &counter)?;
+    peer.send_welcome(&endpoint.address(), &counter)?;
     println!("client connected: {}", peer.name());
-    peer.hear_report().map_err(|error| format!("client {}: {error}", peer.name()).into())
+    peer.receive_report().map_err(|error| format!("client {}: {error}", peer.name()).into())
 }

@@ -1,26 +1,27 @@
-//! What the two ends tell each other over TCP: values in JSON, each in a line of its own.
+//! The messages over TCP: one JSON value in each line.
 //!
 //! ```text
 //! client                         server
-//!        Hello   ------------->         connects its queue pair
-//!                <------------- Welcome
-//!        Counted ------------->
+//!        hello   ------------->         connects its queue pair
+//!                <------------- welcome
+//!        report  ------------->
 //! ```
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use common::Result;
 use rdma_safe::{QueuePairAddress, RemoteMemory};
 use serde_json::{Value, json};
 
 use crate::client::Counted;
-use crate::{Result, Stop, TICK};
+use crate::{Stop, TICK};
 
-/// No message is longer.
+/// Longest message in bytes.
 const MAX_LEN: usize = 4096;
 
-/// One end of a connection.
+/// A connection to the other end.
 pub(crate) struct Peer<'s> {
     stream: TcpStream,
     name: String,
@@ -40,20 +41,20 @@ impl<'s> Peer<'s> {
         &self.name
     }
 
-    pub(crate) fn say_hello(&mut self, address: &QueuePairAddress) -> Result<()> {
+    pub(crate) fn send_hello(&mut self, address: &QueuePairAddress) -> Result<()> {
         self.send(&json!({ "queue_pair": address }))
     }
 
-    pub(crate) fn hear_hello(&mut self, limit: Duration) -> Result<QueuePairAddress> {
+    pub(crate) fn receive_hello(&mut self, limit: Duration) -> Result<QueuePairAddress> {
         let hello = self.receive(limit)?;
         self.field(&hello, "queue_pair", serde_json::from_value)
     }
 
-    pub(crate) fn welcome(&mut self, address: &QueuePairAddress, counter: &RemoteMemory) -> Result<()> {
+    pub(crate) fn send_welcome(&mut self, address: &QueuePairAddress, counter: &RemoteMemory) -> Result<()> {
         self.send(&json!({ "queue_pair": address, "counter": counter }))
     }
 
-    pub(crate) fn hear_welcome(&mut self, limit: Duration) -> Result<(QueuePairAddress, RemoteMemory)> {
+    pub(crate) fn receive_welcome(&mut self, limit: Duration) -> Result<(QueuePairAddress, RemoteMemory)> {
         let welcome = self.receive(limit)?;
         Ok((
             self.field(&welcome, "queue_pair", serde_json::from_value)?,
@@ -61,12 +62,12 @@ impl<'s> Peer<'s> {
         ))
     }
 
-    pub(crate) fn report(&mut self, counted: &Counted) -> Result<()> {
+    pub(crate) fn send_report(&mut self, counted: &Counted) -> Result<()> {
         self.send(&json!({ "counted": counted.total() }))
     }
 
-    /// Waits without a limit: how long a client counts is its own affair.
-    pub(crate) fn hear_report(&mut self) -> Result<u64> {
+    /// Waits without a limit: a client may count for any time.
+    pub(crate) fn receive_report(&mut self) -> Result<u64> {
         let report = self.receive(Duration::MAX)?;
         self.field(&report, "counted", serde_json::from_value)
     }
@@ -83,13 +84,13 @@ impl<'s> Peer<'s> {
         while line.len() < MAX_LEN {
             self.stop.check()?;
             match self.stream.read(&mut byte) {
-                Ok(0) => return Err(format!("{} closed the connection; see what it says", self.name).into()),
+                Ok(0) => return Err(format!("{} closed the connection; see its output", self.name).into()),
                 Ok(_) if byte == *b"\n" => return self.parse(&line),
                 Ok(_) => line.push(byte[0]),
-                // What a socket with a timeout says.
+                // The errors of a socket timeout.
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     if start.elapsed() >= limit {
-                        return Err(format!("{} said nothing within {} s", self.name, limit.as_secs()).into());
+                        return Err(format!("{} sent nothing within {} s", self.name, limit.as_secs()).into());
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -100,16 +101,16 @@ impl<'s> Peer<'s> {
     }
 
     fn parse(&self, line: &[u8]) -> Result<Value> {
-        serde_json::from_slice(line).map_err(|_| self.is_none_of_ours(&String::from_utf8_lossy(line)))
+        serde_json::from_slice(line).map_err(|_| self.unknown_message(&String::from_utf8_lossy(line)))
     }
 
-    /// What is `read` of a field of `message`.
+    /// Reads a field of `message`.
     fn field<T>(&self, message: &Value, name: &str, read: fn(Value) -> serde_json::Result<T>) -> Result<T> {
-        read(message[name].clone()).map_err(|_| self.is_none_of_ours(&message.to_string()))
+        read(message[name].clone()).map_err(|_| self.unknown_message(&message.to_string()))
     }
 
-    fn is_none_of_ours(&self, text: &str) -> Box<dyn std::error::Error> {
+    fn unknown_message(&self, text: &str) -> Box<dyn std::error::Error + Send + Sync> {
         let start: String = text.chars().take(60).collect();
-        format!("{} is none of these programs: it sent \"{}\"", self.name, start.escape_debug()).into()
+        format!("{} is not this program: it sent \"{}\"", self.name, start.escape_debug()).into()
     }
 }

@@ -1,101 +1,90 @@
-//! librdmacm's `udaddy`: datagrams to who is found by address, and as many back.
+//! librdmacm's `udaddy`: a client finds the server by its IP address and sends datagrams, and the server sends as many back.
 
 #![forbid(unsafe_code)]
 
-#[path = "../common/failure.rs"]
-mod failure;
 mod node;
-#[path = "../common/number.rs"]
-mod number;
-#[path = "../common/soft.rs"]
-mod soft;
 
-use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use common::number::within;
+use common::{Result, device};
 use rdma_safe::cm::{Connector, DatagramListener};
 use rdma_safe::{Endpoint, EndpointBuilder, ProtectionDomain};
 
 use node::Node;
-use number::within;
 
 const EXAMPLES: &str = "\
-Either end may be the C program. Both have to say the same of -c, -C and -S.
+Either end may be the C program. Give both ends the same -c, -C and -S.
 
 Examples:
   cm_datagram                      serve one client
-  cm_datagram -s 10.0.0.2          ten datagrams there, and ten back
+  cm_datagram -s 10.0.0.2          send ten datagrams to the server and receive ten
   cm_datagram -s 10.0.0.2 -c 4 -C 100 -S 1000";
 
-/// How long a step may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest duration of one step.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Sends datagrams to a server that is found by its address, which sends as many back
+/// Sends datagrams to a server, found by its IP address, and receives as many
 #[derive(Debug, Parser)]
 #[command(name = "cm_datagram", after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
 struct Options {
-    /// Address or name of the server; the program is a server without it
+    /// Address or name of the server; without it, this is the server
     #[arg(short = 's', value_name = "ADDRESS")]
     server: Option<String>,
 
-    /// Address to send from or, of a server, to be found at [default: any]
+    /// Local address, to send from or to serve at [default: any]
     #[arg(short = 'b', value_name = "ADDRESS")]
     bind: Option<IpAddr>,
 
     /// Queue pairs at each end
-    #[arg(short = 'c', value_name = "COUNT", default_value = "1", value_parser = |text: &str| within(text, 1..=1000_u32))]
+    #[arg(short = 'c', value_name = "COUNT", default_value = "1", value_parser = within(1..=1000_u32))]
     connections: u32,
 
-    /// Datagrams each way and queue pair
-    #[arg(short = 'C', value_name = "COUNT", default_value = "10", value_parser = |text: &str| within(text, 0..=10_000_u32))]
+    /// Datagrams each way on each queue pair
+    #[arg(short = 'C', value_name = "COUNT", default_value = "10", value_parser = within(0..=10_000_u32))]
     count: u32,
 
     /// Bytes of a datagram
-    #[arg(short = 'S', value_name = "BYTES", default_value = "100", value_parser = |text: &str| within(text, 0..=65_535_u32))]
+    #[arg(short = 'S', value_name = "BYTES", default_value = "100", value_parser = within(0..=65_535_u32))]
     size: u32,
 
     /// Type of service
-    #[arg(short = 't', value_name = "TOS", value_parser = |text: &str| within(text, 0..=255_u8))]
+    #[arg(short = 't', value_name = "TOS", value_parser = within(0..=255_u8))]
     tos: Option<u8>,
 
     /// Port
-    #[arg(long, value_name = "PORT", default_value = "7174", value_parser = |text: &str| within(text, 1..=65535_u16))]
+    #[arg(long, value_name = "PORT", default_value = "7174", value_parser = within(1..=65535_u16))]
     port: u16,
 }
 
 impl Options {
-    /// With a place for each datagram.
+    /// Number of datagrams each way on each queue pair; none if they are empty.
+    fn count(&self) -> u32 {
+        if self.size == 0 { 0 } else { self.count }
+    }
+
+    /// An endpoint with room for all datagrams each way.
     fn endpoint<'a>(&self, pd: &'a ProtectionDomain) -> EndpointBuilder<'a> {
-        let depth = self.count.max(1);
+        let depth = self.count().max(1);
         Endpoint::builder(pd).send_depth(depth).recv_depth(depth).events(true)
     }
 }
 
-type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
-
 fn main() -> ExitCode {
-    let mut options = Options::parse();
-    soft::or_soft(None);
-    if options.size == 0 {
-        options.count = 0;
+    common::main(run)
+}
+
+fn run(options: &Options) -> Result<()> {
+    device::install_soft(None);
+    match &options.server {
+        Some(server) => run_client(options, server)?,
+        None => run_server(options)?,
     }
-    let result = match &options.server {
-        Some(server) => run_client(&options, server),
-        None => run_server(&options),
-    };
-    match result {
-        Ok(()) => {
-            println!("test complete\nreturn status 0");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("cm_datagram: {}", failure::one_line(&*error));
-            ExitCode::FAILURE
-        }
-    }
+    println!("test complete\nreturn status 0");
+    Ok(())
 }
 
 fn run_server(options: &Options) -> Result<()> {
@@ -105,14 +94,14 @@ fn run_server(options: &Options) -> Result<()> {
     println!("listening at {}", listener.local_address());
     let mut nodes = Vec::new();
     while nodes.len() < options.connections as usize {
-        // A server waits for its clients until it is ended.
-        let Some(request) = listener.next(PATIENCE)? else { continue };
+        // The server waits for its clients without a limit.
+        let Some(request) = listener.next(TIMEOUT)? else { continue };
         let pd = request.pd()?;
         let node = Node::new(request.endpoint(options.endpoint(&pd))?, options)?;
-        request.answer(node.endpoint(), b"")?;
+        request.accept(node.endpoint(), b"")?;
         nodes.push(node);
     }
-    if options.count > 0 {
+    if options.count() > 0 {
         println!("receiving data transfers");
         nodes.iter_mut().try_for_each(Node::receive_all)?;
         println!("sending replies");
@@ -124,9 +113,12 @@ fn run_server(options: &Options) -> Result<()> {
 
 fn run_client(options: &Options, server: &str) -> Result<()> {
     println!("cm_datagram: starting client\ncm_datagram: connecting");
-    let is_like = |address: &SocketAddr| options.bind.is_none_or(|own| own.is_ipv4() == address.is_ipv4());
-    let server = (server, options.port).to_socket_addrs()?.find(is_like).ok_or("the server has no such address")?;
-    let mut connector = Connector::new().timeout(PATIENCE);
+    let is_same_family = |address: &SocketAddr| options.bind.is_none_or(|own| own.is_ipv4() == address.is_ipv4());
+    let server = (server, options.port)
+        .to_socket_addrs()?
+        .find(is_same_family)
+        .ok_or("the server has no address of this family")?;
+    let mut connector = Connector::new().timeout(TIMEOUT);
     if let Some(own) = options.bind {
         connector = connector.source((own, 0));
     }
@@ -138,10 +130,10 @@ fn run_client(options: &Options, server: &str) -> Result<()> {
         let route = connector.resolve_datagrams(server)?;
         let mut node = Node::new(route.endpoint(options.endpoint(route.pd()))?, options)?;
         let service = route.find(node.endpoint(), b"")?;
-        node.know(service.peer);
+        node.set_peer(service.peer);
         nodes.push(node);
     }
-    if options.count > 0 {
+    if options.count() > 0 {
         println!("initiating data transfers");
         nodes.iter_mut().try_for_each(Node::send_all)?;
         println!("receiving data transfers");

@@ -1,50 +1,43 @@
-//! librdmacm's `cmtime`: how long each step of making connections by address takes, with many of them at a time.
+//! librdmacm's `cmtime`: measures each step of making and closing connections by IP address, many at a time.
 
 #![forbid(unsafe_code)]
 
-#[path = "../common/failure.rs"]
-mod failure;
-#[path = "../common/number.rs"]
-mod number;
 mod peers;
 mod round;
 mod run;
 mod sockets;
-#[path = "../common/soft.rs"]
-mod soft;
 mod table;
 
-use std::error::Error;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-
-use number::within;
+use common::number::within;
+use common::{Result, device};
 
 const EXAMPLES: &str = "\
-Each step is timed for every connection: avg/conn and total(us) are of all at a time, us/conn, sum(us), max(us) and min(us) of
-each by itself. A step that an end has no part in is 0.
+Columns: total(us) is the time from the first connection's start of a step to the last one's end, avg/conn that time divided by the
+connections. us/conn, sum(us), max(us) and min(us) are of the times that each connection took. A step that an end does not do is 0.
 
-Any end may be the C program, of rdma-core up to 58 without -C, from 59 on with it. All have to say the same of -c, -P and -S.
-Ends on one host have to differ in -q by -c at least.
+Any end may be the C program: up to rdma-core 58 without -C, from 59 on with -C. Give all ends the same -c, -P and -S. On one host,
+the -q of two ends must differ by at least -c.
 
 Examples:
   cmtime                                        serve one client, on any address
-  cmtime -s 10.0.0.2 -c 1000                    make 1000 connections there, with queue pairs and without
-  cmtime -b 10.0.0.2 -C 10.0.0.2 -P 3 -L        one server and the controller of it and two clients
-  cmtime -b 10.0.0.1 -C 10.0.0.2 -P 3           one of the clients";
+  cmtime -s 10.0.0.2 -c 1000                    make 1000 connections to the server, with queue pairs and without
+  cmtime -b 10.0.0.2 -C 10.0.0.2 -P 3 -L        be the server, and the controller of it and two clients
+  cmtime -b 10.0.0.1 -C 10.0.0.2 -P 3           be one of the clients";
 
-/// Between two looks at whether the others are still there.
+/// Interval of the checks that the other instances still run.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Times each step of making and ending connections by address
+/// Measures each step of making and closing connections by IP address
 #[derive(Debug, Clone, Parser)]
 #[command(name = "cmtime", after_help = EXAMPLES, max_term_width = 100, args_override_self = true,
           group = clap::ArgGroup::new("own").args(["bind", "interface"]))]
 struct Options {
-    /// Address or name of the server; the program is a server without it
+    /// Address or name of the server; without it, this is the server
     #[arg(short = 's', value_name = "ADDRESS", conflicts_with = "controller")]
     server: Option<String>,
 
@@ -52,76 +45,70 @@ struct Options {
     #[arg(short = 'b', value_name = "ADDRESS")]
     bind: Option<String>,
 
-    /// Network interface of an RDMA device, whose address is that of this end
+    /// Network interface of an RDMA device, whose address this end uses
     #[arg(short = 'B', value_name = "INTERFACE")]
     interface: Option<String>,
 
-    /// Address or name of the controller, which the first instance that is started there is: any number of servers and clients
+    /// Address or name of the controller, for any number of servers and clients; the first instance at this address becomes it
     #[arg(short = 'C', value_name = "ADDRESS", requires = "own")]
     controller: Option<String>,
 
-    /// With -C: serve
+    /// With -C: be a server
     #[arg(short = 'L', requires = "controller")]
     listen: bool,
 
-    /// With -C: servers and clients in all
+    /// With -C: number of servers and clients
     #[arg(short = 'P', value_name = "COUNT", default_value = "2", requires = "controller",
-          value_parser = |text: &str| within(text, 2..=4096_u64))]
+          value_parser = within(2..=4096_u64))]
     peers: u64,
 
     /// Connections of each client to each server
-    #[arg(short = 'c', value_name = "COUNT", default_value = "100", value_parser = |text: &str| within(text, 1..=1_000_000_u64))]
+    #[arg(short = 'c', value_name = "COUNT", default_value = "100", value_parser = within(1..=1_000_000_u64))]
     connections: u64,
 
-    /// Port of the server, also by TCP; with -C that of the controller
-    #[arg(short = 'p', value_name = "PORT", default_value = "7471", value_parser = |text: &str| within(text, 1..=65535_u16))]
+    /// Port of the server, for connections and for TCP; with -C, TCP port of the controller
+    #[arg(short = 'p', value_name = "PORT", default_value = "7471", value_parser = within(1..=65535_u16))]
     port: u16,
 
-    /// First number of queue pairs that are not there
-    #[arg(short = 'q', value_name = "NUMBER", default_value = "1000", value_parser = |text: &str| within(text, 1..=0xff_ffff_u32))]
+    /// First queue pair number to use for connections without queue pairs
+    #[arg(short = 'q', value_name = "NUMBER", default_value = "1000", value_parser = within(1..=0xff_ffff_u32))]
     base_number: u32,
 
-    /// Instead of making and changing queue pairs, pause for as many microseconds
-    #[arg(short = 'm', value_name = "MICROSECONDS", value_parser = |text: &str| within(text, 0..=999_999_u32))]
+    /// Pause for so many microseconds instead of creating and modifying queue pairs
+    #[arg(short = 'm', value_name = "MICROSECONDS", value_parser = within(0..=999_999_u32))]
     mimic: Option<u32>,
 
     /// Threads that work on connections
-    #[arg(short = 'n', value_name = "COUNT", default_value = "1", value_parser = |text: &str| within(text, 1..=1024_u64))]
+    #[arg(short = 'n', value_name = "COUNT", default_value = "1", value_parser = within(1..=1024_u64))]
     threads: u64,
 
-    /// Retries of finding an address or the way there
-    #[arg(short = 'r', value_name = "COUNT", default_value = "2", value_parser = |text: &str| within(text, 0..=1000_u32))]
+    /// Retries of resolving an address or a route
+    #[arg(short = 'r', value_name = "COUNT", default_value = "2", value_parser = within(0..=1000_u32))]
     retries: u32,
 
-    /// For comparison: connections by TCP
+    /// Measure TCP connections, for comparison
     #[arg(short = 'S', conflicts_with = "controller")]
     sockets: bool,
 
-    /// How long an address, and the way there, are looked for, in milliseconds
+    /// Timeout of resolving an address or a route, in milliseconds
     #[arg(short = 't', value_name = "MILLISECONDS", default_value = "2000",
-          value_parser = |text: &str| within(text, 1..=0x7fff_ffff_u64))]
+          value_parser = within(1..=0x7fff_ffff_u64))]
     timeout: u64,
 }
 
-type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
-
 fn main() -> ExitCode {
-    let options = Options::parse();
+    common::main(run_role)
+}
+
+fn run_role(options: &Options) -> Result<()> {
     if !options.sockets {
-        soft::or_soft(None);
+        device::install_soft(None);
     }
-    let result = match (&options.controller, &options.server) {
-        (Some(controller), _) => run::among_peers(&options, controller),
-        (None, server) if options.sockets => sockets::run(&options, server.as_deref()),
-        (None, Some(server)) => run::client(&options, server),
-        (None, None) => run::server(&options),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("cmtime: {}", failure::one_line(&*error));
-            ExitCode::FAILURE
-        }
+    match (&options.controller, &options.server) {
+        (Some(controller), _) => run::among_peers(options, controller),
+        (None, server) if options.sockets => sockets::run(options, server.as_deref()),
+        (None, Some(server)) => run::client(options, server),
+        (None, None) => run::server(options),
     }
 }
 
@@ -130,7 +117,7 @@ impl Options {
         Duration::from_millis(self.timeout)
     }
 
-    /// The address of this end, if it was given one, with port 0.
+    /// The address of this end with port 0, if it was given.
     fn source(&self) -> Result<Option<SocketAddr>> {
         match (&self.bind, &self.interface) {
             (Some(host), _) => address_of(host, 0, None).map(Some),
@@ -142,12 +129,12 @@ impl Options {
 
 /// The first address of `host`, of the same family as `source`.
 fn address_of(host: &str, port: u16, source: Option<SocketAddr>) -> Result<SocketAddr> {
-    let is_like = |address: &SocketAddr| source.is_none_or(|own| own.is_ipv4() == address.is_ipv4());
-    let found = (host, port).to_socket_addrs().map_err(|error| format!("{host}: {error}"))?.find(is_like);
-    found.ok_or_else(|| format!("{host} has no address of that kind").into())
+    let is_same_family = |address: &SocketAddr| source.is_none_or(|own| own.is_ipv4() == address.is_ipv4());
+    let found = (host, port).to_socket_addrs().map_err(|error| format!("{host}: {error}"))?.find(is_same_family);
+    found.ok_or_else(|| format!("{host} has no address of this family").into())
 }
 
-/// The address that an RDMA device has of the interface, of IPv4 where there is one.
+/// The address of an RDMA device on the network interface, an IPv4 address if there is one.
 fn address_of_interface(name: &str) -> Result<SocketAddr> {
     let index = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex"))
         .map_err(|error| format!("there is no interface {name}: {error}"))?;
@@ -166,7 +153,10 @@ fn address_of_interface(name: &str) -> Result<SocketAddr> {
         }
     }
     found.sort_by_key(|address| !address.is_ipv4());
-    found.first().copied().ok_or_else(|| format!("no RDMA device has an address of {name}: give it with -b").into())
+    found
+        .first()
+        .copied()
+        .ok_or_else(|| format!("no RDMA device has an address on {name}: give the address with -b").into())
 }
 
 #[cfg(test)]
@@ -178,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_those_of_the_c_program() {
+    fn options_are_those_of_c() {
         let client = parse("-s 10.0.0.2 -b 10.0.0.1 -c 10 -p 7472 -q 5000 -m 20 -n 4 -r 1 -t 500").unwrap();
         assert_eq!((client.connections, client.port, client.base_number, client.mimic), (10, 7472, 5000, Some(20)));
         assert_eq!((client.threads, client.retries, client.timeout()), (4, 1, Duration::from_millis(500)));
@@ -192,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn conflicts_and_values_out_of_range_are_rejected() {
         for arguments in [
             "-C ::1",
             "-L",

@@ -1,35 +1,37 @@
-//! The other instances, which go on together: bytes over TCP, as the C program has them.
+//! Synchronization of the instances over TCP, with the messages of the C program.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::time::Duration;
 
+use common::Result;
+
 use crate::table::Step;
-use crate::{Result, TICK, address_of};
+use crate::{TICK, address_of};
 
-/// How long an instance may take to answer that it is there.
-const HELLO: Duration = Duration::from_secs(10);
+/// Timeout of a TCP connection to another instance.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whom this instance goes on together with.
+/// The instances that this one synchronizes with.
 #[derive(Debug)]
 pub(crate) enum Peers {
-    /// Nobody, with a C program of rdma-core older than 52, which does not wait for anybody.
+    /// None: the C program of rdma-core before 52 does not synchronize.
     None,
-    /// This one has the others wait.
+    /// This instance is the controller of the others.
     Controller(Vec<TcpStream>),
-    /// The other one has this wait.
+    /// Connection to the controller.
     Controlled(TcpStream),
 }
 
 impl Peers {
     pub(crate) fn controlled_by(address: SocketAddr) -> std::io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, HELLO)?;
-        Ok(Peers::Controlled(ready(stream)?))
+        let stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
+        Ok(Peers::Controlled(configure(stream)?))
     }
 
-    /// Waits for as many others.
+    /// Waits for `count` others to connect.
     pub(crate) fn accept(listener: &TcpListener, count: usize) -> std::io::Result<Self> {
-        let accepted = (0..count).map(|_| ready(listener.accept()?.0));
+        let accepted = (0..count).map(|_| configure(listener.accept()?.0));
         Ok(Peers::Controller(accepted.collect::<std::io::Result<_>>()?))
     }
 
@@ -41,7 +43,7 @@ impl Peers {
         }
     }
 
-    /// Waits until all are there. `check` is asked meanwhile whether this one still is.
+    /// Waits until all instances have reached `step`. Calls `check` in between; its error ends the wait.
     pub(crate) fn reach(&self, step: Step, check: impl Fn() -> Result<()>) -> Result<()> {
         if let Peers::Controlled(controller) = self {
             write(controller, &[step as u8])?;
@@ -61,24 +63,24 @@ impl Peers {
         Ok(())
     }
 
-    /// Whether another one has gone on already. None may have gone altogether.
+    /// Whether another instance is already waiting at the next step. Fails if one has ended.
     pub(crate) fn is_waited_for(&self) -> Result<bool> {
-        let mut waits = false;
+        let mut is_waiting = false;
         for stream in self.streams() {
             stream.set_nonblocking(true)?;
             let peeked = stream.peek(&mut [0]);
             stream.set_nonblocking(false)?;
             match peeked {
-                Ok(0) => return Err(gone()),
-                Ok(_) => waits = true,
+                Ok(0) => return Err(ended()),
+                Ok(_) => is_waiting = true,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(broken(error)),
+                Err(error) => return Err(io_error(error)),
             }
         }
-        Ok(waits)
+        Ok(is_waiting)
     }
 
-    /// Tells who each one is, this one first where it is the controller, as which it also is told.
+    /// Exchanges the roles and addresses of all instances. Returns them in the order of the controller, which comes first.
     pub(crate) fn introduce(&self, own: Member, count: usize) -> Result<Vec<Member>> {
         let mut all = vec![0; count * Member::LEN];
         match self {
@@ -101,45 +103,45 @@ impl Peers {
     }
 }
 
-fn ready(stream: TcpStream) -> std::io::Result<TcpStream> {
+fn configure(stream: TcpStream) -> std::io::Result<TcpStream> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(TICK))?;
     Ok(stream)
 }
 
-fn gone() -> Box<dyn std::error::Error + Send + Sync> {
+fn ended() -> Box<dyn std::error::Error + Send + Sync> {
     "another instance has ended".into()
 }
 
-/// Fills `buffer`, for as long as that takes.
+/// Fills `buffer`, without a limit of time.
 fn read(mut stream: &TcpStream, buffer: &mut [u8], check: impl Fn() -> Result<()>) -> Result<()> {
     let mut done = 0;
     while done < buffer.len() {
         match stream.read(&mut buffer[done..]) {
-            Ok(0) => return Err(gone()),
+            Ok(0) => return Err(ended()),
             Ok(count) => done += count,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => check()?,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(broken(error)),
+            Err(error) => return Err(io_error(error)),
         }
     }
     Ok(())
 }
 
 fn write(mut stream: &TcpStream, bytes: &[u8]) -> Result<()> {
-    stream.write_all(bytes).map_err(broken)
+    stream.write_all(bytes).map_err(io_error)
 }
 
-/// Whoever ends with bytes unread resets the connection.
-fn broken(error: std::io::Error) -> Box<dyn std::error::Error + Send + Sync> {
+/// Converts an I/O error. An instance that ends with bytes unread resets the connection.
+fn io_error(error: std::io::Error) -> Box<dyn std::error::Error + Send + Sync> {
     match error.kind() {
-        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => gone(),
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => ended(),
         _ => error.into(),
     }
 }
 
-/// The listener of the controller, where `controller` is an address of this host and nobody is it yet.
-pub(crate) fn control(controller: SocketAddr) -> Result<Option<TcpListener>> {
+/// The listener of the controller. `None` if the address is of another host or in use.
+fn control(controller: SocketAddr) -> Result<Option<TcpListener>> {
     match TcpListener::bind(controller) {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::AddrInUse) => Ok(None),
@@ -147,7 +149,7 @@ pub(crate) fn control(controller: SocketAddr) -> Result<Option<TcpListener>> {
     }
 }
 
-/// All instances, of which the controller is the first to be started on its host.
+/// Connects all instances. The first one that starts on the controller's host is the controller.
 pub(crate) fn gather(controller: &str, port: u16, count: usize) -> Result<Peers> {
     let address = address_of(controller, port, None)?;
     if let Some(listener) = control(address)? {
@@ -158,16 +160,16 @@ pub(crate) fn gather(controller: &str, port: u16, count: usize) -> Result<Peers>
         .map_err(|error| format!("no controller at {address}: {error}; start the instance there first").into())
 }
 
-/// What an instance is: the C program's `struct peer_info`.
+/// Role and address of an instance: the C program's `struct peer_info`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Member {
-    /// Where it listens, if it does.
+    /// Address that it listens on, if it does.
     pub(crate) address: Option<SocketAddr>,
     pub(crate) listens: bool,
 }
 
 impl Member {
-    /// A `struct sockaddr_storage`, a number, and padding.
+    /// Length of the message: a `struct sockaddr_storage`, a number, and padding.
     const LEN: usize = 136;
     const ROLE: usize = 128;
     const AF_INET: u16 = 2;
@@ -207,7 +209,7 @@ impl Member {
                 let (flow, scope) = (u32::from_be_bytes(part(bytes, 4)), u32::from_ne_bytes(part(bytes, 24)));
                 Some(SocketAddrV6::new(Ipv6Addr::from(part::<16>(bytes, 8)), port, flow, scope).into())
             }
-            family => return Err(format!("an instance at an address of family {family}").into()),
+            family => return Err(format!("an instance has an address of the unknown family {family}").into()),
         };
         Ok(Member { address, listens: u32::from_ne_bytes(part(bytes, Member::ROLE)) == 1 })
     }
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_survive_the_wire_in_the_layout_of_c() {
+    fn members_are_encoded_in_the_layout_of_c() {
         let v4 = Member { address: Some(([10, 0, 0, 2], 0x1d2f).into()), listens: true };
         let bytes = v4.encode();
         assert_eq!(bytes[..8], [2, 0, 0x1d, 0x2f, 10, 0, 0, 2]);
@@ -234,7 +236,7 @@ mod tests {
         assert!(Member::decode(&other).unwrap_err().to_string().contains("family 27"));
     }
 
-    /// A controller of two others.
+    /// A controller and two others.
     fn three() -> [Peers; 3] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn all_go_on_when_the_last_has_come_and_know_each_other() {
+    fn instances_wait_for_each_other_and_exchange_their_roles() {
         let [controller, first, second] = three();
         std::thread::scope(|scope| {
             let others: Vec<_> = [first, second]
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_elsewhere_or_gone_is_noticed() {
+    fn another_step_or_a_closed_connection_is_an_error() {
         let [controller, first, second] = three();
         assert!(!controller.is_waited_for().unwrap());
         (&first.streams()[0]).write_all(&[3]).unwrap();
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_others_ends_when_this_one_fails() {
+    fn a_failed_check_ends_the_wait() {
         let [controller, _first, _second] = three();
         let error = controller.reach(Step::Connect, || Err("failed".into())).unwrap_err();
         assert_eq!(error.to_string(), "failed");

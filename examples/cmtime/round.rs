@@ -1,4 +1,4 @@
-//! Connections that are made and ended at a time, and what threads do for each of them.
+//! A round: connections that are made and closed together, and the threads that do so.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -7,73 +7,74 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use common::Result;
 use rdma_safe::cm::{CmId, ConnectParameters, Event, EventChannel, EventKind, Id, PortSpace};
 use rdma_safe::{CompletionQueue, Device, ProtectionDomain, QueuePair, QueuePairState};
 
 use crate::table::{Step, Times, table};
-use crate::{Options, Result, TICK};
+use crate::{Options, TICK};
 
-/// What is done in a thread of its own, so that the next connection need not wait for it.
+/// Work for one connection, done by a worker thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Task {
     ResolveAddress,
     ResolveRoute,
     CreateQp,
     Init,
-    /// The peer has accepted.
+    /// Finishes a connection that the peer has accepted.
     Establish,
-    /// The peer has asked.
+    /// Accepts a connection request.
     Accept,
     Disconnect,
 }
 
-/// How connections of a round are made.
+/// Kind of the connections of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     QueuePairs,
-    /// A pause instead of each call on a queue pair.
+    /// Without queue pairs: a pause replaces each call on a queue pair.
     Simulated(Duration),
 }
 
-/// One connection, of which the id comes later at a server.
+/// One connection. At a server, its id is set later.
 pub(crate) struct Connection {
     round: Arc<Round>,
-    /// Whom to connect to.
+    /// Address to connect to; `None` at a server.
     pub(crate) server: Option<SocketAddr>,
     state: Mutex<State>,
 }
 
 struct State {
-    // Queue pairs first: nothing arrives any more when the id goes.
+    // Dropped before the id.
     qp: Option<QueuePair>,
     id: Option<Id>,
     times: Times,
     retries: u32,
-    has_ended: bool,
+    is_disconnected: bool,
 }
 
 pub(crate) struct Round {
     kind: Kind,
-    /// Numbers of queue pairs that are not there.
+    /// Next queue pair number of a connection without a queue pair.
     next_number: AtomicU32,
     connections: Mutex<Vec<Arc<Connection>>>,
-    names: Mutex<HashMap<CmId, Arc<Connection>>>,
+    by_id: Mutex<HashMap<CmId, Arc<Connection>>>,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct Progress {
-    /// Connections that each step is over for.
+    /// Number of connections that have finished each step.
     done: [usize; Step::COUNT],
     times: Times,
     failed: Option<String>,
 }
 
-/// Of a device, with a completion queue in which nothing will ever be.
+/// Domain of a device, and a completion queue that stays empty.
 type Domain = (ProtectionDomain, CompletionQueue);
 
-/// What stays from one round to the next.
+/// State that all rounds share.
 pub(crate) struct Common {
     pub(crate) options: Options,
     pub(crate) channel: EventChannel,
@@ -92,7 +93,7 @@ impl Round {
             kind,
             next_number: AtomicU32::new(options.base_number),
             connections: Mutex::default(),
-            names: Mutex::default(),
+            by_id: Mutex::default(),
             progress: Mutex::default(),
             changed: Condvar::new(),
         })
@@ -100,7 +101,7 @@ impl Round {
 
     pub(crate) fn add(self: &Arc<Self>, server: Option<SocketAddr>) -> Arc<Connection> {
         let (times, retries) = (Times::default(), 0);
-        let state = Mutex::new(State { qp: None, id: None, times, retries, has_ended: false });
+        let state = Mutex::new(State { qp: None, id: None, times, retries, is_disconnected: false });
         let connection = Arc::new(Connection { round: self.clone(), server, state });
         locked(&self.connections).push(connection.clone());
         connection
@@ -132,27 +133,27 @@ impl Round {
         locked(&self.progress).failed.as_ref().map_or(Ok(()), |reason| Err(reason.clone().into()))
     }
 
-    /// Connections that there are, and for how many of them `step` is over.
+    /// Returns the number of connections, and how many of them have finished `step`.
     pub(crate) fn count(&self, step: Step) -> (usize, usize) {
         (locked(&self.connections).len(), locked(&self.progress).done[step as usize])
     }
 
-    /// Waits until `enough` is true. `tick` is called now and then, with whether anything has happened since.
-    pub(crate) fn wait(&self, enough: impl Fn(&Self) -> bool, mut tick: impl FnMut(bool) -> Result<()>) -> Result<()> {
+    /// Waits until `is_done` returns true. Calls `tick` at intervals, with whether there was progress since the last call.
+    pub(crate) fn wait(&self, is_done: impl Fn(&Self) -> bool, mut tick: impl FnMut(bool) -> Result<()>) -> Result<()> {
         let mut before = [0; Step::COUNT];
         loop {
             self.check()?;
-            if enough(self) {
+            if is_done(self) {
                 return Ok(());
             }
             let progress = locked(&self.progress);
             if progress.done == before && progress.failed.is_none() {
                 let (progress, waited) =
                     self.changed.wait_timeout(progress, TICK).unwrap_or_else(PoisonError::into_inner);
-                let happened = progress.done != before;
+                let has_progress = progress.done != before;
                 drop(progress);
                 if waited.timed_out() {
-                    tick(happened)?;
+                    tick(has_progress)?;
                 }
             } else {
                 before = progress.done;
@@ -160,12 +161,12 @@ impl Round {
         }
     }
 
-    /// Waits until `step` is over for `count` connections.
+    /// Waits until `count` connections have finished `step`.
     pub(crate) fn reach(&self, step: Step, count: usize, tick: impl FnMut(bool) -> Result<()>) -> Result<()> {
         self.wait(|round| round.count(step).1 >= count, tick)
     }
 
-    /// Queue pairs first, then ids.
+    /// Destroys the queue pairs, then the ids.
     pub(crate) fn destroy(&self) -> Result<()> {
         let connections = self.connections();
         self.begin(Step::DestroyQp);
@@ -175,7 +176,7 @@ impl Round {
             state.timed(Step::DestroyQp, |_| qp.map_or(Ok(()), QueuePair::destroy))?;
         }
         self.end(Step::DestroyQp);
-        locked(&self.names).clear();
+        locked(&self.by_id).clear();
         self.begin(Step::DestroyId);
         for connection in &connections {
             let mut state = locked(&connection.state);
@@ -194,15 +195,15 @@ impl Round {
 }
 
 impl State {
-    fn timed<T>(&mut self, step: Step, what: impl FnOnce(&mut Self) -> rdma_safe::Result<T>) -> Result<T> {
+    fn timed<T>(&mut self, step: Step, action: impl FnOnce(&mut Self) -> rdma_safe::Result<T>) -> Result<T> {
         self.times.begin(step);
-        let made = what(self)?;
+        let result = action(self)?;
         self.times.end(step);
-        Ok(made)
+        Ok(result)
     }
 
     fn id(&mut self) -> Result<&mut Id> {
-        self.id.as_mut().ok_or_else(|| "a connection without an id".into())
+        self.id.as_mut().ok_or_else(|| "the connection has no id".into())
     }
 }
 
@@ -211,7 +212,7 @@ impl Connection {
         let mut state = locked(&self.state);
         state.times.begin(Step::FullConnect);
         let id = state.timed(Step::CreateId, |_| Id::new(channel, PortSpace::TCP))?;
-        locked(&self.round.names).insert(id.id(), self.clone());
+        locked(&self.round.by_id).insert(id.id(), self.clone());
         state.id = Some(id);
         Ok(())
     }
@@ -220,8 +221,8 @@ impl Connection {
         locked(&self.state).timed(Step::Bind, |state| state.id.as_mut().map_or(Ok(()), |id| id.bind(source)))
     }
 
-    /// Asks the server; the connection is there when the answer was answered.
-    pub(crate) fn ask(&self) -> Result<()> {
+    /// Sends the connection request.
+    pub(crate) fn connect(&self) -> Result<()> {
         let mut state = locked(&self.state);
         let parameters = self.parameters(&state);
         state.times.begin(Step::Connect);
@@ -235,7 +236,7 @@ impl Connection {
     }
 
     fn resolve_address(&self, state: &mut State, common: &Common) -> Result<()> {
-        let server = self.server.ok_or("a connection to nowhere")?;
+        let server = self.server.ok_or("the connection has no server address")?;
         let (source, timeout) = (common.options.source()?, common.options.timeout());
         Ok(state.id()?.resolve_address(source.map(Into::into), server, timeout)?)
     }
@@ -254,8 +255,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Brings the queue pair to the state, or would, had it one.
-    fn bring(&self, state: &mut State, to: QueuePairState, attributes: Step, change: Step) -> Result<()> {
+    /// Moves the queue pair to the state, if the connection has one.
+    fn modify_qp(&self, state: &mut State, to: QueuePairState, attributes: Step, change: Step) -> Result<()> {
         state.id()?;
         let found = state.timed(attributes, |state| state.id.as_ref().map(|id| id.attributes(to)).transpose())?;
         match (&self.round.kind, found) {
@@ -269,9 +270,9 @@ impl Connection {
         Ok(())
     }
 
-    fn bring_to_rts(&self, state: &mut State) -> Result<()> {
-        self.bring(state, QueuePairState::RTR, Step::RtrAttributes, Step::Rtr)?;
-        self.bring(state, QueuePairState::RTS, Step::RtsAttributes, Step::Rts)
+    fn move_to_rts(&self, state: &mut State) -> Result<()> {
+        self.modify_qp(state, QueuePairState::RTR, Step::RtrAttributes, Step::Rtr)?;
+        self.modify_qp(state, QueuePairState::RTS, Step::RtsAttributes, Step::Rts)
     }
 
     fn run(&self, task: Task, common: &Common) -> Result<()> {
@@ -289,9 +290,9 @@ impl Connection {
                 state.id()?.resolve_route(common.options.timeout())?;
             }
             Task::CreateQp => self.create_qp(state, common)?,
-            Task::Init => self.bring(state, QueuePairState::INIT, Step::InitAttributes, Step::Init)?,
+            Task::Init => self.modify_qp(state, QueuePairState::INIT, Step::InitAttributes, Step::Init)?,
             Task::Establish => {
-                self.bring_to_rts(state)?;
+                self.move_to_rts(state)?;
                 state.timed(Step::Establish, |state| state.id.as_mut().map_or(Ok(()), Id::establish))?;
                 state.times.end(Step::Connect);
                 state.times.end(Step::FullConnect);
@@ -299,16 +300,16 @@ impl Connection {
             }
             Task::Accept => {
                 self.create_qp(state, common)?;
-                self.bring(state, QueuePairState::INIT, Step::InitAttributes, Step::Init)?;
-                self.bring_to_rts(state)?;
+                self.modify_qp(state, QueuePairState::INIT, Step::InitAttributes, Step::Init)?;
+                self.move_to_rts(state)?;
                 let parameters = self.parameters(state);
                 state.id()?.accept(&parameters)?;
             }
-            Task::Disconnect if state.has_ended => {}
+            Task::Disconnect if state.is_disconnected => {}
             Task::Disconnect => {
-                state.has_ended = true;
+                state.is_disconnected = true;
                 state.times.begin(Step::Disconnect);
-                // Of a connection that the peer has given up in the same moment there is nothing to end.
+                // Fails if the peer disconnects at the same moment.
                 let _ = state.id()?.disconnect();
                 state.times.end(Step::Disconnect);
                 self.round.end(Step::Disconnect);
@@ -327,7 +328,7 @@ fn pause(time: Duration) -> rdma_safe::Result<()> {
 }
 
 impl Common {
-    /// With threads that do tasks.
+    /// Starts the worker threads.
     pub(crate) fn new(options: &Options, round: Arc<Round>) -> Result<Arc<Self>> {
         let (tasks, receiver) = channel::<(Task, Arc<Connection>)>();
         let common = Arc::new(Common {
@@ -345,13 +346,13 @@ impl Common {
         Ok(common)
     }
 
-    /// Lets a thread take the events from here on.
-    pub(crate) fn take_events(self: &Arc<Self>) -> Result<()> {
+    /// Starts the thread that handles events.
+    pub(crate) fn handle_events(self: &Arc<Self>) -> Result<()> {
         let common = self.clone();
         std::thread::Builder::new().name("events".into()).spawn(move || {
             loop {
                 match common.channel.wait(Duration::from_secs(3600)) {
-                    Ok(Some(event)) => common.happened(event),
+                    Ok(Some(event)) => common.handle(event),
                     Ok(None) => {}
                     Err(error) => return locked(&common.round).fail(&error),
                 }
@@ -360,13 +361,13 @@ impl Common {
         Ok(())
     }
 
-    /// From here on connections are of this round.
+    /// Adds new connections to this round from now on.
     pub(crate) fn set_round(&self, round: &Arc<Round>) {
         *locked(&self.round) = round.clone();
     }
 
-    pub(crate) fn let_do(&self, task: Task, connection: &Arc<Connection>) {
-        // The other end is of threads that end with the process.
+    pub(crate) fn submit(&self, task: Task, connection: &Arc<Connection>) {
+        // Cannot fail: the receiver lives as long as the process.
         let _ = self.tasks.send((task, connection.clone()));
     }
 
@@ -381,7 +382,7 @@ impl Common {
     }
 
     fn domain(&self, id: &Id) -> Result<Arc<Domain>> {
-        let name = id.device_name().ok_or("an id without a device")?;
+        let name = id.device_name().ok_or("the id has no device")?;
         let mut domains = locked(&self.domains);
         if let Some(found) = domains.iter().find(|domain| domain.0.context().device_name() == name) {
             return Ok(found.clone());
@@ -392,39 +393,39 @@ impl Common {
         Ok(made)
     }
 
-    fn happened(&self, event: Event) {
+    fn handle(&self, event: Event) {
         let round = locked(&self.round).clone();
         if let EventKind::ConnectRequest(id, _) = event.kind {
             let connection = round.add(None);
             if round.count(Step::Connect).0 == 1 {
                 round.begin(Step::Connect);
             }
-            locked(&round.names).insert(id.id(), connection.clone());
+            locked(&round.by_id).insert(id.id(), connection.clone());
             locked(&connection.state).id = Some(id);
-            return self.let_do(Task::Accept, &connection);
+            return self.submit(Task::Accept, &connection);
         }
-        let connection = locked(&round.names).get(&event.id).cloned();
+        let connection = locked(&round.by_id).get(&event.id).cloned();
         match (event.kind, connection) {
-            // Whoever listens has none, and neither have ids of the round before, which are being destroyed.
-            (EventKind::DeviceRemoval, _) => round.fail(&"the device is going away"),
+            (EventKind::DeviceRemoval, _) => round.fail(&"the device is being removed"),
+            // An event of the listener, or of the previous round, whose ids are being destroyed.
             (_, None) => {}
             (kind, Some(connection)) => {
-                if let Err(error) = self.happened_to(&connection, kind) {
+                if let Err(error) = self.handle_for(&connection, kind) {
                     round.fail(&error);
                 }
             }
         }
     }
 
-    fn happened_to(&self, connection: &Arc<Connection>, kind: EventKind) -> Result<()> {
+    fn handle_for(&self, connection: &Arc<Connection>, kind: EventKind) -> Result<()> {
         let round = &connection.round;
-        let over = |step: Step| {
+        let finish = |step: Step| {
             locked(&connection.state).times.end(step);
             round.done(step);
         };
         match kind {
-            EventKind::AddressResolved => over(Step::ResolveAddress),
-            EventKind::RouteResolved => over(Step::ResolveRoute),
+            EventKind::AddressResolved => finish(Step::ResolveAddress),
+            EventKind::RouteResolved => finish(Step::ResolveRoute),
             EventKind::AddressError(errno) => {
                 let mut state = locked(&connection.state);
                 state.retries =
@@ -436,26 +437,26 @@ impl Common {
                 state.retries = state.retries.checked_sub(1).ok_or_else(|| format!("resolving the route: {errno}"))?;
                 state.id()?.resolve_route(self.options.timeout())?;
             }
-            EventKind::ConnectResponse(_) => self.let_do(Task::Establish, connection),
+            EventKind::ConnectResponse(_) => self.submit(Task::Establish, connection),
             EventKind::Established(_) => {
-                // The last time counts.
+                // The last connection sets the end of the round's step.
                 round.end(Step::Connect);
                 round.done(Step::Connect);
             }
-            // A client has said it, and does not wait for the answer; a server answers.
+            // The client disconnects first, and does not wait for the answer of the server.
             EventKind::Disconnected if connection.server.is_some() => {}
             EventKind::Disconnected => {
                 if round.count(Step::Disconnect).1 == 0 {
                     round.begin(Step::Disconnect);
                 }
-                self.let_do(Task::Disconnect, connection);
+                self.submit(Task::Disconnect, connection);
             }
             EventKind::Rejected(reason, _) => return Err(format!("connecting: {reason}").into()),
             EventKind::Unreachable(errno) | EventKind::ConnectError(errno) => {
                 return Err(format!("connecting: {errno}").into());
             }
             EventKind::TimewaitExit => {}
-            other => return Err(format!("what should not happen to a connection: {other:?}").into()),
+            other => return Err(format!("unexpected event of a connection: {other:?}").into()),
         }
         Ok(())
     }

@@ -1,32 +1,33 @@
-//! Rounds at either end: one to warm up, one with queue pairs, and one without.
+//! The rounds of a client or server: one to warm up, one with queue pairs, and one without.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::Result;
 use rdma_safe::cm::{Id, PortSpace};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::peers::{Member, Peers, gather};
 use crate::round::{Common, Kind, Round, Task};
 use crate::table::Step;
-use crate::{Options, Result, address_of};
+use crate::{Options, address_of};
 
-/// How long a server waits for clients to end their connections, before it does.
-const FAREWELL: Duration = Duration::from_secs(60);
+/// Longest time that a server waits for its clients to disconnect.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a client that goes on may be ahead of what its server knows of its connections.
-const AHEAD: Duration = Duration::from_secs(5);
+/// Longest time that a client may wait at the next step while the server still misses connections.
+const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One instance, with what it shares with the others.
+/// This instance of the program.
 struct Instance {
     common: Arc<Common>,
     peers: Peers,
-    /// Whether they also wait for each other before they connect.
+    /// Whether the instances also wait for each other before they connect.
     in_mesh: bool,
 }
 
-/// The rounds with their titles; the last one only where there is one server and one client.
+/// The measured rounds with their titles. The second one is only for one server and one client.
 fn rounds(options: &Options, verb: &str, count: usize) -> [(Kind, String); 2] {
     let measured = match options.mimic {
         None => (Kind::QueuePairs, format!("{verb} {count}, with queue pairs")),
@@ -43,7 +44,7 @@ fn address(options: &Options) -> Result<SocketAddr> {
     Ok(SocketAddr::new(own.ip(), options.port))
 }
 
-/// An id that listens; its name is of no connection.
+/// Creates a listening id.
 fn listen(common: &Common, at: SocketAddr) -> Result<Id> {
     let mut listener = Id::new(&common.channel, PortSpace::TCP)?;
     listener.bind(at)?;
@@ -58,13 +59,13 @@ fn instance(options: &Options) -> Result<Arc<Common>> {
 pub(crate) fn client(options: &Options, server: &str) -> Result<()> {
     let common = instance(options)?;
     let server = address_of(server, options.port, options.source()?)?;
-    // One of rdma-core older than 52 has nobody to talk to by TCP.
+    // A C server of rdma-core before 52 does not listen on TCP.
     let peers = match Peers::controlled_by(server) {
         Ok(peers) => peers,
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Peers::None,
         Err(error) => return Err(format!("cannot reach {server} by TCP: {error}").into()),
     };
-    common.take_events()?;
+    common.handle_events()?;
     Instance { common, peers, in_mesh: false }.connect_all(&[server], true)
 }
 
@@ -74,18 +75,18 @@ pub(crate) fn server(options: &Options) -> Result<()> {
     let _listener = listen(&common, at)?;
     let sockets = TcpListener::bind(at)?;
     println!("cmtime: listening at {at}");
-    // A client that asks at once for connections is one of rdma-core older than 52.
+    // A C client of rdma-core before 52 sends connection requests at once, without TCP.
     let mut fds = [PollFd::new(&sockets, PollFlags::IN), PollFd::new(&common.channel, PollFlags::IN)];
     while let Err(error) = poll(&mut fds, None) {
         if error != rustix::io::Errno::INTR {
             return Err(error.into());
         }
     }
-    let waits = !fds[0].revents().is_empty();
-    if waits {
+    let uses_tcp = !fds[0].revents().is_empty();
+    if uses_tcp {
         let peers = Peers::accept(&sockets, 1)?;
         drop(sockets);
-        common.take_events()?;
+        common.handle_events()?;
         return Instance { common, peers, in_mesh: false }.accept_all(1, true);
     }
     drop(sockets);
@@ -104,7 +105,7 @@ pub(crate) fn among_peers(options: &Options, controller: &str) -> Result<()> {
     if servers.is_empty() || servers.len() == count {
         return Err(format!("{} of {count} instances are servers; give -L to some, not to all", servers.len()).into());
     }
-    common.take_events()?;
+    common.handle_events()?;
     let instance = Instance { common, peers, in_mesh: true };
     match options.listen {
         true => instance.accept_all(count - servers.len(), count == 2),
@@ -117,7 +118,7 @@ impl Instance {
         &self.common.options
     }
 
-    /// All instances are at this step.
+    /// Waits until all instances have reached this step.
     fn reach(&self, round: &Round, step: Step) -> Result<()> {
         self.peers.reach(step, || round.check())
     }
@@ -128,13 +129,13 @@ impl Instance {
 
     fn connect_all(&self, servers: &[SocketAddr], without: bool) -> Result<()> {
         let count = servers.len() * self.options().connections as usize;
-        // The queue pairs of a server of rdma-core 44 share what goes with the first of them, so that it serves one round only.
-        let once = matches!(self.peers, Peers::None);
-        if !once {
+        // A C server of rdma-core 44 serves one round only: its queue pairs share objects that it destroys with the first one.
+        let is_single_round = matches!(self.peers, Peers::None);
+        if !is_single_round {
             println!("Warming up");
             self.connect(Kind::QueuePairs, servers, servers.len())?;
         }
-        let without = without && !once;
+        let without = without && !is_single_round;
         let measured = rounds(self.options(), "Connecting", count);
         for (kind, title) in measured.into_iter().take(1 + usize::from(without)) {
             println!("{title}");
@@ -153,7 +154,7 @@ impl Instance {
         let each = |task: Task, step: Step, done: Step| {
             round.begin(step);
             for connection in &connections {
-                common.let_do(task, connection);
+                common.submit(task, connection);
             }
             round.reach(done, count, |_| self.peers.is_waited_for().map(drop))?;
             round.end(step);
@@ -177,7 +178,7 @@ impl Instance {
             self.reach(&round, Step::Init)?;
         }
         round.begin(Step::Connect);
-        connections.iter().try_for_each(|connection| connection.ask())?;
+        connections.iter().try_for_each(|connection| connection.connect())?;
         round.reach(Step::Connect, count, |_| self.peers.is_waited_for().map(drop))?;
         round.end(Step::Connect);
         round.end(Step::FullConnect);
@@ -210,46 +211,46 @@ impl Instance {
             self.reach(&round, Step::Init)?;
         }
         let mut since = Instant::now();
-        round.reach(Step::Connect, count, |happened| {
-            if happened || !self.peers.is_waited_for()? {
+        round.reach(Step::Connect, count, |has_progress| {
+            if has_progress || !self.peers.is_waited_for()? {
                 since = Instant::now();
             }
-            match since.elapsed() > AHEAD {
-                true => Err(other_count(round.count(Step::Connect).0, count)),
+            match since.elapsed() > ESTABLISH_TIMEOUT {
+                true => Err(wrong_count(round.count(Step::Connect).0, count)),
                 false => Ok(()),
             }
         })?;
         self.reach(&round, Step::Connect)?;
-        self.await_farewell(&round, count)?;
+        self.await_disconnects(&round, count)?;
         self.reach(&round, Step::Disconnect)?;
         let made = round.count(Step::Connect).0;
         round.destroy()?;
-        if made == count { Ok(round) } else { Err(other_count(made, count)) }
+        if made == count { Ok(round) } else { Err(wrong_count(made, count)) }
     }
 
-    /// Waits until the clients have ended their connections, and ends those that they leave.
-    fn await_farewell(&self, round: &Round, count: usize) -> Result<()> {
+    /// Waits until the clients have disconnected. After a timeout, disconnects the remaining connections.
+    fn await_disconnects(&self, round: &Round, count: usize) -> Result<()> {
         let mut since = Instant::now();
         round.reach(Step::Disconnect, count, |_| {
             self.peers.is_waited_for()?;
-            if since.elapsed() > FAREWELL {
+            if since.elapsed() > DISCONNECT_TIMEOUT {
                 since = Instant::now();
                 let ended = round.count(Step::Disconnect).1;
-                eprintln!("cmtime: {} of {count} connections were not ended by their clients", count - ended);
+                eprintln!("cmtime: clients did not disconnect {} of {count} connections", count - ended);
                 for connection in round.connections() {
-                    self.common.let_do(Task::Disconnect, &connection);
+                    self.common.submit(Task::Disconnect, &connection);
                 }
             }
             Ok(())
         })
     }
 
-    /// Serves a client that waits for nobody: until all of the connections that it has made have ended.
+    /// Serves a C client of rdma-core before 52, which does not synchronize: until all of its connections have ended.
     fn accept_until_ended(&self) -> Result<()> {
         let round = Round::new(Kind::QueuePairs, self.options());
         self.common.set_round(&round);
-        // The first request is there already.
-        self.common.take_events()?;
+        // The first request has already arrived.
+        self.common.handle_events()?;
         println!("Accepting, with queue pairs");
         let all_over = |round: &Round| {
             let (made, ended) = round.count(Step::Disconnect);
@@ -262,6 +263,6 @@ impl Instance {
     }
 }
 
-fn other_count(made: usize, expected: usize) -> Box<dyn std::error::Error + Send + Sync> {
+fn wrong_count(made: usize, expected: usize) -> Box<dyn std::error::Error + Send + Sync> {
     format!("the clients have made {made} connections instead of {expected}: give the same -c at all ends").into()
 }

@@ -1,11 +1,13 @@
-//! The same by TCP, for comparison.
+//! The same steps with TCP connections, for comparison.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use common::Result;
+
 use crate::table::{Step, Times, table};
-use crate::{Options, Result, address_of};
+use crate::{Options, address_of};
 
 pub(crate) fn run(options: &Options, server: Option<&str>) -> Result<()> {
     match server {
@@ -39,7 +41,7 @@ fn client(options: &Options, server: SocketAddr) -> Result<()> {
     let connections: Vec<_> = (0..options.connections).map(|_| Mutex::new((Times::default(), None))).collect();
     let next = AtomicUsize::new(0);
     let connect = || -> Result<()> {
-        // Making a socket and connecting it is one call here.
+        // One call creates the socket and connects it.
         while let Some(connection) = connections.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut connection = connection.lock().map_err(|_| "a thread has panicked")?;
             connection.0.begin(Step::Connect);

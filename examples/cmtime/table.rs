@@ -1,9 +1,9 @@
-//! The steps of a connection, how long each took, and the table of that.
+//! The steps of a connection, their times, and the table of the times.
 
 use std::fmt::Write as _;
 use std::time::Instant;
 
-/// In the order of the table, whose numbers the C program's ends also synchronize by.
+/// The steps in the order of the table. The instances synchronize by the step numbers of the C program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     FullConnect,
@@ -49,7 +49,7 @@ impl Step {
     pub(crate) const COUNT: usize = Step::DestroyQp as usize + 1;
 }
 
-/// When each step began and ended, of one connection or of all.
+/// Start and end of each step, of one connection or of all.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Times([(Option<Instant>, Option<Instant>); Step::COUNT]);
 
@@ -62,14 +62,14 @@ impl Times {
         self.0[step as usize].1 = Some(Instant::now());
     }
 
-    /// Of a step that has begun and ended, in microseconds.
+    /// Duration of a finished step in microseconds.
     fn micros(&self, step: usize) -> Option<u64> {
         let (Some(begin), Some(end)) = self.0[step] else { return None };
         Some(end.saturating_duration_since(begin).as_micros() as u64)
     }
 }
 
-/// What is measured: connections with queue pairs, or without.
+/// Formats the table, for connections with or without queue pairs.
 pub(crate) fn table(with_queue_pairs: bool, threads: usize, all: &Times, each: &[Times]) -> String {
     let count = each.len() as u64;
     let kind = if with_queue_pairs { "qp_conn" } else { "cm_conn" };
@@ -77,12 +77,13 @@ pub(crate) fn table(with_queue_pairs: bool, threads: usize, all: &Times, each: &
     text.push_str("step             avg/conn  total(us)    us/conn    sum(us)    max(us)    min(us)\n");
     for (step, name) in NAMES.iter().enumerate() {
         let total = all.micros(step).unwrap_or(0);
-        let of_each = || each.iter().filter_map(|times| times.micros(step));
-        // That of whole connections would count what they all wait for once for each.
-        let sum: u64 = if step == Step::FullConnect as usize { 0 } else { of_each().sum() };
-        let (max, min) = (of_each().max().unwrap_or(0), of_each().min().unwrap_or(0));
-        let (average, of_one) = (total / count.max(1), sum / count.max(1));
-        let _ = writeln!(text, "{name:<13}  {average:>10} {total:>10} {of_one:>10} {sum:>10} {max:>10} {min:>10}");
+        let durations = || each.iter().filter_map(|times| times.micros(step));
+        // Whole connections overlap, so their sum means nothing.
+        let sum: u64 = if step == Step::FullConnect as usize { 0 } else { durations().sum() };
+        let (max, min) = (durations().max().unwrap_or(0), durations().min().unwrap_or(0));
+        let (average, each_average) = (total / count.max(1), sum / count.max(1));
+        let _ =
+            writeln!(text, "{name:<13}  {average:>10} {total:>10} {each_average:>10} {sum:>10} {max:>10} {min:>10}");
     }
     text
 }
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_the_columns_of_the_c_program() {
+    fn the_table_has_the_columns_of_c() {
         let each = [took(Step::Connect, 100), took(Step::Connect, 300)];
         let text = table(true, 2, &took(Step::Connect, 310), &each);
         let lines: Vec<_> = text.lines().collect();
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_connections_have_no_sum_and_none_at_all_are_no_division() {
+    fn whole_connections_have_no_sum_and_zero_connections_do_not_divide() {
         let text = table(false, 1, &Times::default(), &[took(Step::FullConnect, 100)]);
         assert!(text.starts_with("cm_conn                 1\n"), "{text}");
         assert!(
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_of_steps_are_those_of_the_c_program() {
+    fn step_numbers_are_those_of_c() {
         assert_eq!(
             (Step::FullConnect as u8, Step::Init as u8, Step::Connect as u8, Step::Disconnect as u8),
             (0, 7, 12, 14)

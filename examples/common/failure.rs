@@ -1,9 +1,14 @@
-//! What a program says before it gives up.
+//! Error messages.
 
 use std::error::Error;
 
-/// The error and its causes in one line, which does nothing to a terminal: some of it may be a peer's words.
-pub(crate) fn one_line(error: &(dyn Error + 'static)) -> String {
+/// Prints the error of the program `name` on standard error.
+pub fn print(name: &str, error: &(dyn Error + 'static)) {
+    eprintln!("{name}: {}", one_line(error));
+}
+
+/// Formats the error and its causes in one line. Escapes control characters: a peer may have sent part of the text.
+pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -43,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_do_something_to_a_terminal_is_shown_as_it_is() {
+    fn control_characters_are_escaped() {
         let error = std::io::Error::other("refused: \x1b]0;all is well\x07\u{9b}2J, \rgrüße");
         assert_eq!(one_line(&error), r"refused: \u{1b}]0;all is well\u{7}\u{9b}2J, \rgrüße");
     }

@@ -2,10 +2,26 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
-/// Parses a number as `strtoul(3)` with base 0 does, so that what works with the C programs works here: decimal,
-/// hexadecimal after `0x`, octal after `0`.
-pub(crate) fn within<T>(text: &str, range: RangeInclusive<T>) -> Result<T, String>
+/// The largest value of an `int` in C.
+pub const MAX_INT: u32 = i32::MAX as u32;
+
+/// Parses a number in `range`, for `value_parser` of an option.
+pub fn within<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone
+where
+    T: TryFrom<u64> + PartialOrd + Display + Clone,
+{
+    move |text| parse(text, &range)
+}
+
+/// Parses a time in whole seconds.
+pub fn seconds(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+    move |text| parse(text, &range).map(Duration::from_secs)
+}
+
+/// Parses a number as `strtoul(3)` with base 0 does, as the C programs do: decimal, hexadecimal after `0x`, octal after `0`.
+pub fn parse<T>(text: &str, range: &RangeInclusive<T>) -> Result<T, String>
 where
     T: TryFrom<u64> + PartialOrd + Display,
 {
@@ -14,7 +30,7 @@ where
         [b'0', _, ..] => (&text[1..], 8),
         _ => (text, 10),
     };
-    // `from_str_radix` would take a sign.
+    // `from_str_radix` would accept a sign.
     if !digits.chars().all(|digit| digit.is_digit(radix)) {
         return Err(format!("not a number; it is {} to {}", range.start(), range.end()));
     }
@@ -27,24 +43,23 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::within;
+    use super::*;
 
     #[test]
     fn numbers_have_the_bases_of_c() {
-        assert_eq!(within("4096", 1..=10_000_u32), Ok(4096));
-        assert_eq!(within("0x1000", 1..=10_000_u32), Ok(4096));
-        assert_eq!(within("010", 1..=10_000_u32), Ok(8));
-        assert_eq!(within("0", 0..=3_u8), Ok(0));
+        let number = within(0..=10_000_u32);
+        assert_eq!(["4096", "0x1000", "010", "0"].map(number), [Ok(4096), Ok(4096), Ok(8), Ok(0)]);
+        assert_eq!(seconds(1..=9)("0x9"), Ok(Duration::from_secs(9)));
     }
 
     #[test]
-    fn what_is_no_number_or_out_of_range_is_refused_with_the_range() {
+    fn an_error_names_the_range() {
         for text in ["", "-1", "+1", "0x", "0x+1", "09", "4k", " 4", "é"] {
-            let error = within(text, 1..=9_u32).unwrap_err();
+            let error = within(1..=9_u32)(text).unwrap_err();
             assert!(error.ends_with("it is 1 to 9"), "{text}: {error}");
         }
-        assert_eq!(within("0", 1..=9_u32), Err("out of range; it is 1 to 9".into()));
-        assert_eq!(within("256", 0..=255_u8), Err("out of range; it is 0 to 255".into()));
-        assert_eq!(within("99999999999999999999", 0..=255_u8), Err("out of range; it is 0 to 255".into()));
+        assert_eq!(within(1..=9_u32)("0"), Err("out of range; it is 1 to 9".into()));
+        assert_eq!(within(0..=255_u8)("256"), Err("out of range; it is 0 to 255".into()));
+        assert_eq!(within(0..=255_u8)("99999999999999999999"), Err("out of range; it is 0 to 255".into()));
     }
 }

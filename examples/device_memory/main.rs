@@ -1,61 +1,44 @@
-//! Counts in memory of the device: a peer adds to a number there, and the CPU reads it.
+//! Counts in device memory: a peer adds to a number there, and the CPU reads it.
 
 #![forbid(unsafe_code)]
 
-#[path = "../common/device.rs"]
-mod device;
-#[path = "../common/failure.rs"]
-mod failure;
-#[path = "../common/number.rs"]
-mod number;
-
-use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use common::number::within;
+use common::{Result, device};
 use rdma_safe::{Access, Endpoint, Work};
 
-use number::within;
-
 const EXAMPLES: &str = "\
-Both ends of the connection are in this process. Where the device has no memory to give, the program says so and ends with 1.
+Both ends of the connection are in this process. If the device has no device memory, the exit status is 1.
 
 Examples:
   device_memory                   count to 10 on the first device
   device_memory -d mlx5_0 -n 100  count to 100 on mlx5_0";
 
-/// Waiting for one completion.
+/// Longest wait for one completion.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Lets a peer count in memory of an RDMA device
+/// Lets a peer count in the memory of an RDMA device
 #[derive(Debug, Parser)]
 #[command(name = "device_memory", after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
 struct Options {
-    /// Device, such as mlx5_0 or rxe0, or soft0, which is everywhere [default: the first]
+    /// Device, such as mlx5_0 or rxe0, or soft0, which every machine has [default: the first]
     #[arg(short = 'd', long, value_name = "DEVICE")]
     ib_dev: Option<String>,
 
-    /// What to count to
+    /// Number to count to
     #[arg(short = 'n', long, value_name = "NUMBER", default_value = "10",
-          value_parser = |text: &str| within(text, 1..=1_000_000_u64))]
+          value_parser = within(1..=1_000_000_u64))]
     count: u64,
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(line) => {
-            println!("{line}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("device_memory: {}", failure::one_line(&*error));
-            ExitCode::FAILURE
-        }
-    }
+    common::main(run)
 }
 
-fn run(options: &Options) -> Result<String, Box<dyn Error>> {
+fn run(options: &Options) -> Result<()> {
     let device = device::find(options.ib_dev.as_deref())?;
     let context = device.open()?;
     let mut memory = context.alloc_dm(8, 8)?;
@@ -69,13 +52,14 @@ fn run(options: &Options) -> Result<String, Box<dyn Error>> {
     let mut result = pd.allocate(8)?;
     for _ in 0..options.count {
         peer.post(Work::fetch_add(result, counter.remote(), 1))?;
-        result = peer.wait(DEADLINE)?.ok()?.buffer.ok_or("a result without its buffer")?;
+        result = peer.wait(DEADLINE)?.ok()?.buffer.ok_or("the atomic operation returned no buffer")?;
     }
     let mut bytes = [0; 8];
     memory.read(0, &mut bytes)?;
     let (name, counted) = (device.name(), u64::from_ne_bytes(bytes));
     if counted != options.count {
-        return Err(format!("{name}: counted to {counted}, and not to {}", options.count).into());
+        return Err(format!("{name}: the number is {counted} instead of {}", options.count).into());
     }
-    Ok(format!("{name}: a peer counted to {counted} in memory of the device"))
+    println!("{name}: a peer counted to {counted} in device memory");
+    Ok(())
 }

@@ -1,20 +1,15 @@
 //! Attributes of a device.
 
-use std::error::Error;
 use std::fmt::{self, Write};
 
+use common::Result;
 use rdma_safe::{Context, Device};
 use rdma_sys::*;
 
 use crate::{names, port};
 
 /// Writes the attributes of a device and of one or all of its ports.
-pub(crate) fn describe(
-    out: &mut String,
-    device: &Device,
-    only: Option<u8>,
-    verbose: bool,
-) -> Result<(), Box<dyn Error>> {
+pub(crate) fn describe(out: &mut String, device: &Device, only: Option<u8>, verbose: bool) -> Result<()> {
     let context = device.open()?;
     if let Some(port) = only {
         context.query_port(port)?;
@@ -45,7 +40,7 @@ fn identity(out: &mut String, device: &Device, context: &Context) -> fmt::Result
     writeln!(out, "\tnode_guid:\t\t\t{}", attributes.node_guid())?;
     writeln!(out, "\tsys_image_guid:\t\t\t{}", attributes.sys_image_guid())?;
     writeln!(out, "\tvendor_id:\t\t\t{:#06x}", attributes.vendor_id())?;
-    // Printed as an `int` there.
+    // ibv_devinfo prints an `int`.
     writeln!(out, "\tvendor_part_id:\t\t\t{}", attributes.vendor_part_id() as i32)?;
     writeln!(out, "\thw_ver:\t\t\t\t0x{:X}", attributes.hw_ver())?;
     let board = std::fs::read_to_string(format!("/sys/class/infiniband/{name}/board_id")).unwrap_or_default();
@@ -160,7 +155,7 @@ fn on_demand_paging(out: &mut String, attributes: &ibv_device_attr_ex) -> fmt::R
 
 fn segmentation(out: &mut String, caps: &ibv_tso_caps) -> fmt::Result {
     writeln!(out, "\ttso_caps:")?;
-    // Printed as an `int` there.
+    // ibv_devinfo prints an `int`.
     writeln!(out, "\t\tmax_tso:\t\t\t{}", caps.max_tso as i32)?;
     match caps.max_tso {
         0 => Ok(()),
@@ -221,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_pair_types_are_counted_by_their_number() {
+    fn queue_pair_types_are_bits() {
         let mut out = String::new();
         supported_types(&mut out, 1 << 8 | 1 << 4 | 1 << 2).unwrap();
         assert_eq!(

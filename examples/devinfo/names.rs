@@ -1,6 +1,6 @@
-//! Names of values, as ibv_devinfo has them.
+//! The names that ibv_devinfo prints for values.
 
-use rdma_safe::TransportType;
+use rdma_safe::device::TransportType;
 use rdma_sys::*;
 
 pub(crate) fn transport(transport: TransportType) -> String {

@@ -1,13 +1,15 @@
 //! Attributes of a port.
 
-use std::error::Error;
 use std::fmt::Write;
 
-use rdma_safe::{Context, GidEntry, GidType, LinkLayer, TransportType};
+use common::{Result, gid};
+use rdma_safe::address::GidEntry;
+use rdma_safe::device::TransportType;
+use rdma_safe::{Context, GidType, LinkLayer};
 
-use crate::{gid_text, names};
+use crate::names;
 
-pub(crate) fn describe(out: &mut String, context: &Context, number: u8, verbose: bool) -> Result<(), Box<dyn Error>> {
+pub(crate) fn describe(out: &mut String, context: &Context, number: u8, verbose: bool) -> Result<()> {
     let attributes = context.query_port(number)?;
     let port = attributes.as_raw();
     writeln!(out, "\t\tport:\t{number}")?;
@@ -31,7 +33,7 @@ pub(crate) fn describe(out: &mut String, context: &Context, number: u8, verbose:
         writeln!(out, "\t\t\tsubnet_timeout:\t\t{}", port.subnet_timeout)?;
         writeln!(out, "\t\t\tinit_type_reply:\t{}", port.init_type_reply)?;
         writeln!(out, "\t\t\tactive_width:\t\t{}X ({})", names::width(port.active_width), port.active_width)?;
-        // Speeds from 400 Gbit/s on do not fit into the older field.
+        // Speeds from 400 Gbit/s on do not fit into `active_speed`.
         let speed = match port.active_speed_ex {
             0 => port.active_speed.into(),
             speed => speed,
@@ -42,21 +44,21 @@ pub(crate) fn describe(out: &mut String, context: &Context, number: u8, verbose:
             writeln!(out, "\t\t\tphys_state:\t\t{} ({state})", names::physical_state(state))?;
         }
         let is_ethernet = attributes.link_layer() == LinkLayer::ETHERNET;
-        for line in context.gids(number)?.iter().filter_map(|entry| gid(entry, is_ethernet)) {
+        for line in context.gids(number)?.iter().filter_map(|entry| gid_line(entry, is_ethernet)) {
             writeln!(out, "{line}")?;
         }
     }
     Ok(writeln!(out)?)
 }
 
-/// The line of a GID; none for what ibv_devinfo leaves out.
-fn gid(entry: &GidEntry, is_ethernet: bool) -> Option<String> {
+/// The line of a GID. `None` for those that ibv_devinfo leaves out.
+fn gid_line(entry: &GidEntry, is_ethernet: bool) -> Option<String> {
     let GidEntry { gid, index, gid_type, .. } = *entry;
     if gid.0[8..] == [0; 8] {
         return None;
     }
     let text = match gid_type {
-        GidType::INFINIBAND | GidType::ROCE_V1 => gid_text::in_full(gid),
+        GidType::INFINIBAND | GidType::ROCE_V1 => gid::in_full(gid),
         GidType::ROCE_V2 => gid.to_string(),
         _ => return None,
     };

@@ -1,63 +1,63 @@
-//! A connection over which messages and pieces of a file go.
+//! A connection for messages and chunks of a file.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use common::Result;
 use rdma_safe::cm::{Cause, Connection};
 use rdma_safe::{Access, Buffer, Endpoint, EndpointBuilder, Operation, ProtectionDomain, RemoteMemory, WcStatus, Work};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::Result;
-use crate::message::{MESSAGE, PLACES};
+use crate::message::{MESSAGE, SLOTS};
 
-/// How long a peer may have nothing to say.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest wait for the peer.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Messages that can be on their way at a time, beside those that answer a piece.
+/// Messages that can be in flight at a time, besides those that answer a chunk.
 const MESSAGES: u32 = 4;
 
-/// An end of a connection as this program needs it, in which the receives are that the peer's first messages need.
+/// Sets the depths and the access of an endpoint.
 pub(crate) fn endpoint(builder: EndpointBuilder<'_>) -> EndpointBuilder<'_> {
-    let depth = PLACES + 2 * MESSAGES;
+    let depth = SLOTS + 2 * MESSAGES;
     builder.send_depth(2 * depth).recv_depth(depth).events(true).peer_access(Access::REMOTE_WRITE)
 }
 
-/// Posts a receive for each message and piece that can be on its way.
+/// Posts a receive for each message and chunk that can be in flight. Call it before the peer can send.
 pub(crate) fn post_receives(endpoint: &mut Endpoint) -> Result<()> {
-    for inbox in messages(endpoint.pd(), PLACES + MESSAGES)? {
+    for inbox in buffers(endpoint.pd(), SLOTS + MESSAGES)? {
         endpoint.receive(inbox)?;
     }
     Ok(())
 }
 
-/// Room for messages, of one registration.
-fn messages(pd: &ProtectionDomain, count: u32) -> Result<Vec<Buffer>> {
+/// Buffers for messages, in one registration.
+fn buffers(pd: &ProtectionDomain, count: u32) -> Result<Vec<Buffer>> {
     Ok(pd.allocate(count as usize * MESSAGE)?.into_chunks(MESSAGE)?)
 }
 
-/// What comes from a link.
+/// A message or completion.
 pub(crate) enum Arrival {
     /// A message of the peer.
     Message(Vec<u8>),
-    /// The peer has written so many bytes to that place.
-    Piece { place: u32, len: u32 },
-    /// A piece is with the peer, and its buffer is free.
+    /// The peer has written `len` bytes to a slot.
+    Chunk { slot: u32, len: u32 },
+    /// A chunk was written to the peer, and its buffer is free.
     Written(Buffer),
 }
 
-/// A connection over which messages and pieces of a file go.
+/// A connection for messages and chunks of a file.
 pub(crate) struct Link {
     connection: Connection,
     outboxes: Vec<Buffer>,
-    /// Came while an outbox was waited for.
+    /// Arrivals during the wait for an outbox.
     arrived: VecDeque<Arrival>,
 }
 
 impl Link {
-    /// Of a connection with [`endpoint`] and [`post_receives`].
+    /// Wraps a connection that was made with [`endpoint`] and [`post_receives`].
     pub(crate) fn new(connection: Connection) -> Result<Self> {
-        let outboxes = messages(connection.pd(), PLACES + MESSAGES)?;
+        let outboxes = buffers(connection.pd(), SLOTS + MESSAGES)?;
         Ok(Link { connection, outboxes, arrived: VecDeque::new() })
     }
 
@@ -66,9 +66,9 @@ impl Link {
         let mut outbox = loop {
             match self.outboxes.pop() {
                 Some(outbox) => break outbox,
-                // Who takes nothing and sends on would fill the memory.
-                None if self.arrived.len() > (PLACES + MESSAGES) as usize => {
-                    return Err("the peer sends more than it may before it takes what was sent to it".into());
+                // Limits the memory for a peer that sends but does not receive.
+                None if self.arrived.len() > (SLOTS + MESSAGES) as usize => {
+                    return Err("the peer sends too many messages without receiving".into());
                 }
                 None => {
                     let arrived = self.pump()?;
@@ -81,13 +81,13 @@ impl Link {
         Ok(())
     }
 
-    /// Writes a piece to the peer's memory and says which place it is in.
-    pub(crate) fn write(&mut self, piece: Buffer, target: RemoteMemory, place: u32) -> Result<()> {
-        self.connection.post(Work::write(piece, target).imm(place))?;
+    /// Writes a chunk to the peer's memory, with its slot as immediate data.
+    pub(crate) fn write(&mut self, chunk: Buffer, target: RemoteMemory, slot: u32) -> Result<()> {
+        self.connection.post(Work::write(chunk, target).imm(slot))?;
         Ok(())
     }
 
-    /// What comes next.
+    /// Waits for the next message or completion.
     pub(crate) fn next(&mut self) -> Result<Arrival> {
         loop {
             if let Some(arrived) = self.arrived.pop_front() {
@@ -98,26 +98,26 @@ impl Link {
         }
     }
 
-    /// The next message, where nothing else can come.
+    /// Waits for the next message. Anything else is an error.
     pub(crate) fn message<M: DeserializeOwned>(&mut self) -> Result<M> {
         match self.next()? {
             Arrival::Message(message) => parse(&message),
-            Arrival::Piece { .. } | Arrival::Written(_) => Err("a piece of the file came out of turn".into()),
+            Arrival::Chunk { .. } | Arrival::Written(_) => Err("a chunk of the file arrived out of turn".into()),
         }
     }
 
-    /// One completion, and what it says if it says anything.
+    /// Waits for one completion. `None` for the send of a message.
     fn pump(&mut self) -> Result<Option<Arrival>> {
-        let done = self.connection.wait(PATIENCE).map_err(|error| match error.connect_cause() {
-            Some(Cause::Disconnected) => ENDED.into(),
+        let done = self.connection.wait(TIMEOUT).map_err(|error| match error.connect_cause() {
+            Some(Cause::Disconnected) => CLOSED.into(),
             _ => crate::Failure::from(error),
         })?;
         if done.status == WcStatus::WR_FLUSH_ERR {
-            return Err(ENDED.into());
+            return Err(CLOSED.into());
         }
         let done = done.ok().map_err(|failed| self.connection.explain(&failed).to_string())?;
         let (operation, imm, len) = (done.operation, done.imm(), done.byte_len);
-        let buffer = done.buffer.ok_or("a completion without its buffer")?;
+        let buffer = done.buffer.ok_or("the completion returned no buffer")?;
         Ok(match operation {
             Operation::Receive => {
                 let message = buffer.to_vec();
@@ -126,7 +126,7 @@ impl Link {
             }
             Operation::ReceiveWrite => {
                 self.connection.receive(buffer)?;
-                Some(Arrival::Piece { place: imm.ok_or("a piece without its place")?, len })
+                Some(Arrival::Chunk { slot: imm.ok_or("a chunk without its slot")?, len })
             }
             Operation::Write => Some(Arrival::Written(buffer)),
             _ => {
@@ -136,24 +136,25 @@ impl Link {
         })
     }
 
-    /// Ends the connection, when all is said.
-    pub(crate) fn hang_up(self) -> Result<()> {
+    /// Closes the connection.
+    pub(crate) fn close(self) -> Result<()> {
         self.connection.disconnect()?;
         Ok(())
     }
 
-    /// Waits for the peer to end the connection, which it does when it has got the last message. For one that sends on instead of
-    /// what was on its way, no longer.
-    pub(crate) fn await_hang_up(mut self) {
+    /// Waits for the peer to close the connection, as it does after the last message.
+    ///
+    /// Gives up when the peer has sent more than could be in flight.
+    pub(crate) fn await_close(mut self) {
         let start = Instant::now();
-        let mut under_way = 0..2 * (PLACES + MESSAGES);
-        while under_way.next().is_some() && start.elapsed() < PATIENCE && self.pump().is_ok() {}
+        let mut in_flight = 0..2 * (SLOTS + MESSAGES);
+        while in_flight.next().is_some() && start.elapsed() < TIMEOUT && self.pump().is_ok() {}
     }
 }
 
-const ENDED: &str = "the peer has ended the connection";
+const CLOSED: &str = "the peer has closed the connection";
 
-/// The message in these bytes.
+/// Decodes a message.
 pub(crate) fn parse<M: DeserializeOwned>(bytes: &[u8]) -> Result<M> {
-    serde_json::from_slice(bytes).map_err(|error| format!("a message that is none of this program: {error}").into())
+    serde_json::from_slice(bytes).map_err(|error| format!("a message is not one of this program: {error}").into())
 }

@@ -1,18 +1,12 @@
-//! Sends files to an address: by RDMA writes from registered buffers into memory that the receiver offers.
+//! Sends files to an IP address, by RDMA writes into memory that the receiver exposes.
 
 #![forbid(unsafe_code)]
 
-#[path = "../common/failure.rs"]
-mod failure;
 mod link;
 mod message;
-#[path = "../common/number.rs"]
-mod number;
 mod progress;
 mod receiver;
 mod sender;
-#[path = "../common/soft.rs"]
-mod soft;
 mod store;
 
 use std::io::Write as _;
@@ -23,19 +17,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use common::number::within;
+use common::{Result, device, failure};
 use rdma_safe::cm::Listener;
 
-use number::within;
 use progress::Progress;
-use receiver::Into;
+use receiver::Destination;
 
 const EXAMPLES: &str = "\
-A transfer that breaks off, also because one of the ends was ended by Ctrl-C, is gone on with when the file is sent again: what has
-arrived waits in a file of its own, .NAME.incoming, and is compared by checksum.
+A partial file is kept in .NAME.incoming. When an interrupted transfer is repeated, the ends compare checksums of this part, and
+the transfer resumes after it.
 
 Examples:
-  file_transfer receive -d /srv/incoming             take files from anybody, until it is ended
-  file_transfer send backup.tar 10.0.0.2             send one there
+  file_transfer receive -d /srv/incoming             receive files from any host, until Ctrl-C
+  file_transfer send backup.tar 10.0.0.2             send a file to 10.0.0.2
   file_transfer send core.1234 fe80::1%eth0 --name core";
 
 /// Sends files to an address, or receives them
@@ -46,10 +41,10 @@ struct Options {
     role: Role,
 
     /// Port of the receiver
-    #[arg(short, long, global = true, default_value = "7475", value_parser = |text: &str| within(text, 1..=65535_u16))]
+    #[arg(short, long, global = true, default_value = "7475", value_parser = within(1..=65535_u16))]
     port: u16,
 
-    /// Show no progress
+    /// Do not show the progress
     #[arg(short, long, global = true)]
     quiet: bool,
 }
@@ -58,118 +53,115 @@ struct Options {
 enum Role {
     /// Send a file
     Send {
-        /// The file
+        /// File to send
         file: PathBuf,
-        /// Address or name of the host that receives
+        /// Address or name of the receiver
         host: String,
-        /// What it is called there [default: as here]
+        /// Name of the file at the receiver [default: as here]
         #[arg(long)]
         name: Option<String>,
     },
     /// Receive files, up to 32 at a time
     Receive {
-        /// Where they go; it must be there
+        /// Existing directory for the files
         #[arg(short, long, default_value = ".")]
         directory: PathBuf,
-        /// Address to listen at [default: any]
+        /// Address to listen on [default: any]
         #[arg(short, long)]
         address: Option<String>,
-        /// Let files replace others of their names
+        /// Replace existing files of the same name
         #[arg(long)]
         overwrite: bool,
-        /// End after the first
+        /// Exit after the first file
         #[arg(long)]
         once: bool,
     },
 }
 
-/// Transfers at a time that files are received by: each has a thread, descriptors, and memory for pieces.
-const MOST: usize = 32;
+/// Maximum number of concurrent transfers. Each has a thread, file descriptors, and memory for chunks.
+const MAX_TRANSFERS: usize = 32;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
-type Result<T, E = Failure> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {
-    let Options { role, port, quiet } = Options::parse();
-    let progress = Progress::new(quiet);
-    soft::or_soft(None);
-    let result = match role {
-        Role::Send { file, host, name } => send(&file, name, &host, port, &progress),
+    common::main(run)
+}
+
+fn run(options: &Options) -> Result<()> {
+    let Options { role, port, quiet } = options;
+    let progress = Progress::new(*quiet);
+    device::install_soft(None);
+    match role {
+        Role::Send { file, host, name } => send(file, name.clone(), host, *port, &progress),
         Role::Receive { directory, address, overwrite, once } => {
-            receive(Into { directory, overwrite }, address.as_deref(), port, once, &progress)
-        }
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&error);
-            ExitCode::FAILURE
+            let destination = Destination { directory: directory.clone(), overwrite: *overwrite };
+            receive(destination, address.as_deref(), *port, *once, &progress)
         }
     }
 }
 
-fn complain(error: &Failure) {
-    eprintln!("file_transfer: {}", failure::one_line(&**error));
+fn print_error(error: &Failure) {
+    failure::print("file_transfer", &**error);
 }
 
-/// A line of output, at once also where that is a pipe.
+/// Prints a line, and flushes it for readers of a pipe.
 fn show(progress: &Progress, line: &str) {
-    progress.say(|| {
+    progress.print(|| {
         let mut out = std::io::stdout().lock();
-        // Whoever has closed it does not want to see it.
+        // Fails if the reader has closed the pipe: that does not stop the transfer.
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     });
 }
 
 fn send(file: &Path, name: Option<String>, host: &str, port: u16, progress: &Progress) -> Result<()> {
     let own_name = || file.file_name().and_then(|name| name.to_str()).map(str::to_owned);
-    let name = name.or_else(own_name).ok_or("the file's name is not text: say what it is to be called, with --name")?;
+    let name = name.or_else(own_name).ok_or("the file's name is not valid UTF-8: give another with --name")?;
     let sent = sender::send(file, &name, host, port, progress)?;
     show(progress, &format!("sent {sent}"));
     Ok(())
 }
 
-fn receive(into: Into, address: Option<&str>, port: u16, once: bool, progress: &Progress) -> Result<()> {
-    if !into.directory.is_dir() {
-        return Err(format!("{} is not a directory", into.directory.display()).into());
+fn receive(destination: Destination, address: Option<&str>, port: u16, once: bool, progress: &Progress) -> Result<()> {
+    if !destination.directory.is_dir() {
+        return Err(format!("{} is not a directory", destination.directory.display()).into());
     }
     let mut listener = match address {
         Some(address) => Listener::bind((address, port))?,
         None => Listener::bind((Ipv4Addr::UNSPECIFIED, port))?,
     };
     show(progress, &format!("listening at {}", listener.local_address()));
-    // Each transfer that is going on has one of these.
-    let places = Arc::new(());
+    // Each transfer holds a reference.
+    let transfers = Arc::new(());
     loop {
-        // It listens until it is ended; a wait that comes to nothing begins again.
+        // After a timeout, wait again.
         let Some(request) = listener.next(Duration::from_secs(3600))? else { continue };
-        if Arc::strong_count(&places) > MOST {
-            progress.say(|| complain(&"somebody was refused: as many transfers are going on as may".into()));
-            // Whoever has gone meanwhile need not be told.
-            let _ = request.reject(b"too many transfers are going on; try again later");
+        if Arc::strong_count(&transfers) > MAX_TRANSFERS {
+            progress.print(|| print_error(&"a sender was rejected: too many transfers are in progress".into()));
+            // Fails if the sender has already gone.
+            let _ = request.reject(b"too many transfers are in progress; try again later");
             continue;
         }
-        let one = {
-            let (into, progress) = (into.clone(), progress.clone());
+        let transfer = {
+            let (destination, progress) = (destination.clone(), progress.clone());
             move || {
-                receiver::receive(request, &into, &progress)
+                receiver::receive(request, &destination, &progress)
                     .map(|summary| show(&progress, &format!("received {summary}")))
             }
         };
         if once {
-            return one();
+            return transfer();
         }
         let body = {
-            let (progress, place) = (progress.clone(), Arc::clone(&places));
+            let (progress, reference) = (progress.clone(), Arc::clone(&transfers));
             move || {
-                if let Err(error) = one() {
-                    progress.say(|| complain(&error));
+                if let Err(error) = transfer() {
+                    progress.print(|| print_error(&error));
                 }
-                drop(place);
+                drop(reference);
             }
         };
         if let Err(error) = std::thread::Builder::new().name("transfer".into()).spawn(body) {
-            progress.say(|| complain(&format!("somebody was refused: no thread can be started: {error}").into()));
+            progress.print(|| print_error(&format!("cannot start a thread for a transfer: {error}").into()));
         }
     }
 }
@@ -183,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_has_what_it_needs() {
+    fn each_role_has_its_options() {
         assert!(matches!(
             parse("send a b --name c -p 1").unwrap(),
             Options { role: Role::Send { .. }, port: 1, quiet: false }

@@ -1,58 +1,58 @@
-//! What the two ends say to each other beside the file itself: JSON in messages, one for each receive.
+//! Control messages of a transfer. Each is one JSON value.
 
 use rdma_safe::RemoteMemory;
 use serde::{Deserialize, Serialize};
 
-/// Goes with the request for a connection and with its acceptance, so that programs of another kind are told apart.
+/// Private data of the connection request and its answer. It identifies this program and its version.
 pub(crate) const HELLO: &[u8] = b"file_transfer 1";
 
-/// Most bytes of a message.
+/// Longest message in bytes.
 pub(crate) const MESSAGE: usize = 1024;
 
-/// Pieces of a file that can be on their way at a time, each with a place of its own in the receiver's memory,
-pub(crate) const PLACES: u32 = 16;
-/// and most bytes of a piece.
-pub(crate) const PIECE: u32 = 256 * 1024;
+/// Chunks of a file that can be in flight at a time. Each has its own slot in the receiver's memory.
+pub(crate) const SLOTS: u32 = 16;
+/// Longest chunk in bytes, which is the length of a slot.
+pub(crate) const CHUNK: u32 = 256 * 1024;
 
-/// A SHA-256 in hexadecimal digits, as `sha256sum(1)` has it.
+/// A SHA-256 in hexadecimal digits, as `sha256sum(1)` prints it.
 pub(crate) type Checksum = String;
 
-/// From the sender.
+/// Messages of the sender.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum ToReceiver {
-    /// There is a file of that name and size in bytes.
+    /// Offers a file of this name and size in bytes.
     Offer { name: String, size: u64 },
-    /// What the receiver has is being compared: wait.
+    /// The sender computes the checksum of the stored part: wait.
     Comparing,
-    /// Pieces follow from that byte on, which is 0 or how much is there already.
+    /// Chunks follow, starting at this byte: 0, or the number of bytes that are stored.
     Start { at: u64 },
-    /// That was all of it; the checksum is of the whole file.
+    /// All chunks are written. Includes the checksum of the whole file.
     Done { checksum: Checksum },
 }
 
-/// From the receiver.
+/// Messages of the receiver.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum ToSender {
-    /// What there is already is being read: wait.
+    /// The receiver computes the checksum of the stored part: wait.
     Reading,
-    /// So many bytes are there already, with that checksum; pieces are to be written to the memory, place after place.
+    /// This many bytes are stored, with this checksum. The sender writes chunks to the memory, one slot after the other.
     Ready { stored: u64, checksum: Checksum, memory: RemoteMemory },
-    /// A piece was taken out of its place.
+    /// A chunk was copied out of its slot, which is free again.
     Taken,
-    /// The file is there, whole.
+    /// The whole file is stored.
     Stored,
-    /// It is not to be.
+    /// The transfer is rejected.
     Refused { reason: String },
 }
 
-/// Where the piece of that number is written.
-pub(crate) fn place(number: u64) -> u32 {
-    (number % u64::from(PLACES)) as u32
+/// The slot of the chunk with this number.
+pub(crate) fn slot(number: u64) -> u32 {
+    (number % u64::from(SLOTS)) as u32
 }
 
-/// The first byte of a place.
-pub(crate) fn offset(place: u32) -> u64 {
-    u64::from(place) * u64::from(PIECE)
+/// The first byte of a slot.
+pub(crate) fn offset(slot: u32) -> u64 {
+    u64::from(slot) * u64::from(CHUNK)
 }
 
 #[cfg(test)]
@@ -65,15 +65,15 @@ mod tests {
         let name = "\u{1}".repeat(crate::store::LONGEST_NAME);
         let memory = RemoteMemory { address: u64::MAX, len: u64::MAX, rkey: u32::MAX };
         let offer = serde_json::to_vec(&ToReceiver::Offer { name, size: u64::MAX }).unwrap();
-        // A byte that has to be escaped takes six.
+        // An escaped byte takes six.
         assert!(offer.len() <= MESSAGE, "{}", offer.len());
         let ready = serde_json::to_vec(&ToSender::Ready { stored: u64::MAX, checksum, memory }).unwrap();
         assert!(ready.len() <= MESSAGE, "{}", ready.len());
     }
 
     #[test]
-    fn places_follow_each_other_and_come_again() {
-        assert_eq!([0, 1, 15, 16, 35].map(place), [0, 1, 15, 0, 3]);
-        assert_eq!(offset(PLACES - 1) + u64::from(PIECE), u64::from(PLACES) * u64::from(PIECE));
+    fn chunks_use_the_slots_in_turn() {
+        assert_eq!([0, 1, 15, 16, 35].map(slot), [0, 1, 15, 0, 3]);
+        assert_eq!(offset(SLOTS - 1) + u64::from(CHUNK), u64::from(SLOTS) * u64::from(CHUNK));
     }
 }

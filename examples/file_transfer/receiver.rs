@@ -1,33 +1,35 @@
-//! The end that the file goes to.
+//! The receiver of a file.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use common::Result;
 use rdma_safe::cm::Request;
-use rdma_safe::{Access, Endpoint, Pages};
+use rdma_safe::mr::Pages;
+use rdma_safe::{Access, Endpoint};
 
-use crate::Result;
 use crate::link::{self, Arrival, Link};
-use crate::message::{HELLO, PIECE, PLACES, ToReceiver, ToSender, offset, place};
+use crate::message::{CHUNK, HELLO, SLOTS, ToReceiver, ToSender, offset, slot};
 use crate::progress::{Heartbeat, Progress, Summary};
 use crate::store::Store;
 
-/// Where files go, and whether they may replace others.
+/// Directory of the received files.
 #[derive(Clone, Debug)]
-pub(crate) struct Into {
+pub(crate) struct Destination {
     pub(crate) directory: PathBuf,
+    /// Replace existing files of the same name.
     pub(crate) overwrite: bool,
 }
 
-/// Receives a file from who asks.
-pub(crate) fn receive(request: Request, into: &Into, progress: &Progress) -> Result<Summary> {
+/// Accepts a connection request and receives a file.
+pub(crate) fn receive(request: Request, destination: &Destination, progress: &Progress) -> Result<Summary> {
     if !request.private_data().starts_with(HELLO) {
         request.reject(HELLO)?;
-        return Err("somebody who does not speak this language has asked, and was refused".into());
+        return Err("a peer that is another program was rejected".into());
     }
     let pd = request.pd()?;
-    // Before the peer may write, and for as long as it may.
-    let memory = pd.expose(Pages::new(offset(PLACES) as usize)?, Access::REMOTE_WRITE)?;
+    // Lives as long as the connection, over which the peer writes.
+    let memory = pd.expose(Pages::new(offset(SLOTS) as usize)?, Access::REMOTE_WRITE)?;
     let mut prepared = request.prepare(link::endpoint(Endpoint::builder(&pd)))?;
     link::post_receives(&mut prepared)?;
     let mut link = Link::new(prepared.accept(HELLO)?)?;
@@ -35,16 +37,16 @@ pub(crate) fn receive(request: Request, into: &Into, progress: &Progress) -> Res
     let ToReceiver::Offer { name, size } = link.message()? else {
         return Err("a transfer begins with an offer".into());
     };
-    let mut transfer = Transfer { link: &mut link, memory, piece: vec![0; PIECE as usize], progress };
-    let received = transfer.run(&into.directory, &name, size, into.overwrite);
+    let mut transfer = Transfer { link: &mut link, memory, chunk: vec![0; CHUNK as usize], progress };
+    let received = transfer.run(&destination.directory, &name, size, destination.overwrite);
     let last = match &received {
         Ok(_) => ToSender::Stored,
         Err(error) => ToSender::Refused { reason: error.to_string().chars().take(150).collect() },
     };
-    // Either way the connection ends before the memory goes that the sender may be writing to.
+    // Close the connection before freeing the memory: the sender may still be writing to it.
     match link.send(&last) {
-        Ok(()) => link.await_hang_up(),
-        // Where the connection is what has failed, nobody is there to be told.
+        Ok(()) => link.await_close(),
+        // The connection has failed.
         Err(_) => drop(link),
     }
     received.map_err(|error| format!("{name:?}: {error}").into())
@@ -53,8 +55,8 @@ pub(crate) fn receive(request: Request, into: &Into, progress: &Progress) -> Res
 struct Transfer<'a> {
     link: &'a mut Link,
     memory: rdma_safe::ExposedRegion,
-    /// A piece that was copied out of its place, where the sender can change it no more.
-    piece: Vec<u8>,
+    /// Copy of a chunk, which the sender cannot change.
+    chunk: Vec<u8>,
     progress: &'a Progress,
 }
 
@@ -78,8 +80,8 @@ impl Transfer<'_> {
         let mut number = 0;
         let checksum = loop {
             match self.link.next()? {
-                Arrival::Piece { place: at, len } if at == place(number) => {
-                    self.take(&mut store, at, len, size)?;
+                Arrival::Chunk { slot: at, len } if at == slot(number) => {
+                    self.store_chunk(&mut store, at, len, size)?;
                     number += 1;
                     bar.set_position(store.at());
                 }
@@ -87,31 +89,31 @@ impl Transfer<'_> {
                     ToReceiver::Done { checksum } if store.at() == size => break checksum,
                     other => return Err(out_of_turn(&other)),
                 },
-                Arrival::Piece { .. } | Arrival::Written(_) => {
-                    return Err("a piece of the file came out of turn".into());
+                Arrival::Chunk { .. } | Arrival::Written(_) => {
+                    return Err("a chunk of the file arrived out of turn".into());
                 }
             }
         };
         store.finish(&checksum)?;
         bar.finish_and_clear();
-        Ok(Summary { name: name.to_owned(), size, resumed_at, took: started.elapsed(), checksum })
+        Ok(Summary { name: name.to_owned(), size, resumed_at, elapsed: started.elapsed(), checksum })
     }
 
-    /// Moves a piece to the file, and says that its place is free.
-    fn take(&mut self, store: &mut Store, place: u32, len: u32, size: u64) -> Result<()> {
-        let piece = self.piece.get_mut(..len as usize).ok_or("a piece that is larger than its place")?;
+    /// Appends a chunk to the file, and reports its slot as free.
+    fn store_chunk(&mut self, store: &mut Store, slot: u32, len: u32, size: u64) -> Result<()> {
+        let chunk = self.chunk.get_mut(..len as usize).ok_or("a chunk is longer than its slot")?;
         if len == 0 {
-            return Err("a piece of nothing, of which there could be any number".into());
+            return Err("a chunk is empty".into());
         }
         if store.at() + u64::from(len) > size {
-            return Err("more came than was offered".into());
+            return Err("the file is longer than its offer".into());
         }
-        self.memory.read(offset(place) as usize, piece)?;
-        store.write(piece)?;
+        self.memory.read(offset(slot) as usize, chunk)?;
+        store.write(chunk)?;
         self.link.send(&ToSender::Taken)
     }
 }
 
 fn out_of_turn(message: &ToReceiver) -> crate::Failure {
-    format!("the sender says {message:?} out of turn").into()
+    format!("the sender sent {message:?} out of turn").into()
 }

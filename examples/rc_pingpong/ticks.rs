@@ -5,7 +5,7 @@ use std::fmt;
 /// Statistics of the time from one receive to the next.
 #[derive(Debug)]
 pub(crate) struct Ticks {
-    /// Bits that the clock has.
+    /// Largest value of the clock.
     mask: u64,
     last: Option<u64>,
     max: u64,
@@ -15,9 +15,9 @@ pub(crate) struct Ticks {
 }
 
 impl Ticks {
-    /// For a clock that wraps around after `mask`.
+    /// Creates statistics of a clock that wraps around after `mask`.
     pub(crate) fn new(mask: u64) -> Self {
-        // The minimum starts where C has it, so that longer times print as there.
+        // The minimum starts at the value of the C program, which it prints for longer times.
         Ticks { mask, last: None, max: 0, min: 0xffff_ffff, total: 0, count: 0 }
     }
 
@@ -54,7 +54,7 @@ mod tests {
     use super::Ticks;
 
     #[test]
-    fn the_lines_are_those_of_c() {
+    fn lines_are_those_of_c() {
         let mut ticks = Ticks::new(u64::MAX);
         ticks.add(100);
         assert!(ticks.is_empty());
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_wraps_around_goes_on() {
+    fn the_clock_may_wrap_around() {
         let mut ticks = Ticks::new(0xffff);
         ticks.add(0xfff0);
         ticks.add(0x10);

@@ -1,26 +1,20 @@
-//! librdmacm's `rping`: a text goes to a server, which reads it from the client's memory and writes it back there.
+//! librdmacm's `rping`: the server reads a text from the client's memory and writes it back there.
 
 #![forbid(unsafe_code)]
 
-#[path = "../common/failure.rs"]
-mod failure;
-#[path = "../common/number.rs"]
-mod number;
 mod ping;
-#[path = "../common/soft.rs"]
-mod soft;
 
-use std::error::Error;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use common::number::{MAX_INT, within};
+use common::{Result, device, failure};
 use rdma_safe::Endpoint;
 use rdma_safe::cm::{Connector, Listener, Request};
 
-use number::within;
 use ping::{Client, MAX_SIZE, MIN_SIZE, Server};
 
 const EXAMPLES: &str = "\
@@ -28,81 +22,67 @@ Either end may be the C program.
 
 Examples:
   rping -s -v                             serve one client, on any address
-  rping -s -P                             serve any number, until it is ended
-  rping -c -a 10.0.0.2 -v -C 10           ten pings to a server there
-  rping -c -a fe80::1%eth0 -S 4096 -V     as many as can be, of 4096 bytes, and see that they come back as they were";
+  rping -s -P                             serve any number of clients, until Ctrl-C
+  rping -c -a 10.0.0.2 -v -C 10           send ten pings to the server at 10.0.0.2
+  rping -c -a fe80::1%eth0 -S 4096 -V     send pings of 4096 bytes until Ctrl-C, and check the answers";
 
-/// Asks by address for a connection, and lets texts go to and fro by reads and writes
+/// Pings a server by RDMA reads and writes, over a connection that is made by IP address
 #[derive(Debug, Clone, Parser)]
 #[command(name = "rping", after_help = EXAMPLES, max_term_width = 100, args_override_self = true,
           group = clap::ArgGroup::new("end").required(true).args(["server", "client"]))]
 struct Options {
-    /// Serve
+    /// Be the server
     #[arg(short = 's')]
     server: bool,
 
-    /// Be a client
+    /// Be the client
     #[arg(short = 'c', requires = "address")]
     client: bool,
 
-    /// Address or name of the server; of the server itself, the address to listen at [default: any]
+    /// Address or name of the server; for the server, the address to listen on [default: any]
     #[arg(short = 'a', value_name = "ADDRESS")]
     address: Option<String>,
 
-    /// Address that the client connects from [default: as the network has it]
+    /// Address that the client connects from [default: chosen by the network]
     #[arg(short = 'I', value_name = "ADDRESS", conflicts_with = "server")]
     source: Option<IpAddr>,
 
     /// Port
-    #[arg(short = 'p', value_name = "PORT", default_value = "7174", value_parser = |text: &str| within(text, 1..=65535_u16))]
+    #[arg(short = 'p', value_name = "PORT", default_value = "7174", value_parser = within(1..=65535_u16))]
     port: u16,
 
-    /// Bytes of a text, its NUL among them
+    /// Length of a text in bytes, with its NUL
     #[arg(short = 'S', value_name = "BYTES", default_value = "64",
-          value_parser = |text: &str| within(text, MIN_SIZE..=MAX_SIZE))]
+          value_parser = within(MIN_SIZE..=MAX_SIZE))]
     size: u32,
 
-    /// Pings; 0 is as many as can be
-    #[arg(short = 'C', value_name = "COUNT", default_value = "0", value_parser = |text: &str| within(text, 0..=i32::MAX as u32))]
+    /// Number of pings; 0 means no limit
+    #[arg(short = 'C', value_name = "COUNT", default_value = "0", value_parser = within(0..=MAX_INT))]
     count: u32,
 
-    /// Show the texts
+    /// Print the texts
     #[arg(short = 'v')]
     verbose: bool,
 
-    /// See that texts come back as they were
+    /// Check that texts come back unchanged
     #[arg(short = 'V')]
     validate: bool,
 
-    /// Serve clients until the program is ended, any number at a time
+    /// Serve any number of clients at a time, until Ctrl-C
     #[arg(short = 'P', conflicts_with = "client")]
     persistent: bool,
 
-    /// Show what happens
+    /// Print debug messages
     #[arg(short = 'd')]
     debug: bool,
 
-    /// Queue pairs of one's own instead of librdmacm's, which they always are here
+    /// Create queue pairs without librdmacm; no effect: this program always does
     #[arg(short = 'q')]
     own_queue_pair: bool,
 }
 
-type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
-
 fn main() -> ExitCode {
-    let options = Options::parse();
-    soft::or_soft(None);
-    let result = match options.client {
-        true => run_client(&options),
-        false => run_server(&options),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("rping: {}", failure::one_line(&*error));
-            ExitCode::FAILURE
-        }
-    }
+    common::main(run)
 }
 
 impl Options {
@@ -112,7 +92,7 @@ impl Options {
         }
     }
 
-    /// One line of output, at once also where that is a pipe.
+    /// Prints a line with -v, and flushes it for readers of a pipe.
     fn show(&self, line: &str) -> Result<()> {
         if !self.verbose {
             return Ok(());
@@ -121,6 +101,11 @@ impl Options {
         writeln!(out, "{line}")?;
         Ok(out.flush()?)
     }
+}
+
+fn run(options: &Options) -> Result<()> {
+    device::install_soft(None);
+    if options.client { run_client(options) } else { run_server(options) }
 }
 
 fn run_client(options: &Options) -> Result<()> {
@@ -139,7 +124,7 @@ fn run_client(options: &Options) -> Result<()> {
     let mut number = 0;
     while options.count == 0 || number < options.count {
         let Some(text) = client.ping(&mut connection, number, options.validate)? else {
-            return Err("the server has ended the connection".into());
+            return Err("the server has closed the connection".into());
         };
         options.show(&format!("ping data: {text}"))?;
         number = number.wrapping_add(1);
@@ -155,21 +140,21 @@ fn run_server(options: &Options) -> Result<()> {
     };
     options.log(|| format!("listening at {}", listener.local_address()));
     loop {
-        // It serves until it is ended; a wait that comes to nothing begins again.
+        // After a timeout, wait again.
         let Some(request) = listener.next(Duration::from_secs(3600))? else { continue };
-        options.log(|| format!("asked by {:?}", request.peer_address()));
+        options.log(|| format!("connection request from {:?}", request.peer_address()));
         if !options.persistent {
             return serve(request, options);
         }
         let options = options.clone();
         let body = move || {
             if let Err(error) = serve(request, &options) {
-                eprintln!("rping: {}", failure::one_line(&*error));
+                failure::print("rping", &*error);
             }
         };
-        // Those who are served go on.
+        // The other clients are still served.
         if let Err(error) = std::thread::Builder::new().name("client".into()).spawn(body) {
-            eprintln!("rping: a client was refused: no thread can be started: {error}");
+            eprintln!("rping: cannot start a thread for a client: {error}");
         }
     }
 }
@@ -184,7 +169,7 @@ fn serve(request: Request, options: &Options) -> Result<()> {
     while let Some(text) = server.pong(&mut connection)? {
         options.show(&format!("server ping data: {text}"))?;
     }
-    options.log(|| "the client has ended the connection".to_owned());
+    options.log(|| "the client has closed the connection".to_owned());
     Ok(())
 }
 
@@ -197,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_those_of_the_c_program() {
+    fn options_are_those_of_c() {
         let client = parse("-c -vV -a 10.0.0.2 -I 10.0.0.1 -p 7175 -S 100 -C 3 -d -q").unwrap();
         assert!(client.client && client.verbose && client.validate && client.debug && client.own_queue_pair);
         assert_eq!((client.port, client.size, client.count), (7175, 100, 3));
@@ -207,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn conflicts_and_values_out_of_range_are_rejected() {
         for arguments in ["", "-c", "-s -c -a ::1", "-s -I ::1", "-c -a ::1 -P", "-s -S 3", "-s -S 65537", "-s -p 0"] {
             assert!(parse(arguments).is_err(), "{arguments}");
         }

@@ -1,30 +1,37 @@
-//! The game. The client says where its text is; the server reads it and says so; the client says where it wants it; the server
-//! writes it there and says so.
+//! One ping: the messages between client and server.
+//!
+//! ```text
+//! client                                  server
+//!        address of the text  ------------->      reads the text
+//!                             <------------- done
+//!        address of the sink  ------------->      writes the text
+//!                             <------------- done
+//! ```
 
 use std::time::Duration;
 
+use common::Result;
 use rdma_safe::cm::Connection;
+use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, Buffer, Completion, Endpoint, EndpointBuilder, ExposedRegion, Operation, Pages, ProtectionDomain,
-    RemoteMemory, WcStatus,
+    Access, Buffer, Completion, Endpoint, EndpointBuilder, ExposedRegion, Operation, ProtectionDomain, RemoteMemory,
+    WcStatus,
 };
-
-use crate::Result;
 
 pub(crate) const MIN_SIZE: u32 = 26;
 pub(crate) const MAX_SIZE: u32 = 64 * 1024;
 
-/// How long a peer that is there may think.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest wait for the peer.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Address, key and length of memory, in network byte order.
+/// Length of a message: address, key and length of memory in network byte order.
 const MESSAGE: usize = 16;
 
 pub(crate) fn endpoint(builder: EndpointBuilder<'_>) -> EndpointBuilder<'_> {
     builder.send_depth(16).recv_depth(2).events(true).peer_access(Access::REMOTE_READ | Access::REMOTE_WRITE)
 }
 
-/// For the messages of the peer, of which there is one at a time.
+/// Posts receives for the messages of the peer, which sends one at a time.
 pub(crate) fn post_receives(endpoint: &mut Endpoint) -> Result<()> {
     for _ in 0..2 {
         let inbox = endpoint.pd().allocate(MESSAGE)?;
@@ -43,18 +50,18 @@ fn encode(memory: RemoteMemory) -> [u8; MESSAGE] {
 
 fn decode(message: &[u8]) -> Result<RemoteMemory> {
     let message: [u8; MESSAGE] =
-        message.try_into().map_err(|_| format!("a message of {} bytes, which rping does not send", message.len()))?;
-    let (address, rest) = message.split_at(8);
-    let (rkey, len) = rest.split_at(4);
+        message.try_into().map_err(|_| format!("a message of {} bytes is not one of rping", message.len()))?;
+    let (address, key_and_len) = message.split_at(8);
+    let (rkey, len) = key_and_len.split_at(4);
     let word = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().expect("four bytes"));
     let address = u64::from_be_bytes(address.try_into().expect("eight bytes"));
     Ok(RemoteMemory { address, rkey: word(rkey), len: word(len).into() })
 }
 
-/// The next completion of that kind; `None` when the peer has ended the connection.
+/// Waits for the next completion of an operation. `None` when the peer has closed the connection.
 fn next(connection: &mut Connection, operation: Operation) -> Result<Option<Completion>> {
     loop {
-        let done = connection.wait(PATIENCE)?;
+        let done = connection.wait(TIMEOUT)?;
         if done.status == WcStatus::WR_FLUSH_ERR {
             return Ok(None);
         }
@@ -62,7 +69,7 @@ fn next(connection: &mut Connection, operation: Operation) -> Result<Option<Comp
         if done.operation == operation {
             return Ok(Some(done));
         }
-        // It was of a message that the peer has answered already.
+        // The send of a message that the peer has already answered.
     }
 }
 
@@ -73,24 +80,24 @@ fn send(connection: &mut Connection, message: [u8; MESSAGE]) -> Result<()> {
     Ok(())
 }
 
-/// The peer's next message, after which there is a receive for the one after it.
+/// Waits for the peer's next message, and posts a receive for the one after it.
 fn receive(connection: &mut Connection) -> Result<Option<RemoteMemory>> {
     let Some(done) = next(connection, Operation::Receive)? else { return Ok(None) };
-    let inbox = done.buffer.ok_or("a receive without its buffer")?;
+    let inbox = done.buffer.ok_or("the receive returned no buffer")?;
     let memory = decode(&inbox)?;
     connection.receive(inbox)?;
     Ok(Some(memory))
 }
 
-/// Up to the NUL.
+/// The bytes before the NUL.
 fn text_of(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 pub(crate) struct Client {
-    /// Where the server reads,
+    /// Memory that the server reads.
     source: ExposedRegion,
-    /// and where it writes.
+    /// Memory that the server writes.
     sink: ExposedRegion,
     size: usize,
 }
@@ -103,7 +110,7 @@ impl Client {
         Ok(Client { source, sink, size })
     }
 
-    /// What came back; `None` when the server has ended the connection.
+    /// Sends a ping and returns the text that came back. `None` when the server has closed the connection.
     pub(crate) fn ping(&mut self, connection: &mut Connection, number: u32, validate: bool) -> Result<Option<String>> {
         let text = text(number, self.size);
         self.source.write(0, &text)?;
@@ -114,16 +121,16 @@ impl Client {
                 return Ok(None);
             }
         }
-        let mut back = vec![0; self.size];
-        self.sink.read(0, &mut back)?;
-        if validate && back != text {
-            return Err(format!("ping {number} came back otherwise than it was sent").into());
+        let mut returned = vec![0; self.size];
+        self.sink.read(0, &mut returned)?;
+        if validate && returned != text {
+            return Err(format!("ping {number} came back changed").into());
         }
-        Ok(Some(String::from_utf8_lossy(text_of(&back)).into_owned()))
+        Ok(Some(String::from_utf8_lossy(text_of(&returned)).into_owned()))
     }
 }
 
-/// The number, then letters that begin with another one each time, and a NUL: as the C program's.
+/// Returns the text of a ping, as in the C program: the number, letters, and a NUL. The first letter advances with each ping.
 fn text(number: u32, size: usize) -> Vec<u8> {
     const LETTERS: u32 = 122 - 65 + 1;
     let mut text = format!("rdma-ping-{number}: ").into_bytes();
@@ -135,7 +142,7 @@ fn text(number: u32, size: usize) -> Vec<u8> {
 }
 
 pub(crate) struct Server {
-    /// What was read, and is written back; away while either is in flight.
+    /// Buffer of the read and the write. `None` while either is in flight.
     buffer: Option<Buffer>,
 }
 
@@ -144,17 +151,17 @@ impl Server {
         Ok(Server { buffer: Some(pd.allocate(MAX_SIZE as usize)?) })
     }
 
-    /// The client's text, which was written back; `None` when it has ended the connection.
+    /// Serves one ping and returns its text. `None` when the client has closed the connection.
     pub(crate) fn pong(&mut self, connection: &mut Connection) -> Result<Option<String>> {
         let Some(source) = receive(connection)? else { return Ok(None) };
-        let mut buffer = self.buffer.take().ok_or("the server's buffer is gone")?;
+        let mut buffer = self.buffer.take().ok_or("the buffer of the server is in flight")?;
         if source.len > buffer.capacity() as u64 {
-            return Err(format!("a text of {} bytes; there is room for {MAX_SIZE}", source.len).into());
+            return Err(format!("a text of {} bytes is too long: at most {MAX_SIZE}", source.len).into());
         }
         buffer.set_len(source.len as usize)?;
         connection.read(buffer, source)?;
         let Some(done) = next(connection, Operation::Read)? else { return Ok(None) };
-        let mut buffer = done.buffer.ok_or("a read without its buffer")?;
+        let mut buffer = done.buffer.ok_or("the read returned no buffer")?;
         let text = text_of(&buffer).to_vec();
         send(connection, [0; MESSAGE])?;
 
@@ -181,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_those_of_the_c_program() {
+    fn texts_are_those_of_c() {
         assert_eq!(text(0, 26), b"rdma-ping-0: ABCDEFGHIJKL\0");
         assert_eq!(text(1, 26), b"rdma-ping-1: BCDEFGHIJKLM\0");
         assert_eq!(text(57, 26), b"rdma-ping-57: zABCDEFGHIJ\0");

@@ -1,30 +1,23 @@
-//! A table of the GIDs of all devices and ports, after the script of that name that vendors ship.
+//! Prints a table of the GIDs of all devices and ports, like the script `show_gids` of vendors.
 
 #![forbid(unsafe_code)]
 
-#[path = "../common/failure.rs"]
-mod failure;
-#[path = "../common/gid_text.rs"]
-mod gid_text;
-#[path = "../common/number.rs"]
-mod number;
-#[path = "../common/soft.rs"]
-mod soft;
 mod table;
 
-use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use rdma_safe::{Context, Device, GidEntry, GidType, devices};
+use common::number::within;
+use common::{Result, device, failure, gid};
+use rdma_safe::address::GidEntry;
+use rdma_safe::{Context, Device, GidType};
 
-use number::within;
 use table::Table;
 
 const EXAMPLES: &str = "\
-Columns: device, port, index in the port's table (-g of rc_pingpong), GID, the IPv4 address that it stands for, version of
-RoCE (IB for InfiniBand), network interface.
+Columns: device, port, index in the port's table (-g of rc_pingpong), GID, its IPv4 address, version of RoCE (IB for InfiniBand),
+network interface.
 
 Examples:
   show_gids                   all devices and ports
@@ -34,43 +27,25 @@ Examples:
 #[derive(Debug, Parser)]
 #[command(name = "show_gids", after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
 struct Options {
-    /// Device, such as mlx5_0 or rxe0, or soft0, which is everywhere [default: all]
+    /// Device, such as mlx5_0 or rxe0, or soft0, which every machine has [default: all]
     #[arg(short = 'd', long, value_name = "DEVICE")]
     ib_dev: Option<String>,
 
     /// Port of the device, counted from 1 [default: all]
-    #[arg(short = 'i', long, value_name = "PORT", value_parser = |text: &str| within(text, 1..=255_u8))]
+    #[arg(short = 'i', long, value_name = "PORT", value_parser = within(1..=255_u8))]
     ib_port: Option<u8>,
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(status) => status,
-        Err(error) => {
-            report(&*error);
-            ExitCode::FAILURE
-        }
-    }
+    common::main(run)
 }
 
-fn report(error: &(dyn Error + 'static)) {
-    eprintln!("show_gids: {}", failure::one_line(error));
-}
-
-fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
-    soft::or_soft(options.ib_dev.as_deref());
-    let selected = match &options.ib_dev {
-        Some(name) => vec![Device::by_name(name)?],
-        None => devices()?,
-    };
-    if selected.is_empty() {
-        return Err(rdma_safe::Error::NoDevice.into());
-    }
+fn run(options: &Options) -> Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     let mut table = Table::new(["DEV", "PORT", "INDEX", "GID", "IPv4", "VER", "DEV"]);
-    for device in &selected {
+    for device in &device::find_all(options.ib_dev.as_deref())? {
         if let Err(error) = add(&mut table, device, options.ib_port) {
-            report(&*error);
+            failure::print("show_gids", &*error);
             status = ExitCode::FAILURE;
         }
     }
@@ -79,7 +54,7 @@ fn run(options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     Ok(status)
 }
 
-fn add(table: &mut Table<7>, device: &Device, only: Option<u8>) -> Result<(), Box<dyn Error>> {
+fn add(table: &mut Table<7>, device: &Device, only: Option<u8>) -> Result<()> {
     let context = device.open()?;
     if let Some(port) = only {
         return add_port(table, &context, port);
@@ -87,7 +62,7 @@ fn add(table: &mut Table<7>, device: &Device, only: Option<u8>) -> Result<(), Bo
     (1..=context.attributes().ports()).try_for_each(|port| add_port(table, &context, port))
 }
 
-fn add_port(table: &mut Table<7>, context: &Context, port: u8) -> Result<(), Box<dyn Error>> {
+fn add_port(table: &mut Table<7>, context: &Context, port: u8) -> Result<()> {
     for entry in context.gids(port)? {
         let GidEntry { gid, index, gid_type, interface_index, .. } = entry;
         let version = match gid_type {
@@ -100,7 +75,7 @@ fn add_port(table: &mut Table<7>, context: &Context, port: u8) -> Result<(), Box
             context.device_name().into(),
             port.to_string(),
             index.to_string(),
-            gid_text::in_full(gid),
+            gid::in_full(gid),
             gid.ipv4().map(|address| address.to_string()).unwrap_or_default(),
             version,
             interface(interface_index).unwrap_or_default(),
@@ -109,7 +84,7 @@ fn add_port(table: &mut Table<7>, context: &Context, port: u8) -> Result<(), Box
     Ok(())
 }
 
-/// Name of the network interface with this index, if it is visible here: it can be in another network namespace.
+/// Name of the network interface with this index. `None` if it is in another network namespace.
 fn interface(index: u32) -> Option<String> {
     let interfaces = std::fs::read_dir("/sys/class/net").ok()?.flatten();
     let mut with_index = interfaces.filter(|interface| {

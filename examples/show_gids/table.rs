@@ -1,17 +1,17 @@
-//! Text in columns.
+//! A table of text.
 
 use std::fmt;
 
-/// Rows of text below a head.
+/// Rows of text below a header.
 #[derive(Debug)]
 pub(crate) struct Table<const COLUMNS: usize> {
-    head: [&'static str; COLUMNS],
+    header: [&'static str; COLUMNS],
     rows: Vec<[String; COLUMNS]>,
 }
 
 impl<const COLUMNS: usize> Table<COLUMNS> {
-    pub(crate) fn new(head: [&'static str; COLUMNS]) -> Self {
-        Table { head, rows: Vec::new() }
+    pub(crate) fn new(header: [&'static str; COLUMNS]) -> Self {
+        Table { header, rows: Vec::new() }
     }
 
     pub(crate) fn push(&mut self, row: [String; COLUMNS]) {
@@ -26,11 +26,11 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
 impl<const COLUMNS: usize> fmt::Display for Table<COLUMNS> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let widths: [usize; COLUMNS] = std::array::from_fn(|column| {
-            self.rows.iter().map(|row| row[column].len()).chain([self.head[column].len()]).max().unwrap_or(0)
+            self.rows.iter().map(|row| row[column].len()).chain([self.header[column].len()]).max().unwrap_or(0)
         });
-        let dashes = self.head.map(|name| "-".repeat(name.len()));
+        let dashes = self.header.map(|name| "-".repeat(name.len()));
         let rows = self.rows.iter().map(|row| row.each_ref().map(String::as_str));
-        for row in [self.head, dashes.each_ref().map(String::as_str)].into_iter().chain(rows) {
+        for row in [self.header, dashes.each_ref().map(String::as_str)].into_iter().chain(rows) {
             let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
             writeln!(f, "{}", cells.join("  ").trim_end())?;
         }

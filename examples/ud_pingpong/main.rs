@@ -1,125 +1,58 @@
-//! rdma-core's `ibv_ud_pingpong` over the raw door, [`rdma_safe::QueuePair`]: the same options, messages and lines, so that
-//! either end may be the C program. See `--help`.
+//! rdma-core's `ibv_ud_pingpong`: a message bounces between two hosts in unreliable datagrams. See `--help`.
 
-#[path = "../common/pingpong/address.rs"]
-mod address;
-#[path = "../common/pingpong/common.rs"]
-mod common;
-#[path = "../common/device.rs"]
-mod device;
-#[path = "../common/pingpong/ends.rs"]
-mod ends;
-#[path = "../common/pingpong/exchange.rs"]
-mod exchange;
-#[path = "../common/failure.rs"]
-mod failure;
-#[path = "../common/pingpong/game.rs"]
-mod game;
-#[path = "../common/number.rs"]
-mod number;
-#[path = "../common/pingpong/pattern.rs"]
-mod pattern;
-#[path = "../common/pingpong/port.rs"]
-mod port;
-#[path = "../common/pingpong/report.rs"]
-mod report;
-#[path = "../common/pingpong/rounds.rs"]
-mod rounds;
-#[path = "../common/pingpong/unreliable.rs"]
-mod unreliable;
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use rdma_safe::QueuePairType;
+use common::Result;
+use common::number::{MAX_INT, within};
+use common::pingpong::{RawEnd, Receives, Setup, Transport};
+use rdma_safe::{Access, QueuePairType};
 
-use common::{Common, MAX_INT};
-use ends::Ends;
-use number::within;
-use rounds::Rounds;
-use unreliable::Program;
-
-const EXAMPLES: &str = "\
-Examples:
-  ud_pingpong --loopback             both ends in this process, on any machine: without an RDMA device on soft0
-  ud_pingpong                        server: waits for one client, on all addresses of this host
-  ud_pingpong 10.0.0.1               client of the server at 10.0.0.1
-  ud_pingpong -d mlx5_0 -g 3 HOST    over this device, from its GID at index 3: see show_gids
-
-Give both ends the same --size and --iters. Either end may be rdma-core's ibv_ud_pingpong, which needs -g on RoCE.";
-
-/// Bounces a message between two hosts over unreliable datagrams, and prints the time that it takes
-///
-/// Without HOST it is the server, with HOST the client, and with --loopback both. The client sends a message, the server sends
-/// it back, and so on, until each has sent as many as --iters says. The queue pairs' addresses are exchanged over TCP first. A
-/// message that is lost is not sent again, and ends the game after --timeout.
-///
-/// Numbers are decimal, hexadecimal after 0x, or octal after 0.
-#[derive(Debug, Parser)]
-#[command(name = "ud_pingpong", after_help = EXAMPLES, max_term_width = 100, args_override_self = true)]
-#[command(infer_long_args = true)]
-struct Options {
-    #[command(flatten)]
-    common: Common,
-    #[command(flatten)]
-    ends: Ends,
-    #[command(flatten)]
-    rounds: Rounds,
-
+#[derive(Debug, clap::Args)]
+struct Datagrams {
     /// Length of a message in bytes, 1 to the active MTU of the port
-    #[arg(short, long, value_name = "BYTES", default_value = "1024", value_parser = |text: &str| within(text, 1..=MAX_INT))]
+    #[arg(short, long, value_name = "BYTES", default_value = "1024", value_parser = within(1..=MAX_INT))]
     size: u32,
 }
 
+impl Transport for Datagrams {
+    const NAME: &'static str = "ud_pingpong";
+    const ABOUT: &'static str =
+        "Bounces a message between two hosts in unreliable datagrams, and prints the time that it takes";
+    const SAME_AT_BOTH_ENDS: &'static str = "--size and --iters";
+    const QP_TYPE: QueuePairType = QueuePairType::UD;
+    type End = RawEnd;
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn build(&self, setup: &Setup<'_>) -> Result<RawEnd> {
+        RawEnd::build(setup, Self::QP_TYPE, 1, Receives::Own, Access::empty())
+    }
+}
+
 fn main() -> ExitCode {
-    let options = Options::parse();
-    let program = Program {
-        name: "ud_pingpong",
-        qp_type: QueuePairType::UD,
-        size: options.size,
-        mtu: None,
-        options: &options.common,
-        ends: &options.ends,
-        rounds: &options.rounds,
-    };
-    program.main()
+    common::pingpong::main::<Datagrams>()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+    use common::pingpong::CommandLine;
 
-    fn parse(arguments: &str) -> Result<Options, clap::Error> {
-        Options::try_parse_from(format!("ud_pingpong {arguments}").split_whitespace())
+    fn parse(arguments: &str) -> Result<CommandLine<Datagrams>, clap::Error> {
+        common::pingpong::parse(format!("ud_pingpong {arguments}").split_whitespace())
     }
 
     #[test]
-    fn the_defaults_are_those_of_c_but_for_the_receives() {
-        Options::command().debug_assert();
-        let Options { common, rounds, size, .. } = parse("").unwrap();
-        assert_eq!((common.port, common.ib_port, size, rounds.iters, common.sl), (18515, 1, 1024, 1000, 0));
-        assert!(!common.events && !rounds.chk && common.gid_idx.is_none() && common.host.is_none());
-        assert_eq!(rounds.rx_depth(size), (262_144 / size).min(500));
-    }
-
-    #[test]
-    fn short_and_long_options_are_those_of_c() {
-        let short = parse("-p1 -d rxe0 -i 2 -s0x10 -r 3 -n 4 -l5 -g 6 -ec host").unwrap();
-        let long = parse(
-            "--port=1 --ib-dev rxe0 --ib-port=2 --size 16 --rx-depth 3 --iters=4 --sl 5 --gid-idx=6 --events --chk host",
-        )
-        .unwrap();
-        assert_eq!(format!("{short:?}"), format!("{long:?}"));
-        assert_eq!((short.size, short.common.gid_idx), (16, Some(6)));
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_a_usage_error() {
-        for arguments in
-            ["-s 0", "-n 0", "-r 0", "-p 0", "-l 16", "-g 256", "-m 1024", "one two", "--timeout 0", "--loopback host"]
-        {
-            assert_eq!(parse(arguments).map(|_| ()).map_err(|error| error.exit_code()), Err(2), "{arguments}");
+    fn options_are_those_of_c() {
+        assert_eq!(parse("").unwrap().transport.size(), 1024);
+        assert_eq!(parse("-s0x10 -c host").unwrap().transport.size(), 16);
+        for arguments in ["-s 0", "-m 1024"] {
+            let result = parse(arguments);
+            assert_eq!(result.map(|_| ()).map_err(|error| error.exit_code()), Err(2), "{arguments}");
         }
     }
 }

@@ -1,18 +1,19 @@
-//! What the two ends tell each other over TCP.
+//! The address that each end sends to its peer over TCP.
 
 use std::fmt;
 
 use rdma_safe::Gid;
 
-/// Where an end is: `LID:RECV:SEND:PSN:SRQN:GID` in hexadecimal digits and a NUL, the message of rdma-core's `ibv_xsrq_pingpong`.
+/// Address of an end. It is sent in the format of rdma-core's `ibv_xsrq_pingpong`: `LID:RECV:SEND:PSN:SRQN:GID` in hexadecimal
+/// digits, and a NUL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Address {
     pub(crate) lid: u16,
-    /// Number of the target, which receives.
+    /// Number of the XRC target, which receives.
     pub(crate) recv_qp: u32,
     /// Number of the queue pair that sends.
     pub(crate) send_qp: u32,
-    /// First packet number of both.
+    /// First packet number of both queue pairs.
     pub(crate) psn: u32,
     /// Number of the shared receive queue.
     pub(crate) srq: u32,
@@ -20,21 +21,21 @@ pub(crate) struct Address {
     pub(crate) gid: Gid,
 }
 
-/// Bytes that are not such a message.
+/// The peer sent something else than an address.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Malformed {
     text: String,
 }
 
 impl Address {
-    /// `0000:000000:000000:000000:000000:` and 32 digits and the NUL.
+    /// `0000:000000:000000:000000:000000:`, 32 digits and the NUL.
     pub(crate) const LEN: usize = 66;
 
     pub(crate) fn encode(&self) -> [u8; Self::LEN] {
         let Address { lid, recv_qp, send_qp, psn, srq, gid } = *self;
         let mut message = [0; Self::LEN];
         let gid: String = gid.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        // Numbers have 24 bits: wider ones would not leave room for the NUL.
+        // Numbers have 24 bits. Wider ones would leave no room for the NUL.
         let [recv_qp, send_qp, psn, srq] = [recv_qp, send_qp, psn, srq].map(|number| number & 0xff_ffff);
         let text = format!("{lid:04x}:{recv_qp:06x}:{send_qp:06x}:{psn:06x}:{srq:06x}:{gid}");
         for (to, from) in message.iter_mut().zip(text.bytes()) {
@@ -76,7 +77,7 @@ impl fmt::Display for Address {
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the peer is no xsrq_pingpong: it sent \"{}\" instead of its address", self.text)
+        write!(f, "the peer is not an xsrq_pingpong: it sent \"{}\" instead of its address", self.text)
     }
 }
 
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_the_bytes_that_c_gives_it() {
+    fn an_address_has_the_bytes_of_c() {
         assert_eq!(&address().encode(), MESSAGE);
         assert_eq!(Address::decode(MESSAGE), Ok(address()));
         let widest = Address { lid: 0xffff, recv_qp: 0xff_ffff, srq: 0xff_ffff, gid: Gid([0xff; 16]), ..address() };
@@ -102,13 +103,13 @@ mod tests {
     }
 
     #[test]
-    fn it_prints_as_c_prints_it() {
+    fn an_address_prints_as_in_c() {
         let text = "LID 0012, QPN RECV 0000ab SEND 0000cd, PSN fedcba, SRQN 000007, GID ::ffff:10.9.9.1";
         assert_eq!(address().to_string(), text);
     }
 
     #[test]
-    fn anything_else_is_refused_and_shown() {
+    fn other_bytes_are_rejected_and_shown() {
         for (at, byte) in [(0, b'+'), (0, b' '), (3, b'g'), (4, b'0'), (11, 0), (32, b';'), (65, b'0')] {
             let mut message = *MESSAGE;
             message[at] = byte;

@@ -1,13 +1,13 @@
-//! A clock that costs a message as little as can be: the processor's time stamp counter where it can be relied upon.
+//! A clock that is cheap to read: the processor's time stamp counter if it is reliable.
 
 use std::time::{Duration, Instant};
 
-/// How long the counter is compared with the system's clock.
+/// Duration of one comparison of the counter with the system clock.
 const CALIBRATION: Duration = Duration::from_millis(40);
-/// How far two such comparisons may lie apart.
+/// Largest relative difference between two such comparisons.
 const TOLERANCE: f64 = 0.001;
 
-/// Reads time in ticks, and knows how long a tick is.
+/// Reads time in ticks and converts them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     source: Source,
@@ -23,13 +23,13 @@ enum Source {
 }
 
 impl Clock {
-    /// Chooses the counter if the kernel holds it for a clock, and it runs evenly; takes a tenth of a second.
+    /// Chooses the counter if the kernel trusts it and it runs evenly. Takes a tenth of a second.
     pub(crate) fn calibrate() -> Self {
         let system = Clock { source: Source::System, nanos_per_tick: 1.0 };
-        if !counter_is_a_clock() {
+        if !counter_is_reliable() {
             return system;
         }
-        let (first, second) = (measure(), measure());
+        let (first, second) = (measure_tick(), measure_tick());
         if !(first.is_normal() && (first / second - 1.0).abs() < TOLERANCE) {
             return system;
         }
@@ -59,25 +59,25 @@ impl Clock {
         (time.as_nanos() as f64 / self.nanos_per_tick) as u64
     }
 
-    /// Whole million ticks a second, as perftest reckons with them.
+    /// Millions of ticks per second, the unit of perftest's formulas.
     pub(crate) fn megahertz(self) -> f64 {
         1000.0 / self.nanos_per_tick
     }
 }
 
-/// Nanoseconds per tick of the counter.
-fn measure() -> f64 {
-    let (ticks, nanos) = both();
+/// Measures the nanoseconds per tick of the counter.
+fn measure_tick() -> f64 {
+    let (ticks, nanos) = read_both();
     let start = Instant::now();
     while start.elapsed() < CALIBRATION {
         std::thread::sleep(CALIBRATION / 4);
     }
-    let (later_ticks, later_nanos) = both();
+    let (later_ticks, later_nanos) = read_both();
     (later_nanos - nanos) as f64 / later_ticks.wrapping_sub(ticks) as f64
 }
 
-/// Both clocks at nearly the same moment: of a few readings that with the least time in between.
-fn both() -> (u64, u64) {
+/// Reads both clocks at nearly the same time: the closest pair of several readings.
+fn read_both() -> (u64, u64) {
     let reading = |_| {
         let before = counter();
         let nanos = system_nanos();
@@ -90,14 +90,14 @@ fn both() -> (u64, u64) {
 
 fn system_nanos() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid `struct timespec`. The clock exists since Linux 2.6.28.
+    // SAFETY: `time` is a valid `struct timespec`. The clock exists since Linux 2.6.28.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_RAW, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// On x86 the kernel watches the counter, and takes it from this list when it does not run evenly on all processors.
+/// On x86 the kernel watches the counter, and removes it from this list if it does not run evenly on all processors.
 #[cfg(target_arch = "x86_64")]
-fn counter_is_a_clock() -> bool {
+fn counter_is_reliable() -> bool {
     const AVAILABLE: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
     std::fs::read_to_string(AVAILABLE).is_ok_and(|list| list.split_whitespace().any(|name| name == "tsc"))
 }
@@ -110,7 +110,7 @@ fn counter() -> u64 {
 }
 
 #[cfg(target_arch = "aarch64")]
-fn counter_is_a_clock() -> bool {
+fn counter_is_reliable() -> bool {
     true
 }
 
@@ -118,13 +118,13 @@ fn counter_is_a_clock() -> bool {
 #[inline]
 fn counter() -> u64 {
     let count;
-    // SAFETY: reads the virtual counter, which Linux lets user space do; it has no other effect.
+    // SAFETY: reads the virtual counter, which Linux allows in user space, and has no other effect.
     unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) count, options(nomem, nostack, preserves_flags)) };
     count
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn counter_is_a_clock() -> bool {
+fn counter_is_reliable() -> bool {
     false
 }
 
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tick_is_as_long_as_the_system_says() {
+    fn a_tick_agrees_with_the_system_clock() {
         let clock = Clock::calibrate();
         let (start, ticks) = (Instant::now(), clock.now());
         std::thread::sleep(Duration::from_millis(50));

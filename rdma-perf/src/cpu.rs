@@ -1,24 +1,25 @@
-//! Processors: which of them threads run on, and how busy the process keeps them.
+//! Processors: pinning of threads, and processor time of the process.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Deserialize, Serialize};
 
-use crate::plan::MAX_CPU;
-use crate::report::CpuUse;
+/// The highest processor number in `cpu_set_t`.
+pub(crate) const MAX_CPU: u32 = 1023;
 
-/// Refuses processors that are not there, or that this process may not use.
+/// Refuses processors that do not exist or that this process may not use.
 pub(crate) fn check(wanted: &[u32]) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
-    let allowed = sched_getaffinity(None).context("cannot find out which processors there are")?;
+    let allowed = sched_getaffinity(None).context("cannot read the processors of this process")?;
     let missing = wanted.iter().find(|cpu| **cpu > MAX_CPU || !allowed.is_set(**cpu as usize));
     if let Some(missing) = missing {
         let allowed: Vec<u32> = (0..=MAX_CPU).filter(|cpu| allowed.is_set(*cpu as usize)).collect();
         bail!(
-            "processor {missing} is not there or not for this process to use, which has {}; see taskset(1) and lscpu(1)",
+            "processor {missing} does not exist or is not allowed for this process, which may use {}; see taskset(1) and lscpu(1)",
             ranges(&allowed)
         );
     }
@@ -38,8 +39,8 @@ fn ranges(list: &[u32]) -> String {
     parts.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// While it is there, the thread that made it runs on one processor.
-#[must_use = "the thread is let go when it is dropped"]
+/// Pins the calling thread to one processor until it is dropped.
+#[must_use = "the thread is unpinned when this is dropped"]
 pub(crate) struct Pinned {
     before: CpuSet,
 }
@@ -56,12 +57,30 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // It was allowed before; if a control group has forbidden it since, the kernel has moved the thread itself.
+        // The affinity was valid before. If a control group has forbidden it since, the kernel moves the thread itself.
         let _ = sched_setaffinity(None, &self.before);
     }
 }
 
-/// Processor time of the process until a moment.
+/// Processor time of a process, in seconds: getrusage(2).
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct CpuUse {
+    pub(crate) user: f64,
+    pub(crate) system: f64,
+    /// Elapsed time.
+    pub(crate) seconds: f64,
+    /// Processor time in percent of the elapsed time; 100 is one busy processor.
+    pub(crate) percent: f64,
+}
+
+impl CpuUse {
+    pub(crate) fn new(user: f64, system: f64, seconds: f64) -> Self {
+        let percent = if seconds > 0.0 { (user + system) / seconds * 100.0 } else { 0.0 };
+        CpuUse { user, system, seconds, percent }
+    }
+}
+
+/// Processor time of the process up to a point in time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     at: Instant,
@@ -72,7 +91,7 @@ pub(crate) struct Usage {
 impl Usage {
     pub(crate) fn now() -> Self {
         let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-        // SAFETY: memory for an rusage, of which zeroes are one, too. It fails for other arguments only.
+        // SAFETY: zeroes are a valid `rusage`, and `usage` has room for one. The call fails only for other arguments.
         let usage = unsafe {
             libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
             usage.assume_init()
@@ -87,8 +106,8 @@ impl Usage {
     }
 }
 
-/// From the first of all beginnings to the last of all ends.
-pub(crate) fn spanned(usages: impl Iterator<Item = (Usage, Usage)>) -> Option<CpuUse> {
+/// The processor time from the earliest start to the latest end.
+pub(crate) fn combined(usages: impl Iterator<Item = (Usage, Usage)>) -> Option<CpuUse> {
     let span = usages.reduce(|(begin, end), (other_begin, other_end)| {
         let begin = if other_begin.at < begin.at { other_begin } else { begin };
         (begin, if other_end.at > end.at { other_end } else { end })
@@ -101,19 +120,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_processor_that_is_not_there_is_refused() {
+    fn a_processor_that_does_not_exist_is_refused() {
         assert!(check(&[]).is_ok());
         let error = check(&[MAX_CPU + 1]).unwrap_err().to_string();
-        assert!(error.contains("processor 1024 is not there") && error.contains("which has "), "{error}");
+        assert!(error.contains("processor 1024 does not exist") && error.contains("which may use "), "{error}");
     }
 
     #[test]
-    fn lists_are_short() {
+    fn ranges_shorten_lists() {
         assert_eq!(ranges(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
     }
 
     #[test]
-    fn a_thread_is_pinned_and_let_go() {
+    fn a_thread_is_pinned_and_unpinned() {
         let before = sched_getaffinity(None).unwrap();
         let some = (0..=MAX_CPU).find(|cpu| before.is_set(*cpu as usize)).unwrap();
         assert!(check(&[some]).is_ok());
@@ -124,10 +143,10 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_thread_uses_a_processor() {
+    fn a_busy_thread_uses_processor_time() {
         let begin = Usage::now();
         let mut x = 1_u64;
-        // For as long as it takes, on a machine that has others to serve.
+        // Loops until the time is reached, since other processes may use this processor.
         let used = loop {
             (0..100_000).for_each(|_| x = std::hint::black_box(x.wrapping_mul(3)));
             let used = begin.until(Usage::now());
@@ -140,15 +159,15 @@ mod tests {
     }
 
     #[test]
-    fn several_threads_span_from_the_first_to_the_last() {
+    fn several_threads_are_combined_from_first_start_to_last_end() {
         let at = |millis: u64, user| Usage {
             at: BASE.with(|base| *base) + std::time::Duration::from_millis(millis),
             user,
             system: 0.0,
         };
         thread_local!(static BASE: Instant = Instant::now());
-        let used = spanned([(at(10, 1.0), at(30, 2.0)), (at(0, 0.5), at(20, 1.5))].into_iter()).unwrap();
+        let used = combined([(at(10, 1.0), at(30, 2.0)), (at(0, 0.5), at(20, 1.5))].into_iter()).unwrap();
         assert_eq!((used.user, used.seconds), (1.5, 0.03));
-        assert!(spanned(std::iter::empty()).is_none());
+        assert!(combined(std::iter::empty()).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one asks for an end, the second one is it.
+//! Ctrl-C: the first press ends the test gracefully, the second ends the process.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -8,17 +8,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use signal_hook::consts::SIGINT;
 
-use crate::run::Interrupted;
-
-/// The exit status of a program that Ctrl-C has ended, by the convention of shells.
+/// Exit status of a program that Ctrl-C ended, by the convention of shells.
 pub(crate) const INTERRUPTED: i32 = 130;
 
-/// Whether the user wants an end; its descriptor becomes readable then.
+/// The test ended because another thread or the peer failed, or because of Ctrl-C.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub(crate) struct Interrupted;
+
+/// Fails if the set-up is to end. Long set-up loops call it between steps.
+pub(crate) type Check<'c> = &'c dyn Fn() -> Result<()>;
+
+/// Records Ctrl-C. Its descriptor becomes readable when Ctrl-C is pressed.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
     pressed: Arc<AtomicBool>,
-    /// The next one ends the process at once.
-    at_once: Arc<AtomicBool>,
+    /// Whether the next SIGINT ends the process.
+    exits_on_signal: Arc<AtomicBool>,
     read: UnixStream,
     write: UnixStream,
 }
@@ -27,20 +33,20 @@ impl Interrupt {
     pub(crate) fn install() -> Result<Self> {
         let interrupt = Interrupt::new()?;
         let write = interrupt.write.try_clone()?;
-        // A handler is there before it has anything to do: what came in between would be lost.
-        held_back(SIGINT, || {
-            // In this order the first one ends nothing.
+        // A handler is installed before its action is registered, and a signal in between would be lost.
+        with_signal_blocked(SIGINT, || {
+            // In this order the first signal does not end the process.
             signal_hook::flag::register(SIGINT, interrupt.pressed.clone())?;
             signal_hook::low_level::pipe::register(SIGINT, write)?;
-            signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, interrupt.at_once.clone())?;
-            signal_hook::flag::register(SIGINT, interrupt.at_once.clone())
+            signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, interrupt.exits_on_signal.clone())?;
+            signal_hook::flag::register(SIGINT, interrupt.exits_on_signal.clone())
         })?;
         Ok(interrupt)
     }
 
     fn new() -> Result<Self> {
         let (read, write) = UnixStream::pair()?;
-        Ok(Interrupt { pressed: Arc::default(), at_once: Arc::default(), read, write })
+        Ok(Interrupt { pressed: Arc::default(), exits_on_signal: Arc::default(), read, write })
     }
 
     /// Fails once Ctrl-C was pressed.
@@ -48,18 +54,18 @@ impl Interrupt {
         if self.pressed.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
     }
 
-    /// From now on the first one ends the process, for loops that do not look for it.
-    pub(crate) fn end_at_once(&self) {
-        self.at_once.store(true, Ordering::Relaxed);
+    /// Lets the next Ctrl-C end the process, for loops that do not check for it.
+    pub(crate) fn exit_on_next_signal(&self) {
+        self.exits_on_signal.store(true, Ordering::Relaxed);
     }
 
-    /// One that a test presses.
+    /// An instance without signal handlers, for tests.
     #[cfg(test)]
-    pub(crate) fn of_test() -> Arc<Self> {
+    pub(crate) fn for_test() -> Arc<Self> {
         Arc::new(Interrupt::new().unwrap())
     }
 
-    /// As one that comes when only the first action is registered.
+    /// Simulates a signal that arrives when only the first action is registered.
     #[cfg(test)]
     pub(crate) fn press_early(&self) {
         self.pressed.store(true, Ordering::Relaxed);
@@ -72,9 +78,10 @@ impl Interrupt {
     }
 }
 
-/// Calls `what`, during which the signal does not reach this thread. Where there is no other, it comes afterwards.
-fn held_back<T>(signal: i32, what: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
-    // SAFETY: a set of signals is made of integers.
+/// Calls `what` with the signal blocked in this thread. If no other thread can take it, the signal is delivered
+/// afterwards.
+fn with_signal_blocked<T>(signal: i32, what: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+    // SAFETY: a signal set consists of integers, so zeroes are valid.
     let (mut held, mut before) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
     // SAFETY: both sets are valid.
     let errno = unsafe {
@@ -86,7 +93,7 @@ fn held_back<T>(signal: i32, what: impl FnOnce() -> std::io::Result<T>) -> std::
         return Err(std::io::Error::from_raw_os_error(errno));
     }
     let done = what();
-    // SAFETY: the set was written by the call above.
+    // SAFETY: the call above wrote the set.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
     done
 }
@@ -102,13 +109,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_that_is_held_back_comes_afterwards() {
-        // None that other tests of this process use.
+    fn a_blocked_signal_is_delivered_afterwards() {
+        // No other test of this process uses this signal.
         let signal = signal_hook::consts::SIGWINCH;
         let came = Arc::new(AtomicBool::new(false));
-        held_back(signal, || {
+        with_signal_blocked(signal, || {
             signal_hook::flag::register(signal, came.clone())?;
-            // SAFETY: it is sent to this thread, which holds it back.
+            // SAFETY: the signal is sent to this thread, which blocks it.
             unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
             assert!(!came.load(Ordering::Relaxed));
             Ok(())

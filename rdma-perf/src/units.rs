@@ -1,9 +1,9 @@
-//! Sizes, rates and durations as people write them.
+//! Parses and prints sizes, rates and durations.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Bytes of `64`, `4K`, `1M` or `1G`, in powers of 1024.
+/// Parses a size such as `64`, `4K`, `1M` or `1G`, in powers of 1024.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.trim().trim_end_matches(['b', 'B', 'i']).char_indices().next_back() {
         Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
@@ -15,7 +15,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| format!("`{text}` is too large"))
 }
 
-/// Sizes of a list such as `64,4K,1M`, where `2..8M` stands for the powers of two from one to the other.
+/// Parses a list of sizes such as `64,4K,1M`. `2..8M` stands for the powers of two in this range.
 pub(crate) fn sizes(text: &str) -> Result<Vec<u64>, String> {
     let mut list = Vec::new();
     for part in text.split(',') {
@@ -35,7 +35,7 @@ pub(crate) fn sizes(text: &str) -> Result<Vec<u64>, String> {
     Ok(list)
 }
 
-/// A time such as `500ms`, `10s`, `2m`, or `10` for seconds.
+/// Parses a time such as `500ms`, `10s`, `2m`, or `10` for seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -48,12 +48,12 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "" | "s" => number,
         "m" | "min" => number * 60.0,
         "h" => number * 3600.0,
-        unit => return Err(format!("`{unit}` is no unit of time; there are ns, us, ms, s, m, h")),
+        unit => return Err(format!("`{unit}` is not a unit of time: use ns, us, ms, s, m or h")),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| format!("`{text}` is too long"))
 }
 
-/// A limit of how fast to send.
+/// A limit of the send rate.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Rate {
@@ -62,7 +62,7 @@ pub(crate) enum Rate {
 }
 
 impl Rate {
-    /// Messages of `size` bytes a second.
+    /// The rate in messages of `size` bytes per second.
     pub(crate) fn messages(self, size: u64) -> f64 {
         match self {
             Rate::BytesPerSecond(bytes) => bytes / size.max(1) as f64,
@@ -71,7 +71,7 @@ impl Rate {
     }
 }
 
-/// A rate such as `10Gb/s`, `500MiB/s`, `1Mmsg/s`.
+/// Parses a rate such as `10Gb/s`, `500MiB/s`, `1Mmsg/s`.
 pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     let wrong = || format!("`{text}` is not a rate such as 10Gb/s, 500MiB/s or 1Mmsg/s");
     let body = text.trim().strip_suffix("/s").or_else(|| text.trim().strip_suffix("ps")).ok_or_else(wrong)?;
@@ -79,7 +79,7 @@ pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     let (number, unit) = body.split_at(split);
     let number: f64 = number.parse().map_err(|_| wrong())?;
     if !number.is_finite() || number <= 0.0 {
-        return Err(format!("`{text}` is not more than nothing"));
+        return Err(format!("`{text}` is not more than zero"));
     }
     let scale = |prefix: &str| match prefix {
         "" => Some(1.0),
@@ -102,7 +102,7 @@ pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     scale(prefix).map(|scale| Rate::BytesPerSecond(number * scale)).ok_or_else(wrong)
 }
 
-/// Bytes, in the largest unit that divides them.
+/// Prints bytes in the largest unit that divides them.
 pub(crate) struct Bytes(pub(crate) u64);
 
 impl fmt::Display for Bytes {
@@ -116,7 +116,18 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Nanoseconds, in a unit that keeps the number short.
+/// Prints an amount of memory with one decimal.
+pub(crate) fn amount(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        0x4000_0000.. => (30, "GiB"),
+        0x10_0000.. => (20, "MiB"),
+        _ => (10, "KiB"),
+    };
+    let text = format!("{:.1}", bytes as f64 / f64::from(1 << unit));
+    format!("{} {name}", text.trim_end_matches(".0"))
+}
+
+/// Prints nanoseconds in a unit that keeps the number short.
 pub(crate) struct Nanos(pub(crate) f64);
 
 impl fmt::Display for Nanos {
@@ -137,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_units_lists_and_ranges() {
+    fn sizes_accept_units_lists_and_ranges() {
         assert_eq!(sizes("64,4K,1MiB,2g"), Ok(vec![64, 4096, 1 << 20, 2 << 30]));
         assert_eq!(sizes("2..16"), Ok(vec![2, 4, 8, 16]));
         assert_eq!(sizes("1K..5K,7"), Ok(vec![1024, 2048, 4096, 7]));
@@ -148,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units() {
+    fn durations_accept_units() {
         assert_eq!(duration("10"), Ok(Duration::from_secs(10)));
         assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(duration("250us"), Ok(Duration::from_micros(250)));
@@ -159,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_bits_bytes_or_messages() {
+    fn rates_are_in_bits_bytes_or_messages() {
         assert_eq!(rate("8Gb/s"), Ok(Rate::BytesPerSecond(1e9)));
         assert_eq!(rate("100Gbps"), Ok(Rate::BytesPerSecond(12.5e9)));
         assert_eq!(rate("1MiB/s"), Ok(Rate::BytesPerSecond(1_048_576.0)));
@@ -171,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_print_short() {
+    fn numbers_print_short() {
         assert_eq!(
             [Bytes(64), Bytes(4096), Bytes(5000), Bytes(8 << 20)].map(|b| b.to_string()),
             ["64", "4K", "5000", "8M"]
@@ -180,5 +191,10 @@ mod tests {
             [Nanos(12.0), Nanos(1500.0), Nanos(2.5e7)].map(|t| t.to_string()),
             ["12.0 ns", "1.50 µs", "25.0 ms"]
         );
+    }
+
+    #[test]
+    fn amounts_print_with_a_unit() {
+        assert_eq!([65536, 8 << 20, 5 << 29].map(amount), ["64 KiB", "8 MiB", "2.5 GiB"]);
     }
 }

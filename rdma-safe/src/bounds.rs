@@ -1,8 +1,8 @@
-//! Ranges of regions.
+//! Bounds checks of ranges in regions.
 
 use crate::{Error, Result};
 
-/// Whether there are `len` bytes from `offset` on in a region of `region` bytes.
+/// Checks that `offset..offset + len` lies in a region of `region` bytes.
 ///
 /// # Errors
 /// [`Error::OutOfBounds`].

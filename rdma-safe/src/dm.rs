@@ -1,4 +1,7 @@
-//! Memory of the device itself.
+//! Device memory: memory on the device itself.
+//!
+//! Start with [`Context::alloc_dm`]. A region of the [`DeviceMemory`] ([`ProtectionDomain::register_dm`]) has the keys
+//! for local work and for peers.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -10,32 +13,34 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use crate::errno::{check, check_neg, check_ptr};
+use crate::error::Verb;
 use crate::mr::Registration;
 use crate::object::{Object, Parents};
 use crate::{Access, Context, Error, ProtectionDomain, RemoteMemory, Result, Sge, bounds};
 
 const FEATURE: &str = "device memory";
 
-/// Memory on the device: `struct ibv_dm`. What is there need not cross the bus for the device to get at it: counters and locks
-/// of a protocol, headers that are sent again and again.
+/// Memory on the device: `struct ibv_dm`.
 ///
-/// The CPU reaches it by [`DeviceMemory::read`] and [`DeviceMemory::write`], work requests and peers by a [`DeviceRegion`].
+/// The device accesses it without crossing the bus. It suits, for example, counters and locks of a protocol, or headers
+/// that are sent repeatedly. The CPU accesses it with [`DeviceMemory::read`] and [`DeviceMemory::write`], work requests
+/// and peers through a [`DeviceRegion`].
 pub struct DeviceMemory {
-    // By a shared reference the memory is only read.
+    // A shared reference only reads the memory.
     inner: Arc<Object<MadeFrom>>,
     len: usize,
 }
 
 struct MadeFrom {
     context: Context,
-    /// Given back by `ibv_unimport_dm`, which leaves the memory to whoever has allocated it.
+    /// Whether it is released by `ibv_unimport_dm`, which leaves the memory to its owner.
     imported: bool,
 }
 
 impl Parents for MadeFrom {
     type Raw = ibv_dm;
 
-    const VERB: &'static str = "ibv_free_dm";
+    const VERB: Verb = Verb::FreeDm;
 
     fn context(&self) -> &Context {
         &self.context
@@ -47,18 +52,19 @@ impl Parents for MadeFrom {
             unsafe { (self.context.verbs().ibv_unimport_dm)(raw) };
             return 0;
         }
-        // SAFETY: as above.
+        // SAFETY: the caller's contract.
         unsafe { ibv_free_dm(raw) }
     }
 }
 
 impl Context {
-    /// Allocates `len` bytes of memory of the device at a multiple of `align` bytes: `ibv_alloc_dm(3)`. Atomic operations need an
-    /// alignment of 8. The bytes are whatever was there before.
+    /// Allocates `len` bytes of device memory, aligned to `align` bytes: `ibv_alloc_dm(3)`.
+    ///
+    /// Atomic operations need an alignment of 8. The contents are undefined.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none to give; [`Error::AllocateDeviceMemory`], also for an alignment that is no
-    /// power of two.
+    /// [`Error::Unsupported`] if the device has no such memory; [`Error::AllocateDeviceMemory`], also if the alignment
+    /// is not a power of two.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, len: usize, align: usize) -> Result<DeviceMemory> {
         let max = self.attributes().max_device_memory();
@@ -70,41 +76,41 @@ impl Context {
             return Err(failed(crate::Errno(libc::EINVAL)));
         }
         let mut attr = ibv_alloc_dm_attr { length: len, log_align_req: align.ilog2(), comp_mask: 0 };
-        // SAFETY: the context is valid, and `attr` is for the duration of the call.
+        // SAFETY: the context is valid, and `attr` is valid during the call.
         let raw = check_ptr(|| unsafe { ibv_alloc_dm(self.as_raw(), &mut attr) }).map_err(|errno| {
             match errno.is_unsupported() {
                 true => self.unsupported(FEATURE),
                 false => failed(errno),
             }
         })?;
-        // SAFETY: just allocated, and given to nobody else.
+        // SAFETY: the memory was just allocated, and nobody else has it.
         Ok(unsafe { DeviceMemory::new(raw, self, len, false) })
     }
 
-    /// Takes part in the use of device memory that another context of the same kernel context has allocated: `ibv_import_dm(3)`.
+    /// Imports device memory that another context of the same kernel context has allocated: `ibv_import_dm(3)`.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; [`Error::Verb`].
     ///
     /// # Safety
-    /// `handle` must be the [`DeviceMemory::handle`] of memory of `len` bytes in a context that shares the kernel's with this one
-    /// (see [`Context::import`]), and whoever has allocated it must keep it until this is gone.
+    /// `handle` must be the [`DeviceMemory::handle`] of memory of `len` bytes, in a context that shares its kernel
+    /// context with this one (see [`Context::import`]). Its owner must keep it until this is dropped.
     #[doc(alias = "ibv_import_dm")]
     pub unsafe fn import_dm(&self, handle: u32, len: usize) -> Result<DeviceMemory> {
         // SAFETY: the context is valid; the caller vouches for the handle.
         let raw = check_ptr(|| unsafe { (self.verbs().ibv_import_dm)(self.as_raw(), handle) })
-            .map_err(|errno| self.feature_error("ibv_import_dm", "importing device memory", errno))?;
-        // SAFETY: just imported, and given to nobody else.
+            .map_err(|errno| self.feature_error(Verb::ImportDm, "importing device memory", errno))?;
+        // SAFETY: the memory was just imported, and nobody else has it.
         Ok(unsafe { DeviceMemory::new(raw, self, len, true) })
     }
 }
 
 impl DeviceMemory {
     /// # Safety
-    /// `raw` must be memory of `context`, and be this one's alone to free or, if it was imported, to give back.
+    /// `raw` must be memory of `context` that nobody else frees or, if it was imported, releases.
     unsafe fn new(raw: NonNull<ibv_dm>, context: &Context, len: usize, imported: bool) -> Self {
         let made_from = MadeFrom { context: context.clone(), imported };
-        // SAFETY: the caller's contract; a region of it holds an `Arc` of it.
+        // SAFETY: the caller's contract. Each region of the memory holds an `Arc` of the memory.
         DeviceMemory { inner: Arc::new(unsafe { Object::new(raw, made_from) }), len }
     }
 
@@ -114,30 +120,31 @@ impl DeviceMemory {
         self.len
     }
 
-    /// Whether it has no bytes, as only imported memory may.
+    /// Whether the length is 0, which is only possible for imported memory.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The device that it belongs to.
+    /// The context that the memory belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 
-    /// The kernel's handle, by which it can be imported: [`Context::import_dm`].
+    /// The kernel's handle, for [`Context::import_dm`].
     #[must_use]
     pub fn handle(&self) -> u32 {
         // SAFETY: the memory is valid, and the field does not change.
         unsafe { (*self.as_raw()).handle }
     }
 
-    /// Copies `source` to `offset`: `ibv_memcpy_to_dm(3)`. A peer or work that reaches the bytes at the same time sees some of the
-    /// old and some of the new.
+    /// Copies `source` to `offset`: `ibv_memcpy_to_dm(3)`.
+    ///
+    /// Peers or work that access the bytes at the same time may see a mixture of old and new data.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`]; [`Error::Verb`]: some devices want offset and length to be multiples of 4.
+    /// [`Error::OutOfBounds`]; [`Error::Verb`], since some devices require offset and length to be multiples of 4.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         bounds::check(offset, source.len(), self.len)?;
@@ -146,15 +153,15 @@ impl DeviceMemory {
         if unsafe { (*raw).memcpy_to_dm.is_none() } {
             return Err(self.context().unsupported("copies to this device memory (ibv_memcpy_to_dm)"));
         }
-        // SAFETY: the memory is valid and has these bytes, the function is there, and `source` is readable.
+        // SAFETY: the memory is valid and has these bytes, the function exists, and `source` is readable.
         check(unsafe { ibv_memcpy_to_dm(raw, offset as u64, source.as_ptr().cast(), source.len()) })
-            .map_err(|errno| self.context().verb_error("ibv_memcpy_to_dm", errno))
+            .map_err(|errno| self.context().verb_error(Verb::MemcpyToDm, errno))
     }
 
-    /// Copies bytes from `offset` on into `target`: `ibv_memcpy_from_dm(3)`.
+    /// Copies the bytes at `offset` to `target`: `ibv_memcpy_from_dm(3)`.
     ///
     /// # Errors
-    /// As [`DeviceMemory::write`].
+    /// Those of [`DeviceMemory::write`].
     #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         bounds::check(offset, target.len(), self.len)?;
@@ -163,15 +170,16 @@ impl DeviceMemory {
         if unsafe { (*raw).memcpy_from_dm.is_none() } {
             return Err(self.context().unsupported("copies from this device memory (ibv_memcpy_from_dm)"));
         }
-        // SAFETY: the memory is valid and has these bytes, the function is there, and `target` is writable.
+        // SAFETY: the memory is valid and has these bytes, the function exists, and `target` is writable.
         check(unsafe { ibv_memcpy_from_dm(target.as_mut_ptr().cast(), raw, offset as u64, target.len()) })
-            .map_err(|errno| self.context().verb_error("ibv_memcpy_from_dm", errno))
+            .map_err(|errno| self.context().verb_error(Verb::MemcpyFromDm, errno))
     }
 
-    /// A descriptor of it as a DMA-BUF, for other devices and processes: `ibv_dm_export_dmabuf_fd(3)`.
+    /// Exports the memory as a DMA-BUF, for other devices and processes: `ibv_dm_export_dmabuf_fd(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with a library before rdma-core 62, or a provider or kernel that cannot; [`Error::Verb`].
+    /// [`Error::Unsupported`] with a library before rdma-core 62, or a provider or kernel that lacks it;
+    /// [`Error::Verb`].
     #[doc(alias = "ibv_dm_export_dmabuf_fd")]
     pub fn export_dmabuf(&self) -> Result<OwnedFd> {
         const FEATURE: &str = "exporting device memory as a DMA-BUF (ibv_dm_export_dmabuf_fd, rdma-core 62)";
@@ -179,22 +187,22 @@ impl DeviceMemory {
         let export = context.verbs().ibv_dm_export_dmabuf_fd.ok_or_else(|| context.unsupported(FEATURE))?;
         // SAFETY: the memory is valid.
         let fd = check_neg(|| unsafe { export(self.as_raw()) })
-            .map_err(|errno| context.feature_error("ibv_dm_export_dmabuf_fd", FEATURE, errno))?;
-        // SAFETY: a new descriptor, which is the caller's.
+            .map_err(|errno| context.feature_error(Verb::DmExportDmabufFd, FEATURE, errno))?;
+        // SAFETY: this is a new descriptor that the caller owns.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Frees it: `ibv_free_dm(3)`. Dropping does the same, when no region of it is left, and tells nobody.
+    /// Frees the memory: `ibv_free_dm(3)`. Dropping does the same once it has no regions, but ignores errors.
     ///
     /// # Errors
-    /// [`Error::InUse`] while there are regions of it: it is freed when the last of them is gone. [`Error::Verb`] with the
-    /// provider's answer; it, and its device, then stay until the process ends.
+    /// [`Error::InUse`] if it has regions: it is freed with the last of them. [`Error::Verb`] if the provider fails;
+    /// the memory and its context are then leaked.
     #[doc(alias = "ibv_free_dm")]
     pub fn free(self) -> Result<()> {
         Object::destroy_last(self.inner, "device memory", "regions").map(drop)
     }
 
-    /// The C object, valid while this memory or a region of it is.
+    /// The C object, valid while this memory or a region of it exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_dm {
         self.inner.as_raw()
@@ -211,17 +219,18 @@ impl fmt::Debug for DeviceMemory {
     }
 }
 
-/// Registered memory of the device, named by the offset of a byte. Made by [`ProtectionDomain::register_dm`].
+/// Registered device memory, addressed by offset. Made by [`ProtectionDomain::register_dm`].
 pub struct DeviceRegion {
-    // First, so that it goes first.
+    // Released before `memory`.
     registration: ManuallyDrop<Registration>,
     memory: ManuallyDrop<Arc<Object<MadeFrom>>>,
     len: usize,
 }
 
 impl ProtectionDomain {
-    /// Registers `len` bytes of device memory from `offset` on, for what `access` says: `ibv_reg_dm_mr(3)`. Its bytes are named by
-    /// their offset from there.
+    /// Registers `len` bytes of device memory at `offset` with the rights `access`: `ibv_reg_dm_mr(3)`.
+    ///
+    /// Addresses in the region are offsets from its start.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::EmptyRegion`], [`Error::ForeignContext`]; [`Error::Unsupported`];
@@ -240,13 +249,14 @@ impl ProtectionDomain {
             return Err(Error::EmptyRegion);
         }
         let flags = access.bits() | IBV_ACCESS_ZERO_BASED.0;
-        // SAFETY: domain and memory are valid, of one context, and the memory has these bytes, which are none of this process.
+        // SAFETY: domain and memory are valid and belong to the same context. The memory has these bytes, which are not
+        // memory of this process.
         let raw = check_ptr(|| unsafe { ibv_reg_dm_mr(self.as_raw(), memory.as_raw(), offset as u64, len, flags) })
             .map_err(|errno| match errno.is_unsupported() {
                 true => self.context().unsupported("registering device memory"),
                 false => Error::RegisterMemory { len, access, errno },
             })?;
-        // SAFETY: just made, and given to nobody else.
+        // SAFETY: the region was just registered, and nobody else has it.
         let registration = ManuallyDrop::new(unsafe { Registration::from_raw(raw, self, access) });
         Ok(DeviceRegion { registration, memory: ManuallyDrop::new(Arc::clone(&memory.inner)), len })
     }
@@ -272,8 +282,10 @@ impl DeviceRegion {
         self.registration.lkey
     }
 
-    /// `len` bytes from `offset` on, as a scatter/gather element for the raw door. Its address is none of this process: see
-    /// [`RecvBatch`](crate::RecvBatch) before something is received or read into it.
+    /// `len` bytes at `offset` as a scatter/gather element of the raw interface.
+    ///
+    /// The address is not an address of this process: read [`RecvBatch`](crate::RecvBatch) before you receive or read
+    /// into it.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
@@ -282,19 +294,19 @@ impl DeviceRegion {
         Ok(Sge { address: offset as u64, len, lkey: self.lkey() })
     }
 
-    /// What a peer needs to reach it, as far as it was registered for that.
+    /// Address and key for peers, which need the rights of the registration.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory { address: 0, len: self.len as u64, rkey: self.registration.rkey }
     }
 
-    /// The domain it is registered in.
+    /// The protection domain that the region is registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.registration.pd()
     }
 
-    /// The C object, valid while this region is.
+    /// The C object, valid while this region exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {
         self.registration.as_raw()
@@ -304,7 +316,8 @@ impl DeviceRegion {
 impl Drop for DeviceRegion {
     fn drop(&mut self) {
         if self.registration.release().is_ok() {
-            // SAFETY: dropped here only, and not used after. Otherwise the memory stays, as the region does.
+            // SAFETY: dropped only here, and not used afterwards. If the region could not be released, the memory is
+            // kept, too.
             unsafe { ManuallyDrop::drop(&mut self.memory) }
         }
     }

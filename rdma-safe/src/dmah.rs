@@ -1,4 +1,7 @@
-//! DMA handles: hints for the transactions of the device that reach memory.
+//! DMA handles: hints for the PCIe transactions of the device.
+//!
+//! Start with [`Context::dma_handle`]. Memory takes the handle when it is registered:
+//! [`RegistrationBuilder::dma_handle`](crate::mr::RegistrationBuilder::dma_handle).
 
 use std::ffi::c_int;
 use std::fmt;
@@ -8,29 +11,30 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use crate::errno::check_ptr;
+use crate::error::Verb;
 use crate::named::named;
 use crate::object::{Object, Parents};
 use crate::{Context, Errno, Result};
 
 const FEATURE: &str = "DMA handles (ibv_alloc_dmah, rdma-core 59)";
-const VERB: &str = "ibv_alloc_dmah";
+const VERB: Verb = Verb::AllocDmah;
 
 named! {
-    /// How the CPU and the device use memory together: the two bits of the processing hint (PH) of PCIe (TLP processing hints).
+    /// How the CPU and the device share memory: the two bits of PCIe's TLP processing hint (PH).
     pub struct ProcessingHint(u8) as "processing hint" {
-        /// Both read and write it.
+        /// CPU and device both read and write the memory.
         BIDIRECTIONAL = 0 => "bidirectional",
-        /// The device reads and writes it, again and again.
+        /// The device reads and writes the memory repeatedly.
         REQUESTER = 1 => "requester",
-        /// The device writes what the CPU reads soon, or the other way round.
+        /// The device writes data that the CPU reads soon, or the other way round.
         TARGET = 2 => "target",
-        /// The same, and it is worth a place in the cache above other data.
+        /// Like `TARGET`, and the data should stay in the cache in preference to other data.
         TARGET_WITH_PRIORITY = 3 => "target with priority",
     }
 }
 
 named! {
-    /// What memory a CPU is to be steered to for: `enum ibv_tph_mem_type`.
+    /// Type of the memory for which a CPU's steering tag is used: `enum ibv_tph_mem_type`.
     pub struct TphMemoryType(u8) as "memory type" {
         /// Volatile memory.
         VOLATILE = IBV_TPH_MEM_TYPE_VM.0 as u8 => "volatile",
@@ -39,11 +43,11 @@ named! {
     }
 }
 
-/// A DMA handle: `struct ibv_dmah`. Clones share it, and so do the regions that are registered with it, which keep it.
+/// A DMA handle: `struct ibv_dmah`. Clones share it, and regions that are registered with it keep it alive.
 ///
-/// It tells the host how the device will use memory, by the hints that PCIe has for that (TPH), so that for instance what is
-/// received goes to the cache of the CPU that will read it. It changes nothing but how fast that is. Made by
-/// [`Context::dma_handle`], for [`RegistrationBuilder::dma_handle`](crate::RegistrationBuilder::dma_handle).
+/// It tells the host how the device will use memory, with PCIe's TLP processing hints (TPH). For example, received data
+/// can go to the cache of the CPU that will read it. It only affects performance. Made by [`Context::dma_handle`], for
+/// [`RegistrationBuilder::dma_handle`](crate::mr::RegistrationBuilder::dma_handle).
 #[derive(Clone)]
 pub struct DmaHandle {
     inner: Arc<Object<MadeFrom>>,
@@ -57,7 +61,7 @@ struct MadeFrom {
 impl Parents for MadeFrom {
     type Raw = ibv_dmah;
 
-    const VERB: &'static str = "ibv_dealloc_dmah";
+    const VERB: Verb = Verb::DeallocDmah;
 
     fn context(&self) -> &Context {
         &self.context
@@ -69,7 +73,7 @@ impl Parents for MadeFrom {
     }
 }
 
-/// What a DMA handle is to say; made by [`Context::dma_handle`]. What is not set is not said.
+/// Describes a DMA handle. Made by [`Context::dma_handle`]. Options that are not set are left to the provider.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct DmaHandleBuilder<'a> {
@@ -83,7 +87,10 @@ impl Context {
     /// Starts describing a DMA handle.
     ///
     /// ```no_run
-    /// # use rdma_safe::*;
+    /// # use rdma_safe::{Access, ProtectionDomain};
+    /// use rdma_safe::dmah::{ProcessingHint, TphMemoryType};
+    /// use rdma_safe::mr::Pages;
+    ///
     /// # fn example(pd: &ProtectionDomain) -> rdma_safe::Result<()> {
     /// let handle = pd.context().dma_handle().hint(ProcessingHint::TARGET).cpu(3).memory_type(TphMemoryType::VOLATILE).build()?;
     /// let buffer = pd.registration(Access::empty()).dma_handle(&handle).register(Pages::new(4096)?)?;
@@ -96,20 +103,20 @@ impl Context {
 }
 
 impl DmaHandleBuilder<'_> {
-    /// How the memory is used. mlx5 wants it to be said.
+    /// How the memory is used. mlx5 requires it.
     pub fn hint(mut self, hint: ProcessingHint) -> Self {
         self.hint = Some(hint);
         self
     }
 
-    /// The CPU to whose cache the data is to go, by its number: one that the calling thread may run on (`sched_getaffinity(2)`).
-    /// Goes with [`DmaHandleBuilder::memory_type`].
+    /// The CPU whose cache the data should go to. The calling thread must be allowed to run on it
+    /// (`sched_getaffinity(2)`). Requires [`DmaHandleBuilder::memory_type`].
     pub fn cpu(mut self, cpu: u32) -> Self {
         self.cpu = Some(cpu);
         self
     }
 
-    /// Whether the memory is volatile. Goes with [`DmaHandleBuilder::cpu`].
+    /// Whether the memory is volatile or persistent. Requires [`DmaHandleBuilder::cpu`].
     pub fn memory_type(mut self, memory_type: TphMemoryType) -> Self {
         self.memory_type = Some(memory_type);
         self
@@ -118,9 +125,10 @@ impl DmaHandleBuilder<'_> {
     /// Allocates the handle: `ibv_alloc_dmah(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) with a library before rdma-core 59, or a device or kernel without;
-    /// [`Error::Verb`](crate::Error::Verb): with `EINVAL` for a hint beyond two bits, before the call, and where the device wants
-    /// more or less to be said; with `EPERM`, before the call, for a CPU that the thread may not run on.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) with a library before rdma-core 59, or a device or kernel
+    /// without DMA handles; [`Error::Verb`](crate::Error::Verb) with `EINVAL` for a hint of more than two bits, before
+    /// the call, or a combination of options that the device refuses; with `EPERM`, before the call, for a CPU that the
+    /// thread may not run on.
     #[doc(alias = "ibv_alloc_dmah")]
     pub fn build(self) -> Result<DmaHandle> {
         let context = self.context;
@@ -134,7 +142,7 @@ impl DmaHandleBuilder<'_> {
             attr.ph = hint.0;
         }
         if let Some(cpu) = self.cpu {
-            // There are kernels that look for the bit of any number in a mask that is shorter.
+            // Some kernels look up any CPU number in a shorter mask.
             if !may_run_on(cpu) {
                 return Err(context.verb_error(VERB, Errno(libc::EPERM)));
             }
@@ -145,47 +153,49 @@ impl DmaHandleBuilder<'_> {
             attr.comp_mask |= IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE.0;
             attr.tph_mem_type = memory_type.0;
         }
-        // SAFETY: the context is valid, and `attr` is for the duration of the call.
+        // SAFETY: the context is valid, and `attr` is valid during the call.
         let raw = check_ptr(|| unsafe { alloc(context.as_raw(), &mut attr) })
             .map_err(|errno| context.feature_error(VERB, FEATURE, errno))?;
-        // SAFETY: just allocated, and given to nobody else.
+        // SAFETY: the handle was just allocated, and nobody else has it.
         unsafe { DmaHandle::from_raw(context, raw) }
     }
 }
 
 impl DmaHandle {
-    /// Adopts a handle that other code has allocated. It is deallocated when the last region that was registered with it is gone.
+    /// Adopts a handle that other code has allocated. It is deallocated with the last region that is registered with
+    /// it.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported) with a library before rdma-core 59.
     ///
     /// # Safety
-    /// `raw` must be a DMA handle of `context`, and be this one's alone to deallocate. Regions of other code with it must be gone
-    /// before that.
+    /// `raw` must be a DMA handle of `context` that nobody else deallocates. Regions of other code that use it must be
+    /// deregistered before it is deallocated.
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_dmah>) -> Result<DmaHandle> {
         let (_, dealloc) = calls(context)?;
         let parents = MadeFrom { context: context.clone(), dealloc };
-        // SAFETY: the caller's contract; a region that is registered with it holds an `Arc` of it.
+        // SAFETY: the caller's contract. Each region that is registered with the handle holds an `Arc` of the handle.
         Ok(DmaHandle { inner: Arc::new(unsafe { Object::new(raw, parents) }) })
     }
 
-    /// Deallocates it: `ibv_dealloc_dmah(3)`. Dropping does the same and tells nobody.
+    /// Deallocates the handle: `ibv_dealloc_dmah(3)`. Dropping does the same, but ignores errors.
     ///
     /// # Errors
-    /// [`Error::InUse`](crate::Error::InUse) while regions that were registered with it, or clones, exist: it goes with the last of
-    /// them. [`Error::Verb`](crate::Error::Verb): it and its device then stay until the process ends.
+    /// [`Error::InUse`](crate::Error::InUse) if it has clones or regions are registered with it: it is deallocated with
+    /// the last of them. [`Error::Verb`](crate::Error::Verb) if the provider fails; the handle and its context are then
+    /// leaked.
     #[doc(alias = "ibv_dealloc_dmah")]
     pub fn deallocate(self) -> Result<()> {
         Object::destroy_last(self.inner, "DMA handle", "regions or clones").map(drop)
     }
 
-    /// The device that it belongs to.
+    /// The context that the handle belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.inner.context()
     }
 
-    /// The C object, valid while this handle or a region that was registered with it is.
+    /// The C object, valid while this handle or a region that is registered with it exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_dmah {
         self.inner.as_raw()
@@ -198,7 +208,7 @@ impl fmt::Debug for DmaHandle {
     }
 }
 
-/// The functions, both of which a library has that has one.
+/// The functions of DMA handles. A library has both of them or none.
 fn calls(context: &Context) -> Result<(ibv_alloc_dmah_fn, ibv_dealloc_dmah_fn)> {
     let verbs = context.verbs();
     verbs.ibv_alloc_dmah.zip(verbs.ibv_dealloc_dmah).ok_or_else(|| context.unsupported(FEATURE))
@@ -206,7 +216,7 @@ fn calls(context: &Context) -> Result<(ibv_alloc_dmah_fn, ibv_dealloc_dmah_fn)> 
 
 /// Whether the calling thread may run on this CPU.
 fn may_run_on(cpu: u32) -> bool {
-    // Many more than a kernel can be built for.
+    // Many more CPUs than a kernel can be built for.
     let mut mask = [0_u64; 1024];
     // SAFETY: the mask has the size that is passed along; `cpu_set_t` is an array of words of any length.
     let result = unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
@@ -220,8 +230,8 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
-    fn a_thread_may_run_on_the_cpu_that_it_is_on_and_on_none_that_is_not_there() {
-        // SAFETY: it has no arguments.
+    fn may_run_on_accepts_the_current_cpu_and_refuses_missing_ones() {
+        // SAFETY: the function has no arguments.
         let cpu = unsafe { libc::sched_getcpu() };
         assert!(may_run_on(cpu as u32), "{cpu}");
         for cpu in [65_535, 65_536, u32::MAX] {
@@ -230,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_have_the_numbers_of_pcie_and_unknown_ones_print_as_such() {
+    fn hints_have_the_values_of_pcie_and_unknown_ones_print_as_numbers() {
         assert_eq!(ProcessingHint::KNOWN.iter().map(|hint| hint.0).collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!(ProcessingHint(4).to_string(), "processing hint 4");
         assert_eq!((TphMemoryType::VOLATILE.0, TphMemoryType::PERSISTENT.0), (0, 1));

@@ -1,11 +1,11 @@
-//! Error numbers, and the conventions by which verbs report them.
+//! Error numbers, and the conventions by which verbs report errors.
 
 use std::fmt;
 use std::io;
 
-/// An `errno` value as a verb reported it.
+/// An `errno` value that a verb reported.
 ///
-/// Zero means that the provider failed without saying why: rdma-core does not set `errno` on every path.
+/// Zero means that the provider failed without a reason: rdma-core does not set `errno` on every path.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Errno(pub i32);
@@ -43,16 +43,16 @@ impl std::error::Error for Errno {}
 impl From<Errno> for io::Error {
     fn from(errno: Errno) -> Self {
         match errno.0 {
-            // Not "Success".
+            // The OS error 0 would print as "Success".
             0 => io::Error::other(errno),
             errno => io::Error::from_raw_os_error(errno),
         }
     }
 }
 
-/// Verbs that return 0 or a positive `errno` (`ibv_modify_qp`, `ibv_destroy_*`, …).
+/// Result of verbs that return 0 or a positive `errno` (`ibv_modify_qp`, `ibv_destroy_*`, …).
 ///
-/// A few providers return -1 here and leave the reason in `errno`.
+/// A few providers return -1 and set `errno` instead.
 #[inline]
 pub(crate) fn check(result: i32) -> Result<(), Errno> {
     match result {
@@ -62,15 +62,16 @@ pub(crate) fn check(result: i32) -> Result<(), Errno> {
     }
 }
 
-/// Verbs that return NULL and set `errno` (`ibv_create_*`, `ibv_alloc_*`, `ibv_reg_*`, `ibv_open_*`).
+/// Result of verbs that return NULL and set `errno` (`ibv_create_*`, `ibv_alloc_*`, `ibv_reg_*`, `ibv_open_*`).
 ///
-/// `call` runs with `errno` cleared, because rdma-core leaves it alone on some failures and a stale value would mislead.
+/// `errno` is cleared before `call`, because rdma-core does not set it on some failures, and a stale value would
+/// mislead.
 pub(crate) fn check_ptr<T>(call: impl FnOnce() -> *mut T) -> Result<std::ptr::NonNull<T>, Errno> {
     clear();
     std::ptr::NonNull::new(call()).ok_or_else(Errno::last)
 }
 
-/// Verbs that return -1 and set `errno` (`ibv_query_gid`, `ibv_query_pkey`, `ibv_get_cq_event`).
+/// Result of verbs that return -1 and set `errno` (`ibv_query_gid`, `ibv_query_pkey`, `ibv_get_cq_event`).
 pub(crate) fn check_neg(call: impl FnOnce() -> i32) -> Result<i32, Errno> {
     clear();
     match call() {
@@ -79,9 +80,9 @@ pub(crate) fn check_neg(call: impl FnOnce() -> i32) -> Result<i32, Errno> {
     }
 }
 
-/// Verbs that return 0, a negated `errno`, or -1 with `errno` set (`ibv_resolve_eth_l2_from_gid`).
+/// Result of verbs that return 0, a negated `errno`, or -1 with `errno` set (`ibv_resolve_eth_l2_from_gid`).
 ///
-/// What leaves `errno` alone and returns -1 has failed without a reason, or with `EPERM`, which is the same number.
+/// If a call returns -1 and does not set `errno`, the cause is unknown: -1 is also the negated `EPERM`.
 pub(crate) fn check_negated(call: impl FnOnce() -> i32) -> Result<(), Errno> {
     clear();
     match call() {
@@ -91,29 +92,31 @@ pub(crate) fn check_negated(call: impl FnOnce() -> i32) -> Result<(), Errno> {
     }
 }
 
-/// Why a name was not found.
+/// Why a name could not be resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NameError {
     /// A call failed.
     Errno(Errno),
-    /// A code of getaddrinfo(3).
+    /// An error code of getaddrinfo(3).
     Code(i32),
 }
 
 impl NameError {
-    /// Of what is left in `errno` by `rdma_resolve_addrinfo`, which puts there what it was returned itself.
-    pub(crate) fn of_errno(errno: Errno) -> Self {
+    /// Converts the `errno` that `rdma_resolve_addrinfo` leaves. The function stores the return value of the failed
+    /// call there.
+    pub(crate) fn from_errno(errno: Errno) -> Self {
         match errno.0 {
             0.. => NameError::Errno(errno),
-            // It has overwritten the reason.
+            // The return value has overwritten the reason.
             -1 | libc::EAI_SYSTEM => NameError::Errno(Errno(0)),
             code => NameError::Code(code),
         }
     }
 }
 
-/// `rdma_getaddrinfo`, which returns -1 and sets `errno`, or a code of getaddrinfo(3). The one that is -1, too, is of flags that it
-/// does not set.
+/// Result of `rdma_getaddrinfo`, which returns -1 and sets `errno`, or returns a code of getaddrinfo(3).
+///
+/// The code -1 is EAI_BADFLAGS; `rdma_getaddrinfo` sets no flags that cause it.
 pub(crate) fn check_name(call: impl FnOnce() -> i32) -> Result<(), NameError> {
     clear();
     match call() {
@@ -155,9 +158,9 @@ mod tests {
         assert_eq!(check_name(minus_one), Err(NameError::Errno(Errno(libc::EINVAL))));
         assert_eq!(check_name(|| libc::EAI_NONAME), Err(NameError::Code(libc::EAI_NONAME)));
         assert_eq!(check_name(|| libc::EAI_SYSTEM), Err(NameError::Errno(Errno(0))), "a stale errno is not reported");
-        assert_eq!(NameError::of_errno(Errno(libc::EBUSY)), NameError::Errno(Errno(libc::EBUSY)));
-        assert_eq!(NameError::of_errno(Errno(libc::EAI_NONAME)), NameError::Code(libc::EAI_NONAME));
-        assert_eq!(NameError::of_errno(Errno(-1)), NameError::Errno(Errno(0)), "-1 is never shown as an errno");
+        assert_eq!(NameError::from_errno(Errno(libc::EBUSY)), NameError::Errno(Errno(libc::EBUSY)));
+        assert_eq!(NameError::from_errno(Errno(libc::EAI_NONAME)), NameError::Code(libc::EAI_NONAME));
+        assert_eq!(NameError::from_errno(Errno(-1)), NameError::Errno(Errno(0)), "-1 is never shown as an errno");
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Names of objects, which stand for them in events.
+//! Identifiers of objects, by which events name them.
 
-/// A name that no other object of the kind has in this process: a number, handed to the provider as the `…_context` of the
-/// object, read back with an event, and never dereferenced.
+/// Defines an identifier that is unique among the objects of one kind in this process. It is a number that the provider
+/// gets as the `…_context` of the object and returns in events. It is never dereferenced.
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -32,26 +32,26 @@ macro_rules! id {
 }
 
 id! {
-    /// Tells queue pairs apart in asynchronous events; never used twice in a process, while numbers of queue pairs are.
+    /// Identifies a queue pair in asynchronous events. Unlike queue pair numbers, it is never reused in a process.
     QpId
 }
 
 id! {
-    /// Tells completion queues apart in events; never used twice in a process.
+    /// Identifies a completion queue in events. It is never reused in a process.
     CqId
 }
 
 id! {
-    /// Tells shared receive queues apart in asynchronous events; never used twice in a process.
+    /// Identifies a shared receive queue in asynchronous events. It is never reused in a process.
     SrqId
 }
 
 id! {
-    /// Tells work queues apart in asynchronous events; never used twice in a process.
+    /// Identifies a work queue in asynchronous events. It is never reused in a process.
     WqId
 }
 
 id! {
-    /// Tells ids of librdmacm apart in events; never used twice in a process.
+    /// Identifies a librdmacm id in events. It is never reused in a process.
     CmId
 }

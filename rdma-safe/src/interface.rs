@@ -1,23 +1,26 @@
-//! Which of the two interfaces of verbs an object was created with, where the compiler shall know.
+//! The two interfaces of verbs, as type parameters.
+//!
+//! Needed only for loops that post or poll at the lowest cost. All other programs use the default, [`Any`].
 
-/// The interface that a [`SendQueue`](crate::SendQueue) posts or a [`Poller`](crate::Poller) polls by.
+/// The interface by which a [`SendQueue`](crate::post::SendQueue) posts or a [`Poller`](crate::cq::Poller) polls.
 ///
-/// A queue is of one of two for as long as it lives. [`Any`] asks it on every call; who has asked once, by `extended()` or
-/// `classic()`, has a handle that knows, and whose calls are compiled without the other interface.
+/// A queue has one of two interfaces for its lifetime. With [`Any`] each call checks which one. The methods
+/// `with_interface` and `poller_with_interface` check once, and return a handle whose calls are compiled for one
+/// interface only.
 pub trait Interface: sealed::Interface {}
 
 /// [`Extended`] or [`Classic`].
 pub trait Known: Interface {}
 
-/// The one that the queue was created with, to be asked for on every call.
+/// The interface that the queue was created with, checked in each call.
 #[derive(Clone, Copy, Debug)]
 pub enum Any {}
 
-/// `ibv_wr_*`, and `ibv_start_poll` and its like.
+/// The extended interface: `ibv_wr_*`, and `ibv_start_poll` and related functions.
 #[derive(Clone, Copy, Debug)]
 pub enum Extended {}
 
-/// `ibv_post_send(3)` and `ibv_poll_cq(3)`.
+/// The classic interface: `ibv_post_send(3)` and `ibv_poll_cq(3)`.
 #[derive(Clone, Copy, Debug)]
 pub enum Classic {}
 
@@ -28,9 +31,9 @@ impl Known for Extended {}
 impl Known for Classic {}
 
 pub(crate) mod sealed {
-    /// Not implementable elsewhere: functions of the extended interface are called on its word.
+    /// Sealed: functions of the extended interface are called on the word of the implementation.
     pub trait Interface {
-        /// `None` where the queue has to be asked.
+        /// Whether the interface is the extended one; `None` if each call checks.
         const EXTENDED: Option<bool>;
     }
 }

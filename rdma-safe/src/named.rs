@@ -1,9 +1,9 @@
 //! Newtypes over C enumerations.
 //!
-//! The kernel keeps adding values, so none of these is a Rust enum: a value that this crate does not know is kept,
-//! prints as a number, and never panics.
+//! The kernel keeps adding values, so these are not Rust enums. A value that this crate does not know is kept, prints
+//! as a number, and never panics.
 
-/// Defines a transparent newtype with named values, `Display` by those names, and `Debug` alike.
+/// Defines a transparent newtype with named values. `Display` and `Debug` print the names.
 macro_rules! named {
     (
         $(#[$meta:meta])*
@@ -19,7 +19,7 @@ macro_rules! named {
         impl $name {
             $($(#[$value_meta])* pub const $value: Self = Self($raw);)+
 
-            /// Every value that this crate has a name for.
+            /// All values that this crate has names for.
             pub const KNOWN: &'static [Self] = &[$(Self::$value),+];
         }
 

@@ -1,4 +1,4 @@
-//! C objects and their end.
+//! Ownership and destruction of C objects.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -7,35 +7,37 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::errno::check;
+use crate::error::Verb;
 use crate::{Context, Error, Result, cq};
 
-/// What an object was made from, and keeps until it is destroyed.
+/// The objects that a C object was created from, which it keeps until it is destroyed.
 pub(crate) trait Parents: Send + Sized + 'static {
     /// The C object.
     type Raw;
 
-    /// What destroys it.
-    const VERB: &'static str;
+    /// The verb that destroys the object.
+    const VERB: Verb;
 
     fn context(&self) -> &Context;
 
-    /// The completion queue whose lock the verb needs on some devices and this thread holds, if there is one.
-    fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
+    /// The completion queue that this thread is polling, if the verb needs its lock on some devices.
+    fn polled_by_this_thread(&self) -> Option<&Arc<cq::Shared>> {
         None
     }
 
-    /// Calls the verb.
+    /// Destroys the object.
     ///
     /// # Safety
-    /// `raw` must be a valid object that was made from these and that nothing refers to. It is gone after success.
+    /// `raw` must be a valid object that was created from these parents. Nothing may refer to it. After success it no
+    /// longer exists.
     unsafe fn destroy(&self, raw: *mut Self::Raw) -> c_int;
 }
 
-/// A C object with what it was made from, to which it dereferences. Dropping destroys it and then lets go of that.
+/// A C object with its parents, to which it dereferences. Dropping destroys the object, then drops the parents.
 ///
-/// What is made from the object in turn holds the one that owns this, mostly by an `Arc`, so nothing refers to it any more when it
-/// is dropped. One that could not be destroyed keeps all that it depends on until the process ends, since the device may still use
-/// it.
+/// Everything that is created from the object keeps its owner alive, usually with an `Arc`. So nothing refers to the
+/// object when it is dropped. If it cannot be destroyed, it and its parents are leaked, since the device may still use
+/// them.
 pub(crate) struct Object<P: Parents> {
     raw: NonNull<P::Raw>,
     parents: ManuallyDrop<P>,
@@ -43,13 +45,13 @@ pub(crate) struct Object<P: Parents> {
 
 // SAFETY: libibverbs objects may be used from any thread (see `Context`), and the parents are `Send`.
 unsafe impl<P: Parents> Send for Object<P> {}
-// SAFETY: as above; a shared reference gives a pointer, and the parents, which are `Sync`.
+// SAFETY: as for `Send`. A shared reference gives access to the pointer, and to the parents, which are `Sync`.
 unsafe impl<P: Parents + Sync> Sync for Object<P> {}
 
 impl<P: Parents> Object<P> {
     /// # Safety
-    /// `raw` must be a valid object that was made from `parents` and is this one's alone to destroy. Whoever makes something from
-    /// it must see to it that this is dropped after that, and not at all where that stays.
+    /// `raw` must be a valid object that was created from `parents` and that nobody else destroys. Code that creates
+    /// something from it must drop this after the created object, and must leak it if it leaks the created object.
     pub(crate) unsafe fn new(raw: NonNull<P::Raw>, parents: P) -> Self {
         Object { raw, parents: ManuallyDrop::new(parents) }
     }
@@ -64,40 +66,42 @@ impl<P: Parents> Object<P> {
         self.raw
     }
 
-    /// Destroys it, and gives back what it was made from. If that would wait for a lock that this very thread holds, it is put off
-    /// until the lock is released.
+    /// Destroys the object and returns its parents. If that needs a lock that this thread holds, it is deferred until
+    /// the lock is released.
     pub(crate) fn destroy(self) -> Result<P> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used again, nor dropped.
-        unsafe { this.end() }
+        // SAFETY: `this` is neither used again nor dropped.
+        unsafe { this.destroy_once() }
     }
 
-    /// As [`Object::destroy`], of one that may have other owners: `by`, which then go on to own it.
-    pub(crate) fn destroy_last(this: Arc<Self>, object: &'static str, by: &'static str) -> Result<P> {
-        Arc::into_inner(this).ok_or(Error::InUse { object, by })?.destroy()
+    /// Like [`Object::destroy`], if this is the last owner. Otherwise returns an error that names the other owners,
+    /// `users`.
+    pub(crate) fn destroy_last(this: Arc<Self>, object: &'static str, users: &'static str) -> Result<P> {
+        Arc::into_inner(this).ok_or(Error::InUse { object, users })?.destroy()
     }
 
-    /// Leaves it to others to destroy, and lets go of what it was made from.
+    /// Gives up ownership of the C object and drops the parents.
     pub(crate) fn disown(self) -> NonNull<P::Raw> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used again, nor dropped.
+        // SAFETY: `this` is neither used again nor dropped.
         unsafe { ManuallyDrop::drop(&mut this.parents) }
         this.raw
     }
 
     /// # Safety
-    /// The object must not be used again, but for the pointer.
-    unsafe fn end(&mut self) -> Result<P> {
-        // SAFETY: taken once, says the caller.
+    /// The object must not be used again, except for the pointer.
+    unsafe fn destroy_once(&mut self) -> Result<P> {
+        // SAFETY: the caller guarantees that they are taken once.
         let parents = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.parents) });
-        if let Some(cq) = parents.polled_here().cloned() {
+        if let Some(cq) = parents.polled_by_this_thread().cloned() {
             cq.defer(Box::new(Object { raw: self.raw, parents }));
-            return Err(Error::PolledHere { verb: P::VERB });
+            return Err(Error::PollInProgress { verb: P::VERB });
         }
-        // SAFETY: the contract of `new`, by which nothing refers to it, and of this, by which it is destroyed once.
+        // SAFETY: nothing refers to the object by the contract of `new`, and it is destroyed once by the contract of
+        // this function.
         match check(unsafe { parents.destroy(self.raw.as_ptr()) }) {
             Ok(()) => Ok(ManuallyDrop::into_inner(parents)),
-            // It still exists, and so do they, which are not dropped.
+            // The object still exists, so its parents are leaked.
             Err(errno) => Err(parents.context().verb_error(P::VERB, errno)),
         }
     }
@@ -105,8 +109,8 @@ impl<P: Parents> Object<P> {
 
 impl<P: Parents> Drop for Object<P> {
     fn drop(&mut self) {
-        // SAFETY: nothing uses it after its drop.
-        let _ = unsafe { self.end() };
+        // SAFETY: nothing uses the object after its drop.
+        let _ = unsafe { self.destroy_once() };
     }
 }
 

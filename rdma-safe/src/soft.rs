@@ -1,7 +1,8 @@
-//! `soft0`, the software RNIC of the crate `rdma-soft`, as the only device of this process. With the feature `soft`.
+//! Makes `soft0`, the software RNIC of the crate `rdma-soft`, the only device of this process. Requires the feature
+//! `soft`.
 //!
-//! It speaks RoCEv2 over UDP sockets and takes nothing of the system: no RNIC, no kernel module, no rdma-core, no privilege. It is
-//! for programs that shall run anywhere, of which the first line is
+//! It speaks RoCEv2 over UDP sockets, and needs no RNIC, kernel module, rdma-core or privileges. A program that should
+//! run on any host starts with
 //!
 //! ```
 //! if rdma_safe::soft::install_by_default() {
@@ -9,22 +10,22 @@
 //! }
 //! ```
 //!
-//! Verbs of a process have one provider, which is settled by the first verb:
+//! A process has one verbs provider, which is fixed by the first verb:
 //!
-//! | what | provider |
+//! | call | provider |
 //! |---|---|
 //! | [`install`] | soft0, unless there is one already |
-//! | [`install_by_default`], [`install_for`] | the first of these rows that fits |
-//! | … `RDMA_SYS_LIBIBVERBS` names a library | that one |
-//! | … a device is named that begins with `soft` | soft0 |
+//! | [`install_by_default`], [`install_for`] | the first of the following rows that applies |
+//! | … `RDMA_SYS_LIBIBVERBS` names a library | that library |
+//! | … the name of the requested device starts with `soft` | soft0 |
 //! | … the kernel has no RDMA device (`/sys/class/infiniband_verbs`), or there is no libibverbs | soft0 |
 //! | … otherwise | libibverbs of the system |
 //!
-//! A device of another name is for the program to open: `Device::by_name` then says that there is only soft0. `Device::first`
-//! does not read `RDMA_DEVICE`.
+//! The program itself opens the device. If it requests one with another name, `Device::by_name` reports that there is
+//! only soft0. `Device::first` does not read `RDMA_DEVICE`.
 //!
-//! `soft0` has no connection manager: everything in [`cm`](crate::cm) is refused with `EOPNOTSUPP`. Addresses of queue pairs
-//! ([`QueuePairAddress`](crate::QueuePairAddress)) are exchanged out of band.
+//! `soft0` has no connection manager: everything in [`cm`](crate::cm) fails with `EOPNOTSUPP`. Programs exchange
+//! addresses of queue pairs ([`QueuePairAddress`](crate::QueuePairAddress)) out of band.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -32,13 +33,13 @@ pub use rdma_soft::faults::{Faults, FaultsError};
 pub use rdma_soft::{Objects, PortCounters, counters, objects, set_faults, setup_error};
 use rdma_sys::{AlreadyLoaded, LoadError, Verbs};
 
-/// Whether soft0 was installed from here.
+/// Whether this module has installed soft0.
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 
-/// Makes soft0 the only RDMA device of this process. It has to come before the first verb; to call it again changes nothing.
+/// Makes soft0 the only RDMA device of this process. Must be called before the first verb; further calls do nothing.
 ///
 /// # Errors
-/// [`AlreadyLoaded`] when another libibverbs or librdmacm is in use.
+/// [`AlreadyLoaded`] if another libibverbs or librdmacm is in use.
 pub fn install() -> Result<(), AlreadyLoaded> {
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     if !*installed {
@@ -48,15 +49,15 @@ pub fn install() -> Result<(), AlreadyLoaded> {
     Ok(())
 }
 
-/// Installs soft0 where the process has no RDMA device, or where the variable `RDMA_DEVICE` names it; whether the process runs on
-/// soft0 then. It has to come before the first verb: after that it is too late, and the answer is `false`.
+/// Installs soft0 if there is no RDMA device, or if the variable `RDMA_DEVICE` names it.
 ///
-/// The result may be ignored: if there is no device, opening one reports that.
+/// Returns whether the process runs on soft0. Must be called before the first verb: later it does nothing and returns
+/// `false`. The result may be ignored: if there is no device, opening one reports that.
 pub fn install_by_default() -> bool {
     install_for(None)
 }
 
-/// As [`install_by_default`], of a program that can be told its device. `RDMA_DEVICE` counts where it was not.
+/// Like [`install_by_default`], for a program with a device option. `RDMA_DEVICE` is used if `device` is `None`.
 pub fn install_for(device: Option<&str>) -> bool {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let wish = match device {
@@ -82,20 +83,22 @@ fn takes_soft(names_library: bool, wish: Option<&str>, has_device: impl FnOnce()
     wish.is_some_and(|name| name.starts_with("soft")) || !has_device()
 }
 
-/// Whether there is a device of the kernel, and a library that finds it.
+/// Whether the kernel has a device, and there is a library that finds it.
 fn has_device() -> bool {
     has_devices_of_kernel() && has_library()
 }
 
 fn has_devices_of_kernel() -> bool {
     let entries = std::fs::read_dir("/sys/class/infiniband_verbs").into_iter().flatten().flatten();
-    // Beside them there is a file, `abi_version`.
+    // The directory also has a file, `abi_version`.
     entries.map(|entry| entry.path()).any(|path| path.is_dir())
 }
 
-/// Not `rdma_sys::verbs`, by which it would be the one of the process. A library that is too old is there, and to be complained of.
+/// Loads a separate table, because `rdma_sys::verbs` would fix the library of the process. A library that is too old
+/// counts as present, so that the program reports it.
 fn has_library() -> bool {
-    // SAFETY: libibverbs.so.1 is the SONAME of the ABI that the table describes; the first verb would load it just so.
+    // SAFETY: libibverbs.so.1 is the SONAME of the ABI that the table describes. The first verb would load it in the
+    // same way.
     let loaded = unsafe { Verbs::load_from("libibverbs.so.1") };
     !matches!(loaded, Err(LoadError::Library { .. }))
 }
@@ -105,13 +108,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn soft0_is_for_who_asks_for_it_or_has_nothing_else() {
-        let never = || -> bool { panic!("there was no need to look") };
+    fn soft0_is_used_if_it_is_requested_or_there_is_no_other_device() {
+        let never = || -> bool { panic!("the devices need not be checked") };
         assert!(takes_soft(false, None, || false));
         assert!(!takes_soft(false, None, || true));
         assert!(takes_soft(false, Some("soft0"), never));
         assert!(!takes_soft(false, Some("mlx5_0"), || true));
-        assert!(takes_soft(false, Some("mlx5_0"), || false), "which is told then that there is soft0 only");
+        assert!(takes_soft(false, Some("mlx5_0"), || false), "opening it reports that there is only soft0");
         for wish in [None, Some("soft0")] {
             assert!(!takes_soft(true, wish, never), "a library was named");
         }

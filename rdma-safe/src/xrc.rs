@@ -1,4 +1,7 @@
-//! Domains of extended reliable connections.
+//! Extended reliable connections (XRC): domains and targets.
+//!
+//! Start with [`Context::open_xrcd`], which makes an [`XrcDomain`]. One connection of the domain reaches all of its
+//! shared receive queues.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -8,17 +11,21 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
+use crate::device::DeviceCapabilities;
 use crate::errno::check_ptr;
+use crate::error::Verb;
 use crate::object::{Object, Parents};
-use crate::{Context, DeviceCapabilities, Result};
+use crate::{Context, Result};
+
+pub use crate::qp::xrc_target::XrcTarget;
 
 const FEATURE: &str = "extended reliable connections (XRC)";
 
 /// A domain of extended reliable connections (XRC): `struct ibv_xrcd`. Clones share it. Made by [`Context::open_xrcd`].
 ///
-/// What arrives at a target of the domain, an [`XrcTarget`](crate::XrcTarget), goes to whichever shared receive queue of the domain
-/// the message names. Processes that share a domain so share connections: each has queues of its own, and a host needs one
-/// connection to a peer where it would need one for each process.
+/// An [`XrcTarget`] of the domain delivers each message to the shared receive queue of the domain
+/// that the message names. So processes that share a domain share connections: each process has its own shared receive
+/// queues, but the host needs only one connection to a peer, not one per process.
 #[derive(Clone)]
 pub struct XrcDomain {
     inner: Arc<Object<MadeFrom>>,
@@ -29,7 +36,7 @@ struct MadeFrom(Context);
 impl Parents for MadeFrom {
     type Raw = ibv_xrcd;
 
-    const VERB: &'static str = "ibv_close_xrcd";
+    const VERB: Verb = Verb::CloseXrcd;
 
     fn context(&self) -> &Context {
         &self.0
@@ -41,34 +48,36 @@ impl Parents for MadeFrom {
     }
 }
 
-/// Whether a domain that processes share has to exist, or must not: the flags of ibv_open_xrcd(3).
+/// Whether a shared domain must already exist: the flags of ibv_open_xrcd(3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum XrcOpen {
-    /// It has to.
-    Existing,
-    /// It is made where it does not: `O_CREAT`.
-    OrCreate,
-    /// It must not: `O_CREAT | O_EXCL`.
-    New,
+    /// It must exist.
+    OpenExisting,
+    /// It is created if it does not exist: `O_CREAT`.
+    OpenOrCreate,
+    /// It must not exist: `O_CREAT | O_EXCL`.
+    CreateNew,
 }
 
 impl Context {
-    /// Opens a domain of extended reliable connections that is this process's own: `ibv_open_xrcd(3)`.
+    /// Opens an XRC domain that is private to this process: `ibv_open_xrcd(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) where the device lacks [`DeviceCapabilities::XRC`];
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the device lacks [`DeviceCapabilities::XRC`];
     /// [`Error::Verb`](crate::Error::Verb).
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(&self) -> Result<XrcDomain> {
-        self.open_xrcd_of(None, XrcOpen::OrCreate)
+        self.open_xrcd_of(None, XrcOpen::OpenOrCreate)
     }
 
-    /// Opens the domain that belongs to a file, by its inode: `ibv_open_xrcd(3)`. Every process that opens it so shares it. The
-    /// file need not stay open.
+    /// Opens the XRC domain of a file, identified by its inode: `ibv_open_xrcd(3)`.
+    ///
+    /// All processes that open it with this file share it. The file need not stay open.
     ///
     /// # Errors
-    /// As [`Context::open_xrcd`]; [`Error::Verb`](crate::Error::Verb) with `ENOENT` and `EEXIST`, or `EINVAL`, where `open` does
-    /// not fit.
+    /// Those of [`Context::open_xrcd`]; [`Error::Verb`](crate::Error::Verb) with `ENOENT`, `EEXIST` or `EINVAL` if the
+    /// domain does not match `open`.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_shared_xrcd(&self, file: impl AsFd, open: XrcOpen) -> Result<XrcDomain> {
         self.open_xrcd_of(Some(file.as_fd()), open)
@@ -80,14 +89,14 @@ impl Context {
             comp_mask: (IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS).0,
             fd: file.map_or(-1, |file| file.as_raw_fd()),
             oflags: match open {
-                XrcOpen::Existing => 0,
-                XrcOpen::OrCreate => libc::O_CREAT,
-                XrcOpen::New => libc::O_CREAT | libc::O_EXCL,
+                XrcOpen::OpenExisting => 0,
+                XrcOpen::OpenOrCreate => libc::O_CREAT,
+                XrcOpen::CreateNew => libc::O_CREAT | libc::O_EXCL,
             },
         };
-        // SAFETY: the context is valid, the descriptor is open, and `attr` is for the duration of the call.
+        // SAFETY: the context is valid, the descriptor is open, and `attr` is valid during the call.
         let raw = check_ptr(|| unsafe { ibv_open_xrcd(self.as_raw(), &mut attr) })
-            .map_err(|errno| self.feature_error("ibv_open_xrcd", FEATURE, errno))?;
+            .map_err(|errno| self.feature_error(Verb::OpenXrcd, FEATURE, errno))?;
         // SAFETY: it was just opened, and nobody else has it.
         Ok(unsafe { XrcDomain::from_raw(self, raw) })
     }
@@ -101,35 +110,34 @@ impl Context {
 }
 
 impl XrcDomain {
-    /// Adopts a domain that other code has opened. It is closed when nothing is left in it.
+    /// Adopts a domain that other code has opened. It is closed with the last object in it.
     ///
     /// # Safety
-    /// `raw` must be a domain of `context`, and nobody else close it or use it afterwards: it is closed with the last clone of what
-    /// is returned, and of what is made in it.
+    /// `raw` must be a domain of `context`. Nobody else may close or use it afterwards: it is closed with the last
+    /// clone of the returned handle, and the last object in it.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_xrcd>) -> Self {
-        // SAFETY: the caller's contract; what is made in it holds an `Arc` of it.
+        // SAFETY: the caller's contract. Everything created in the domain holds an `Arc` of the domain.
         XrcDomain { inner: Arc::new(unsafe { Object::new(raw, MadeFrom(context.clone())) }) }
     }
 
-    /// The device that it belongs to.
+    /// The context that the domain belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.inner.context()
     }
 
-    /// The C object, valid while this domain or anything made in it is.
+    /// The C object, valid while this domain or anything created in it exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_xrcd {
         self.inner.as_raw()
     }
 
-    /// Closes it: `ibv_close_xrcd(3)`. Dropping does the same, when nothing is left in it, and tells nobody.
+    /// Closes the domain: `ibv_close_xrcd(3)`. Dropping does the same once nothing is left in it, but ignores errors.
     ///
     /// # Errors
-    /// [`Error::InUse`](crate::Error::InUse) while there are clones of it, or something made in it: it is closed when the last of
-    /// them is gone. [`Error::Verb`](crate::Error::Verb) with the provider's answer; the domain and its device then stay open until
-    /// the process ends.
+    /// [`Error::InUse`](crate::Error::InUse) if it has clones or objects: it is closed with the last of them.
+    /// [`Error::Verb`](crate::Error::Verb) if the provider fails; the domain and its context are then leaked.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(self) -> Result<()> {
         Object::destroy_last(self.inner, "XRC domain", "clones, targets or shared receive queues").map(drop)

@@ -1,7 +1,7 @@
-//! The data path of both doors allocates nothing.
+//! The data path of both APIs does not allocate.
 
 #[path = "provider/fake/mod.rs"]
-#[allow(unused_imports)] // Shared with the tests of behaviour, which use more of it.
+#[allow(unused_imports)] // The tests in `provider` use the rest.
 mod fake;
 #[path = "provider/support.rs"]
 #[allow(dead_code, unused_imports, unused_macros)] // As above.
@@ -10,23 +10,26 @@ mod support;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use rdma_safe::endpoint::Armed;
+use rdma_safe::mr::Pages;
+use rdma_safe::post::InlineList;
 use rdma_safe::{
-    Access, Armed, Buffer, Endpoint, EndpointSet, Inline, InlineList, Pages, PostError, ReceivePool, RemoteMemory,
-    Work, WorkRequest,
+    Access, Buffer, Endpoint, EndpointSet, Inline, PostError, ReceivePool, RemoteMemory, Work, WorkRequest,
 };
 
 use fake::{Config, Fake};
 use support::{Raw, builder, connect, on_each_interface, post, raw_pair};
 
-/// Whether the library has what came with rdma-core 59 and 64, by which rdma-safe tells releases apart.
+/// Whether the library has the functions of rdma-core 59 and 64. rdma-safe detects the release by them.
 const NEWER_LIBRARY: bool = false;
 
-/// Counts what this thread allocates and frees outside of the provider.
+/// Allocator that counts this thread's allocations and deallocations outside the provider.
 struct Counting;
 
 thread_local! {
+    /// Number of allocations and deallocations.
     static COUNT: Cell<u64> = const { Cell::new(0) };
-    /// Bytes allocated less bytes freed.
+    /// Bytes allocated minus bytes freed.
     static HELD: Cell<i64> = const { Cell::new(0) };
 }
 
@@ -37,7 +40,7 @@ fn count(bytes: i64) {
     }
 }
 
-// SAFETY: each method does what the system's allocator does; counting allocates nothing.
+// SAFETY: each method forwards to the system allocator, and counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
@@ -61,25 +64,25 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How often `f` allocated or freed.
+/// Number of allocations and deallocations in `f`.
 fn allocations(f: impl FnOnce()) -> u64 {
     let before = COUNT.get();
     f();
     COUNT.get() - before
 }
 
-/// Bytes that what `f` makes holds on the heap, and in itself.
+/// Size of the value that `f` returns, in bytes, including its heap memory.
 fn size<T>(f: impl FnOnce() -> T) -> i64 {
     let before = HELD.get();
-    let made = f();
+    let value = f();
     let held = HELD.get() - before;
-    drop(made);
+    drop(value);
     held + size_of::<T>() as i64
 }
 
-/// The figures of docs/benchmarks.md.
+/// Compares with the sizes in docs/benchmarks.md.
 #[test]
-fn memory_of_an_object_is_what_the_documentation_says() {
+fn objects_use_at_most_the_documented_memory() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let cq = pd.context().completion_queue(64).build().unwrap();
@@ -118,27 +121,27 @@ fn memory_of_an_object_is_what_the_documentation_says() {
         ("part of a region", part, 56),
     ] {
         println!("{object}: {bytes} bytes");
-        assert!(bytes <= documented, "{object}: {bytes}, and docs/benchmarks.md says {documented}");
+        assert!(bytes <= documented, "{object}: {bytes} bytes, but docs/benchmarks.md says {documented}");
     }
     assert_eq!(
         endpoint(128, 128) - endpoint(64, 64),
         endpoint(128, 64) - endpoint(64, 64) + endpoint(64, 128) - endpoint(64, 64),
-        "an endpoint, which posts receives one at a time, keeps nothing for batches of them"
+        "an endpoint posts receives one at a time, so it has no memory for batches of them"
     );
-    assert_eq!(qp(64, 1, false), qp(16, 1, false), "a raw queue pair keeps nothing of work in flight");
+    assert_eq!(qp(64, 1, false), qp(16, 1, false), "a raw queue pair stores nothing per work request in flight");
 }
 
 #[test]
-fn the_counter_counts_what_is_not_the_providers() {
+fn allocations_of_the_provider_are_not_counted() {
     assert_eq!(allocations(|| drop(Box::new(1))), 2);
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     assert_eq!(allocations(|| assert_eq!(fake.live().pds, 1)), 0);
-    assert!(allocations(|| drop(pd.allocate(8))) > 0, "the control path may");
+    assert!(allocations(|| drop(pd.allocate(8))) > 0, "the control path allocates");
 }
 
 #[test]
-fn the_owned_door_allocates_nothing() {
+fn endpoints_do_not_allocate() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let exposed = pd.expose(Pages::new(64).unwrap(), Access::REMOTE).unwrap();
@@ -154,7 +157,7 @@ fn the_owned_door_allocates_nothing() {
 
             let round = |stock: &mut [Option<Buffer>; 10], inbox: &mut Option<Buffer>| {
                 let mut take = |index: usize| stock[index].take().unwrap();
-                // Receive, send, write, read, atomics, inline, unsignaled, one at a time and as a batch.
+                // Receive, send, write, read, atomics, inline data, unsignaled work, one at a time and in a batch.
                 b.receive(inbox.take().unwrap()).unwrap();
                 a.send(take(0)).unwrap();
                 a.write(take(1), remote).unwrap();
@@ -166,12 +169,12 @@ fn the_owned_door_allocates_nothing() {
                 batch.post().unwrap();
                 a.post(Work::write_inline(b"silent", remote).unsignaled()).unwrap();
                 a.write(take(5), remote).unwrap();
-                // Back-pressure, and what is refused.
+                // Refused work: a full endpoint, and inline data that is too long.
                 let rejected = a.send(take(6)).unwrap_err();
                 assert!(matches!(rejected.error, PostError::EndpointFull { .. }));
                 stock[6] = rejected.buffer;
                 assert!(a.send_inline(&[0; 65]).is_err());
-                // A wait for what is there, polls, and a poll of nothing.
+                // A wait for an available completion, a poll of an empty queue, and polls of completions.
                 *inbox = b.wait(wait).unwrap().buffer;
                 assert!(b.poll().unwrap().is_none());
                 let mut done = 0;
@@ -185,7 +188,7 @@ fn the_owned_door_allocates_nothing() {
                     }
                 }
                 assert_eq!(done, 5);
-                // A batch that is dropped.
+                // A dropped batch.
                 let mut batch = a.batch().unwrap();
                 batch.add(Work::write_inline(b"dropped", remote)).unwrap();
                 drop(batch);
@@ -205,7 +208,7 @@ fn the_owned_door_allocates_nothing() {
 }
 
 #[test]
-fn endpoints_of_a_set_allocate_nothing() {
+fn endpoints_of_a_set_do_not_allocate() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut pool = ReceivePool::new(&pd, 4).unwrap();
@@ -232,7 +235,7 @@ fn endpoints_of_a_set_allocate_nothing() {
                 let (key, request) = set.wait(support::DEADLINE).unwrap();
                 let mut endpoint = set.endpoint(key).unwrap();
                 if request.imm().is_some() {
-                    // One completion that releases two.
+                    // One completion that releases two work requests.
                     endpoint.post(Work::send(request.buffer.unwrap())).unwrap();
                 } else {
                     pool.receive(request.buffer.unwrap()).unwrap();
@@ -260,7 +263,7 @@ fn endpoints_of_a_set_allocate_nothing() {
 }
 
 #[test]
-fn sends_that_wait_and_endpoints_that_have_turns_allocate_nothing() {
+fn pending_sends_and_receive_shares_do_not_allocate() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut pool = ReceivePool::new(&pd, 4).unwrap();
@@ -306,7 +309,7 @@ fn sends_that_wait_and_endpoints_that_have_turns_allocate_nothing() {
 }
 
 #[test]
-fn the_raw_door_allocates_nothing() {
+fn raw_queues_do_not_allocate() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let buffer = pd.allocate(64).unwrap();
@@ -317,7 +320,7 @@ fn the_raw_door_allocates_nothing() {
         let pieces: Vec<&[u8]> = b"twenty-four pieces, or so".chunks(1).collect();
         let mut round = || {
             let mut batch = b.qp.recv_batch().unwrap();
-            // SAFETY: the memory outlives the queue pairs and is not looked at.
+            // SAFETY: the memory outlives the queue pairs, and the program does not access it.
             unsafe {
                 batch.receive(1, &[word, word]).unwrap();
                 batch.receive(2, &[sge]).unwrap();
@@ -358,7 +361,7 @@ fn the_raw_door_allocates_nothing() {
 }
 
 #[test]
-fn errors_of_the_data_path_allocate_nothing() {
+fn errors_of_the_data_path_do_not_allocate() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, _b) = support::endpoints(&pd, interfaces);

@@ -1,5 +1,6 @@
-//! A librdmacm in this process that answers for a name service and for ibacm, and that has what came with rdma-core 60. A program
-//! of its own: its functions take the place of the library's.
+//! Address lookup over a fake librdmacm, which stands in for a name service and for ibacm and has the functions of rdma-core 60.
+//!
+//! This is a separate test program, because the fake functions replace those of the library in the whole process.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -9,41 +10,47 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use rdma_safe::cm::{Address, AddressFamily, AddressQuery, CmError, EventChannel, EventKind, Id, PortSpace};
+use rdma_safe::error::Verb;
 use rdma_safe::sys::*;
 use rdma_safe::{Errno, Error, Gid, QueuePairType};
 
+/// State of the fake library.
 #[derive(Default)]
-struct World {
-    /// Flags, family, port space, type, and the lengths of the addresses of the last look-up.
+struct State {
+    /// Hints of the last lookup: flags, family, port space, queue pair type, lengths of the source and destination address.
     hints: [i64; 6],
-    looked_up: usize,
+    /// Number of lookups.
+    lookups: usize,
+    /// Number of result lists that were freed.
     freed: usize,
-    events: VecDeque<Read>,
-    /// Found for an id, and not taken.
-    found: bool,
+    events: VecDeque<QueuedEvent>,
+    /// Whether an id has addresses that were not queried yet.
+    has_result: bool,
+    /// Path records that were set as an option.
     paths: Vec<u8>,
 }
 
-struct Read {
+struct QueuedEvent {
     id: usize,
     event: rdma_cm_event_type,
     status: c_int,
     argument: u64,
 }
 
-static WORLD: Mutex<Option<World>> = Mutex::new(None);
+static STATE: Mutex<Option<State>> = Mutex::new(None);
 
-fn with<R>(change: impl FnOnce(&mut World) -> R) -> R {
-    change(WORLD.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+fn with<R>(change: impl FnOnce(&mut State) -> R) -> R {
+    change(STATE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
-fn fails(errno: c_int) -> c_int {
-    // SAFETY: that of this thread.
+/// Sets `errno` and returns -1.
+fn fail(errno: c_int) -> c_int {
+    // SAFETY: `errno` belongs to this thread.
     unsafe { *libc::__errno_location() = errno };
     -1
 }
 
-/// What both ends of the list below have for a way there: two records.
+/// Path of the first entry of [`list`]: two path records.
 const PATHS: [u8; 144] = [7; 144];
 const CONNECT: [u8; 36] = [9; 36];
 const NAME: &CStr = c"storage.example";
@@ -52,7 +59,7 @@ fn leaked<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
 
-/// As with ibacm: an address of InfiniBand, with all that it knows, and the one of IP.
+/// Result of a lookup with ibacm: an InfiniBand address with all information, and an IP address.
 fn list() -> *mut rdma_addrinfo {
     let ip = leaked(libc::sockaddr_in {
         sin_family: libc::AF_INET as libc::sa_family_t,
@@ -100,18 +107,18 @@ unsafe extern "C" fn getaddrinfo(
     // SAFETY: the caller's arguments: strings or NULL, and hints.
     let (node, hints) = unsafe { ((!node.is_null()).then(|| CStr::from_ptr(node)), &*hints) };
     let noted = [hints.ai_flags, hints.ai_family, hints.ai_port_space, hints.ai_qp_type].map(i64::from);
-    with(|world| {
-        world.hints[..4].copy_from_slice(&noted);
-        world.hints[4..].copy_from_slice(&[hints.ai_src_len.into(), hints.ai_dst_len.into()]);
-        world.looked_up += 1;
+    with(|state| {
+        state.hints[..4].copy_from_slice(&noted);
+        state.hints[4..].copy_from_slice(&[hints.ai_src_len.into(), hints.ai_dst_len.into()]);
+        state.lookups += 1;
     });
     match node {
         Some(node) if node == c"nobody" => return libc::EAI_NONAME,
         Some(node) if node == c"system" => {
-            fails(libc::ECONNREFUSED);
+            fail(libc::ECONNREFUSED);
             return libc::EAI_SYSTEM;
         }
-        Some(node) if node == c"memory" => return fails(libc::ENOMEM),
+        Some(node) if node == c"memory" => return fail(libc::ENOMEM),
         _ => {}
     }
     // SAFETY: the caller's out pointer.
@@ -121,7 +128,7 @@ unsafe extern "C" fn getaddrinfo(
 
 unsafe extern "C" fn freeaddrinfo(mut list: *mut rdma_addrinfo) {
     while !list.is_null() {
-        // SAFETY: made above, as is all that it points to, and freed once.
+        // SAFETY: `list` made the entry and all that it points to, and each entry is freed once.
         unsafe {
             let entry = Box::from_raw(list);
             for address in [entry.ai_src_addr, entry.ai_dst_addr] {
@@ -139,16 +146,16 @@ unsafe extern "C" fn freeaddrinfo(mut list: *mut rdma_addrinfo) {
             list = entry.ai_next;
         }
     }
-    with(|world| world.freed += 1);
+    with(|state| state.freed += 1);
 }
 
 unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
-    // It is never read here.
+    // Nothing reads from this descriptor.
     leaked(rdma_event_channel { fd: UnixStream::pair().unwrap().0.into_raw_fd() })
 }
 
 unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
-    // SAFETY: made above, and destroyed once.
+    // SAFETY: `create_event_channel` made the channel, and it is destroyed once.
     unsafe { libc::close(Box::from_raw(channel).fd) };
 }
 
@@ -158,7 +165,7 @@ unsafe extern "C" fn create_id(
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> c_int {
-    // A device that nobody here looks at.
+    // A context that nothing here accesses.
     let verbs = std::ptr::dangling_mut();
     // SAFETY: the caller's out pointer.
     unsafe { *id = leaked(rdma_cm_id { channel, context, ps, verbs, ..rdma_cm_id::zeroed() }) };
@@ -166,16 +173,16 @@ unsafe extern "C" fn create_id(
 }
 
 unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: made above, and destroyed once.
+    // SAFETY: `create_id` made the id, and it is destroyed once.
     drop(unsafe { Box::from_raw(id) });
     0
 }
 
 unsafe extern "C" fn get_cm_event(_: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
-    let Some(next) = with(|world| world.events.pop_front()) else { return fails(libc::EAGAIN) };
+    let Some(next) = with(|state| state.events.pop_front()) else { return fail(libc::EAGAIN) };
     let mut read = rdma_cm_event { event: next.event, status: next.status, ..rdma_cm_event::zeroed() };
     read.id = std::ptr::with_exposed_provenance_mut(next.id);
-    // SAFETY: the union has room for it; and the out pointer is the caller's.
+    // SAFETY: the union has room for the argument, and the caller passes a valid out pointer.
     unsafe {
         (&raw mut read.param).cast::<u64>().write_unaligned(next.argument);
         *event = leaked(read);
@@ -184,7 +191,7 @@ unsafe extern "C" fn get_cm_event(_: *mut rdma_event_channel, event: *mut *mut r
 }
 
 unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    // SAFETY: made above, and acknowledged once.
+    // SAFETY: `get_cm_event` made the event, and it is acknowledged once.
     drop(unsafe { Box::from_raw(event) });
     0
 }
@@ -195,33 +202,34 @@ unsafe extern "C" fn resolve_addrinfo(
     service: *const c_char,
     hints: *const rdma_addrinfo,
 ) -> c_int {
-    if with(|world| world.found) {
-        return fails(libc::EBUSY);
+    if with(|state| state.has_result) {
+        return fail(libc::EBUSY);
     }
     // SAFETY: the caller's arguments.
-    let (by_administrator, service) = unsafe { ((*hints).ai_flags & RAI_SA as c_int != 0, CStr::from_ptr(service)) };
+    let (by_subnet_administrator, service) =
+        unsafe { ((*hints).ai_flags & RAI_SA as c_int != 0, CStr::from_ptr(service)) };
     if !node.is_null() {
-        assert!(!by_administrator);
+        assert!(!by_subnet_administrator);
         // SAFETY: the caller's argument.
         if unsafe { CStr::from_ptr(node) } == c"nobody" {
-            // What it was returned, as the library does it.
-            return fails(libc::EAI_NONAME);
+            // The library stores the resolver's code in errno, too.
+            return fail(libc::EAI_NONAME);
         }
     }
     let (event, status) = match service == c"unknown" {
         true => (RDMA_CM_EVENT_ADDRINFO_ERROR, libc::ENOENT),
         false => (RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0),
     };
-    with(|world| {
-        world.found = status == 0;
-        world.events.push_back(Read { id: id.expose_provenance(), event, status, argument: 0 });
+    with(|state| {
+        state.has_result = status == 0;
+        state.events.push_back(QueuedEvent { id: id.expose_provenance(), event, status, argument: 0 });
     });
     0
 }
 
 unsafe extern "C" fn query_addrinfo(_: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
-    if !with(|world| std::mem::take(&mut world.found)) {
-        return fails(libc::ENOENT);
+    if !with(|state| std::mem::take(&mut state.has_result)) {
+        return fail(libc::ENOENT);
     }
     // SAFETY: the caller's out pointer.
     unsafe { *info = list() };
@@ -234,7 +242,7 @@ unsafe extern "C" fn write_cm_event(
     status: c_int,
     argument: u64,
 ) -> c_int {
-    with(|world| world.events.push_back(Read { id: id.expose_provenance(), event, status, argument }));
+    with(|state| state.events.push_back(QueuedEvent { id: id.expose_provenance(), event, status, argument }));
     0
 }
 
@@ -248,10 +256,10 @@ unsafe extern "C" fn set_option(
     assert_eq!((level, name), (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH));
     // SAFETY: the caller's value.
     let paths = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) }.to_vec();
-    with(|world| {
-        world.paths = paths;
+    with(|state| {
+        state.paths = paths;
         let event = RDMA_CM_EVENT_ROUTE_RESOLVED;
-        world.events.push_back(Read { id: id.expose_provenance(), event, status: 0, argument: 0 });
+        state.events.push_back(QueuedEvent { id: id.expose_provenance(), event, status: 0, argument: 0 });
     });
     0
 }
@@ -260,13 +268,13 @@ extern "C" fn unsupported() -> c_int {
     -1
 }
 
-/// The library, for one test at a time, that has seen nothing.
-fn library() -> MutexGuard<'static, ()> {
+/// Installs the fake library and resets its state. The returned guard lets one test at a time use it.
+fn install() -> MutexGuard<'static, ()> {
     static INSTALLED: Once = Once::new();
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     INSTALLED.call_once(|| {
-        // SAFETY: nobody here calls what is not replaced below.
+        // SAFETY: the tests call only functions that are replaced below.
         let mut table = unsafe { RdmaCm::from_lookup("the test", |_: &CStr| unsupported as *mut c_void) }.unwrap();
         table.rdma_create_event_channel = create_event_channel;
         table.rdma_destroy_event_channel = destroy_event_channel;
@@ -277,41 +285,41 @@ fn library() -> MutexGuard<'static, ()> {
         table.rdma_resolve_addrinfo = Some(resolve_addrinfo);
         table.rdma_query_addrinfo = Some(query_addrinfo);
         table.rdma_write_cm_event = Some(write_cm_event);
-        // SAFETY: the functions that are called have the signatures of their fields.
+        // SAFETY: the functions that the tests call have the signatures of their fields.
         unsafe { install_rdmacm(table) }.unwrap();
     });
-    with(|world| *world = World::default());
-    turn
+    with(|state| *state = State::default());
+    guard
 }
 
 #[test]
-fn what_is_found_is_copied_whole_and_freed_once() {
-    let _turn = library();
+fn found_addresses_are_copied_and_freed_once() {
+    let _guard = install();
     let found = AddressQuery::new().node("storage").service("7471").lookup().unwrap();
-    assert_eq!(with(|world| (world.looked_up, world.freed)), (1, 1));
+    assert_eq!(with(|state| (state.lookups, state.freed)), (1, 1));
     let [ib, ip] = &found[..] else { panic!("{found:?}") };
     let Some(Address::Ib(peer)) = ib.peer else { panic!("{ib:?}") };
     assert_eq!((peer.gid, peer.service_id), (Gid::from(Ipv6Addr::from([4; 16])), 0x0106_1d2f));
     assert_eq!((ib.local, ib.peer_name.as_deref(), ib.local_name.as_deref()), (ib.peer, NAME.to_str().ok(), None));
-    let paths = ib.paths.as_ref().expect("ibacm has said the way");
+    let paths = ib.paths.as_ref().expect("ibacm has returned paths");
     assert_eq!((paths.len(), paths.as_bytes(), &ib.connect_data[..]), (2, &PATHS[..], &CONNECT[..]));
     assert_eq!(ip.peer.and_then(|peer| peer.ip()), Some((Ipv4Addr::new(10, 0, 0, 2), 7471).into()));
     assert_eq!((ip.space, ip.qp_type, ip.local, &ip.paths), (PortSpace::TCP, QueuePairType::RC, None, &None));
     assert!(!ip.passive && ip.connect_data.is_empty());
 
-    // Instead of resolving a route.
+    // The paths replace the resolution of a route.
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, ib.space).unwrap();
     id.set_paths(paths).unwrap();
-    assert_eq!(with(|world| std::mem::take(&mut world.paths)), PATHS);
+    assert_eq!(with(|state| std::mem::take(&mut state.paths)), PATHS);
     let event = channel.try_event().unwrap().expect("an event");
     assert!(event.id == id.id() && matches!(event.kind, EventKind::RouteResolved), "{event:?}");
 }
 
 #[test]
 fn every_hint_reaches_the_library() {
-    let _turn = library();
-    let hints = || with(|world| world.hints);
+    let _guard = install();
+    let hints = || with(|state| state.hints);
     AddressQuery::new().node("storage").lookup().unwrap();
     assert_eq!(hints(), [0; 6]);
     let query = AddressQuery::new().node("10.0.0.2").passive().numeric_host().no_route();
@@ -325,10 +333,11 @@ fn every_hint_reaches_the_library() {
     assert_eq!(hints(), [(RAI_FAMILY | RAI_NUMERICHOST).into(), AF_IB.into(), 0, 0, 0, 0]);
 }
 
-/// It reads an address of IPv4 as one of IPv6 when it is to be one of InfiniBand, and addresses of two families as of one.
+/// librdmacm would parse an IPv4 address as IPv6 if the family is InfiniBand, and would take
+/// addresses of two families for addresses of one.
 #[test]
-fn what_librdmacm_would_misread_does_not_reach_it() {
-    let _turn = library();
+fn invalid_address_queries_do_not_reach_librdmacm() {
+    let _guard = install();
     let ib = AddressQuery::new().family(AddressFamily::Ib);
     for query in [
         AddressQuery::new(),
@@ -348,21 +357,21 @@ fn what_librdmacm_would_misread_does_not_reach_it() {
         let error = query.lookup().unwrap_err();
         assert!(matches!(error, Error::Cm(CmError::Call { errno: Errno(libc::EINVAL), .. })), "{query:?}: {error}");
     }
-    assert_eq!(with(|world| world.looked_up), 0);
+    assert_eq!(with(|state| state.lookups), 0);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no gai_strerror(3)")]
-fn codes_of_the_resolver_are_told_from_errnos() {
-    let _turn = library();
+fn resolver_codes_are_distinguished_from_errnos() {
+    let _guard = install();
     let error = |node: &str| AddressQuery::new().node(node).lookup().unwrap_err();
-    let nobody = error("nobody");
-    assert!(matches!(&nobody, Error::Cm(CmError::NoAddress { reason }) if !reason.is_empty()), "{nobody}");
+    let no_name = error("nobody");
+    assert!(matches!(&no_name, Error::Cm(CmError::NoAddress { reason }) if !reason.is_empty()), "{no_name}");
     for (node, errno) in [("system", libc::ECONNREFUSED), ("memory", libc::ENOMEM)] {
         let error = error(node);
-        assert_eq!((error.verb(), error.errno()), (Some("rdma_getaddrinfo"), Some(Errno(errno))), "{error}");
+        assert_eq!((error.verb(), error.errno()), (Some(Verb::RdmaGetaddrinfo), Some(Errno(errno))), "{error}");
     }
-    assert_eq!(with(|world| world.freed), 0);
+    assert_eq!(with(|state| state.freed), 0);
 
     let mut id = Id::new(&EventChannel::new().unwrap(), PortSpace::TCP).unwrap();
     let error = id.resolve_address_info(&AddressQuery::new().node("nobody").service("1")).unwrap_err();
@@ -370,8 +379,8 @@ fn codes_of_the_resolver_are_told_from_errnos() {
 }
 
 #[test]
-fn an_id_is_told_when_its_addresses_are_found() {
-    let _turn = library();
+fn an_event_reports_the_result_of_an_address_lookup() {
+    let _guard = install();
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
     let query = AddressQuery::new().node("storage").service("7471");
@@ -382,7 +391,7 @@ fn an_id_is_told_when_its_addresses_are_found() {
     let event = channel.try_event().unwrap().expect("an event");
     assert!(event.id == id.id() && matches!(event.kind, EventKind::AddressInfoResolved), "{event:?}");
     assert_eq!(id.address_info().unwrap().len(), 2);
-    assert_eq!(with(|world| world.freed), 1);
+    assert_eq!(with(|state| state.freed), 1);
 
     id.resolve_service("unknown").unwrap();
     let event = channel.try_event().unwrap().expect("an event");
@@ -390,8 +399,8 @@ fn an_id_is_told_when_its_addresses_are_found() {
 }
 
 #[test]
-fn a_program_writes_events_of_its_own() {
-    let _turn = library();
+fn a_program_can_write_user_events() {
+    let _guard = install();
     let channel = EventChannel::new().unwrap();
     let id = Id::new(&channel, PortSpace::TCP).unwrap();
     id.write_event(-5, u64::MAX - 1).unwrap();

@@ -1,5 +1,7 @@
-//! A librdmacm in this process that notes what it would not survive: calls at the same time on what belongs together, and the use
-//! of what is gone. A program of its own: its functions take the place of the library's.
+//! Thread safety over a fake librdmacm, which records two kinds of violations: concurrent calls on the same channel, and use
+//! after free.
+//!
+//! This is a separate test program, because the fake functions replace those of the library in the whole process.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_int, c_void};
@@ -16,74 +18,77 @@ use rdma_safe::cm::{
 use rdma_safe::sys::*;
 use rdma_safe::{Error, Result};
 
-/// Ids are taken from under the library.
+/// Whether the device was removed, so that ids cannot migrate.
 static IS_REMOVED: AtomicBool = AtomicBool::new(false);
 
-static WORLD: Mutex<Option<World>> = Mutex::new(None);
+static STATE: Mutex<Option<State>> = Mutex::new(None);
 
+/// State of the fake library. Objects are identified by their addresses.
 #[derive(Default)]
-struct World {
+struct State {
     channels: HashMap<usize, Channel>,
-    ids: HashMap<usize, State>,
-    breaches: Vec<&'static str>,
+    ids: HashMap<usize, IdState>,
+    violations: Vec<&'static str>,
+    /// Number of connection requests that were read.
     requests: usize,
 }
 
 #[derive(Default)]
 struct Channel {
+    /// Whether a call on the channel is running.
     busy: bool,
     events: VecDeque<(usize, rdma_cm_event_type)>,
 }
 
-struct State {
+struct IdState {
     channel: usize,
-    /// Events that were read and not acknowledged.
-    read: usize,
+    /// Number of events that were read and not acknowledged.
+    unacknowledged: usize,
 }
 
-fn world() -> MutexGuard<'static, Option<World>> {
-    let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
-    world.get_or_insert_default();
-    world
+fn lock() -> MutexGuard<'static, Option<State>> {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    state.get_or_insert_default();
+    state
 }
 
-fn with<R>(change: impl FnOnce(&mut World) -> R) -> R {
-    change(world().as_mut().unwrap())
+fn with<R>(change: impl FnOnce(&mut State) -> R) -> R {
+    change(lock().as_mut().unwrap())
 }
 
-/// As long as a call lasts that changes what belongs to a channel.
+/// A running call that changes a channel or its objects. Concurrent calls on a channel are a violation.
 struct Call(usize);
 
 impl Call {
-    fn on(channel: usize) -> Call {
-        with(|world| match world.channels.get_mut(&channel) {
+    fn on_channel(channel: usize) -> Call {
+        with(|state| match state.channels.get_mut(&channel) {
             Some(found) => {
                 if std::mem::replace(&mut found.busy, true) {
-                    world.breaches.push("two calls at the same time");
+                    state.violations.push("concurrent calls on a channel");
                 }
             }
-            None => world.breaches.push("a channel that is gone"),
+            None => state.violations.push("use of a destroyed channel"),
         });
         std::thread::yield_now();
         Call(channel)
     }
 
-    fn of(id: *mut rdma_cm_id) -> Call {
-        let channel = with(|world| match world.ids.get(&id.addr()) {
-            Some(state) => state.channel,
+    fn on_id(id: *mut rdma_cm_id) -> Call {
+        let channel = with(|state| match state.ids.get(&id.addr()) {
+            Some(id) => id.channel,
             None => {
-                world.breaches.push("an id that is gone");
+                state.violations.push("use of a destroyed id");
                 0
             }
         });
-        Call::on(channel)
+        Call::on_channel(channel)
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        with(|world| {
-            if let Some(channel) = world.channels.get_mut(&self.0) {
+        with(|state| {
+            if let Some(channel) = state.channels.get_mut(&self.0) {
                 channel.busy = false;
             }
         });
@@ -91,31 +96,31 @@ impl Drop for Call {
 }
 
 unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
-    // It is never read here.
+    // Nothing reads from this descriptor.
     let fd = UnixStream::pair().unwrap().0.into_raw_fd();
     let channel = Box::into_raw(Box::new(rdma_event_channel { fd }));
-    with(|world| world.channels.insert(channel.addr(), Channel::default()));
+    with(|state| state.channels.insert(channel.addr(), Channel::default()));
     channel
 }
 
 unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
-    with(|world| {
-        if world.ids.values().any(|id| id.channel == channel.addr()) {
-            world.breaches.push("a channel goes before its ids");
+    with(|state| {
+        if state.ids.values().any(|id| id.channel == channel.addr()) {
+            state.violations.push("a channel is destroyed before its ids");
         }
-        if world.channels.remove(&channel.addr()).is_none() {
-            return world.breaches.push("a channel goes twice");
+        if state.channels.remove(&channel.addr()).is_none() {
+            return state.violations.push("a channel is destroyed twice");
         }
-        // SAFETY: made above, and there until now.
+        // SAFETY: `create_event_channel` made the channel, and it was registered until now.
         let channel = unsafe { Box::from_raw(channel) };
-        // SAFETY: opened above.
+        // SAFETY: the descriptor belongs to the channel.
         unsafe { libc::close(channel.fd) };
     });
 }
 
 fn make_id(channel: *mut rdma_event_channel, context: *mut c_void, ps: rdma_port_space) -> *mut rdma_cm_id {
     let id = Box::into_raw(Box::new(rdma_cm_id { channel, context, ps, ..rdma_cm_id::zeroed() }));
-    with(|world| world.ids.insert(id.addr(), State { channel: channel.addr(), read: 0 }));
+    with(|state| state.ids.insert(id.addr(), IdState { channel: channel.addr(), unacknowledged: 0 }));
     id
 }
 
@@ -125,32 +130,33 @@ unsafe extern "C" fn create_id(
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> c_int {
-    let _call = Call::on(channel.addr());
+    let _call = Call::on_channel(channel.addr());
     // SAFETY: the caller's out pointer.
     unsafe { *id = make_id(channel, context, ps) };
     0
 }
 
 unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
-    let _call = Call::of(id);
-    with(|world| {
-        let Some(state) = world.ids.remove(&id.addr()) else { return };
-        if state.read != 0 {
-            world.breaches.push("an id waits for its events for ever");
+    let _call = Call::on_id(id);
+    with(|state| {
+        let Some(removed) = state.ids.remove(&id.addr()) else { return };
+        if removed.unacknowledged != 0 {
+            state.violations.push("an id with unacknowledged events is destroyed, which blocks forever");
         }
-        if let Some(channel) = world.channels.get_mut(&state.channel) {
-            channel.events.retain(|(whose, _)| *whose != id.addr());
+        if let Some(channel) = state.channels.get_mut(&removed.channel) {
+            channel.events.retain(|(owner, _)| *owner != id.addr());
         }
-        // SAFETY: made above, and there until now.
+        // SAFETY: `make_id` made the id, and it was registered until now.
         drop(unsafe { Box::from_raw(id) });
     });
     0
 }
 
-fn happen(id: *mut rdma_cm_id, event: rdma_cm_event_type) -> c_int {
-    let call = Call::of(id);
-    with(|world| {
-        if let Some(channel) = world.channels.get_mut(&call.0) {
+/// Queues an event of the id.
+fn queue_event(id: *mut rdma_cm_id, event: rdma_cm_event_type) -> c_int {
+    let call = Call::on_id(id);
+    with(|state| {
+        if let Some(channel) = state.channels.get_mut(&call.0) {
             channel.events.push_back((id.expose_provenance(), event));
         }
     });
@@ -163,38 +169,38 @@ unsafe extern "C" fn resolve_addr(
     _: *mut libc::sockaddr,
     _: c_int,
 ) -> c_int {
-    happen(id, RDMA_CM_EVENT_ADDR_RESOLVED)
+    queue_event(id, RDMA_CM_EVENT_ADDR_RESOLVED)
 }
 
 unsafe extern "C" fn bind_addr(_: *mut rdma_cm_id, _: *mut libc::sockaddr) -> c_int {
     0
 }
 
-/// One wants to connect already.
+/// Queues a connection request immediately.
 unsafe extern "C" fn listen(id: *mut rdma_cm_id, _: c_int) -> c_int {
-    happen(id, RDMA_CM_EVENT_CONNECT_REQUEST)
+    queue_event(id, RDMA_CM_EVENT_CONNECT_REQUEST)
 }
 
 unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
-    let _call = Call::on(channel.addr());
-    let next = with(|world| {
-        let (whose, kind) = world.channels.get_mut(&channel.addr())?.events.pop_front()?;
-        world.ids.get_mut(&whose)?.read += 1;
-        Some((std::ptr::with_exposed_provenance_mut::<rdma_cm_id>(whose), kind))
+    let _call = Call::on_channel(channel.addr());
+    let next = with(|state| {
+        let (owner, kind) = state.channels.get_mut(&channel.addr())?.events.pop_front()?;
+        state.ids.get_mut(&owner)?.unacknowledged += 1;
+        Some((std::ptr::with_exposed_provenance_mut::<rdma_cm_id>(owner), kind))
     });
     let Some((id, kind)) = next else {
-        // SAFETY: that of this thread.
+        // SAFETY: `errno` belongs to this thread.
         unsafe { *libc::__errno_location() = libc::EAGAIN };
         return -1;
     };
     let mut read = rdma_cm_event { id, event: kind, ..rdma_cm_event::zeroed() };
-    // SAFETY: the id is there, as nobody destroys it meanwhile. Anybody who reads it now is in a race with this.
+    // SAFETY: the id exists, because no other thread may destroy it now. The writes detect concurrent reads as data races.
     unsafe {
         (*id).port_num = (*id).port_num.wrapping_add(1);
         (*id).route.addr.addr.ibaddr.pkey = u16::from((*id).port_num).to_be();
         if kind == RDMA_CM_EVENT_CONNECT_REQUEST {
             (read.listen_id, read.id) = (id, make_id(channel, (*id).context, (*id).ps));
-            with(|world| world.requests += 1);
+            with(|state| state.requests += 1);
         }
         *event = Box::into_raw(Box::new(read));
     }
@@ -202,36 +208,36 @@ unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, event: *mut 
 }
 
 unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    // SAFETY: made above, and acknowledged once.
+    // SAFETY: `get_cm_event` made the event, and it is acknowledged once.
     let event = unsafe { Box::from_raw(event) };
     let id = if event.listen_id.is_null() { event.id } else { event.listen_id };
-    with(|world| match world.ids.get_mut(&id.addr()) {
-        Some(state) => state.read -= 1,
-        None => world.breaches.push("an event of an id that is gone is acknowledged"),
+    with(|state| match state.ids.get_mut(&id.addr()) {
+        Some(id) => id.unacknowledged -= 1,
+        None => state.violations.push("an event of a destroyed id is acknowledged"),
     });
     0
 }
 
 unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
     if IS_REMOVED.load(Ordering::Relaxed) {
-        // SAFETY: that of this thread.
+        // SAFETY: `errno` belongs to this thread.
         unsafe { *libc::__errno_location() = libc::ENXIO };
         return -1;
     }
-    let from = Call::of(id);
-    let _to = Call::on(to.addr());
-    with(|world| {
-        let Some(channel) = world.channels.get_mut(&from.0) else { return };
-        let (moved, left) = channel.events.drain(..).partition(|(whose, _)| *whose == id.addr());
-        channel.events = left;
+    let from = Call::on_id(id);
+    let _to = Call::on_channel(to.addr());
+    with(|state| {
+        let Some(channel) = state.channels.get_mut(&from.0) else { return };
+        let (moved, remaining) = channel.events.drain(..).partition(|(owner, _)| *owner == id.addr());
+        channel.events = remaining;
         let mut moved: VecDeque<_> = moved;
-        if let Some(channel) = world.channels.get_mut(&to.addr()) {
+        if let Some(channel) = state.channels.get_mut(&to.addr()) {
             channel.events.append(&mut moved);
         }
-        if let Some(state) = world.ids.get_mut(&id.addr()) {
-            state.channel = to.addr();
+        if let Some(moved) = state.ids.get_mut(&id.addr()) {
+            moved.channel = to.addr();
         }
-        // SAFETY: the id is there.
+        // SAFETY: the id exists.
         unsafe { (*id).channel = to };
     });
     0
@@ -245,20 +251,20 @@ extern "C" fn unsupported() -> c_int {
     -1
 }
 
-/// What each test begins with: they share the library, and are alone with it.
-fn installed() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
+/// Installs the fake library. The returned guard lets one test at a time use it.
+fn install() -> MutexGuard<'static, ()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     static INSTALLED: Once = Once::new();
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     INSTALLED.call_once(|| {
-        // SAFETY: nobody here calls what is not replaced below.
+        // SAFETY: the tests call only functions that are replaced.
         let mut table = unsafe { RdmaCm::from_lookup("the test", |_: &CStr| unsupported as *mut c_void) }.unwrap();
         (table.rdma_create_event_channel, table.rdma_destroy_event_channel) =
             (create_event_channel, destroy_event_channel);
         (table.rdma_create_id, table.rdma_destroy_id, table.rdma_migrate_id) = (create_id, destroy_id, migrate_id);
         (table.rdma_get_cm_event, table.rdma_ack_cm_event) = (get_cm_event, ack_cm_event);
         (table.rdma_resolve_addr, table.rdma_listen, table.rdma_bind_addr) = (resolve_addr, listen, bind_addr);
-        // SAFETY: the functions that are called have the signatures of their fields.
+        // SAFETY: the functions that the tests call have the signatures of their fields.
         unsafe { install_rdmacm(table) }.unwrap();
         // SAFETY: as above.
         let mut table = unsafe { Verbs::from_lookup("the test", |_: &CStr| unsupported as *mut c_void) }.unwrap();
@@ -266,18 +272,18 @@ fn installed() -> MutexGuard<'static, ()> {
         // SAFETY: as above.
         unsafe { install_verbs(table) }.unwrap();
     });
-    alone
+    guard
 }
 
-/// Miri counts what is leaked.
+/// Whether to forget an id in this round. Never under Miri, which reports leaks.
 fn is_forgotten(round: usize) -> bool {
     !cfg!(miri) && round % 7 == 0
 }
 
-/// Threads whose ids come, wander from channel to channel and go, while others read the events of all.
+/// Threads create, migrate and drop ids, while other threads read the events of all channels.
 #[test]
-fn ids_wander_and_go_while_their_events_are_read() {
-    let _alone = installed();
+fn ids_migrate_and_are_dropped_while_their_events_are_read() {
+    let _guard = install();
     let rounds = if cfg!(miri) { 5 } else { 500 };
     let channels = [(); 3].map(|()| EventChannel::new().unwrap());
     std::thread::scope(|scope| {
@@ -289,12 +295,12 @@ fn ids_wander_and_go_while_their_events_are_read() {
                     id.resolve_address(None, (Ipv4Addr::LOCALHOST, 1), Duration::from_secs(1)).unwrap();
                     id.listen(1).unwrap();
                     id.migrate(&channels[(round + 1 + start) % 3]).unwrap();
-                    // Its two events at most, each read as a whole.
+                    // The port key counts the events that were read, at most two.
                     let (pkey, shown) = (id.pkey(), format!("{id:?}"));
                     assert!(pkey <= 2 && shown.starts_with("Id {"), "{pkey}, {shown}");
                     id.migrate(&channels[(round + 2) % 3]).unwrap();
                     if is_forgotten(round) {
-                        // It stays, and its channel does.
+                        // A forgotten id leaks, together with its channel.
                         std::mem::forget(Id::new(&EventChannel::new().unwrap(), PortSpace::UDP).unwrap());
                     }
                 }
@@ -311,65 +317,65 @@ fn ids_wander_and_go_while_their_events_are_read() {
         }
     });
     drop(channels);
-    with(|world| {
-        assert_eq!(world.breaches, [""; 0]);
-        assert!(world.requests > 0, "no request was read");
-        // Those that were forgotten, and nothing else.
+    with(|state| {
+        assert_eq!(state.violations, [""; 0]);
+        assert!(state.requests > 0, "no request was read");
+        // Only forgotten ids and their channels are left.
         let forgotten = (0..3).flat_map(|start| start..start + rounds).filter(|round| is_forgotten(*round)).count();
-        assert_eq!((world.ids.len(), world.channels.len()), (forgotten, forgotten));
+        assert_eq!((state.ids.len(), state.channels.len()), (forgotten, forgotten));
     });
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "poll(2)")]
-fn a_request_whose_device_has_gone_says_so_to_either_kind_of_listener() {
-    fn cause<T>(asked: Result<Option<T>>) -> Cause {
-        match asked.err().expect("a request that cannot be taken") {
+fn both_kinds_of_listeners_report_a_request_whose_device_was_removed() {
+    fn cause<T>(request: Result<Option<T>>) -> Cause {
+        match request.err().expect("the request cannot be accepted") {
             Error::Cm(CmError::Connect(error)) => error.cause,
             other => panic!("{other:?}"),
         }
     }
-    let _alone = installed();
-    let left = || with(|world| (world.ids.len(), world.channels.len()));
-    let before = left();
+    let _guard = install();
+    let count = || with(|state| (state.ids.len(), state.channels.len()));
+    let before = count();
     IS_REMOVED.store(true, Ordering::Relaxed);
     let at = (Ipv4Addr::LOCALHOST, 1);
     let connections = cause(Listener::bind(at).unwrap().next(Duration::ZERO));
     let datagrams = cause(DatagramListener::bind(at).unwrap().next(Duration::ZERO));
     IS_REMOVED.store(false, Ordering::Relaxed);
     assert_eq!((connections, datagrams), (Cause::DeviceRemoved, Cause::DeviceRemoved));
-    assert_eq!(left(), before, "neither the requests nor their channels are left");
-    with(|world| assert_eq!(world.breaches, [""; 0]));
+    assert_eq!(count(), before, "the requests and their channels are destroyed");
+    with(|state| assert_eq!(state.violations, [""; 0]));
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "poll(2)")]
-fn a_way_may_be_looked_for_as_long_as_there_is_time() {
-    let _alone = installed();
+fn the_resolve_timeout_may_be_unlimited() {
+    let _guard = install();
     let connector = Connector::new().resolve_timeout(Duration::MAX, 0);
     match connector.resolve((Ipv4Addr::LOCALHOST, 1)) {
-        // The address is found at once, and this library finds no way.
+        // The fake library resolves the address immediately, and resolves no route.
         Err(Error::Cm(CmError::Connect(error))) => assert_eq!(error.step, Step::ResolveRoute),
         other => panic!("{other:?}"),
     }
 }
 
-/// Under Miri a reference to the whole context races with the thread that locks its mutex.
+/// Miri would report a race between a reference to the whole context and the thread that locks its mutex.
 #[test]
-fn the_device_of_an_id_is_read_while_the_mutex_of_its_context_changes_hands() {
-    let _alone = installed();
+fn the_device_of_an_id_is_read_while_another_thread_locks_its_context() {
+    let _guard = install();
     let channel = EventChannel::new().unwrap();
     let id = Id::new(&channel, PortSpace::TCP).unwrap();
     let device = std::ptr::without_provenance_mut(0x17);
     let context = Box::into_raw(Box::new(ibv_context { device, ..ibv_context::zeroed() }));
-    // SAFETY: nobody else uses the id yet.
+    // SAFETY: no other thread uses the id yet.
     unsafe { (*id.as_raw()).verbs = context };
     std::thread::scope(|scope| {
         // SAFETY: the context is valid.
         let mutex = Shared(unsafe { &raw mut (*context).mutex });
         scope.spawn(move || {
             let Shared(mutex) = { mutex };
-            // SAFETY: a mutex of zeros is an open one, which this thread is the only one to lock.
+            // SAFETY: a zeroed mutex is initialized and unlocked, and only this thread locks it.
             unsafe {
                 assert_eq!((libc::pthread_mutex_lock(mutex.cast()), libc::pthread_mutex_unlock(mutex.cast())), (0, 0))
             }
@@ -377,9 +383,9 @@ fn the_device_of_an_id_is_read_while_the_mutex_of_its_context_changes_hands() {
         assert_eq!(id.device_guid().map(|guid| guid.to_string()), Some("0000:0000:0000:0017".to_owned()));
     });
     drop(id);
-    // SAFETY: made above, and the id that had it is gone.
+    // SAFETY: `Box::into_raw` returned the context above, and the id that used it was dropped.
     drop(unsafe { Box::from_raw(context) });
-    with(|world| assert_eq!(world.breaches, [""; 0]));
+    with(|state| assert_eq!(state.violations, [""; 0]));
 }
 
 /// A pointer that can be sent to another thread.

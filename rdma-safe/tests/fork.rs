@@ -1,10 +1,11 @@
-//! Forking is prepared for before a device is opened. A program of its own: it is done once in a process.
+//! Fork support. This is a separate test program, because a process initializes it once.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use rdma_safe::fork::{self, ForkStatus};
 use rdma_safe::sys::{IBV_FORK_DISABLED, IBV_FORK_ENABLED, Verbs, ibv_fork_status, install_verbs};
-use rdma_safe::{Errno, Error, ForkStatus, fork_init, fork_status};
+use rdma_safe::{Errno, Error};
 
 static STATUS: AtomicU32 = AtomicU32::new(IBV_FORK_DISABLED.0);
 static CALLS: AtomicUsize = AtomicUsize::new(0);
@@ -13,7 +14,7 @@ unsafe extern "C" fn is_fork_initialized() -> ibv_fork_status {
     ibv_fork_status(STATUS.load(Ordering::SeqCst))
 }
 
-/// Fails the first time.
+/// Fails on the first call.
 unsafe extern "C" fn init() -> c_int {
     if CALLS.fetch_add(1, Ordering::SeqCst) == 0 {
         return libc::ENOSYS;
@@ -28,20 +29,20 @@ extern "C" fn unsupported() -> c_int {
 
 #[test]
 fn forking_is_prepared_for_once() {
-    // SAFETY: nobody here calls what is not replaced below.
+    // SAFETY: the test calls only functions that are replaced below.
     let mut table = unsafe { Verbs::from_lookup("the test", |_: &CStr| unsupported as *mut c_void) }.unwrap();
     table.ibv_is_fork_initialized = is_fork_initialized;
     table.ibv_fork_init = init;
-    // SAFETY: the functions that are called have the signatures of their fields.
+    // SAFETY: the functions that the test calls have the signatures of their fields.
     unsafe { install_verbs(table) }.unwrap();
 
-    assert_eq!(fork_status().unwrap(), ForkStatus::DISABLED);
-    let error = fork_init().unwrap_err();
+    assert_eq!(fork::status().unwrap(), ForkStatus::DISABLED);
+    let error = fork::init().unwrap_err();
     assert!(matches!(error, Error::Fork { errno: Errno(libc::ENOSYS) }), "{error:?}");
-    assert_eq!(fork_status().unwrap(), ForkStatus::DISABLED);
-    fork_init().unwrap();
-    assert_eq!(fork_status().unwrap(), ForkStatus::ENABLED);
-    fork_init().unwrap();
-    assert_eq!(CALLS.load(Ordering::SeqCst), 2, "what is done is not done again");
+    assert_eq!(fork::status().unwrap(), ForkStatus::DISABLED);
+    fork::init().unwrap();
+    assert_eq!(fork::status().unwrap(), ForkStatus::ENABLED);
+    fork::init().unwrap();
+    assert_eq!(CALLS.load(Ordering::SeqCst), 2, "fork support is initialized only once");
     assert_eq!(ForkStatus(9).to_string(), "fork status 9");
 }

@@ -1,16 +1,13 @@
-//! Measures sockets on this machine, to compare with soft0: `cargo xtask bench soft` runs it.
+//! Measures sockets of this machine, for comparison with soft0. `cargo xtask bench soft` runs it.
 //!
-//! - `kernel_yardstick pingpong BYTES N` prints half of the mean round trip of UDP datagrams of that size, in microseconds,
-//!   between two
-//!   processes that poll their sockets.
-//! - `kernel_yardstick sleep BYTES N` prints half of the median round trip of messages of that size by TCP, in microseconds,
-//!   between two
-//!   processes that sleep until something arrives.
-//! - `kernel_yardstick stream N` prints the MB/s (10⁶ bytes) of N messages of 64 KiB by UDP, sent with segmentation offload and
-//!   received with
-//!   its counterpart, by one thread.
+//! - `kernel_yardstick pingpong BYTES N` prints half the mean round-trip time of UDP datagrams of that size, in microseconds,
+//!   between two processes that poll their sockets.
+//! - `kernel_yardstick sleep BYTES N` prints half the median round-trip time of TCP messages of that size, in microseconds, between
+//!   two processes that sleep until something arrives.
+//! - `kernel_yardstick stream N` prints the MB/s (10⁶ bytes) of N messages of 64 KiB by UDP, sent with segmentation offload (GSO)
+//!   and received with receive offload (GRO) by one thread.
 //!
-//! It starts itself as the other process, with an address to connect to.
+//! The program starts itself as the other process, and passes an address to connect to.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -46,7 +43,7 @@ fn start(test: &str, to: SocketAddr, bytes: u32) -> io::Result<Child> {
     Command::new(std::env::current_exe()?).args([test, &to.to_string(), &bytes.to_string()]).spawn()
 }
 
-/// Two sockets that are connected to each other.
+/// Creates two sockets that are connected to each other.
 fn sockets() -> io::Result<[UdpSocket; 2]> {
     let pair = [UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?];
     pair[0].connect(pair[1].local_addr()?)?;
@@ -64,7 +61,7 @@ fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Echoes datagrams to `to`, after an empty one to begin with, until an empty one arrives.
+/// Echoes datagrams to `to` until an empty one arrives. Sends an empty one first.
 fn echo_datagrams(to: SocketAddr) -> io::Result<()> {
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.connect(to)?;
@@ -135,7 +132,7 @@ fn sleep(bytes: u32, rounds: u32) -> io::Result<f64> {
 }
 
 fn set(socket: &UdpSocket, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: the value is as long as it is said to be.
+    // SAFETY: the pointer and the length describe `value`.
     let result = unsafe {
         let len = size_of_val(&value) as libc::socklen_t;
         libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), len)
@@ -148,26 +145,26 @@ fn stream(messages: u32) -> io::Result<f64> {
     set(&here, libc::SOL_UDP, libc::UDP_SEGMENT, SEGMENT as libc::c_int)?;
     set(&there, libc::SOL_UDP, libc::UDP_GRO, 1)?;
     let data = vec![0x5a; MESSAGE];
-    let (mut buffer, mut landed) = (vec![0; MESSAGE], vec![0; MESSAGE]);
+    let (mut buffer, mut message_buffer) = (vec![0; MESSAGE], vec![0; MESSAGE]);
     let warm_up = messages / 10;
     let mut start = Instant::now();
     for message in 0..warm_up + messages {
         if message == warm_up {
             start = Instant::now();
         }
-        // A datagram holds a little less than 64 KiB.
+        // One send takes less than 64 KiB, the limit of a UDP datagram.
         for part in data.chunks(MESSAGE - SEGMENT) {
             here.send(part)?;
         }
         let mut done = 0;
         while done < MESSAGE {
             let len = receive(&there, &mut buffer)?;
-            // To where the message belongs.
-            landed[done..done + len].copy_from_slice(&buffer[..len]);
+            // Copy the data to its place in the message.
+            message_buffer[done..done + len].copy_from_slice(&buffer[..len]);
             done += len;
         }
     }
     let elapsed = start.elapsed();
-    assert!(landed == data, "what was sent has arrived");
+    assert!(message_buffer == data, "the received data differs");
     Ok(MESSAGE as f64 * f64::from(messages) / elapsed.as_secs_f64() / 1e6)
 }

@@ -1,13 +1,13 @@
-//! What a program can ask and tell the device that it has in itself, beyond verbs.
+//! Functions for the device of this process that verbs do not have.
 
 use crate::device::{self, device};
 use crate::faults::{Faults, FaultsError};
 
-/// How many objects there are in the device of this process: what a test counts that looks for what was left behind.
+/// Number of objects in the device of this process. Tests use it to find leaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Objects {
-    /// Opened contexts.
+    /// Open contexts.
     pub contexts: usize,
     /// Protection domains.
     pub protection_domains: usize,
@@ -25,7 +25,7 @@ pub struct Objects {
     pub shared_receive_queues: usize,
 }
 
-/// Counts the objects of the device of this process; none where the device cannot be made.
+/// Counts the objects of the device. All zero if the device cannot be created.
 #[must_use]
 pub fn objects() -> Objects {
     let Some(device) = device() else { return Objects::default() };
@@ -44,11 +44,12 @@ pub fn objects() -> Objects {
     }
 }
 
-/// Packets that this process sends from now on meet with that; what was held back before goes at once. It is what
-/// `RDMA_SOFT_FAULTS` sets at the start. Where the device cannot be made, there is nothing to be done.
+/// Replaces the faults that are injected into packets from now on. Packets that are held back are sent at once.
+///
+/// `RDMA_SOFT_FAULTS` sets the initial faults. Does nothing if the device cannot be created.
 ///
 /// # Errors
-/// Those of [`Faults::check`]: nothing has changed then.
+/// Those of [`Faults::check`]. The faults are then unchanged.
 pub fn set_faults(faults: Faults) -> Result<(), FaultsError> {
     faults.check()?;
     let Some(device) = device() else { return Ok(()) };
@@ -56,12 +57,13 @@ pub fn set_faults(faults: Faults) -> Result<(), FaultsError> {
     let now = device.now();
     core.links.iter_mut().for_each(|link| link.set_faults(faults, now));
     core.send(now);
-    device.leave(core);
+    device.unlock(core);
     Ok(())
 }
 
-/// Why the device of this process could not be made when a program opened it, such as an address of no interface in
-/// `RDMA_SOFT_ADDR`. It was written to standard error, too. `None` where it was made, or nobody has asked for it.
+/// Returns why the device could not be created, such as an unknown address in `RDMA_SOFT_ADDR`.
+///
+/// The reason is also printed to standard error. `None` if the device exists or no program has opened it yet.
 #[must_use]
 pub fn setup_error() -> Option<&'static str> {
     device::setup_error()

@@ -1,4 +1,4 @@
-//! Traffic counters, and the file that they are written to when the program exits.
+//! Traffic counters, and the file that they are appended to at exit.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -9,40 +9,40 @@ use crate::device::traffic::{RECEIVED, SENT};
 
 /// Traffic of the device of this process since it started.
 ///
-/// A packet counts from its base transport header to its invariant CRC, without the headers of UDP and IP. Retransmitted packets
-/// count again.
+/// The size of a packet is counted from the base transport header to the invariant CRC, without the IP and UDP headers.
+/// Retransmitted packets are counted again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PortCounters {
     /// Packets sent, including those that [`Faults`](crate::faults::Faults) dropped.
     pub sent_packets: u64,
-    /// Bytes of these.
+    /// Bytes of the sent packets.
     pub sent_bytes: u64,
     /// Packets received with a valid invariant CRC.
     pub received_packets: u64,
-    /// Bytes of these.
+    /// Bytes of the received packets.
     pub received_bytes: u64,
 }
 
 /// Reads the traffic counters of this process.
 ///
-/// The variable `RDMA_SOFT_STATS` names a file to which a process that has opened the device appends them as one line when it
-/// exits. A process that is killed writes nothing.
+/// If `RDMA_SOFT_STATS` names a file, a process that has opened the device appends them to it as one line when it exits. A
+/// process that is killed writes nothing.
 #[must_use]
 pub fn counters() -> PortCounters {
     let ((sent_packets, sent_bytes), (received_packets, received_bytes)) = (SENT.get(), RECEIVED.get());
     PortCounters { sent_packets, sent_bytes, received_packets, received_bytes }
 }
 
-/// The file, and the process that appends to it. A child made by `fork` reports nothing.
+/// Path of the file, and the process that writes to it. A child created by `fork` writes nothing.
 static REPORT: OnceLock<(OsString, u32)> = OnceLock::new();
 
-/// Registers the report at exit, if `RDMA_SOFT_STATS` is set.
+/// Registers the report at exit if `RDMA_SOFT_STATS` is set.
 #[allow(unsafe_code)]
 pub(crate) fn report_at_exit() {
     let Some(file) = std::env::var_os("RDMA_SOFT_STATS").filter(|file| !file.is_empty()) else { return };
     if REPORT.set((file, std::process::id())).is_ok() {
-        // SAFETY: the function takes nothing, does not unwind, and stays as long as this library does.
+        // SAFETY: the function takes no arguments, does not unwind, and exists as long as this library is loaded.
         unsafe { libc::atexit(report) };
     }
 }

@@ -1,71 +1,122 @@
-//! Trouble on demand: what a bad network does to packets, by a seed, so that it can be had again.
+//! Fault injection: drops, duplicates, reorders, corrupts and delays packets. A seed can be replayed.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What a network does to packets.
+/// Faults that the network injects into sent packets.
 ///
-/// As text, as in the environment variable `RDMA_SOFT_FAULTS`: `seed=7,drop=0.01,dup=0.001,reorder=0.01,corrupt=0.0001,delay=50us`,
-/// in any order and each left out at will. Shares are of 1 packet, 0 to 1; a delay is in `ns`, `us`, `ms` or `s`, and of every
-/// packet.
+/// The text form, also used by the environment variable `RDMA_SOFT_FAULTS`, is
+/// `seed=7,drop=0.01,dup=0.001,reorder=0.01,corrupt=0.0001,delay=50us`, in any order, each part optional. Shares are numbers
+/// from 0 to 1. A delay has the unit `ns`, `us`, `ms` or `s` and applies to every packet.
+///
+/// ```
+/// use rdma_soft::faults::Faults;
+///
+/// let faults = Faults::default().with_seed(7).with_drop(0.01);
+/// assert_eq!(faults, "seed=7,drop=0.01".parse()?);
+/// # Ok::<(), rdma_soft::faults::FaultsError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[non_exhaustive]
 pub struct Faults {
-    /// With the same, the same happens to the same packets.
+    /// Seed of the random numbers. The same seed injects the same faults into the same packets.
     pub seed: u64,
-    /// Share of packets that get lost.
+    /// Share of packets that are lost.
     pub drop: f64,
     /// Share of packets that arrive twice.
     pub dup: f64,
-    /// Share of packets that are overtaken by those that come after them.
+    /// Share of packets that later packets overtake.
     pub reorder: f64,
-    /// Share of packets of which a bit is turned over.
+    /// Share of packets with one flipped bit.
     pub corrupt: f64,
-    /// How much longer a packet is on its way.
+    /// Additional delay of each packet.
     pub delay: Duration,
 }
 
-/// Why a text is no [`Faults`].
+/// Why a text or a value is not valid for [`Faults`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultsError {
-    /// It is none of them.
+    /// The text names an unknown fault.
     #[error(
-        "unknown fault {0:?}: they are seed, drop, dup, reorder, corrupt and delay, as in `seed=7,drop=0.01,delay=50us`"
+        "unknown fault {0:?}: use seed, drop, dup, reorder, corrupt and delay, as in `seed=7,drop=0.01,delay=50us`"
     )]
     Name(String),
-    /// The value is none of its kind.
-    #[error("{name}={value}: {wanted}")]
+    /// A value has the wrong format or is out of range.
+    #[error("{name}={value}: {expected}")]
     Value {
-        /// Of which.
+        /// Name of the fault.
         name: &'static str,
-        /// As it was given.
+        /// Value as given.
         value: String,
-        /// What it has to be.
-        wanted: &'static str,
+        /// Expected format or range.
+        expected: &'static str,
     },
 }
 
-const SHARE: &str = "a share of packets is a number from 0 to 1";
-const DELAY: &str = "a delay is a whole number with its unit: ns, us, ms or s, at most 10 s";
+const SHARE_RANGE: &str = "a share of packets is a number from 0 to 1";
+const DELAY_FORMAT: &str = "a delay is a whole number with a unit (ns, us, ms or s), at most 10 s";
 
-/// The longest delay.
-const LONGEST: Duration = Duration::from_secs(10);
+/// Maximum delay.
+const MAX_DELAY: Duration = Duration::from_secs(10);
 
 impl Faults {
-    /// Whether every field is within its range: shares from 0 to 1, the delay up to 10 s.
+    /// Sets [`seed`](Faults::seed).
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Sets [`drop`](Faults::drop).
+    #[must_use]
+    pub fn with_drop(mut self, drop: f64) -> Self {
+        self.drop = drop;
+        self
+    }
+
+    /// Sets [`dup`](Faults::dup).
+    #[must_use]
+    pub fn with_dup(mut self, dup: f64) -> Self {
+        self.dup = dup;
+        self
+    }
+
+    /// Sets [`reorder`](Faults::reorder).
+    #[must_use]
+    pub fn with_reorder(mut self, reorder: f64) -> Self {
+        self.reorder = reorder;
+        self
+    }
+
+    /// Sets [`corrupt`](Faults::corrupt).
+    #[must_use]
+    pub fn with_corrupt(mut self, corrupt: f64) -> Self {
+        self.corrupt = corrupt;
+        self
+    }
+
+    /// Sets [`delay`](Faults::delay).
+    #[must_use]
+    pub fn with_delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// Checks that the shares are from 0 to 1 and the delay is at most 10 s.
     ///
     /// # Errors
-    /// [`FaultsError::Value`] of the first that is not.
+    /// [`FaultsError::Value`] for the first field that is out of range.
     pub fn check(&self) -> Result<(), FaultsError> {
         let Faults { drop, dup, reorder, corrupt, delay, .. } = *self;
         for (name, share) in [("drop", drop), ("dup", dup), ("reorder", reorder), ("corrupt", corrupt)] {
             if !(0.0..=1.0).contains(&share) {
-                return Err(FaultsError::Value { name, value: share.to_string(), wanted: SHARE });
+                return Err(FaultsError::Value { name, value: share.to_string(), expected: SHARE_RANGE });
             }
         }
-        if delay > LONGEST {
-            return Err(FaultsError::Value { name: "delay", value: format!("{delay:?}"), wanted: DELAY });
+        if delay > MAX_DELAY {
+            return Err(FaultsError::Value { name: "delay", value: format!("{delay:?}"), expected: DELAY_FORMAT });
         }
         Ok(())
     }
@@ -79,10 +130,10 @@ impl FromStr for Faults {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let (name, value) = (name.trim(), value.trim());
-            let refused = |name, wanted| FaultsError::Value { name, value: value.to_owned(), wanted };
+            let refused = |name, expected| FaultsError::Value { name, value: value.to_owned(), expected };
             let share = |name| match value.parse() {
                 Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-                _ => Err(refused(name, SHARE)),
+                _ => Err(refused(name, SHARE_RANGE)),
             };
             match name {
                 "seed" => faults.seed = value.parse().map_err(|_| refused("seed", "a seed is a whole number"))?,
@@ -90,7 +141,7 @@ impl FromStr for Faults {
                 "dup" => faults.dup = share("dup")?,
                 "reorder" => faults.reorder = share("reorder")?,
                 "corrupt" => faults.corrupt = share("corrupt")?,
-                "delay" => faults.delay = delay(value).ok_or_else(|| refused("delay", DELAY))?,
+                "delay" => faults.delay = delay(value).ok_or_else(|| refused("delay", DELAY_FORMAT))?,
                 _ => return Err(FaultsError::Name(name.to_owned())),
             }
         }
@@ -108,7 +159,7 @@ fn delay(text: &str) -> Option<Duration> {
         _ => return None,
     };
     let delay = Duration::from_nanos(number.parse::<u64>().ok()?.checked_mul(nanoseconds)?);
-    (delay <= LONGEST).then_some(delay)
+    (delay <= MAX_DELAY).then_some(delay)
 }
 
 impl fmt::Display for Faults {
@@ -119,35 +170,37 @@ impl fmt::Display for Faults {
     }
 }
 
-/// Decides what happens to one packet after the other.
+/// Draws the faults of each packet.
+#[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct Injector {
     faults: Faults,
     random: Random,
 }
 
-/// What happens to a packet.
+/// Faults of one packet.
+#[doc(hidden)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fate {
-    /// How often it arrives: 0, 1 or 2 times.
+    /// Number of copies that arrive: 0, 1 or 2.
     pub copies: u8,
-    /// How many packets that come after it are to overtake it.
+    /// Number of later packets that overtake it.
     pub overtaken_by: u8,
-    /// How much longer it is on its way.
+    /// Additional delay.
     pub delay: Duration,
 }
 
 impl Injector {
-    /// At the beginning.
+    /// Starts with the seed of `faults`.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Injector { faults, random: Random(faults.seed) }
     }
 
-    /// Decides about the next packet, and damages it where that is its fate.
+    /// Draws the faults of the next packet. Corrupts the packet in place.
     pub fn next(&mut self, packet: &mut [u8]) -> Fate {
         let Faults { drop, dup, reorder, corrupt, delay, .. } = self.faults;
-        // All of them each time, so that one share does not change what another does.
+        // Draw all numbers for each packet, so that one share does not affect the other faults.
         let [is_lost, is_doubled, is_overtaken, is_damaged] =
             [drop, dup, reorder, corrupt].map(|share| self.random.chance(share));
         let (by, bit) = (self.random.next(), self.random.next());
@@ -164,7 +217,7 @@ impl Injector {
     }
 }
 
-/// SplitMix64: every seed is a good one.
+/// The SplitMix64 generator. Any seed is good.
 #[derive(Clone, Debug)]
 struct Random(u64);
 
@@ -177,7 +230,7 @@ impl Random {
     }
 
     fn chance(&mut self, share: f64) -> bool {
-        // 53 bits, as many as a number from 0 to 1 has; less than 1.
+        // A uniform number of 53 bits, the precision of `f64`.
         ((self.next() >> 11) as f64) < share * (1_u64 << 53) as f64
     }
 }
@@ -187,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_read_and_written() {
+    fn faults_parse_and_print() {
         let text = "seed=7,drop=0.01,dup=0.001,reorder=0.01,corrupt=0.0001,delay=50us";
         let faults: Faults = text.parse().unwrap();
         let expected = Faults {
@@ -208,8 +261,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
-        for (text, wanted) in [
+    fn an_invalid_fault_is_named_in_the_error() {
+        for (text, expected) in [
             ("loss=1", "unknown fault \"loss\""),
             ("drop", "drop=: a share"),
             ("drop =2", "drop=2: a share"),
@@ -224,12 +277,12 @@ mod tests {
             ("delay=99999999999999999999s", "a delay"),
         ] {
             let error = text.parse::<Faults>().unwrap_err().to_string();
-            assert!(error.contains(wanted), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
     #[test]
-    fn the_same_seed_is_the_same_trouble_and_another_is_not() {
+    fn the_same_seed_causes_the_same_faults() {
         let fates = |seed| {
             let mut injector =
                 Injector::new(Faults { seed, drop: 0.1, dup: 0.1, reorder: 0.1, corrupt: 0.1, ..Faults::default() });
@@ -245,8 +298,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "arithmetic, and much of it")]
-    fn shares_are_kept() {
+    #[cfg_attr(miri, ignore = "slow arithmetic")]
+    fn faults_occur_at_their_shares() {
         const PACKETS: usize = 100_000;
         let faults = Faults { seed: 1, drop: 0.05, dup: 0.02, reorder: 0.03, corrupt: 0.01, ..Faults::default() };
         let mut injector = Injector::new(faults);

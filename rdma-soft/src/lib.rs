@@ -1,8 +1,9 @@
 //! A software RNIC in user space that speaks RoCEv2.
 //!
-//! [`install`] gives a program the device `soft0` in place of libibverbs, and [`set_faults`] gives it a bad network. [`objects`]
-//! counts the program's open objects, and [`counters`] its traffic. [`wire`] has the packets and [`transport`] the protocols, both
-//! without sockets, clocks or memory. The repository's docs/soft.md describes the device.
+//! [`install`] gives a program the device `soft0` in place of libibverbs. [`set_faults`] injects packet loss, reordering and other
+//! faults. [`objects`] counts open objects, and [`counters`] counts traffic. The repository's docs/soft.md describes the device.
+//!
+//! The hidden modules are for the tests of this crate. They change in any release.
 
 #![deny(unsafe_code)]
 
@@ -13,11 +14,20 @@ mod control;
 mod counters;
 mod device;
 pub mod faults;
+#[cfg(miri)]
+mod miri;
 #[allow(unsafe_code)]
 mod net;
+#[doc(hidden)]
 pub mod transport;
+#[doc(hidden)]
 pub mod wire;
 
 pub use abi::install;
 pub use control::{Objects, objects, set_faults, setup_error};
 pub use counters::{PortCounters, counters};
+
+/// Runs the example of the README as a doc test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,4 +1,4 @@
-//! Attributes of a RoCE device that foreign programs rely on, by the functions of C.
+//! Attributes of a RoCE device that existing programs rely on.
 
 mod datagrams;
 
@@ -8,56 +8,56 @@ use std::ptr::null_mut;
 use rdma_soft::abi::{ibv_reg_mr, *};
 use rdma_sys::*;
 
-use datagrams::{datagrams, next, send};
+use datagrams::{datagrams, next_completion, send};
 
-/// A context that stays open.
+/// Opens a context, which stays open.
 fn context() -> *mut ibv_context {
     // SAFETY: the list has one device, and stays.
     unsafe { ibv_open_device(*ibv_get_device_list(null_mut())) }
 }
 
-/// The drivers' part of a context.
+/// The provider's part of a context.
 fn extended(context: *mut ibv_context) -> &'static verbs_context {
-    // SAFETY: the context is the end of a `verbs_context`, and stays open.
+    // SAFETY: the context is the last field of a `verbs_context`, and stays open.
     unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast() }
 }
 
 #[test]
 #[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
-#[cfg_attr(miri, ignore = "it opens sockets, and asks the C library's allocator")]
-fn a_device_has_room_for_what_drivers_keep_behind_it() {
-    // `sizeof(struct verbs_device)`, of rdma-core's driver.h since version 19.
+#[cfg_attr(miri, ignore = "it opens sockets and uses the C allocator")]
+fn a_device_structure_has_room_for_verbs_device() {
+    // `sizeof(struct verbs_device)` in rdma-core's driver.h since version 19.
     const VERBS_DEVICE: usize = 712;
-    // SAFETY: the device is a block of the C library's allocator, which is Rust's default.
+    // SAFETY: Rust's default allocator uses the C library's, so the device is a block of the latter.
     let room = unsafe { libc::malloc_usable_size((*ibv_get_device_list(null_mut())).cast()) };
     assert!(room >= VERBS_DEVICE, "{room}");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn the_device_says_what_programs_look_for() {
+fn the_device_reports_attributes_that_programs_require() {
     let context = context();
     let mut attr = ibv_device_attr_ex::zeroed();
     let query = extended(context).query_device_ex.unwrap();
-    // SAFETY: the structure has that size.
+    // SAFETY: the structure has this size.
     assert_eq!(unsafe { query(context, null_mut(), &mut attr, size_of_val(&attr)) }, 0);
     assert_eq!((attr.orig_attr.phys_port_cnt, attr.phys_port_cnt_ex), (1, 1));
     let guid = u64::from_be(attr.orig_attr.node_guid);
     assert_eq!((attr.orig_attr.vendor_id, guid >> 40), (0x02_500f, 0x02_500f));
-    // UCX uses the atomic operations only of a device with this capability.
+    // UCX uses atomic operations only if the device has this capability.
     assert_eq!(attr.orig_attr.atomic_cap, IBV_ATOMIC_HCA);
     let word = IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP.0 as u16;
     assert_eq!((attr.pci_atomic_caps.fetch_add, attr.pci_atomic_caps.compare_swap), (word, word));
     let mut port = ibv_port_attr::zeroed();
-    // SAFETY: as above.
+    // SAFETY: the structure has this size.
     assert_eq!(unsafe { extended(context).query_port.unwrap()(context, 1, &mut port, size_of_val(&port)) }, 0);
     assert_eq!((port.active_width, port.active_speed), (1, 32), "one lane of 25 Gbit/s");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn no_creation_flags_are_none_that_the_device_lacks() {
-    // SAFETY: each object is made of those before it, which stay.
+fn empty_creation_flags_are_accepted() {
+    // SAFETY: each object is created from the previous ones, which stay.
     unsafe {
         let context = context();
         let pd = ibv_alloc_pd(context);
@@ -80,11 +80,11 @@ fn no_creation_flags_are_none_that_the_device_lacks() {
     }
 }
 
-/// Datagrams arrive by both GID indices of the only address, and a completion has the packet type where UCX reads it.
+/// The device has two GID indices for its only address. UCX reads the packet type from the completion.
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn a_datagram_says_that_it_came_by_ipv4_and_is_answered() {
-    // SAFETY: as verbs have it.
+fn a_datagram_completion_reports_ipv4_and_can_be_answered() {
+    // SAFETY: all arguments are valid as the verbs require.
     unsafe {
         let context = context();
         let pd = ibv_alloc_pd(context);
@@ -101,11 +101,11 @@ fn a_datagram_says_that_it_came_by_ipv4_and_is_answered() {
             let ops = &(*context).ops;
             assert_eq!(ops.post_recv.unwrap()(to, &mut wr, &mut null_mut()), 0);
             let grh = ibv_global_route { dgid: gids[0], sgid_index, ..ibv_global_route::zeroed() };
-            let way = ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() };
-            send(from, to, way);
-            let wc = next(to);
+            let peer = ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() };
+            send(from, to, peer);
+            let wc = next_completion(to);
             assert_eq!((wc.status, wc.byte_len, wc.wc_flags), (IBV_WC_SUCCESS, 44, IBV_WC_GRH.0));
-            assert_eq!(wc.sl, 0xa, "a packet with headers of IPv4 and UDP");
+            assert_eq!(wc.sl, 0xa, "the packet type must be IPv4 and UDP");
             let mut back = ibv_ah_attr::zeroed();
             let grh = received.as_mut_ptr().cast();
             assert_eq!(ibv_init_ah_from_wc(context, 1, &mut { wc }, grh, &mut back), 0);

@@ -1,4 +1,4 @@
-//! Completion queues that overrun, and arming queues that are not empty.
+//! Overruns of completion queues, and arming of queues that are not empty.
 
 mod connection;
 
@@ -9,10 +9,10 @@ use rdma_sys::*;
 
 use connection::{Context, Pair};
 
-/// Only ends a test that hangs.
+/// Deadline of a test that hangs.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Polls until `is_last` says so, or the queue fails.
+/// Polls until `is_last` returns true or the queue fails.
 fn poll(cq: *mut ibv_cq, mut is_last: impl FnMut(&ibv_wc) -> bool) -> Result<Vec<ibv_wc>, i32> {
     let (mut all, deadline) = (Vec::new(), Instant::now() + HANG);
     loop {
@@ -34,7 +34,7 @@ fn poll(cq: *mut ibv_cq, mut is_last: impl FnMut(&ibv_wc) -> bool) -> Result<Vec
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn an_overrun_fails_polls_and_queue_pairs_and_acknowledges_nothing_more() {
+fn an_overrun_fails_polls_and_queue_pairs_and_stops_acks() {
     const ROOM: i32 = 2;
     let context = Context::open();
     let (send_cq, recv_cq) = (context.cq(64, null_mut()), context.cq(ROOM, null_mut()));
@@ -66,12 +66,12 @@ fn an_overrun_fails_polls_and_queue_pairs_and_acknowledges_nothing_more() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn a_queue_pair_whose_queue_has_overrun_before_fails_with_its_first_completion() {
+fn a_queue_pair_on_an_overrun_queue_fails_with_its_first_completion() {
     let context = Context::open();
     let cq = context.cq(1, null_mut());
     let first = Pair::connect(&context, [(cq, cq), (cq, cq)]);
     (0..2).for_each(|_| first.receive(1));
-    // Two completions, of an error and of a flushed receive, for a queue of one.
+    // Two flushed receives, for a queue with one entry.
     first.fail(1);
     let mut wc = ibv_wc::zeroed();
     // SAFETY: the queue stays, and there is room for one completion.
@@ -93,24 +93,24 @@ fn arming_a_queue_that_is_not_empty_raises_one_event_at_once() {
     let pair = Pair::connect(&context, [(send_cq, send_cq), (cq, cq)]);
     pair.receive(1);
     assert!(pair.send(0, IBV_SEND_SIGNALED));
-    // The peer acknowledges a message after its completion is there.
+    // The peer sends the ACK after the completion of the receive.
     poll(send_cq, |_| true).unwrap();
 
-    assert!(!context.takes_event(channel, cq), "nobody has armed it");
+    assert!(!context.takes_event(channel, cq), "the queue is not armed");
     connection::arm(cq, true);
     assert!(!context.takes_event(channel, cq), "the completion is not solicited");
     connection::arm(cq, false);
     connection::arm(cq, false);
     assert!(context.takes_event(channel, cq));
-    assert!(!context.takes_event(channel, cq), "an event that waits stands for all");
+    assert!(!context.takes_event(channel, cq), "a pending event must not be repeated");
     connection::arm(cq, false);
     assert!(context.takes_event(channel, cq));
-    assert_eq!(poll(cq, |_| true).unwrap().len(), 1, "an event takes no completion");
+    assert_eq!(poll(cq, |_| true).unwrap().len(), 1, "an event must not consume a completion");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn arming_for_solicited_completions_finds_those_and_errors() {
+fn arming_for_solicited_completions_finds_solicited_ones_and_errors() {
     let context = Context::open();
     let channel = context.channel();
     let (send_cq, cq) = (context.cq(16, null_mut()), context.cq(16, channel));
@@ -123,7 +123,7 @@ fn arming_for_solicited_completions_finds_those_and_errors() {
 
     poll(cq, |_| true).unwrap();
     connection::arm(cq, true);
-    assert!(!context.takes_event(channel, cq), "it is empty");
+    assert!(!context.takes_event(channel, cq), "the queue is empty");
     pair.fail(1);
     assert!(context.takes_event(channel, cq), "a flushed receive is an error");
     connection::arm(cq, true);
@@ -132,15 +132,15 @@ fn arming_for_solicited_completions_finds_those_and_errors() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn an_overrun_is_not_taken_for_one_of_a_later_queue_with_the_same_number() {
+fn an_overrun_does_not_affect_a_later_queue_with_the_same_number() {
     let context = Context::open();
     let cq = context.cq(1, null_mut());
     let first = Pair::connect(&context, [(cq, cq), (cq, cq)]);
     first.fail(0);
-    // Each is flushed as it is posted, and the second finds the queue full.
+    // Both sends are flushed when posted. The second finds the queue full.
     assert!(first.send(0, IBV_SEND_SIGNALED));
     assert!(first.send(0, IBV_SEND_SIGNALED));
-    // SAFETY: made by this test, and nothing refers to them.
+    // SAFETY: this test has created the objects, and nothing refers to them.
     let number = unsafe {
         let number = (*cq).handle;
         first.qps.iter().for_each(|qp| assert_eq!(rdma_soft::abi::ibv_destroy_qp(*qp), 0));

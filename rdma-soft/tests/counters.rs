@@ -11,12 +11,12 @@ use rdma_sys::{Zeroed, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_poll_cq, ibv_
 
 use datagrams::{datagrams, send};
 
-/// Headers of a datagram's transport, four bytes of payload, and the invariant CRC.
+/// BTH, DETH, four bytes of payload and the invariant CRC.
 const PACKET: u64 = 12 + 8 + 4 + 4;
 const STATS: &str = "RDMA_SOFT_STATS";
 
 #[test]
-#[cfg_attr(miri, ignore = "it opens sockets, and runs itself as a program")]
+#[cfg_attr(miri, ignore = "it opens sockets and starts processes")]
 fn traffic_is_counted_and_reported_when_the_process_exits() {
     if std::env::var_os(STATS).is_some() {
         return exchange();
@@ -30,7 +30,7 @@ fn traffic_is_counted_and_reported_when_the_process_exits() {
     }
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
-    assert_eq!(text.lines().count(), 2, "a line for each process: {text}");
+    assert_eq!(text.lines().count(), 2, "expected a line for each process: {text}");
     for line in text.lines() {
         let (sent, bytes) = (3, 3 * PACKET);
         let expected =
@@ -39,9 +39,9 @@ fn traffic_is_counted_and_reported_when_the_process_exits() {
     }
 }
 
-/// Sends three datagrams, which the device itself receives.
+/// Sends three datagrams within this device.
 fn exchange() {
-    // SAFETY: each object is made of those before it, which stay.
+    // SAFETY: each object is created from the previous ones, which stay.
     unsafe {
         let context = ibv_open_device(*ibv_get_device_list(null_mut()));
         let pd = ibv_alloc_pd(context);
@@ -49,13 +49,13 @@ fn exchange() {
         let mut dgid = ibv_gid { raw: [0; 16] };
         assert_eq!(ibv_query_gid(context, 1, 0, &mut dgid), 0);
         let grh = ibv_global_route { dgid, ..ibv_global_route::zeroed() };
-        let way = ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() };
+        let peer = ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() };
         for _ in 0..3 {
-            send(from, to, way);
+            send(from, to, peer);
         }
         let mut wc = ibv_wc::zeroed();
         while counters().received_packets < 3 {
-            // Nothing was posted there that could complete.
+            // No receive was posted, so nothing completes.
             assert_eq!(ibv_poll_cq((*to).recv_cq, 1, &mut wc), 0);
         }
     }

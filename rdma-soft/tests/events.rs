@@ -1,4 +1,4 @@
-//! Events of objects that go while other threads wait for events.
+//! Events of objects that are destroyed while other threads wait for events.
 
 use std::ptr::null_mut;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use rdma_soft::abi::*;
 use rdma_sys::*;
 
-/// A context with what queue pairs are made of. All of it stays.
+/// A context with the objects that queue pairs need. All of them stay.
 struct Device {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -17,7 +17,7 @@ struct Device {
 
 impl Device {
     fn open() -> Device {
-        // SAFETY: each object is made of those before it, which stay.
+        // SAFETY: each object is created from the previous ones, which stay.
         unsafe {
             let list = ibv_get_device_list(null_mut());
             let context = ibv_open_device(*list);
@@ -31,7 +31,7 @@ impl Device {
         }
     }
 
-    /// A queue pair of which an event waits: that nothing more comes to it from the shared receive queue.
+    /// Creates a queue pair with a pending event: last WQE reached.
     fn failed_qp(&self) -> *mut ibv_qp {
         let mut init = ibv_qp_init_attr {
             send_cq: self.cq,
@@ -40,7 +40,7 @@ impl Device {
             qp_type: IBV_QPT_RC,
             ..ibv_qp_init_attr::zeroed()
         };
-        // SAFETY: the objects are there, as long as the queue pair is.
+        // SAFETY: the objects stay longer than the queue pair.
         unsafe {
             let qp = ibv_create_qp(self.pd, &mut init);
             let mut attr = ibv_qp_attr { qp_state: IBV_QPS_INIT, port_num: 1, ..ibv_qp_attr::zeroed() };
@@ -55,15 +55,15 @@ impl Device {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn objects_go_while_another_thread_takes_their_events() {
+fn objects_are_destroyed_while_another_thread_takes_their_events() {
     let device = Device::open();
     let context = device.context as usize;
     std::thread::spawn(move || {
         let mut event = ibv_async_event::zeroed();
-        // SAFETY: the context stays; each event is acknowledged once.
+        // SAFETY: the context stays, and each event is acknowledged once.
         while unsafe { ibv_get_async_event(context as *mut ibv_context, &mut event) } == 0 {
             assert_eq!(event.event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
-            // SAFETY: as above.
+            // SAFETY: the event comes from `ibv_get_async_event` and is acknowledged once.
             unsafe { ibv_ack_async_event(&mut event) };
         }
     });
@@ -75,9 +75,9 @@ fn objects_go_while_another_thread_takes_their_events() {
         let device = Device { context: null_mut(), pd: pd as *mut _, cq: cq as *mut _, srq: srq as *mut _ };
         for turn in 0..20_000_u32 {
             let qp = device.failed_qp();
-            // Sooner or later after the event than the other thread wakes.
+            // Vary the time between the event and the destruction.
             (0..turn % 64 * 16).for_each(|_| std::hint::spin_loop());
-            // SAFETY: nobody else has it but by its event, which is waited for.
+            // SAFETY: only the event refers to the queue pair, and the call waits for its acknowledgement.
             assert_eq!(unsafe { ibv_destroy_qp(qp) }, 0);
             if alive.send(()).is_err() {
                 break;
@@ -88,17 +88,17 @@ fn objects_go_while_another_thread_takes_their_events() {
         match watch.recv_timeout(Duration::from_secs(60)) {
             Ok(()) => {}
             Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => panic!("the device is locked for good"),
+            Err(RecvTimeoutError::Timeout) => panic!("deadlock"),
         }
     }
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn nothing_is_waited_for_where_the_descriptor_does_not_block() {
+fn a_nonblocking_descriptor_returns_eagain() {
     let device = Device::open();
     let mut event = ibv_async_event::zeroed();
-    // SAFETY: the context stays, and its descriptor is its user's to set.
+    // SAFETY: the context stays, and its user may set flags of its descriptor.
     unsafe {
         libc::fcntl((*device.context).async_fd, libc::F_SETFL, libc::O_NONBLOCK);
         assert_eq!(ibv_get_async_event(device.context, &mut event), -1);

@@ -1,4 +1,4 @@
-//! The tables that a program gets, and functions of them that need no device.
+//! The function tables of the device, and functions that need no device.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::io::Error;
@@ -8,13 +8,13 @@ use std::sync::Once;
 use rdma_sys::*;
 
 fn text(text: *const c_char) -> &'static CStr {
-    // SAFETY: the functions of this file return strings that stay.
+    // SAFETY: the tested functions return static strings.
     unsafe { CStr::from_ptr(text) }
 }
 
 /// The device's tables.
 fn installed() -> (&'static Verbs, &'static RdmaCm) {
-    // Of the tests in this process, one is the first, and the others wait for it.
+    // The first test installs the device, and the others wait for it.
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| rdma_soft::install().unwrap());
     (verbs().unwrap(), rdmacm().unwrap())
@@ -30,7 +30,7 @@ fn a_second_provider_is_refused() {
 fn connections_by_address_are_refused_with_a_reason() {
     let (_, cm) = installed();
     let mut number = 7;
-    // SAFETY: the functions look at no argument but the number.
+    // SAFETY: the functions access no argument but the number.
     unsafe {
         assert!((cm.rdma_create_event_channel)().is_null());
         assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
@@ -49,9 +49,9 @@ fn connections_by_address_are_refused_with_a_reason() {
 }
 
 #[test]
-fn what_the_device_lacks_is_refused() {
+fn unsupported_verbs_return_eopnotsupp() {
     let (verbs, _) = installed();
-    // SAFETY: the functions look at no argument.
+    // SAFETY: the functions access no argument.
     unsafe {
         assert_eq!((verbs.ibv_set_ece)(null_mut(), null_mut()), libc::EOPNOTSUPP);
         assert!((verbs.ibv_reg_dmabuf_mr)(null_mut(), 0, 1, 0, 0, 0).is_null());
@@ -61,69 +61,69 @@ fn what_the_device_lacks_is_refused() {
     }
 }
 
-/// Everything that a table says about values, known and unknown.
-fn words(table: &Verbs) -> Vec<(String, String)> {
-    let mut words = Vec::new();
-    let mut say = |of: String, said: String| words.push((of, said));
-    // SAFETY: the functions take any value.
+/// Names and conversions of known and unknown values.
+fn names(table: &Verbs) -> Vec<(String, String)> {
+    let mut names = Vec::new();
+    let mut add = |value: String, name: String| names.push((value, name));
+    // SAFETY: the functions accept any value.
     unsafe {
         for value in 0..64 {
             let signed = value as c_int - 8;
             let status = text((table.ibv_wc_status_str)(ibv_wc_status(value)));
-            say(format!("status {value}"), format!("{status:?}"));
+            add(format!("status {value}"), format!("{status:?}"));
             let event = text((table.ibv_event_type_str)(ibv_event_type(value)));
-            say(format!("event {value}"), format!("{event:?}"));
+            add(format!("event {value}"), format!("{event:?}"));
             let node = text((table.ibv_node_type_str)(ibv_node_type(signed)));
-            say(format!("node {signed}"), format!("{node:?}"));
+            add(format!("node {signed}"), format!("{node:?}"));
             let port = text((table.ibv_port_state_str)(ibv_port_state(value)));
-            say(format!("port {value}"), format!("{port:?}"));
+            add(format!("port {value}"), format!("{port:?}"));
             let mbps = (table.ibv_rate_to_mbps)(ibv_rate(value));
-            say(format!("rate {value}"), format!("{mbps} {}", (table.ibv_rate_to_mult)(ibv_rate(value))));
-            say(format!("mbps {mbps}"), format!("{}", (table.mbps_to_ibv_rate)(mbps).0));
+            add(format!("rate {value}"), format!("{mbps} {}", (table.ibv_rate_to_mult)(ibv_rate(value))));
+            add(format!("mbps {mbps}"), format!("{}", (table.mbps_to_ibv_rate)(mbps).0));
         }
         for mult in -1..1000 {
-            say(format!("mult {mult}"), format!("{}", (table.mult_to_ibv_rate)(mult).0));
+            add(format!("mult {mult}"), format!("{}", (table.mult_to_ibv_rate)(mult).0));
         }
     }
-    words
+    names
 }
 
 #[test]
-fn values_are_called_as_in_rdma_core() {
+fn values_have_the_names_of_rdma_core() {
     let (verbs, _) = installed();
-    let ours = words(verbs);
-    for (of, said) in
+    let ours = names(verbs);
+    for (value, name) in
         [("status 12", "\"transport retry counter exceeded\""), ("rate 20", "53125 20"), ("mult 11", "19")]
     {
-        assert!(ours.contains(&(of.to_owned(), said.to_owned())), "{of}");
+        assert!(ours.contains(&(value.to_owned(), name.to_owned())), "{value}");
     }
-    // SAFETY: the file of that name is libibverbs.
+    // SAFETY: a file of this name is libibverbs.
     let theirs = match unsafe { Verbs::load_from("libibverbs.so.1") } {
-        Ok(table) => words(&table),
+        Ok(table) => names(&table),
         Err(error) => return println!("skipped: a comparison with libibverbs: {error}"),
     };
     for (ours, theirs) in ours.iter().zip(&theirs) {
-        // Since rdma-core 62.
+        // rdma-core has this event since version 62.
         let is_newer = ours.0 == "event 20" && theirs.1 == "\"unknown\"";
         assert!(ours == theirs || is_newer, "{ours:?} {theirs:?}");
     }
 }
 
 #[test]
-fn an_attribute_is_read_without_the_end_of_its_line() {
+fn a_sysfs_attribute_is_read_without_its_newline() {
     let directory = std::env::temp_dir().join(format!("rdma-soft-attributes-{}", std::process::id()));
     std::fs::create_dir_all(directory.join("ports")).unwrap();
     std::fs::write(directory.join("ports/state"), "4: ACTIVE\n").unwrap();
     let path = std::ffi::CString::new(directory.to_str().unwrap()).unwrap();
     let read = |file: &CStr, size: usize| {
         let mut buffer = [b'?' as c_char; 16];
-        // SAFETY: the buffer has the size, or more.
+        // SAFETY: the buffer has at least this size.
         let length =
             unsafe { rdma_soft::abi::ibv_read_sysfs_file(path.as_ptr(), file.as_ptr(), buffer.as_mut_ptr(), size) };
         (length, buffer.map(|c| c as u8))
     };
     assert_eq!(read(c"ports/state", 16), (9, *b"4: ACTIVE\0??????"));
-    // The text fits with its end, as in rdma-core, where that takes the place of the newline.
+    // The terminating zero replaces the newline, as in rdma-core.
     assert_eq!(read(c"ports/state", 10), (9, *b"4: ACTIVE\0??????"));
     assert_eq!(read(c"ports/state", 9), (-1, [b'?'; 16]));
     assert_eq!(read(c"ports/state", 0), (-1, [b'?'; 16]));

@@ -1,4 +1,4 @@
-//! What programs of C hand over: structures of other releases, and pointers to nothing.
+//! Arguments of C programs: structures of other releases, and invalid pointers that must not be used.
 
 use std::mem::size_of;
 use std::ptr::{null, null_mut};
@@ -8,8 +8,8 @@ use rdma_sys::*;
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn what_a_structure_lacks_is_not_written_and_what_it_has_more_is_zero() {
-    // SAFETY: each object is made of those before it, which stay.
+fn query_writes_no_more_than_the_callers_structure_and_zeroes_the_rest() {
+    // SAFETY: each object is created from the previous ones, which stay.
     unsafe {
         let list = ibv_get_device_list(null_mut());
         let context = ibv_open_device(*list);
@@ -18,7 +18,7 @@ fn what_a_structure_lacks_is_not_written_and_what_it_has_more_is_zero() {
         let mut init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, qp_type: IBV_QPT_RC, ..ibv_qp_init_attr::zeroed() };
         let qp = ibv_create_qp(pd, &mut init);
 
-        // Its last field came years after the others.
+        // Older programs have a structure without this last field.
         let mut attr = ibv_qp_attr { rate_limit: 0x5555_5555, ..ibv_qp_attr::zeroed() };
         assert_eq!(ibv_query_qp(qp, &mut attr, IBV_QP_STATE.0 as i32, &mut init), 0);
         assert_eq!((attr.qp_state, attr.rate_limit), (IBV_QPS_RESET, 0x5555_5555));
@@ -37,9 +37,9 @@ fn what_a_structure_lacks_is_not_written_and_what_it_has_more_is_zero() {
     }
 }
 
-/// A datagram queue pair that is ready to send, on a context that stays.
+/// Creates a datagram queue pair in state RTS. Its context stays.
 unsafe fn datagrams() -> *mut ibv_qp {
-    // SAFETY: each object is made of those before it, which stay.
+    // SAFETY: each object is created from the previous ones, which stay.
     unsafe {
         let list = ibv_get_device_list(null_mut());
         let context = ibv_open_device(*list);
@@ -62,8 +62,8 @@ unsafe fn datagrams() -> *mut ibv_qp {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn nothing_inline_may_be_anywhere() {
-    // SAFETY: as verbs have it.
+fn an_empty_inline_element_may_have_any_address() {
+    // SAFETY: all arguments are valid as the verbs require.
     unsafe {
         let qp = datagrams();
         let mut gid = ibv_gid { raw: [0; 16] };

@@ -1,11 +1,12 @@
-//! Reliable connections over a network that loses, repeats and delays, by seed.
+//! Simulations of reliable connections over a network that drops, duplicates, reorders and delays packets. A seed can be
+//! replayed.
 
-mod machine;
+mod sim_host;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use machine::{BASE, MEMORY, MTU, Machine, RECEIVE, RKEY, is_whole, pattern};
+use sim_host::{BASE, MEMORY, MTU, RECEIVE, RKEY, SimHost, has_valid_icrc, pattern};
 
 use proptest::prelude::*;
 use rdma_soft::faults::{Faults, Injector};
@@ -14,9 +15,9 @@ use rdma_soft::transport::{
 };
 use rdma_soft::wire::{Atomic, Packet, Psn, Trailer, Transport};
 
-/// One end: both directions of a queue pair.
+/// Both directions of a queue pair.
 struct End {
-    machine: Machine,
+    host: SimHost,
     requester: Requester,
     responder: Responder,
 }
@@ -40,62 +41,62 @@ impl End {
     }
 
     fn with(settings: RequesterSettings) -> Self {
-        End { machine: Machine::new(), requester: Requester::new(settings), responder: Responder::new(RESPONDER) }
+        End { host: SimHost::new(), requester: Requester::new(settings), responder: Responder::new(RESPONDER) }
     }
 
     fn post(&mut self, id: u64, request: Request, data: Vec<u8>) {
         let len = data.len() as u32;
-        self.machine.data.insert(id, data);
-        // What changes memory may be carried out before a read that came before it has come back, unless it waits for that.
+        self.host.data.insert(id, data);
+        // A read is not ordered with later operations on the same memory, unless these are fenced.
         let is_fenced = !matches!(request, Request::Send(_) | Request::Read { .. });
         let work = Work { id, request, len, is_fenced, is_solicited: false };
-        self.requester.post(work, &mut self.machine);
+        self.requester.post(work, &mut self.host);
     }
 
-    /// As bytes, so that what goes over the network is all that does.
+    /// Encodes the next packet, so that the peer sees only what a network carries.
     fn transmit(&mut self, now: Time) -> Option<Vec<u8>> {
-        let outgoing = match self.responder.transmit(&self.machine) {
+        let outgoing = match self.responder.transmit(&self.host) {
             Some(outgoing) => outgoing,
             None => self.requester.transmit(now)?,
         };
-        Some(self.machine.encode(&outgoing, Transport::Rc))
+        Some(self.host.encode(&outgoing, Transport::Rc))
     }
 
     fn handle(&mut self, bytes: &[u8], now: Time) {
         let Packet { header, payload } = Packet::parse(bytes).unwrap();
         if header.operation.is_answer() {
-            self.requester.handle(&header, payload, now, &mut self.machine);
+            self.requester.handle(&header, payload, now, &mut self.host);
         } else {
-            self.responder.handle(&header, payload, &mut self.machine);
+            self.responder.handle(&header, payload, &mut self.host);
         }
     }
 }
 
-/// A simulation of which only the first end has work.
-fn asking(settings: RequesterSettings) -> Net {
+/// A simulation in which only the first end posts work.
+fn one_way(settings: RequesterSettings) -> Net {
     Net::new([End::with(settings), End::new()], Faults::default())
 }
 
-/// Two ends and a network between them.
+/// Two ends and the network between them.
 struct Net {
     ends: [End; 2],
     now: Time,
-    /// When each packet arrives, and where.
-    way: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
+    /// Packets in flight: arrival time, destination and bytes.
+    in_flight: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
     number: u64,
     injector: Injector,
     packets: u64,
-    /// Those that get lost whatever the injector says, counted from 1.
+    /// Packets to drop regardless of the injector, counted from 1.
     lost: BTreeSet<u64>,
 }
 
 impl Net {
     fn new(ends: [End; 2], faults: Faults) -> Self {
         let injector = Injector::new(faults);
-        Net { ends, now: Time(0), way: BTreeMap::new(), number: 0, injector, packets: 0, lost: BTreeSet::new() }
+        Net { ends, now: Time(0), in_flight: BTreeMap::new(), number: 0, injector, packets: 0, lost: BTreeSet::new() }
     }
 
-    /// A packet is ten microseconds on its way.
+    /// Sends a packet, which takes 10 µs plus its faults.
     fn send(&mut self, to: usize, mut bytes: Vec<u8>) {
         if self.lost.remove(&self.packets) {
             return;
@@ -104,37 +105,37 @@ impl Net {
         let after = Duration::from_micros(10 * (1 + u64::from(fate.overtaken_by))) + fate.delay;
         for _ in 0..fate.copies {
             self.number += 1;
-            self.way.insert((self.now + after, self.number), (to, bytes.clone()));
+            self.in_flight.insert((self.now + after, self.number), (to, bytes.clone()));
         }
     }
 
-    /// Goes on until nothing happens any more.
+    /// Runs until nothing is left to do.
     fn run(&mut self) {
-        while self.turn() {}
+        while self.advance() {}
     }
 
-    /// Sends all there is to send, and goes on to what happens next; whether there is anything.
-    fn turn(&mut self) -> bool {
+    /// Sends all packets and advances to the next event. Returns whether there was one.
+    fn advance(&mut self) -> bool {
         for end in 0..2 {
             while let Some(bytes) = self.ends[end].transmit(self.now) {
                 self.packets += 1;
-                assert!(self.packets < 100_000, "it goes on and on");
+                assert!(self.packets < 100_000, "the simulation does not end");
                 self.send(1 - end, bytes);
             }
         }
-        let arrival = self.way.keys().next().map(|(time, _)| *time);
+        let arrival = self.in_flight.keys().next().map(|(time, _)| *time);
         let wake = self.ends.iter().filter_map(|end| end.requester.wake_at()).min();
         let Some(next) = arrival.into_iter().chain(wake).min() else { return false };
         self.now = self.now.max(next);
         if arrival == Some(next) {
-            let (_, (to, bytes)) = self.way.pop_first().unwrap();
-            if is_whole(&bytes) {
+            let (_, (to, bytes)) = self.in_flight.pop_first().unwrap();
+            if has_valid_icrc(&bytes) {
                 self.ends[to].handle(&bytes, self.now);
             }
         } else {
             let now = self.now;
-            for End { requester, machine, .. } in &mut self.ends {
-                requester.expire(now, now, machine);
+            for End { requester, host, .. } in &mut self.ends {
+                requester.expire(now, now, host);
             }
         }
         true
@@ -146,7 +147,7 @@ fn sent(end: &End) -> Vec<(u64, Status)> {
         Completion::Sent { id, status } => Some((*id, *status)),
         Completion::Received { .. } => None,
     };
-    end.machine.completions.iter().filter_map(sent).collect()
+    end.host.completions.iter().filter_map(sent).collect()
 }
 
 fn received(end: &End) -> Vec<(u64, Status, u32, Option<u32>)> {
@@ -154,7 +155,7 @@ fn received(end: &End) -> Vec<(u64, Status, u32, Option<u32>)> {
         Completion::Received { id, status, len, imm, .. } => Some((id.0, *status, *len, *imm)),
         Completion::Sent { .. } => None,
     };
-    end.machine.completions.iter().filter_map(received).collect()
+    end.host.completions.iter().filter_map(received).collect()
 }
 
 #[derive(Clone, Debug)]
@@ -166,20 +167,20 @@ enum Step {
     Swap { word: usize, value: u64 },
 }
 
-/// What memory and receives are to be when all is done in order, once.
+/// Computes the memory and messages that result if every step is executed once and in order.
 fn expected(
     steps: &[Step],
     memory: &mut [u8],
     results: &mut BTreeMap<u64, Vec<u8>>,
-    inboxes: &mut Vec<(Vec<u8>, Option<u32>)>,
+    messages: &mut Vec<(Vec<u8>, Option<u32>)>,
 ) {
     for (id, step) in (0_u64..).zip(steps) {
         match *step {
-            Step::Send { len, imm } => inboxes.push((pattern(id, len), imm)),
+            Step::Send { len, imm } => messages.push((pattern(id, len), imm)),
             Step::Write { at, len, imm } => {
                 memory[at..][..len].copy_from_slice(&pattern(id, len));
                 if imm.is_some() {
-                    inboxes.push((Vec::new(), imm));
+                    messages.push((Vec::new(), imm));
                 }
             }
             Step::Read { at, len } => drop(results.insert(id, memory[at..][..len].to_vec())),
@@ -198,7 +199,7 @@ fn expected(
     }
 }
 
-/// An atomic operation on that word of the memory, which does nothing.
+/// An atomic operation that leaves the word unchanged.
 fn word(at: usize) -> Atomic {
     Atomic { address: BASE + 8 * at as u64, rkey: RKEY, swap: 0, compare: 0 }
 }
@@ -236,7 +237,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Both ends do the steps towards each other, and each is done once and in order whatever the network does.
+/// Runs the steps of both ends, and checks that each is executed once and in order.
 fn both_ways(steps: &[Vec<Step>; 2], timeout: Duration, faults: Faults) {
     let end = || End::with(RequesterSettings { timeout: Some(timeout), ..REQUESTER });
     let mut net = Net::new([end(), end()], faults);
@@ -244,24 +245,24 @@ fn both_ways(steps: &[Vec<Step>; 2], timeout: Duration, faults: Faults) {
         post(end, steps);
     }
     for end in &mut net.ends {
-        (0..200).for_each(|id| end.machine.post_receive(id));
+        (0..200).for_each(|id| end.host.post_receive(id));
     }
     net.run();
     for (end, steps) in steps.iter().enumerate() {
         let (own, other) = (&net.ends[end], &net.ends[1 - end]);
-        let (mut memory, mut results, mut inboxes) = (vec![0; MEMORY], BTreeMap::new(), Vec::new());
-        expected(steps, &mut memory, &mut results, &mut inboxes);
+        let (mut memory, mut results, mut messages) = (vec![0; MEMORY], BTreeMap::new(), Vec::new());
+        expected(steps, &mut memory, &mut results, &mut messages);
         let ids = (0..steps.len() as u64).map(|id| (id, Status::Success)).collect::<Vec<_>>();
         assert_eq!(sent(own), ids);
-        assert!(other.machine.memory == memory, "memory is as it was written");
+        assert!(other.host.memory == memory, "memory differs from what was written");
         for (id, result) in results {
-            assert!(own.machine.data[&id] == result, "what came back for {id}");
+            assert!(own.host.data[&id] == result, "wrong response data of {id}");
         }
         let arrived = received(other);
-        assert_eq!(arrived.len(), inboxes.len());
-        for ((id, status, _, imm), (data, wanted)) in arrived.iter().zip(&inboxes) {
+        assert_eq!(arrived.len(), messages.len());
+        for ((id, status, _, imm), (data, wanted)) in arrived.iter().zip(&messages) {
             assert_eq!((*status, imm), (Status::Success, wanted));
-            assert_eq!(other.machine.inboxes.get(id).map_or(&[][..], |inbox| inbox), data);
+            assert_eq!(other.host.received.get(id).map_or(&[][..], |data| data), data);
         }
         assert!(own.requester.is_idle());
     }
@@ -269,30 +270,30 @@ fn both_ways(steps: &[Vec<Step>; 2], timeout: Duration, faults: Faults) {
 
 #[test]
 fn a_message_waits_for_a_receive() {
-    let mut net = asking(REQUESTER);
+    let mut net = one_way(REQUESTER);
     net.ends[0].post(0, Request::Send(Trailer::Immediate(7)), pattern(0, 700));
     net.ends[0].post(1, Request::Write { address: BASE, rkey: RKEY, imm: Some(8) }, pattern(1, 300));
-    // Until the requester is in its pause for the third time.
+    // Until the third RNR delay has started.
     for _ in 0..3 {
-        while net.ends[0].requester.wake_at().is_none_or(|_| !net.way.is_empty()) {
-            net.turn();
+        while net.ends[0].requester.wake_at().is_none_or(|_| !net.in_flight.is_empty()) {
+            net.advance();
         }
-        net.turn();
+        net.advance();
     }
     assert_eq!(sent(&net.ends[0]), []);
-    net.ends[1].machine.post_receive(10);
-    net.ends[1].machine.post_receive(11);
+    net.ends[1].host.post_receive(10);
+    net.ends[1].host.post_receive(11);
     net.run();
     assert_eq!(sent(&net.ends[0]), [(0, Status::Success), (1, Status::Success)]);
     assert_eq!(received(&net.ends[1]), [(10, Status::Success, 700, Some(7)), (11, Status::Success, 300, Some(8))]);
-    assert_eq!(net.ends[1].machine.inboxes[&10], pattern(0, 700));
-    assert!(net.now >= Time(30_000), "three pauses of 10 µs: {:?}", net.now);
+    assert_eq!(net.ends[1].host.received[&10], pattern(0, 700));
+    assert!(net.now >= Time(30_000), "three RNR delays of 10 µs: {:?}", net.now);
 }
 
 #[test]
-fn a_peer_without_receives_is_given_up_after_as_many_tries_as_were_said() {
+fn a_peer_without_receives_fails_work_after_rnr_retries() {
     for rnr_retries in [0, 1, 6] {
-        let mut net = asking(RequesterSettings { rnr_retries, ..REQUESTER });
+        let mut net = one_way(RequesterSettings { rnr_retries, ..REQUESTER });
         net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 10));
         net.ends[0].post(1, Request::Send(Trailer::None), pattern(1, 10));
         net.run();
@@ -304,10 +305,10 @@ fn a_peer_without_receives_is_given_up_after_as_many_tries_as_were_said() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_given_up_after_as_many_tries_as_were_said() {
+fn a_peer_that_never_answers_fails_work_after_retries() {
     for retries in [0, 1, 7] {
-        let mut net = asking(RequesterSettings { retries, ..REQUESTER });
-        net.injector = Injector::new(Faults { drop: 1.0, ..Faults::default() });
+        let mut net = one_way(RequesterSettings { retries, ..REQUESTER });
+        net.injector = Injector::new(Faults::default().with_drop(1.0));
         net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 500));
         net.run();
         assert_eq!(sent(&net.ends[0]), [(0, Status::RetryExceeded)]);
@@ -317,23 +318,23 @@ fn a_peer_that_never_answers_is_given_up_after_as_many_tries_as_were_said() {
 }
 
 #[test]
-fn what_gets_lost_last_is_asked_for_before_the_timeout_and_takes_no_retry() {
+fn a_lost_tail_is_probed_before_the_timeout_without_a_retry() {
     let settings = RequesterSettings { timeout: Some(Duration::from_millis(640)), retries: 0, ..REQUESTER };
-    // Four packets and their acknowledgement, of which some get lost at the end.
+    // Four packets and their ACK, some of which are lost.
     for lost in [&[5][..], &[4], &[3, 4], &[1, 2, 3, 4], &[2, 3, 4, 5], &[4, 5]] {
-        let mut net = asking(settings);
+        let mut net = one_way(settings);
         net.lost = lost.iter().copied().collect();
-        net.ends[1].machine.post_receive(1);
+        net.ends[1].host.post_receive(1);
         net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 1000));
         net.run();
         assert_eq!(sent(&net.ends[0]), [(0, Status::Success)], "{lost:?}");
-        assert_eq!(net.ends[1].machine.inboxes[&1], pattern(0, 1000));
-        // A second one is later by as much again, and one more takes the packet that has not got lost.
+        assert_eq!(net.ends[1].host.received[&1], pattern(0, 1000));
+        // The first probe is sent after 10 ms. Some losses need further probes.
         assert!((10_000_000..42_000_000).contains(&net.now.0), "{lost:?}: {:?}", net.now);
     }
     for request in [Request::Read { address: BASE, rkey: RKEY }, Request::FetchAdd(word(0))] {
         for lost in [1, 2] {
-            let mut net = asking(settings);
+            let mut net = one_way(settings);
             net.lost.insert(lost);
             net.ends[0].post(0, request, vec![1; 8]);
             net.run();
@@ -344,35 +345,35 @@ fn what_gets_lost_last_is_asked_for_before_the_timeout_and_takes_no_retry() {
 }
 
 #[test]
-fn on_a_bad_network_little_is_on_its_way_that_has_to_be_sent_again() {
+fn the_window_shrinks_on_a_lossy_network() {
     let timeout = Some(Duration::from_millis(640));
-    let mut net = asking(RequesterSettings { window: 256, timeout, ..REQUESTER });
-    let faults = Faults { seed: 1, drop: 0.05, reorder: 0.05, dup: 0.01, ..Faults::default() };
+    let mut net = one_way(RequesterSettings { window: 256, timeout, ..REQUESTER });
+    let faults = Faults::default().with_seed(1).with_drop(0.05).with_reorder(0.05).with_dup(0.01);
     net.injector = Injector::new(faults);
     let messages = if cfg!(miri) { 1 } else { 50 };
     for id in 0..messages {
         net.ends[0].post(id, Request::Write { address: BASE, rkey: RKEY, imm: None }, pattern(id, MEMORY));
     }
     net.run();
-    // Twice as many with their acknowledgements.
+    // Each packet may have an ACK.
     let needed = 2 * messages * MEMORY as u64 / u64::from(MTU);
     assert!(net.packets < 3 * needed, "{} packets for {needed}", net.packets);
-    assert!(net.ends[1].machine.memory == pattern(messages - 1, MEMORY));
+    assert!(net.ends[1].host.memory == pattern(messages - 1, MEMORY));
 }
 
 #[test]
 fn a_peer_that_is_slow_to_receive_is_not_flooded() {
     let (window, messages) = if cfg!(miri) { (16, 32) } else { (256, 512) };
-    let mut net = asking(RequesterSettings { window, ..REQUESTER });
+    let mut net = one_way(RequesterSettings { window, ..REQUESTER });
     let at_once = 8;
     for id in 0..messages {
         net.ends[0].post(id, Request::Send(Trailer::None), pattern(id, 10));
     }
     let mut receives = 0;
     while receives < messages {
-        // It takes some each 100 µs, ten times as long as it asks to be left alone for.
-        while net.now < Time(100_000 * (receives / at_once)) && net.turn() {}
-        (receives..receives + at_once).for_each(|id| net.ends[1].machine.post_receive(id));
+        // The peer posts receives every 100 µs, which is ten times its RNR delay.
+        while net.now < Time(100_000 * (receives / at_once)) && net.advance() {}
+        (receives..receives + at_once).for_each(|id| net.ends[1].host.post_receive(id));
         receives += at_once;
     }
     net.run();
@@ -381,35 +382,35 @@ fn a_peer_that_is_slow_to_receive_is_not_flooded() {
 }
 
 #[test]
-fn losses_while_the_peer_has_no_receive_are_not_one_after_the_other() {
-    let mut net = asking(RequesterSettings { retries: 1, ..REQUESTER });
+fn an_rnr_nak_resets_the_retry_counter() {
+    let mut net = one_way(RequesterSettings { retries: 1, ..REQUESTER });
     net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, 10));
-    // One of three tries, or refusals: more than retries, but never two in a row.
+    // Every fifth packet is lost, a request or an RNR NAK: more than `retries` in total, but never two in a row.
     let rounds = if cfg!(miri) { 16 } else { 40 };
     net.lost = (0..rounds).map(|round| 3 + 5 * round).collect();
     for _ in 0..10 * rounds {
-        net.turn();
+        net.advance();
     }
     assert_eq!(sent(&net.ends[0]), []);
     let lost = rounds - net.lost.len() as u64;
     assert!(net.packets > 5 * rounds / 2 && lost > rounds / 2, "{} packets, {lost} lost", net.packets);
-    net.ends[1].machine.post_receive(10);
+    net.ends[1].host.post_receive(10);
     net.run();
     assert_eq!(sent(&net.ends[0]), [(0, Status::Success)]);
 }
 
 #[test]
-fn a_refusal_that_gets_lost_is_said_again() {
+fn a_lost_nak_is_sent_again() {
     for lost in [vec![2], vec![2, 4], vec![2, 3, 5]] {
-        let mut net = asking(REQUESTER);
+        let mut net = one_way(REQUESTER);
         net.lost = lost.iter().copied().collect();
         net.ends[0].post(0, Request::Write { address: BASE, rkey: RKEY + 1, imm: None }, pattern(0, 10));
         net.run();
         assert_eq!(sent(&net.ends[0]), [(0, Status::RemoteAccess)], "{lost:?}");
-        assert!(net.ends[1].machine.memory == vec![0; MEMORY]);
+        assert!(net.ends[1].host.memory == vec![0; MEMORY]);
     }
-    // One whose application has ended it says nothing.
-    let mut net = asking(REQUESTER);
+    // A responder whose application has put it into the error state sends no NAK.
+    let mut net = one_way(REQUESTER);
     net.ends[1].responder.abandon();
     net.ends[0].post(0, Request::Write { address: BASE, rkey: RKEY + 1, imm: None }, pattern(0, 10));
     net.run();
@@ -417,7 +418,7 @@ fn a_refusal_that_gets_lost_is_said_again() {
 }
 
 #[test]
-fn what_the_peer_refuses_fails_with_the_reason_and_ends_the_rest() {
+fn a_nak_fails_its_work_with_the_reason_and_flushes_the_rest() {
     let atomic = |address| Atomic { address, rkey: RKEY, swap: 1, compare: 0 };
     let end = BASE + MEMORY as u64;
     let cases = [
@@ -430,8 +431,8 @@ fn what_the_peer_refuses_fails_with_the_reason_and_ends_the_rest() {
         (Request::Send(Trailer::Invalidate(RKEY + 1)), Status::RemoteAccess),
     ];
     for (request, status) in cases {
-        let mut net = asking(REQUESTER);
-        net.ends[1].machine.post_receive(1);
+        let mut net = one_way(REQUESTER);
+        net.ends[1].host.post_receive(1);
         net.ends[0].post(0, Request::Write { address: BASE, rkey: RKEY, imm: None }, pattern(0, 10));
         net.ends[0].post(1, request, pattern(1, 1000));
         net.ends[0].post(2, Request::Write { address: BASE, rkey: RKEY, imm: None }, pattern(2, 10));
@@ -440,14 +441,14 @@ fn what_the_peer_refuses_fails_with_the_reason_and_ends_the_rest() {
         assert!(net.ends[1].responder.has_failed());
         let mut memory = vec![0; MEMORY];
         memory[..10].copy_from_slice(&pattern(0, 10));
-        assert!(net.ends[1].machine.memory == memory, "nothing of it was written: {request:?}");
+        assert!(net.ends[1].host.memory == memory, "memory was written: {request:?}");
     }
 }
 
 #[test]
-fn a_message_that_is_longer_than_its_receive_fails_at_both_ends() {
-    let mut net = asking(REQUESTER);
-    net.ends[1].machine.post_receive(5);
+fn a_message_longer_than_its_receive_fails_at_both_ends() {
+    let mut net = one_way(REQUESTER);
+    net.ends[1].host.post_receive(5);
     net.ends[0].post(0, Request::Send(Trailer::None), pattern(0, RECEIVE + 1));
     net.run();
     assert_eq!(sent(&net.ends[0]), [(0, Status::RemoteInvalidRequest)]);
@@ -455,26 +456,26 @@ fn a_message_that_is_longer_than_its_receive_fails_at_both_ends() {
 }
 
 #[test]
-fn no_more_reads_are_outstanding_than_were_said() {
-    let mut net = asking(RequesterSettings { reads: 2, ..REQUESTER });
+fn no_more_reads_are_outstanding_than_configured() {
+    let mut net = one_way(RequesterSettings { reads: 2, ..REQUESTER });
     for id in 0..5 {
         net.ends[0].post(id, Request::Read { address: BASE, rkey: RKEY }, vec![0; 10]);
     }
     let now = net.now;
-    let asked = std::iter::from_fn(|| net.ends[0].transmit(now)).collect::<Vec<_>>();
-    assert_eq!(asked.len(), 2);
-    for bytes in asked {
+    let requests = std::iter::from_fn(|| net.ends[0].transmit(now)).collect::<Vec<_>>();
+    assert_eq!(requests.len(), 2);
+    for bytes in requests {
         net.ends[1].handle(&bytes, now);
     }
     net.run();
     assert_eq!(sent(&net.ends[0]).len(), 5);
-    // One that asks more than its peer said it would answer breaks the rules.
-    let mut net = asking(RequesterSettings { reads: 9, window: 256, ..REQUESTER });
+    // A requester that exceeds the responder resources of its peer violates the protocol.
+    let mut net = one_way(RequesterSettings { reads: 9, window: 256, ..REQUESTER });
     for id in 0..9 {
         net.ends[0].post(id, Request::Read { address: BASE, rkey: RKEY }, vec![0; 2000]);
     }
-    let asked = std::iter::from_fn(|| net.ends[0].transmit(now)).collect::<Vec<_>>();
-    for bytes in asked {
+    let requests = std::iter::from_fn(|| net.ends[0].transmit(now)).collect::<Vec<_>>();
+    for bytes in requests {
         net.ends[1].handle(&bytes, now);
     }
     net.run();
@@ -482,15 +483,15 @@ fn no_more_reads_are_outstanding_than_were_said() {
 }
 
 #[test]
-fn requests_that_come_again_are_not_more_than_were_said() {
-    let mut net = asking(REQUESTER);
+fn duplicate_requests_do_not_exceed_the_responder_resources() {
+    let mut net = one_way(REQUESTER);
     let now = net.now;
     for id in 0..3 {
         net.ends[0].post(id, Request::FetchAdd(word(0)), vec![0; 8]);
     }
-    let asked = std::iter::from_fn(|| net.ends[0].transmit(now)).collect::<Vec<_>>();
-    // Three times, before anything is answered, and then the fourth.
-    for bytes in asked.iter().chain(&asked).chain(&asked) {
+    let requests = std::iter::from_fn(|| net.ends[0].transmit(now)).collect::<Vec<_>>();
+    // Each request arrives three times before any is answered. Then the fourth request arrives.
+    for bytes in requests.iter().chain(&requests).chain(&requests) {
         net.ends[1].handle(bytes, now);
     }
     net.ends[0].post(3, Request::FetchAdd(word(0)), vec![0; 8]);
@@ -499,15 +500,15 @@ fn requests_that_come_again_are_not_more_than_were_said() {
 }
 
 #[test]
-fn memory_that_is_closed_while_it_is_read_is_refused() {
-    let mut net = asking(REQUESTER);
+fn memory_closed_during_a_read_fails_the_read() {
+    let mut net = one_way(REQUESTER);
     net.ends[0].post(0, Request::Read { address: BASE, rkey: RKEY }, vec![0; 1000]);
     let now = net.now;
     let request = net.ends[0].transmit(now).unwrap();
     net.ends[1].handle(&request, now);
     let first = net.ends[1].transmit(now).unwrap();
     net.ends[0].handle(&first, now);
-    net.ends[1].machine.is_closed = true;
+    net.ends[1].host.is_closed = true;
     net.run();
     assert_eq!(sent(&net.ends[0]), [(0, Status::RemoteAccess)]);
 }
@@ -516,34 +517,36 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 300 }, ..ProptestConfig::default() })]
 
     #[test]
-    fn all_is_done_once_and_in_order(
+    fn work_is_done_once_and_in_order(
         first in prop::collection::vec(step(), 0..if cfg!(miri) { 5 } else { 40 }),
         second in prop::collection::vec(step(), 0..if cfg!(miri) { 5 } else { 40 }),
         drop in 0.0..0.06,
         dup in 0.0..0.06,
         reorder in 0.0..0.06,
         corrupt in 0.0..0.02,
-        // With the longer one it asks before it sends again.
+        // Only the longer timeout is long enough for probes.
         timeout in prop_oneof![Just(1), Just(100)],
         seed: u64,
     ) {
         let delay = Duration::from_micros(seed % 50);
-        both_ways(&[first, second], Duration::from_millis(timeout), Faults { seed, drop, dup, reorder, corrupt, delay });
+        let faults = Faults::default().with_seed(seed).with_drop(drop).with_dup(dup).with_reorder(reorder);
+        let faults = faults.with_corrupt(corrupt).with_delay(delay);
+        both_ways(&[first, second], Duration::from_millis(timeout), faults);
     }
 
     #[test]
-    fn whatever_arrives_does_no_harm(
+    fn arbitrary_packets_do_no_harm(
         steps in prop::collection::vec(step(), 0..if cfg!(miri) { 5 } else { 10 }),
         noise in prop::collection::vec(
             (0..2_usize, any::<u8>(), 0_u32..40, any::<[u64; 4]>(), 0..600_usize),
             0..if cfg!(miri) { 20 } else { 60 },
         ),
     ) {
-        let mut net = asking(REQUESTER);
+        let mut net = one_way(REQUESTER);
         post(&mut net.ends[0], &steps);
-        (0..20).for_each(|id| net.ends[1].machine.post_receive(id));
+        (0..20).for_each(|id| net.ends[1].host.post_receive(id));
         for (to, opcode, psn, words, len) in noise {
-            // Numbers near to those that are expected, and memory that mostly is there.
+            // PSNs near the expected ones, and mostly valid addresses.
             let mut bytes = vec![opcode & 0x1f, 0x40, 0xff, 0xff, 0, 0, 0, 2];
             bytes.extend(Psn::new(0xff_fff0 - 10).add(psn).get().to_be_bytes());
             for word in words {
@@ -556,20 +559,20 @@ proptest! {
                 prop_assert_eq!(packet.header.dest_qp, 2);
                 net.ends[to].handle(&bytes, net.now);
             }
-            net.turn();
+            net.advance();
         }
         net.run();
-        // Each piece of work ends once, in order.
+        // All work completes once and in order.
         let ids: Vec<u64> = sent(&net.ends[0]).iter().map(|(id, _)| *id).collect();
         prop_assert_eq!(ids, (0..steps.len() as u64).collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn settings_change_while_it_runs() {
+fn settings_can_change_while_work_is_in_flight() {
     let timeout = Duration::from_micros(10);
     let before = RequesterSettings { retries: 0, timeout: Some(timeout), ..REQUESTER };
-    let (mut host, mut requester) = (Machine::new(), Requester::new(before));
+    let (mut host, mut requester) = (SimHost::new(), Requester::new(before));
     requester.change(RequesterSettings { retries: 2, psn: Psn::new(1), mtu: 4 * MTU, ..before });
     let write = Request::Write { address: BASE, rkey: RKEY, imm: None };
     let work = Work { id: 7, request: write, len: 2 * MTU, is_fenced: false, is_solicited: false };
@@ -581,7 +584,7 @@ fn settings_change_while_it_runs() {
         requester.expire(now, now, &mut host);
     }
     assert_eq!(host.completions, [Completion::Sent { id: 7, status: Status::RetryExceeded }]);
-    // Its numbers and its MTU stay; it was sent, and sent again twice, as far as it takes to be answered.
+    // The PSN and the MTU have not changed. The first packet was sent once and retransmitted twice.
     let times = sent.iter().filter(|psn| **psn == REQUESTER.psn).count();
     assert_eq!((times, sent[1]), (3, REQUESTER.psn.add(1)));
 }

@@ -1,28 +1,28 @@
-//! What a peer may ask of a responder, and how much of it is kept.
+//! Limits of what a peer may request of a responder.
 
-#[allow(dead_code, reason = "of simulations with two ends")]
-mod machine;
+#[allow(dead_code, reason = "used by simulations with two ends")]
+mod sim_host;
 
-use machine::{BASE, MTU, Machine, RKEY};
 use rdma_soft::transport::{Host, Outgoing, Responder, ResponderSettings};
 use rdma_soft::wire::{Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer, Transport};
+use sim_host::{BASE, MTU, RKEY, SimHost};
 
 const SETTINGS: ResponderSettings =
     ResponderSettings { psn: Psn::new(0xff_fffe), mtu: MTU, resources: 2, min_rnr_timer: 1 };
 
-/// A responder, and a peer whose packets come in the order in which the test gives them.
+/// A responder, and a peer whose requests the test chooses.
 struct Peer {
-    machine: Machine,
+    host: SimHost,
     responder: Responder,
 }
 
 impl Peer {
     fn new() -> Peer {
-        Peer { machine: Machine::new(), responder: Responder::new(SETTINGS) }
+        Peer { host: SimHost::new(), responder: Responder::new(SETTINGS) }
     }
 
-    /// Packets after the first that is expected.
-    fn ask(&mut self, number: u32, operation: Operation) {
+    /// Sends a request, `number` PSNs after the first.
+    fn request(&mut self, number: u32, operation: Operation) {
         let header = Header {
             transport: Transport::Rc,
             operation,
@@ -34,11 +34,11 @@ impl Peer {
             migrated: true,
             congestion: (false, false),
         };
-        self.responder.handle(&header, &[], &mut self.machine);
+        self.responder.handle(&header, &[], &mut self.host);
     }
 
-    fn answers(&mut self) -> Vec<Outgoing> {
-        std::iter::from_fn(|| self.responder.transmit(&self.machine)).collect()
+    fn responses(&mut self) -> Vec<Outgoing> {
+        std::iter::from_fn(|| self.responder.transmit(&self.host)).collect()
     }
 }
 
@@ -46,11 +46,11 @@ fn read() -> Operation {
     Operation::ReadRequest(RemoteRange { address: BASE, rkey: RKEY, len: 8 })
 }
 
-fn nothing() -> Operation {
+fn empty_write() -> Operation {
     Operation::WriteOnly(RemoteRange { address: 0, rkey: 0, len: 0 }, None)
 }
 
-fn refusal(outgoing: &Outgoing) -> Option<Syndrome> {
+fn syndrome(outgoing: &Outgoing) -> Option<Syndrome> {
     match outgoing.operation {
         Operation::Acknowledge(ack) => Some(ack.syndrome),
         _ => None,
@@ -58,59 +58,59 @@ fn refusal(outgoing: &Outgoing) -> Option<Syndrome> {
 }
 
 #[test]
-fn however_often_a_peer_is_refused_one_refusal_waits_to_be_sent() {
+fn at_most_one_nak_is_pending() {
     let mut peer = Peer::new();
     for _ in 0..1000 {
-        peer.ask(0, Operation::SendOnly(Trailer::None));
+        peer.request(0, Operation::SendOnly(Trailer::None));
     }
-    let answers = peer.answers();
-    assert_eq!(answers.iter().map(refusal).collect::<Vec<_>>(), [Some(Syndrome::ReceiverNotReady(1))]);
+    let responses = peer.responses();
+    assert_eq!(responses.iter().map(syndrome).collect::<Vec<_>>(), [Some(Syndrome::ReceiverNotReady(1))]);
 
-    // One after the other is done, and what comes between is always missing.
+    // One request arrives in order, and then one behind a gap.
     for number in 0..1000 {
-        peer.ask(number, nothing());
-        peer.ask(number + 2, nothing());
+        peer.request(number, empty_write());
+        peer.request(number + 2, empty_write());
     }
-    let answers = peer.answers();
-    assert_eq!(answers.iter().map(refusal).collect::<Vec<_>>(), [Some(Syndrome::Nak(Nak::SequenceError))]);
-    assert_eq!(answers[0].psn, SETTINGS.psn.add(1000));
+    let responses = peer.responses();
+    assert_eq!(responses.iter().map(syndrome).collect::<Vec<_>>(), [Some(Syndrome::Nak(Nak::SequenceError))]);
+    assert_eq!(responses[0].psn, SETTINGS.psn.add(1000));
 }
 
 #[test]
-fn what_is_asked_for_again_before_it_was_answered_is_outstanding_once() {
+fn a_retransmitted_read_counts_as_outstanding_once() {
     let mut peer = Peer::new();
-    peer.ask(0, read());
-    peer.ask(1, read());
-    // No answer has come yet: a probe.
-    peer.ask(0, read());
-    peer.ask(0, read());
-    // The answer to the first comes, after which the peer may have another one outstanding.
-    assert!(matches!(peer.responder.transmit(&peer.machine).unwrap().operation, Operation::ReadOnly(_)));
-    peer.ask(2, read());
+    peer.request(0, read());
+    peer.request(1, read());
+    // A retransmission before the first response.
+    peer.request(0, read());
+    peer.request(0, read());
+    // After the first response, the peer may have another read outstanding.
+    assert!(matches!(peer.responder.transmit(&peer.host).unwrap().operation, Operation::ReadOnly(_)));
+    peer.request(2, read());
     assert!(!peer.responder.has_failed());
-    let of: Vec<_> = peer.answers().iter().map(|answer| answer.psn.since(SETTINGS.psn)).collect();
-    assert_eq!(of, [1, 0, 0, 2]);
-    // More than that is too many.
-    (3..6).for_each(|number| peer.ask(number, read()));
+    let psns: Vec<_> = peer.responses().iter().map(|response| response.psn.since(SETTINGS.psn)).collect();
+    assert_eq!(psns, [1, 0, 0, 2]);
+    // Three outstanding reads exceed the responder resources.
+    (3..6).for_each(|number| peer.request(number, read()));
     assert_eq!(peer.responder.failure(), Some(Nak::InvalidRequest));
 }
 
 #[test]
-fn a_read_that_comes_twice_finds_its_memory_closed_and_harms_nobody() {
+fn a_duplicate_read_of_closed_memory_does_not_fail_the_connection() {
     let mut peer = Peer::new();
-    peer.ask(0, read());
-    assert_eq!(peer.answers().len(), 1);
-    // The peer has its answer, says so by other means, and the region is deregistered.
-    peer.machine.is_closed = true;
-    peer.ask(0, read());
-    let answers = peer.answers();
-    assert_eq!(answers.iter().map(refusal).collect::<Vec<_>>(), [Some(Syndrome::Nak(Nak::RemoteAccess))]);
-    assert_eq!(answers[0].psn, SETTINGS.psn, "of that read, for a peer that has no answer");
+    peer.request(0, read());
+    assert_eq!(peer.responses().len(), 1);
+    // The peer has its response and tells the program by other means, which deregisters the region.
+    peer.host.is_closed = true;
+    peer.request(0, read());
+    let responses = peer.responses();
+    assert_eq!(responses.iter().map(syndrome).collect::<Vec<_>>(), [Some(Syndrome::Nak(Nak::RemoteAccess))]);
+    assert_eq!(responses[0].psn, SETTINGS.psn, "the NAK must have the PSN of the read");
     assert!(!peer.responder.has_failed());
-    peer.ask(1, nothing());
-    assert_eq!(peer.answers().iter().map(refusal).collect::<Vec<_>>(), [Some(Syndrome::ACK)]);
-    // One that is new is another matter.
-    peer.ask(2, read());
+    peer.request(1, empty_write());
+    assert_eq!(peer.responses().iter().map(syndrome).collect::<Vec<_>>(), [Some(Syndrome::ACK)]);
+    // A new read of closed memory is fatal.
+    peer.request(2, read());
     assert_eq!(peer.responder.failure(), Some(Nak::RemoteAccess));
-    assert!(peer.machine.receive().is_none());
+    assert!(peer.host.receive().is_none());
 }

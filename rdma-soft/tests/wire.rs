@@ -1,4 +1,4 @@
-//! Packets: those that Linux has sent, and those that nobody would.
+//! Encoding and parsing of packets: captured from Linux, generated, and malformed.
 
 use std::net::Ipv4Addr;
 
@@ -8,11 +8,13 @@ use rdma_soft::wire::{
     Transport,
 };
 
-/// What two machines with Linux 6.1's rxe have said to each other: messages, writes, reads and atomics over reliable connections,
-/// messages over unreliable ones and by datagrams, and management. Captured from the Ethernet between them.
+/// Packets between two machines with Linux 6.1's rxe, captured on their Ethernet.
+///
+/// Messages, writes, reads and atomics over reliable connections, messages over unreliable connections, datagrams, and
+/// management.
 const RXE: &[u8] = include_bytes!("corpus/rxe-6.1.pcap");
 
-/// The packets of a capture, with what the network had to say of them.
+/// Splits a capture into packets with their paths.
 fn packets(capture: &[u8]) -> Vec<(Path, &[u8])> {
     const FILE: usize = 24;
     const RECORD: usize = 16;
@@ -21,12 +23,12 @@ fn packets(capture: &[u8]) -> Vec<(Path, &[u8])> {
     let mut found = Vec::new();
     while let Some(record) = rest.get(..RECORD) {
         let len = u32::from_le_bytes(record[8..12].try_into().unwrap()) as usize;
-        let (frame, behind) = rest[RECORD..].split_at(len);
-        rest = behind;
+        let (frame, after) = rest[RECORD..].split_at(len);
+        rest = after;
         let octets = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&frame[at..at + 4]).unwrap());
         let source_port = u16::from_be_bytes([frame[34], frame[35]]);
         let udp_len = usize::from(u16::from_be_bytes([frame[38], frame[39]]));
-        // Ethernet pads what is short.
+        // Ethernet pads short frames, so take the length from the UDP header.
         found.push((
             Path::V4 { source: octets(26), dest: octets(30), source_port },
             &frame[BEFORE..BEFORE + udp_len - 8],
@@ -35,8 +37,8 @@ fn packets(capture: &[u8]) -> Vec<(Path, &[u8])> {
     found
 }
 
-/// As it goes over the network, with an invariant CRC of zero.
-fn whole(header: &Header, payload: &[u8]) -> Vec<u8> {
+/// Encodes a packet with an invariant CRC of zero.
+fn encode(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut bytes = header.encode(payload.len()).to_vec();
     bytes.extend(payload);
     bytes.resize(bytes.len() + Header::padding(payload.len()) + ICRC, 0);
@@ -44,20 +46,20 @@ fn whole(header: &Header, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_linux_sends_is_right_and_comes_back_byte_by_byte() {
+fn packets_of_linux_are_valid_and_round_trip() {
     let packets = packets(RXE);
     assert!(packets.len() > 50, "{}", packets.len());
     for (path, datagram) in packets.into_iter().step_by(if cfg!(miri) { 8 } else { 1 }) {
         assert!(Icrc::matches(&path, datagram), "{datagram:02x?}");
         let packet = Packet::parse(datagram).unwrap();
-        let again = whole(&packet.header, packet.payload);
+        let again = encode(&packet.header, packet.payload);
         let (content, _) = datagram.split_last_chunk::<ICRC>().unwrap();
         assert_eq!(again[..content.len()], *content, "{packet:?}");
     }
 }
 
 #[test]
-fn linux_has_sent_packets_of_each_kind() {
+fn the_capture_has_packets_of_each_kind() {
     let packets: Vec<Packet<'_>> = packets(RXE).iter().map(|(_, datagram)| Packet::parse(datagram).unwrap()).collect();
     let some = |wanted: &dyn Fn(&Packet<'_>) -> bool| assert!(packets.iter().any(wanted));
     let operation = |wanted: fn(&Operation) -> bool| some(&|packet| wanted(&packet.header.operation));
@@ -84,7 +86,7 @@ fn linux_has_sent_packets_of_each_kind() {
 }
 
 #[test]
-fn what_is_no_packet_is_told_apart() {
+fn malformed_packets_are_rejected_with_a_reason() {
     let header = Header {
         transport: Transport::Rc,
         operation: Operation::SendOnly(Trailer::None),
@@ -96,7 +98,7 @@ fn what_is_no_packet_is_told_apart() {
         migrated: true,
         congestion: (false, false),
     };
-    let good = whole(&header, b"hello");
+    let good = encode(&header, b"hello");
     assert_eq!(Packet::parse(&good).unwrap(), Packet { header, payload: b"hello" });
     let with = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = good.clone();
@@ -107,7 +109,7 @@ fn what_is_no_packet_is_told_apart() {
     assert_eq!(with(&|bytes| bytes.clear()), Err(Malformed::Short));
     assert_eq!(with(&|bytes| bytes.push(0)), Err(Malformed::Unaligned));
     assert_eq!(with(&|bytes| bytes[1] |= 1), Err(Malformed::Version(1)));
-    // Nothing but padding, and less than there is said to be.
+    // Padding is longer than the payload.
     assert_eq!(with(&|bytes| bytes.truncate(16)), Err(Malformed::Padding));
     for opcode in [21, 24, 31, 2 << 5, 4 << 5 | 1, 0xff, 0x60, 0x64 + 2, 0x20 | 12, 0x20 | 17, 0x20 | 23] {
         assert_eq!(
@@ -119,12 +121,12 @@ fn what_is_no_packet_is_told_apart() {
             "{opcode:#x}"
         );
     }
-    // An acknowledgement with payload, and one that means nothing.
+    // An ACK with a payload, and one with an unknown syndrome.
     let ack = Ack { syndrome: Syndrome::Nak(Nak::RemoteAccess), msn: Psn::new(3) };
     let ack = Header { operation: Operation::Acknowledge(ack), ..header };
-    assert_eq!(Packet::parse(&whole(&ack, b"")).unwrap().header, ack);
-    assert_eq!(Packet::parse(&whole(&ack, b"four")), Err(Malformed::Padding));
-    let mut meaningless = whole(&ack, b"");
+    assert_eq!(Packet::parse(&encode(&ack, b"")).unwrap().header, ack);
+    assert_eq!(Packet::parse(&encode(&ack, b"four")), Err(Malformed::Padding));
+    let mut meaningless = encode(&ack, b"");
     meaningless[12] = 0x44;
     assert_eq!(Packet::parse(&meaningless), Err(Malformed::Syndrome(0x44)));
 }
@@ -211,7 +213,7 @@ fn cases() -> ProptestConfig {
     if cfg!(miri) { ProptestConfig::with_cases(3) } else { ProptestConfig::default() }
 }
 
-/// Fewer bytes than that, and far fewer under Miri, which takes long over each.
+/// Up to `most` random bytes. Fewer under Miri, which is slow.
 fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..if cfg!(miri) { most / 5 } else { most })
 }
@@ -220,36 +222,36 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn what_is_sent_is_what_arrives(
+    fn packets_round_trip(
         header in header().prop_filter("of the service", |header| header.transport.has(&header.operation)),
         payload in bytes(100),
     ) {
         let payload = if header.operation.carries_payload() { &payload[..] } else { &[] };
-        let bytes = whole(&header, payload);
+        let bytes = encode(&header, payload);
         prop_assert_eq!(Packet::parse(&bytes), Ok(Packet { header, payload }));
-        // Opcodes 13 to 18: what was read, acknowledgements, and what an atomic operation has found.
+        // Opcodes 13 to 18: read responses, ACKs and atomic responses.
         prop_assert_eq!(header.operation.is_answer(), (13..19).contains(&(bytes[0] & 0x1f)));
     }
 
     #[test]
-    fn no_bytes_whatever_do_harm(bytes in bytes(200)) {
+    fn arbitrary_bytes_parse_or_fail(bytes in bytes(200)) {
         if let Ok(packet) = Packet::parse(&bytes) {
             prop_assert!(packet.payload.len() + 16 <= bytes.len());
-            // What is understood says the same when it is sent on.
-            let again = whole(&packet.header, packet.payload);
+            // A parsed packet round-trips.
+            let again = encode(&packet.header, packet.payload);
             prop_assert_eq!(Packet::parse(&again), Ok(packet));
         }
     }
 
     #[test]
-    fn nor_does_what_was_damaged_on_its_way(
+    fn damaged_packets_parse_or_fail(
         header in header(),
         payload in bytes(20),
         at in any::<prop::sample::Index>(),
         to in any::<u8>(),
         cut in 0_usize..30,
     ) {
-        let mut bytes = whole(&header, &payload);
+        let mut bytes = encode(&header, &payload);
         let at = at.index(bytes.len());
         bytes[at] = to;
         bytes.truncate(bytes.len().saturating_sub(cut));

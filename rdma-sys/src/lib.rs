@@ -1,17 +1,16 @@
 //! The C ABI of RDMA verbs: the types and constants of rdma-core's headers, the functions of libibverbs and librdmacm,
-//! and the `static inline` functions that are in neither library.
+//! and the `static inline` functions that neither library exports.
 //!
-//! The crate needs neither rdma-core nor libclang to build, and links neither library. [`verbs`] and [`rdmacm`] find
-//! them while the program runs; where they are missing, a [`LoadError`] says what to install.
+//! The crate needs neither rdma-core nor libclang to build, and links neither library. [`verbs`] and [`rdmacm`] load
+//! them at run time. If one is missing, a [`LoadError`] says what to install.
 //!
-//! - Types and constants have their C names. An enum is a newtype of an integer, because libraries return values that
-//!   older headers do not know; `ibv_qp_state(9)` is a value like any other.
-//! - Exported functions are fields of [`Verbs`] and [`RdmaCm`]. Those of rdma-core 44 and before are always there,
-//!   newer ones are optional.
-//! - Inlines, and the macros that C code calls like functions, are functions of this crate: [`ibv_post_send`],
-//!   [`ibv_wr_start`], [`ibv_query_port`]. They dispatch through the objects, as in C, and never touch the tables, unless
-//!   the C original calls an exported function.
-//! - [`Zeroed`] clears a structure without `unsafe`.
+//! - Types and constants have their C names. An enum is a newtype of an integer, because libraries may return values
+//!   that older headers do not know; `ibv_qp_state(9)` is a valid value.
+//! - Exported functions are fields of [`Verbs`] and [`RdmaCm`]. Functions newer than rdma-core 44 are optional.
+//! - Inline functions, and function-like macros of C, are functions of this crate: [`ibv_post_send`], [`ibv_wr_start`],
+//!   [`ibv_query_port`]. They dispatch through the objects, as in C. They use the tables only where the C original
+//!   calls an exported function.
+//! - [`Zeroed`] creates zeroed structures without `unsafe`.
 //! - [`dma`] copies memory that a device may access at the same time.
 //!
 //! ```no_run
@@ -20,7 +19,7 @@
 //! use rdma_sys::{IBV_PORT_ACTIVE, Zeroed, ibv_port_attr, ibv_query_port, verbs};
 //!
 //! let verbs = verbs()?;
-//! // SAFETY: the list ends with null, and its devices exist until it is freed; the context exists until it is closed.
+//! // SAFETY: the list ends with null, and its devices exist until it is freed. The context exists until it is closed.
 //! unsafe {
 //!     let list = (verbs.ibv_get_device_list)(std::ptr::null_mut());
 //!     if list.is_null() || (*list).is_null() {
@@ -43,17 +42,17 @@
 //!
 //! # Another library
 //!
-//! `RDMA_SYS_LIBIBVERBS` and `RDMA_SYS_LIBRDMACM` name libraries to load instead. (LD_PRELOAD does not reach a library
-//! that is opened by name, unless the preloaded one has that SONAME.) A provider that is part of the program registers
-//! itself with [`install_verbs`] and [`install_rdmacm`] before the first verb. [`Verbs::load_from`] loads a library of
-//! the caller's choice into a table of its own.
+//! `RDMA_SYS_LIBIBVERBS` and `RDMA_SYS_LIBRDMACM` name libraries to load instead. (LD_PRELOAD has no effect on a
+//! library that is opened by name, unless the preloaded one has that SONAME.) A provider that is part of the program
+//! calls [`install_verbs`] and [`install_rdmacm`] before the first verb. [`Verbs::load_from`] loads another library
+//! into a separate table.
 //!
 //! # Platforms
 //!
-//! 64-bit Linux. The layouts are asserted at compile time.
+//! 64-bit Linux. Layouts are asserted at compile time.
 
 #![deny(missing_docs)]
-// Names are those of C.
+// Types have their C names.
 #![allow(non_camel_case_types)]
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

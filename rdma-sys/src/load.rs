@@ -1,4 +1,4 @@
-//! Finding libibverbs and librdmacm while the program runs.
+//! Loading libibverbs and librdmacm at run time.
 
 use core::ffi::{CStr, c_void};
 use core::mem::transmute_copy;
@@ -17,58 +17,58 @@ static RDMACM: OnceLock<Result<RdmaCm, LoadError>> = OnceLock::new();
 const IBVERBS: &str = "libibverbs.so.1";
 const LIBRDMACM: &str = "librdmacm.so.1";
 
-/// libibverbs: loaded at the first call; the same table, or the same error, ever after.
+/// Returns the table of libibverbs, which is loaded in the first call. Later calls return the same table or error.
 ///
-/// It is `libibverbs.so.1` from where the dynamic linker looks, unless `RDMA_SYS_LIBIBVERBS` names another library (then
-/// only that one is tried) or [`install_verbs`] came first. It stays loaded until the process ends: providers register
-/// themselves in it, and every object of it holds pointers to its code.
+/// This loads `libibverbs.so.1` from the dynamic linker's search path. If `RDMA_SYS_LIBIBVERBS` names another library,
+/// only that one is tried. [`install_verbs`] replaces both. The library stays loaded until the process ends: providers
+/// register themselves in it, and all its objects hold pointers to its code.
 ///
 /// # Errors
-/// [`LoadError`], which says what was tried and what to do.
+/// [`LoadError`], which says what was tried and how to fix it.
 pub fn verbs() -> Result<&'static Verbs, &'static LoadError> {
-    // SAFETY: libibverbs.so.1 is the SONAME of the ABI that the table describes. Whoever sets the variable vouches for
-    // the library, as with LD_PRELOAD.
-    let load = || unsafe { Verbs::load_from(named(IBVERBS, "RDMA_SYS_LIBIBVERBS")) };
+    // SAFETY: libibverbs.so.1 is the SONAME of the ABI that the table describes. A user who sets the variable vouches
+    // for the library, as with LD_PRELOAD.
+    let load = || unsafe { Verbs::load_from(library_name(IBVERBS, "RDMA_SYS_LIBIBVERBS")) };
     VERBS.get_or_init(load).as_ref()
 }
 
-/// librdmacm: loaded at the first call; the same table, or the same error, ever after.
+/// Returns the table of librdmacm, which is loaded in the first call. Later calls return the same table or error.
 ///
-/// It is `librdmacm.so.1` from where the dynamic linker looks, unless `RDMA_SYS_LIBRDMACM` names another library (then
-/// only that one is tried) or [`install_rdmacm`] came first. libibverbs is loaded before it, so that both share the
-/// copy that [`verbs`] uses, as long as its SONAME is `libibverbs.so.1`.
+/// This loads `librdmacm.so.1` from the dynamic linker's search path. If `RDMA_SYS_LIBRDMACM` names another library,
+/// only that one is tried. [`install_rdmacm`] replaces both. libibverbs is loaded first, so that librdmacm uses the
+/// same copy as [`verbs`], provided that its SONAME is `libibverbs.so.1`.
 ///
 /// # Errors
-/// [`LoadError`], which says what was tried and what to do.
+/// [`LoadError`], which says what was tried and how to fix it.
 pub fn rdmacm() -> Result<&'static RdmaCm, &'static LoadError> {
     let load = || {
-        // librdmacm needs libibverbs and would open the default one by itself. Without any, opening librdmacm fails and
-        // says so; another provider's librdmacm may not need it.
+        // librdmacm depends on libibverbs and would load the default one. An error here is ignored: without libibverbs,
+        // loading librdmacm fails with its own error, and the librdmacm of another provider may not need libibverbs.
         _ = verbs();
         // SAFETY: as in `verbs`, for librdmacm.so.1.
-        unsafe { RdmaCm::load_from(named(LIBRDMACM, "RDMA_SYS_LIBRDMACM")) }
+        unsafe { RdmaCm::load_from(library_name(LIBRDMACM, "RDMA_SYS_LIBRDMACM")) }
     };
     RDMACM.get_or_init(load).as_ref()
 }
 
-fn named(default: &str, variable: &str) -> OsString {
-    // SAFETY: reads a value that the kernel gave the process at its start.
+fn library_name(default: &str, variable: &str) -> OsString {
+    // SAFETY: this reads a value that the kernel passed to the process at its start.
     let is_privileged = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    // As with LD_PRELOAD, whoever starts a set-user-ID program does not choose its code.
+    // The user of a set-user-ID program must not choose its libraries, as with LD_PRELOAD.
     let chosen = if is_privileged { None } else { std::env::var_os(variable) };
     chosen.unwrap_or_else(|| default.into())
 }
 
 /// Makes [`verbs`] return `table`, for a provider that is linked into the program.
 ///
-/// A provider that has its own connection manager installs both tables: librdmacm from the system would hand out
+/// A provider with its own connection manager must install both tables, because the system's librdmacm would return
 /// contexts of the system's libibverbs.
 ///
 /// # Errors
-/// [`AlreadyLoaded`] when [`verbs`] was called before, even if loading failed then.
+/// [`AlreadyLoaded`] if [`verbs`] was called before, even if loading failed.
 ///
 /// # Safety
-/// Each function must have the signature and the behaviour that rdma-core documents for its name.
+/// Each function must have the signature and behavior that rdma-core documents for its name.
 pub unsafe fn install_verbs(table: Verbs) -> Result<(), AlreadyLoaded> {
     VERBS.set(Ok(table)).map_err(|_| AlreadyLoaded { library: IBVERBS })
 }
@@ -76,37 +76,65 @@ pub unsafe fn install_verbs(table: Verbs) -> Result<(), AlreadyLoaded> {
 /// Makes [`rdmacm`] return `table`, for a connection manager that is linked into the program.
 ///
 /// # Errors
-/// [`AlreadyLoaded`] when [`rdmacm`] was called before, even if loading failed then.
+/// [`AlreadyLoaded`] if [`rdmacm`] was called before, even if loading failed.
 ///
 /// # Safety
-/// As for [`install_verbs`].
+/// Those of [`install_verbs`].
 pub unsafe fn install_rdmacm(table: RdmaCm) -> Result<(), AlreadyLoaded> {
     RDMACM.set(Ok(table)).map_err(|_| AlreadyLoaded { library: LIBRDMACM })
 }
 
 impl Verbs {
-    /// Loads the library of that name or path, for good, without making it the one of [`verbs`].
+    /// Loads a library by name or path into a separate table. It does not affect [`verbs`], and is never unloaded.
     ///
     /// # Errors
-    /// [`LoadError::Library`] when it cannot be loaded, [`LoadError::Symbol`] when it lacks a function of
-    /// rdma-core 44.
+    /// [`LoadError::Library`] if it cannot be loaded; [`LoadError::Symbol`] if it lacks a function of rdma-core 44.
     ///
     /// # Safety
-    /// Loading runs the library's initialisers. What it exports under the names of libibverbs must be those functions.
+    /// Loading runs the library's initializers. Its exports with names of libibverbs must be those functions.
     pub unsafe fn load_from(library: impl AsRef<OsStr>) -> Result<Self, LoadError> {
         // SAFETY: the caller vouches for the library.
         unsafe { load(IBVERBS, library.as_ref(), Self::resolve) }
     }
 
-    /// Builds the table from a function that finds symbols; it returns null for those that do not exist. `library` is
-    /// a name for error messages.
+    /// Builds the table with `find`, which returns the address of a symbol, or null if it does not exist.
+    ///
+    /// `library` is a name for error messages. This is how a provider that is linked into the program builds the table
+    /// for [`install_verbs`]. Later releases of this crate look up more names, all of them optional, so such a provider
+    /// still compiles.
+    ///
+    /// ```no_run
+    /// use std::ffi::{CStr, c_int, c_void};
+    ///
+    /// use rdma_sys::{Verbs, ibv_context};
+    ///
+    /// unsafe extern "C" fn close_device(_: *mut ibv_context) -> c_int {
+    ///     0
+    /// }
+    ///
+    /// fn find(name: &CStr) -> *mut c_void {
+    ///     match name.to_bytes() {
+    ///         b"ibv_close_device" => close_device as *mut c_void,
+    ///         // … the other functions
+    ///         _ => std::ptr::null_mut(),
+    ///     }
+    /// }
+    ///
+    /// // SAFETY: each name yields the function of that name.
+    /// let mut table = unsafe { Verbs::from_lookup("my provider", find) }?;
+    /// // Fields can be assigned as well, with a check of the type:
+    /// table.ibv_close_device = close_device;
+    /// // SAFETY: the functions behave as libibverbs documents.
+    /// unsafe { rdma_sys::install_verbs(table) }?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// [`LoadError::Symbol`] when `find` returns null for a function of rdma-core 44.
+    /// [`LoadError::Symbol`] if `find` returns null for a function of rdma-core 44.
     ///
     /// # Safety
-    /// What `find` returns must be null, or point to a function that has the signature and the behaviour that rdma-core
-    /// documents for that name and that stays loaded.
+    /// `find` must return null or a function with the signature and behavior that rdma-core documents for that name.
+    /// The function must stay loaded.
     pub unsafe fn from_lookup(library: &str, mut find: impl FnMut(&CStr) -> *mut c_void) -> Result<Self, LoadError> {
         // SAFETY: the caller vouches for `find`.
         unsafe { Self::resolve(&mut Lookup { library, find: &mut find }) }
@@ -114,26 +142,25 @@ impl Verbs {
 }
 
 impl RdmaCm {
-    /// Loads the library of that name or path, for good, without making it the one of [`rdmacm`].
+    /// Loads a library by name or path into a separate table. It does not affect [`rdmacm`], and is never unloaded.
     ///
     /// # Errors
-    /// [`LoadError::Library`] when it cannot be loaded, [`LoadError::Symbol`] when it lacks a function of
-    /// rdma-core 44.
+    /// [`LoadError::Library`] if it cannot be loaded; [`LoadError::Symbol`] if it lacks a function of rdma-core 44.
     ///
     /// # Safety
-    /// Loading runs the library's initialisers. What it exports under the names of librdmacm must be those functions.
+    /// Loading runs the library's initializers. Its exports with names of librdmacm must be those functions.
     pub unsafe fn load_from(library: impl AsRef<OsStr>) -> Result<Self, LoadError> {
         // SAFETY: the caller vouches for the library.
         unsafe { load(LIBRDMACM, library.as_ref(), Self::resolve) }
     }
 
-    /// Builds the table from a function that finds symbols; see [`Verbs::from_lookup`].
+    /// Builds the table with `find`, which returns the addresses of symbols; see [`Verbs::from_lookup`].
     ///
     /// # Errors
-    /// [`LoadError::Symbol`] when `find` returns null for a function of rdma-core 44.
+    /// [`LoadError::Symbol`] if `find` returns null for a function of rdma-core 44.
     ///
     /// # Safety
-    /// As for [`Verbs::from_lookup`].
+    /// Those of [`Verbs::from_lookup`].
     pub unsafe fn from_lookup(library: &str, mut find: impl FnMut(&CStr) -> *mut c_void) -> Result<Self, LoadError> {
         // SAFETY: the caller vouches for `find`.
         unsafe { Self::resolve(&mut Lookup { library, find: &mut find }) }
@@ -141,37 +168,37 @@ impl RdmaCm {
 }
 
 /// # Safety
-/// As for [`Verbs::load_from`].
+/// Those of [`Verbs::load_from`].
 unsafe fn load<T>(
     soname: &'static str,
     name: &OsStr,
     resolve: unsafe fn(&mut Lookup<'_>) -> Result<T, LoadError>,
 ) -> Result<T, LoadError> {
-    // NOW: an incomplete installation fails here, as a value, and not at the first call, by abort.
-    // LOCAL: librdmacm exports names as common as `rread` and `rpoll`, which must not stand in for anyone else's; the
-    // providers find libibverbs through their own dependency on it, not through the global scope.
-    // SAFETY: the caller vouches for the library's initialisers.
+    // RTLD_NOW: an incomplete installation fails here with an error, instead of aborting the process in the first call.
+    // RTLD_LOCAL: librdmacm exports common names such as `rread` and `rpoll`, which must not replace functions of other
+    // libraries. Providers find libibverbs through their own dependency on it, not through the global scope.
+    // SAFETY: the caller vouches for the library's initializers.
     let handle = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| LoadError::Library {
         library: soname,
         tried: vec![name.to_string_lossy().into_owned()],
         source: Box::new(error),
     })?;
     let mut find = |symbol: &CStr| {
-        // dlsym returns the default version of a symbol, which is the one that the table describes; the older one of
-        // the same name has other structure layouts.
-        // SAFETY: the symbol is only asked for its address.
+        // dlsym returns the default version of a symbol, which is the one that the table describes. Older versions of
+        // the same name have other structure layouts.
+        // SAFETY: only the address of the symbol is used.
         let found = unsafe { handle.get::<*mut c_void>(symbol.to_bytes_with_nul()) };
         found.map_or(core::ptr::null_mut(), |symbol| symbol.as_raw_ptr())
     };
-    // SAFETY: the caller vouches for the library's functions, which stay: an error closes the handle and leaves no
-    // pointer behind, success gives the handle up below.
+    // SAFETY: the caller vouches for the library's functions. They stay loaded: after an error the handle is closed and
+    // no pointer is left, and after success the handle is leaked below.
     let table = unsafe { resolve(&mut Lookup { library: &name.to_string_lossy(), find: &mut find }) }?;
-    // Never closed.
+    // The library is never closed.
     _ = handle.into_raw();
     Ok(table)
 }
 
-/// Where a table takes its functions from.
+/// The source of a table's functions.
 pub(crate) struct Lookup<'a> {
     library: &'a str,
     find: &'a mut dyn FnMut(&CStr) -> *mut c_void,
@@ -179,7 +206,7 @@ pub(crate) struct Lookup<'a> {
 
 impl Lookup<'_> {
     /// # Safety
-    /// `F` must be the type of a pointer to the function of that name.
+    /// `F` must be the function pointer type of the function with that name.
     pub(crate) unsafe fn required<F: Copy>(&mut self, name: &'static CStr, since: u32) -> Result<F, LoadError> {
         // SAFETY: the caller vouches for `F`.
         unsafe { self.optional(name) }.ok_or_else(|| LoadError::Symbol {
@@ -190,11 +217,11 @@ impl Lookup<'_> {
     }
 
     /// # Safety
-    /// As for [`required`](Self::required).
+    /// Those of [`required`](Self::required).
     pub(crate) unsafe fn optional<F: Copy>(&mut self, name: &'static CStr) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         let address = (self.find)(name);
-        // SAFETY: the address is not null, and `F` is the type of a pointer to what is there; both have one size.
+        // SAFETY: the address is not null, and `F` is the type of a pointer to the function. Both have the same size.
         (!address.is_null()).then(|| unsafe { transmute_copy::<*mut c_void, F>(&address) })
     }
 }
@@ -206,21 +233,21 @@ pub enum LoadError {
     /// No library was found, or the dynamic linker refused it.
     #[non_exhaustive]
     Library {
-        /// The library that was wanted: `libibverbs.so.1` or `librdmacm.so.1`.
+        /// The requested library: `libibverbs.so.1` or `librdmacm.so.1`.
         library: &'static str,
         /// The names that were tried.
         tried: Vec<String>,
-        /// What the dynamic linker said.
+        /// Error of the dynamic linker.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A library was found that lacks a function.
+    /// The library lacks a function.
     #[non_exhaustive]
     Symbol {
-        /// The library that was found.
+        /// Name of the library.
         library: String,
-        /// The function that it lacks.
+        /// Name of the missing function.
         name: &'static str,
-        /// The rdma-core release that first had it.
+        /// First rdma-core release with the function.
         since: u32,
     },
 }
@@ -238,26 +265,26 @@ impl fmt::Display for LoadError {
                     f,
                     "cannot load {library} (tried {}): {source}; install rdma-core (Debian and Ubuntu: apt install \
                      {debian}; Fedora and RHEL: dnf install {redhat}), or set {variable} to the path of the library; \
-                     where it is set, correct it or unset it",
+                     if it is set, correct or unset it",
                     tried.join(", ")
                 )
             }
             Self::Symbol { library, name, since } => write!(
                 f,
-                "{library} lacks {name}, which rdma-core has had since release {since}: rdma-core 44 or newer is needed"
+                "{library} lacks {name}, which rdma-core has since release {since}: rdma-core 44 or newer is required"
             ),
         }
     }
 }
 
-// Without a source: the text holds it already, and reports that print a chain would print it twice.
+// No source: the text already includes it, and reports that print the chain would print it twice.
 impl Error for LoadError {}
 
-/// A provider was installed too late: the table is in use.
+/// A provider cannot be installed any more: the table is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AlreadyLoaded {
-    /// The library whose table was set before.
+    /// The library whose table is already set.
     pub library: &'static str,
 }
 

@@ -1,6 +1,6 @@
-//! What the generated files would otherwise repeat for every type.
+//! Macros that implement traits and table loading for the generated types.
 
-/// Or, and, not for newtypes of C enums whose values are bits.
+/// Implements `|`, `&` and `!` for newtypes of C enums that are bit masks.
 macro_rules! flags {
     ($($flags:ident),*) => {$(
         impl ::core::ops::BitOr for $flags {
@@ -44,26 +44,26 @@ macro_rules! flags {
 }
 pub(crate) use flags;
 
-/// [`Zeroed`](crate::Zeroed) for types of integers, raw pointers, optional functions and arrays and unions of those.
+/// Implements [`Zeroed`](crate::Zeroed) for C structs and unions.
 macro_rules! zeroed {
     ($($ty:ident),*) => {$(
-        // SAFETY: the list names C structs and unions, whose fields are integers, newtypes of integers, raw pointers,
-        // optional function pointers, libc's types of the same kind, or arrays of those. Each takes zero.
+        // SAFETY: the list names C structs and unions. Their fields are integers, newtypes of integers, raw pointers,
+        // optional function pointers, similar types of libc, or arrays of these. Zero is valid for all of them.
         unsafe impl crate::Zeroed for $ty {}
     )*};
 }
 pub(crate) use zeroed;
 
-/// How a table is filled.
+/// Implements the loading of a table's functions.
 macro_rules! resolve {
     ($table:ident, [$(($required:ident, $since:literal)),*], [$($optional:ident),*]) => {
         impl $table {
             /// # Safety
-            /// What `lookup` finds for a name must be null or the C function of that name.
+            /// For each name, `lookup` must find null or the C function of that name.
             pub(crate) unsafe fn resolve(
                 lookup: &mut crate::load::Lookup<'_>,
             ) -> Result<Self, crate::LoadError> {
-                // SAFETY: each field's type is the signature of the function that its name stands for.
+                // SAFETY: the type of each field is the signature of the function with its name.
                 unsafe {
                     Ok(Self {
                         $($required: lookup.required(crate::macros::c_name!($required), $since)?,)*
@@ -88,10 +88,10 @@ macro_rules! c_name {
 }
 pub(crate) use c_name;
 
-/// Types of which all-zero bytes are a value: every struct and union of the C headers.
+/// Types for which all-zero bytes are a valid value: every struct and union of the C headers.
 ///
-/// C code clears these with `memset` before it fills in a few fields; [`zeroed`](Self::zeroed) is that, without
-/// `unsafe` and without leaving padding or a forgotten field uninitialised.
+/// C code clears these with `memset` before it sets some fields. [`zeroed`](Self::zeroed) does this without `unsafe`,
+/// and leaves no padding or field uninitialized.
 ///
 /// ```
 /// use rdma_sys::{Zeroed, ibv_qp_attr};
@@ -104,11 +104,11 @@ pub(crate) use c_name;
 ///
 /// All-zero bytes must be a valid value of the type.
 pub unsafe trait Zeroed: Sized {
-    /// A value of zero bytes.
+    /// Returns a value with all bytes zero.
     #[inline]
     #[must_use]
     fn zeroed() -> Self {
-        // SAFETY: the implementor promised that zero bytes are a value.
+        // SAFETY: the implementor guarantees that zero bytes are a valid value.
         unsafe { core::mem::zeroed() }
     }
 }

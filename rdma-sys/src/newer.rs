@@ -1,7 +1,7 @@
-//! What rdma-core releases after that of `bindings.rs` added: types, constants and functions, by hand.
+//! Hand-written declarations of types, constants and functions that are newer than the headers of `bindings.rs`.
 //!
-//! A test compares sizes, offsets and values with the headers of such a release where they can be had. When
-//! `bindings.rs` moves to newer headers, the generator says what to remove here.
+//! A test compares sizes, offsets and values with newer headers, if they are available. When `bindings.rs` moves to
+//! newer headers, the generator says which of these to remove.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::offset_of;
@@ -12,41 +12,41 @@ use crate::bindings::*;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_mr_init_attr {
-    /// Bytes to register.
+    /// Length in bytes.
     pub length: usize,
     /// Or-ed [`ibv_access_flags`].
     pub access: c_int,
-    /// Which of the fields below count: or-ed [`ibv_mr_init_attr_mask`].
+    /// Valid fields of those below: or-ed [`ibv_mr_init_attr_mask`].
     pub comp_mask: u64,
-    /// The address a peer uses for the first byte.
+    /// The address that a peer uses for the first byte.
     pub iova: u64,
-    /// The first byte.
+    /// Address of the first byte.
     pub addr: *mut c_void,
-    /// A dma-buf instead of `addr`.
+    /// Descriptor of a dma-buf, instead of `addr`.
     pub fd: c_int,
-    /// Where in the dma-buf the region starts.
+    /// Offset of the region in the dma-buf.
     pub fd_offset: u64,
-    /// Hints for the transactions that reach this region.
+    /// Hints for the DMA transactions on this region.
     pub dmah: *mut ibv_dmah,
-    /// The buffer that `addr` lies in (rdma-core 64).
+    /// The buffer that contains `addr` (rdma-core 64).
     pub buf: *mut ibv_buf,
 }
 
-/// Which fields of [`ibv_mr_init_attr`] count.
+/// Mask of valid fields in [`ibv_mr_init_attr`].
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct ibv_mr_init_attr_mask(pub u32);
-/// `iova` counts.
+/// `iova` is valid.
 pub const IBV_REG_MR_MASK_IOVA: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 0);
-/// `addr` counts.
+/// `addr` is valid.
 pub const IBV_REG_MR_MASK_ADDR: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 1);
-/// `fd` counts.
+/// `fd` is valid.
 pub const IBV_REG_MR_MASK_FD: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 2);
-/// `fd_offset` counts.
+/// `fd_offset` is valid.
 pub const IBV_REG_MR_MASK_FD_OFFSET: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 3);
-/// `dmah` counts.
+/// `dmah` is valid.
 pub const IBV_REG_MR_MASK_DMAH: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 4);
-/// `buf` counts (rdma-core 64).
+/// `buf` is valid (rdma-core 64).
 pub const IBV_REG_MR_MASK_BUF: ibv_mr_init_attr_mask = ibv_mr_init_attr_mask(1 << 5);
 
 /// A handle with hints for DMA transactions (rdma-core 59).
@@ -57,18 +57,18 @@ pub struct ibv_dmah {
     pub context: *mut ibv_context,
 }
 
-/// Which fields of [`ibv_dmah_init_attr`] count.
+/// Mask of valid fields in [`ibv_dmah_init_attr`].
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct ibv_dmah_init_attr_mask(pub u32);
-/// `cpu_id` counts.
+/// `cpu_id` is valid.
 pub const IBV_DMAH_INIT_ATTR_MASK_CPU_ID: ibv_dmah_init_attr_mask = ibv_dmah_init_attr_mask(1 << 0);
-/// `ph` counts.
+/// `ph` is valid.
 pub const IBV_DMAH_INIT_ATTR_MASK_PH: ibv_dmah_init_attr_mask = ibv_dmah_init_attr_mask(1 << 1);
-/// `tph_mem_type` counts.
+/// `tph_mem_type` is valid.
 pub const IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE: ibv_dmah_init_attr_mask = ibv_dmah_init_attr_mask(1 << 2);
 
-/// What memory a transaction hint speaks of.
+/// Memory type of a TLP processing hint.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct ibv_tph_mem_type(pub u32);
@@ -81,11 +81,11 @@ pub const IBV_TPH_MEM_TYPE_PM: ibv_tph_mem_type = ibv_tph_mem_type(1);
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_dmah_init_attr {
-    /// Which of the fields below count: or-ed [`ibv_dmah_init_attr_mask`].
+    /// Valid fields of those below: or-ed [`ibv_dmah_init_attr_mask`].
     pub comp_mask: u32,
-    /// The CPU whose cache is meant.
+    /// The CPU whose cache is the target.
     pub cpu_id: u32,
-    /// Processing hint of PCIe.
+    /// PCIe processing hint.
     pub ph: u8,
     /// An [`ibv_tph_mem_type`].
     pub tph_mem_type: u8,
@@ -98,7 +98,7 @@ pub struct ibv_buf {
     _opaque: [u8; 0],
 }
 
-/// Which operations of a queue pair a completion counter counts.
+/// Operations of a queue pair that a completion counter counts.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct ibv_qp_attach_comp_cntr_op(pub u32);
@@ -115,13 +115,13 @@ pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE: ibv_qp_attach_comp_cntr_op = ib
 /// RDMA writes by the peer.
 pub const IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_WRITE: ibv_qp_attach_comp_cntr_op = ibv_qp_attach_comp_cntr_op(1 << 5);
 
-/// What completion counters of a device can do (rdma-core 65).
+/// Completion counter capabilities of a device (rdma-core 65).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_comp_cntr_caps {
-    /// The largest value before a counter wraps.
+    /// Largest value, after which a counter wraps.
     pub max_value: u64,
-    /// How many counters there can be.
+    /// Largest number of counters.
     pub max_counters: u32,
     /// Or-ed [`ibv_qp_attach_comp_cntr_op`].
     pub supported_qp_attach_ops: u32,
@@ -137,7 +137,7 @@ pub struct ibv_comp_cntr {
     pub handle: u32,
 }
 
-/// What a completion counter counts.
+/// Unit of a completion counter.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct ibv_comp_cntr_type(pub u32);
@@ -152,13 +152,13 @@ pub const IBV_COMP_CNTR_TYPE_BYTES: ibv_comp_cntr_type = ibv_comp_cntr_type(1);
 pub struct ibv_comp_cntr_init_attr {
     /// No bit is defined yet.
     pub comp_mask: u32,
-    /// What is counted; the C field is called `type`.
+    /// Unit of the counter; the C field is called `type`.
     pub type_: ibv_comp_cntr_type,
     /// No flag is defined yet.
     pub flags: u32,
 }
 
-/// Says what `ibv_qp_attach_comp_cntr` attaches (rdma-core 65).
+/// Describes what `ibv_qp_attach_comp_cntr` attaches (rdma-core 65).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_qp_attach_comp_cntr_attr {
@@ -168,7 +168,7 @@ pub struct ibv_qp_attach_comp_cntr_attr {
     pub op_mask: u32,
 }
 
-// What a C compiler says of these structures, on every 64-bit target.
+// Layouts that a C compiler uses on every 64-bit target.
 const _: () = {
     assert!(size_of::<ibv_mr_init_attr>() == 72 && align_of::<ibv_mr_init_attr>() == 8);
     assert!(offset_of!(ibv_mr_init_attr, access) == 8 && offset_of!(ibv_mr_init_attr, comp_mask) == 16);
@@ -205,32 +205,32 @@ crate::macros::zeroed!(
 
 /// The speed of a port changed (rdma-core 62).
 pub const IBV_EVENT_DEVICE_SPEED_CHANGE: ibv_event_type = ibv_event_type(20);
-/// Memory must be bounced for DMA: a confidential guest (rdma-core 64). A bit of `device_cap_flags_ex`.
+/// DMA needs bounce buffers: a confidential guest (rdma-core 64). A bit of `device_cap_flags_ex`.
 pub const IBV_DEVICE_CC_DMA_BOUNCE: u64 = 1 << 41;
-/// On-demand paging works for flush.
+/// Flush supports on-demand paging.
 pub const IBV_ODP_SUPPORT_FLUSH: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(1 << 6);
-/// On-demand paging works for atomic write.
+/// Atomic write supports on-demand paging.
 pub const IBV_ODP_SUPPORT_ATOMIC_WRITE: ibv_odp_transport_cap_bits = ibv_odp_transport_cap_bits(1 << 7);
-/// Asks about data that only the device reads.
+/// Queries the order of data that only the device reads.
 pub const IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY: ibv_query_qp_data_in_order_flags =
     ibv_query_qp_data_in_order_flags(1 << 1);
-/// Lets `ibv_alloc_buf` give memory that a confidential guest shares with its host (rdma-core 64).
+/// Allows `ibv_alloc_buf` to return memory that a confidential guest shares with its host (rdma-core 64).
 pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC: ibv_parent_domain_init_attr_mask =
     ibv_parent_domain_init_attr_mask(1 << 2);
-/// `rdma_resolve_addrinfo` is done (rdma-core 60).
+/// `rdma_resolve_addrinfo` succeeded (rdma-core 60).
 pub const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = rdma_cm_event_type(16);
 /// `rdma_resolve_addrinfo` failed (rdma-core 60).
 pub const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = rdma_cm_event_type(17);
-/// An event that `rdma_write_cm_event` wrote; its argument is the first eight bytes of `param` (rdma-core 60).
+/// An event of `rdma_write_cm_event`. The first eight bytes of `rdma_cm_event::param` are that call's `arg` (rdma-core 60).
 pub const RDMA_CM_EVENT_USER: rdma_cm_event_type = rdma_cm_event_type(18);
-/// An event of librdmacm itself (rdma-core 60).
+/// An internal event of librdmacm (rdma-core 60).
 pub const RDMA_CM_EVENT_INTERNAL: rdma_cm_event_type = rdma_cm_event_type(19);
-/// Ask the subnet administrator (rdma-core 60).
+/// Queries the subnet administrator (rdma-core 60).
 pub const RAI_SA: u32 = 0x10;
-/// Ask the name service (rdma-core 60).
+/// Queries the name service (rdma-core 60).
 pub const RAI_DNS: u32 = 0x20;
 
-// The generator takes the fields of these names in the tables from here.
+// The generator uses these types for the table fields of these names.
 
 /// `ibv_alloc_buf`
 pub type ibv_alloc_buf_fn = unsafe extern "C" fn(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void;
@@ -305,7 +305,7 @@ pub type repoll_ctl_fn =
 pub type repoll_wait_fn =
     unsafe extern "C" fn(epfd: c_int, events: *mut libc::epoll_event, maxevents: c_int, timeout: c_int) -> c_int;
 
-// Two functions older than any of these: exported, but declared in no header that is installed.
+// Two older functions that are exported, but declared in no installed header.
 
 /// `ibv_dontfork_range`
 pub type ibv_dontfork_range_fn = unsafe extern "C" fn(base: *mut c_void, size: usize) -> c_int;

@@ -1,5 +1,5 @@
-//! How libraries are found, and what is said when they are not. What was loaded stays for the life of a process, so each
-//! test does its work in one of its own: it starts this program again for that test alone.
+//! Loading libraries, and the errors for missing ones. A loaded library stays for the life of a process, so each test
+//! runs its work in a separate process: it starts this program again for that test alone.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use std::ffi::{CStr, c_void};
@@ -12,8 +12,8 @@ const CHILD: &str = "RDMA_SYS_TEST_CHILD";
 const NOWHERE: &str = "/nonexistent/libnothing.so";
 const LIBC: &str = "libc.so.6";
 
-/// Runs `work` in a process whose environment has `variables` and no other of this crate's.
-fn alone(test: &str, variables: &[(&str, &str)], work: fn()) {
+/// Runs `work` in a process whose environment has `variables`, and no other variables of this crate.
+fn in_new_process(test: &str, variables: &[(&str, &str)], work: fn()) {
     if std::env::var_os(CHILD).is_some() {
         return work();
     }
@@ -25,16 +25,16 @@ fn alone(test: &str, variables: &[(&str, &str)], work: fn()) {
         .envs(variables.iter().copied())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("1 passed"),
-        "{said}\n{}",
+        output.status.success() && stdout.contains("1 passed"),
+        "{stdout}\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
 }
 
-/// A function for every name; none of these tests calls one.
-fn anything(_: &CStr) -> *mut c_void {
+/// Finds a function for every name. No test calls one.
+fn find_any(_: &CStr) -> *mut c_void {
     extern "C" fn never() {
         unreachable!("a test calls no function of the table");
     }
@@ -44,7 +44,7 @@ fn anything(_: &CStr) -> *mut c_void {
 #[test]
 fn a_missing_library_is_an_error_that_says_what_to_do() {
     let variables = [("RDMA_SYS_LIBIBVERBS", NOWHERE), ("RDMA_SYS_LIBRDMACM", NOWHERE)];
-    alone("a_missing_library_is_an_error_that_says_what_to_do", &variables, || {
+    in_new_process("a_missing_library_is_an_error_that_says_what_to_do", &variables, || {
         let error = verbs().unwrap_err();
         assert!(
             matches!(error, LoadError::Library { library: "libibverbs.so.1", tried, .. } if *tried == [NOWHERE]),
@@ -54,9 +54,9 @@ fn a_missing_library_is_an_error_that_says_what_to_do() {
         for word in [NOWHERE, "RDMA_SYS_LIBIBVERBS", "apt install libibverbs1", "dnf install libibverbs"] {
             assert!(text.contains(word), "{word} is not in {text}");
         }
-        assert!(std::error::Error::source(error).is_none(), "the text holds the reason: a chain would repeat it");
+        assert!(std::error::Error::source(error).is_none(), "the text includes the source, so a chain would repeat it");
         assert!(text.contains("cannot open shared object file"), "{text}");
-        assert!(ptr::eq(error, verbs().unwrap_err()), "asked again, the answer is the same");
+        assert!(ptr::eq(error, verbs().unwrap_err()), "later calls return the same error");
 
         let error = rdmacm().unwrap_err();
         assert!(
@@ -73,7 +73,7 @@ fn a_missing_library_is_an_error_that_says_what_to_do() {
 #[test]
 fn a_library_that_lacks_a_function_is_an_error_that_names_it() {
     let variables = [("RDMA_SYS_LIBIBVERBS", LIBC), ("RDMA_SYS_LIBRDMACM", LIBC)];
-    alone("a_library_that_lacks_a_function_is_an_error_that_names_it", &variables, || {
+    in_new_process("a_library_that_lacks_a_function_is_an_error_that_names_it", &variables, || {
         let error = verbs().unwrap_err();
         assert!(
             matches!(error, LoadError::Symbol { library, name: "_ibv_query_gid_ex", since: 32, .. } if library == LIBC),
@@ -91,7 +91,7 @@ fn a_library_that_lacks_a_function_is_an_error_that_names_it() {
 
 #[test]
 fn without_an_override_the_soname_is_tried() {
-    alone("without_an_override_the_soname_is_tried", &[], || {
+    in_new_process("without_an_override_the_soname_is_tried", &[], || {
         match verbs() {
             Ok(verbs) => assert_eq!(unsafe { (verbs.ibv_rate_to_mult)(IBV_RATE_10_GBPS) }, 4),
             Err(LoadError::Library { tried, .. }) => assert_eq!(*tried, ["libibverbs.so.1"]),
@@ -109,8 +109,8 @@ fn without_an_override_the_soname_is_tried() {
 }
 
 #[test]
-fn nothing_is_loaded_before_it_is_asked_for() {
-    alone("nothing_is_loaded_before_it_is_asked_for", &[], || {
+fn no_library_is_loaded_before_the_first_call() {
+    in_new_process("no_library_is_loaded_before_the_first_call", &[], || {
         // A library that the program was linked with would be mapped by now, or the program would not have started.
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         assert!(maps.contains("libc.so"), "maps are readable");
@@ -123,29 +123,29 @@ fn nothing_is_loaded_before_it_is_asked_for() {
 #[test]
 fn an_installed_table_is_used_and_can_be_installed_once() {
     let variables = [("RDMA_SYS_LIBIBVERBS", NOWHERE), ("RDMA_SYS_LIBRDMACM", NOWHERE)];
-    alone("an_installed_table_is_used_and_can_be_installed_once", &variables, || unsafe {
-        let table = Verbs::from_lookup("test", anything).unwrap();
+    in_new_process("an_installed_table_is_used_and_can_be_installed_once", &variables, || unsafe {
+        let table = Verbs::from_lookup("test", find_any).unwrap();
         install_verbs(table).unwrap();
-        assert_eq!(verbs().unwrap().ibv_alloc_pd as usize, anything(c"") as usize);
+        assert_eq!(verbs().unwrap().ibv_alloc_pd as usize, find_any(c"") as usize);
         let refused = install_verbs(table).unwrap_err();
         assert_eq!(refused.library, "libibverbs.so.1");
         assert!(refused.to_string().contains("before the first verb"), "{refused}");
 
-        let table = RdmaCm::from_lookup("test", anything).unwrap();
+        let table = RdmaCm::from_lookup("test", find_any).unwrap();
         install_rdmacm(table).unwrap();
-        assert_eq!(rdmacm().unwrap().rdma_listen as usize, anything(c"") as usize);
+        assert_eq!(rdmacm().unwrap().rdma_listen as usize, find_any(c"") as usize);
         assert_eq!(install_rdmacm(table).unwrap_err().library, "librdmacm.so.1");
     });
 }
 
 #[test]
-fn after_a_failed_load_a_table_comes_too_late() {
+fn a_table_cannot_be_installed_after_a_failed_load() {
     let variables = [("RDMA_SYS_LIBIBVERBS", NOWHERE), ("RDMA_SYS_LIBRDMACM", NOWHERE)];
-    alone("after_a_failed_load_a_table_comes_too_late", &variables, || unsafe {
-        // Asking for librdmacm has asked for libibverbs, too.
+    in_new_process("a_table_cannot_be_installed_after_a_failed_load", &variables, || unsafe {
+        // Loading librdmacm has loaded libibverbs first.
         assert!(rdmacm().is_err());
-        assert!(install_verbs(Verbs::from_lookup("test", anything).unwrap()).is_err());
-        assert!(install_rdmacm(RdmaCm::from_lookup("test", anything).unwrap()).is_err());
+        assert!(install_verbs(Verbs::from_lookup("test", find_any).unwrap()).is_err());
+        assert!(install_rdmacm(RdmaCm::from_lookup("test", find_any).unwrap()).is_err());
         assert!(verbs().is_err());
     });
 }
@@ -154,14 +154,14 @@ fn after_a_failed_load_a_table_comes_too_late() {
 fn functions_newer_than_the_floor_are_optional() {
     let newer = |name: &CStr| matches!(name.to_bytes(), b"ibv_reg_mr_ex" | b"_ibv_query_comp_cntr_caps");
     let table =
-        unsafe { Verbs::from_lookup("test", |name| if newer(name) { ptr::null_mut() } else { anything(name) }) }
+        unsafe { Verbs::from_lookup("test", |name| if newer(name) { ptr::null_mut() } else { find_any(name) }) }
             .unwrap();
     assert!(table.ibv_reg_mr_ex.is_none());
     assert!(table._ibv_query_comp_cntr_caps.is_none());
     assert!(table.ibv_alloc_dmah.is_some());
 
     let error = unsafe {
-        RdmaCm::from_lookup("test", |name| if name == c"rdma_establish" { ptr::null_mut() } else { anything(name) })
+        RdmaCm::from_lookup("test", |name| if name == c"rdma_establish" { ptr::null_mut() } else { find_any(name) })
     }
     .unwrap_err();
     assert!(
@@ -170,7 +170,7 @@ fn functions_newer_than_the_floor_are_optional() {
     );
 }
 
-/// The two lists cannot drift apart: what is looked up is what `symbols.tsv` lists.
+/// Checks that the tables look up exactly the symbols that `symbols.tsv` lists.
 #[test]
 fn each_listed_symbol_is_looked_up_once() {
     fn sorted(mut names: Vec<String>) -> Vec<String> {
@@ -182,7 +182,7 @@ fn each_listed_symbol_is_looked_up_once() {
     unsafe {
         let note = |names: &mut Vec<String>, name: &CStr| {
             names.push(name.to_str().unwrap().to_owned());
-            anything(name)
+            find_any(name)
         };
         Verbs::from_lookup("test", |name| note(verbs, name)).unwrap();
         RdmaCm::from_lookup("test", |name| note(cm, name)).unwrap();
@@ -199,7 +199,7 @@ fn each_listed_symbol_is_looked_up_once() {
 #[test]
 fn without_a_library_shims_report_that_the_verb_is_not_supported() {
     let variables = [("RDMA_SYS_LIBIBVERBS", NOWHERE)];
-    alone("without_a_library_shims_report_that_the_verb_is_not_supported", &variables, || unsafe {
+    in_new_process("without_a_library_shims_report_that_the_verb_is_not_supported", &variables, || unsafe {
         let errno = || *libc::__errno_location();
         let clear = || *libc::__errno_location() = 0;
         let mut context = ibv_context::zeroed();

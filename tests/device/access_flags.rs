@@ -1,26 +1,26 @@
-//! Access flags of regions, in every combination, and local keys that are wrong.
+//! Access flags of regions, in every combination, and wrong local keys.
 
 use rdma_safe::{Access, Errno, Error, ProtectionDomain, RawMemoryRegion, Result, Sge, WcStatus};
 
 use crate::support::lab::{self, Data, Lab, MEMORY, Memory, Mode, Op, Wr};
 use crate::support::{device, error_of, pattern};
 
-/// Memory of the tests that outlives every registration of it.
+/// Memory that outlives its registrations.
 struct Page(Box<[u8]>);
 
 impl Page {
     fn register(&mut self, pd: &ProtectionDomain, access: Access) -> Result<RawMemoryRegion> {
-        // SAFETY: no work request names it, and it goes after the region: the tests keep it to their end.
+        // SAFETY: no work request uses the memory, and the tests keep it until after the region is deregistered.
         unsafe { pd.register_raw(self.0.as_mut_ptr(), self.0.len(), access) }
     }
 }
 
 #[test]
-fn every_combination_of_rights_is_registered_unless_peers_could_change_what_the_device_may_not() {
+fn every_combination_of_access_flags_registers_except_remote_writes_without_local_write() {
     let Some(rdma) = device() else { return };
     let (pd, mut page) = (rdma.pd(), Page(vec![0; 4096].into()));
     for bits in 0..16 {
-        // The four lowest are local write, remote write, remote read and remote atomic.
+        // The four lowest bits are local write, remote write, remote read and remote atomic.
         for access in [Access::from_bits_retain(bits), Access::from_bits_retain(bits) | Access::RELAXED_ORDERING] {
             let changes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
             match page.register(&pd, access) {
@@ -39,18 +39,18 @@ fn every_combination_of_rights_is_registered_unless_peers_could_change_what_the_
 }
 
 #[test]
-fn a_right_that_no_kernel_knows_is_refused_and_a_hint_is_ignored() {
+fn an_unknown_access_flag_is_refused_and_an_unknown_optional_one_is_ignored() {
     let Some(rdma) = device() else { return };
     let (pd, mut page) = (rdma.pd(), Page(vec![0; 4096].into()));
     let error = error_of(page.register(&pd, Access::LOCAL_WRITE | Access::from_bits_retain(1 << 15)));
     assert!(matches!(error, Error::RegisterMemory { errno: Errno(libc::EINVAL), .. }), "{error}");
-    assert!(error.explain().is_some_and(|cause| cause.contains("flags they lack")), "{error}");
-    // Of IBV_ACCESS_OPTIONAL_RANGE.
+    assert!(error.explain().is_some_and(|cause| cause.contains("unsupported flags")), "{error}");
+    // A bit of IBV_ACCESS_OPTIONAL_RANGE.
     page.register(&pd, Access::LOCAL_WRITE | Access::from_bits_retain(1 << 28)).unwrap().deregister().unwrap();
 }
 
 #[test]
-fn memory_of_relaxed_order_serves_every_operation() {
+fn regions_with_relaxed_ordering_support_every_operation() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         let mut lab = Lab::new(&rdma, mode);
@@ -81,7 +81,7 @@ fn memory_of_relaxed_order_serves_every_operation() {
 }
 
 #[test]
-fn a_wrong_local_key_fails_here_whatever_the_operation() {
+fn a_wrong_lkey_fails_locally_for_every_operation() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         for index in 0..5 {
@@ -94,11 +94,11 @@ fn a_wrong_local_key_fails_here_whatever_the_operation() {
             lab.a.post(&[Wr::new(1, ops[index], Data::One(Sge { lkey: sge.lkey ^ 0xff, ..sge }))]).unwrap();
             let wc = lab.a.next();
             assert_eq!(wc.wr_id, 1, "{mode}: {:?}", ops[index]);
-            // SoftRoCE has the latter for what it cannot send, against IBTA.
+            // SoftRoCE deviates from IBTA and reports the latter for data that it cannot send.
             let known = [WcStatus::LOC_PROT_ERR, lab::local_failure(&rdma)];
             assert!(known.contains(&wc.status), "{mode}: {:?}: {wc:?}", ops[index]);
-            assert_eq!(lab.a.memory.get_u64(0), 0, "{mode}: nothing came here");
-            // An atomic was done at the peer before its result had nowhere to go.
+            assert_eq!(lab.a.memory.get_u64(0), 0, "{mode}: the local memory is unchanged");
+            // The peer executes an atomic before the missing destination of its result is noticed.
             if index < 3 {
                 assert_eq!(lab.b.memory.get_u64(0), 5, "{mode}: {:?}", ops[index]);
             }
@@ -107,12 +107,12 @@ fn a_wrong_local_key_fails_here_whatever_the_operation() {
 }
 
 #[test]
-fn a_receive_with_a_wrong_key_fails_at_both_ends() {
+fn a_receive_with_a_wrong_lkey_fails_at_both_ends() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         let mut lab = Lab::new(&rdma, mode);
         let sge = lab.b.memory.sge(0..64);
-        // SAFETY: the key is of no region, so that the device can reach nothing by it.
+        // SAFETY: the key belongs to no region, so the device cannot access memory with it.
         unsafe { lab.b.qp.receive(1, Sge { lkey: sge.lkey ^ 0xff, ..sge }) }.unwrap();
         lab.a.memory.put(0, b"nowhere!");
         lab.a.post(&[Wr::new(2, Op::Send, Data::One(lab.a.memory.sge(0..8)))]).unwrap();

@@ -1,10 +1,10 @@
-//! The example `atomics`: no step of a number that many count up is lost.
+//! The example `atomics`: no increment of a shared counter is lost.
 
 use crate::support::device;
 use crate::support::program::{Program, free_port};
 
 #[test]
-fn clients_at_once_in_one_process_lose_no_step() {
+fn concurrent_clients_of_one_process_lose_no_increment() {
     let Some(rdma) = device() else { return };
     let Some(program) = Program::example("atomics") else { return };
     let (status, text) = program.start(&rdma, &["--loopback", "-c", "4", "-a", "200", "-s", "20"]).finish();
@@ -14,7 +14,7 @@ fn clients_at_once_in_one_process_lose_no_step() {
 }
 
 #[test]
-fn clients_of_several_processes_lose_no_step() {
+fn clients_of_several_processes_lose_no_increment() {
     let Some(rdma) = device() else { return };
     let Some(program) = Program::example("atomics") else { return };
     let port = free_port().to_string();
@@ -32,19 +32,19 @@ fn clients_of_several_processes_lose_no_step() {
 }
 
 #[test]
-fn a_client_that_vanishes_makes_the_server_fail() {
+fn the_server_fails_if_a_client_is_killed() {
     let Some(rdma) = device() else { return };
     let Some(program) = Program::example("atomics") else { return };
     let port = free_port().to_string();
     let mut server = program.start(&rdma, &["-p", &port]);
     server.wait_for("serving 1 clients");
-    // Killed when it is dropped.
+    // Dropping the client kills it.
     let client = program.start(&rdma, &["-p", &port, "-a", "100000000", "127.0.0.1"]);
     server.wait_for("client connected");
     drop(client);
     let (status, text) = server.finish();
     assert_eq!(status.code(), Some(1), "{text}");
-    // Which it is depends on whether it had read all that it was sent.
+    // The reason depends on whether the client had read all data sent to it.
     let reasons = ["closed the connection", "cannot receive from"];
     assert!(reasons.iter().any(|reason| text.contains(reason)), "{text}");
     assert!(text.contains("counted by 0 clients: 0") && !text.contains("panicked"), "{text}");

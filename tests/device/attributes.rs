@@ -1,12 +1,15 @@
-//! Attributes of devices and ports, and what a device says of features that it lacks.
+//! Attributes of devices and ports, and refusals of features that a device lacks.
 
 use std::ffi::CStr;
 
+use rdma_safe::address::Rate;
+use rdma_safe::async_event::AsyncEventType;
+use rdma_safe::device::{AtomicCapability, DeviceCapabilities, NodeType, RawPacketCapabilities};
+use rdma_safe::fork::{self, ForkStatus};
+use rdma_safe::port::PhysicalState;
+use rdma_safe::qp::{Ece, RateLimit, WrOpcode};
 use rdma_safe::sys::{ibv_event_type, ibv_node_type, ibv_port_state, ibv_rate, verbs};
-use rdma_safe::{
-    AsyncEventType, AtomicCapability, Device, DeviceCapabilities, Ece, Error, ForkStatus, NodeType, PhysicalState,
-    PortState, Rate, RateLimit, Result, WrOpcode, fork_init, fork_status,
-};
+use rdma_safe::{Device, Error, PortState, Result};
 
 use crate::support::lab::{Lab, Mode};
 use crate::support::{Rdma, device, device_unless_soft, error_of};
@@ -28,7 +31,7 @@ fn number(text: &str) -> u64 {
 fn the_link_of_a_port_is_what_sysfs_says() {
     let Some(rdma) = device_unless_soft("is not in sysfs") else { return };
     let port = rdma.query_port(rdma.port).unwrap();
-    // Such as "100 Gb/sec (4X EDR)".
+    // For example "100 Gb/sec (4X EDR)".
     let rate = port_sysfs(&rdma, "rate");
     let gbps: f64 = rate.split_whitespace().next().unwrap().parse().unwrap();
     let width = port.active_width().to_string();
@@ -44,7 +47,7 @@ fn the_link_of_a_port_is_what_sysfs_says() {
 }
 
 #[test]
-fn what_softroce_can_is_what_it_is_known_for() {
+fn softroce_reports_its_known_capabilities() {
     let Some(rdma) = device() else { return };
     if !rdma.is_rxe() {
         return;
@@ -67,16 +70,33 @@ fn what_softroce_can_is_what_it_is_known_for() {
     assert_eq!(attributes.atomic_capability(), AtomicCapability::HCA);
     assert_eq!((attributes.max_sge_rd(), attributes.max_ah(), attributes.max_srq_sge()), (32, 32_767, 27));
     assert_eq!(attributes.physical_ports(), 1);
-    assert!(attributes.segmentation_offload().is_none() && attributes.receive_side_scaling().is_none());
-    assert!(attributes.packet_pacing().is_none() && attributes.tag_matching().is_none());
-    assert!(attributes.cq_moderation().is_none());
-    assert_eq!((attributes.max_device_memory(), attributes.completion_timestamp_mask()), (0, None));
 }
 
-/// Checks the refusal of a feature by name, where the device has to lack it; elsewhere success is right, too.
+#[test]
+fn a_software_device_has_no_attributes_of_features_that_it_lacks() {
+    let Some(rdma) = device() else { return };
+    if !rdma.is_rxe() && !rdma.is_soft() {
+        return println!("skipped: an RNIC may have any of the features");
+    }
+    let attributes = rdma.attributes();
+    assert!(attributes.segmentation_offload().is_none());
+    assert!(attributes.receive_side_scaling().is_none());
+    assert!(attributes.packet_pacing().is_none());
+    assert!(attributes.tag_matching().is_none());
+    assert!(attributes.cq_moderation().is_none());
+    assert_eq!((attributes.max_device_memory(), attributes.completion_timestamp_mask()), (0, None));
+    if rdma.is_soft() {
+        // SoftRoCE of newer kernels has on-demand paging.
+        assert!(attributes.on_demand_paging().is_none());
+        assert_eq!((attributes.max_receive_work_queues(), attributes.hca_core_clock()), (0, 0));
+        assert_eq!(attributes.raw_packets(), RawPacketCapabilities::empty());
+    }
+}
+
+/// Checks that a feature that the device lacks is refused by name. It has to be refused on SoftRoCE and soft0.
 #[track_caller]
 fn lacks<T: std::fmt::Debug>(rdma: &Rdma, result: Result<T>, expected: &str) {
-    if result.is_ok() && !rdma.is_rxe() {
+    if result.is_ok() && !rdma.is_rxe() && !rdma.is_soft() {
         return;
     }
     match error_of(result) {
@@ -97,14 +117,14 @@ fn features_that_the_device_lacks_are_refused_by_name() {
     lacks(&rdma, rdma.read_clock(), "timestamps of completions");
     lacks(&rdma, rdma.alloc_td(), "thread domains");
     lacks(&rdma, pd.parent_domain(), "parent domains");
-    // The query is of rdma-core 62, and of newer kernels.
+    // rdma-core 62 and newer kernels have this query.
     if verbs().unwrap().ibv_query_port_speed.is_none() {
         lacks(&rdma, rdma.port_speed(rdma.port), "ibv_query_port_speed");
     }
     for mode in Mode::ALL {
         let mut lab = Lab::new(&rdma, mode);
         lacks(&rdma, lab.a.qp.ece(), "ECE");
-        lacks(&rdma, lab.a.qp.set_ece(Ece { vendor_id: 0xff_ffff, options: 1 }), "ECE");
+        lacks(&rdma, lab.a.qp.set_ece(Ece::new(0xff_ffff, 1)), "ECE");
         lacks(&rdma, lab.a.qp.limit_rate(RateLimit::new(1_000)), "rate limits");
         if rdma.is_rxe() {
             for opcode in [WrOpcode::RDMA_WRITE, WrOpcode::RDMA_READ, WrOpcode::SEND, WrOpcode(77)] {
@@ -115,7 +135,7 @@ fn features_that_the_device_lacks_are_refused_by_name() {
 }
 
 #[test]
-fn a_completion_queue_needs_a_parent_domain_and_not_any() {
+fn a_completion_queue_takes_a_parent_domain_and_no_other() {
     let Some(rdma) = device() else { return };
     let error = error_of(rdma.completion_queue(8).parent_domain(&rdma.pd()).build());
     assert!(matches!(error, Error::NotParentDomain), "{error:?}");
@@ -123,34 +143,35 @@ fn a_completion_queue_needs_a_parent_domain_and_not_any() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "reads the version of the kernel")]
 fn forking_needs_no_preparation_on_a_kernel_that_copies() {
     let Some(_rdma) = device() else { return };
-    // Of this kernel it is known; on others either is right.
+    // Kernels before 5.12 may need preparation.
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let status = fork_status().unwrap();
+    let status = fork::status().unwrap();
     if release.starts_with("6.") {
         assert_eq!(status, ForkStatus::UNNEEDED, "{release}");
     }
     match status {
         ForkStatus::DISABLED => {
-            assert!(matches!(error_of(fork_init()), Error::Fork { errno } if errno.0 == libc::EINVAL));
+            assert!(matches!(error_of(fork::init()), Error::Fork { errno } if errno.0 == libc::EINVAL));
         }
-        _ => fork_init().unwrap(),
+        _ => fork::init().unwrap(),
     }
-    assert_eq!(fork_status().unwrap(), status);
+    assert_eq!(fork::status().unwrap(), status);
 }
 
-/// What libibverbs calls a value.
+/// The name that libibverbs gives to a value.
 fn name(text: *const std::ffi::c_char) -> String {
-    // SAFETY: the functions that are asked return static strings.
+    // SAFETY: the functions that the tests call return static strings.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 #[test]
-fn kinds_of_nodes_states_and_events_are_those_that_the_library_knows() {
+fn every_node_type_port_state_and_event_of_the_library_is_known() {
     let Some(rdma) = device() else { return };
     let verbs = verbs().unwrap();
-    // SAFETY: any number may be asked for.
+    // SAFETY: the function accepts any number.
     let node_name = |number| name(unsafe { (verbs.ibv_node_type_str)(ibv_node_type(number)) });
     let node = Device::by_name(rdma.device_name()).unwrap().node_type();
     assert!(NodeType::KNOWN.contains(&node) && node_name(node.0) == node.to_string(), "{node}");
@@ -164,25 +185,25 @@ fn kinds_of_nodes_states_and_events_are_those_that_the_library_knows() {
     let event = |number| name(unsafe { (verbs.ibv_event_type_str)(ibv_event_type(number)) });
     let unknown = event(10_000);
     for kind in 0..64 {
-        // The library may be older than the kinds that are named here; none that it has is missing.
+        // An older library may not know all of `KNOWN`.
         assert!(event(kind) == unknown || AsyncEventType::KNOWN.contains(&AsyncEventType(kind)), "{}", event(kind));
     }
 }
 
 #[test]
-fn rates_are_what_the_library_makes_of_them() {
-    // Local to the library, which is there where a device is.
+fn rates_agree_with_the_library() {
+    // Without a device there may be no library.
     let Some(_rdma) = device() else { return };
     let verbs = verbs().unwrap();
     let known = |answer: i32| u32::try_from(answer).ok();
     for code in 0..=u8::MAX {
         let rate = Rate(code);
-        // SAFETY: any number may be asked for.
+        // SAFETY: the function accepts any number.
         let (mbps, multiplier) = unsafe {
             let raw = ibv_rate(code.into());
             (known((verbs.ibv_rate_to_mbps)(raw)), known((verbs.ibv_rate_to_mult)(raw)))
         };
-        // The library may be older than the newest rates, and has 0 for no limit.
+        // An older library may not know the newest rates. Its 0 means no limit.
         assert!(mbps.is_none_or(|mbps| rate.mbps().unwrap_or(0) == mbps), "{rate}: {mbps:?}");
         assert!(multiplier.is_none_or(|multiplier| rate.multiplier() == Some(multiplier)), "{rate}: {multiplier:?}");
         if let (Some(mbps @ 1..), Some(multiplier)) = (mbps, multiplier) {

@@ -1,30 +1,33 @@
-//! Connections by address, with ids, events and queue pairs of one's own.
+//! Connections by address through `Id`, its events, and queue pairs of the user.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use rdma_safe::async_event::AsyncEventType;
 use rdma_safe::cm::{
     CmError, CmId, ConnectParameters, Event, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace,
     RejectReason,
 };
-use rdma_safe::{Access, AsyncEventType, Ece, Errno, Error, QueuePair, QueuePairState};
+use rdma_safe::error::Verb;
+use rdma_safe::qp::Ece;
+use rdma_safe::{Access, Errno, Error, QueuePair, QueuePairState};
 
 use crate::support::lab::{Data, Lab, Mode, Op, Wr};
 use crate::support::{DEADLINE, Rdma, device_with_cm, error_of};
 
-/// How long anything is resolved.
+/// Time limit for resolving addresses and routes.
 pub(crate) const RESOLVE: Duration = Duration::from_secs(2);
 
-/// The device's address on the network; `None` after having said that it has none of IP.
+/// The device's IPv4 address, or `None` after printing why the test is skipped.
 pub(crate) fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
     let address = rdma.gid.gid.ipv4();
     if address.is_none() {
-        println!("skipped: the GID of the tests is of no IPv4 address");
+        println!("skipped: the GID of the tests is not an IPv4 address");
     }
     address
 }
 
-/// The next event, which must be of that id.
+/// Waits for the next event, which must be of `id`.
 #[track_caller]
 pub(crate) fn next(channel: &EventChannel, id: CmId) -> EventKind {
     let event: Event = channel.wait(DEADLINE).unwrap().expect("an event in time");
@@ -33,15 +36,15 @@ pub(crate) fn next(channel: &EventChannel, id: CmId) -> EventKind {
 }
 
 #[track_caller]
-pub(crate) fn peer(parameters: &Parameters) -> &PeerParameters {
+pub(crate) fn peer_parameters(parameters: &Parameters) -> &PeerParameters {
     match parameters {
         Parameters::Connected(peer) => peer,
         other => panic!("{other:?}"),
     }
 }
 
-/// Brings a queue pair to `state` as the id says.
-pub(crate) fn bring(id: &Id, qp: &mut QueuePair, state: QueuePairState) {
+/// Moves a queue pair to `state` with the attributes that the id supplies.
+pub(crate) fn transition(id: &Id, qp: &mut QueuePair, state: QueuePairState) {
     let mut attributes = id.attributes(state).unwrap();
     match state {
         QueuePairState::INIT => attributes = attributes.set_access(Access::REMOTE),
@@ -51,7 +54,7 @@ pub(crate) fn bring(id: &Id, qp: &mut QueuePair, state: QueuePairState) {
     qp.modify(&attributes).unwrap();
 }
 
-/// One that listens at a port of its own.
+/// An id that listens at `address` and a free port.
 pub(crate) fn listener(channel: &EventChannel, address: impl Into<IpAddr>) -> (Id, SocketAddr) {
     let mut id = Id::new(channel, PortSpace::TCP).unwrap();
     id.bind((address, 0)).unwrap();
@@ -61,7 +64,7 @@ pub(crate) fn listener(channel: &EventChannel, address: impl Into<IpAddr>) -> (I
     (id, local)
 }
 
-/// One that has found its way to `address`.
+/// An id that has resolved `address` and the route to it.
 pub(crate) fn resolved(channel: &EventChannel, address: SocketAddr) -> Id {
     let mut id = Id::new(channel, PortSpace::TCP).unwrap();
     id.resolve_address(None, address, RESOLVE).unwrap();
@@ -79,7 +82,7 @@ pub(crate) fn request(channel: &EventChannel, listener: &Id) -> (Id, Parameters)
     }
 }
 
-/// Both ends of a connection, and their queue pairs.
+/// Both ends of a connection with their queue pairs.
 struct Connection {
     lab: Lab,
     active: Id,
@@ -88,20 +91,20 @@ struct Connection {
 
 /// Connects the queue pairs of a lab by `address`.
 fn connected(rdma: &Rdma, active: &EventChannel, passive: &EventChannel, address: Ipv4Addr) -> Connection {
-    let mut lab = Lab::builder(rdma, Mode::ALL[0]).connected(false).build();
+    let mut lab = Lab::builder(rdma, Mode::EXTENDED).connected(false).build();
     let (server, local) = listener(passive, address);
     let mut client = resolved(active, local);
-    bring(&client, &mut lab.a.qp, QueuePairState::INIT);
-    let asked = ConnectParameters::new(lab.a.qp.number()).responder_resources(3).initiator_depth(2);
-    client.connect(&asked.private_data(b"from a").unwrap()).unwrap();
+    transition(&client, &mut lab.a.qp, QueuePairState::INIT);
+    let requested = ConnectParameters::new(lab.a.qp.number()).responder_resources(3).initiator_depth(2);
+    client.connect(&requested.private_data(b"from a").unwrap()).unwrap();
 
     let (mut accepted, parameters) = request(passive, &server);
-    let from = peer(&parameters);
+    let from = peer_parameters(&parameters);
     assert!(from.private_data.starts_with(b"from a\0"), "{parameters:?}");
-    // What one end asks for, the other is told the other way round.
+    // The peer's view swaps responder resources and initiator depth.
     assert_eq!((from.qp_num, from.responder_resources, from.initiator_depth), (lab.a.qp.number(), 2, 3));
     for state in [QueuePairState::INIT, QueuePairState::RTR, QueuePairState::RTS] {
-        bring(&accepted, &mut lab.b.qp, state);
+        transition(&accepted, &mut lab.b.qp, state);
     }
     let granted = ConnectParameters::new(lab.b.qp.number()).responder_resources(2).initiator_depth(3);
     accepted.accept(&granted.private_data(b"from b").unwrap()).unwrap();
@@ -109,12 +112,12 @@ fn connected(rdma: &Rdma, active: &EventChannel, passive: &EventChannel, address
     match next(active, client.id()) {
         EventKind::ConnectResponse(parameters) => {
             assert!(parameters.private_data().starts_with(b"from b\0"), "{parameters:?}");
-            assert_eq!(peer(&parameters).qp_num, lab.b.qp.number());
+            assert_eq!(peer_parameters(&parameters).qp_num, lab.b.qp.number());
         }
         other => panic!("{other:?}"),
     }
     for state in [QueuePairState::RTR, QueuePairState::RTS] {
-        bring(&client, &mut lab.a.qp, state);
+        transition(&client, &mut lab.a.qp, state);
     }
     client.establish().unwrap();
     assert!(matches!(next(passive, accepted.id()), EventKind::Established(_)));
@@ -125,8 +128,8 @@ fn connected(rdma: &Rdma, active: &EventChannel, passive: &EventChannel, address
 }
 
 impl Connection {
-    /// A message each way.
-    fn talk(&mut self) {
+    /// Sends a message in each direction.
+    fn exchange_messages(&mut self) {
         let Lab { a, b, .. } = &mut self.lab;
         let (mut from, mut to) = (a, b);
         for byte in [0x5a, 0xa5] {
@@ -142,7 +145,7 @@ impl Connection {
 }
 
 #[test]
-fn ends_that_know_an_address_connect_and_part() {
+fn ids_connect_by_address_and_disconnect() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
@@ -152,7 +155,7 @@ fn ends_that_know_an_address_connect_and_part() {
         assert_eq!(id.device_guid(), Some(rdma.attributes().node_guid()));
         assert_eq!(id.gids(), (rdma.gid.gid, rdma.gid.gid));
     }
-    connection.talk();
+    connection.exchange_messages();
     connection.active.disconnect().unwrap();
     assert!(matches!(next(&channels[1], connection.passive.id()), EventKind::Disconnected));
     assert!(channels[0].try_event().unwrap().is_none(), "the peer has not answered");
@@ -161,7 +164,7 @@ fn ends_that_know_an_address_connect_and_part() {
 }
 
 #[test]
-fn what_was_accepted_outlives_who_listened_and_moves_to_a_channel_of_its_own() {
+fn an_accepted_id_outlives_its_listener_and_migrates_to_another_channel() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
@@ -170,26 +173,29 @@ fn what_was_accepted_outlives_who_listened_and_moves_to_a_channel_of_its_own() {
     connection.passive.migrate(&own).unwrap();
     assert!(connection.passive.channel().is_same(&own));
     drop(passive);
-    connection.talk();
+    connection.exchange_messages();
     drop(connection.active);
-    assert!(matches!(next(&own, connection.passive.id()), EventKind::Disconnected), "the drop of an end is told");
-    // To where it is already, and with an event that was not read yet.
+    assert!(
+        matches!(next(&own, connection.passive.id()), EventKind::Disconnected),
+        "dropping an id disconnects the peer"
+    );
+    // Migrating to the current channel is allowed.
     connection.passive.migrate(&own).unwrap();
 }
 
 #[test]
-fn a_refusal_comes_with_its_reason_and_bytes() {
+fn a_rejection_has_a_reason_and_private_data() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (server, local) = listener(&channel, address);
-    let lab = Lab::builder(&rdma, Mode::ALL[0]).connected(false).build();
+    let lab = Lab::builder(&rdma, Mode::EXTENDED).connected(false).build();
     let parameters = ConnectParameters::new(lab.a.qp.number());
 
     let mut client = resolved(&channel, local);
     client.connect(&parameters).unwrap();
-    let (mut refused, _) = request(&channel, &server);
-    refused.reject(b"not today").unwrap();
+    let (mut incoming, _) = request(&channel, &server);
+    incoming.reject(b"not today").unwrap();
     match next(&channel, client.id()) {
         EventKind::Rejected(RejectReason::CONSUMER_DEFINED, parameters) => {
             assert!(parameters.private_data().starts_with(b"not today\0"), "{parameters:?}");
@@ -197,7 +203,7 @@ fn a_refusal_comes_with_its_reason_and_bytes() {
         other => panic!("{other:?}"),
     }
 
-    // Who drops a request refuses it, too.
+    // Dropping a request rejects it.
     let mut client = resolved(&channel, local);
     client.connect(&parameters).unwrap();
     drop(request(&channel, &server));
@@ -206,7 +212,7 @@ fn a_refusal_comes_with_its_reason_and_bytes() {
         other => panic!("{other:?}"),
     }
 
-    // Nobody listens there any more.
+    // The listener is destroyed.
     let mut client = resolved(&channel, local);
     drop(server);
     client.connect(&parameters).unwrap();
@@ -217,13 +223,13 @@ fn a_refusal_comes_with_its_reason_and_bytes() {
 }
 
 #[test]
-fn addresses_that_lead_nowhere_are_told() {
+fn calls_on_unresolved_ids_and_unusable_addresses_are_errors() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
     assert_eq!((id.local_address(), id.device_name(), id.port()), (None, None, None));
-    // librdmacm would look at the device that there is not.
+    // In these calls librdmacm would dereference the missing device.
     let parameters = ConnectParameters::new(1);
     for (call, error) in [
         ("rdma_resolve_route", error_of(id.resolve_route(RESOLVE))),
@@ -232,30 +238,30 @@ fn addresses_that_lead_nowhere_are_told() {
         ("rdma_disconnect", error_of(id.disconnect())),
     ] {
         assert!(
-            matches!(error, Error::Cm(CmError::Call { call: found, errno: Errno(libc::EINVAL) }) if found == call),
+            matches!(error, Error::Cm(CmError::Call { verb, errno: Errno(libc::EINVAL) }) if verb.name() == call),
             "{error}"
         );
     }
     for error in [error_of(id.establish()), error_of(id.reject(&[])), error_of(id.attributes(QueuePairState::INIT))] {
         assert!(matches!(error, Error::Cm(CmError::Call { errno: Errno(libc::EINVAL), .. })), "{error}");
     }
-    // Documentation addresses (RFC 5737): of no device here.
+    // A documentation address (RFC 5737), which no device has.
     let error = error_of(id.bind((Ipv4Addr::new(192, 0, 2, 1), 0)));
-    assert!(matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", .. })), "{error}");
-    // On the device's network, and nobody has it.
+    assert!(matches!(error, Error::Cm(CmError::Call { verb: Verb::RdmaBindAddr, .. })), "{error}");
+    // An unused address of the device's network.
     let [a, b, c, d] = address.octets();
-    let nobody = Ipv4Addr::new(a, b, c, d ^ 0x80);
-    id.resolve_address(Some((address, 0).into()), (nobody, 7471), Duration::from_millis(200)).unwrap();
+    let unused = Ipv4Addr::new(a, b, c, d ^ 0x80);
+    id.resolve_address(Some((address, 0).into()), (unused, 7471), Duration::from_millis(200)).unwrap();
     match next(&channel, id.id()) {
         EventKind::AddressError(errno) => assert_ne!(errno, Errno(0)),
-        // A network without neighbours, as that of the guest, resolves everything: the request is what gets lost there.
+        // An interface without address resolution, such as the dummy below SoftRoCE, resolves every address.
         EventKind::AddressResolved => assert_eq!(id.device_name().as_deref(), Some(rdma.device_name())),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn a_port_has_one_owner() {
+fn a_port_in_use_cannot_be_bound() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
@@ -263,14 +269,14 @@ fn a_port_has_one_owner() {
     let mut second = Id::new(&channel, PortSpace::TCP).unwrap();
     let error = error_of(second.bind(local));
     assert!(
-        matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", errno: Errno(libc::EADDRINUSE) })),
+        matches!(error, Error::Cm(CmError::Call { verb: Verb::RdmaBindAddr, errno: Errno(libc::EADDRINUSE) })),
         "{error}"
     );
-    // One at every address has the port at this one, too, of which the kernel says what it says of addresses that nobody has.
-    let everywhere = (Ipv4Addr::UNSPECIFIED, local.port());
-    let error = error_of(second.bind(everywhere));
+    // The wildcard address conflicts as well. The kernel then reports EADDRNOTAVAIL.
+    let wildcard = (Ipv4Addr::UNSPECIFIED, local.port());
+    let error = error_of(second.bind(wildcard));
     assert!(
-        matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", errno: Errno(libc::EADDRNOTAVAIL) })),
+        matches!(error, Error::Cm(CmError::Call { verb: Verb::RdmaBindAddr, errno: Errno(libc::EADDRNOTAVAIL) })),
         "{error}"
     );
     assert!(error.to_string().contains("take another port"), "{error}");
@@ -280,7 +286,7 @@ fn a_port_has_one_owner() {
 }
 
 #[test]
-fn more_private_data_than_a_request_carries_is_refused_before_the_call() {
+fn too_much_private_data_is_refused_before_the_call() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
@@ -295,7 +301,7 @@ fn more_private_data_than_a_request_carries_is_refused_before_the_call() {
 }
 
 #[test]
-fn ids_take_options_and_refuse_what_there_is_not() {
+fn options_of_an_id_are_set_and_invalid_values_refused() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
@@ -306,11 +312,11 @@ fn ids_take_options_and_refuse_what_there_is_not() {
     id.set_ack_timeout(16).unwrap();
     let error = error_of(id.set_ack_timeout(32));
     assert!(
-        matches!(error, Error::Cm(CmError::Call { call: "rdma_set_option", errno: Errno(libc::EINVAL) })),
+        matches!(error, Error::Cm(CmError::Call { verb: Verb::RdmaSetOption, errno: Errno(libc::EINVAL) })),
         "{error}"
     );
     id.bind((address, 0)).unwrap();
-    // Two that say so share a port, as long as neither listens.
+    // Two ids with this option share a port as long as neither listens.
     let mut other = Id::new(&channel, PortSpace::TCP).unwrap();
     other.set_reuse_address(true).unwrap();
     other.bind(id.local_address().unwrap()).unwrap();
@@ -318,21 +324,21 @@ fn ids_take_options_and_refuse_what_there_is_not() {
 }
 
 #[test]
-fn options_of_a_vendor_are_offered_answered_and_refused() {
+fn ece_options_are_offered_accepted_and_rejected() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (server, local) = listener(&channel, address);
-    let (offered, granted) = (Ece { vendor_id: 0x1234, options: 0b101 }, Ece { vendor_id: 0x1234, options: 0b100 });
-    // Of no queue pair, and each another one: two of the same would be stale.
+    let (offered, granted) = (Ece::new(0x1234, 0b101), Ece::new(0x1234, 0b100));
+    // Numbers without queue pairs. They differ, because a repeated number is a stale connection.
     let parameters = [0x101, 0x102, 0x103].map(ConnectParameters::new);
     let mut client = resolved(&channel, local);
     client.set_local_ece(offered).unwrap();
     client.connect(&parameters[0]).unwrap();
-    let (mut asked, _) = request(&channel, &server);
-    assert_eq!(asked.remote_ece().unwrap(), offered);
-    asked.set_local_ece(granted).unwrap();
-    asked.accept(&parameters[1]).unwrap();
+    let (mut incoming, _) = request(&channel, &server);
+    assert_eq!(incoming.remote_ece().unwrap(), offered);
+    incoming.set_local_ece(granted).unwrap();
+    incoming.accept(&parameters[1]).unwrap();
     let answer = next(&channel, client.id());
     assert!(matches!(answer, EventKind::ConnectResponse(_)), "{answer:?}");
     assert_eq!(client.remote_ece().unwrap(), granted);
@@ -340,8 +346,8 @@ fn options_of_a_vendor_are_offered_answered_and_refused() {
     let mut client = resolved(&channel, local);
     client.set_local_ece(offered).unwrap();
     client.connect(&parameters[2]).unwrap();
-    let (mut asked, _) = request(&channel, &server);
-    asked.reject_ece(b"not these").unwrap();
+    let (mut incoming, _) = request(&channel, &server);
+    incoming.reject_ece(b"not these").unwrap();
     match next(&channel, client.id()) {
         EventKind::Rejected(RejectReason::UNSUPPORTED_OPTIONS, parameters) => {
             assert!(parameters.private_data().starts_with(b"not these\0"), "{parameters:?}");
@@ -351,27 +357,27 @@ fn options_of_a_vendor_are_offered_answered_and_refused() {
 }
 
 #[test]
-fn a_message_that_comes_before_the_confirmation_is_one() {
+fn a_message_before_the_rtu_establishes_the_connection() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
     let (server, local) = listener(&passive, address);
     let mut client = resolved(&active, local);
     client.connect(&ConnectParameters::new(0x104)).unwrap();
-    let (mut asked, _) = request(&passive, &server);
-    let error = error_of(asked.notify(AsyncEventType::COMM_EST));
+    let (mut incoming, _) = request(&passive, &server);
+    let error = error_of(incoming.notify(AsyncEventType::COMM_EST));
     assert!(
-        matches!(error, Error::Cm(CmError::Call { call: "rdma_notify", errno: Errno(libc::EINVAL) })),
-        "nothing was accepted yet: {error}"
+        matches!(error, Error::Cm(CmError::Call { verb: Verb::RdmaNotify, errno: Errno(libc::EINVAL) })),
+        "no connection was accepted yet: {error}"
     );
-    asked.accept(&ConnectParameters::new(0x105)).unwrap();
-    // The client has said nothing.
-    asked.notify(AsyncEventType::COMM_EST).unwrap();
-    let told = next(&passive, asked.id());
-    assert!(matches!(told, EventKind::Established(_)), "{told:?}");
+    incoming.accept(&ConnectParameters::new(0x105)).unwrap();
+    // The client has not sent its RTU.
+    incoming.notify(AsyncEventType::COMM_EST).unwrap();
+    let event = next(&passive, incoming.id());
+    assert!(matches!(event, EventKind::Established(_)), "{event:?}");
 }
 
-/// One of datagrams that is bound to the device.
+/// An id for datagrams, bound to the device.
 fn datagram_id(channel: &EventChannel, address: Ipv4Addr) -> Id {
     let mut id = Id::new(channel, PortSpace::UDP).unwrap();
     id.bind((address, 0)).unwrap();
@@ -379,7 +385,7 @@ fn datagram_id(channel: &EventChannel, address: Ipv4Addr) -> Id {
 }
 
 #[test]
-fn who_has_datagrams_is_found_by_address() {
+fn a_datagram_service_is_resolved_by_address() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
@@ -391,11 +397,11 @@ fn who_has_datagrams_is_found_by_address() {
     client.resolve_route(RESOLVE).unwrap();
     assert!(matches!(next(&active, client.id()), EventKind::RouteResolved));
     client.connect(&ConnectParameters::new(0x11).private_data(b"who is there?").unwrap()).unwrap();
-    let (mut asked, parameters) = request(&passive, &server);
+    let (mut incoming, parameters) = request(&passive, &server);
     assert!(parameters.private_data().starts_with(b"who is there?"), "{parameters:?}");
-    asked.accept(&ConnectParameters::new(0x4711).private_data(b"it is me").unwrap()).unwrap();
+    incoming.accept(&ConnectParameters::new(0x4711).private_data(b"it is me").unwrap()).unwrap();
     let EventKind::Established(Parameters::Datagrams(found)) = next(&active, client.id()) else { panic!() };
-    // The queue key of all who are found so: RDMA_UDP_QKEY.
+    // Peers of the UDP port space have this queue key, RDMA_UDP_QKEY.
     assert_eq!((found.qp_num, found.qkey), (0x4711, 0x0123_4567));
     assert!(found.private_data.starts_with(b"it is me"), "{found:?}");
     assert_eq!(found.address.route.map(|route| route.dgid), Some(rdma.gid.gid));
@@ -404,7 +410,7 @@ fn who_has_datagrams_is_found_by_address() {
 }
 
 #[test]
-fn groups_are_joined_and_left() {
+fn multicast_groups_are_joined_and_left() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
@@ -420,12 +426,12 @@ fn groups_are_joined_and_left() {
         let error = error_of(id.leave_multicast(group));
         assert!(matches!(error, Error::Cm(CmError::Call { errno: Errno(libc::EADDRNOTAVAIL), .. })), "{error}");
     }
-    // Those who send only are told the same.
-    id.join_multicast_to_send(group).unwrap();
+    // Send-only members get the same event.
+    id.join_multicast_send_only(group).unwrap();
     let EventKind::MulticastJoined(joined) = next(&channel, id.id()) else { panic!() };
     assert_eq!(joined.address.route.and_then(|route| route.dgid.ipv4()), Some(group.0));
     id.leave_multicast(group).unwrap();
-    // Dropped while it is a member, and while it is to become one.
+    // Dropped as a member of one group, and while it joins another.
     id.join_multicast(group).unwrap();
     let _ = next(&channel, id.id());
     id.join_multicast((Ipv4Addr::new(239, 1, 2, 4), 0)).unwrap();

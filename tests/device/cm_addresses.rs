@@ -1,4 +1,4 @@
-//! Connections by addresses of IPv6, from a source of one's choice, and by those of InfiniBand itself.
+//! Connections by IPv6 and InfiniBand addresses, and from a chosen source address.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
@@ -7,6 +7,7 @@ use rdma_safe::cm::{
     Address, Cause, CmError, ConnectParameters, Connector, EventChannel, EventKind, IbAddress, Id, Listener, PortSpace,
     Step,
 };
+use rdma_safe::error::Verb;
 use rdma_safe::{Device, Errno, Error, Gid, Operation};
 
 use crate::cm::{RESOLVE, listener, next, request};
@@ -15,17 +16,17 @@ use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
 use crate::support::{DEADLINE, device_with_cm, error_of};
 
-/// Runs `body` in a process of its own, as librdmacm would keep the device open until the end of this one.
+/// Runs `body` in a separate process, because librdmacm keeps the device open until its process ends.
 fn with_own_device(test: &str, body: impl FnOnce()) {
     let Some(rdma) = device_with_cm() else { return };
-    if peer::part().is_some() {
+    if peer::role().is_some() {
         return body();
     }
     let Some(_own) = OwnDevice::new(&rdma) else { return };
-    Peer::start(test, "alone").succeeds();
+    Peer::start(test, "alone").expect_success();
 }
 
-/// The address that the interface has given itself.
+/// The link-local address of the device's interface.
 fn link_local() -> SocketAddrV6 {
     let gids = Device::by_name(OwnDevice::NAME).unwrap().open().unwrap().gids(1).unwrap();
     let mut addresses = gids.iter().map(|entry| Ipv6Addr::from(entry.gid));
@@ -33,14 +34,14 @@ fn link_local() -> SocketAddrV6 {
     SocketAddrV6::new(own, 0, 0, OwnDevice::interface_index())
 }
 
-/// As the accepting end has it: of link-local addresses without the interface.
-fn plain(address: Option<Address>) -> Option<Address> {
+/// Strips the scope of a link-local address, which the accepting end lacks.
+fn without_scope(address: Option<Address>) -> Option<Address> {
     let ip = address?.ip()?;
     Some((ip.ip(), ip.port()).into())
 }
 
-/// A connection to `server`, from `source` if there is one, over which a message goes each way.
-fn talk(server: SocketAddr, source: Option<SocketAddr>) {
+/// Connects to a listener at `server`, from `source` if given, and sends a message in each direction.
+fn check_connection(server: SocketAddr, source: Option<SocketAddr>) {
     let mut listener = Listener::bind(server).unwrap();
     let local = listener.local_address().ip().unwrap();
     assert_eq!((local.ip(), local.port() != 0), (server.ip(), true));
@@ -49,8 +50,11 @@ fn talk(server: SocketAddr, source: Option<SocketAddr>) {
         None => Connector::new(),
     };
     let (mut a, mut b) = connected(&connector, &mut listener);
-    assert_eq!((a.peer_address(), plain(b.local_address())), (Some(local.into()), plain(Some(local.into()))));
-    assert_eq!(plain(a.local_address()), b.peer_address());
+    assert_eq!(
+        (a.peer_address(), without_scope(b.local_address())),
+        (Some(local.into()), without_scope(Some(local.into())))
+    );
+    assert_eq!(without_scope(a.local_address()), b.peer_address());
     if let Some(source) = source {
         assert_eq!(a.local_address().unwrap().ip().unwrap().ip(), source.ip());
     }
@@ -73,32 +77,32 @@ fn talk(server: SocketAddr, source: Option<SocketAddr>) {
 #[test]
 fn endpoints_connect_by_ipv6() {
     with_own_device("cm_addresses::endpoints_connect_by_ipv6", || {
-        let [one, two] = OwnDevice::SIXES.map(|ip| SocketAddr::from((ip, 0)));
-        talk(one, None);
-        talk(one, Some(two));
-        talk(two, Some(one));
-        talk((OwnDevice::ADDRESS, 0).into(), Some((OwnDevice::ADDRESS, 0).into()));
+        let [one, two] = OwnDevice::IPV6_ADDRESSES.map(|ip| SocketAddr::from((ip, 0)));
+        check_connection(one, None);
+        check_connection(one, Some(two));
+        check_connection(two, Some(one));
+        check_connection((OwnDevice::ADDRESS, 0).into(), Some((OwnDevice::ADDRESS, 0).into()));
     });
 }
 
 #[test]
-fn endpoints_connect_by_link_local_addresses_of_their_interface() {
-    with_own_device("cm_addresses::endpoints_connect_by_link_local_addresses_of_their_interface", || {
+fn endpoints_connect_by_link_local_addresses() {
+    with_own_device("cm_addresses::endpoints_connect_by_link_local_addresses", || {
         let own = link_local();
-        talk(own.into(), None);
-        talk(own.into(), Some(own.into()));
-        // Of which interface, the address does not say.
+        check_connection(own.into(), None);
+        check_connection(own.into(), Some(own.into()));
+        // Without a scope, a link-local address does not name its interface.
         let error = error_of(Listener::bind(SocketAddrV6::new(*own.ip(), 0, 0, 0)));
-        let call = matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", errno: Errno(libc::EINVAL) }));
+        let call = matches!(error, Error::Cm(CmError::Call { verb: Verb::RdmaBindAddr, errno: Errno(libc::EINVAL) }));
         assert!(call, "{error}");
     });
 }
 
 #[test]
-fn a_source_that_leads_elsewhere_is_refused() {
-    with_own_device("cm_addresses::a_source_that_leads_elsewhere_is_refused", || {
-        let server = Listener::bind((OwnDevice::SIXES[0], 0)).unwrap();
-        // Of IPv4 to IPv6, of nobody here, and of another family of devices.
+fn an_unsuitable_source_address_is_refused() {
+    with_own_device("cm_addresses::an_unsuitable_source_address_is_refused", || {
+        let server = Listener::bind((OwnDevice::IPV6_ADDRESSES[0], 0)).unwrap();
+        // An IPv4 source for an IPv6 peer, an address that no interface has, and the loopback address.
         for source in ["10.9.10.1:0", "[2001:db8::1]:0", "127.0.0.1:0"] {
             let source: SocketAddr = source.parse().unwrap();
             let connector = Connector::new().source(source).resolve_timeout(Duration::from_millis(300), 0);
@@ -110,10 +114,10 @@ fn a_source_that_leads_elsewhere_is_refused() {
 }
 
 #[test]
-fn ids_connect_by_ipv6_and_those_of_it_alone_leave_ipv4_to_others() {
-    with_own_device("cm_addresses::ids_connect_by_ipv6_and_those_of_it_alone_leave_ipv4_to_others", || {
+fn ids_connect_by_ipv6_and_ipv6_only_listeners_reject_ipv4() {
+    with_own_device("cm_addresses::ids_connect_by_ipv6_and_ipv6_only_listeners_reject_ipv4", || {
         let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
-        let [there, here] = OwnDevice::SIXES;
+        let [there, here] = OwnDevice::IPV6_ADDRESSES;
         let (server, local) = listener(&channels[1], there);
         let mut client = Id::new(&channels[0], PortSpace::TCP).unwrap();
         client.resolve_address(Some((here, 0).into()), local, RESOLVE).unwrap();
@@ -123,10 +127,10 @@ fn ids_connect_by_ipv6_and_those_of_it_alone_leave_ipv4_to_others() {
         client.resolve_route(RESOLVE).unwrap();
         assert!(matches!(next(&channels[0], client.id()), EventKind::RouteResolved));
         client.connect(&ConnectParameters::new(0x40_0001)).unwrap();
-        let (asked, _) = request(&channels[1], &server);
-        assert_eq!(asked.peer_address(), client.local_address());
-        assert_eq!(asked.gids(), (Gid::from(there), Gid::from(here)));
-        drop((asked, client, server));
+        let (incoming, _) = request(&channels[1], &server);
+        assert_eq!(incoming.peer_address(), client.local_address());
+        assert_eq!(incoming.gids(), (Gid::from(there), Gid::from(here)));
+        drop((incoming, client, server));
 
         for (only, numbers) in [(false, 0x40_0002), (true, 0x40_0003)] {
             let mut server = Id::new(&channels[1], PortSpace::TCP).unwrap();
@@ -141,20 +145,20 @@ fn ids_connect_by_ipv6_and_those_of_it_alone_leave_ipv4_to_others() {
                 let event = next(&channel, client.id());
                 assert!(matches!(event, EventKind::Rejected(..)), "{event:?}");
             } else {
-                let (asked, _) = request(&channels[1], &server);
-                assert_eq!(asked.peer_address(), client.local_address());
+                let (incoming, _) = request(&channels[1], &server);
+                assert_eq!(incoming.peer_address(), client.local_address());
             }
         }
     });
 }
 
 #[test]
-fn addresses_of_infiniband_are_refused_by_what_is_not() {
+fn infiniband_addresses_are_refused_by_other_devices() {
     let Some(rdma) = device_with_cm() else { return };
     if !rdma.is_rxe() {
-        return;
+        return println!("skipped: {} may be InfiniBand", rdma.device_name());
     }
-    // The port space of TCP is in the upper bits.
+    // The upper bits are the TCP port space.
     let there = IbAddress::new(rdma.gid.gid, 0x0106_0000 | 7471);
     let error = failure(error_of(Connector::new().resolve(there)));
     assert_eq!((error.step, error.peer), (Step::ResolveAddress, Some(there.into())));
@@ -162,7 +166,7 @@ fn addresses_of_infiniband_are_refused_by_what_is_not() {
     assert!(error.to_string().contains("connect to an IP address"), "{error}");
     let error = error_of(Listener::bind_with(there, 1));
     assert!(
-        matches!(error, Error::Cm(CmError::Call { call: "rdma_bind_addr", errno: Errno(libc::ENODEV) })),
+        matches!(error, Error::Cm(CmError::Call { verb: Verb::RdmaBindAddr, errno: Errno(libc::ENODEV) })),
         "{error}"
     );
     assert!(error.to_string().contains("GID of an InfiniBand port"), "{error}");

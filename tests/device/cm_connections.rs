@@ -1,4 +1,4 @@
-//! Connections by address: endpoints to those who say where.
+//! Connections by address through `Connector` and `Listener`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
@@ -24,7 +24,7 @@ pub(crate) fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
     buffer
 }
 
-/// Both ends of a connection: who connected, and who accepted, with a receive posted at each.
+/// The connecting and the accepting end of a connection, each with a posted receive.
 pub(crate) fn connected(connector: &Connector, listener: &mut Listener) -> (Connection, Connection) {
     let local = listener.local_address();
     thread::scope(|scope| {
@@ -53,7 +53,7 @@ pub(crate) fn failure(error: Error) -> ConnectError {
 }
 
 #[test]
-fn each_end_waits_for_acknowledgements_as_long_as_it_is_told() {
+fn each_end_uses_its_own_ack_timeout() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let timeout = |end: &Connection| end.queue_pair().query().unwrap().timeout().unwrap();
@@ -67,7 +67,7 @@ fn each_end_waits_for_acknowledgements_as_long_as_it_is_told() {
 }
 
 #[test]
-fn an_address_is_all_it_takes_to_talk() {
+fn endpoints_connect_by_address_and_exchange_data() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
@@ -82,7 +82,7 @@ fn an_address_is_all_it_takes_to_talk() {
     assert_eq!(done.buffer.as_deref(), Some(&message[..]));
     let _ = a.wait(DEADLINE).unwrap().ok().unwrap();
     assert!(a.is_connected().unwrap() && b.is_connected().unwrap());
-    // The other end has to answer, so it goes at the same time.
+    // A disconnect waits for the peer's, so both ends disconnect concurrently.
     thread::scope(|scope| {
         let other = scope.spawn(move || {
             let start = Instant::now();
@@ -90,24 +90,24 @@ fn an_address_is_all_it_takes_to_talk() {
                 assert!(start.elapsed() < DEADLINE);
                 thread::yield_now();
             }
-            // What it had posted comes back.
+            // Its posted work is flushed.
             let flushed = b.wait(DEADLINE);
             (flushed.is_err(), b.disconnect().unwrap())
         });
-        assert_eq!(a.disconnect().unwrap().len(), 1, "the receive that nothing came into");
+        assert_eq!(a.disconnect().unwrap().len(), 1, "the unused receive");
         let (nothing_left, buffers) = other.join().unwrap();
-        assert!(nothing_left && buffers.is_empty(), "its only receive was taken before");
+        assert!(nothing_left && buffers.is_empty(), "its only receive has completed");
     });
 }
 
 #[test]
-fn a_peer_that_does_not_confirm_the_end_costs_no_buffers() {
+fn an_unconfirmed_disconnect_returns_all_buffers() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let (a, b) = connected(&Connector::new(), &mut listener);
-    let unconfirmed = a.disconnect().expect_err("nobody looks at the other end");
-    assert_eq!(unconfirmed.buffers.len(), 1, "the receive that nothing came into");
+    let unconfirmed = a.disconnect().expect_err("the other end does not disconnect");
+    assert_eq!(unconfirmed.buffers.len(), 1, "the unused receive");
     let error = failure(unconfirmed.error);
     assert!(matches!((error.step, error.cause), (Step::Disconnect, Cause::Timeout(_))), "{error}");
     assert_eq!(error.peer.and_then(|peer| peer.ip()), Some(local));
@@ -115,7 +115,7 @@ fn a_peer_that_does_not_confirm_the_end_costs_no_buffers() {
 }
 
 #[test]
-fn whoever_refuses_says_why() {
+fn a_rejected_connection_reports_the_reason() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
@@ -128,24 +128,24 @@ fn whoever_refuses_says_why() {
         refusing.join().unwrap();
         errors
     });
-    for (error, said) in refused.into_iter().zip([&b"not today\0"[..], b"\0"]) {
+    for (error, expected) in refused.into_iter().zip([&b"not today\0"[..], b"\0"]) {
         assert_eq!((error.step, error.peer.and_then(|peer| peer.ip())), (Step::Connect, Some(local)));
         let Cause::Rejected { reason: RejectReason::CONSUMER_DEFINED, private_data } = error.cause else {
             panic!("{error}")
         };
-        assert!(private_data.is_empty() && said == b"\0" || private_data.starts_with(said), "{private_data:?}");
+        assert!(private_data.is_empty() && expected == b"\0" || private_data.starts_with(expected), "{private_data:?}");
     }
     drop(listener);
     let error = failure(error_of(Connector::new().connect(local)));
     assert!(
         matches!(error.cause, Cause::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }),
-        "nobody listens: {error}"
+        "no listener: {error}"
     );
     assert!(error.to_string().contains("start the peer first"), "{error}");
 }
 
 #[test]
-fn names_that_stand_for_nothing_are_told() {
+fn unresolvable_names_are_errors() {
     let Some(_rdma) = device_with_cm() else { return };
     let error = error_of(Connector::new().connect("no-such-host.invalid:7471"));
     assert!(matches!(error, Error::Cm(CmError::NoAddress { .. })), "{error}");
@@ -156,10 +156,10 @@ fn names_that_stand_for_nothing_are_told() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_given_up() {
+fn connecting_to_an_unresponsive_peer_times_out() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
-    // It listens, and takes no request.
+    // The listener reads no request.
     let (listener, local) = listener(address);
     let start = Instant::now();
     let error = failure(error_of(Connector::new().timeout(Duration::from_millis(300)).connect(local)));
@@ -169,14 +169,14 @@ fn a_peer_that_never_answers_is_given_up() {
 }
 
 #[test]
-fn a_backlog_that_is_full_loses_nothing_but_time() {
+fn requests_beyond_a_full_backlog_are_retried() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let mut listener = Listener::bind_with((address, 0), 1).unwrap();
     let local = listener.local_address();
     let (ready, all_ready) = mpsc::channel();
     thread::scope(|scope| {
-        let asking: Vec<_> = (0..4)
+        let clients: Vec<_> = (0..4)
             .map(|_| {
                 let ready = ready.clone();
                 scope.spawn(move || {
@@ -196,25 +196,25 @@ fn a_backlog_that_is_full_loses_nothing_but_time() {
             match listener.accept(Duration::from_secs(60)) {
                 Ok(Some(_)) => accepted += 1,
                 Ok(None) => panic!("{accepted} of 4"),
-                // It was let wait for longer than it would.
+                // The client has waited too long.
                 Err(error) => panic!("{error}"),
             }
         }
-        for end in asking {
+        for end in clients {
             end.join().unwrap().unwrap();
         }
     });
 }
 
 #[test]
-fn a_peer_that_is_killed_has_ended_its_connection() {
-    const NAME: &str = "cm_connections::a_peer_that_is_killed_has_ended_its_connection";
+fn a_killed_peer_ends_the_connection() {
+    const NAME: &str = "cm_connections::a_killed_peer_ends_the_connection";
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     if let Some(port) = std::env::var_os("RDMA_TEST_CM_PORT") {
         let port: u16 = port.to_str().unwrap().parse().unwrap();
         let _connection = Connector::new().connect((address, port)).unwrap();
-        // SAFETY: it is this very process.
+        // SAFETY: the process kills itself.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
     let (mut listener, local) = listener(address);
@@ -230,7 +230,7 @@ fn a_peer_that_is_killed_has_ended_its_connection() {
     prepared.receive(pd.allocate(64).unwrap()).unwrap();
     let mut connection = match prepared.accept(b"") {
         Ok(connection) => connection,
-        // It was gone before this end had been told that it knew.
+        // The peer was killed before its RTU arrived.
         Err(error) => {
             assert_eq!(failure(error).cause, Cause::Disconnected);
             child.wait().unwrap();
@@ -247,7 +247,7 @@ fn a_peer_that_is_killed_has_ended_its_connection() {
     assert!(!child.wait().unwrap().success());
 }
 
-/// Queue pairs and ids of the kernel, whichever thread made them; `None` without the tool.
+/// Numbers of queue pairs and ids in the kernel, of all processes. `None` without the tool `rdma`.
 pub(crate) fn kernel_objects() -> Option<[usize; 2]> {
     let count = |kind| {
         let output = std::process::Command::new("rdma").args(["resource", "show", kind]).output().ok()?;
@@ -257,10 +257,10 @@ pub(crate) fn kernel_objects() -> Option<[usize; 2]> {
 }
 
 #[test]
-fn two_hundred_connections_leave_nothing_behind() {
+fn two_hundred_connections_leak_nothing() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
-    in_own_process("cm_connections::two_hundred_connections_leave_nothing_behind", || {
+    in_own_process("cm_connections::two_hundred_connections_leak_nothing", || {
         let (mut listener, _) = listener(address);
         let connector = Connector::new();
         let mut before = None;
@@ -269,15 +269,15 @@ fn two_hundred_connections_leave_nothing_behind() {
             let (a, b) = connected(&connector, &mut listener);
             drop(a);
             drop(b);
-            // The first opens the devices, here and in librdmacm.
+            // The first connection opens the device, here and in librdmacm.
             if round == 1 {
                 before = Some((open_files(), kernel_objects()));
             }
             memory.push(allocated());
         }
         assert_eq!(Some((open_files(), kernel_objects())), before);
-        // The allocator keeps what is freed, so that the first rounds take more; then the least there is, 32 bytes a round, would
-        // be seen.
+        // The first rounds grow the heap, since the allocator keeps freed memory. Later rounds would show a leak of even the
+        // smallest allocation, 32 bytes each.
         assert!(memory[199] < memory[99] + 100 * 16, "{memory:?}");
     });
 }

@@ -3,20 +3,20 @@
 use crate::support::program::{Program, Running};
 use crate::support::{DEADLINE, Rdma, device_with_cm, within};
 
-fn both() -> Option<(Program, Program)> {
+fn programs() -> Option<(Program, Program)> {
     Some((Program::example("cm_datagram")?, Program::of_rdma_core("udaddy", "rdmacm-utils")?))
 }
 
-/// The device's address on the network; `None` after having said that it has none of IP.
+/// The device's IPv4 address, or `None` after printing why the test is skipped.
 fn address(rdma: &Rdma) -> Option<String> {
     let address = rdma.gid.gid.ipv4().map(|address| address.to_string());
     if address.is_none() {
-        println!("skipped: the GID of the tests is of no IPv4 address");
+        println!("skipped: the GID of the tests is not an IPv4 address");
     }
     address
 }
 
-/// Ours says when it listens; the C program writes nothing before it ends. It has port 7174 unless a service is named.
+/// Starts a server. Our program reports when it listens, the C program writes nothing before it ends. The default port is 7174.
 fn serve(program: &Program, arguments: &[&str]) -> Running {
     let running = program.start_with(arguments);
     if matches!(program, Program::Rust(_)) {
@@ -25,9 +25,9 @@ fn serve(program: &Program, arguments: &[&str]) -> Running {
     running
 }
 
-fn play(server: &Program, client: &Program, address: &str, arguments: &[&str]) {
+fn run_pair(server: &Program, client: &Program, address: &str, arguments: &[&str]) {
     let mut serving = serve(server, arguments);
-    let said = within(DEADLINE, "a server that listens", || {
+    let client_output = within(DEADLINE, "a server that listens", || {
         let mut running = client.start_with(&[&["-s", address], arguments].concat());
         let (status, text) = running.finish();
         if text.contains("nobody listens") {
@@ -36,36 +36,36 @@ fn play(server: &Program, client: &Program, address: &str, arguments: &[&str]) {
         assert!(status.success(), "{status}\n{text}");
         Some(text)
     });
-    let (status, heard) = serving.finish();
-    assert!(status.success(), "{status}\n{heard}");
-    for text in [&said, &heard] {
+    let (status, server_output) = serving.finish();
+    assert!(status.success(), "{status}\n{server_output}");
+    for text in [&client_output, &server_output] {
         assert!(text.contains("data transfers complete\n") && text.contains("return status 0\n"), "{text}");
     }
 }
 
-/// By default, many at a time, and as long as a datagram can be.
-const GAMES: [&[&str]; 3] = [&[], &["-c", "4", "-C", "20"], &["-C", "3", "-S", "4096"]];
+/// Default options, many connections and messages, and messages of maximum length.
+const OPTIONS: [&[&str]; 3] = [&[], &["-c", "4", "-C", "20"], &["-C", "3", "-S", "4096"]];
 
 #[test]
-fn ours_sends_to_the_server_of_c() {
+fn our_client_sends_to_the_c_server() {
     let Some(rdma) = device_with_cm() else { return };
-    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
-    for arguments in GAMES {
-        play(&c, &ours, &address, arguments);
+    let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
+    for arguments in OPTIONS {
+        run_pair(&c, &ours, &address, arguments);
     }
 }
 
 #[test]
-fn ours_serves_the_client_of_c() {
+fn our_server_serves_the_c_client() {
     let Some(rdma) = device_with_cm() else { return };
-    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
-    for arguments in GAMES {
-        play(&ours, &c, &address, arguments);
+    let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
+    for arguments in OPTIONS {
+        run_pair(&ours, &c, &address, arguments);
     }
 }
 
 #[test]
-fn a_server_that_is_not_there_is_told() {
+fn a_missing_server_is_an_error() {
     let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cm_datagram")) else { return };
     let (status, text) = ours.start_with(&["-s", &address]).finish();

@@ -1,4 +1,4 @@
-//! Addresses of names and services.
+//! Resolution of names and services: `AddressQuery`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs};
 use std::time::Duration;
@@ -8,17 +8,17 @@ use rdma_safe::{Error, Gid, QueuePairType};
 
 use crate::support::{Rdma, device_with_cm, error_of};
 
-/// The device's address on the network; `None` after having said that it has none of IP.
+/// The device's IPv4 address, or `None` after printing why the test is skipped.
 fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
     let address = rdma.gid.gid.ipv4();
     if address.is_none() {
-        println!("skipped: the GID of the tests is of no IPv4 address");
+        println!("skipped: the GID of the tests is not an IPv4 address");
     }
     address
 }
 
 #[test]
-fn an_address_and_a_port_are_found_as_they_are() {
+fn numeric_addresses_and_ports_are_resolved_unchanged() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let query = AddressQuery::new().node(address.to_string()).service("7471").numeric_host();
@@ -35,7 +35,7 @@ fn an_address_and_a_port_are_found_as_they_are() {
 }
 
 #[test]
-fn what_is_found_is_listened_at_and_connected_to() {
+fn resolved_addresses_can_be_bound_and_connected() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let own = AddressQuery::new().service("0").passive().family(AddressFamily::V4).lookup().unwrap();
@@ -54,15 +54,15 @@ fn what_is_found_is_listened_at_and_connected_to() {
 }
 
 #[test]
-fn names_and_services_are_found_as_the_host_knows_them() {
+fn names_and_services_resolve_as_the_host_resolves_them() {
     let Some(_rdma) = device_with_cm() else { return };
     let known = ("localhost", 7471).to_socket_addrs().map(Vec::from_iter).unwrap_or_default();
     let found = AddressQuery::new().node("localhost").service("7471").lookup();
     match known.is_empty() {
-        true => println!("skipped: this host does not know its own name, localhost"),
+        true => println!("skipped: this host does not resolve localhost"),
         false => {
             let found = found.unwrap();
-            let peer = found.last().and_then(|info| info.peer?.ip()).expect("an address of IP");
+            let peer = found.last().and_then(|info| info.peer?.ip()).expect("an IP address");
             assert!(known.contains(&peer), "{peer} of {known:?}");
             assert!(peer.ip() == IpAddr::from(Ipv4Addr::LOCALHOST) || peer.ip() == IpAddr::from(Ipv6Addr::LOCALHOST));
         }
@@ -78,22 +78,22 @@ fn names_and_services_are_found_as_the_host_knows_them() {
 }
 
 #[test]
-fn addresses_of_infiniband_are_written_as_gids() {
+fn infiniband_addresses_are_written_as_gids() {
     let Some(_rdma) = device_with_cm() else { return };
     let gid: Ipv6Addr = "fe80::2:c903:0:1".parse().unwrap();
     let query = AddressQuery::new().node(gid.to_string()).service("7471").family(AddressFamily::Ib);
     let found = query.space(PortSpace::TCP).lookup().unwrap();
     let Some(Address::Ib(peer)) = found.last().and_then(|info| info.peer) else { panic!("{found:?}") };
     assert_eq!((peer.gid, peer.service_id, peer.pkey), (Gid::from(gid), 0x0106_1d2f, 0xffff));
-    // A port that is named counts, and its space does.
+    // The query names a port and its space, so the mask covers the whole service id.
     assert_eq!(peer.service_mask, !0);
 }
 
 #[test]
-fn names_that_nobody_knows_are_told_in_words() {
+fn unknown_names_are_errors_with_a_reason() {
     let Some(_rdma) = device_with_cm() else { return };
     let node = |node: &str| AddressQuery::new().node(node);
-    for (query, said) in [
+    for (query, expected) in [
         (node("no-such-host.invalid"), ""),
         (node("not-an-address").numeric_host(), "Name or service not known"),
         (node("127.0.0.1").service("no-such-service"), "Servname not supported"),
@@ -101,13 +101,13 @@ fn names_that_nobody_knows_are_told_in_words() {
     ] {
         let error = error_of(query.lookup());
         let Error::Cm(CmError::NoAddress { reason }) = &error else { panic!("{query:?}: {error}") };
-        assert!(!reason.is_empty() && reason.contains(said), "{query:?}: {error}");
+        assert!(!reason.is_empty() && reason.contains(expected), "{query:?}: {error}");
     }
 }
 
-/// What came with rdma-core 60, which none of the tested releases is.
+/// Functions of rdma-core 60, which is newer than all tested releases.
 #[test]
-fn what_an_older_library_lacks_is_named() {
+fn functions_missing_in_an_older_library_are_named() {
     let Some(_rdma) = device_with_cm() else { return };
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
@@ -120,11 +120,11 @@ fn what_an_older_library_lacks_is_named() {
     let is_newer = rdma_safe::sys::rdmacm().unwrap().rdma_resolve_addrinfo.is_some();
     for (name, outcome) in outcomes {
         match outcome {
-            Err(Error::Cm(CmError::OlderLibrary { call, since: 60 })) => {
-                assert_eq!((call, is_newer), (name, false));
-                println!("skipped: this librdmacm has no {call}");
+            Err(Error::Cm(CmError::OlderLibrary { verb, since: 60 })) => {
+                assert_eq!((verb.name(), is_newer), (name, false));
+                println!("skipped: this librdmacm has no {verb}");
             }
-            // The kernel may be older still.
+            // The library has the function, but the kernel may lack it.
             other => assert!(is_newer, "{name}: {other:?}"),
         }
     }

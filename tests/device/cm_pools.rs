@@ -1,6 +1,6 @@
-//! A server whose clients are connected by address, and that takes the requests of all from one pool of receives.
+//! Servers whose clients are connected by address and share a receive pool or an endpoint set.
 
-use rdma_safe::cm::{Connection, Connector, Listener, Member};
+use rdma_safe::cm::{Connection, Connector, Listener, SetConnection};
 use rdma_safe::{Endpoint, EndpointSet, Error, Operation, ProtectionDomain, ReceivePool};
 
 use crate::cm::address;
@@ -11,7 +11,7 @@ const CLIENTS: u64 = 24;
 const LEN: usize = 300;
 const DEPTH: u32 = 32;
 
-/// A request, its answer out of the same buffer, and the buffer back to the pool.
+/// Sends a request, answers it from the same buffer, and returns the buffer to the pool.
 fn serve(client: &mut Connection, server: &mut Connection, pool: &mut ReceivePool, seed: u64) {
     let request = pattern(seed, LEN);
     let inbox = client.pd().allocate(LEN).unwrap();
@@ -21,7 +21,7 @@ fn serve(client: &mut Connection, server: &mut Connection, pool: &mut ReceivePoo
     let arrived = server.wait(DEADLINE).unwrap().ok().unwrap();
     assert_eq!(arrived.operation, Operation::Receive);
     let buffer = arrived.buffer.unwrap();
-    assert!(*buffer == *request, "the request of another");
+    assert!(*buffer == *request, "the request of another client");
     server.send(buffer).unwrap();
     pool.receive(server.wait(DEADLINE).unwrap().ok().unwrap().buffer.unwrap()).unwrap();
     let done = [0, 1].map(|_| client.wait(DEADLINE).unwrap().ok().unwrap());
@@ -29,7 +29,7 @@ fn serve(client: &mut Connection, server: &mut Connection, pool: &mut ReceivePoo
     assert!(*answer.buffer.unwrap() == *request);
 }
 
-/// With as many receives as it has room for.
+/// A pool with the maximum number of posted receives.
 fn full_pool(pd: &ProtectionDomain) -> ReceivePool {
     let mut pool = ReceivePool::new(pd, DEPTH).unwrap();
     for buffer in pd.allocate(DEPTH as usize * 512).unwrap().into_chunks(512).unwrap() {
@@ -39,7 +39,7 @@ fn full_pool(pd: &ProtectionDomain) -> ReceivePool {
 }
 
 #[test]
-fn many_clients_by_address_share_a_pool_of_receives() {
+fn clients_connected_by_address_share_a_receive_pool() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
@@ -50,7 +50,7 @@ fn many_clients_by_address_share_a_pool_of_receives() {
         std::thread::scope(|scope| {
             let connecting = scope.spawn(|| connector.connect(local.ip().unwrap()).unwrap());
             let request = listener.next(DEADLINE).unwrap().expect("a request in time");
-            assert!(!request.parameters().srq, "the client has receives of its own");
+            assert!(!request.parameters().srq, "the client does not use a shared receive queue");
             let builder = Endpoint::builder(&pd).send_depth(4).recv_depth(8).receive_pool(pool);
             let server = request.prepare(builder).unwrap().accept(b"").unwrap();
             assert!(server.queue_pair().shared_receive_queue().is_some());
@@ -63,13 +63,13 @@ fn many_clients_by_address_share_a_pool_of_receives() {
             serve(client, server, &mut pool, round * CLIENTS + number);
         }
     }
-    // One goes, with a request that nobody has looked at: its buffer comes back, and the others are served.
+    // One client disconnects with an unread request. Its buffer is returned, and the others are still served.
     let (mut client, mut server) = ends.remove(5);
     let outbox = filled(client.pd(), b"last words");
     client.send(outbox).unwrap();
     let _ = client.wait(DEADLINE).unwrap().ok().unwrap();
     drop(client);
-    within_deadline("the end", || (!server.is_connected().unwrap()).then_some(()));
+    within_deadline("the disconnect", || (!server.is_connected().unwrap()).then_some(()));
     let buffers = server.disconnect().unwrap();
     assert_eq!(buffers.iter().map(|buffer| &**buffer).collect::<Vec<_>>(), [b"last words"]);
     for buffer in buffers {
@@ -83,7 +83,7 @@ fn many_clients_by_address_share_a_pool_of_receives() {
 }
 
 #[test]
-fn clients_by_address_share_a_set() {
+fn clients_connected_by_address_share_an_endpoint_set() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
@@ -101,8 +101,8 @@ fn clients_by_address_share_a_set() {
             member.map(|member| (connecting.join().unwrap().unwrap(), member))
         })
     };
-    let mut ends: Vec<(Connection, Member)> = (0..4).map(|_| accept(&mut set, &pool).unwrap()).collect();
-    // One finds no room in the end, as the queue may be longer than was asked for: it is refused, and nothing is left of it.
+    let mut ends: Vec<(Connection, SetConnection)> = (0..4).map(|_| accept(&mut set, &pool).unwrap()).collect();
+    // The completion queue may be longer than requested, so connect clients until one is refused. It leaves no member behind.
     let refused = loop {
         match accept(&mut set, &pool) {
             Ok(end) => ends.push(end),
@@ -111,7 +111,7 @@ fn clients_by_address_share_a_set() {
     };
     assert!(matches!(refused, Error::EndpointSetFull { .. }), "{refused}");
     assert_eq!(set.len(), ends.len());
-    let ask = |ends: &mut [(Connection, Member)], set: &mut EndpointSet, pool: &mut ReceivePool| {
+    let exchange = |ends: &mut [(Connection, SetConnection)], set: &mut EndpointSet, pool: &mut ReceivePool| {
         for (number, (client, _)) in (0..).zip(&mut *ends) {
             let outbox = filled(client.pd(), &pattern(number, LEN));
             client.send(outbox).unwrap();
@@ -129,31 +129,31 @@ fn clients_by_address_share_a_set() {
             assert_eq!(member.peer_address(), client.local_address());
         }
     };
-    ask(&mut ends, &mut set, &mut pool);
-    // One ends by its peer, which the others do not notice, and one by this end.
+    exchange(&mut ends, &mut set, &mut pool);
+    // The first is disconnected by its peer, the second by this end. The others are not affected.
     let (client, mut member) = ends.remove(1);
     drop(client);
-    within_deadline("the end", || (!member.is_connected(&mut set).unwrap()).then_some(()));
+    within_deadline("the disconnect", || (!member.is_connected(&mut set).unwrap()).then_some(()));
     assert!(member.disconnect(&mut set).unwrap().is_empty());
     let (mut client, member) = ends.remove(0);
     std::thread::scope(|scope| {
-        scope.spawn(|| within_deadline("the end", || (!client.is_connected().unwrap()).then_some(())));
+        scope.spawn(|| within_deadline("the disconnect", || (!client.is_connected().unwrap()).then_some(())));
         assert!(member.disconnect(&mut set).unwrap().is_empty());
     });
     assert_eq!(set.len(), ends.len());
     ends.push(accept(&mut set, &pool).unwrap());
-    ask(&mut ends, &mut set, &mut pool);
+    exchange(&mut ends, &mut set, &mut pool);
     assert_eq!(pool.receives_in_flight(), DEPTH as usize);
-    // An endpoint that is gone from its set is an end like any other.
+    // An endpoint was removed from the set: its member can still be disconnected by the peer.
     let (client, mut member) = ends.remove(0);
     assert!(set.remove(member.key()).unwrap().is_empty());
     drop(client);
-    within_deadline("the end", || (!member.is_connected(&mut set).unwrap()).then_some(()));
+    within_deadline("the disconnect", || (!member.is_connected(&mut set).unwrap()).then_some(()));
     assert!(matches!(error_of(member.disconnect(&mut set)).error, Error::NoSuchEndpoint));
 }
 
 #[test]
-fn both_ends_may_be_in_sets() {
+fn both_ends_of_a_connection_can_be_in_sets() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
@@ -183,12 +183,12 @@ fn both_ends_may_be_in_sets() {
     assert_eq!(key, accepted.key());
     assert!(*done.ok().unwrap().buffer.unwrap() == *pattern(7, LEN));
     assert_eq!(client.wait(DEADLINE).unwrap().1.ok().unwrap().operation, Operation::Send);
-    // Who drops its end leaves the endpoint to the set.
+    // Dropping a member disconnects it and leaves its endpoint in the set.
     drop(connected);
     let mut accepted = accepted;
-    within_deadline("the end", || (!accepted.is_connected(server).unwrap()).then_some(()));
+    within_deadline("the disconnect", || (!accepted.is_connected(server).unwrap()).then_some(()));
     assert_eq!((server.len(), client.len()), (1, 1));
-    // Nobody listens any more: nothing is left of the attempt.
+    // A refused connection leaves no member behind.
     let route = connector.resolve(local).unwrap();
     drop(listener);
     let error = error_of(route.connect_in(Endpoint::builder(&pd).send_depth(8).recv_depth(8), client, b""));

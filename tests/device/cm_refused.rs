@@ -1,4 +1,4 @@
-//! Connections by address where there is no connection manager.
+//! Connections by address on soft0, which has no connection manager.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use rdma_safe::cm::{Connector, Listener};
 use crate::support::{device, error_of};
 
 #[test]
-fn soft0_refuses_connections_by_address_and_says_what_to_do_instead() {
+fn soft0_refuses_connections_by_address_with_advice() {
     let Some(rdma) = device() else { return };
     if !rdma.is_soft() {
         println!("skipped: {} may have a connection manager", rdma.device_name());

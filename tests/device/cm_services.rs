@@ -1,4 +1,4 @@
-//! Datagrams between those who are found by address: services, and multicast groups that librdmacm joins.
+//! Datagram services that are found by address, and multicast groups that librdmacm joins.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 use std::thread;
@@ -7,17 +7,18 @@ use std::time::{Duration, Instant};
 use rdma_safe::cm::{
     Address, Cause, CmError, ConnectError, Connector, DATAGRAM_QKEY, DatagramListener, GroupMember, ServiceStatus, Step,
 };
-use rdma_safe::{Buffer, DatagramEndpoint, Endpoint, Error, Gid, GidType, LinkLayer, Sender};
+use rdma_safe::endpoint::DatagramSender;
+use rdma_safe::{Buffer, DatagramEndpoint, Endpoint, Error, Gid, GidType, LinkLayer};
 
 use crate::cm_connections::kernel_objects;
 use crate::support::child::{in_own_process, open_files};
 use crate::support::{DEADLINE, Rdma, device_with_cm, error_of};
 
-/// The device's address on the network; `None` after having said that it has none of IP.
+/// The device's IPv4 address, or `None` after printing why the test is skipped.
 fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
     let address = rdma.gid.gid.ipv4();
     if address.is_none() {
-        println!("skipped: the GID of the tests is of no IPv4 address");
+        println!("skipped: the GID of the tests is not an IPv4 address");
     }
     address
 }
@@ -36,9 +37,9 @@ fn failure(error: Error) -> ConnectError {
     }
 }
 
-/// The next datagram.
+/// Waits for the next datagram.
 #[track_caller]
-fn arrival(endpoint: &mut DatagramEndpoint) -> (Buffer, Sender) {
+fn arrival(endpoint: &mut DatagramEndpoint) -> (Buffer, DatagramSender) {
     loop {
         let done = endpoint.wait(DEADLINE).unwrap().ok().unwrap();
         if let Some(sender) = done.sender {
@@ -69,7 +70,7 @@ fn a_service_is_found_and_answers() {
             let mut endpoint = request.endpoint(Endpoint::builder(&pd).inline_data(32)).unwrap();
             assert_eq!((endpoint.qkey(), endpoint.port()), (DATAGRAM_QKEY, rdma.port));
             post(&mut endpoint, 1);
-            request.answer(&endpoint, b"it is me").unwrap();
+            request.accept(&endpoint, b"it is me").unwrap();
             let (question, sender) = arrival(&mut endpoint);
             assert_eq!(*question, *b"a question");
             let peer = endpoint.peer_of(&sender).unwrap();
@@ -83,7 +84,7 @@ fn a_service_is_found_and_answers() {
         post(&mut endpoint, 1);
         let service = route.find(&endpoint, b"who is there?").unwrap();
         assert!(service.private_data.starts_with(b"it is me\0"), "{service:?}");
-        // What found it may be gone.
+        // The peer stays usable without the connector that found it.
         drop(connector);
         endpoint.send_inline(b"a question", &service.peer).unwrap();
         let (answer, sender) = arrival(&mut endpoint);
@@ -92,7 +93,7 @@ fn a_service_is_found_and_answers() {
 }
 
 #[test]
-fn one_endpoint_answers_all_who_ask_and_finds_all_who_answer() {
+fn one_endpoint_answers_many_requests_and_finds_many_services() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
@@ -107,13 +108,13 @@ fn one_endpoint_answers_all_who_ask_and_finds_all_who_answer() {
                     post(&mut endpoint, 4);
                     endpoint
                 });
-                request.answer(endpoint, &[]).unwrap();
+                request.accept(endpoint, &[]).unwrap();
             }
-            // The listener is gone, and what it has answered for stays.
+            // The endpoint stays usable without its listener.
             drop(listener);
             let mut endpoint = serving.unwrap();
-            let heard = [(); 4].map(|()| arrival(&mut endpoint));
-            (heard.map(|(text, sender)| (text[0], sender.qp_num())), endpoint.queue_pair().number())
+            let received = [(); 4].map(|()| arrival(&mut endpoint));
+            (received.map(|(text, sender)| (text[0], sender.qp_num())), endpoint.queue_pair().number())
         });
         let connector = Connector::new();
         let (mut endpoint, first) = connector.find_datagrams(local.ip().unwrap()).unwrap();
@@ -129,14 +130,14 @@ fn one_endpoint_answers_all_who_ask_and_finds_all_who_answer() {
             endpoint.send(text, &service.peer).unwrap();
         }
         let own = endpoint.queue_pair().number();
-        let (heard, number) = serving.join().unwrap();
-        assert_eq!(heard, [1, 2, 3, 4].map(|byte| (byte, own)));
+        let (received, number) = serving.join().unwrap();
+        assert_eq!(received, [1, 2, 3, 4].map(|byte| (byte, own)));
         assert!(found.iter().all(|service| service.peer.qp_num() == number), "{found:?}");
     });
 }
 
 #[test]
-fn a_service_that_is_not_there_or_refuses_says_so() {
+fn a_missing_or_refusing_service_is_an_error() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
@@ -150,10 +151,10 @@ fn a_service_that_is_not_there_or_refuses_says_so() {
         refusing.join().unwrap();
         errors
     });
-    for (error, said) in refused.into_iter().zip([&b"not today\0"[..], b""]) {
+    for (error, expected) in refused.into_iter().zip([&b"not today\0"[..], b""]) {
         assert_eq!((error.step, error.peer), (Step::FindService, Some(local)));
         let Cause::Refused { status: ServiceStatus::REJECTED, private_data } = error.cause else { panic!("{error}") };
-        assert!(private_data.starts_with(said), "{private_data:?}");
+        assert!(private_data.starts_with(expected), "{private_data:?}");
     }
     drop(listener);
     let error = find();
@@ -162,32 +163,32 @@ fn a_service_that_is_not_there_or_refuses_says_so() {
 }
 
 #[test]
-fn a_service_that_never_answers_is_given_up() {
+fn finding_an_unresponsive_service_times_out() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
-    // It listens, and takes no request.
+    // The listener reads no request.
     let (listener, local) = listener(address);
-    let (start, patience) = (Instant::now(), Duration::from_millis(300));
-    let error = failure(error_of(Connector::new().timeout(patience).find_datagrams(local.ip().unwrap())));
-    assert_eq!((error.step, error.cause), (Step::FindService, Cause::Timeout(patience)));
+    let (start, timeout) = (Instant::now(), Duration::from_millis(300));
+    let error = failure(error_of(Connector::new().timeout(timeout).find_datagrams(local.ip().unwrap())));
+    assert_eq!((error.step, error.cause), (Step::FindService, Cause::Timeout(timeout)));
     assert!(start.elapsed() < DEADLINE);
     drop(listener);
 }
 
 #[test]
-fn an_endpoint_that_others_could_not_reach_neither_asks_nor_answers() {
+fn an_endpoint_with_another_queue_key_neither_finds_nor_answers() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
-    let stranger = rdma.endpoint(&rdma.pd()).build_datagrams(0x77).unwrap();
+    let other = rdma.endpoint(&rdma.pd()).build_datagrams(0x77).unwrap();
     let is_refused = |error: Error| {
         assert!(matches!(error, Error::Cm(CmError::OtherQueueKey { qkey: DATAGRAM_QKEY, endpoint: 0x77 })), "{error}");
     };
-    is_refused(error_of(Connector::new().resolve_datagrams(local).unwrap().find(&stranger, &[])));
+    is_refused(error_of(Connector::new().resolve_datagrams(local).unwrap().find(&other, &[])));
     thread::scope(|scope| {
         let asking = scope.spawn(|| failure(error_of(Connector::new().find_datagrams(local.ip().unwrap()))));
         let request = listener.next(DEADLINE).unwrap().expect("a request in time");
-        is_refused(error_of(request.answer(&stranger, &[])));
+        is_refused(error_of(request.accept(&other, &[])));
         let error = asking.join().unwrap();
         assert!(matches!(error.cause, Cause::Refused { status: ServiceStatus::REJECTED, .. }), "{error}");
     });
@@ -197,10 +198,10 @@ fn an_endpoint_that_others_could_not_reach_neither_asks_nor_answers() {
     assert!(matches!(error, Error::Cm(CmError::PrivateData { len: 181, max: 180 })), "{error}");
 }
 
-/// A member of a group, with receives.
+/// A member of `group` with posted receives.
 fn member(address: Ipv4Addr, group: Ipv4Addr, only_sends: bool) -> GroupMember {
     let route = Connector::new().source((address, 0)).resolve_group((group, 0)).unwrap();
-    let route = if only_sends { route.to_send() } else { route };
+    let route = if only_sends { route.send_only() } else { route };
     let pd = route.pd().clone();
     let mut member = route.join(Endpoint::builder(&pd).inline_data(32)).unwrap();
     post(&mut member.endpoint, 8);
@@ -208,16 +209,16 @@ fn member(address: Ipv4Addr, group: Ipv4Addr, only_sends: bool) -> GroupMember {
 }
 
 #[track_caller]
-fn say(member: &mut GroupMember, text: &[u8]) {
+fn send_to_group(member: &mut GroupMember, text: &[u8]) {
     member.endpoint.send_inline(text, &member.peer).unwrap();
 }
 
 #[test]
-fn members_of_a_group_hear_what_is_sent_to_it_until_they_leave() {
+fn group_members_receive_multicasts_until_they_leave() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     if rdma.query_port(rdma.port).unwrap().link_layer() != LinkLayer::ETHERNET {
-        return println!("skipped: the subnet manager makes the groups");
+        return println!("skipped: the subnet manager creates the groups");
     }
     let group = Ipv4Addr::new(239, 1, 2, 7);
     let mut members = [(); 2].map(|()| member(address, group, false));
@@ -227,28 +228,28 @@ fn members_of_a_group_hear_what_is_sent_to_it_until_they_leave() {
         assert_eq!((member.peer.qp_num(), member.endpoint.qkey()), (0xff_ffff, DATAGRAM_QKEY));
         assert!(member.is_member().unwrap());
     }
-    say(&mut speaker, b"for both");
+    send_to_group(&mut speaker, b"for both");
     for member in &mut members {
         let (text, sender) = arrival(&mut member.endpoint);
         assert_eq!((&text[..], sender.qp_num()), (&b"for both"[..], speaker.endpoint.queue_pair().number()));
         assert_eq!(sender.grh().expect("a header").dgid(), Gid::from(group));
     }
-    // Whoever has left is still to be reached alone, and by nothing else.
+    // A member that has left is reached by its own address only.
     let [first, mut second] = members;
     let mut alone = first.leave().unwrap();
-    say(&mut second, b"for the other");
+    send_to_group(&mut second, b"for the other");
     assert_eq!(*arrival(&mut second.endpoint).0, *b"for the other");
     let direct = speaker.endpoint.peer(&alone.address()).unwrap();
     speaker.endpoint.send_inline(b"for you", &direct).unwrap();
     assert_eq!(*arrival(&mut alone).0, *b"for you");
-    // Who is dropped has left, too, and the way to the group stays as long as it is held.
+    // A dropped member leaves the group. The address handle stays valid as long as it is held.
     let all = second.peer.clone();
     drop(second);
     drop(speaker);
     assert_eq!(all.qp_num(), 0xff_ffff);
 }
 
-/// Addresses of IPv6 that the port has, with the interface where they are good.
+/// IPv6 addresses of the port, with their interface as scope.
 fn addresses_of_ipv6(rdma: &Rdma) -> Vec<SocketAddrV6> {
     let gids = rdma.gids(rdma.port).unwrap();
     let of_v6 = gids.iter().filter(|entry| entry.gid.ipv4().is_none() && entry.gid_type == rdma.gid.gid_type);
@@ -256,11 +257,11 @@ fn addresses_of_ipv6(rdma: &Rdma) -> Vec<SocketAddrV6> {
 }
 
 #[test]
-fn services_of_ipv6_are_found_and_groups_where_the_kernel_joins_them() {
+fn ipv6_services_are_found_and_ipv6_groups_joined_if_supported() {
     let Some(rdma) = device_with_cm() else { return };
     let addresses = addresses_of_ipv6(&rdma);
     if addresses.is_empty() {
-        return println!("skipped: the port has no GID of IPv6");
+        return println!("skipped: the port has no IPv6 GID");
     }
     for own in addresses {
         println!("{own}");
@@ -273,7 +274,7 @@ fn services_of_ipv6_are_found_and_groups_where_the_kernel_joins_them() {
                 let pd = request.pd().unwrap();
                 let mut endpoint = request.endpoint(Endpoint::builder(&pd)).unwrap();
                 post(&mut endpoint, 1);
-                request.answer(&endpoint, b"six").unwrap();
+                request.accept(&endpoint, b"six").unwrap();
                 assert_eq!(*arrival(&mut endpoint).0, *b"over six");
             });
             let route = connector.resolve_datagrams(local).unwrap();
@@ -290,41 +291,41 @@ fn services_of_ipv6_are_found_and_groups_where_the_kernel_joins_them() {
         if rdma.gid.gid_type == GidType::ROCE_V2 {
             let error = failure(error_of(joined));
             assert_eq!((error.step, error.peer), (Step::JoinGroup, Some(group.into())));
-            assert!(error.to_string().contains("groups of IPv4 only"), "{error}");
+            assert!(error.to_string().contains("only IPv4 groups"), "{error}");
             continue;
         }
         let mut member = joined.unwrap();
         assert_eq!(member.gid(), Gid::from(*group.ip()));
         post(&mut member.endpoint, 1);
-        say(&mut member, b"to six");
+        send_to_group(&mut member, b"to six");
         assert_eq!(*arrival(&mut member.endpoint).0, *b"to six");
     }
 }
 
 #[test]
-fn a_group_that_cannot_be_joined_is_told() {
+fn a_group_needs_a_local_source_and_any_domain_of_the_device() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
-    // Of no device here (RFC 5737).
+    // A documentation address (RFC 5737), which no device has.
     let nowhere = Connector::new().source((Ipv4Addr::new(192, 0, 2, 1), 0));
     let error = failure(error_of(nowhere.resolve_group((Ipv4Addr::new(239, 1, 2, 8), 0))));
     assert_eq!(error.step, Step::ResolveAddress);
     let connector = Connector::new().source((address, 0));
     let route = connector.resolve_group((Ipv4Addr::new(239, 1, 2, 8), 0)).unwrap();
     let other = rdma.pd();
-    // A domain of one's own on the device will do.
+    // A protection domain of the user on the same device is accepted.
     let member = route.join(Endpoint::builder(&other)).unwrap();
     assert!(member.endpoint.pd().is_same(&other));
 }
 
 #[test]
-fn services_and_members_that_come_and_go_leave_nothing_behind() {
+fn services_and_group_members_leak_nothing() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     if rdma.query_port(rdma.port).unwrap().link_layer() != LinkLayer::ETHERNET {
-        return println!("skipped: the subnet manager makes the groups");
+        return println!("skipped: the subnet manager creates the groups");
     }
-    in_own_process("cm_services::services_and_members_that_come_and_go_leave_nothing_behind", || {
+    in_own_process("cm_services::services_and_group_members_leak_nothing", || {
         let (mut listener, local) = listener(address);
         let connector = Connector::new().source((address, 0));
         let mut before = None;
@@ -334,9 +335,9 @@ fn services_and_members_that_come_and_go_leave_nothing_behind() {
                     let request = listener.next(DEADLINE).unwrap().expect("a request in time");
                     let pd = request.pd().unwrap();
                     let endpoint = request.endpoint(Endpoint::builder(&pd)).unwrap();
-                    // Every other is refused, by its drop.
+                    // Every other request is dropped, and so rejected.
                     match round % 2 {
-                        0 => request.answer(&endpoint, &[]).unwrap(),
+                        0 => request.accept(&endpoint, &[]).unwrap(),
                         _ => drop(request),
                     }
                 });
@@ -350,7 +351,7 @@ fn services_and_members_that_come_and_go_leave_nothing_behind() {
                 0 => drop(member.leave().unwrap()),
                 _ => drop(member),
             }
-            // The first opens the devices, here and in librdmacm.
+            // The first round opens the device, here and in librdmacm.
             if round == 1 {
                 before = Some((open_files(), kernel_objects()));
             }

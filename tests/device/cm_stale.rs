@@ -1,4 +1,4 @@
-//! Ids that are used twice, late, or after their peer has gone: told by an errno that says so, and harmless.
+//! Ids that are used twice, too late, or after their peer is gone. The calls fail with an errno and do no harm.
 
 use std::thread;
 
@@ -13,14 +13,15 @@ use crate::cm_connections::connected;
 use crate::support::{DEADLINE, device_with_cm, error_of, within_deadline};
 
 #[track_caller]
-fn fails(result: Result<(), Error>, call: &str, errno: i32) {
+fn expect_error(result: Result<(), Error>, call: &str, errno: i32) {
     match error_of(result) {
-        Error::Cm(CmError::Call { call: found, errno: Errno(number) }) => assert_eq!((found, number), (call, errno)),
+        Error::Cm(CmError::Call { verb, errno: Errno(number) }) => assert_eq!((verb.name(), number), (call, errno)),
         other => panic!("{other:?}"),
     }
 }
 
-/// Parameters of a queue pair that nobody else names: the kernel takes two requests of one number for one connection.
+/// Parameters with a queue pair number that no other test uses: the kernel takes two requests with one number for the same
+/// connection.
 fn parameters(number: u32) -> ConnectParameters {
     ConnectParameters::new(0x0020_0000 | number)
 }
@@ -45,19 +46,19 @@ impl Ends {
     }
 }
 
-/// Everything but ending it, of an id that has been connected.
+/// Checks that an id that was connected refuses every call except to disconnect and destroy it.
 #[track_caller]
-fn is_of_no_further_use(id: &mut Id) {
-    let there = id.peer_address().unwrap();
-    fails(id.connect(&parameters(1)), "rdma_connect", libc::EINVAL);
-    fails(id.accept(&parameters(1)), "rdma_accept", libc::EINVAL);
-    fails(id.establish(), "rdma_establish", libc::EINVAL);
-    fails(id.reject(b"late"), "rdma_reject", libc::EINVAL);
-    fails(id.listen(1), "rdma_listen", libc::EINVAL);
-    fails(id.bind(id.local_address().unwrap()), "rdma_bind_addr", libc::EINVAL);
-    fails(id.resolve_address(None, there, RESOLVE), "rdma_resolve_addr", libc::EINVAL);
-    fails(id.resolve_route(RESOLVE), "rdma_resolve_route", libc::EINVAL);
-    assert_eq!(id.peer_address(), Some(there));
+fn expect_unusable(id: &mut Id) {
+    let peer = id.peer_address().unwrap();
+    expect_error(id.connect(&parameters(1)), "rdma_connect", libc::EINVAL);
+    expect_error(id.accept(&parameters(1)), "rdma_accept", libc::EINVAL);
+    expect_error(id.establish(), "rdma_establish", libc::EINVAL);
+    expect_error(id.reject(b"late"), "rdma_reject", libc::EINVAL);
+    expect_error(id.listen(1), "rdma_listen", libc::EINVAL);
+    expect_error(id.bind(id.local_address().unwrap()), "rdma_bind_addr", libc::EINVAL);
+    expect_error(id.resolve_address(None, peer, RESOLVE), "rdma_resolve_addr", libc::EINVAL);
+    expect_error(id.resolve_route(RESOLVE), "rdma_resolve_route", libc::EINVAL);
+    assert_eq!(id.peer_address(), Some(peer));
 }
 
 #[test]
@@ -68,44 +69,44 @@ fn an_id_connects_once() {
     let (server, local) = listener(&channels[1], address);
     let mut active = resolved(&channels[0], local);
     active.connect(&parameters(0x10)).unwrap();
-    fails(active.connect(&parameters(0x11)), "rdma_connect", libc::EINVAL);
-    // The first goes on.
-    let (mut passive, asked) = request(&channels[1], &server);
-    assert_eq!(crate::cm::peer(&asked).qp_num, 0x20_0010);
+    expect_error(active.connect(&parameters(0x11)), "rdma_connect", libc::EINVAL);
+    // The first request is still valid.
+    let (mut passive, received) = request(&channels[1], &server);
+    assert_eq!(crate::cm::peer_parameters(&received).qp_num, 0x20_0010);
     passive.accept(&parameters(0x12)).unwrap();
-    fails(passive.accept(&parameters(0x13)), "rdma_accept", libc::EINVAL);
-    fails(passive.reject(b"after all"), "rdma_reject", libc::EINVAL);
+    expect_error(passive.accept(&parameters(0x13)), "rdma_accept", libc::EINVAL);
+    expect_error(passive.reject(b"after all"), "rdma_reject", libc::EINVAL);
     assert!(matches!(next(&channels[0], active.id()), EventKind::ConnectResponse(_)));
     active.establish().unwrap();
     assert!(matches!(next(&channels[1], passive.id()), EventKind::Established(_)));
     for id in [&mut active, &mut passive] {
-        is_of_no_further_use(id);
+        expect_unusable(id);
     }
     for channel in &channels {
-        assert!(channel.try_event().unwrap().is_none(), "a refused call has no event");
+        assert!(channel.try_event().unwrap().is_none(), "a refused call causes no event");
     }
-    // Who is connected still is.
+    // The connection is still established.
     active.disconnect().unwrap();
     assert!(matches!(next(&channels[1], passive.id()), EventKind::Disconnected));
 }
 
 #[test]
-fn the_id_of_a_connection_connects_to_nobody_else() {
+fn the_id_of_a_connection_cannot_connect_again() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let mut listener = Listener::bind((address, 0)).unwrap();
     let (a, mut b) = connected(&Connector::new(), &mut listener);
     let (endpoint, mut id) = a.into_parts();
-    is_of_no_further_use(&mut id);
+    expect_unusable(&mut id);
     assert!(b.is_connected().unwrap());
-    // What is left of it ends the connection.
+    // Dropping the id ends the connection.
     drop(id);
-    within_deadline("the end", || (!b.is_connected().unwrap()).then_some(()));
+    within_deadline("the disconnect", || (!b.is_connected().unwrap()).then_some(()));
     drop(endpoint);
 }
 
 #[test]
-fn a_port_is_connected_from_once() {
+fn a_source_port_in_use_is_refused() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
@@ -114,9 +115,9 @@ fn a_port_is_connected_from_once() {
     first.resolve_address(Some((address, 0).into()), local, RESOLVE).unwrap();
     assert!(matches!(next(&channel, first.id()), EventKind::AddressResolved));
     let own = first.local_address().unwrap();
-    // The same source, while the other id has it.
+    // The same source address, while the other id uses it.
     let mut second = Id::new(&channel, PortSpace::TCP).unwrap();
-    fails(second.resolve_address(Some(own), local, RESOLVE), "rdma_resolve_addr", libc::EADDRINUSE);
+    expect_error(second.resolve_address(Some(own), local, RESOLVE), "rdma_resolve_addr", libc::EADDRINUSE);
     drop(second);
     let refused = error_of(Connector::new().source(own.ip().unwrap()).resolve(local));
     let error = crate::cm_connections::failure(refused);
@@ -129,7 +130,7 @@ fn a_port_is_connected_from_once() {
 }
 
 #[test]
-fn two_that_share_a_port_connect_from_it() {
+fn two_ids_that_reuse_a_port_connect_from_it() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
@@ -146,11 +147,11 @@ fn two_that_share_a_port_connect_from_it() {
         assert!(matches!(next(&channels[0], id.id()), EventKind::RouteResolved));
         own = id.local_address();
         id.connect(&parameters(number)).unwrap();
-        let (asked, from) = request(&channels[1], &server);
-        assert_eq!((asked.peer_address(), crate::cm::peer(&from).qp_num), (own, 0x20_0000 | number));
-        pairs.push((id, asked));
+        let (incoming, from) = request(&channels[1], &server);
+        assert_eq!((incoming.peer_address(), crate::cm::peer_parameters(&from).qp_num), (own, 0x20_0000 | number));
+        pairs.push((id, incoming));
     }
-    // They have more than the port to be told apart by.
+    // The port alone does not identify a connection, so both can be established.
     for (number, (active, passive)) in (0x22_u32..).zip(&mut pairs) {
         passive.accept(&parameters(number)).unwrap();
         assert!(matches!(next(&channels[0], active.id()), EventKind::ConnectResponse(_)));
@@ -160,62 +161,62 @@ fn two_that_share_a_port_connect_from_it() {
 }
 
 #[test]
-fn a_request_whose_peer_has_gone_is_answered_in_vain() {
+fn a_request_of_a_destroyed_client_cannot_be_answered() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
     let mut client = resolved(&channels[0], local);
     client.connect(&parameters(0x30)).unwrap();
-    let (mut asked, _) = request(&channels[1], &server);
+    let (mut incoming, _) = request(&channels[1], &server);
     drop(client);
-    // The kernel knows of it, and tells nobody.
-    within_deadline("the end of the request", || asked.attributes(QueuePairState::RTR).is_err().then_some(()));
-    fails(asked.accept(&parameters(0x31)), "rdma_accept", libc::EINVAL);
-    fails(asked.reject(b"too late"), "rdma_reject", libc::EINVAL);
-    fails(asked.establish(), "rdma_establish", libc::EINVAL);
-    // There is nobody to tell it to, which the kernel takes for done.
-    asked.disconnect().unwrap();
-    fails(asked.attributes(QueuePairState::RTR).map(drop), "rdma_init_qp_attr", libc::EINVAL);
+    // The kernel notices it and reports no event.
+    within_deadline("the end of the request", || incoming.attributes(QueuePairState::RTR).is_err().then_some(()));
+    expect_error(incoming.accept(&parameters(0x31)), "rdma_accept", libc::EINVAL);
+    expect_error(incoming.reject(b"too late"), "rdma_reject", libc::EINVAL);
+    expect_error(incoming.establish(), "rdma_establish", libc::EINVAL);
+    // Without a peer the kernel treats the disconnect as done.
+    incoming.disconnect().unwrap();
+    expect_error(incoming.attributes(QueuePairState::RTR).map(drop), "rdma_init_qp_attr", libc::EINVAL);
     assert!(channels[1].try_event().unwrap().is_none());
-    asked.destroy().unwrap();
+    incoming.destroy().unwrap();
     Ends::connect([&channels[0], &channels[1]], [0x32, 0x33], address);
 }
 
 #[test]
-fn an_id_whose_connection_has_ended_is_done_with() {
+fn an_id_cannot_be_reused_after_its_connection() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
-    for (numbers, active_goes) in [([0x40, 0x41], true), ([0x42, 0x43], false)] {
+    for (numbers, destroy_active) in [([0x40, 0x41], true), ([0x42, 0x43], false)] {
         let Ends { active, passive } = Ends::connect([&channels[0], &channels[1]], numbers, address);
-        let (goes, mut stays) = if active_goes { (active, passive) } else { (passive, active) };
-        goes.destroy().unwrap();
-        let channel = stays.channel().clone();
-        assert!(matches!(next(&channel, stays.id()), EventKind::Disconnected));
-        is_of_no_further_use(&mut stays);
+        let (destroyed, mut remaining) = if destroy_active { (active, passive) } else { (passive, active) };
+        destroyed.destroy().unwrap();
+        let channel = remaining.channel().clone();
+        assert!(matches!(next(&channel, remaining.id()), EventKind::Disconnected));
+        expect_unusable(&mut remaining);
         for _ in 0..2 {
-            stays.disconnect().unwrap();
+            remaining.disconnect().unwrap();
         }
-        is_of_no_further_use(&mut stays);
-        stays.destroy().unwrap();
+        expect_unusable(&mut remaining);
+        remaining.destroy().unwrap();
         assert!(channel.try_event().unwrap().is_none());
     }
 }
 
 #[test]
-fn events_of_an_id_go_with_it() {
+fn unread_events_are_destroyed_with_their_id() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
-    // Of an address, not read.
+    // An unread event of an address.
     let mut id = Id::new(&channels[0], PortSpace::TCP).unwrap();
     id.resolve_address(None, local, RESOLVE).unwrap();
     assert!(is_readable(&channels[0], DEADLINE), "an event in time");
     id.destroy().unwrap();
     assert!(channels[0].try_event().unwrap().is_none());
-    // Of a request, not read: who asked is refused.
+    // An unread connection request, which is rejected.
     let mut client = resolved(&channels[0], local);
     client.connect(&parameters(0x50)).unwrap();
     assert!(is_readable(&channels[1], DEADLINE), "an event in time");
@@ -223,7 +224,7 @@ fn events_of_an_id_go_with_it() {
     assert!(channels[1].try_event().unwrap().is_none());
     let event = next(&channels[0], client.id());
     assert!(matches!(event, EventKind::Rejected(RejectReason::CONSUMER_DEFINED, _)), "{event:?}");
-    // Of one that was read, it is a copy.
+    // An event that was read is a copy.
     let (server, local) = listener(&channels[1], address);
     let mut client = resolved(&channels[0], local);
     client.connect(&parameters(0x51)).unwrap();
@@ -238,13 +239,13 @@ fn events_of_an_id_go_with_it() {
 }
 
 #[test]
-fn a_connection_that_the_peer_still_has_is_stale() {
+fn a_repeated_queue_pair_number_is_a_stale_connection() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let Ends { mut active, passive } = Ends::connect([&channels[0], &channels[1]], [0x60, 0x61], address);
     let (_server, local) = listener(&channels[1], address);
-    // As of a host that has started anew, and gives the same number to a queue pair.
+    // A restarted host may give the same number to a queue pair.
     let mut client = resolved(&channels[0], local);
     client.connect(&parameters(0x60)).unwrap();
     let event = next(&channels[0], client.id());
@@ -255,14 +256,14 @@ fn a_connection_that_the_peer_still_has_is_stale() {
         }
         other => panic!("{other:?}"),
     }
-    // The former ends by that.
+    // This ends the first connection.
     assert!(matches!(next(&channels[0], active.id()), EventKind::Disconnected));
     active.disconnect().unwrap();
     assert!(matches!(next(&channels[1], passive.id()), EventKind::Disconnected));
 }
 
 #[test]
-fn an_end_that_both_declare_at_once_is_one() {
+fn simultaneous_disconnects_both_succeed() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(address) = address(&rdma) else { return };
     let mut listener = Listener::bind((address, 0)).unwrap();

@@ -1,39 +1,39 @@
-//! A device that goes away while it is held, by connections and all else.
+//! Removal of a device while connections and other objects use it.
 
 use rdma_safe::cm::{
     Cause, CmError, CmId, ConnectParameters, Connection, Connector, EventChannel, EventKind, Id, Listener, PortSpace,
     PreparedRoute, Request, Step,
 };
+use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, AsyncEvents, Context, Device, Endpoint, Errno, Error, ExposedRegion, Operation, Pages, QueuePairState,
-    WcStatus,
+    Access, AsyncEvents, Context, Device, Endpoint, Errno, Error, ExposedRegion, Operation, QueuePairState, WcStatus,
 };
 
 use crate::cm::{RESOLVE, resolved};
 use crate::cm_connections::{connected, failure, filled};
 use crate::support::child::open_files;
-use crate::support::link::connected as connected_by_hand;
+use crate::support::link::connected as connected_endpoints;
 use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
 use crate::support::{DEADLINE, device_with_cm, error_of, within_deadline};
 
-/// Everything that can be held of the device by way of connections.
-struct Held {
+/// An object of each kind that keeps the device open.
+struct Objects {
     context: Context,
     events: AsyncEvents,
     connector: Connector,
     listener: Listener,
     connections: (Connection, Connection),
     channel: EventChannel,
-    /// Bound, resolved and asking.
+    /// One bound, one resolved, and one that has sent a request.
     ids: [Id; 3],
     route: PreparedRoute,
     request: Request,
     region: ExposedRegion,
 }
 
-impl Held {
-    fn new(connector: &Connector, mut listener: Listener) -> Held {
+impl Objects {
+    fn new(connector: &Connector, mut listener: Listener) -> Objects {
         let local = listener.local_address();
         let context = Device::by_name(OwnDevice::NAME).unwrap().open().unwrap();
         let connections = connected(connector, &mut listener);
@@ -49,12 +49,12 @@ impl Held {
         let region = pd.expose(Pages::new(4096).unwrap(), Access::REMOTE).unwrap();
         let events = context.async_events().unwrap();
         let (connector, ids) = (connector.clone(), [bound, found, asking]);
-        Held { context, events, connector, listener, connections, channel, ids, route, request, region }
+        Objects { context, events, connector, listener, connections, channel, ids, route, request, region }
     }
 
-    /// Everything is told that the device goes.
-    fn is_told(&mut self) {
-        let Held { listener, connections: (a, b), ids, .. } = self;
+    /// Checks that each object reports the removal of the device.
+    fn expect_removal_events(&mut self) {
+        let Objects { listener, connections: (a, b), ids, .. } = self;
         for _ in 0..2 {
             let error = failure(error_of(listener.next(2 * DEADLINE)));
             assert_eq!((error.step, error.cause), (Step::Accept, Cause::DeviceRemoved));
@@ -66,19 +66,19 @@ impl Held {
             let error = failure(error_of(connection.wait(DEADLINE)));
             assert_eq!((error.step, error.cause), (Step::Transfer, Cause::Disconnected));
         }
-        let mut told: Vec<CmId> = Vec::new();
-        while told.len() < ids.len() {
+        let mut reported: Vec<CmId> = Vec::new();
+        while reported.len() < ids.len() {
             let event = self.channel.wait(DEADLINE).unwrap().expect("an event of each id");
             assert!(matches!(event.kind, EventKind::DeviceRemoval), "{event:?}");
-            told.push(event.id);
+            reported.push(event.id);
         }
-        assert!(ids.iter().all(|id| told.contains(&id.id())), "{told:?}");
-        // rxe does not take the device away from who has opened it, which is what OwnDevice::NAME_FATAL is for.
+        assert!(ids.iter().all(|id| reported.contains(&id.id())), "{reported:?}");
+        // rxe lets a process keep the device open and reports no fatal event.
         assert!(self.events.try_event().unwrap().is_none());
     }
 
-    /// Ids are of no use any more, and say why; what was made of the device still is.
-    fn is_refused(&mut self) {
+    /// Checks that ids refuse calls with the reason, and that objects of the device stay usable.
+    fn expect_refusals(&mut self) {
         let [_, found, _] = &mut self.ids;
         let channel = EventChannel::new().unwrap();
         let parameters = ConnectParameters::new(0x30_0002);
@@ -109,9 +109,9 @@ impl Held {
         self.context.alloc_pd().unwrap();
     }
 
-    /// Drops each thing, first that of number `first`; what is to be done with some of them fails in their own way.
-    fn ends(self, first: usize) {
-        let Held { context, events, connector, listener, connections: (a, b), channel, ids, route, request, region } =
+    /// Ends each object, beginning with number `first`. Pending requests fail because the device was removed.
+    fn end_all(self, first: usize) {
+        let Objects { context, events, connector, listener, connections: (a, b), channel, ids, route, request, region } =
             self;
         let pd = request.pd().unwrap();
         let [bound, found, asking] = ids;
@@ -142,55 +142,55 @@ impl Held {
 }
 
 #[test]
-fn who_holds_a_device_that_is_removed_is_told_and_lets_go_in_any_order() {
-    const NAME: &str = "cm_unplug::who_holds_a_device_that_is_removed_is_told_and_lets_go_in_any_order";
+fn objects_of_a_removed_device_report_it_and_can_be_dropped_in_any_order() {
+    const NAME: &str = "cm_unplug::objects_of_a_removed_device_report_it_and_can_be_dropped_in_any_order";
     let Some(rdma) = device_with_cm() else { return };
-    if let Some(first) = peer::part() {
+    if let Some(first) = peer::role() {
         let connector = Connector::new();
-        // The first opens the device, here and in librdmacm.
+        // The first connection opens the device, here and in librdmacm.
         let mut listener = Listener::bind((OwnDevice::ADDRESS, 0)).unwrap();
         drop(connected(&connector, &mut listener));
         drop(listener);
         let before = open_files();
         let listener = Listener::bind((OwnDevice::ADDRESS, 0)).unwrap();
-        let mut held = Held::new(&connector, listener);
-        peer::say("ready");
-        held.is_told();
-        held.is_refused();
-        held.ends(first.parse().unwrap());
+        let mut objects = Objects::new(&connector, listener);
+        peer::report("ready");
+        objects.expect_removal_events();
+        objects.expect_refusals();
+        objects.end_all(first.parse().unwrap());
         assert_eq!(open_files(), before);
         drop(connector);
-        peer::say("dropped");
-        peer::wait_for_the_end();
+        peer::report("dropped");
+        peer::wait_to_be_killed();
     }
     for first in [0, 1, 2, 5, 7, 10] {
         let Some(own) = OwnDevice::new(&rdma) else { return };
         let mut holder = Peer::start(NAME, first);
-        assert_eq!(holder.hear(), "ready");
+        assert_eq!(holder.next_report(), "ready");
         let mut removing = own.remove();
-        assert_eq!(holder.hear(), "dropped");
-        // librdmacm keeps it open, as long as there is the process.
+        assert_eq!(holder.next_report(), "dropped");
+        // librdmacm keeps the device open until the process ends.
         assert!(removing.try_wait().unwrap().is_none());
         holder.kill();
         let removed = within_deadline("the removal", || removing.try_wait().unwrap());
-        assert!(removed.success() && !own.is_there());
+        assert!(removed.success() && !own.exists());
     }
 }
 
 #[test]
-fn a_device_that_is_removed_goes_when_nobody_holds_it() {
+fn a_removed_device_disappears_once_it_is_closed() {
     let Some(rdma) = device_with_cm() else { return };
     let Some(own) = OwnDevice::new(&rdma) else { return };
     let pd = Device::by_name(OwnDevice::NAME).unwrap().open().unwrap().alloc_pd().unwrap();
-    let (mut a, mut b) = connected_by_hand(Endpoint::builder(&pd));
+    let (mut a, mut b) = connected_endpoints(Endpoint::builder(&pd));
     let mut removing = own.remove();
-    within_deadline("the begin of the removal", || Device::by_name(OwnDevice::NAME).is_err().then_some(()));
-    // Those who have it, have it.
+    within_deadline("the start of the removal", || Device::by_name(OwnDevice::NAME).is_err().then_some(()));
+    // Open contexts stay usable.
     b.receive(pd.allocate(64).unwrap()).unwrap();
     a.send(filled(&pd, b"still here")).unwrap();
     assert_eq!(b.wait(DEADLINE).unwrap().ok().unwrap().buffer.as_deref(), Some(&b"still here"[..]));
     assert!(removing.try_wait().unwrap().is_none());
     drop((a, b, pd));
     let removed = within_deadline("the removal", || removing.try_wait().unwrap());
-    assert!(removed.success() && !own.is_there());
+    assert!(removed.success() && !own.exists());
 }

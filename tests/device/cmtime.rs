@@ -1,4 +1,4 @@
-//! The example `cmtime` against its namesake of librdmacm, which has had two other ways to go on together.
+//! The example `cmtime` with the C program of the same name. The ends of the C program synchronise only in newer versions.
 
 use std::process::Command;
 
@@ -26,29 +26,29 @@ const STEPS: [&str; 17] = [
     "destroy qp",
 ];
 
-/// The device's address on the network; `None` after having said that it has none of IP.
+/// The device's IPv4 address, or `None` after printing why the test is skipped.
 fn address(rdma: &Rdma) -> Option<String> {
     let address = rdma.gid.gid.ipv4().map(|address| address.to_string());
     if address.is_none() {
-        println!("skipped: the GID of the tests is of no IPv4 address");
+        println!("skipped: the GID of the tests is not an IPv4 address");
     }
     address
 }
 
-fn both() -> Option<(Program, Program)> {
+fn programs() -> Option<(Program, Program)> {
     Some((Program::example("cmtime")?, Program::of_rdma_core("cmtime", "rdmacm-utils")?))
 }
 
-/// Whether its ends wait for each other, which those of rdma-core 44 do not, whose server serves for ever.
-fn waits(c: &Program) -> bool {
+/// Whether the ends of the C program wait for each other. In rdma-core 44 they do not, and the server never ends.
+fn synchronises(c: &Program) -> bool {
     let (Program::C { file, .. } | Program::Rust(file)) = c;
     let usage = Command::new(file).arg("-h").output().expect("the program starts");
     let usage = String::from_utf8_lossy(&usage.stdout).into_owned();
-    assert!(usage.contains("-r retries") && !usage.contains("-C controller"), "another cmtime than is known: {usage}");
+    assert!(usage.contains("-r retries") && !usage.contains("-C controller"), "unknown version of cmtime: {usage}");
     usage.contains("-q base_qpn")
 }
 
-/// A table: whether of queue pairs, of how many connections, and what each step has taken in all, and at most.
+/// A table of results, in microseconds for each step.
 struct Table {
     with_queue_pairs: bool,
     connections: u64,
@@ -71,7 +71,7 @@ impl Table {
     }
 }
 
-/// All tables of what one end wrote.
+/// All tables in the output of one end.
 #[track_caller]
 fn tables(text: &str) -> Vec<Table> {
     let mut lines = text.lines();
@@ -97,7 +97,7 @@ fn tables(text: &str) -> Vec<Table> {
     tables
 }
 
-/// The two tables of an end.
+/// The two tables in the output of one end: with and without queue pairs.
 #[track_caller]
 fn measured(text: &str, connections: u64) -> [Table; 2] {
     let tables: [Table; 2] = tables(text).try_into().unwrap_or_else(|_| panic!("not two tables:\n{text}"));
@@ -108,82 +108,86 @@ fn measured(text: &str, connections: u64) -> [Table; 2] {
     tables
 }
 
-/// What a client has to have taken time for.
-fn assert_of_client<const N: usize>(text: &str, tables: [Table; N]) {
+/// Checks that a client has measured the steps it executes.
+fn check_client<const N: usize>(text: &str, tables: [Table; N]) {
     for table in tables {
         for step in ["full connect", "create id", "resolve addr", "resolve route", "cm connect", "disconnect"] {
             assert!(table.total(step) > 0, "{step}:\n{text}");
         }
-        // A step of one connection is over before that of all.
+        // A step of one connection takes no longer than that of all.
         let mut steps = STEPS.iter().zip(table.total.iter().zip(&table.max));
         assert!(steps.all(|(_, (total, max))| *total == 0 || max <= total), "{text}");
     }
 }
 
-fn succeed(running: &mut Running) -> String {
+fn expect_success(running: &mut Running) -> String {
     let (status, text) = running.finish();
     assert!(status.success(), "{status}\n{text}");
     text
 }
 
 #[test]
-fn our_cmtime_connects_to_the_server_of_c() {
+fn our_cmtime_connects_to_the_c_server() {
     let Some(rdma) = device_with_cm() else { return };
-    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
+    let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     let port = free_port().to_string();
-    let waits = waits(&c);
+    let synchronises = synchronises(&c);
     let arguments = ["-c", "20", "-p", &port];
     let mut serving = c.start_with(&[&["-b", &address], &arguments[..]].concat());
     let own = ["-s", &address, "-b", &address, "-q", "50000", "-n", "3"];
     let client = || ours.start_with(&[&own[..], &arguments].concat());
-    if waits {
+    if synchronises {
         wait_for_listener(port.parse().expect("a number"));
-        let text = succeed(&mut client());
-        assert_of_client(&text, measured(&text, 20));
-        measured(&succeed(&mut serving), 20);
+        let text = expect_success(&mut client());
+        check_client(&text, measured(&text, 20));
+        measured(&expect_success(&mut serving), 20);
         return;
     }
-    let said = within(DEADLINE, "a server that listens", || {
+    let finished = within(DEADLINE, "a server that listens", || {
         let (status, text) = client().finish();
         (!text.contains("nobody listens")).then_some((status, text))
     });
-    assert!(said.0.success(), "{said:?}");
-    let Ok([table]) = <[Table; 1]>::try_from(tables(&said.1)) else { panic!("not one table:\n{}", said.1) };
-    assert!(table.with_queue_pairs && table.connections == 20, "{}", said.1);
-    assert_of_client(&said.1, [table]);
+    assert!(finished.0.success(), "{finished:?}");
+    let Ok([table]) = <[Table; 1]>::try_from(tables(&finished.1)) else { panic!("not one table:\n{}", finished.1) };
+    assert!(table.with_queue_pairs && table.connections == 20, "{}", finished.1);
+    check_client(&finished.1, [table]);
 }
 
 #[test]
-fn our_cmtime_serves_the_client_of_c() {
+fn our_cmtime_serves_the_c_client() {
     let Some(rdma) = device_with_cm() else { return };
-    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
+    let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     let port = free_port().to_string();
     let arguments = ["-c", "20", "-p", &port];
     let mut serving = ours.start_with(&[&["-q", "50000"], &arguments[..]].concat());
     serving.wait_for("listening at");
-    let said = succeed(&mut c.start_with(&[&["-s", &address, "-b", &address], &arguments[..]].concat()));
-    let heard = succeed(&mut serving);
-    if waits(&c) {
-        assert_of_client(&said, measured(&said, 20));
-        let [first, second] = measured(&heard, 20);
-        assert!(first.total("cm connect") > 0 && second.total("cm connect") > 0, "{heard}");
+    let client_output =
+        expect_success(&mut c.start_with(&[&["-s", &address, "-b", &address], &arguments[..]].concat()));
+    let server_output = expect_success(&mut serving);
+    if synchronises(&c) {
+        check_client(&client_output, measured(&client_output, 20));
+        let [first, second] = measured(&server_output, 20);
+        assert!(first.total("cm connect") > 0 && second.total("cm connect") > 0, "{server_output}");
     } else {
-        assert!(said.contains("\ndisconnect   : "), "{said}");
-        let [table] = &tables(&heard)[..] else { panic!("not one table:\n{heard}") };
-        assert!(table.with_queue_pairs && table.connections == 20 && table.total("cm connect") > 0, "{said}{heard}");
+        assert!(client_output.contains("\ndisconnect   : "), "{client_output}");
+        let [table] = &tables(&server_output)[..] else { panic!("not one table:\n{server_output}") };
+        assert!(
+            table.with_queue_pairs && table.connections == 20 && table.total("cm connect") > 0,
+            "{client_output}{server_output}"
+        );
     }
 }
 
-/// The names of interfaces are in a directory, which has their indices.
+/// Name of the network interface of the GID.
 fn interface(rdma: &Rdma) -> String {
     let index = format!("{}\n", rdma.gid.interface_index);
     let mut entries = std::fs::read_dir("/sys/class/net").expect("interfaces").map_while(Result::ok);
     let found = entries.find(|entry| std::fs::read_to_string(entry.path().join("ifindex")).ok() == Some(index.clone()));
-    found.expect("the GID is of an interface").file_name().into_string().expect("a name")
+    found.expect("an interface with the GID's index").file_name().into_string().expect("a name")
 }
 
 #[test]
-fn servers_and_clients_find_each_other_by_their_controller() {
+fn a_controller_matches_servers_and_clients() {
     let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cmtime")) else { return };
     let (port, interface) = (free_port().to_string(), interface(&rdma));
@@ -193,38 +197,38 @@ fn servers_and_clients_find_each_other_by_their_controller() {
     let servers = [(); 2].map(|()| ours.start_with(&[&arguments[..], &["-L"]].concat()));
     let client = ours.start_with(&arguments);
     for mut end in [controller, client].into_iter().chain(servers) {
-        let text = succeed(&mut end);
-        // Two clients to two servers: ten connections of each to each.
+        let text = expect_success(&mut end);
+        // The controller is also a client. Each of the two clients makes ten connections to each of the two servers.
         let [table] = &tables(&text)[..] else { panic!("not one table:\n{text}") };
         assert!(table.with_queue_pairs && table.connections == 20 && table.total("cm connect") > 0, "{text}");
     }
 }
 
 #[test]
-fn a_simulation_makes_no_queue_pairs_and_sockets_are_there_to_compare() {
+fn simulations_create_no_queue_pairs_and_sockets_can_be_measured() {
     let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cmtime")) else { return };
     let port = free_port().to_string();
     let arguments = ["-c", "10", "-p", &port, "-m", "2000"];
     let mut serving = ours.start_with(&[&["-q", "50000"], &arguments[..]].concat());
     serving.wait_for("listening at");
-    let text = succeed(&mut ours.start_with(&[&["-s", &address], &arguments[..]].concat()));
+    let text = expect_success(&mut ours.start_with(&[&["-s", &address], &arguments[..]].concat()));
     let [with_pauses, without] = &tables(&text)[..] else { panic!("not two tables:\n{text}") };
     assert!(!with_pauses.with_queue_pairs && with_pauses.total("create qp") >= 20_000, "{text}");
     assert!(!without.with_queue_pairs && without.total("create qp") < 20_000, "{text}");
-    succeed(&mut serving);
+    expect_success(&mut serving);
 
     let mut serving = ours.start_with(&["-S", "-c", "10", "-p", &port]);
     serving.wait_for("listening at");
-    let text = succeed(&mut ours.start_with(&["-S", "-c", "10", "-p", &port, "-s", "127.0.0.1"]));
-    for text in [text, succeed(&mut serving)] {
+    let text = expect_success(&mut ours.start_with(&["-S", "-c", "10", "-p", &port, "-s", "127.0.0.1"]));
+    for text in [text, expect_success(&mut serving)] {
         let [table] = &tables(&text)[..] else { panic!("not one table:\n{text}") };
         assert!(table.connections == 10 && table.total("full connect") > 0, "{text}");
     }
 }
 
 #[test]
-fn a_cmtime_whose_peer_dies_or_counts_otherwise_says_so() {
+fn a_killed_or_mismatched_peer_is_an_error() {
     let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cmtime")) else { return };
     let port = free_port().to_string();

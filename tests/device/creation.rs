@@ -1,8 +1,9 @@
-//! What can be made, of which sizes, and what it says of itself.
+//! Creation of objects: supported sizes and types, and the attributes that the objects report.
 
 use std::collections::BTreeSet;
 
-use rdma_safe::{Error, QueuePairAttributes, QueuePairState, QueuePairType, WcFields};
+use rdma_safe::qp::QueuePairAttributes;
+use rdma_safe::{Error, QueuePairState, QueuePairType, WcFields};
 
 use crate::support::lab::{Mode, cq_builder};
 use crate::support::link::{Link, PSN};
@@ -19,7 +20,7 @@ fn many_domains_exist_at_once_and_differ() {
 }
 
 #[test]
-fn queue_pairs_of_every_type_have_what_they_were_asked_for() {
+fn queue_pairs_of_every_type_have_the_requested_capacity() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     for mode in Mode::ALL {
@@ -30,7 +31,8 @@ fn queue_pairs_of_every_type_have_what_they_were_asked_for() {
             let mut qp = builder.build().unwrap();
             assert_eq!((qp.qp_type(), qp.state()), (qp_type, QueuePairState::RESET), "{mode}");
             let granted = qp.capacity();
-            // One element is the limit where lists are miscounted, unless work is posted by ibv_post_send, as it is then.
+            // Providers that miscount lists support only one element with the extended interface, so rdma-safe falls back to
+            // ibv_post_send.
             assert!(granted.max_send_wr >= 17 && granted.max_recv_wr >= 9, "{mode}: {granted:?}");
             assert!(granted.max_send_sge >= 3 && granted.max_recv_sge >= 2, "{mode}: {granted:?}");
             assert!(granted.max_inline_data >= 40, "{mode}: {granted:?}");
@@ -53,7 +55,7 @@ fn queue_pairs_of_every_type_have_what_they_were_asked_for() {
 }
 
 #[test]
-fn a_datagram_queue_pair_returns_the_key_and_the_number_that_it_was_given() {
+fn a_datagram_queue_pair_returns_its_queue_key_and_packet_number() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     for mode in Mode::ALL {
@@ -73,7 +75,7 @@ fn a_datagram_queue_pair_returns_the_key_and_the_number_that_it_was_given() {
 }
 
 #[test]
-fn reads_and_atomics_in_flight_are_at_least_as_many_as_were_asked_for() {
+fn at_least_the_requested_reads_and_atomics_may_be_in_flight() {
     let Some(rdma) = device() else { return };
     let (pd, most) = (rdma.pd(), rdma.attributes().max_qp_rd_atom().min(rdma.attributes().max_qp_init_rd_atom()));
     let cq = rdma.completion_queue(8).build().unwrap();
@@ -89,10 +91,10 @@ fn reads_and_atomics_in_flight_are_at_least_as_many_as_were_asked_for() {
 }
 
 #[test]
-fn completion_queues_of_any_size_on_any_vector_hold_what_was_asked_for() {
+fn completion_queues_on_any_vector_have_the_requested_capacity() {
     let Some(rdma) = device() else { return };
     let (channel, max) = (rdma.create_channel().unwrap(), rdma.attributes().max_cqe());
-    for mode in [Mode::ALL[0], Mode::ALL[1]] {
+    for mode in [Mode::EXTENDED, Mode::ALL[1]] {
         for vector in 0..rdma.completion_vectors() {
             for entries in [1, 2, 7, 64, 1000, max / 2] {
                 let cq = cq_builder(&rdma, entries, mode).vector(vector).build().unwrap();

@@ -1,19 +1,21 @@
-//! Devices and what they can be asked, compared with what sysfs says.
+//! Devices and their queries, compared with sysfs.
 
 use std::ffi::CString;
 use std::net::Ipv4Addr;
 
-use rdma_safe::{Device, Endpoint, Error, Gid, GidType, Guid, LinkLayer, PortState, devices};
+use rdma_safe::address::Guid;
+use rdma_safe::sys::{Zeroed, ibv_device_attr, ibv_gid, verbs};
+use rdma_safe::{Device, Endpoint, Error, Gid, GidType, LinkLayer, PortState, devices};
 
 use crate::support::{Rdma, device, device_unless_soft, error_of};
 
-/// A file below the device's directory in sysfs, trimmed.
+/// Trimmed contents of a file in the device's sysfs directory.
 fn sysfs(rdma: &Rdma, path: &str) -> Option<String> {
     let file = format!("/sys/class/infiniband/{}/{path}", rdma.device_name());
     std::fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
 }
 
-/// A file below the port's directory in sysfs, trimmed.
+/// Trimmed contents of a file in the port's sysfs directory.
 fn port_sysfs(rdma: &Rdma, path: &str) -> Option<String> {
     sysfs(rdma, &format!("ports/{}/{path}", rdma.port))
 }
@@ -33,11 +35,11 @@ fn a_device_is_found_by_name_index_and_guid() {
 
     let uverbs = found.uverbs_name();
     let names = std::fs::read_to_string(format!("/sys/class/infiniband_verbs/{uverbs}/ibdev")).unwrap();
-    assert_eq!(names.trim(), found.name(), "{uverbs} is the device's");
+    assert_eq!(names.trim(), found.name(), "{uverbs} belongs to the device");
 }
 
 #[test]
-fn an_unknown_device_is_refused_with_those_there_are() {
+fn an_unknown_device_is_refused_and_available_ones_are_listed() {
     let Some(rdma) = device() else { return };
     for (error, wanted) in [
         (error_of(Device::by_name("no_such_device")), "named no_such_device"),
@@ -46,7 +48,7 @@ fn an_unknown_device_is_refused_with_those_there_are() {
         (error_of(Device::by_guid(Guid(0xdead_beef))), "with GUID 0000:0000:dead:beef"),
     ] {
         let text = error.to_string();
-        let Error::DeviceNotFound { wanted: named, available } = error else { panic!("{error:?}") };
+        let Error::DeviceNotFound { requested: named, available } = error else { panic!("{error:?}") };
         assert_eq!(named, wanted);
         assert!(available.iter().any(|name| name == rdma.device_name()), "{available:?}");
         assert!(text.contains(wanted) && text.contains(rdma.device_name()), "{text}");
@@ -54,11 +56,11 @@ fn an_unknown_device_is_refused_with_those_there_are() {
 }
 
 #[test]
-fn a_device_stays_usable_when_the_list_it_came_from_is_gone() {
+fn a_device_outlives_its_device_list() {
     let Some(rdma) = device() else { return };
-    let kept = devices().unwrap().into_iter().find(|device| device.name() == rdma.device_name()).unwrap();
-    let context = kept.clone().open().unwrap();
-    drop(kept);
+    let found = devices().unwrap().into_iter().find(|device| device.name() == rdma.device_name()).unwrap();
+    let context = found.clone().open().unwrap();
+    drop(found);
     assert_eq!(context.device_name(), rdma.device_name());
     assert_eq!(context.attributes().node_guid(), rdma.attributes().node_guid());
 }
@@ -69,7 +71,7 @@ fn device_attributes_agree_with_sysfs() {
     let attributes = rdma.attributes();
     assert_eq!(attributes.node_guid().to_string(), sysfs(&rdma, "node_guid").unwrap());
     assert_eq!(attributes.sys_image_guid().to_string(), sysfs(&rdma, "sys_image_guid").unwrap());
-    // SoftRoCE tells its version, which is none, to libibverbs only.
+    // SoftRoCE reports a version only through libibverbs, and it is 0.0.0.
     let version = sysfs(&rdma, "fw_ver").unwrap();
     assert_eq!(attributes.firmware_version(), if rdma.is_rxe() { "0.0.0" } else { version.as_str() });
     let node_type = sysfs(&rdma, "node_type").unwrap();
@@ -95,6 +97,16 @@ fn device_attributes_agree_with_sysfs() {
         assert_eq!(attributes.max_qp_wr(), 1 << 20);
         assert_eq!(attributes.max_qp_rd_atom(), 128);
     }
+}
+
+/// rdma-safe uses the classic query only where there is no extended one.
+#[test]
+fn the_classic_query_of_a_device_agrees_with_the_extended_one() {
+    let Some(rdma) = device() else { return };
+    let mut classic = ibv_device_attr::zeroed();
+    // SAFETY: the context is valid, and the structure is valid during the call.
+    assert_eq!(unsafe { (verbs().unwrap().ibv_query_device)(rdma.as_raw(), &mut classic) }, 0);
+    assert_eq!(format!("{classic:?}"), format!("{:?}", rdma.attributes().as_raw().orig_attr));
 }
 
 #[test]
@@ -142,7 +154,7 @@ fn the_gid_table_agrees_with_sysfs_entry_by_entry() {
 }
 
 #[test]
-fn all_gids_at_once_are_those_asked_for_one_by_one() {
+fn querying_all_gids_agrees_with_querying_each() {
     let Some(rdma) = device() else { return };
     let table_len = rdma.query_port(rdma.port).unwrap().gid_table_len();
     let mut singly = Vec::new();
@@ -158,8 +170,22 @@ fn all_gids_at_once_are_those_asked_for_one_by_one() {
     assert_eq!(at_once, singly);
 }
 
+/// rdma-safe uses the classic query only where there is no extended one.
 #[test]
-fn a_gid_that_is_not_there_is_refused_with_the_length_of_the_table() {
+fn the_classic_query_of_a_gid_agrees_with_the_extended_one() {
+    let Some(rdma) = device() else { return };
+    for entry in rdma.gids(rdma.port).unwrap() {
+        let mut classic = ibv_gid { raw: [0xff; 16] };
+        let index = i32::try_from(entry.index).unwrap();
+        // SAFETY: the context is valid, and the structure is valid during the call.
+        assert_eq!(unsafe { (verbs().unwrap().ibv_query_gid)(rdma.as_raw(), rdma.port, index, &mut classic) }, 0);
+        // SAFETY: both variants consist of 16 bytes.
+        assert_eq!(Gid(unsafe { classic.raw }), entry.gid);
+    }
+}
+
+#[test]
+fn a_missing_gid_is_refused_and_the_table_length_is_named() {
     let Some(rdma) = device() else { return };
     let len = rdma.query_port(rdma.port).unwrap().gid_table_len();
     let used: Vec<u32> = rdma.gids(rdma.port).unwrap().iter().map(|entry| entry.index).collect();
@@ -174,7 +200,7 @@ fn a_gid_that_is_not_there_is_refused_with_the_length_of_the_table() {
 }
 
 #[test]
-fn a_port_that_is_not_there_is_refused_by_every_query() {
+fn a_missing_port_is_refused_by_every_query() {
     let Some(rdma) = device() else { return };
     let ports = rdma.attributes().ports();
     for bad in [0, 255] {
@@ -208,7 +234,7 @@ fn the_recommended_gid_is_roce_v2_over_ipv4_where_there_is_one() {
     }
     if rdma.is_rxe() {
         assert_eq!(recommended.gid_type, GidType::ROCE_V2);
-        // The one that `cargo xtask softroce` gives the device; its link-local address comes first in the table.
+        // The address that `cargo xtask softroce` assigns. The device's link-local address precedes it in the table.
         let own = Gid::from(Ipv4Addr::new(10, 9, 9, 1));
         if gids.iter().any(|entry| entry.gid == own) {
             assert_eq!((recommended.gid, recommended.index), (own, 1));
@@ -235,6 +261,6 @@ fn partition_keys_agree_with_sysfs_and_are_found_by_value() {
         (error_of(rdma.pkey(rdma.port, u16::MAX)), "ibv_query_pkey"),
     ] {
         let Error::Verb { verb, device, .. } = error else { panic!("{error:?}") };
-        assert_eq!((verb, device.as_str()), (wanted, rdma.device_name()));
+        assert_eq!((verb.name(), device.as_str()), (wanted, rdma.device_name()));
     }
 }

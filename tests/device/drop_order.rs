@@ -1,10 +1,13 @@
-//! Objects are destroyed in the only legal order, whatever the order in which they are dropped.
+//! Objects are destroyed in the only legal order, in whatever order they are dropped.
 
 use std::time::Instant;
 
+use rdma_safe::cq::CompletionQueueBuilder;
+use rdma_safe::mr::Pages;
+use rdma_safe::qp::QueuePairAttributes;
 use rdma_safe::{
-    Access, Buffer, CompletionChannel, CompletionQueue, CompletionQueueBuilder, Context, Device, Endpoint, Error,
-    ExposedRegion, Pages, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, SendFlags, WcStatus,
+    Access, Buffer, CompletionChannel, CompletionQueue, Context, Device, Endpoint, Error, ExposedRegion,
+    ProtectionDomain, QueuePair, QueuePairState, SendFlags, WcStatus,
 };
 
 use crate::support::child::{expect_kernel_objects, in_own_process, open_files};
@@ -12,9 +15,9 @@ use crate::support::lab::{Data, Lab, Memory, Mode, Op, Wr, cq_builder, next, pos
 use crate::support::link::{Link, connected};
 use crate::support::{DEADLINE, Rdma, device, error_of, within_deadline};
 
-/// Objects that depend on one another, each of which can be dropped at any time.
+/// Objects that depend on one another and can be dropped in any order.
 ///
-/// The kinds are told apart by their index in what `objects` makes.
+/// The index in the result of `objects` identifies the kind.
 enum Object {
     Device(#[allow(dead_code)] Device),
     Context(#[allow(dead_code)] Context),
@@ -32,7 +35,7 @@ enum Object {
 
 const KINDS: usize = 12;
 
-/// One of each, with work in flight between them and events not taken; and the memory of raw work, which stays to the end.
+/// An object of each kind, with work in flight and unread events, and the memory of raw work, which outlives the objects.
 fn objects(rdma: &Rdma, mode: Mode) -> ([Object; KINDS], Memory) {
     let device = Device::by_name(rdma.device_name()).unwrap();
     let context = device.open().unwrap();
@@ -43,11 +46,11 @@ fn objects(rdma: &Rdma, mode: Mode) -> ([Object; KINDS], Memory) {
     let builder = pd.queue_pair(&queue, &queue);
     let mut pair = builder.classic(mode.classic_qp).build().unwrap();
     let memory = Memory::new(&pd, 4096);
-    // Connected to itself, with a receive and a send of which the events are not taken.
+    // Connected to itself, with a receive and a send whose event is not read.
     let number = pair.number();
     Link::default().connect(rdma, &mut pair, number).unwrap();
     queue.arm(false).unwrap();
-    // SAFETY: memory that tolerates any access, and that the caller frees after the queue pair.
+    // SAFETY: the memory tolerates any access, and the caller frees it after the queue pair.
     unsafe { pair.receive(1, memory.sge(0..64)) }.unwrap();
     let send = Wr::new(2, Op::Send, Data::One(memory.sge(64..128))).flags(SendFlags::SIGNALED | SendFlags::SOLICITED);
     post(pair.send_batch(), &[send]).unwrap();
@@ -76,22 +79,22 @@ fn objects(rdma: &Rdma, mode: Mode) -> ([Object; KINDS], Memory) {
 }
 
 #[test]
-fn every_order_of_every_two_objects_ends_and_leaves_nothing_behind() {
+fn any_two_objects_can_be_dropped_first_without_leaks() {
     let Some(rdma) = device() else { return };
-    in_own_process("drop_order::every_order_of_every_two_objects_ends_and_leaves_nothing_behind", || {
-        let (first, memory) = objects(&rdma, Mode::ALL[0]);
+    in_own_process("drop_order::any_two_objects_can_be_dropped_first_without_leaks", || {
+        let (first, memory) = objects(&rdma, Mode::EXTENDED);
         drop(first);
         drop(memory);
         let files = open_files();
         for first in 0..KINDS {
             for second in (0..KINDS).filter(|second| *second != first) {
-                let mode = Mode::ALL[(first + second) % 4];
+                let mode = Mode::ALL[(first + second) % Mode::ALL.len()];
                 let (objects, memory) = objects(&rdma, mode);
                 let mut objects = objects.map(Some);
                 let start = Instant::now();
                 drop(objects[first].take());
                 drop(objects[second].take());
-                // The others in order of creation, or backwards.
+                // The others are dropped in order of creation or in reverse.
                 if first < second {
                     drop(objects)
                 } else {
@@ -109,13 +112,13 @@ fn every_order_of_every_two_objects_ends_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn every_order_of_the_objects_of_a_queue_pair_ends_and_leaves_nothing_behind() {
+fn objects_of_a_queue_pair_can_be_dropped_in_any_order_without_leaks() {
     let Some(rdma) = device() else { return };
-    in_own_process("drop_order::every_order_of_the_objects_of_a_queue_pair_ends_and_leaves_nothing_behind", || {
+    in_own_process("drop_order::objects_of_a_queue_pair_can_be_dropped_in_any_order_without_leaks", || {
         let files = open_files();
         let mut orders = 0;
         for_each_permutation(&mut [0, 1, 2, 3, 4, 5], 0, &mut |order| {
-            let mode = Mode::ALL[orders % 4];
+            let mode = Mode::ALL[orders % Mode::ALL.len()];
             orders += 1;
             let context = Device::by_name(rdma.device_name()).unwrap().open().unwrap();
             let pd = context.alloc_pd().unwrap();
@@ -178,7 +181,7 @@ fn a_queue_pair_can_be_destroyed_in_every_state_with_work_in_flight() {
                 a.receive(1, 0..64).unwrap();
             }
             if steps == 3 {
-                // To a peer that does not answer.
+                // The peer does not respond.
                 a.post(&[Wr::new(2, Op::Send, Data::One(a.memory.sge(0..64)))]).unwrap();
             }
             a.qp.destroy().unwrap();
@@ -186,11 +189,11 @@ fn a_queue_pair_can_be_destroyed_in_every_state_with_work_in_flight() {
     }
 }
 
-/// Some providers take the lock of a completion queue to destroy a queue pair, which a cursor of the same thread holds.
+/// To destroy a queue pair, some providers take the lock of its completion queue, which a cursor of the same thread may hold.
 #[test]
-fn a_queue_pair_that_goes_while_its_queue_is_polled_hangs_nothing() {
+fn dropping_a_queue_pair_while_its_queue_is_polled_does_not_deadlock() {
     let Some(rdma) = device() else { return };
-    in_own_process("drop_order::a_queue_pair_that_goes_while_its_queue_is_polled_hangs_nothing", || {
+    in_own_process("drop_order::dropping_a_queue_pair_while_its_queue_is_polled_does_not_deadlock", || {
         for mode in Mode::ALL {
             for destroy in [false, true] {
                 let Lab { mut a, b, .. } = Lab::new(&rdma, mode);
@@ -202,7 +205,9 @@ fn a_queue_pair_that_goes_while_its_queue_is_polled_hangs_nothing() {
                     let completion = poll.next().unwrap()?;
                     let reset = a.qp.modify(&QueuePairAttributes::new().set_state(QueuePairState::RESET));
                     match reset {
-                        Err(error) => assert!(is_extended && matches!(error, Error::PolledHere { .. }), "{error:?}"),
+                        Err(error) => {
+                            assert!(is_extended && matches!(error, Error::PollInProgress { .. }), "{error:?}")
+                        }
                         Ok(()) => assert!(!is_extended, "{mode}: the cursor holds the lock"),
                     }
                     assert_eq!((completion.wr_id(), completion.status()), (1, WcStatus::SUCCESS), "{mode}");
@@ -215,10 +220,10 @@ fn a_queue_pair_that_goes_while_its_queue_is_polled_hangs_nothing() {
                 within_deadline("a completion", || {
                     let mut poll = cq.poll();
                     let completion = poll.next().unwrap()?;
-                    let qp = qp.take().expect("there is one more completion");
+                    let qp = qp.take().expect("exactly one more completion");
                     if destroy {
                         let error = error_of(qp.destroy());
-                        assert!(matches!(error, Error::PolledHere { .. }), "{mode}: {error:?}");
+                        assert!(matches!(error, Error::PollInProgress { .. }), "{mode}: {error:?}");
                     } else {
                         drop(qp);
                     }
@@ -235,20 +240,25 @@ fn a_queue_pair_that_goes_while_its_queue_is_polled_hangs_nothing() {
 }
 
 #[test]
-fn objects_of_different_contexts_do_not_go_together() {
+fn objects_of_different_contexts_cannot_be_combined() {
     let Some(rdma) = device() else { return };
     let other = Device::by_name(rdma.device_name()).unwrap().open().unwrap();
     let (pd, channel) = (other.alloc_pd().unwrap(), other.create_channel().unwrap());
     let cq = rdma.completion_queue(8).build().unwrap();
-    let error = error_of(pd.queue_pair(&cq, &cq).build());
-    assert!(matches!(error, Error::ForeignContext { object: "completion queue" }), "{error:?}");
-    let error = error_of(rdma.completion_queue(8).channel(&channel).build());
-    assert!(matches!(error, Error::ForeignContext { object: "completion channel" }), "{error:?}");
+    let own = other.completion_queue(8).build().unwrap();
+    for classic in [false, true] {
+        for (send, recv) in [(&cq, &own), (&own, &cq), (&cq, &cq)] {
+            let error = error_of(pd.queue_pair(send, recv).classic(classic).build());
+            assert!(matches!(error, Error::ForeignContext { object: "completion queue" }), "{error:?}");
+        }
+        let error = error_of(rdma.completion_queue(8).channel(&channel).classic(classic).build());
+        assert!(matches!(error, Error::ForeignContext { object: "completion channel" }), "{error:?}");
+    }
 }
 
-/// A queue pair holds its completion queue, so that a completion can be taken after the owner of neither is left.
+/// Queues and queue pairs keep their context and domain, so work completes after the handles of both were dropped.
 #[test]
-fn a_queue_outlives_the_handles_of_what_it_was_made_from() {
+fn a_queue_outlives_the_handles_of_its_parents() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         let context = Device::by_name(rdma.device_name()).unwrap().open().unwrap();
@@ -260,7 +270,7 @@ fn a_queue_outlives_the_handles_of_what_it_was_made_from() {
         let number = pair.number();
         Link::default().connect(&rdma, &mut pair, number).unwrap();
         memory.put(0, b"to itself");
-        // SAFETY: memory that tolerates any access, freed after the queue pair.
+        // SAFETY: the memory tolerates any access and is freed after the queue pair.
         unsafe { pair.receive(1, memory.sge(100..200)) }.unwrap();
         post(pair.send_batch(), &[Wr::new(2, Op::Send, Data::One(memory.sge(0..9)))]).unwrap();
         let mut ids = [next(&mut queue).wr_id, next(&mut queue).wr_id];

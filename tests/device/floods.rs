@@ -18,7 +18,7 @@ const FLOOD: usize = 48;
 /// Requests that a client may have unanswered.
 const SHARE: u32 = 64;
 
-/// What keeps a flood from ending the server.
+/// How the server limits a client.
 #[derive(Clone, Copy)]
 enum Limit {
     Share,
@@ -49,12 +49,12 @@ struct Client {
     endpoint: Endpoint,
     window: usize,
     /// Seeds of the requests in flight.
-    asked: VecDeque<u64>,
+    requests: VecDeque<u64>,
     next: u64,
     answered: usize,
     idle: Vec<Buffer>,
     /// Whether it posts receives for answers.
-    listens: bool,
+    receives_answers: bool,
 }
 
 impl Client {
@@ -63,25 +63,25 @@ impl Client {
         while let Some(done) = self.endpoint.poll().unwrap() {
             // The server disconnects a client that does not listen.
             let Ok(done) = done.ok() else {
-                assert!(!self.listens);
+                assert!(!self.receives_answers);
                 continue;
             };
             let (is_answer, buffer) = (done.id.is_receive(), done.buffer.unwrap());
             if is_answer {
-                let seed = self.asked.pop_front().expect("an answer without a request");
+                let seed = self.requests.pop_front().expect("an answer without a request");
                 assert!(*buffer == *pattern(seed, LEN), "the answer is of another request");
                 self.answered += 1;
             }
             self.idle.push(buffer);
         }
-        while more && self.asked.len() < self.window && self.idle.len() >= 2 {
+        while more && self.requests.len() < self.window && self.idle.len() >= 2 {
             let (inbox, mut request) = (self.idle.pop().unwrap(), self.idle.pop().unwrap());
-            if self.listens {
+            if self.receives_answers {
                 self.endpoint.receive(inbox).unwrap();
             }
             request.fill_from(&pattern(self.next, LEN)).unwrap();
             self.endpoint.send(request).unwrap();
-            self.asked.push_back(self.next);
+            self.requests.push_back(self.next);
             self.next += 1;
         }
     }
@@ -105,8 +105,17 @@ impl Server {
             endpoint.connect(&client.address()).unwrap();
             let idle = pd.allocate(window * 4 * LEN).unwrap().into_chunks(LEN).unwrap();
             let next = index as u64 * 1_000_000;
-            let listens = *window <= SHARE as usize;
-            Client { key, endpoint, window: *window, asked: VecDeque::new(), next, answered: 0, idle, listens }
+            let receives_answers = *window <= SHARE as usize;
+            Client {
+                key,
+                endpoint,
+                window: *window,
+                requests: VecDeque::new(),
+                next,
+                answered: 0,
+                idle,
+                receives_answers,
+            }
         });
         let ends = ends.collect();
         Server { clients, pool, ends, exceeded: Vec::new() }
@@ -125,9 +134,9 @@ impl Server {
             Ok(done) => {
                 let buffer = done.buffer.unwrap();
                 if done.id.is_receive() {
-                    client.send(buffer)?; // a request: answer it, out of the buffer that it has come in
+                    client.send(buffer)?; // a request: answer it from the same buffer
                 } else {
-                    pool.receive(buffer)?; // the answer has left: its buffer is free for the next request
+                    pool.receive(buffer)?; // the answer was sent: its buffer is free for the next request
                 }
             }
             Err(failed) => {
@@ -141,13 +150,14 @@ impl Server {
         Ok(())
     }
 
-    /// Answers all that is in flight, until the pool is whole again.
+    /// Answers all requests in flight, until all receives of the pool are posted again.
     fn finish(&mut self) {
         let deadline = Instant::now() + DEADLINE;
-        while self.ends.iter().any(|client| !client.asked.is_empty()) || self.pool.receives_in_flight() < DEPTH as usize
+        while self.ends.iter().any(|client| !client.requests.is_empty())
+            || self.pool.receives_in_flight() < DEPTH as usize
         {
             assert!(Instant::now() < deadline, "requests are unanswered");
-            // The pool counts a receive as in flight until its completion is polled, so requests may be under way to a whole pool.
+            // A receive counts as in flight until its completion is polled, so requests may be in flight while the count is full.
             if let Some((key, done)) = self.clients.poll().unwrap() {
                 self.handle(key, done).unwrap();
             }
@@ -157,7 +167,7 @@ impl Server {
 }
 
 #[test]
-fn a_client_with_more_requests_in_flight_than_the_server_has_sends_is_served_beside_the_others() {
+fn a_client_with_more_requests_than_the_server_has_sends_does_not_starve_others() {
     let Some(rdma) = device() else { return };
     for (index, mode) in Mode::ALL.into_iter().enumerate() {
         println!("{mode}");
@@ -180,19 +190,19 @@ fn a_client_with_more_requests_in_flight_than_the_server_has_sends_is_served_bes
 }
 
 #[test]
-fn a_client_that_sends_more_than_its_share_is_ended_and_the_others_are_served() {
+fn a_client_that_exceeds_its_share_is_disconnected_and_others_are_served() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         println!("{mode}");
         let pd = rdma.pd();
-        // The first client acknowledges no answers. Its unacknowledged answers, and then requests up to its share, hold receives.
+        // The first client acknowledges no answers. So its answers, and then its requests up to its share, keep receives occupied.
         let windows = [2 * SHARE as usize, 1, 1];
         let mut server = Server::new(&rdma, &pd, mode, &windows, Limit::Share);
         let flooding = server.ends[0].key;
         while server.exceeded.is_empty() || server.ends[1..].iter().any(|client| client.answered < 40) {
             server.ends.iter_mut().for_each(|client| client.step(true));
             server.serve().unwrap();
-            // In the turn in which it is ended there may be more, which the device had reported by then.
+            // The backlog never exceeds the share. It is `None` once the client was removed.
             let waiting = server.clients.backlog(flooding).unwrap_or(0);
             assert!(waiting <= SHARE, "{waiting}");
         }

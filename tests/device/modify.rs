@@ -1,9 +1,8 @@
-//! Changes of state: this crate's verdict against the kernel's own, over every change and attribute.
+//! Compares rdma-safe's checks of state changes with the kernel's, for every change and attribute.
 
-use rdma_safe::{
-    AttributeMask, CompletionQueue, Error, ModifyError, ProtectionDomain, QueuePair, QueuePairAttributes,
-    QueuePairState, TransportType,
-};
+use rdma_safe::device::TransportType;
+use rdma_safe::qp::{AttributeMask, ModifyError, QueuePairAttributes};
+use rdma_safe::{CompletionQueue, Error, ProtectionDomain, QueuePair, QueuePairState};
 
 use crate::support::link::{Link, PSN, address};
 use crate::support::{Rdma, device, within_deadline};
@@ -30,7 +29,7 @@ const TO: [Option<QueuePairState>; 9] = [
     Some(QueuePairState::UNKNOWN),
 ];
 
-/// What ibv_modify_qp(3) requires of a reliable connection.
+/// The attributes that ibv_modify_qp(3) requires on a reliable connection.
 fn required(from: QueuePairState, to: Option<QueuePairState>) -> AttributeMask {
     use AttributeMask as A;
     match (from, to) {
@@ -45,7 +44,7 @@ fn required(from: QueuePairState, to: Option<QueuePairState>) -> AttributeMask {
     }
 }
 
-/// Attributes with sound values for every bit of `mask`.
+/// Attributes with valid values for every bit of `mask`.
 fn attributes(
     rdma: &Rdma,
     mask: AttributeMask,
@@ -84,7 +83,7 @@ fn attributes(
     set
 }
 
-/// The attributes that this crate can set, less the rate limit, which drivers have rules of their own for.
+/// The attributes that this crate can set, without the rate limit, for which each driver has its own rules.
 fn settable() -> AttributeMask {
     let mut mask = AttributeMask::all();
     mask.remove(AttributeMask::STATE | AttributeMask::RATE_LIMIT | AttributeMask::CAP);
@@ -92,7 +91,7 @@ fn settable() -> AttributeMask {
     mask
 }
 
-/// A queue pair connected to itself as far as `state`.
+/// A queue pair that connects to itself, in `state`.
 fn in_state(rdma: &Rdma, pd: &ProtectionDomain, cq: &CompletionQueue, state: QueuePairState) -> QueuePair {
     let mut qp = pd.queue_pair(cq, cq).send_depth(1).recv_depth(1).build().unwrap();
     let link = Link::default();
@@ -106,7 +105,7 @@ fn in_state(rdma: &Rdma, pd: &ProtectionDomain, cq: &CompletionQueue, state: Que
         QueuePairState::RTR => 2,
         QueuePairState::RTS | QueuePairState::ERR => 3,
         QueuePairState::SQD => 4,
-        other => panic!("nobody gets to {other}"),
+        other => panic!("no test starts in {other}"),
     };
     for step in &steps[..count] {
         qp.modify(step).unwrap();
@@ -122,11 +121,11 @@ fn in_state(rdma: &Rdma, pd: &ProtectionDomain, cq: &CompletionQueue, state: Que
     qp
 }
 
-/// The kernel's verdict, without this crate's checks.
+/// Modifies the queue pair without this crate's checks.
 fn kernel(qp: &QueuePair, attributes: &QueuePairAttributes) -> Result<(), i32> {
     let mut raw = *attributes.as_raw();
     let verbs = rdma_safe::sys::verbs().unwrap();
-    // SAFETY: the queue pair is valid, and the attributes are for the duration of the call.
+    // SAFETY: the queue pair is valid, and the call does not keep the attributes.
     match unsafe { (verbs.ibv_modify_qp)(qp.as_raw(), &mut raw, attributes.mask().bits() as i32) } {
         0 => Ok(()),
         errno => Err(errno),
@@ -146,7 +145,7 @@ fn the_verdict_on_every_change_and_attribute_is_the_kernels() {
         for to in TO {
             let base = required(from, to);
             let toggles = std::iter::once(AttributeMask::empty()).chain(settable());
-            // A queue pair that was only refused something is as good as new.
+            // A refused change leaves the queue pair as it was, so the next change can use it.
             let (mut ours, mut theirs) = (in_state(&rdma, &pd, &cq, from), in_state(&rdma, &pd, &cq, from));
             for toggle in toggles {
                 tried += 1;
@@ -157,7 +156,7 @@ fn the_verdict_on_every_change_and_attribute_is_the_kernels() {
                     Some(to) => format!("{from} to {to} with {mask}"),
                     None => format!("{from} with {mask}"),
                 };
-                // SoftRoCE checks what goes with a change of state, and since then nothing else.
+                // Newer SoftRoCE checks attributes only if the state changes.
                 let unchecked = to.is_none() && rdma.is_newer_rxe();
                 assert!(!unchecked || kernels.is_ok(), "{}: {kernels:?}", change());
                 if mine.is_ok() != kernels.is_ok() && !unchecked {
@@ -184,7 +183,7 @@ fn the_verdict_on_every_change_and_attribute_is_the_kernels() {
     assert!(tried > 900 && allowed > 50, "{tried} changes, {allowed} allowed");
 }
 
-/// A refusal names exactly what was toggled, unless the change itself does not exist.
+/// Checks that a refusal names exactly the toggled attribute, unless the state change does not exist.
 fn check_reason(error: &Error, base: AttributeMask, toggle: AttributeMask, change: &str) {
     let Error::Modify(error) = error else { panic!("{change}: {error:?}") };
     match &**error {
@@ -197,13 +196,13 @@ fn check_reason(error: &Error, base: AttributeMask, toggle: AttributeMask, chang
 }
 
 #[test]
-fn a_state_that_the_queue_pair_is_not_in_is_not_believed() {
+fn a_wrong_current_state_is_refused() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     let cq = rdma.completion_queue(4).build().unwrap();
     let mut qp = in_state(&rdma, &pd, &cq, QueuePairState::INIT);
-    let lie = Link::default().to_rts().set_cur_state(QueuePairState::RTR);
-    let error = qp.modify(&lie).unwrap_err();
+    let wrong = Link::default().to_rts().set_cur_state(QueuePairState::RTR);
+    let error = qp.modify(&wrong).unwrap_err();
     let Error::Modify(error) = error else { panic!("{error:?}") };
     let ModifyError::InvalidTransition { transition } = *error else { panic!("{error:?}") };
     assert_eq!((transition.from, transition.to), (QueuePairState::INIT, QueuePairState::RTS));

@@ -1,11 +1,13 @@
-//! What libraries after rdma-core 56 know of memory.
+//! Memory functions that are newer than rdma-core 56.
 
-use rdma_safe::{Access, Error, Pages, ProcessingHint};
+use rdma_safe::dmah::ProcessingHint;
+use rdma_safe::mr::Pages;
+use rdma_safe::{Access, Error};
 
 use crate::support::{device, error_of};
 
 #[test]
-fn what_a_later_library_brings_works_or_is_refused_with_the_release() {
+fn newer_memory_functions_work_or_name_the_required_release() {
     let Some(rdma) = device() else { return };
     let (pd, verbs) = (rdma.pd(), rdma_safe::sys::verbs().unwrap());
     let refused = |error: Error, release: &str| {
@@ -14,13 +16,13 @@ fn what_a_later_library_brings_works_or_is_refused_with_the_release() {
     };
     match rdma.dma_handle().hint(ProcessingHint::TARGET).build() {
         Ok(handle) => {
-            assert!(!rdma.is_rxe(), "SoftRoCE has no hints to give");
+            assert!(!rdma.is_rxe(), "SoftRoCE has no processing hints");
             let hinted = pd.registration(Access::empty()).dma_handle(&handle).register(Pages::new(4096).unwrap());
             assert_eq!(hinted.unwrap().len(), 4096);
         }
         Err(error) => refused(error, "rdma-core 59"),
     }
-    // Libraries that know it have it for all providers.
+    // A library with this function implements it for all providers.
     match verbs.ibv_alloc_buf {
         Some(_) => {
             let buffer = pd.register(pd.alloc_buf(4096).unwrap()).unwrap();

@@ -1,17 +1,18 @@
-//! The owned door: data through endpoints.
+//! The owned API: data transfer through endpoints.
 
 use std::time::{Duration, Instant};
 
+use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, Buffer, Completion, Endpoint, EndpointBuilder, Error, Operation, Pages, PostError, ProtectionDomain,
-    ReceivePool, WcStatus, Work, WorkId,
+    Access, Buffer, Completion, Endpoint, EndpointBuilder, Error, Operation, PostError, ProtectionDomain, ReceivePool,
+    WcStatus, Work, WorkId,
 };
 
 use crate::support::lab::Mode;
 use crate::support::link::connected;
 use crate::support::{DEADLINE, device, error_of, in_flight, pattern, within_deadline};
 
-/// The next completion, which must be a success.
+/// Waits for the next completion, which must be a success.
 #[track_caller]
 pub(crate) fn wait(endpoint: &mut Endpoint) -> Completion {
     endpoint.wait(DEADLINE).unwrap().ok().unwrap()
@@ -21,11 +22,15 @@ fn with_mode(builder: EndpointBuilder<'_>, mode: Mode) -> EndpointBuilder<'_> {
     builder.classic_post(mode.classic_qp).classic_poll(mode.classic_cq)
 }
 
-/// Runs `body` on every combination of interfaces, polling and sleeping.
-fn in_every_way(body: impl Fn(&ProtectionDomain, EndpointBuilder<'_>)) {
+/// Runs `body` on every combination of interfaces, with and without events.
+fn on_every_interface(body: impl Fn(&ProtectionDomain, EndpointBuilder<'_>)) {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         for events in [false, true] {
+            // Two of the combinations are enough under Miri.
+            if cfg!(miri) && events != mode.classic_cq {
+                continue;
+            }
             println!("{mode}, events {events}");
             let pd = rdma.pd();
             body(&pd, with_mode(rdma.endpoint(&pd).events(events), mode));
@@ -34,10 +39,10 @@ fn in_every_way(body: impl Fn(&ProtectionDomain, EndpointBuilder<'_>)) {
 }
 
 #[test]
-fn ping_pong_keeps_every_byte_at_every_size() {
+fn ping_pong_preserves_messages_of_every_size() {
     let Some(rdma) = device() else { return };
     for (index, len) in [1, 2, 7, 64, 1000, 4095, 4096, 4097, 65_536, 1 << 20].into_iter().enumerate() {
-        let mode = Mode::ALL[index % 4];
+        let mode = Mode::ALL[index % Mode::ALL.len()];
         let pd = rdma.pd();
         let (mut a, mut b) = connected(with_mode(rdma.endpoint(&pd).events(index % 3 == 0), mode));
         let buffers = || (pd.allocate(len).unwrap(), pd.allocate(len).unwrap());
@@ -54,10 +59,10 @@ fn ping_pong_keeps_every_byte_at_every_size() {
             let received = wait(&mut b);
             assert_eq!((received.operation, received.byte_len as usize), (Operation::Receive, len));
             b_in = received.buffer.unwrap();
-            assert!(*b_in == *ping, "{len} bytes, round {round}, there");
+            assert!(*b_in == *ping, "{len} bytes, round {round}, ping");
             b_out.fill_from(&pong).unwrap();
             b.send(b_out).unwrap();
-            // One send and one receive each, in whichever order they are seen.
+            // One send and one receive, in either order.
             let (mut sent, mut received) = (None, None);
             for _ in 0..2 {
                 let done = wait(&mut a);
@@ -70,9 +75,9 @@ fn ping_pong_keeps_every_byte_at_every_size() {
             let sent = sent.expect("the send completes once");
             assert_eq!(sent.id, id);
             a_out = sent.buffer.unwrap();
-            assert!(*a_out == *ping, "the sender's bytes stay");
-            a_in = received.expect("the answer comes once").buffer.unwrap();
-            assert!(*a_in == *pong, "{len} bytes, round {round}, back");
+            assert!(*a_out == *ping, "the sender's buffer is unchanged");
+            a_in = received.expect("the answer completes once").buffer.unwrap();
+            assert!(*a_in == *pong, "{len} bytes, round {round}, pong");
             b_out = wait(&mut b).buffer.unwrap();
         }
         assert_eq!((in_flight(&a), in_flight(&b)), ((0, 0), (0, 0)));
@@ -82,7 +87,7 @@ fn ping_pong_keeps_every_byte_at_every_size() {
 
 #[test]
 fn a_message_sets_the_length_of_the_buffer_it_arrives_in() {
-    in_every_way(|pd, builder| {
+    on_every_interface(|pd, builder| {
         let (mut a, mut b) = connected(builder);
         for len in [0, 1, 100, 128] {
             let mut inbox = pd.allocate(128).unwrap();
@@ -100,8 +105,8 @@ fn a_message_sets_the_length_of_the_buffer_it_arrives_in() {
 }
 
 #[test]
-fn immediate_data_comes_with_sends_and_writes() {
-    in_every_way(|pd, builder| {
+fn sends_and_writes_carry_immediate_data() {
+    on_every_interface(|pd, builder| {
         let (mut a, mut b) = connected(builder.inline_data(32).peer_access(Access::REMOTE_WRITE));
         let region = pd.expose(Pages::new(256).unwrap(), Access::REMOTE_WRITE).unwrap();
         for buffer in pd.allocate(4 * 64).unwrap().into_chunks(64).unwrap() {
@@ -118,7 +123,7 @@ fn immediate_data_comes_with_sends_and_writes() {
         a.post(Work::write(outbox, region.remote().slice(16, 5).unwrap()).imm(7)).unwrap();
         let received = wait(&mut b);
         assert_eq!((received.operation, received.imm(), received.byte_len), (Operation::ReceiveWrite, Some(7), 5));
-        assert!(received.buffer.unwrap().is_empty(), "its buffer holds nothing");
+        assert!(received.buffer.unwrap().is_empty(), "the buffer of the receive is not written");
         assert_eq!(wait(&mut a).operation, Operation::Write);
         let mut bytes = [0; 7];
         region.read(15, &mut bytes).unwrap();
@@ -139,7 +144,7 @@ fn immediate_data_comes_with_sends_and_writes() {
 
 #[test]
 fn writes_reads_and_atomics_reach_an_exposed_region() {
-    in_every_way(|pd, builder| {
+    on_every_interface(|pd, builder| {
         let (mut a, _b) = connected(builder.peer_access(Access::REMOTE));
         let mut region = pd.expose(Pages::new(20_000).unwrap(), Access::REMOTE).unwrap();
         let mut buffer = pd.allocate(10_000).unwrap();
@@ -179,8 +184,8 @@ fn writes_reads_and_atomics_reach_an_exposed_region() {
 }
 
 #[test]
-fn unsignaled_buffers_come_back_with_the_next_signaled_one_in_order() {
-    in_every_way(|pd, builder| {
+fn unsignaled_buffers_are_returned_in_order_with_the_next_signaled_one() {
+    on_every_interface(|pd, builder| {
         let (mut a, mut b) = connected(builder.send_depth(16).recv_depth(16));
         let mut buffers = pd.allocate(6 * 32).unwrap().into_chunks(32).unwrap();
         for buffer in pd.allocate(6 * 32).unwrap().into_chunks(32).unwrap() {
@@ -207,8 +212,8 @@ fn unsignaled_buffers_come_back_with_the_next_signaled_one_in_order() {
 }
 
 #[test]
-fn unsignaled_work_alone_never_fills_the_ring_for_ever() {
-    in_every_way(|pd, builder| {
+fn unsignaled_work_alone_does_not_block_the_ring() {
+    on_every_interface(|pd, builder| {
         for depth in [1, 2, 3, 8] {
             let builder = builder.clone().send_depth(depth).inline_data(8).peer_access(Access::REMOTE_WRITE);
             let (mut a, _b) = connected(builder);
@@ -221,8 +226,8 @@ fn unsignaled_work_alone_never_fills_the_ring_for_ever() {
                         Ok(_) => break,
                         Err(rejected) => assert!(matches!(rejected.error, PostError::EndpointFull { .. })),
                     }
-                    // Silent work returns nothing, but taking completions makes room.
-                    assert!(a.poll().unwrap().is_none(), "silent work is not reported");
+                    // Polling makes room, although it returns no completion.
+                    assert!(a.poll().unwrap().is_none(), "unsignaled work is not reported");
                     waited += 1;
                     assert!(waited < 10_000_000, "depth {depth}: stuck at {value} in {a:?}");
                 }
@@ -232,9 +237,9 @@ fn unsignaled_work_alone_never_fills_the_ring_for_ever() {
     });
 }
 
-/// A batch that is dropped must not make the endpoint believe that a signaled piece of work is under way.
+/// An endpoint must not count signaled work of a dropped batch as in flight.
 #[test]
-fn dropped_batches_do_not_use_up_the_signals_of_later_work() {
+fn dropped_batches_do_not_suppress_signals_of_later_work() {
     let Some(rdma) = device() else { return };
     for (depth, dropped) in [(2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (4, 3), (8, 3), (8, 5), (8, 7)] {
         let pd = rdma.pd();
@@ -263,7 +268,7 @@ fn dropped_batches_do_not_use_up_the_signals_of_later_work() {
 
 #[test]
 fn a_batch_is_posted_as_a_whole_and_completes_in_order() {
-    in_every_way(|pd, builder| {
+    on_every_interface(|pd, builder| {
         let builder = builder.inline_data(16).peer_access(Access::REMOTE);
         let (mut a, mut b) = connected(builder);
         let region = pd.expose(Pages::new(64).unwrap(), Access::REMOTE).unwrap();
@@ -295,13 +300,13 @@ fn a_batch_is_posted_as_a_whole_and_completes_in_order() {
         region.read(0, &mut bytes).unwrap();
         assert_eq!((bytes, region.load_u64(16).unwrap()), (*b"second", 3));
         a.batch().unwrap().post().unwrap();
-        assert!(a.poll().unwrap().is_none(), "an empty batch is no work");
+        assert!(a.poll().unwrap().is_none(), "an empty batch posts nothing");
     });
 }
 
 #[test]
-fn a_dropped_batch_posts_nothing_and_the_next_message_is_the_first() {
-    in_every_way(|pd, builder| {
+fn a_dropped_batch_of_an_endpoint_posts_nothing() {
+    on_every_interface(|pd, builder| {
         let (mut a, mut b) = connected(builder.inline_data(16));
         b.receive(pd.allocate(64).unwrap()).unwrap();
         let mut batch = a.batch().unwrap();
@@ -317,12 +322,12 @@ fn a_dropped_batch_posts_nothing_and_the_next_message_is_the_first() {
 }
 
 #[test]
-fn a_full_ring_is_back_pressure_that_gives_the_buffer_back() {
-    in_every_way(|pd, builder| {
+fn a_full_ring_refuses_work_and_returns_the_buffer() {
+    on_every_interface(|pd, builder| {
         let (mut a, mut b) = connected(builder.send_depth(4).recv_depth(3));
         let (qp_num, send_depth) = (a.queue_pair().number(), 4);
         let full = PostError::EndpointFull { qp_num, send_depth, pending_sends: 0 };
-        // Nobody receives yet, so nothing completes.
+        // No receive is posted yet, so nothing completes.
         for seed in 0..4 {
             let mut buffer = pd.allocate(16).unwrap();
             buffer.copy_from_slice(&pattern(seed, 16));
@@ -332,7 +337,7 @@ fn a_full_ring_is_back_pressure_that_gives_the_buffer_back() {
         fifth.copy_from_slice(&pattern(4, 16));
         let rejected = error_of(a.send(fifth));
         assert_eq!(rejected.error, full);
-        let fifth = rejected.buffer.expect("the buffer comes back");
+        let fifth = rejected.buffer.expect("the buffer is returned");
         assert!(*fifth == *pattern(4, 16));
         assert_eq!(in_flight(&a), (4, 0));
 
@@ -343,7 +348,7 @@ fn a_full_ring_is_back_pressure_that_gives_the_buffer_back() {
         assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
         assert_eq!(rejected.buffer.map(|buffer| buffer.capacity()), Some(16));
 
-        // Room comes with the completions.
+        // Completions make room.
         assert!(*wait(&mut b).buffer.unwrap() == *pattern(0, 16));
         let done = wait(&mut a);
         assert!(*done.buffer.unwrap() == *pattern(0, 16));
@@ -362,8 +367,8 @@ fn a_full_ring_is_back_pressure_that_gives_the_buffer_back() {
 }
 
 #[test]
-fn rings_that_are_full_in_both_directions_fit_the_completion_queue() {
-    in_every_way(|pd, builder| {
+fn full_rings_in_both_directions_fit_the_completion_queue() {
+    on_every_interface(|pd, builder| {
         const DEPTH: u64 = 7;
         let (mut a, mut b) = connected(builder.send_depth(DEPTH as u32).recv_depth(DEPTH as u32));
         for round in 0..5 {
@@ -379,7 +384,7 @@ fn rings_that_are_full_in_both_directions_fit_the_completion_queue() {
                     endpoint.send(buffer).unwrap();
                 }
             }
-            // Once all of the one end's completions were taken, the other end's queue holds as many as it can get.
+            // When all completions of the first end were taken, the queue of the second holds the maximum number.
             for endpoint in [&mut b, &mut a] {
                 let (mut sent, mut received) = (0, 0);
                 while (sent, received) != (DEPTH, DEPTH) {
@@ -397,7 +402,7 @@ fn rings_that_are_full_in_both_directions_fit_the_completion_queue() {
 #[test]
 fn an_endpoint_has_room_for_every_receive_of_its_pool() {
     const MESSAGES: u64 = 32;
-    in_every_way(|pd, builder| {
+    on_every_interface(|pd, builder| {
         let mut pool = ReceivePool::new(pd, 64).unwrap();
         for buffer in pd.allocate(64 * 64).unwrap().into_chunks(64).unwrap() {
             pool.receive(buffer).unwrap();
@@ -411,7 +416,7 @@ fn an_endpoint_has_room_for_every_receive_of_its_pool() {
             message.copy_from_slice(&pattern(number, 64));
             peer.send(message).unwrap();
         }
-        // All are acknowledged, and so have taken a receive, before the client is polled.
+        // All messages are acknowledged, so each has consumed a receive before the client is polled.
         for _ in 0..MESSAGES {
             assert_eq!(wait(&mut peer).operation, Operation::Send);
         }
@@ -425,7 +430,7 @@ fn an_endpoint_has_room_for_every_receive_of_its_pool() {
 }
 
 #[test]
-fn work_that_cannot_be_done_is_refused_with_its_buffer() {
+fn invalid_work_is_refused_and_its_buffer_returned() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     let (mut a, mut b) = connected(rdma.endpoint(&pd).inline_data(8).peer_access(Access::REMOTE));
@@ -452,7 +457,7 @@ fn work_that_cannot_be_done_is_refused_with_its_buffer() {
     let foreign = rdma.pd().allocate(16).unwrap();
     let rejected = error_of(b.receive(foreign));
     assert_eq!((rejected.error, rejected.buffer.is_some()), (PostError::ForeignBuffer, true));
-    // Nothing of it was posted, and the endpoint works as before.
+    // None of it was posted, and the endpoint still works.
     assert_eq!((in_flight(&a), in_flight(&b)), ((0, 0), (0, 0)));
     b.receive(buffer(8)).unwrap();
     a.send_inline(b"fine").unwrap();
@@ -461,7 +466,7 @@ fn work_that_cannot_be_done_is_refused_with_its_buffer() {
 }
 
 #[test]
-fn an_endpoint_that_is_not_connected_refuses_work_and_takes_receives() {
+fn an_unconnected_endpoint_refuses_sends_and_accepts_receives() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     let mut endpoint = rdma.endpoint(&pd).build().unwrap();
@@ -475,8 +480,8 @@ fn an_endpoint_that_is_not_connected_refuses_work_and_takes_receives() {
 }
 
 #[test]
-fn waiting_for_nothing_ends_at_the_time_limit() {
-    in_every_way(|_, builder| {
+fn a_wait_without_completions_times_out() {
+    on_every_interface(|_, builder| {
         let (mut a, _b) = connected(builder);
         for limit in [Duration::ZERO, Duration::from_millis(10)] {
             let start = Instant::now();

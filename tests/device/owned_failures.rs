@@ -1,18 +1,19 @@
-//! The owned door: when work fails, the statuses say why and every buffer comes back.
+//! The owned API: failed work has the right status, and every buffer is returned.
 
 use std::time::{Duration, Instant};
 
+use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, ConnectOptions, Endpoint, EndpointBuilder, Error, Operation, Pages, PostError, QueuePairState,
-    RemoteMemory, WcStatus, Work,
+    Access, ConnectOptions, Endpoint, EndpointBuilder, Error, Operation, PostError, QueuePairState, RemoteMemory,
+    WcStatus, Work,
 };
 
 use crate::owned::wait;
 use crate::support::link::connected;
 use crate::support::{DEADLINE, device, error_of, in_flight, pattern};
 
-/// Two connected ends that do not wait for receives.
-fn impatient(builder: EndpointBuilder<'_>) -> (Endpoint, Endpoint) {
+/// Two connected ends with few retries.
+fn with_few_retries(builder: EndpointBuilder<'_>) -> (Endpoint, Endpoint) {
     let options = ConnectOptions::default().retry_count(6).rnr_retry(1).min_rnr_timer(1);
     let (mut a, mut b) = (builder.clone().build().unwrap(), builder.build().unwrap());
     let (first, second) = (a.address(), b.address());
@@ -21,11 +22,11 @@ fn impatient(builder: EndpointBuilder<'_>) -> (Endpoint, Endpoint) {
     (a, b)
 }
 
-/// The next completion, which must be a failure; its status and buffer's bytes.
+/// Waits for the next completion, which must be a failure. Returns its operation, status and buffer contents.
 #[track_caller]
 fn wait_failed(endpoint: &mut Endpoint) -> (Operation, WcStatus, Vec<u8>) {
     let failed = error_of(endpoint.wait(DEADLINE).unwrap().ok()).0;
-    (failed.operation, failed.status, failed.buffer.expect("the buffer comes back").to_vec())
+    (failed.operation, failed.status, failed.buffer.expect("the buffer is returned").to_vec())
 }
 
 #[test]
@@ -85,7 +86,7 @@ fn a_wrong_remote_key_is_a_remote_access_error_and_returns_the_buffer() {
 }
 
 #[test]
-fn a_peer_that_was_given_no_access_cannot_reach_exposed_memory() {
+fn a_peer_without_access_cannot_reach_exposed_memory() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     let region = pd.expose(Pages::new(64).unwrap(), Access::REMOTE).unwrap();
@@ -99,7 +100,7 @@ fn a_peer_that_was_given_no_access_cannot_reach_exposed_memory() {
 fn a_peer_without_receives_exhausts_the_retries_and_returns_all_buffers() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
-    let (mut a, mut b) = impatient(rdma.endpoint(&pd));
+    let (mut a, mut b) = with_few_retries(rdma.endpoint(&pd));
     for seed in 0..5 {
         let mut buffer = pd.allocate(16).unwrap();
         buffer.copy_from_slice(&pattern(seed, 16));
@@ -114,10 +115,10 @@ fn a_peer_without_receives_exhausts_the_retries_and_returns_all_buffers() {
 }
 
 #[test]
-fn unsignaled_work_fails_with_a_completion_of_its_own() {
+fn unsignaled_work_completes_if_it_fails() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
-    let (mut a, _b) = impatient(rdma.endpoint(&pd).inline_data(8));
+    let (mut a, _b) = with_few_retries(rdma.endpoint(&pd).inline_data(8));
     let id = a.post(Work::send_inline(b"silent").unsignaled()).unwrap();
     let failed = error_of(a.wait(DEADLINE).unwrap().ok()).0;
     assert_eq!((failed.id, failed.status), (id, WcStatus::RNR_RETRY_EXC_ERR));
@@ -125,11 +126,11 @@ fn unsignaled_work_fails_with_a_completion_of_its_own() {
 }
 
 #[test]
-fn a_peer_that_disappears_mid_run_is_an_error_within_the_deadline() {
+fn a_peer_destroyed_mid_run_is_an_error_before_the_deadline() {
     let Some(rdma) = device() else { return };
     for events in [false, true] {
         let pd = rdma.pd();
-        let (mut a, mut b) = impatient(rdma.endpoint(&pd).events(events).send_depth(8).recv_depth(8));
+        let (mut a, mut b) = with_few_retries(rdma.endpoint(&pd).events(events).send_depth(8).recv_depth(8));
         for buffer in pd.allocate(8 * 16).unwrap().into_chunks(16).unwrap() {
             a.receive(buffer).unwrap();
         }
@@ -150,7 +151,7 @@ fn a_peer_that_disappears_mid_run_is_an_error_within_the_deadline() {
         let start = Instant::now();
         assert_eq!(wait_failed(&mut a), (Operation::Send, WcStatus::RETRY_EXC_ERR, pattern(0, 16)));
         assert!(start.elapsed() < DEADLINE);
-        // Everything else that is in flight comes back, too: sends in order, and the receives.
+        // All other work in flight is flushed: sends in order, and receives.
         let (mut sends, mut receives) = (1, 0);
         while (sends, receives) != (8, 8) {
             let (operation, status, bytes) = wait_failed(&mut a);
@@ -168,9 +169,9 @@ fn a_peer_that_disappears_mid_run_is_an_error_within_the_deadline() {
     }
 }
 
-/// The time is that of ConnectOptions::retry_count, and four times as long for devices that take it.
+/// The time follows from `ConnectOptions::retry_count`; a device may take up to four times as long.
 #[test]
-fn a_lost_peer_is_noticed_with_the_default_options() {
+fn a_lost_peer_is_detected_with_the_default_options() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     let (mut a, b) = connected(rdma.endpoint(&pd));
@@ -185,7 +186,7 @@ fn a_lost_peer_is_noticed_with_the_default_options() {
 fn work_posted_after_a_failure_fails_and_returns_its_buffer() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
-    let (mut a, b) = impatient(rdma.endpoint(&pd));
+    let (mut a, b) = with_few_retries(rdma.endpoint(&pd));
     drop(b);
     a.send(pd.allocate(8).unwrap()).unwrap();
     assert_eq!(a.wait(DEADLINE).unwrap().status, WcStatus::RETRY_EXC_ERR);
@@ -196,14 +197,14 @@ fn work_posted_after_a_failure_fails_and_returns_its_buffer() {
 }
 
 #[test]
-fn a_receive_posted_after_a_failure_comes_back_from_close() {
+fn close_returns_a_receive_posted_after_a_failure() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
-    let (mut a, b) = impatient(rdma.endpoint(&pd));
+    let (mut a, b) = with_few_retries(rdma.endpoint(&pd));
     drop(b);
     a.send(pd.allocate(8).unwrap()).unwrap();
     assert_eq!(a.wait(DEADLINE).unwrap().status, WcStatus::RETRY_EXC_ERR);
-    // SoftRoCE takes it and never flushes it.
+    // SoftRoCE accepts the receive and never flushes it.
     let mut buffer = pd.allocate(24).unwrap();
     buffer.fill_from(b"kept").unwrap();
     match a.receive(buffer) {
@@ -220,7 +221,7 @@ fn a_message_longer_than_the_port_carries_is_refused() {
     let Some(rdma) = device() else { return };
     let max = rdma.query_port(rdma.port).unwrap().max_message_size();
     if max > 64 << 20 {
-        return;
+        return println!("skipped: a message beyond the limit of {max} bytes takes too much memory");
     }
     let pd = rdma.pd();
     let (mut a, _b) = connected(rdma.endpoint(&pd));
@@ -236,7 +237,7 @@ fn close_returns_every_buffer_in_flight_with_its_bytes() {
     for events in [false, true] {
         let pd = rdma.pd();
         let (mut a, mut b) = connected(rdma.endpoint(&pd).events(events));
-        // Done and not taken, in flight, and receives.
+        // A completed send that was not polled, sends in flight, and receives.
         b.receive(pd.allocate(16).unwrap()).unwrap();
         for seed in 0..4 {
             let mut buffer = pd.allocate(16).unwrap();
@@ -253,7 +254,7 @@ fn close_returns_every_buffer_in_flight_with_its_bytes() {
             assert!(**buffer == *pattern(seed, 16));
         }
         assert_eq!(receives.iter().map(|buffer| buffer.capacity()).collect::<Vec<_>>(), [100, 200]);
-        // They are ordinary buffers again.
+        // The returned buffers can be used again.
         let (mut c, mut d) = connected(rdma.endpoint(&pd));
         let mut buffers = buffers.into_iter();
         let outbox = buffers.next().unwrap();
@@ -264,10 +265,10 @@ fn close_returns_every_buffer_in_flight_with_its_bytes() {
 }
 
 #[test]
-fn no_completion_comes_after_the_failure_of_a_poll_or_twice() {
+fn no_work_completes_twice() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
-    let (mut a, mut b) = impatient(rdma.endpoint(&pd).send_depth(4).recv_depth(4));
+    let (mut a, mut b) = with_few_retries(rdma.endpoint(&pd).send_depth(4).recv_depth(4));
     let mut seen = std::collections::HashSet::new();
     for _ in 0..20 {
         b.receive(pd.allocate(8).unwrap()).unwrap();

@@ -1,6 +1,8 @@
-//! Endpoints come and go, connected or not, with work in flight or without.
+//! Endpoints are created and dropped, connected or not, with and without work in flight.
 
-use rdma_safe::{Access, ConnectOptions, Error, GidType, ModifyError, Mtu, Pages, QueuePairState, Work};
+use rdma_safe::mr::Pages;
+use rdma_safe::qp::ModifyError;
+use rdma_safe::{Access, ConnectOptions, Error, GidType, Mtu, QueuePairState, Work};
 
 use crate::owned::wait;
 use crate::support::child::{expect_kernel_objects, in_own_process, open_files};
@@ -9,21 +11,21 @@ use crate::support::link::connected;
 use crate::support::{device, error_of, in_flight, pattern};
 
 #[test]
-fn endpoints_that_come_and_go_leak_nothing() {
+fn endpoints_dropped_in_any_state_leak_nothing() {
     let Some(rdma) = device() else { return };
-    in_own_process("owned_lifecycle::endpoints_that_come_and_go_leak_nothing", || {
+    in_own_process("owned_lifecycle::endpoints_dropped_in_any_state_leak_nothing", || {
         let pd = rdma.pd();
         let region = pd.expose(Pages::new(64).unwrap(), Access::REMOTE_WRITE).unwrap();
         let files = open_files();
         for index in 0..100_usize {
-            let mode = Mode::ALL[index % 4];
+            let mode = Mode::ALL[index % Mode::ALL.len()];
             let builder = rdma
                 .endpoint(&pd)
                 .events(index % 2 == 0)
                 .classic_post(mode.classic_qp)
                 .classic_poll(mode.classic_cq)
                 .peer_access(Access::REMOTE);
-            // Two each: 200 in all, in every stage of life.
+            // 200 endpoints in all, dropped in different states.
             let (mut a, mut b) = match index % 5 {
                 0 => (builder.clone().build().unwrap(), builder.build().unwrap()),
                 _ => connected(builder),
@@ -41,7 +43,7 @@ fn endpoints_that_come_and_go_leak_nothing() {
                 1 => drop((b, a)),
                 _ => {
                     let buffers = a.close().unwrap().len() + b.close().unwrap().len();
-                    assert!(buffers <= 3, "{buffers} buffers of at most three");
+                    assert!(buffers <= 3, "{buffers} buffers, at most three were posted");
                 }
             }
         }
@@ -63,13 +65,13 @@ fn an_endpoint_with_work_in_flight_can_be_dropped() {
         let (mut a, mut b) = connected(rdma.endpoint(&pd).peer_access(Access::REMOTE));
         let region = pd.expose(Pages::new(1 << 16).unwrap(), Access::REMOTE).unwrap();
         for _ in 0..4 {
-            // Reads and writes that are still going on, sends that nobody receives, receives that nobody sends to.
+            // Reads and writes in flight, sends without a receive, and receives without a send.
             a.write(pd.allocate(1 << 16).unwrap(), region.remote()).unwrap();
             a.read(pd.allocate(1 << 16).unwrap(), region.remote()).unwrap();
             a.send(pd.allocate(1 << 16).unwrap()).unwrap();
             b.receive(pd.allocate(64).unwrap()).unwrap();
         }
-        // The region goes first, the buffers in flight with their endpoints.
+        // The region is dropped first, then the endpoints with their buffers in flight.
         if round % 2 == 0 {
             drop(region);
             drop((a, b));
@@ -78,7 +80,7 @@ fn an_endpoint_with_work_in_flight_can_be_dropped() {
             drop(region);
         }
     }
-    // The device is as usable as before.
+    // The device still works.
     let (mut a, mut b) = connected(rdma.endpoint(&pd));
     b.receive(pd.allocate(64).unwrap()).unwrap();
     a.send(pd.allocate(64).unwrap()).unwrap();
@@ -86,7 +88,7 @@ fn an_endpoint_with_work_in_flight_can_be_dropped() {
 }
 
 #[test]
-fn a_batch_that_is_forgotten_does_not_lock_the_endpoint() {
+fn a_forgotten_batch_does_not_lock_the_endpoint() {
     let Some(rdma) = device() else { return };
     for classic in [false, true] {
         let pd = rdma.pd();
@@ -98,7 +100,7 @@ fn a_batch_that_is_forgotten_does_not_lock_the_endpoint() {
         batch.add(Work::send_inline(b"forgotten").unsignaled()).unwrap();
         std::mem::forget(batch);
         a.send_inline(b"remembered").unwrap();
-        assert_eq!(*wait(&mut b).buffer.unwrap(), *b"remembered", "what was forgotten is not sent");
+        assert_eq!(*wait(&mut b).buffer.unwrap(), *b"remembered", "the forgotten work is not sent");
         a.send_inline(b"and this").unwrap();
         assert_eq!(*wait(&mut b).buffer.unwrap(), *b"and this");
     }
@@ -118,8 +120,8 @@ fn work_of_a_forgotten_batch_is_not_reported_as_done() {
     let sent = a.send_inline(b"sent").unwrap();
     assert_eq!(*wait(&mut b).buffer.unwrap(), *b"sent");
     let done = wait(&mut a);
-    assert_eq!((done.id, done.buffer.is_none()), (sent, true), "the first to be done is what was posted");
-    assert!(a.poll().unwrap().is_none(), "and the only one");
+    assert_eq!((done.id, done.buffer.is_none()), (sent, true), "the first completion is of the posted work");
+    assert!(a.poll().unwrap().is_none(), "the only completion");
     assert!(a.close().unwrap().is_empty());
 }
 
@@ -150,14 +152,14 @@ fn both_ends_can_be_moved_to_other_threads() {
             }
             b
         });
-        // It has to be there until the last acknowledgement has come.
+        // The receiving end must exist until the last ACK has arrived.
         sending.join().unwrap();
         drop(receiving.join().unwrap());
     });
 }
 
 #[test]
-fn options_of_a_connection_reach_the_device() {
+fn connect_options_reach_the_device() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     let (mut a, b) = (rdma.endpoint(&pd).build().unwrap(), rdma.endpoint(&pd).build().unwrap());
@@ -180,7 +182,7 @@ fn options_of_a_connection_reach_the_device() {
     assert_eq!(set.sq_psn(), Some(a.address().psn));
     if rdma.gid.gid_type == GidType::ROCE_V2 {
         let route = set.address().unwrap().route.unwrap();
-        // The hop limit is that of the kernel's route.
+        // The hop limit is not checked: the kernel uses that of its route.
         assert_eq!(route.traffic_class, 32);
         assert_eq!((route.dgid, u32::from(route.sgid_index)), (rdma.gid.gid, rdma.gid.index));
     }
@@ -190,7 +192,7 @@ fn options_of_a_connection_reach_the_device() {
 }
 
 #[test]
-fn a_gid_index_that_an_endpoint_cannot_use_is_refused() {
+fn an_unusable_gid_index_is_refused() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     let used: Vec<u32> = rdma.gids(rdma.port).unwrap().iter().map(|entry| entry.index).collect();

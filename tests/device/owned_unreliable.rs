@@ -1,10 +1,13 @@
-//! The owned door without reliable connections, and with receives that endpoints share.
+//! The owned API: unreliable connections, datagrams, and receive pools.
 
 use std::collections::HashMap;
 
+use rdma_safe::async_event::{AsyncEventType, AsyncSource};
+use rdma_safe::endpoint::DatagramSender;
+use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, AsyncEventType, AsyncSource, DatagramCompletion, DatagramEndpoint, Endpoint, EndpointBuilder, Operation,
-    Pages, PostError, ProtectionDomain, QueuePairType, ReceivePool, SendOps, Sender, Work,
+    Access, DatagramCompletion, DatagramEndpoint, Endpoint, EndpointBuilder, Operation, PostError, ProtectionDomain,
+    QueuePairType, ReceivePool, SendOps, Work,
 };
 
 use crate::owned::wait;
@@ -14,8 +17,8 @@ use crate::support::{DEADLINE, Rdma, device, lossless_device, pattern, within_de
 
 const QKEY: u32 = 0x0b0b_1234;
 
-/// Runs `body` on every combination of interfaces, polling and sleeping.
-fn in_every_way(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, &ProtectionDomain, EndpointBuilder<'_>)) {
+/// Runs `body` on every combination of interfaces, with and without events.
+fn on_every_interface(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, &ProtectionDomain, EndpointBuilder<'_>)) {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         for events in [false, true] {
@@ -28,7 +31,7 @@ fn in_every_way(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, &ProtectionDo
 }
 
 #[track_caller]
-fn arrived(endpoint: &mut DatagramEndpoint) -> DatagramCompletion {
+fn next_receive(endpoint: &mut DatagramEndpoint) -> DatagramCompletion {
     loop {
         let done = endpoint.wait(DEADLINE).unwrap().ok().unwrap();
         if done.id.is_receive() {
@@ -39,7 +42,7 @@ fn arrived(endpoint: &mut DatagramEndpoint) -> DatagramCompletion {
 
 #[test]
 fn an_unreliable_connection_carries_messages_and_writes() {
-    in_every_way(lossless_device, |_, pd, builder| {
+    on_every_interface(lossless_device, |_, pd, builder| {
         let (mut a, mut b) = connected(builder.qp_type(QueuePairType::UC).peer_access(Access::REMOTE));
         let region = pd.expose(Pages::new(5000).unwrap(), Access::REMOTE_WRITE).unwrap();
         for len in [1, 64, 5000] {
@@ -50,7 +53,7 @@ fn an_unreliable_connection_carries_messages_and_writes() {
             let sent = wait(&mut a);
             assert_eq!(sent.operation, Operation::Send);
             assert!(wait(&mut b).buffer.unwrap()[..] == pattern(7, len), "{len} bytes");
-            // What is written with immediate data is there when the peer sees that.
+            // The data of a write has arrived when the peer sees its immediate data.
             b.receive(pd.allocate(1).unwrap()).unwrap();
             a.post(Work::write(sent.buffer.unwrap(), region.remote()).imm(len as u32)).unwrap();
             let written = wait(&mut b);
@@ -66,15 +69,15 @@ fn an_unreliable_connection_carries_messages_and_writes() {
 }
 
 #[test]
-fn datagrams_arrive_without_their_header_and_are_answered() {
-    in_every_way(lossless_device, |_, pd, builder| {
+fn datagrams_arrive_without_the_grh_and_are_answered() {
+    on_every_interface(lossless_device, |_, pd, builder| {
         let mut service = builder.clone().build_datagrams(QKEY).unwrap();
         let mut clients: Vec<_> = (0..3).map(|_| builder.clone().build_datagrams(QKEY).unwrap()).collect();
         let longest = service.max_datagram() as usize;
-        let mut peers: HashMap<Sender, rdma_safe::Peer> = HashMap::new();
+        let mut peers: HashMap<DatagramSender, rdma_safe::Peer> = HashMap::new();
         for (round, len) in [1, 100, longest].into_iter().enumerate() {
             for client in &mut clients {
-                // As long as the payload, and no longer.
+                // The receive is exactly as long as the payload.
                 service.receive(pd.allocate(len).unwrap()).unwrap();
                 client.receive(pd.allocate(4).unwrap()).unwrap();
                 let mut outbox = pd.allocate(len).unwrap();
@@ -84,7 +87,7 @@ fn datagrams_arrive_without_their_header_and_are_answered() {
                 client.post(Work::send(outbox).imm(round as u32), &to).unwrap();
             }
             for _ in 0..clients.len() {
-                let message = arrived(&mut service);
+                let message = next_receive(&mut service);
                 let sender = message.sender.expect("a sender");
                 assert_eq!(message.imm(), Some(round as u32));
                 assert!(message.buffer.as_ref().unwrap()[..] == pattern(sender.qp_num().into(), len), "{len} bytes");
@@ -92,7 +95,7 @@ fn datagrams_arrive_without_their_header_and_are_answered() {
                 service.send_inline(&sender.qp_num().to_ne_bytes(), back).unwrap();
             }
             for client in &mut clients {
-                let answer = arrived(client);
+                let answer = next_receive(client);
                 assert_eq!(answer.sender.unwrap().qp_num(), service.queue_pair().number());
                 assert_eq!(answer.buffer.as_ref().unwrap()[..], client.queue_pair().number().to_ne_bytes());
             }
@@ -105,14 +108,14 @@ fn datagrams_arrive_without_their_header_and_are_answered() {
 }
 
 #[test]
-fn endpoints_take_the_receives_of_a_pool() {
-    in_every_way(device, |rdma, pd, builder| {
+fn endpoints_share_the_receives_of_a_pool() {
+    on_every_interface(device, |rdma, pd, builder| {
         let events = pd.context().async_events().unwrap();
         let mut pool = ReceivePool::new(pd, 64).unwrap();
         for buffer in pd.allocate(64 * 512).unwrap().into_chunks(512).unwrap() {
             pool.receive(buffer).unwrap();
         }
-        // Any one that is below its limit, of those that take from the queue, is enough to have an event.
+        // The limit event comes when fewer than 60 receives are posted.
         pool.set_limit(60).unwrap();
         let mut clients: Vec<Endpoint> = Vec::new();
         let mut peers: Vec<Endpoint> = Vec::new();

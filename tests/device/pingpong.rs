@@ -1,15 +1,14 @@
-//! The examples `rc_pingpong`, `uc_pingpong`, `ud_pingpong` and `srq_pingpong` against their namesakes of rdma-core, and against
-//! what goes wrong.
+//! The ping-pong examples with the C programs of the same names, and their errors.
 
 use std::time::Duration;
 
-use crate::support::program::{PATIENCE, Program, Running, free_port};
+use crate::support::program::{Program, Running, TIME_LIMIT, free_port};
 use crate::support::{Rdma, device, lossless_device, within};
 
-/// Between two looks at what the kernel says of another process, of which it tells nobody.
+/// Interval between two polls of procfs.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Of a kind: `rc`, `uc`, `ud`, `srq`.
+/// `transport` is `rc`, `uc`, `ud`, `srq` or `xsrq`.
 impl Program {
     fn c(transport: &str) -> Option<Program> {
         Program::of_rdma_core(&format!("ibv_{transport}_pingpong"), "ibverbs-utils")
@@ -19,7 +18,7 @@ impl Program {
         Program::example(&format!("{transport}_pingpong"))
     }
 
-    /// Starts it on the device of the tests.
+    /// Starts the program on the device under test.
     pub(crate) fn start(&self, rdma: &Rdma, arguments: &[&str]) -> Running {
         let gid = rdma.gid.index.to_string();
         let port = rdma.port.to_string();
@@ -28,11 +27,11 @@ impl Program {
     }
 }
 
-/// Waits until somebody listens on `port`. Not by connecting, since the programs take one connection.
+/// Waits until a process listens on `port`. Does not connect, since the programs accept only one connection.
 pub(crate) fn wait_for_listener(port: u16) {
     let wanted = format!(":{port:04X} ");
     const LISTEN: &str = " 0A ";
-    within(PATIENCE, &format!("a listener on port {port}"), || {
+    within(TIME_LIMIT, &format!("a listener on port {port}"), || {
         std::thread::sleep(PAUSE);
         ["/proc/net/tcp", "/proc/net/tcp6"].iter().find_map(|table| {
             let table = std::fs::read_to_string(table).ok()?;
@@ -45,21 +44,21 @@ pub(crate) fn wait_for_listener(port: u16) {
     });
 }
 
-/// Runs `server` and `client` with the same arguments; both must succeed with valid data and the same figures.
-fn play(rdma: &Rdma, server: &Program, client: &Program, arguments: &[&str], size: u64, iters: u64) {
+/// Runs `server` and `client` with the same arguments. Both must succeed and print the expected figures.
+fn run_pair(rdma: &Rdma, server: &Program, client: &Program, arguments: &[&str], size: u64, iters: u64) {
     let port = free_port().to_string();
     let (size_text, iters_text) = (size.to_string(), iters.to_string());
     let common = [&["-p", &port, "-s", &size_text, "-n", &iters_text, "-r", "8"], arguments].concat();
     let mut first = server.start(rdma, &common);
     if matches!(client, Program::C { .. }) {
-        // Ours waits for its server.
+        // Our client waits for its server, the C client does not.
         wait_for_listener(port.parse().expect("a number"));
     }
     let mut second = client.start(rdma, &[&common[..], &["127.0.0.1"]].concat());
     let (ends, total) = ([second.finish(), first.finish()], 2 * size * iters);
     let has_finished = ends.each_ref().map(|(status, _)| status.success());
     for (running, (status, text)) in [&second, &first].into_iter().zip(&ends) {
-        // The other end has sent and received all, and left: when its last acknowledgement gets lost, nobody says it again.
+        // The other end has finished and exited. If its last ACK was lost, it is not retransmitted.
         if rdma.loses_packets() && has_finished.contains(&true) && text.contains("transport retry counter exceeded") {
             continue;
         }
@@ -71,66 +70,66 @@ fn play(rdma: &Rdma, server: &Program, client: &Program, arguments: &[&str], siz
     }
 }
 
-/// Polling, sleeping, and posting by the newer interface.
+/// Polling, events, and posting by the extended interface.
 const MODES: [&[&str]; 3] = [&["-c"], &["-c", "-e"], &["-c", "-N"]];
-/// Sizes of a message, and how many of them.
+/// Message sizes and numbers of iterations.
 const SIZES: [(u64, u64); 3] = [(1, 100), (4096, 100), (1 << 20, 5)];
 
 #[test]
-fn our_client_plays_with_the_server_of_c() {
+fn our_client_runs_with_the_c_server() {
     let Some(rdma) = device() else { return };
     let (Some(ours), Some(c)) = (Program::rust("rc"), Program::c("rc")) else { return };
     for mode in MODES {
         for (size, iters) in SIZES {
-            play(&rdma, &c, &ours, mode, size, iters);
+            run_pair(&rdma, &c, &ours, mode, size, iters);
         }
     }
 }
 
 #[test]
-fn our_server_plays_with_the_client_of_c() {
+fn our_server_runs_with_the_c_client() {
     let Some(rdma) = device() else { return };
     let (Some(ours), Some(c)) = (Program::rust("rc"), Program::c("rc")) else { return };
     for mode in MODES {
         for (size, iters) in SIZES {
-            play(&rdma, &ours, &c, mode, size, iters);
+            run_pair(&rdma, &ours, &c, mode, size, iters);
         }
     }
 }
 
 #[test]
-fn our_client_plays_with_our_server() {
+fn our_client_runs_with_our_server() {
     let Some(rdma) = device() else { return };
     let Some(ours) = Program::rust("rc") else { return };
     let mtu = rdma.query_port(rdma.port).unwrap().active_mtu().to_string();
     for mode in [&["-c", "-m", &mtu][..], &["-c", "-e"], &["-c", "-N", "-e"]] {
-        play(&rdma, &ours, &ours, mode, 5000, 200);
+        run_pair(&rdma, &ours, &ours, mode, 5000, 200);
     }
 }
 
-/// Both programs of a transport without acknowledgements, in both roles.
-fn play_unreliably(transport: &str, sizes: &[(u64, u64)]) {
+/// Runs both programs of an unreliable transport in both roles.
+fn run_unreliable(transport: &str, sizes: &[(u64, u64)]) {
     let Some(rdma) = lossless_device() else { return };
     let (Some(ours), Some(c)) = (Program::rust(transport), Program::c(transport)) else { return };
     for mode in [&["-c"][..], &["-c", "-e"]] {
         for (size, iters) in sizes {
-            play(&rdma, &c, &ours, mode, *size, *iters);
-            play(&rdma, &ours, &c, mode, *size, *iters);
+            run_pair(&rdma, &c, &ours, mode, *size, *iters);
+            run_pair(&rdma, &ours, &c, mode, *size, *iters);
         }
     }
-    play(&rdma, &ours, &ours, &["-c"], 1000, 100);
+    run_pair(&rdma, &ours, &ours, &["-c"], 1000, 100);
 }
 
 #[test]
-fn ours_and_that_of_c_play_over_unreliable_connections() {
-    play_unreliably("uc", &[(1, 100), (100_000, 5)]);
+fn uc_pingpong_runs_with_the_c_program() {
+    run_unreliable("uc", &[(1, 100), (100_000, 5)]);
 }
 
 #[test]
-fn ours_and_that_of_c_play_over_datagrams() {
+fn ud_pingpong_runs_with_the_c_program() {
     let Some(rdma) = device() else { return };
     let mtu = rdma.query_port(rdma.port).unwrap().active_mtu().bytes().unwrap();
-    play_unreliably("ud", &[(1, 100), (mtu.into(), 100)]);
+    run_unreliable("ud", &[(1, 100), (mtu.into(), 100)]);
     let Some(ours) = Program::rust("ud") else { return };
     let size = (mtu + 1).to_string();
     let (status, text) = ours.start(&rdma, &["-s", &size]).finish();
@@ -139,7 +138,7 @@ fn ours_and_that_of_c_play_over_datagrams() {
 }
 
 #[test]
-fn ours_and_that_of_c_play_by_many_queue_pairs_with_one_receive_queue() {
+fn srq_pingpong_runs_with_the_c_program() {
     let Some(rdma) = device() else { return };
     let (Some(ours), Some(c)) = (Program::rust("srq"), Program::c("srq")) else { return };
     for (mode, size, iters) in [
@@ -147,15 +146,15 @@ fn ours_and_that_of_c_play_by_many_queue_pairs_with_one_receive_queue() {
         (&["-c", "-e", "-q", "3"], 100_000, 20),
         (&["-c", "-q", "16", "-r", "32"], 4096, 200),
     ] {
-        play(&rdma, &c, &ours, mode, size, iters);
-        play(&rdma, &ours, &c, mode, size, iters);
+        run_pair(&rdma, &c, &ours, mode, size, iters);
+        run_pair(&rdma, &ours, &c, mode, size, iters);
     }
-    // A receive for each queue pair, and none to spare.
-    play(&rdma, &ours, &ours, &["-c", "-e", "-q", "8"], 1000, 100);
+    // As many receives as queue pairs.
+    run_pair(&rdma, &ours, &ours, &["-c", "-e", "-q", "8"], 1000, 100);
 }
 
 #[test]
-fn queue_pairs_without_a_counterpart_are_refused() {
+fn different_numbers_of_queue_pairs_are_refused() {
     let Some(rdma) = device() else { return };
     let Some(ours) = Program::rust("srq") else { return };
     let port = free_port().to_string();
@@ -170,14 +169,15 @@ fn queue_pairs_without_a_counterpart_are_refused() {
 }
 
 #[test]
-fn an_unreliable_game_without_a_peer_ends_in_time() {
+fn an_unreliable_run_without_a_peer_times_out() {
     let Some(rdma) = device() else { return };
     for transport in ["uc", "ud"] {
         let Some(ours) = Program::rust(transport) else { return };
         let port = free_port().to_string();
-        let arguments = ["-p", &port, "-s", "100", "-n", "100000000", "--timeout", "1"];
-        let mut server = ours.start(&rdma, &arguments);
-        let client = ours.start(&rdma, &[&arguments[..], &["127.0.0.1"]].concat());
+        let arguments = ["-p", &port, "-s", "100", "-n", "100000000"];
+        let mut server = ours.start(&rdma, &[&arguments[..], &["--timeout", "1"]].concat());
+        // The client must not give up before a slow server listens.
+        let client = ours.start(&rdma, &[&arguments[..], &["--timeout", "60", "127.0.0.1"]].concat());
         client.wait_for("remote address: ");
         drop(client);
         let (status, text) = server.finish();
@@ -186,14 +186,14 @@ fn an_unreliable_game_without_a_peer_ends_in_time() {
     }
 }
 
-/// Runs our program, which must end with status 1 and a message that has all of `wanted`.
+/// Runs our program, which must end with status 1 and a message that contains all of `wanted`.
 #[track_caller]
-fn fails(arguments: &[&str], wanted: &[&str]) {
+fn expect_failure(arguments: &[&str], wanted: &[&str]) {
     let Some(ours) = Program::rust("rc") else { return };
     let (status, text) = ours.start_with(arguments).finish();
     assert_eq!(status.code(), Some(1), "{arguments:?}: {status}\n{text}");
     for part in [&["rc_pingpong: "], wanted].concat() {
-        assert!(text.contains(part), "{arguments:?} did not say {part:?}:\n{text}");
+        assert!(text.contains(part), "{arguments:?} did not print {part:?}:\n{text}");
     }
     assert!(!text.contains("panicked"), "{text}");
 }
@@ -202,47 +202,47 @@ fn fails(arguments: &[&str], wanted: &[&str]) {
 fn bad_arguments_end_with_status_one_and_the_reason() {
     let Some(rdma) = device() else { return };
     let name = rdma.device_name();
-    // Where there is no device at all, that is what it says.
+    // Without any device, the message suggests soft0.
     let missing =
         if rdma.is_soft() { ["no_such_device", "soft0"] } else { ["no RDMA device named no_such_device", name] };
-    fails(&["-d", "no_such_device"], &missing);
+    expect_failure(&["-d", "no_such_device"], &missing);
     let ports = rdma.attributes().ports();
-    fails(&["-d", name, "-i", "255"], &["no port 255", &format!("its ports are 1 to {ports}")]);
+    expect_failure(&["-d", name, "-i", "255"], &["no port 255", &format!("its ports are 1 to {ports}")]);
     let used: Vec<u32> = rdma.gids(rdma.port).unwrap().iter().map(|entry| entry.index).collect();
     let empty = (0..256).find(|index| !used.contains(index)).unwrap().to_string();
     let port = rdma.port.to_string();
-    fails(&["-d", name, "-i", &port, "-g", &empty], &[&format!("no GID at index {empty}")]);
+    expect_failure(&["-d", name, "-i", &port, "-g", &empty], &[&format!("no GID at index {empty}")]);
     if rdma.is_rxe() {
-        fails(&["-d", name, "-t"], &["completion"]);
-        fails(&["-d", name, "-o"], &["page on demand"]);
+        expect_failure(&["-d", name, "-t"], &["completion"]);
+        expect_failure(&["-d", name, "-o"], &["on-demand paging"]);
         let longest = rdma.query_port(rdma.port).unwrap().max_message_size();
         if rdma.is_newer_rxe() {
-            assert_eq!(longest, 1 << 31, "longer than any --size");
+            assert_eq!(longest, 1 << 31, "exceeds any --size");
         } else {
             let size = (longest + 1).to_string();
-            fails(&["-d", name, "-s", &size], &[&format!("{size} bytes is too long")]);
+            expect_failure(&["-d", name, "-s", &size], &[&format!("{size} bytes is too long")]);
         }
-        fails(&["-d", name, "-r", "40000"], &["--rx-depth"]);
+        expect_failure(&["-d", name, "-r", "40000"], &["--rx-depth"]);
     }
 }
 
 #[test]
-fn a_server_that_is_not_there_is_an_error_in_time() {
+fn a_missing_server_is_an_error_after_the_timeout() {
     let Some(rdma) = device() else { return };
     let port = free_port().to_string();
     let arguments = ["-d", rdma.device_name(), "--timeout", "1", "-p", &port, "127.0.0.1"];
-    fails(&arguments, &["cannot connect to 127.0.0.1", "start the server there first"]);
+    expect_failure(&arguments, &["cannot connect to 127.0.0.1", "start the server there first"]);
 }
 
-/// Both ends, in the middle of a run that would take very long.
-fn mid_run(rdma: &Rdma, ours: &Program, arguments: &[&str]) -> (Running, Running) {
+/// Starts both ends of a very long run, and waits until both transfer data.
+fn start_long_run(rdma: &Rdma, ours: &Program, arguments: &[&str]) -> (Running, Running) {
     let port = free_port().to_string();
     let common = [&["-p", &port, "-n", "100000000", "--timeout", "2"], arguments].concat();
     let server = ours.start(rdma, &common);
     let client = ours.start(rdma, &[&common[..], &["127.0.0.1"]].concat());
     client.wait_for("remote address: ");
     server.wait_for("remote address: ");
-    // Until it takes processor time to play.
+    // Both ends transfer data once they consume processor time.
     let ticks = |running: &Running| {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", running.id())).unwrap_or_default();
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split_whitespace().collect();
@@ -250,7 +250,7 @@ fn mid_run(rdma: &Rdma, ours: &Program, arguments: &[&str]) -> (Running, Running
         number(11) + number(12)
     };
     let before = (ticks(&server), ticks(&client));
-    within(PATIENCE, "a game", || {
+    within(TIME_LIMIT, "a running transfer", || {
         std::thread::sleep(PAUSE);
         (ticks(&server) > before.0 && ticks(&client) > before.1).then_some(())
     });
@@ -258,16 +258,16 @@ fn mid_run(rdma: &Rdma, ours: &Program, arguments: &[&str]) -> (Running, Running
 }
 
 #[test]
-fn a_peer_that_is_killed_mid_run_is_an_error_in_time() {
+fn a_peer_killed_mid_run_is_an_error_after_the_timeout() {
     let Some(rdma) = device() else { return };
     let Some(ours) = Program::rust("rc") else { return };
     for (mode, kill_server) in [(&[][..], true), (&["-e"], false)] {
-        let (mut server, mut client) = mid_run(&rdma, &ours, mode);
+        let (mut server, mut client) = start_long_run(&rdma, &ours, mode);
         let (victim, survivor) = if kill_server { (&mut server, &mut client) } else { (&mut client, &mut server) };
         victim.kill();
         let (status, text) = survivor.finish();
         assert_eq!(status.code(), Some(1), "{}: {status}\n{text}", survivor.command);
-        // Which it is depends on whether a message was under way.
+        // The reason depends on whether a message was in flight.
         let reasons = ["transport retry counter exceeded", "within 2"];
         assert!(reasons.iter().any(|reason| text.contains(reason)), "{}:\n{text}", survivor.command);
         assert!(text.contains("rc_pingpong: ") && !text.contains("panicked"), "{text}");
@@ -275,7 +275,7 @@ fn a_peer_that_is_killed_mid_run_is_an_error_in_time() {
 }
 
 #[test]
-fn ends_that_disagree_on_the_size_are_told_so() {
+fn different_message_sizes_are_an_error() {
     let Some(rdma) = device() else { return };
     let Some(ours) = Program::rust("rc") else { return };
     let port = free_port().to_string();
@@ -288,10 +288,10 @@ fn ends_that_disagree_on_the_size_are_told_so() {
 }
 
 #[test]
-fn without_xrc_ours_says_so_and_that_of_c_fails_too() {
+fn xsrq_pingpong_needs_a_device_with_xrc() {
     let Some(rdma) = device() else { return };
     let (Some(ours), Some(c)) = (Program::rust("xsrq"), Program::c("xsrq")) else { return };
-    let has = rdma.attributes().capabilities().contains(rdma_safe::DeviceCapabilities::XRC);
+    let has = rdma.attributes().capabilities().contains(rdma_safe::device::DeviceCapabilities::XRC);
     assert!(!(has && rdma.is_rxe()), "SoftRoCE now has XRC");
     if has {
         for (server, client) in [(&ours, &ours), (&c, &ours), (&ours, &c)] {

@@ -1,27 +1,29 @@
-//! The deviations of the provider itself, without this crate's ways around them: what there are, `Quirks` knows.
+//! The provider's deviations, without this crate's workarounds. A deviation that is seen must be in `Quirks`.
 //!
-//! The reverse need not hold, since a library does not tell its patch level.
+//! A deviation in `Quirks` need not be seen, because a library does not report its patch level.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use rdma_safe::device::Quirks;
+use rdma_safe::qp::QueuePairAttributes;
 use rdma_safe::sys::*;
-use rdma_safe::{QueuePair, QueuePairAttributes, QueuePairState, Quirks, WcStatus};
+use rdma_safe::{QueuePair, QueuePairState, WcStatus};
 
 use crate::support::lab::{self, Data, Lab, Mode, Op, Wr, post, try_next};
 use crate::support::link::{Link, PSN};
 use crate::support::{DEADLINE, Rdma, device, within_deadline};
 
-/// Fails if the provider deviates and the table does not say so.
+/// Fails if the provider `deviates` and `quirk` is not in its `Quirks`.
 #[track_caller]
 fn known(rdma: &Rdma, quirk: Quirks, deviates: bool) {
     println!("{quirk:?}: {}", if deviates { "seen" } else { "not seen" });
     assert!(!deviates || rdma.quirks().contains(quirk), "{quirk:?} is not among {:?}", rdma.quirks());
 }
 
-/// A lab whose queue pairs and completion queues are extended, if the device has such.
+/// A lab with extended queue pairs and completion queues, or `None` if the device has none.
 fn extended(rdma: &Rdma) -> Option<Lab> {
-    let lab = Lab::builder(rdma, Mode::ALL[0]).inline(64).build();
+    let lab = Lab::builder(rdma, Mode::EXTENDED).inline(64).build();
     (lab.a.qp.is_extended() && lab.a.cq.is_extended()).then_some(lab)
 }
 
@@ -30,7 +32,7 @@ fn qp_ex(qp: &QueuePair) -> *mut ibv_qp_ex {
     unsafe { (verbs().unwrap().ibv_qp_to_qp_ex)(qp.as_raw()) }
 }
 
-/// Posts one signaled send to `qp`, with what `set` adds to it.
+/// Posts one signaled send to `qp`. `set` sets its data.
 fn send(qp: *mut ibv_qp_ex, id: u64, flags: ibv_send_flags, set: impl FnOnce(*mut ibv_qp_ex)) {
     // SAFETY: a valid extended queue pair in RTS, to which nothing else is posted meanwhile.
     unsafe {
@@ -46,12 +48,12 @@ fn send(qp: *mut ibv_qp_ex, id: u64, flags: ibv_send_flags, set: impl FnOnce(*mu
 const NO_FLAGS: ibv_send_flags = ibv_send_flags(0);
 
 #[test]
-fn polling_to_the_end_of_a_queue() {
+fn polling_to_the_end_of_a_queue_repeats_no_completion() {
     let Some(rdma) = device() else { return };
     let Some(mut lab) = extended(&rdma) else { return };
     let cq = lab.a.cq.as_raw().cast::<ibv_cq_ex>();
     let write = |id| Wr::new(id, Op::Write(lab.b.memory.remote(0)), Data::One(lab.a.memory.sge(0..8)));
-    // Takes all there are in one go; identifiers and statuses.
+    // Polls to the end of the queue. Returns identifiers and statuses.
     let take = || {
         let mut taken = Vec::new();
         // SAFETY: a valid extended completion queue, which nothing else polls meanwhile.
@@ -60,7 +62,7 @@ fn polling_to_the_end_of_a_queue() {
             if result != 0 {
                 return taken;
             }
-            // A broken queue has no end.
+            // With the deviation the queue has no end.
             while result == 0 && taken.len() < 100 {
                 taken.push(((*cq).wr_id, (*cq).status));
                 result = ibv_next_poll(cq);
@@ -85,11 +87,11 @@ fn polling_to_the_end_of_a_queue() {
     known(&rdma, Quirks::ONE_COMPLETION_PER_POLL, seen != expected);
 }
 
-/// A queue pair made by hand: this crate makes none that has both the extended interface and lists, where that is broken.
-struct ByHand(NonNull<ibv_qp>);
+/// A queue pair created without this crate, which does not combine the extended interface with lists if that is broken.
+struct Direct(NonNull<ibv_qp>);
 
-impl ByHand {
-    fn new(rdma: &Rdma, lab: &Lab, peer: u32) -> ByHand {
+impl Direct {
+    fn new(rdma: &Rdma, lab: &Lab, peer: u32) -> Direct {
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.send_cq = lab.a.cq.as_raw();
         attr.recv_cq = lab.a.cq.as_raw();
@@ -103,10 +105,10 @@ impl ByHand {
         let link = Link::default();
         for step in [link.to_init(rdma), link.to_rtr(rdma, peer), link.to_rts()] {
             let (mut raw, mask) = (*step.as_raw(), step.mask().bits());
-            // SAFETY: the queue pair is valid, and the attributes are for the duration of the call.
+            // SAFETY: the queue pair is valid, and the call does not keep the attributes.
             assert_eq!(unsafe { (verbs().unwrap().ibv_modify_qp)(qp.as_ptr(), &mut raw, mask as i32) }, 0);
         }
-        ByHand(qp)
+        Direct(qp)
     }
 
     fn number(&self) -> u32 {
@@ -115,27 +117,27 @@ impl ByHand {
     }
 }
 
-impl Drop for ByHand {
+impl Drop for Direct {
     fn drop(&mut self) {
-        // SAFETY: made in `new` and destroyed once.
+        // SAFETY: created in `new` and destroyed once.
         unsafe { (verbs().unwrap().ibv_destroy_qp)(self.0.as_ptr()) };
     }
 }
 
 #[test]
-fn the_length_of_a_list_of_elements() {
+fn a_list_of_elements_has_its_whole_length() {
     let Some(rdma) = device() else { return };
-    let builder = Lab::builder(&rdma, Mode::ALL[0]).connected(false);
+    let builder = Lab::builder(&rdma, Mode::EXTENDED).connected(false);
     let mut lab = builder.build();
     if !lab.a.qp.is_extended() {
         return;
     }
-    let by_hand = ByHand::new(&rdma, &lab, lab.b.qp.number());
-    Link::default().connect(&rdma, &mut lab.b.qp, by_hand.number()).unwrap();
+    let direct = Direct::new(&rdma, &lab, lab.b.qp.number());
+    Link::default().connect(&rdma, &mut lab.b.qp, direct.number()).unwrap();
     lab.b.receive(1, 0..4096).unwrap();
     let list = [lab.a.memory.sge(0..8), lab.a.memory.sge(100..200)];
     // SAFETY: the queue pair is valid and was made with send operations.
-    let qp = unsafe { (verbs().unwrap().ibv_qp_to_qp_ex)(by_hand.0.as_ptr()) };
+    let qp = unsafe { (verbs().unwrap().ibv_qp_to_qp_ex)(direct.0.as_ptr()) };
     // SAFETY: called as `send` says; `Sge` has the layout of `ibv_sge`.
     send(qp, 2, NO_FLAGS, |qp| unsafe { ibv_wr_set_sge_list(qp, list.len(), list.as_ptr().cast()) });
     let received = lab.b.next_ok(1).byte_len;
@@ -144,7 +146,7 @@ fn the_length_of_a_list_of_elements() {
 }
 
 #[test]
-fn the_length_of_an_inline_list() {
+fn an_inline_list_has_its_whole_length() {
     let Some(rdma) = device() else { return };
     let Some(mut lab) = extended(&rdma) else { return };
     lab.b.receive(1, 0..64).unwrap();
@@ -159,7 +161,7 @@ fn the_length_of_an_inline_list() {
 }
 
 #[test]
-fn inline_data_without_its_flag() {
+fn inline_data_needs_no_flag() {
     let Some(rdma) = device() else { return };
     let Some(mut lab) = extended(&rdma) else { return };
     lab.b.receive(1, 0..64).unwrap();
@@ -168,14 +170,14 @@ fn inline_data_without_its_flag() {
     send(qp_ex(&lab.a.qp), 2, NO_FLAGS, set);
     let status = lab.a.next().status;
     let failure = lab::local_failure(&rdma);
-    assert!(matches!(status, WcStatus::SUCCESS) || status == failure, "{status:?}, and not {failure:?}");
+    assert!(matches!(status, WcStatus::SUCCESS) || status == failure, "{status:?}, not {failure:?}");
     known(&rdma, Quirks::INLINE_NEEDS_FLAG, status != WcStatus::SUCCESS);
 }
 
 #[test]
-fn a_send_that_was_refused() {
+fn a_refused_send_is_not_executed() {
     let Some(rdma) = device() else { return };
-    let mut lab = Lab::builder(&rdma, Mode::ALL[0]).connected(false).build();
+    let mut lab = Lab::builder(&rdma, Mode::EXTENDED).connected(false).build();
     let link = Link::default();
     let (a, b) = (lab.a.qp.number(), lab.b.qp.number());
     link.connect(&rdma, &mut lab.b.qp, a).unwrap();
@@ -189,7 +191,7 @@ fn a_send_that_was_refused() {
     (wr.wr_id, wr.sg_list, wr.num_sge) = (1, &mut sge, 1);
     (wr.opcode, wr.send_flags) = (IBV_WR_SEND, IBV_SEND_SIGNALED.0);
     let mut bad = std::ptr::null_mut();
-    // SAFETY: the queue pair and the work request are valid; the memory is that of the lab.
+    // SAFETY: the queue pair and the work request are valid. The memory belongs to the lab.
     assert_ne!(unsafe { ibv_post_send(lab.a.qp.as_raw(), &mut wr, &mut bad) }, 0, "not in INIT");
     lab.a.qp.modify(&link.to_rtr(&rdma, b)).unwrap();
     lab.a.qp.modify(&link.to_rts().set_sq_psn(PSN)).unwrap();
@@ -200,16 +202,16 @@ fn a_send_that_was_refused() {
 }
 
 #[test]
-fn a_receive_posted_in_the_error_state() {
+fn a_receive_posted_in_the_error_state_is_flushed() {
     let Some(rdma) = device() else { return };
-    let mut lab = Lab::new(&rdma, Mode::ALL[0]);
+    let mut lab = Lab::new(&rdma, Mode::EXTENDED);
     lab.a.receive(1, 0..64).unwrap();
     lab.a.qp.modify(&QueuePairAttributes::new().set_state(QueuePairState::ERR)).unwrap();
     assert_eq!(lab.a.next().status, WcStatus::WR_FLUSH_ERR);
     lab.a.receive(2, 0..64).unwrap();
-    // A device without the quirk flushes it, however late.
-    let leaves = rdma.quirks().contains(Quirks::LATE_RECEIVES_NOT_FLUSHED);
-    let (start, limit) = (Instant::now(), if leaves { Duration::from_millis(100) } else { DEADLINE });
+    // A device without the quirk flushes it before the deadline.
+    let is_quirk = rdma.quirks().contains(Quirks::LATE_RECEIVES_NOT_FLUSHED);
+    let (start, limit) = (Instant::now(), if is_quirk { Duration::from_millis(100) } else { DEADLINE });
     let mut flushed = None;
     while flushed.is_none() && start.elapsed() < limit {
         flushed = try_next(&mut lab.a.cq);
@@ -217,12 +219,12 @@ fn a_receive_posted_in_the_error_state() {
     known(&rdma, Quirks::LATE_RECEIVES_NOT_FLUSHED, flushed.is_none());
 }
 
-/// IBTA counts seven retries; SoftRoCE takes the number for no limit, as with receives that are not ready.
+/// In IBTA a `retry_cnt` of 7 is seven retries. SoftRoCE retries forever, as with an `rnr_retry` of 7.
 #[test]
-fn seven_retries_to_a_peer_that_is_not_there() {
+fn seven_retries_to_an_absent_peer_end() {
     let Some(rdma) = device() else { return };
     for (retry_count, limit) in [(6, true), (7, !rdma.is_rxe())] {
-        let mut lab = Lab::builder(&rdma, Mode::ALL[0]).connected(false).build();
+        let mut lab = Lab::builder(&rdma, Mode::EXTENDED).connected(false).build();
         let link = Link { timeout: 8, retry_count, ..Link::default() };
         let peer = lab.b.qp.number();
         link.connect(&rdma, &mut lab.a.qp, peer).unwrap();
@@ -230,18 +232,18 @@ fn seven_retries_to_a_peer_that_is_not_there() {
         if limit {
             assert_eq!(lab.a.next().status, WcStatus::RETRY_EXC_ERR, "{retry_count}");
         } else {
-            // Eight tries of a millisecond each would be over.
+            // Eight attempts take about 8 ms.
             std::thread::sleep(Duration::from_millis(300));
-            assert_eq!(try_next(&mut lab.a.cq), None, "SoftRoCE now counts to {retry_count}, too");
+            assert_eq!(try_next(&mut lab.a.cq), None, "SoftRoCE now ends {retry_count} retries");
         }
     }
 }
 
-/// Seven retries for want of a receive are to go on for ever, as long as the peer says so.
+/// With an `rnr_retry` of 7 the sender retries forever, as long as the peer answers with RNR NAKs.
 #[test]
-fn a_peer_that_has_no_receive_for_seconds() {
+fn a_send_waits_seconds_for_a_receive() {
     let Some(rdma) = device() else { return };
-    let mut lab = Lab::builder(&rdma, Mode::ALL[0]).connected(false).build();
+    let mut lab = Lab::builder(&rdma, Mode::EXTENDED).connected(false).build();
     let link = Link { retry_count: 6, rnr_retry: 7, ..Link::default() };
     let (a, b) = (lab.a.qp.number(), lab.b.qp.number());
     link.connect(&rdma, &mut lab.a.qp, b).unwrap();
@@ -254,15 +256,18 @@ fn a_peer_that_has_no_receive_for_seconds() {
     let status = ended.as_ref().map(|wc| wc.status);
     known(&rdma, Quirks::MISSING_RECEIVES_TIME_OUT, status == Some(WcStatus::RETRY_EXC_ERR));
     if status != Some(WcStatus::RETRY_EXC_ERR) {
-        assert_eq!(status, None, "it waits for the receive");
+        assert_eq!(status, None, "the send waits for the receive");
         lab.b.receive(1, 0..64).unwrap();
         assert_eq!(lab.a.next().status, WcStatus::SUCCESS);
     }
 }
 
 #[test]
-fn the_deviations_of_softroce_are_not_ascribed_to_other_devices() {
+fn only_softroce_has_the_quirks_of_softroce() {
     let Some(rdma) = device() else { return };
+    if rdma.is_soft() {
+        assert_eq!(rdma.quirks(), Quirks::empty());
+    }
     let of_rxe = Quirks::INLINE_NEEDS_FLAG | Quirks::REFUSED_SENDS_EXECUTE | Quirks::LATE_RECEIVES_NOT_FLUSHED;
     assert_eq!(rdma.quirks().contains(of_rxe), rdma.is_rxe(), "{:?}", rdma.quirks());
 }

@@ -1,4 +1,4 @@
-//! The raw door: every operation on every combination of interfaces.
+//! The raw API: every operation on every combination of interfaces.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ fn on_every_interface(body: impl Fn(&Rdma, Mode)) {
 }
 
 #[test]
-fn the_interfaces_are_those_asked_for() {
+fn the_requested_interfaces_are_used() {
     on_every_interface(|rdma, mode| {
         let lab = Lab::new(rdma, mode);
         if rdma.is_rxe() {
@@ -46,8 +46,8 @@ fn a_send_delivers_its_bytes() {
             let sent = lab.a.next_ok(id + 100);
             assert_eq!((sent.opcode, sent.qp_num), (WcOpcode::SEND, Some(lab.a.qp.number())));
             assert!(lab.b.memory.get(100..100 + len) == pattern(id, len), "{len} bytes");
-            assert_eq!(lab.b.memory.get(99..100), [0xaa], "nothing before the buffer is touched");
-            assert_eq!(lab.b.memory.get(100 + len..101 + len), [0xaa], "nothing behind the message is touched");
+            assert_eq!(lab.b.memory.get(99..100), [0xaa], "bytes before the buffer are unchanged");
+            assert_eq!(lab.b.memory.get(100 + len..101 + len), [0xaa], "bytes after the message are unchanged");
         }
     });
 }
@@ -83,7 +83,7 @@ fn a_write_reaches_exactly_the_bytes_it_names() {
             let mut expected = vec![0x55; 40_000];
             expected[offset..offset + len].copy_from_slice(&pattern(id, len));
             assert!(lab.b.memory.get(0..40_000) == expected, "{len} bytes at {offset}");
-            assert_eq!(try_next(&mut lab.b.cq), None, "the peer notices nothing");
+            assert_eq!(try_next(&mut lab.b.cq), None, "a write causes no completion at the peer");
         }
     });
 }
@@ -139,13 +139,13 @@ fn compare_and_swap_replaces_only_what_it_expects() {
             assert_eq!(lab.a.next_ok(id).opcode, WcOpcode::COMP_SWAP);
             assert_eq!((lab.a.memory.get_u64(8), lab.b.memory.get_u64(64)), (old, new));
         }
-        assert_eq!(lab.b.memory.get(56..64), [0; 8], "the words beside it stay");
+        assert_eq!(lab.b.memory.get(56..64), [0; 8], "neighbouring words are unchanged");
         assert_eq!(lab.b.memory.get(72..80), [0; 8]);
     });
 }
 
 #[test]
-fn fetch_and_add_adds_and_returns_what_was_there() {
+fn fetch_and_add_returns_the_old_value() {
     on_every_interface(|rdma, mode| {
         let mut lab = Lab::new(rdma, mode);
         lab.b.memory.put_u64(0, 10);
@@ -159,7 +159,7 @@ fn fetch_and_add_adds_and_returns_what_was_there() {
 }
 
 #[test]
-fn inline_data_of_no_one_and_most_bytes_arrives_and_is_free_at_once() {
+fn inline_data_of_any_length_is_copied_when_posted() {
     on_every_interface(|rdma, mode| {
         let mut lab = Lab::builder(rdma, mode).inline(256).build();
         let max = lab.a.qp.capacity().max_inline_data as usize;
@@ -176,7 +176,7 @@ fn inline_data_of_no_one_and_most_bytes_arrives_and_is_free_at_once() {
             assert_eq!(lab.b.memory.get(len..len + 1), [0xaa]);
             lab.a.next_ok(id);
 
-            // The same as a write, with and without immediate data.
+            // The same data in writes, without and with immediate data.
             let mut bytes = pattern(id + 50, len);
             let to = lab.b.memory.remote(3000);
             lab.b.receive(id + 10, 0..1).unwrap();
@@ -215,7 +215,7 @@ fn an_inline_list_arrives_as_one_message() {
     });
 }
 
-/// `count` elements of different lengths with gaps between them, backwards, and how many bytes they are.
+/// `count` elements of different lengths, with gaps, in descending order. Also returns their ranges and total length.
 fn scattered(memory: &Memory, count: usize) -> (Vec<Sge>, Vec<Range<usize>>, usize) {
     let ranges: Vec<_> = (0..count).rev().map(|index| index * 300 + 5..index * 300 + 5 + 9 * (index + 1)).collect();
     let sges = ranges.iter().map(|range| memory.sge(range.clone())).collect();
@@ -228,7 +228,7 @@ fn lists_of_elements_are_gathered_and_scattered_in_order() {
     on_every_interface(|rdma, mode| {
         let max = rdma.attributes().max_sge().min(30) as usize;
         for count in [0, 1, 2, 3, max] {
-            // As many elements as the queue pair was made for, and fewer.
+            // As many elements as the queue pair allows, and fewer.
             for made_for in [count.max(1), max] {
                 let mut lab = Lab::builder(rdma, mode).sges(made_for as u32).build();
                 assert!(lab.a.qp.capacity().max_send_sge as usize >= made_for);
@@ -241,18 +241,18 @@ fn lists_of_elements_are_gathered_and_scattered_in_order() {
                     lab.a.memory.put(range.start, part);
                     rest = behind;
                 }
-                // Sent from a list into a list.
+                // A send from a list to a list.
                 lab.b.receive_batch(&[(1, &to)]).unwrap();
                 lab.a.post(&[Wr::new(1, Op::Send, Data::List(&from))]).unwrap();
                 assert_eq!(lab.b.next_ok(1).byte_len, Some(len as u32), "{count} of {made_for}");
                 lab.a.next_ok(1);
                 let received: Vec<u8> = targets.iter().flat_map(|range| lab.b.memory.get(range.clone())).collect();
                 assert!(received == message, "{count} elements of {made_for}, sent");
-                // Written from a list.
+                // A write from a list.
                 lab.a.post(&[Wr::new(2, Op::Write(lab.b.memory.remote(40_000)), Data::List(&from))]).unwrap();
                 lab.a.next_ok(2);
                 assert!(lab.b.memory.get(40_000..40_000 + len) == message, "{count} elements of {made_for}, written");
-                // Read into a list.
+                // A read into a list.
                 lab.b.memory.put(50_000, &pattern(77, len));
                 lab.a.post(&[Wr::new(3, Op::Read(lab.b.memory.remote(50_000)), Data::List(&from))]).unwrap();
                 lab.a.next_ok(3);
@@ -265,7 +265,7 @@ fn lists_of_elements_are_gathered_and_scattered_in_order() {
 }
 
 #[test]
-fn messages_of_no_bytes_complete_at_both_ends() {
+fn empty_messages_complete_at_both_ends() {
     on_every_interface(|rdma, mode| {
         let mut lab = Lab::new(rdma, mode);
         let (nothing, to) = (lab.a.memory.sge(0..0), lab.b.memory.remote(0));
@@ -294,7 +294,7 @@ fn messages_of_no_bytes_complete_at_both_ends() {
 }
 
 #[test]
-fn a_batch_of_different_work_is_done_in_order() {
+fn a_batch_of_mixed_operations_executes_in_order() {
     on_every_interface(|rdma, mode| {
         let mut lab = Lab::builder(rdma, mode).inline(16).build();
         lab.a.memory.put(0, &pattern(1, 100));
@@ -321,7 +321,7 @@ fn a_batch_of_different_work_is_done_in_order() {
         assert_eq!((lab.b.next_ok(1).imm, lab.b.memory.get(2200..2206)), (Some(8), b"inline".to_vec()));
         assert_eq!(lab.b.next_ok(2).imm, Some(9));
         assert_eq!(lab.b.memory.get(0..100), pattern(1, 100));
-        assert_eq!(lab.a.memory.get(200..300), pattern(1, 100), "the read saw the write before it");
+        assert_eq!(lab.a.memory.get(200..300), pattern(1, 100), "the read returns the bytes of the earlier write");
         assert_eq!((lab.a.memory.get_u64(400), lab.a.memory.get_u64(408)), (5, 6));
         assert_eq!(lab.b.memory.get_u64(1024), 60);
         assert_eq!(lab.b.memory.get(500..600), pattern(1, 100));
@@ -340,7 +340,7 @@ fn only_signaled_work_completes() {
             wrs.push(Wr::new(100 + round, Op::Write(to(7 * 64)), Data::One(from)));
             lab.a.post(&wrs).unwrap();
             lab.a.next_ok(100 + round);
-            assert_eq!(lab.b.memory.get(0..512), pattern(round, 64).repeat(8), "all of it was done before");
+            assert_eq!(lab.b.memory.get(0..512), pattern(round, 64).repeat(8), "all earlier work is done");
         }
         assert_eq!(try_next(&mut lab.a.cq), None);
     });
@@ -359,7 +359,10 @@ fn fenced_work_waits_for_the_read_before_it() {
             let fenced = SendFlags::SIGNALED | SendFlags::FENCE;
             lab.a.post(&[Wr::new(1, Op::Read(remote), local), Wr::new(2, Op::Send, local).flags(fenced)]).unwrap();
             lab.b.next_ok(round);
-            assert!(lab.b.memory.get(30_000..30_000 + len) == pattern(round, len), "it sent what was read");
+            assert!(
+                lab.b.memory.get(30_000..30_000 + len) == pattern(round, len),
+                "the send carries the bytes that were read"
+            );
             lab.a.next_ok(1);
             lab.a.next_ok(2);
         }
@@ -409,13 +412,13 @@ fn both_directions_work_at_the_same_time() {
     });
 }
 
-/// One thread sends, another receives, on the two halves of one queue pair; the peer echoes.
+/// One thread sends and another receives on the two halves of a queue pair, and the peer echoes.
 #[test]
 fn two_threads_use_one_queue_each() {
     on_every_interface(|rdma, mode| {
         const ROUNDS: u64 = 100;
         const ECHO: u64 = 1 << 32;
-        // The echoes do not wait for each other, so there must be room for all.
+        // Echoes do not wait for each other, so the queues must have room for all.
         let builder = Lab::builder(rdma, mode).depth(ROUNDS as u32).entries(2 * ROUNDS as u32);
         let mut lab = builder.connected(false).build();
         let (mut send_cq, mut recv_cq) =
@@ -426,7 +429,7 @@ fn two_threads_use_one_queue_each() {
         link.connect(rdma, &mut lab.b.qp, qp.number()).unwrap();
         let (from, into) = (lab.a.memory.sge(0..64), lab.a.memory.sge(4096..4160));
         let (mut sends, mut receives) = qp.split();
-        // SAFETY: memory of the lab tolerates any access, and is freed after `qp`, which was made later.
+        // SAFETY: memory of the lab tolerates any access and is freed after `qp`, which was created later.
         unsafe { receives.receive(0, into) }.unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -438,13 +441,13 @@ fn two_threads_use_one_queue_each() {
             scope.spawn(|| {
                 for id in 0..ROUNDS {
                     assert_eq!(next_ok(&mut recv_cq, id).imm, Some(id as u32 + 1));
-                    // SAFETY: as above.
+                    // SAFETY: the same as above.
                     unsafe { receives.receive(id + 1, into) }.unwrap();
                 }
             });
             lab.b.receive(0, 0..64).unwrap();
             for id in 0..ROUNDS {
-                // The echoes complete in between.
+                // Skips completions of echoes.
                 let received = std::iter::repeat_with(|| lab.b.next()).find(|wc| wc.wr_id < ECHO).unwrap();
                 assert_eq!((received.wr_id, received.status), (id, WcStatus::SUCCESS));
                 let imm = received.imm.unwrap();
@@ -471,7 +474,7 @@ fn a_dropped_batch_posts_nothing() {
             add(&mut batch, Wr::new(101, Op::Write(to), from)).unwrap();
             add(&mut batch, Wr::new(102, Op::Write(to), Data::Inline(b"inline"))).unwrap();
             assert_eq!(batch.len(), 3);
-            // Forgetting a batch leaves the provider's lock held until the next one.
+            // A forgotten batch leaves the provider's lock held until the next batch.
             if forget {
                 std::mem::forget(batch)
             } else {
@@ -481,12 +484,12 @@ fn a_dropped_batch_posts_nothing() {
             lab.a.memory.put(0, b"sent yes");
             let id = 1 + u64::from(forget);
             lab.a.post(&[Wr::new(id, Op::Send, from)]).unwrap();
-            assert_eq!(lab.a.next_ok(id).opcode, WcOpcode::SEND, "the first to complete is the first that was posted");
+            assert_eq!(lab.a.next_ok(id).opcode, WcOpcode::SEND, "the first completion is of the first posted work");
             assert_eq!(lab.b.next_ok(id).byte_len, Some(8));
             assert_eq!(lab.b.memory.get(0..8), b"sent yes");
-            assert_eq!(lab.b.memory.get(1000..1008), [0; 8], "what was dropped wrote nothing");
+            assert_eq!(lab.b.memory.get(1000..1008), [0; 8], "dropped work writes nothing");
         }
-        // An empty batch is no work.
+        // An empty batch posts nothing.
         lab.a.post(&[]).unwrap();
         lab.b.receive_batch(&[]).unwrap();
         assert_eq!((try_next(&mut lab.a.cq), try_next(&mut lab.b.cq)), (None, None));
@@ -512,7 +515,7 @@ fn a_dropped_batch_of_receives_posts_nothing() {
 }
 
 #[test]
-fn a_queue_pair_does_what_it_was_enabled_for() {
+fn a_queue_pair_supports_the_enabled_operations() {
     on_every_interface(|rdma, mode| {
         for ops in [SendOps::SEND, SendOps::RDMA_WRITE | SendOps::SEND, SendOps::BASIC, SendOps::RC] {
             let mut lab = Lab::builder(rdma, mode).ops(ops).build();

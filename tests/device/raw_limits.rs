@@ -1,16 +1,14 @@
-//! The raw door: what is refused before it is posted, and what a full queue says.
+//! The raw API: work that is refused before posting, and full queues.
 
-use rdma_safe::{
-    Errno, Error, PostError, QueuePair, QueuePairAttributes, QueuePairState, SendFlags, SendOps, Sge, WcStatus,
-    WorkRequest,
-};
+use rdma_safe::qp::QueuePairAttributes;
+use rdma_safe::{Errno, Error, PostError, QueuePair, QueuePairState, SendFlags, SendOps, Sge, WcStatus, WorkRequest};
 
 use crate::support::lab::{Data, Lab, Mode, Op, Wr, add, cq_builder, post, try_next};
 use crate::support::link::Link;
 use crate::support::{device, error_of, pattern};
 
 #[test]
-fn too_many_elements_are_refused_and_leave_the_batch_as_it_was() {
+fn too_many_elements_are_refused_and_do_not_change_the_batch() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         let mut lab = Lab::builder(&rdma, mode).sges(2).build();
@@ -30,7 +28,7 @@ fn too_many_elements_are_refused_and_leave_the_batch_as_it_was() {
 
         let count = capacity.max_recv_sge as usize + 1;
         let mut batch = lab.b.qp.recv_batch().unwrap();
-        // SAFETY: it is refused.
+        // SAFETY: the receive is refused, so the device never uses its memory.
         let refused = unsafe { batch.receive(3, &sges[..count]) };
         assert_eq!(refused, Err(PostError::TooManySges { count, max: capacity.max_recv_sge }), "{mode}");
         assert!(batch.is_empty());
@@ -84,11 +82,11 @@ fn an_operation_that_was_not_enabled_cannot_be_posted() {
 }
 
 #[test]
-fn operations_that_a_device_lacks_are_refused_by_name() {
+fn unsupported_operations_are_refused_by_name() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     let cq = rdma.completion_queue(8).build().unwrap();
-    // Of no release yet.
+    // A flag that no release defines.
     let unknown = SendOps::from_bits_retain(1 << 40);
     let error = error_of(pd.queue_pair(&cq, &cq).operations(SendOps::SEND | unknown).build());
     let Error::UnsupportedOperations { ops } = error else { panic!("{error:?}") };
@@ -112,7 +110,7 @@ fn atomic_operands_must_be_eight_aligned_bytes() {
 }
 
 #[test]
-fn a_batch_collected_in_memory_has_a_limit_of_its_own() {
+fn a_batch_collected_in_memory_has_a_maximum_length() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         let mut lab = Lab::builder(&rdma, mode).max_batch(3).build();
@@ -137,14 +135,14 @@ fn a_batch_collected_in_memory_has_a_limit_of_its_own() {
     }
 }
 
-/// Fills the send queue of `lab.a`, whose peer has no receives yet; how many fit.
+/// Fills the send queue of `lab.a`, whose peer has no receives. Returns the number of posted sends.
 fn fill(lab: &mut Lab, mode: Mode) -> u64 {
     let capacity = u64::from(lab.a.qp.capacity().max_send_wr);
     for id in 0.. {
         lab.a.memory.put_u64(id as usize * 8, id);
         let at = id as usize * 8;
         match lab.a.post(&[Wr::new(id, Op::Send, Data::One(lab.a.memory.sge(at..at + 8)))]) {
-            Ok(()) => assert!(id < 1000, "{mode}: no end"),
+            Ok(()) => assert!(id < 1000, "{mode}: the queue never fills"),
             Err(error) => {
                 assert_eq!(error, PostError::QueueFull { posted: 0 }, "{mode}");
                 assert!(id >= capacity, "{mode}: full after {id} of {capacity}");
@@ -156,13 +154,13 @@ fn fill(lab: &mut Lab, mode: Mode) -> u64 {
 }
 
 #[test]
-fn a_full_send_queue_is_back_pressure_and_recovers() {
+fn a_full_send_queue_refuses_work_and_recovers() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         let mut lab = Lab::builder(&rdma, mode).depth(8).build();
         let count = fill(&mut lab, mode);
         for round in 0..3 {
-            // The receives come a few at a time, and what arrives is what was posted, in order.
+            // Receives are posted one at a time, and the messages arrive in order.
             for id in 0..count {
                 let at = id as usize * 8;
                 lab.b.receive(id, at..at + 8).unwrap();
@@ -170,16 +168,16 @@ fn a_full_send_queue_is_back_pressure_and_recovers() {
                 lab.a.next_ok(id);
                 assert_eq!(lab.b.memory.get_u64(at), id, "{mode}");
             }
-            assert_eq!(try_next(&mut lab.a.cq), None, "{mode}: what was refused was not posted");
+            assert_eq!(try_next(&mut lab.a.cq), None, "{mode}: refused work was not posted");
             if round < 2 {
-                assert_eq!(fill(&mut lab, mode), count, "{mode}: there is as much room as before");
+                assert_eq!(fill(&mut lab, mode), count, "{mode}: the queue has as much room as before");
             }
         }
     }
 }
 
 #[test]
-fn a_batch_that_does_not_fit_says_how_much_of_it_was_posted() {
+fn a_batch_that_does_not_fit_reports_how_much_was_posted() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         let mut lab = Lab::builder(&rdma, mode).depth(8).build();
@@ -189,7 +187,7 @@ fn a_batch_that_does_not_fit_says_how_much_of_it_was_posted() {
             lab.a.next_ok(id);
             lab.b.next_ok(id);
         }
-        // Room for three, and five are wanted.
+        // The queue has room for three of the five.
         let local = Data::One(lab.a.memory.sge(0..8));
         let wrs: Vec<Wr<'_>> = (100..105).map(|id| Wr::new(id, Op::Send, local)).collect();
         let error = error_of(lab.a.post(&wrs));
@@ -209,7 +207,7 @@ fn a_batch_that_does_not_fit_says_how_much_of_it_was_posted() {
     }
 }
 
-/// Posts receives until the queue is full; how many fit.
+/// Posts receives until the queue is full. Returns their number.
 fn fill_receives(qp: &mut QueuePair, sge: Sge, at_least: u32) -> u64 {
     for id in 0..1000 {
         // SAFETY: memory of the lab tolerates any access and outlives its queue pair.
@@ -219,11 +217,11 @@ fn fill_receives(qp: &mut QueuePair, sge: Sge, at_least: u32) -> u64 {
             return id;
         }
     }
-    panic!("no end");
+    panic!("the queue never fills");
 }
 
 #[test]
-fn a_full_receive_queue_is_back_pressure_and_recovers() {
+fn a_full_receive_queue_refuses_work_and_recovers() {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         let mut lab = Lab::builder(&rdma, mode).depth(8).build();
@@ -236,7 +234,7 @@ fn a_full_receive_queue_is_back_pressure_and_recovers() {
             lab.a.next_ok(id);
             lab.b.next_ok(id);
         }
-        // Room for two of four.
+        // The queue has room for two of the four.
         assert_eq!(lab.b.receive_batch(&receives), Err(PostError::QueueFull { posted: 2 }), "{mode}");
         for id in (2..count).chain(1000..1002) {
             lab.a.post(&[Wr::new(id, Op::Send, Data::One(lab.a.memory.sge(0..8)))]).unwrap();
@@ -247,7 +245,7 @@ fn a_full_receive_queue_is_back_pressure_and_recovers() {
     }
 }
 
-/// SoftRoCE answers such a posting with `EINVAL` and executes it once the queue pair is in RTS.
+/// SoftRoCE returns `EINVAL` for such a send and executes it once the queue pair is in RTS.
 #[test]
 fn a_send_before_rts_is_refused_and_never_executed() {
     let Some(rdma) = device() else { return };
@@ -284,7 +282,7 @@ fn a_send_before_rts_is_refused_and_never_executed() {
         assert_eq!(lab.b.memory.get(1000..1008), [0; 8]);
         assert_eq!((try_next(&mut lab.a.cq), try_next(&mut lab.b.cq)), (None, None), "{mode}");
 
-        // Back in RESET nothing can be posted again.
+        // After RESET sends are refused again.
         lab.a.qp.modify(&QueuePairAttributes::new().set_state(QueuePairState::RESET)).unwrap();
         refused(&mut lab, QueuePairState::RESET);
     }
@@ -308,12 +306,12 @@ fn a_receive_in_reset_is_refused_and_one_in_init_is_used() {
         for id in 1..3 {
             lab.a.memory.put_u64(0, id);
             lab.a.post(&[Wr::new(id, Op::Send, Data::One(lab.a.memory.sge(0..8)))]).unwrap();
-            // The receiver needs no more than RTR.
+            // RTR suffices for the receiver.
             lab.a.next_ok(id);
             lab.b.next_ok(id);
         }
         assert_eq!((lab.b.memory.get_u64(100), lab.b.memory.get_u64(200)), (1, 2), "{mode}");
-        assert_eq!(lab.b.memory.get_u64(0), 0, "{mode}: the refused receive took nothing");
+        assert_eq!(lab.b.memory.get_u64(0), 0, "{mode}: the refused receive is not used");
     }
 }
 
@@ -336,16 +334,16 @@ fn work_in_flight_and_sends_posted_later_are_flushed_in_the_error_state() {
             })
             .collect();
         flushed.sort_unstable();
-        assert_eq!(flushed, [0, 1, 2, 10, 11], "{mode}: unsignaled work fails with a completion, too");
+        assert_eq!(flushed, [0, 1, 2, 10, 11], "{mode}: unsignaled work also fails with a completion");
     }
 }
 
 #[test]
-fn capacities_beyond_the_device_are_refused_with_its_limits() {
+fn capacities_beyond_the_device_limits_are_refused_and_they_are_named() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
     let limits = rdma.attributes();
-    for mode in [Mode::ALL[0], Mode::ALL[3]] {
+    for mode in [Mode::EXTENDED, Mode::CLASSIC] {
         let cq = cq_builder(&rdma, 8, mode).build().unwrap();
         let builder = || {
             let builder = pd.queue_pair(&cq, &cq);
@@ -376,5 +374,5 @@ fn capacities_beyond_the_device_are_refused_with_its_limits() {
 fn a_work_request_carries_the_flags_it_was_given() {
     let all = WorkRequest::new(7).signaled().fenced().solicited();
     let flags = SendFlags::SIGNALED | SendFlags::FENCE | SendFlags::SOLICITED;
-    assert_eq!(all, WorkRequest::new(7).with(flags));
+    assert_eq!(all, WorkRequest::new(7).with_flags(flags));
 }

@@ -1,24 +1,24 @@
-//! The example `rping` against its namesake of librdmacm.
+//! The example `rping` with the C program of the same name.
 
 use std::net::Ipv4Addr;
 
 use crate::support::program::{Program, Running, free_port};
 use crate::support::{DEADLINE, Rdma, device_with_cm, within};
 
-/// The device's address on the network; `None` after having said that it has none of IP.
+/// The device's IPv4 address, or `None` after printing why the test is skipped.
 fn address(rdma: &Rdma) -> Option<String> {
     let address = rdma.gid.gid.ipv4().as_ref().map(Ipv4Addr::to_string);
     if address.is_none() {
-        println!("skipped: the GID of the tests is of no IPv4 address");
+        println!("skipped: the GID of the tests is not an IPv4 address");
     }
     address
 }
 
-fn both() -> Option<(Program, Program)> {
+fn programs() -> Option<(Program, Program)> {
     Some((Program::example("rping")?, Program::of_rdma_core("rping", "rdmacm-utils")?))
 }
 
-/// Ours says when it listens; the C program writes nothing before it ends.
+/// Starts a server. Our program reports when it listens, the C program writes nothing before it ends.
 fn serve(program: &Program, arguments: &[&str]) -> Running {
     let running = program.start_with(&[&["-s", "-d"], arguments].concat());
     if matches!(program, Program::Rust(_)) {
@@ -27,7 +27,7 @@ fn serve(program: &Program, arguments: &[&str]) -> Running {
     running
 }
 
-/// A client that succeeds, tried until there is somebody who listens.
+/// Runs a client, repeatedly until the server listens. Returns its output.
 fn client(program: &Program, arguments: &[&str]) -> String {
     within(DEADLINE, "a server that listens", || {
         let mut running = program.start_with(&[&["-c"], arguments].concat());
@@ -40,43 +40,43 @@ fn client(program: &Program, arguments: &[&str]) -> String {
     })
 }
 
-/// Pings of ours and of C's in both roles.
-fn play(server: &Program, from: &Program, address: &str, size: &str) {
+/// Runs five pings between a server and a client, and checks the output of both.
+fn run_pair(server: &Program, from: &Program, address: &str, size: &str) {
     let port = free_port().to_string();
     let mut serving = serve(server, &["-v", "-a", address, "-p", &port, "-S", size]);
-    let said = client(from, &["-v", "-V", "-C", "5", "-a", address, "-p", &port, "-S", size]);
-    let (status, heard) = serving.finish();
+    let client_output = client(from, &["-v", "-V", "-C", "5", "-a", address, "-p", &port, "-S", size]);
+    let (status, server_output) = serving.finish();
     for number in 0..5 {
         let ping = format!("ping data: rdma-ping-{number}: ");
-        assert!(said.contains(&ping), "{ping}\n{said}");
-        assert!(heard.contains(&format!("server {ping}")), "{ping}\n{heard}");
+        assert!(client_output.contains(&ping), "{ping}\n{client_output}");
+        assert!(server_output.contains(&format!("server {ping}")), "{ping}\n{server_output}");
     }
-    // That of C reports as a failure that its client has gone, when it finds out by the wrong one of two ways.
-    assert!(status.success() || matches!(server, Program::C { .. }), "{status}\n{heard}");
+    // The C server may report the disconnect of its client as a failure, depending on which of two events it sees first.
+    assert!(status.success() || matches!(server, Program::C { .. }), "{status}\n{server_output}");
 }
 
 #[test]
-fn our_rping_pings_the_server_of_c() {
+fn our_rping_pings_the_c_server() {
     let Some(rdma) = device_with_cm() else { return };
-    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
+    let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     for size in ["64", "4096", "65535"] {
-        play(&c, &ours, &address, size);
+        run_pair(&c, &ours, &address, size);
     }
 }
 
 #[test]
-fn our_rping_serves_the_client_of_c() {
+fn our_rping_serves_the_c_client() {
     let Some(rdma) = device_with_cm() else { return };
-    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
+    let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     for size in ["64", "4096", "65535"] {
-        play(&ours, &c, &address, size);
+        run_pair(&ours, &c, &address, size);
     }
 }
 
 #[test]
-fn a_persistent_rping_serves_clients_of_both_kinds_at_once() {
+fn a_persistent_rping_serves_concurrent_clients_of_both_kinds() {
     let Some(rdma) = device_with_cm() else { return };
-    let (Some(address), Some((ours, c))) = (address(&rdma), both()) else { return };
+    let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     let port = free_port().to_string();
     let serving = serve(&ours, &["-P", "-v", "-p", &port]);
     let arguments = ["-c", "-v", "-V", "-C", "20", "-a", &address, "-p", &port];
@@ -89,7 +89,7 @@ fn a_persistent_rping_serves_clients_of_both_kinds_at_once() {
 }
 
 #[test]
-fn an_rping_whose_server_dies_says_so() {
+fn a_killed_or_missing_server_is_an_error() {
     let Some(rdma) = device_with_cm() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("rping")) else { return };
     let port = free_port().to_string();

@@ -1,13 +1,13 @@
-//! Work queues, flows and counters, where the device has them; SoftRoCE refuses them by name.
+//! Work queues, flows and counters. SoftRoCE lacks them, and the errors name the feature.
 
-use rdma_safe::{
-    CompletionCount, CounterDescription, DeviceCapabilities, Error, EspAction, FlowRule, InitOptions, QueuePairType,
-    Result, UdpHeader,
-};
+use rdma_safe::counters::{CompletionCount, CounterDescription};
+use rdma_safe::device::DeviceCapabilities;
+use rdma_safe::flow::{EspAction, FlowRule, UdpHeader};
+use rdma_safe::{Error, InitOptions, QueuePairType, Result};
 
 use crate::support::{Rdma, device, error_of, skip};
 
-/// The error of what SoftRoCE has not; elsewhere the test is skipped if it is there.
+/// Checks that `result` is an error that names `feature`. Skips the test if another device than SoftRoCE supports it.
 #[track_caller]
 fn refused<T: std::fmt::Debug>(rdma: &Rdma, feature: &str, result: Result<T>) {
     if !rdma.is_rxe() && result.is_ok() {
@@ -50,7 +50,7 @@ fn flows_and_counters_are_refused_by_name() {
 }
 
 #[test]
-fn completion_counters_are_refused_with_the_release_that_brought_them() {
+fn completion_counters_are_refused_and_the_required_release_is_named() {
     let Some(rdma) = device() else { return };
     refused(&rdma, "completion counters (ibv_create_comp_cntr, of rdma-core 65)", rdma.completion_counter_caps());
     refused(&rdma, "completion counters", rdma.completion_counter(CompletionCount::WorkRequests));

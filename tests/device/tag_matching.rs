@@ -1,6 +1,7 @@
-//! Matching of tags, which SoftRoCE does not have.
+//! Tag matching, which SoftRoCE and soft0 lack.
 
-use rdma_safe::{Error, TagListSize, WcFields};
+use rdma_safe::srq::TagListSize;
+use rdma_safe::{Error, WcFields};
 
 use crate::support::{device, error_of};
 
@@ -8,7 +9,8 @@ use crate::support::{device, error_of};
 fn a_device_without_tag_matching_refuses_it_by_name() {
     let Some(rdma) = device() else { return };
     let caps = rdma.attributes().tag_matching();
-    assert!(!(rdma.is_rxe() && caps.is_some()), "SoftRoCE now matches tags: {caps:?}");
+    let lacks = rdma.is_rxe() || rdma.is_soft();
+    assert!(!(lacks && caps.is_some()), "{} now matches tags: {caps:?}", rdma.device_name());
     let (pd, cq) = (rdma.pd(), rdma.completion_queue(4).build().unwrap());
     let size = TagListSize { tags: 1, ops: 1 };
     if let Some(caps) = caps {

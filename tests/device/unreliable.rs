@@ -1,14 +1,14 @@
-//! Unreliable connections: what is lost is lost, and nobody is told.
+//! Unreliable connections: lost messages are not reported.
 
 use rdma_safe::{
-    Access, ConnectOptions, InitOptions, PostError, ProtectionDomain, QueuePairAddress, QueuePairState, QueuePairType,
-    SendFlags, SendOps, WcOpcode,
+    Access, ConnectOptions, Error, InitOptions, PostError, ProtectionDomain, QueuePairAddress, QueuePairState,
+    QueuePairType, SendFlags, SendOps, WcOpcode,
 };
 
 use crate::support::lab::{Data, MEMORY, Memory, Mode, Op, Side, Wr, cq_builder, try_next};
-use crate::support::{Rdma, device, lossless_device, pattern};
+use crate::support::{Rdma, device, error_of, lossless_device, pattern, rounds};
 
-fn on_every_interface(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, Side, Side)) {
+fn on_every_interface(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, Mode, Side, Side)) {
     let Some(rdma) = device() else { return };
     for mode in Mode::ALL {
         println!("{mode}");
@@ -20,7 +20,7 @@ fn on_every_interface(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, Side, S
             (a.qp.qp_type(), a.qp.state(), a.qp.operations() - SendOps::WINDOWS),
             (QueuePairType::UC, QueuePairState::RTS, SendOps::UC)
         );
-        body(&rdma, a, b);
+        body(&rdma, mode, a, b);
     }
 }
 
@@ -36,9 +36,9 @@ fn side(rdma: &Rdma, pd: &ProtectionDomain, mode: Mode) -> (Side, QueuePairAddre
 
 #[test]
 fn an_unreliable_connection_delivers_sends_of_any_length() {
-    on_every_interface(lossless_device, |_, mut a, mut b| {
-        for (id, len) in [(1, 1), (2, 1024), (3, 1025), (4, 30_000)] {
-            b.memory.put(0, &[0xaa; 40_000]);
+    on_every_interface(lossless_device, |_, _, mut a, mut b| {
+        for (id, len) in [(1, 1), (2, 1024), (3, 1025), (4, rounds(30_000, 3000) as usize)] {
+            b.memory.put(99 + len, &[0xaa; 2]);
             b.receive(id, 100..40_000).unwrap();
             a.memory.put(0, &pattern(id, len));
             a.post(&[Wr::new(id + 100, Op::Send, Data::One(a.memory.sge(0..len)))]).unwrap();
@@ -59,24 +59,25 @@ fn an_unreliable_connection_delivers_sends_of_any_length() {
 
 #[test]
 fn an_unreliable_connection_writes_with_and_without_immediate_data() {
-    on_every_interface(lossless_device, |_, mut a, mut b| {
+    on_every_interface(lossless_device, |_, _, mut a, mut b| {
         b.receive(7, 0..64).unwrap();
-        a.memory.put(0, &pattern(1, 9000));
-        let data = Data::One(a.memory.sge(0..9000));
+        let len = rounds(9000, 1100) as usize;
+        a.memory.put(0, &pattern(1, len));
+        let data = Data::One(a.memory.sge(0..len));
         let write = Wr::new(1, Op::Write(b.memory.remote(1000)), data);
         let with_imm = Wr::new(2, Op::WriteImm(b.memory.remote(20_000), 77), data);
         a.post(&[write, with_imm]).unwrap();
         assert_eq!((a.next_ok(1).opcode, a.next_ok(2).opcode), (WcOpcode::RDMA_WRITE, WcOpcode::RDMA_WRITE));
         let wc = b.next_ok(7);
-        assert_eq!((wc.opcode, wc.byte_len, wc.imm), (WcOpcode::RECV_RDMA_WITH_IMM, Some(9000), Some(77)));
-        assert!(b.memory.get(1000..10_000) == pattern(1, 9000));
-        assert!(b.memory.get(20_000..29_000) == pattern(1, 9000));
+        assert_eq!((wc.opcode, wc.byte_len, wc.imm), (WcOpcode::RECV_RDMA_WITH_IMM, Some(len as u32), Some(77)));
+        assert!(b.memory.get(1000..1000 + len) == pattern(1, len));
+        assert!(b.memory.get(20_000..20_000 + len) == pattern(1, len));
     });
 }
 
 #[test]
-fn what_an_unreliable_connection_loses_makes_no_error() {
-    on_every_interface(lossless_device, |_, mut a, mut b| {
+fn messages_lost_on_an_unreliable_connection_cause_no_error() {
+    on_every_interface(lossless_device, |_, _, mut a, mut b| {
         a.post(&[Wr::new(1, Op::Send, Data::Inline(b"no receive"))]).unwrap();
         a.next_ok(1);
         let forged = rdma_safe::Remote { rkey: b.memory.remote(0).rkey ^ 0xff00, ..b.memory.remote(0) };
@@ -96,8 +97,8 @@ fn what_an_unreliable_connection_loses_makes_no_error() {
 }
 
 #[test]
-fn an_unreliable_connection_refuses_what_needs_answers() {
-    on_every_interface(device, |_, mut a, b| {
+fn an_unreliable_connection_refuses_operations_that_need_a_response() {
+    on_every_interface(device, |rdma, mode, mut a, b| {
         let word = Data::One(a.memory.sge(0..8));
         for (op, name) in [
             (Op::Read(b.memory.remote(0)), SendOps::RDMA_READ),
@@ -107,5 +108,11 @@ fn an_unreliable_connection_refuses_what_needs_answers() {
             let refused = a.post(&[Wr::new(1, op, word).flags(SendFlags::SIGNALED)]);
             assert_eq!(refused, Err(PostError::NotEnabled { op: name }));
         }
+        let refused = a.post(&[Wr::new(1, Op::SendInvalidate(1), Data::Inline(b""))]);
+        assert_eq!(refused, Err(PostError::NotEnabled { op: SendOps::SEND_WITH_INV }));
+        let (pd, cq) = (rdma.pd(), rdma.completion_queue(4).build().unwrap());
+        let builder = pd.queue_pair(&cq, &cq).qp_type(QueuePairType::UC).classic(mode.classic_qp);
+        let error = error_of(builder.operations(SendOps::RC).build());
+        assert!(matches!(error, Error::UnsupportedOperations { ops } if ops == SendOps::RC - SendOps::UC), "{error}");
     });
 }

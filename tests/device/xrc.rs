@@ -1,17 +1,16 @@
-//! Extended reliable connections, which SoftRoCE does not have.
+//! Extended reliable connections (XRC), which SoftRoCE and soft0 lack.
 
-use rdma_safe::{
-    Access, ConnectOptions, DeviceCapabilities, Error, InitOptions, Inline, QueuePairType, WcStatus, WorkRequest,
-    XrcOpen,
-};
+use rdma_safe::device::DeviceCapabilities;
+use rdma_safe::xrc::XrcOpen;
+use rdma_safe::{Access, ConnectOptions, Error, InitOptions, Inline, QueuePairType, WcStatus, WorkRequest};
 
 use crate::support::lab::Memory;
 use crate::support::{Rdma, device, error_of, within_deadline};
 
-/// Whether the device has them; SoftRoCE does not.
+/// Whether the device supports XRC.
 fn has_xrc(rdma: &Rdma) -> bool {
     let has = rdma.attributes().capabilities().contains(DeviceCapabilities::XRC);
-    assert!(!(rdma.is_rxe() && has), "SoftRoCE now has XRC");
+    assert!(!((rdma.is_rxe() || rdma.is_soft()) && has), "{} now has XRC", rdma.device_name());
     has
 }
 
@@ -29,7 +28,7 @@ fn a_device_without_xrc_refuses_each_part_of_it_by_name() {
     };
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     refused(error_of(rdma.open_xrcd()));
-    for open in [XrcOpen::Existing, XrcOpen::OrCreate, XrcOpen::New] {
+    for open in [XrcOpen::OpenExisting, XrcOpen::OpenOrCreate, XrcOpen::CreateNew] {
         refused(error_of(rdma.open_shared_xrcd(&file, open)));
     }
     let (pd, cq) = (rdma.pd(), rdma.completion_queue(4).build().unwrap());
@@ -49,7 +48,7 @@ fn a_message_over_xrc_arrives_in_the_queue_that_it_names() {
     let mut cq = rdma.completion_queue(8).build().unwrap();
     let mut srq = domain.shared_receive_queue(&pd, &cq, 4).build().unwrap();
     let memory = Memory::with_access(&pd, 64, Access::LOCAL_WRITE);
-    // SAFETY: memory of a `Memory`, which tolerates any write, and outlives the queue pairs.
+    // SAFETY: a `Memory` tolerates any access, and outlives the queue pairs.
     unsafe { srq.receive(7, memory.sge(0..64)) }.unwrap();
     let send_cq = rdma.completion_queue(8).build().unwrap();
     let mut sender =

@@ -1,4 +1,4 @@
-//! What goes over the wire, as tshark(1) reads it.
+//! Captures the packets on the wire with tshark(1).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,43 +6,43 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::network::{Host, run};
-use crate::program::{PATIENCE, Program, Running};
+use crate::program::{Program, Running, TIME_LIMIT};
 
-/// Packets that are being recorded.
+/// A running capture.
 pub(crate) struct Capture {
     tshark: Running,
     file: PathBuf,
 }
 
-/// Who has sent a packet, and its opcode.
+/// Sender address and opcode of a packet.
 pub(crate) type Kind = (String, u8);
 
 impl Capture {
-    /// Records all packets of RoCEv2 from now on; `None` after having said that there is no tshark.
+    /// Starts to capture RoCEv2 packets. Prints the reason and returns `None` if there is no tshark.
     pub(crate) fn start(host: &Host, name: &str) -> Option<Capture> {
         let Some(program) = tshark() else {
-            println!("skipped: packets are not looked at, as there is no tshark in PATH");
+            println!("skipped: no check of packets, because there is no tshark in PATH");
             return None;
         };
         let file = std::env::temp_dir().join(format!("hosts-{name}.pcap"));
-        let path = file.to_str().expect("text");
+        let path = file.to_str().expect("the path is UTF-8");
         let arguments = ["-q", "-i", &host.interface, "-f", "udp port 4791", "-w", path];
         let tshark = Program::C { file: program, preload: None }.start_with(&arguments);
         tshark.wait_for("Capturing on");
-        // It has begun when the file does.
-        let begun = Instant::now();
+        // The capture has started once the file has contents.
+        let start = Instant::now();
         while !std::fs::metadata(&file).is_ok_and(|file| file.len() > 0) {
-            assert!(begun.elapsed() < PATIENCE, "tshark does not begin");
+            assert!(start.elapsed() < TIME_LIMIT, "tshark does not start to capture");
             std::thread::sleep(Duration::from_millis(20));
         }
         Some(Capture { tshark, file })
     }
 
-    /// Which kinds of packets there were. Each has to be one of RoCEv2, of which nothing is wrong.
+    /// Stops the capture and returns the kinds of packets. Fails if a packet is not valid RoCEv2.
     pub(crate) fn finish(mut self) -> BTreeSet<Kind> {
         run("kill", &["-INT", &self.tshark.id().to_string()]);
-        let (status, said) = self.tshark.finish();
-        assert!(status.success(), "{said}");
+        let (status, output) = self.tshark.finish();
+        assert!(status.success(), "{output}");
         let kinds = kinds(&self.file);
         let _ = std::fs::remove_file(&self.file);
         kinds
@@ -55,7 +55,7 @@ fn tshark() -> Option<PathBuf> {
 }
 
 fn kinds(file: &Path) -> BTreeSet<Kind> {
-    // rxe leaves out the checksum of UDP. What programs send may look like another protocol, which is no fault of the packet.
+    // rxe sends no UDP checksum. tshark may take payloads for RPC over RDMA, so that dissector is disabled.
     let options = ["-o", "udp.ignore_ipv6_zero_checksum:TRUE", "--disable-protocol", "rpcordma"];
     let fields = ["frame.number", "ip.src", "ipv6.src", "infiniband.bth.opcode", "infiniband.invariant.crc"];
     let faults = ["_ws.malformed", "_ws.expert.message"];
@@ -64,7 +64,7 @@ fn kinds(file: &Path) -> BTreeSet<Kind> {
     command.args(fields.iter().chain(&faults).flat_map(|field| ["-e", field]));
     let output = command.output().expect("tshark starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).expect("text");
+    let text = String::from_utf8(output.stdout).expect("the output is UTF-8");
     println!("{} packets", text.lines().count());
     text.lines().map(kind).collect()
 }
@@ -74,5 +74,5 @@ fn kind(line: &str) -> Kind {
     let [_, four, six, opcode, crc, malformed, expert] = fields[..] else { panic!("{line:?}") };
     assert!(!crc.is_empty() && malformed.is_empty() && expert.is_empty(), "{line:?}");
     let opcode = opcode.strip_prefix("0x").map_or_else(|| opcode.parse(), |hex| u8::from_str_radix(hex, 16));
-    (format!("{four}{six}"), opcode.unwrap_or_else(|_| panic!("no RoCEv2: {line:?}")))
+    (format!("{four}{six}"), opcode.unwrap_or_else(|_| panic!("not RoCEv2: {line:?}")))
 }

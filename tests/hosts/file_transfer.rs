@@ -1,4 +1,4 @@
-//! The example `file_transfer`, from the second host to the first.
+//! Tests of the example `file_transfer`, from the second host to the first.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::network::Host;
 use crate::program::{Program, Running};
 
-/// For a transfer, and for the other machine to be ready.
+/// Time limit for a transfer, including the wait until the other machine is ready.
 const LIMIT: Duration = Duration::from_secs(150);
 
 struct Scratch(PathBuf);
@@ -18,7 +18,7 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("hosts-{name}"));
-        fs::create_dir_all(&path).expect("a directory");
+        fs::create_dir_all(&path).expect("the directory can be created");
         Scratch(path)
     }
 }
@@ -29,7 +29,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Bytes that both hosts know, none like the next few.
+/// Pseudo-random contents of a file, the same on both hosts.
 fn contents(size: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -47,63 +47,65 @@ fn checksum(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A file of that size goes from one host to the other; what this end's program has said.
+/// Transfers a file of `size` bytes between the hosts and returns the output of this end's program.
 fn transfer(host: &Host, name: &str, size: usize) -> Option<String> {
     let program = Program::example("file_transfer")?;
     let scratch = Scratch::new(name);
     let contents = contents(size);
-    let said = if host.is_first {
-        let said = receive(&program, &scratch.0);
+    let output = if host.is_first {
+        let output = receive(&program, &scratch.0);
         let mut arrived = Vec::new();
-        File::open(scratch.0.join(name)).and_then(|mut file| file.read_to_end(&mut arrived)).expect("it has arrived");
-        assert!(arrived == contents, "{} bytes have arrived, and not as they were sent", arrived.len());
-        said
+        File::open(scratch.0.join(name))
+            .and_then(|mut file| file.read_to_end(&mut arrived))
+            .expect("the file has arrived");
+        assert!(arrived == contents, "{} bytes have arrived, and they differ from the file", arrived.len());
+        output
     } else {
         let file = scratch.0.join(name);
-        fs::write(&file, &contents).expect("a file");
+        fs::write(&file, &contents).expect("the file can be written");
         send(&program, &file, &host.peer)
     };
     let expected = format!("SHA-256 {}", checksum(&contents));
-    assert!(said.contains(&expected), "not {expected}:\n{said}");
-    println!("{}", said.lines().last().unwrap_or_default());
-    Some(said)
+    assert!(output.contains(&expected), "expected {expected} in:\n{output}");
+    println!("{}", output.lines().last().unwrap_or_default());
+    Some(output)
 }
 
 fn receive(program: &Program, into: &Path) -> String {
-    let mut receiver = program.start_with(&["receive", "--once", "-d", into.to_str().expect("text")]);
-    finish(&mut receiver).expect("a file was received")
+    let mut receiver = program.start_with(&["receive", "--once", "-d", into.to_str().expect("the path is UTF-8")]);
+    finish(&mut receiver).expect("the receiver succeeds")
 }
 
-/// Once the other host listens.
+/// Sends a file. Retries until the other host listens.
 fn send(program: &Program, file: &Path, peer: &str) -> String {
     let start = Instant::now();
     loop {
-        let mut sender = program.start_with(&["send", file.to_str().expect("text"), peer]);
+        let mut sender = program.start_with(&["send", file.to_str().expect("the path is UTF-8"), peer]);
         match finish(&mut sender) {
-            Ok(said) => return said,
-            Err(said) if said.contains("nobody listens") && start.elapsed() < LIMIT => {}
-            Err(said) => panic!("{said}"),
+            Ok(output) => return output,
+            Err(output) if output.contains("nobody listens") && start.elapsed() < LIMIT => {}
+            Err(output) => panic!("{output}"),
         }
     }
 }
 
-/// What it has said, and whether it succeeded.
+/// Waits for the program and returns its output, as an error if it failed.
 fn finish(running: &mut Running) -> Result<String, String> {
-    let (status, said) = running.finish_within(LIMIT);
-    if status.success() { Ok(said) } else { Err(said) }
+    let (status, output) = running.finish_within(LIMIT);
+    if status.success() { Ok(output) } else { Err(output) }
 }
 
 #[test]
 fn a_file_of_64_mib_arrives_with_its_checksum() {
-    let Some(host) = Host::this() else { return };
+    let Some(host) = Host::from_env() else { return };
     transfer(&host, "large", 64 << 20);
 }
 
 #[test]
-fn a_file_arrives_over_a_wire_that_delays_and_loses() {
-    let Some(host) = Host::this() else { return };
-    let wire = host.spoil(&["loss", "1%", "delay", "10ms"]);
-    transfer(&host, "spoilt", 4 << 20);
-    // A thousand packets go there, acknowledgements for some back.
-    assert!(host.is_first || wire.dropped() > 0, "nothing was lost");
+fn a_file_arrives_despite_packet_loss_and_delay() {
+    let Some(host) = Host::from_env() else { return };
+    let impairment = host.impair(&["loss", "1%", "delay", "10ms"]);
+    transfer(&host, "impaired", 4 << 20);
+    // Only the sender transmits enough packets, about a thousand, for some to get lost for sure.
+    assert!(host.is_first || impairment.dropped() > 0, "no packet was lost");
 }

@@ -1,24 +1,25 @@
-//! Tests between two machines joined by a wire, which `cargo xtask softroce --hosts 2` makes: the same test runs on both at a time,
-//! and is one end or the other.
+//! Tests between two connected machines. Each test runs on both machines at the same time.
+//!
+//! `cargo xtask softroce --hosts 2` provides the machines and sets these variables:
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `RDMA_HOST` | which of the two this is: 0 or 1 |
-//! | `RDMA_SELF`, `RDMA_PEER` | its address, and that of the other |
-//! | `RDMA_SOFT_LIBRARY` | librdma_soft.so, for programs in C |
+//! | `RDMA_HOST` | number of this machine: 0 or 1 |
+//! | `RDMA_SELF`, `RDMA_PEER` | address of this machine, and of the other one |
 //!
-//! Without them they are skipped.
+//! `cargo xtask test --only hosts` also sets `RDMA_SOFT_LIBRARY`, the path of librdma_soft.so, for C programs. Without the
+//! variables, the tests are skipped.
 
+mod barrier;
 mod capture;
 mod file_transfer;
-mod meeting;
 mod network;
 #[path = "../device/support/program.rs"]
-#[allow(dead_code, reason = "the tests on a device use more of it")]
+#[allow(dead_code, reason = "the device tests use the rest")]
 mod program;
 mod soft;
 
-/// Says why a test is skipped; fails it where there are two hosts and nothing may be missing.
+/// Prints why a test is skipped. Fails the test if there are two hosts, where no test may be skipped.
 fn skip<T>(reason: &str) -> Option<T> {
     assert!(std::env::var_os("RDMA_HOST").is_none(), "{reason}");
     println!("skipped: {reason}");

@@ -1,24 +1,24 @@
-//! The wire between the two machines.
+//! The network between the two machines.
 
 use std::process::Command;
 
 use crate::skip;
 
-/// This machine, and the way to the other.
+/// This machine, and how to reach the other one.
 pub(crate) struct Host {
-    /// Whether it is the first of the two.
+    /// Whether this is the first of the two machines.
     pub(crate) is_first: bool,
-    /// Its address.
+    /// Address of this machine.
     pub(crate) own: String,
-    /// The address of the other.
+    /// Address of the other machine.
     pub(crate) peer: String,
-    /// The interface between them.
+    /// Name of the interface to the other machine.
     pub(crate) interface: String,
 }
 
 impl Host {
-    /// `None` after having said that there are no two hosts.
-    pub(crate) fn this() -> Option<Host> {
+    /// Reads the variables of this host. Prints the reason and returns `None` if there are no two hosts.
+    pub(crate) fn from_env() -> Option<Host> {
         let variable = |name: &str| std::env::var(name).ok();
         let (Some(host), Some(own), Some(peer)) = (variable("RDMA_HOST"), variable("RDMA_SELF"), variable("RDMA_PEER"))
         else {
@@ -30,34 +30,35 @@ impl Host {
         Some(Host { is_first: host == "0", own, peer, interface: interface.to_owned() })
     }
 
-    /// Spoils what leaves by the wire, until the value is dropped: tc-netem(8).
-    pub(crate) fn spoil(&self, how: &[&str]) -> Spoilt {
-        // More than can be on its way: what is lost is what is to be lost.
+    /// Impairs outgoing packets with tc-netem(8) until the returned value is dropped.
+    pub(crate) fn impair(&self, options: &[&str]) -> Impairment {
+        // The limit exceeds the number of packets in flight, so that only the requested loss occurs.
         let netem = ["qdisc", "add", "dev", &self.interface, "root", "netem", "limit", "10000"];
-        run("tc", &[&netem[..], how].concat());
-        Spoilt(self.interface.clone())
+        run("tc", &[&netem[..], options].concat());
+        Impairment(self.interface.clone())
     }
 }
 
-/// A wire that is spoilt.
-pub(crate) struct Spoilt(String);
+/// An impaired interface. Dropping it removes the impairment.
+pub(crate) struct Impairment(String);
 
-impl Spoilt {
-    /// Packets that were lost on the way.
+impl Impairment {
+    /// Number of packets that were dropped.
     pub(crate) fn dropped(&self) -> u64 {
-        let said = run("tc", &["-s", "qdisc", "show", "dev", &self.0, "root"]);
-        let number = said.split_once("dropped ").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
-        number.unwrap_or_else(|| panic!("no number of lost packets in:\n{said}"))
+        let output = run("tc", &["-s", "qdisc", "show", "dev", &self.0, "root"]);
+        let number = output.split_once("dropped ").and_then(|(_, tail)| tail.split(',').next()?.parse().ok());
+        number.unwrap_or_else(|| panic!("no number of dropped packets in:\n{output}"))
     }
 }
 
-impl Drop for Spoilt {
+impl Drop for Impairment {
     fn drop(&mut self) {
         let delete = ["qdisc", "delete", "dev", &self.0, "root"];
         let _ = Command::new("tc").args(delete).status();
     }
 }
 
+/// Runs a program, which must succeed, and returns its standard output.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));

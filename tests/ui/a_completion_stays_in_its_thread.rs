@@ -1,4 +1,4 @@
-//! A completion is read from the provider's cursor, under a lock that this thread holds: another thread must not read it.
+//! A completion reads the provider's cursor, whose lock is held by one thread. Other threads must not read it.
 
 use rdma_safe::CompletionQueue;
 
@@ -8,6 +8,6 @@ fn other_thread(cq: &mut CompletionQueue) {
     let mut poll = cq.poll();
     let completion = poll.next().unwrap().unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| completion.wr_id());
+        scope.spawn(|| completion.wr_id()); //~ E0277 shared
     });
 }

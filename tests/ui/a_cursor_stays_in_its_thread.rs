@@ -1,4 +1,4 @@
-//! Between the start and the end of a poll the provider holds a lock that only this thread may release.
+//! The provider holds a lock during a poll, which only the thread that took it may release.
 
 use rdma_safe::CompletionQueue;
 
@@ -7,6 +7,6 @@ fn main() {}
 fn other_thread(cq: &mut CompletionQueue) {
     let mut poll = cq.poll();
     std::thread::scope(|scope| {
-        scope.spawn(move || poll.next().is_ok());
+        scope.spawn(move || poll.next().is_ok()); //~ E0277 sent
     });
 }

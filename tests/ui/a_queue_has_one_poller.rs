@@ -1,4 +1,4 @@
-//! Two cursors on one queue would wait for each other's lock for ever.
+//! Two cursors on one queue would deadlock on its lock.
 
 use rdma_safe::CompletionQueue;
 
@@ -6,10 +6,10 @@ fn main() {}
 
 fn two(cq: &mut CompletionQueue) {
     let mut first = cq.poll();
-    let mut second = cq.poll();
+    let mut second = cq.poll(); //~ E0499 cq
     let _ = (first.next().is_ok(), second.next().is_ok());
 }
 
 fn shared(cq: &CompletionQueue) {
-    let _ = cq.poll();
+    let _ = cq.poll(); //~ E0596
 }

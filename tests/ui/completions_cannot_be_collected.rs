@@ -1,4 +1,4 @@
-//! All completions of a poll are one cursor: a collection of them would be the same one many times.
+//! All completions of a poll are views of one cursor, so they cannot be collected.
 
 use rdma_safe::CompletionQueue;
 
@@ -7,11 +7,11 @@ fn main() {}
 fn collect(cq: &mut CompletionQueue) {
     let mut all = Vec::new();
     let mut poll = cq.poll();
-    while let Some(completion) = poll.next().unwrap() {
+    while let Some(completion) = poll.next().unwrap() { //~ E0499 poll
         all.push(completion);
     }
 }
 
 fn iterate(cq: &mut CompletionQueue) {
-    let _last = cq.poll().last();
+    let _last = cq.poll().last(); //~ E0599
 }

@@ -1,25 +1,25 @@
-//! A peer writes exposed memory at any time; bytes that change under a `&[u8]` are undefined behaviour.
+//! A peer may write exposed memory at any time, and bytes that change behind a `&[u8]` are undefined behaviour.
 
 use rdma_safe::ExposedRegion;
 
 fn main() {}
 
 fn deref(region: &ExposedRegion) -> &[u8] {
-    region
+    region //~ E0308
 }
 
 fn deref_mut(region: &mut ExposedRegion) -> &mut [u8] {
-    &mut *region
+    &mut *region //~ E0308
 }
 
 fn index(region: &ExposedRegion) -> &[u8] {
-    &region[..]
+    &region[..] //~ E0608
 }
 
 fn as_ref(region: &ExposedRegion) -> &[u8] {
-    region.as_ref()
+    region.as_ref() //~ E0599 as_ref
 }
 
 fn as_slice(region: &ExposedRegion) -> &[u8] {
-    region.as_slice()
+    region.as_slice() //~ E0599 as_slice
 }

@@ -1,4 +1,4 @@
-//! Debian packages: downloaded with apt and unpacked into a directory, or installed where that does not do.
+//! Debian packages: downloads them with apt and unpacks them into a directory, or installs them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,18 +7,18 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::process;
+use crate::{process, workspace};
 
-/// Verifies what comes from Debian itself, whatever keys this machine's apt trusts.
+/// Keyring that verifies Debian's repositories, independent of the keys that this machine's apt trusts.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Packages, of this machine's apt sources unless told otherwise, downloaded below one directory.
+/// Downloads packages below one directory, by default from this machine's apt sources.
 #[derive(Debug)]
 pub(crate) struct Apt {
     directory: PathBuf,
-    /// Package lists of our own, for when the machine's are missing or too old and may not be refreshed.
+    /// Whether to use package lists in `directory`. The machine's lists may be missing, outdated or read-only.
     own_lists: bool,
-    /// What else differs from the machine's configuration.
+    /// Further options that override the machine's configuration.
     options: Vec<String>,
 }
 
@@ -26,7 +26,7 @@ impl Apt {
     /// Keeps downloads and, if needed, package lists in `directory`.
     ///
     /// # Errors
-    /// When the machine has no apt and dpkg.
+    /// If apt or dpkg is missing.
     pub(crate) fn new(directory: &Path) -> Result<Self> {
         for tool in ["apt-get", "apt-cache", "dpkg-deb"] {
             if process::find(tool).is_none() {
@@ -38,12 +38,12 @@ impl Apt {
         Ok(Self { directory: directory.to_owned(), own_lists: false, options: Vec::new() })
     }
 
-    /// Takes packages from `suite` of `repository` alone, as if nothing were installed, and reads its lists.
+    /// Restricts downloads to `suite` of `repository`, as if no package were installed, and fetches its package lists.
     pub(crate) fn use_only(&mut self, repository: &str, suite: &str) -> Result<()> {
         let (sources, status) = (self.directory.join("sources.list"), self.directory.join("status"));
         let signed = if Path::new(KEYRING).is_file() { format!("[signed-by={KEYRING}] ") } else { String::new() };
         fs::write(&sources, format!("deb {signed}{repository} {suite} main\n"))?;
-        // What is installed here must not be a candidate.
+        // An empty status file hides the packages that are installed on this machine.
         fs::write(&status, "")?;
         self.own_lists = true;
         self.options = vec![
@@ -52,14 +52,14 @@ impl Apt {
             option("Dir::State::status", &status),
             "Acquire::http::Timeout=30".to_owned(),
             "Acquire::Languages=none".to_owned(),
-            // Without this option a failed download is a warning.
+            // Without this option, apt only warns about a failed download.
             "APT::Update::Error-Mode=any".to_owned(),
         ];
         process::output(self.command("apt-get").arg("update"))?;
         Ok(())
     }
 
-    /// Takes packages from `suite` alone, of the first repository that this machine installs from and that has it.
+    /// Restricts downloads to `suite`, from the first of this machine's repositories that has it.
     pub(crate) fn use_suite(&mut self, suite: &str) -> Result<()> {
         let mut used = Err(anyhow!("apt has no sources"));
         for repository in repositories()? {
@@ -68,11 +68,12 @@ impl Apt {
                 break;
             }
         }
-        used.with_context(|| format!("no repository that this machine installs from has Debian's {suite}"))
+        used.with_context(|| format!("none of this machine's repositories has Debian's {suite}"))
     }
 
-    /// The `.deb` files of `packages` and of what they need beyond what this machine has installed, or after
-    /// [`Apt::use_only`] everything they need.
+    /// Downloads `packages` and all their dependencies that are not installed. Returns the `.deb` files.
+    ///
+    /// After [`Apt::use_only`], no dependency counts as installed.
     pub(crate) fn download_missing(&mut self, packages: &[&str]) -> Result<Vec<PathBuf>> {
         self.with_fresh_lists(|apt| {
             apt.clear_archives()?;
@@ -83,7 +84,7 @@ impl Apt {
         })
     }
 
-    /// The `.deb` files of `packages`, without what they need.
+    /// Downloads `packages` without their dependencies and returns the `.deb` files.
     pub(crate) fn download(&mut self, packages: &[&str]) -> Result<Vec<PathBuf>> {
         self.with_fresh_lists(|apt| {
             apt.clear_archives()?;
@@ -97,16 +98,15 @@ impl Apt {
         })
     }
 
-    /// What the metapackage `package` depends on whose name starts with `prefix`.
+    /// The dependency of the metapackage `package` whose name starts with `prefix`.
     pub(crate) fn dependency(&mut self, package: &str, prefix: &str) -> Result<String> {
         self.with_fresh_lists(|apt| {
             let output = process::output(apt.command("apt-cache").args(["depends", package]))?;
-            dependency_in(&output, prefix)
-                .ok_or_else(|| anyhow!("package {package} depends on nothing named {prefix}*"))
+            dependency_in(&output, prefix).ok_or_else(|| anyhow!("package {package} has no dependency named {prefix}*"))
         })
     }
 
-    /// Removes what was downloaded.
+    /// Removes the downloaded packages.
     pub(crate) fn clear_archives(&self) -> Result<()> {
         for archive in self.archives()? {
             fs::remove_file(archive)?;
@@ -114,13 +114,13 @@ impl Apt {
         Ok(())
     }
 
-    /// Tries with the machine's package lists, then with fresh ones of our own, which need no root.
+    /// Runs `step` with the machine's package lists, and retries it with fresh lists in `directory`, which need no root.
     fn with_fresh_lists<T>(&mut self, step: impl Fn(&Self) -> Result<T>) -> Result<T> {
         match step(self) {
             Err(first) if !self.own_lists => {
                 self.own_lists = true;
                 process::output(self.command("apt-get").arg("update"))
-                    .with_context(|| format!("{first:#}; and fresh package lists cannot be had"))?;
+                    .with_context(|| format!("{first:#}; and fetching fresh package lists failed"))?;
                 step(self)
             }
             result => result,
@@ -157,8 +157,9 @@ fn option(name: &str, value: &Path) -> String {
     format!("{name}={}", value.display())
 }
 
-/// Unpacks `archive` into `root`, which gets the layout of a merged-/usr system: `/bin`, `/lib` and so on are links
-/// into `/usr`. An overlay of it would otherwise hide those links of the system below.
+/// Unpacks `archive` into `root`, with the layout of a merged-/usr system: `/bin`, `/lib` and so on are links into `/usr`.
+///
+/// Without these links, an overlay of `root` would hide the links of the system below.
 pub(crate) fn unpack(archive: &Path, root: &Path) -> Result<()> {
     for name in ["bin", "sbin", "lib", "lib64"] {
         let link = root.join(name);
@@ -187,16 +188,22 @@ pub(crate) fn unpack(archive: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Installs `package` on this machine unless `present`, for what cannot be used from a directory.
+/// Installs `package` on this machine unless `present` returns true.
+///
+/// This is for packages that do not work from a directory.
 ///
 /// # Errors
-/// When this process may not install; the error then tells the command.
+/// If this process may not install packages. The error then contains the command that does.
 pub(crate) fn install_unless(present: impl Fn() -> bool, package: &str) -> Result<()> {
     if present() {
         return Ok(());
     }
+    let _lock = workspace::lock()?;
+    if present() {
+        return Ok(());
+    }
     if !process::is_root() || process::find("apt-get").is_none() {
-        bail!("on Debian, `sudo apt-get install --no-install-recommends {package}` installs it");
+        bail!("on Debian, install it with `sudo apt-get install --no-install-recommends {package}`");
     }
     eprintln!("installing {package} with apt-get");
     let install = || {
@@ -205,33 +212,35 @@ pub(crate) fn install_unless(present: impl Fn() -> bool, package: &str) -> Resul
         process::output(command.args(["install", "--yes", "--no-install-recommends", package]))
     };
     if install().is_err() {
-        // The package lists may be missing or too old to download from.
+        // The package lists may be missing or outdated.
         process::output(Command::new("apt-get").arg("update"))?;
         install()?;
     }
     if !present() {
-        bail!("the package {package} is installed and did not bring it");
+        bail!("the package {package} is installed but does not provide it");
     }
     Ok(())
 }
 
-/// The repositories that this machine installs from, that of its own suite first, without those of security updates,
-/// which do not have whole suites. apt reads its own configuration here, so each form of sources file is understood.
+/// The repositories that this machine installs from. Repositories with its own suite come first.
+///
+/// Repositories of security updates are left out, because they have no complete suites. apt itself reads its sources
+/// here, so every format of sources file works.
 pub(crate) fn repositories() -> Result<Vec<String>> {
     let listing = process::output(Command::new("apt-get").args(["update", "--print-uris"]))?;
     Ok(repositories_in(&listing, &codename()))
 }
 
-/// What the distribution calls this machine's release; empty if it does not say.
+/// Codename of this machine's distribution release. Empty if unknown.
 pub(crate) fn codename() -> String {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     codename.unwrap_or_default().trim_matches('"').to_owned()
 }
 
-/// The repositories in what `apt-get update --print-uris` says, those that have the suite `own` first.
+/// The repositories in the output of `apt-get update --print-uris`, those with the suite `own` first.
 fn repositories_in(listing: &str, own: &str) -> Vec<String> {
-    let (mut first, mut rest) = (Vec::new(), Vec::new());
+    let (mut first, mut others) = (Vec::new(), Vec::new());
     let mut seen = BTreeSet::new();
     for line in listing.lines() {
         let uri = line.trim_start_matches('\'').split('\'').next().unwrap_or_default();
@@ -242,9 +251,9 @@ fn repositories_in(listing: &str, own: &str) -> Vec<String> {
             continue;
         }
         let own = path.split('/').next() == Some(own);
-        if own { &mut first } else { &mut rest }.push(repository.to_owned());
+        if own { &mut first } else { &mut others }.push(repository.to_owned());
     }
-    first.extend(rest);
+    first.extend(others);
     first
 }
 
@@ -261,14 +270,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_is_found_in_its_metapackage() {
+    fn the_kernel_package_is_found_in_its_metapackage() {
         let depends = "linux-image-amd64\n  Depends: linux-image-6.1.0-56-amd64\n  Conflicts: x\n";
         assert_eq!(dependency_in(depends, "linux-image-").as_deref(), Some("linux-image-6.1.0-56-amd64"));
         assert_eq!(dependency_in("linux-image-amd64\n", "linux-image-"), None);
     }
 
     #[test]
-    fn the_repository_of_the_own_suite_comes_first_and_once() {
+    fn the_repository_of_the_machines_suite_is_listed_first_and_once() {
         let listing = "\
 'http://a.example/extra/dists/stable/InRelease' a_InRelease 0
 'http://deb.debian.org/debian/dists/bookworm/InRelease' b_InRelease 0

@@ -1,4 +1,4 @@
-//! `cargo xtask bindgen`: the committed files of rdma-sys that are generated from C headers.
+//! `cargo xtask bindgen`: generates the committed files of rdma-sys from C headers.
 
 use std::process::Command;
 
@@ -6,13 +6,13 @@ use anyhow::Result;
 
 use crate::{headers, process, workspace};
 
-/// Writes rdma-sys/src/bindings.rs and symbols.rs from the headers of rdma-core
+/// Generate the bindings and symbol tables of rdma-sys from the headers of rdma-core
 ///
-/// The headers are those of RDMA_CORE_INCLUDE, an installed package, or Debian packages that are unpacked below the
-/// target directory and not installed.
+/// The headers come from RDMA_CORE_INCLUDE, from an installed package, or from Debian packages that are unpacked below
+/// the target directory without being installed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write nothing; fail if a committed file differs from what would be written
+    /// Write nothing; fail if a committed file is out of date
     #[arg(long)]
     check: bool,
 }
@@ -23,7 +23,10 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     Ok(0)
 }
 
-/// The generator with everything it needs. An error is a reason why this machine cannot generate.
+/// Command that runs the generator, once its requirements are met.
+///
+/// # Errors
+/// If this machine cannot generate, with the reason.
 pub(crate) fn generator(check: bool) -> Result<Command> {
     let include = headers::headers(&workspace::target_dir()?)?;
     headers::libclang()?;

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: two processes exchange messages over RDMA.
+//! `cargo xtask demo`: exchanges messages between two processes over RDMA.
 
 use std::time::Instant;
 
@@ -8,18 +8,18 @@ use crate::pair::End;
 use crate::pingpong::{self, Program};
 use crate::softroce::{self, Options, Sink};
 
-/// Builds the example rc_pingpong and runs a server and a client of it over SoftRoCE
+/// Build the example rc_pingpong and run it as server and client over SoftRoCE
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     softroce: Options,
-    /// The program that is the server
+    /// Program for the server
     #[arg(long, default_value = "rust", value_name = "PROGRAM")]
     server: Program,
-    /// The program that is the client
+    /// Program for the client
     #[arg(long, default_value = "rust", value_name = "PROGRAM")]
     client: Program,
-    /// Options for both programs, such as `-e` for events or `-s 65536` for the size of a message
+    /// Options for both programs, such as `-e` for events or `-s 65536` for the message size
     #[arg(last = true, value_name = "OPTIONS")]
     options: Vec<String>,
 }
@@ -46,7 +46,7 @@ fn verdict(status: i32) -> &'static str {
     if status == 0 { "both succeeded" } else { "failed" }
 }
 
-/// Passes output through, and says when it begins.
+/// Passes output through, and reports when the device is ready.
 struct Show {
     since: Instant,
 }
@@ -57,11 +57,11 @@ impl Sink for Show {
     }
 }
 
-/// The part that runs where the device is.
+/// The part that runs on the host or guest with the device.
 pub(crate) mod inside {
     use super::{End, Program, Result, bail, pingpong};
 
-    /// The argument that makes this program run it.
+    /// First argument of this program that selects this part.
     pub(crate) const ARGUMENT: &str = "run-demo";
 
     pub(crate) fn main(words: &[String]) -> Result<i32> {
@@ -72,7 +72,7 @@ pub(crate) mod inside {
             End::Client => println!("[client] {line}"),
         })?;
         let [server, client] = statuses;
-        println!("exit status of the server {server}, of the client {client}");
+        println!("exit status: server {server}, client {client}");
         Ok(if server == 0 { client } else { server })
     }
 }

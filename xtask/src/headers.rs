@@ -1,4 +1,4 @@
-//! The C headers that rdma-sys binds, and the libclang that binds them, on machines that have neither.
+//! Provides the C headers that rdma-sys binds, and libclang for bindgen, on machines without them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,16 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::apt::{self, Apt};
 use crate::process;
 
-/// The release that `rdma-sys/src/bindings.rs` comes from, as `xtask/bindgen` records it, and the Debian suite that
-/// has it.
+/// Release of rdma-core that the bindings are generated from. Keep it equal to the one in `xtask/bindgen/src/main.rs`.
 const RDMA_CORE: &str = "56.1";
+/// Debian suite that contains this release.
 const SUITE: &str = "trixie";
 const PACKAGES: [&str; 2] = ["libibverbs-dev", "librdmacm-dev"];
 
-/// The include folder of rdma-core 56.1: that of `RDMA_CORE_INCLUDE`, of an installed package, or of Debian packages
-/// that are unpacked below `target_dir` and not installed.
+/// Path of the include directory of rdma-core 56.1.
+///
+/// The headers come from `RDMA_CORE_INCLUDE`, from an installed package, or from Debian packages that are unpacked below
+/// `target_dir` without being installed.
 pub(crate) fn headers(target_dir: &Path) -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("RDMA_CORE_INCLUDE") {
         let dir = PathBuf::from(dir);
@@ -27,13 +29,13 @@ pub(crate) fn headers(target_dir: &Path) -> Result<PathBuf> {
     if version(installed).as_deref() == Some(RDMA_CORE) && check(installed).is_ok() {
         return Ok(installed.to_owned());
     }
-    let kept = target_dir.join("rdma-core-headers").join(RDMA_CORE);
-    let include = kept.join("usr/include");
+    let cache = target_dir.join("rdma-core-headers").join(RDMA_CORE);
+    let include = cache.join("usr/include");
     if check(&include).is_err() {
-        download(&kept).with_context(|| {
+        download(&cache).with_context(|| {
             format!(
                 "no headers of rdma-core {RDMA_CORE} (unpack {} of that release and set RDMA_CORE_INCLUDE to the \
-                 folder that holds infiniband/ and rdma/)",
+                 directory that contains infiniband/ and rdma/)",
                 PACKAGES.join(" and ")
             )
         })?;
@@ -42,7 +44,7 @@ pub(crate) fn headers(target_dir: &Path) -> Result<PathBuf> {
     Ok(include)
 }
 
-/// Refuses a folder that lacks the headers, or that says it has those of another release.
+/// Checks that `include` contains the headers, and that it does not name another release.
 fn check(include: &Path) -> Result<()> {
     for header in ["infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h"] {
         if !include.join(header).is_file() {
@@ -51,19 +53,19 @@ fn check(include: &Path) -> Result<()> {
     }
     match version(include) {
         Some(version) if version != RDMA_CORE => {
-            bail!("these are headers of rdma-core {version}, the bindings are of {RDMA_CORE}")
+            bail!("these are the headers of rdma-core {version}, but the bindings need {RDMA_CORE}")
         }
-        // Headers do not tell their release. Without a pkg-config file beside them, take the user's word.
+        // Headers do not contain their release. Without a pkg-config file next to them, trust the user.
         _ => Ok(()),
     }
 }
 
-/// The release that the pkg-config file beside an include folder names: `Version: 1.14.56.1` is 56.1.
+/// Release in the pkg-config file that belongs to an include directory: 56.1 for `Version: 1.14.56.1`.
 fn version(include: &Path) -> Option<String> {
     let prefix = include.parent()?;
-    let mut folders = vec![prefix.join("lib64"), prefix.join("lib")];
-    folders.extend(entries(&prefix.join("lib")));
-    let text = folders.iter().find_map(|dir| fs::read_to_string(dir.join("pkgconfig/libibverbs.pc")).ok())?;
+    let mut directories = vec![prefix.join("lib64"), prefix.join("lib")];
+    directories.extend(entries(&prefix.join("lib")));
+    let text = directories.iter().find_map(|dir| fs::read_to_string(dir.join("pkgconfig/libibverbs.pc")).ok())?;
     let version = text.lines().find_map(|line| line.strip_prefix("Version:"))?.trim();
     version.splitn(3, '.').nth(2).map(str::to_owned)
 }
@@ -72,16 +74,16 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
-/// Fetches the packages from a repository that this machine installs from and unpacks them into `kept`.
-fn download(kept: &Path) -> Result<()> {
-    // Another process may be at it: each works in a folder of its own, and one rename decides.
-    let work = kept.with_extension(format!("{}.tmp", std::process::id()));
-    let result = download_in(&work, kept);
+/// Downloads the packages from one of this machine's repositories and unpacks them into `cache`.
+fn download(cache: &Path) -> Result<()> {
+    // Another process may download at the same time, so each process uses a separate directory and renames it at the end.
+    let work = cache.with_extension(format!("{}.tmp", std::process::id()));
+    let result = download_in(&work, cache);
     _ = fs::remove_dir_all(&work);
     result
 }
 
-fn download_in(work: &Path, kept: &Path) -> Result<()> {
+fn download_in(work: &Path, cache: &Path) -> Result<()> {
     let mut apt = Apt::new(work)?;
     let mut fetched = Err(anyhow!("apt has no sources"));
     for repository in apt::repositories()? {
@@ -95,15 +97,15 @@ fn download_in(work: &Path, kept: &Path) -> Result<()> {
         apt::unpack(&deb, &root)?;
     }
     check(&root.join("usr/include"))?;
-    // What is there fails the check, or nobody would be here.
-    _ = fs::remove_dir_all(kept);
-    match fs::rename(&root, kept) {
-        Err(error) if check(&kept.join("usr/include")).is_err() => Err(error).context("keeping the headers"),
+    // An existing directory failed the check, or there would be no download.
+    _ = fs::remove_dir_all(cache);
+    match fs::rename(&root, cache) {
+        Err(error) if check(&cache.join("usr/include")).is_err() => Err(error).context("cannot store the headers"),
         _ => Ok(()),
     }
 }
 
-/// The packages of `repository`, if they are of the right release.
+/// Downloads the packages from `repository` and checks their release.
 fn fetch(apt: &mut Apt, repository: &str) -> Result<Vec<PathBuf>> {
     eprintln!("rdma-core {RDMA_CORE} headers: reading the package list of {SUITE}");
     apt.use_only(repository, SUITE)?;
@@ -120,22 +122,23 @@ fn fetch(apt: &mut Apt, repository: &str) -> Result<Vec<PathBuf>> {
     Ok(debs)
 }
 
-/// Whether bindgen will find libclang and the headers that belong to it.
+/// Whether bindgen will find libclang and clang's own headers.
 fn libclang_present() -> bool {
     if let Some(path) = std::env::var_os("LIBCLANG_PATH") {
         let path = PathBuf::from(path);
         return path.is_file() || entries(&path).iter().any(|path| is_libclang(path));
     }
     // /usr/lib64 on Fedora, /usr/lib/<triplet> and /usr/lib/llvm-<version>/lib on Debian.
-    let mut folders: Vec<PathBuf> = ["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from).into();
+    let mut directories: Vec<PathBuf> = ["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from).into();
     for _ in 0..2 {
-        let below: Vec<PathBuf> = folders.iter().flat_map(|dir| entries(dir)).filter(|path| path.is_dir()).collect();
-        folders.extend(below);
-        folders.sort_unstable();
-        folders.dedup();
+        let below: Vec<PathBuf> =
+            directories.iter().flat_map(|dir| entries(dir)).filter(|path| path.is_dir()).collect();
+        directories.extend(below);
+        directories.sort_unstable();
+        directories.dedup();
     }
-    let library = folders.iter().any(|dir| entries(dir).iter().any(|path| is_libclang(path)));
-    let own_headers = folders.iter().any(|dir| {
+    let library = directories.iter().any(|dir| entries(dir).iter().any(|path| is_libclang(path)));
+    let own_headers = directories.iter().any(|dir| {
         let versions = if dir.ends_with("clang") { entries(dir) } else { entries(&dir.join("clang")) };
         versions.iter().any(|version| version.join("include/stddef.h").is_file())
     });
@@ -149,10 +152,10 @@ fn is_libclang(path: &Path) -> bool {
             .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) && rest.contains(".so"))
 }
 
-/// Makes sure that bindgen finds libclang: installs it where this program may.
+/// Ensures that bindgen finds libclang, and installs it if this process may.
 pub(crate) fn libclang() -> Result<()> {
     apt::install_unless(libclang_present, "libclang-dev")
-        .context("bindgen needs libclang (LIBCLANG_PATH tells where it is, if elsewhere than usual)")
+        .context("bindgen needs libclang (set LIBCLANG_PATH if it is in an unusual place)")
 }
 
 #[cfg(test)]
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_of_another_release_is_refused() {
+    fn headers_of_another_release_are_refused() {
         let dir = std::env::temp_dir().join(format!("headers-{}", std::process::id()));
         let include = dir.join("include");
         for header in ["infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h"] {
@@ -168,7 +171,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         }
-        assert!(check(&include).is_ok(), "no pkg-config file: trusted");
+        assert!(check(&include).is_ok(), "headers without a pkg-config file are trusted");
 
         let pkgconfig = dir.join("lib/x86_64-linux-gnu/pkgconfig");
         fs::create_dir_all(&pkgconfig).unwrap();
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn libclang_is_told_from_its_neighbours() {
+    fn libclang_is_distinguished_from_similar_libraries() {
         for name in ["libclang.so", "libclang.so.1", "libclang-14.so.13", "libclang-19.so"] {
             assert!(is_libclang(Path::new(name)), "{name}");
         }

@@ -1,4 +1,4 @@
-//! What a contributor to this workspace runs: `cargo xtask COMMAND`.
+//! Commands for contributors to this workspace: `cargo xtask COMMAND`.
 
 mod apt;
 mod bench;
@@ -8,6 +8,7 @@ mod headers;
 mod pair;
 mod pingpong;
 mod process;
+mod soak;
 mod soft;
 mod softroce;
 mod test;
@@ -34,14 +35,16 @@ enum Command {
     Soft(soft::Args),
     Softroce(softroce::Args),
     Bench(bench::Args),
+    Soak(soak::Args),
     Bindgen(bindgen::Args),
 }
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().collect();
     match words.get(1).map(String::as_str) {
-        // Not subcommands, because nobody is to type them: what this program is told when it runs inside a guest.
+        // Internal commands, which this program passes to itself, mostly inside a guest. They are not listed as subcommands.
         Some(softroce::guest::ARGUMENT) => return finish(softroce::guest::init().map(|()| 0)),
+        Some(test::stage_run::ARGUMENT) => return finish(test::stage_run::main(&words[2..])),
         Some(test::inside::ARGUMENT) => return finish(test::inside::main(&words[2..])),
         Some(demo::inside::ARGUMENT) => return finish(demo::inside::main(&words[2..])),
         Some(bench::pingpong::inside::ARGUMENT) => return finish(bench::pingpong::inside::main(&words[2..])),
@@ -51,13 +54,14 @@ fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     finish(match &command {
         Command::Demo(args) => demo::main(args),
-        Command::Test(args) => test::main(args),
+        Command::Test(args) => test::main(args, &words[2..]),
         Command::Soft(args) => soft::main(args),
         Command::Softroce(args) => Ok(softroce::main(args).unwrap_or_else(|error| {
             eprintln!("softroce: error: {error:#}");
             softroce::UNAVAILABLE
         })),
         Command::Bench(args) => bench::main(args),
+        Command::Soak(args) => soak::main(args),
         Command::Bindgen(args) => bindgen::main(args),
     })
 }

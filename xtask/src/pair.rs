@@ -1,4 +1,4 @@
-//! One run of two programs that talk to each other: a server, and a client on the same machine once the server listens.
+//! Runs a server and, once it listens, a client on the same machine.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -11,17 +11,17 @@ use anyhow::{Context, Result, bail};
 
 use crate::{process, softroce, wait};
 
-/// The TCP port of rdma-core's ping-pongs, of perftest and of their counterparts here, unless told otherwise.
+/// Default TCP port of rdma-core's ping-pongs, of perftest, and of their counterparts here.
 const PORT: u16 = 18_515;
-/// How long a server may take to listen.
+/// Time limit for the server to listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(60);
-/// Time for one run: what these programs do by default takes seconds at most.
+/// Time limit for one run. With their default options, these programs take a few seconds at most.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The deadline, unless the clock is no measure of it: then whoever supervises the guest has one.
+/// The time limit, or practically none if the clock counts instructions. The host then enforces a limit on the guest.
 fn limit(limit: Duration) -> Duration {
-    const NONE: Duration = Duration::from_secs(100_000_000);
-    if std::env::var_os(softroce::COUNTS_INSTRUCTIONS).is_some() { NONE } else { limit }
+    const UNLIMITED: Duration = Duration::from_secs(100_000_000);
+    if std::env::var_os(softroce::COUNTS_INSTRUCTIONS).is_some() { UNLIMITED } else { limit }
 }
 
 /// An end of the connection.
@@ -31,33 +31,34 @@ pub(crate) enum End {
     Client,
 }
 
-/// As [`run_on`], on [`PORT`].
-pub(crate) fn run(server: Command, client: Command, line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
-    run_on(PORT, server, client, line)
+/// [`run_on`] with [`PORT`].
+pub(crate) fn run(server: Command, client: Command, on_line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
+    run_on(PORT, server, client, on_line)
 }
 
-/// Runs `server`, and `client` once something listens on `port`, and hands each line either writes to `line`; the
-/// statuses of both. Kills both when [`LIMIT`] has passed.
-fn run_on(port: u16, server: Command, client: Command, mut line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
+/// Runs `server`, and `client` once a socket listens on `port`, and returns the statuses of both.
+///
+/// Calls `on_line` for each line that either program writes. Kills both at the time limit.
+fn run_on(port: u16, server: Command, client: Command, mut on_line: impl FnMut(End, &str)) -> Result<[i32; 2]> {
     let deadline = Instant::now() + limit(LIMIT);
     let (sender, lines) = channel();
     let mut children = Children(Vec::new());
     children.start(server, End::Server, &sender)?;
     let server_status = wait::until(limit(LISTEN_LIMIT), || {
         let ended = children.0[0].try_wait().ok().flatten();
-        (ended.is_some() || listening(port)).then_some(ended)
+        (ended.is_some() || is_listening(port)).then_some(ended)
     });
     match server_status {
         Some(None) => children.start(client, End::Client, &sender)?,
         Some(Some(status)) => {
             drop(sender);
-            relay(&lines, deadline, &mut line);
-            bail!("the server ended before a client came: {status}");
+            relay(&lines, deadline, &mut on_line);
+            bail!("the server ended before the client started: {status}");
         }
         None => bail!("the server does not listen on port {port}"),
     }
     drop(sender);
-    if !relay(&lines, deadline, &mut line) {
+    if !relay(&lines, deadline, &mut on_line) {
         bail!("not finished after {} s", LIMIT.as_secs());
     }
     let mut statuses = [0; 2];
@@ -67,12 +68,12 @@ fn run_on(port: u16, server: Command, client: Command, mut line: impl FnMut(End,
     Ok(statuses)
 }
 
-/// As [`client_output_on`], on [`PORT`].
+/// [`client_output_on`] with [`PORT`].
 pub(crate) fn client_output(server: Command, client: Command) -> Result<Vec<String>> {
     client_output_on(PORT, server, client)
 }
 
-/// A free TCP port, for programs that take one as an option.
+/// A free TCP port, for programs with a port option.
 pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
 }
@@ -80,7 +81,7 @@ pub(crate) fn free_port() -> Result<u16> {
 /// Runs `server` and `client` and returns the lines that the client writes.
 ///
 /// # Errors
-/// With the output of both, unless both succeed.
+/// If one of them fails, with the output of both.
 pub(crate) fn client_output_on(port: u16, server: Command, client: Command) -> Result<Vec<String>> {
     let (mut lines, mut output) = (Vec::new(), String::new());
     let statuses = run_on(port, server, client, |end, line| {
@@ -91,12 +92,12 @@ pub(crate) fn client_output_on(port: u16, server: Command, client: Command) -> R
     });
     match statuses {
         Ok([0, 0]) => Ok(lines),
-        Ok(statuses) => bail!("statuses of server and client {statuses:?}:{output}"),
+        Ok(statuses) => bail!("exit statuses of server and client: {statuses:?}:{output}"),
         Err(error) => bail!("{error:#}:{output}"),
     }
 }
 
-/// The programs that run; dropping it ends them.
+/// The running programs. Dropping this value kills them.
 struct Children(Vec<Child>);
 
 impl Children {
@@ -121,7 +122,7 @@ impl Children {
 impl Drop for Children {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Fails for one that has ended.
+            // Fails if the program has ended.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -138,24 +139,26 @@ fn forward(stream: impl Read + Send + 'static, end: End, lines: Sender<(End, Str
     });
 }
 
-/// Hands on lines until both programs have closed their outputs; whether they did before `deadline`.
-fn relay(lines: &Receiver<(End, String)>, deadline: Instant, line: &mut impl FnMut(End, &str)) -> bool {
+/// Passes lines to `on_line` until both programs have closed their outputs. Returns false if `deadline` comes first.
+fn relay(lines: &Receiver<(End, String)>, deadline: Instant, on_line: &mut impl FnMut(End, &str)) -> bool {
     loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok((end, text)) => line(end, &text),
+            Ok((end, line)) => on_line(end, &line),
             Err(RecvTimeoutError::Disconnected) => return true,
             Err(RecvTimeoutError::Timeout) => return false,
         }
     }
 }
 
-/// Whether something listens on `port`. Connecting to find out would be taken for the client.
-fn listening(port: u16) -> bool {
+/// Whether a socket listens on `port`.
+///
+/// A test connection would not do: the server would accept it as its client.
+fn is_listening(port: u16) -> bool {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
-    tables.iter().any(|table| fs::read_to_string(table).is_ok_and(|table| listens(&table, port)))
+    tables.iter().any(|table| fs::read_to_string(table).is_ok_and(|table| has_listener(&table, port)))
 }
 
-fn listens(table: &str, port: u16) -> bool {
+fn has_listener(table: &str, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let suffix = format!(":{port:04X}");
     table.lines().skip(1).any(|socket| {
@@ -170,11 +173,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listening_socket_is_told_from_a_connected_one() {
+    fn a_listening_socket_is_distinguished_from_a_connected_one() {
         let header = "  sl  local_address rem_address   st tx_queue rx_queue\n";
         let socket = |state: &str| format!("{header}   0: 00000000:4853 00000000:0000 {state} 00000000:00000000\n");
-        assert!(listens(&socket("0A"), PORT));
-        assert!(!listens(&socket("01"), PORT));
-        assert!(!listens(header, PORT));
+        assert!(has_listener(&socket("0A"), PORT));
+        assert!(!has_listener(&socket("01"), PORT));
+        assert!(!has_listener(header, PORT));
     }
 }

@@ -1,4 +1,4 @@
-//! The example rc_pingpong and its C original as the two ends of one run.
+//! Runs the example rc_pingpong or its C original as server and client.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::pair::{self, End};
 use crate::{process, workspace};
 
-/// The example of this workspace, and the program of rdma-core that it can talk to.
+/// The example of this workspace, or the compatible program of rdma-core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub(crate) enum Program {
     /// The example `rc_pingpong`
@@ -18,13 +18,13 @@ pub(crate) enum Program {
 }
 
 impl Program {
-    /// The program with `options`, as this end.
+    /// Command line of the program as `end`.
     pub(crate) fn command(self, end: End, options: &[String]) -> Result<Command> {
         let mut command = match self {
             Program::Rust => Command::new(example()?),
             Program::C => {
                 let mut command = Command::new("ibv_rc_pingpong");
-                // It cannot choose a GID by itself.
+                // ibv_rc_pingpong does not choose a GID itself.
                 let device = std::env::var("RDMA_DEVICE").unwrap_or_else(|_| "rxe0".to_owned());
                 command.args(["-d", &device, "-g", "1"]);
                 command
@@ -42,8 +42,8 @@ impl Program {
 pub(crate) fn build() -> Result<()> {
     let mut cargo = Command::new(workspace::cargo());
     cargo.current_dir(workspace::root()).args(["build", "--release", "--example", "rc_pingpong"]);
-    // With xtask named too the features of common dependencies are those that it was compiled with, and they are not
-    // compiled again.
+    // Naming xtask too keeps the features of shared dependencies as they were when xtask was compiled, which avoids
+    // compiling those dependencies again.
     process::run(cargo.args(["--package", "rdma-stack", "--package", "xtask"]))
 }
 
@@ -51,12 +51,12 @@ fn example() -> Result<std::path::PathBuf> {
     Ok(workspace::target_dir()?.join("release/examples/rc_pingpong"))
 }
 
-/// [`pair::run`] of `server` and `client` with `options`.
+/// Runs `server` and `client` with `options`: [`pair::run`].
 pub(crate) fn run(
     server: Program,
     client: Program,
     options: &[String],
-    line: impl FnMut(End, &str),
+    on_line: impl FnMut(End, &str),
 ) -> Result<[i32; 2]> {
-    pair::run(server.command(End::Server, options)?, client.command(End::Client, options)?, line)
+    pair::run(server.command(End::Server, options)?, client.command(End::Client, options)?, on_line)
 }

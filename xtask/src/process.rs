@@ -1,4 +1,4 @@
-//! Running other programs: their status as an error, their output as text.
+//! Runs other programs, and turns their status into an error and their output into text.
 
 use std::env;
 use std::ffi::OsStr;
@@ -8,7 +8,10 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs `command` and fails, with its standard error, unless it succeeds. Its output is returned.
+/// Runs `command` and returns its standard output.
+///
+/// # Errors
+/// If it fails, with its standard error.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let shown = display(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{shown}`"))?;
@@ -19,7 +22,10 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs `command` with its standard output and error shown, and fails unless it succeeds.
+/// Runs `command`, which inherits standard output and error.
+///
+/// # Errors
+/// If it fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let shown = display(command);
     let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot run `{shown}`"))?;
@@ -29,7 +35,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The status a shell would report: the exit status, or 128 and the signal.
+/// The status that a shell would report: the exit status, or 128 plus the signal.
 pub(crate) fn shell_status(status: ExitStatus) -> i32 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code,
@@ -38,15 +44,15 @@ pub(crate) fn shell_status(status: ExitStatus) -> i32 {
     }
 }
 
-/// The status a shell would report for a program that could not be started.
-pub(crate) fn status_of_unstarted(error: &std::io::Error) -> i32 {
+/// The status that a shell would report for a program that could not be started.
+pub(crate) fn spawn_error_status(error: &std::io::Error) -> i32 {
     match error.kind() {
         std::io::ErrorKind::NotFound => 127,
         _ => 126,
     }
 }
 
-/// The program `name` on the `PATH`, or in the directories of administration tools.
+/// Finds the program `name` on the `PATH` or in the directories of system administration tools.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -55,12 +61,12 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// Whether this process may do anything.
+/// Whether this process runs as root.
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// `command` as one could type it into a shell that finds its program.
+/// Formats `command` for a shell, with the program's file name in place of its path.
 pub(crate) fn display(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut line = quote(program.file_name().unwrap_or(program.as_os_str()));
@@ -71,7 +77,7 @@ pub(crate) fn display(command: &Command) -> String {
     line
 }
 
-/// `word` quoted for a shell where it needs to be.
+/// Quotes `word` for a shell if necessary.
 pub(crate) fn quote(word: &OsStr) -> String {
     let word = word.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
@@ -87,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quoting_leaves_plain_words_and_protects_the_rest() {
+    fn only_words_with_special_characters_are_quoted() {
         assert_eq!(quote(OsStr::new("--lib=a/b.so")), "--lib=a/b.so");
         assert_eq!(quote(OsStr::new("two words")), "'two words'");
         assert_eq!(quote(OsStr::new("it's")), r"'it'\''s'");
@@ -95,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_reported_as_a_shell_does() {
+    fn a_signal_becomes_the_status_of_a_shell() {
         assert_eq!(shell_status(ExitStatus::from_raw(7 << 8)), 7);
         assert_eq!(shell_status(ExitStatus::from_raw(9)), 137);
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask soft`: a program on the software RNIC of this workspace.
+//! `cargo xtask soft`: runs a program on the software RNIC of this workspace.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -12,24 +12,23 @@ use crate::{process, workspace};
 const EXAMPLES: &str = "\
 Examples:
   cargo xtask soft -- ibv_devinfo -v
-  cargo xtask soft -- ibv_rc_pingpong -g 0              the server, and in another shell the client:
+  cargo xtask soft -- ibv_rc_pingpong -g 0              the server; in another shell, the client:
   cargo xtask soft -- ibv_rc_pingpong -g 0 localhost
   cargo xtask soft --faults seed=7,drop=0.01,delay=50us -- ib_write_bw
-  cargo xtask soft --addr 10.0.0.1 -- ib_send_lat       found from other hosts by that address, also by other RNICs";
+  cargo xtask soft --addr 10.0.0.1 -- ib_send_lat       reachable from other hosts and other RNICs";
 
-/// Runs a program of libibverbs, in whichever language, on soft0: a software RNIC in the program's own process
+/// Run a program that uses libibverbs, in any language, on soft0: a software RNIC in the program's own process
 ///
-/// The program sees that device and no other, for LD_PRELOAD and RDMA_SYS_LIBIBVERBS name the library in place of
-/// libibverbs. Its input, output and exit status are its own. Programs on one machine reach each other without --addr.
+/// LD_PRELOAD and RDMA_SYS_LIBIBVERBS replace libibverbs, so the program sees no other device. Its input, output and
+/// exit status are passed through. Programs on one machine reach each other without --addr.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// What the network is to do to packets: seed=7,drop=0.01,dup=0.001,reorder=0.01,corrupt=0.0001,delay=50us, each left
-    /// out at will (RDMA_SOFT_FAULTS)
+    /// Faults of the simulated network, such as seed=7,drop=0.01,dup=0.001,reorder=0.01,corrupt=0.0001,delay=50us; each
+    /// is optional (RDMA_SOFT_FAULTS)
     #[arg(long, value_name = "TEXT")]
     faults: Option<String>,
-    /// Addresses of this machine that the device is to have, with commas between them [default: a free one of
-    /// 127.0.0.0/8] (RDMA_SOFT_ADDR)
+    /// Comma-separated addresses of this machine for the device [default: a free one of 127.0.0.0/8] (RDMA_SOFT_ADDR)
     #[arg(long, value_name = "IP")]
     addr: Option<String>,
     /// The program and its arguments
@@ -37,16 +36,16 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// Becomes the program, unless it cannot be started.
+/// Replaces this process with the program. Returns only if the program cannot be started.
 pub(crate) fn main(args: &Args) -> Result<i32> {
     let library = library()?;
     let mut command = args.command(&library, std::env::var_os("LD_PRELOAD"))?;
     let error = command.exec();
     eprintln!("error: cannot run `{}`: {error}", process::display(&command));
-    Ok(process::status_of_unstarted(&error))
+    Ok(process::spawn_error_status(&error))
 }
 
-/// Compiles the library; its file.
+/// Compiles the library and returns its path.
 pub(crate) fn library() -> Result<std::path::PathBuf> {
     let mut cargo = Command::new(workspace::cargo());
     cargo.current_dir(workspace::root()).args(["build", "--quiet", "--release", "--package", "rdma-soft-preload"]);
@@ -54,14 +53,14 @@ pub(crate) fn library() -> Result<std::path::PathBuf> {
     Ok(workspace::target_dir()?.join("release/librdma_soft.so"))
 }
 
-/// Preloads the library into `command` in place of libibverbs, before the `others`.
+/// Preloads the library into `command` in place of libibverbs, before the libraries in `others`.
 ///
 /// # Errors
-/// If the path has a space or colon, which separate paths in `LD_PRELOAD`.
+/// If the path contains a space or a colon, which separate paths in `LD_PRELOAD`.
 pub(crate) fn preload(command: &mut Command, library: &Path, others: Option<OsString>) -> Result<()> {
     let name = library.as_os_str();
     if name.as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
-        bail!("LD_PRELOAD cannot name {}, for the space or colon in it: see CARGO_TARGET_DIR", library.display());
+        bail!("LD_PRELOAD cannot name {}, which contains a space or a colon: set CARGO_TARGET_DIR", library.display());
     }
     let mut preload = name.to_owned();
     if let Some(others) = others.filter(|others| !others.is_empty()) {
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_gets_the_library_in_place_of_others_and_options_as_variables() {
+    fn the_program_gets_the_preloaded_library_and_options_as_variables() {
         let args =
             parse(&["--faults", "drop=0.01", "--addr", "10.0.0.1", "--", "ibv_rc_pingpong", "-g", "0", "--addr"]);
         let command = args.command(Path::new("/t/librdma_soft.so"), Some("/l/other.so".into())).unwrap();
@@ -118,11 +117,11 @@ mod tests {
         assert_eq!(variable(&command, "RDMA_SOFT_ADDR").as_deref(), Some("10.0.0.1"));
         let plain = parse(&["ibv_devinfo", "-v"]).command(Path::new("/t/librdma_soft.so"), None).unwrap();
         assert_eq!(variable(&plain, "LD_PRELOAD").as_deref(), Some("/t/librdma_soft.so"));
-        assert_eq!(variable(&plain, "RDMA_SOFT_FAULTS"), None, "what was set before holds");
+        assert_eq!(variable(&plain, "RDMA_SOFT_FAULTS"), None, "without the option, the inherited variable applies");
     }
 
     #[test]
-    fn a_library_that_cannot_be_preloaded_is_complained_of() {
+    fn a_library_that_cannot_be_preloaded_is_an_error() {
         let error = parse(&["true"]).command(Path::new("/my work/librdma_soft.so"), None).unwrap_err();
         assert!(error.to_string().contains("CARGO_TARGET_DIR"), "{error}");
     }

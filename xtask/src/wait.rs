@@ -1,9 +1,9 @@
-//! Waiting for something that nobody announces, never without an end.
+//! Polls for a condition, with a time limit.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Calls `ready` until it returns something, or `limit` has passed.
+/// Calls `ready` until it returns a value, or until `limit` has passed.
 pub(crate) fn until<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_ends_with_the_value_or_with_the_limit() {
+    fn waiting_ends_with_a_value_or_at_the_limit() {
         let mut calls = 0;
         let third = until(Duration::from_secs(60), || {
             calls += 1;

@@ -1,16 +1,16 @@
-//! The loops over the raw door of rdma-safe, where each call asks which interface an object has.
+//! The loops over the raw API of rdma-safe, where each call checks the interface of an object.
 
 use rdma_safe::{Inline, UdTarget, WorkRequest};
 
-use crate::raw::{all, received, seen};
+use crate::raw::{read_all, read_basic, read_receive};
 use crate::rig::{BATCH, FAILED, INLINE, QKEY, Raw};
 
 macro_rules! drain {
-    ($raw:ident, $sum:ident, $seen:ident) => {
+    ($raw:ident, $sum:ident, $read:ident) => {
         let mut poll = $raw.cq.poll();
         loop {
             match poll.next() {
-                Ok(Some(wc)) => $sum = $seen($sum, &wc),
+                Ok(Some(wc)) => $sum = $read($sum, &wc),
                 Ok(None) => break,
                 Err(_) => return FAILED,
             }
@@ -33,7 +33,7 @@ macro_rules! post_and_poll {
                 if $batch.post().is_err() {
                     return FAILED;
                 }
-                drain!($raw, sum, seen);
+                drain!($raw, sum, read_basic);
             }
             sum
         }
@@ -74,7 +74,7 @@ macro_rules! batch_and_poll {
                 if batch.post().is_err() {
                     return FAILED;
                 }
-                drain!(raw, sum, seen);
+                drain!(raw, sum, read_basic);
             }
             sum
         }
@@ -89,7 +89,7 @@ pub(crate) fn loop_any_in1(raw: &mut Raw, n: u64) -> u64 {
     let Some(data) = raw.buffer.get(..INLINE) else { return FAILED };
     for i in 0..n {
         let Ok(mut batch) = raw.qp.send_batch() else { return FAILED };
-        // SAFETY: the bytes are copied in the call.
+        // SAFETY: the call copies the bytes.
         if unsafe { batch.send(WorkRequest::new(i), Inline(data)) }.is_err() {
             return FAILED;
         }
@@ -118,13 +118,13 @@ macro_rules! empty {
 empty! { loop_any_em_ex loop_any_em_cl }
 
 macro_rules! poll {
-    ($($name:ident = $seen:ident;)+) => {$(
+    ($($name:ident = $read:ident;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
             let mut sum = 0;
             for _ in (0..n).step_by(BATCH) {
-                drain!(raw, sum, $seen);
+                drain!(raw, sum, $read);
             }
             sum
         }
@@ -132,8 +132,8 @@ macro_rules! poll {
 }
 
 poll! {
-    loop_any_poll_ex = received;
-    loop_any_poll_cl = received;
-    loop_any_all_ex = all;
-    loop_any_all_cl = all;
+    loop_any_poll_ex = read_receive;
+    loop_any_poll_cl = read_receive;
+    loop_any_all_ex = read_all;
+    loop_any_all_cl = read_all;
 }

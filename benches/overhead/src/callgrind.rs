@@ -1,13 +1,13 @@
-//! Requests to callgrind, as `valgrind/callgrind.h` makes them: instructions that do nothing where no Valgrind runs.
+//! Client requests of `valgrind/callgrind.h`, which have no effect outside Valgrind.
 
 use std::ffi::CStr;
 
-/// Codes of `enum Vg_CallgrindClientRequest`; the tool's are numbered from its letters, C and T.
+/// Codes of `enum Vg_CallgrindClientRequest`, numbered from the tool's letters C and T.
 const TOGGLE_COLLECT: usize = BASE + 2;
 const DUMP_STATS_AT: usize = BASE + 3;
 const BASE: usize = (b'C' as usize) << 24 | (b'T' as usize) << 16;
 
-/// Counts what `f` does, with `--collect-atstart=no`, and has it written to a profile that says `name`.
+/// Calls `f`, and makes callgrind write a profile of it under `name`. Needs `--collect-atstart=no`.
 pub(crate) fn profile<R>(name: &CStr, f: impl FnOnce() -> R) -> R {
     request([TOGGLE_COLLECT, 0, 0, 0, 0, 0]);
     let result = f();
@@ -16,11 +16,11 @@ pub(crate) fn profile<R>(name: &CStr, f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// A code and its five arguments.
+/// Makes a request. The words are its code and five arguments.
 #[cfg(target_arch = "x86_64")]
 fn request(words: [usize; 6]) {
-    // SAFETY: the rotations add up to nothing and the exchange is of a register with itself; under Valgrind, which knows
-    // the sequence, the words are read and `rdx` is the answer.
+    // SAFETY: the rotations cancel out, and the exchange is of a register with itself. Valgrind recognizes the sequence,
+    // reads the words, and writes only `rdx`.
     unsafe {
         std::arch::asm!(
             "rol rdi, 3",
@@ -34,10 +34,10 @@ fn request(words: [usize; 6]) {
     }
 }
 
-/// A code and its five arguments.
+/// Makes a request. The words are its code and five arguments.
 #[cfg(target_arch = "aarch64")]
 fn request(words: [usize; 6]) {
-    // SAFETY: as on x86-64, of other registers; `x3` is the answer.
+    // SAFETY: as on x86-64, with other registers. Valgrind writes only `x3`.
     unsafe {
         std::arch::asm!(
             "ror x12, x12, #3",
@@ -51,6 +51,6 @@ fn request(words: [usize; 6]) {
     }
 }
 
-/// Valgrind has other sequences for other processors: there no profile is written, and whoever waits for it says so.
+/// Not implemented for other processors. Without a profile, `cargo xtask bench overhead` reports an error.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn request(_: [usize; 6]) {}

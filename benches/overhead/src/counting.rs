@@ -1,20 +1,22 @@
-//! An allocator that counts.
+//! An allocator that counts its calls.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The system's allocator, with a count of its calls.
+/// The system allocator with a count of its calls.
 #[derive(Debug)]
 pub(crate) struct Counting;
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// How often this program has allocated or freed; what the stub does, which has an allocator of its own, does not count.
+/// Number of allocations and deallocations of this program.
+///
+/// The stub provider is not included, because it has a separate allocator.
 pub(crate) fn calls() -> u64 {
     CALLS.load(Ordering::Relaxed)
 }
 
-// SAFETY: each method does what the system's allocator does; counting allocates nothing.
+// SAFETY: each method forwards to the system allocator, and counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);

@@ -1,8 +1,13 @@
 //! Runs loops over verbs for `cargo xtask bench overhead`, which counts their instructions.
 //!
-//! Every loop does the same in every variant: in C, over rdma-sys, over both doors of rdma-safe where the interface of an object
-//! is known, and over the raw one where it is asked for on every call. Each is run twice, with
-//! [`COUNTS`] operations; callgrind writes a profile of each run, and a line tells what it was and its checksum.
+//! Each loop performs the same operations in every variant:
+//!
+//! - C, and rdma-sys;
+//! - both APIs of rdma-safe, with the interface of each object known before the loop;
+//! - the raw API with a check of the interface on every call (`any`).
+//!
+//! Each loop runs twice, with the numbers of operations in [`COUNTS`]. callgrind writes a profile of each run, and the program
+//! prints a line with its results.
 
 mod any;
 mod callgrind;
@@ -17,7 +22,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use libloading::os::unix::Library;
-use rdma_safe::{Classic, Endpoint, Extended};
+use rdma_safe::Endpoint;
+use rdma_safe::interface::{Classic, Extended};
 
 use counting::Counting;
 use rig::{FAILED, Objects, Owned, Raw, Result, Rig, Setting};
@@ -25,7 +31,7 @@ use rig::{FAILED, Objects, Owned, Raw, Result, Rig, Setting};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Operations of the two runs: what a loop does once drops out of the difference.
+/// Numbers of operations of the two runs. Their difference cancels the fixed cost of a loop.
 const COUNTS: [u64; 2] = [1600, 17600];
 
 struct Row {
@@ -111,27 +117,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// The arguments are `NAME=PATH` of loops.c compiled by the compiler NAME.
+/// Runs all loops. An argument `NAME=PATH` names a compiler and its build of loops.c.
 fn run() -> Result<()> {
     let rig = Rig::new()?;
     let mut c = Vec::new();
     for argument in std::env::args().skip(1) {
-        let (name, path) = argument.split_once('=').ok_or("an argument is not NAME=PATH")?;
+        let (name, path) = argument.split_once('=').ok_or("expected an argument NAME=PATH")?;
         // SAFETY: the library has no initialisers.
         c.push((name.to_owned(), unsafe { Library::new(Path::new(path)) }?));
     }
     for Row { name, setting, sys, raw, any, owned } in rows() {
         for (compiler, library) in &c {
             let symbol = format!("loop_{name}\0");
-            // SAFETY: loops.c has this function for each row.
+            // SAFETY: loops.c defines this function for each row, with this signature.
             let function: unsafe extern "C" fn(*mut Objects, u64) -> u64 = *unsafe { library.get(symbol.as_bytes())? };
             let mut objects = Objects::of(&rig, setting)?;
-            // SAFETY: the objects are as the row says.
+            // SAFETY: the objects have the row's setting.
             measure(compiler, name, |n| unsafe { function(&raw mut objects.0, n) })?;
         }
         if let Some(function) = sys {
             let objects = Objects::of(&rig, setting)?;
-            // SAFETY: the objects are as the row says.
+            // SAFETY: the objects have the row's setting.
             measure("sys", name, |n| unsafe { function(&objects.0, n) })?;
         }
         for (variant, function) in [("raw", raw), ("any", any)] {
@@ -142,11 +148,11 @@ fn run() -> Result<()> {
         }
         match owned {
             Some(OwnedLoop::Extended(function)) => {
-                let mut owned = rig.owned(setting, Endpoint::extended)?;
+                let mut owned = rig.owned(setting, Endpoint::with_interface::<Extended>)?;
                 measure("owned", name, |n| function(&mut owned, n))?;
             }
             Some(OwnedLoop::Classic(function)) => {
-                let mut owned = rig.owned(setting, Endpoint::classic)?;
+                let mut owned = rig.owned(setting, Endpoint::with_interface::<Classic>)?;
                 measure("owned", name, |n| function(&mut owned, n))?;
             }
             None => {}
@@ -156,13 +162,14 @@ fn run() -> Result<()> {
 }
 
 impl Objects {
-    /// The objects that the row needs, and what owns them.
+    /// Objects with `setting`, and the values that own them.
     fn of(rig: &Rig, setting: Setting) -> Result<(Self, Raw)> {
         let raw = rig.raw(setting)?;
         Ok((raw.objects(), raw))
     }
 }
 
+/// Runs `function` with each of [`COUNTS`] and prints a line for each run.
 fn measure(variant: &str, name: &str, mut function: impl FnMut(u64) -> u64) -> Result<()> {
     for count in COUNTS {
         let profile = CString::new(format!("{variant} {name} {count}"))?;

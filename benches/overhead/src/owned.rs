@@ -1,16 +1,17 @@
-//! The loops over the owned door of rdma-safe, whose interface was asked for once, before the loop.
+//! The loops over the owned API of rdma-safe, with the interface known before the loop.
 
-use rdma_safe::{Classic, Completion, Extended, Operation, Work};
+use rdma_safe::interface::{Classic, Extended};
+use rdma_safe::{Completion, Operation, Work};
 
 use crate::rig::{BATCH, FAILED, Owned};
 
 #[inline(always)]
-fn sent(done: &Completion) -> u64 {
+fn read_send(done: &Completion) -> u64 {
     u64::from(done.status.0) + 1
 }
 
 #[inline(always)]
-fn received(done: &Completion) -> u64 {
+fn read_receive(done: &Completion) -> u64 {
     u64::from(done.status.0)
         + u64::from(done.operation == Operation::Receive)
         + u64::from(done.byte_len)
@@ -18,7 +19,7 @@ fn received(done: &Completion) -> u64 {
 }
 
 macro_rules! one_at_a_time {
-    ($($name:ident: $interface:ident = $post:ident, $seen:ident;)+) => {$(
+    ($($name:ident: $interface:ident = $post:ident, $read:ident;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(owned: &mut Owned<$interface>, n: u64) -> u64 {
@@ -28,8 +29,8 @@ macro_rules! one_at_a_time {
                 if owned.endpoint.$post(buffer).is_err() {
                     return FAILED;
                 }
-                let back = owned.endpoint.take(|done| {
-                    sum += $seen(&done);
+                let back = owned.endpoint.poll_with(|done| {
+                    sum += $read(&done);
                     done.buffer
                 });
                 match back {
@@ -44,10 +45,10 @@ macro_rules! one_at_a_time {
 }
 
 one_at_a_time! {
-    loop_owned_send_ex1: Extended = send, sent;
-    loop_owned_send_cl1: Classic = send, sent;
-    loop_owned_recv_ex1: Extended = receive, received;
-    loop_owned_recv_cl1: Classic = receive, received;
+    loop_owned_send_ex1: Extended = send, read_send;
+    loop_owned_send_cl1: Classic = send, read_send;
+    loop_owned_recv_ex1: Extended = receive, read_receive;
+    loop_owned_recv_cl1: Classic = receive, read_receive;
 }
 
 macro_rules! batches {
@@ -69,7 +70,7 @@ macro_rules! batches {
                 }
                 for buffer in &mut owned.buffers {
                     let Ok(Some(done)) = owned.endpoint.poll() else { return FAILED };
-                    sum += sent(&done);
+                    sum += read_send(&done);
                     *buffer = done.buffer;
                 }
             }

@@ -1,32 +1,34 @@
-//! The loops over the raw door of rdma-safe, as one writes them for whom instructions count: the interface of each object is
-//! asked for once, before the loop.
+//! The loops over the raw API of rdma-safe, written for the fewest instructions.
+//!
+//! They check the interface of each object once, before the loop.
 
 use std::ops::ControlFlow;
 
+use rdma_safe::interface::{Classic, Extended};
 use rdma_safe::{Inline, QueuePairType, SendOps, UdTarget, WorkCompletion, WorkRequest};
 
 use crate::rig::{BATCH, FAILED, INLINE, QKEY, Raw};
 
-/// Adds what C reads of a completion: identifier, status, opcode.
+/// Adds the fields that C reads of every completion: identifier, status, opcode.
 #[inline(always)]
-pub(crate) fn seen(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
+pub(crate) fn read_basic(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
     sum + wc.wr_id() + u64::from(wc.status().0) + u64::from(wc.opcode().0)
 }
 
-/// Adds what C reads of a receive: those, length and immediate data.
+/// Adds the fields that C reads of a receive: also length and immediate data.
 #[inline(always)]
-pub(crate) fn received(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
-    let sum = seen(sum, wc) + u64::from(wc.byte_len().unwrap_or(0));
+pub(crate) fn read_receive(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
+    let sum = read_basic(sum, wc) + u64::from(wc.byte_len().unwrap_or(0));
     match wc.imm() {
         Some(imm) => sum + u64::from(imm),
         None => sum,
     }
 }
 
-/// Adds all that C reads of a completion with every field that providers commonly have.
+/// Adds the fields that C reads of a completion with all common fields.
 #[inline(always)]
-pub(crate) fn all(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
-    let sum = seen(sum, wc) + u64::from(wc.vendor_error());
+pub(crate) fn read_all(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
+    let sum = read_basic(sum, wc) + u64::from(wc.vendor_error());
     let Some(fields) = wc.standard() else { return FAILED };
     sum + u64::from(fields.byte_len())
         + fields.imm().map_or(0, u64::from)
@@ -37,19 +39,10 @@ pub(crate) fn all(sum: u64, wc: &WorkCompletion<'_>) -> u64 {
         + u64::from(fields.dlid_path_bits())
 }
 
-macro_rules! poller {
-    ($cq:expr, extended) => {
-        $cq.extended_poller()
-    };
-    ($cq:expr, classic) => {
-        $cq.classic_poller()
-    };
-}
-
 macro_rules! drain {
-    ($completions:ident, $sum:ident, $seen:ident) => {
-        let drained = $completions.drain(|wc| {
-            $sum = $seen($sum, &wc);
+    ($completions:ident, $sum:ident, $read:ident) => {
+        let drained = $completions.poll_all(|wc| {
+            $sum = $read($sum, &wc);
             ControlFlow::Continue(())
         });
         if drained.is_err() {
@@ -63,8 +56,8 @@ macro_rules! post_and_poll {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
-            let Some(mut sends) = raw.qp.split().0.$interface() else { return FAILED };
-            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
+            let Some(mut sends) = raw.qp.split().0.with_interface::<$interface>() else { return FAILED };
+            let Some(mut completions) = raw.cq.poller_with_interface::<$interface>() else { return FAILED };
             let ($remote, $sge) = (raw.remote, raw.sge);
             let mut sum = 0;
             let mut $i = 0;
@@ -73,7 +66,7 @@ macro_rules! post_and_poll {
                 if sends.post(|$batch| unsafe { $add }).is_err() {
                     return FAILED;
                 }
-                drain!(completions, sum, seen);
+                drain!(completions, sum, read_basic);
                 $i += 1;
             }
             sum
@@ -82,14 +75,14 @@ macro_rules! post_and_poll {
 }
 
 post_and_poll! {
-    loop_raw_ex1 = extended, |batch, remote, sge, i| batch.write(WorkRequest::new(i).signaled(), remote, sge);
-    loop_raw_cl1 = classic, |batch, remote, sge, i| batch.write(WorkRequest::new(i).signaled(), remote, sge);
-    loop_raw_read = extended, |batch, remote, sge, i| batch.read(WorkRequest::new(i).signaled(), remote, sge);
-    loop_raw_write_imm = extended, |batch, remote, sge, i|
+    loop_raw_ex1 = Extended, |batch, remote, sge, i| batch.write(WorkRequest::new(i).signaled(), remote, sge);
+    loop_raw_cl1 = Classic, |batch, remote, sge, i| batch.write(WorkRequest::new(i).signaled(), remote, sge);
+    loop_raw_read = Extended, |batch, remote, sge, i| batch.read(WorkRequest::new(i).signaled(), remote, sge);
+    loop_raw_write_imm = Extended, |batch, remote, sge, i|
         batch.write_imm(WorkRequest::new(i).signaled(), remote, i as u32, sge);
-    loop_raw_send_inv = extended, |batch, remote, sge, i|
+    loop_raw_send_inv = Extended, |batch, remote, sge, i|
         batch.send_invalidate(WorkRequest::new(i).signaled(), remote.rkey, sge);
-    loop_raw_fetch_add = extended, |batch, remote, sge, i|
+    loop_raw_fetch_add = Extended, |batch, remote, sge, i|
         batch.fetch_add(WorkRequest::new(i).signaled(), remote, i, sge);
 }
 
@@ -100,16 +93,16 @@ macro_rules! datagrams {
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
             let to = UdTarget::new(&raw.handle, raw.qp.number(), QKEY);
             let sge = raw.sge;
-            let Some(mut sends) = raw.qp.split().0.$interface() else { return FAILED };
-            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
+            let Some(mut sends) = raw.qp.split().0.with_interface::<$interface>() else { return FAILED };
+            let Some(mut completions) = raw.cq.poller_with_interface::<$interface>() else { return FAILED };
             let mut sum = 0;
             let mut i = 0;
             while i < n {
-                // SAFETY: the stub moves no data and does not look at the handle.
+                // SAFETY: the stub moves no data and does not access the handle.
                 if sends.post(|batch| unsafe { batch.send_to(WorkRequest::new(i).signaled(), to, sge) }).is_err() {
                     return FAILED;
                 }
-                drain!(completions, sum, seen);
+                drain!(completions, sum, read_basic);
                 i += 1;
             }
             sum
@@ -118,8 +111,8 @@ macro_rules! datagrams {
 }
 
 datagrams! {
-    loop_raw_ud_send = extended;
-    loop_raw_ud_send_cl = classic;
+    loop_raw_ud_send = Extended;
+    loop_raw_ud_send_cl = Classic;
 }
 
 macro_rules! batch_and_poll {
@@ -127,8 +120,8 @@ macro_rules! batch_and_poll {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
-            let Some(mut sends) = raw.qp.split().0.$interface() else { return FAILED };
-            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
+            let Some(mut sends) = raw.qp.split().0.with_interface::<$interface>() else { return FAILED };
+            let Some(mut completions) = raw.cq.poller_with_interface::<$interface>() else { return FAILED };
             let (remote, sge) = (raw.remote, raw.sge);
             let mut sum = 0;
             for i in (0..n).step_by(BATCH) {
@@ -142,7 +135,7 @@ macro_rules! batch_and_poll {
                 if posted.is_err() {
                     return FAILED;
                 }
-                drain!(completions, sum, seen);
+                drain!(completions, sum, read_basic);
             }
             sum
         }
@@ -150,8 +143,8 @@ macro_rules! batch_and_poll {
 }
 
 batch_and_poll! {
-    loop_raw_ex16 = extended;
-    loop_raw_cl16 = classic;
+    loop_raw_ex16 = Extended;
+    loop_raw_cl16 = Classic;
 }
 
 #[unsafe(no_mangle)]
@@ -218,9 +211,9 @@ pub(crate) fn loop_raw_srq_rv16(raw: &mut Raw, n: u64) -> u64 {
 #[inline(never)]
 pub(crate) fn loop_raw_in1(raw: &mut Raw, n: u64) -> u64 {
     let Some(data) = raw.buffer.get(..INLINE) else { return FAILED };
-    let Some(mut sends) = raw.qp.split().0.extended() else { return FAILED };
+    let Some(mut sends) = raw.qp.split().0.with_interface::<Extended>() else { return FAILED };
     for i in 0..n {
-        // SAFETY: the bytes are copied in the call.
+        // SAFETY: the call copies the bytes.
         if sends.post(|batch| unsafe { batch.send(WorkRequest::new(i), Inline(data)) }).is_err() {
             return FAILED;
         }
@@ -233,10 +226,10 @@ macro_rules! empty {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
-            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
+            let Some(mut completions) = raw.cq.poller_with_interface::<$interface>() else { return FAILED };
             let mut i = 0;
             while i < n {
-                if !matches!(completions.take(|_| ()), Ok(None)) {
+                if !matches!(completions.poll_one(|_| ()), Ok(None)) {
                     return FAILED;
                 }
                 i += 1;
@@ -247,19 +240,19 @@ macro_rules! empty {
 }
 
 empty! {
-    loop_raw_em_ex = extended;
-    loop_raw_em_cl = classic;
+    loop_raw_em_ex = Extended;
+    loop_raw_em_cl = Classic;
 }
 
 macro_rules! poll {
-    ($($name:ident = $interface:ident, $seen:ident;)+) => {$(
+    ($($name:ident = $interface:ident, $read:ident;)+) => {$(
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) fn $name(raw: &mut Raw, n: u64) -> u64 {
-            let Some(mut completions) = poller!(raw.cq, $interface) else { return FAILED };
+            let Some(mut completions) = raw.cq.poller_with_interface::<$interface>() else { return FAILED };
             let mut sum = 0;
             for _ in (0..n).step_by(BATCH) {
-                drain!(completions, sum, $seen);
+                drain!(completions, sum, $read);
             }
             sum
         }
@@ -267,10 +260,10 @@ macro_rules! poll {
 }
 
 poll! {
-    loop_raw_poll_ex = extended, received;
-    loop_raw_poll_cl = classic, received;
-    loop_raw_all_ex = extended, all;
-    loop_raw_all_cl = classic, all;
+    loop_raw_poll_ex = Extended, read_receive;
+    loop_raw_poll_cl = Classic, read_receive;
+    loop_raw_all_ex = Extended, read_all;
+    loop_raw_all_cl = Classic, read_all;
 }
 
 #[unsafe(no_mangle)]
@@ -291,7 +284,7 @@ pub(crate) fn loop_raw_qp(raw: &mut Raw, n: u64) -> u64 {
 pub(crate) fn loop_raw_mr(raw: &mut Raw, n: u64) -> u64 {
     let access = rdma_safe::Access::LOCAL_WRITE;
     for _ in 0..n {
-        // SAFETY: the memory outlives the registration, and nobody names its keys.
+        // SAFETY: the memory outlives the registration, and no work uses its keys.
         let region = unsafe { raw.pd.register_raw(raw.sge.address as *mut u8, raw.sge.len as usize, access) };
         if !region.is_ok_and(|region| region.deregister().is_ok()) {
             return FAILED;

@@ -1,12 +1,15 @@
-//! What a loop runs on.
+//! Sets up the objects that a loop runs on.
 
 use std::error::Error;
 use std::ffi::{c_int, c_void};
 
 use libloading::os::unix::Library;
+use rdma_safe::address::AddressVector;
+use rdma_safe::interface::Interface;
+use rdma_safe::qp::QueuePairAttributes;
 use rdma_safe::{
-    Access, AddressHandle, AddressVector, Buffer, CompletionQueue, Device, Endpoint, Gid, InitOptions, Interface, Mtu,
-    ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairState, QueuePairType, Remote, Sge, SharedReceiveQueue,
+    Access, AddressHandle, Buffer, CompletionQueue, Device, Endpoint, Gid, InitOptions, Mtu, ProtectionDomain,
+    QueuePair, QueuePairState, QueuePairType, Remote, Sge, SharedReceiveQueue,
 };
 use rdma_sys::*;
 
@@ -18,31 +21,31 @@ pub(crate) const BATCH: usize = 16;
 /// Bytes of an inline send.
 pub(crate) const INLINE: usize = 32;
 
-/// Bytes of any other operation; an atomic takes eight.
+/// Bytes of any other operation, except atomics, which have eight.
 const LEN: u32 = 64;
 
 /// Queue key of datagrams.
 pub(crate) const QKEY: u32 = 0x1111_1111;
 
-/// What a loop returns when a verb failed.
+/// Value that a loop returns if a verb fails.
 pub(crate) const FAILED: u64 = u64::MAX;
 
-/// What the stub does for a loop beside executing what is posted.
+/// Configuration of the objects and of the stub for a loop.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Setting {
-    /// `ibv_post_send` and `ibv_poll_cq` instead of `ibv_wr_*` and `ibv_start_poll`.
+    /// Whether to use `ibv_post_send` and `ibv_poll_cq` instead of `ibv_wr_*` and `ibv_start_poll`.
     pub(crate) classic: bool,
-    /// A posted receive completes at once.
+    /// Whether a posted receive completes immediately.
     pub(crate) receive_at_once: bool,
-    /// Completions arrive by themselves, a batch at a time.
+    /// Whether the stub generates completions, a batch at a time.
     pub(crate) endless: bool,
-    /// Operations have the eight bytes of an atomic.
+    /// Whether operations are atomics, with eight bytes.
     pub(crate) atomic: bool,
-    /// The queue pair is of the type UD.
+    /// Whether the queue pair is of type UD.
     pub(crate) datagrams: bool,
 }
 
-/// The objects as C sees them: `struct objects` of loops.c.
+/// The objects for C: `struct objects` of loops.c.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Objects {
@@ -66,7 +69,7 @@ pub(crate) struct Objects {
     pub(crate) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
 }
 
-/// The objects of the raw door.
+/// Objects of the raw API.
 #[derive(Debug)]
 pub(crate) struct Raw {
     pub(crate) qp: QueuePair,
@@ -79,14 +82,14 @@ pub(crate) struct Raw {
     pub(crate) handle: AddressHandle,
 }
 
-/// The objects of the owned door.
+/// Objects of the owned API.
 #[derive(Debug)]
 pub(crate) struct Owned<I: Interface> {
     pub(crate) endpoint: Endpoint<I>,
     pub(crate) buffers: [Option<Buffer>; BATCH],
 }
 
-/// The stub that is libibverbs here, and the device in it.
+/// The stub, which replaces libibverbs, and its device.
 pub(crate) struct Rig {
     receive_at_once: unsafe extern "C" fn(*mut ibv_qp, bool),
     endless: unsafe extern "C" fn(*mut ibv_cq, u32),
@@ -95,7 +98,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new() -> Result<Self> {
-        let path = std::env::var_os("RDMA_SYS_LIBIBVERBS").ok_or("RDMA_SYS_LIBIBVERBS does not name the stub")?;
+        let path = std::env::var_os("RDMA_SYS_LIBIBVERBS").ok_or("set RDMA_SYS_LIBIBVERBS to the path of the stub")?;
         // SAFETY: the stub has no initialisers, its functions have these signatures, and it stays loaded.
         let (receive_at_once, endless) = unsafe {
             let stub = Library::new(path)?;
@@ -131,11 +134,11 @@ impl Rig {
         Ok(Raw { qp, cq, srq, pd: self.pd.clone(), sge, remote, buffer, handle })
     }
 
-    /// `known` makes it one whose interface the compiler knows.
+    /// Creates an endpoint. `convert` turns it into one whose interface is known at compile time.
     pub(crate) fn owned<I: Interface>(
         &self,
         setting: Setting,
-        known: impl FnOnce(Endpoint) -> Result<Endpoint<I>, Endpoint>,
+        convert: impl FnOnce(Endpoint) -> Result<Endpoint<I>, Endpoint>,
     ) -> Result<Owned<I>> {
         let builder = Endpoint::builder(&self.pd).send_depth(64).recv_depth(64);
         let mut endpoint = builder.classic_post(setting.classic).classic_poll(setting.classic).build()?;
@@ -145,12 +148,12 @@ impl Rig {
         self.set(setting, qp, unsafe { (*qp).send_cq });
         let parts = self.pd.allocate(LEN as usize * BATCH)?.into_chunks(LEN as usize)?;
         let mut parts = parts.into_iter();
-        let endpoint = known(endpoint).map_err(|_| "the endpoint is of the other interface")?;
+        let endpoint = convert(endpoint).map_err(|_| "the endpoint uses the other interface")?;
         Ok(Owned { endpoint, buffers: std::array::from_fn(|_| parts.next()) })
     }
 
     fn set(&self, setting: Setting, qp: *mut ibv_qp, cq: *mut ibv_cq) {
-        // SAFETY: both objects are the stub's.
+        // SAFETY: both objects belong to the stub.
         unsafe {
             (self.receive_at_once)(qp, setting.receive_at_once);
             (self.endless)(cq, if setting.endless { BATCH as u32 } else { 0 });
@@ -159,18 +162,18 @@ impl Rig {
 }
 
 impl Raw {
-    /// As C would have them.
+    /// The same objects for C.
     pub(crate) fn objects(&self) -> Objects {
         let verbs = verbs().unwrap_or_else(|error| panic!("{error}"));
         Objects {
             context: self.pd.context().as_raw(),
             pd: self.pd.as_raw(),
             qp: self.qp.as_raw(),
-            // Null for a classic one, whose loops do not use it.
+            // NULL for a classic queue pair, whose loops do not use it.
             // SAFETY: the queue pair exists.
             qp_ex: unsafe { (verbs.ibv_qp_to_qp_ex)(self.qp.as_raw()) },
             cq: self.cq.as_raw(),
-            // Used by loops over extended ones only.
+            // Only loops over extended queues use this pointer.
             cq_ex: self.cq.as_raw().cast(),
             ah: self.handle.as_raw(),
             srq: self.srq.as_raw(),

@@ -1,17 +1,17 @@
-//! The loops over rdma-sys, as loops.c has them.
+//! The loops of loops.c, over rdma-sys.
 
 use rdma_sys::*;
 
 use crate::rig::{BATCH, FAILED, INLINE, Objects};
 
 macro_rules! drain_ex {
-    ($cq:ident, $sum:ident, $seen:expr) => {
+    ($cq:ident, $sum:ident, $value:expr) => {
         let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
         if ibv_start_poll($cq, &mut attr) != 0 {
             return FAILED;
         }
         loop {
-            $sum += $seen;
+            $sum += $value;
             if ibv_next_poll($cq) != 0 {
                 break;
             }
@@ -33,17 +33,20 @@ macro_rules! drain_cl {
     };
 }
 
-/// What C reads of a completion: identifier, status, opcode.
+/// Sum of the fields that C reads of every completion: identifier, status, opcode.
+///
+/// # Safety
+/// The cursor of the queue must be on a completion.
 #[inline(always)]
-unsafe fn seen(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: the cursor stands on a completion.
+unsafe fn read_basic_ex(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: the caller's contract.
     unsafe { (*cq).wr_id + u64::from((*cq).status.0) + u64::from(ibv_wc_read_opcode(cq).0) }
 }
 
 macro_rules! post_and_poll {
     ($($name:ident = |$o:ident, $qp:ident, $i:ident| $build:expr;)+) => {$(
         /// # Safety
-        /// The objects must be extended ones of the stub.
+        /// The objects must belong to the stub and use the extended interface.
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) unsafe fn $name($o: &Objects, n: u64) -> u64 {
@@ -59,7 +62,7 @@ macro_rules! post_and_poll {
                     if ibv_wr_complete($qp) != 0 {
                         return FAILED;
                     }
-                    drain_ex!(cq, sum, seen(cq));
+                    drain_ex!(cq, sum, read_basic_ex(cq));
                 }
             }
             sum
@@ -80,7 +83,7 @@ post_and_poll! {
 }
 
 /// # Safety
-/// The objects must be extended ones of the stub.
+/// The objects must belong to the stub and use the extended interface.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) unsafe fn loop_sys_ex16(o: &Objects, n: u64) -> u64 {
@@ -98,7 +101,7 @@ pub(crate) unsafe fn loop_sys_ex16(o: &Objects, n: u64) -> u64 {
             if ibv_wr_complete(qp) != 0 {
                 return FAILED;
             }
-            drain_ex!(cq, sum, seen(cq));
+            drain_ex!(cq, sum, read_basic_ex(cq));
         }
     }
     sum
@@ -119,7 +122,7 @@ fn write(o: &Objects, wr_id: u64, next: *mut ibv_send_wr, sg_list: *mut ibv_sge)
 }
 
 /// # Safety
-/// The objects must be classic ones of the stub.
+/// The objects must belong to the stub and use the classic interface.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) unsafe fn loop_sys_cl1(o: &Objects, n: u64) -> u64 {
@@ -141,7 +144,7 @@ pub(crate) unsafe fn loop_sys_cl1(o: &Objects, n: u64) -> u64 {
 }
 
 /// # Safety
-/// The objects must be classic ones of the stub.
+/// The objects must belong to the stub and use the classic interface.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) unsafe fn loop_sys_ud_send_cl(o: &Objects, n: u64) -> u64 {
@@ -165,7 +168,7 @@ pub(crate) unsafe fn loop_sys_ud_send_cl(o: &Objects, n: u64) -> u64 {
 }
 
 /// # Safety
-/// The objects must be classic ones of the stub.
+/// The objects must belong to the stub and use the classic interface.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) unsafe fn loop_sys_cl16(o: &Objects, n: u64) -> u64 {
@@ -193,7 +196,7 @@ pub(crate) unsafe fn loop_sys_cl16(o: &Objects, n: u64) -> u64 {
 }
 
 /// # Safety
-/// The objects must be extended ones of the stub.
+/// The objects must belong to the stub and use the extended interface.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) unsafe fn loop_sys_bind_mw(o: &Objects, n: u64) -> u64 {
@@ -205,7 +208,7 @@ pub(crate) unsafe fn loop_sys_bind_mw(o: &Objects, n: u64) -> u64 {
         mw_access_flags: IBV_ACCESS_REMOTE_WRITE.0,
     };
     for i in 0..n {
-        // SAFETY: the objects exist, and the stub does not look into windows and regions.
+        // SAFETY: the objects exist, and the stub does not access windows and regions.
         unsafe {
             ibv_wr_start(qp);
             (*qp).wr_id = i;
@@ -214,7 +217,7 @@ pub(crate) unsafe fn loop_sys_bind_mw(o: &Objects, n: u64) -> u64 {
             if ibv_wr_complete(qp) != 0 {
                 return FAILED;
             }
-            drain_ex!(cq, sum, seen(cq));
+            drain_ex!(cq, sum, read_basic_ex(cq));
         }
     }
     sum
@@ -223,7 +226,7 @@ pub(crate) unsafe fn loop_sys_bind_mw(o: &Objects, n: u64) -> u64 {
 macro_rules! receive {
     ($($name:ident = $post:ident($queue:ident);)+) => {$(
         /// # Safety
-        /// The objects must be of the stub.
+        /// The objects must belong to the stub.
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) unsafe fn $name(o: &Objects, n: u64) -> u64 {
@@ -249,7 +252,7 @@ receive! {
 macro_rules! receive_batch {
     ($($name:ident = $post:ident($queue:ident);)+) => {$(
         /// # Safety
-        /// The objects must be of the stub.
+        /// The objects must belong to the stub.
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) unsafe fn $name(o: &Objects, n: u64) -> u64 {
@@ -282,14 +285,14 @@ receive_batch! {
 }
 
 /// # Safety
-/// The objects must be extended ones of the stub.
+/// The objects must belong to the stub and use the extended interface.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) unsafe fn loop_sys_in1(o: &Objects, n: u64) -> u64 {
     let qp = o.qp_ex;
     let data = std::ptr::with_exposed_provenance_mut(o.local as usize);
     for i in 0..n {
-        // SAFETY: the queue pair exists, and so many bytes are at `local`.
+        // SAFETY: the queue pair exists, and `local` points to at least `INLINE` bytes.
         unsafe {
             ibv_wr_start(qp);
             (*qp).wr_id = i;
@@ -305,7 +308,7 @@ pub(crate) unsafe fn loop_sys_in1(o: &Objects, n: u64) -> u64 {
 }
 
 /// # Safety
-/// The objects must be extended ones of the stub.
+/// The objects must belong to the stub and use the extended interface.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) unsafe fn loop_sys_em_ex(o: &Objects, n: u64) -> u64 {
@@ -323,13 +326,13 @@ pub(crate) unsafe fn loop_sys_em_ex(o: &Objects, n: u64) -> u64 {
 const ENOENT: i32 = 2;
 
 /// # Safety
-/// The objects must be classic ones of the stub.
+/// The objects must belong to the stub and use the classic interface.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) unsafe fn loop_sys_em_cl(o: &Objects, n: u64) -> u64 {
     let mut rows = [ibv_wc::zeroed(); BATCH];
     for _ in 0..n {
-        // SAFETY: the queue exists, and there is so much room.
+        // SAFETY: the queue exists, and `rows` has room for `BATCH` completions.
         if unsafe { ibv_poll_cq(o.cq, BATCH as i32, rows.as_mut_ptr()) } != 0 {
             return FAILED;
         }
@@ -338,26 +341,26 @@ pub(crate) unsafe fn loop_sys_em_cl(o: &Objects, n: u64) -> u64 {
 }
 
 /// # Safety
-/// The row must be one that was written.
+/// `wc` must point to a completion that was polled.
 #[inline(always)]
-unsafe fn received(wc: *const ibv_wc) -> u64 {
-    // SAFETY: the caller's contract; with the flag the union holds immediate data.
+unsafe fn read_receive(wc: *const ibv_wc) -> u64 {
+    // SAFETY: the caller's contract. With the flag, the union holds immediate data.
     unsafe {
-        let seen = (*wc).wr_id + u64::from((*wc).status.0) + u64::from((*wc).opcode.0) + u64::from((*wc).byte_len);
+        let sum = (*wc).wr_id + u64::from((*wc).status.0) + u64::from((*wc).opcode.0) + u64::from((*wc).byte_len);
         match (*wc).wc_flags & IBV_WC_WITH_IMM.0 != 0 {
-            true => seen + u64::from(u32::from_be((*wc).__bindgen_anon_1.imm_data)),
-            false => seen,
+            true => sum + u64::from(u32::from_be((*wc).__bindgen_anon_1.imm_data)),
+            false => sum,
         }
     }
 }
 
 /// # Safety
-/// The row must be one that was written.
+/// `wc` must point to a completion that was polled.
 #[inline(always)]
-unsafe fn all(wc: *const ibv_wc) -> u64 {
+unsafe fn read_all(wc: *const ibv_wc) -> u64 {
     // SAFETY: the caller's contract.
     unsafe {
-        received(wc)
+        read_receive(wc)
             + u64::from((*wc).vendor_err)
             + u64::from((*wc).qp_num)
             + u64::from((*wc).src_qp)
@@ -368,26 +371,26 @@ unsafe fn all(wc: *const ibv_wc) -> u64 {
 }
 
 /// # Safety
-/// The queue must have these fields.
+/// The cursor of the queue must be on a completion, and the queue must provide these fields.
 #[inline(always)]
-unsafe fn received_ex(cq: *mut ibv_cq_ex) -> u64 {
+unsafe fn read_receive_ex(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: the caller's contract.
     unsafe {
-        let seen = seen(cq) + u64::from(ibv_wc_read_byte_len(cq));
+        let sum = read_basic_ex(cq) + u64::from(ibv_wc_read_byte_len(cq));
         match ibv_wc_read_wc_flags(cq) & IBV_WC_WITH_IMM.0 != 0 {
-            true => seen + u64::from(u32::from_be(ibv_wc_read_imm_data(cq))),
-            false => seen,
+            true => sum + u64::from(u32::from_be(ibv_wc_read_imm_data(cq))),
+            false => sum,
         }
     }
 }
 
 /// # Safety
-/// The queue must have these fields.
+/// The cursor of the queue must be on a completion, and the queue must provide these fields.
 #[inline(always)]
-unsafe fn all_ex(cq: *mut ibv_cq_ex) -> u64 {
+unsafe fn read_all_ex(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: the caller's contract.
     unsafe {
-        received_ex(cq)
+        read_receive_ex(cq)
             + u64::from(ibv_wc_read_vendor_err(cq))
             + u64::from(ibv_wc_read_qp_num(cq))
             + u64::from(ibv_wc_read_src_qp(cq))
@@ -398,17 +401,17 @@ unsafe fn all_ex(cq: *mut ibv_cq_ex) -> u64 {
 }
 
 macro_rules! poll_ex {
-    ($($name:ident = $seen:ident;)+) => {$(
+    ($($name:ident = $read:ident;)+) => {$(
         /// # Safety
-        /// The objects must be extended ones of the stub.
+        /// The objects must belong to the stub and use the extended interface.
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) unsafe fn $name(o: &Objects, n: u64) -> u64 {
             let (cq, mut sum) = (o.cq_ex, 0);
             for _ in (0..n).step_by(BATCH) {
-                // SAFETY: the queue exists, and was created with these fields.
+                // SAFETY: the queue exists and was created with these fields.
                 unsafe {
-                    drain_ex!(cq, sum, $seen(cq));
+                    drain_ex!(cq, sum, $read(cq));
                 }
             }
             sum
@@ -417,14 +420,14 @@ macro_rules! poll_ex {
 }
 
 poll_ex! {
-    loop_sys_poll_ex = received_ex;
-    loop_sys_all_ex = all_ex;
+    loop_sys_poll_ex = read_receive_ex;
+    loop_sys_all_ex = read_all_ex;
 }
 
 macro_rules! poll_cl {
-    ($($name:ident = $seen:ident;)+) => {$(
+    ($($name:ident = $read:ident;)+) => {$(
         /// # Safety
-        /// The objects must be classic ones of the stub.
+        /// The objects must belong to the stub and use the classic interface.
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(crate) unsafe fn $name(o: &Objects, n: u64) -> u64 {
@@ -432,14 +435,14 @@ macro_rules! poll_cl {
             let mut sum = 0;
             for _ in (0..n).step_by(BATCH) {
                 loop {
-                    // SAFETY: the queue exists, there is so much room, and so many rows were written.
+                    // SAFETY: the queue exists, and `rows` has room for `BATCH` completions.
                     let taken = unsafe { ibv_poll_cq(o.cq, BATCH as i32, rows.as_mut_ptr()) };
                     if taken <= 0 {
                         break;
                     }
                     for row in 0..taken as usize {
-                        // SAFETY: as above.
-                        sum += unsafe { $seen(rows.as_ptr().add(row)) };
+                        // SAFETY: the first `taken` rows were polled.
+                        sum += unsafe { $read(rows.as_ptr().add(row)) };
                     }
                 }
             }
@@ -449,6 +452,6 @@ macro_rules! poll_cl {
 }
 
 poll_cl! {
-    loop_sys_poll_cl = received;
-    loop_sys_all_cl = all;
+    loop_sys_poll_cl = read_receive;
+    loop_sys_all_cl = read_all;
 }

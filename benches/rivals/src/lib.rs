@@ -1,7 +1,7 @@
-//! What the programs share that run the loops of `benches/overhead` over other crates, each of which has a program of its own.
+//! Common code of the programs that run the loops of `benches/overhead` over other crates. Each crate has its own program.
 //!
-//! The stub of `benches/stub` is `libibverbs.so.1` on their library path. They print what `rdma-overhead` prints: a line for
-//! each run, with the variant, the loop, the number of operations, the checksum and the calls of the allocator.
+//! Their library path contains the stub of `benches/stub` as `libibverbs.so.1`. Like `rdma-overhead`, they print a line for
+//! each run, with the variant, the loop, the number of operations, the checksum, and the number of allocator calls.
 
 #[path = "../../overhead/src/callgrind.rs"]
 mod callgrind;
@@ -16,25 +16,25 @@ use libloading::os::unix::Library;
 
 pub type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// As in `benches/overhead/src/rig.rs`.
+/// Same values as in `benches/overhead/src/rig.rs`.
 pub const BATCH: usize = 16;
 pub const INLINE: usize = 32;
 pub const LEN: u32 = 64;
 /// Entries of each queue.
 pub const DEPTH: u32 = 64;
-/// What a loop returns when a verb failed.
+/// Value that a loop returns if a verb fails.
 pub const FAILED: u64 = u64::MAX;
 
-/// As in `benches/overhead/src/main.rs`.
+/// Same values as in `benches/overhead/src/main.rs`.
 const COUNTS: [u64; 2] = [1600, 17600];
 
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
 
-/// Runs a loop with so few and so many operations, each in a profile of its own.
+/// Runs a loop with each of the two numbers of operations, and profiles each run.
 ///
 /// # Errors
-/// When a verb failed.
+/// If a verb fails.
 pub fn measure(variant: &str, name: &str, mut function: impl FnMut(u64) -> u64) -> Result<()> {
     for count in COUNTS {
         let profile = CString::new(format!("{variant} {name} {count}"))?;
@@ -49,13 +49,14 @@ pub fn measure(variant: &str, name: &str, mut function: impl FnMut(u64) -> u64) 
     Ok(())
 }
 
-/// Lets completions arrive by themselves, a batch at a time, in the completion queue that was created last: not every crate
-/// gives out its pointer.
+/// Makes the stub generate completions, a batch at a time, in the completion queue that was created last.
+///
+/// The queue is found this way because not every crate exposes its pointer.
 ///
 /// # Errors
-/// When libibverbs is not the stub.
+/// If libibverbs is not the stub.
 pub fn endless() -> Result<()> {
-    // SAFETY: the stub has no initialisers, and its functions have these signatures; the queue is its own.
+    // SAFETY: the stub has no initialisers, its functions have these signatures, and it has created the queue.
     unsafe {
         let stub = Library::new("libibverbs.so.1")?;
         let latest: unsafe extern "C" fn() -> *mut c_void = *stub.get(b"rdma_stub_latest_cq\0")?;
@@ -66,7 +67,7 @@ pub fn endless() -> Result<()> {
     Ok(())
 }
 
-/// Says why a program has failed.
+/// Prints the error of a failed program and returns its exit code.
 #[must_use]
 pub fn finish(result: Result<()>) -> ExitCode {
     match result {

@@ -1,14 +1,14 @@
-//! Completion queues, polled either way.
+//! Completion queues, with the extended and the classic interface.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rdma_sys::*;
 
-use crate::memory::number;
+use crate::memory::next_number;
 use crate::{free, new, null};
 
-/// A completion, as a device would leave it in memory.
+/// A completion queue entry, as a device would write it to memory.
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(32))]
 pub(crate) struct Cqe {
@@ -20,24 +20,24 @@ pub(crate) struct Cqe {
     pub(crate) flags: u32,
 }
 
-/// Both kinds: the extended object begins with the classic one.
+/// A completion queue of either kind. The extended object begins with the classic one.
 #[repr(C)]
 pub(crate) struct Cq {
     ex: ibv_cq_ex,
     ring: Box<[Cqe]>,
     producer: u32,
     consumer: u32,
-    /// The entry that the cursor of the extended interface is on.
+    /// Entry at the cursor of the extended interface.
     current: Cqe,
-    /// Completions that [`rdma_stub_endless`] has asked for between two times that the queue is empty; 0 for none.
+    /// Length of the bursts that [`rdma_stub_endless`] has requested, or 0.
     burst: u32,
-    /// What is left of them.
-    left: u32,
+    /// Remaining completions of the current burst.
+    remaining: u32,
     overrun: bool,
 }
 
 impl Cq {
-    /// What [`rdma_stub_endless`] lets arrive.
+    /// Completion that [`rdma_stub_endless`] generates.
     const ENDLESS: Cqe =
         Cqe { wr_id: 7, opcode: IBV_WC_RECV.0, byte_len: 64, imm: 7_u32.to_be(), qp_num: 1, flags: IBV_WC_WITH_IMM.0 };
 
@@ -55,7 +55,7 @@ impl Cq {
     #[inline]
     fn pop(&mut self) -> Option<Cqe> {
         if self.consumer == self.producer {
-            return self.arrive();
+            return self.generate();
         }
         let mask = self.ring.len() as u32 - 1;
         let cqe = self.ring[(self.consumer & mask) as usize];
@@ -63,17 +63,19 @@ impl Cq {
         Some(cqe)
     }
 
-    fn arrive(&mut self) -> Option<Cqe> {
-        if self.left == 0 {
-            self.left = self.burst;
+    /// The next completion of a burst. Returns `None` once between two bursts.
+    fn generate(&mut self) -> Option<Cqe> {
+        if self.remaining == 0 {
+            self.remaining = self.burst;
             return None;
         }
-        self.left -= 1;
+        self.remaining -= 1;
         Some(Cq::ENDLESS)
     }
 
+    /// Moves the cursor of the extended interface to the next completion.
     #[inline]
-    fn stand(&mut self) -> c_int {
+    fn advance(&mut self) -> c_int {
         let Some(cqe) = self.pop() else { return libc::ENOENT };
         self.current = cqe;
         self.ex.wr_id = cqe.wr_id;
@@ -82,27 +84,29 @@ impl Cq {
     }
 }
 
-/// From now on a queue that is empty has, every other time that it is asked, `burst` completions of receives with immediate
-/// data, of the identifier 7 and 64 bytes. 0 ends that.
+/// Makes the queue generate bursts of `burst` completions. 0 stops it.
+///
+/// When the queue is empty, polls alternate between a burst and an empty queue. Each completion is of a receive of 64 bytes
+/// with immediate data and the identifier 7.
 ///
 /// # Safety
-/// The queue must be one of this provider.
+/// The queue must belong to this provider.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_stub_endless(cq: *mut ibv_cq, burst: u32) {
     let cq = unsafe { &mut *cq.cast::<Cq>() };
-    (cq.burst, cq.left) = (burst, burst);
+    (cq.burst, cq.remaining) = (burst, burst);
 }
 
 static LATEST: AtomicPtr<Cq> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The completion queue that was created last, for programs over crates that do not give out its pointer.
+/// Returns the completion queue that was created last. For benchmarks of crates that hide the pointer of a queue.
 #[unsafe(no_mangle)]
 pub extern "C" fn rdma_stub_latest_cq() -> *mut ibv_cq {
     LATEST.load(Ordering::Relaxed).cast()
 }
 
 fn create(context: *mut ibv_context, entries: usize, cq_context: *mut c_void, fields: u64) -> *mut Cq {
-    let mut ex = ibv_cq_ex { context, cq_context, handle: number(), cqe: entries as c_int, ..ibv_cq_ex::zeroed() };
+    let mut ex = ibv_cq_ex { context, cq_context, handle: next_number(), cqe: entries as c_int, ..ibv_cq_ex::zeroed() };
     ex.start_poll = Some(start_poll);
     ex.next_poll = Some(next_poll);
     ex.end_poll = Some(end_poll);
@@ -119,7 +123,8 @@ fn create(context: *mut ibv_context, entries: usize, cq_context: *mut c_void, fi
     ex.read_dlid_path_bits = wants(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_zero as _);
     ex.read_completion_ts = wants(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP).then_some(read_completion_ts as _);
     let ring = vec![Cqe::default(); entries.next_power_of_two()].into_boxed_slice();
-    let cq = new(Cq { ex, ring, producer: 0, consumer: 0, current: Cqe::default(), burst: 0, left: 0, overrun: false });
+    let cq =
+        new(Cq { ex, ring, producer: 0, consumer: 0, current: Cqe::default(), burst: 0, remaining: 0, overrun: false });
     LATEST.store(cq, Ordering::Relaxed);
     cq
 }
@@ -135,7 +140,7 @@ pub(crate) extern "C" fn ibv_create_cq(
     _vector: c_int,
 ) -> *mut ibv_cq {
     match usize::try_from(cqe) {
-        Ok(entries @ 1..) => report_over(channel, create(context, entries, cq_context, 0)).cast(),
+        Ok(entries @ 1..) => attach_channel(channel, create(context, entries, cq_context, 0)).cast(),
         _ => null(libc::EINVAL),
     }
 }
@@ -148,7 +153,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     match cqe {
         0 => null(libc::EINVAL),
         _ if wc_flags & !FIELDS != 0 => null(libc::EOPNOTSUPP),
-        entries => report_over(channel, create(context, entries as usize, cq_context, wc_flags)).cast(),
+        entries => attach_channel(channel, create(context, entries as usize, cq_context, wc_flags)).cast(),
     }
 }
 
@@ -157,14 +162,15 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     unsafe { free(cq.cast::<Cq>()) }
 }
 
-/// A completion channel. There is an event of its last queue whenever one is asked for.
+/// A completion channel. It always has an event of its latest queue.
 #[repr(C)]
 struct Channel {
     base: ibv_comp_channel,
     cq: *mut Cq,
 }
 
-fn report_over(channel: *mut ibv_comp_channel, cq: *mut Cq) -> *mut Cq {
+/// Makes `channel`, unless it is NULL, report events of `cq`.
+fn attach_channel(channel: *mut ibv_comp_channel, cq: *mut Cq) -> *mut Cq {
     if !channel.is_null() {
         unsafe { (*channel.cast::<Channel>()).cq = cq };
     }
@@ -197,9 +203,9 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     unsafe {
-        let reporting = (*channel.cast::<Channel>()).cq;
-        *cq = reporting.cast();
-        *cq_context = (*reporting).ex.cq_context;
+        let latest = (*channel.cast::<Channel>()).cq;
+        *cq = latest.cast();
+        *cq_context = (*latest).ex.cq_context;
     }
     0
 }
@@ -219,7 +225,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, wcs: *mut 
     let mut taken = 0;
     while taken < room {
         let Some(cqe) = cq.pop() else { break };
-        // Field by field, as providers do.
+        // Providers write field by field, too.
         unsafe {
             let wc = wcs.add(taken as usize);
             (*wc).wr_id = cqe.wr_id;
@@ -242,16 +248,16 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, wcs: *mut 
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, _: *mut ibv_poll_cq_attr) -> c_int {
     let cq = unsafe { &mut *cq.cast::<Cq>() };
-    if cq.overrun { libc::EIO } else { cq.stand() }
+    if cq.overrun { libc::EIO } else { cq.advance() }
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    unsafe { &mut *cq.cast::<Cq>() }.stand()
+    unsafe { &mut *cq.cast::<Cq>() }.advance()
 }
 
 unsafe extern "C" fn end_poll(_: *mut ibv_cq_ex) {}
 
-/// An accessor: reads a field of the completion that the cursor is on.
+/// Accessors, which read a field of the completion at the cursor.
 macro_rules! accessors {
     ($($name:ident -> $ty:ty = |$cqe:ident| $value:expr;)+) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $ty {

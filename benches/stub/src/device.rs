@@ -1,4 +1,4 @@
-//! One device with one port, and what it says of itself.
+//! The device, with one port, and its queries.
 
 use std::ffi::{c_char, c_int};
 use std::net::Ipv4Addr;
@@ -14,7 +14,7 @@ const MAX_MESSAGE: u32 = 1 << 30;
 
 struct Device(*mut ibv_device);
 
-// SAFETY: the device is never changed.
+// SAFETY: the device never changes.
 unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
@@ -151,7 +151,7 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, number: u8, to: *mut ibv_po
     0
 }
 
-/// As the library does for old binaries, it leaves the newer fields alone.
+/// Leaves the newer fields alone, as libibverbs does for old binaries.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,
@@ -161,7 +161,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context, number, to.cast(), std::mem::offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
 
-/// Writes as much of `from` as a caller with other headers knows of.
+/// Writes at most `size` bytes of `from`, for callers that were compiled with other headers.
 unsafe fn copy_prefix<T>(from: &T, to: *mut T, size: usize) {
     let from = std::ptr::from_ref(from).cast::<u8>();
     unsafe { to.cast::<u8>().copy_from(from, size.min(size_of::<T>())) };

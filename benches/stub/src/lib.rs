@@ -1,18 +1,18 @@
-//! A provider of verbs for counting what its callers cost: operations that do a provider's work on memory, and no more.
+//! A stub verbs provider for measuring the cost of its callers. It does a provider's work on memory and nothing else.
 //!
-//! Posting writes an entry of a ring, with inline data behind it; signaled work completes at once. Polling takes
-//! completions out of a ring. There is no peer and no data moves. What real providers check is not checked, and nothing is
-//! locked: one thread at a time uses a queue pair and its completion queues.
+//! Posting writes an entry of a ring, including inline data, and signaled work completes immediately. Polling takes
+//! completions from a ring. There is no peer, and no data moves. The stub omits the checks of real providers. It has no
+//! locks, so only one thread at a time may use a queue pair and its completion queues.
 //!
-//! The shared object exports the functions of libibverbs, so that any program can be given it for that library:
-//! `RDMA_SYS_LIBIBVERBS` names it for rdma-sys, and a program in C links to it or finds it as `libibverbs.so.1`. A program
-//! that links this crate calls [`install`].
+//! The shared object exports the functions of libibverbs and can replace that library for any program. `RDMA_SYS_LIBIBVERBS`
+//! selects it for rdma-sys. A C program links to it or loads it as `libibverbs.so.1`. A program that links this crate calls
+//! [`install`].
 //!
-//! Two functions change what completes, for loops that would otherwise measure two things at once:
-//! [`rdma_stub_receive_at_once`] and [`rdma_stub_endless`]. [`rdma_stub_latest_cq`] finds a queue for the latter.
+//! Two functions generate completions, for loops that measure only receives or only polling:
+//! [`rdma_stub_receive_at_once`] and [`rdma_stub_endless`]. [`rdma_stub_latest_cq`] finds the queue for the latter.
 
-// What a C library would do: every function gets raw pointers and trusts its caller with what the manual page of the verb
-// asks for, so a reason at each block would say the same everywhere.
+// Like a C library, every function takes raw pointers and trusts its caller to meet the requirements of the verb's manual
+// page. The safety comment of each block would be the same.
 #![allow(clippy::undocumented_unsafe_blocks, clippy::missing_safety_doc)]
 
 mod cq;
@@ -31,16 +31,17 @@ pub use qp::rdma_stub_receive_at_once;
 /// Makes the stub the libibverbs of this process: `rdma_sys::install_verbs`.
 ///
 /// # Errors
-/// [`AlreadyLoaded`] when another one is in use.
+/// [`AlreadyLoaded`] if another libibverbs is in use.
 pub fn install() -> Result<(), AlreadyLoaded> {
     let table = table().unwrap_or_else(|error| panic!("{error}"));
-    // SAFETY: the functions are those of libibverbs, as far as this process calls them with what they document.
+    // SAFETY: the functions have the signatures of libibverbs, and the verbs that benchmarks use behave as documented.
     unsafe { rdma_sys::install_verbs(table) }
 }
 
 fn table() -> Result<Verbs, LoadError> {
-    let find = |name: &CStr| FUNCTIONS.iter().find(|(of, _)| of.as_bytes() == name.to_bytes()).map(|(_, f)| f.0);
-    // SAFETY: `FUNCTIONS` pairs each name with the function of that name. Those of `unsupported!` ignore their arguments.
+    let find = |name: &CStr| FUNCTIONS.iter().find(|(n, _)| n.as_bytes() == name.to_bytes()).map(|(_, f)| f.0);
+    // SAFETY: `FUNCTIONS` pairs each name with the function of that name. The functions of `unsupported!` ignore their
+    // arguments.
     unsafe { Verbs::from_lookup("rdma-stub", |name| find(name).unwrap_or(std::ptr::null_mut())) }
 }
 
@@ -50,7 +51,7 @@ struct Function(*mut c_void);
 // SAFETY: code may be called from any thread.
 unsafe impl Sync for Function {}
 
-/// What the shared object exports.
+/// Functions that the shared object exports.
 static FUNCTIONS: &[(&str, Function)] = {
     macro_rules! functions {
         ($($module:ident { $($name:ident)* })*) => {
@@ -82,7 +83,7 @@ static FUNCTIONS: &[(&str, Function)] = {
     }
 };
 
-/// Functions of the table that nobody measures. Called with any arguments, as the C calling convention allows, they fail.
+/// Unsupported functions. They fail with any arguments, which the C calling convention allows.
 mod missing {
     use super::{c_int, c_void, null};
 
@@ -111,7 +112,7 @@ mod missing {
     }
 }
 
-/// How a function that returns an object fails.
+/// Sets `errno` and returns NULL, for functions that return an object.
 fn null<T>(errno: c_int) -> *mut T {
     unsafe { *libc::__errno_location() = errno };
     std::ptr::null_mut()

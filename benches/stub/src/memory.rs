@@ -1,4 +1,4 @@
-//! Protection domains and memory regions.
+//! Protection domains, address handles and memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,15 +7,15 @@ use rdma_sys::*;
 
 use crate::{free, new};
 
-/// For objects and keys.
-pub(crate) fn number() -> u32 {
+/// The next number for an object or a key.
+pub(crate) fn next_number() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0x100);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    new(ibv_pd { context, handle: number() })
+    new(ibv_pd { context, handle: next_number() })
 }
 
 #[unsafe(no_mangle)]
@@ -25,7 +25,7 @@ pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    new(ibv_ah { context: unsafe { (*pd).context }, pd, handle: number() })
+    new(ibv_ah { context: unsafe { (*pd).context }, pd, handle: next_number() })
 }
 
 #[unsafe(no_mangle)]
@@ -40,7 +40,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     _access: c_int,
 ) -> *mut ibv_mr {
-    let key = number();
+    let key = next_number();
     new(ibv_mr { context: unsafe { (*pd).context }, pd, addr, length, handle: key, lkey: key, rkey: key })
 }
 

@@ -1,42 +1,42 @@
-//! Queue pairs, posted to either way.
+//! Queue pairs, with the extended and the classic interface.
 
 use std::ffi::{c_int, c_void};
 
 use rdma_sys::*;
 
 use crate::cq::{Cq, Cqe};
-use crate::memory::number;
+use crate::memory::next_number;
 use crate::{free, new, null};
 
 pub(crate) const MAX_SGE: u32 = 2;
 const MAX_INLINE: u32 = 64;
 
-/// An entry of a send queue: 64 bytes, and inline data behind them.
+/// A send queue entry: 64 bytes, followed by inline data.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Wqe {
     wr_id: u64,
     remote_addr: u64,
     rkey: u32,
-    /// Immediate data or a key to invalidate.
+    /// Immediate data, or a key to invalidate.
     extra: u32,
     opcode: u16,
     flags: u16,
-    /// Bytes of the elements or of the inline data.
+    /// Total length of the elements or of the inline data.
     len: u32,
     sges: [(u64, u32, u32); MAX_SGE as usize],
     /// Inline data, or the operands of an atomic.
     inline: [u8; MAX_INLINE as usize],
 }
 
-/// Both kinds: the extended object begins with the classic one.
+/// A queue pair of either kind. The extended object begins with the classic one.
 #[repr(C)]
 struct Qp {
     ex: ibv_qp_ex,
     extended: bool,
     sq: Box<[Wqe]>,
     producer: u32,
-    /// Where the batch begins that is being built.
+    /// Index of the first entry of the current batch.
     batch: u32,
     rq: Box<[(u64, ibv_sge)]>,
     rq_producer: u32,
@@ -48,7 +48,7 @@ struct Qp {
 }
 
 impl Qp {
-    /// The next entry of the send queue, for work that `opcode` names.
+    /// Adds an entry to the send queue and returns it.
     #[inline]
     fn next(&mut self, wr_id: u64, flags: u32, opcode: ibv_wr_opcode) -> &mut Wqe {
         let mask = self.sq.len() as u32 - 1;
@@ -61,20 +61,20 @@ impl Qp {
         wqe
     }
 
-    /// As [`Qp::next`], for the extended interface.
+    /// [`Qp::next`] for the extended interface.
     #[inline]
     fn begin(&mut self, opcode: ibv_wr_opcode) -> &mut Wqe {
         self.next(self.ex.wr_id, self.ex.wr_flags, opcode)
     }
 
-    /// The entry that is being built.
+    /// The latest entry of the send queue.
     #[inline]
     fn last(&mut self) -> &mut Wqe {
         let mask = self.sq.len() as u32 - 1;
         &mut self.sq[(self.producer.wrapping_sub(1) & mask) as usize]
     }
 
-    /// Executes what was posted since `from`.
+    /// Executes the entries from index `from` on.
     #[inline]
     fn ring_doorbell(&mut self, from: u32) {
         let (mask, qp_num) = (self.sq.len() as u32 - 1, self.ex.qp_base.qp_num);
@@ -124,11 +124,12 @@ fn completes_as(opcode: ibv_wr_opcode) -> ibv_wc_opcode {
     }
 }
 
-/// From now on a posted receive completes at once, with as many bytes as its first element has and with immediate data; or,
-/// with `false`, never.
+/// Sets whether a posted receive completes immediately or never.
+///
+/// The completion has the length of the first element, and immediate data.
 ///
 /// # Safety
-/// The queue pair must be one of this provider.
+/// The queue pair must belong to this provider.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_stub_receive_at_once(qp: *mut ibv_qp, at_once: bool) {
     unsafe { (*qp.cast::<Qp>()).receive_at_once = at_once };
@@ -145,9 +146,9 @@ fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, ops: Option<u64>) -> *mu
         pd,
         send_cq: attr.send_cq,
         recv_cq: attr.recv_cq,
-        handle: number(),
-        // As wide as the field of a packet.
-        qp_num: number() & 0xff_ffff,
+        handle: next_number(),
+        // Queue pair numbers have 24 bits.
+        qp_num: next_number() & 0xff_ffff,
         state: IBV_QPS_RESET,
         qp_type: attr.qp_type,
         ..ibv_qp::zeroed()
@@ -291,7 +292,7 @@ pub(crate) unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr,
     0
 }
 
-/// The operations of the extended interface: name of the flag, the pointer, its function and what it sets.
+/// Operations of the extended interface: flag, function pointer with its arguments, opcode, and fields to set.
 macro_rules! operations {
     ($($flag:ident: $pointer:ident($($argument:ident: $ty:ty),*) = $opcode:ident |$wqe:ident| $set:block)+) => {
         const OPERATIONS: u64 = 0 $(| $flag.0 as u64)+;
@@ -300,7 +301,7 @@ macro_rules! operations {
             ex.wr_start = Some(wr_start);
             ex.wr_complete = Some(wr_complete);
             ex.wr_abort = Some(wr_abort);
-            // Whether or not it was asked for, as rdma-safe has no windows to ask for it with.
+            // Always set: the device reports no windows, so rdma-safe does not request the operation, but some loops use it.
             ex.wr_bind_mw = Some(wr_bind_mw);
             ex.wr_set_sge = Some(wr_set_sge);
             ex.wr_set_sge_list = Some(wr_set_sge_list);
@@ -357,7 +358,7 @@ unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, 
     (wqe.remote_addr, wqe.rkey, wqe.extra) = (info.addr, rkey, info.mw_access_flags ^ mw.addr() as u32);
 }
 
-/// In the place of the remote address and key, where `post_send` finds them, too.
+/// Stores the address in the fields for the remote address and key, as `post_send` does.
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, qkey: u32) {
     let wqe = unsafe { &mut *qp.cast::<Qp>() }.last();
     (wqe.remote_addr, wqe.rkey, wqe.extra) = (ah.addr() as u64, number, qkey);

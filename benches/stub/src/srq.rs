@@ -1,10 +1,10 @@
-//! Shared receive queues, from which nothing is taken: no peer sends.
+//! Shared receive queues. Posted receives never complete, because no peer sends.
 
 use std::ffi::c_int;
 
 use rdma_sys::*;
 
-use crate::memory::number;
+use crate::memory::next_number;
 use crate::qp::MAX_SGE;
 use crate::{free, new, null};
 
@@ -24,7 +24,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_s
     let context = unsafe { (*pd).context };
     let entry = (0, ibv_sge { addr: 0, length: 0, lkey: 0 });
     new(Srq {
-        srq: ibv_srq { context, srq_context, pd, handle: number(), ..ibv_srq::zeroed() },
+        srq: ibv_srq { context, srq_context, pd, handle: next_number(), ..ibv_srq::zeroed() },
         ring: vec![entry; attr.max_wr.max(1).next_power_of_two() as usize].into_boxed_slice(),
         producer: 0,
     })

@@ -1,12 +1,14 @@
-//! What the stub does, as programs of rdma-safe see it.
+//! Tests of the stub through rdma-safe.
 
+use rdma_safe::address::AddressVector;
+use rdma_safe::qp::QueuePairAttributes;
 use rdma_safe::{
-    Access, AddressVector, Device, Endpoint, Gid, Inline, Mtu, Operation, QueuePair, QueuePairAttributes,
-    QueuePairState, Remote, Sge, WcOpcode, WorkRequest,
+    Access, Device, Endpoint, Gid, Inline, Mtu, Operation, QueuePair, QueuePairState, Remote, Sge, WcOpcode,
+    WorkRequest,
 };
 
 #[test]
-fn both_doors_work_over_it() {
+fn both_apis_work_over_the_stub() {
     rdma_stub::install().unwrap();
     let pd = Device::first().unwrap().open().unwrap().alloc_pd().unwrap();
     for classic in [false, true] {
@@ -23,7 +25,7 @@ fn both_doors_work_over_it() {
         assert_eq!(endpoint.close().unwrap().len(), 1);
 
         let mut endpoint = Endpoint::builder(&pd).classic_post(classic).classic_poll(classic).build().unwrap();
-        // SAFETY: the queue pair is this provider's.
+        // SAFETY: the queue pair belongs to this provider.
         unsafe { rdma_stub::rdma_stub_receive_at_once(endpoint.queue_pair().as_raw(), true) };
         endpoint.receive(pd.allocate(16).unwrap()).unwrap();
         let received = endpoint.poll().unwrap().unwrap().ok().unwrap();
@@ -49,16 +51,16 @@ fn both_doors_work_over_it() {
         assert!(poll.next().unwrap().is_none());
         drop(poll);
         assert_eq!(rdma_stub::rdma_stub_latest_cq(), cq.as_raw());
-        // SAFETY: the queue is this provider's.
+        // SAFETY: the queue belongs to this provider.
         unsafe { rdma_stub::rdma_stub_endless(cq.as_raw(), 2) };
         for _ in 0..2 {
             let mut poll = cq.poll();
-            let mut seen = 0;
+            let mut count = 0;
             while let Some(wc) = poll.next().unwrap() {
                 assert_eq!((wc.wr_id(), wc.byte_len(), wc.imm()), (7, Some(64), Some(7)));
-                seen += 1;
+                count += 1;
             }
-            assert_eq!(seen, 2);
+            assert_eq!(count, 2);
         }
     }
 }

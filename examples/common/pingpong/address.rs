@@ -1,10 +1,10 @@
-//! What the two ends tell each other over TCP.
+//! The address of a queue pair as the two ends exchange it over TCP.
 
 use std::fmt;
 
 use rdma_safe::Gid;
 
-/// Where a queue pair is: `LID:QPN:PSN:GID` in hexadecimal digits and a NUL, the message of rdma-core's ping-pongs.
+/// Address of a queue pair. It is sent in the format of rdma-core's ping-pongs: `LID:QPN:PSN:GID` in hexadecimal digits, and a NUL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Address {
     pub(crate) lid: u16,
@@ -14,19 +14,21 @@ pub(crate) struct Address {
     pub(crate) gid: Gid,
 }
 
-/// Bytes that are not such a message.
+/// The peer sent something else than an address.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Malformed {
     text: String,
 }
 
 impl Address {
-    /// `0000:000000:000000:` and 32 digits and the NUL.
+    pub(crate) const NONE: Address = Address { lid: 0, qp_num: 0, psn: 0, gid: Gid::ZERO };
+
+    /// `0000:000000:000000:`, 32 digits and the NUL.
     pub(crate) const LEN: usize = 52;
 
     pub(crate) fn encode(&self) -> [u8; Self::LEN] {
         let gid: String = self.gid.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        // Numbers of queue pairs and packets have 24 bits: wider ones would not leave room for the NUL.
+        // Queue pair and packet numbers have 24 bits. Wider ones would leave no room for the NUL.
         let text = format!("{:04x}:{:06x}:{:06x}:{gid}\0", self.lid, self.qp_num & 0xff_ffff, self.psn & 0xff_ffff);
         text.into_bytes().try_into().expect("every field has its width")
     }
@@ -65,7 +67,7 @@ impl fmt::Display for Address {
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the peer is no ping-pong of this kind: it sent \"{}\" instead of its address", self.text)
+        write!(f, "the peer is not a ping-pong of this kind: it sent \"{}\" instead of its address", self.text)
     }
 }
 
@@ -82,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_the_bytes_that_c_gives_it() {
+    fn an_address_has_the_bytes_of_c() {
         assert_eq!(&address().encode(), MESSAGE);
         assert_eq!(Address::decode(MESSAGE), Ok(address()));
     }
@@ -96,14 +98,14 @@ mod tests {
     }
 
     #[test]
-    fn it_prints_as_c_prints_it() {
+    fn an_address_prints_as_in_c() {
         assert_eq!(address().to_string(), "LID 0x0012, QPN 0x0000ab, PSN 0xfedcba, GID ::ffff:10.9.9.1");
         let none = Address { gid: Gid::ZERO, ..address() };
         assert_eq!(none.to_string(), "LID 0x0012, QPN 0x0000ab, PSN 0xfedcba, GID ::");
     }
 
     #[test]
-    fn anything_else_is_refused_and_shown() {
+    fn other_bytes_are_rejected_and_shown() {
         let with = |at: usize, byte: u8| {
             let mut message = *MESSAGE;
             message[at] = byte;
@@ -120,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn c_reads_fields_of_any_width_within_the_message() {
+    fn fields_may_be_narrower_as_in_c() {
         let mut message = [0; Address::LEN];
         message[..41].copy_from_slice(b"1:ab:fedcba:00000000000000000000ffff0a090901"[..41].try_into().unwrap());
-        assert!(Address::decode(&message).is_err(), "a GID that is cut short");
+        assert!(Address::decode(&message).is_err(), "a truncated GID");
         message[..44].copy_from_slice(b"1:ab:fedcba:00000000000000000000ffff0a090901");
         assert_eq!(Address::decode(&message), Ok(Address { lid: 1, ..address() }));
     }

@@ -1,4 +1,4 @@
-//! The exchange of addresses over TCP, message for message as rdma-core's ping-pongs do it:
+//! The exchange of addresses over TCP, with the messages of rdma-core's ping-pongs:
 //!
 //! ```text
 //! client                         server
@@ -7,63 +7,52 @@
 //!        "done"  ------------->
 //! ```
 //!
-//! Those with several queue pairs send as many addresses at a time.
+//! A program with several queue pairs sends all of their addresses where the figure has one.
 
-#[path = "tcp.rs"]
-mod tcp;
-
-use std::error::Error;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use rdma_safe::Gid;
+use super::address::Address;
+use super::tcp::{Peer, connect, listen};
+use crate::Result;
 
-use crate::address::Address;
-use tcp::{Peer, connect, listen};
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
-/// With its NUL, as C sends it.
+/// With the NUL that the C programs send.
 const DONE: &[u8; 5] = b"done\0";
 
-/// Connects to the server, which may be started a little later, and exchanges addresses.
-pub(crate) fn client<const N: usize>(
-    host: &str,
-    port: u16,
-    local: &[Address; N],
-    timeout: Duration,
-) -> Result<[Address; N]> {
+/// Connects to the server, which may start a little later, and exchanges addresses.
+pub(super) fn client(host: &str, port: u16, local: &[Address], timeout: Duration) -> Result<Vec<Address>> {
     let stream = connect(host, port, timeout)?;
     let mut peer = Peer::new(stream, timeout)?;
     write_addresses(&mut peer, local)?;
-    let remote = read_addresses(&mut peer)?;
+    let remote = read_addresses(&mut peer, local.len())?;
     peer.write(DONE, "the end of the exchange")?;
     Ok(remote)
 }
 
-/// Waits for a client, without a limit, and exchanges addresses. `connect` gets the client's address before the client
-/// gets ours: a client sends as soon as it has that.
-pub(crate) fn server<const N: usize>(
+/// Waits for a client, without a limit, and exchanges addresses.
+///
+/// Calls `connect` with the client's addresses before it sends the local ones: the client sends messages as soon as it has them.
+pub(super) fn server(
     port: u16,
-    local: &[Address; N],
+    local: &[Address],
     timeout: Duration,
-    connect: impl FnOnce(&[Address; N]) -> Result<()>,
-) -> Result<[Address; N]> {
+    connect: impl FnOnce(&[Address]) -> Result<()>,
+) -> Result<Vec<Address>> {
     let listener = listen(port)?;
     let (stream, _) = listener.accept().map_err(|error| format!("cannot accept on TCP port {port}: {error}"))?;
     drop(listener);
     serve(stream, local, timeout, connect)
 }
 
-/// As [`server`], of a client that has come.
-pub(crate) fn serve<const N: usize>(
+/// Like [`server`], for a client that has connected.
+pub(super) fn serve(
     stream: TcpStream,
-    local: &[Address; N],
+    local: &[Address],
     timeout: Duration,
-    connect: impl FnOnce(&[Address; N]) -> Result<()>,
-) -> Result<[Address; N]> {
+    connect: impl FnOnce(&[Address]) -> Result<()>,
+) -> Result<Vec<Address>> {
     let mut peer = Peer::new(stream, timeout)?;
-    let remote = read_addresses(&mut peer)?;
+    let remote = read_addresses(&mut peer, local.len())?;
     connect(&remote)?;
     write_addresses(&mut peer, local)?;
     let done: [u8; DONE.len()] = peer.read("the end of the exchange")?;
@@ -77,12 +66,8 @@ fn write_addresses(peer: &mut Peer, addresses: &[Address]) -> Result<()> {
     addresses.iter().try_for_each(|address| peer.write(&address.encode(), "the local address"))
 }
 
-fn read_addresses<const N: usize>(peer: &mut Peer) -> Result<[Address; N]> {
-    let mut addresses = [Address { lid: 0, qp_num: 0, psn: 0, gid: Gid::ZERO }; N];
-    for address in &mut addresses {
-        *address = Address::decode(&peer.read("its address")?)?;
-    }
-    Ok(addresses)
+fn read_addresses(peer: &mut Peer, count: usize) -> Result<Vec<Address>> {
+    (0..count).map(|_| Ok(Address::decode(&peer.read("its address")?)?)).collect()
 }
 
 #[cfg(test)]
@@ -104,34 +89,34 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_learn_the_address_of_the_other_and_the_server_connects_first() {
+    fn both_ends_get_all_addresses_and_the_server_connects_first() {
         for host in ["127.0.0.1", "localhost"] {
             let port = free_port();
             let server = thread::spawn(move || {
                 let mut connected = None;
                 let remote = server(port, &[address(1), address(3)], TIMEOUT, |remote| {
-                    connected = Some(*remote);
+                    connected = Some(remote.to_vec());
                     Ok(())
                 });
-                (remote.map_err(|error| error.to_string()), connected)
+                (remote, connected)
             });
             let theirs = [address(2), address(4)];
             assert_eq!(client(host, port, &theirs, TIMEOUT).unwrap(), [address(1), address(3)]);
             let (remote, connected) = server.join().unwrap();
             assert_eq!(remote.unwrap(), theirs);
-            assert_eq!(connected, Some(theirs));
+            assert_eq!(connected, Some(theirs.to_vec()));
         }
     }
 
     #[test]
-    fn a_server_that_is_not_there_is_an_error_in_time() {
+    fn a_missing_server_is_an_error_after_the_timeout() {
         let error =
             client("127.0.0.1", free_port(), &[address(1)], Duration::from_millis(200)).unwrap_err().to_string();
         assert!(error.contains("start the server there first"), "{error}");
     }
 
     #[test]
-    fn a_peer_that_says_nothing_or_goes_away_is_an_error_in_time() {
+    fn a_peer_that_is_silent_or_closes_is_an_error_in_time() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let silent = client("127.0.0.1", port, &[address(1)], Duration::from_millis(100)).unwrap_err().to_string();

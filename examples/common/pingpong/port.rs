@@ -1,19 +1,20 @@
-//! Whether a port can play.
+//! Checks of the port.
 
-use std::error::Error;
+use rdma_safe::port::PortAttributes;
+use rdma_safe::{Context, LinkLayer, Mtu, PortState};
 
-use rdma_safe::{Context, LinkLayer, Mtu, PortAttributes, PortState};
+use crate::Result;
 
-/// Refuses what would fail later, or only after a timeout: messages of more than `max` bytes, and a path of this MTU, by port
-/// `number`.
-pub(crate) fn check(
+/// Rejects what would fail later or only by a timeout: an inactive port, messages longer than `max`, and a path MTU that the port
+/// does not have.
+pub(super) fn check(
     context: &Context,
     number: u8,
     port: &PortAttributes,
     size: u32,
     max: u32,
     mtu: Option<Mtu>,
-) -> Result<(), Box<dyn Error>> {
+) -> Result<()> {
     let name = format!("{} port {number}", context.device_name());
     if !matches!(port.state(), PortState::ACTIVE | PortState::ACTIVE_DEFER) {
         let state = port.state();

@@ -1,4 +1,4 @@
-//! Connections between the two ends, which nobody waits for without a limit.
+//! TCP connections between the two ends, with a deadline for each exchange.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -6,11 +6,11 @@ use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+use crate::Result;
 
-/// Connects to a host that may begin to listen a little later.
-pub(crate) fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream> {
-    /// Between two rounds over the addresses of a host that refuses: nobody tells when it begins to listen.
+/// Connects to a host, which may start to listen a little later.
+pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream> {
+    /// Pause between two attempts.
     const PAUSE: Duration = Duration::from_millis(50);
 
     let addresses: Vec<_> = (host, port)
@@ -43,8 +43,8 @@ pub(crate) fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStr
     }
 }
 
-/// Listens for both families where there is IPv6, which has the IPv4 clients as mapped addresses.
-pub(crate) fn listen(port: u16) -> Result<TcpListener> {
+/// Listens for IPv6 and IPv4 clients, or for IPv4 clients alone if this machine has no IPv6.
+pub fn listen(port: u16) -> Result<TcpListener> {
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|error| match error.kind() {
             io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => Err(error),
@@ -53,28 +53,29 @@ pub(crate) fn listen(port: u16) -> Result<TcpListener> {
         .map_err(|error| format!("cannot listen on TCP port {port}: {error}; choose another with --port").into())
 }
 
-/// The other end, with a deadline for the whole exchange.
-pub(crate) struct Peer {
+/// A connection to the other end, with one deadline for the whole exchange.
+#[derive(Debug)]
+pub struct Peer {
     stream: TcpStream,
-    pub(crate) name: String,
+    pub name: String,
     start: Instant,
     timeout: Duration,
 }
 
 impl Peer {
-    pub(crate) fn new(stream: TcpStream, timeout: Duration) -> Result<Self> {
+    pub fn new(stream: TcpStream, timeout: Duration) -> Result<Self> {
         let name = stream.peer_addr().map_or_else(|_| "the peer".into(), |address| address.to_string());
-        // Each message is one segment, as C expects: it reads each by one call.
+        // Each message must be one segment: the C programs read it with one call.
         stream.set_nodelay(true)?;
         Ok(Peer { stream, name, start: Instant::now(), timeout })
     }
 
-    pub(crate) fn write(&mut self, message: &[u8], what: &str) -> Result<()> {
+    pub fn write(&mut self, message: &[u8], what: &str) -> Result<()> {
         self.stream.set_write_timeout(Some(self.left()))?;
         self.stream.write_all(message).map_err(|error| self.failure("send", what, "to", &error))
     }
 
-    pub(crate) fn read<const LEN: usize>(&mut self, what: &str) -> Result<[u8; LEN]> {
+    pub fn read<const LEN: usize>(&mut self, what: &str) -> Result<[u8; LEN]> {
         let mut message = [0; LEN];
         let mut filled = 0;
         while filled < LEN {
@@ -82,7 +83,7 @@ impl Peer {
             match self.stream.read(&mut message[filled..]) {
                 Ok(0) => {
                     let error =
-                        format!("{} closed the connection before it had sent {what}; see what it says", self.name);
+                        format!("{} closed the connection before it had sent {what}; see its output", self.name);
                     return Err(error.into());
                 }
                 Ok(read) => filled += read,
@@ -93,15 +94,15 @@ impl Peer {
         Ok(message)
     }
 
-    /// Never zero, which sockets take for no limit.
+    /// Time left. Never zero, which would mean no limit for a socket.
     fn left(&self) -> Duration {
         self.timeout.saturating_sub(self.start.elapsed()).max(Duration::from_millis(1))
     }
 
-    fn failure(&self, verb: &str, what: &str, preposition: &str, error: &io::Error) -> Box<dyn Error> {
+    fn failure(&self, verb: &str, what: &str, preposition: &str, error: &io::Error) -> Box<dyn Error + Send + Sync> {
         let name = &self.name;
         match error.kind() {
-            // What a socket with a timeout says.
+            // The errors of a socket timeout.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 let seconds = self.timeout.as_secs();
                 format!("cannot {verb} {what} {preposition} {name} within {seconds} s: it may have stopped").into()

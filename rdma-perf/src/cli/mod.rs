@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use self::options::{ConnectionArgs, LoadArgs, MeansArgs, ProcessorArgs};
-pub(crate) use self::options::{DeviceArgs, Format, OutputArgs};
+use self::options::{ConnectionArgs, LoadArgs, ProcessorArgs, VerbsArgs};
+use self::options::{DeviceArgs, OutputArgs};
 use crate::plan::{Metric, Verb};
 use crate::units;
 
@@ -42,15 +42,15 @@ pub(crate) enum Command {
     /// Atomic operations on words of the peer's memory
     #[command(subcommand)]
     Atomic(Test),
-    /// Serves tests until it is ended: clients say what is to be done
+    /// Serves tests until Ctrl-C: clients send what to measure
     Server(ServerArgs),
-    /// Draws results that were written by --output, several on one chart to compare them
+    /// Draws results that --output wrote, several on one chart for comparison
     Plot(PlotArgs),
     /// Checks this host's set-up for RDMA and says what to change
     Doctor(DoctorArgs),
 }
 
-/// What to measure of a verb.
+/// What to measure with a verb.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Test {
     /// Bandwidth and message rate, with many messages in flight
@@ -64,13 +64,13 @@ pub(crate) struct TestArgs {
     /// Host that runs `rdma-perf server`
     #[arg(required_unless_present = "loopback", value_name = "HOST|--loopback")]
     pub(crate) host: Option<String>,
-    /// Be the server, too, on the same device
+    /// Run the server in this process as well, on the same device
     #[arg(long, conflicts_with = "host")]
     pub(crate) loopback: bool,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
     #[command(flatten)]
-    pub(crate) means: MeansArgs,
+    pub(crate) verbs: VerbsArgs,
     #[command(flatten)]
     pub(crate) processors: ProcessorArgs,
     #[command(flatten)]
@@ -83,14 +83,14 @@ pub(crate) struct TestArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// End after one client
+    /// Exit after one client
     #[arg(long)]
     pub(crate) once: bool,
-    /// Pin the threads of tests to these processors, or to those of them that a client asks for by --server-cpu: 2,4-7
+    /// Pin the threads of tests to these processors: 2,4-7; a client's --server-cpu may choose among them
     #[arg(long, value_name = "LIST", value_parser = values::cpus)]
     pub(crate) cpu: Option<values::Cpus>,
-    /// Refuse tests that would take more memory than this for their buffers: 512M, 4G [default: three quarters of what is
-    /// free when a test begins, of the host or of the control group]
+    /// Refuse tests whose buffers need more memory than this: 512M, 4G [default: three quarters of the memory that is
+    /// free on the host or in the control group when a test begins]
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     pub(crate) max_memory: Option<u64>,
     #[command(flatten)]
@@ -102,10 +102,10 @@ pub(crate) struct PlotArgs {
     /// Results written by --output FILE.json
     #[arg(required = true, value_name = "FILE")]
     pub(crate) results: Vec<PathBuf>,
-    /// The chart
+    /// File of the chart
     #[arg(short = 'O', long, default_value = "rdma-perf.svg", value_name = "FILE")]
     pub(crate) output: PathBuf,
-    /// Heading [default: what was measured]
+    /// Heading [default: a description of the test]
     #[arg(long, value_name = "TEXT")]
     pub(crate) title: Option<String>,
 }
@@ -115,22 +115,22 @@ pub(crate) struct DoctorArgs {
     /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Only this device
+    /// Check only this device
     #[arg(short, long, value_name = "NAME")]
     pub(crate) device: Option<String>,
 }
 
 impl Cli {
-    /// Of this process; ends it when it is wrong, or asks for help.
-    pub(crate) fn of_process() -> Self {
-        let mut matches = help::tailored(Cli::command()).get_matches();
+    /// Parses the command line of this process. Exits on an error or a request for help.
+    pub(crate) fn parse_process() -> Self {
+        let mut matches = help::hide_inapplicable(Cli::command()).get_matches();
         Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.format(&mut Cli::command()).exit())
     }
 }
 
 impl Command {
-    /// The test that is to be run, if it is one.
-    pub(crate) fn test(&self) -> Option<(Verb, Metric, &TestArgs)> {
+    /// The test that this command runs, if it is one.
+    pub(crate) fn as_test(&self) -> Option<(Verb, Metric, &TestArgs)> {
         let (verb, test) = match self {
             Command::Send(test) => (Verb::Send, test),
             Command::Write(test) => (Verb::Write, test),

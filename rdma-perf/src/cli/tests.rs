@@ -2,14 +2,15 @@ use std::time::Duration;
 
 use clap::CommandFactory;
 
-use super::values::{Cpus, LatencyLimit, cpus, exponent, latency_limit};
+use super::values::{Cpus, cpus, exponent, latency_limit};
 use super::*;
 use crate::plan::{Interface, Length, Pinning, Plan, WarmUp};
+use crate::report::limits::LatencyLimit;
 
 fn plan(arguments: &str) -> Result<Plan, String> {
     let words = std::iter::once("rdma-perf").chain(arguments.split_whitespace());
     let command = Cli::try_parse_from(words).map_err(|error| error.to_string())?.command;
-    let (verb, metric, args) = command.test().ok_or("no test")?;
+    let (verb, metric, args) = command.as_test().ok_or("no test")?;
     args.plan(verb, metric)
 }
 
@@ -38,7 +39,7 @@ fn compat_is_classic_and_without_warm_up() {
 }
 
 #[test]
-fn timed_runs_warm_up_for_a_tenth() {
+fn timed_runs_warm_up_for_a_tenth_of_the_time() {
     let plan = plan("read bw --loopback -D 2s").unwrap();
     assert_eq!(plan.length, Length::Time(Duration::from_secs(2)));
     assert_eq!(plan.warm_up, WarmUp::Time(Duration::from_millis(200)));
@@ -51,7 +52,7 @@ fn queue_pairs_are_spread_over_threads() {
 }
 
 #[test]
-fn datagrams_are_up_to_a_packet_long() {
+fn a_datagram_is_at_most_one_packet() {
     let of = |options: &str| plan(&format!("send {options} host -c UD")).unwrap();
     let bw = of("bw");
     assert_eq!((bw.sizes.as_slice(), bw.cq_mod, bw.rx_depth), (&[4096][..], 100, 512));
@@ -71,14 +72,14 @@ fn datagrams_are_up_to_a_packet_long() {
 }
 
 #[test]
-fn limits_name_a_percentile() {
+fn a_latency_limit_names_a_percentile() {
     assert_eq!(latency_limit("p99.9=10us"), Ok(LatencyLimit { percent: 99.9, limit: Duration::from_micros(10) }));
     assert_eq!(latency_limit("max=1ms"), Ok(LatencyLimit { percent: 100.0, limit: Duration::from_millis(1) }));
     assert!(latency_limit("p101=1s").is_err() && latency_limit("p99").is_err());
 }
 
 #[test]
-fn what_makes_no_sense_is_a_usage_error() {
+fn contradictory_options_are_a_usage_error() {
     for arguments in [
         "write bw",
         "write bw host --loopback",
@@ -115,7 +116,7 @@ fn what_makes_no_sense_is_a_usage_error() {
 }
 
 #[test]
-fn a_connection_has_the_defaults_of_the_library() {
+fn connection_defaults_are_those_of_rdma_safe() {
     let of = |options: &str| plan(&format!("write bw host {options}")).map(|plan| plan.connection);
     assert_eq!(of(""), Ok(crate::plan::Connection::DEFAULT));
     let set = of("--sl 3 --tclass 0x68 --qp-timeout 100ms --retry-count 1 --rnr-retry 0").unwrap();
@@ -134,7 +135,7 @@ fn timeouts_are_exponents_or_times() {
 }
 
 #[test]
-fn processors_are_listed_in_turn() {
+fn processors_keep_the_order_of_the_list() {
     assert_eq!(cpus("2,4-6,0"), Ok(Cpus(vec![2, 4, 5, 6, 0])));
     for wrong in ["", "a", "1-", "3-2", "1,1", "0-3,2", "1024", "99999999999", "-1"] {
         assert!(cpus(wrong).is_err(), "{wrong}");
@@ -145,18 +146,18 @@ fn processors_are_listed_in_turn() {
 
 fn help(words: &str) -> String {
     let words = std::iter::once("rdma-perf").chain(words.split_whitespace());
-    help::tailored(Cli::command()).try_get_matches_from(words).unwrap_err().to_string()
+    help::hide_inapplicable(Cli::command()).try_get_matches_from(words).unwrap_err().to_string()
 }
 
-/// The options that a help lists.
+/// The options listed in a help text.
 fn listed(help: &str) -> Vec<&str> {
     let lines = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
     lines.filter_map(|line| line.split_whitespace().find(|word| word.starts_with("--"))).collect()
 }
 
 #[test]
-fn help_shows_what_applies() {
-    help::tailored(Cli::command()).debug_assert();
+fn help_lists_only_options_that_apply() {
+    help::hide_inapplicable(Cli::command()).debug_assert();
     for (test, shown, hidden, default) in [
         ("write bw", "--post-list --bidirectional --imm", "--atomic --ack --outstanding", "[default: 64K]"),
         ("write lat", "--ack --imm --inline", "--atomic --rate --post-list --qps --min-bandwidth", "[default: 2]"),
@@ -165,7 +166,7 @@ fn help_shows_what_applies() {
         ("atomic lat", "--atomic --outstanding", "--size --all --imm --rate", "[default: fetch-add]"),
     ] {
         let text = help(&format!("{test} --help"));
-        for part in ["Load:", "Means:", "Processors:", "Connection:", "Device:", "Results:", "Examples", default] {
+        for part in ["Load:", "Verbs:", "Processors:", "Connection:", "Device:", "Results:", "Examples", default] {
             assert!(text.contains(part), "{test}: {part} in {text}");
         }
         let listed = listed(&text);
@@ -175,7 +176,7 @@ fn help_shows_what_applies() {
 }
 
 #[test]
-fn the_short_help_leaves_out_what_is_rare() {
+fn the_short_help_leaves_out_rare_options() {
     let (short, long) = (help("send bw -h"), help("send bw --help"));
     for option in ["--compat", "--warm-up", "--rnr-retry"] {
         assert!(!listed(&short).contains(&option) && listed(&long).contains(&option), "{option}");
@@ -184,7 +185,7 @@ fn the_short_help_leaves_out_what_is_rare() {
 }
 
 #[test]
-fn examples_are_right() {
+fn examples_in_the_help_parse() {
     for words in ["--help", "server --help", "plot --help"] {
         let text = help(words);
         for line in text.lines().filter_map(|line| line.strip_prefix("  rdma-perf ")) {

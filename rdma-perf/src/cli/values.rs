@@ -1,36 +1,29 @@
-//! Values of options.
-
-use std::time::Duration;
+//! Parsers for the values of options.
 
 use rdma_safe::Mtu;
 
-use crate::plan::{Connection, MAX_CPU};
+use crate::cpu::MAX_CPU;
+use crate::plan::Connection;
+use crate::report::limits::LatencyLimit;
 use crate::units;
 
-/// Sizes as one value of an option.
+/// A list of sizes, as one value of an option.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Sizes(pub(crate) Vec<u64>);
 
-/// A limit of a percentile of the latency.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct LatencyLimit {
-    pub(crate) percent: f64,
-    pub(crate) limit: Duration,
-}
-
 pub(super) fn size_list(text: &str) -> Result<Sizes, String> {
-    /// `max_msg_sz` of every device.
+    /// Largest `max_msg_sz` of any device.
     const MAX: u64 = 1 << 31;
     let sizes = units::sizes(text)?;
     match sizes.iter().find(|size| **size == 0 || **size > MAX) {
-        Some(size) => Err(format!("a message has 1 byte to 2 GiB, not {size}")),
+        Some(size) => Err(format!("a message is 1 byte to 2 GiB long, not {size}")),
         None => Ok(Sizes(sizes)),
     }
 }
 
 pub(super) fn inline_size(text: &str) -> Result<u32, String> {
     let size = units::size(text)?;
-    u32::try_from(size).map_err(|_| format!("`{text}` is more than any device takes inline"))
+    u32::try_from(size).map_err(|_| format!("`{text}` is more than any device supports inline"))
 }
 
 pub(super) fn mtu(text: &str) -> Result<Mtu, String> {
@@ -38,7 +31,7 @@ pub(super) fn mtu(text: &str) -> Result<Mtu, String> {
     known
         .into_iter()
         .find(|mtu| mtu.bytes().is_some_and(|bytes| bytes.to_string() == text))
-        .ok_or_else(|| format!("`{text}` is none of 256, 512, 1024, 2048 and 4096"))
+        .ok_or_else(|| format!("`{text}` is not 256, 512, 1024, 2048 or 4096"))
 }
 
 pub(super) fn percent(text: &str) -> Result<f64, String> {
@@ -60,7 +53,7 @@ pub(super) fn latency_limit(text: &str) -> Result<LatencyLimit, String> {
     Ok(LatencyLimit { percent, limit: units::duration(limit)? })
 }
 
-/// 0 to 255, in decimal or hexadecimal.
+/// Parses 0 to 255, in decimal or hexadecimal.
 pub(super) fn byte(text: &str) -> Result<u8, String> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u8::from_str_radix(digits, 16),
@@ -69,7 +62,7 @@ pub(super) fn byte(text: &str) -> Result<u8, String> {
     number.map_err(|_| format!("`{text}` is not a number from 0 to 255, or 0x00 to 0xff"))
 }
 
-/// A timeout of verbs, or the shortest one that is not less than a time.
+/// Parses an ACK timeout: the exponent itself, or a time, which is rounded up to the next exponent.
 pub(super) fn exponent(text: &str) -> Result<u8, String> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
         let number = text.parse().ok().filter(|exponent| *exponent <= Connection::MAX_TIMEOUT);
@@ -80,11 +73,11 @@ pub(super) fn exponent(text: &str) -> Result<u8, String> {
     (1..=Connection::MAX_TIMEOUT).find(fits).ok_or_else(|| format!("`{text}` is more than 2.44 hours"))
 }
 
-/// Processors, in the order in which threads take them.
+/// Processors, in the order in which threads use them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Cpus(pub(crate) Vec<u32>);
 
-/// A list such as `2,4-7`.
+/// Parses a list such as `2,4-7`.
 pub(super) fn cpus(text: &str) -> Result<Cpus, String> {
     let wrong = || format!("`{text}` is not a list of processors such as 2,4-7");
     let number = |text: &str| text.trim().parse::<u32>().ok().filter(|cpu| *cpu <= MAX_CPU).ok_or_else(wrong);

@@ -1,22 +1,22 @@
-//! What a check has found, and how it is printed.
+//! Findings of the checks, and their output.
 
 use std::fmt::Write;
 
 use serde::Serialize;
 
-/// Changes when what reads the JSON has to change.
+/// Version of the JSON format. It changes when its readers have to change.
 const FORMAT: u32 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Level {
-    /// As it should be.
+    /// No change needed.
     Ok,
-    /// To be known; nothing has to change.
+    /// Information; no change needed.
     Note,
-    /// Works, but less well than it could, or not in every case.
+    /// Works, but slower than possible or not in all cases.
     Warning,
-    /// RDMA does not work like this.
+    /// RDMA does not work.
     Problem,
 }
 
@@ -38,11 +38,11 @@ pub(crate) struct Finding {
     pub(crate) what: String,
     /// Why it matters.
     pub(crate) why: Option<String>,
-    /// A command, or what else to do.
+    /// A command or another remedy.
     pub(crate) fix: Option<String>,
 }
 
-/// What a check is about; the findings are printed in this order.
+/// Subject of a check. Findings are printed in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Topic {
@@ -141,7 +141,7 @@ impl Diagnosis {
                 wrap(&mut out, INDENT, why);
             }
             if let Some(fix) = &finding.fix {
-                // Not wrapped: it is to be copied.
+                // Not wrapped, so that it can be copied.
                 _ = writeln!(out, "{INDENT}fix: {fix}");
             }
         }
@@ -156,7 +156,7 @@ impl Diagnosis {
             count => format!("{count} {what}s"),
         };
         let end = if self.problems > 0 {
-            ": RDMA does not work until what is marked ✗ is changed.\nTests run all the same on soft0, the software RNIC: -d soft0"
+            ": RDMA does not work until the items marked ✗ are fixed.\nTests still run on soft0, the software RNIC: -d soft0"
         } else {
             ""
         };
@@ -164,11 +164,11 @@ impl Diagnosis {
     }
 }
 
-/// As wide as a sign and its word.
+/// Width of a sign and its word.
 const INDENT: &str = "             ";
 const WIDTH: usize = 110;
 
-/// Breaks `text` into lines that begin below each other, the first after `start`.
+/// Wraps `text` into aligned lines, the first of which begins with `start`.
 fn wrap(out: &mut String, start: &str, text: &str) {
     let mut line = start.to_owned();
     let mut is_empty = true;
@@ -208,9 +208,9 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(
-            text.contains("\n\n1 problem, 1 warning: RDMA does not work until what is marked ✗ is changed.\nTests run")
-        );
+        assert!(text.contains(
+            "\n\n1 problem, 1 warning: RDMA does not work until the items marked ✗ are fixed.\nTests still run"
+        ));
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(diagnosis.has_problems());
         assert!(Diagnosis::new(Vec::new()).text().contains("no problems, no warnings"));

@@ -1,21 +1,20 @@
-//! Packet filters. What hardware sends as RoCE does not come by them; what rxe sends over UDP port 4791 does.
+//! Packet filters. They see rxe's packets on UDP port 4791, but not the RoCE packets of hardware.
 
 use std::process::{Command, Stdio};
 
 use super::finding::{Finding, Topic};
-use super::host::{Host, NET_ADMIN};
+use crate::host::files::{HostFiles, NET_ADMIN};
 
-/// What lists the rules: `nft list ruleset`, or what a test has in its place.
+/// Lists the rules: `nft list ruleset`, or its replacement in a test.
 pub(crate) type Ruleset<'a> = &'a dyn Fn() -> Result<String, String>;
 
-pub(crate) fn check(host: &Host, devices: &[String], ruleset: Ruleset<'_>) -> Vec<Finding> {
+pub(crate) fn check(host: &HostFiles, devices: &[String], ruleset: Ruleset<'_>) -> Vec<Finding> {
     if devices.is_empty() {
         return Vec::new();
     }
     if devices.iter().all(|device| !host.is_software(device)) {
         return vec![Topic::Firewall.note(
-            "RoCE of hardware does not come by the packet filter of this host; what lies between the hosts has to pass \
-             UDP port 4791",
+            "hardware RoCE bypasses the packet filter of this host; filters between the hosts must pass UDP port 4791",
         )];
     }
     if !host.has_capability(NET_ADMIN) {
@@ -26,15 +25,15 @@ pub(crate) fn check(host: &Host, devices: &[String], ruleset: Ruleset<'_>) -> Ve
         Ok(rules) => judge(&rules),
         Err(error) => Topic::Firewall.note(format!("not checked: {error}")).why("SoftRoCE needs UDP port 4791."),
     }];
-    // nft does not show the rules of the older iptables.
+    // nft does not show the rules of legacy iptables.
     if host.text("/proc/net/ip_tables_names").is_ok_and(|tables| tables.lines().any(|table| table == "filter")) {
-        let finding = Topic::Firewall.note("the older iptables has rules, too, which were not checked");
+        let finding = Topic::Firewall.note("legacy iptables has rules as well, which were not checked");
         findings.push(finding.fix("iptables-legacy -C INPUT -p udp --dport 4791 -j ACCEPT"));
     }
     findings
 }
 
-/// The rules as nftables has them.
+/// The rules of nftables.
 pub(crate) fn nft() -> Result<String, String> {
     let mut command = Command::new("nft");
     command.args(["list", "ruleset"]).stdin(Stdio::null());
@@ -48,30 +47,30 @@ pub(crate) fn nft() -> Result<String, String> {
 
 const ALLOW: &str = "nft add rule inet filter input udp dport 4791 accept";
 
-/// Says no more than the text of the rules tells: which packet takes which way is not followed.
+/// Searches the text of the rules. Does not follow the path of packets through chains.
 fn judge(rules: &str) -> Finding {
     let rule = |line: &&str| !line.trim_start().starts_with('#');
     let lines = || rules.lines().filter(rule);
     let own = |line: &&str| line.contains("4791");
-    let refuses = |line: &str| line.contains("drop") || line.contains("reject");
-    if let Some(line) = lines().filter(own).find(|line| refuses(line)) {
-        return Topic::Firewall.problem(format!("a rule refuses UDP port 4791: {}", line.trim())).fix(ALLOW);
+    let blocks = |line: &str| line.contains("drop") || line.contains("reject");
+    if let Some(line) = lines().filter(own).find(|line| blocks(line)) {
+        return Topic::Firewall.problem(format!("a rule blocks UDP port 4791: {}", line.trim())).fix(ALLOW);
     }
     if let Some(line) = lines().filter(own).find(|line| line.contains("accept")) {
         return Topic::Firewall.ok(format!("a rule accepts UDP port 4791: {}", line.trim()));
     }
-    if lines().any(|line| line.contains("hook input") && line.contains("policy drop") || refuses(line)) {
-        let finding = Topic::Firewall.warning("there are rules that drop packets, and none that accepts UDP port 4791");
-        return finding.why("SoftRoCE sends over it; the first message would wait until its retries end.").fix(ALLOW);
+    if lines().any(|line| line.contains("hook input") && line.contains("policy drop") || blocks(line)) {
+        let finding = Topic::Firewall.warning("some rules drop packets, and none accepts UDP port 4791");
+        return finding.why("SoftRoCE uses this port. If it is blocked, messages fail after all retries.").fix(ALLOW);
     }
-    Topic::Firewall.ok("no rule of nftables drops packets")
+    Topic::Firewall.ok("no nftables rule drops packets")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::doctor::finding::Level;
-    use crate::scratch::Scratch;
+    use crate::testing::scratch::Scratch;
 
     #[test]
     fn rules_are_read_for_port_4791() {
@@ -88,7 +87,7 @@ mod tests {
     #[test]
     fn only_root_and_only_software_devices_are_checked() {
         let scratch = Scratch::new();
-        let host = Host::new(scratch.path(""));
+        let host = HostFiles::new(scratch.path(""));
         scratch.write("/sys/class/infiniband/mlx5_0/device/vendor", "0x15b3");
         let rules = || -> Result<String, String> { Ok(String::new()) };
         let what = |devices: &[&str]| {
@@ -96,7 +95,7 @@ mod tests {
             check(&host, &devices, &rules).into_iter().map(|finding| finding.what).collect::<Vec<_>>()
         };
         assert!(what(&[]).is_empty());
-        assert!(what(&["mlx5_0"])[0].contains("does not come by"));
+        assert!(what(&["mlx5_0"])[0].contains("bypasses the packet filter"));
         assert!(what(&["mlx5_0", "rxe0"])[0].contains("only root"));
         scratch.write("/proc/self/status", "CapEff:\t0000000000001000\n");
         scratch.write("/proc/net/ip_tables_names", "nat\nfilter\n");

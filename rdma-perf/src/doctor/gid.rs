@@ -1,9 +1,9 @@
-//! GIDs: the addresses that connections are made from.
+//! GIDs: the source addresses of connections.
 
 use rdma_safe::Gid;
 
 use super::finding::{Finding, Topic};
-use super::host::Host;
+use crate::host::files::HostFiles;
 
 #[derive(Clone, PartialEq, Debug)]
 struct Entry {
@@ -13,7 +13,7 @@ struct Entry {
     interface: String,
 }
 
-pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
+pub(crate) fn check(host: &HostFiles, devices: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in devices {
         if host.is_iwarp(device) {
@@ -22,7 +22,7 @@ pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
         }
         let ports = format!("/sys/class/infiniband/{device}/ports");
         for port in host.names(&ports).unwrap_or_default() {
-            // InfiniBand connects by LID; its GID 0 is always there.
+            // InfiniBand connects by LID, and its GID 0 always exists.
             if host.text(&format!("{ports}/{port}/link_layer")).is_ok_and(|layer| layer == "Ethernet") {
                 findings.push(match table(host, &format!("{ports}/{port}")) {
                     Ok(entries) => judge(host, device, &port, &entries),
@@ -34,14 +34,14 @@ pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
     findings
 }
 
-/// What it has for a GID is not what it connects by.
+/// iWARP does not connect by its GID.
 fn iwarp(device: &str) -> Finding {
-    let finding = Topic::Addresses.warning(format!("{device} is of iWARP"));
-    finding.why("Its connections are made by rdma_cm over TCP; rdma-perf makes those of InfiniBand and RoCE.")
+    let finding = Topic::Addresses.warning(format!("{device} is an iWARP device"));
+    finding.why("iWARP connects over TCP by rdma_cm. rdma-perf supports InfiniBand and RoCE.")
 }
 
-/// The entries that are not empty.
-fn table(host: &Host, port: &str) -> Result<Vec<Entry>, Finding> {
+/// Non-empty entries of the GID table.
+fn table(host: &HostFiles, port: &str) -> Result<Vec<Entry>, Finding> {
     let indices = host.names(&format!("{port}/gids")).map_err(|error| Topic::Addresses.note(error.to_string()))?;
     let entry = |index: &String| {
         let gid: Gid = host.text(&format!("{port}/gids/{index}")).ok()?.parse().ok()?;
@@ -56,13 +56,13 @@ fn table(host: &Host, port: &str) -> Result<Vec<Entry>, Finding> {
     Ok(indices.iter().filter_map(entry).collect())
 }
 
-/// The order of `rdma_safe::Context::recommended_gid`, which cannot be asked of a device that does not open.
+/// The order of `rdma_safe::Context::recommended_gid`, which needs an open device.
 fn recommended(entries: &[Entry]) -> Option<&Entry> {
     let usable = entries.iter().filter(|entry| entry.index <= 255);
     usable.min_by_key(|entry| (!entry.is_roce_v2, entry.gid.is_link_local(), entry.gid.ipv4().is_none(), entry.index))
 }
 
-fn judge(host: &Host, device: &str, port: &str, entries: &[Entry]) -> Finding {
+fn judge(host: &HostFiles, device: &str, port: &str, entries: &[Entry]) -> Finding {
     let at = format!("{device} port {port}");
     let Some(best) = recommended(entries) else {
         let finding = Topic::Addresses.problem(format!("{at} has no GID"));
@@ -72,30 +72,29 @@ fn judge(host: &Host, device: &str, port: &str, entries: &[Entry]) -> Finding {
     let Entry { index, gid, interface, .. } = best;
     let add = format!("ip addr add ADDRESS/24 dev {}", if interface.is_empty() { "INTERFACE" } else { interface });
     if !best.is_roce_v2 {
-        let finding =
-            Topic::Addresses.warning(format!("{at} has GIDs of RoCE v1 only; the best is index {index}, {gid}"));
-        let why = "RoCE v1 is not routed, and a peer with RoCE v2 does not connect to it.";
+        let finding = Topic::Addresses.warning(format!("{at} has only RoCE v1 GIDs; the best is index {index}, {gid}"));
+        let why = "RoCE v1 packets are not routed, and a RoCE v2 peer cannot connect to it.";
         return finding.why(why).fix(roce_v2_advice(host, device, &add));
     }
     let on = if interface.is_empty() { String::new() } else { format!(" of {interface}") };
     match gid.ipv4() {
         Some(address) => Topic::Addresses.ok(format!("{at}: use GID index {index}, RoCE v2, {address}{on}")),
         None => {
-            let finding = Topic::Addresses.warning(format!(
-                "{at} has no GID of RoCE v2 with an IPv4 address; the best is index {index}, {gid}{on}"
-            ));
+            let finding = Topic::Addresses
+                .warning(format!("{at} has no RoCE v2 GID with an IPv4 address; the best is index {index}, {gid}{on}"));
             let why = if gid.is_link_local() {
-                "A link-local address reaches hosts of the same link only, and its index is often not the same on both."
+                "A link-local address works only on the same link, and its index often differs between hosts."
             } else {
-                "IPv6 is enough where both hosts have it; many tools expect IPv4."
+                "IPv6 works if both hosts have it, but many tools expect IPv4."
             };
             finding.why(why).fix(add)
         }
     }
 }
 
-/// mlx5 and others have a default mode below configfs; what has no such file has RoCE v2 with every IP address.
-fn roce_v2_advice(host: &Host, device: &str, add: &str) -> String {
+/// mlx5 and some other drivers have a default RoCE mode in configfs. Drivers without it offer RoCE v2 for every IP
+/// address.
+fn roce_v2_advice(host: &HostFiles, device: &str, add: &str) -> String {
     if host.is_software(device) {
         return add.to_owned();
     }
@@ -106,7 +105,7 @@ fn roce_v2_advice(host: &Host, device: &str, add: &str) -> String {
 mod tests {
     use super::*;
     use crate::doctor::finding::Level;
-    use crate::scratch::Scratch;
+    use crate::testing::scratch::Scratch;
 
     fn found(table: &[(&str, &str)]) -> Finding {
         let scratch = Scratch::new();
@@ -118,7 +117,7 @@ mod tests {
             scratch.write(&format!("{port}/gid_attrs/types/{index}"), kind);
             scratch.write(&format!("{port}/gid_attrs/ndevs/{index}"), "eth0\n");
         }
-        let mut findings = check(&Host::new(scratch.path("")), &["mlx5_0".into()]);
+        let mut findings = check(&HostFiles::new(scratch.path("")), &["mlx5_0".into()]);
         assert_eq!(findings.len(), 1, "{findings:?}");
         findings.remove(0)
     }
@@ -138,17 +137,17 @@ mod tests {
         let scratch = Scratch::new();
         scratch.write("/sys/class/infiniband/siw0/node_type", "4: RNIC\n");
         scratch.write("/sys/class/infiniband/siw0/ports/1/link_layer", "Ethernet\n");
-        let findings = check(&Host::new(scratch.path("")), &["siw0".into()]);
-        assert_eq!(findings[0].what, "siw0 is of iWARP");
+        let findings = check(&HostFiles::new(scratch.path("")), &["siw0".into()]);
+        assert_eq!(findings[0].what, "siw0 is an iWARP device");
     }
 
     #[test]
-    fn less_than_that_is_a_warning_and_nothing_is_a_problem() {
+    fn worse_gids_are_a_warning_and_none_is_a_problem() {
         let finding = found(&[(LINK_LOCAL, "IB/RoCE v1"), (LINK_LOCAL, "RoCE v2")]);
         assert_eq!(finding.level, Level::Warning);
         assert!(finding.what.contains("index 1") && finding.why.unwrap().contains("link-local"));
         assert_eq!(finding.fix.as_deref(), Some("ip addr add ADDRESS/24 dev eth0"));
-        assert!(found(&[(LINK_LOCAL, "IB/RoCE v1")]).what.contains("RoCE v1 only"));
+        assert!(found(&[(LINK_LOCAL, "IB/RoCE v1")]).what.contains("only RoCE v1"));
         assert_eq!(found(&[]).level, Level::Problem);
     }
 }

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use super::finding::{Finding, Topic};
-use super::host::Host;
 use super::stack::Stack;
+use crate::host::files::HostFiles;
 
 const PACKAGES: &str = "apt install ibverbs-providers (Debian, Ubuntu), dnf install libibverbs (Fedora, RHEL)";
 
-pub(crate) fn check(host: &Host, stack: &Stack) -> Vec<Finding> {
+pub(crate) fn check(host: &HostFiles, stack: &Stack) -> Vec<Finding> {
     match &stack.library {
-        // It names the packages and the variable.
+        // The error names the packages and the environment variable.
         Err(error) => vec![Topic::Library.problem(error)],
         Ok(path) => {
             let version = path.as_deref().and_then(rdma_core_version);
@@ -26,16 +26,16 @@ pub(crate) fn check(host: &Host, stack: &Stack) -> Vec<Finding> {
     }
 }
 
-/// The release of rdma-core in the name of the file, as in `libibverbs.so.1.14.44.0`.
+/// The rdma-core release in a file name such as `libibverbs.so.1.14.44.0`.
 fn rdma_core_version(path: &str) -> Option<&str> {
     let mut numbers = path.rsplit_once(".so.")?.1.split('.').skip(2);
     numbers.next().filter(|release| release.parse::<u32>().is_ok_and(|release| release > 10))
 }
 
-/// libibverbs looks for `lib*-rdmav*.so` in a directory beside itself, as `/etc/libibverbs.d` names them.
-fn providers(host: &Host, library: &str) -> Finding {
+/// libibverbs loads `lib*-rdmav*.so` from a directory next to itself, by the names in `/etc/libibverbs.d`.
+fn providers(host: &HostFiles, library: &str) -> Finding {
     let Some(directory) = Path::new(library).parent().map(|parent| parent.join("libibverbs")) else {
-        return Topic::Library.note(format!("where {library} has its providers is not known"));
+        return Topic::Library.note(format!("the directory of {library}'s providers is unknown"));
     };
     let directory = directory.to_string_lossy();
     let names = match host.names(&directory) {
@@ -49,13 +49,13 @@ fn providers(host: &Host, library: &str) -> Finding {
     if providers.is_empty() {
         return Topic::Library
             .problem(format!("there are no providers in {directory}"))
-            .why("libibverbs finds a device only with the provider of its driver.")
+            .why("libibverbs needs the provider of a device's driver to find the device.")
             .fix(PACKAGES);
     }
     Topic::Library.ok(format!("providers: {}", providers.join(" ")))
 }
 
-/// A device that the kernel has and libibverbs does not.
+/// The finding for a device that only the kernel knows.
 pub(crate) fn missing_provider(device: &str, driver: Option<&str>) -> Finding {
     let driver = driver.map_or_else(String::new, |driver| format!(" (driver {driver})"));
     Topic::Library
@@ -71,14 +71,14 @@ pub(crate) fn missing_provider(device: &str, driver: Option<&str>) -> Finding {
 mod tests {
     use super::*;
     use crate::doctor::finding::Level;
-    use crate::scratch::Scratch;
+    use crate::testing::scratch::Scratch;
 
     fn stack(library: Result<Option<&str>, &str>) -> Stack {
         Stack { library: library.map(|path| path.map(String::from)).map_err(String::from), devices: Ok(Vec::new()) }
     }
 
     #[test]
-    fn the_version_is_in_the_name() {
+    fn the_version_is_read_from_the_file_name() {
         assert_eq!(rdma_core_version("/usr/lib/libibverbs.so.1.14.44.0"), Some("44"));
         assert_eq!(rdma_core_version("/usr/lib64/libibverbs.so.1.15.61.2"), Some("61"));
         for path in ["/usr/lib/libibverbs.so.1", "/opt/fake.so", "/opt/libibverbs.so.1.0.0"] {
@@ -87,15 +87,15 @@ mod tests {
     }
 
     #[test]
-    fn providers_are_beside_the_library() {
+    fn providers_are_found_next_to_the_library() {
         let scratch = Scratch::new();
-        let host = Host::new(scratch.path(""));
+        let host = HostFiles::new(scratch.path(""));
         let stack = stack(Ok(Some("/usr/lib/libibverbs.so.1.14.44.0")));
         let findings = check(&host, &stack);
         assert_eq!(findings[0].what, "libibverbs of rdma-core 44: /usr/lib/libibverbs.so.1.14.44.0");
         assert_eq!((findings[1].level, findings[1].fix.as_deref()), (Level::Problem, Some(PACKAGES)), "no directory");
         scratch.write("/usr/lib/libibverbs/notes", "");
-        assert_eq!(check(&host, &stack)[1].level, Level::Problem, "no provider in it");
+        assert_eq!(check(&host, &stack)[1].level, Level::Problem, "the directory has no provider");
         scratch.write("/usr/lib/libibverbs/librxe-rdmav34.so", "");
         scratch.write("/usr/lib/libibverbs/libmlx5-rdmav34.so", "");
         scratch.write("/usr/lib/libibverbs/notes", "");
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_a_problem_with_its_advice() {
-        let host = Host::new("/nowhere");
+        let host = HostFiles::new("/nowhere");
         let findings = check(&host, &stack(Err("cannot load libibverbs.so.1: install rdma-core")));
         assert_eq!(findings, [Topic::Library.problem("cannot load libibverbs.so.1: install rdma-core")]);
         assert_eq!(check(&host, &stack(Ok(None))), [Topic::Library.ok("libibverbs")]);

@@ -1,25 +1,17 @@
-//! Memory: how much may be locked, and huge pages.
+//! Memory: limit of locked memory, and huge pages.
 
-use super::cgroup;
 use super::finding::{Finding, Topic};
-use super::host::{Host, IPC_LOCK, amount};
+use crate::host::files::{HostFiles, IPC_LOCK};
+use crate::units::amount;
 
-pub(crate) fn check(host: &Host) -> Vec<Finding> {
+pub(crate) fn check(host: &HostFiles) -> Vec<Finding> {
     vec![locked(host), huge_pages(host)]
 }
 
-/// Bytes that can be had without swapping, and without being killed for it by a control group.
-pub(crate) fn available(host: &Host) -> Option<u64> {
-    let info = host.text("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.and_then(|kib| kib.checked_mul(1024)).into_iter().chain(cgroup::room(host)).min()
-}
-
-/// Less than this does not hold the buffers of a few queue pairs with messages of a megabyte.
+/// Below this, the buffers of a few queue pairs with messages of a megabyte do not fit.
 const ENOUGH: u64 = 1 << 30;
 
-fn locked(host: &Host) -> Finding {
+fn locked(host: &HostFiles) -> Finding {
     if host.has_capability(IPC_LOCK) {
         return Topic::Memory.ok("this user may lock any amount of memory (CAP_IPC_LOCK)");
     }
@@ -34,9 +26,9 @@ fn locked(host: &Host) -> Finding {
         Ok(bytes) if bytes >= ENOUGH => Topic::Memory.ok(format!("this user may lock {} of memory", amount(bytes))),
         Ok(bytes) => Topic::Memory
             .warning(format!("this user may lock no more than {} of memory", amount(bytes)))
-            .why("Registered memory is locked: registering more fails with ENOMEM.")
+            .why("Registered memory is locked. Registering more fails with ENOMEM.")
             .fix(
-                "ulimit -l unlimited, for good `* - memlock unlimited` in /etc/security/limits.d/rdma.conf, \
+                "ulimit -l unlimited, permanently `* - memlock unlimited` in /etc/security/limits.d/rdma.conf, \
                  in a systemd unit LimitMEMLOCK=infinity",
             ),
         Err(_) => Topic::Memory.note("/proc/self/limits does not say how much memory may be locked"),
@@ -45,7 +37,7 @@ fn locked(host: &Host) -> Finding {
 
 const HUGE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 
-fn huge_pages(host: &Host) -> Finding {
+fn huge_pages(host: &HostFiles) -> Finding {
     let [Some(all), Some(free)] = ["nr_hugepages", "free_hugepages"].map(|name| host.number(&format!("{HUGE}/{name}")))
     else {
         return Topic::Memory.note("this kernel has no huge pages of 2 MiB");
@@ -53,8 +45,8 @@ fn huge_pages(host: &Host) -> Finding {
     let fix = "sysctl vm.nr_hugepages=512";
     match (all, free) {
         (0, _) => Topic::Memory
-            .note("no huge pages are set aside")
-            .why("--huge-pages needs them; large buffers take fewer translations in the RNIC with them.")
+            .note("no huge pages are reserved")
+            .why("--huge-pages needs them. They reduce address translations in the RNIC for large buffers.")
             .fix(fix),
         (all, 0) => Topic::Memory.note(format!("all {all} huge pages of 2 MiB are in use")).fix(fix),
         (all, free) => Topic::Memory.ok(format!("{free} of {all} huge pages of 2 MiB are free")),
@@ -65,7 +57,7 @@ fn huge_pages(host: &Host) -> Finding {
 mod tests {
     use super::*;
     use crate::doctor::finding::Level;
-    use crate::scratch::Scratch;
+    use crate::testing::scratch::Scratch;
 
     fn locked_with(capabilities: &str, limit: &str) -> Finding {
         let scratch = Scratch::new();
@@ -73,20 +65,7 @@ mod tests {
         let limits =
             format!("Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {limit}    {limit}    bytes\n");
         scratch.write("/proc/self/limits", &limits);
-        locked(&Host::new(scratch.path("")))
-    }
-
-    #[test]
-    fn what_is_available_is_the_least_of_host_and_group() {
-        let scratch = Scratch::new();
-        let host = Host::new(scratch.path(""));
-        assert_eq!(available(&host), None);
-        scratch.write("/proc/meminfo", "MemTotal:  9999 kB\nMemAvailable:   2048 kB\n");
-        assert_eq!(available(&host), Some(2 << 20));
-        scratch.write("/proc/self/cgroup", "0::/\n");
-        scratch.write("/sys/fs/cgroup/memory.max", "1048576\n");
-        scratch.write("/sys/fs/cgroup/memory.current", "1048000\n");
-        assert_eq!(available(&host), Some(576));
+        locked(&HostFiles::new(scratch.path("")))
     }
 
     #[test]
@@ -97,13 +76,13 @@ mod tests {
         assert_eq!(locked_with("0", "4294967296").what, "this user may lock 4 GiB of memory");
         assert_eq!(locked_with("000001ffffffffff", "65536").level, Level::Ok);
         assert_eq!(locked_with("0", "?").level, Level::Note);
-        assert!(locked(&Host::new("/nowhere")).what.contains("cannot be read"));
+        assert!(locked(&HostFiles::new("/nowhere")).what.contains("cannot be read"));
     }
 
     #[test]
     fn huge_pages_are_counted() {
         let scratch = Scratch::new();
-        let host = Host::new(scratch.path(""));
+        let host = HostFiles::new(scratch.path(""));
         assert_eq!(huge_pages(&host).what, "this kernel has no huge pages of 2 MiB");
         let set = |all: &str, free: &str| {
             scratch.write(&format!("{HUGE}/nr_hugepages"), all);

@@ -1,36 +1,37 @@
-//! Kernel modules, told by what they make: those that are built in are in no list of modules.
+//! Kernel modules. They are detected by the files they create, because built-in modules are in no list.
 
 use super::finding::{Finding, Topic};
-use super::host::Host;
+use crate::host::files::HostFiles;
 
-pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
+pub(crate) fn check(host: &HostFiles, devices: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if host.exists("/sys/class/infiniband_verbs/abi_version") || host.exists("/sys/module/ib_uverbs") {
         findings.push(Topic::Modules.ok("ib_uverbs is loaded: programs can open devices"));
     } else {
         let finding = Topic::Modules.problem("ib_uverbs is not loaded");
-        findings.push(finding.why("It opens devices to programs.").fix(loading(host, "ib_uverbs", "")));
+        findings.push(finding.why("Programs access devices through it.").fix(loading(host, "ib_uverbs", "")));
     }
     if host.exists("/sys/class/misc/rdma_cm") || host.exists("/sys/module/rdma_ucm") {
         findings.push(Topic::Modules.ok("rdma_ucm is loaded: programs can use the connection manager"));
     } else {
         let finding = Topic::Modules.note("rdma_ucm is not loaded");
-        let why = "Programs that connect by librdmacm need it; rdma-perf does not.";
+        let why = "Programs that connect by librdmacm need it, and so does rdma-perf --rdma-cm.";
         findings.push(finding.why(why).fix(loading(host, "rdma_ucm", "")));
     }
     if devices.is_empty() && !host.exists("/sys/module/rdma_rxe") {
         let finding = Topic::Modules.note("rdma_rxe (SoftRoCE) is not loaded");
-        findings
-            .push(finding.why("It makes an RDMA device of any Ethernet interface.").fix(loading(host, "rdma_rxe", "")));
+        findings.push(
+            finding.why("It creates an RDMA device on any Ethernet interface.").fix(loading(host, "rdma_rxe", "")),
+        );
     }
     findings
 }
 
-/// How `module` comes into the kernel, and what to run `then`. Where the kernel has no such module, as in many a container,
-/// `modprobe` does not help.
-pub(crate) fn loading(host: &Host, module: &str, then: &str) -> String {
+/// How to load `module` and what to run `then`. `modprobe` is not advised if the kernel has no such module, as in many
+/// containers.
+pub(crate) fn loading(host: &HostFiles, module: &str, then: &str) -> String {
     let release = host.text("/proc/sys/kernel/osrelease").unwrap_or_default();
-    // Both spellings are in use for the files.
+    // Module files use both spellings.
     let file = format!("/{}.ko", module.replace('-', "_"));
     let has = |list: &str| {
         let text = host.text(&format!("/lib/modules/{release}/{list}")).unwrap_or_default();
@@ -41,9 +42,9 @@ pub(crate) fn loading(host: &Host, module: &str, then: &str) -> String {
     }
     let of = if release.is_empty() { String::new() } else { format!(" {release}") };
     format!(
-        "the kernel{of} has no module {module} in /lib/modules here: load it outside of this container, install the package of \
-         the kernel with more modules (linux-modules-extra on Ubuntu, kernel-modules-extra on Fedora), or take a guest \
-         whose kernel has it"
+        "the kernel{of} has no module {module} in /lib/modules here: load it outside of this container, install the kernel's \
+         package of extra modules (linux-modules-extra on Ubuntu, kernel-modules-extra on Fedora), or use a guest whose \
+         kernel has it"
     )
 }
 
@@ -51,23 +52,23 @@ pub(crate) fn loading(host: &Host, module: &str, then: &str) -> String {
 mod tests {
     use super::*;
     use crate::doctor::finding::Level;
-    use crate::scratch::Scratch;
+    use crate::testing::scratch::Scratch;
 
     #[test]
-    fn a_host_without_modules_is_told_which() {
+    fn missing_modules_are_named() {
         let levels = |findings: Vec<Finding>| findings.into_iter().map(|finding| finding.level).collect::<Vec<_>>();
-        let bare = check(&Host::new("/nowhere"), &[]);
+        let bare = check(&HostFiles::new("/nowhere"), &[]);
         assert_eq!(levels(bare), [Level::Problem, Level::Note, Level::Note]);
         let scratch = Scratch::new();
         scratch.write("/sys/class/infiniband_verbs/abi_version", "6\n");
         scratch.write("/sys/class/misc/rdma_cm/dev", "10:61\n");
-        assert_eq!(levels(check(&Host::new(scratch.path("")), &["rxe0".into()])), [Level::Ok, Level::Ok]);
+        assert_eq!(levels(check(&HostFiles::new(scratch.path("")), &["rxe0".into()])), [Level::Ok, Level::Ok]);
     }
 
     #[test]
-    fn a_module_that_the_kernel_has_is_loaded_and_another_is_not_advised() {
+    fn modprobe_is_advised_only_for_existing_modules() {
         let scratch = Scratch::new();
-        let host = Host::new(scratch.path(""));
+        let host = HostFiles::new(scratch.path(""));
         let advice = |module| loading(&host, module, "");
         assert!(advice("ib_uverbs").starts_with("the kernel has no module ib_uverbs"), "{}", advice("ib_uverbs"));
         scratch.write("/proc/sys/kernel/osrelease", "6.1.0-56-amd64\n");
@@ -79,6 +80,6 @@ mod tests {
         assert_eq!(loading(&host, "rdma_rxe", " && rdma link"), "modprobe rdma_rxe && rdma link");
         let other = advice("rdma_ucm");
         assert!(other.contains("6.1.0-56-amd64") && !other.contains("modprobe"), "{other}");
-        assert!(!advice("ib_core").contains("modprobe"), "what others depend on is no line of its own");
+        assert!(!advice("ib_core").contains("modprobe"), "a dependency is not listed as a module");
     }
 }

@@ -1,30 +1,30 @@
-//! PCI Express: whether a card has the lanes and the speed that it could have.
+//! PCI Express: whether a card uses all its lanes at full speed.
 
 use super::finding::{Finding, Topic};
-use super::host::Host;
+use crate::host::files::HostFiles;
 
-pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
+pub(crate) fn check(host: &HostFiles, devices: &[String]) -> Vec<Finding> {
     devices.iter().filter(|device| !host.is_software(device)).filter_map(|device| link(host, device)).collect()
 }
 
-/// Nothing for a device on another bus, or one of a hypervisor that shows no link.
-fn link(host: &Host, device: &str) -> Option<Finding> {
+/// `None` for a device on another bus, or below a hypervisor that hides the link.
+fn link(host: &HostFiles, device: &str) -> Option<Finding> {
     let read = |name: &str| host.text(&format!("/sys/class/infiniband/{device}/device/{name}")).ok();
     let (width, max_width) = (read("current_link_width")?, read("max_link_width")?);
     let (speed, max_speed) = (read("current_link_speed")?, read("max_link_speed")?);
     let lanes = |text: &str| text.parse::<u32>().ok().filter(|lanes| *lanes > 0);
-    // As in `16.0 GT/s PCIe`.
+    // The format is `16.0 GT/s PCIe`.
     let transfers = |text: &str| text.split(' ').next()?.parse::<f64>().ok();
     let (now, could) = (lanes(&width)?, lanes(&max_width)?);
     let (rate, max_rate) = (transfers(&speed)?, transfers(&max_speed)?);
     if now >= could && rate >= max_rate {
-        return Some(Topic::Pcie.ok(format!("{device}: x{now} at {rate} GT/s, all that the card can")));
+        return Some(Topic::Pcie.ok(format!("{device}: x{now} at {rate} GT/s, the card's maximum")));
     }
     let finding = Topic::Pcie.warning(format!("{device}: x{now} at {rate} GT/s, of x{could} at {max_rate} GT/s"));
-    // 128 of 130 bits from generation 3 on, 8 of 10 before.
+    // The encoding is 128b/130b from generation 3 on, and 8b/10b before.
     let code = if rate > 5.0 { 128.0 / 130.0 } else { 0.8 };
     let why = format!(
-        "No more than {:.0} Gb/s go each way, before the headers of PCI Express.",
+        "This limits each direction to {:.0} Gb/s, PCI Express headers included.",
         rate * code * f64::from(now)
     );
     Some(
@@ -38,12 +38,12 @@ fn link(host: &Host, device: &str) -> Option<Finding> {
 mod tests {
     use super::*;
     use crate::doctor::finding::Level;
-    use crate::scratch::Scratch;
+    use crate::testing::scratch::Scratch;
 
     #[test]
-    fn half_of_the_lanes_is_a_warning() {
+    fn half_the_lanes_or_speed_is_a_warning() {
         let scratch = Scratch::new();
-        let host = Host::new(scratch.path(""));
+        let host = HostFiles::new(scratch.path(""));
         let set = |width: &str, speed: &str| {
             let device = "/sys/class/infiniband/mlx5_0/device";
             scratch.write(&format!("{device}/current_link_width"), width);
@@ -57,6 +57,6 @@ mod tests {
         assert!(findings[0].why.as_ref().unwrap().contains("126 Gb/s"), "{findings:?}");
         assert_eq!(set("16\n", "8.0 GT/s PCIe\n")[0].level, Level::Warning);
         assert_eq!(set("16\n", "16.0 GT/s PCIe\n")[0].level, Level::Ok);
-        assert!(set("0\n", "Unknown\n").is_empty(), "a hypervisor shows no link");
+        assert!(set("0\n", "Unknown\n").is_empty(), "a hypervisor hides the link");
     }
 }

@@ -1,9 +1,9 @@
-//! Processors: where they are, how fast they run, and what they share.
+//! Processors: NUMA node, frequency, clock source and sharing.
 
 use super::finding::{Finding, Topic};
-use super::host::{Host, cpu_list};
+use crate::host::files::{HostFiles, cpu_list};
 
-pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
+pub(crate) fn check(host: &HostFiles, devices: &[String]) -> Vec<Finding> {
     let mut findings: Vec<Finding> = devices.iter().filter_map(|device| numa(host, device)).collect();
     findings.push(governor(host));
     findings.extend(clock(host));
@@ -12,8 +12,8 @@ pub(crate) fn check(host: &Host, devices: &[String]) -> Vec<Finding> {
     findings
 }
 
-/// Nothing for devices that are near no processor in particular.
-fn numa(host: &Host, device: &str) -> Option<Finding> {
+/// `None` for devices without a NUMA node.
+fn numa(host: &HostFiles, device: &str) -> Option<Finding> {
     if host.is_software(device) {
         return None;
     }
@@ -27,7 +27,7 @@ fn numa(host: &Host, device: &str) -> Option<Finding> {
         return Some(Topic::Processors.ok(format!("{at}, and so are the processors of this process")));
     }
     let fix = format!("numactl --cpunodebind={node} --membind={node} rdma-perf …");
-    let why = "Doorbells and data that cross nodes cost some 100 ns each, and bandwidth.";
+    let why = "Each doorbell and data access across nodes takes about 100 ns longer and costs bandwidth.";
     let finding = if within == 0 {
         Topic::Processors.warning(format!("{at}, and none of the processors of this process"))
     } else {
@@ -41,7 +41,7 @@ fn numa(host: &Host, device: &str) -> Option<Finding> {
 
 const CPUS: &str = "/sys/devices/system/cpu";
 
-fn governor(host: &Host) -> Finding {
+fn governor(host: &HostFiles) -> Finding {
     let names = match host.names(CPUS) {
         Ok(names) => names,
         Err(error) => return Topic::Processors.note(error.to_string()),
@@ -51,38 +51,36 @@ fn governor(host: &Host) -> Finding {
     governors.sort();
     governors.dedup();
     match governors.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        [] => {
-            Topic::Processors.note("the kernel does not govern how fast the processors run; in a guest the host does")
-        }
+        [] => Topic::Processors.note("the kernel does not control the processor frequency; in a guest, the host does"),
         ["performance"] => Topic::Processors.ok("the processors run at full speed (governor performance)"),
         some => Topic::Processors
             .warning(format!("the governor of the processors is {}", some.join(", ")))
-            .why("A processor that has to speed up first makes latencies long and different from run to run.")
+            .why("Latencies are longer and vary between runs when a processor must first raise its frequency.")
             .fix("cpupower frequency-set -g performance"),
     }
 }
 
-/// The vDSO reads these without a call into the kernel.
+/// Clock sources that the vDSO reads without a system call.
 const FAST_CLOCKS: [&str; 5] =
     ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "riscv_clocksource"];
 
-fn clock(host: &Host) -> Option<Finding> {
+fn clock(host: &HostFiles) -> Option<Finding> {
     let clock = host.text("/sys/devices/system/clocksource/clocksource0/current_clocksource").ok()?;
     if FAST_CLOCKS.contains(&clock.as_str()) {
         return None;
     }
     let finding = Topic::Processors.note(format!("the clock is {clock}"));
-    Some(finding.why("Reading it may cost a call into the kernel, as long as a short message takes."))
+    Some(finding.why("Reading it may need a system call, which takes as long as a short message."))
 }
 
-fn threads(host: &Host) -> Option<Finding> {
+fn threads(host: &HostFiles) -> Option<Finding> {
     (host.number(&format!("{CPUS}/smt/active")) == Some(1)).then(|| {
         let finding = Topic::Processors.note("two threads share a core (SMT)");
-        finding.why("A busy sibling slows a polling thread down: leave it idle for the steadiest figures.")
+        finding.why("A busy sibling slows down a polling thread: leave it idle for stable results.")
     })
 }
 
-fn balancer(host: &Host) -> Option<Finding> {
+fn balancer(host: &HostFiles) -> Option<Finding> {
     let processes = host.names("/proc").ok()?;
     let numbers = processes.iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
     let is_running = numbers
@@ -90,7 +88,7 @@ fn balancer(host: &Host) -> Option<Finding> {
         .any(|process| host.text(&format!("/proc/{process}/comm")).is_ok_and(|name| name == "irqbalance"));
     is_running.then(|| {
         let finding = Topic::Processors.note("irqbalance moves interrupts between processors");
-        finding.why("With --events latencies change when it does.").fix("systemctl stop irqbalance")
+        finding.why("With --events this changes latencies.").fix("systemctl stop irqbalance")
     })
 }
 
@@ -98,12 +96,12 @@ fn balancer(host: &Host) -> Option<Finding> {
 mod tests {
     use super::*;
     use crate::doctor::finding::Level;
-    use crate::scratch::Scratch;
+    use crate::testing::scratch::Scratch;
 
     #[test]
     fn processors_of_another_node_are_a_warning() {
         let scratch = Scratch::new();
-        let host = Host::new(scratch.path(""));
+        let host = HostFiles::new(scratch.path(""));
         scratch.write("/sys/class/infiniband/mlx5_0/device/numa_node", "1\n");
         scratch.write("/sys/class/infiniband/mlx5_0/device/local_cpulist", "8-15\n");
         let with = |allowed: &str| {
@@ -121,9 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn another_governor_than_performance_is_a_warning() {
+    fn a_governor_other_than_performance_is_a_warning() {
         let scratch = Scratch::new();
-        let host = Host::new(scratch.path(""));
+        let host = HostFiles::new(scratch.path(""));
         assert_eq!(governor(&host).level, Level::Note);
         scratch.write("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance\n");
         assert_eq!(governor(&host).level, Level::Ok);
@@ -132,9 +130,9 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_figures_unsteady_is_noted() {
+    fn causes_of_unstable_results_are_noted() {
         let scratch = Scratch::new();
-        let host = Host::new(scratch.path(""));
+        let host = HostFiles::new(scratch.path(""));
         assert_eq!((clock(&host), threads(&host), balancer(&host)), (None, None, None));
         scratch.write("/sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n");
         scratch.write("/sys/devices/system/cpu/smt/active", "1\n");

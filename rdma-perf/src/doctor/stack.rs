@@ -1,10 +1,10 @@
-//! What libibverbs says of itself and its devices.
+//! Facts that libibverbs reports about itself and its devices.
 
 use rdma_safe::{Context, Device, LinkLayer, PortState, devices};
 
-use super::host::Host;
+use crate::host::files::HostFiles;
 
-/// Answers of libibverbs, or why there are none.
+/// Answers of libibverbs, or the errors of its calls.
 #[derive(Debug)]
 pub(crate) struct Stack {
     /// Path of the library.
@@ -15,11 +15,11 @@ pub(crate) struct Stack {
 #[derive(Debug)]
 pub(crate) struct VerbsDevice {
     pub(crate) name: String,
-    pub(crate) opened: Result<Opened, String>,
+    pub(crate) opened: Result<OpenedDevice, String>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedDevice {
     pub(crate) firmware: String,
     pub(crate) ports: Vec<Port>,
 }
@@ -29,13 +29,13 @@ pub(crate) struct Port {
     pub(crate) number: u8,
     pub(crate) is_active: bool,
     pub(crate) is_ethernet: bool,
-    /// In bytes; 0 when it is not known.
+    /// In bytes; 0 if unknown.
     pub(crate) active_mtu: u32,
     pub(crate) max_mtu: u32,
 }
 
 impl Stack {
-    pub(crate) fn query(host: &Host) -> Stack {
+    pub(crate) fn query(host: &HostFiles) -> Stack {
         let library = match rdma_safe::sys::verbs() {
             Ok(_) => Ok(host.text("/proc/self/maps").ok().and_then(|maps| library_path(&maps))),
             Err(error) => Err(error.to_string()),
@@ -47,7 +47,7 @@ impl Stack {
         Stack { library, devices }
     }
 
-    /// The device of that name, if libibverbs has it.
+    /// The device of this name, if libibverbs knows it.
     pub(crate) fn device(&self, name: &str) -> Option<&VerbsDevice> {
         self.devices.as_ref().ok()?.iter().find(|device| device.name == name)
     }
@@ -62,12 +62,12 @@ impl Stack {
 impl VerbsDevice {
     fn of(device: &Device) -> VerbsDevice {
         let opened = device.open().map_err(|error| error.to_string());
-        VerbsDevice { name: device.name(), opened: opened.map(|context| Opened::of(&context)) }
+        VerbsDevice { name: device.name(), opened: opened.map(|context| OpenedDevice::of(&context)) }
     }
 }
 
-impl Opened {
-    fn of(context: &Context) -> Opened {
+impl OpenedDevice {
+    fn of(context: &Context) -> OpenedDevice {
         let attributes = context.attributes();
         let ports = (1..=attributes.ports()).filter_map(|number| {
             let port = context.query_port(number).ok()?;
@@ -79,11 +79,11 @@ impl Opened {
                 max_mtu: port.max_mtu().into(),
             })
         });
-        Opened { firmware: attributes.firmware_version(), ports: ports.collect() }
+        OpenedDevice { firmware: attributes.firmware_version(), ports: ports.collect() }
     }
 }
 
-/// Where the dynamic linker found the library, from `proc_pid_maps(5)`.
+/// The file that the dynamic linker loaded, from `proc_pid_maps(5)`.
 fn library_path(maps: &str) -> Option<String> {
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
     paths.into_iter().find(|path| path.contains("/libibverbs.so")).map(str::to_owned)
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_of_the_library_is_mapped() {
+    fn the_path_of_the_library_is_read_from_maps() {
         let maps = "7f00-7f01 r-xp 00000000 08:01 12   /usr/lib/libc.so.6\n\
                     7f02-7f03 r--p 00000000 08:01 13   /usr/lib/libibverbs.so.1.14.44.0\n\
                     7ffe-7fff rw-p 00000000 00:00 0    [stack]\n";

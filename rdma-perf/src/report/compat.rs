@@ -1,11 +1,13 @@
-//! What perftest's statistics leave out, beside those of all samples of the same run.
+//! Compares perftest's statistics with those of all samples of the same run.
 
 use std::fmt::Write;
 
-use super::{Latency, Perftest, Row};
+use super::Row;
+use crate::stats::{Latency, Perftest};
 
-/// A table of what perftest's formulas make of the messages and what they were, a line a size, and why the two differ.
-/// `unit` is that of bandwidths, with its bytes a second. Empty without rows that have both.
+/// Compares perftest's figures with the figures of all messages: a table with one line per size, and the reasons for differences.
+///
+/// `unit` is the name of the bandwidth unit and its bytes per second. The text is empty if no row has figures of both kinds.
 pub(crate) fn comparison(rows: &[Row], unit: (&str, f64)) -> String {
     let mut lines = Vec::new();
     let mut names: &[&str] = &[];
@@ -46,13 +48,13 @@ pub(crate) fn comparison(rows: &[Row], unit: (&str, f64)) -> String {
 const LATENCY: [&str; 5] = ["t_max", "t_avg", "t_stdev", "99%", "99.9%"];
 const LATENCY_NOTES: &str =
     " t_max, t_avg, t_stdev: perftest drops the slowest sample from t_max, and the two slowest from the others
- t_stdev: perftest cuts each deviation down to whole microseconds before it squares it
- 99%, 99.9%: perftest takes the sample one rank above; below some 1000 messages its 99.9% is its t_max
+ t_stdev: perftest truncates each deviation to whole microseconds before squaring it
+ 99%, 99.9%: perftest takes the sample one rank higher; below about 1000 messages its 99.9% is its t_max
 ";
 
 const BANDWIDTH: [&str; 2] = ["BW peak", "BW average"];
 const BANDWIDTH_NOTES: &str =
-    " BW peak: perftest takes the best of all windows, be it one message long; ours is of the fastest millisecond
+    " BW peak: perftest takes the best window of any length, even one message; ours is that of the fastest millisecond
  BW average: both are from the first post to the last completion
 ";
 
@@ -80,12 +82,12 @@ fn bandwidth_cells(perftest: &Perftest, row: &Row, unit: f64) -> Vec<String> {
     ]
 }
 
-/// `theirs -> ours (difference)`.
+/// Formats `theirs -> ours (difference)`.
 fn cell(theirs: f64, ours: Option<f64>) -> String {
     let Some(ours) = ours else { return format!("{theirs:.2} -> -") };
     let percent = (ours / theirs - 1.0) * 100.0;
     let difference = if theirs <= 0.0 {
-        // perftest has no peak of more than 20000 messages, and no deviation where all are under a microsecond.
+        // perftest computes no peak beyond 20000 messages, and no deviation if all are below a microsecond.
         "-".into()
     } else if percent.abs() < 1000.0 {
         format!("{percent:+.1}%")
@@ -98,12 +100,12 @@ fn cell(theirs: f64, ours: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample;
+    use crate::testing::sample;
 
     const MIB: (&str, f64) = ("MiB/s", 1_048_576.0);
 
     #[test]
-    fn a_hidden_maximum_shows_with_its_ratio() {
+    fn a_maximum_that_perftest_drops_is_shown() {
         let mut report = sample::report("send lat host -s 2,64 --compat perftest", "");
         let latency = report.rows[0].latency.as_mut().unwrap();
         latency.max = 48_100.0;
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn native_rows_have_nothing_to_compare() {
+    fn native_rows_have_no_comparison() {
         assert_eq!(comparison(&sample::report("send lat host", "").rows, MIB), "");
     }
 }

@@ -1,11 +1,12 @@
-//! Results as comma-separated values (RFC 4180): a line for each size. Columns may be added at the end, none goes.
+//! Results as comma-separated values (RFC 4180), one line per size. Columns may be added at the end, but never removed.
 
-use super::{Latency, Perftest, Report, Row};
+use super::{Report, Row};
 use crate::plan::Plan;
+use crate::stats::{Latency, Perftest};
 
 type Column = (&'static str, fn(&Report, &Row) -> String);
 
-/// The usual percentiles have columns whichever were asked for, so that the header stays the same.
+/// The common percentiles always have columns, so that the header does not depend on options.
 const COLUMNS: &[Column] = &[
     ("label", |report, _| quoted(&report.label)),
     ("version", |report, _| quoted(&report.version)),
@@ -77,23 +78,23 @@ const COLUMNS: &[Column] = &[
     ("use_srq", |report, _| report.plan.shared_receives.to_string()),
 ];
 
-/// The names of the columns, without a line feed.
+/// The column names, without a line feed.
 pub(crate) fn header() -> String {
     COLUMNS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(",")
 }
 
-/// One size, without a line feed.
+/// The line of one size, without a line feed.
 pub(crate) fn line(report: &Report, row: &Row) -> String {
     COLUMNS.iter().map(|(_, value)| value(report, row)).collect::<Vec<_>>().join(",")
 }
 
-/// The header, and a line for each row.
+/// The header and one line per row.
 pub(crate) fn text(report: &Report) -> String {
     let lines = std::iter::once(header()).chain(report.rows.iter().map(|row| line(report, row)));
     lines.map(|line| line + "\n").collect()
 }
 
-/// Options that change what is measured and have no column.
+/// Options without a column that affect the measurement.
 fn options(plan: &Plan) -> String {
     let switches = [
         (plan.compat, "compat"),
@@ -108,12 +109,12 @@ fn options(plan: &Plan) -> String {
     switches.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name).collect::<Vec<_>>().join(" ")
 }
 
-/// Processors that threads were pinned to.
+/// A list of pinned processors.
 fn cpus(list: &[u32]) -> String {
     list.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// The name that serde gives to a variant.
+/// The serde name of a variant.
 fn name(variant: &impl serde::Serialize) -> String {
     let value = serde_json::to_value(variant).unwrap_or_default();
     value.as_str().unwrap_or_default().to_owned()
@@ -157,7 +158,7 @@ fn perftest(row: &Row, column: usize) -> String {
     number(columns.get(column).copied().flatten())
 }
 
-/// A field in quotes where it needs them.
+/// Quotes a field if necessary.
 fn quoted(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
@@ -165,9 +166,9 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample;
+    use crate::testing::sample;
 
-    /// Fields of a line, by the rules of RFC 4180.
+    /// Splits a line into fields, by the rules of RFC 4180.
     fn fields(line: &str) -> Vec<String> {
         let (mut fields, mut field, mut inside) = (Vec::new(), String::new(), false);
         let mut rest = line.chars().peekable();

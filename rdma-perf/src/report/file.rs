@@ -1,4 +1,4 @@
-//! Results in files.
+//! Result files.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use super::{FORMAT, Report, csv};
 
-/// A file that cannot be written, or read back. Its text holds the reason: there is no source that would repeat it.
+/// A file that cannot be written or read. The message includes the cause, so there is no `source`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FileError {
-    #[error("`{path}` names no form of results: let it end in .json or .csv")]
+    #[error("`{path}` has no known extension: use .json or .csv")]
     Name { path: PathBuf },
     #[error("cannot write `{path}`: {reason}")]
     Write { path: PathBuf, reason: io::Error },
@@ -18,19 +18,19 @@ pub(crate) enum FileError {
     Read { path: PathBuf, reason: io::Error },
     #[error("`{path}` is not JSON ({reason}): give a file that `--output FILE.json` wrote")]
     NotJson { path: PathBuf, reason: serde_json::Error },
-    #[error("`{path}` is JSON, but not of rdma-perf: give a file that `--output FILE.json` wrote")]
+    #[error("`{path}` is JSON, but not written by rdma-perf: give a file that `--output FILE.json` wrote")]
     NotResults { path: PathBuf },
     #[error(
-        "`{path}` is of format {found}, and this version reads format {FORMAT}: measure again, or read it with {wrote}"
+        "`{path}` has format {found}, but this version reads format {FORMAT}: measure again, or read it with {wrote}"
     )]
     Format { path: PathBuf, found: u64, wrote: String },
     #[error("`{path}` is damaged: {reason}")]
     Damaged { path: PathBuf, reason: serde_json::Error },
-    #[error("`{path}` has no rows: the run it is of had ended before the first size was measured")]
+    #[error("`{path}` has no rows: its run ended before the first size was measured")]
     NoRows { path: PathBuf },
 }
 
-/// What a file of results can be.
+/// Format of a result file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
     Json,
@@ -38,7 +38,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// By the end of the name. To be called before measuring, so that a slip does not cost a run.
+    /// Chooses the format by the extension.
     pub(crate) fn of(path: &Path) -> Result<Form, FileError> {
         match path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase).as_deref() {
             Some("json") => Ok(Form::Json),
@@ -49,31 +49,32 @@ impl Form {
 }
 
 impl Report {
-    /// The text of a file of results.
+    /// The text of a result file.
     pub(crate) fn to_text(&self, form: Form) -> String {
         match form {
-            // Serialising to memory fails for maps with other keys than strings only; there are none.
+            // Serialization to memory fails only for maps with keys other than strings, and there are none.
             Form::Json => serde_json::to_string_pretty(self).unwrap_or_default() + "\n",
             Form::Csv => csv::text(self),
         }
     }
 
-    /// Writes it as JSON or CSV, by the name of the file, which is replaced at once or not at all.
+    /// Writes JSON or CSV, depending on the extension of `path`. The file is replaced atomically.
     pub(crate) fn save(&self, path: &Path) -> Result<(), FileError> {
         let text = self.to_text(Form::of(path)?);
         replace(path, text.as_bytes()).map_err(|reason| FileError::Write { path: path.into(), reason })
     }
 
-    /// Reads a file that [`Report::save`] wrote as JSON.
+    /// Reads a JSON file written by [`Report::save`].
     pub(crate) fn load(path: &Path) -> Result<Report, FileError> {
         let text = fs::read_to_string(path).map_err(|reason| FileError::Read { path: path.into(), reason })?;
         let value: serde_json::Value =
             serde_json::from_str(&text).map_err(|reason| FileError::NotJson { path: path.into(), reason })?;
-        // The number first: the rest of another format is not what this version knows.
+        // The format number is checked first, because other fields may be unknown to this version.
         let format = value.get("format").and_then(serde_json::Value::as_u64);
         let found = format.ok_or_else(|| FileError::NotResults { path: path.into() })?;
         if found != u64::from(FORMAT) {
-            let version = value.get("version").and_then(serde_json::Value::as_str).unwrap_or("that wrote it");
+            let version =
+                value.get("version").and_then(serde_json::Value::as_str).unwrap_or("of the version that wrote it");
             return Err(FileError::Format { path: path.into(), found, wrote: format!("rdma-perf {version}") });
         }
         let report: Report =
@@ -85,12 +86,12 @@ impl Report {
     }
 }
 
-/// Fails when [`replace`] would. To be called before measuring, so that a slip does not cost a run.
+/// Fails if [`replace`] would fail. Called before measuring, so that no results are lost.
 pub(crate) fn check_writable(path: &Path) -> Result<(), FileError> {
-    let check = || match Place::of(path)? {
-        // To open a pipe is to wait for whoever reads it.
-        Place::Other(target) => Ok(rustix::fs::access(&target, rustix::fs::Access::WRITE_OK)?),
-        Place::File { temporary, .. } => {
+    let check = || match Target::of(path)? {
+        // Opening a pipe would block until it has a reader.
+        Target::Other(target) => Ok(rustix::fs::access(&target, rustix::fs::Access::WRITE_OK)?),
+        Target::File { temporary, .. } => {
             File::create(&temporary)?;
             fs::remove_file(&temporary)
         }
@@ -98,41 +99,41 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), FileError> {
     check().map_err(|reason| FileError::Write { path: path.into(), reason })
 }
 
-/// Where a file is to be written.
-enum Place {
-    /// A file, there or not, and one beside it.
+/// The target of a write.
+enum Target {
+    /// A regular file, which may not exist yet, and a temporary file beside it.
     File { target: PathBuf, temporary: PathBuf },
-    /// What cannot be replaced: /dev/stdout, a pipe.
+    /// A target that cannot be replaced, such as /dev/stdout or a pipe.
     Other(PathBuf),
 }
 
-impl Place {
+impl Target {
     fn of(path: &Path) -> io::Result<Self> {
-        // A link is followed.
+        // Links are followed.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.into());
         match fs::metadata(&target) {
             Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-            Ok(metadata) if !metadata.is_file() => return Ok(Place::Other(target)),
+            Ok(metadata) if !metadata.is_file() => return Ok(Target::Other(target)),
             _ => {}
         }
         let mut name = OsString::from(".");
         name.push(target.file_name().ok_or_else(|| io::Error::other("it has no file name"))?);
         name.push(format!(".{}", std::process::id()));
-        Ok(Place::File { temporary: target.with_file_name(name), target })
+        Ok(Target::File { temporary: target.with_file_name(name), target })
     }
 }
 
-/// Writes a file beside `path` and renames it, so that whoever reads `path` finds all of the old or all of the new.
+/// Writes a temporary file beside `path` and renames it, so that readers see either the old or the new content.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let (target, temporary) = match Place::of(path)? {
-        Place::Other(target) => return File::options().write(true).open(&target)?.write_all(bytes),
-        Place::File { target, temporary } => (target, temporary),
+    let (target, temporary) = match Target::of(path)? {
+        Target::Other(target) => return File::options().write(true).open(&target)?.write_all(bytes),
+        Target::File { target, temporary } => (target, temporary),
     };
     let written = File::create(&temporary)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&temporary, &target));
     if written.is_err() {
-        // The first error says more than one about the remains would.
+        // An error of this removal would hide the first error.
         _ = fs::remove_file(&temporary);
     }
     written
@@ -141,11 +142,11 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample;
-    use crate::scratch::Scratch;
+    use crate::testing::sample;
+    use crate::testing::scratch::Scratch;
 
     #[test]
-    fn what_is_saved_is_what_is_loaded() {
+    fn a_saved_report_can_be_loaded() {
         let scratch = Scratch::new();
         let path = scratch.path("run.json");
         for arguments in ["write bw host -a -b --validate --rate 10Gb/s", "send lat host --compat perftest"] {
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_says_the_form() {
+    fn the_extension_chooses_the_format() {
         let scratch = Scratch::new();
         let report = sample::report("send lat host", "run");
         let path = scratch.path("run.CSV");
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_says_why() {
+    fn errors_of_reading_name_the_cause() {
         let scratch = Scratch::new();
         let path = scratch.path("run.json");
         let load = |text: &str| {
@@ -181,10 +182,10 @@ mod tests {
             Report::load(&path).unwrap_err().to_string()
         };
         assert!(load("size,messages").contains("is not JSON"));
-        assert!(load("{\"results\":1}").contains("not of rdma-perf"));
-        assert!(load("[]").contains("not of rdma-perf"));
+        assert!(load("{\"results\":1}").contains("not written by rdma-perf"));
+        assert!(load("[]").contains("not written by rdma-perf"));
         let error = load("{\"format\":2,\"version\":\"0.9.0\"}");
-        assert!(error.contains("of format 2") && error.contains("rdma-perf 0.9.0"), "{error}");
+        assert!(error.contains("has format 2") && error.contains("rdma-perf 0.9.0"), "{error}");
         assert!(load("{\"format\":1}").contains("damaged: missing field"));
         let mut report = sample::report("send lat host", "run");
         report.rows.clear();
@@ -204,16 +205,16 @@ mod tests {
         let link = scratch.path("link.json");
         std::os::unix::fs::symlink(&target, &link).unwrap();
         report.save(&link).unwrap();
-        assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link stays one");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "the link is kept");
         assert!(Report::load(&target).is_ok());
     }
 
     #[test]
-    fn a_place_that_cannot_be_written_to_is_known_before() {
+    fn unwritable_files_are_detected_before_the_run() {
         let scratch = Scratch::new();
         let path = scratch.path("run.json");
         check_writable(&path).unwrap();
-        assert_eq!(fs::read_dir(scratch.path("")).unwrap().count(), 0, "it leaves nothing");
+        assert_eq!(fs::read_dir(scratch.path("")).unwrap().count(), 0, "no file is left");
         fs::write(&path, "old").unwrap();
         check_writable(&path).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");

@@ -1,14 +1,15 @@
-//! Tables of text.
+//! Text tables.
 
 use std::fmt::Write;
 
-use super::{Bandwidth, Latency, Perftest, Report, Row, compat};
+use super::{Report, Row, compat};
 use crate::plan::{Metric, Plan};
+use crate::stats::{Bandwidth, Latency, Perftest};
 use crate::units::Nanos;
 
-/// A table whose lines can be printed one by one, as the results come.
+/// A table that is printed line by line.
 ///
-/// With `--compat perftest` it is that tool's, byte by byte; else it has our own columns.
+/// With `--compat perftest` it is identical to perftest's table.
 #[derive(Debug)]
 pub(crate) struct Table {
     metric: Metric,
@@ -34,11 +35,11 @@ impl Column {
 }
 
 const MIB: f64 = (1 << 20) as f64;
-/// Bytes a second.
+/// Bytes per second.
 const GBITS: f64 = 1e9 / 8.0;
 
 impl Table {
-    /// Bandwidths are in Gb/s with `gbits`, else in MiB/s.
+    /// A table with bandwidths in Gb/s if `gbits` is set, otherwise in MiB/s.
     pub(crate) fn new(plan: &Plan, percentiles: &[f64], gbits: bool) -> Table {
         let mut table = Table {
             metric: plan.metric,
@@ -50,14 +51,14 @@ impl Table {
             columns: Vec::new(),
         };
         if plan.metric == Metric::Lat {
-            // The column t_typical has it.
+            // The median is in the column t_typical.
             table.percentiles.retain(|percent| *percent != 50.0);
         }
         table.columns = table.columns();
         table
     }
 
-    /// The titles of the columns, without a line feed.
+    /// The column titles, without a line feed.
     pub(crate) fn header(&self) -> String {
         if self.compat {
             return perftest_header(self.metric, self.gbits).to_owned();
@@ -65,7 +66,7 @@ impl Table {
         self.line(self.columns.iter().map(|column| column.title.clone()))
     }
 
-    /// The figures of one size, without a line feed.
+    /// The line of one size, without a line feed.
     pub(crate) fn row(&self, row: &Row) -> String {
         match (&row.perftest, self.metric) {
             (Some(perftest), _) if self.compat => perftest_row(row.size, perftest, self.gbits),
@@ -74,7 +75,7 @@ impl Table {
         }
     }
 
-    /// What is to be known of the figures above it: lines that each end in a line feed.
+    /// Notes below the table. Each line ends in a line feed.
     pub(crate) fn footer(&self, report: &Report) -> String {
         let mut out = String::new();
         if self.compat {
@@ -123,7 +124,7 @@ impl Table {
         columns
     }
 
-    /// Right-aligned, two spaces between columns.
+    /// Right-aligned cells, with two spaces between columns.
     fn line(&self, cells: impl IntoIterator<Item = String>) -> String {
         let mut line = String::new();
         for (column, cell) in self.columns.iter().zip(cells) {
@@ -166,7 +167,7 @@ impl Table {
         self.percentiles.iter().map(move |percent| micros(latency.and_then(|latency| latency.percentile(*percent))))
     }
 
-    /// The unit of bandwidths, and its bytes a second.
+    /// Name of the bandwidth unit, and its bytes per second.
     fn unit(&self) -> (&'static str, f64) {
         if self.gbits { ("Gb/s", GBITS) } else { ("MiB/s", MIB) }
     }
@@ -193,20 +194,20 @@ fn notes(out: &mut String, rows: &[Row]) {
         _ = writeln!(out, " sampled: {seconds}, {messages} messages{each}, after {warm_up} messages of warm-up");
     }
     if rows.iter().any(|row| row.client_cpu.is_some()) {
-        let both = if rows.iter().all(|row| row.server_cpu.is_none()) { ", which is the server, too" } else { "" };
+        let both = if rows.iter().all(|row| row.server_cpu.is_none()) { ", which includes the server" } else { "" };
         _ = writeln!(out, " CPU: user and system time of the process{both}; 100 % is one processor");
     }
     let validated: Vec<u64> = rows.iter().filter_map(|row| row.validated).collect();
     if !validated.is_empty() {
-        let places = validated.iter().sum::<u64>();
-        _ = writeln!(out, " validated: {places} messages, or places that messages took turns in, without a difference");
+        let count = validated.iter().sum::<u64>();
+        _ = writeln!(out, " validated: {count} messages or memory slots, without a difference");
     }
     if let Some(peak) = rows.iter().map(|row| row.peak_resident).max().filter(|peak| *peak > 0) {
         _ = writeln!(out, " peak resident memory: {:.1} MiB", peak as f64 / MIB);
     }
 }
 
-/// The only value there is, or the least and the greatest.
+/// The only value, or the minimum and maximum.
 fn range(values: impl Iterator<Item = f64>, text: fn(f64) -> String) -> Option<String> {
     let (least, greatest) =
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), value| (a.min(value), b.max(value)));
@@ -217,7 +218,7 @@ fn range(values: impl Iterator<Item = f64>, text: fn(f64) -> String) -> Option<S
     Some(if least == greatest { least } else { format!("{least} to {greatest}") })
 }
 
-/// `RESULT_FMT`, `RESULT_FMT_G` and `RESULT_FMT_LAT` of perftest_parameters.h. Earlier releases, of which 4.5 is one, have
+/// `RESULT_FMT`, `RESULT_FMT_G` and `RESULT_FMT_LAT` of perftest_parameters.h. Earlier releases, such as 4.5, print
 /// `MB/sec` for the same 2^20 bytes.
 fn perftest_header(metric: Metric, gbits: bool) -> &'static str {
     match (metric, gbits) {
@@ -259,12 +260,12 @@ fn perftest_row(size: u64, row: &Perftest, gbits: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::sample;
+    use crate::testing::sample;
 
     const PERCENTILES: [f64; 3] = [50.0, 99.0, 99.9];
 
     #[test]
-    fn perftest_rows_are_what_its_printf_makes() {
+    fn perftest_rows_match_its_printf_formats() {
         let row = Perftest::Bandwidth { iterations: 5000, peak: 148.73, average: 147.5, message_rate: 0.067_541 };
         assert_eq!(
             perftest_row(65536, &row, false),
@@ -322,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_has_each_percentile_once() {
+    fn a_latency_table_shows_each_percentile_once() {
         let report = sample::report("send lat host", "");
         let table = Table::new(&report.plan, &PERCENTILES, false);
         assert_eq!(
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn the_footer_says_what_was_sampled() {
+    fn the_footer_describes_the_samples() {
         let mut report = sample::report("send lat host --validate", "");
         report.rows[0].seconds = 0.25;
         let table = Table::new(&report.plan, &PERCENTILES, false);
@@ -370,7 +371,7 @@ mod tests {
             " connection: RC\n latency: one way: half of a round trip of two messages; samples: 1000\n \
              sampled: 250 ms, 1000 messages, after 100 messages of warm-up\n \
              CPU: user and system time of the process; 100 % is one processor\n \
-             validated: 1000 messages, or places that messages took turns in, without a difference\n \
+             validated: 1000 messages or memory slots, without a difference\n \
              peak resident memory: 12.0 MiB\n"
         );
         let mut report = sample::report("write bw host -s 64,4K", "");

@@ -1,23 +1,27 @@
-//! Handles of queues that know their interface, which is asked for once, before a loop.
+//! Queue handles that know their verbs interface, which is determined once before a loop.
 
 use anyhow::{Result, anyhow};
-use rdma_safe::{CompletionQueue, Known, Poller, RecvQueue, SendQueue};
+use rdma_safe::CompletionQueue;
+use rdma_safe::cq::Poller;
+use rdma_safe::interface::Known;
+use rdma_safe::post::{RecvQueue, SendQueue};
 
-use crate::worker::{Lane, LaneMemory};
+use crate::endpoint::memory::LaneMemory;
+use crate::endpoint::worker::Lane;
 
-/// Polls `cq`, which is of the interface `C`.
+/// Returns a poller of `cq`, which uses interface `C`.
 #[inline(always)]
 pub(super) fn poller<C: Known>(cq: &mut CompletionQueue) -> Result<Poller<'_, C>> {
-    cq.poller_by().ok_or_else(other_interface)
+    cq.poller_with_interface().ok_or_else(other_interface)
 }
 
-/// The sends of a queue pair, and their memory here and at the peer.
+/// Send queue of a lane, with its memory here and at the peer.
 pub(super) struct Sends<'w, P: Known> {
     pub(super) queue: SendQueue<'w, P>,
     pub(super) memory: &'w LaneMemory,
 }
 
-/// The receives of a queue pair, and their memory.
+/// Receive queue of a lane, with its memory.
 pub(super) struct Receives<'w> {
     pub(super) queue: RecvQueue<'w>,
     pub(super) memory: &'w LaneMemory,
@@ -28,11 +32,11 @@ pub(super) fn split<P: Known>(lane: &mut Lane) -> Result<(Sends<'_, P>, Receives
     let Lane { qp, memory, .. } = lane;
     let memory = &*memory;
     let (sends, receives) = qp.split();
-    let sends = sends.by().ok_or_else(other_interface)?;
+    let sends = sends.with_interface().ok_or_else(other_interface)?;
     Ok((Sends { queue: sends, memory }, Receives { queue: receives, memory }))
 }
 
-/// The receives of a lane.
+/// Receive queue of a lane.
 pub(super) fn receives(lane: &mut Lane) -> Receives<'_> {
     let Lane { qp, memory, .. } = lane;
     Receives { queue: qp.split().1, memory }
@@ -40,5 +44,5 @@ pub(super) fn receives(lane: &mut Lane) -> Receives<'_> {
 
 #[cold]
 fn other_interface() -> anyhow::Error {
-    anyhow!("the interface of a queue is another one than was found before; this is a fault of rdma-perf")
+    anyhow!("the interface of a queue has changed; this is a bug in rdma-perf")
 }

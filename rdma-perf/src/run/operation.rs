@@ -1,21 +1,22 @@
-//! What a message is: the only thing in which the loops of the four verbs differ.
+//! The operations that messages consist of. The loops are generic over them.
 
-use rdma_safe::{Inline, Interface, PostError, SendBatch, UdTarget, WcOpcode, WorkRequest};
+use rdma_safe::interface::Interface;
+use rdma_safe::{Inline, PostError, SendBatch, UdTarget, WcOpcode, WorkRequest};
 
-use crate::datagram::HEADER;
-use crate::worker::LaneMemory;
+use crate::endpoint::memory::LaneMemory;
+use crate::transport::GRH_LEN;
 
-/// Adds messages to a batch. Each is a type of its own, so that the loop over it has no branches that it does not need.
+/// Adds messages to a batch. Each operation is a type, so that the compiled loop has no branches for the others.
 pub(super) trait Operation: Copy {
-    /// What a receive completes as that takes the message.
+    /// Opcode of the peer's receive completion.
     const RECEIVED_AS: WcOpcode = WcOpcode::RECV;
     /// Whether messages carry [`IMMEDIATE`].
     const HAS_IMMEDIATE: bool = false;
-    /// Bytes of a receive before those of the message.
+    /// Bytes of a receive buffer before the message.
     const HEADER: u64 = 0;
 
     /// # Safety
-    /// The contract of [`SendBatch`], for the bytes of the lane that the message names.
+    /// The contract of [`SendBatch`], for the bytes of the lane that `message` describes.
     unsafe fn add<I: Interface>(
         self,
         batch: &mut SendBatch<'_, I>,
@@ -28,14 +29,14 @@ pub(super) trait Operation: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct Message<'l> {
     pub(super) memory: &'l LaneMemory,
-    /// Where it lies, in the source here and in the target there.
+    /// Offset in the source of this end and in the target of the peer.
     pub(super) offset: u64,
     pub(super) size: u64,
-    /// How often this place was used before.
+    /// How often the slot was used before.
     pub(super) round: u64,
 }
 
-/// Immediate data, where it is asked for.
+/// Immediate data of all messages that have it.
 pub(super) const IMMEDIATE: u32 = 0x5eed;
 
 #[derive(Clone, Copy)]
@@ -74,19 +75,20 @@ impl Message<'_> {
         self.memory.remote(self.offset)
     }
 
-    /// Where it goes as a datagram.
+    /// The peer's address for a datagram.
     #[inline(always)]
-    fn to(&self) -> Result<UdTarget<'_>, PostError> {
-        // Nothing is sent before there is one.
-        self.memory.to().ok_or(PostError::NotDatagram)
+    fn ud_target(&self) -> Result<UdTarget<'_>, PostError> {
+        // The address is set before the first message.
+        self.memory.ud_target().ok_or(PostError::NotDatagram)
     }
 
-    /// Its bytes, which are copied in the call that they are given to.
+    /// The bytes of the message, for inline sends. Verbs copy them during the call.
     #[inline]
     fn bytes(&self) -> Inline<'_> {
         let first = self.memory.source.byte(self.offset);
-        // SAFETY: the message lies within the source. No device writes it: it is neither a target nor read into by a plan that
-        // sends inline. This thread does between messages, but not while this slice exists, which is for one call.
+        // SAFETY: the message lies within the source. No device writes to it: with a plan that sends inline, the source
+        // is neither a target nor read into. This thread writes to it only between messages, not while the slice
+        // exists, which is for one call.
         Inline(unsafe { std::slice::from_raw_parts(first, self.size as usize) })
     }
 }
@@ -103,7 +105,7 @@ macro_rules! operation {
                 $wr: WorkRequest,
                 $message: Message<'_>,
             ) -> Result<(), PostError> {
-                // SAFETY: the caller's contract is the same.
+                // SAFETY: the caller upholds the same contract.
                 unsafe { $add }
             }
         }
@@ -117,14 +119,14 @@ operation!(
     HAS_IMMEDIATE: bool = true
 );
 operation!(SendInline, |batch, wr, message| batch.send(wr, message.bytes()));
-operation!(SendTo, |batch, wr, message| batch.send_to(wr, message.to()?, message.sge()), HEADER: u64 = HEADER);
+operation!(SendTo, |batch, wr, message| batch.send_to(wr, message.ud_target()?, message.sge()), HEADER: u64 = GRH_LEN);
 operation!(
     SendImmTo,
-    |batch, wr, message| batch.send_imm_to(wr, message.to()?, IMMEDIATE, message.sge()),
+    |batch, wr, message| batch.send_imm_to(wr, message.ud_target()?, IMMEDIATE, message.sge()),
     HAS_IMMEDIATE: bool = true,
-    HEADER: u64 = HEADER
+    HEADER: u64 = GRH_LEN
 );
-operation!(SendInlineTo, |batch, wr, message| batch.send_to(wr, message.to()?, message.bytes()), HEADER: u64 = HEADER);
+operation!(SendInlineTo, |batch, wr, message| batch.send_to(wr, message.ud_target()?, message.bytes()), HEADER: u64 = GRH_LEN);
 operation!(Write, |batch, wr, message| batch.write(wr, message.remote(), message.sge()));
 operation!(
     WriteImm,
@@ -135,7 +137,7 @@ operation!(
 operation!(WriteInline, |batch, wr, message| batch.write(wr, message.remote(), message.bytes()));
 operation!(Read, |batch, wr, message| batch.read(wr, message.remote(), message.sge()));
 operation!(FetchAdd, |batch, wr, message| batch.fetch_add(wr, message.remote(), 1, message.sge()));
-// What the words count is how often they were swapped.
+// Each word counts how often it was swapped.
 operation!(CompareSwap, |batch, wr, message| batch.compare_swap(
     wr,
     message.remote(),

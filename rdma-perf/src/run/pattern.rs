@@ -1,21 +1,22 @@
-//! Bytes that show where they come from.
+//! Test patterns for `--validate`.
 
 use anyhow::{Result, bail};
 
+use crate::endpoint::memory::Buffer;
+use crate::plan::layout::{slots, stride};
 use crate::plan::{Metric, Plan};
-use crate::worker::{Part, slots, stride};
 
-/// What a place of the memory is to hold: every lane, place and position has bytes of its own.
+/// Content of the memory: each lane, slot and position has its own bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern {
-    /// Differs from size to size, so that what an earlier one left does not count.
+    /// Differs between sizes, so that data of an earlier size is detected.
     seed: u64,
-    /// Places that messages take turns in.
+    /// Number of slots that messages cycle through.
     slots: u64,
 }
 
 impl Pattern {
-    /// For the plan's size number `index`.
+    /// The pattern for size number `index` of the plan.
     pub(crate) fn of(plan: &Plan, index: usize) -> Self {
         let slots = match plan.metric {
             Metric::Bw => slots(plan.sizes[index]),
@@ -24,9 +25,9 @@ impl Pattern {
         Pattern { seed: index as u64 + 1, slots }
     }
 
-    /// Eight bytes of the message at `slot`, from a multiple of eight.
+    /// Eight bytes of the message in `slot`, at a multiple of eight.
     fn word(self, lane: usize, slot: u64, position: u64) -> u64 {
-        // splitmix64's finaliser: neighbours have nothing in common.
+        // The finalizer of splitmix64, which decorrelates adjacent inputs.
         let mut mixed = self
             .seed
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -41,23 +42,24 @@ impl Pattern {
         self.word(lane, slot, position & !7).to_le_bytes()[(position & 7) as usize]
     }
 
-    /// Writes the messages of `size` bytes of all places.
-    pub(crate) fn fill(self, part: &Part, lane: usize, size: u64) {
+    /// Fills all slots with messages of `size` bytes.
+    pub(crate) fn fill(self, buffer: &Buffer, lane: usize, size: u64) {
         for slot in 0..self.slots {
             for position in 0..size {
                 let byte = self.byte(lane, slot, position);
-                // SAFETY: within the part. A peer may write at the same time: volatile, and by no reference.
-                unsafe { part.byte(slot * stride(size) + position).write_volatile(byte) }
+                // SAFETY: within the buffer. The write is volatile and not through a reference, because a peer may
+                // write at the same time.
+                unsafe { buffer.byte(slot * stride(size) + position).write_volatile(byte) }
             }
         }
     }
 
     /// Compares `size` bytes at `offset` with message number `message` of `lane`.
-    pub(crate) fn check(self, part: &Part, offset: u64, lane: usize, message: u64, size: u64) -> Result<()> {
+    pub(crate) fn check(self, buffer: &Buffer, offset: u64, lane: usize, message: u64, size: u64) -> Result<()> {
         let slot = message % self.slots;
         for position in 0..size {
-            // SAFETY: within the part; the device writes whole bytes, and has written these before it told of them.
-            let found = unsafe { part.byte(offset + position).read_volatile() };
+            // SAFETY: within the buffer. The device has written these bytes before it reported the message.
+            let found = unsafe { buffer.byte(offset + position).read_volatile() };
             let expected = self.byte(lane, slot, position);
             if found != expected {
                 bail!(
@@ -69,36 +71,36 @@ impl Pattern {
         Ok(())
     }
 
-    /// Compares the places that `messages` messages of `lane` have used; how many there are.
-    pub(crate) fn check_all(self, part: &Part, lane: usize, messages: u64, size: u64) -> Result<u64> {
+    /// Compares the slots that `messages` messages of `lane` have used, and returns their number.
+    pub(crate) fn check_all(self, buffer: &Buffer, lane: usize, messages: u64, size: u64) -> Result<u64> {
         let used = messages.min(self.slots);
         for slot in 0..used {
-            self.check(part, slot * stride(size), lane, slot, size)?;
+            self.check(buffer, slot * stride(size), lane, slot, size)?;
         }
         Ok(used)
     }
 
-    /// Compares the words that `messages` atomic operations have counted up, each place in turn; how many there are.
-    pub(crate) fn check_counts(self, part: &Part, messages: u64) -> Result<u64> {
+    /// Checks the words that `messages` atomic operations have incremented, one word after the other. Returns the number of words.
+    pub(crate) fn check_counts(self, buffer: &Buffer, messages: u64) -> Result<u64> {
         let used = messages.min(self.slots);
-        for place in 0..used {
-            let expected = messages / self.slots + u64::from(place < messages % self.slots);
-            // SAFETY: eight aligned bytes within the part, initialised. A peer may write at the same time: volatile.
-            let found = unsafe { part.byte(place * stride(8)).cast::<u64>().read_volatile() };
+        for slot in 0..used {
+            let expected = messages / self.slots + u64::from(slot < messages % self.slots);
+            // SAFETY: eight aligned, initialized bytes within the buffer. The read is volatile, because a peer may
+            // write at the same time.
+            let found = unsafe { buffer.byte(slot * stride(8)).cast::<u64>().read_volatile() };
             if found != expected {
-                bail!(
-                    "wrong count: word {place} was counted up to {found} by operations that should make it {expected}"
-                );
+                bail!("wrong count: word {slot} is {found} instead of {expected}");
             }
         }
         Ok(used)
     }
 }
 
-/// Sets the places that messages of `size` bytes use to zero.
-pub(crate) fn clear(part: &Part, size: u64) {
+/// Zeroes all slots of messages of `size` bytes.
+pub(crate) fn clear(buffer: &Buffer, size: u64) {
     for offset in 0..slots(size) * stride(size) {
-        // SAFETY: within the part. A peer may write at the same time: volatile, and by no reference.
-        unsafe { part.byte(offset).write_volatile(0) }
+        // SAFETY: within the buffer. The write is volatile and not through a reference, because a peer may write at the
+        // same time.
+        unsafe { buffer.byte(offset).write_volatile(0) }
     }
 }

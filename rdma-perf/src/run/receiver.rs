@@ -1,71 +1,47 @@
-//! Messages that come in.
+//! Receives of queue pairs, and the messages that arrive in them.
 
 use std::ops::ControlFlow;
 
 use anyhow::{Result, anyhow, bail};
-use rdma_safe::{Known, Poller, WcFlags, WcOpcode, WorkCompletion};
+use rdma_safe::cq::Poller;
+use rdma_safe::interface::Known;
+use rdma_safe::{WcFlags, WcOpcode, WorkCompletion};
 
 use super::handle::Receives;
 use super::operation::{IMMEDIATE, Operation};
 use super::pattern::Pattern;
 use crate::plan::Plan;
-use crate::worker::RECEIVE_BATCH;
+use crate::plan::receives::RepostRules;
 
-/// Completions taken out at a time.
+/// Most completions per poll.
 pub(super) const REAP: u32 = 16;
 
-/// Keeps receives posted on the lanes, and takes what arrives. It lives as long as the connection: receives that one size
-/// leaves over serve the next.
+/// Keeps receives posted on all lanes and takes arriving messages. It lives as long as the connection, because receives
+/// left from one size serve the next.
 pub(crate) struct Receiver {
-    pub(super) lanes: Vec<Inbox>,
-    pub(super) rules: Rules,
-    /// Messages of the size that is running, taken by [`Receiver::reap`].
+    pub(super) lanes: Vec<LaneReceives>,
+    pub(super) rules: RepostRules,
+    /// Messages of the current size, taken by [`Receiver::reap`].
     pub(super) received: u64,
 }
 
-/// How receives are posted: the same for all lanes.
-#[derive(Clone, Copy)]
-pub(super) struct Rules {
-    depth: u64,
-    /// Receives posted with one doorbell.
-    batch: u64,
-}
-
-/// The receives of a lane.
+/// Counters of one lane's receives.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Inbox {
+pub(super) struct LaneReceives {
     posted: u64,
-    /// Since the connection began.
+    /// Messages since the connection began.
     received: u64,
-    /// The same before the size that is running.
+    /// Messages before the current size.
     before: u64,
-    /// Receives that need not be posted any more, since no messages come for them.
+    /// Number of receives after which no more are posted, because no more messages will come.
     limit: u64,
-    /// Messages of the size that is running whose bytes were compared.
+    /// Messages of the current size whose bytes were compared.
     validated: u64,
 }
 
-impl Rules {
-    pub(super) fn of(plan: &Plan) -> Self {
-        let depth = u64::from(plan.rx_depth);
-        // perftest posts each by itself.
-        let batch = if plan.compat { 1 } else { (depth / 2).clamp(1, RECEIVE_BATCH.into()) };
-        Rules { depth, batch }
-    }
-
-    pub(super) fn batch(self) -> u64 {
-        self.batch
-    }
-
-    /// Receives of a queue that are posted at any time, if as many messages are to come.
-    pub(super) fn always_posted(self) -> u64 {
-        self.depth - self.batch + 1
-    }
-}
-
-/// What takes the messages of a worker, whether each queue pair has receives of its own or they share them.
-pub(super) trait Intake {
-    /// Takes what has arrived, as [`Receiver::reap`] does.
+/// Takes the messages of a worker, from receives of each queue pair or from shared ones.
+pub(super) trait MessageReceiver {
+    /// Takes arrived messages, like [`Receiver::reap`].
     fn reap<C: Known, O: Operation>(
         &mut self,
         poller: &mut Poller<'_, C>,
@@ -73,17 +49,17 @@ pub(super) trait Intake {
         pattern: Option<&Pattern>,
     ) -> Result<u32>;
 
-    /// Messages of the size that is running that lane number `lane` has got.
+    /// Messages of the current size that lane `lane` has received.
     fn received(&self, lane: usize) -> u64;
 }
 
-/// Receives of which each lane has its own.
-pub(super) struct OwnReceives<'r, 'w> {
+/// Receives that belong to one lane each.
+pub(super) struct PerLaneReceives<'r, 'w> {
     pub(super) receiver: &'r mut Receiver,
     pub(super) lanes: Vec<Receives<'w>>,
 }
 
-impl Intake for OwnReceives<'_, '_> {
+impl MessageReceiver for PerLaneReceives<'_, '_> {
     #[inline]
     fn reap<C: Known, O: Operation>(
         &mut self,
@@ -96,34 +72,34 @@ impl Intake for OwnReceives<'_, '_> {
 
     #[inline]
     fn received(&self, lane: usize) -> u64 {
-        let inbox = &self.receiver.lanes[lane];
-        inbox.received - inbox.before
+        let state = &self.receiver.lanes[lane];
+        state.received - state.before
     }
 }
 
 impl Receiver {
     pub(crate) fn new(plan: &Plan) -> Self {
-        Receiver { lanes: vec![Inbox::default(); plan.qps as usize], rules: Rules::of(plan), received: 0 }
+        Receiver { lanes: vec![LaneReceives::default(); plan.qps as usize], rules: RepostRules::of(plan), received: 0 }
     }
 
-    /// Messages of the size that is running whose bytes were compared.
+    /// Messages of the current size whose bytes were compared.
     pub(super) fn validated(&self) -> u64 {
-        self.lanes.iter().map(|inbox| inbox.validated).sum()
+        self.lanes.iter().map(|state| state.validated).sum()
     }
 
-    /// Begins a size of which each lane gets `messages`, or nobody knows how many, and fills the receive queues.
+    /// Prepares for messages of the next size, and fills the receive queues. `messages` is the number per lane, if it is known.
     pub(crate) fn begin<'l>(&mut self, lanes: impl Iterator<Item = Receives<'l>>, messages: Option<u64>) -> Result<()> {
         self.received = 0;
-        for (mut lane, (inbox, id)) in lanes.zip(self.lanes.iter_mut().zip(0..)) {
-            (inbox.before, inbox.validated) = (inbox.received, 0);
-            inbox.limit = messages.map_or(u64::MAX, |messages| inbox.received + messages);
-            inbox.post(&mut lane, id, &self.rules)?;
+        for (mut lane, (state, id)) in lanes.zip(self.lanes.iter_mut().zip(0..)) {
+            (state.before, state.validated) = (state.received, 0);
+            state.limit = messages.map_or(u64::MAX, |messages| state.received + messages);
+            state.post(&mut lane, id, &self.rules)?;
         }
         Ok(())
     }
 
-    /// Takes what has arrived, and posts receives again; how many messages there were. Each has to have `size` bytes, and
-    /// those of `pattern` if that is given.
+    /// Takes arrived messages, reposts receives, and returns the number of messages. Each must have `size` bytes, and
+    /// match `pattern` if there is one.
     #[inline]
     pub(super) fn reap<C: Known, O: Operation>(
         &mut self,
@@ -133,10 +109,10 @@ impl Receiver {
         pattern: Option<&Pattern>,
     ) -> Result<u32> {
         let (mut taken, mut result) = (0, Ok(()));
-        poller.drain(|completion| {
+        poller.poll_all(|completion| {
             let id = completion.wr_id();
             result = match (self.lanes.get_mut(id as usize), lanes.get_mut(id as usize)) {
-                (Some(inbox), Some(lane)) => inbox.take::<O>(&completion, lane, id, &self.rules, size, pattern),
+                (Some(state), Some(lane)) => state.take::<O>(&completion, lane, id, &self.rules, size, pattern),
                 _ => Err(unknown(&completion)),
             };
             taken += 1;
@@ -147,15 +123,15 @@ impl Receiver {
     }
 }
 
-impl Inbox {
-    /// Takes a message of lane `id`, as [`Receiver::reap`] does.
+impl LaneReceives {
+    /// Takes one message of lane `id`, like [`Receiver::reap`].
     #[inline(always)]
     pub(super) fn take<O: Operation>(
         &mut self,
         completion: &WorkCompletion<'_>,
         lane: &mut Receives<'_>,
         id: u64,
-        rules: &Rules,
+        rules: &RepostRules,
         size: u64,
         pattern: Option<&Pattern>,
     ) -> Result<()> {
@@ -163,7 +139,8 @@ impl Inbox {
         if completion.wr_id() != id || self.received == self.posted {
             return Err(unknown(completion));
         }
-        // Of a write it is what the memory was written with, not of the receive.
+        // The length of a write with immediate data is not checked here: it is the write's, and the receive buffer is
+        // unused.
         let is_send = O::RECEIVED_AS == WcOpcode::RECV;
         let expected = O::HEADER + size;
         let len = completion.byte_len().filter(|_| is_send).map_or(expected, u64::from);
@@ -174,7 +151,7 @@ impl Inbox {
             check_immediate(completion)?;
         }
         if let Some(pattern) = pattern {
-            // What writes leave is compared when all of them are done.
+            // The target of writes is compared after the run.
             if is_send {
                 let (memory, message) = (lane.memory, self.received - self.before);
                 let offset = memory.receive_offset(self.received) + O::HEADER;
@@ -192,8 +169,8 @@ impl Inbox {
         }
     }
 
-    /// Posts receives until the queue is full, or there are enough for all messages to come.
-    fn post(&mut self, lane: &mut Receives<'_>, id: u64, rules: &Rules) -> Result<()> {
+    /// Posts receives until the queue is full, or there is one for each remaining message.
+    fn post(&mut self, lane: &mut Receives<'_>, id: u64, rules: &RepostRules) -> Result<()> {
         let end = (self.received + rules.depth).min(self.limit);
         while self.posted < end {
             let count = (end - self.posted).min(rules.batch);
@@ -215,8 +192,8 @@ impl Inbox {
     #[inline(always)]
     fn post_one(&mut self, lane: &mut Receives<'_>, id: u64) -> Result<()> {
         let sge = lane.memory.receive_sge(self.posted);
-        // SAFETY: the memory is the worker's, registered with local write access, and stays longer than the queue pair. It is
-        // reached by raw pointers only.
+        // SAFETY: the memory belongs to the worker, is registered with local write access, and outlives the queue pair.
+        // It is accessed through raw pointers only.
         unsafe { lane.queue.receive(id, sge)? }
         self.posted += 1;
         Ok(())
@@ -226,7 +203,7 @@ impl Inbox {
 pub(super) fn check_immediate(completion: &WorkCompletion<'_>) -> Result<()> {
     let imm = completion.flags().contains(WcFlags::WITH_IMM).then(|| completion.imm()).flatten();
     if imm != Some(IMMEDIATE) {
-        bail!("a message came with the immediate data {imm:x?} instead of {IMMEDIATE:#x}");
+        bail!("a message arrived with the immediate data {imm:x?} instead of {IMMEDIATE:#x}");
     }
     Ok(())
 }

@@ -1,30 +1,29 @@
-//! What is noted while messages go.
+//! Recorders of post and completion times.
 
-use super::touched;
 use crate::clock::Clock;
 use crate::stats::Latencies;
-use crate::stats::perftest::Moments;
+use crate::stats::perftest::Timestamps;
 
-/// Notes posts and completions of a bandwidth test. What it does not need, it does not take the time of.
+/// Records posts and completions of a bandwidth test. It reads the clock only when a result needs the time.
 pub(super) trait Recorder {
-    /// There is no other thread, as in perftest, that could want the run to end or look how far it is.
-    const ALONE: bool = false;
+    /// Whether the run has no supervising thread, as in perftest.
+    const UNSUPERVISED: bool = false;
 
-    /// Messages from `index` on are about to be posted with one doorbell; what it returns comes back with the completions
-    /// of the signaled ones, if there are any among them.
+    /// Called before messages from `index` on are posted with one doorbell. The returned stamp is passed to
+    /// [`Recorder::completed`] for signaled messages.
     fn posting(&mut self, index: u64, has_signaled: bool) -> u64;
 
-    /// The signaled message posted at `stamp` has completed, and with it all of the first `total`.
+    /// The signaled message with this `stamp` has completed, and with it the first `total` messages.
     fn completed(&mut self, stamp: u64, total: u64);
 
-    /// A look at the queue begins.
-    fn look(&mut self) {}
+    /// Called before each poll of the completion queue.
+    fn begin_poll(&mut self) {}
 }
 
-/// Notes nothing.
-pub(super) struct Nothing;
+/// Records nothing.
+pub(super) struct NoRecorder;
 
-impl Recorder for Nothing {
+impl Recorder for NoRecorder {
     #[inline]
     fn posting(&mut self, _index: u64, _has_signaled: bool) -> u64 {
         0
@@ -34,38 +33,38 @@ impl Recorder for Nothing {
     fn completed(&mut self, _stamp: u64, _total: u64) {}
 }
 
-/// A histogram of the time that signaled messages take, and the fastest stretch.
+/// A latency histogram of signaled messages, and the peak rate.
 pub(super) struct Native {
     clock: Clock,
     pub(super) latencies: Latencies,
-    /// Ticks of the shortest stretch whose rate counts as the peak.
-    stretch: u64,
-    /// When this stretch began, and how many messages had completed.
+    /// Shortest interval that counts for the peak, in ticks.
+    interval: u64,
+    /// Start of the current interval, and messages completed by then.
     began: Option<(u64, u64)>,
-    /// When the last look that found something was, and how many messages had completed after it.
+    /// Time of the last poll that found completions, and messages completed after it.
     latest: (u64, u64),
-    /// Messages a tick, at most.
+    /// Peak rate, in messages per tick.
     peak: f64,
-    /// The time of this look, once it was needed.
+    /// Time of the current poll, once it was read.
     now: Option<u64>,
 }
 
 impl Native {
     pub(super) fn new(clock: Clock) -> Self {
-        let stretch = clock.ticks(std::time::Duration::from_millis(1)).max(1);
-        Native { clock, latencies: Latencies::new(), stretch, began: None, latest: (0, 0), peak: 0.0, now: None }
+        let interval = clock.ticks(std::time::Duration::from_millis(1)).max(1);
+        Native { clock, latencies: Latencies::new(), interval, began: None, latest: (0, 0), peak: 0.0, now: None }
     }
 
-    /// Messages a tick in the fastest stretch; `None` when the run was not as long as one.
+    /// The peak in messages per tick; `None` if the run was shorter than one interval.
     pub(super) fn peak(mut self) -> Option<f64> {
-        self.end_stretch();
+        self.end_interval();
         (self.peak > 0.0).then_some(self.peak)
     }
 
-    /// Counts whole looks: how many completions one finds says when it came, not when they did.
-    fn end_stretch(&mut self) {
+    /// Ends the interval between polls, because all completions of one poll share its time.
+    fn end_interval(&mut self) {
         let ((now, total), Some((began, before))) = (self.latest, self.began) else { return };
-        if now.saturating_sub(began) >= self.stretch {
+        if now.saturating_sub(began) >= self.interval {
             self.peak = self.peak.max((total - before) as f64 / (now - began) as f64);
             self.began = Some(self.latest);
         }
@@ -79,11 +78,11 @@ impl Recorder for Native {
     }
 
     #[inline]
-    fn look(&mut self) {
+    fn begin_poll(&mut self) {
         if self.now.take().is_some() {
             match self.began {
                 None => self.began = Some(self.latest),
-                Some(_) => self.end_stretch(),
+                Some(_) => self.end_interval(),
             }
         }
     }
@@ -96,28 +95,28 @@ impl Recorder for Native {
     }
 }
 
-/// Every moment, as perftest keeps them.
+/// All times, as perftest keeps them.
 pub(super) struct Compat {
     clock: Clock,
-    pub(super) moments: Moments,
+    pub(super) timestamps: Timestamps,
     list: u32,
 }
 
 impl Compat {
-    /// For `messages` in all, posted `list` at a time.
+    /// For `messages` messages in total, posted `list` at a time.
     pub(super) fn new(clock: Clock, messages: u64, list: u32) -> Self {
         let none = || {
-            let mut moments = touched(messages);
-            moments.fill(0);
-            moments
+            let mut timestamps = touched(messages);
+            timestamps.fill(0);
+            timestamps
         };
-        Compat { clock, moments: Moments { posted: none(), completed: none() }, list }
+        Compat { clock, timestamps: Timestamps { posted: none(), completed: none() }, list }
     }
 
-    /// How long the signaled messages took, counted from their doorbell.
+    /// Latencies of the signaled messages, from their doorbell.
     pub(super) fn latencies(&self) -> Latencies {
         let mut latencies = Latencies::new();
-        let Moments { posted, completed } = &self.moments;
+        let Timestamps { posted, completed } = &self.timestamps;
         for (index, completed) in completed.iter().enumerate().filter(|(_, moment)| **moment > 0) {
             let posted = posted[index - index % self.list as usize];
             latencies.record(self.clock.nanos(completed.saturating_sub(posted)) as u64);
@@ -127,11 +126,11 @@ impl Compat {
 }
 
 impl Recorder for Compat {
-    const ALONE: bool = true;
+    const UNSUPERVISED: bool = true;
 
     #[inline]
     fn posting(&mut self, index: u64, _has_signaled: bool) -> u64 {
-        if let Some(moment) = self.moments.posted.get_mut(index as usize) {
+        if let Some(moment) = self.timestamps.posted.get_mut(index as usize) {
             *moment = self.clock.now();
         }
         0
@@ -139,10 +138,16 @@ impl Recorder for Compat {
 
     #[inline]
     fn completed(&mut self, _stamp: u64, total: u64) {
-        if let Some(moment) = self.moments.completed.get_mut(total as usize - 1) {
+        if let Some(moment) = self.timestamps.completed.get_mut(total as usize - 1) {
             *moment = self.clock.now();
         }
     }
+}
+
+/// Allocates memory for timestamps and touches it, so that no page fault delays a message.
+pub(super) fn touched(count: u64) -> Vec<u64> {
+    // Zeroed memory would be allocated without pages.
+    vec![1; count as usize]
 }
 
 #[cfg(test)]
@@ -150,11 +155,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peak_is_of_whole_looks() {
+    fn the_peak_covers_whole_polls() {
         let mut native = Native::new(Clock::nanoseconds());
-        // At 0 ms, 2 ms, 4 ms, 5 ms: four messages each, then eight.
+        // Four messages each at 0 ms, 2 ms and 4 ms, then eight at 5 ms.
         for (millis, totals) in [(0_u64, 1..=4_u64), (2, 5..=8), (4, 9..=12), (5, 13..=20)] {
-            native.look();
+            native.begin_poll();
             native.now = Some(1_000_000 * millis);
             totals.for_each(|total| native.completed(0, total));
         }

@@ -1,48 +1,44 @@
-//! Many messages in flight.
+//! The sending side of bandwidth tests.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, anyhow};
-use rdma_safe::{Interface, Known, Poller, PostError, SendBatch, WorkCompletion, WorkRequest};
+use rdma_safe::cq::Poller;
+use rdma_safe::interface::{Interface, Known};
+use rdma_safe::{PostError, SendBatch, WorkCompletion, WorkRequest};
 
 use super::handle::Sends;
 use super::operation::{Message, Operation};
 use super::record::Recorder;
-use super::wait::{Interrupted, Shared};
+use super::stop::Stop;
+use super::wait::Shared;
 use crate::clock::Clock;
+use crate::endpoint::memory::LaneMemory;
+use crate::interrupt::Interrupted;
 use crate::plan::Plan;
-use crate::worker::{LaneMemory, slots, stride};
+use crate::plan::layout::{slots, stride};
 
-/// Completions taken out at a time, as perftest does.
+/// Most completions per poll, the same as perftest's.
 pub(super) const REAP: u32 = 16;
 
-/// When to post no more.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Stop {
-    /// After this many messages of each queue pair.
-    Messages(u64),
-    /// At this time, in ticks, or soon after: the last message is a signaled one.
-    At(u64),
-}
-
-/// How far the peer lets sends go.
-pub(super) trait Gate {
-    /// Messages that lane number `lane` may still send after `posted` of them.
+/// Flow control by the peer.
+pub(super) trait FlowControl {
+    /// Messages that lane `lane` may send beyond the `posted` ones.
     fn room(&self, lane: usize, posted: u64) -> u64;
 }
 
-/// As far as they can.
-pub(super) struct Open;
+/// No flow control.
+pub(super) struct Unlimited;
 
-impl Gate for Open {
+impl FlowControl for Unlimited {
     #[inline(always)]
     fn room(&self, _lane: usize, _posted: u64) -> u64 {
         u64::MAX
     }
 }
 
-/// Keeps the send queues of the lanes full.
+/// Keeps the send queues of all lanes full.
 pub(super) struct Sender<'s, O> {
     operation: O,
     shared: &'s Shared,
@@ -51,44 +47,44 @@ pub(super) struct Sender<'s, O> {
     depth: u64,
     list: u32,
     cq_mod: u32,
-    flights: Vec<Flight>,
+    states: Vec<SendState>,
     pacer: Option<Pacer>,
-    /// Of all lanes, in this run.
+    /// Messages of all lanes in this run.
     posted: u64,
     completed: u64,
-    /// Lanes that have more to post.
+    /// Number of lanes with messages left to post.
     posting: usize,
 }
 
-/// The messages of one lane.
-struct Flight {
-    /// Messages since the connection began to carry this size.
+/// Send state of one lane.
+struct SendState {
+    /// Messages of the current size, warm-up included.
     posted: u64,
     completed: u64,
-    /// Where the run ends.
+    /// Value of `posted` at which the run ends.
     limit: u64,
-    /// Messages until the next signaled one.
+    /// Messages up to and including the next signaled one.
     until_signal: u32,
-    /// The place of the next message.
-    walk: Walk,
-    /// Signaled messages in flight: when each was posted, and how many messages its completion tells of.
+    /// Slot of the next message.
+    cursor: SlotCursor,
+    /// Signaled messages in flight, as a ring: the post time of each, and the number of messages its completion covers.
     signaled: Box<[(u64, u32)]>,
-    /// The oldest of them, and the next one, both counted from the beginning.
+    /// Sequence numbers of the oldest signaled message and of the next one.
     oldest: u64,
     next: u64,
 }
 
-/// Places of messages, one after another, round and round.
+/// Cycles through the slots of a lane's memory.
 #[derive(Clone, Copy)]
-struct Walk {
+struct SlotCursor {
     offset: u64,
     round: u64,
     stride: u64,
     end: u64,
 }
 
-impl Walk {
-    /// The message here.
+impl SlotCursor {
+    /// The message in this slot.
     #[inline(always)]
     fn message(self, memory: &LaneMemory, size: u64) -> Message<'_> {
         Message { memory, offset: self.offset, size, round: self.round }
@@ -104,21 +100,21 @@ impl Walk {
     }
 }
 
-/// Lets messages go no faster than they may.
+/// Limits the send rate.
 struct Pacer {
     ticks_per_message: f64,
     next: f64,
 }
 
 impl<'s, O: Operation> Sender<'s, O> {
-    /// For messages of `size` bytes over `lanes` queue pairs.
+    /// A sender of messages of `size` bytes over `lanes` queue pairs.
     pub(super) fn new(operation: O, plan: &Plan, size: u64, lanes: usize, clock: Clock, shared: &'s Shared) -> Self {
-        let flight = || Flight {
+        let state = || SendState {
             posted: 0,
             completed: 0,
             limit: 0,
             until_signal: plan.cq_mod,
-            walk: Walk { offset: 0, round: 0, stride: stride(size), end: stride(size) * slots(size) },
+            cursor: SlotCursor { offset: 0, round: 0, stride: stride(size), end: stride(size) * slots(size) },
             signaled: vec![(0, 0); plan.tx_depth.next_power_of_two() as usize].into_boxed_slice(),
             oldest: 0,
             next: 0,
@@ -135,7 +131,7 @@ impl<'s, O: Operation> Sender<'s, O> {
             depth: plan.tx_depth.into(),
             list: plan.post_list,
             cq_mod: plan.cq_mod,
-            flights: (0..lanes).map(|_| flight()).collect(),
+            states: (0..lanes).map(|_| state()).collect(),
             pacer,
             posted: 0,
             completed: 0,
@@ -143,12 +139,12 @@ impl<'s, O: Operation> Sender<'s, O> {
         }
     }
 
-    /// Begins a run.
+    /// Starts a run.
     pub(super) fn begin(&mut self, stop: Stop) {
         (self.posted, self.completed) = (0, 0);
-        for flight in &mut self.flights {
-            flight.limit = match stop {
-                Stop::Messages(messages) => flight.posted + messages,
+        for state in &mut self.states {
+            state.limit = match stop {
+                Stop::Messages(messages) => state.posted + messages,
                 Stop::At(_) => u64::MAX,
             };
         }
@@ -158,17 +154,17 @@ impl<'s, O: Operation> Sender<'s, O> {
         }
     }
 
-    /// Ends a run when its messages under way have completed, the last one of each lane being a signaled one.
-    pub(super) fn wind_up(&mut self) {
-        for flight in &mut self.flights {
-            let rest = if flight.until_signal == self.cq_mod { 0 } else { u64::from(flight.until_signal) };
-            flight.limit = flight.limit.min(flight.posted + rest);
+    /// Stops posting. Each lane still posts up to its next signaled message, so that all completions can be awaited.
+    pub(super) fn stop_posting(&mut self) {
+        for state in &mut self.states {
+            let rest = if state.until_signal == self.cq_mod { 0 } else { u64::from(state.until_signal) };
+            state.limit = state.limit.min(state.posted + rest);
         }
         self.count_posting();
     }
 
     fn count_posting(&mut self) {
-        self.posting = self.flights.iter().filter(|flight| flight.posted < flight.limit).count();
+        self.posting = self.states.iter().filter(|state| state.posted < state.limit).count();
     }
 
     /// Whether all messages of the run were posted and have completed.
@@ -177,44 +173,43 @@ impl<'s, O: Operation> Sender<'s, O> {
         self.completed == self.posted && self.posting == 0
     }
 
-    /// Whether there is a completion to wait for. At a given rate it can take any time until the next signaled message is
-    /// posted.
+    /// Whether a completion is due. With `--rate`, unsignaled messages may wait long for the next signaled one.
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         self.completed < self.posted
-            && (self.pacer.is_none() || self.flights.iter().any(|flight| flight.oldest < flight.next))
+            && (self.pacer.is_none() || self.states.iter().any(|state| state.oldest < state.next))
     }
 
-    /// Messages in the run so far.
+    /// Messages of this run so far.
     pub(super) fn sent(&self) -> u64 {
         self.posted
     }
 
-    /// Messages of each lane since the beginning.
+    /// Messages of a lane in all runs of this size.
     pub(super) fn sent_of_lane(&self, lane: usize) -> u64 {
-        self.flights[lane].posted
+        self.states[lane].posted
     }
 
-    /// Messages of all lanes since the beginning.
+    /// Messages of all lanes in all runs of this size.
     pub(super) fn total(&self) -> u64 {
-        self.flights.iter().map(|flight| flight.posted).sum()
+        self.states.iter().map(|state| state.posted).sum()
     }
 
-    /// Posts what there is room for, here and behind `gate`.
+    /// Posts as many messages as the send queues and `flow` allow.
     #[inline(always)]
     pub(super) fn post<P: Known, R: Recorder>(
         &mut self,
         lanes: &mut [Sends<'_, P>],
         recorder: &mut R,
-        gate: &impl Gate,
+        flow: &impl FlowControl,
     ) -> Result<()> {
         if self.posting == 0 {
             return Ok(());
         }
-        for (lane, (flight, id)) in lanes.iter_mut().zip(self.flights.iter_mut().zip(0_u64..)) {
+        for (lane, (state, id)) in lanes.iter_mut().zip(self.states.iter_mut().zip(0_u64..)) {
             loop {
-                let left = flight.limit - flight.posted;
-                let room = (flight.completed + self.depth - flight.posted).min(gate.room(id as usize, flight.posted));
+                let left = state.limit - state.posted;
+                let room = (state.completed + self.depth - state.posted).min(flow.room(id as usize, state.posted));
                 let count = u64::from(self.list).min(left);
                 if count == 0 || count > room {
                     break;
@@ -227,28 +222,28 @@ impl<'s, O: Operation> Sender<'s, O> {
                     due = Some(pacer.next as u64);
                     pacer.next += pacer.ticks_per_message * count as f64;
                 }
-                // What holds up one message holds up those after it: their latency is counted from when the rate would have had
-                // them posted (coordinated omission).
-                let has_signaled = u64::from(flight.until_signal) <= count || count == left;
+                // A delayed message delays all later ones. Latency is therefore counted from the scheduled time, to
+                // avoid coordinated omission.
+                let has_signaled = u64::from(state.until_signal) <= count || count == left;
                 let stamp = recorder.posting(self.posted, has_signaled);
                 let stamp = due.unwrap_or(stamp);
                 let list = List { id, stamp, cq_mod: self.cq_mod, count, last: count == left };
                 let (operation, memory, size) = (self.operation, lane.memory, self.size);
                 if count == 1 {
-                    // By itself, so that the compiler has little to keep in mind.
-                    let signaled = flight.until_signal == 1 || list.last;
-                    let wr = flight.advance(&list, 1, signaled);
-                    let message = flight.walk.message(memory, size);
-                    // SAFETY: the memory is the worker's, registered, and stays longer than the queue pair. It is reached by raw
-                    // pointers only, and not written by this process while messages are in flight. What the peer's memory is
-                    // overwritten with harms nobody: a target is plain bytes, which nobody refers to.
+                    // A separate path for single messages, which compiles to fewer instructions.
+                    let signaled = state.until_signal == 1 || list.last;
+                    let wr = state.advance(&list, 1, signaled);
+                    let message = state.cursor.message(memory, size);
+                    // SAFETY: the memory belongs to the worker, is registered, and outlives the queue pair. It is
+                    // accessed through raw pointers only, and this process does not write to it while messages are in
+                    // flight. The peer's target is plain bytes without references, so overwriting it is sound.
                     lane.queue.post(|batch| unsafe { operation.add(batch, wr, message) })?;
-                    flight.walk.step();
+                    state.cursor.step();
                 } else {
                     // SAFETY: as above.
-                    lane.queue.post(|batch| unsafe { flight.fill(batch, &list, operation, memory, size) })?;
+                    lane.queue.post(|batch| unsafe { state.fill(batch, &list, operation, memory, size) })?;
                 }
-                flight.posted += count;
+                state.posted += count;
                 self.posted += count;
                 self.posting -= usize::from(count == left);
             }
@@ -256,17 +251,17 @@ impl<'s, O: Operation> Sender<'s, O> {
         Ok(())
     }
 
-    /// Takes completions; how many there were.
+    /// Takes completions and returns their number.
     #[inline(always)]
     pub(super) fn reap<C: Known, R: Recorder>(&mut self, poller: &mut Poller<'_, C>, recorder: &mut R) -> Result<u32> {
         let (mut taken, mut result) = (0, Ok(()));
-        recorder.look();
-        poller.drain(|completion| {
+        recorder.begin_poll();
+        poller.poll_all(|completion| {
             result = self.take(&completion, recorder);
             taken += 1;
             if result.is_ok() && taken < REAP { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
-        if !R::ALONE && taken > 0 {
+        if !R::UNSUPERVISED && taken > 0 {
             self.shared.progress.fetch_add(u64::from(taken * self.cq_mod), Ordering::Relaxed);
         }
         result.map(|()| taken)
@@ -276,22 +271,22 @@ impl<'s, O: Operation> Sender<'s, O> {
     fn take(&mut self, completion: &WorkCompletion<'_>, recorder: &mut impl Recorder) -> Result<()> {
         completion.ok()?;
         let id = completion.wr_id();
-        let Some(flight) = self.flights.get_mut(id as usize).filter(|flight| flight.oldest < flight.next) else {
+        let Some(state) = self.states.get_mut(id as usize).filter(|state| state.oldest < state.next) else {
             return Err(unknown(id));
         };
-        let mask = flight.signaled.len() as u64 - 1;
-        let (stamp, messages) = flight.signaled[(flight.oldest & mask) as usize];
-        flight.oldest += 1;
-        flight.completed += u64::from(messages);
+        let mask = state.signaled.len() as u64 - 1;
+        let (stamp, messages) = state.signaled[(state.oldest & mask) as usize];
+        state.oldest += 1;
+        state.completed += u64::from(messages);
         self.completed += u64::from(messages);
         recorder.completed(stamp, self.completed);
         Ok(())
     }
 
-    /// Whether the run has to be wound up now.
+    /// Whether the run must stop posting now.
     #[inline]
-    pub(super) fn is_time<R: Recorder>(&self, stop: Stop, _recorder: &R) -> Result<bool> {
-        if let (Stop::Messages(_), true) = (stop, R::ALONE) {
+    pub(super) fn should_stop<R: Recorder>(&self, stop: Stop, _recorder: &R) -> Result<bool> {
+        if let (Stop::Messages(_), true) = (stop, R::UNSUPERVISED) {
             return Ok(false);
         }
         if self.shared.abort.load(Ordering::Relaxed) {
@@ -304,19 +299,19 @@ impl<'s, O: Operation> Sender<'s, O> {
     }
 }
 
-/// What is posted with one doorbell.
+/// Messages posted with one doorbell.
 struct List {
     id: u64,
-    /// When it is posted.
+    /// Post time.
     stamp: u64,
     cq_mod: u32,
     count: u64,
-    /// There is nothing to post after it.
+    /// Whether these are the last messages of the run.
     last: bool,
 }
 
-impl Flight {
-    /// Counts the next `count` messages, of which the last one is signaled, or none; the work request of the last one.
+impl SendState {
+    /// Accounts for the next `count` messages, whose last one may be signaled. Returns its work request.
     #[inline(always)]
     fn advance(&mut self, list: &List, count: u32, signaled: bool) -> WorkRequest {
         self.until_signal -= count;
@@ -334,7 +329,7 @@ impl Flight {
     /// Adds the messages of `list`.
     ///
     /// # Safety
-    /// That of [`Operation::add`], for all places that messages of `size` bytes take turns in.
+    /// The contract of [`Operation::add`], for all slots of messages of `size` bytes.
     #[inline]
     unsafe fn fill<I: Interface>(
         &mut self,
@@ -344,26 +339,26 @@ impl Flight {
         memory: &LaneMemory,
         size: u64,
     ) -> Result<(), PostError> {
-        let mut walk = self.walk;
+        let mut cursor = self.cursor;
         let mut left = list.count;
         while left > 0 {
-            // Until the next signaled one, so that not each message has to be asked whether it is.
-            let stretch = left.min(self.until_signal.into());
-            let signaled = stretch == u64::from(self.until_signal) || (list.last && stretch == left);
-            for _ in 0..stretch - u64::from(signaled) {
-                // SAFETY: the caller's contract.
-                unsafe { operation.add(batch, WorkRequest::new(list.id), walk.message(memory, size))? }
-                walk.step();
+            // Up to the next signaled message, so that the inner loop does not check each one.
+            let interval = left.min(self.until_signal.into());
+            let signaled = interval == u64::from(self.until_signal) || (list.last && interval == left);
+            for _ in 0..interval - u64::from(signaled) {
+                // SAFETY: the caller upholds the contract.
+                unsafe { operation.add(batch, WorkRequest::new(list.id), cursor.message(memory, size))? }
+                cursor.step();
             }
-            let wr = self.advance(list, stretch as u32, signaled);
+            let wr = self.advance(list, interval as u32, signaled);
             if signaled {
-                // SAFETY: the caller's contract.
-                unsafe { operation.add(batch, wr, walk.message(memory, size))? }
-                walk.step();
+                // SAFETY: the caller upholds the contract.
+                unsafe { operation.add(batch, wr, cursor.message(memory, size))? }
+                cursor.step();
             }
-            left -= stretch;
+            left -= interval;
         }
-        self.walk = walk;
+        self.cursor = cursor;
         Ok(())
     }
 }

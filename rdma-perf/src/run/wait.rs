@@ -1,118 +1,115 @@
-//! Waiting for completions.
+//! Waiting for completions, by polling or by events.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
-use rdma_safe::{CompletionChannel, CompletionQueue, Known, Poller};
+use rdma_safe::cq::Poller;
+use rdma_safe::interface::Known;
+use rdma_safe::{CompletionChannel, CompletionQueue};
 
 use super::alarm::Alarm;
 use crate::clock::Clock;
+use crate::interrupt::Interrupted;
 use crate::plan::{Metric, Plan};
 
-/// Looks that find nothing between two at the clock.
-const LOOKS: u32 = 1024;
-/// How often one who sleeps looks whether everything is to end.
-const NAP: Duration = Duration::from_millis(100);
-/// The same for one who does as perftest does. Each alarm takes as long as an eighth of a small message.
-const ALARM: Duration = Duration::from_secs(1);
+/// Empty polls between two checks of the clock.
+const POLLS_PER_CHECK: u32 = 1024;
+/// How often a sleeping thread checks whether to stop.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The same interval with `--compat perftest`. Each alarm takes as long as an eighth of a small message.
+const COMPAT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the threads of a run and the one that supervises them tell each other.
+/// State shared by the threads of a run and their supervisor.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// Everything is to end, unfinished.
+    /// Set when all threads are to fail at once.
     pub(crate) abort: AtomicBool,
-    /// The user wants no more messages.
+    /// Set when no more messages are to be posted.
     pub(crate) stop: AtomicBool,
-    /// Messages done by all threads.
+    /// Messages completed by all threads.
     pub(crate) progress: AtomicU64,
 }
 
-/// Ended because another thread or the peer failed, or the user wants it.
-#[derive(Debug, thiserror::Error)]
-#[error("interrupted")]
-pub(crate) struct Interrupted;
-
-/// Nothing has come for too long.
+/// Nothing has completed within `--timeout`.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no {what} for {seconds} s: the peer has stopped, is gone, or cannot be reached (firewall for UDP 4791, GID, MTU); --timeout \
      sets how long to wait"
 )]
-pub(super) struct Silence {
+pub(super) struct PeerTimeout {
     what: String,
     seconds: f64,
 }
 
-impl Silence {
+impl PeerTimeout {
     pub(super) fn new(what: &str, seconds: f64) -> Self {
-        Silence { what: what.to_owned(), seconds }
+        PeerTimeout { what: what.to_owned(), seconds }
     }
 }
 
-/// Waits between looks at the same completion queues, and gives up when nothing has happened for too long.
+/// Waits between polls of the same completion queues, and fails if nothing completes within the timeout.
 pub(super) struct Waiter<'s> {
     shared: &'s Shared,
-    /// Where who finds nothing sleeps.
+    /// Channel on which an idle thread sleeps.
     channel: Option<CompletionChannel>,
-    /// Instead of it, where an event is awaited before each look, needed or not, as perftest does.
-    before_looks: Option<CompletionChannel>,
-    /// Sees to it that reading the channel, which blocks, ends. Without one the channel does not block.
+    /// Channel on which an event is awaited before each poll, as perftest does; then `channel` is `None`.
+    event_before_poll: Option<CompletionChannel>,
+    /// Interrupts blocking reads of the channel. Without an alarm the channel does not block.
     alarm: Option<Alarm>,
     yield_cpu: bool,
     clock: Clock,
-    patience: Duration,
-    /// Looks that found nothing since one did.
-    idle: u32,
-    /// When the first of them was, in ticks.
-    since: u64,
-    /// The queues report the next completion.
+    timeout: Duration,
+    /// Empty polls since the last completion.
+    empty_polls: u32,
+    /// Time of the first empty poll, in ticks.
+    idle_since: u64,
+    /// Whether the queues report their next completion.
     armed: bool,
-    /// Arm them at each event, as they are going to be found empty before the next sleep.
+    /// Whether to arm the queues right after each event, because they are polled empty before the next sleep.
     rearm: bool,
 }
 
 impl<'s> Waiter<'s> {
-    /// For queues that report over the channel of `cq`, if they are to.
+    /// For queues that report events on the channel of `cq`, if it has one.
     pub(super) fn new(plan: &Plan, cq: &CompletionQueue, clock: Clock, shared: &'s Shared) -> Result<Self> {
         let as_perftest = plan.compat && plan.events;
         let channel = cq.channel().cloned();
         let alarm = match &channel {
             None => None,
-            Some(_) if as_perftest => Some(Alarm::new(ALARM)?),
-            // Where the user may have no more timers, each sleep takes a system call more.
-            Some(_) => Alarm::new(NAP).ok(),
+            Some(_) if as_perftest => Some(Alarm::new(COMPAT_CHECK_INTERVAL)?),
+            // If the user's timers are exhausted, each sleep takes one more system call.
+            Some(_) => Alarm::new(CHECK_INTERVAL).ok(),
         };
         channel.as_ref().map_or(Ok(()), |channel| channel.set_blocking(alarm.is_some()))?;
-        let (channel, before_looks) = if as_perftest { (None, channel) } else { (channel, None) };
+        let (channel, event_before_poll) = if as_perftest { (None, channel) } else { (channel, None) };
         Ok(Waiter {
             shared,
             channel,
-            before_looks,
+            event_before_poll,
             alarm,
             yield_cpu: plan.yield_cpu,
             clock,
-            patience: plan.patience,
-            idle: 0,
-            since: 0,
+            timeout: plan.timeout,
+            empty_polls: 0,
+            idle_since: 0,
             armed: false,
-            // With one message in flight they are often not looked at again before the next one.
+            // With one message in flight, the queues are often not polled again before the next message.
             rearm: plan.metric == Metric::Bw,
         })
     }
 
-    /// Comes before a look at a queue: where events are awaited as perftest does, in order to be compared with it, waits for one
-    /// and arms the queue again. `false` when `over` says that there is nothing more to wait for. The queues have to be armed
-    /// before the first message.
+    /// Called before a poll. With `--compat perftest --events` it waits for an event and arms the queue again, as
+    /// perftest does. Returns `false` once `over` returns true. The queues must be armed before the first message.
     #[inline(always)]
-    pub(super) fn event<C: Known>(
+    pub(super) fn wait_for_event<C: Known>(
         &mut self,
         poller: &mut Poller<'_, C>,
         what: &str,
         over: impl Fn() -> bool,
     ) -> Result<bool> {
         // As many system calls as perftest makes.
-        while let Some(channel) = &self.before_looks {
+        while let Some(channel) = &self.event_before_poll {
             if channel.try_event()?.is_some() {
                 poller.arm(false)?;
                 break;
@@ -120,58 +117,58 @@ impl<'s> Waiter<'s> {
             if over() {
                 return Ok(false);
             }
-            self.interrupted(what)?;
+            self.woken_without_event(what)?;
         }
         Ok(true)
     }
 
-    /// Something was found.
+    /// Resets the timeout after a completion.
     #[inline]
-    pub(super) fn found(&mut self) {
-        self.idle = 0;
+    pub(super) fn reset(&mut self) {
+        self.empty_polls = 0;
     }
 
-    /// Whether who finds nothing is to sleep, and not to look again and again.
+    /// Whether an idle thread sleeps instead of polling.
     #[inline]
-    pub(super) fn sleeps(&self) -> bool {
+    fn sleeps(&self) -> bool {
         self.channel.is_some()
     }
 
-    /// Nothing was found by `pollers`: waits a little, or until they report something. `what` is waited for.
+    /// Waits after an empty poll, until the next poll or event. `what` describes the awaited completion in errors.
     #[inline]
-    pub(super) fn nothing<C: Known>(&mut self, pollers: &mut [&mut Poller<'_, C>], what: &str) -> Result<()> {
+    pub(super) fn wait<C: Known>(&mut self, pollers: &mut [&mut Poller<'_, C>], what: &str) -> Result<()> {
         if self.sleeps() { self.sleep(pollers, what) } else { self.spin(what) }
     }
 
-    /// Nothing was found: waits a little.
+    /// Waits briefly after an empty poll.
     #[inline]
-    pub(super) fn spin(&mut self, what: &str) -> Result<()> {
+    fn spin(&mut self, what: &str) -> Result<()> {
         if self.yield_cpu {
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();
         }
-        self.idle += 1;
-        if self.idle % LOOKS == 0 { self.check(what) } else { Ok(()) }
+        self.empty_polls += 1;
+        if self.empty_polls % POLLS_PER_CHECK == 0 { self.check(what) } else { Ok(()) }
     }
 
-    /// Nothing was found by `pollers`: waits until they report something.
+    /// Sleeps until `pollers` report an event. The first call only arms them.
     #[inline]
     pub(super) fn sleep<C: Known>(&mut self, pollers: &mut [&mut Poller<'_, C>], what: &str) -> Result<()> {
         if !self.armed {
-            // What completed before that causes no event, and has to be looked for once more.
+            // Completions from before arming cause no event, so another poll is needed.
             return self.arm(pollers);
         }
         let reported = match &self.channel {
             Some(channel) if self.alarm.is_some() => channel.try_event()?.is_some(),
-            Some(channel) => channel.wait(NAP)?.is_some(),
+            Some(channel) => channel.wait(CHECK_INTERVAL)?.is_some(),
             None => false,
         };
         if !reported {
-            return self.interrupted(what);
+            return self.woken_without_event(what);
         }
         self.armed = false;
-        // Who finds nothing next can then sleep without another look.
+        // The next sleep then needs no arming and no extra poll.
         if self.rearm { self.arm(pollers) } else { Ok(()) }
     }
 
@@ -184,10 +181,10 @@ impl<'s> Waiter<'s> {
         Ok(())
     }
 
-    /// A wait ended without an event.
+    /// Called when a wait ended without an event.
     #[cold]
-    fn interrupted(&mut self, what: &str) -> Result<()> {
-        self.idle += LOOKS;
+    fn woken_without_event(&mut self, what: &str) -> Result<()> {
+        self.empty_polls += POLLS_PER_CHECK;
         self.check(what)
     }
 
@@ -197,14 +194,14 @@ impl<'s> Waiter<'s> {
             return Err(Interrupted.into());
         }
         let now = self.clock.now();
-        if self.idle <= LOOKS {
-            self.since = now;
+        if self.empty_polls <= POLLS_PER_CHECK {
+            self.idle_since = now;
         }
-        if self.clock.nanos(now.saturating_sub(self.since)) > self.patience.as_nanos() as f64 {
-            return Err(Silence::new(what, self.patience.as_secs_f64()).into());
+        if self.clock.nanos(now.saturating_sub(self.idle_since)) > self.timeout.as_nanos() as f64 {
+            return Err(PeerTimeout::new(what, self.timeout.as_secs_f64()).into());
         }
-        // Not to wrap around; the first looks are counted apart.
-        self.idle = LOOKS;
+        // Avoids overflow. The next check still finds more than one interval of empty polls.
+        self.empty_polls = POLLS_PER_CHECK;
         Ok(())
     }
 }

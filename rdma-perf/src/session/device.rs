@@ -1,4 +1,4 @@
-//! The device that an end uses, and what a report says of it.
+//! The device of an end, and its description for reports.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
@@ -6,58 +6,57 @@ use std::net::{IpAddr, Ipv6Addr};
 use anyhow::{Context as _, Result, bail};
 use rdma_safe::{Context, Device, Gid, InitOptions, LinkLayer, PortState, ProtectionDomain};
 
-use crate::cli::DeviceArgs;
-use crate::rdmacm::Place;
+use crate::endpoint::cm::DevicePort;
 use crate::report::Host;
 
 /// An opened device with a port to use.
 #[derive(Clone)]
-pub(crate) struct Opened {
+pub(crate) struct OpenDevice {
     pub(crate) pd: ProtectionDomain,
     pub(crate) init: InitOptions,
-    /// Address of the GID, where that is one of IP.
+    /// IP address of the GID, if it has one.
     pub(crate) ip: Option<IpAddr>,
     pub(crate) host: Host,
 }
 
-impl Opened {
-    pub(crate) fn place(&self) -> Place<'_> {
-        Place { device: &self.host.device, port: self.host.port }
+impl OpenDevice {
+    pub(crate) fn device_port(&self) -> DevicePort<'_> {
+        DevicePort { device: &self.host.device, port: self.host.port }
     }
 
-    pub(crate) fn open(args: &DeviceArgs) -> Result<Self> {
-        let wish = args.device.clone().or_else(|| std::env::var("RDMA_DEVICE").ok());
-        let is_asked_for = wish.is_some_and(|name| name.starts_with("soft"));
-        if rdma_safe::soft::install_for(args.device.as_deref()) && !is_asked_for {
-            eprintln!("rdma-perf: no RDMA device here: running on soft0, the software RNIC of this library");
+    pub(crate) fn open(device: Option<&str>, ib_port: u8, gid_index: Option<u32>) -> Result<Self> {
+        let requested = device.map(str::to_owned).or_else(|| std::env::var("RDMA_DEVICE").ok());
+        let is_requested = requested.is_some_and(|name| name.starts_with("soft"));
+        if rdma_safe::soft::install_for(device) && !is_requested {
+            eprintln!("rdma-perf: no RDMA device found: using soft0, the software RNIC of this library");
         }
-        let context = match &args.device {
+        let context = match device {
             Some(name) => Device::by_name(name)?.open()?,
-            None => first_active(args.ib_port)?,
+            None => first_active(ib_port)?,
         };
-        let port = context.query_port(args.ib_port)?;
+        let port = context.query_port(ib_port)?;
         if port.state() != PortState::ACTIVE {
             bail!(
-                "port {} of {} is {}: bring the link up; `rdma-perf doctor` looks for the reason",
-                args.ib_port,
+                "port {} of {} is {}: bring the link up, or run `rdma-perf doctor` to find the reason",
+                ib_port,
                 context.device_name(),
                 port.state()
             );
         }
-        let mut init = InitOptions::default().port(args.ib_port);
-        let gid = match args.gid_index {
+        let mut init = InitOptions::default().port(ib_port);
+        let gid = match gid_index {
             Some(index) => {
                 init = init.gid_index(index);
-                Some(context.gid(args.ib_port, index)?)
+                Some(context.gid(ib_port, index)?)
             }
-            None => context.recommended_gid(args.ib_port).ok(),
+            None => context.recommended_gid(ib_port).ok(),
         };
         let host = Host {
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             cpu: cpu(),
             device: context.device_name().to_owned(),
-            port: args.ib_port,
+            port: ib_port,
             link_layer: port.link_layer().to_string(),
             gid: gid.map_or_else(String::new, |entry| entry.gid.to_string()),
             mtu: port.active_mtu().bytes().unwrap_or(0),
@@ -66,11 +65,11 @@ impl Opened {
         };
         let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
         let ip = gid.filter(|_| is_ethernet).and_then(|entry| address_of(entry.gid));
-        Ok(Opened { pd: context.alloc_pd()?, init, ip, host })
+        Ok(OpenDevice { pd: context.alloc_pd()?, init, ip, host })
     }
 }
 
-/// The address that a GID of RoCE is made of. One of the link alone is of no use to a peer, which would have to name its interface.
+/// The IP address of a RoCE GID. A link-local address is of no use to the peer, which would need its interface.
 fn address_of(gid: Gid) -> Option<IpAddr> {
     let address = Ipv6Addr::from(gid);
     match gid.ipv4() {
@@ -90,7 +89,7 @@ fn first_active(port: u8) -> Result<Context> {
         }
     }
     if why.is_empty() {
-        // Says what to do when there is none.
+        // Without any device, this error has the advice.
         Device::first().map(|_| ())?;
     }
     bail!("no device has an active port; `rdma-perf doctor` says what is missing ({})", why.join("; "))
@@ -102,7 +101,7 @@ fn cpu() -> String {
     model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// Most memory that this process has had resident, in bytes.
+/// Peak resident memory of this process, in bytes.
 pub(crate) fn peak_resident() -> Result<u64> {
     let status = fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

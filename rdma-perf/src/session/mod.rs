@@ -1,8 +1,9 @@
-//! A test from its first word to its last, at each end.
+//! Both ends of a test: set-up, runs, and the connection over which they agree.
 
 pub(crate) mod client;
-mod crew;
-mod device;
+pub(crate) mod connect;
+mod control;
+pub(crate) mod device;
 pub(crate) mod server;
-
-pub(crate) use device::Opened;
+mod summary;
+mod threads;

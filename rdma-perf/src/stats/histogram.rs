@@ -1,20 +1,21 @@
-//! Latencies in constant memory.
+//! A latency histogram in constant memory.
 
 use hdrhistogram::Histogram;
 
 use crate::clock::Clock;
-use crate::report::{Latency, Percentile};
+use crate::stats::values::{Latency, Percentile};
 
-/// The longest latency that is told from longer ones: an hour.
+/// Upper bound of the histogram, one hour. Longer latencies are recorded as this.
 const MAX_NANOS: u64 = 3_600_000_000_000;
 
-/// A histogram of latencies with three significant digits, however many they are.
+/// A histogram of latencies with three significant digits, of constant size.
 #[derive(Clone, Debug)]
 pub(crate) struct Latencies(Histogram<u64>);
 
 impl Latencies {
     pub(crate) fn new() -> Self {
-        let histogram = Histogram::new_with_bounds(1, MAX_NANOS, 3).expect("bounds and digits that the crate allows");
+        let histogram =
+            Histogram::new_with_bounds(1, MAX_NANOS, 3).expect("bounds and digits are in the range of the crate");
         Latencies(histogram)
     }
 
@@ -24,29 +25,30 @@ impl Latencies {
     }
 
     pub(crate) fn add(&mut self, other: &Latencies) {
-        // Cannot fail between histograms of the same bounds.
+        // Histograms of the same bounds can always be added.
         let _ = self.0.add(&other.0);
     }
 
-    /// Ticks between successive moments, each divided by `divisor`.
-    pub(crate) fn of_moments(moments: &[u64], clock: Clock, divisor: f64) -> Self {
+    /// Latencies from the differences of successive timestamps, each divided by `divisor`.
+    pub(crate) fn of_timestamps(timestamps: &[u64], clock: Clock, divisor: f64) -> Self {
         let mut latencies = Latencies::new();
-        for pair in moments.windows(2) {
+        for pair in timestamps.windows(2) {
             latencies.record((clock.nanos(pair[1] - pair[0]) / divisor) as u64);
         }
         latencies
     }
 
-    /// `None` without samples.
+    /// Summarizes the samples. `None` if there are none.
     pub(crate) fn summary(&self, definition: &str, percents: &[f64]) -> Option<Latency> {
         if self.0.is_empty() {
             return None;
         }
         let count = self.0.len() as f64;
-        // One sample at least has to lie beyond it; of fewer it would be the longest under another name.
+        // At least one sample must lie beyond a percentile. Otherwise it would be the maximum under another name.
         let is_supported = |percent: f64| percent >= 100.0 || (1.0 - percent / 100.0) * count > 1.0 - 1e-6;
         let percentile = |percent: &f64| {
-            // By rank, rounded up; 99.9 % of 1000 is 999, and not a little more.
+            // By rank, rounded up. The subtraction keeps the rank of 99.9 % of 1000 samples at 999 despite rounding
+            // errors.
             let rank = (percent / 100.0 * count - 1e-6).ceil().max(1.0);
             Percentile { percent: *percent, nanoseconds: self.0.value_at_quantile((rank - 0.5) / count) as f64 }
         };
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_of_ranks() {
+    fn percentiles_are_computed_by_rank() {
         let mut latencies = Latencies::new();
         (1..=1000).for_each(|nanos| latencies.record(nanos));
         let summary = latencies.summary("x", &[50.0, 99.0, 99.9, 100.0]).unwrap();
@@ -78,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn few_samples_have_no_high_percentiles() {
+    fn few_samples_support_no_high_percentiles() {
         let mut latencies = Latencies::new();
         (1..=50).for_each(|nanos| latencies.record(nanos));
         let summary = latencies.summary("x", &[50.0, 98.0, 99.0, 100.0]).unwrap();
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_counts_as_the_longest() {
+    fn latencies_beyond_the_bound_are_counted() {
         let mut latencies = Latencies::new();
         latencies.record(u64::MAX);
         latencies.record(0);

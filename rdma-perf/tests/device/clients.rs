@@ -1,4 +1,4 @@
-//! A server in a process of its own, and its clients.
+//! A server in its own process, and its clients.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ fn a_server_ends_after_its_only_client() {
 }
 
 #[test]
-fn a_server_serves_two_clients_at_once() {
+fn a_server_serves_two_clients_concurrently() {
     let Some(rdma) = device() else { return };
     let server = rdma.server("");
     let long = rdma.start(&server.client("write bw", "--size 1K --duration 15s --validate --format json --events"));
@@ -37,23 +37,23 @@ fn a_server_serves_two_clients_at_once() {
     assert!(long.counts("/messages")[0] > 0 && long.number("/seconds") > 14.9);
     assert_eq!(long.counts("/validated"), [4]);
     assert!(log.contains("send lat"), "{log}");
-    assert!(log.matches("done").count() <= 1, "the first one was still at it: {log}");
+    assert!(log.matches("done").count() <= 1, "the first test was still running: {log}");
     server.running.wait_for_error("done");
 }
 
 #[test]
-fn ctrl_c_keeps_what_was_measured() {
+fn ctrl_c_keeps_the_results_so_far() {
     let Some(rdma) = device() else { return };
     let scratch = Scratch::new();
     let file = scratch.path("results.json");
     let server = rdma.server("");
     const SIZES: usize = 100;
     for test in ["write bw", "send lat"] {
-        // More than the machine can be late to interrupt.
+        // More sizes than the test needs to deliver the signal.
         let sizes = (64..64 + SIZES).map(|size| size.to_string()).collect::<Vec<_>>().join(",");
         let options = format!("--size {sizes} --duration 700ms --yield --format csv --output {}", file.display());
         let client = rdma.start(&server.client(test, &options));
-        // The row of the first size.
+        // Waits for the row of the first size.
         client.wait_for_output(",64,");
         client.signal(Signal::INT);
         let output = client.output_within(DEADLINE);
@@ -61,7 +61,7 @@ fn ctrl_c_keeps_what_was_measured() {
         let report = Report::load(&file);
         let sizes = report.counts("/size");
         assert!(!sizes.is_empty() && sizes.len() < SIZES && sizes[0] == 64, "{test}: {sizes:?}");
-        assert!(report.rows()[0]["seconds"].as_f64().unwrap() > 0.69, "{test}: the first size is whole");
+        assert!(report.rows()[0]["seconds"].as_f64().unwrap() > 0.69, "{test}: the first size is complete");
         assert_eq!(output.stdout.lines().count(), 1 + sizes.len(), "{test}: {}", output.stdout);
         std::fs::remove_file(&file).unwrap();
     }
@@ -69,7 +69,7 @@ fn ctrl_c_keeps_what_was_measured() {
 }
 
 #[test]
-fn a_client_that_is_killed_takes_nothing_with_it() {
+fn a_server_survives_killed_clients() {
     let Some(rdma) = device() else { return };
     let server = rdma.server("");
     for test in ["write bw", "send bw", "write lat"] {
@@ -79,7 +79,7 @@ fn a_client_that_is_killed_takes_nothing_with_it() {
         client.signal(Signal::KILL);
         drop(client);
     }
-    // One reason for each, whatever comes first: the connection that broke, or work that failed.
+    // One reason for each client: a closed connection or failed work, whichever comes first.
     let start = Instant::now();
     loop {
         let errors = server.running.errors();

@@ -1,4 +1,4 @@
-//! How queue pairs are connected, and the way there.
+//! Set-up of connections.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::support::{DEADLINE, Server, device};
 
 #[test]
-fn a_connection_is_as_it_was_asked_for() {
+fn connection_options_are_applied() {
     let Some(rdma) = device() else { return };
     let options = "--sl 3 --tclass 0x68 --qp-timeout 100ms --retry-count 3 --rnr-retry 6 --mtu 512";
     for test in ["write bw", "send lat", "read bw"] {
@@ -24,23 +24,23 @@ fn a_connection_is_as_it_was_asked_for() {
 }
 
 #[test]
-fn retries_are_counted() {
+fn exhausted_rnr_retries_are_an_error() {
     let Some(rdma) = device() else { return };
-    // Of so many sends, some find no receive.
+    // With this many sends, some arrive without a receive.
     let load = "send bw --loopback --size 64 --rx-depth 2 --tx-depth 128 --iters 20000 --timeout 60s";
     rdma.run(&format!("{load} --rnr-retry 0")).failure(1, &["RNR"]);
 }
 
-/// What the server says to a plan of another client.
-pub(crate) fn answer(server: &Server, plan: &Value, host: &Value) -> String {
-    greet(server, plan, host).1
+/// Sends a plan as another client would, and returns the server's reply.
+pub(crate) fn send_plan(server: &Server, plan: &Value, host: &Value) -> String {
+    send_hello(server, plan, host).1
 }
 
-/// The same, with the connection.
-pub(crate) fn greet(server: &Server, plan: &Value, host: &Value) -> (TcpStream, String) {
+/// Like [`send_plan`], and returns the connection as well.
+pub(crate) fn send_hello(server: &Server, plan: &Value, host: &Value) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
-    tell(&mut stream, &json!({"Hello": {"protocol": 4, "version": "0", "plan": plan, "host": host}}));
+    send_message(&mut stream, &json!({"Hello": {"protocol": 4, "version": "0", "plan": plan, "host": host}}));
     let mut len = [0; 4];
     stream.read_exact(&mut len).unwrap();
     let mut text = vec![0; u32::from_le_bytes(len) as usize];
@@ -48,29 +48,29 @@ pub(crate) fn greet(server: &Server, plan: &Value, host: &Value) -> (TcpStream, 
     (stream, String::from_utf8(text).unwrap())
 }
 
-pub(crate) fn tell(stream: &mut TcpStream, message: &Value) {
+pub(crate) fn send_message(stream: &mut TcpStream, message: &Value) {
     let message = message.to_string();
     stream.write_all(&(message.len() as u32).to_le_bytes()).unwrap();
     stream.write_all(message.as_bytes()).unwrap();
 }
 
 #[test]
-fn a_server_refuses_what_no_queue_pair_has() {
+fn a_server_refuses_values_out_of_range() {
     let Some(rdma) = device() else { return };
     let server = rdma.server("");
     let report = rdma.run(&server.client("write bw", "--size 64 --iters 5 --format json")).report();
     let (plan, host) = (report.at("/plan"), report.at("/client"));
-    assert!(answer(&server, plan, host).contains("Accepted"));
+    assert!(send_plan(&server, plan, host).contains("Accepted"));
     for (field, value, reason) in [
         ("/connection/service_level", json!(16), "service level"),
         ("/connection/timeout", json!(32), "timeout"),
         ("/connection/retries", json!(8), "retries"),
         ("/pinning/server", json!([5000]), "processors"),
-        ("/pinning/server", json!([1023]), "is not there"),
+        ("/pinning/server", json!([1023]), "does not exist"),
     ] {
         let mut plan = plan.clone();
         *plan.pointer_mut(field).unwrap() = value;
-        let answer = answer(&server, &plan, host);
+        let answer = send_plan(&server, &plan, host);
         assert!(answer.contains("Failed") && answer.contains(reason), "{field}: {answer}");
     }
     rdma.run(&server.client("write bw", "--size 64 --iters 5")).success();
@@ -79,14 +79,14 @@ fn a_server_refuses_what_no_queue_pair_has() {
 }
 
 #[test]
-fn ctrl_c_ends_a_client_whose_server_does_not_answer() {
+fn ctrl_c_ends_a_client_whose_server_does_not_reply() {
     let Some(rdma) = device() else { return };
     for test in ["write bw", "send lat --compat perftest"] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let client = rdma.start(&format!("{test} 127.0.0.1 --port {port}"));
         let mut stream = listener.accept().unwrap().0;
-        // It waits for an answer now.
+        // The client now waits for a reply.
         stream.read_exact(&mut [0; 4]).unwrap();
         client.signal(Signal::INT);
         let output = client.output_within(DEADLINE);

@@ -1,4 +1,4 @@
-//! Where threads run, and how busy they keep processors.
+//! Pinning and processor time.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::support::{DEADLINE, Running, device};
 
-/// The processors that a thread of this name may run on.
+/// The processors that the thread `name` may run on.
 fn allowed(process: &Running, name: &str) -> Option<String> {
     let tasks = fs::read_dir(format!("/proc/{}/task", process.pid())).unwrap();
     let named = |path: &std::path::PathBuf| fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name);
@@ -18,7 +18,7 @@ fn allowed(process: &Running, name: &str) -> Option<String> {
 }
 
 #[test]
-fn threads_run_where_they_were_pinned() {
+fn threads_run_on_the_processors_they_are_pinned_to() {
     let Some(rdma) = device() else { return };
     for (serving, options) in [("", "--cpu 0 --server-cpu 0"), ("--cpu 0", "--cpu 0")] {
         let server = rdma.server(serving);
@@ -41,9 +41,9 @@ fn threads_run_where_they_were_pinned() {
 }
 
 #[test]
-fn a_processor_that_is_not_there_is_said_to_be_missing() {
+fn a_missing_processor_is_an_error() {
     let Some(rdma) = device() else { return };
-    let missing = "processor 1000 is not there";
+    let missing = "processor 1000 does not exist";
     rdma.run("write bw --loopback --cpu 1000").failure(1, &["--cpu: ", missing]);
     rdma.run("server --port 0 --cpu 1000").failure(1, &["--cpu: ", missing]);
     let server = rdma.server("--cpu 0");
@@ -54,7 +54,7 @@ fn a_processor_that_is_not_there_is_said_to_be_missing() {
 }
 
 #[test]
-fn processor_time_is_that_of_each_end() {
+fn each_end_reports_its_own_processor_time() {
     let Some(rdma) = device() else { return };
     let server = rdma.server("");
     for (test, busy) in [("send bw", true), ("write bw", false)] {
@@ -67,10 +67,10 @@ fn processor_time_is_that_of_each_end() {
             assert!(number("seconds") > 0.9, "{test}: {end}");
             let is_idle = end == "server" && !busy;
             if is_idle && rdma.is_soft() {
-                // What an RNIC writes, its library does.
+                // On soft0 the library of the server's process performs the writes, on an RNIC the device does.
                 continue;
             }
-            // Two who poll share the processors of the machine.
+            // Two polling processes share the processors of the machine.
             assert!(if is_idle { share < 0.2 } else { share > 0.1 && share < 1.2 }, "{test}: {end} {share}");
         }
     }

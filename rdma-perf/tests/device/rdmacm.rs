@@ -1,4 +1,4 @@
-//! Queue pairs that are connected by address.
+//! Queue pairs connected by librdmacm.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use rdma_safe::cm::{Cause, CmError, Connector, RejectReason};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::connection::{greet, tell};
+use crate::connection::{send_hello, send_message};
 use crate::support::{DEADLINE, device_with_cm};
 
 #[test]
-fn each_test_runs_over_queue_pairs_that_rdmacm_has_connected() {
+fn each_test_runs_over_rdmacm_connections() {
     let Some(rdma) = device_with_cm() else { return };
     let count = "--rdma-cm --iters 60 --yield";
     for test in [
@@ -36,13 +36,13 @@ fn each_test_runs_over_queue_pairs_that_rdmacm_has_connected() {
 }
 
 #[test]
-fn a_server_is_connected_to_by_many_clients_at_a_time() {
+fn a_server_accepts_several_clients_concurrently() {
     let Some(rdma) = device_with_cm() else { return };
     let server = rdma.server("");
     let options = "-R --size 64 --iters 50 --yield --sl 3 --tclass 0x68 --qp-timeout 100ms --retry-count 3 --mtu 512";
     let client = |test: &str| rdma.start(&server.client(test, &format!("{options} --validate --format json")));
     let clients = ["write bw", "read lat", "send bw"].map(client);
-    // One that is connected otherwise does not mind them.
+    // A client without --rdma-cm is not affected.
     let other = rdma.start(&server.client("write bw", "--size 64 --iters 50 --yield"));
     for client in clients {
         let report = client.output().report();
@@ -57,7 +57,7 @@ fn a_server_is_connected_to_by_many_clients_at_a_time() {
 }
 
 #[test]
-fn ctrl_c_and_death_end_a_set_up_by_rdmacm() {
+fn ctrl_c_or_a_killed_peer_ends_a_set_up_by_rdmacm() {
     let Some(rdma) = device_with_cm() else { return };
     let server = rdma.server("");
     let many = "-R --qps 400 --tx-depth 16 --size 64 --duration 20s --quiet";
@@ -77,22 +77,22 @@ fn ctrl_c_and_death_end_a_set_up_by_rdmacm() {
 }
 
 #[test]
-fn strangers_are_turned_away() {
+fn requests_without_the_token_are_rejected() {
     let Some(rdma) = device_with_cm() else { return };
     let server = rdma.server("");
     let report = rdma.run(&server.client("write bw", "-R --size 64 --iters 5 --format json")).report();
-    let (mut stream, answer) = greet(&server, report.at("/plan"), report.at("/client"));
+    let (mut stream, answer) = send_hello(&server, report.at("/plan"), report.at("/client"));
     let answer: Value = serde_json::from_str(&answer).unwrap();
     let accepted = &answer["Accepted"];
     let address: SocketAddr = accepted["meeting"]["address"].as_str().unwrap().parse().unwrap();
-    // One has asked, and is gone before the server looks.
+    // A client sends a request and is gone before the server handles it.
     let hasty = Connector::new().timeout(Duration::from_millis(50)).connect(address).unwrap_err();
     assert!(
         matches!(&hasty, Error::Cm(CmError::Connect(error)) if matches!(error.cause, Cause::Timeout(_))),
         "{hasty}"
     );
-    // Queue pairs like its own; the server waits for them now.
-    tell(&mut stream, &json!({"Connect": {"workers": accepted["workers"]}}));
+    // The client's addresses do not matter here. The server now waits for its connections.
+    send_message(&mut stream, &json!({"Connect": {"workers": accepted["workers"]}}));
     for _ in 0..2 {
         match Connector::new().connect(address) {
             Err(Error::Cm(CmError::Connect(error))) => {
@@ -104,7 +104,7 @@ fn strangers_are_turned_away() {
     }
     drop(stream);
     rdma.run(&server.client("write bw", "-R --size 64 --iters 5")).success();
-    // Nobody listens there any more.
+    // The listener is gone.
     assert!(Connector::new().connect(address).is_err());
     let log = server.running.errors();
     assert!(log.contains("#2 ") && log.contains("closed the control connection"), "{log}");

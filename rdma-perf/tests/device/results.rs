@@ -1,4 +1,4 @@
-//! The forms of results, and perftest's.
+//! Result formats, and perftest's columns.
 
 use crate::support::{Report, Scratch, device};
 
@@ -13,11 +13,11 @@ fn csv_has_a_field_for_each_column() {
     assert_eq!((of(first, "size"), of(second, "size")), ("64".into(), "128".into()));
     assert_eq!((of(first, "label"), of(first, "messages")), ("run".into(), "20".into()));
     assert!(of(first, "bytes_per_second").parse::<f64>().unwrap() > 0.0);
-    assert_eq!(output.stderr, "", "--quiet leaves nothing but the results");
+    assert_eq!(output.stderr, "", "--quiet prints only the results");
 }
 
 #[test]
-fn json_says_who_measured_what() {
+fn json_describes_both_ends_and_the_test() {
     let Some(rdma) = device() else { return };
     let report = rdma.measure("send lat --size 64 --iters 20 --percentiles 25,99.5 --label one");
     assert_eq!(report.at("/label"), "one");
@@ -25,7 +25,7 @@ fn json_says_who_measured_what() {
     assert_eq!(report.at("/client/device"), report.at("/server/device"));
     let percentiles = report.row().pointer("/latency/percentiles").unwrap().as_array().unwrap();
     let has = |percent: f64| percentiles.iter().any(|each| each["percent"] == percent);
-    assert!(has(25.0) && !has(99.5), "of 20 samples none lies beyond 99.5 %: {percentiles:?}");
+    assert!(has(25.0) && !has(99.5), "20 samples have none beyond 99.5 %: {percentiles:?}");
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_table_has_a_line_for_each_size() {
 }
 
 #[test]
-fn results_are_kept_and_drawn() {
+fn results_are_written_and_drawn() {
     let Some(rdma) = device() else { return };
     let scratch = Scratch::new();
     let path = |name: &str| scratch.path(name).display().to_string();
@@ -53,7 +53,7 @@ fn results_are_kept_and_drawn() {
     assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 3);
     rdma.run(&format!("{run} --output {} --label other", path("b.json"))).success();
     let both = path("both.svg");
-    // Without a device: it takes none.
+    // Run without a device, which plotting does not need.
     let mut plot = std::process::Command::new(env!("CARGO_BIN_EXE_rdma-perf"));
     let status = plot.args(["plot", &json, &path("b.json"), "--output", &both]).status().unwrap();
     assert!(status.success());
@@ -66,14 +66,14 @@ fn results_are_kept_and_drawn() {
     let mut plot = std::process::Command::new(env!("CARGO_BIN_EXE_rdma-perf"));
     assert!(plot.args(["plot", &json, &path("later.json"), "--output", &both]).status().unwrap().success());
     let text = std::fs::read_to_string(&both).unwrap();
-    assert!(text.contains("later"), "runs without a label are called by their files: {text}");
+    assert!(text.contains("later"), "runs without a label are named after their files: {text}");
     let nowhere = rdma.run(&format!("{run} --plot {}", path("missing/a.svg")));
     assert_eq!(nowhere.failure(1, &["cannot write", "missing/a.svg"]).matches("MTU").count(), 0);
     let early = rdma.run(&format!("{run} --output {}", path("a.txt")));
-    assert_eq!(early.failure(1, &[".json or .csv"]).matches("MTU").count(), 0, "before anything is measured");
+    assert_eq!(early.failure(1, &[".json or .csv"]).matches("MTU").count(), 0, "the error comes before the run");
 }
 
-/// Two lines at the beginning: titles and figures, as many.
+/// Splits a header and a row of the same columns into titles and numbers.
 #[track_caller]
 fn check_table(text: &str, titles: &[&str], size: &str, iterations: &str) {
     let mut lines = text.lines();
@@ -102,7 +102,7 @@ const LATENCY: [&str; 9] = [
 ];
 
 #[test]
-fn perftests_columns_are_printed_for_what_it_measures() {
+fn compat_prints_perftests_columns() {
     let Some(rdma) = device() else { return };
     for (test, size) in [
         ("send lat", "2"),
@@ -124,17 +124,17 @@ fn perftests_columns_are_printed_for_what_it_measures() {
 }
 
 #[test]
-fn perftests_figures_are_of_the_messages_of_the_run() {
+fn perftests_figures_agree_with_the_run() {
     let Some(rdma) = device() else { return };
     let report = rdma.measure("read lat --compat perftest --iters 50");
     let perftest = |name: &str| report.number(&format!("/perftest/latency/{name}"));
     assert!(perftest("min") <= perftest("typical") && perftest("typical") <= perftest("max"));
-    // Its maximum leaves out the slowest.
+    // perftest's maximum leaves out the slowest message.
     assert!(perftest("max") * 1e3 <= report.number("/latency/max") * 1.01);
     let report = rdma.measure("write bw --compat perftest --iters 50 --size 1K");
     let perftest = |name: &str| report.number(&format!("/perftest/bandwidth/{name}"));
     let (rate, own) = (perftest("message_rate") * 1e6, report.number("/bandwidth/message_rate"));
-    // Its time is from the post to the last completion, ours from just before to just after.
+    // perftest's time is from the first post to the last completion, ours from just before to just after.
     assert!(rate >= own * 0.999, "{rate} and {own}");
     assert!((perftest("average") * f64::from(1 << 20) / (rate * 1024.0) - 1.0).abs() < 1e-3);
     rdma.run("write bw --loopback --compat perftest --duration 1s").failure(2, &["--iters"]);

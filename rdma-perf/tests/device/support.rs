@@ -1,4 +1,4 @@
-//! The device, and the tool run on it with time limits.
+//! Runs the tool on the device under test, with time limits.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -13,21 +13,21 @@ use rdma_safe::{Device, PortState};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Longest wait for anything that is bound to happen, on an emulated machine that is busy.
+/// Longest wait for an expected event, on a busy emulated machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Arguments that make the tool use the device under test.
+/// Arguments that select the device under test.
 pub(crate) struct Rdma {
     arguments: Vec<String>,
     is_rxe: bool,
     is_soft: bool,
 }
 
-/// The device under test, or `None` after having said why the test is skipped. It is soft0 where there is no other.
+/// The device under test, or `None` after printing why the test is skipped. Without another device it is soft0.
 pub(crate) fn device() -> Option<Rdma> {
     let name = variable("RDMA_DEVICE");
     if rdma_safe::soft::install_by_default() && name.is_none() {
-        eprintln!("no RDMA device here: running on soft0, the software RNIC of this library");
+        eprintln!("no RDMA device found: using soft0, the software RNIC of this library");
     }
     let port = variable("RDMA_PORT").map_or(1, |port| port.parse().expect("RDMA_PORT is a number"));
     let device = match &name {
@@ -36,7 +36,7 @@ pub(crate) fn device() -> Option<Rdma> {
     };
     let context = match device.and_then(|device| device.open()) {
         Ok(context) => context,
-        // Who names a device does not want its tests skipped.
+        // If a device is named, a skip is unexpected.
         Err(error) if name.is_some() => panic!("RDMA_DEVICE: {error}"),
         Err(error) => return skip(&error.to_string()),
     };
@@ -53,7 +53,8 @@ pub(crate) fn device() -> Option<Rdma> {
     Some(Rdma { arguments, is_rxe: context.attributes().vendor_id() == 0xff_ffff, is_soft })
 }
 
-/// As [`device`], for tests of connections by address. That soft0 has none is no failure anywhere.
+/// Like [`device`], for tests with `--rdma-cm`. Skipping them on soft0, which has no connection manager, is never a
+/// failure.
 pub(crate) fn device_with_cm() -> Option<Rdma> {
     let rdma = device()?;
     if rdma.is_soft {
@@ -74,40 +75,40 @@ fn variable(name: &str) -> Option<String> {
 }
 
 impl Rdma {
-    /// Whether it is kernel SoftRoCE, of which it is known what it grants.
+    /// Whether it is kernel SoftRoCE, whose capabilities are known.
     pub(crate) fn is_rxe(&self) -> bool {
         self.is_rxe
     }
 
-    /// Whether it is the software RNIC of this workspace, which works in the processes of both ends.
+    /// Whether it is soft0, which works inside the processes of both ends.
     pub(crate) fn is_soft(&self) -> bool {
         self.is_soft
     }
 
-    /// Starts the tool with the words of `arguments`, on this device.
+    /// Starts the tool with the words of `arguments` on this device.
     #[track_caller]
     pub(crate) fn start(&self, arguments: &str) -> Running {
         Running::start(arguments.split_whitespace().chain(self.arguments.iter().map(String::as_str)), arguments)
     }
 
-    /// Runs the tool to its end.
+    /// Runs the tool to completion.
     #[track_caller]
     pub(crate) fn run(&self, arguments: &str) -> Output {
         self.start(arguments).output()
     }
 
-    /// Runs a test within one process; its report.
+    /// Runs a test with `--loopback` and returns its report.
     #[track_caller]
     pub(crate) fn measure(&self, arguments: &str) -> Report {
         self.run(&format!("{arguments} --loopback --format json")).report()
     }
 
-    /// As many messages as are enough on soft0, or on what may be emulated and a hundred times slower.
+    /// A number of messages: `soft` on soft0, or `emulated` on a device that may be emulated and a hundred times slower.
     pub(crate) fn count_of(&self, soft: u64, emulated: u64) -> u64 {
         if self.is_soft() { soft } else { emulated }
     }
 
-    /// Starts a server on a port that is free.
+    /// Starts a server on a free port.
     #[track_caller]
     pub(crate) fn server(&self, arguments: &str) -> Server {
         let running = self.start(&format!("server --port 0 {arguments}"));
@@ -117,20 +118,20 @@ impl Rdma {
     }
 }
 
-/// A server on this host.
+/// A running server on this host.
 pub(crate) struct Server {
     pub(crate) running: Running,
     pub(crate) port: u16,
 }
 
 impl Server {
-    /// The words that make a client use it: `server.client("write bw", "--iters 5")`.
+    /// Arguments of a client of this server: `server.client("write bw", "--iters 5")`.
     pub(crate) fn client(&self, test: &str, options: &str) -> String {
         format!("{test} 127.0.0.1 --port {} {options}", self.port)
     }
 }
 
-/// The tool at work; killed when it is dropped.
+/// The running tool, killed on drop.
 pub(crate) struct Running {
     child: Child,
     what: String,
@@ -138,7 +139,7 @@ pub(crate) struct Running {
     stderr: Stream,
 }
 
-/// What comes out of a pipe, as it comes.
+/// Collects the output of a pipe.
 struct Stream {
     text: Arc<Mutex<String>>,
     reader: Option<JoinHandle<()>>,
@@ -182,13 +183,13 @@ impl Running {
         Running { child, what: what.to_owned(), stdout, stderr }
     }
 
-    /// Waits until a line of the standard error contains `text`; the line.
+    /// Waits until a line of standard error contains `text`, and returns the line.
     #[track_caller]
     pub(crate) fn wait_for_error(&self, text: &str) -> String {
         self.wait_for(&self.stderr, text)
     }
 
-    /// Waits until a line of the standard output contains `text`; the line.
+    /// Waits until a line of standard output contains `text`, and returns the line.
     #[track_caller]
     pub(crate) fn wait_for_output(&self, text: &str) -> String {
         self.wait_for(&self.stdout, text)
@@ -212,7 +213,7 @@ impl Running {
         }
     }
 
-    /// What it has said of what it does, so far.
+    /// Standard error so far.
     pub(crate) fn errors(&self) -> String {
         self.stderr.so_far()
     }
@@ -221,7 +222,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Waits until Ctrl-C does not just kill it.
+    /// Waits until the tool handles Ctrl-C.
     #[track_caller]
     pub(crate) fn wait_for_handler(&self) {
         let start = Instant::now();
@@ -232,12 +233,12 @@ impl Running {
             mask.is_some_and(|mask| mask >> (Signal::INT.as_raw() - 1) & 1 != 0)
         };
         while !catches() {
-            assert!(start.elapsed() < DEADLINE, "`{}` does not look for Ctrl-C: {}", self.what, self.stderr.so_far());
+            assert!(start.elapsed() < DEADLINE, "`{}` does not handle Ctrl-C: {}", self.what, self.stderr.so_far());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Waits until it has a thread of this name: messages go.
+    /// Waits until the tool has a thread of this name, which means that the run has begun.
     #[track_caller]
     pub(crate) fn wait_for_thread(&self, name: &str) {
         let start = Instant::now();
@@ -255,16 +256,16 @@ impl Running {
 
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process number");
-        kill_process(pid, signal).expect("the process is there until it is waited for");
+        kill_process(pid, signal).expect("the process exists until it is awaited");
     }
 
-    /// Waits for its end.
+    /// Waits until the tool ends.
     #[track_caller]
     pub(crate) fn output(self) -> Output {
         self.output_within(DEADLINE)
     }
 
-    /// Waits for its end, at most for `limit`.
+    /// Waits until the tool ends, for at most `limit`.
     #[track_caller]
     pub(crate) fn output_within(mut self, limit: Duration) -> Output {
         let start = Instant::now();
@@ -283,13 +284,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Has no effect on one that has ended and was waited for.
+        // Has no effect after the process was awaited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What the tool left.
+/// Output and status of the tool.
 pub(crate) struct Output {
     pub(crate) what: String,
     status: ExitStatus,
@@ -298,14 +299,14 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// The standard output of a success.
+    /// Standard output of a successful run.
     #[track_caller]
     pub(crate) fn success(&self) -> &str {
         self.expect_status(0);
         &self.stdout
     }
 
-    /// The standard error of a failure with `status`, which has to contain all of `texts`.
+    /// Standard error of a run that failed with `status`. It must contain all of `texts`.
     #[track_caller]
     pub(crate) fn failure(&self, status: i32, texts: &[&str]) -> &str {
         self.expect_status(status);
@@ -321,14 +322,14 @@ impl Output {
         assert_eq!(found, Some(status), "`{}`: {}{}", self.what, self.stdout, self.stderr);
     }
 
-    /// The report that a successful run printed.
+    /// The report of a successful run.
     #[track_caller]
     pub(crate) fn report(&self) -> Report {
         Report::parse(&self.what, self.success())
     }
 }
 
-/// Results in JSON.
+/// A report in JSON.
 pub(crate) struct Report {
     pub(crate) what: String,
     json: Value,
@@ -347,7 +348,7 @@ impl Report {
         Report::parse(&path.display().to_string(), &text)
     }
 
-    /// The value that `pointer` names, such as `/plan/cq_mod`; null when there is none.
+    /// The value at `pointer`, such as `/plan/cq_mod`, or null.
     pub(crate) fn at(&self, pointer: &str) -> &Value {
         self.json.pointer(pointer).unwrap_or(&Value::Null)
     }
@@ -363,7 +364,7 @@ impl Report {
         &self.rows()[0]
     }
 
-    /// A whole number of each row.
+    /// An integer of each row.
     pub(crate) fn counts(&self, pointer: &str) -> Vec<u64> {
         self.rows().iter().filter_map(|row| row.pointer(pointer)?.as_u64()).collect()
     }
@@ -376,7 +377,7 @@ impl Report {
     }
 }
 
-/// A directory of a test, gone with it.
+/// A temporary directory, removed on drop.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {

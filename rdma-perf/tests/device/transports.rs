@@ -1,13 +1,13 @@
-//! Types of queue pairs, and what each can carry.
+//! Queue pair types and the tests that each supports.
 
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::connection::answer;
+use crate::connection::send_plan;
 use crate::support::{DEADLINE, device};
 
 #[test]
-fn an_unreliable_connection_carries_sends_and_writes() {
+fn unreliable_connections_support_sends_and_writes() {
     let Some(rdma) = device() else { return };
     for (test, compared) in
         [("send lat", 22), ("write lat", 2), ("send lat --imm --events", 22), ("write lat --imm", 2)]
@@ -26,7 +26,7 @@ fn an_unreliable_connection_carries_sends_and_writes() {
 }
 
 #[test]
-fn datagrams_are_sends_of_a_packet() {
+fn datagrams_support_sends_of_one_packet() {
     let Some(rdma) = device() else { return };
     for options in ["", "--imm", "--events", "--inline 64", "--post classic --poll classic", "--threads 2"] {
         let report = rdma
@@ -40,24 +40,24 @@ fn datagrams_are_sends_of_a_packet() {
     assert!(table.success().contains(" connection: UD\n"), "{}", table.stdout);
     let csv = rdma.run("send bw -c UD --loopback --size 64 --iters 10 --yield --format csv");
     assert!(csv.success().contains(",send,bw,ud,"), "{}", csv.stdout);
-    // Between two processes, too.
+    // The same between two processes.
     let server = rdma.server("");
     let report = rdma.run(&server.client("send bw", "-c UD --size 64 --iters 500 --validate --yield --format json"));
     assert_eq!(report.report().counts("/validated"), [550]);
 }
 
 #[test]
-fn datagrams_are_as_long_as_the_path_carries() {
+fn datagrams_are_limited_by_the_path_mtu() {
     let Some(rdma) = device() else { return };
     let report = rdma.measure("send bw -c UD --all --iters 20 --validate --yield");
     let mtu = report.at("/client/mtu").as_u64().unwrap();
     let sizes: Vec<u64> = (1..).map(|shift| 1 << shift).take_while(|size| *size <= mtu).collect();
     assert_eq!((report.counts("/size"), report.counts("/validated")), (sizes.clone(), vec![22; sizes.len()]));
     let report = rdma.measure("send bw -c UD --iters 20 --validate --yield");
-    assert_eq!(report.counts("/size"), [mtu], "that of a packet unless set");
+    assert_eq!(report.counts("/size"), [mtu], "one packet is the default");
     let report = rdma.measure("send lat -c UD --all --mtu 256 --iters 5 --yield");
     assert_eq!(report.counts("/size").last(), Some(&256));
-    let beyond = format!("of {} bytes is no datagram, which is one packet, of {mtu} bytes", mtu + 1);
+    let beyond = format!("of {} bytes does not fit into a datagram, which is one packet of {mtu} bytes", mtu + 1);
     let (longer, status) = (format!("--size 64,{}", mtu + 1), if mtu < 4096 { 1 } else { 2 });
     for (options, status, reason) in
         [(longer.as_str(), status, beyond.as_str()), ("--size 512 --mtu 256", 2, "of 256 bytes at most")]
@@ -71,9 +71,9 @@ fn datagrams_are_as_long_as_the_path_carries() {
 }
 
 #[test]
-fn no_message_is_sent_that_finds_no_receive() {
+fn credits_prevent_messages_without_a_receive() {
     let Some(rdma) = device() else { return };
-    // Of many more messages than there are receives for, none is sent again. They are whole lists of eight.
+    // There are many more messages than receives, in whole lists of eight. None is lost.
     let iters = rdma.count_of(400, 160);
     for (options, qps) in [
         ("--rx-depth 64", 1),
@@ -107,7 +107,7 @@ fn no_message_is_sent_that_finds_no_receive() {
 }
 
 #[test]
-fn a_message_that_does_not_arrive_ends_the_run_and_is_counted() {
+fn a_lost_message_ends_the_run_and_is_counted() {
     let Some(rdma) = device() else { return };
     for (test, over) in [
         ("send lat", "UC"),
@@ -120,7 +120,7 @@ fn a_message_that_does_not_arrive_ends_the_run_and_is_counted() {
         let options = format!("-c {over} --size 64 --duration 600s --timeout 1s --yield");
         let client = rdma.start(&server.client(test, &options));
         client.wait_for_thread("worker-0");
-        // It receives what comes for a while, but says nothing any more.
+        // The stopped server still receives packets, but sends no more messages.
         server.running.signal(Signal::STOP);
         let output = client.output_within(DEADLINE);
         server.running.signal(Signal::CONT);
@@ -130,23 +130,23 @@ fn a_message_that_does_not_arrive_ends_the_run_and_is_counted() {
 }
 
 #[test]
-fn what_a_transport_cannot_carry_is_refused_at_both_ends() {
+fn unsupported_tests_are_refused_at_both_ends() {
     let Some(rdma) = device() else { return };
     let server = rdma.server("");
     let report = rdma.run(&server.client("read bw", "--size 64 --iters 5 --format json")).report();
     let mut plan = report.at("/plan").clone();
     for (transport, reason) in [("uc", "UC has no reads"), ("ud", "UD has no reads")] {
         plan["transport"] = json!(transport);
-        let answer = answer(&server, &plan, report.at("/client"));
+        let answer = send_plan(&server, &plan, report.at("/client"));
         assert!(answer.contains("Failed") && answer.contains(reason), "{answer}");
     }
     let report = rdma.run(&server.client("send bw", "-c UD --size 64 --iters 5 --format json")).report();
     let mut plan = report.at("/plan").clone();
     plan["sizes"] = json!([64, 5000]);
-    let answer = answer(&server, &plan, report.at("/client"));
+    let answer = send_plan(&server, &plan, report.at("/client"));
     assert!(answer.contains("Failed") && answer.contains("of 4096 bytes at most"), "{answer}");
     drop(server);
-    // Nobody listens: it is refused before.
+    // Refused before connecting: no server is listening.
     for (test, reason) in [
         ("read bw", "UC has no reads: give -c RC"),
         ("atomic lat", "UC has no atomics"),

@@ -1,11 +1,13 @@
-//! Every verb and metric moves the bytes it says it moves.
+//! Each verb and metric transfers the expected bytes.
 
 use crate::support::{Report, device};
 
 const VERBS: [&str; 4] = ["send", "write", "read", "atomic"];
 
-/// Messages that are compared in a run of 55, of which five are the warm-up: each one that is received, and for writes,
-/// reads and atomics the places in memory that were used, of which small messages take turns in 4 KiB.
+/// Numbers of compared messages in a run of 55 messages, five of them for warm-up.
+///
+/// Every received send is compared. For writes and reads, each slot of memory is compared once. Messages of up to 2 KiB cycle
+/// through slots of 4 KiB in total; longer messages have one slot.
 const COMPARED: [(&str, [u64; 2], [u64; 2]); 3] =
     [("send", [55, 55], [110, 110]), ("write", [4, 1], [2, 2]), ("read", [4, 1], [1, 1])];
 
@@ -17,7 +19,7 @@ fn check(report: &Report, messages: u64, validated: &[u64]) {
 }
 
 #[test]
-fn bandwidth_tests_validate() {
+fn bandwidth_tests_validate_data() {
     let Some(rdma) = device() else { return };
     for (verb, compared, _) in COMPARED {
         let report = rdma.measure(&format!("{verb} bw --validate --iters 50 --warm-up 5 --size 1000,4096"));
@@ -35,7 +37,7 @@ fn bandwidth_tests_validate() {
 }
 
 #[test]
-fn latency_tests_validate() {
+fn latency_tests_validate_data() {
     let Some(rdma) = device() else { return };
     for (verb, _, compared) in COMPARED {
         let report = rdma.measure(&format!("{verb} lat --validate --iters 50 --warm-up 5 --size 2,4096 --yield"));
@@ -51,7 +53,7 @@ fn latency_tests_validate() {
 }
 
 #[test]
-fn latencies_say_what_they_are_of() {
+fn reports_contain_the_latency_definition() {
     let Some(rdma) = device() else { return };
     for (test, definition) in [
         ("send lat", "half of a round trip"),
@@ -66,7 +68,7 @@ fn latencies_say_what_they_are_of() {
 }
 
 #[test]
-fn both_ends_send_at_once() {
+fn both_ends_send_concurrently() {
     let Some(rdma) = device() else { return };
     for (verb, compared) in [("send", 110), ("write", 8), ("read", 8)] {
         let report =
@@ -77,7 +79,7 @@ fn both_ends_send_at_once() {
 }
 
 #[test]
-fn sizes_are_swept() {
+fn sweeps_measure_each_size() {
     let Some(rdma) = device() else { return };
     let sizes: Vec<u64> = (0..=16).map(|shift| 1 << shift).chain([1 << 20]).collect();
     for verb in ["send", "write", "read"] {
@@ -99,7 +101,8 @@ fn queue_pairs_are_spread_over_threads() {
         let report = rdma.measure(&format!("{verb} bw {size} {options}"));
         assert_eq!((report.at("/plan/qps").as_u64(), report.at("/plan/threads").as_u64()), (Some(4), Some(2)));
         let compared = match verb {
-            // Each message, or each of the places that 22 messages use.
+            // Each queue pair sends 22 messages, two of them for warm-up. The peer compares 22 messages, or 22 words that
+            // atomics changed.
             "send" | "atomic" => 8 * 22,
             _ => 8,
         };

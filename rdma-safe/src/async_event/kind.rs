@@ -5,50 +5,50 @@ use rdma_sys::*;
 use crate::named::named;
 
 named! {
-    /// What an asynchronous event reports: `enum ibv_event_type`, described in ibv_get_async_event(3).
+    /// Type of an asynchronous event: `enum ibv_event_type`, described in ibv_get_async_event(3).
     ///
-    /// Kernels to come have more kinds; their numbers are kept.
+    /// Types that newer kernels add keep their numbers.
     #[doc(alias = "ibv_event_type_str")]
     pub struct AsyncEventType(u32) as "asynchronous event" {
         /// A completion queue is in error: it overran, and completions are lost.
         CQ_ERR = IBV_EVENT_CQ_ERR.0 => "CQ_ERR",
-        /// A queue pair went to the error state, for a reason that no completion can report.
+        /// A queue pair entered the error state for a reason that no completion can report.
         QP_FATAL = IBV_EVENT_QP_FATAL.0 => "QP_FATAL",
-        /// A queue pair got an invalid request.
+        /// A queue pair received an invalid request.
         QP_REQ_ERR = IBV_EVENT_QP_REQ_ERR.0 => "QP_REQ_ERR",
-        /// A peer asked a queue pair for what it may not do.
+        /// A peer requested an access that a queue pair does not allow.
         QP_ACCESS_ERR = IBV_EVENT_QP_ACCESS_ERR.0 => "QP_ACCESS_ERR",
-        /// The first packet arrived at a queue pair that is in RTR.
+        /// The first packet arrived at a queue pair in RTR.
         COMM_EST = IBV_EVENT_COMM_EST.0 => "COMM_EST",
-        /// A queue pair in SQD has no send in progress any more.
+        /// The send queue of a queue pair in SQD has drained.
         SQ_DRAINED = IBV_EVENT_SQ_DRAINED.0 => "SQ_DRAINED",
-        /// A connection went over to its alternate path.
+        /// A connection migrated to its alternate path.
         PATH_MIG = IBV_EVENT_PATH_MIG.0 => "PATH_MIG",
-        /// A connection could not go over to its alternate path.
+        /// A connection could not migrate to its alternate path.
         PATH_MIG_ERR = IBV_EVENT_PATH_MIG_ERR.0 => "PATH_MIG_ERR",
-        /// The device is broken. Nothing but closing it helps.
+        /// The device has failed and can only be closed.
         DEVICE_FATAL = IBV_EVENT_DEVICE_FATAL.0 => "DEVICE_FATAL",
-        /// A port's link is up.
+        /// The link of a port is up.
         PORT_ACTIVE = IBV_EVENT_PORT_ACTIVE.0 => "PORT_ACTIVE",
-        /// A port's link is down.
+        /// The link of a port is down.
         PORT_ERR = IBV_EVENT_PORT_ERR.0 => "PORT_ERR",
-        /// A port has another LID.
+        /// The LID of a port changed.
         LID_CHANGE = IBV_EVENT_LID_CHANGE.0 => "LID_CHANGE",
-        /// A port has other partition keys.
+        /// The partition keys of a port changed.
         PKEY_CHANGE = IBV_EVENT_PKEY_CHANGE.0 => "PKEY_CHANGE",
-        /// A port has another subnet manager.
+        /// The subnet manager of a port changed.
         SM_CHANGE = IBV_EVENT_SM_CHANGE.0 => "SM_CHANGE",
-        /// A shared receive queue is in error, and takes no more work.
+        /// A shared receive queue is in error and takes no more work.
         SRQ_ERR = IBV_EVENT_SRQ_ERR.0 => "SRQ_ERR",
-        /// A shared receive queue has fewer receives left than its limit, which is now disarmed.
+        /// The receives of a shared receive queue have fallen below its limit, which is now disarmed.
         SRQ_LIMIT_REACHED = IBV_EVENT_SRQ_LIMIT_REACHED.0 => "SRQ_LIMIT_REACHED",
         /// A queue pair in the error state takes no more receives from its shared receive queue.
         QP_LAST_WQE_REACHED = IBV_EVENT_QP_LAST_WQE_REACHED.0 => "QP_LAST_WQE_REACHED",
-        /// The subnet manager wants to be told again what was registered with it.
+        /// The subnet manager requests clients to register again.
         CLIENT_REREGISTER = IBV_EVENT_CLIENT_REREGISTER.0 => "CLIENT_REREGISTER",
-        /// A port has other GIDs.
+        /// The GIDs of a port changed.
         GID_CHANGE = IBV_EVENT_GID_CHANGE.0 => "GID_CHANGE",
-        /// A work queue went to the error state.
+        /// A work queue entered the error state.
         WQ_FATAL = IBV_EVENT_WQ_FATAL.0 => "WQ_FATAL",
         /// The speed of one or more ports changed.
         DEVICE_SPEED_CHANGE = IBV_EVENT_DEVICE_SPEED_CHANGE.0 => "DEVICE_SPEED_CHANGE",

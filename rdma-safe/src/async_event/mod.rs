@@ -1,4 +1,6 @@
-//! Asynchronous events: what happens to a device, its ports and its objects without being asked for.
+//! Asynchronous events of a device, its ports and its objects.
+//!
+//! Start with [`Context::async_events`](crate::Context::async_events), which returns [`AsyncEvents`].
 
 mod kind;
 
@@ -9,6 +11,7 @@ use std::time::Duration;
 use rdma_sys::*;
 
 use crate::errno::check_neg;
+use crate::error::Verb;
 use crate::id::{CqId, QpId, SrqId, WqId};
 use crate::{Context, Errno, Error, Result, readiness};
 
@@ -16,29 +19,29 @@ pub use kind::AsyncEventType;
 
 /// An asynchronous event: `struct ibv_async_event`, without its pointer.
 ///
-/// It names what it is about and keeps nothing alive: the object may be gone by the time that the event is looked at.
+/// It identifies its source but does not keep it alive: the object may no longer exist when the event is handled.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct AsyncEvent {
-    /// What happened.
+    /// Type of the event.
     pub event_type: AsyncEventType,
-    /// To what.
+    /// Source of the event.
     pub source: AsyncSource,
 }
 
-/// What an asynchronous event is about.
+/// Source of an asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum AsyncSource {
-    /// Not one of its parts.
+    /// The device as a whole.
     WholeDevice,
     /// A port, counted from 1.
     Port(u32),
     /// A queue pair.
     Qp {
-        /// As of [`QueuePair::id`](crate::QueuePair::id).
+        /// The [`QueuePair::id`](crate::QueuePair::id).
         id: QpId,
-        /// Its number, which another queue pair may have by now.
+        /// Queue pair number, which another queue pair may have by now.
         number: u32,
     },
     /// A completion queue, by [`CompletionQueue::id`](crate::CompletionQueue::id).
@@ -47,26 +50,27 @@ pub enum AsyncSource {
     Srq(SrqId),
     /// A work queue.
     Wq {
-        /// As of [`WorkQueue::id`](crate::WorkQueue::id).
+        /// The [`WorkQueue::id`](crate::wq::WorkQueue::id).
         id: WqId,
-        /// Its number.
+        /// Work queue number.
         number: u32,
     },
-    /// The kind of event is not known here, and so neither is what this number means; often it is a port.
+    /// An event of an unknown type. The meaning of the number is unknown, too; often it is a port.
     Unknown(i32),
 }
 
 impl AsyncEvent {
-    /// Copies out what identifies the object.
+    /// Copies the identity of the source.
     ///
     /// # Safety
-    /// `raw` must have been read by `ibv_get_async_event`, and not be acknowledged yet.
+    /// `raw` must have been read by `ibv_get_async_event`, and must not be acknowledged yet.
     unsafe fn from_raw(raw: &ibv_async_event) -> Self {
         let event_type = AsyncEventType(raw.event_type.0);
-        // SAFETY: libibverbs sets the member of the union that belongs to the kind: a pointer for those of queue pairs,
-        // completion queues, shared receive queues and work queues, else the number. The object exists: its destruction
-        // waits for the acknowledgement, which, says the caller, is still to come. What is read was set at creation; libibverbs
-        // itself relies on there being no event of what is still being created, as the acknowledgement locks it.
+        // SAFETY: libibverbs sets the union member of the event type: a pointer for queue pairs, completion queues,
+        // shared receive queues and work queues, otherwise the number. The object exists, because its destruction waits
+        // for the acknowledgement, which the caller guarantees is still to come. The fields were set at creation.
+        // libibverbs itself relies on objects having no events while they are created, since the acknowledgement locks
+        // them.
         let source = unsafe {
             match event_type {
                 AsyncEventType::CQ_ERR => AsyncSource::Cq(CqId::from_context((*raw.element.cq).cq_context)),
@@ -120,23 +124,25 @@ impl fmt::Display for AsyncEvent {
 
 /// The asynchronous events of an opened device. Made by [`Context::async_events`].
 ///
-/// A context has one queue of them, which is shared by everyone who reads: each event goes to one reader, in the thread that
-/// is first. Events of ports and of the device come to every context that has the device open; those of an object to the
-/// context that it was made from.
+/// A context has one queue of events that all readers share: each event goes to the thread that reads it first. Events
+/// of ports and of the device go to every context of the device; events of an object go to the context that it was
+/// created from.
 ///
-/// The descriptor becomes readable when there is an event; it works with `poll(2)`, `epoll(7)` and the reactors of async
-/// runtimes. It is non-blocking: once it is readable, take events with [`AsyncEvents::try_event`] until there is none, which
-/// edge-triggered reactors need. Leave reading it, and its flags, to this type: an event that is read from the descriptor
-/// itself is never acknowledged, and the destruction of its object then waits for ever.
+/// The descriptor becomes readable when there is an event. It works with `poll(2)`, `epoll(7)` and the reactors of
+/// async runtimes. It is non-blocking. When it is readable, take events with [`AsyncEvents::try_event`] until there is
+/// none, as edge-triggered reactors require.
 ///
-/// Events are acknowledged as they are read, so none can be left over to block the destruction of an object. What nobody
-/// reads waits in the kernel, without limit; the events of an object go when it does.
+/// Do not read from the descriptor directly or change its flags. An event that is read directly is never acknowledged,
+/// and destroying its object then blocks forever. This type acknowledges each event as it is read, so none can block
+/// the destruction of an object. Unread events accumulate in the kernel without limit. Pending events of an object are
+/// removed when it is destroyed.
 ///
 /// ```no_run
-/// # fn refill(_: rdma_safe::SrqId) {}
+/// # fn refill(_: rdma_safe::srq::SrqId) {}
 /// # fn main() -> rdma_safe::Result<()> {
 /// use std::time::Duration;
-/// use rdma_safe::{AsyncEventType, AsyncSource, Device};
+/// use rdma_safe::Device;
+/// use rdma_safe::async_event::{AsyncEventType, AsyncSource};
 ///
 /// let context = Device::first()?.open()?;
 /// let events = context.async_events()?;
@@ -145,8 +151,8 @@ impl fmt::Display for AsyncEvent {
 ///     println!("{event}"); // such as "PORT_ERR: port 1"
 ///     match (event.event_type, event.source) {
 ///         (AsyncEventType::DEVICE_FATAL, _) => break,
-///         (AsyncEventType::SRQ_LIMIT_REACHED, AsyncSource::Srq(id)) => refill(id), // as of SharedReceiveQueue::id
-///         (_, AsyncSource::Qp { id, .. }) => println!("of queue pair {id}, as of QueuePair::id"),
+///         (AsyncEventType::SRQ_LIMIT_REACHED, AsyncSource::Srq(id)) => refill(id), // the SharedReceiveQueue::id
+///         (_, AsyncSource::Qp { id, .. }) => println!("queue pair with QueuePair::id {id}"),
 ///         _ => {}
 ///     }
 /// }
@@ -159,84 +165,85 @@ pub struct AsyncEvents {
 }
 
 impl Context {
-    /// Opens the queue of asynchronous events, and makes its descriptor non-blocking.
+    /// Returns the asynchronous events of the context, and makes their descriptor non-blocking.
     ///
     /// # Errors
-    /// [`Error::AsyncEvents`]; [`Error::Unsupported`] when the provider reports none at all.
+    /// [`Error::AsyncEvents`]; [`Error::Unsupported`] if the provider reports no events.
     #[doc(alias = "ibv_get_async_event")]
     pub fn async_events(&self) -> Result<AsyncEvents> {
         let events = AsyncEvents { context: self.clone() };
         if events.raw_fd() < 0 {
             return Err(self.unsupported("asynchronous events"));
         }
-        readiness::set_blocking(&events, false).map_err(|errno| events.error("fcntl(2)", errno))?;
+        readiness::set_blocking(&events, false).map_err(|errno| events.error(Verb::Fcntl, errno))?;
         Ok(events)
     }
 }
 
 impl AsyncEvents {
-    /// Takes one event if there is one, and acknowledges it: `ibv_get_async_event(3)`, `ibv_ack_async_event(3)`.
+    /// Takes one event, if there is one, and acknowledges it: `ibv_get_async_event(3)`, `ibv_ack_async_event(3)`.
     ///
     /// # Errors
-    /// [`Error::AsyncEvents`], for instance with `EIO` when the device is gone.
+    /// [`Error::AsyncEvents`], for example with `EIO` if the device is gone.
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn try_event(&self) -> Result<Option<AsyncEvent>> {
         let verbs = self.context.verbs();
         loop {
             let mut raw = ibv_async_event::zeroed();
-            // SAFETY: the context is valid, and so is the out pointer.
+            // SAFETY: the context and the out pointer are valid.
             match check_neg(|| unsafe { (verbs.ibv_get_async_event)(self.context.as_raw(), &mut raw) }) {
                 Ok(_) => {
-                    // SAFETY: it was just read and is acknowledged below.
+                    // SAFETY: the event was just read and is acknowledged below.
                     let event = unsafe { AsyncEvent::from_raw(&raw) };
-                    // SAFETY: it was read, and this is the one acknowledgement of it. The object cannot be destroyed before,
-                    // which is why the acknowledgement is not put off.
+                    // SAFETY: the event was read, and is acknowledged once. The object cannot be destroyed before, so
+                    // the acknowledgement must not be delayed.
                     unsafe { (verbs.ibv_ack_async_event)(&mut raw) };
                     return Ok(Some(event));
                 }
                 Err(Errno(libc::EAGAIN)) => return Ok(None),
-                // A read that does not block is not interrupted twice for long.
+                // A non-blocking read is rarely interrupted, so it is just repeated.
                 Err(Errno(libc::EINTR)) => {}
-                Err(errno) => return Err(self.error("ibv_get_async_event", errno)),
+                Err(errno) => return Err(self.error(Verb::GetAsyncEvent, errno)),
             }
         }
     }
 
-    /// Waits for an event, at most for `timeout`; `None` when it passed.
+    /// Waits for an event for at most `timeout`; `None` when that has passed.
     ///
     /// # Errors
-    /// As [`AsyncEvents::try_event`].
+    /// Those of [`AsyncEvents::try_event`].
     pub fn wait(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
-        readiness::wait(self, timeout, || self.try_event(), |errno| self.error("poll(2)", errno))
+        readiness::wait(self, timeout, || self.try_event(), |errno| self.error(Verb::PollFd, errno))
     }
 
-    /// The device that they are of.
+    /// The context that the events belong to.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
     fn raw_fd(&self) -> i32 {
-        // SAFETY: the context is valid, and the field does not change after it was opened.
+        // SAFETY: the context is valid, and the field does not change after opening.
         unsafe { (*self.context.as_raw()).async_fd }
     }
 
-    fn error(&self, call: &'static str, errno: Errno) -> Error {
-        Error::AsyncEvents { call, device: self.context.device_name().into(), errno }
+    fn error(&self, verb: Verb, errno: Errno) -> Error {
+        Error::AsyncEvents { verb, device: self.context.device_name().into(), errno }
     }
 }
 
 impl AsFd for AsyncEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor, which `Context::async_events` has seen to be one, is open while the context is.
+        // SAFETY: `Context::async_events` has checked the descriptor, which is open as long as the context.
         unsafe { BorrowedFd::borrow_raw(self.raw_fd()) }
     }
 }
 
-/// For reactors that take a raw descriptor, such as tokio's `AsyncFd`: give it a clone. All clones return the same descriptor,
-/// which is open until the last of them is dropped. That is what the `unsafe` `AsyncFd::register` of tokio 1.54 asks for; `new`
-/// of older releases is safe.
+/// For reactors that need a raw descriptor, such as tokio's `AsyncFd`: give it a clone.
+///
+/// All clones return the same descriptor, which stays open until the last one is dropped. This is the contract of the
+/// `unsafe` `AsyncFd::register` of tokio 1.54; `new` of older releases is safe.
 impl AsRawFd for AsyncEvents {
     fn as_raw_fd(&self) -> RawFd {
         self.raw_fd()

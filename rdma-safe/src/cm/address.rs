@@ -1,4 +1,4 @@
-//! Addresses of ids: of IPv4, IPv6 and InfiniBand itself.
+//! Addresses of ids: IPv4, IPv6 and native InfiniBand.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -14,9 +14,9 @@ use crate::{Gid, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Address {
-    /// Of IPv4 or IPv6, with a port of the port space.
+    /// An IPv4 or IPv6 address, with a port of the port space.
     Ip(SocketAddr),
-    /// Of InfiniBand itself, without IP: family `AF_IB`.
+    /// A native InfiniBand address, without IP: family `AF_IB`.
     Ib(IbAddress),
 }
 
@@ -24,22 +24,22 @@ pub enum Address {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct IbAddress {
-    /// Partition key; 0 leaves it open.
+    /// Partition key; 0 for any.
     pub pkey: u16,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// GID.
+    /// GID of the port.
     pub gid: Gid,
-    /// Service id: the port space in the upper bits, and a port in the lower.
+    /// Service ID: the port space in the upper bits, a port in the lower bits.
     pub service_id: u64,
-    /// Bits of the service id that count.
+    /// Mask of the significant bits of the service ID.
     pub service_mask: u64,
-    /// Scope.
+    /// Scope ID.
     pub scope: u64,
 }
 
 impl IbAddress {
-    /// Of a service, all of whose bits count.
+    /// The address of a service, with a full service mask.
     #[must_use]
     pub fn new(gid: Gid, service_id: u64) -> Self {
         IbAddress { gid, service_id, service_mask: !0, ..IbAddress::default() }
@@ -86,7 +86,7 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// The address with its port, of IP.
+    /// The IP address with its port; `None` for a native InfiniBand address.
     #[must_use]
     pub fn ip(&self) -> Option<SocketAddr> {
         match self {
@@ -95,23 +95,23 @@ impl Address {
         }
     }
 
-    /// As C has it. It has to stay where it is for the call that reads it.
+    /// The address as a C structure, which must stay in place during the call that reads it.
     pub(super) fn to_raw(self) -> libc::sockaddr_storage {
         match self {
-            Address::Ip(SocketAddr::V4(address)) => stored(libc::sockaddr_in {
+            Address::Ip(SocketAddr::V4(address)) => to_storage(libc::sockaddr_in {
                 sin_family: libc::AF_INET as libc::sa_family_t,
                 sin_port: address.port().to_be(),
                 sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
                 sin_zero: [0; 8],
             }),
-            Address::Ip(SocketAddr::V6(address)) => stored(libc::sockaddr_in6 {
+            Address::Ip(SocketAddr::V6(address)) => to_storage(libc::sockaddr_in6 {
                 sin6_family: libc::AF_INET6 as libc::sa_family_t,
                 sin6_port: address.port().to_be(),
                 sin6_flowinfo: address.flowinfo(),
                 sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
                 sin6_scope_id: address.scope_id(),
             }),
-            Address::Ib(address) => stored(sockaddr_ib {
+            Address::Ib(address) => to_storage(sockaddr_ib {
                 sib_family: AF_IB as u16,
                 sib_pkey: address.pkey.to_be(),
                 sib_flowinfo: address.flow_label.to_be(),
@@ -123,7 +123,7 @@ impl Address {
         }
     }
 
-    /// Bytes of [`Address::to_raw`] that count.
+    /// Number of valid bytes in [`Address::to_raw`].
     pub(super) fn raw_len(self) -> libc::socklen_t {
         let len = match self {
             Address::Ip(SocketAddr::V4(_)) => size_of::<libc::sockaddr_in>(),
@@ -133,16 +133,16 @@ impl Address {
         len as libc::socklen_t
     }
 
-    /// `None` for no address, or a family that is none of these.
+    /// `None` for no address or an unknown family.
     ///
     /// # Safety
-    /// `raw` must be valid to read in the length of its family.
+    /// `raw` must be valid for reads of the length of its family.
     pub(super) unsafe fn from_raw(raw: *const libc::sockaddr) -> Option<Self> {
-        // SAFETY: the caller's contract: every address begins with its family.
+        // SAFETY: the caller's contract. Every address begins with its family.
         let family = unsafe { (*raw).sa_family };
         match i32::from(family) {
             libc::AF_INET => {
-                // SAFETY: the caller's contract; it may lie anywhere.
+                // SAFETY: the caller's contract. The address may be unaligned.
                 let raw = unsafe { raw.cast::<libc::sockaddr_in>().read_unaligned() };
                 let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
                 Some(Address::Ip((ip, u16::from_be(raw.sin_port)).into()))
@@ -157,7 +157,7 @@ impl Address {
             AF_IB => {
                 // SAFETY: as above.
                 let raw = unsafe { raw.cast::<sockaddr_ib>().read_unaligned() };
-                // SAFETY: every member of the union has the same sixteen bytes.
+                // SAFETY: all members of the union have the same sixteen bytes.
                 let gid = unsafe { raw.sib_addr.ib_u.uib_addr8 };
                 Some(Address::Ib(IbAddress {
                     pkey: u16::from_be(raw.sib_pkey),
@@ -173,8 +173,8 @@ impl Address {
     }
 }
 
-/// What `attempt` makes of the first of these addresses that it succeeds with; otherwise why it did not with the last.
-pub(super) fn first_of<T>(addresses: impl ToSocketAddrs, attempt: impl Fn(SocketAddr) -> Result<T>) -> Result<T> {
+/// Calls `attempt` with each address until it succeeds. Otherwise returns the error of the last address.
+pub(super) fn try_each<T>(addresses: impl ToSocketAddrs, attempt: impl Fn(SocketAddr) -> Result<T>) -> Result<T> {
     let addresses = addresses.to_socket_addrs().map_err(|error| {
         let reason = match error.kind() {
             ErrorKind::InvalidInput => {
@@ -184,7 +184,7 @@ pub(super) fn first_of<T>(addresses: impl ToSocketAddrs, attempt: impl Fn(Socket
         };
         CmError::NoAddress { reason }
     })?;
-    let mut last = CmError::NoAddress { reason: "there is none".to_owned() }.into();
+    let mut last = CmError::NoAddress { reason: "the name has no address".to_owned() }.into();
     for address in addresses {
         match attempt(address) {
             Ok(made) => return Ok(made),
@@ -194,13 +194,13 @@ pub(super) fn first_of<T>(addresses: impl ToSocketAddrs, attempt: impl Fn(Socket
     Err(last)
 }
 
-/// `T` is one of the address structures, which all fit.
-fn stored<T: Copy>(address: T) -> libc::sockaddr_storage {
+/// Stores `T`, one of the address structures, in a structure that fits all of them.
+fn to_storage<T: Copy>(address: T) -> libc::sockaddr_storage {
     const { assert!(size_of::<T>() <= size_of::<libc::sockaddr_storage>()) }
     let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
-    // SAFETY: it has room for `T`, as asserted above, and is aligned for any address.
+    // SAFETY: the storage has room for `T`, as asserted above, and is aligned for any address.
     unsafe { storage.as_mut_ptr().cast::<T>().write(address) };
-    // SAFETY: integers, all of which were set to zero at least; the address structures have no padding.
+    // SAFETY: the fields are integers, and all bytes were at least zeroed. The address structures have no padding.
     unsafe { storage.assume_init() }
 }
 
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_the_way_through_c() {
+    fn addresses_survive_conversion_to_c() {
         let ib = IbAddress {
             pkey: 0xffff,
             flow_label: 7,
@@ -219,7 +219,7 @@ mod tests {
         let v6 = SocketAddrV6::new(Ipv6Addr::LOCALHOST, 7471, 5, 2);
         for address in [Address::from((Ipv4Addr::new(10, 0, 0, 2), 7471)), v6.into(), ib.into()] {
             let raw = address.to_raw();
-            // SAFETY: an address, in storage for any.
+            // SAFETY: the storage holds an address.
             assert_eq!(unsafe { Address::from_raw((&raw const raw).cast()) }, Some(address), "{address}");
         }
     }
@@ -227,13 +227,13 @@ mod tests {
     #[test]
     fn ports_and_service_ids_are_in_network_byte_order() {
         let raw = Address::from((Ipv4Addr::new(10, 0, 0, 2), 0x1d2f)).to_raw();
-        // SAFETY: it is of that type.
+        // SAFETY: the storage holds an address of that type.
         let raw = unsafe { (&raw const raw).cast::<libc::sockaddr_in>().read() };
         assert_eq!((raw.sin_port.to_ne_bytes(), raw.sin_addr.s_addr.to_ne_bytes()), ([0x1d, 0x2f], [10, 0, 0, 2]));
     }
 
     #[test]
-    fn what_was_never_set_is_no_address() {
+    fn zeros_are_not_an_address() {
         // SAFETY: zeros are an address without a family.
         let nothing: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
         // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Addresses of names and services.
+//! Looking up addresses by names and services.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -11,9 +11,10 @@ use rdma_sys::*;
 use super::error::failed;
 use super::{Address, CmError, EventChannel, Id, PortSpace};
 use crate::errno::{NameError, check_name, check_neg};
+use crate::error::Verb;
 use crate::{Errno, QueuePairType, Result};
 
-/// The release of rdma-core that has what begins a look-up for an id.
+/// The release of rdma-core that added lookups for an id.
 const SINCE: u32 = 60;
 
 /// A family of addresses.
@@ -46,7 +47,7 @@ impl AddressFamily {
     }
 }
 
-/// What addresses are looked up by: names, and `struct rdma_addrinfo` as hints.
+/// A lookup of addresses: names, and `struct rdma_addrinfo` as hints.
 ///
 /// ```no_run
 /// # fn main() -> rdma_safe::Result<()> {
@@ -76,12 +77,12 @@ pub struct AddressQuery {
 }
 
 impl AddressQuery {
-    /// Of nothing yet.
+    /// An empty query.
     pub fn new() -> Self {
         AddressQuery::default()
     }
 
-    /// Name of the host, or its address.
+    /// Name or address of the host.
     pub fn node(mut self, node: impl Into<String>) -> Self {
         self.node = Some(node.into());
         self
@@ -93,98 +94,103 @@ impl AddressQuery {
         self
     }
 
-    /// The peer's address, where there is no name: what is looked up is the way there.
+    /// Address of the peer, if there is no name. The lookup then finds the route.
     pub fn destination(mut self, address: impl Into<Address>) -> Self {
         self.destination = Some(address.into());
         self
     }
 
-    /// The address of this end, whose family the peer's has, too.
+    /// The local address. It must have the same address family as the peer.
     pub fn source(mut self, address: impl Into<Address>) -> Self {
         self.source = Some(address.into());
         self
     }
 
-    /// Looks for an address to listen at (`RAI_PASSIVE`), which without a name is every one of this host.
+    /// Looks up an address to listen at (`RAI_PASSIVE`); without a name, all addresses of this host.
     pub fn passive(mut self) -> Self {
         self.passive = true;
         self
     }
 
-    /// The name is an address, and no name service is asked (`RAI_NUMERICHOST`).
+    /// Treats the name as an address, without asking a name service (`RAI_NUMERICHOST`).
     pub fn numeric_host(mut self) -> Self {
         self.numeric_host = true;
         self
     }
 
-    /// A way there is given if it is known, and not waited for (`RAI_NOROUTE`).
+    /// Returns a route only if it is cached, without waiting for it (`RAI_NOROUTE`).
     pub fn no_route(mut self) -> Self {
         self.no_route = true;
         self
     }
 
-    /// Addresses of this family only (`RAI_FAMILY`). With [`AddressFamily::Ib`] the name is a GID, as [`Ipv6Addr`] writes it.
+    /// Looks up addresses of this family only (`RAI_FAMILY`).
+    ///
+    /// With [`AddressFamily::Ib`] the name is a GID in the notation of [`Ipv6Addr`].
     pub fn family(mut self, family: AddressFamily) -> Self {
         self.family = Some(family);
         self
     }
 
-    /// What the id will have ports in common with; [`PortSpace::TCP`] comes first unless set.
+    /// Port space of the id; [`PortSpace::TCP`] is preferred by default.
     pub fn space(mut self, space: PortSpace) -> Self {
         self.space = Some(space);
         self
     }
 
-    /// Type of the queue pair: reliable connections come first unless set.
+    /// Type of the queue pair; reliable connections are preferred by default.
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = Some(qp_type);
         self
     }
 
-    /// Looks it up: `rdma_getaddrinfo(3)`. The name service is asked for as long as it takes, and on InfiniBand ibacm(8), where it
-    /// runs, for the way there. What librdmacm returns is copied and freed (`rdma_freeaddrinfo`).
+    /// Performs the lookup: `rdma_getaddrinfo(3)`.
     ///
-    /// Of the addresses that a name has, librdmacm returns the first one; ibacm's answer comes before it as an address of
-    /// InfiniBand.
+    /// This blocks on the name service, and on InfiniBand also on ibacm(8), if it runs, for the route. The list from
+    /// librdmacm is copied and freed (`rdma_freeaddrinfo`).
+    ///
+    /// If a name has several addresses, librdmacm returns the first. The result of ibacm precedes it, as a native
+    /// InfiniBand address.
     ///
     /// # Errors
-    /// [`CmError::NoAddress`] when a name is not known, with what getaddrinfo(3) says; [`CmError::Call`], with `EINVAL` for a
-    /// source of another family than is asked for; those of [`EventChannel::new`].
+    /// [`CmError::NoAddress`] when a name is unknown, with the message of getaddrinfo(3); [`CmError::Call`], with
+    /// `EINVAL` for a source of another family than the requested one; the errors of [`EventChannel::new`].
     #[doc(alias = "rdma_getaddrinfo")]
     #[doc(alias = "rdma_freeaddrinfo")]
     pub fn lookup(&self) -> Result<Vec<AddressInfo>> {
-        const CALL: &str = "rdma_getaddrinfo";
-        // The first of a process has librdmacm find its devices, which a look-up would not wait for in another thread.
+        const VERB: Verb = Verb::RdmaGetaddrinfo;
+        // The first call of a process enumerates the devices. Concurrent lookups do not wait for that, but opening a
+        // channel does.
         let channel = EventChannel::new()?;
         let cm = channel.cm();
         let mut list = null_mut();
-        self.with_raw(CALL, |node, service, hints| {
-            // SAFETY: the names are strings or NULL, and they and the hints, with what they point to, are valid for the call; so is
-            // the out pointer.
+        self.with_raw(VERB, |node, service, hints| {
+            // SAFETY: the names are C strings or NULL. They, the hints with everything these point to, and the out
+            // pointer are valid during the call.
             check_name(|| unsafe { (cm.rdma_getaddrinfo)(node, service, hints, &mut list) })
         })?
-        .map_err(|error| not_found(CALL, error))?;
-        // SAFETY: it has returned a list, which is this function's to free.
+        .map_err(|error| lookup_error(VERB, error))?;
+        // SAFETY: the call has returned a list that this function has to free.
         Ok(unsafe { List::new(cm, list) }.copy())
     }
 
-    /// Calls `function` with the names and the hints as C has them.
+    /// Calls `function` with the names and the hints as C types.
     fn with_raw<T>(
         &self,
-        call: &'static str,
+        verb: Verb,
         function: impl FnOnce(*const c_char, *const c_char, *const rdma_addrinfo) -> T,
     ) -> Result<T> {
-        let invalid = || failed(call, Errno(libc::EINVAL));
+        let invalid = || failed(verb, Errno(libc::EINVAL));
         let [node, service] = [&self.node, &self.service].map(|name| name.as_deref().map(CString::new).transpose());
-        let no_name = |_| CmError::NoAddress { reason: "a name has a zero byte within".to_owned() };
+        let no_name = |_| CmError::NoAddress { reason: "the name contains a zero byte".to_owned() };
         let (node, service) = (node.map_err(no_name)?, service.map_err(no_name)?);
         let has_name = node.is_some() || service.is_some();
         let destination = self.destination.filter(|_| !has_name);
         if !has_name && destination.is_none() && !(self.passive && self.source.is_some()) {
-            let reason = "neither a name nor an address was given to look for".to_owned();
+            let reason = "the query has neither a name nor an address".to_owned();
             return Err(CmError::NoAddress { reason }.into());
         }
-        // librdmacm reads the source and the destination as of one family.
+        // librdmacm assumes that source and destination have the same family.
         let mut families =
             [self.family, self.source.map(|own| AddressFamily::of(&own)), destination.map(|to| AddressFamily::of(&to))]
                 .into_iter()
@@ -194,10 +200,10 @@ impl AddressQuery {
             return Err(invalid());
         }
         let of_ib = family == Some(AddressFamily::Ib);
-        // It reads what getaddrinfo(3) returns as an IPv6 address then, without a look at its family.
+        // librdmacm then interprets the result of getaddrinfo(3) as an IPv6 address without checking its family.
         let is_gid = self.node.as_deref().is_some_and(|node| node.parse::<Ipv6Addr>().is_ok());
         if of_ib && has_name && !is_gid {
-            let reason = "the name of a host of InfiniBand is its GID, written as an IPv6 address".to_owned();
+            let reason = "the name of an InfiniBand host must be its GID, in the notation of IPv6".to_owned();
             return Err(CmError::NoAddress { reason }.into());
         }
         let (mut source, mut destination) = (self.source.map(Address::to_raw), destination.map(Address::to_raw));
@@ -224,44 +230,43 @@ impl AddressQuery {
     }
 }
 
-/// What was found: `struct rdma_addrinfo`.
+/// A result of a lookup: `struct rdma_addrinfo`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct AddressInfo {
-    /// Whether it is to listen at.
+    /// Whether it is an address to listen at.
     pub passive: bool,
-    /// What an id for it has ports in common with: for [`Id::new`].
+    /// Port space of an id for it, for [`Id::new`].
     pub space: PortSpace,
-    /// Type of its queue pair.
+    /// Type of the queue pair.
     pub qp_type: QueuePairType,
-    /// The address of this end, if it is given: to [bind](Id::bind) to, or to [resolve](Id::resolve_address) from.
+    /// The local address, if known: to [bind](Id::bind) to, or to [resolve](Id::resolve_address) from.
     pub local: Option<Address>,
     /// The address of the peer.
     pub peer: Option<Address>,
-    /// The proper name of this end.
+    /// Canonical name of this end.
     pub local_name: Option<String>,
-    /// The proper name of the peer.
+    /// Canonical name of the peer.
     pub peer_name: Option<String>,
-    /// The way to the peer, if ibacm has said it: for [`Id::set_paths`] in place of [`Id::resolve_route`].
+    /// The route to the peer, if ibacm returned one: for [`Id::set_paths`] instead of [`Id::resolve_route`].
     pub paths: Option<Paths>,
-    /// Bytes that come before those of the program when a peer is asked for a connection by an address of InfiniBand: they have the
-    /// addresses of IP.
+    /// Header of the private data of a connection request to a native InfiniBand address. It contains the IP addresses.
     pub connect_data: Vec<u8>,
 }
 
-/// The way to a peer: `struct ibv_path_data`, one or more of them, as ibacm has said.
+/// The route to a peer from ibacm: one or more `struct ibv_path_data`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Paths(Vec<u8>);
 
 impl Paths {
-    /// How many there are, for one direction or both.
+    /// Number of paths, for one direction or both.
     #[must_use]
-    #[allow(clippy::len_without_is_empty)] // There is one, or none of these.
+    #[allow(clippy::len_without_is_empty)] // It is never empty.
     pub fn len(&self) -> usize {
         self.0.len() / PATH_DATA
     }
 
-    /// As C has them.
+    /// The paths as a C array.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -277,7 +282,7 @@ impl fmt::Debug for Paths {
     }
 }
 
-/// A list of librdmacm's, freed on drop.
+/// A list that librdmacm returned, freed on drop.
 struct List {
     cm: &'static RdmaCm,
     first: Option<NonNull<rdma_addrinfo>>,
@@ -285,7 +290,7 @@ struct List {
 
 impl List {
     /// # Safety
-    /// `first` must be NULL, or a list that librdmacm has returned, and that nobody else frees.
+    /// `first` must be NULL, or a list that librdmacm returned and that has no other owner.
     unsafe fn new(cm: &'static RdmaCm, first: *mut rdma_addrinfo) -> Self {
         List { cm, first: NonNull::new(first) }
     }
@@ -294,7 +299,7 @@ impl List {
         let mut found = Vec::new();
         let mut next = self.first;
         while let Some(raw) = next {
-            // SAFETY: an entry of the list, which is valid until it is freed on drop, as is what it points to.
+            // SAFETY: an entry of the list. It and everything it points to are valid until the list is freed on drop.
             let raw = unsafe { raw.as_ref() };
             // SAFETY: as above.
             found.push(unsafe { AddressInfo::from_raw(raw) });
@@ -307,7 +312,7 @@ impl List {
 impl Drop for List {
     fn drop(&mut self) {
         if let Some(first) = self.first {
-            // SAFETY: the list is ours, and nothing points into it: what is returned was copied.
+            // SAFETY: this is the owner of the list, and nothing points into it, because results are copies.
             unsafe { (self.cm.rdma_freeaddrinfo)(first.as_ptr()) }
         }
     }
@@ -315,21 +320,21 @@ impl Drop for List {
 
 impl AddressInfo {
     /// # Safety
-    /// `raw` must be an entry of a list that librdmacm has returned and that was not freed.
+    /// `raw` must be an entry of a list that librdmacm returned and that was not freed.
     unsafe fn from_raw(raw: &rdma_addrinfo) -> Self {
         let address = |raw: *mut libc::sockaddr, len: libc::socklen_t| match raw.is_null() || len == 0 {
             true => None,
-            // SAFETY: the caller's contract: an address has the length of its family.
+            // SAFETY: the caller's contract. An address has the length of its family.
             false => unsafe { Address::from_raw(raw) },
         };
         let name = |raw: *mut c_char| {
-            // SAFETY: the caller's contract: a name is a string, or NULL.
+            // SAFETY: the caller's contract. A name is a C string or NULL.
             let name = NonNull::new(raw).map(|raw| unsafe { CStr::from_ptr(raw.as_ptr()) });
             name.map(CStr::to_string_lossy).map(Cow::into_owned)
         };
         let bytes = |raw: *mut std::ffi::c_void, len: usize| match raw.is_null() {
             true => Vec::new(),
-            // SAFETY: the caller's contract: there are as many bytes as it says.
+            // SAFETY: the caller's contract. The length is valid.
             false => unsafe { std::slice::from_raw_parts(raw.cast::<u8>(), len) }.to_vec(),
         };
         let paths = bytes(raw.ai_route, raw.ai_route_len);
@@ -348,84 +353,88 @@ impl AddressInfo {
 }
 
 impl Id {
-    /// Looks addresses up for this id: `rdma_resolve_addrinfo(3)`, of rdma-core 60. Then comes
-    /// [`AddressInfoResolved`](super::EventKind::AddressInfoResolved), and [`Id::address_info`] has what was found. The name
-    /// service is asked before this returns, and ids of the same channel wait that long; it is one look-up at a time.
+    /// Looks up addresses for this id: `rdma_resolve_addrinfo(3)` of rdma-core 60.
+    ///
+    /// [`AddressInfoResolved`](super::EventKind::AddressInfoResolved) follows, and [`Id::address_info`] returns the
+    /// result. This call blocks on the name service, and so do calls on other ids of the same channel. Only one lookup
+    /// can be pending.
     ///
     /// # Errors
-    /// [`CmError::OlderLibrary`]; [`CmError::Call`], with `EBUSY` while another look-up is not done, or its outcome was not taken;
-    /// those of [`AddressQuery::lookup`].
+    /// [`CmError::OlderLibrary`]; [`CmError::Call`], with `EBUSY` while another lookup is pending or its result was not
+    /// taken; the errors of [`AddressQuery::lookup`].
     #[doc(alias = "rdma_resolve_addrinfo")]
     pub fn resolve_address_info(&mut self, query: &AddressQuery) -> Result<()> {
-        const CALL: &str = "rdma_resolve_addrinfo";
-        let resolve = self.newer(CALL, self.channel().cm().rdma_resolve_addrinfo)?;
+        const VERB: Verb = Verb::RdmaResolveAddrinfo;
+        let resolve = self.require_newer(VERB, self.channel().cm().rdma_resolve_addrinfo)?;
         query
-            .with_raw(CALL, |node, service, hints| {
-                let _turn = self.channel().turn();
-                // SAFETY: the id is valid; the names are strings or NULL, and they and the hints, with what they point to, are
-                // valid for the call.
+            .with_raw(VERB, |node, service, hints| {
+                let _guard = self.channel().lock();
+                // SAFETY: the id is valid. The names are C strings or NULL. They and the hints, with everything these
+                // point to, are valid during the call.
                 check_neg(|| unsafe { resolve(self.as_raw(), node, service, hints) })
             })?
             .map(drop)
-            .map_err(|errno| not_found(CALL, NameError::of_errno(errno)))
+            .map_err(|errno| lookup_error(VERB, NameError::from_errno(errno)))
     }
 
-    /// Asks the subnet administrator of InfiniBand who has a service, by its name or number: `rdma_resolve_addrinfo(3)` with
-    /// `RAI_SA`, of rdma-core 60. The id has a device. Then comes
+    /// Asks the subnet administrator of InfiniBand for a service by its name or number.
+    ///
+    /// Calls `rdma_resolve_addrinfo(3)` of rdma-core 60 with `RAI_SA`. The id must have a device.
     /// [`AddressInfoResolved`](super::EventKind::AddressInfoResolved) or
-    /// [`AddressInfoError`](super::EventKind::AddressInfoError).
+    /// [`AddressInfoError`](super::EventKind::AddressInfoError) follows.
     ///
     /// # Errors
-    /// As [`Id::resolve_address_info`]; [`CmError::Call`], as the kernel says.
+    /// Like [`Id::resolve_address_info`]; [`CmError::Call`] with the error of the kernel.
     pub fn resolve_service(&mut self, service: &str) -> Result<()> {
-        const CALL: &str = "rdma_resolve_addrinfo";
-        let resolve = self.newer(CALL, self.channel().cm().rdma_resolve_addrinfo)?;
+        const VERB: Verb = Verb::RdmaResolveAddrinfo;
+        let resolve = self.require_newer(VERB, self.channel().cm().rdma_resolve_addrinfo)?;
         let service = CString::new(service)
-            .map_err(|_| CmError::NoAddress { reason: "a name has a zero byte within".to_owned() })?;
+            .map_err(|_| CmError::NoAddress { reason: "the name contains a zero byte".to_owned() })?;
         let hints = rdma_addrinfo { ai_flags: RAI_SA as c_int, ..rdma_addrinfo::zeroed() };
-        // SAFETY: the id is valid; so are the name and the hints for the duration of the call, and no host is named.
-        self.call_on_device(CALL, |_, id| unsafe { resolve(id, null(), service.as_ptr(), &hints) })
+        // SAFETY: the id is valid, and so are the name and the hints during the call. No host is named.
+        self.call_on_device(VERB, |_, id| unsafe { resolve(id, null(), service.as_ptr(), &hints) })
     }
 
-    /// What was looked up for this id, once: `rdma_query_addrinfo(3)`, of rdma-core 60.
+    /// Takes the result of the lookup for this id: `rdma_query_addrinfo(3)` of rdma-core 60.
     ///
     /// # Errors
     /// [`CmError::OlderLibrary`]; [`CmError::Call`], with `ENOENT` before
-    /// [`AddressInfoResolved`](super::EventKind::AddressInfoResolved) has come, and after it was taken.
+    /// [`AddressInfoResolved`](super::EventKind::AddressInfoResolved), and after the result was taken.
     #[doc(alias = "rdma_query_addrinfo")]
     pub fn address_info(&mut self) -> Result<Vec<AddressInfo>> {
-        const CALL: &str = "rdma_query_addrinfo";
-        let query = self.newer(CALL, self.channel().cm().rdma_query_addrinfo)?;
+        const VERB: Verb = Verb::RdmaQueryAddrinfo;
+        let query = self.require_newer(VERB, self.channel().cm().rdma_query_addrinfo)?;
         let mut list = null_mut();
         // SAFETY: the id and the out pointer are valid.
-        self.call(CALL, |_, id| unsafe { query(id, &mut list) })?;
-        // SAFETY: it has given its list away.
+        self.call(VERB, |_, id| unsafe { query(id, &mut list) })?;
+        // SAFETY: the call has returned a list that this function has to free.
         Ok(unsafe { List::new(self.channel().cm(), list) }.copy())
     }
 
-    /// Writes an event of the program's own into the channel, which comes as [`User`](super::EventKind::User), to wake who waits
-    /// there: `rdma_write_cm_event(3)`, of rdma-core 60.
+    /// Writes an event into the channel, to wake its readers: `rdma_write_cm_event(3)` of rdma-core 60.
+    ///
+    /// It arrives as [`User`](super::EventKind::User).
     ///
     /// # Errors
-    /// [`CmError::OlderLibrary`]; [`CmError::Call`], as when the kernel is older.
+    /// [`CmError::OlderLibrary`]; [`CmError::Call`], for example with an older kernel.
     #[doc(alias = "rdma_write_cm_event")]
     pub fn write_event(&self, status: i32, argument: u64) -> Result<()> {
-        const CALL: &str = "rdma_write_cm_event";
-        let write = self.newer(CALL, self.channel().cm().rdma_write_cm_event)?;
+        const VERB: Verb = Verb::RdmaWriteCmEvent;
+        let write = self.require_newer(VERB, self.channel().cm().rdma_write_cm_event)?;
         // SAFETY: the id is valid.
-        self.call(CALL, |_, id| unsafe { write(id, RDMA_CM_EVENT_USER, status, argument) })
+        self.call(VERB, |_, id| unsafe { write(id, RDMA_CM_EVENT_USER, status, argument) })
     }
 
-    fn newer<F>(&self, call: &'static str, function: Option<F>) -> Result<F> {
-        function.ok_or(CmError::OlderLibrary { call, since: SINCE }.into())
+    fn require_newer<F>(&self, verb: Verb, function: Option<F>) -> Result<F> {
+        function.ok_or(CmError::OlderLibrary { verb, since: SINCE }.into())
     }
 }
 
-fn not_found(call: &'static str, error: NameError) -> crate::Error {
+fn lookup_error(verb: Verb, error: NameError) -> crate::Error {
     match error {
-        NameError::Errno(errno) => failed(call, errno),
+        NameError::Errno(errno) => failed(verb, errno),
         NameError::Code(code) => {
-            // SAFETY: it returns a string that lasts, for any number.
+            // SAFETY: it returns a static string for any number.
             let text = unsafe { CStr::from_ptr(libc::gai_strerror(code)) };
             CmError::NoAddress { reason: text.to_string_lossy().into_owned() }.into()
         }

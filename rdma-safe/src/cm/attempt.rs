@@ -1,4 +1,4 @@
-//! Why there is no connection.
+//! Failed steps of connections by address.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,80 +6,81 @@ use std::time::Duration;
 
 use super::error::failed;
 use super::{Address, CmError, EventKind, PrivateData, RejectReason, ServiceStatus};
+use crate::error::Verb;
 use crate::explain::advice;
 use crate::{Errno, Error};
 
-/// A connection that did not come about.
+/// A failed step of a connection by address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ConnectError {
-    /// What was being done.
+    /// The step that failed.
     pub step: Step,
-    /// Why it failed.
+    /// The cause of the failure.
     pub cause: Cause,
-    /// The address of this end, if it had one.
+    /// Address of this end, if it had one.
     pub local: Option<Address>,
-    /// The address of the peer, if it is known.
+    /// Address of the peer, if known.
     pub peer: Option<Address>,
 }
 
-/// What it takes to connect.
+/// A step of a connection by address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Step {
-    /// To find the device that leads to the peer.
+    /// Finding the device that leads to the peer.
     ResolveAddress,
-    /// To find a way there.
+    /// Finding the route to the peer.
     ResolveRoute,
-    /// To be accepted by the peer.
+    /// Requesting the connection from the peer.
     Connect,
-    /// To be told by the peer where its datagrams go.
+    /// Requesting the queue pair of a datagram service.
     FindService,
-    /// To become a member of a multicast group.
+    /// Joining a multicast group.
     JoinGroup,
-    /// To be told by the peer that it knows it was accepted.
+    /// Accepting a request, until the peer confirms.
     Accept,
-    /// To have work done, by way of the connection.
+    /// Transferring data over the connection.
     Transfer,
-    /// To be told by the peer that the connection has ended.
+    /// Disconnecting, until the peer confirms.
     Disconnect,
 }
 
-/// Why a step failed.
+/// The cause of a failed step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-#[allow(clippy::large_enum_variant)] // Errors have it in a box.
+#[allow(clippy::large_enum_variant)] // Errors hold it in a box.
 pub enum Cause {
-    /// No event came.
+    /// No event arrived in time.
     Timeout(Duration),
-    /// The event said so.
+    /// An event or a call reported an error.
     Failed(Errno),
-    /// There is no way to the peer, or it did not answer.
+    /// The peer did not reply or is unreachable.
     Unreachable(Errno),
-    /// The peer has refused.
+    /// The peer has rejected the request.
     Rejected {
-        /// Why.
+        /// Reason of the rejection.
         reason: RejectReason,
-        /// What it has to say.
+        /// Private data from the peer.
         private_data: PrivateData,
     },
-    /// The peer has no such service for datagrams, or has refused.
+    /// The peer has no such service for datagrams, or has rejected the request.
     Refused {
-        /// Why.
+        /// Status of the lookup.
         status: ServiceStatus,
-        /// What it has to say.
+        /// Private data from the peer.
         private_data: PrivateData,
     },
-    /// The peer has ended the connection meanwhile.
+    /// The peer has ended the connection.
     Disconnected,
-    /// The device went away.
+    /// The device was removed.
     DeviceRemoved,
-    /// What does not belong to the step.
+    /// An event that does not belong to the step.
     Unexpected,
 }
 
 impl Cause {
-    /// Of an event that is not what the step has waited for.
+    /// The cause behind an event other than the expected one.
     pub(super) fn of(event: &EventKind) -> Cause {
         match event {
             EventKind::AddressError(errno)
@@ -88,10 +89,10 @@ impl Cause {
             | EventKind::MulticastError(errno) => Cause::Failed(*errno),
             EventKind::Unreachable(errno) => Cause::Unreachable(*errno),
             EventKind::Rejected(reason, parameters) => {
-                Cause::Rejected { reason: *reason, private_data: parameters.said() }
+                Cause::Rejected { reason: *reason, private_data: parameters.private_data_owned() }
             }
             EventKind::NoService(status, parameters) => {
-                Cause::Refused { status: *status, private_data: parameters.said() }
+                Cause::Refused { status: *status, private_data: parameters.private_data_owned() }
             }
             EventKind::Disconnected | EventKind::TimewaitExit => Cause::Disconnected,
             EventKind::DeviceRemoval => Cause::DeviceRemoved,
@@ -101,10 +102,10 @@ impl Cause {
 }
 
 impl Cause {
-    /// Of a call that failed.
-    pub(super) fn of_errno(errno: Errno) -> Cause {
+    /// The cause behind a failed call.
+    pub(super) fn from_errno(errno: Errno) -> Cause {
         match errno {
-            // The kernel has taken the id from under librdmacm.
+            // The kernel has destroyed its side of the id.
             Errno(libc::ENXIO) => Cause::DeviceRemoved,
             errno => Cause::Failed(errno),
         }
@@ -119,16 +120,16 @@ impl Cause {
 }
 
 impl Step {
-    /// What it begins with.
-    pub(crate) fn call(self) -> &'static str {
+    /// The function that starts the step.
+    pub(crate) fn verb(self) -> Verb {
         match self {
-            Step::ResolveAddress => "rdma_resolve_addr",
-            Step::ResolveRoute => "rdma_resolve_route",
-            Step::Connect | Step::FindService => "rdma_connect",
-            Step::JoinGroup => "rdma_join_multicast",
-            Step::Accept => "rdma_accept",
-            Step::Transfer => "ibv_poll_cq",
-            Step::Disconnect => "rdma_disconnect",
+            Step::ResolveAddress => Verb::RdmaResolveAddr,
+            Step::ResolveRoute => Verb::RdmaResolveRoute,
+            Step::Connect | Step::FindService => Verb::RdmaConnect,
+            Step::JoinGroup => Verb::RdmaJoinMulticast,
+            Step::Accept => Verb::RdmaAccept,
+            Step::Transfer => Verb::PollCq,
+            Step::Disconnect => Verb::RdmaDisconnect,
         }
     }
 }
@@ -151,14 +152,14 @@ impl fmt::Display for Step {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Cause::Timeout(waited) => write!(f, "nothing came back within {waited:?}"),
+            Cause::Timeout(waited) => write!(f, "no reply within {waited:?}"),
             Cause::Failed(errno) => write!(f, "{errno}"),
-            Cause::Unreachable(errno) => write!(f, "the peer is not to be reached or does not answer ({errno})"),
+            Cause::Unreachable(errno) => write!(f, "the peer is unreachable or does not reply ({errno})"),
             Cause::Rejected { reason, .. } => write!(f, "{reason}"),
             Cause::Refused { status, .. } => write!(f, "{status}"),
             Cause::Disconnected => f.write_str("the peer has ended the connection"),
-            Cause::DeviceRemoved => f.write_str("the device went away"),
-            Cause::Unexpected => f.write_str("an event came that does not belong there"),
+            Cause::DeviceRemoved => f.write_str("the device was removed"),
+            Cause::Unexpected => f.write_str("an unexpected event arrived"),
         }
     }
 }
@@ -184,7 +185,9 @@ impl fmt::Display for ConnectError {
 impl std::error::Error for ConnectError {}
 
 impl EventKind {
-    /// What has failed, if the event says so: as an error that explains it, without the addresses, which the id has.
+    /// The failure that the event reports, as an error with an explanation.
+    ///
+    /// The error lacks the addresses, which the id has.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
         let step = match self {
@@ -194,7 +197,7 @@ impl EventKind {
             EventKind::NoService(..) => Step::FindService,
             EventKind::MulticastError(_) => Step::JoinGroup,
             EventKind::DeviceRemoval => Step::Transfer,
-            EventKind::AddressInfoError(errno) => return Some(failed("rdma_resolve_addrinfo", *errno)),
+            EventKind::AddressInfoError(errno) => return Some(failed(Verb::RdmaResolveAddrinfo, *errno)),
             _ => return None,
         };
         let failed = ConnectError { step, cause: Cause::of(self), local: None, peer: None };
@@ -206,24 +209,22 @@ impl ConnectError {
     fn advice(&self) -> Cow<'static, str> {
         Cow::Borrowed(match (self.step, self.cause) {
             (Step::ResolveAddress, _) if matches!(self.peer, Some(Address::Ib(_))) => {
-                "; addresses of InfiniBand itself lead over InfiniBand only: on Ethernet, connect to an IP address"
+                "; native InfiniBand addresses work only over InfiniBand: on Ethernet, connect to an IP address"
             }
             (Step::ResolveAddress, _) => {
                 "; an RDMA device must be on the network of the address (see `rdma link` and `ip route get`), and on Ethernet the \
-                 peer answer there"
+                 peer must answer there"
             }
             (_, Cause::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. })
             | (_, Cause::Refused { status: ServiceStatus::UNSUPPORTED, .. }) => {
                 "; start the peer first, or look at the port"
             }
             (Step::Connect | Step::FindService, Cause::Timeout(_) | Cause::Unreachable(_)) => {
-                "; the peer may be gone, or a firewall drop UDP port 4791, or its MTU differ"
+                "; the peer may be gone, a firewall may drop UDP port 4791, or the MTUs may differ"
             }
-            // Before they are answered, requests get no events.
-            (Step::Connect | Step::Accept, Cause::Failed(Errno(libc::EINVAL))) => {
-                "; the peer has most likely gone meanwhile"
-            }
-            (step, Cause::Failed(errno)) => return Cow::Owned(advice(step.call(), errno)),
+            // Requests get no events until they are answered.
+            (Step::Connect | Step::Accept, Cause::Failed(Errno(libc::EINVAL))) => "; the peer is most likely gone",
+            (step, Cause::Failed(errno)) => return Cow::Owned(advice(step.verb(), errno)),
             _ => "",
         })
     }
@@ -235,10 +236,12 @@ mod tests {
     use crate::cm::{Parameters, PeerParameters, PrivateData};
 
     #[test]
-    fn events_that_tell_of_a_failure_explain_it() {
-        let nobody = EventKind::AddressError(Errno(libc::ENODEV)).error().unwrap();
-        assert_eq!((nobody.verb(), nobody.errno()), (Some("rdma_resolve_addr"), Some(Errno(libc::ENODEV))));
-        assert!(nobody.to_string().starts_with("resolving the address failed: ") && nobody.explain().is_some());
+    fn failure_events_explain_the_failure() {
+        let unreachable = EventKind::AddressError(Errno(libc::ENODEV)).error().unwrap();
+        assert_eq!((unreachable.verb(), unreachable.errno()), (Some(Verb::RdmaResolveAddr), Some(Errno(libc::ENODEV))));
+        assert!(
+            unreachable.to_string().starts_with("resolving the address failed: ") && unreachable.explain().is_some()
+        );
         let said = Parameters::Connected(PeerParameters {
             private_data: PrivateData::EMPTY,
             responder_resources: 0,
@@ -254,7 +257,7 @@ mod tests {
             (EventKind::NoService(ServiceStatus::UNSUPPORTED, said), "start the peer first"),
             (EventKind::Unreachable(Errno(libc::ETIMEDOUT)), "firewall"),
             (EventKind::MulticastError(Errno(libc::ENOMEM)), "joining the group failed"),
-            (EventKind::DeviceRemoval, "the device went away"),
+            (EventKind::DeviceRemoval, "the device was removed"),
             (EventKind::AddressInfoError(Errno(libc::ENOENT)), "rdma_resolve_addrinfo failed"),
         ] {
             let error = event.error().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! A connection.
+//! Connections by address.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
@@ -6,20 +6,22 @@ use std::time::{Duration, Instant};
 
 use super::attempt::{Cause, Step};
 use super::error::failed;
-use super::side::{End, Side};
+use super::side::{ConnectionEnd, Side};
 use super::{Address, Id, PrivateData};
-use crate::{Armed, Buffer, Completion, Endpoint, Errno, Error, Result, readiness};
+use crate::endpoint::Armed;
+use crate::error::Verb;
+use crate::{Buffer, Completion, Endpoint, Errno, Error, Result, readiness};
 
-/// How often an endpoint without events is left to see whether the peer is still there.
-const GLANCE: Duration = Duration::from_millis(10);
+/// Interval at which `wait` checks the peer if the endpoint has no events.
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A connection by address: an [`Endpoint`], to which it dereferences, and what is known of its peer. Made by
-/// [`Connector`](super::Connector) and [`Listener`](super::Listener).
+/// A connection by address: an [`Endpoint`], to which it dereferences, with its id.
 ///
-/// Dropping it ends the connection: the peer is told, and its work in flight is flushed.
+/// Made by [`Connector`](super::Connector) and [`Listener`](super::Listener). Dropping it disconnects, which notifies
+/// the peer and flushes the work in flight.
 #[derive(Debug)]
 pub struct Connection {
-    // First, so that nothing arrives any more when the id goes.
+    // Dropped first, so that nothing arrives after the id is destroyed.
     endpoint: Endpoint,
     side: Side,
     private_data: PrivateData,
@@ -30,7 +32,7 @@ impl Connection {
         Connection { endpoint, side, private_data }
     }
 
-    /// What the peer has said when it asked, or accepted; padded with zeros.
+    /// The private data of the peer's request or reply, padded with zeros.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
@@ -48,15 +50,19 @@ impl Connection {
         self.side.id.peer_address()
     }
 
-    /// The id behind it. Its channel is the connection's own: take its events by [`Connection::is_connected`], which is also what
-    /// to call when the channel's descriptor becomes readable.
+    /// The id of the connection.
+    ///
+    /// Its channel belongs to the connection. Read its events only with [`Connection::is_connected`], also when the
+    /// descriptor of the channel becomes readable.
     #[must_use]
     pub fn id(&self) -> &Id {
         &self.side.id
     }
 
-    /// Whether neither end has ended the connection. If the peer has, that is answered, and work in flight comes back flushed: a
-    /// process that is gone has ended its connections, while a host that is gone is noticed by work that fails.
+    /// Whether the connection exists: neither end has ended it.
+    ///
+    /// If the peer has ended it, this confirms the disconnect and flushes the work in flight. The kernel disconnects
+    /// for a process that exits. If the peer's host fails, only failing work reports it.
     ///
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call).
@@ -64,20 +70,21 @@ impl Connection {
         self.side.is_connected(|| self.endpoint.flush())
     }
 
-    /// Waits for a piece of work to be done, at most for `timeout`, and for the peer to end the connection meanwhile: then work in
-    /// flight comes back flushed, and once there is none, the error says so. Sleeps or spins as [`Endpoint::wait`] does, which
-    /// notices nothing of the peer.
+    /// Waits until a piece of work has completed, for `timeout` at most, and watches for a disconnect.
+    ///
+    /// If the peer disconnects, work in flight is returned as flushed. When none is left, the error is
+    /// [`Cause::Disconnected`]. It sleeps or spins like [`Endpoint::wait`], which does not notice a disconnect.
     ///
     /// # Errors
-    /// [`CmError::Connect`](super::CmError::Connect) with [`Cause::Disconnected`] when the connection has ended and no work is
-    /// left; otherwise those of [`Endpoint::wait`], and [`CmError::Call`](super::CmError::Call).
+    /// [`CmError::Connect`](super::CmError::Connect) with [`Cause::Disconnected`] when the connection has ended and no
+    /// work is left; the errors of [`Endpoint::wait`]; [`CmError::Call`](super::CmError::Call).
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
         let start = Instant::now();
         loop {
             if let Some(done) = self.endpoint.poll()? {
                 return Ok(done);
             }
-            // Whatever had completed before the connection ended is in the queue when that is seen.
+            // Work that completed before the disconnect is in the queue by the time the disconnect is noticed.
             if !self.is_connected()? && self.endpoint.sends_in_flight() + self.endpoint.receives_in_flight() == 0 {
                 return match self.endpoint.poll()? {
                     Some(done) => Ok(done),
@@ -89,7 +96,7 @@ impl Connection {
                 return Err(Error::Timeout { waited: timeout });
             }
             if self.endpoint.channel().is_none() {
-                match self.endpoint.wait(left.min(GLANCE)) {
+                match self.endpoint.wait(left.min(PEER_CHECK_INTERVAL)) {
                     Err(Error::Timeout { .. }) => {}
                     done => return done,
                 }
@@ -99,7 +106,7 @@ impl Connection {
         }
     }
 
-    /// Until there is a completion, or the peer has something to say that is not known yet.
+    /// Sleeps until there is a completion or an event of the id, unless the disconnect is known.
     fn sleep(&self, timeout: Duration) -> Result<()> {
         let Some(work) = self.endpoint.channel() else { return Ok(()) };
         let ready = match self.side.has_ended() {
@@ -108,60 +115,65 @@ impl Connection {
                 readiness::poll([work.as_fd(), self.side.id.channel().as_fd()], timeout).map(|[work, id]| work | id)
             }
         };
-        // With nothing to read, now or ever, the device is gone, or a descriptor is: that is not to be waited for again.
-        match ready.map_err(|errno| failed("poll(2)", errno))? {
+        // An error without data means that the device or a descriptor is gone. Waiting again would be pointless.
+        match ready.map_err(|errno| failed(Verb::PollFd, errno))? {
             0 => Ok(()),
             ready if ready & libc::POLLIN != 0 => Ok(()),
-            _ => Err(failed("poll(2)", Errno(libc::EIO))),
+            _ => Err(failed(Verb::PollFd, Errno(libc::EIO))),
         }
     }
 
-    /// Ends the connection, and returns the buffers of all work that was not handed out, as [`Endpoint::close`] does. Take the
-    /// completions of what was sent before: what is in flight is flushed, and the peer need not have got it.
+    /// Ends the connection, and returns the buffers of all work that was not handed out, like [`Endpoint::close`].
+    ///
+    /// Poll the completions of earlier sends first: work in flight is flushed, and may not have reached the peer.
     ///
     /// # Errors
-    /// [`Unconfirmed`] with [`CmError::Connect`](super::CmError::Connect) when the peer does not confirm it within seconds, and
-    /// with [`CmError::Call`](super::CmError::Call): the connection has ended all the same, and the buffers are there. Those of
-    /// [`Endpoint::close`], which keep the buffers.
-    pub fn disconnect(mut self) -> Result<Vec<Buffer>, Unconfirmed> {
-        let told = self.side.part(|| self.endpoint.flush());
-        Unconfirmed::unless(told, self.endpoint.close())
+    /// [`DisconnectError`] with [`CmError::Connect`](super::CmError::Connect) when the peer does not confirm within
+    /// seconds, or with [`CmError::Call`](super::CmError::Call): the connection has ended nevertheless, and the buffers
+    /// are returned. The errors of [`Endpoint::close`], which keep the buffers.
+    pub fn disconnect(mut self) -> Result<Vec<Buffer>, DisconnectError> {
+        let disconnected = self.side.disconnect(|| self.endpoint.flush());
+        DisconnectError::combine(disconnected, self.endpoint.close())
     }
 
-    /// The endpoint and the id, whose drop ends the connection.
+    /// Splits the connection into the endpoint and the id. Dropping the id ends the connection.
     #[must_use]
     pub fn into_parts(self) -> (Endpoint, Id) {
         (self.endpoint, self.side.id)
     }
 }
 
-/// A connection that has ended, though not as it should: [`Connection::disconnect`],
-/// [`Member::disconnect`](super::Member::disconnect).
+/// A connection that ended without confirmation by the peer: [`Connection::disconnect`],
+/// [`SetConnection::disconnect`](super::SetConnection::disconnect).
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
-pub struct Unconfirmed {
-    /// Why.
+pub struct DisconnectError {
+    /// Reason of the failure.
     pub error: Error,
-    /// Those of all work that was not handed out; none where the queue pair could not be destroyed, as the device may still use
-    /// them then.
+    /// Buffers of all work that was not handed out.
+    ///
+    /// Empty if the queue pair could not be destroyed, because the device may then still use them.
     pub buffers: Vec<Buffer>,
 }
 
-impl Unconfirmed {
-    /// The buffers of an endpoint that was closed, where the peer was told.
-    pub(super) fn unless(told: Result<()>, closed: Result<Vec<Buffer>>) -> Result<Vec<Buffer>, Unconfirmed> {
-        match (closed, told) {
+impl DisconnectError {
+    /// Combines the results of the disconnect and of closing the endpoint.
+    pub(super) fn combine(
+        disconnected: Result<()>,
+        closed: Result<Vec<Buffer>>,
+    ) -> Result<Vec<Buffer>, DisconnectError> {
+        match (closed, disconnected) {
             (Ok(buffers), Ok(())) => Ok(buffers),
-            (Ok(buffers), Err(error)) => Err(Unconfirmed { error, buffers }),
-            (Err(error), _) => Err(Unconfirmed { error, buffers: Vec::new() }),
+            (Ok(buffers), Err(error)) => Err(DisconnectError { error, buffers }),
+            (Err(error), _) => Err(DisconnectError { error, buffers: Vec::new() }),
         }
     }
 }
 
-impl From<Unconfirmed> for Error {
+impl From<DisconnectError> for Error {
     /// Drops the buffers.
-    fn from(unconfirmed: Unconfirmed) -> Self {
+    fn from(unconfirmed: DisconnectError) -> Self {
         unconfirmed.error
     }
 }

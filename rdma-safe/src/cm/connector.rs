@@ -4,18 +4,18 @@ use std::net::ToSocketAddrs;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use super::address::first_of;
+use super::address::try_each;
 use super::attempt::{Cause, Step};
 use super::connection::Connection;
-use super::devices::{Devices, require};
+use super::devices::{Devices, require_device};
 use super::side::Side;
-use super::{Address, EventChannel, EventKind, Id, Member, PortSpace};
+use super::{Address, EventChannel, EventKind, Id, PortSpace, SetConnection};
 use crate::{Endpoint, EndpointBuilder, EndpointSet, ProtectionDomain, Result};
 
-/// Connects to addresses: makes reliable connections to who listens there, finds services for datagrams, and joins multicast
-/// groups.
+/// Connects to addresses, looks up services for datagrams, and joins multicast groups.
 ///
-/// Keep one: it keeps a protection domain for each device that an address has led to, so that all connections of it share memory.
+/// Reuse one connector: it keeps one protection domain for each device, so all its connections on a device can share
+/// memory.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +33,7 @@ use crate::{Endpoint, EndpointBuilder, EndpointSet, ProtectionDomain, Result};
 /// # }
 /// ```
 ///
-/// Where the peer speaks first, its message must find a receive: see [`Route::prepare`].
+/// If the peer sends first, post receives before connecting: see [`Route::prepare`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Connector {
@@ -53,7 +53,7 @@ impl Default for Connector {
 }
 
 impl Connector {
-    /// With the defaults.
+    /// A connector with the default settings.
     pub fn new() -> Self {
         Connector {
             devices: Devices::default(),
@@ -66,19 +66,19 @@ impl Connector {
         }
     }
 
-    /// The address to connect from, with port 0 for any; the one that the network chooses unless set.
+    /// Local address, with port 0 for any port; chosen by the network by default.
     pub fn source(mut self, address: impl Into<Address>) -> Self {
         self.source = Some(address.into());
         self
     }
 
-    /// How long the device and then the way to a peer is looked for each time, and how often again; 2 s and twice unless set.
+    /// Timeout for resolving the address, and then the route, and the number of retries of each; 2 s and 2 by default.
     pub fn resolve_timeout(mut self, timeout: Duration, retries: u32) -> Self {
         (self.resolve_timeout, self.resolve_retries) = (timeout, retries);
         self
     }
 
-    /// How long the peer has to answer; 10 s unless set.
+    /// Time for the peer to reply; 10 s by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -90,56 +90,59 @@ impl Connector {
         self
     }
 
-    /// How long an acknowledgement is waited for: [`Id::set_ack_timeout`]. A packet that is lost holds work up as long as that when
-    /// none comes after it. What the kernel makes of the network unless set; on Ethernet that is 19, 2.1 s, and since Linux 6.12 at
-    /// the latest 17, 0.54 s, whereas [`ConnectOptions`](crate::ConnectOptions) has 14, 67 ms.
+    /// ACK timeout: [`Id::set_ack_timeout`].
+    ///
+    /// A lost packet delays its connection by this time if no packet follows it. By default, the kernel chooses a value
+    /// for the network. On Ethernet that is 19 (2.1 s), and since Linux 6.12 at most 17 (0.54 s). The default of
+    /// [`ConnectOptions`](crate::ConnectOptions) is 14 (67 ms).
     pub fn ack_timeout(mut self, exponent: u8) -> Self {
         self.ack_timeout = Some(exponent);
         self
     }
 
-    /// Makes connections on the device of `pd` in this domain, instead of one that is opened for it.
+    /// Uses this domain for connections on its device, instead of opening the device.
     pub fn pd(self, pd: &ProtectionDomain) -> Self {
         self.devices.set(pd);
         self
     }
 
-    /// Connects to the first of these addresses that accepts, each tried in turn, with an endpoint as [`Endpoint::builder`] has it.
+    /// Connects to the first of these addresses that accepts, with a default [`Endpoint::builder`].
     ///
     /// # Errors
-    /// [`CmError::Connect`](super::CmError::Connect) says which step failed with the last of them, and why;
-    /// [`CmError::NoAddress`](super::CmError::NoAddress) when a name is not known.
+    /// [`CmError::Connect`](super::CmError::Connect) with the step that failed for the last address, and its cause;
+    /// [`CmError::NoAddress`](super::CmError::NoAddress) when a name is unknown.
     pub fn connect(&self, addresses: impl ToSocketAddrs) -> Result<Connection> {
-        first_of(addresses, |address| {
+        try_each(addresses, |address| {
             let route = self.resolve(address)?;
             let pd = route.pd().clone();
             route.prepare(Endpoint::builder(&pd))?.connect(&[])
         })
     }
 
-    /// As [`Connector::resolve`], of the first of these addresses that a device leads to.
+    /// Like [`Connector::resolve`], for the first of these addresses that a device leads to.
     ///
     /// # Errors
-    /// As there, of the last of them; [`CmError::NoAddress`](super::CmError::NoAddress) when a name is not known.
+    /// Like [`Connector::resolve`], for the last address; [`CmError::NoAddress`](super::CmError::NoAddress) when a name
+    /// is unknown.
     pub fn resolve_first(&self, addresses: impl ToSocketAddrs) -> Result<Route> {
-        first_of(addresses, |address| self.resolve(address))
+        try_each(addresses, |address| self.resolve(address))
     }
 
-    /// Finds the device that leads to `peer`, and a way there.
+    /// Finds the device that leads to `peer`, and the route.
     ///
     /// # Errors
     /// [`CmError::Connect`](super::CmError::Connect); [`CmError::Call`](super::CmError::Call).
     pub fn resolve(&self, peer: impl Into<Address>) -> Result<Route> {
-        let (side, pd) = self.way(PortSpace::TCP, peer.into())?;
+        let (side, pd) = self.route_to(PortSpace::TCP, peer.into())?;
         Ok(Route { side, pd, timeout: self.timeout })
     }
 
-    /// A way to `peer`, and the domain of the device that leads there.
-    pub(super) fn way(&self, space: PortSpace, peer: Address) -> Result<(Side, ProtectionDomain)> {
+    /// The route to `peer`, and the domain of the device that leads there.
+    pub(super) fn route_to(&self, space: PortSpace, peer: Address) -> Result<(Side, ProtectionDomain)> {
         let mut side = self.side(space, peer)?;
-        self.again(&mut side, Step::ResolveAddress, |id| id.resolve_address(self.source, peer, self.resolve_timeout))?;
-        self.again(&mut side, Step::ResolveRoute, |id| id.resolve_route(self.resolve_timeout))?;
-        let pd = self.devices.of(&side.id)?;
+        self.retry(&mut side, Step::ResolveAddress, |id| id.resolve_address(self.source, peer, self.resolve_timeout))?;
+        self.retry(&mut side, Step::ResolveRoute, |id| id.resolve_route(self.resolve_timeout))?;
+        let pd = self.devices.domain_of(&side.id)?;
         Ok((side, pd))
     }
 
@@ -149,10 +152,10 @@ impl Connector {
         match self.source {
             Some(own) => side.id.bind(own).map_err(|error| side.call_failed(Step::ResolveAddress, error))?,
             None => {
-                self.again(&mut side, Step::ResolveAddress, |id| id.resolve_address(None, group, self.resolve_timeout))?
+                self.retry(&mut side, Step::ResolveAddress, |id| id.resolve_address(None, group, self.resolve_timeout))?
             }
         }
-        let pd = self.devices.of(&side.id)?;
+        let pd = self.devices.domain_of(&side.id)?;
         Ok((side, pd))
     }
 
@@ -168,14 +171,14 @@ impl Connector {
         Ok(side)
     }
 
-    /// How long a peer has to answer.
-    pub(super) fn patience(&self) -> Duration {
+    /// Time for the peer to reply.
+    pub(super) fn reply_timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Tries a step until it succeeds, as often as is configured.
-    fn again(&self, side: &mut Side, step: Step, begin: impl Fn(&mut Id) -> Result<()>) -> Result<()> {
-        // The kernel tells by itself when the time is over.
+    /// Retries a step until it succeeds, as often as is configured.
+    fn retry(&self, side: &mut Side, step: Step, begin: impl Fn(&mut Id) -> Result<()>) -> Result<()> {
+        // The kernel reports the timeout, so wait slightly longer.
         let margin = self.resolve_timeout.saturating_add(Duration::from_secs(1));
         let mut retries = self.resolve_retries;
         loop {
@@ -192,7 +195,7 @@ impl Connector {
     }
 }
 
-/// A way to a peer.
+/// The route to a peer.
 #[derive(Debug)]
 pub struct Route {
     side: Side,
@@ -201,20 +204,21 @@ pub struct Route {
 }
 
 impl Route {
-    /// The domain that the connector has for the device: make the endpoint, and what it sends and receives, of this one, or of any
-    /// other of the device.
+    /// The connector's domain of the device.
+    ///
+    /// Build the endpoint and its buffers in this domain, or in another domain of the device.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.pd
     }
 
-    /// The address that a connection will be from.
+    /// The local address of the connection.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
         self.side.id.local_address()
     }
 
-    /// Makes the endpoint, so that receives can be posted before the peer can send.
+    /// Builds the endpoint, so that receives can be posted before the peer sends.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -234,32 +238,35 @@ impl Route {
     /// ```
     ///
     /// # Errors
-    /// [`CmError::OtherDevice`](super::CmError::OtherDevice) for a builder of another device; those of
+    /// [`CmError::OtherDevice`](super::CmError::OtherDevice) for a builder of another device; the errors of
     /// [`EndpointBuilder::build`](crate::EndpointBuilder::build).
     pub fn prepare(self, builder: EndpointBuilder<'_>) -> Result<PreparedRoute> {
-        require(&self.side.id, builder.pd())?;
+        require_device(&self.side.id, builder.pd())?;
         let endpoint = self.side.endpoint(Step::Connect, builder)?;
         Ok(PreparedRoute { endpoint, side: self.side, timeout: self.timeout })
     }
 
-    /// Asks the peer for the connection, with an endpoint of `set` and at most 56 bytes for it. Where the peer speaks first, let
-    /// the builder take receives from a pool.
+    /// Requests the connection, with an endpoint in `set` and at most 56 bytes of private data.
+    ///
+    /// If the peer sends first, build the endpoint with a receive pool.
     ///
     /// # Errors
-    /// As [`Route::prepare`] and [`PreparedRoute::connect`], and those of
-    /// [`EndpointBuilder::build_in`](crate::EndpointBuilder::build_in). The set is then as it was.
+    /// Like [`Route::prepare`] and [`PreparedRoute::connect`]; the errors of
+    /// [`EndpointBuilder::build_in`](crate::EndpointBuilder::build_in). The set is then unchanged.
     pub fn connect_in(
         self,
         builder: EndpointBuilder<'_>,
         set: &mut EndpointSet,
         private_data: &[u8],
-    ) -> Result<Member> {
+    ) -> Result<SetConnection> {
         let Route { side, timeout, .. } = self;
-        Member::new(side, Step::Connect, builder, set, |side, endpoint| side.connect(endpoint, timeout, private_data))
+        SetConnection::new(side, Step::Connect, builder, set, |side, endpoint| {
+            side.connect(endpoint, timeout, private_data)
+        })
     }
 }
 
-/// A way to a peer, with an endpoint that receives can be posted to.
+/// The route to a peer, with an endpoint that receives can be posted to.
 #[derive(Debug)]
 pub struct PreparedRoute {
     endpoint: Endpoint,
@@ -268,15 +275,15 @@ pub struct PreparedRoute {
 }
 
 impl PreparedRoute {
-    /// Asks the peer for the connection, with at most 56 bytes for it.
+    /// Requests the connection, with at most 56 bytes of private data.
     ///
     /// # Errors
-    /// [`CmError::Connect`](super::CmError::Connect), with the peer's own words where it has refused;
+    /// [`CmError::Connect`](super::CmError::Connect), with the peer's private data if it has rejected;
     /// [`CmError::PrivateData`](super::CmError::PrivateData); [`CmError::Call`](super::CmError::Call).
     pub fn connect(self, private_data: &[u8]) -> Result<Connection> {
         let PreparedRoute { mut endpoint, mut side, timeout } = self;
-        let said = side.connect(&mut endpoint, timeout, private_data)?;
-        Ok(Connection::new(endpoint, side, said))
+        let private_data = side.connect(&mut endpoint, timeout, private_data)?;
+        Ok(Connection::new(endpoint, side, private_data))
     }
 }
 

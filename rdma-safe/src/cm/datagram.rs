@@ -1,39 +1,40 @@
-//! Datagrams between those who are found by address.
+//! Datagram services that are found by address.
 
 use std::net::ToSocketAddrs;
 use std::time::Duration;
 
 use rdma_sys::RDMA_UDP_QKEY;
 
-use super::address::first_of;
+use super::address::try_each;
 use super::attempt::{Cause, Step};
-use super::devices::{Devices, require};
-use super::listener::Listening;
+use super::devices::{Devices, require_device};
+use super::listener::ListeningId;
 use super::side::Side;
 use super::{
     Address, CmError, ConnectParameters, Connector, EventChannel, EventKind, Parameters, PortSpace, PrivateData,
 };
 use crate::{DatagramEndpoint, Endpoint, EndpointBuilder, Peer, ProtectionDomain, QueuePairState, Result};
 
-/// The queue key that all have who are found by address: `RDMA_UDP_QKEY`.
+/// The queue key of services that are found by address: `RDMA_UDP_QKEY`.
 pub const DATAGRAM_QKEY: u32 = RDMA_UDP_QKEY;
 
 impl Connector {
-    /// Finds the device that leads to a service for datagrams, and a way there.
+    /// Finds the device that leads to a service for datagrams, and the route.
     ///
     /// # Errors
     /// [`CmError::Connect`]; [`CmError::Call`].
     pub fn resolve_datagrams(&self, service: impl Into<Address>) -> Result<DatagramRoute> {
-        let (side, pd) = self.way(PortSpace::UDP, service.into())?;
-        Ok(DatagramRoute { side, pd, timeout: self.patience() })
+        let (side, pd) = self.route_to(PortSpace::UDP, service.into())?;
+        Ok(DatagramRoute { side, pd, timeout: self.reply_timeout() })
     }
 
-    /// Makes an endpoint, as [`Endpoint::builder`] has it, and finds the first of these addresses that answers.
+    /// Builds a default endpoint, and looks up the service at the first of these addresses that replies.
     ///
     /// # Errors
-    /// [`CmError::Connect`] says which step failed with the last of them, and why; [`CmError::NoAddress`] when a name is not known.
+    /// [`CmError::Connect`] with the step that failed for the last address, and its cause; [`CmError::NoAddress`] when
+    /// a name is unknown.
     pub fn find_datagrams(&self, addresses: impl ToSocketAddrs) -> Result<(DatagramEndpoint, DatagramService)> {
-        first_of(addresses, |address| {
+        try_each(addresses, |address| {
             let route = self.resolve_datagrams(address)?;
             let endpoint = route.endpoint(Endpoint::builder(route.pd()))?;
             let service = route.find(&endpoint, &[])?;
@@ -42,7 +43,7 @@ impl Connector {
     }
 }
 
-/// A way to a service for datagrams. Made by [`Connector::resolve_datagrams`].
+/// The route to a service for datagrams. Made by [`Connector::resolve_datagrams`].
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -55,7 +56,7 @@ impl Connector {
 /// let mut endpoint = route.endpoint(Endpoint::builder(route.pd()).inline_data(64))?;
 /// endpoint.receive(route.pd().allocate(1024)?)?;
 /// let service = route.find(&endpoint, b"version 1")?;
-/// endpoint.send_inline(b"who are you?", &service.peer)?;
+/// endpoint.send_inline(b"hello", &service.peer)?;
 /// loop {
 ///     let done = endpoint.wait(Duration::from_secs(5))?.ok()?;
 ///     if done.sender.is_some() {
@@ -74,33 +75,37 @@ pub struct DatagramRoute {
 }
 
 impl DatagramRoute {
-    /// The domain that the connector has for the device: make the endpoint, and what it sends and receives, of this one, or of any
-    /// other of the device.
+    /// The connector's domain of the device.
+    ///
+    /// Build the endpoint and its buffers in this domain, or in another domain of the device.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.pd
     }
 
-    /// The address of this end.
+    /// The local address.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
         self.side.id.local_address()
     }
 
-    /// Makes an endpoint that can be used here: on the port of the route, with the queue key [`DATAGRAM_QKEY`].
+    /// Builds a matching endpoint: on the port of the route, with the queue key [`DATAGRAM_QKEY`].
     ///
     /// # Errors
-    /// [`CmError::OtherDevice`] for a builder of another device; those of [`EndpointBuilder::build_datagrams`].
+    /// [`CmError::OtherDevice`] for a builder of another device; the errors of [`EndpointBuilder::build_datagrams`].
     pub fn endpoint(&self, builder: EndpointBuilder<'_>) -> Result<DatagramEndpoint> {
         self.side.datagrams(Step::FindService, builder)
     }
 
-    /// Asks the service for its queue pair, with at most 180 bytes for it (InfiniBand: service id resolution). The endpoint may be
-    /// one that has found others already. The service is not told of the endpoint: it learns of it by its first datagram.
+    /// Looks up the queue pair of the service, with at most 180 bytes of private data.
+    ///
+    /// This is the service ID resolution of InfiniBand. An endpoint can be used for several lookups. The service does
+    /// not learn the endpoint's address until it receives a datagram.
     ///
     /// # Errors
-    /// [`CmError::Connect`], with [`Cause::Refused`] when nobody listens there or the request was refused;
-    /// [`CmError::OtherDevice`] and [`CmError::OtherQueueKey`] for an endpoint that cannot be used here; [`CmError::PrivateData`].
+    /// [`CmError::Connect`], with [`Cause::Refused`] when no service listens or the request was rejected;
+    /// [`CmError::OtherDevice`] and [`CmError::OtherQueueKey`] for an endpoint that does not match the route;
+    /// [`CmError::PrivateData`].
     pub fn find(mut self, endpoint: &DatagramEndpoint, private_data: &[u8]) -> Result<DatagramService> {
         self.side.require_datagrams(Step::FindService, endpoint)?;
         let parameters = ConnectParameters::new(endpoint.queue_pair().number()).private_data(private_data)?;
@@ -115,17 +120,17 @@ impl DatagramRoute {
     }
 }
 
-/// A service for datagrams that was found. Made by [`DatagramRoute::find`].
+/// A datagram service that was looked up. Made by [`DatagramRoute::find`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DatagramService {
-    /// Where to send to, from the endpoint that it was found for and any other of its domain.
+    /// The peer to send to, from any endpoint of the same domain.
     pub peer: Peer,
-    /// What it has answered, padded with zeros.
+    /// Private data of the reply, padded with zeros.
     pub private_data: PrivateData,
 }
 
-/// Listens at an address for those who look for a service for datagrams.
+/// Listens at an address for lookups of a datagram service.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -140,74 +145,77 @@ pub struct DatagramService {
 ///         break request;
 ///     }
 /// };
-/// // One endpoint can serve all who ask.
+/// // One endpoint can serve all peers.
 /// let pd = request.pd()?;
 /// let mut endpoint = request.endpoint(Endpoint::builder(&pd).inline_data(64))?;
 /// endpoint.receive(pd.allocate(1024)?)?;
-/// request.answer(&endpoint, b"version 1")?;
+/// request.accept(&endpoint, b"version 1")?;
 /// let done = endpoint.wait(Duration::from_secs(5))?.ok()?;
 /// if let Some(sender) = done.sender {
-///     endpoint.send_inline(b"it is me", &endpoint.peer_of(&sender)?)?;
+///     endpoint.send_inline(b"hello", &endpoint.peer_of(&sender)?)?;
 /// }
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct DatagramListener(Listening);
+pub struct DatagramListener(ListeningId);
 
 impl DatagramListener {
-    /// Listens at the first of these addresses that can be had, with room for 128 requests that were not taken yet. An unspecified
-    /// IP address is every one of this host, on any device; port 0 is a free one.
+    /// Listens at the first of these addresses that is available, with a backlog of 128 requests.
+    ///
+    /// An unspecified IP address stands for all addresses of this host, on any device. Port 0 selects a free port.
     ///
     /// # Errors
-    /// As [`Listener::bind`](super::Listener::bind).
+    /// Like [`Listener::bind`](super::Listener::bind).
     pub fn bind(addresses: impl ToSocketAddrs) -> Result<Self> {
-        first_of(addresses, |address| DatagramListener::bind_with(address, 128))
+        try_each(addresses, |address| DatagramListener::bind_with(address, 128))
     }
 
-    /// As [`DatagramListener::bind`], of one address, with room for `backlog` requests. What comes beyond is dropped, and asked for
-    /// again by the peer, after seconds.
+    /// Like [`DatagramListener::bind`], for one address, with a backlog of `backlog` requests.
+    ///
+    /// Further requests are dropped. The peer retries them after seconds.
     ///
     /// # Errors
-    /// As there.
+    /// Like [`DatagramListener::bind`].
     pub fn bind_with(address: impl Into<Address>, backlog: u32) -> Result<Self> {
-        Ok(DatagramListener(Listening::new(PortSpace::UDP, address.into(), backlog)?))
+        Ok(DatagramListener(ListeningId::new(PortSpace::UDP, address.into(), backlog)?))
     }
 
-    /// Makes endpoints on the device of `pd` in this domain, instead of one that is opened for it.
+    /// Uses this domain for endpoints on its device, instead of opening the device.
     #[must_use]
     pub fn pd(self, pd: &ProtectionDomain) -> Self {
         self.0.devices.set(pd);
         self
     }
 
-    /// The address that it listens at, with the port that it got.
+    /// The address that it listens at, including the actual port.
     #[must_use]
     pub fn local_address(&self) -> Address {
         self.0.local
     }
 
-    /// The channel whose descriptor becomes readable when there is a request: for `epoll(7)` and async runtimes. Then call
-    /// [`DatagramListener::next`] with no time to wait.
+    /// The channel that becomes readable when there is a request, for `epoll(7)` and async runtimes.
+    ///
+    /// Then call [`DatagramListener::next`] with a timeout of zero.
     #[must_use]
     pub fn channel(&self) -> &EventChannel {
         self.0.channel()
     }
 
-    /// Waits for the next request, at most for `timeout`; `None` when it passed.
+    /// Waits for the next request, for `timeout` at most. Returns `None` after the timeout.
     ///
     /// # Errors
-    /// [`CmError::Call`]; [`CmError::Connect`] when the device goes away.
+    /// [`CmError::Call`]; [`CmError::Connect`] when the device is removed.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<DatagramRequest>> {
         let Some((mut id, Parameters::Datagrams(asked))) = self.0.next(timeout)? else { return Ok(None) };
         let moved = EventChannel::new().and_then(|channel| id.migrate(&channel));
         let side = Side::new(id, None);
-        moved.map_err(|error| side.not_taken(error))?;
+        moved.map_err(|error| side.migrate_failed(error))?;
         Ok(Some(DatagramRequest { side, private_data: asked.private_data, devices: self.0.devices.clone() }))
     }
 }
 
-/// Somebody looks for the service. Dropping it refuses.
+/// A lookup of the service by a peer. Dropping it rejects.
 #[derive(Debug)]
 pub struct DatagramRequest {
     side: Side,
@@ -216,72 +224,75 @@ pub struct DatagramRequest {
 }
 
 impl DatagramRequest {
-    /// What the peer has to say; padded with zeros.
+    /// Private data of the request, padded with zeros.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// The address of the peer. Its queue pair is not known before its first datagram, whose [`Sender`](crate::Sender) it is.
+    /// The address of the peer. Its queue pair is unknown until its first datagram arrives, see
+    /// [`DatagramSender`](crate::endpoint::DatagramSender).
     #[must_use]
     pub fn peer_address(&self) -> Option<Address> {
         self.side.id.peer_address()
     }
 
-    /// The address that it has come to.
+    /// The local address that the request was sent to.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
         self.side.id.local_address()
     }
 
-    /// The domain that the listener has for the device that the request came by.
+    /// The listener's domain of the device that the request arrived on.
     ///
     /// # Errors
-    /// Those of opening the device, for the first request.
+    /// Errors of opening the device, for the first request.
     pub fn pd(&self) -> Result<ProtectionDomain> {
-        self.devices.of(&self.side.id)
+        self.devices.domain_of(&self.side.id)
     }
 
-    /// Makes an endpoint that can answer: on the port that the request came by, with the queue key [`DATAGRAM_QKEY`].
+    /// Builds a matching endpoint: on the port of the request, with the queue key [`DATAGRAM_QKEY`].
     ///
     /// # Errors
-    /// As [`DatagramRoute::endpoint`].
+    /// Like [`DatagramRoute::endpoint`].
     pub fn endpoint(&self, builder: EndpointBuilder<'_>) -> Result<DatagramEndpoint> {
         self.side.datagrams(Step::Accept, builder)
     }
 
-    /// Tells the peer to send to this endpoint, with at most 136 bytes for it. It may be one that has answered others already, and
-    /// has its receives posted. Whether the answer arrives nobody says; a peer that has got none asks again.
+    /// Replies with the address of this endpoint, and at most 136 bytes of private data.
+    ///
+    /// An endpoint can answer several requests. Post its receives first. The delivery of the answer is not confirmed; a
+    /// peer without an answer retries.
     ///
     /// # Errors
-    /// [`CmError::OtherDevice`] and [`CmError::OtherQueueKey`] for an endpoint that cannot answer; [`CmError::PrivateData`];
-    /// [`CmError::Connect`]. The peer is refused then.
-    pub fn answer(mut self, endpoint: &DatagramEndpoint, private_data: &[u8]) -> Result<()> {
+    /// [`CmError::OtherDevice`] and [`CmError::OtherQueueKey`] for an endpoint that does not match the request;
+    /// [`CmError::PrivateData`]; [`CmError::Connect`]. The request is then rejected.
+    pub fn accept(mut self, endpoint: &DatagramEndpoint, private_data: &[u8]) -> Result<()> {
         self.side.require_datagrams(Step::Accept, endpoint)?;
         let parameters = ConnectParameters::new(endpoint.queue_pair().number()).private_data(private_data)?;
         self.side.id.accept(&parameters).map_err(|error| self.side.call_failed(Step::Accept, error))
     }
 
-    /// Refuses, with at most 136 bytes for the peer.
+    /// Rejects the request, with at most 136 bytes of private data.
     ///
     /// # Errors
-    /// [`CmError::PrivateData`], [`CmError::Call`]; the peer is refused without them then.
+    /// [`CmError::PrivateData`], [`CmError::Call`]; the request is then rejected without private data.
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         self.side.id.reject(private_data)
     }
 }
 
 impl Side {
-    /// An endpoint for datagrams, on the port that was found.
+    /// Builds a datagram endpoint on the port that was found.
     pub(super) fn datagrams(&self, step: Step, builder: EndpointBuilder<'_>) -> Result<DatagramEndpoint> {
-        require(&self.id, builder.pd())?;
-        let (builder, qkey) = self.placed(step, builder)?;
+        require_device(&self.id, builder.pd())?;
+        let (builder, qkey) = self.configure(step, builder)?;
         builder.build_datagrams(qkey.unwrap_or(DATAGRAM_QKEY))
     }
 
-    /// Whether datagrams of this endpoint go the way that was found, and those that come that way get to it.
+    /// Checks that the endpoint's device, port and queue key match the id.
     pub(super) fn require_datagrams(&self, step: Step, endpoint: &DatagramEndpoint) -> Result<()> {
-        require(&self.id, endpoint.pd())?;
+        require_device(&self.id, endpoint.pd())?;
         let found = self.attributes(step, QueuePairState::INIT)?;
         let (port, own) = (self.port(), endpoint.port());
         if port != own {

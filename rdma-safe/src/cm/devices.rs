@@ -1,12 +1,13 @@
-//! The domains of the devices that connections are made on.
+//! Protection domains of the devices that connections use.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::failed;
 use super::{CmError, Id};
+use crate::error::Verb;
 use crate::{Device, Errno, ProtectionDomain, Result};
 
-/// A domain for each device, opened when it is needed first. Clones share them.
+/// One protection domain for each device, opened on first use. Clones share them.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Devices(Arc<Mutex<Vec<ProtectionDomain>>>);
 
@@ -18,9 +19,9 @@ impl Devices {
         domains.push(pd.clone());
     }
 
-    /// That of the device of `id`, which has one.
-    pub(super) fn of(&self, id: &Id) -> Result<ProtectionDomain> {
-        let name = id.device_name().ok_or_else(|| failed("rdma_resolve_addr", Errno(libc::ENODEV)))?;
+    /// The domain of the device of `id`.
+    pub(super) fn domain_of(&self, id: &Id) -> Result<ProtectionDomain> {
+        let name = id.device_name().ok_or_else(|| failed(Verb::RdmaResolveAddr, Errno(libc::ENODEV)))?;
         let mut domains = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pd) = domains.iter().find(|pd| pd.context().device_name() == name) {
             return Ok(pd.clone());
@@ -31,8 +32,8 @@ impl Devices {
     }
 }
 
-/// Whether `pd` is of the device of `id`.
-pub(super) fn require(id: &Id, pd: &ProtectionDomain) -> Result<()> {
+/// Checks that `pd` belongs to the device of `id`.
+pub(super) fn require_device(id: &Id, pd: &ProtectionDomain) -> Result<()> {
     let (device, own) = (id.device_name().unwrap_or_default(), pd.context().device_name());
     match device == own {
         true => Ok(()),

@@ -1,29 +1,30 @@
-//! What goes wrong with librdmacm.
+//! Errors of connections by address.
 
 use crate::explain::advice;
 
 use super::{Cause, ConnectError};
+use crate::error::Verb;
 use crate::{Errno, Error};
 
-/// What went wrong with librdmacm.
+/// An error of librdmacm, or of a connection by address.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {
     /// A call failed.
-    #[error("{call} failed: {errno}{}", advice(call, *errno))]
+    #[error("{verb} failed: {errno}{}", advice(*verb, *errno))]
     Call {
-        /// Its name.
-        call: &'static str,
-        /// As reported.
+        /// The function that failed.
+        verb: Verb,
+        /// The reported error.
         errno: Errno,
     },
 
-    /// More bytes than can come with a request, an answer or a refusal.
-    #[error("{len} bytes of private data, but this carries at most {max}: send the rest when there is a connection")]
+    /// The private data is too long for a request, a reply or a rejection.
+    #[error("{len} bytes of private data, but at most {max} are possible: send the rest over the connection")]
     PrivateData {
-        /// How many.
+        /// Length of the data in bytes.
         len: usize,
-        /// How many it can be.
+        /// Maximum length in bytes.
         max: u8,
     },
 
@@ -31,53 +32,53 @@ pub enum CmError {
     #[error(transparent)]
     Connect(Box<ConnectError>),
 
-    /// A name stands for no address.
+    /// A name has no address.
     #[error("no address: {reason}")]
     NoAddress {
-        /// As the resolver says.
+        /// The resolver's message.
         reason: String,
     },
 
-    /// The library does not have the call.
-    #[error("this librdmacm has no {call}, which came with rdma-core {since}: install that release or a newer one")]
+    /// The installed librdmacm lacks the call.
+    #[error("this librdmacm has no {verb}, which came with rdma-core {since}: install that release or a newer one")]
     OlderLibrary {
-        /// Its name.
-        call: &'static str,
-        /// The release.
+        /// The missing function.
+        verb: Verb,
+        /// Release of rdma-core that added it.
         since: u32,
     },
 
-    /// An endpoint was to be made on another device than the one that leads to the peer.
+    /// The endpoint belongs to another device than the one that leads to the peer.
     #[error(
-        "the address leads over {device}, but the endpoint is for {endpoint}: make it in the domain that Route::pd or Request::pd \
-         gives, or in another of that device"
+        "the route uses {device}, but the endpoint belongs to {endpoint}: build it in the domain of Route::pd or Request::pd, \
+         or in another domain of that device"
     )]
     OtherDevice {
         /// The device that leads to the peer.
         device: String,
-        /// That of the endpoint.
+        /// The device of the endpoint.
         endpoint: String,
     },
 
-    /// An endpoint for datagrams has another queue key than those that it is to have to do with.
+    /// The queue key of a datagram endpoint differs from the one that its peers use.
     #[error(
-        "the endpoint has the queue key {endpoint:#x}, but here it takes {qkey:#x}: build it by DatagramRoute::endpoint, or with \
-         DATAGRAM_QKEY"
+        "the endpoint has the queue key {endpoint:#x}, but its peers use {qkey:#x}: build it with DatagramRoute::endpoint, or \
+         with DATAGRAM_QKEY"
     )]
     OtherQueueKey {
-        /// That of the others.
+        /// Queue key of the peers.
         qkey: u32,
-        /// That of the endpoint.
+        /// Queue key of the endpoint.
         endpoint: u32,
     },
 }
 
-pub(super) fn failed(call: &'static str, errno: Errno) -> Error {
-    CmError::Call { call, errno }.into()
+pub(super) fn failed(verb: Verb, errno: Errno) -> Error {
+    CmError::Call { verb, errno }.into()
 }
 
 impl Error {
-    /// Why a connection by address did not come about, or has ended, if that is what went wrong.
+    /// The cause, if a connection by address failed or has ended.
     ///
     /// ```no_run
     /// # fn example(connection: &mut rdma_safe::cm::Connection) -> rdma_safe::Result<()> {

@@ -1,4 +1,4 @@
-//! What becomes of ids.
+//! Events of ids.
 
 use std::fmt;
 
@@ -9,68 +9,73 @@ use crate::Errno;
 use crate::id::CmId;
 use crate::named::named;
 
-/// Something happened to an id: `struct rdma_cm_event`, copied and acknowledged.
+/// An event of an id: `struct rdma_cm_event`, copied and acknowledged.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Event {
-    /// Whom it concerns: of a request, the id that listens.
+    /// The id that the event belongs to. For a request, this is the listening id.
     pub id: CmId,
-    /// What happened.
+    /// The event.
     pub kind: EventKind,
 }
 
-/// What happened: `enum rdma_cm_event_type`, with what belongs to it.
+/// An event with its data: `enum rdma_cm_event_type`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// [`Id::resolve_address`] has found a device: go on with [`Id::resolve_route`].
+    /// [`Id::resolve_address`] has found a device. Continue with [`Id::resolve_route`].
     AddressResolved,
-    /// It has not, as when nobody answers to the address, or no device leads there.
+    /// [`Id::resolve_address`] failed: no reply from the address, or no device leads there.
     AddressError(Errno),
-    /// [`Id::resolve_route`] has found a way: go on with [`Id::connect`].
+    /// [`Id::resolve_route`] has found a route. Continue with [`Id::connect`].
     RouteResolved,
-    /// It has not.
+    /// [`Id::resolve_route`] failed.
     RouteError(Errno),
-    /// Somebody wants to connect to an id that listens. The new id is for [`Id::accept`] or [`Id::reject`]; dropping it rejects.
+    /// A peer requests a connection to a listening id. Pass the new id to [`Id::accept`] or [`Id::reject`]; dropping it
+    /// rejects.
     ConnectRequest(Id, Parameters),
-    /// The peer has accepted: bring the queue pair to RTS, and call [`Id::establish`].
+    /// The peer has accepted. Bring the queue pair to RTS, and call [`Id::establish`].
     ConnectResponse(Parameters),
-    /// A connection could not be made, or the peer gave it up.
+    /// The connection could not be established, or the peer gave it up.
     ConnectError(Errno),
-    /// The peer did not answer, or there is no way to it.
+    /// The peer did not reply or is unreachable.
     Unreachable(Errno),
-    /// Of datagrams: the peer has answered that there is no such service, or has refused.
+    /// For datagrams: the peer has no such service, or has rejected the request.
     NoService(ServiceStatus, Parameters),
-    /// The peer has refused.
+    /// The peer has rejected the request.
     Rejected(RejectReason, Parameters),
-    /// There is a connection; of datagrams, the peer has answered.
+    /// The connection is established. For datagrams: the peer has replied.
     Established(Parameters),
-    /// There is none any more: the peer, or this end, has ended it.
+    /// The peer or this end has ended the connection.
     Disconnected,
-    /// The device is going away, and the id is of no use any more. Drop all that is made on the device: one that cannot be taken
-    /// away from its users waits for that, and SoftRoCE for the end of the process, since librdmacm has it open.
+    /// The device is being removed, and the id is unusable.
+    ///
+    /// Drop all objects of the device. Drivers that cannot revoke them from their users wait for that. SoftRoCE waits
+    /// until the process ends, because librdmacm keeps the device open.
     DeviceRemoval,
-    /// A multicast group was joined: its address, with the GID that a queue pair is attached to, the number that datagrams to it go
-    /// to, and the queue key that its members have in common.
+    /// A multicast group was joined.
+    ///
+    /// The parameters contain the group's address with the GID to attach a queue pair to, the destination queue pair
+    /// number of its datagrams, and the queue key of its members.
     MulticastJoined(UdParameters),
-    /// A group could not be joined, or was lost.
+    /// Joining a group failed, or the membership was lost.
     MulticastError(Errno),
-    /// The network device has another address now, as after a failover of a bond.
+    /// The address of the network device has changed, for example after a failover of a bond.
     AddressChanged,
-    /// A connection that ended is past the time in which its packets could still arrive: the queue pair's number can be used again.
+    /// An ended connection has left the time-wait state. The queue pair number can be reused.
     TimewaitExit,
-    /// [`Id::resolve_address_info`] or [`Id::resolve_service`] has found addresses: [`Id::address_info`].
+    /// [`Id::resolve_address_info`] or [`Id::resolve_service`] has found addresses; see [`Id::address_info`].
     AddressInfoResolved,
-    /// It has not.
+    /// [`Id::resolve_address_info`] or [`Id::resolve_service`] failed.
     AddressInfoError(Errno),
-    /// [`Id::write_event`] has written it.
+    /// An event that [`Id::write_event`] has written.
     User {
-        /// As given there.
+        /// The status passed to `write_event`.
         status: i32,
-        /// As given there.
+        /// The argument passed to `write_event`.
         argument: u64,
     },
-    /// What this release does not know.
+    /// An event that this release does not know.
     Other {
         /// `enum rdma_cm_event_type`.
         event: u32,
@@ -79,50 +84,50 @@ pub enum EventKind {
     },
 }
 
-/// Why a peer has refused: a code of InfiniBand's connection management (specification, volume 1, chapter 12.6.7.2).
+/// Reason of a rejection: a REJ reason code of the InfiniBand specification, volume 1, chapter 12.6.7.2.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RejectReason(pub i32);
 
 named! {
-    /// What a peer says of a service for datagrams: the status of a service id resolution (InfiniBand specification, volume 1,
-    /// chapter 12.11).
+    /// Status of a service lookup for datagrams: a service ID resolution status of the InfiniBand specification, volume
+    /// 1, chapter 12.11.
     pub struct ServiceStatus(u32) as "service status" {
-        /// Nobody listens there.
+        /// No service listens at the port.
         UNSUPPORTED = 1 => "nobody listens for datagrams at the peer's port",
-        /// The program at the other end has refused: [`Id::reject`], or it dropped the request.
+        /// The peer's program has rejected the request: [`Id::reject`], or a dropped request.
         REJECTED = 2 => "the program at the peer has refused",
-        /// There is no queue pair to be had.
+        /// No queue pair is available.
         NO_QP = 3 => "the peer has no queue pair for the service",
-        /// It is to be had elsewhere.
-        REDIRECTED = 4 => "the service is to be had elsewhere",
-        /// It speaks another version of the protocol.
+        /// The service is available elsewhere.
+        REDIRECTED = 4 => "the service is available elsewhere",
+        /// The peer uses another version of the protocol.
         UNSUPPORTED_VERSION = 5 => "the peer speaks another version of the protocol",
     }
 }
 
 impl RejectReason {
-    /// There is no queue pair to be had.
+    /// No queue pair is available.
     pub const NO_QP: RejectReason = RejectReason(1);
-    /// What it asked for is not to be had.
+    /// The requested resources are not available.
     pub const NO_RESOURCES: RejectReason = RejectReason(3);
-    /// It took too long.
+    /// The connection manager of the peer timed out.
     pub const TIMEOUT: RejectReason = RejectReason(4);
-    /// The request was not supported.
+    /// The request is not supported.
     pub const UNSUPPORTED: RejectReason = RejectReason(5);
-    /// Nobody listens at the port.
+    /// No service listens at the port.
     pub const INVALID_SERVICE_ID: RejectReason = RejectReason(8);
-    /// The connection exists, or did until just now.
+    /// The connection exists, or ended a moment ago.
     pub const STALE_CONNECTION: RejectReason = RejectReason(10);
-    /// The program at the other end has refused: [`Id::reject`], or it dropped the request.
+    /// The peer's program has rejected the request: [`Id::reject`], or a dropped request.
     pub const CONSUMER_DEFINED: RejectReason = RejectReason(28);
-    /// It does not support the options of a vendor: [`Id::reject_ece`].
+    /// The peer does not support the vendor's options: [`Id::reject_ece`].
     pub const UNSUPPORTED_OPTIONS: RejectReason = RejectReason(35);
 
     const fn text(self) -> Option<&'static str> {
         Some(match self {
             RejectReason::NO_QP => "the peer has no queue pair left",
             RejectReason::NO_RESOURCES => "the peer lacks the resources",
-            RejectReason::TIMEOUT => "the peer has waited too long",
+            RejectReason::TIMEOUT => "the connection manager of the peer timed out",
             RejectReason::UNSUPPORTED => "the peer does not support the request",
             RejectReason::INVALID_SERVICE_ID => "nobody listens at the peer's port",
             RejectReason::STALE_CONNECTION => "the peer still has such a connection",
@@ -137,7 +142,7 @@ impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.text() {
             Some(text) => f.pad(text),
-            // iWARP gives an errno.
+            // iWARP reports a negated errno.
             None if self.0 < 0 => Errno(self.0.saturating_neg()).fmt(f),
             None => write!(f, "reason {}", self.0),
         }
@@ -151,14 +156,14 @@ impl fmt::Debug for RejectReason {
 }
 
 impl EventKind {
-    /// Of all but a request.
+    /// Converts all events except connection requests.
     ///
     /// # Safety
-    /// `event` must be one that was not acknowledged yet.
+    /// `event` must be an event that was not acknowledged yet.
     pub(super) unsafe fn of(event: &rdma_cm_event) -> EventKind {
-        // A negated errno, mostly.
+        // The status is a negated errno in most events.
         let errno = || Errno(event.status.saturating_abs());
-        // SAFETY: the id is there until the event is acknowledged, and the field is set at creation.
+        // SAFETY: the id exists until the event is acknowledged, and the field is set at creation.
         let space = unsafe { (*event.id).ps };
         // SAFETY: the caller's contract.
         let parameters = || unsafe { Parameters::of(event, space) };
@@ -169,7 +174,7 @@ impl EventKind {
             RDMA_CM_EVENT_ROUTE_ERROR => EventKind::RouteError(errno()),
             RDMA_CM_EVENT_CONNECT_RESPONSE => EventKind::ConnectResponse(parameters()),
             RDMA_CM_EVENT_CONNECT_ERROR => EventKind::ConnectError(errno()),
-            // The status of the peer's answer is not negated, as those of the kernel are.
+            // The status from the peer's reply is positive, while errors of the kernel are negated.
             RDMA_CM_EVENT_UNREACHABLE if event.status > 0 && matches!(space, RDMA_PS_UDP | RDMA_PS_IPOIB) => {
                 EventKind::NoService(ServiceStatus(event.status as u32), parameters())
             }
@@ -179,7 +184,7 @@ impl EventKind {
             RDMA_CM_EVENT_DISCONNECTED => EventKind::Disconnected,
             RDMA_CM_EVENT_DEVICE_REMOVAL => EventKind::DeviceRemoval,
             RDMA_CM_EVENT_MULTICAST_JOIN => {
-                // SAFETY: the caller's contract, of an event that is of a group.
+                // SAFETY: the caller's contract, for an event of a group.
                 EventKind::MulticastJoined(unsafe { UdParameters::of_group(event) })
             }
             RDMA_CM_EVENT_MULTICAST_ERROR => EventKind::MulticastError(errno()),
@@ -188,8 +193,8 @@ impl EventKind {
             RDMA_CM_EVENT_ADDRINFO_RESOLVED => EventKind::AddressInfoResolved,
             RDMA_CM_EVENT_ADDRINFO_ERROR => EventKind::AddressInfoError(errno()),
             RDMA_CM_EVENT_USER => {
-                // SAFETY: the argument has the first eight bytes of the union, which are a pointer in its other members: all of it
-                // was set to zero at least.
+                // SAFETY: the argument is the first eight bytes of the union, which are a pointer in its other members.
+                // All bytes were at least zeroed.
                 let argument = unsafe { (&raw const event.param).cast::<u64>().read_unaligned() };
                 EventKind::User { status: event.status, argument }
             }

@@ -1,4 +1,4 @@
-//! Endpoints that are members of multicast groups.
+//! Members of multicast groups.
 
 use std::time::Duration;
 
@@ -8,15 +8,16 @@ use super::{Address, CmError, Connector, EventChannel, EventKind};
 use crate::{DatagramEndpoint, EndpointBuilder, Gid, Peer, ProtectionDomain, Result};
 
 impl Connector {
-    /// Finds the device for a multicast group of IP: that of [`Connector::source`], or unless that is set the one to which the
-    /// host's routes send what is for the group.
+    /// Finds the device for a multicast group of IP.
+    ///
+    /// This is the device of [`Connector::source`], or by default the one that the host's routes select for the group.
     ///
     /// # Errors
     /// [`CmError::Connect`]; [`CmError::Call`].
     pub fn resolve_group(&self, group: impl Into<Address>) -> Result<GroupRoute> {
         let group = group.into();
         let (side, pd) = self.device_for(group)?;
-        Ok(GroupRoute { side, pd, group, timeout: self.patience(), is_sender: false })
+        Ok(GroupRoute { side, pd, group, timeout: self.reply_timeout(), is_sender: false })
     }
 }
 
@@ -51,40 +52,43 @@ pub struct GroupRoute {
 }
 
 impl GroupRoute {
-    /// The domain that the connector has for the device: make the endpoint, and what it sends and receives, of this one, or of any
-    /// other of the device.
+    /// The connector's domain of the device.
+    ///
+    /// Build the endpoint and its buffers in this domain, or in another domain of the device.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.pd
     }
 
-    /// The address of this end.
+    /// The local address.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
         self.side.id.local_address()
     }
 
-    /// Only to send: what is sent to the group does not come here. On InfiniBand the subnet manager must know of such members.
-    pub fn to_send(mut self) -> Self {
+    /// Joins only to send: no datagrams of the group are received.
+    ///
+    /// On InfiniBand the subnet manager must support send-only members.
+    pub fn send_only(mut self) -> Self {
         self.is_sender = true;
         self
     }
 
-    /// Joins, with an endpoint that is made for it and gets what is sent to the group.
+    /// Builds an endpoint, joins the group, and attaches the endpoint to it.
     ///
     /// # Errors
-    /// [`CmError::Connect`], when the group cannot be joined within [`Connector::timeout`], or over RoCE v2 is of IPv6, which the
-    /// kernel does not join; [`CmError::OtherDevice`] for a builder of another device; [`CmError::OtherQueueKey`] when the members
-    /// have another key than programs of librdmacm; those of [`EndpointBuilder::build_datagrams`],
-    /// [`DatagramEndpoint::attach_mcast`] and [`DatagramEndpoint::peer_at`].
+    /// [`CmError::Connect`] when the group cannot be joined within [`Connector::timeout`], or is an IPv6 group over
+    /// RoCE v2, which the kernel does not support; [`CmError::OtherDevice`] for a builder of another device;
+    /// [`CmError::OtherQueueKey`] when the members use another key than programs of librdmacm; the errors of
+    /// [`EndpointBuilder::build_datagrams`], [`DatagramEndpoint::attach_mcast`] and [`DatagramEndpoint::peer_at`].
     pub fn join(self, builder: EndpointBuilder<'_>) -> Result<GroupMember> {
         let GroupRoute { mut side, group, timeout, is_sender, .. } = self;
         let mut endpoint = side.datagrams(Step::JoinGroup, builder)?;
-        let begun = match is_sender {
-            true => side.id.join_multicast_to_send(group),
+        let started = match is_sender {
+            true => side.id.join_multicast_send_only(group),
             false => side.id.join_multicast(group),
         };
-        begun.map_err(|error| side.call_failed(Step::JoinGroup, error))?;
+        started.map_err(|error| side.call_failed(Step::JoinGroup, error))?;
         let joined = match side.event(Step::JoinGroup, timeout)? {
             EventKind::MulticastJoined(joined) => joined,
             other => return Err(side.error(Step::JoinGroup, Cause::of(&other))),
@@ -105,15 +109,15 @@ impl GroupRoute {
 
 /// A member of a multicast group. Made by [`GroupRoute::join`].
 ///
-/// Dropping it leaves the group. To be in several groups with one endpoint, take [`Id::join_multicast`](super::Id::join_multicast)
-/// and [`DatagramEndpoint::attach_mcast`].
+/// Dropping it leaves the group. To join several groups with one endpoint, use
+/// [`Id::join_multicast`](super::Id::join_multicast) and [`DatagramEndpoint::attach_mcast`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct GroupMember {
-    // First, so that nothing arrives any more when the membership goes.
-    /// Gets what is sent to the group, and what is sent to it alone.
+    // Dropped first, so that nothing arrives after the membership has ended.
+    /// The endpoint. It receives datagrams of the group as well as those sent directly to it.
     pub endpoint: DatagramEndpoint,
-    /// All members, to send to them.
+    /// The peer that stands for all members.
     pub peer: Peer,
     membership: Membership,
 }
@@ -135,25 +139,27 @@ impl GroupMember {
         self.membership.group
     }
 
-    /// The GID of the group, which is [`Grh::dgid`](crate::Grh::dgid) in the header of what was sent to it.
+    /// The GID of the group, which equals [`Grh::dgid`](crate::address::Grh::dgid) in the header of its datagrams.
     #[must_use]
     pub fn gid(&self) -> Gid {
         self.membership.gid
     }
 
-    /// The address of this end.
+    /// The local address.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
         self.membership.side.id.local_address()
     }
 
-    /// The channel whose descriptor becomes readable when the membership is lost: then call [`GroupMember::is_member`].
+    /// The channel that becomes readable when the membership is lost. Then call [`GroupMember::is_member`].
     #[must_use]
     pub fn channel(&self) -> &EventChannel {
         self.membership.side.id.channel()
     }
 
-    /// Whether the membership was not lost, as when a subnet manager forgets it or the device goes away. Join again then.
+    /// Whether the membership still exists.
+    ///
+    /// It is lost if the subnet manager drops it or the device is removed. Then join again.
     ///
     /// # Errors
     /// [`CmError::Call`].
@@ -164,11 +170,11 @@ impl GroupMember {
         Ok(!self.membership.is_lost)
     }
 
-    /// Leaves the group, and gives the endpoint back, which gets from now on what is sent to it alone.
+    /// Leaves the group and returns the endpoint, which then receives only datagrams sent directly to it.
     ///
     /// # Errors
-    /// Those of [`DatagramEndpoint::detach_mcast`] and [`Id::leave_multicast`](super::Id::leave_multicast). The endpoint goes then,
-    /// and the group is left all the same.
+    /// The errors of [`DatagramEndpoint::detach_mcast`] and [`Id::leave_multicast`](super::Id::leave_multicast). The
+    /// endpoint is then dropped, and the group is left nevertheless.
     pub fn leave(self) -> Result<DatagramEndpoint> {
         let GroupMember { mut endpoint, membership: mut own, .. } = self;
         if own.is_attached {

@@ -1,15 +1,15 @@
-//! Being connected to.
+//! Accepting connections.
 
 use std::net::ToSocketAddrs;
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
-use super::address::first_of;
+use super::address::try_each;
 use super::attempt::{Cause, ConnectError, Step};
 use super::connection::Connection;
-use super::devices::{Devices, require};
+use super::devices::{Devices, require_device};
 use super::side::Side;
-use super::{Address, CmError, EventChannel, EventKind, Id, Member, Parameters, PeerParameters, PortSpace};
+use super::{Address, CmError, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace, SetConnection};
 use crate::{Endpoint, EndpointBuilder, EndpointSet, Errno, Error, ProtectionDomain, Result};
 
 /// Listens at an address for connections.
@@ -25,10 +25,10 @@ use crate::{Endpoint, EndpointBuilder, EndpointSet, Errno, Error, ProtectionDoma
 /// loop {
 ///     let Some(request) = listener.next(Duration::from_secs(60))? else { continue };
 ///     if !request.private_data().starts_with(b"version 1") {
-///         request.reject(b"version 1 is spoken here")?;
+///         request.reject(b"version 1 is required")?;
 ///         continue;
 ///     }
-///     // Receives come before the peer can send.
+///     // Post receives before the peer can send.
 ///     let pd = request.pd()?;
 ///     let mut prepared = request.prepare(Endpoint::builder(&pd))?;
 ///     prepared.receive(pd.allocate(4096)?)?;
@@ -40,64 +40,68 @@ use crate::{Endpoint, EndpointBuilder, EndpointSet, Errno, Error, ProtectionDoma
 /// ```
 #[derive(Debug)]
 pub struct Listener {
-    listening: Listening,
+    listening: ListeningId,
     ack_timeout: Option<u8>,
 }
 
 impl Listener {
-    /// Listens at the first of these addresses that can be had, with room for 128 requests that were not taken yet. An unspecified
-    /// IP address is every one of this host, on any device; port 0 is a free one.
+    /// Listens at the first of these addresses that is available, with a backlog of 128 requests.
+    ///
+    /// An unspecified IP address stands for all addresses of this host, on any device. Port 0 selects a free port.
     ///
     /// # Errors
-    /// [`CmError::Call`], with `EADDRINUSE` when another has the address and port, `EADDRNOTAVAIL` when another has the port and it
-    /// or this one is to be at every address, and `EADDRNOTAVAIL` or `ENODEV` when no device has the address;
-    /// [`CmError::NoAddress`].
+    /// [`CmError::Call`], with `EADDRINUSE` when the address and port are in use, `EADDRNOTAVAIL` when the port is in
+    /// use and this listener or the other user of the port is bound to all addresses, and `EADDRNOTAVAIL` or `ENODEV` when
+    /// no device has the address; [`CmError::NoAddress`].
     pub fn bind(addresses: impl ToSocketAddrs) -> Result<Self> {
-        first_of(addresses, |address| Listener::bind_with(address, 128))
+        try_each(addresses, |address| Listener::bind_with(address, 128))
     }
 
-    /// As [`Listener::bind`], of one address, with room for `backlog` requests. What comes beyond is dropped, and asked for again
-    /// by the peer.
+    /// Like [`Listener::bind`], for one address, with a backlog of `backlog` requests.
+    ///
+    /// Further requests are dropped, and retried by the peer.
     ///
     /// # Errors
-    /// As there.
+    /// Like [`Listener::bind`].
     pub fn bind_with(address: impl Into<Address>, backlog: u32) -> Result<Self> {
-        let listening = Listening::new(PortSpace::TCP, address.into(), backlog)?;
+        let listening = ListeningId::new(PortSpace::TCP, address.into(), backlog)?;
         Ok(Listener { listening, ack_timeout: None })
     }
 
-    /// Makes connections on the device of `pd` in this domain, instead of one that is opened for it.
+    /// Uses this domain for connections on its device, instead of opening the device.
     #[must_use]
     pub fn pd(self, pd: &ProtectionDomain) -> Self {
         self.listening.devices.set(pd);
         self
     }
 
-    /// How long an acknowledgement of the peers is waited for: [`Connector::ack_timeout`](super::Connector::ack_timeout).
+    /// ACK timeout of accepted connections: [`Connector::ack_timeout`](super::Connector::ack_timeout).
     #[must_use]
     pub fn ack_timeout(mut self, exponent: u8) -> Self {
         self.ack_timeout = Some(exponent);
         self
     }
 
-    /// The address that it listens at, with the port that it got.
+    /// The address that it listens at, including the actual port.
     #[must_use]
     pub fn local_address(&self) -> Address {
         self.listening.local
     }
 
-    /// The channel whose descriptor becomes readable when there is a request: for `epoll(7)` and async runtimes. Then call
-    /// [`Listener::next`] with no time to wait.
+    /// The channel that becomes readable when there is a request, for `epoll(7)` and async runtimes.
+    ///
+    /// Then call [`Listener::next`] with a timeout of zero.
     #[must_use]
     pub fn channel(&self) -> &EventChannel {
         self.listening.channel()
     }
 
-    /// Waits for the next request, at most for `timeout`; `None` when it passed.
+    /// Waits for the next request, for `timeout` at most. Returns `None` after the timeout.
     ///
     /// # Errors
-    /// [`CmError::Call`]; [`CmError::Connect`] with [`Cause::DeviceRemoved`] when the device of a request went away, or that of the
-    /// listener's address, of which it then says so each time. One that listens at every address goes on.
+    /// [`CmError::Call`]; [`CmError::Connect`] with [`Cause::DeviceRemoved`] when the device of a request or of the
+    /// listener's address was removed. In the latter case every call fails from then on. A listener for all addresses
+    /// keeps working.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Request>> {
         let Some((mut id, Parameters::Connected(asked))) = self.listening.next(timeout)? else { return Ok(None) };
         let moved = EventChannel::new().and_then(|channel| {
@@ -107,15 +111,16 @@ impl Listener {
         let side = Side::new(id, None);
         match moved {
             Ok(()) => Ok(Some(Request { side, asked, devices: self.listening.devices.clone() })),
-            Err(error) => Err(side.not_taken(error)),
+            Err(error) => Err(side.migrate_failed(error)),
         }
     }
 
-    /// Accepts the next request, with an endpoint as [`Endpoint::builder`] has it, at most within `timeout`; `None` when it passed.
+    /// Accepts the next request, with a default [`Endpoint::builder`]. Returns `None` after `timeout`.
     ///
     /// # Errors
-    /// Those of [`Listener::next`], and those of [`Request::prepare`] and [`PreparedRequest::accept`], which concern this peer
-    /// only: listen on. A peer that has asked and then says nothing keeps this waiting for 10 s more.
+    /// The errors of [`Listener::next`]; those of [`Request::prepare`] and [`PreparedRequest::accept`], which affect
+    /// only this peer, so keep listening. A peer that sends a request and then stays silent blocks this call for
+    /// another 10 s.
     pub fn accept(&mut self, timeout: Duration) -> Result<Option<Connection>> {
         let Some(request) = self.next(timeout)? else { return Ok(None) };
         let pd = request.pd()?;
@@ -124,8 +129,8 @@ impl Listener {
 }
 
 impl Side {
-    /// Of a request that could not be given a channel of its own, as when its device has gone meanwhile.
-    pub(super) fn not_taken(&self, error: Error) -> Error {
+    /// The error of a request that could not get a channel, for example because its device was removed.
+    pub(super) fn migrate_failed(&self, error: Error) -> Error {
         match error {
             Error::Cm(CmError::Call { errno: Errno(libc::ENXIO), .. }) => {
                 self.error(Step::Accept, Cause::DeviceRemoved)
@@ -135,30 +140,30 @@ impl Side {
     }
 }
 
-/// What both kinds of listeners are.
+/// The common part of both kinds of listeners.
 #[derive(Debug)]
-pub(super) struct Listening {
+pub(super) struct ListeningId {
     id: Id,
     pub(super) local: Address,
     pub(super) devices: Devices,
-    /// Its device went away, and nobody comes any more.
+    /// The device was removed, and no more requests arrive.
     removed: bool,
 }
 
-impl Listening {
+impl ListeningId {
     pub(super) fn new(space: PortSpace, address: Address, backlog: u32) -> Result<Self> {
         let mut id = Id::new(&EventChannel::new()?, space)?;
         id.bind(address)?;
         id.listen(backlog)?;
         let local = id.local_address().unwrap_or(address);
-        Ok(Listening { id, local, devices: Devices::default(), removed: false })
+        Ok(ListeningId { id, local, devices: Devices::default(), removed: false })
     }
 
     pub(super) fn channel(&self) -> &EventChannel {
         self.id.channel()
     }
 
-    /// The id of the next request, which still reports here.
+    /// The id of the next request, which still reports to this channel.
     pub(super) fn next(&mut self, timeout: Duration) -> Result<Option<(Id, Parameters)>> {
         let start = Instant::now();
         while !self.removed {
@@ -166,7 +171,7 @@ impl Listening {
             match event.kind {
                 EventKind::ConnectRequest(id, asked) => return Ok(Some((id, asked))),
                 EventKind::DeviceRemoval if event.id == self.id.id() => self.removed = true,
-                // Of the id of a request, before it had a channel of its own.
+                // An event of a request's id from before its move to another channel.
                 _ => {}
             }
         }
@@ -175,7 +180,7 @@ impl Listening {
     }
 }
 
-/// Somebody wants to connect. Dropping it rejects.
+/// A connection request. Dropping it rejects.
 #[derive(Debug)]
 pub struct Request {
     side: Side,
@@ -184,13 +189,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// What the peer has to say; padded with zeros.
+    /// Private data of the request, padded with zeros.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.asked.private_data
     }
 
-    /// What it asks for.
+    /// The requested parameters.
     #[must_use]
     pub fn parameters(&self) -> &PeerParameters {
         &self.asked
@@ -202,52 +207,60 @@ impl Request {
         self.side.id.peer_address()
     }
 
-    /// The address that it has come to.
+    /// The local address that the request was sent to.
     #[must_use]
     pub fn local_address(&self) -> Option<Address> {
         self.side.id.local_address()
     }
 
-    /// The domain that the listener has for the device that the request came by.
+    /// The listener's domain of the device that the request arrived on.
     ///
     /// # Errors
-    /// Those of opening the device, for the first request.
+    /// Errors of opening the device, for the first request.
     pub fn pd(&self) -> Result<ProtectionDomain> {
-        self.devices.of(&self.side.id)
+        self.devices.domain_of(&self.side.id)
     }
 
-    /// Refuses, with at most 148 bytes for the peer.
+    /// Rejects the request, with at most 148 bytes of private data.
     ///
     /// # Errors
-    /// [`CmError::PrivateData`], [`CmError::Call`]; the peer is refused without them then.
+    /// [`CmError::PrivateData`], [`CmError::Call`]; the request is then rejected without private data.
     pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
         self.side.id.reject(private_data)
     }
 
-    /// Makes the endpoint, so that receives can be posted before the peer can send.
+    /// Builds the endpoint, so that receives can be posted before the peer sends.
     ///
     /// # Errors
-    /// [`CmError::Connect`] when the peer has gone meanwhile; [`CmError::OtherDevice`] for a builder of another device; those of
-    /// [`EndpointBuilder::build`](crate::EndpointBuilder::build). The peer is refused then.
+    /// [`CmError::Connect`] when the peer is gone; [`CmError::OtherDevice`] for a builder of another device; the errors
+    /// of [`EndpointBuilder::build`](crate::EndpointBuilder::build). The request is then rejected.
     pub fn prepare(self, builder: EndpointBuilder<'_>) -> Result<PreparedRequest> {
-        require(&self.side.id, builder.pd())?;
+        require_device(&self.side.id, builder.pd())?;
         let endpoint = self.side.endpoint(Step::Accept, builder)?;
         Ok(PreparedRequest { endpoint, side: self.side, asked: self.asked })
     }
 
-    /// Accepts with an endpoint of `set`, and at most 196 bytes for the peer, and waits until the peer knows. Let the builder take
-    /// receives from a pool: there is no time to post others before the first message comes.
+    /// Accepts with an endpoint in `set` and at most 196 bytes of private data, and waits for the confirmation.
+    ///
+    /// Build the endpoint with a receive pool: other receives cannot be posted before the first message arrives.
     ///
     /// # Errors
-    /// As [`Request::prepare`] and [`PreparedRequest::accept`], and those of
-    /// [`EndpointBuilder::build_in`](crate::EndpointBuilder::build_in). The set is then as it was.
-    pub fn accept_in(self, builder: EndpointBuilder<'_>, set: &mut EndpointSet, private_data: &[u8]) -> Result<Member> {
+    /// Like [`Request::prepare`] and [`PreparedRequest::accept`]; the errors of
+    /// [`EndpointBuilder::build_in`](crate::EndpointBuilder::build_in). The set is then unchanged.
+    pub fn accept_in(
+        self,
+        builder: EndpointBuilder<'_>,
+        set: &mut EndpointSet,
+        private_data: &[u8],
+    ) -> Result<SetConnection> {
         let Request { side, asked, .. } = self;
-        Member::new(side, Step::Accept, builder, set, |side, endpoint| side.accept(endpoint, &asked, private_data))
+        SetConnection::new(side, Step::Accept, builder, set, |side, endpoint| {
+            side.accept(endpoint, &asked, private_data)
+        })
     }
 }
 
-/// A request, with an endpoint that receives can be posted to. Dropping it rejects.
+/// A request with its endpoint. Receives can be posted before the request is accepted. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct PreparedRequest {
     endpoint: Endpoint,
@@ -256,14 +269,14 @@ pub struct PreparedRequest {
 }
 
 impl PreparedRequest {
-    /// Accepts, with at most 196 bytes for the peer, and waits until the peer knows.
+    /// Accepts with at most 196 bytes of private data, and waits for the confirmation.
     ///
     /// # Errors
-    /// [`CmError::Connect`] when it never confirms, or has gone meanwhile; [`CmError::PrivateData`]; [`CmError::Call`].
+    /// [`CmError::Connect`] when the peer does not confirm or is gone; [`CmError::PrivateData`]; [`CmError::Call`].
     pub fn accept(self, private_data: &[u8]) -> Result<Connection> {
         let PreparedRequest { mut endpoint, mut side, asked } = self;
-        let said = side.accept(&mut endpoint, &asked, private_data)?;
-        Ok(Connection::new(endpoint, side, said))
+        let private_data = side.accept(&mut endpoint, &asked, private_data)?;
+        Ok(Connection::new(endpoint, side, private_data))
     }
 }
 

@@ -1,24 +1,25 @@
 //! Connections by address: librdmacm.
 //!
-//! A [`Connector`] connects to an address, and a [`Listener`] is connected to: both give a [`Connection`], which is an
-//! [`Endpoint`](crate::Endpoint) whose end its peer is told of. Bytes come with the request and the answer, and whoever refuses
-//! says why. Every step has a deadline, and one that fails a typed error, [`ConnectError`].
+//! A [`Connector`] connects to an address, and a [`Listener`] accepts connections. Both create a [`Connection`], an
+//! [`Endpoint`](crate::Endpoint) that is notified when the peer disconnects. Requests, replies and rejections carry
+//! private data. Every step has a deadline, and a failed step returns a typed error, [`ConnectError`].
 //!
-//! For datagrams, a [`Connector`] finds the service that a [`DatagramListener`] answers for, and joins multicast groups
-//! ([`GroupMember`]): both give a [`DatagramEndpoint`](crate::DatagramEndpoint) with whom to send to. An [`AddressQuery`] finds the
-//! addresses of names.
+//! For datagrams, a [`Connector`] looks up the service of a [`DatagramListener`] and joins multicast groups
+//! ([`GroupMember`]). Both yield a [`DatagramEndpoint`](crate::DatagramEndpoint) and the peer to send to. An
+//! [`AddressQuery`] resolves names.
 //!
-//! Below that are the calls of librdmacm. An [`Id`] is what a socket is to TCP. It is bound to an address, or
-//! resolves one; connects, or listens and accepts; and is told how that went by [`Event`]s of its [`EventChannel`]. It moves no
-//! data: for that there is a [`QueuePair`](crate::QueuePair), which is made beside it and brought to connection with the attributes
-//! that [`Id::attributes`] gives.
+//! The lower layer wraps the calls of librdmacm. An [`Id`] corresponds to a socket of TCP. It is bound to an address or
+//! resolves one, and it connects, or listens and accepts. An [`EventChannel`] reports the results as [`Event`]s. An id
+//! transfers no data. Create a [`QueuePair`](crate::QueuePair) for that, and modify it with the attributes that
+//! [`Id::attributes`] returns.
 //!
-//! librdmacm (Debian: `librdmacm1`) is loaded when the first channel is made. It opens devices of its own, of which nothing is to
-//! be seen here: an id names its device ([`Id::device_name`]), and a queue pair may be of any [`Context`](crate::Context) of that.
+//! librdmacm (Debian: `librdmacm1`) is loaded when the first channel is created. It opens devices internally, which
+//! this crate does not expose. An id names its device ([`Id::device_name`]), and its queue pair may belong to any
+//! [`Context`](crate::Context) of that device.
 //!
-//! A software RNIC of the crate rdma-soft, `soft0`, has no connection manager, and all of this is refused there.
+//! `soft0`, the software RNIC of the crate rdma-soft, has no connection manager. All calls of this module fail there.
 //!
-//! The same with ids and queue pairs of one's own, as event-driven programs want it:
+//! Event-driven programs use ids and their own queue pairs:
 //!
 //! ```no_run
 //! use std::collections::HashMap;
@@ -38,7 +39,7 @@
 //!     let context = Device::by_name(&name)?.open()?; // a server opens each device once
 //!     let cq = context.completion_queue(256).build()?;
 //!     let mut qp = context.alloc_pd()?.queue_pair(&cq, &cq).build()?;
-//!     // Here is the place for the rights of the peer, `set_access`, if it is to write or read.
+//!     // If the peer is to read or write, add its access rights here: `set_access`.
 //!     qp.modify(&id.attributes(QueuePairState::INIT)?)?;
 //!     Ok(qp)
 //! }
@@ -114,17 +115,17 @@ mod event;
 mod group;
 mod id;
 mod listener;
-mod member;
 mod multicast;
 mod option;
 mod parameters;
+mod set_connection;
 mod side;
 
 pub use address::{Address, IbAddress};
 pub use address_info::{AddressFamily, AddressInfo, AddressQuery, Paths};
 pub use attempt::{Cause, ConnectError, Step};
 pub use channel::EventChannel;
-pub use connection::{Connection, Unconfirmed};
+pub use connection::{Connection, DisconnectError};
 pub use connector::{Connector, PreparedRoute, Route};
 pub use datagram::{DATAGRAM_QKEY, DatagramListener, DatagramRequest, DatagramRoute, DatagramService};
 pub use error::CmError;
@@ -132,7 +133,7 @@ pub use event::{Event, EventKind, RejectReason, ServiceStatus};
 pub use group::{GroupMember, GroupRoute};
 pub use id::{Id, PortSpace};
 pub use listener::{Listener, PreparedRequest, Request};
-pub use member::Member;
 pub use parameters::{ConnectParameters, Parameters, PeerParameters, PrivateData, UdParameters};
+pub use set_connection::SetConnection;
 
 pub use crate::id::CmId;

@@ -1,4 +1,4 @@
-//! Multicast groups, whose addresses a subnet manager or the network gives out.
+//! Multicast groups of ids.
 
 use std::ptr::null_mut;
 
@@ -6,74 +6,78 @@ use rdma_sys::*;
 
 use super::error::failed;
 use super::{Address, Id};
+use crate::error::Verb;
 use crate::{Errno, Result};
 
 impl Id {
-    /// Begins to join the multicast group of an IP address: `rdma_join_multicast(3)`. The id is of datagrams, and has a device: it
-    /// was [bound](Id::bind) to an address of one, or has [resolved](Id::resolve_address) the group's. Then comes
-    /// [`MulticastJoined`](super::EventKind::MulticastJoined), which says where the group is: attach the queue pair to its GID
-    /// ([`QueuePair::attach_mcast`](crate::QueuePair::attach_mcast)), and send to it by an address handle of it.
+    /// Starts to join the multicast group of an IP address: `rdma_join_multicast(3)`.
+    ///
+    /// The id must be for datagrams and have a device: it was [bound](Id::bind) to an address of one, or has
+    /// [resolved](Id::resolve_address) the group's address. [`MulticastJoined`](super::EventKind::MulticastJoined)
+    /// follows, with the address of the group. Attach the queue pair to its GID
+    /// ([`QueuePair::attach_mcast`](crate::QueuePair::attach_mcast)), and create an address handle to send to it.
     ///
     /// # Errors
-    /// [`CmError::Call`](super::CmError::Call), with `EINVAL` without a device or on an id that is not of datagrams.
+    /// [`CmError::Call`](super::CmError::Call), with `EINVAL` without a device or on an id that is not for datagrams.
     #[doc(alias = "rdma_join_multicast")]
     pub fn join_multicast(&mut self, group: impl Into<Address>) -> Result<()> {
         let group = group.into();
-        self.require_datagrams("rdma_join_multicast")?;
+        self.require_datagrams(Verb::RdmaJoinMulticast)?;
         let mut raw = group.to_raw();
-        // SAFETY: the id is valid, and so is the address for the duration of the call; there is no context.
-        self.call_on_device("rdma_join_multicast", |cm, id| unsafe {
+        // SAFETY: the id is valid, and so is the address during the call. There is no context.
+        self.call_on_device(Verb::RdmaJoinMulticast, |cm, id| unsafe {
             (cm.rdma_join_multicast)(id, (&raw mut raw).cast(), null_mut())
         })?;
-        self.joined(group);
+        self.add_group(group);
         Ok(())
     }
 
-    /// As [`Id::join_multicast`], only to send: nothing of the group has to come here. On InfiniBand the subnet manager must know
-    /// of such members.
+    /// Like [`Id::join_multicast`], but only to send: the port receives no datagrams of the group.
+    ///
+    /// On InfiniBand the subnet manager must support send-only members.
     ///
     /// # Errors
-    /// As [`Id::join_multicast`].
+    /// Like [`Id::join_multicast`].
     #[doc(alias = "rdma_join_multicast_ex")]
-    pub fn join_multicast_to_send(&mut self, group: impl Into<Address>) -> Result<()> {
+    pub fn join_multicast_send_only(&mut self, group: impl Into<Address>) -> Result<()> {
         let group = group.into();
-        self.require_datagrams("rdma_join_multicast_ex")?;
+        self.require_datagrams(Verb::RdmaJoinMulticastEx)?;
         let mut raw = group.to_raw();
         let mut attr = rdma_cm_join_mc_attr_ex {
             comp_mask: (RDMA_CM_JOIN_MC_ATTR_ADDRESS.0 | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS.0),
             join_flags: RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER.0,
             addr: (&raw mut raw).cast(),
         };
-        // SAFETY: the id is valid, and so are the attributes, with their address, for the duration of the call; there is no
-        // context.
-        self.call_on_device("rdma_join_multicast_ex", |cm, id| unsafe {
+        // SAFETY: the id is valid, and so are the attributes with their address during the call. There is no context.
+        self.call_on_device(Verb::RdmaJoinMulticastEx, |cm, id| unsafe {
             (cm.rdma_join_multicast_ex)(id, &mut attr, null_mut())
         })?;
-        self.joined(group);
+        self.add_group(group);
         Ok(())
     }
 
-    /// Leaves a group that it has joined, or was joining: `rdma_leave_multicast(3)`. Detach the queue pair before. Dropping the id
-    /// leaves all.
+    /// Leaves a group that it has joined or is joining: `rdma_leave_multicast(3)`.
+    ///
+    /// Detach the queue pair first. Dropping the id leaves all groups.
     ///
     /// # Errors
-    /// [`CmError::Call`](super::CmError::Call), with `EADDRNOTAVAIL` for a group that it has not joined.
+    /// [`CmError::Call`](super::CmError::Call), with `EADDRNOTAVAIL` for a group that the id has not joined.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&mut self, group: impl Into<Address>) -> Result<()> {
         let group = group.into();
         let mut raw = group.to_raw();
-        // SAFETY: the id is valid, and so is the address for the duration of the call. All events of the group that were read were
-        // acknowledged in the same turn, so this waits for none.
-        let left =
-            self.call("rdma_leave_multicast", |cm, id| unsafe { (cm.rdma_leave_multicast)(id, (&raw mut raw).cast()) });
-        self.left(group);
+        // SAFETY: the id is valid, and so is the address during the call. All events of the group that were read were
+        // acknowledged under the same lock, so this call waits for none.
+        let left = self
+            .call(Verb::RdmaLeaveMulticast, |cm, id| unsafe { (cm.rdma_leave_multicast)(id, (&raw mut raw).cast()) });
+        self.remove_group(group);
         left
     }
 
-    fn require_datagrams(&self, call: &'static str) -> Result<()> {
+    fn require_datagrams(&self, verb: Verb) -> Result<()> {
         match self.is_datagrams() {
             true => Ok(()),
-            false => Err(failed(call, Errno(libc::EINVAL))),
+            false => Err(failed(verb, Errno(libc::EINVAL))),
         }
     }
 }

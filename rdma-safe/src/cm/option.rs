@@ -6,11 +6,13 @@ use rdma_sys::*;
 
 use super::error::failed;
 use super::{Id, Paths};
+use crate::error::Verb;
 use crate::{Errno, Result};
 
 impl Id {
-    /// Type of service of the packets, or on InfiniBand what the subnet manager makes of it: `rdma_set_option(3)`. Before a route
-    /// is resolved.
+    /// Sets the type of service of the packets: `rdma_set_option(3)`.
+    ///
+    /// On InfiniBand the subnet manager interprets it. Call this before the route is resolved.
     ///
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call).
@@ -19,8 +21,9 @@ impl Id {
         self.set(RDMA_OPTION_ID_TOS, tos)
     }
 
-    /// Whether the port may be in use by another id that says the same and does not listen: `rdma_set_option(3)`. Before
-    /// [`Id::bind`].
+    /// Allows to share the port with another id that allows it and does not listen: `rdma_set_option(3)`.
+    ///
+    /// Call this before [`Id::bind`].
     ///
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call).
@@ -29,8 +32,9 @@ impl Id {
         self.set(RDMA_OPTION_ID_REUSEADDR, c_int::from(reuse))
     }
 
-    /// Whether an id that is bound to an IPv6 address leaves connections by IPv4 to others: `rdma_set_option(3)`. Before
-    /// [`Id::bind`].
+    /// Restricts an id that is bound to an IPv6 address to IPv6: `rdma_set_option(3)`.
+    ///
+    /// IPv4 connections to the port are then left to other ids. Call this before [`Id::bind`].
     ///
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call).
@@ -39,37 +43,40 @@ impl Id {
         self.set(RDMA_OPTION_ID_AFONLY, c_int::from(only))
     }
 
-    /// How long the queue pair waits for an acknowledgement before it sends again, 4.096 µs times 2 to this power, 0 to 31:
-    /// `rdma_set_option(3)`. Before [`Id::connect`] or [`Id::accept`]. Unless set it is what the kernel makes of
-    /// the network: 0.5 s to 2 s on Ethernet.
+    /// Sets the ACK timeout of the queue pair: `rdma_set_option(3)`.
+    ///
+    /// A packet is retransmitted if it is not acknowledged within 4.096 µs · 2^`exponent`; `exponent` is 0 to 31. By
+    /// default, the kernel chooses a value for the network: 0.5 s to 2 s on Ethernet. Call this before [`Id::connect`]
+    /// or [`Id::accept`].
     ///
     /// # Errors
-    /// [`CmError::Call`](super::CmError::Call), with `EINVAL` beyond 31.
+    /// [`CmError::Call`](super::CmError::Call), with `EINVAL` above 31.
     #[doc(alias = "rdma_set_option")]
     pub fn set_ack_timeout(&mut self, exponent: u8) -> Result<()> {
         if exponent > 31 {
-            return Err(failed("rdma_set_option", Errno(libc::EINVAL)));
+            return Err(failed(Verb::RdmaSetOption, Errno(libc::EINVAL)));
         }
         self.set(RDMA_OPTION_ID_ACK_TIMEOUT, exponent)
     }
 
-    /// Takes the way to the peer as ibacm has said it, instead of [`Id::resolve_route`]: `rdma_set_option(3)`. The address was
-    /// resolved. Then comes [`RouteResolved`](super::EventKind::RouteResolved).
+    /// Sets the route to the peer that ibacm returned, instead of [`Id::resolve_route`]: `rdma_set_option(3)`.
+    ///
+    /// The address must be resolved. [`RouteResolved`](super::EventKind::RouteResolved) follows.
     ///
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call), with `EINVAL` before the address was resolved.
     #[doc(alias = "rdma_set_option")]
     pub fn set_paths(&mut self, paths: &Paths) -> Result<()> {
         let (bytes, len) = (paths.as_bytes().as_ptr().cast_mut().cast::<c_void>(), paths.as_bytes().len());
-        // SAFETY: the id is valid, and so are the bytes for the duration of the call, which reads them.
-        self.call_on_device("rdma_set_option", |cm, id| unsafe {
+        // SAFETY: the id is valid, and so are the bytes, which the call only reads.
+        self.call_on_device(Verb::RdmaSetOption, |cm, id| unsafe {
             (cm.rdma_set_option)(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, bytes, len)
         })
     }
 
     fn set<T: Copy>(&mut self, option: c_int, mut value: T) -> Result<()> {
-        // SAFETY: the id is valid, and so is the value, of the size that it says, for the duration of the call.
-        self.call("rdma_set_option", |cm, id| unsafe {
+        // SAFETY: the id is valid, and so is the value during the call, with the given size.
+        self.call(Verb::RdmaSetOption, |cm, id| unsafe {
             (cm.rdma_set_option)(id, RDMA_OPTION_ID, option, (&raw mut value).cast::<c_void>(), size_of::<T>())
         })
     }

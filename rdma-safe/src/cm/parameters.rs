@@ -1,4 +1,4 @@
-//! What the ends of a connection tell each other when they connect.
+//! Connection parameters and private data.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,9 +6,10 @@ use std::ops::Deref;
 use rdma_sys::*;
 
 use super::CmError;
-use crate::{AddressVector, Result};
+use crate::Result;
+use crate::address::AddressVector;
 
-/// Bytes that come with a request, an answer or a refusal.
+/// Private data of a request, a reply or a rejection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PrivateData {
     len: u8,
@@ -16,7 +17,7 @@ pub struct PrivateData {
 }
 
 impl PrivateData {
-    /// None.
+    /// No private data.
     pub const EMPTY: PrivateData = PrivateData { len: 0, bytes: [0; 255] };
 
     /// # Errors
@@ -31,13 +32,13 @@ impl PrivateData {
     }
 
     /// # Safety
-    /// `data` must be valid to read for `len` bytes, or be NULL.
+    /// `data` must be NULL, or valid for reads of `len` bytes.
     unsafe fn from_raw(data: *const std::ffi::c_void, len: u8) -> Self {
         if data.is_null() {
             return PrivateData::EMPTY;
         }
         let mut all = PrivateData { len, bytes: [0; 255] };
-        // SAFETY: the caller's contract; there is room for as many as `len` can say.
+        // SAFETY: the caller's contract. The array has room for the maximum of `len`.
         unsafe { std::ptr::copy_nonoverlapping(data.cast::<u8>(), all.bytes.as_mut_ptr(), len.into()) };
         all
     }
@@ -67,7 +68,7 @@ impl fmt::Debug for PrivateData {
     }
 }
 
-/// What an end asks for when it connects or accepts: `struct rdma_conn_param`.
+/// Parameters for connecting or accepting: `struct rdma_conn_param`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct ConnectParameters {
@@ -82,14 +83,14 @@ pub struct ConnectParameters {
 }
 
 impl ConnectParameters {
-    /// Of the queue pair of that number: [`QueuePair::number`](crate::QueuePair::number).
+    /// Parameters for the queue pair with this number: [`QueuePair::number`](crate::QueuePair::number).
     pub fn new(qp_num: u32) -> Self {
         ConnectParameters {
             private_data: PrivateData::EMPTY,
             responder_resources: RDMA_MAX_RESP_RES as u8,
             initiator_depth: RDMA_MAX_INIT_DEPTH as u8,
             flow_control: true,
-            // 7 is for ever on some devices, see `Quirks::SEVEN_RETRIES_ENDLESS`.
+            // 7 means unlimited on some devices, see `Quirks::RETRY_COUNT_7_IS_INFINITE`.
             retry_count: 6,
             rnr_retry_count: 7,
             srq: false,
@@ -97,8 +98,10 @@ impl ConnectParameters {
         }
     }
 
-    /// Bytes for the peer: of a connection at most 56 with a request and 196 with an answer, of datagrams 180 and 136
-    /// (rdma_connect(3), rdma_accept(3)). What the peer gets is padded with zeros to about that length.
+    /// Private data for the peer.
+    ///
+    /// The maximum is 56 bytes in a request and 196 in a reply, or for datagrams 180 and 136 (rdma_connect(3),
+    /// rdma_accept(3)). The peer receives it padded with zeros to about that length.
     ///
     /// # Errors
     /// [`CmError::PrivateData`](super::CmError::PrivateData) for more than 196 bytes.
@@ -107,44 +110,44 @@ impl ConnectParameters {
         Ok(self)
     }
 
-    /// Reads and atomics of the peer that this end serves at a time; as many as the device can unless set.
+    /// Maximum number of outstanding reads and atomics from the peer; the device's maximum by default.
     pub fn responder_resources(mut self, count: u8) -> Self {
         self.responder_resources = count;
         self
     }
 
-    /// Reads and atomics of this end that the peer is to serve at a time; as many as the device can unless set.
+    /// Maximum number of outstanding reads and atomics to the peer; the device's maximum by default.
     pub fn initiator_depth(mut self, count: u8) -> Self {
         self.initiator_depth = count;
         self
     }
 
-    /// Hardware flow control, on unless set.
+    /// Hardware flow control; on by default.
     pub fn flow_control(mut self, on: bool) -> Self {
         self.flow_control = on;
         self
     }
 
-    /// Retries after a timeout, 0 to 7; 6 unless set. The passive end does not choose.
+    /// Retries after a timeout, 0 to 7; 6 by default. The value of the passive end is ignored.
     pub fn retry_count(mut self, retries: u8) -> Self {
         self.retry_count = retries.min(7);
         self
     }
 
-    /// Retries of the peer when this end has no receive posted, 0 to 6, or 7 for ever; 7 unless set.
+    /// Retries of the peer when this end has no receive posted, 0 to 6, or 7 for unlimited; 7 by default.
     pub fn rnr_retry_count(mut self, retries: u8) -> Self {
         self.rnr_retry_count = retries.min(7);
         self
     }
 
-    /// Whether the queue pair takes receives from a shared receive queue; not unless set.
+    /// Whether the queue pair uses a shared receive queue; false by default.
     pub fn srq(mut self, srq: bool) -> Self {
         self.srq = srq;
         self
     }
 
     /// # Errors
-    /// [`CmError::PrivateData`](super::CmError::PrivateData) for more bytes than the call carries.
+    /// [`CmError::PrivateData`](super::CmError::PrivateData) for more bytes than the call can carry.
     pub(super) fn check(&self, max: u8) -> Result<()> {
         match self.private_data.len {
             len if len > max => Err(CmError::PrivateData { len: len.into(), max }.into()),
@@ -152,7 +155,7 @@ impl ConnectParameters {
         }
     }
 
-    /// Valid as long as this.
+    /// The parameters as a C structure, valid while `self` is.
     pub(super) fn as_raw(&self) -> rdma_conn_param {
         let (private_data, private_data_len) = self.private_data.as_raw();
         rdma_conn_param {
@@ -169,18 +172,18 @@ impl ConnectParameters {
     }
 }
 
-/// What the peer said of itself: of a connection, or of datagrams.
+/// Parameters of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Parameters {
-    /// Of a connection.
+    /// Parameters of a connection.
     Connected(PeerParameters),
-    /// Of datagrams.
+    /// Parameters for datagrams.
     Datagrams(UdParameters),
 }
 
 impl Parameters {
-    /// What came with it.
+    /// The private data.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         match self {
@@ -189,7 +192,7 @@ impl Parameters {
         }
     }
 
-    pub(super) fn said(&self) -> PrivateData {
+    pub(super) fn private_data_owned(&self) -> PrivateData {
         match self {
             Parameters::Connected(peer) => peer.private_data,
             Parameters::Datagrams(peer) => peer.private_data,
@@ -197,11 +200,11 @@ impl Parameters {
     }
 
     /// # Safety
-    /// `event` must be one that was not acknowledged yet, of an id with that port space.
+    /// `event` must be an event that was not acknowledged yet, of an id with that port space.
     pub(super) unsafe fn of(event: &rdma_cm_event, space: rdma_port_space) -> Self {
         match space {
             RDMA_PS_UDP | RDMA_PS_IPOIB => {
-                // SAFETY: for these port spaces that is the member which is set.
+                // SAFETY: this member is set for these port spaces.
                 let raw = unsafe { event.param.ud };
                 Parameters::Datagrams(UdParameters {
                     // SAFETY: the data is part of the event.
@@ -212,7 +215,7 @@ impl Parameters {
                 })
             }
             _ => {
-                // SAFETY: for all others this one is.
+                // SAFETY: this member is set for all other port spaces.
                 let raw = unsafe { event.param.conn };
                 Parameters::Connected(PeerParameters {
                     // SAFETY: the data is part of the event.
@@ -230,49 +233,49 @@ impl Parameters {
     }
 }
 
-/// What the peer of a connection said: `struct rdma_conn_param`, seen from here.
+/// Parameters of the peer of a connection, as seen from this end: `struct rdma_conn_param`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PeerParameters {
-    /// What came with it, padded with zeros.
+    /// The private data, padded with zeros.
     pub private_data: PrivateData,
-    /// Reads and atomics that this end may have to serve at a time: what the peer asked for as its depth.
+    /// Maximum number of outstanding reads and atomics from the peer: its requested depth.
     pub responder_resources: u8,
-    /// Reads and atomics that the peer serves at a time.
+    /// Maximum number of outstanding reads and atomics that the peer accepts.
     pub initiator_depth: u8,
     /// Hardware flow control.
     pub flow_control: bool,
     /// Retries after a timeout.
     pub retry_count: u8,
-    /// Retries when there is no receive.
+    /// Retries when there is no receive (RNR).
     pub rnr_retry_count: u8,
-    /// Whether the peer takes its receives from a shared receive queue.
+    /// Whether the peer uses a shared receive queue.
     pub srq: bool,
-    /// Number of its queue pair.
+    /// Number of the peer's queue pair.
     pub qp_num: u32,
 }
 
-/// What the peer of datagrams said: `struct rdma_ud_param`.
+/// Parameters of the peer for datagrams: `struct rdma_ud_param`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct UdParameters {
-    /// What came with it, padded with zeros.
+    /// The private data, padded with zeros.
     pub private_data: PrivateData,
-    /// The way to it, for [`ProtectionDomain::address_handle`](crate::ProtectionDomain::address_handle).
+    /// The address of the peer, for [`ProtectionDomain::address_handle`](crate::ProtectionDomain::address_handle).
     pub address: AddressVector,
-    /// Number of its queue pair, or of the group.
+    /// Destination queue pair number: the peer's, or the multicast one for a group.
     pub qp_num: u32,
-    /// Its queue key.
+    /// Queue key.
     pub qkey: u32,
 }
 
 impl UdParameters {
-    /// Of a group, with which no bytes come: librdmacm has the context of whoever joined in their place.
+    /// Parameters of a group. They have no private data: the fields hold the context of the join instead.
     ///
     /// # Safety
-    /// `event` must be of a group, and not be acknowledged yet.
+    /// `event` must be an event of a group that was not acknowledged yet.
     pub(super) unsafe fn of_group(event: &rdma_cm_event) -> Self {
-        // SAFETY: of a group that is the member which is set.
+        // SAFETY: this member is set for groups.
         let raw = unsafe { event.param.ud };
         let address = AddressVector::from_raw(&raw.ah_attr);
         UdParameters { private_data: PrivateData::EMPTY, address, qp_num: raw.qp_num, qkey: raw.qkey }

@@ -1,23 +1,23 @@
-//! The functions by which an extended queue is polled and its completions are read.
+//! The provider functions that poll an extended queue and read its completions.
 
 use rdma_sys::ibv_cq_ex;
 
 use super::WcFields;
 use crate::{Context, Error};
 
-/// Functions that an extended queue lacks and polling would call.
-pub(super) enum Lacking {
-    /// One that every extended queue needs.
+/// Functions that polling would call and an extended queue lacks.
+pub(super) enum MissingFunctions {
+    /// A function that every extended queue needs.
     Polling,
     /// The accessors of these fields.
     Fields(WcFields),
 }
 
-impl Lacking {
+impl MissingFunctions {
     pub(super) fn into_error(self, context: &Context) -> Error {
         match self {
-            Lacking::Polling => context.unsupported("extended completion queues"),
-            Lacking::Fields(fields) => Error::CompletionFields { fields },
+            MissingFunctions::Polling => context.unsupported("extended completion queues"),
+            MissingFunctions::Fields(fields) => Error::CompletionFields { fields },
         }
     }
 }
@@ -29,9 +29,9 @@ impl Lacking {
 /// # Safety
 ///
 /// `cq` must be a valid extended queue.
-pub(super) unsafe fn check(cq: *const ibv_cq_ex, asked: WcFields) -> Result<(), Lacking> {
-    // SAFETY: the queue is valid, and the structure has had these fields since rdma-core 44, the oldest that is loaded. No
-    // reference to the whole queue is made: it has a mutex, which other threads may lock.
+pub(super) unsafe fn check(cq: *const ibv_cq_ex, asked: WcFields) -> Result<(), MissingFunctions> {
+    // SAFETY: the queue is valid, and the structure has these fields in rdma-core 44, the oldest supported release, and
+    // later. There is no reference to the whole queue, because other threads may lock the mutex in it.
     unsafe {
         let common = [
             (*cq).start_poll.is_some(),
@@ -42,7 +42,7 @@ pub(super) unsafe fn check(cq: *const ibv_cq_ex, asked: WcFields) -> Result<(), 
             (*cq).read_wc_flags.is_some(),
         ];
         if common.contains(&false) {
-            return Err(Lacking::Polling);
+            return Err(MissingFunctions::Polling);
         }
         let is_there = |field| match field {
             WcFields::BYTE_LEN => (*cq).read_byte_len.is_some(),
@@ -61,6 +61,6 @@ pub(super) unsafe fn check(cq: *const ibv_cq_ex, asked: WcFields) -> Result<(), 
             _ => true,
         };
         let lacking: WcFields = asked.iter().filter(|field| !is_there(*field)).collect();
-        if lacking.is_empty() { Ok(()) } else { Err(Lacking::Fields(lacking)) }
+        if lacking.is_empty() { Ok(()) } else { Err(MissingFunctions::Fields(lacking)) }
     }
 }

@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::*;
 
-use super::accessors::{self, Lacking};
-use super::{CompletionQueue, Mode, Parents, Shared, Taken, WcFields};
+use super::accessors::{self, MissingFunctions};
+use super::{ClassicBatch, CompletionQueue, Mode, Parents, Shared, WcFields};
+use crate::device::Quirks;
 use crate::errno::check_ptr;
 use crate::id::CqId;
 use crate::object::Object;
-use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Quirks, Result};
+use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Result};
 
-/// Describes a completion queue: `ibv_create_cq_ex(3)`, or `ibv_create_cq(3)` where the provider lacks it.
+/// Describes a completion queue: `ibv_create_cq_ex(3)`, or `ibv_create_cq(3)` if the provider lacks it.
 ///
 /// Made by [`Context::completion_queue`].
 #[derive(Clone, Debug)]
@@ -41,31 +42,33 @@ impl CompletionQueueBuilder {
         }
     }
 
-    /// Fields that completions shall have; [`WcFields::STANDARD`] unless set. Fewer can be faster on some devices.
+    /// Fields that completions must have; [`WcFields::STANDARD`] unless set. Fewer fields can be faster on some
+    /// devices.
     pub fn fields(mut self, fields: WcFields) -> Self {
         self.fields = fields;
         self
     }
 
-    /// Reports events over `channel`, when armed.
+    /// Reports events through `channel` when the queue is armed.
     pub fn channel(mut self, channel: &CompletionChannel) -> Self {
         self.channel = Some(channel.clone());
         self
     }
 
-    /// The completion vector that events are spread by; 0 unless set, below [`Context::completion_vectors`].
+    /// Completion vector, which selects the interrupt of the events; 0 unless set, below
+    /// [`Context::completion_vectors`].
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
     }
 
-    /// Whether to use `ibv_create_cq` and `ibv_poll_cq` even where the extended interface exists; no unless set.
+    /// Uses `ibv_create_cq` and `ibv_poll_cq` even if the extended interface is available; false unless set.
     pub fn classic(mut self, classic: bool) -> Self {
         self.classic = classic;
         self
     }
 
-    /// Puts the queue into a parent domain, whose thread domain, if it has one, then says that the queue needs no lock.
+    /// Creates the queue in a parent domain. If that has a thread domain, the queue needs no lock.
     pub fn parent_domain(mut self, domain: &ProtectionDomain) -> Self {
         self.domain = Some(domain.clone());
         self
@@ -74,10 +77,11 @@ impl CompletionQueueBuilder {
     /// Creates the queue.
     ///
     /// # Errors
-    /// [`Error::ForeignContext`] when the channel or the domain belongs to another context; [`Error::NotParentDomain`] when the
-    /// domain is not a parent domain, [`Error::Unsupported`] when the provider does not put queues into one;
-    /// [`Error::CreateCompletionQueue`] when the number of entries or the vector is beyond the device's limits;
-    /// [`Error::CompletionFields`] when the device cannot report the fields, or accepts them and has no function to read them.
+    /// [`Error::ForeignContext`] if the channel or the domain belongs to another context; [`Error::NotParentDomain`] if
+    /// the domain is not a parent domain; [`Error::Unsupported`] if the provider cannot create queues in a parent
+    /// domain; [`Error::CreateCompletionQueue`] if the number of entries or the vector exceeds the device's limits;
+    /// [`Error::CompletionFields`] if the device cannot report the fields, or accepts them but has no function to read
+    /// them.
     #[doc(alias = "ibv_create_cq_ex")]
     #[doc(alias = "ibv_create_cq")]
     pub fn build(self) -> Result<CompletionQueue> {
@@ -92,11 +96,11 @@ impl CompletionQueueBuilder {
                 Ok(raw) => match self.require_accessors(raw) {
                     Ok(()) => return Ok(self.finish_extended(raw)),
                     Err(_) if WcFields::STANDARD.contains(self.fields) => {}
-                    Err(lacking) => return Err(lacking.into_error(&self.context)),
+                    Err(missing) => return Err(missing.into_error(&self.context)),
                 },
-                // Not all providers have extended queues, or all fields in them; what is left to try is the classic
-                // one. EINVAL is what some say of a field they do not know; if the reason is another, the classic call
-                // repeats it.
+                // Not all providers have extended queues, or all fields in them, so the classic call is tried next.
+                // Some providers report EINVAL for a field that they do not know. If EINVAL has another reason, the
+                // classic call fails with it, too.
                 Err(errno)
                     if WcFields::STANDARD.contains(self.fields)
                         && (errno.is_unsupported() || errno.0 == libc::EINVAL) => {}
@@ -113,7 +117,7 @@ impl CompletionQueueBuilder {
         Ok(self.finish_classic(raw))
     }
 
-    /// There is no classic interface for this, and so nothing else to try.
+    /// Creates the queue in a parent domain. The classic interface cannot do this, so there is no fallback.
     fn build_in(&self, domain: &ProtectionDomain) -> Result<CompletionQueue> {
         self.context.require_same(domain.context(), "parent domain")?;
         if !domain.is_parent() {
@@ -126,7 +130,7 @@ impl CompletionQueueBuilder {
         match self.create_extended() {
             Ok(raw) => match self.require_accessors(raw) {
                 Ok(()) => Ok(self.clone().finish_extended(raw)),
-                Err(lacking) => Err(lacking.into_error(&self.context)),
+                Err(missing) => Err(missing.into_error(&self.context)),
             },
             Err(errno) if errno.is_unsupported() || errno.0 == libc::EINVAL && self.is_within_limits() => {
                 Err(unsupported())
@@ -156,13 +160,13 @@ impl CompletionQueueBuilder {
             flags: 0,
             parent_domain: self.domain.as_ref().map_or(std::ptr::null_mut(), ProtectionDomain::as_raw),
         };
-        // SAFETY: the context, the channel and the domain are valid, and `attr` is for the duration of the call.
+        // SAFETY: the context, the channel and the domain are valid, and `attr` is valid during the call.
         check_ptr(|| unsafe { ibv_create_cq_ex(self.context.as_raw(), &mut attr) }).map(|raw| (raw, id))
     }
 
-    /// Destroys a queue that was just created and lacks functions.
-    fn require_accessors(&self, raw: (NonNull<ibv_cq_ex>, CqId)) -> Result<(), Lacking> {
-        // SAFETY: just created by the extended call.
+    /// Checks the functions of a new queue, and destroys it if one is missing.
+    fn require_accessors(&self, raw: (NonNull<ibv_cq_ex>, CqId)) -> Result<(), MissingFunctions> {
+        // SAFETY: the queue was just created by the extended call.
         unsafe { accessors::check(raw.0.as_ptr(), self.fields) }
             .inspect_err(|_| drop(self.clone().finish_extended(raw)))
     }
@@ -188,14 +192,14 @@ impl CompletionQueueBuilder {
     pub(super) fn finish_extended(self, (raw, id): (NonNull<ibv_cq_ex>, CqId)) -> CompletionQueue {
         let one_per_poll = self.context.quirks().contains(Quirks::ONE_COMPLETION_PER_POLL);
         let fields = self.fields;
-        // SAFETY: the queue is valid; an extended one begins with the fields of a classic one.
+        // SAFETY: the queue is valid. An extended queue starts with the fields of a classic one.
         let cq = unsafe { NonNull::new_unchecked(ibv_cq_ex_to_cq(raw.as_ptr())) };
         CompletionQueue {
             raw: cq,
             mode: Mode::Extended,
             fields,
             one_per_poll,
-            taken: Taken::none(),
+            batch: ClassicBatch::empty(),
             shared: self.share(cq, id),
         }
     }
@@ -206,7 +210,7 @@ impl CompletionQueueBuilder {
             mode: Mode::Classic,
             fields: WcFields::STANDARD,
             one_per_poll: false,
-            taken: Taken::room(),
+            batch: ClassicBatch::new(),
             shared: self.share(raw, id),
         }
     }
@@ -216,8 +220,8 @@ impl CompletionQueueBuilder {
         let capacity = unsafe { (*raw.as_ptr()).cqe }.max(0) as u32;
         let parents = Parents { context: self.context, channel: self.channel, _domain: self.domain };
         Arc::new(Shared {
-            // SAFETY: the queue was created or adopted from these; queue pairs and all else that completes to it hold an `Arc` of
-            // it.
+            // SAFETY: the queue was created in or adopted with these parents. Queue pairs and all other objects that
+            // complete to it hold an `Arc` of this.
             object: unsafe { Object::new(raw, parents) },
             id,
             capacity: AtomicU32::new(capacity),

@@ -1,7 +1,13 @@
-//! Completion queues.
+//! Completion queues: polling, the fields of completions, and channels for their events.
+//!
+//! Start with [`Context::completion_queue`](crate::Context::completion_queue), which makes a [`CompletionQueue`], and
+//! [`CompletionQueue::poll`]. An endpoint or endpoint set has its own completion queue.
 
 mod accessors;
 mod builder;
+mod channel;
+mod classic;
+mod completion;
 mod modify;
 mod owned;
 mod poll;
@@ -11,104 +17,96 @@ mod standard;
 mod wc;
 
 use std::fmt;
-use std::ops::ControlFlow;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_sys::*;
 
+use crate::branch::rare;
 use crate::errno::check;
-use crate::id::CqId;
+use crate::error::Verb;
 use crate::object::{self, Object};
-use crate::{CompletionChannel, Context, Errno, Error, ProtectionDomain, Result};
+use crate::{Context, Errno, Error, ProtectionDomain, Result};
+
+use classic::ClassicBatch;
 
 pub use builder::CompletionQueueBuilder;
-pub(crate) use owned::Standing;
-pub use poll::{CompletionError, Poll, PollError, WorkCompletion};
+pub use channel::CompletionChannel;
+pub use completion::{CompletionError, WorkCompletion};
+pub(crate) use owned::OpenPoll;
+pub use poll::{Poll, PollError};
 pub use poller::Poller;
 pub use standard::StandardFields;
 pub use wc::{WcFields, WcFlags, WcOpcode, WcStatus};
 
-/// A completion queue: `struct ibv_cq_ex`, or `struct ibv_cq` where the provider has no extended queues.
+pub use crate::id::CqId;
+
+/// A completion queue: `struct ibv_cq_ex`, or `struct ibv_cq` if the provider has no extended queues.
 ///
-/// It is destroyed when it and the queue pairs that complete to it are gone.
+/// It is destroyed when it and all queue pairs that complete to it were dropped.
 pub struct CompletionQueue {
-    /// Of a queue that is not [`Mode::Classic`], the beginning of a `struct ibv_cq_ex`.
+    /// The start of a `struct ibv_cq_ex`, unless the mode is [`Mode::Classic`].
     raw: NonNull<ibv_cq>,
     mode: Mode,
     fields: WcFields,
-    /// [`Quirks::ONE_COMPLETION_PER_POLL`](crate::Quirks::ONE_COMPLETION_PER_POLL).
+    /// [`Quirks::ONE_COMPLETION_PER_POLL`](crate::device::Quirks::ONE_COMPLETION_PER_POLL).
     one_per_poll: bool,
-    taken: Taken,
+    batch: ClassicBatch,
     shared: Arc<Shared>,
 }
 
-/// How a queue is polled, and where polling is. Here and not in the cursor, so that forgetting a cursor is not fatal; in one
-/// field, so that a cursor has one thing to look at.
+/// How the queue is polled, and whether a poll is open.
+///
+/// Stored here and not in the cursor, so that a forgotten cursor can still be ended. It is one field, so that a cursor
+/// needs one comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// By `ibv_start_poll`.
+    /// Polled by `ibv_start_poll`; no poll is open.
     Extended,
-    /// By `ibv_poll_cq`.
+    /// Polled by `ibv_poll_cq`.
     Classic,
-    /// As `Extended`, and between start_poll and end_poll.
+    /// Polled by `ibv_start_poll`; a cursor is between start_poll and end_poll.
     Open,
-    /// As `Extended`, and a [`Poller`] was made: the thread is noted.
+    /// Polled by `ibv_start_poll`; a [`Poller`] exists, and `polling` holds its thread.
     Polled,
 }
 
-/// Completions that `ibv_poll_cq` has taken out and nobody has seen yet.
-///
-/// The counters are not where the rows are: what a provider is given a pointer to, a compiler has to read again.
-struct Taken {
-    /// [`Taken::ROOM`] of them; none for an extended queue.
-    rows: NonNull<ibv_wc>,
-    room: u32,
-    /// Whether there are rows that nobody has seen: from this one
-    left: bool,
-    next: u32,
-    /// to before this one, at most `room`.
-    end: u32,
-    /// The last batch was as long as there was room: there may be more in the queue.
-    full: bool,
-}
-
-/// What queue pairs hold of the queue that they complete to.
+/// The part of a completion queue that queue pairs share.
 pub(crate) struct Shared {
     object: Object<Parents>,
     id: CqId,
     capacity: AtomicU32,
-    /// The thread that is between start_poll and end_poll, and so holds the provider's lock; 0 for none. With [`DEFERRED`]
-    /// if there is something in `deferred`.
+    /// The thread that is between start_poll and end_poll and holds the provider's lock; 0 if none. With the bit
+    /// [`DEFERRED`] if `deferred` is not empty.
     polling: AtomicUsize,
-    /// What is to be dropped when that lock is released.
+    /// Objects to drop when that lock is released.
     deferred: Mutex<Vec<Box<dyn Send>>>,
 }
 
 struct Parents {
     context: Context,
     channel: Option<CompletionChannel>,
-    /// Kept, and not asked for anything.
+    /// Only kept alive.
     _domain: Option<ProtectionDomain>,
 }
 
-/// Beside the number of a thread, which is even.
+/// A bit of `polling`. Thread numbers are even.
 const DEFERRED: usize = 1;
 
-// SAFETY: the C object may be used from any thread; the cursor's state is reached by `&mut` only.
+// SAFETY: the C object may be used from any thread. The state of the cursor is accessed through `&mut` only.
 unsafe impl Send for CompletionQueue {}
-// SAFETY: through a shared reference there are only immutable fields to be read.
+// SAFETY: a shared reference only reads fields that change through `&mut`, and `shared`, which is `Sync`.
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// The device that it belongs to.
+    /// The context that the queue belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.shared.context()
     }
 
-    /// Number of completions it has room for; at least what was asked for.
+    /// Completions that the queue can hold, at least the requested number.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.shared.capacity.load(Ordering::Relaxed)
@@ -127,24 +125,25 @@ impl CompletionQueue {
         self.mode != Mode::Classic
     }
 
-    /// The channel that it reports events over.
+    /// The channel through which it reports events.
     #[must_use]
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.shared.channel()
     }
 
-    /// Its name in the events of a channel.
+    /// Identifier in the events of a channel.
     #[must_use]
     #[inline]
     pub fn id(&self) -> CqId {
         self.shared.id
     }
 
-    /// Asks for one event at the next completion, or the next solicited or failed one: `ibv_req_notify_cq(3)`.
+    /// Requests one event for the next completion: `ibv_req_notify_cq(3)`.
     ///
-    /// Completions that are already there need not raise an event. So poll after arming until the queue is empty, and only then
-    /// wait on the channel. Arming leaves earlier events in the channel. [`Endpoint::wait`](crate::Endpoint::wait) does
-    /// all of that, and [`Endpoint::arm`](crate::Endpoint::arm) says whether to wait.
+    /// With `solicited_only`, only a solicited or failed completion raises the event. Completions that are already in
+    /// the queue need not raise one. So poll until the queue is empty after arming it, and only then wait on the
+    /// channel. Arming does not remove earlier events from the channel. [`Endpoint::wait`](crate::Endpoint::wait) does
+    /// all of this, and [`Endpoint::arm`](crate::Endpoint::arm) says whether to wait.
     ///
     /// ```no_run
     /// # fn example(context: &rdma_safe::Context) -> rdma_safe::Result<()> {
@@ -172,7 +171,7 @@ impl CompletionQueue {
         if self.shared.channel().is_none() {
             return Err(Error::NoChannel);
         }
-        // A cursor that was forgotten holds a lock that some providers take here.
+        // A forgotten cursor holds a lock that some providers take in `ibv_req_notify_cq`.
         self.end_poll();
         self.request(solicited_only)
     }
@@ -187,10 +186,10 @@ impl CompletionQueue {
 
     #[cold]
     fn arm_error(&self, errno: Errno) -> Error {
-        self.context().verb_error("ibv_req_notify_cq", errno)
+        self.context().verb_error(Verb::ReqNotifyCq, errno)
     }
 
-    /// The C object, valid while this queue is.
+    /// The C object, valid while this queue exists.
     #[must_use]
     #[inline]
     pub fn as_raw(&self) -> *mut ibv_cq {
@@ -201,28 +200,28 @@ impl CompletionQueue {
         &self.shared
     }
 
-    /// Destroys it: `ibv_destroy_cq(3)`. Dropping does the same, when nothing completes to it any more, and tells nobody.
+    /// Destroys the queue: `ibv_destroy_cq(3)`. Dropping does the same once nothing completes to it, but ignores
+    /// errors.
     ///
     /// # Errors
-    /// [`Error::InUse`] while there are queue pairs, shared receive queues or work queues that complete to it: it is destroyed when
-    /// the last of them is gone. [`Error::Verb`] with the provider's answer; it, and all it depends on, then stays until the
-    /// process ends.
+    /// [`Error::InUse`] if queue pairs, shared receive queues or work queues complete to it: it is destroyed with the
+    /// last of them. [`Error::Verb`] if the provider fails; the object and everything it depends on are then leaked.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
-        // Ends what a forgotten cursor has begun.
+        // Ends the poll of a forgotten cursor.
         drop(self);
         match Arc::into_inner(shared) {
             Some(shared) => shared.object.destroy().map(drop),
-            None => Err(Error::InUse { object: "completion queue", by: "queues that complete to it" }),
+            None => Err(Error::InUse { object: "completion queue", users: "queues that complete to it" }),
         }
     }
 
-    /// Ends what a cursor or a poller has begun.
+    /// Ends the poll of a forgotten cursor or poller.
     #[inline(always)]
     fn end_poll(&mut self) {
         if self.mode == Mode::Open {
-            // SAFETY: it is.
+            // SAFETY: the mode is `Open`.
             unsafe { self.end_open_poll() }
         } else if self.mode == Mode::Polled {
             rare();
@@ -236,8 +235,8 @@ impl CompletionQueue {
     #[inline(always)]
     unsafe fn end_open_poll(&mut self) {
         self.mode = Mode::Extended;
-        // SAFETY: the queue is valid and, as the mode said, an extended one, and start_poll succeeded without an end_poll
-        // since.
+        // SAFETY: the queue is valid. The mode says that it is an extended queue, and that start_poll succeeded without
+        // an end_poll since.
         unsafe { ibv_end_poll(self.raw.as_ptr().cast()) }
         self.shared.poll_ended();
     }
@@ -246,7 +245,8 @@ impl CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         self.end_poll();
-        // Put off by the thread of a forgotten cursor just as another one, which the queue was moved to, ended it.
+        // The thread of a forgotten cursor may have deferred a drop while another thread, which the queue was moved to,
+        // ended the cursor.
         self.shared.drop_deferred();
     }
 }
@@ -274,24 +274,24 @@ impl Shared {
 }
 
 impl Shared {
-    /// Whether this very thread holds the lock that `ibv_destroy_qp` and a reset take on some providers.
-    pub(crate) fn is_polled_here(&self) -> bool {
+    /// Whether this thread holds the lock that `ibv_destroy_qp` and a reset take on some providers.
+    pub(crate) fn is_polled_by_this_thread(&self) -> bool {
         self.polling.load(Ordering::Relaxed) & !DEFERRED == this_thread()
     }
 
-    /// Drops `object` when this thread, which is polling the queue, has ended that.
+    /// Drops `object` when this thread stops polling the queue.
     pub(crate) fn defer(&self, object: Box<dyn Send>) {
         self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(object);
         self.polling.fetch_or(DEFERRED, Ordering::Relaxed);
     }
 
-    /// This thread has called start_poll.
+    /// Records that this thread has called start_poll.
     #[inline(always)]
     fn poll_started(&self) {
         self.polling.store(this_thread(), Ordering::Relaxed);
     }
 
-    /// This thread has called end_poll.
+    /// Records that this thread has called end_poll, and drops deferred objects.
     #[inline(always)]
     fn poll_ended(&self) {
         if self.polling.load(Ordering::Relaxed) & DEFERRED != 0 {
@@ -300,25 +300,20 @@ impl Shared {
         self.polling.store(0, Ordering::Relaxed);
     }
 
-    // Not a Rust call, which could unwind: for that every caller would keep its cursor in memory and not in registers.
-    // What is dropped here does not panic.
+    // `extern "C"`, because a Rust call could unwind: each caller would then keep its cursor in memory instead of
+    // registers. If a `Backing` that is dropped here panics, the process is aborted, which its contract allows.
     #[allow(improper_ctypes_definitions)]
     #[cold]
     #[inline(never)]
     extern "C" fn drop_deferred(&self) {
-        // First, so that nothing is put off again.
+        // First, so that the objects are not deferred again.
         self.polling.store(0, Ordering::Relaxed);
         let objects = std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner));
         drop(objects);
     }
 }
 
-/// Says that what calls it is rare, so that the code of the common case lies together.
-#[cold]
-#[inline]
-pub(crate) fn rare() {}
-
-/// An even number other than 0 that no other thread of the process has at the same time.
+/// An even, nonzero number that no other running thread of the process has.
 #[inline(always)]
 fn this_thread() -> usize {
     thread_local!(static HERE: u64 = const { 0 });
@@ -328,129 +323,16 @@ fn this_thread() -> usize {
 impl object::Parents for Parents {
     type Raw = ibv_cq;
 
-    const VERB: &'static str = "ibv_destroy_cq";
+    const VERB: Verb = Verb::DestroyCq;
 
     fn context(&self) -> &Context {
         &self.context
     }
 
-    // It is polled by its handle, of which none is left when it is destroyed.
+    // Only the handle polls the queue, and it is gone when the queue is destroyed.
     unsafe fn destroy(&self, raw: *mut ibv_cq) -> std::ffi::c_int {
-        // SAFETY: the caller's contract. Every event that was read from the channel was acknowledged at once (`CompletionChannel`),
-        // so this does not block for long: at most until a thread that is just reading an event has acknowledged it.
+        // SAFETY: the caller's contract. `CompletionChannel` acknowledges each event right after it was read. So this
+        // blocks at most until a thread that is reading an event has acknowledged it.
         unsafe { (self.context.verbs().ibv_destroy_cq)(raw) }
-    }
-}
-
-impl Taken {
-    const ROOM: u32 = 16;
-
-    fn none() -> Self {
-        Taken::with(0)
-    }
-
-    fn room() -> Self {
-        Taken::with(Self::ROOM)
-    }
-
-    fn with(room: u32) -> Self {
-        let rows = vec![ibv_wc::zeroed(); room as usize].into_boxed_slice();
-        Taken { rows: NonNull::from(Box::leak(rows)).cast(), room, left: false, next: 0, end: 0, full: false }
-    }
-
-    /// Takes the next batch out of a classic queue: how many there are, or a negative number.
-    ///
-    /// # Safety
-    /// The queue must be valid, this made by [`Taken::room`], and none of the last batch be left.
-    #[inline(always)]
-    unsafe fn refill(&mut self, cq: NonNull<ibv_cq>) -> i32 {
-        // SAFETY: the queue is valid and there is room for as many completions as are asked for.
-        let taken = unsafe { ibv_poll_cq(cq.as_ptr(), Self::ROOM as i32, self.rows.as_ptr()) };
-        if taken > 0 {
-            // No more than there is room for, whatever a provider says.
-            (self.left, self.next, self.end) = (true, 0, (taken as u32).min(Self::ROOM));
-            self.full = taken as u32 >= Self::ROOM;
-        }
-        taken
-    }
-
-    /// Whether nobody has seen the next completion.
-    #[inline(always)]
-    fn has_next(&self) -> bool {
-        self.left
-    }
-
-    /// The next completion.
-    ///
-    /// # Safety
-    /// There must be one.
-    #[inline(always)]
-    unsafe fn take(&mut self) -> &ibv_wc {
-        let row = self.next as usize;
-        self.next += 1;
-        self.left = self.next != self.end;
-        // SAFETY: it was less than `end`, which is at most `room`.
-        unsafe { self.rows.add(row).as_ref() }
-    }
-
-    /// As [`Taken::refill`] and [`Taken::take`]: the first of the next batch, or the negative number.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    unsafe fn take_first(&mut self, cq: NonNull<ibv_cq>) -> Result<Option<&ibv_wc>, i32> {
-        // SAFETY: as there.
-        let taken = unsafe { ibv_poll_cq(cq.as_ptr(), Self::ROOM as i32, self.rows.as_ptr()) };
-        if taken != 1 {
-            if taken <= 0 {
-                return if taken == 0 { Ok(None) } else { Err(taken) };
-            }
-            (self.left, self.next, self.end) = (true, 1, (taken as u32).min(Self::ROOM));
-        }
-        // SAFETY: it has just been filled.
-        Ok(Some(unsafe { self.rows.as_ref() }))
-    }
-
-    /// Shows the rows from `next` to before `end` to `each`, until it breaks or panics: what it has not seen is left.
-    ///
-    /// # Safety
-    /// They must be filled, `rows` be those of this, `end` at most `room`, and nothing count as left.
-    #[inline(always)]
-    unsafe fn show(
-        &mut self,
-        rows: NonNull<ibv_wc>,
-        next: u32,
-        end: u32,
-        each: &mut impl FnMut(&ibv_wc) -> ControlFlow<()>,
-    ) -> ControlFlow<()> {
-        /// Counts in a register. Where all were seen there is nothing to store.
-        struct At<'a> {
-            taken: &'a mut Taken,
-            next: u32,
-            end: u32,
-        }
-        impl Drop for At<'_> {
-            #[inline(always)]
-            fn drop(&mut self) {
-                let At { next, end, .. } = *self;
-                (self.taken.left, self.taken.next, self.taken.end) = (next != end, next, end);
-            }
-        }
-        let mut at = At { taken: self, next, end };
-        while at.next < at.end {
-            let row = at.next as usize;
-            at.next += 1;
-            // SAFETY: the caller's contract; the provider writes them only when it is asked again.
-            each(unsafe { rows.add(row).as_ref() })?;
-        }
-        std::mem::forget(at);
-        ControlFlow::Continue(())
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        // SAFETY: the box of so many rows that was leaked when this was made.
-        drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(self.rows, self.room as usize).as_ptr()) });
     }
 }

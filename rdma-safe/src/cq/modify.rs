@@ -1,4 +1,4 @@
-//! Changing completion queues.
+//! Resizing completion queues, and moderating their events.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,14 +10,16 @@ use crate::errno::check;
 use crate::{Errno, Error, Result};
 
 impl CompletionQueue {
-    /// Makes room for at least `entries` completions, or for fewer than before: `ibv_resize_cq(3)`. What is there stays.
+    /// Changes the number of completions that the queue can hold: `ibv_resize_cq(3)`.
+    ///
+    /// It can then hold at least `entries` completions. Completions in the queue are kept.
     ///
     /// # Errors
-    /// [`Error::ResizeCompletionQueue`] when the completions that are there do not fit, and beyond the device's maximum;
-    /// [`Error::Unsupported`]. The queue is as before then.
+    /// [`Error::ResizeCompletionQueue`] if the completions in the queue do not fit, or the number exceeds the device's
+    /// limit; [`Error::Unsupported`]. The queue is then unchanged.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
-        // A cursor that was forgotten holds a lock that some providers take here.
+        // A forgotten cursor holds a lock that some providers take in `ibv_resize_cq`.
         self.end_poll();
         let verbs = self.context().verbs();
         let resized = match i32::try_from(entries) {
@@ -31,31 +33,34 @@ impl CompletionQueue {
                 Error::ResizeCompletionQueue { entries, max_entries: self.context().attributes().max_cqe(), errno }
             }
         })?;
-        // SAFETY: the queue is valid; the field changes in a resize only, for which it is borrowed mutably.
+        // SAFETY: the queue is valid. Only a resize changes the field, and that requires the mutable borrow.
         let granted = unsafe { (*self.as_raw()).cqe }.max(0) as u32;
         self.shared.capacity.store(granted, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Delays events until there are `count` completions, or `period` has passed since the first of them: `ibv_modify_cq(3)`. The
-    /// period is rounded up to microseconds. Zeros end it.
+    /// Delays events until there are `count` completions, or `period` has passed since the first one:
+    /// `ibv_modify_cq(3)`.
+    ///
+    /// The period is rounded up to microseconds. Zeros turn the moderation off.
     ///
     /// # Errors
-    /// [`Error::ModerateCompletionQueue`] beyond what [`DeviceAttributes::cq_moderation`](crate::DeviceAttributes::cq_moderation)
-    /// says, and for a period of more than 65535 µs; [`Error::Unsupported`].
+    /// [`Error::ModerateCompletionQueue`] if the values exceed
+    /// [`DeviceAttributes::cq_moderation`](crate::device::DeviceAttributes::cq_moderation) or the period is longer than 65535
+    /// µs; [`Error::Unsupported`].
     #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&mut self, count: u16, period: Duration) -> Result<()> {
         let micros = period.as_nanos().div_ceil(1000);
         let error = |errno| Error::ModerateCompletionQueue {
             count,
             period,
-            allowed: self.context().attributes().cq_moderation(),
+            limits: self.context().attributes().cq_moderation(),
             errno,
         };
         let cq_period = u16::try_from(micros).map_err(|_| error(Errno(libc::EINVAL)))?;
         let moderate = ibv_moderate_cq { cq_count: count, cq_period };
         let mut attr = ibv_modify_cq_attr { attr_mask: IBV_CQ_ATTR_MODERATE.0, moderate };
-        // SAFETY: the queue is valid, and `attr` is for the duration of the call.
+        // SAFETY: the queue is valid, and `attr` is valid during the call.
         check(unsafe { ibv_modify_cq(self.as_raw(), &mut attr) }).map_err(|errno| match errno.is_unsupported() {
             true => self.context().unsupported("moderation of completion events"),
             false => error(errno),

@@ -1,46 +1,52 @@
-//! Polling for an endpoint, or a set of them, whose own the queue is: no queue pair that completes to it is dropped while it is
-//! polled, so that nothing is noted for that.
+//! Polling for an endpoint, or a set of endpoints, that owns its completion queue.
+//!
+//! The owner drops no queue pair that completes to the queue during a poll. So the polling thread need not be recorded.
 
 use super::poller::Started;
 use super::{CompletionQueue, PollError, WcFields, WorkCompletion};
 
-/// On a completion of an extended queue, between start_poll and end_poll.
-pub(crate) struct Standing(Started);
+/// An open poll of an extended queue: between start_poll and end_poll, positioned on a completion.
+pub(crate) struct OpenPoll(Started);
 
-impl Standing {
-    /// `fields` must be some of those that the queue was created with.
+impl OpenPoll {
+    /// The completion at the position of the poll.
+    ///
+    /// # Safety
+    /// The queue must have been created with all of `fields`.
     #[inline(always)]
-    pub(crate) fn completion(&self, fields: WcFields) -> WorkCompletion<'_> {
-        WorkCompletion::extended(self.0.raw(), fields)
+    pub(crate) unsafe fn completion(&self, fields: WcFields) -> WorkCompletion<'_> {
+        // SAFETY: the poll is open until this value is dropped, and nothing moves its position. The rest is the caller's
+        // contract.
+        unsafe { WorkCompletion::extended(self.0.raw(), fields) }
     }
 }
 
 impl CompletionQueue {
-    /// Stands on the next completion, if there is any.
+    /// Starts a poll of the next completion, if there is one.
     ///
     /// # Safety
-    /// The queue must be an extended one that nobody has begun to poll, and no queue pair that completes to it be dropped or reset
-    /// by this thread as long as it stands.
+    /// The queue must be an extended one without an open poll. This thread must not drop or reset a queue pair that
+    /// completes to it before the returned value is dropped.
     #[inline(always)]
-    pub(crate) unsafe fn stand(&mut self) -> Result<Option<Standing>, PollError> {
-        // SAFETY: the caller's contract; what this begins it ends.
-        Ok(unsafe { Started::begin(self.raw.cast()) }?.map(Standing))
+    pub(crate) unsafe fn start_poll(&mut self) -> Result<Option<OpenPoll>, PollError> {
+        // SAFETY: the caller's contract; the returned value ends the poll.
+        Ok(unsafe { Started::begin(self.raw.cast()) }?.map(OpenPoll))
     }
 
-    /// The next completion, if there is any.
+    /// Takes the next completion, if there is one.
     ///
     /// # Safety
     /// The queue must be a classic one.
     #[inline(always)]
     pub(crate) unsafe fn next_row(&mut self) -> Result<Option<WorkCompletion<'_>>, PollError> {
-        if !self.taken.has_next() {
-            // SAFETY: the queue is valid, and a classic one; nothing is left.
-            return match unsafe { self.taken.take_first(self.raw) } {
+        if !self.batch.has_next() {
+            // SAFETY: the queue is valid and a classic one, and all completions of the batch are taken.
+            return match unsafe { self.batch.take_first(self.raw) } {
                 Ok(row) => Ok(row.map(WorkCompletion::classic)),
-                Err(result) => Err(PollError::of_provider(result)),
+                Err(result) => Err(PollError::from_provider(result)),
             };
         }
-        // SAFETY: there is one.
-        Ok(Some(WorkCompletion::classic(unsafe { self.taken.take() })))
+        // SAFETY: there is a next completion.
+        Ok(Some(WorkCompletion::classic(unsafe { self.batch.take() })))
     }
 }

@@ -1,15 +1,15 @@
-//! Completions of which all fields are there.
+//! Completions that have all standard fields.
 
 use rdma_sys::*;
 
 use super::WcFlags;
-use super::poll::Row;
+use super::completion::Row;
 
-/// The fields of a completion that every device can report, [`WcFields::STANDARD`](crate::WcFields::STANDARD), of a queue that was
-/// created with all of them: [`WorkCompletion::standard`](crate::WorkCompletion::standard).
+/// The fields of a completion that every device can report: [`WcFields::STANDARD`](crate::WcFields::STANDARD).
 ///
-/// Each is that of the [`WorkCompletion`](crate::WorkCompletion) without the question whether it is there, which costs a loop that
-/// reads all of them more than the reading.
+/// Returned by [`WorkCompletion::standard`](crate::WorkCompletion::standard) if the queue was created with all of them.
+/// The methods are those of [`WorkCompletion`](crate::WorkCompletion) without the check whether the field exists. In a
+/// loop that reads all fields, these checks cost more than the reads.
 #[derive(Clone, Copy)]
 pub struct StandardFields<'a> {
     row: Row<'a>,
@@ -22,8 +22,7 @@ macro_rules! fields {
         #[inline(always)]
         pub fn $name(&self) -> $type {
             match self.row {
-                // SAFETY: the cursor stands on a completion, and the queue has the accessor of this field: `accessors::check` saw
-                // it.
+                // SAFETY: the cursor is on a completion, and `accessors::check` has found the accessor of this field.
                 Row::Extended(cq) => unsafe { $read(cq.as_ptr()) },
                 Row::Classic(wc) => wc.$member.into(),
             }
@@ -50,17 +49,17 @@ impl<'a> StandardFields<'a> {
         slid: u32 = ibv_wc_read_slid, slid;
         /// Service level; UD on InfiniBand only.
         ///
-        /// On Ethernet, drivers report the type of the packet here: 0xa for RoCE v2 by IPv4, 0x9 by IPv6.
+        /// On Ethernet, drivers report the packet type here: 0xa for RoCE v2 over IPv4, 0x9 over IPv6.
         sl: u8 = ibv_wc_read_sl, sl;
         /// Low bits of the destination LID; UD on InfiniBand only.
         dlid_path_bits: u8 = ibv_wc_read_dlid_path_bits, dlid_path_bits;
     }
 
-    /// Immediate data of the peer in host byte order, if the message has it.
+    /// Immediate data in host byte order, if the message has it.
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> Option<u32> {
-        // SAFETY: both accessors are there, see `fields`. With the flag, the union holds immediate data.
+        // SAFETY: both accessors exist, see `fields`. With the flag, the union holds immediate data.
         let imm = unsafe {
             match self.row {
                 Row::Extended(cq) if ibv_wc_read_wc_flags(cq.as_ptr()) & WcFlags::WITH_IMM.bits() != 0 => {

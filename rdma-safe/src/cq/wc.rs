@@ -1,4 +1,4 @@
-//! What a completion says: status, opcode, flags, and which fields it has.
+//! Contents of a completion: status, opcode, flags and available fields.
 
 use bitflags::bitflags;
 use rdma_sys::*;
@@ -6,25 +6,25 @@ use rdma_sys::*;
 use crate::named::named;
 
 named! {
-    /// Status of a completion: `enum ibv_wc_status`. Prints as `ibv_wc_status_str(3)` does.
+    /// Status of a completion: `enum ibv_wc_status`. Prints like `ibv_wc_status_str(3)`.
     pub struct WcStatus(u32) as "completion status" {
-        /// Done.
+        /// The work succeeded.
         SUCCESS = IBV_WC_SUCCESS.0 => "success",
-        /// A message longer than the posted receive, or than the device allows.
+        /// The message is longer than the posted receive, or than the device allows.
         LOC_LEN_ERR = IBV_WC_LOC_LEN_ERR.0 => "local length error",
-        /// The work request is not consistent, or (on SoftRoCE) names a bad local key.
+        /// The work request is inconsistent, or (on SoftRoCE) names a bad local key.
         LOC_QP_OP_ERR = IBV_WC_LOC_QP_OP_ERR.0 => "local QP operation error",
         /// Not used any more.
         LOC_EEC_OP_ERR = IBV_WC_LOC_EEC_OP_ERR.0 => "local EE context operation error",
-        /// A local address or key that is not registered for this access.
+        /// A local address or key is not registered for this access.
         LOC_PROT_ERR = IBV_WC_LOC_PROT_ERR.0 => "local protection error",
-        /// The queue pair went to the error state before this work was done.
+        /// The queue pair entered the error state before this work was done.
         WR_FLUSH_ERR = IBV_WC_WR_FLUSH_ERR.0 => "Work Request Flushed Error",
         /// A memory window could not be bound.
         MW_BIND_ERR = IBV_WC_MW_BIND_ERR.0 => "memory management operation error",
-        /// An unexpected transport opcode came back.
+        /// The peer sent a response with an unexpected opcode.
         BAD_RESP_ERR = IBV_WC_BAD_RESP_ERR.0 => "bad response error",
-        /// An incoming RDMA WRITE with immediate touched memory that is not accessible.
+        /// An incoming RDMA write with immediate data accessed memory that is not accessible.
         LOC_ACCESS_ERR = IBV_WC_LOC_ACCESS_ERR.0 => "local access error",
         /// The peer rejected the request as invalid.
         REM_INV_REQ_ERR = IBV_WC_REM_INV_REQ_ERR.0 => "remote invalid request error",
@@ -60,8 +60,10 @@ named! {
 }
 
 impl WcStatus {
-    /// What usually causes it, and what to look at. [`QueuePair::explain`](crate::QueuePair::explain) and
-    /// [`Endpoint::explain`](crate::Endpoint::explain) say it of the operation, the type of queue pair and the network.
+    /// Explains the usual causes and what to check.
+    ///
+    /// [`QueuePair::explain`](crate::QueuePair::explain) and [`Endpoint::explain`](crate::Endpoint::explain) also
+    /// consider the operation, the type of queue pair and the network.
     #[must_use]
     pub fn explain(self) -> &'static str {
         match self {
@@ -78,7 +80,7 @@ impl WcStatus {
                  protection domain"
             }
             WcStatus::WR_FLUSH_ERR => {
-                "the queue pair was already in the error state: look for the first completion that failed otherwise"
+                "the queue pair was already in the error state: look for the first completion with another error"
             }
             WcStatus::REM_INV_REQ_ERR => {
                 "the peer found the request malformed: a message longer than its receive buffer, an operation that its \
@@ -88,7 +90,7 @@ impl WcStatus {
                 "the rkey does not allow this access at this address: wrong or revoked key, out of the region's bounds, \
                  or the peer registered it, or set up its queue pair, without this remote right"
             }
-            WcStatus::REM_OP_ERR => "the peer failed while doing it: look at the peer's own completions",
+            WcStatus::REM_OP_ERR => "the peer failed to execute the request: look at the peer's own completions",
             WcStatus::RETRY_EXC_ERR => {
                 "the peer did not answer: it is gone, its queue pair is not in RTR or RTS, the addresses (QP number, \
                  GID, GID index, LID) or the path MTU do not fit, or packets are lost (firewall for UDP 4791)"
@@ -97,25 +99,25 @@ impl WcStatus {
                 "the peer had no receive posted: post receives before the peer sends, or raise rnr_retry (7 waits for \
                  ever) or the peer's min_rnr_timer"
             }
-            WcStatus::LOC_ACCESS_ERR => "a peer's write with immediate hit memory that it may not write",
+            WcStatus::LOC_ACCESS_ERR => "a peer's write with immediate data accessed memory that it may not write",
             WcStatus::MW_BIND_ERR => {
                 "the memory window cannot be bound to this region, range or with these rights: see ibv_bind_mw(3)"
             }
             WcStatus::BAD_RESP_ERR => {
-                "the peer answered with a packet that does not fit: packet sequence numbers of an earlier connection, or \
+                "the peer sent an unexpected response: packet sequence numbers of an earlier connection, or \
                  a faulty device"
             }
-            WcStatus::RESP_TIMEOUT_ERR => "the peer took the request and did not answer in time",
+            WcStatus::RESP_TIMEOUT_ERR => "the peer accepted the request but did not answer in time",
             WcStatus::REM_ABORT_ERR => "the peer aborted the operation: look at the peer's own completions",
-            WcStatus::GENERAL_ERR => "the transport failed otherwise: the vendor's code and the kernel's log say more",
-            WcStatus::FATAL_ERR => "the device reported a fatal error: see the kernel's log",
+            WcStatus::GENERAL_ERR => "another transport error: see the vendor error code and the kernel log",
+            WcStatus::FATAL_ERR => "the device reported a fatal error: see the kernel log",
             _ => "see ibv_poll_cq(3)",
         }
     }
 }
 
 named! {
-    /// What completed: `enum ibv_wc_opcode`.
+    /// Operation that completed: `enum ibv_wc_opcode`.
     pub struct WcOpcode(u32) as "opcode" {
         /// A send.
         SEND = IBV_WC_SEND.0 => "SEND",
@@ -139,15 +141,15 @@ named! {
         ATOMIC_WRITE = IBV_WC_ATOMIC_WRITE.0 => "ATOMIC_WRITE",
         /// A message arrived in a posted receive.
         RECV = IBV_WC_RECV.0 => "RECV",
-        /// A peer wrote with immediate, which took a posted receive and left its buffer alone.
+        /// The peer wrote with immediate data, which consumed a posted receive without using its buffer.
         RECV_RDMA_WITH_IMM = IBV_WC_RECV_RDMA_WITH_IMM.0 => "RECV_RDMA_WITH_IMM",
-        /// An entry was added to a list of tags.
+        /// An entry was added to a tag list.
         TM_ADD = IBV_WC_TM_ADD.0 => "TM_ADD",
-        /// An entry was removed from a list of tags.
+        /// An entry was removed from a tag list.
         TM_DEL = IBV_WC_TM_DEL.0 => "TM_DEL",
-        /// The program and the device agree on how many unexpected messages there were.
+        /// The program and the device have synchronized their counts of unexpected messages.
         TM_SYNC = IBV_WC_TM_SYNC.0 => "TM_SYNC",
-        /// A message with a tag arrived: where it was matched or, without `WcFlags::TM_MATCH`, in a receive.
+        /// A message with a tag arrived: in the matching entry or, without `WcFlags::TM_MATCH`, in a receive.
         TM_RECV = IBV_WC_TM_RECV.0 => "TM_RECV",
         /// A message without a tag arrived in a receive.
         TM_NO_TAG = IBV_WC_TM_NO_TAG.0 => "TM_NO_TAG",
@@ -158,28 +160,28 @@ bitflags! {
     /// Flags of a completion: `enum ibv_wc_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct WcFlags: u32 {
-        /// The first 40 bytes of a UD receive hold a global route header, [`Grh`](crate::Grh); SoftRoCE sets it on connections too,
-        /// where there is none.
+        /// The first 40 bytes of a UD receive hold a global route header, [`Grh`](crate::address::Grh). SoftRoCE also sets this
+        /// flag on connections, where there is none.
         const GRH = IBV_WC_GRH.0;
-        /// There is immediate data.
+        /// The message has immediate data.
         const WITH_IMM = IBV_WC_WITH_IMM.0;
-        /// A checksum was verified.
+        /// The device verified the checksums.
         const IP_CSUM_OK = IBV_WC_IP_CSUM_OK.0;
         /// The peer invalidated a key.
         const WITH_INV = IBV_WC_WITH_INV.0;
-        /// Tag matching: the device asks to be told how many unexpected messages the program has dealt with.
+        /// Tag matching: the device requests the number of unexpected messages that the program has handled.
         const TM_SYNC_REQ = IBV_WC_TM_SYNC_REQ.0;
-        /// Tag matching: the message took an entry of the list.
+        /// Tag matching: the message consumed an entry of the list.
         const TM_MATCH = IBV_WC_TM_MATCH.0;
-        /// Tag matching: all of the message is in the memory of its entry.
+        /// Tag matching: the whole message is in the memory of its entry.
         const TM_DATA_VALID = IBV_WC_TM_DATA_VALID.0;
-        /// Values newer than this crate.
+        /// Flags that this crate does not know.
         const _ = !0;
     }
 }
 
 bitflags! {
-    /// Fields that completions of a queue can have: `enum ibv_create_cq_wc_flags`.
+    /// Fields that the completions of a queue can have: `enum ibv_create_cq_wc_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct WcFields: u64 {
         /// Bytes transferred.
@@ -196,20 +198,20 @@ bitflags! {
         const SL = IBV_WC_EX_WITH_SL.0 as u64;
         /// Low bits of the destination LID (UD on InfiniBand).
         const DLID_PATH_BITS = IBV_WC_EX_WITH_DLID_PATH_BITS.0 as u64;
-        /// When it completed, in ticks of the device's clock.
+        /// Completion time in ticks of the device's clock.
         const COMPLETION_TIMESTAMP = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0 as u64;
         /// VLAN tag that the device stripped.
         const CVLAN = IBV_WC_EX_WITH_CVLAN.0 as u64;
-        /// Tag of the flow that matched.
+        /// Tag of the matching flow.
         const FLOW_TAG = IBV_WC_EX_WITH_FLOW_TAG.0 as u64;
-        /// Tag of the message, and what its header has for the program.
+        /// Tag of the message, and the application data of its header.
         const TM_INFO = IBV_WC_EX_WITH_TM_INFO.0 as u64;
-        /// When it completed, in nanoseconds of the wall clock.
+        /// Completion time in nanoseconds of the wall clock.
         const COMPLETION_TIMESTAMP_WALLCLOCK = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK.0 as u64;
     }
 }
 
 impl WcFields {
-    /// What `ibv_poll_cq(3)` always reports, and so every device can.
+    /// The fields that `ibv_poll_cq(3)` always reports, which every device supports.
     pub const STANDARD: WcFields = WcFields::from_bits_truncate(IBV_WC_STANDARD_FLAGS as u64);
 }

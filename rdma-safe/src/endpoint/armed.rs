@@ -3,8 +3,8 @@
 /// What to do after arming: wait for the channel, or poll again.
 ///
 /// Returned by [`Endpoint::arm`](crate::Endpoint::arm), [`DatagramEndpoint::arm`](crate::DatagramEndpoint::arm) and
-/// [`EndpointSet::arm`](crate::EndpointSet::arm). Completions from before arming need not raise an event. A service
-/// that waits for one anyway may hang.
+/// [`EndpointSet::arm`](crate::EndpointSet::arm). Completions that precede arming may raise no event. A service that
+/// waits for one anyway may hang.
 ///
 /// Arming first takes all pending events from the channel, so no loop has to read them:
 ///
@@ -13,7 +13,8 @@
 /// # fn serve(_: rdma_safe::Completion) {}
 /// # fn example(pd: &rdma_safe::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
 /// use std::os::fd::AsFd;
-/// use rdma_safe::{Armed, Endpoint};
+/// use rdma_safe::Endpoint;
+/// use rdma_safe::endpoint::Armed;
 ///
 /// let mut endpoint = Endpoint::builder(pd).events(true).build()?;
 /// // … connect it and post receives
@@ -29,15 +30,15 @@
 /// }
 /// # }
 /// ```
-/// Without a reactor, [`CompletionChannel::wait`](crate::CompletionChannel::wait) sleeps with a deadline. With tokio, make an
-/// `AsyncFd` of a clone of the channel once; then the last arm is `Armed::Wait => fd.readable().await?.clear_ready()`. Without
-/// `clear_ready` the loop spins, and silently.
+/// Without a reactor, [`CompletionChannel::wait`](crate::CompletionChannel::wait) sleeps with a deadline. With tokio,
+/// make one `AsyncFd` of a clone of the channel; the last arm is then `Armed::Wait =>
+/// fd.readable().await?.clear_ready()`. Without `clear_ready` the loop spins silently.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use = "completions that came before arming raise no event: `Armed::Poll` says to poll again, and not to wait"]
 pub enum Armed {
-    /// Nothing is there to poll: the next completion raises an event, so wait until the channel is readable.
+    /// No completion is available. The next one raises an event, so wait until the channel is readable.
     Wait,
-    /// Completions are there already: poll until there are none, and arm again before waiting.
+    /// Completions are available. Poll until there are none, and arm again before waiting.
     Poll,
 }
 

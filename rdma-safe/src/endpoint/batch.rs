@@ -1,51 +1,51 @@
-//! Several pieces of work, one doorbell.
+//! Batches: several pieces of work posted with one doorbell.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-use super::datagram::{Kept, Peer};
+use super::datagram::{DatagramSlots, Peer};
 use super::gates::Gates;
 use super::ring::{Kind, Ring};
 use super::work::{ATOMIC, Data, Verb};
-use super::{Poster, Rejected, Run, Unposted, Work, WorkId};
+use super::{BatchError, Poster, Rejected, UnsignaledRun, Work, WorkId};
 use crate::interface::Interface;
 use crate::qp::Shared;
 use crate::{Buffer, Inline, PostError, ProtectionDomain, SendBatch, SendFlags, Sge, WorkRequest};
 
-/// Work to post at once. Dropping it posts nothing, and drops the buffers that were moved in.
+/// Work to be posted with one doorbell. Dropping it posts nothing, and drops the buffers that were moved in.
 ///
 /// Made by [`Endpoint::batch`](crate::Endpoint::batch).
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct Batch<'e> {
-    /// Taken by `drop` and by `post`, which ends the batch.
+    /// Taken by `drop`, or by `post`, which ends the batch.
     raw: ManuallyDrop<SendBatch<'e>>,
     qp: &'e Shared,
     sends: &'e mut Ring<Buffer>,
-    /// Sequence number from which on no work is added.
+    /// Sequence number from which on no work can be added.
     limit: u64,
     pd: &'e ProtectionDomain,
-    /// As it will be when this is posted.
-    run: Run,
-    endpoint_run: &'e mut Run,
-    /// Shut as long as this is, and when it is forgotten.
+    /// Value of `endpoint_run` once this batch is posted.
+    run: UnsignaledRun,
+    endpoint_run: &'e mut UnsignaledRun,
+    /// Shut while this batch exists, and after it was forgotten.
     gates: &'e mut Gates,
     gates_before: Gates,
     poisoned: &'e mut bool,
     max_unsignaled: u32,
     max_message: u32,
-    datagrams: Option<&'e mut Kept>,
+    datagrams: Option<&'e mut DatagramSlots>,
 }
 
 impl<'e> Batch<'e> {
     #[inline(always)]
     pub(super) fn new<I: Interface>(endpoint: &'e mut Poster<I>) -> Result<Self, PostError> {
         if endpoint.poisoned {
-            return Err(PostError::Poisoned);
+            return Err(PostError::EndpointFailed);
         }
         if endpoint.live.sends.has_staged() || endpoint.live.sends.pending() != 0 {
             endpoint.open_gates();
             if endpoint.poisoned {
-                return Err(PostError::Poisoned);
+                return Err(PostError::EndpointFailed);
             }
         }
         let end = endpoint.live.sends.next_sequence();
@@ -59,7 +59,7 @@ impl<'e> Batch<'e> {
             limit: endpoint.live.sends.batch_limit(),
             sends: &mut endpoint.live.sends,
             pd: &endpoint.pd,
-            run: Run { len: run, end },
+            run: UnsignaledRun { len: run, end },
             endpoint_run: &mut endpoint.run,
             poisoned: &mut endpoint.poisoned,
             max_unsignaled: endpoint.settings.max_unsignaled,
@@ -73,9 +73,9 @@ impl Batch<'_> {
     /// Adds a piece of work.
     ///
     /// # Errors
-    /// [`Rejected`] gives the buffer back; the batch is as before then. [`PostError::EndpointFull`] means that completions
-    /// have to be taken first. Work of a batch never waits, whatever [`EndpointBuilder::pending_sends`] is. It is also refused
-    /// while other work is pending, which it would overtake.
+    /// [`Rejected`] returns the buffer and leaves the batch unchanged. [`PostError::EndpointFull`] means that
+    /// completions must be polled first. Work in a batch never waits, whatever [`EndpointBuilder::pending_sends`] is.
+    /// It is also refused while other work is pending, because it would overtake that work.
     ///
     /// [`EndpointBuilder::pending_sends`]: crate::EndpointBuilder::pending_sends
     #[inline(always)]
@@ -85,7 +85,7 @@ impl Batch<'_> {
             Data::Buffer(mut buffer) => match self.try_add_buffer(&verb, &buffer, imm, flags) {
                 Ok(()) => {
                     if verb.is_atomic() {
-                        // It holds the eight bytes of the result then.
+                        // After completion the buffer holds the 8 bytes of the result.
                         buffer.set_len_within(ATOMIC as u32);
                     }
                     Ok(self.stage(Some(buffer), &verb, flags))
@@ -99,7 +99,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Adds work whose buffer the caller then stages.
+    /// Adds work to the work requests. The caller then stages its buffer.
     #[inline(always)]
     fn try_add_buffer(
         &mut self,
@@ -108,19 +108,20 @@ impl Batch<'_> {
         imm: Option<u32>,
         flags: SendFlags,
     ) -> Result<(), PostError> {
-        let wr = self.admit(verb, buffer.len(), buffer.capacity(), flags)?;
+        let wr = self.prepare(verb, buffer.len(), buffer.capacity(), flags)?;
         if !buffer.is_of(self.pd) {
             return Err(PostError::ForeignBuffer);
         }
         let sge = verb.sge(buffer);
-        // SAFETY: the memory belongs to the buffer alone, which the caller moves into the ring before anything else happens. It
-        // stays there until the work has completed, or the queue pair was destroyed, or, if the batch is not posted, `drop`.
-        // Nothing of this process is harmed by a write to `remote`: memory that is registered with remote access is exposed,
-        // of which there are no references, or was registered by an `unsafe` call that says so.
+        // SAFETY: the memory belongs to the buffer alone, which the caller moves into the ring before anything else
+        // happens. It stays there until the work has completed, the queue pair is destroyed, or, if the batch is not
+        // posted, until `drop`. A write to `remote` breaks no reference in this process: memory that is registered with
+        // remote access is exposed memory, which has no references, or was registered by an `unsafe` call whose
+        // contract covers it.
         unsafe { add_buffer(&mut self.raw, wr, verb, imm, sge) }
     }
 
-    /// Adds work that the caller then stages.
+    /// Adds inline work to the work requests. The caller then stages it.
     #[inline(always)]
     fn try_add_inline(
         &mut self,
@@ -129,30 +130,30 @@ impl Batch<'_> {
         imm: Option<u32>,
         flags: SendFlags,
     ) -> Result<(), PostError> {
-        let wr = self.admit(verb, bytes.len(), bytes.len(), flags)?;
-        // SAFETY: the bytes are copied in the call. As to the peer's memory, see `try_add_buffer`.
+        let wr = self.prepare(verb, bytes.len(), bytes.len(), flags)?;
+        // SAFETY: the bytes are copied during the call. For the peer's memory, see `try_add_buffer`.
         unsafe { add_inline(&mut self.raw, wr, verb, imm, Inline(bytes)) }
     }
 
-    /// Checks that work could be posted if there were room, by building its work request and aborting it.
-    pub(super) fn rehearse(mut self, work: &Work<'_>) -> Result<(), PostError> {
+    /// Checks that work could be posted if there were room. Builds its work request, then aborts it.
+    pub(super) fn validate(mut self, work: &Work<'_>) -> Result<(), PostError> {
         let Work { verb, data, imm, flags } = work;
         let (len, capacity) = match data {
             Data::Buffer(buffer) => (buffer.len(), buffer.capacity()),
             Data::Inline(bytes) => (bytes.len(), bytes.len()),
         };
         verb.check(len, capacity, self.max_message)?;
-        let wr = WorkRequest::new(0).with(*flags);
+        let wr = WorkRequest::new(0).with_flags(*flags);
         match data {
             Data::Buffer(buffer) if !buffer.is_of(self.pd) => Err(PostError::ForeignBuffer),
-            // SAFETY: nothing is posted: this batch ends here, which aborts it.
+            // SAFETY: nothing is posted, because this batch is dropped here, which aborts it.
             Data::Buffer(buffer) => unsafe { add_buffer(&mut self.raw, wr, verb, *imm, verb.sge(buffer)) },
             // SAFETY: as above.
             Data::Inline(bytes) => unsafe { add_inline(&mut self.raw, wr, verb, *imm, Inline(bytes)) },
         }
     }
 
-    /// As [`Batch::add`], of an endpoint for datagrams.
+    /// Like [`Batch::add`], for a datagram endpoint.
     #[inline]
     pub(super) fn add_datagram(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
         if let Err(error) = self.try_add_datagram(&work, peer) {
@@ -160,13 +161,13 @@ impl Batch<'_> {
         }
         let (verb, flags) = (work.verb, work.flags);
         let id = self.stage(work.into_buffer(), &verb, flags);
-        if let Some(kept) = &mut self.datagrams {
-            kept.keep(id.0, peer.handle());
+        if let Some(slots) = &mut self.datagrams {
+            slots.keep_handle(id.0, peer.handle());
         }
         Ok(id)
     }
 
-    /// Adds a datagram, whose buffer and handle the caller then keeps.
+    /// Adds a datagram to the work requests. The caller then keeps its buffer and address handle.
     #[inline]
     fn try_add_datagram(&mut self, work: &Work<'_>, peer: &Peer) -> Result<(), PostError> {
         let Verb::Send = work.verb else { return Err(PostError::NotEnabled { op: work.verb.operations() }) };
@@ -178,10 +179,10 @@ impl Batch<'_> {
             Data::Buffer(buffer) => (buffer.len(), buffer.capacity()),
             Data::Inline(bytes) => (bytes.len(), bytes.len()),
         };
-        let wr = self.admit(&work.verb, len, capacity, work.flags)?;
+        let wr = self.prepare(&work.verb, len, capacity, work.flags)?;
         let to = peer.target();
-        // SAFETY: as to memory, see `try_add_buffer`. The handle is kept in its place until the next send there, which is after
-        // this one has completed, or until the queue pair was destroyed.
+        // SAFETY: for memory, see `try_add_buffer`. The address handle stays in its slot until the next send in that
+        // slot, which follows the completion of this one, or until the queue pair is destroyed.
         unsafe {
             match (&work.data, work.imm) {
                 (Data::Buffer(buffer), None) => self.raw.send_to(wr, to, buffer.sge()),
@@ -192,58 +193,58 @@ impl Batch<'_> {
         }
     }
 
-    /// Checks room and lengths.
+    /// Checks room and lengths, and returns the header of the work request.
     #[inline(always)]
-    fn admit(&self, verb: &Verb, len: usize, capacity: usize, flags: SendFlags) -> Result<WorkRequest, PostError> {
+    fn prepare(&self, verb: &Verb, len: usize, capacity: usize, flags: SendFlags) -> Result<WorkRequest, PostError> {
         if self.sends.next_sequence() >= self.limit {
-            return Err(self.sends.full(self.qp.number()));
+            return Err(self.sends.full_error(self.qp.number()));
         }
         verb.check(len, capacity, self.max_message)?;
         let flags = if self.is_signaled(flags) { flags | SendFlags::SIGNALED } else { flags };
-        Ok(WorkRequest::new(self.sends.next_sequence()).with(flags))
+        Ok(WorkRequest::new(self.sends.next_sequence()).with_flags(flags))
     }
 
-    /// Whether work with these flags is signaled: because they say so, or because it is time.
+    /// Whether work with these flags is signaled, by request or because the run of unsignaled sends is too long.
     #[inline(always)]
     fn is_signaled(&self, flags: SendFlags) -> bool {
         flags.contains(SendFlags::SIGNALED) || self.run.len + 1 >= self.max_unsignaled
     }
 
-    /// Stages what was just added.
+    /// Stages the work that was just added.
     #[inline(always)]
     fn stage(&mut self, buffer: Option<Buffer>, verb: &Verb, flags: SendFlags) -> WorkId {
         let signaled = self.is_signaled(flags);
         let silent = !flags.contains(SendFlags::SIGNALED) && buffer.is_none();
         let sequence = self.sends.stage(buffer, Kind { operation: verb.operation(), signaled, silent });
-        self.run = Run { len: if signaled { 0 } else { self.run.len + 1 }, end: sequence + 1 };
+        self.run = UnsignaledRun { len: if signaled { 0 } else { self.run.len + 1 }, end: sequence + 1 };
         WorkId(sequence)
     }
 
-    /// How many pieces it holds.
+    /// Number of pieces of work in the batch.
     #[must_use]
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.raw.len()
     }
 
-    /// Whether it holds none.
+    /// Whether the batch is empty.
     #[must_use]
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Posts all of it. An empty batch does nothing.
+    /// Posts the whole batch. An empty batch does nothing.
     ///
     /// # Errors
-    /// [`Unposted`] gives the buffers back that the provider has surely not taken. If it has taken part of the batch, or does
-    /// not say, the endpoint takes no more work and goes into error: the other buffers come back as their work flushes, or
-    /// from [`Endpoint::close`](crate::Endpoint::close).
+    /// [`BatchError`] returns the buffers that the provider surely has not taken. If the provider has taken part of the
+    /// batch, or does not say, the endpoint goes into error and takes no more work. The other buffers come back as
+    /// their work is flushed, or from [`Endpoint::close`](crate::Endpoint::close).
     #[inline(always)]
-    pub fn post(self) -> Result<(), Unposted> {
-        // Not dropped: there is nothing to take back then.
+    pub fn post(self) -> Result<(), BatchError> {
+        // Not dropped: after posting there is nothing to abort.
         let this = &mut *ManuallyDrop::new(self);
-        // SAFETY: `drop`, the only other one to take it, does not run.
+        // SAFETY: `drop`, the only other place that takes it, does not run.
         match unsafe { ManuallyDrop::take(&mut this.raw) }.post() {
             Ok(()) => {
                 this.sends.commit();
@@ -262,10 +263,10 @@ impl Batch<'_> {
     }
 }
 
-/// Sorts out what was staged by a batch that the provider did not take, or not wholly.
+/// Sorts the staged work of a batch that the provider took only in part, or not at all.
 #[cold]
 #[inline(never)]
-fn failed(qp: &Shared, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostError) -> Unposted {
+fn failed(qp: &Shared, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: PostError) -> BatchError {
     let mut buffers = Vec::new();
     let taken = match error {
         PostError::QueueFull { posted } | PostError::Refused { posted, .. } => Some(posted),
@@ -274,24 +275,24 @@ fn failed(qp: &Shared, sends: &mut Ring<Buffer>, poisoned: &mut bool, error: Pos
     match taken {
         Some(posted) => {
             sends.commit_first(posted);
-            buffers.extend(std::iter::from_fn(|| sends.unstage()).flatten());
+            buffers.extend(std::iter::from_fn(|| sends.pop_staged()).flatten());
             buffers.reverse();
         }
         None => sends.commit(),
     }
     if taken != Some(0) {
-        // Work without a signaled one after it may be in the queue, that only a flush brings back.
+        // The last posted work may be unsignaled. Then only a flush returns its buffer.
         *poisoned = true;
         qp.fail();
     }
-    Unposted { error, buffers }
+    BatchError { error, buffers }
 }
 
 impl Drop for Batch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // Aborts it first: then the device has nothing of these buffers.
-        // SAFETY: taken here and in `post`, which does not drop the batch.
+        // SAFETY: taken here and in `post`, which does not drop the batch. Dropping `raw` first aborts the batch, so
+        // the device does not use the buffers that `roll_back` drops.
         unsafe { ManuallyDrop::drop(&mut self.raw) }
         self.sends.roll_back();
         *self.gates = self.gates_before;

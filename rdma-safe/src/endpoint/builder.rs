@@ -1,29 +1,30 @@
-//! Creating endpoints.
+//! Building endpoints.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::datagram::{DatagramEndpoint, Kept};
+use super::datagram::{DatagramEndpoint, DatagramSlots};
 use super::pending::Pending;
 use super::ring::{Kind, Ring};
 use super::{
-    Endpoint, EndpointKey, EndpointSet, Gates, Live, Operation, Poster, RECEIVE, Rare, ReceivePool, Run, Settings,
+    Endpoint, EndpointKey, EndpointSet, Gates, Live, Operation, Poster, RECEIVE, ReceivePool, Settings, SlowResults,
+    UnsignaledRun,
 };
+use crate::device::TransportType;
 use crate::qp::Local;
 use crate::{
-    Access, CompletionQueue, Context, Error, InitOptions, ProtectionDomain, QueuePairType, Result, TransportType,
-    WcFields, srq,
+    Access, CompletionQueue, Context, Error, InitOptions, ProtectionDomain, QueuePairType, Result, WcFields, srq,
 };
 
-/// Fields of completions that endpoints look at.
+/// Fields of completions that all endpoints need.
 pub(super) const FIELDS: WcFields = WcFields::BYTE_LEN.union(WcFields::IMM);
 
-/// Fields that say whom a datagram has come from.
+/// Fields of completions that identify the sender of a datagram.
 const SENDER_FIELDS: WcFields =
     WcFields::SRC_QP.union(WcFields::SLID).union(WcFields::SL).union(WcFields::DLID_PATH_BITS);
 
-/// Describes an endpoint. Made by [`Endpoint::builder`].
+/// Builds an endpoint. Made by [`Endpoint::builder`].
 ///
 /// ```
 /// # #[cfg(feature = "soft")]
@@ -33,7 +34,7 @@ const SENDER_FIELDS: WcFields =
 /// use rdma_safe::{Device, Endpoint};
 ///
 /// let pd = Device::first()?.open()?.alloc_pd()?;
-/// // As many sends in flight as there can be answers, and room for a burst of requests.
+/// // As many sends in flight as there can be replies, and room for a burst of requests.
 /// let mut server = Endpoint::builder(&pd).send_depth(64).recv_depth(256).build()?;
 /// // Small messages are copied into the work request, and `wait` sleeps instead of polling.
 /// let mut client = Endpoint::builder(&pd).inline_data(32).events(true).build()?;
@@ -87,52 +88,54 @@ impl<'a> EndpointBuilder<'a> {
         }
     }
 
-    /// Type of the connection: [`QueuePairType::RC`], which it is unless set, or [`QueuePairType::UC`].
+    /// Type of the connection: [`QueuePairType::RC`] (the default) or [`QueuePairType::UC`].
     ///
-    /// Over an unreliable connection messages get lost without anybody being told, whole or in part: a send that completed has
-    /// left, and no more. There are no reads and atomics. For datagrams there is [`EndpointBuilder::build_datagrams`].
+    /// Over an unreliable connection messages may be lost, whole or in part, without an error: the completion of a send
+    /// says only that the message was sent. Reads and atomics are not supported. For datagrams, see
+    /// [`EndpointBuilder::build_datagrams`].
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = qp_type;
         self
     }
 
-    /// Port of the device, counted from 1; 1 unless set.
+    /// Port of the device, counted from 1; 1 by default.
     pub fn port(mut self, port: u8) -> Self {
         self.init = self.init.port(port);
         self
     }
 
-    /// Index of the GID to connect from; [`Context::recommended_gid`](crate::Context::recommended_gid) unless set.
+    /// Index of the local GID; [`Context::recommended_gid`](crate::Context::recommended_gid) by default.
     pub fn gid_index(mut self, index: u32) -> Self {
         self.init = self.init.gid_index(index);
         self
     }
 
-    /// Index of the partition key to connect with, see [`Context::pkey_index`](crate::Context::pkey_index); 0 unless set, which on
-    /// RoCE is the only one.
+    /// Index of the partition key, see [`Context::pkey_index`](crate::Context::pkey_index); 0 by default, the only
+    /// index on RoCE.
     pub fn pkey_index(mut self, index: u16) -> Self {
         self.init = self.init.pkey_index(index);
         self
     }
 
-    /// Sends, writes, reads and atomics that can be in flight, or done and not yet polled; 128 unless set.
+    /// Maximum number of sends, writes, reads and atomics that are posted and not yet polled; 128 by default.
     pub fn send_depth(mut self, work: u32) -> Self {
         self.send_depth = work;
         self
     }
 
-    /// Sends, writes, reads and atomics that may wait for room in the send queue; 0 unless set.
+    /// Maximum number of sends, writes, reads and atomics that wait for room in the send queue; 0 by default.
     ///
-    /// Work beyond [`EndpointBuilder::send_depth`] then waits in the endpoint instead of being refused. [`Endpoint::poll`] and
-    /// [`Endpoint::wait`], or those of its [`EndpointSet`], post it in order when completions make room. With `work` pieces
-    /// pending, more work is refused with [`PostError::EndpointFull`](crate::PostError::EndpointFull), which gives the buffer
-    /// back. Work of a [`Batch`](crate::Batch) never waits, and is refused while other work is pending.
+    /// Work beyond [`EndpointBuilder::send_depth`] then waits in the endpoint instead of being refused.
+    /// [`Endpoint::poll`] and [`Endpoint::wait`], or those of its [`EndpointSet`], post it in order when completions
+    /// make room. When `work` pieces are pending, further work is refused with
+    /// [`PostError::EndpointFull`](crate::PostError::EndpointFull), which returns the buffer. Work of a
+    /// [`Batch`](crate::endpoint::Batch) never waits, and is refused while other work is pending.
     ///
-    /// This absorbs a burst and guarantees nothing. A client may send its next request as soon as it has an answer, before the
-    /// server gets the ACK of that answer, and verbs do not bound how much later the ACK arrives. When packets are lost, a client
-    /// that keeps n requests unanswered can leave more than n answers unacknowledged. A server that answers requests handles
-    /// `EndpointFull` by ending that client, or uses [`EndpointBuilder::receive_share`], which holds a request back until there
-    /// is room for its answer.
+    /// Pending sends absorb a burst, but guarantee nothing. A client may send its next request as soon as it has a
+    /// reply, before the server gets the ACK of that reply, and verbs do not bound the delay of the ACK. When packets
+    /// are lost, a client that keeps n requests unanswered can leave more than n replies unacknowledged. A server
+    /// handles `EndpointFull` by closing the connection to that client, or uses [`EndpointBuilder::receive_share`],
+    /// which holds a request back until there is room for its reply.
     ///
     /// When the connection fails, pending work completes as flushed, after the posted work. [`Endpoint::close`] and
     /// [`EndpointSet::remove`] return its buffers with the others.
@@ -141,50 +144,56 @@ impl<'a> EndpointBuilder<'a> {
         self
     }
 
-    /// Receives that can be posted, or done and not yet polled; 128 unless set.
+    /// Maximum number of receives that are posted and not yet polled; 128 by default.
     pub fn recv_depth(mut self, receives: u32) -> Self {
         self.recv_depth = receives;
         self
     }
 
-    /// Takes receives from `pool` instead of its own.
+    /// Uses the receives of `pool`.
     ///
-    /// [`Endpoint::receive`] is refused then, and [`EndpointBuilder::recv_depth`] has no effect. Every receive of the pool may
-    /// complete to this endpoint, so its completion queue has room for its sends and for all of them. Many endpoints that share a
-    /// large pool need less memory in an [`EndpointSet`](crate::EndpointSet), which has one queue.
+    /// [`Endpoint::receive`] is then refused, and [`EndpointBuilder::recv_depth`] has no effect. Any receive of the
+    /// pool may complete to this endpoint, so its completion queue has room for its sends and for the whole pool. If
+    /// many endpoints share a large pool, an [`EndpointSet`](crate::EndpointSet) needs less memory, because it has one
+    /// queue.
     pub fn receive_pool(mut self, pool: &ReceivePool) -> Self {
         self.pool = Some(pool.shared().clone());
         self
     }
 
-    /// Messages of the peer that may wait in an [`EndpointSet`], each in a receive of the pool; no limit unless set.
+    /// Maximum number of the peer's messages that wait in an [`EndpointSet`]; unlimited by default.
     ///
-    /// It has no effect without [`EndpointBuilder::receive_pool`] and [`EndpointBuilder::build_in`].
+    /// Each of these messages occupies a receive of the pool.
     ///
-    /// With a share, the endpoints of the set take turns. [`EndpointSet::poll`] first moves all completions of the device into
-    /// a backlog for each endpoint, and then hands out one completion of each endpoint per round. A peer that floods therefore
-    /// delays another by one completion, however many messages it has sent. A message stays in the backlog while
-    /// [`EndpointBuilder::send_depth`] and [`EndpointBuilder::pending_sends`] are used up, so that there is room for its answer
-    /// when it is handed out.
+    /// This has no effect without [`EndpointBuilder::receive_pool`] and [`EndpointBuilder::build_in`].
     ///
-    /// A message that finds `messages` others in the backlog ends the connection. The queue pair goes into error, and the set
-    /// hands the message out next, as a failed receive whose [`Completion::exceeded_share`](crate::Completion::exceeded_share)
-    /// is `messages`. [`EndpointSet::remove`] then returns the buffers of the backlog. Choose at least as many messages as the
-    /// protocol allows a peer to have unanswered. The peer is not told: its next send fails, but a peer that only waits for
-    /// answers waits on, so tell it over the connection by which addresses were exchanged.
+    /// With a share, the set serves its endpoints in turn. [`EndpointSet::poll`] first moves all completions of the
+    /// device into a backlog for each endpoint, and then hands out one completion of each endpoint per round. A peer
+    /// that floods therefore delays another by one completion, however many messages it has sent. A message stays in
+    /// the backlog while [`EndpointBuilder::send_depth`] and [`EndpointBuilder::pending_sends`] are used up, so that
+    /// there is room for its reply when it is handed out.
     ///
-    /// One peer thus holds a bounded number of the pool's receives: `messages` in the backlog, those whose answers have not
-    /// completed (`send_depth` and `pending_sends`), and those that the caller keeps. The device does not enforce this: it
-    /// gives a receive to whichever message arrives first. Between two polls one peer can therefore take all posted receives.
-    /// Other peers then get RNR NAKs, and retry until the set is polled and receives are posted again. Peers that must not
-    /// affect each other at all need separate receives ([`EndpointBuilder::recv_depth`]) or separate pools.
+    /// A message that finds `messages` others in the backlog ends the connection. The queue pair goes into error, and
+    /// the set hands the message out next, as a failed receive whose
+    /// [`Completion::exceeded_share`](crate::Completion::exceeded_share) is `messages`. [`EndpointSet::remove`] then
+    /// returns the buffers of the backlog. Choose at least as many messages as the protocol allows a peer to have
+    /// unanswered. The peer is not notified: its next send fails, but a peer that only waits for replies keeps waiting.
+    /// Notify it over the connection that was used to exchange addresses.
+    ///
+    /// One peer thus holds a bounded number of the pool's receives: `messages` in the backlog, those whose replies have
+    /// not completed (`send_depth` and `pending_sends`), and those that the caller keeps. The device does not enforce
+    /// this: it gives a receive to whichever message arrives first. Between two polls one peer can therefore use all
+    /// posted receives. Other peers then get RNR NAKs, and retry until the set is polled and receives are posted again.
+    /// Peers that must not affect each other at all need separate receives ([`EndpointBuilder::recv_depth`]) or
+    /// separate pools.
     pub fn receive_share(mut self, messages: u32) -> Self {
         self.receive_share = Some(messages);
         self
     }
 
-    /// Bytes that can be sent inline; 0 unless set. Small messages are faster that way on most devices, which allow some
-    /// hundred bytes.
+    /// Maximum number of bytes that can be sent inline; 0 by default.
+    ///
+    /// On most devices this is faster for small messages, and limited to some hundred bytes.
     pub fn inline_data(mut self, bytes: u32) -> Self {
         self.inline_data = bytes;
         self
@@ -196,90 +205,100 @@ impl<'a> EndpointBuilder<'a> {
         self
     }
 
-    /// Notes when work completed: [`Completion::timestamp`](crate::Completion::timestamp). Devices without timestamps
-    /// refuse it with [`Error::CompletionFields`].
+    /// Records when work completed: [`Completion::timestamp`](crate::Completion::timestamp).
+    ///
+    /// Without support by the device, [`EndpointBuilder::build`] returns [`Error::CompletionFields`].
     pub fn timestamps(mut self, timestamps: bool) -> Self {
         self.timestamps = timestamps;
         self
     }
 
-    /// Which of the rights in [`Access::REMOTE`] the peer may use on [`ExposedRegion`](crate::ExposedRegion)s of this domain;
-    /// none unless set, so that its reads and writes fail.
+    /// Access that the peer has to [`ExposedRegion`](crate::ExposedRegion)s of this domain, from [`Access::REMOTE`].
+    ///
+    /// None by default, so that reads and writes of the peer fail.
     pub fn peer_access(mut self, access: Access) -> Self {
         self.init = self.init.peer_access(access);
         self
     }
 
-    /// First packet sequence number to send, 24 bits; a random one unless set.
+    /// First packet sequence number (PSN) to send, 24 bits; random by default.
     pub fn psn(mut self, psn: u32) -> Self {
         self.init = self.init.psn(psn);
         self
     }
 
-    /// Posts by `ibv_post_send` even where `ibv_wr_*` exists.
+    /// Posts by `ibv_post_send` even if `ibv_wr_*` is available.
     pub fn classic_post(mut self, classic: bool) -> Self {
         self.classic_post = classic;
         self
     }
 
-    /// Polls by `ibv_poll_cq` even where `ibv_start_poll` exists.
+    /// Polls by `ibv_poll_cq` even if `ibv_start_poll` is available.
     pub fn classic_poll(mut self, classic: bool) -> Self {
         self.classic_poll = classic;
         self
     }
 
-    /// Creates a completion queue and a queue pair, and brings the queue pair to INIT, so that receives can be posted.
+    /// Creates a completion queue and a queue pair, and brings the queue pair to INIT.
+    ///
+    /// Receives can then be posted.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] on iWARP, EFA and usNIC; [`Error::WrongType`]; those of [`QueuePair::init`],
+    /// [`Error::Unsupported`] on iWARP, EFA and usNIC; [`Error::WrongType`]; the errors of [`QueuePair::init`],
     /// [`CompletionQueueBuilder::build`] and [`QueuePairBuilder::build`].
     ///
     /// [`QueuePair::init`]: crate::QueuePair::init
-    /// [`CompletionQueueBuilder::build`]: crate::CompletionQueueBuilder::build
+    /// [`CompletionQueueBuilder::build`]: crate::cq::CompletionQueueBuilder::build
     /// [`QueuePairBuilder::build`]: crate::QueuePairBuilder::build
     pub fn build(self) -> Result<Endpoint> {
         self.require_connection("EndpointBuilder::build")?;
         self.create(None)
     }
 
-    /// Creates a queue pair that completes to the queue of `set`, which the endpoint then belongs to, and brings it to INIT, so
-    /// that receives can be posted.
+    /// Creates a queue pair in `set`, and brings it to INIT.
     ///
-    /// How completions are taken is for the set to say: [`EndpointBuilder::events`], [`EndpointBuilder::timestamps`] and
-    /// [`EndpointBuilder::classic_poll`] do not matter here.
+    /// It completes to the queue of the set. Receives can then be posted. The set determines how it is polled, so
+    /// [`EndpointBuilder::events`], [`EndpointBuilder::timestamps`] and [`EndpointBuilder::classic_poll`] have no
+    /// effect.
     ///
     /// # Errors
-    /// [`Error::EndpointSetFull`] when there may be more completions than the set has room for; [`Error::ForeignContext`] when the
-    /// set belongs to another context; those of [`EndpointBuilder::build`].
+    /// [`Error::EndpointSetFull`] when the endpoint may need more completions than the set has room for;
+    /// [`Error::ForeignContext`] when the set belongs to another context; the errors of [`EndpointBuilder::build`].
     pub fn build_in(self, set: &mut EndpointSet) -> Result<EndpointKey> {
         self.require_connection("EndpointBuilder::build_in")?;
         set.insert(self)
     }
 
-    fn require_connection(&self, what: &'static str) -> Result<()> {
+    fn require_connection(&self, operation: &'static str) -> Result<()> {
         if [QueuePairType::RC, QueuePairType::UC].contains(&self.qp_type) {
             return Ok(());
         }
-        let instead = "an Endpoint is a connection, of the type RC or UC; see EndpointBuilder::build_datagrams, and for \
-                       other types ProtectionDomain::queue_pair";
-        Err(Error::WrongType { what, qp_type: self.qp_type, instead })
+        let advice = "an Endpoint is an RC or UC connection; see EndpointBuilder::build_datagrams for UD, and \
+                       ProtectionDomain::queue_pair for other types";
+        Err(Error::WrongType { operation, qp_type: self.qp_type, advice })
     }
 
-    /// Creates a completion queue and a queue pair for datagrams, ready to send and receive. Datagrams with another queue key than
-    /// `qkey` are dropped; keys with the highest bit set are for privileged users. The type and the rights of a peer do not matter.
+    /// Creates a completion queue and a queue pair for datagrams, ready to send and receive.
+    ///
+    /// Datagrams with another queue key than `qkey` are dropped. Keys with the highest bit set are for privileged
+    /// users. [`EndpointBuilder::qp_type`] and [`EndpointBuilder::peer_access`] have no effect.
     ///
     /// # Errors
-    /// [`Error::WrongType`] with a pool of receives or with pending sends, which are for connections; those of
+    /// [`Error::WrongType`] with a receive pool or with pending sends, which are for connections; the errors of
     /// [`EndpointBuilder::build`], and of [`QueuePair::init_datagrams`](crate::QueuePair::init_datagrams).
     pub fn build_datagrams(mut self, qkey: u32) -> Result<DatagramEndpoint> {
         self.qp_type = QueuePairType::UD;
         if self.pool.is_some() {
-            let instead = "a datagram endpoint posts its own receives; leave EndpointBuilder::receive_pool unset";
-            return Err(Error::WrongType { what: "EndpointBuilder::receive_pool", qp_type: self.qp_type, instead });
+            let advice = "a datagram endpoint posts its own receives; leave EndpointBuilder::receive_pool unset";
+            return Err(Error::WrongType { operation: "EndpointBuilder::receive_pool", qp_type: self.qp_type, advice });
         }
         if self.pending_sends != 0 {
-            let instead = "datagram sends complete without an ACK; leave EndpointBuilder::pending_sends unset";
-            return Err(Error::WrongType { what: "EndpointBuilder::pending_sends", qp_type: self.qp_type, instead });
+            let advice = "datagram sends complete without an ACK; leave EndpointBuilder::pending_sends unset";
+            return Err(Error::WrongType {
+                operation: "EndpointBuilder::pending_sends",
+                qp_type: self.qp_type,
+                advice,
+            });
         }
         let port = self.init.port_number();
         Ok(DatagramEndpoint::new(self.create(Some(qkey))?, port, qkey))
@@ -297,35 +316,35 @@ impl<'a> EndpointBuilder<'a> {
         self.pool.as_ref()
     }
 
-    /// Entries that a completion queue needs for its sends, and for receives of its own.
+    /// Number of completion queue entries for its sends, and for receives outside of a pool.
     pub(super) fn depths(&self) -> (u32, u32) {
         (self.send_depth, if self.pool.is_some() { 0 } else { self.recv_depth })
     }
 
-    /// Entries of the endpoint's own completion queue. All receives of a pool may complete to it.
+    /// Number of entries of the endpoint's completion queue. All receives of a pool may complete to it.
     fn completions(&self) -> u32 {
         let (sends, receives) = self.depths();
         let shared = self.pool.as_ref().map_or(0, |pool| pool.receives());
         sends.saturating_add(receives).saturating_add(shared).max(1)
     }
 
-    /// Finds out where to connect from, or why not.
+    /// Resolves the local port and GID, and checks that the device is supported.
     fn resolve(&self) -> Result<Local> {
         let context = self.pd.context();
         match context.transport_type() {
             TransportType::IB => {}
-            // Connections of iWARP are made by rdma_cm, and its sends do not all complete in order.
+            // iWARP connects only by rdma_cm, and its sends do not all complete in order.
             TransportType::IWARP => return Err(context.unsupported("an Endpoint (it is an iWARP device)")),
-            // Datagrams of EFA complete in any order.
+            // EFA completes datagrams in any order.
             _ => return Err(context.unsupported("an Endpoint (its work need not complete in order)")),
         }
         Local::resolve(context, &self.init)
     }
 
-    /// For datagrams with that queue key, if there is one.
+    /// Creates an endpoint, for datagrams if there is a queue key.
     fn create(self, datagrams: Option<u32>) -> Result<Endpoint> {
         let context = self.pd.context();
-        // Before anything is created, since this is what most often fails.
+        // Before anything is created, since this step fails most often.
         let local = self.resolve()?;
         let mut fields = FIELDS;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
@@ -339,7 +358,7 @@ impl<'a> EndpointBuilder<'a> {
         Ok(Endpoint { poster, cq })
     }
 
-    /// As [`EndpointBuilder::create`], of a set that `cq` belongs to.
+    /// Creates an endpoint of the set that `cq` belongs to.
     pub(super) fn create_for(self, cq: &CompletionQueue) -> Result<Poster> {
         let local = self.resolve()?;
         self.create_poster(cq, local, None)
@@ -356,7 +375,7 @@ impl<'a> EndpointBuilder<'a> {
             // A batch may fill the ring.
             .max_batch(self.send_depth)
             .max_recv_batch(if datagrams.is_some() { 1 } else { 0 })
-            // Before a datagram comes its header.
+            // Each datagram is preceded by its header.
             .recv_sges(if datagrams.is_some() { 2 } else { 1 })
             .classic(self.classic_post);
         let qp = match &self.pool {
@@ -364,10 +383,10 @@ impl<'a> EndpointBuilder<'a> {
             None => qp,
         };
         let mut qp = qp.build()?;
-        // The device has found the queues not too long.
-        let kept = match datagrams {
+        // After the queue pair, because its creation has checked that the device supports these depths.
+        let slots = match datagrams {
             None => None,
-            Some(_) => Some(Box::new(Kept::new(self.pd, self.send_depth, self.recv_depth)?)),
+            Some(_) => Some(Box::new(DatagramSlots::new(self.pd, self.send_depth, self.recv_depth)?)),
         };
         let address = match datagrams {
             None => qp.init_as(local, &self.init)?,
@@ -375,7 +394,7 @@ impl<'a> EndpointBuilder<'a> {
         };
         let settings = Settings {
             max_message: local.max_message,
-            // At least every other entry, so that a full ring always has a completion coming.
+            // Signals at least every other entry, so that a full ring always has a completion coming.
             max_unsignaled: (self.send_depth / 2).max(1),
             timestamps: self.timestamps,
             receive_share: self.receive_share,
@@ -389,14 +408,14 @@ impl<'a> EndpointBuilder<'a> {
                 sends: Ring::with_pending(send_depth, self.pending_sends, 0, Kind::signaled(Operation::Send)),
                 receives: Ring::new(recv_depth, RECEIVE, Kind::signaled(Operation::Receive)),
                 pool: self.pool,
-                datagrams: kept,
+                datagrams: slots,
                 destroyed: false,
             },
             pd: self.pd.clone(),
             settings,
             address,
-            run: Run { len: 0, end: 0 },
-            rare: Rare::NOTHING,
+            run: UnsignaledRun { len: 0, end: 0 },
+            slow: SlowResults::NONE,
             pending,
             poisoned: false,
             interface: PhantomData,

@@ -1,15 +1,17 @@
-//! What comes back from an endpoint.
+//! Completed and rejected work of endpoints.
 
 use std::fmt;
 
 use crate::{Buffer, CompletionError, PostError, WcFlags, WcStatus};
 
-/// Identifies posted work of one endpoint; increases with each posting of a direction. Only work that was never posted, such
-/// as that of a dropped batch, has its number used again.
+/// Identifies posted work of one endpoint.
+///
+/// Numbers increase with each posting, separately for sends and receives. A number is reused only if its work was never
+/// posted, for example when a batch was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkId(pub(super) u64);
 
-/// In which queue work was: the highest bit of the sequence number, which is the `wr_id`.
+/// Marks receives: the highest bit of the sequence number, which is the `wr_id`.
 pub(super) const RECEIVE: u64 = 1 << 63;
 
 impl WorkId {
@@ -17,7 +19,7 @@ impl WorkId {
         self.0 & !RECEIVE
     }
 
-    /// Whether it is of a receive.
+    /// Whether the work is a receive.
     #[must_use]
     #[inline(always)]
     pub fn is_receive(self) -> bool {
@@ -25,7 +27,7 @@ impl WorkId {
     }
 }
 
-/// What completed.
+/// The operation that completed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Operation {
@@ -33,40 +35,43 @@ pub enum Operation {
     Send,
     /// An RDMA write.
     Write,
-    /// An RDMA read: the buffer holds what was read.
+    /// An RDMA read: the buffer holds the data.
     Read,
     /// An atomic operation: the buffer holds the old value, see [`Completion::atomic_result`].
     Atomic,
     /// A message arrived: the buffer holds it.
     Receive,
-    /// The peer wrote with immediate: that took a posted receive, whose buffer comes back with length 0.
-    /// [`Completion::byte_len`] says how much was written; where is for the immediate data or the protocol to say.
+    /// An RDMA write with immediate by the peer.
+    ///
+    /// The write consumed a posted receive, whose buffer is returned with length 0. [`Completion::byte_len`] is the
+    /// number of bytes written. Their location is not reported: the immediate data or the protocol has to tell it.
     ReceiveWrite,
 }
 
-/// Work that is done, and the buffer that was in it.
+/// Completed work, with its buffer.
 #[derive(Debug)]
 #[non_exhaustive]
 #[must_use = "dropping a completion drops its buffer"]
 pub struct Completion {
-    /// As returned when it was posted.
+    /// Identifier that posting returned.
     pub id: WorkId,
-    /// What it was. For a receive that failed, [`Operation::Receive`].
+    /// The operation. For a receive that failed, [`Operation::Receive`].
     pub operation: Operation,
-    /// How it ended.
+    /// Status of the work.
     pub status: WcStatus,
-    /// The vendor's own code for an error.
+    /// Vendor-specific error code.
     pub vendor_error: u32,
-    /// The buffer; `None` for data that was sent inline. After a receive its length is that of the message.
+    /// The buffer; `None` for inline data. After a receive its length is the message length.
     pub buffer: Option<Buffer>,
-    /// Bytes received, written by the peer with immediate, or read.
+    /// Number of bytes received, read, or written by the peer with immediate.
     pub byte_len: u32,
-    /// When it completed, in ticks of the device's clock, with [`EndpointBuilder::timestamps`](crate::EndpointBuilder::timestamps).
+    /// Time of completion in ticks of the device's clock, with
+    /// [`EndpointBuilder::timestamps`](crate::EndpointBuilder::timestamps).
     pub timestamp: Option<u64>,
     pub(super) extra: Extra,
 }
 
-/// What may come with a message.
+/// Immediate data or an invalidated key of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extra {
     pub(super) flags: WcFlags,
@@ -76,19 +81,19 @@ pub(super) struct Extra {
 
 impl Extra {
     pub(super) const NONE: Extra = Extra { flags: WcFlags::empty(), number: 0 };
-    /// Not a flag of verbs. Marks `number` as the share that was exceeded. Other failed work has no flags.
+    /// Marks `number` as the share that was exceeded. Verbs define no such flag, and other failed work has no flags.
     const EXCEEDED: WcFlags = WcFlags::from_bits_retain(1 << 31);
 }
 
 impl Completion {
-    /// Immediate data of the peer, in host byte order.
+    /// Immediate data from the peer, in host byte order.
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> Option<u32> {
         if self.extra.flags.contains(WcFlags::WITH_IMM) { Some(u32::from_be(self.extra.number)) } else { None }
     }
 
-    /// What an atomic operation has found, the value before it, in host byte order; `None` of other work and of what failed.
+    /// The value before an atomic operation, in host byte order; `None` for other and for failed work.
     #[must_use]
     #[inline]
     pub fn atomic_result(&self) -> Option<u64> {
@@ -107,7 +112,7 @@ impl Completion {
 
     /// The [`EndpointBuilder::receive_share`](crate::EndpointBuilder::receive_share) that this message exceeded, if it did.
     ///
-    /// The connection is then in error. The message is in the buffer, and its status is [`WcStatus::GENERAL_ERR`].
+    /// The connection is then in error. The message is in the buffer, and the status is [`WcStatus::GENERAL_ERR`].
     #[must_use]
     #[inline]
     pub fn exceeded_share(&self) -> Option<u32> {
@@ -115,27 +120,27 @@ impl Completion {
         exceeded.then_some(self.extra.number)
     }
 
-    /// Marks the message as one that exceeded the share of its endpoint.
-    pub(super) fn exceeding(self, share: u32) -> Completion {
+    /// Marks the message as the one that exceeded the share of its endpoint.
+    pub(super) fn with_exceeded_share(self, share: u32) -> Completion {
         let extra = Extra { flags: Extra::EXCEEDED, number: share };
         Completion { status: WcStatus::GENERAL_ERR, extra, ..self }
     }
 
-    /// The completion if it succeeded.
+    /// Returns the completion if it succeeded.
     ///
     /// # Errors
-    /// [`FailedWork`], which holds the completion and with it the buffer.
+    /// [`FailedWork`], which holds the completion with its buffer.
     #[inline(always)]
     pub fn ok(self) -> Result<Completion, FailedWork> {
         if self.status == WcStatus::SUCCESS { Ok(self) } else { Err(FailedWork(Box::new(self))) }
     }
 }
 
-/// Work that failed, with the buffer that was in it.
+/// Failed work, with its buffer.
 pub struct FailedWork(pub Box<Completion>);
 
 impl FailedWork {
-    /// What happened, without the buffer. It names the work by the number of its [`WorkId`].
+    /// The error without the buffer. Its `wr_id` is the number of the [`WorkId`].
     #[must_use]
     pub fn error(&self) -> CompletionError {
         let Completion { status, vendor_error, id, .. } = *self.0;
@@ -149,8 +154,8 @@ impl fmt::Display for FailedWork {
             None => write!(f, "{:?}: {}", self.0.operation, self.error()),
             Some(share) => write!(
                 f,
-                "{:?}: the peer has sent more than the {share} messages that may wait for it: it keeps more requests \
-                 unanswered than it may, or EndpointBuilder::receive_share is too small",
+                "{:?}: the peer exceeded its share of {share} waiting messages: it has more requests unanswered than the \
+                 protocol allows, or EndpointBuilder::receive_share is too small",
                 self.0.operation
             ),
         }
@@ -165,26 +170,28 @@ impl fmt::Debug for FailedWork {
 
 impl std::error::Error for FailedWork {}
 
-/// Work that was not posted, and its buffer back.
+/// Work that was not posted, with its buffer.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
 pub struct Rejected {
-    /// Why.
+    /// Reason for the rejection.
     pub error: PostError,
-    /// The buffer, unless the work had none, or the provider may have it ([`PostError::InDoubt`]): then it comes back
-    /// from [`Endpoint::close`](crate::Endpoint::close).
+    /// The buffer.
+    ///
+    /// `None` if the work had none, or if the provider may have it ([`PostError::MaybePosted`]).
+    /// [`Endpoint::close`](crate::Endpoint::close) then returns it.
     pub buffer: Option<Buffer>,
 }
 
-/// A batch that was not posted, or not wholly.
+/// A batch that was posted only in part, or not at all.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 #[non_exhaustive]
-pub struct Unposted {
-    /// Why.
+pub struct BatchError {
+    /// Reason for the failure.
     pub error: PostError,
-    /// Buffers of the work that was surely not posted, in the order in which it was added.
+    /// Buffers of the work that surely was not posted, in the order in which it was added.
     pub buffers: Vec<Buffer>,
 }
 
@@ -195,9 +202,9 @@ impl From<FailedWork> for crate::Error {
     }
 }
 
-impl From<Unposted> for crate::Error {
+impl From<BatchError> for crate::Error {
     /// Drops the buffers.
-    fn from(unposted: Unposted) -> Self {
+    fn from(unposted: BatchError) -> Self {
         unposted.error.into()
     }
 }

@@ -1,34 +1,37 @@
-//! What posting and polling look at, each one field.
+//! The fields that posting and polling check before they take the fast path.
 
 use super::Poster;
 use crate::interface::Interface;
 use crate::post::SendOps;
 use crate::{Buffer, ProtectionDomain};
 
-/// Each way in is open for buffers of one domain, or for none: then the call goes the long way, which finds out why and does
-/// what has to be done.
+/// Preconditions of the fast paths, each checked by comparing one field.
+///
+/// A posting gate is open for buffers of one domain, or shut. If it is shut, the call takes the slow path, which finds
+/// the reason and handles it.
 #[derive(Clone, Copy)]
 pub(super) struct Gates {
-    /// For a send or a write with a completion of its own: [`ProtectionDomain::id`], or [`NOBODY`].
+    /// For a signaled send or write: [`ProtectionDomain::id`], or [`NO_DOMAIN`].
     pub(super) send: usize,
-    /// For a read, likewise.
+    /// For a signaled read: the same values.
     pub(super) read: usize,
-    /// For a receive.
+    /// For a receive: the same values.
     receive: usize,
-    /// Nothing is left to hand out, nothing is staged, and completions have the fields that all endpoints ask for and no more.
+    /// Open if nothing is left to hand out, nothing is staged, and completions have exactly the fields that all
+    /// endpoints request.
     pub(super) poll: bool,
 }
 
-/// What is sent and written at once.
-const AT_ONCE: SendOps = SendOps::SEND.union(SendOps::RDMA_WRITE);
+/// Operations that share the `send` gate.
+const FAST_OPS: SendOps = SendOps::SEND.union(SendOps::RDMA_WRITE);
 
-/// What no domain has, and no buffer.
-const NOBODY: usize = 1;
+/// A value that matches no domain and no buffer.
+const NO_DOMAIN: usize = 1;
 
 impl Gates {
-    pub(super) const SHUT: Gates = Gates { send: NOBODY, read: NOBODY, receive: NOBODY, poll: false };
+    pub(super) const SHUT: Gates = Gates { send: NO_DOMAIN, read: NO_DOMAIN, receive: NO_DOMAIN, poll: false };
 
-    /// Whether `buffer` can be received into at once. Its capacity has 32 bits then.
+    /// Whether `buffer` can be received into on the fast path. Its capacity then fits in 32 bits.
     #[inline(always)]
     pub(super) fn receive(&self, buffer: &Buffer) -> bool {
         buffer.gate() == self.receive
@@ -36,23 +39,24 @@ impl Gates {
 }
 
 impl Buffer {
-    /// Bytes of capacity at most, where posting looks at nothing but a gate and whether there is room.
+    /// Maximum capacity of buffers that the fast path accepts.
     pub(crate) const SHORT: usize = 1 << 20;
 
-    /// What it says to gates: the domain it is of, [`ProtectionDomain::id`]; 0 if it is longer than [`Buffer::SHORT`].
+    /// The value that gates are compared with: [`ProtectionDomain::id`], or 0 if the buffer exceeds [`Buffer::SHORT`].
     pub(crate) fn gate_of(pd: &ProtectionDomain, capacity: usize) -> usize {
         if capacity <= Self::SHORT { pd.id() } else { 0 }
     }
 }
 
 impl<I: Interface> Poster<I> {
-    /// Ends a forgotten batch, posts the pending sends that there is room for, and opens the gates that may be open.
+    /// Ends a forgotten batch, posts pending sends that there is room for, and opens the gates.
     ///
-    /// While sends are pending, later sends and polls take the slow path, which keeps the order of sends and calls this.
+    /// While sends are pending, later sends and polls take the slow path, which keeps the order of sends and calls this
+    /// function.
     pub(super) fn open_gates(&mut self) {
         self.gates = Gates::SHUT;
         if !self.poisoned {
-            self.abandon();
+            self.abort_batch();
             if self.live.sends.pending() != 0 {
                 self.post_pending();
             }
@@ -62,7 +66,7 @@ impl<I: Interface> Poster<I> {
             return;
         }
         let pending = self.live.sends.pending() != 0;
-        // What is to be noted of datagrams takes the long way.
+        // Datagrams need their headers and senders recorded, which only the slow path does.
         let datagrams = self.live.datagrams.is_some();
         self.gates.poll = !datagrams && !pending && !self.has_completed() && !self.settings.timestamps;
         if (self.settings.max_message as usize) < Buffer::SHORT {
@@ -73,8 +77,8 @@ impl<I: Interface> Poster<I> {
         }
         let queue = self.live.qp.send_state();
         if queue.is_ready() && !pending {
-            let open = |ops| if queue.operations().contains(ops) { self.pd.id() } else { NOBODY };
-            (self.gates.send, self.gates.read) = (open(AT_ONCE), open(SendOps::RDMA_READ));
+            let open = |ops| if queue.operations().contains(ops) { self.pd.id() } else { NO_DOMAIN };
+            (self.gates.send, self.gates.read) = (open(FAST_OPS), open(SendOps::RDMA_READ));
         }
     }
 }

@@ -1,12 +1,15 @@
-//! The owned door: buffers move in with work and come back with its completion.
+//! Endpoints: buffers move in with posted work and come back with its completion.
+//!
+//! Start with [`Endpoint`]. [`EndpointSet`] serves many connections, [`DatagramEndpoint`] is for datagrams, and a
+//! [`ReceivePool`] is shared by several endpoints.
 
 mod armed;
 mod batch;
 mod builder;
 mod completion;
 mod datagram;
-mod face;
 mod gates;
+mod methods;
 mod pending;
 mod poll;
 mod pool;
@@ -22,10 +25,11 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::interface::{Any, Classic, Extended, Interface, Known};
+use crate::interface::{Any, Interface, Known};
+use crate::qp::QueuePairAttributes;
 use crate::{
     Buffer, CompletionChannel, CompletionQueue, ConnectOptions, PollError, ProtectionDomain, QueuePair,
-    QueuePairAddress, QueuePairAttributes, Result, srq,
+    QueuePairAddress, Result, srq,
 };
 use gates::Gates;
 use pending::Pending;
@@ -36,19 +40,19 @@ pub use batch::Batch;
 pub use builder::EndpointBuilder;
 use completion::RECEIVE;
 
-pub use completion::{Completion, FailedWork, Operation, Rejected, Unposted, WorkId};
-pub(crate) use datagram::Arrival;
-pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, Peer, Sender};
+pub use completion::{BatchError, Completion, FailedWork, Operation, Rejected, WorkId};
+pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, DatagramSender, Peer};
 pub use pool::ReceivePool;
 pub use set::{EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder};
 pub use work::Work;
 
-/// A connection whose user needs no `unsafe`: a reliable one, or, with [`EndpointBuilder::qp_type`], an unreliable one.
+/// A connection that is used without `unsafe`: a reliable one by default, see [`EndpointBuilder::qp_type`].
 ///
-/// A buffer that is posted is *moved* into the endpoint; it comes back with the completion of its work, so that nobody can
-/// touch, free or post it in between. Work is kept in rings of fixed size, one for sends and one for receives, allocated
-/// with the endpoint: posting and polling allocate nothing, and a full ring is back-pressure
-/// ([`PostError::EndpointFull`](crate::PostError::EndpointFull)), unless sends may wait: [`EndpointBuilder::pending_sends`].
+/// Posting a buffer *moves* it into the endpoint. It comes back with the completion of its work, so nothing else can
+/// access, free or post it in between. Work in flight is kept in two rings of fixed size, one for sends and one for
+/// receives, which are allocated with the endpoint. Posting and polling allocate nothing. A full ring is back-pressure
+/// ([`PostError::EndpointFull`](crate::PostError::EndpointFull)), unless sends may wait:
+/// [`EndpointBuilder::pending_sends`].
 ///
 /// ```no_run
 /// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }
@@ -60,10 +64,10 @@ pub use work::Work;
 /// let mut endpoint = Endpoint::builder(&pd).build()?;
 /// let (inbox, mut outbox) = pd.allocate(8192)?.into_split(4096)?;
 ///
-/// endpoint.receive(inbox)?; // before the peer can send
+/// endpoint.receive(inbox)?; // post it before the peer can send
 /// let remote = exchange(endpoint.address()); // over TCP, a file, …
 /// endpoint.connect(&remote)?;
-/// // A send that comes before the peer has connected, too, fails after half a second to two: let the peer say that it has.
+/// // A send fails after 0.5 to 2 seconds if the peer is not connected by then, so have the peer confirm that it is.
 ///
 /// outbox.fill_from(b"hello")?;
 /// endpoint.send(outbox)?;
@@ -76,159 +80,154 @@ pub use work::Work;
 /// ```
 pub struct Endpoint<I: Interface = Any> {
     poster: Poster<I>,
-    /// Never lent, and polled by [`CompletionQueue::stand`] and [`CompletionQueue::next_row`] only: nobody begins what is not
-    /// ended.
+    /// Never lent out. Polled only through [`CompletionQueue::start_poll`] and [`CompletionQueue::next_row`], so no poll
+    /// stays open.
     cq: CompletionQueue,
 }
 
-/// An endpoint but for the queue that it completes to.
+/// An endpoint without its completion queue.
 struct Poster<I: Interface = Any> {
     gates: Gates,
     live: Live,
     pd: ProtectionDomain,
     settings: Settings,
     address: QueuePairAddress,
-    run: Run,
-    rare: Rare,
+    run: UnsignaledRun,
+    slow: SlowResults,
     /// Work requests of pending sends. Their buffers are in the ring.
     pending: Option<Box<Pending>>,
-    /// A posting failed, and whether the provider has its work is not known.
+    /// A posting failed, and the provider may or may not have taken its work.
     poisoned: bool,
     interface: PhantomData<I>,
 }
 
-/// A queue pair and the work that is in flight on it.
+/// A queue pair and the work in flight on it.
 struct Live {
     /// Destroyed in `drop`, before the rings.
     qp: ManuallyDrop<QueuePair>,
     sends: Ring<Buffer>,
     receives: Ring<Buffer>,
-    /// The queue of a [`ReceivePool`], whose receives it takes instead.
+    /// The queue of a [`ReceivePool`], used instead of `receives`.
     pool: Option<Arc<srq::Shared>>,
-    /// Of datagrams, what there is beside their buffers.
-    datagrams: Option<Box<datagram::Kept>>,
-    /// `qp` was taken.
+    /// Headers, senders and address handles of a datagram endpoint.
+    datagrams: Option<Box<datagram::DatagramSlots>>,
+    /// `qp` has been taken.
     destroyed: bool,
 }
 
-/// What is fixed when an endpoint is built.
+/// Settings that are fixed when an endpoint is built.
 struct Settings {
     max_message: u32,
-    /// Unsignaled sends in a row, before one is signaled anyway.
+    /// Maximum run of unsignaled sends; the next send is signaled anyway.
     max_unsignaled: u32,
     timestamps: bool,
     /// [`EndpointBuilder::receive_share`].
     receive_share: Option<u32>,
 }
 
-/// What calls that are rare hand back, apart from what fits in a register. Returned as a whole, in memory, it would make every
-/// caller keep the results of all calls there, those of the usual ones, too.
-struct Rare {
+/// Results of the slow path that do not fit in a register.
+///
+/// If slow-path functions returned them by value, in memory, callers would keep the results of all calls in memory,
+/// even the results of the fast path.
+struct SlowResults {
     rejected: Option<Rejected>,
     completion: Option<Completion>,
     failure: PollError,
 }
 
-impl Rare {
-    const NOTHING: Rare = Rare { rejected: None, completion: None, failure: PollError::Unexpected { wr_id: 0 } };
+impl SlowResults {
+    const NONE: SlowResults =
+        SlowResults { rejected: None, completion: None, failure: PollError::NotInFlight { wr_id: 0 } };
 }
 
-/// The last unsignaled sends.
+/// The most recent run of unsignaled sends.
 #[derive(Clone, Copy)]
-struct Run {
-    /// How many, one right after the other,
+struct UnsignaledRun {
+    /// Length of the run.
     len: u32,
-    /// before this sequence number.
+    /// Sequence number that follows its last send.
     end: u64,
 }
 
 impl Endpoint {
-    /// Starts describing an endpoint in this domain.
+    /// Starts building an endpoint in this domain.
     pub fn builder(pd: &ProtectionDomain) -> EndpointBuilder<'_> {
         EndpointBuilder::new(pd)
     }
 
-    /// This endpoint, with the interface of its queues known to the compiler: posting and polling are compiled without the other
-    /// one.
+    /// Fixes the interface of the queues at compile time, for loops that post and poll at the lowest cost.
+    ///
+    /// Posting and polling are then compiled without the other interface. [`Extended`](crate::interface::Extended) is
+    /// `ibv_wr_*` and `ibv_start_poll`, [`Classic`](crate::interface::Classic) is `ibv_post_send(3)` and
+    /// `ibv_poll_cq(3)`.
     ///
     /// ```no_run
     /// # fn example(endpoint: rdma_safe::Endpoint) -> Result<(), Box<dyn std::error::Error>> {
-    /// let mut endpoint = endpoint.extended().map_err(|_| "the provider has no ibv_wr_*, or no ibv_start_poll")?;
-    /// let len = endpoint.take(|completion| completion.byte_len)?;
+    /// use rdma_safe::interface::Extended;
+    ///
+    /// let endpoint = endpoint.with_interface::<Extended>();
+    /// let mut endpoint = endpoint.map_err(|_| "the provider has no ibv_wr_*, or no ibv_start_poll")?;
+    /// let len = endpoint.poll_with(|completion| completion.byte_len)?;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// The endpoint, as usable as before, if it does not post by `ibv_wr_*` and poll by `ibv_start_poll`.
-    #[allow(clippy::result_large_err)] // It is given back, and not an error to be handed on.
-    pub fn extended(self) -> Result<Endpoint<Extended>, Endpoint> {
-        self.by()
-    }
-
-    /// As [`Endpoint::extended`], of the other interface.
-    ///
-    /// # Errors
-    /// The endpoint, if it does not post by `ibv_post_send(3)` and poll by `ibv_poll_cq(3)`.
-    #[allow(clippy::result_large_err)] // As above.
-    pub fn classic(self) -> Result<Endpoint<Classic>, Endpoint> {
-        self.by()
-    }
-
-    /// As [`Endpoint::extended`] or [`Endpoint::classic`], for code that is generic over the interface.
-    ///
-    /// # Errors
-    /// The endpoint, if one of its queues is of the other interface.
-    #[allow(clippy::result_large_err)] // As above.
-    pub fn by<I: Known>(self) -> Result<Endpoint<I>, Endpoint> {
+    /// The unchanged endpoint, if one of its queues uses the other interface.
+    #[allow(clippy::result_large_err)] // The endpoint is handed back here; it is not an error that propagates.
+    pub fn with_interface<I: Known>(self) -> Result<Endpoint<I>, Endpoint> {
         if [self.poster.live.qp.is_extended(), self.cq.is_extended()].map(Some) != [I::EXTENDED; 2] {
             return Err(self);
         }
         let from = ManuallyDrop::new(self);
-        // SAFETY: each field is moved, once, out of what is neither dropped nor used again.
+        // SAFETY: each field is moved out once. `from` is neither dropped nor used again.
         let (poster, cq) = unsafe { (ptr::read(&from.poster), ptr::read(&from.cq)) };
-        Ok(Endpoint { poster: poster.by(), cq })
+        Ok(Endpoint { poster: poster.with_interface(), cq })
     }
 }
 
 impl<I: Interface> Endpoint<I> {
-    /// The channel that becomes readable when work is done, if the endpoint was built with
-    /// [`EndpointBuilder::events`]: for `epoll(7)` and async runtimes. [`Endpoint::arm`] it first. It is the endpoint's own:
-    /// events of other queues that are made to report over it get lost.
+    /// The channel of the completion queue, for `epoll(7)` and async runtimes.
+    ///
+    /// `None` unless the endpoint was built with [`EndpointBuilder::events`]. It becomes readable when work completes,
+    /// after [`Endpoint::arm`]. It belongs to the endpoint: if other queues report to it, their events are lost.
     #[must_use]
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.cq.channel()
     }
 
-    /// Changes the state of the queue pair, say as a connection manager has it.
+    /// Modifies the queue pair, as a connection manager requires.
     pub(crate) fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
         self.poster.advance(attributes)
     }
 
-    /// Destroys the queue pair, and returns the buffers of all work that was not handed out, done or not. Of a
-    /// [`ReceivePool`], these are the receives that a message has come into; the others are still the pool's.
+    /// Destroys the queue pair and returns the buffers of all work that was not handed out, completed or not.
+    ///
+    /// With a [`ReceivePool`], these include only the receives that a message has arrived in. The others stay in the
+    /// pool.
     ///
     /// # Errors
-    /// [`Error::Verb`](crate::Error::Verb) when the queue pair cannot be destroyed, and [`Error::InUse`](crate::Error::InUse) while
-    /// there are [`Flow`](crate::Flow)s to it. As the device may still use the buffers, they then stay: until the process ends, or
-    /// the last of the flows is gone.
+    /// [`Error::Verb`](crate::Error::Verb) when the queue pair cannot be destroyed, and
+    /// [`Error::InUse`](crate::Error::InUse) while a [`Flow`](crate::flow::Flow) refers to it. The device may then still use
+    /// the buffers, so they are kept until the process ends or the last of the flows is dropped.
     pub fn close(mut self) -> Result<Vec<Buffer>> {
-        let mut buffers = self.take_shared();
+        let mut buffers = self.take_pool_buffers();
         self.poster.live.destroy()?;
         buffers.extend(self.poster.live.take_buffers());
         Ok(buffers)
     }
 
-    /// Buffers of a pool that it has taken and not handed out, and with them those of other work that is done: nobody else will
-    /// poll their completions, and until then the pool keeps a place for each.
-    fn take_shared(&mut self) -> Vec<Buffer> {
+    /// Drains the receives that this endpoint has taken from a pool, together with other completed work.
+    ///
+    /// Nothing else will poll their completions, and the pool reserves a slot for each until then.
+    fn take_pool_buffers(&mut self) -> Vec<Buffer> {
         let mut buffers = Vec::new();
         if self.poster.live.pool.is_none() || self.poster.live.destroyed {
             return buffers;
         }
-        // Nothing more arrives then.
+        // After this, receives complete only as flushed.
         self.poster.poison();
-        // No more than that has completed: a device that goes on and on is not followed.
+        // Polls at most as many completions as the queue holds, in case the device keeps adding more.
         for _ in 0..=self.cq.capacity() {
             match self.poll() {
                 Ok(Some(done)) => buffers.extend(done.buffer),
@@ -241,19 +240,19 @@ impl<I: Interface> Endpoint<I> {
 
 impl<I: Interface> Drop for Endpoint<I> {
     fn drop(&mut self) {
-        drop(self.take_shared());
+        drop(self.take_pool_buffers());
     }
 }
 
 impl Poster {
-    fn by<I: Interface>(self) -> Poster<I> {
-        let Poster { gates, live, pd, settings, address, run, rare, pending, poisoned, .. } = self;
-        Poster { gates, live, pd, settings, address, run, rare, pending, poisoned, interface: PhantomData }
+    fn with_interface<I: Interface>(self) -> Poster<I> {
+        let Poster { gates, live, pd, settings, address, run, slow, pending, poisoned, .. } = self;
+        Poster { gates, live, pd, settings, address, run, slow, pending, poisoned, interface: PhantomData }
     }
 }
 
 impl<I: Interface> Poster<I> {
-    /// Changes the state of the queue pair otherwise than by [`Poster::connect_with`].
+    /// Modifies the queue pair in any other way than [`Poster::connect_with`].
     fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
         let changed = self.live.qp.modify(attributes);
         self.open_gates();
@@ -268,7 +267,7 @@ impl<I: Interface> Poster<I> {
 }
 
 impl Live {
-    /// Buffers of all work that was not handed out. The queue pair must be destroyed.
+    /// Buffers of all work that was not handed out. The queue pair must be destroyed first.
     fn take_buffers(&mut self) -> impl Iterator<Item = Buffer> + use<'_> {
         debug_assert!(self.destroyed);
         self.sends.take_buffers().chain(self.receives.take_buffers())
@@ -279,10 +278,10 @@ impl Live {
         if std::mem::replace(&mut self.destroyed, true) {
             return Ok(());
         }
-        // SAFETY: `destroyed` was false, so it has not been taken. It is not used after: `close` and `drop`, the only
-        // callers, end the endpoint.
+        // SAFETY: `destroyed` was false, so `qp` has not been taken. It is not used later, because the only callers,
+        // `close` and `drop`, end the endpoint.
         let qp = unsafe { ManuallyDrop::take(&mut self.qp) };
-        // While there is a queue pair the device may still read and write the buffers.
+        // The device may read and write the buffers for as long as the queue pair exists.
         qp.destroy_or_keep(|| (self.take_buffers().collect::<Vec<_>>(), self.datagrams.take()))
     }
 }

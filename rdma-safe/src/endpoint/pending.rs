@@ -5,42 +5,42 @@ use super::completion::{Rejected, WorkId};
 use super::poll::Outcome;
 use super::ring::Kind;
 use super::work::{ATOMIC, Data, Verb};
-use super::{Poster, Run, Work};
+use super::{Poster, UnsignaledRun, Work};
 use crate::interface::Interface;
 use crate::{Inline, PostError, SendFlags, Sge, WcStatus, WorkRequest};
 
 /// The work requests of pending sends, whose buffers are in the ring. Allocated with the endpoint.
 pub(super) struct Pending {
-    /// One for each send that may be pending, indexed by sequence number modulo their count.
-    places: Box<[Place]>,
+    /// One slot for each send that may be pending, indexed by sequence number modulo their count.
+    slots: Box<[PendingSlot]>,
 }
 
-struct Place {
+struct PendingSlot {
     verb: Verb,
     imm: Option<u32>,
     flags: SendFlags,
-    /// Room for inline data, of work without a buffer. The first `inline_len` bytes are used.
+    /// Storage for inline data, used by work without a buffer. The first `inline_len` bytes are valid.
     inline: Box<[u8]>,
     inline_len: usize,
 }
 
 /// Work without its buffer.
 #[derive(Clone, Copy)]
-pub(super) struct Shape<'a> {
+pub(super) struct WorkParts<'a> {
     verb: Verb,
     imm: Option<u32>,
     flags: SendFlags,
     inline: &'a [u8],
 }
 
-impl<'a> Shape<'a> {
+impl<'a> WorkParts<'a> {
     #[inline(always)]
     pub(super) fn of(work: &Work<'a>) -> Self {
         let inline = match work.data {
             Data::Inline(bytes) => bytes,
             Data::Buffer(_) => &[],
         };
-        Shape { verb: work.verb, imm: work.imm, flags: work.flags, inline }
+        WorkParts { verb: work.verb, imm: work.imm, flags: work.flags, inline }
     }
 }
 
@@ -49,28 +49,28 @@ const FLUSHED: Outcome = Outcome { status: WcStatus::WR_FLUSH_ERR, ..Outcome::DO
 
 impl Pending {
     /// `None` if no sends may be pending.
-    pub(super) fn new(most: u32, inline_len: u32) -> Option<Box<Self>> {
-        if most == 0 {
+    pub(super) fn new(max: u32, inline_len: u32) -> Option<Box<Self>> {
+        if max == 0 {
             return None;
         }
-        let place = |_| Place {
+        let slot = |_| PendingSlot {
             verb: Verb::Send,
             imm: None,
             flags: SendFlags::empty(),
             inline: vec![0; inline_len as usize].into_boxed_slice(),
             inline_len: 0,
         };
-        Some(Box::new(Pending { places: (0..most).map(place).collect() }))
+        Some(Box::new(Pending { slots: (0..max).map(slot).collect() }))
     }
 
-    /// The place of a sequence number. Pending sends have consecutive numbers, so no two of them share a place.
-    fn place(&mut self, sequence: u64) -> Option<&mut Place> {
-        let index = sequence.checked_rem(self.places.len() as u64)?;
-        self.places.get_mut(index as usize)
+    /// The slot of a sequence number. Pending sends have consecutive numbers, so no two of them share a slot.
+    fn slot(&mut self, sequence: u64) -> Option<&mut PendingSlot> {
+        let index = sequence.checked_rem(self.slots.len() as u64)?;
+        self.slots.get_mut(index as usize)
     }
 }
 
-impl Place {
+impl PendingSlot {
     /// `None` if there is no room for the inline data.
     fn put(&mut self, verb: Verb, imm: Option<u32>, flags: SendFlags, inline: &[u8]) -> Option<()> {
         self.inline.get_mut(..inline.len())?.copy_from_slice(inline);
@@ -80,19 +80,19 @@ impl Place {
 }
 
 impl<I: Interface> Poster<I> {
-    /// Keeps work that found the queue full until there is room, if the endpoint was built for that.
+    /// Queues work that found the send queue full, if the endpoint allows pending sends.
     #[cold]
     #[inline(never)]
-    pub(super) fn post_later(&mut self, shape: Shape<'_>, rejected: Rejected) -> Result<WorkId, Rejected> {
+    pub(super) fn queue_pending(&mut self, parts: WorkParts<'_>, rejected: Rejected) -> Result<WorkId, Rejected> {
         let is_full = matches!(rejected.error, PostError::EndpointFull { .. });
-        if !is_full || self.live.sends.pending() >= self.live.sends.most_pending().into() {
+        if !is_full || self.live.sends.pending() >= self.live.sends.max_pending().into() {
             return Err(rejected);
         }
-        let Shape { verb, imm, flags, inline } = shape;
+        let WorkParts { verb, imm, flags, inline } = parts;
         let data = rejected.buffer.map_or(Data::Inline(inline), Data::Buffer);
         let mut work = Work { verb, data, imm, flags };
-        // Report errors of the work now, not when it is posted.
-        if let Err(error) = self.batch().and_then(|batch| batch.rehearse(&work)) {
+        // Reports errors of the work now rather than when it is posted.
+        if let Err(error) = self.batch().and_then(|batch| batch.validate(&work)) {
             return Err(Rejected { error, buffer: work.into_buffer() });
         }
         if let (Data::Buffer(buffer), true) = (&mut work.data, verb.is_atomic()) {
@@ -106,13 +106,13 @@ impl<I: Interface> Poster<I> {
         let kind = Kind { operation: verb.operation(), signaled, silent: !asked && buffer.is_none() };
         let mut flags = flags;
         flags.set(SendFlags::SIGNALED, signaled);
-        let place = self.pending.as_mut().and_then(|pending| pending.place(sequence));
-        if place.and_then(|place| place.put(verb, imm, flags, inline)).is_none() {
-            // Cannot happen: there is a place, and `rehearse` has found that the inline data fits.
-            let error = self.live.sends.full(self.live.qp.number());
+        let slot = self.pending.as_mut().and_then(|pending| pending.slot(sequence));
+        if slot.and_then(|slot| slot.put(verb, imm, flags, inline)).is_none() {
+            // Cannot happen: there is a slot, and `validate` has checked the length of the inline data.
+            let error = self.live.sends.full_error(self.live.qp.number());
             return Err(Rejected { error, buffer });
         }
-        self.run = Run { len: if signaled { 0 } else { run + 1 }, end: sequence + 1 };
+        self.run = UnsignaledRun { len: if signaled { 0 } else { run + 1 }, end: sequence + 1 };
         self.live.sends.add_pending(buffer, kind);
         // The gates stay shut while sends are pending, so no send overtakes them and each poll posts those that there is room for.
         self.open_gates();
@@ -126,7 +126,7 @@ impl<I: Interface> Poster<I> {
     #[cold]
     #[inline(never)]
     pub(super) fn post_pending(&mut self) {
-        let (count, first) = self.live.sends.admissible();
+        let (count, first) = self.live.sends.postable();
         if count == 0 || self.poisoned {
             return;
         }
@@ -134,11 +134,11 @@ impl<I: Interface> Poster<I> {
         let taken = match posted {
             Ok(()) => count,
             Err(PostError::QueueFull { posted } | PostError::Refused { posted, .. }) => posted.into(),
-            // The provider may have taken any of it, so the buffers stay until the queue pair is destroyed.
-            Err(PostError::InDoubt { .. }) => count,
+            // The provider may have taken any part of it, so the buffers stay until the queue pair is destroyed.
+            Err(PostError::MaybePosted { .. }) => count,
             Err(_) => 0,
         };
-        self.live.sends.admit(taken);
+        self.live.sends.mark_posted(taken);
         let Err(error) = posted else { return };
         if !matches!(error, PostError::QueueFull { .. }) || !self.live.sends.awaits_completion() {
             self.poison();
@@ -146,18 +146,18 @@ impl<I: Interface> Poster<I> {
     }
 
     fn try_post_pending(&mut self, first: u64, count: u64) -> Result<(), PostError> {
-        let Some(pending) = &mut self.pending else { return Err(PostError::Poisoned) };
+        let Some(pending) = &mut self.pending else { return Err(PostError::EndpointFailed) };
         let (queue, _) = self.live.qp.send_and_shared();
         let mut raw = queue.batch()?;
         for sequence in first..first + count {
-            let Some(Place { verb, imm, flags, inline, inline_len }) = pending.place(sequence) else {
-                return Err(PostError::Poisoned);
+            let Some(PendingSlot { verb, imm, flags, inline, inline_len }) = pending.slot(sequence) else {
+                return Err(PostError::EndpointFailed);
             };
             let inline = inline.get(..*inline_len).unwrap_or(&[]);
-            let wr = WorkRequest::new(sequence).with(*flags);
-            // SAFETY: the memory belongs to the buffer alone. The buffer is in the ring, and stays there until the work has
-            // completed or the queue pair was destroyed: an entry that is or may be posted leaves the ring in no other way.
-            // Inline data is copied in the call. As to the peer's memory, see `Batch::try_add_buffer`.
+            let wr = WorkRequest::new(sequence).with_flags(*flags);
+            // SAFETY: the memory belongs to the buffer alone. The buffer is in the ring and stays there until the work
+            // has completed or the queue pair is destroyed: an entry that may have been posted leaves the ring in no
+            // other way. Inline data is copied during the call. For the peer's memory, see `Batch::try_add_buffer`.
             unsafe {
                 match self.live.sends.buffer(sequence) {
                     Some(buffer) => add_buffer(&mut raw, wr, verb, *imm, verb.sge(buffer))?,
@@ -168,11 +168,11 @@ impl<I: Interface> Poster<I> {
         raw.post()
     }
 
-    /// Completes the pending work of a failed endpoint as flushed, once all earlier work has completed.
+    /// Completes the pending work of a failed endpoint as flushed, after all earlier work has completed.
     #[cold]
     #[inline(never)]
     pub(super) fn flush_pending(&mut self) {
-        self.live.sends.end_pending(FLUSHED);
+        self.live.sends.complete_pending(FLUSHED);
     }
 }
 

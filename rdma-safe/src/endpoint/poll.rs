@@ -1,4 +1,4 @@
-//! Taking work that is done.
+//! Polling an endpoint.
 
 use std::time::Duration;
 
@@ -6,16 +6,17 @@ use super::builder::FIELDS;
 use super::completion::Extra;
 use super::gates::Gates;
 use super::ring::{Done, Ring};
-use super::wait::{self, Polled};
-use super::{Armed, Completion, Endpoint, Live, Operation, Poster, RECEIVE, Rare, WorkId};
+use super::wait::{self, Waitable};
+use super::{Armed, Completion, Endpoint, Live, Operation, Poster, RECEIVE, SlowResults, WorkId};
 use rdma_sys::ibv_wc;
 
-use crate::cq::Standing;
+use crate::address::Grh;
+use crate::cq::OpenPoll;
 use crate::interface::Interface;
 use crate::srq::Slab;
-use crate::{Buffer, CompletionQueue, Grh, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use crate::{Buffer, CompletionQueue, PollError, Result, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
-/// What there is to say of work that has completed, beside what it was.
+/// How work ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Outcome {
     pub(super) status: WcStatus,
@@ -23,154 +24,165 @@ pub(super) struct Outcome {
     pub(super) byte_len: u32,
     pub(super) extra: Extra,
     pub(super) timestamp: Option<u64>,
-    /// What turned out to be another operation than was thought when it was posted.
+    /// The actual operation, if it differs from the one assumed at posting.
     pub(super) operation: Option<Operation>,
 }
 
 impl<I: Interface> Endpoint<I> {
-    /// Takes one piece of work that is done, if there is any. It never waits.
+    /// Takes one piece of completed work, if there is any. Never waits.
     ///
-    /// Work of each direction comes in the order in which it was posted; no order is kept between the two.
+    /// Sends complete in the order in which they were posted, and so do receives. There is no order between the two.
     ///
     /// # Errors
-    /// [`PollError`] when the provider failed: the endpoint is of no more use, and the buffers come back from
-    /// [`Endpoint::close`].
+    /// [`PollError`] when the provider failed. The endpoint is then unusable, and [`Endpoint::close`] returns the
+    /// buffers.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Option<Completion>, PollError> {
-        self.take(|completion| completion)
+        self.poll_with(|completion| completion)
     }
 
-    /// As [`Endpoint::poll`], with what `look` makes of the work.
+    /// Like [`Endpoint::poll`], but passes the completed work to `f` and returns its result.
     ///
-    /// It costs less where `look` uses only some of the fields: the completion need not be put together in memory.
+    /// It exists for loops that use only some of the fields: the completion is then not assembled in memory.
     ///
     /// # Errors
-    /// As [`Endpoint::poll`].
+    /// Like [`Endpoint::poll`].
     #[inline(always)]
-    pub fn take<R>(&mut self, look: impl FnOnce(Completion) -> R) -> Result<Option<R>, PollError> {
+    pub fn poll_with<R>(&mut self, f: impl FnOnce(Completion) -> R) -> Result<Option<R>, PollError> {
         if !self.poster.gates.poll {
             let found = self.poll_slowly();
-            return self.polled_rarely(found, look);
+            return self.slow_poll_result(found, f);
         }
         if I::EXTENDED.unwrap_or_else(|| self.cq.is_extended()) {
-            // SAFETY: the queue is an extended one, which is polled here and in `look` only, where each poll is ended. Only the
-            // queue pair of this endpoint completes to it, and nothing happens to that here.
-            let Some(standing) = (unsafe { self.cq.stand() })? else { return Ok(None) };
-            return match take_usual(&mut self.poster.live.sends, &mut self.poster.live.receives, standing, look) {
+            // SAFETY: the queue is extended. It is polled only here and in `poll_queue`, and each of these polls is ended.
+            // Only the queue pair of this endpoint completes to it, and that queue pair is not modified or destroyed
+            // here.
+            let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(None) };
+            let current = EndpointCompletion(open);
+            return match take_fast(&mut self.poster.live.sends, &mut self.poster.live.receives, current, f) {
                 Ok(seen) => Ok(Some(seen)),
-                Err((standing, look)) => {
-                    let found = self.poll_noting(standing);
-                    self.polled_rarely(found, look)
+                Err((EndpointCompletion(open), f)) => {
+                    let found = self.poll_recording(open);
+                    self.slow_poll_result(found, f)
                 }
             };
         }
-        // SAFETY: a classic queue.
+        // SAFETY: the queue is a classic one.
         let Some(row) = (unsafe { self.cq.next_row() })? else { return Ok(None) };
-        match take_usual(&mut self.poster.live.sends, &mut self.poster.live.receives, row, look) {
+        match take_fast(&mut self.poster.live.sends, &mut self.poster.live.receives, row, f) {
             Ok(seen) => Ok(Some(seen)),
-            Err((row, look)) => {
+            Err((row, f)) => {
                 let row = row.row();
-                let found = self.poll_noting_row(row);
-                self.polled_rarely(found, look)
+                let found = self.poll_recording_row(row);
+                self.slow_poll_result(found, f)
             }
         }
     }
 
-    /// The result of a rare call.
+    /// Returns the result of a slow-path poll.
     #[inline(always)]
-    fn polled_rarely<R>(&mut self, found: Found, look: impl FnOnce(Completion) -> R) -> Result<Option<R>, PollError> {
+    fn slow_poll_result<R>(
+        &mut self,
+        found: SlowPoll,
+        f: impl FnOnce(Completion) -> R,
+    ) -> Result<Option<R>, PollError> {
         match found {
-            Found::Nothing => Ok(None),
-            Found::Failure => Err(self.poster.rare.failure),
-            Found::Completion => match self.poster.rare.completion.take() {
-                Some(completion) => Ok(Some(look(completion))),
+            SlowPoll::Nothing => Ok(None),
+            SlowPoll::Failure => Err(self.poster.slow.failure),
+            SlowPoll::Completion => match self.poster.slow.completion.take() {
+                Some(completion) => Ok(Some(f(completion))),
                 None => Ok(None),
             },
         }
     }
 
-    /// As [`Endpoint::poll`], whatever keeps the gate shut.
+    /// The slow path of [`Endpoint::poll`].
     #[cold]
     #[inline(never)]
-    fn poll_slowly(&mut self) -> Found {
+    fn poll_slowly(&mut self) -> SlowPoll {
         loop {
             let completion = self.poster.pop();
-            // As long as anything is left to hand out, beside this, that comes first.
+            // Polling stays on the slow path while there is anything else to hand out.
             self.poster.open_gates();
-            self.poster.rare.completion = completion;
-            if self.poster.rare.completion.is_some() {
-                return Found::Completion;
+            self.poster.slow.completion = completion;
+            if self.poster.slow.completion.is_some() {
+                return SlowPoll::Completion;
             }
             if self.poster.has_completed() {
-                // Pending sends were flushed just now.
+                // Opening the gates flushed pending sends.
                 continue;
             }
-            match self.look() {
+            match self.poll_queue() {
                 Ok(true) => {}
-                Ok(false) => return Found::Nothing,
+                Ok(false) => return SlowPoll::Nothing,
                 Err(error) => {
-                    self.poster.rare.failure = error;
-                    return Found::Failure;
+                    self.poster.slow.failure = error;
+                    return SlowPoll::Failure;
                 }
             }
         }
     }
 
-    /// As [`Endpoint::poll`], for the completion that was found is not the usual one: it is noted, and work is handed out that
-    /// comes before it, or itself, or, if it was silent, what comes after.
+    /// The slow path of [`Endpoint::poll`] after it found a completion that the fast path does not handle.
+    ///
+    /// Records that completion, then hands out the oldest completed work, which may be older or, if that completion is
+    /// silent, newer.
     #[cold]
     #[inline(never)]
-    fn poll_noting(&mut self, standing: Standing) -> Found {
-        let noted = note(&mut self.poster.live, &mut self.poster.rare, standing.completion(FIELDS));
-        drop(standing);
-        self.poll_noted(noted)
+    fn poll_recording(&mut self, open: OpenPoll) -> SlowPoll {
+        // SAFETY: the queue of an endpoint has these fields.
+        let found = unsafe { open.completion(FIELDS) };
+        let recorded = record(&mut self.poster.live, &mut self.poster.slow, found);
+        drop(open);
+        self.poll_recorded(recorded)
     }
 
-    /// Likewise, for a row of `self.cq` that was just taken.
+    /// Like [`Endpoint::poll_recording`], for a row that was just taken from `self.cq`.
     #[cold]
     #[inline(never)]
-    fn poll_noting_row(&mut self, row: *const ibv_wc) -> Found {
-        // SAFETY: it is where it was, as the queue was not asked since.
+    fn poll_recording_row(&mut self, row: *const ibv_wc) -> SlowPoll {
+        // SAFETY: the row is still valid, because the queue has not been polled since.
         let found = unsafe { WorkCompletion::classic(&*row) };
-        let noted = note(&mut self.poster.live, &mut self.poster.rare, found);
-        self.poll_noted(noted)
+        let recorded = record(&mut self.poster.live, &mut self.poster.slow, found);
+        self.poll_recorded(recorded)
     }
 
-    fn poll_noted(&mut self, noted: Result<(), PollError>) -> Found {
-        let Err(error) = noted else { return self.poll_slowly() };
-        self.poster.doubt();
-        self.poster.rare.failure = error;
-        Found::Failure
+    fn poll_recorded(&mut self, recorded: Result<(), PollError>) -> SlowPoll {
+        let Err(error) = recorded else { return self.poll_slowly() };
+        self.poster.mark_poisoned();
+        self.poster.slow.failure = error;
+        SlowPoll::Failure
     }
 
-    /// Takes one completion out of the queue, if there is any, and notes it in its ring.
+    /// Takes one completion out of the queue, if there is any, and records it in its ring.
     #[inline(never)]
-    fn look(&mut self) -> Result<bool, PollError> {
-        let Endpoint { cq, poster: Poster { live, rare, .. } } = self;
+    fn poll_queue(&mut self) -> Result<bool, PollError> {
+        let Endpoint { cq, poster: Poster { live, slow, .. } } = self;
         let fields = cq.fields();
-        let noted = if cq.is_extended() {
-            // SAFETY: as in `take`.
-            let Some(standing) = (unsafe { cq.stand() })? else { return Ok(false) };
-            note(live, rare, standing.completion(fields))
+        let recorded = if cq.is_extended() {
+            // SAFETY: as in `poll_with`. Recording a completion does not change the queue pair.
+            let Some(open) = (unsafe { cq.start_poll() })? else { return Ok(false) };
+            // SAFETY: these are the fields of the queue.
+            record(live, slow, unsafe { open.completion(fields) })
         } else {
-            // SAFETY: a classic queue.
+            // SAFETY: the queue is a classic one.
             let Some(found) = (unsafe { cq.next_row() })? else { return Ok(false) };
-            note(live, rare, found)
+            record(live, slow, found)
         };
-        noted.inspect_err(|_| self.poster.doubt())?;
+        recorded.inspect_err(|_| self.poster.mark_poisoned())?;
         Ok(true)
     }
 
-    /// Waits for a piece of work to be done, at most for `timeout`.
+    /// Waits until a piece of work has completed, for `timeout` at most.
     ///
-    /// It spins, or, when the endpoint was built with [`EndpointBuilder::events`](crate::EndpointBuilder::events), sleeps until
-    /// there is an event.
+    /// Spins, or sleeps until there is an event if the endpoint was built with
+    /// [`EndpointBuilder::events`](crate::EndpointBuilder::events).
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout); [`Error::Poll`](crate::Error::Poll); [`Error::Channel`](crate::Error::Channel).
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion> {
-        // Before a look at the clock, which costs as much as a poll.
+        // Poll before reading the clock, which costs as much as a poll.
         match self.poll() {
             Ok(Some(completion)) => Ok(completion),
             Ok(None) => wait::wait(self, timeout),
@@ -178,10 +190,10 @@ impl<I: Interface> Endpoint<I> {
         }
     }
 
-    /// Asks for an event at the next completion, unless completions are there already.
+    /// Requests an event for the next completion, unless completions are available already.
     ///
-    /// Takes all pending events from the channel first, so no other code has to read them. [`Armed`] says whether to wait for the
-    /// channel or to poll again, and shows the loop.
+    /// First takes all pending events from the channel, so no other code has to read them. [`Armed`] says whether to
+    /// wait for the channel or to poll again, and shows the loop.
     ///
     /// # Errors
     /// [`Error::NoChannel`](crate::Error::NoChannel) without [`EndpointBuilder::events`](crate::EndpointBuilder::events);
@@ -191,19 +203,19 @@ impl<I: Interface> Endpoint<I> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
-        // Ends a forgotten batch, which may hold a lock that arming takes.
+        // Ends a forgotten batch, which may hold a lock that arming needs.
         self.poster.open_gates();
         self.cq.arm(false)?;
-        // What completed before arming causes no event.
+        // Completions from before arming raise no event.
         if !self.poster.has_completed() {
-            self.look()?;
+            self.poll_queue()?;
         }
         self.poster.open_gates();
         Ok(Armed::with(self.poster.has_completed()))
     }
 }
 
-impl<I: Interface> Polled for Endpoint<I> {
+impl<I: Interface> Waitable for Endpoint<I> {
     type Done = Completion;
 
     fn poll_once(&mut self) -> Result<Option<Completion>, PollError> {
@@ -218,12 +230,12 @@ impl<I: Interface> Polled for Endpoint<I> {
 impl<I: Interface> Poster<I> {
     #[inline]
     pub(super) fn has_completed(&self) -> bool {
-        self.live.sends.has_completed() || self.live.receives.has_completed() || self.rare.completion.is_some()
+        self.live.sends.has_completed() || self.live.receives.has_completed() || self.slow.completion.is_some()
     }
 
-    /// Hands out work that is done.
+    /// Hands out completed work.
     pub(super) fn pop(&mut self) -> Option<Completion> {
-        if let Some(shared) = self.rare.completion.take() {
+        if let Some(shared) = self.slow.completion.take() {
             return Some(shared);
         }
         let done = match self.live.sends.pop() {
@@ -232,122 +244,128 @@ impl<I: Interface> Poster<I> {
         };
         let Done { sequence, buffer, operation, mut outcome } = done;
         if outcome.is_success() && matches!(operation, Operation::Read | Operation::Atomic) {
-            // Also where it had no completion of its own to say so.
+            // Covers unsignaled work, for which the provider reported no length.
             outcome.byte_len = buffer.as_ref().map_or(0, |buffer| buffer.len() as u32);
         }
         Some(Completion::new(sequence, operation, buffer, outcome))
     }
 
-    /// The provider is not to be trusted with more work.
-    pub(super) fn doubt(&mut self) {
+    /// Stops posting: the provider no longer behaves as expected.
+    pub(super) fn mark_poisoned(&mut self) {
         self.poisoned = true;
         self.gates = Gates::SHUT;
     }
 }
 
-/// What shows a completion until it is dropped.
-pub(super) trait Shown {
-    /// It must have [`FIELDS`].
+/// A completion that can be read until the value is dropped.
+pub(super) trait CurrentCompletion {
+    /// The completion must have [`FIELDS`].
     fn completion(&self) -> WorkCompletion<'_>;
 }
 
-impl Shown for Standing {
+/// The current completion of an endpoint's extended queue.
+struct EndpointCompletion(OpenPoll);
+
+impl CurrentCompletion for EndpointCompletion {
     #[inline(always)]
     fn completion(&self) -> WorkCompletion<'_> {
-        Standing::completion(self, FIELDS)
+        // SAFETY: the queue of an endpoint has these fields.
+        unsafe { self.0.completion(FIELDS) }
     }
 }
 
-impl Shown for WorkCompletion<'_> {
+impl CurrentCompletion for WorkCompletion<'_> {
     #[inline(always)]
     fn completion(&self) -> WorkCompletion<'_> {
         self.reborrow()
     }
 }
 
-/// What a rare call has found. What there is to say of it is in [`Rare`](super::Rare).
+/// Result of a slow-path poll. The details are in [`SlowResults`](super::SlowResults).
 #[derive(Clone, Copy)]
-enum Found {
+enum SlowPoll {
     Nothing,
     Completion,
     Failure,
 }
 
-/// What is done most often, at once: the oldest work of its queue has succeeded, and its buffer goes to `look`. Any other is given
-/// back, and nothing has changed.
-// Each kind calls by itself: the compiler then knows what comes of it.
+/// The fast path: the completion belongs to the oldest work of its ring, and that work succeeded.
+///
+/// Passes the work to `f`. Any other completion is returned, with nothing changed.
+// Each branch calls `f` separately, so that the compiler can specialize it.
 #[inline(always)]
-pub(super) fn take_usual<S: Shown, F: FnOnce(Completion) -> R, R>(
+pub(super) fn take_fast<S: CurrentCompletion, F: FnOnce(Completion) -> R, R>(
     sends: &mut Ring<Buffer>,
     receives: &mut Ring<Buffer>,
-    shown: S,
-    look: F,
+    current: S,
+    f: F,
 ) -> Result<R, (S, F)> {
-    let found = shown.completion();
+    let found = current.completion();
     if found.status() != WcStatus::SUCCESS {
-        return Err((shown, look));
+        return Err((current, f));
     }
     let id = found.wr_id();
     if id == sends.oldest() {
-        let Some((buffer, operation)) = sends.take_oldest() else { return Err((shown, look)) };
-        drop(shown);
-        // Those that transfer into the buffer fill it.
+        let Some((buffer, operation)) = sends.take_oldest() else { return Err((current, f)) };
+        drop(current);
+        // Reads and atomics fill the whole buffer.
         let byte_len = match operation {
             Operation::Read | Operation::Atomic => buffer.len() as u32,
             _ => 0,
         };
-        return Ok(look(Completion::new(id, operation, Some(buffer), Outcome { byte_len, ..Outcome::DONE })));
+        return Ok(f(Completion::new(id, operation, Some(buffer), Outcome { byte_len, ..Outcome::DONE })));
     }
     if id != receives.oldest() {
-        return Err((shown, look));
+        return Err((current, f));
     }
     let flags = found.flags();
-    // A write that takes a receive has immediate data, so that others need not be asked what they are.
+    // A write that consumes a receive carries immediate data, so receives without it need no check of their opcode.
     if !flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
-        let Some((mut buffer, _)) = receives.take_oldest() else { return Err((shown, look)) };
+        let Some((mut buffer, _)) = receives.take_oldest() else { return Err((current, f)) };
         buffer.set_len_within(found.byte_len().unwrap_or(0));
-        drop(shown);
+        drop(current);
         let outcome = Outcome { byte_len: buffer.len() as u32, ..Outcome::DONE };
-        return Ok(look(Completion::new(id, Operation::Receive, Some(buffer), outcome)));
+        return Ok(f(Completion::new(id, Operation::Receive, Some(buffer), outcome)));
     }
     if flags.contains(WcFlags::WITH_INV) {
-        return Err((shown, look));
+        return Err((current, f));
     }
     if found.opcode() == WcOpcode::RECV {
-        let Some((mut buffer, _)) = receives.take_oldest() else { return Err((shown, look)) };
+        let Some((mut buffer, _)) = receives.take_oldest() else { return Err((current, f)) };
         buffer.set_len_within(found.byte_len().unwrap_or(0));
         let extra = Extra { flags: WcFlags::WITH_IMM, number: found.imm_or_key() };
-        drop(shown);
+        drop(current);
         let outcome = Outcome { byte_len: buffer.len() as u32, extra, ..Outcome::DONE };
-        return Ok(look(Completion::new(id, Operation::Receive, Some(buffer), outcome)));
+        return Ok(f(Completion::new(id, Operation::Receive, Some(buffer), outcome)));
     }
     if found.opcode() != WcOpcode::RECV_RDMA_WITH_IMM {
-        return Err((shown, look));
+        return Err((current, f));
     }
-    let Some((mut buffer, _)) = receives.take_oldest() else { return Err((shown, look)) };
+    let Some((mut buffer, _)) = receives.take_oldest() else { return Err((current, f)) };
     buffer.set_len_within(0);
     let extra = Extra { flags: WcFlags::WITH_IMM, number: found.imm_or_key() };
     let outcome = Outcome { byte_len: found.byte_len().unwrap_or(0), extra, ..Outcome::DONE };
-    drop(shown);
-    Ok(look(Completion::new(id, Operation::ReceiveWrite, Some(buffer), outcome)))
+    drop(current);
+    Ok(f(Completion::new(id, Operation::ReceiveWrite, Some(buffer), outcome)))
 }
 
-/// Notes a completion in its ring, or, as it is handed out next, that of a shared receive in `rare`; an error when it names work
-/// that is not in flight.
+/// Records a completion in its ring, or in `slow` if it is a receive of a pool.
+///
+/// A receive of a pool is handed out next. Returns an error if the completion names work that is not in flight.
 #[cold]
 #[inline(never)]
-pub(super) fn note(live: &mut Live, rare: &mut Rare, found: WorkCompletion<'_>) -> Result<(), PollError> {
+pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkCompletion<'_>) -> Result<(), PollError> {
     let Live { sends, receives, pool, datagrams, .. } = live;
     let header = if datagrams.is_some() { Grh::LEN as u32 } else { 0 };
     let id = found.wr_id();
     let status = found.status();
     let failed = (status != WcStatus::SUCCESS).then(|| Outcome::failed(&found));
     let known = if let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(id)) {
-        rare.completion = slab.take(id).map(|mut buffer| {
+        slow.completion = slab.take(id).map(|mut buffer| {
             let outcome = failed.unwrap_or_else(|| arrived(&mut buffer, &found, header));
             Completion::new(id, outcome.operation.unwrap_or(Operation::Receive), Some(buffer), outcome)
         });
-        rare.completion.is_some()
+        slow.completion.is_some()
     } else if id & RECEIVE != 0 {
         let known = receives.complete(id, |slot| match (failed, &mut slot.buffer) {
             (Some(failed), _) => failed,
@@ -355,22 +373,22 @@ pub(super) fn note(live: &mut Live, rare: &mut Rare, found: WorkCompletion<'_>) 
             (None, None) => Outcome::DONE,
         });
         if let Some(datagrams) = datagrams.as_deref_mut().filter(|_| known && failed.is_none()) {
-            datagrams.note(id, &found);
+            datagrams.record_sender(id, &found);
         }
         known
     } else {
         if let Some(flushed) = failed.filter(|_| status == WcStatus::WR_FLUSH_ERR) {
-            // Not every provider flushes unsignaled work one by one: whether it was done is not known.
-            sends.note_before(id, flushed);
+            // Some providers do not flush unsignaled work individually, so it is unknown whether that work was done.
+            sends.set_outcome_before(id, flushed);
         }
         sends.complete(id, |_| {
             failed.unwrap_or_else(|| Outcome { timestamp: found.completion_timestamp(), ..Outcome::DONE })
         })
     };
-    if known { Ok(()) } else { Err(PollError::Unexpected { wr_id: id }) }
+    if known { Ok(()) } else { Err(PollError::NotInFlight { wr_id: id }) }
 }
 
-/// What has arrived in a receive that succeeded, behind a header of so many bytes. Sets the length of its buffer.
+/// Outcome of a successful receive whose payload follows `header` bytes. Sets the length of the buffer.
 fn arrived(buffer: &mut Buffer, found: &WorkCompletion<'_>, header: u32) -> Outcome {
     let byte_len = found.byte_len().unwrap_or(0).saturating_sub(header);
     let mut outcome = Outcome { timestamp: found.completion_timestamp(), ..Outcome::DONE };
@@ -383,7 +401,7 @@ fn arrived(buffer: &mut Buffer, found: &WorkCompletion<'_>, header: u32) -> Outc
         buffer.set_len_within(0);
         return outcome;
     }
-    // A provider that claims more than it was given does not get the buffer to lie about it.
+    // `set_len_within` keeps the length within the capacity even if the provider reports more.
     buffer.set_len_within(byte_len);
     outcome.byte_len = buffer.len() as u32;
     outcome
@@ -399,7 +417,7 @@ impl Completion {
 }
 
 impl Outcome {
-    /// Of work that a later completion released: it was done before that.
+    /// Outcome of unsignaled work: a later completion implies that it succeeded.
     pub(super) const DONE: Outcome = Outcome {
         status: WcStatus::SUCCESS,
         vendor_error: 0,

@@ -1,4 +1,4 @@
-//! Receives that endpoints share, with their buffers.
+//! Shared receives that own their buffers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,16 +7,17 @@ use super::{Rejected, WorkId};
 use crate::srq::{self, Slab, Vacancies};
 use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
 
-/// Receives that any number of endpoints take from: a [`SharedReceiveQueue`] whose user needs no `unsafe`.
+/// Receives that any number of endpoints share: a [`SharedReceiveQueue`] that is used without `unsafe`.
 ///
-/// Endpoints are built with [`EndpointBuilder::receive_pool`](crate::EndpointBuilder::receive_pool). A buffer that is posted here
-/// is moved into the pool; it comes out of the endpoint whose peer has sent the message that is in it. So a service needs receives
-/// for the messages that arrive at once, and not for each of its connections.
+/// Endpoints are built with [`EndpointBuilder::receive_pool`](crate::EndpointBuilder::receive_pool). Posting a buffer
+/// moves it into the pool. It comes back from the endpoint whose peer sent the message in it. So a service needs
+/// receives for the messages that arrive at once, instead of receives for each connection.
 ///
-/// Posting is exclusive, polling is not: the pool can be on one thread, and each endpoint on another.
+/// Posting needs exclusive access to the pool, and polling does not: the pool can be on one thread, and each endpoint
+/// on another.
 ///
-/// With endpoints of an [`EndpointSet`](crate::EndpointSet), one poll takes the messages of all of them, and one event wakes who
-/// waits. Here each endpoint has a completion queue of its own:
+/// For many endpoints, use an [`EndpointSet`](crate::EndpointSet): one poll takes the messages of all of them, and one
+/// event wakes the thread that waits. In this example each endpoint has its own completion queue:
 ///
 /// ```no_run
 /// # fn example(pd: &rdma_safe::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
@@ -44,11 +45,12 @@ use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
 /// # }
 /// ```
 ///
-/// When receives run out, senders over reliable connections are told to try again, and messages over unreliable ones are lost.
-/// [`ReceivePool::set_limit`] asks for an event before that:
+/// When receives run out, senders over reliable connections get an RNR NAK and retry, and messages over unreliable
+/// connections are lost. [`ReceivePool::set_limit`] requests an event before that happens:
 ///
 /// ```no_run
-/// # use rdma_safe::{AsyncSource, ReceivePool};
+/// # use rdma_safe::ReceivePool;
+/// # use rdma_safe::async_event::AsyncSource;
 /// # fn example(pool: &mut ReceivePool, mut spare: Vec<rdma_safe::Buffer>) -> Result<(), Box<dyn std::error::Error>> {
 /// let events = pool.pd().context().async_events()?;
 /// pool.set_limit(64)?;
@@ -68,22 +70,23 @@ use crate::{Buffer, PostError, ProtectionDomain, Result, SharedReceiveQueue};
 /// The device gives a receive to whichever message arrives first, so one peer that floods can take all of them.
 /// [`EndpointBuilder::receive_share`](crate::EndpointBuilder::receive_share) limits that in a set.
 ///
-/// An endpoint that is dropped drops the buffers of messages that nobody has polled; [`Endpoint::close`](crate::Endpoint::close)
-/// returns them. One whose peer was amid a message then may take a receive with it, which stays in the pool, out of use.
+/// Dropping an endpoint drops the buffers of messages that were not polled. [`Endpoint::close`](crate::Endpoint::close)
+/// returns them. If the peer was in the middle of a message, the queue pair may take the receive of that message with
+/// it. That receive stays in the pool and is out of use.
 ///
-/// The queue is destroyed when the pool and all its endpoints are gone, and the buffers that are still in it are freed then.
+/// The queue is destroyed, and the buffers in it are freed, once the pool and all its endpoints are dropped.
 pub struct ReceivePool {
     srq: SharedReceiveQueue,
     vacancies: Vacancies,
-    /// A posting failed, and whether the provider has its work is not known.
+    /// A posting failed, and the provider may or may not have taken its work.
     poisoned: bool,
 }
 
 impl ReceivePool {
-    /// Makes a pool with room for `depth` receives in this domain: `ibv_create_srq(3)`.
+    /// Creates a pool with room for `depth` receives in this domain: `ibv_create_srq(3)`.
     ///
     /// # Errors
-    /// Those of [`SharedReceiveQueueBuilder::build`](crate::SharedReceiveQueueBuilder::build).
+    /// Those of [`SharedReceiveQueueBuilder::build`](crate::srq::SharedReceiveQueueBuilder::build).
     pub fn new(pd: &ProtectionDomain, depth: u32) -> Result<Self> {
         let mut vacancies = Vacancies::NONE;
         let srq = pd.shared_receive_queue(depth).max_batch(1).build_with(|depth| {
@@ -97,34 +100,34 @@ impl ReceivePool {
     /// Posts a receive: a message to one of the endpoints goes into `buffer`, up to its capacity.
     ///
     /// # Errors
-    /// [`Rejected`] gives the buffer back: with [`PostError::ForeignBuffer`] if it is of another domain than the pool, with
-    /// [`PostError::QueueFull`] if there are as many receives as the pool was made for.
+    /// [`Rejected`] returns the buffer: with [`PostError::ForeignBuffer`] if it belongs to another domain than the
+    /// pool, and with [`PostError::QueueFull`] if the pool already has `depth` receives.
     #[inline]
     pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
         if self.poisoned {
-            return Err(Rejected { error: PostError::Poisoned, buffer: Some(buffer) });
+            return Err(Rejected { error: PostError::EndpointFailed, buffer: Some(buffer) });
         }
         if !buffer.is_of(self.pd()) {
             return Err(Rejected { error: PostError::ForeignBuffer, buffer: Some(buffer) });
         }
         let sge = buffer.short_whole_sge();
         let Some(slab) = self.srq.shared().slab() else { unreachable!("`new` has made the queue with a slab") };
-        // SAFETY: the two were made together.
+        // SAFETY: the slab and the vacancies were created together.
         let ticket = match unsafe { slab.insert(&mut self.vacancies, buffer) } {
             Ok(ticket) => ticket,
             Err(buffer) => {
                 return Err(Rejected { error: PostError::QueueFull { posted: 0 }, buffer: Some(buffer) });
             }
         };
-        // SAFETY: the memory belongs to the buffer alone, which is in the slab. It stays there until a completion names its ticket,
-        // or the provider surely has not taken it, or the queue was destroyed (see `srq::Shared::release`).
+        // SAFETY: the memory belongs to the buffer alone, which is in the slab. It stays there until a completion names
+        // its ticket, the provider surely has not taken it, or the queue is destroyed (see `srq::Shared::release`).
         match unsafe { self.srq.receive(ticket, sge) } {
             Ok(()) => Ok(WorkId(ticket)),
             Err(error) => Err(self.failed(ticket, error)),
         }
     }
 
-    /// It was not taken, or the provider does not say.
+    /// Handles a receive that was not posted, or that the provider may have taken.
     #[cold]
     fn failed(&mut self, ticket: u64, error: PostError) -> Rejected {
         let buffer = match error.surely_not_posted() {
@@ -137,27 +140,27 @@ impl ReceivePool {
         Rejected { error, buffer }
     }
 
-    /// Receives that are posted and not done. It looks at each one.
+    /// Number of receives that are posted and not completed. Scans the whole pool.
     #[must_use]
     pub fn receives_in_flight(&self) -> usize {
         self.srq.shared().slab().map_or(0, Slab::len)
     }
 
-    /// Asks for one event when fewer than `limit` receives are left: [`SharedReceiveQueue::set_limit`].
+    /// Requests one event when fewer than `limit` receives are left: [`SharedReceiveQueue::set_limit`].
     ///
     /// # Errors
-    /// As there.
+    /// Like [`SharedReceiveQueue::set_limit`].
     pub fn set_limit(&mut self, limit: u32) -> Result<()> {
         self.srq.set_limit(limit)
     }
 
-    /// Read-only access to the queue: for its name in events, [`SharedReceiveQueue::id`], among others.
+    /// Read-only access to the queue, for example for its name in events, [`SharedReceiveQueue::id`].
     #[must_use]
     pub fn shared_receive_queue(&self) -> &SharedReceiveQueue {
         &self.srq
     }
 
-    /// The domain whose buffers it takes.
+    /// The domain that buffers must belong to.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.srq.pd()
@@ -167,12 +170,12 @@ impl ReceivePool {
         self.srq.shared()
     }
 
-    /// Destroys the queue, and returns the buffers that no endpoint has taken.
+    /// Destroys the queue and returns the buffers that no endpoint has taken.
     ///
     /// # Errors
-    /// [`Error::InUse`](crate::Error::InUse) while there are endpoints that take from it: the queue is destroyed, and the buffers
-    /// are freed, when the last of them is gone. [`Error::Verb`](crate::Error::Verb) when it cannot be destroyed; the buffers are
-    /// then leaked, as the device may still use them.
+    /// [`Error::InUse`](crate::Error::InUse) while endpoints use the pool. The queue is then destroyed, and the buffers
+    /// are freed, when the last of these endpoints is dropped. [`Error::Verb`](crate::Error::Verb) when the queue
+    /// cannot be destroyed. The buffers are then leaked, because the device may still use them.
     pub fn close(self) -> Result<Vec<Buffer>> {
         Ok(self.srq.destroy_with_slab()?.map_or_else(Vec::new, Slab::into_buffers))
     }

@@ -1,44 +1,44 @@
-//! Posting.
+//! Posting to an endpoint.
 
 use super::gates::Gates;
-use super::pending::Shape;
+use super::pending::WorkParts;
 use super::ring::Kind;
 use super::work::Verb;
-use super::{Batch, Poster, Rejected, Unposted, Work, WorkId};
-use crate::interface::{Classic, Extended, Interface, Known};
-use crate::post::{SendOps, Short};
-use crate::{Buffer, PostError, RemoteMemory, SendBatch, WorkRequest};
+use super::{Batch, BatchError, Poster, Rejected, Work, WorkId};
+use crate::interface::Interface;
+use crate::post::{BufferPayload, SendOps};
+use crate::{Buffer, PostError, RemoteMemory, WorkRequest};
 
 impl<I: Interface> Poster<I> {
-    /// The functions of [`Endpoint`](crate::Endpoint) that have the same names.
+    /// These functions implement those of [`Endpoint`](crate::Endpoint) with the same names.
     #[inline(always)]
     pub(super) fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
         if !self.gates.receive(&buffer) || self.live.receives.is_full() {
             let id = self.receive_slowly(buffer);
-            return self.posted_rarely(id);
+            return self.slow_post_result(id);
         }
         let id = self.live.receives.next_sequence();
-        // SAFETY: the memory belongs to the buffer alone, which goes into the ring before anything else happens, unless the
-        // provider surely has not taken it. It stays there until the work has completed or the queue pair was destroyed:
-        // entries leave the ring by a completion, or in `close` and `drop` after the destruction.
+        // SAFETY: the memory belongs to the buffer alone. The buffer moves into the ring before anything else happens,
+        // unless the provider surely has not taken the work. It stays there until the work has completed or the queue
+        // pair is destroyed: entries leave the ring by a completion, or in `close` and `drop` after the destruction.
         match unsafe { self.live.qp.recv_state().post_one(id, buffer.short_whole_sge()) } {
             Ok(()) => {
-                self.live.receives.push_alike(buffer);
+                self.live.receives.push_same_kind(buffer);
                 Ok(WorkId(id))
             }
             Err(error) => {
                 let id = self.receive_failed(buffer, error);
-                self.posted_rarely(id)
+                self.slow_post_result(id)
             }
         }
     }
 
-    /// As [`Poster::receive`], finding out what keeps the gate shut.
+    /// The slow path of [`Poster::receive`], which finds out why the gate is shut.
     #[cold]
     #[inline(never)]
     fn receive_slowly(&mut self, buffer: Buffer) -> u64 {
         let error = if self.poisoned {
-            PostError::Poisoned
+            PostError::EndpointFailed
         } else if self.live.pool.is_some() {
             PostError::SharedReceives
         } else if !buffer.is_of(&self.pd) {
@@ -46,9 +46,9 @@ impl<I: Interface> Poster<I> {
         } else if self.live.receives.is_full() {
             PostError::QueueFull { posted: 0 }
         } else {
-            self.abandon();
+            self.abort_batch();
             let (id, sge) = (self.live.receives.next_sequence(), buffer.whole_sge(self.settings.max_message));
-            // SAFETY: as in `receive`; the header stays until the queue pair is destroyed.
+            // SAFETY: as in `receive`. The header's memory also stays until the queue pair is destroyed.
             let posted = unsafe {
                 match &mut self.live.datagrams {
                     None => self.live.qp.receive(id, sge),
@@ -57,7 +57,7 @@ impl<I: Interface> Poster<I> {
             };
             match posted {
                 Ok(()) => {
-                    self.live.receives.push_alike(buffer);
+                    self.live.receives.push_same_kind(buffer);
                     return id;
                 }
                 Err(error) => error,
@@ -66,18 +66,18 @@ impl<I: Interface> Poster<I> {
         self.receive_failed(buffer, error)
     }
 
-    /// It was not taken, or the provider does not say.
+    /// Handles a receive that was not posted, or that the provider may have taken.
     #[cold]
     #[inline(never)]
     fn receive_failed(&mut self, buffer: Buffer, error: PostError) -> u64 {
         let buffer = if error.surely_not_posted() {
             Some(buffer)
         } else {
-            self.live.receives.push_alike(buffer);
+            self.live.receives.push_same_kind(buffer);
             self.poison();
             None
         };
-        self.rare.rejected = Some(Rejected { error, buffer });
+        self.slow.rejected = Some(Rejected { error, buffer });
         0
     }
 
@@ -87,23 +87,18 @@ impl<I: Interface> Poster<I> {
             Ok(batch) => batch,
             Err(error) => return Err(Rejected { error, buffer: work.into_buffer() }),
         };
-        let shape = Shape::of(&work);
+        let parts = WorkParts::of(&work);
         let id = match batch.add(work) {
             Ok(id) => id,
             Err(rejected) => {
                 drop(batch);
-                return self.post_later(shape, rejected);
+                return self.queue_pending(parts, rejected);
             }
         };
         match batch.post() {
             Ok(()) => Ok(id),
-            Err(Unposted { error, mut buffers }) => Err(Rejected { error, buffer: buffers.pop() }),
+            Err(BatchError { error, mut buffers }) => Err(Rejected { error, buffer: buffers.pop() }),
         }
-    }
-
-    #[inline(always)]
-    pub(super) fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
-        self.post_buffer(Send, buffer, u64::MAX)
     }
 
     #[inline]
@@ -111,78 +106,57 @@ impl<I: Interface> Poster<I> {
         self.post(Work::send_inline(bytes)).map_err(|rejected| rejected.error)
     }
 
+    /// Posts signaled work: on the fast path if its gate is open for `buffer` and there is room.
     #[inline(always)]
-    pub(super) fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.post_buffer(Write(remote), buffer, remote.len)
-    }
-
-    #[inline(always)]
-    pub(super) fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
-        self.post_buffer(Read(remote), buffer, remote.len)
-    }
-
-    /// Posts work with a completion of its own, of a buffer of which at most `room` bytes fit where it goes.
-    #[inline(always)]
-    fn post_buffer(&mut self, verb: impl AtOnce, buffer: Buffer, room: u64) -> Result<WorkId, Rejected> {
-        let id = if buffer.gate() != verb.gate(&self.gates) || self.live.sends.is_full() || buffer.len() as u64 > room {
-            self.post_slowly(verb.verb(), buffer)
-        } else {
-            let (id, kind) = (self.live.sends.next_sequence(), Kind::signaled(verb.verb().operation()));
-            // Each way returns by itself: the compiler then knows what comes of it.
-            if I::EXTENDED.unwrap_or_else(|| self.live.qp.is_extended()) {
-                // SAFETY: the gate is open, and so it is asked.
-                match unsafe { self.post_at_once::<Extended, _>(verb, id, &buffer) } {
-                    Ok(()) => {
-                        self.live.sends.push(Some(buffer), kind);
-                        return Ok(WorkId(id));
-                    }
-                    Err(error) => self.send_failed(buffer, kind, error),
-                }
-            } else {
-                // SAFETY: as above.
-                match unsafe { self.post_at_once::<Classic, _>(verb, id, &buffer) } {
-                    Ok(()) => {
-                        self.live.sends.push(Some(buffer), kind);
-                        return Ok(WorkId(id));
-                    }
-                    Err(error) => self.send_failed(buffer, kind, error),
-                }
+    pub(super) fn post_buffer(&mut self, transfer: Transfer, buffer: Buffer) -> Result<WorkId, Rejected> {
+        let is_open = buffer.gate() == transfer.gate(&self.gates);
+        if !is_open || self.live.sends.is_full() || buffer.len() as u64 > transfer.room() {
+            // Passes the verb, because passing `transfer` would force it into memory in every branch.
+            let id = self.post_slowly(transfer.verb(), buffer);
+            return self.slow_post_result(id);
+        }
+        let (id, kind) = (self.live.sends.next_sequence(), Kind::signaled(transfer.verb().operation()));
+        let (wr, short) = (WorkRequest::new(id).signaled(), BufferPayload(&buffer));
+        // SAFETY: an open gate implies that the state allows sends, that the operation is enabled and that no batch is
+        // open. `Endpoint::with_interface` has checked the interface. The batch is completed or dropped below.
+        let mut batch = unsafe { self.live.qp.send_state().start::<I>(Some(transfer.operation())) };
+        // SAFETY: the memory belongs to the buffer alone. The buffer moves into the ring before anything else happens,
+        // unless the provider surely has not taken the work. It stays there until the work has completed or the queue
+        // pair is destroyed. For the peer's memory, see `Batch::try_add_buffer`.
+        let added = unsafe {
+            match transfer {
+                Transfer::Send => batch.send(wr, short),
+                Transfer::Write(remote) => batch.write(wr, remote, short),
+                Transfer::Read(remote) => batch.read(wr, remote, short),
             }
         };
-        self.posted_rarely(id)
-    }
-
-    /// # Safety
-    /// The gate must be open for `buffer`, and the queue pair be of the interface `J`. The buffer has to go into the ring before
-    /// anything else happens, unless the provider has surely not taken it.
-    #[inline(always)]
-    unsafe fn post_at_once<J: Known, V: AtOnce>(&mut self, verb: V, id: u64, buffer: &Buffer) -> Result<(), PostError> {
-        let wr = WorkRequest::new(id).signaled();
-        let queue = self.live.qp.send_state();
-        // SAFETY: where the gate is open no batch is begun, the operation is enabled, and the interface is `J`.
-        unsafe {
-            queue.post::<J>(V::OPS, |batch| {
-                // SAFETY: the memory belongs to the buffer alone, which stays in the ring until the work has completed or the
-                // queue pair was destroyed. As to the peer's memory, see `Batch::try_add_buffer`.
-                verb.add(batch, wr, buffer)
-            })
+        let posted = added.and_then(|()| batch.complete());
+        match posted {
+            Ok(()) => {
+                self.live.sends.push(Some(buffer), kind);
+                Ok(WorkId(id))
+            }
+            Err(error) => {
+                let id = self.send_failed(buffer, kind, error);
+                self.slow_post_result(id)
+            }
         }
     }
 
-    /// As [`Poster::post`]: finds out what keeps the gate shut, or does what has to be done.
+    /// The slow path of [`Poster::post_buffer`], which finds out why the gate is shut and handles it.
     #[cold]
     #[inline(never)]
     fn post_slowly(&mut self, verb: Verb, buffer: Buffer) -> u64 {
         match self.post(Work::of_buffer(verb, buffer)) {
             Ok(id) => id.0,
             Err(error) => {
-                self.rare.rejected = Some(error);
+                self.slow.rejected = Some(error);
                 0
             }
         }
     }
 
-    /// The provider has not taken it, or does not say.
+    /// Handles work that was not posted, or that the provider may have taken.
     #[cold]
     #[inline(never)]
     fn send_failed(&mut self, buffer: Buffer, kind: Kind, error: PostError) -> u64 {
@@ -193,20 +167,22 @@ impl<I: Interface> Poster<I> {
             self.poison();
             None
         };
-        self.rare.rejected = Some(Rejected { error, buffer });
+        self.slow.rejected = Some(Rejected { error, buffer });
         0
     }
 
-    /// The result of a rare call, which has returned the number of what it has posted, or 0.
+    /// Returns the result of a slow-path call that returned the number of the posted work, or 0.
     #[inline(always)]
-    fn posted_rarely(&mut self, id: u64) -> Result<WorkId, Rejected> {
-        match self.rare.rejected.take() {
+    fn slow_post_result(&mut self, id: u64) -> Result<WorkId, Rejected> {
+        match self.slow.rejected.take() {
             Some(rejected) if id == 0 => Err(rejected),
             _ => Ok(WorkId(id)),
         }
     }
 
-    /// The provider may have work that it did not accept: only destroying the queue pair ends that.
+    /// Brings the queue pair into error, since the provider may have taken work that it did not accept.
+    ///
+    /// Only destroying the queue pair ends such work.
     #[cold]
     #[inline(never)]
     pub(super) fn poison(&mut self) {
@@ -215,10 +191,10 @@ impl<I: Interface> Poster<I> {
         self.live.qp.fail();
     }
 
-    /// Takes back what a batch that was forgotten has left: the work from the provider, then the buffers.
+    /// Aborts a forgotten batch: first at the provider, then in the ring.
     #[inline]
-    pub(super) fn abandon(&mut self) {
-        // Also where nothing was added: some providers lock both queues as long as a batch is open.
+    pub(super) fn abort_batch(&mut self) {
+        // Needed even for an empty batch: some providers lock both queues while a batch is open.
         self.live.qp.abort_sends();
         self.live.sends.roll_back();
     }
@@ -229,66 +205,51 @@ impl<I: Interface> Poster<I> {
     }
 }
 
-/// What is posted at once, each a type, so that it is compiled for it alone.
-trait AtOnce: Copy {
-    /// The operation, without which its gate stays shut.
-    const OPS: SendOps;
-
-    fn verb(self) -> Verb;
-
-    /// Of which domain a buffer has to be: its length has 32 bits then.
-    fn gate(self, gates: &Gates) -> usize;
-
-    /// Adds it, with the bytes of `buffer` up to its length, which has 32 bits.
-    ///
-    /// # Safety
-    /// The contract of [`SendBatch`].
-    unsafe fn add<I: Known>(self, to: &mut SendBatch<'_, I>, wr: WorkRequest, buffer: &Buffer)
-    -> Result<(), PostError>;
+/// Work of the fast path: how the bytes of a buffer are transferred.
+///
+/// Callers pass a literal, and everything down to the provider is inlined, so that the compiler knows the variant.
+#[derive(Clone, Copy)]
+pub(super) enum Transfer {
+    Send,
+    Write(RemoteMemory),
+    Read(RemoteMemory),
 }
 
-#[derive(Clone, Copy)]
-struct Send;
-
-#[derive(Clone, Copy)]
-struct Write(RemoteMemory);
-
-#[derive(Clone, Copy)]
-struct Read(RemoteMemory);
-
-macro_rules! at_once {
-    ($($name:ident $(($remote:ident))? = $method:ident, $gate:ident, $op:ident;)+) => {$(
-        impl AtOnce for $name {
-            const OPS: SendOps = SendOps::$op;
-
-            #[inline(always)]
-            fn verb(self) -> Verb {
-                let $name $(($remote))? = self;
-                Verb::$name $(($remote))?
-            }
-
-            #[inline(always)]
-            fn gate(self, gates: &Gates) -> usize {
-                gates.$gate
-            }
-
-            #[inline(always)]
-            unsafe fn add<I: Known>(
-                self,
-                to: &mut SendBatch<'_, I>,
-                wr: WorkRequest,
-                buffer: &Buffer,
-            ) -> Result<(), PostError> {
-                let $name $(($remote))? = self;
-                // SAFETY: the caller's contract.
-                unsafe { to.$method(wr, $($remote,)? Short(buffer)) }
-            }
+impl Transfer {
+    /// The gate of this transfer. A buffer with an equal gate has a length of at most 32 bits.
+    #[inline(always)]
+    fn gate(self, gates: &Gates) -> usize {
+        match self {
+            Transfer::Send | Transfer::Write(_) => gates.send,
+            Transfer::Read(_) => gates.read,
         }
-    )+};
-}
+    }
 
-at_once! {
-    Send = send, send, SEND;
-    Write(remote) = write, send, RDMA_WRITE;
-    Read(remote) = read, read, RDMA_READ;
+    /// Number of bytes that may be transferred.
+    #[inline(always)]
+    fn room(self) -> u64 {
+        match self {
+            Transfer::Send => u64::MAX,
+            Transfer::Write(remote) | Transfer::Read(remote) => remote.len,
+        }
+    }
+
+    /// The operation as a flag of the queue pair.
+    #[inline(always)]
+    fn operation(self) -> SendOps {
+        match self {
+            Transfer::Send => SendOps::SEND,
+            Transfer::Write(_) => SendOps::RDMA_WRITE,
+            Transfer::Read(_) => SendOps::RDMA_READ,
+        }
+    }
+
+    #[inline(always)]
+    fn verb(self) -> Verb {
+        match self {
+            Transfer::Send => Verb::Send,
+            Transfer::Write(remote) => Verb::Write(remote),
+            Transfer::Read(remote) => Verb::Read(remote),
+        }
+    }
 }

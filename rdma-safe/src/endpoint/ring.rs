@@ -1,4 +1,4 @@
-//! Work in flight, in the order in which it was posted.
+//! Work in flight, in the order of posting.
 
 use std::ptr::NonNull;
 
@@ -15,45 +15,45 @@ use crate::PostError;
 ///   out yet                     not posted yet
 /// ```
 ///
-/// There are at most `capacity` entries between `head` and `posted`, which is what the send queue has room for. Pending entries
-/// come on top. While there are any, the ring counts as full.
+/// There are at most `capacity` entries between `head` and `posted`, the size of the send queue. Pending entries are in
+/// addition to these. While any exist, the ring counts as full.
 ///
-/// Sequence numbers start at 1 and never repeat, so that neither a completion of zeros nor a repeated one names an entry.
+/// Sequence numbers start at 1 and never repeat, so a zeroed or repeated completion names no entry.
 pub(super) struct Ring<B> {
-    /// At least one for each entry that there can be, a power of two. Those before `head` and from `tail` have no buffer.
+    /// At least one slot for each possible entry; a power of two. Slots outside `head..tail` have no buffer.
     slots: NonNull<[Slot<B>]>,
-    /// The slots of `done` and `tail`: each knows the one after it, so that none is looked up by its number.
+    /// The slots of `done` and `tail`. Slots are linked, so the fast path computes no index.
     done_slot: NonNull<Slot<B>>,
     tail_slot: NonNull<Slot<B>>,
     capacity: u64,
-    /// Maximum number of pending entries, on top of `capacity`.
-    most_pending: u64,
-    /// `head + capacity`: the most that `posted` may be.
+    /// Maximum number of pending entries, in addition to `capacity`.
+    max_pending: u64,
+    /// `head + capacity`: the upper bound of `posted`.
     limit: u64,
     done: u64,
     tail: u64,
-    /// Entries of a batch that is not posted yet; 0 while entries are pending.
+    /// Entries of a batch that is not posted yet. Always 0 while entries are pending.
     staged: u64,
     /// Entries that wait for room; `tail - staged - pending` is `posted`.
     pending: u64,
 }
 
-/// What is kept of a piece of work.
+/// A piece of work in the ring.
 pub(super) struct Slot<B> {
     next: NonNull<Slot<B>>,
     pub(super) buffer: Option<B>,
     pub(super) kind: Kind,
-    /// Whether `outcome` is of this entry.
-    noted: bool,
+    /// Whether `outcome` belongs to this entry.
+    has_outcome: bool,
     outcome: Outcome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) operation: Operation,
-    /// It has a completion of its own.
+    /// Whether the work is signaled.
     pub(super) signaled: bool,
-    /// Nobody waits for it unless it fails: it has no buffer, and its caller did not ask for a completion.
+    /// Whether the work is handed out only if it fails: it has no buffer, and no completion was requested.
     pub(super) silent: bool,
 }
 
@@ -73,30 +73,30 @@ impl Kind {
     }
 }
 
-/// No device has queues as deep as that.
-const LONGEST: u32 = 1 << 31;
+/// Upper limit of ring capacities, more than any device supports.
+const MAX_CAPACITY: u32 = 1 << 31;
 
-/// How many places a ring of this capacity has: a power of two.
-pub(super) fn places_of(capacity: u32) -> usize {
-    capacity.min(LONGEST).next_power_of_two() as usize
+/// Number of slots of a ring with this capacity: a power of two.
+pub(super) fn slot_count(capacity: u32) -> usize {
+    capacity.min(MAX_CAPACITY).next_power_of_two() as usize
 }
 
-// SAFETY: the slots are its own, and by them the buffers.
+// SAFETY: the ring owns its slots, and through them the buffers.
 unsafe impl<B: Send> Send for Ring<B> {}
-// SAFETY: through a shared reference there are only numbers to be read.
+// SAFETY: a shared reference gives access only to numbers.
 unsafe impl<B: Sync> Sync for Ring<B> {}
 
 impl<B> Ring<B> {
-    /// `mark` is added to each number: 0, or a high bit.
+    /// `mark` is added to each sequence number. It is 0 or a high bit.
     pub(super) fn new(capacity: u32, mark: u64, kind: Kind) -> Self {
         Ring::with_pending(capacity, 0, mark, kind)
     }
 
-    /// Like [`Ring::new`], with room for pending entries on top of `capacity`.
-    pub(super) fn with_pending(capacity: u32, most_pending: u32, mark: u64, kind: Kind) -> Self {
-        let capacity = capacity.min(LONGEST);
-        let most_pending = most_pending.min(LONGEST - capacity);
-        let slots: Box<[_]> = (0..places_of(capacity + most_pending)).map(|_| Slot::empty(kind)).collect();
+    /// Like [`Ring::new`], with room for pending entries in addition to `capacity`.
+    pub(super) fn with_pending(capacity: u32, max_pending: u32, mark: u64, kind: Kind) -> Self {
+        let capacity = capacity.min(MAX_CAPACITY);
+        let max_pending = max_pending.min(MAX_CAPACITY - capacity);
+        let slots: Box<[_]> = (0..slot_count(capacity + max_pending)).map(|_| Slot::empty(kind)).collect();
         let slots = NonNull::from(Box::leak(slots));
         let first_slot: NonNull<Slot<B>> = slots.cast();
         for index in 0..slots.len() {
@@ -109,7 +109,7 @@ impl<B> Ring<B> {
             done_slot: first_slot,
             tail_slot: first_slot,
             capacity,
-            most_pending: most_pending.into(),
+            max_pending: max_pending.into(),
             limit: first + capacity,
             done: first,
             tail: first,
@@ -118,7 +118,7 @@ impl<B> Ring<B> {
         }
     }
 
-    /// The number that the next entry gets.
+    /// The sequence number of the next entry.
     #[inline(always)]
     pub(super) fn next_sequence(&self) -> u64 {
         self.tail
@@ -126,35 +126,35 @@ impl<B> Ring<B> {
 
     #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
-        // `tail` may be beyond `limit` while entries are pending.
+        // `tail` may exceed `limit` while entries are pending.
         self.tail >= self.limit
     }
 
     /// Sequence number from which on a batch adds no work.
     ///
-    /// While entries are pending a batch adds none, as it would overtake them.
+    /// While entries are pending it is 0, because work of a batch would overtake them.
     #[inline(always)]
     pub(super) fn batch_limit(&self) -> u64 {
         if self.pending == 0 { self.limit } else { 0 }
     }
 
-    /// Whether the next entry would be refused: there is no room, and no further entry may be pending.
+    /// Whether the next entry would be refused: there is no room, and the maximum number of entries is pending.
     ///
-    /// Never true of a ring without capacity, which makes no room later.
-    pub(super) fn refuses(&self) -> bool {
-        self.capacity != 0 && (self.is_full() || self.pending > 0) && self.pending == self.most_pending
+    /// Always false for a ring without capacity, which never gains room.
+    pub(super) fn would_refuse(&self) -> bool {
+        self.capacity != 0 && (self.is_full() || self.pending > 0) && self.pending == self.max_pending
     }
 
-    /// The error when this ring of sends is full, for the endpoint with that queue pair.
+    /// The error for a full ring of sends, for the endpoint with that queue pair.
     #[inline(always)]
-    pub(super) fn full(&self, qp_num: u32) -> PostError {
-        PostError::EndpointFull { qp_num, send_depth: self.capacity(), pending_sends: self.most_pending() }
+    pub(super) fn full_error(&self, qp_num: u32) -> PostError {
+        PostError::EndpointFull { qp_num, send_depth: self.capacity(), pending_sends: self.max_pending() }
     }
 
     /// Maximum number of entries, without pending ones.
     #[inline(always)]
     pub(super) fn capacity(&self) -> u32 {
-        // As `new` was given them.
+        // Both constructors take 32-bit values.
         self.capacity as u32
     }
 
@@ -166,19 +166,19 @@ impl<B> Ring<B> {
         self.tail - self.staged - self.pending
     }
 
-    /// The oldest entry in flight, if there is any.
+    /// Sequence number of the oldest entry in flight, or of the next entry if none is in flight.
     #[inline(always)]
     pub(super) fn oldest(&self) -> u64 {
         self.done
     }
 
-    /// Entries that were posted or are pending, and have not completed.
+    /// Number of entries that were posted or are pending, and have not completed.
     #[inline]
     pub(super) fn in_flight(&self) -> u64 {
         self.tail - self.staged - self.done
     }
 
-    /// Entries that wait for room.
+    /// Number of entries that wait for room.
     #[inline]
     pub(super) fn pending(&self) -> u64 {
         self.pending
@@ -186,48 +186,49 @@ impl<B> Ring<B> {
 
     /// Maximum number of pending entries.
     #[inline(always)]
-    pub(super) fn most_pending(&self) -> u32 {
-        // As `new` was given them.
-        self.most_pending as u32
+    pub(super) fn max_pending(&self) -> u32 {
+        // Both constructors take 32-bit values.
+        self.max_pending as u32
     }
 
-    /// Whether there is an entry to be handed out.
+    /// Whether there is an entry to hand out.
     #[inline]
     pub(super) fn has_completed(&self) -> bool {
         self.head() != self.done
     }
 
-    /// Whether anything is staged.
+    /// Whether any entry is staged.
     #[inline]
     pub(super) fn has_staged(&self) -> bool {
         self.staged != 0
     }
 
-    /// Adds an entry that was posted, with the number that [`Ring::next_sequence`] says. There must be room and nothing staged, or
-    /// the ring is in disorder.
+    /// Adds a posted entry with the number [`Ring::next_sequence`].
+    ///
+    /// There must be room and no staged entry; otherwise the ring becomes inconsistent.
     #[inline(always)]
     pub(super) fn push(&mut self, buffer: Option<B>, kind: Kind) {
-        // SAFETY: it is one of the slots, of which there is no reference.
+        // SAFETY: it points to one of the slots, and no reference to it exists.
         let slot = unsafe { self.tail_slot.as_mut() };
-        // Not dropped, for there is none.
+        // There is no old buffer, so there is nothing to drop.
         std::mem::forget(std::mem::replace(&mut slot.buffer, buffer));
-        (slot.kind, slot.noted) = (kind, false);
+        (slot.kind, slot.has_outcome) = (kind, false);
         self.tail_slot = slot.next;
         self.tail += 1;
     }
 
-    /// As [`Ring::push`], in a ring whose entries are all of the kind that slots are made of.
+    /// Like [`Ring::push`], in a ring whose entries all have the kind that it was created with.
     #[inline(always)]
-    pub(super) fn push_alike(&mut self, buffer: B) {
-        // SAFETY: it is one of the slots, of which there is no reference.
+    pub(super) fn push_same_kind(&mut self, buffer: B) {
+        // SAFETY: it points to one of the slots, and no reference to it exists.
         let slot = unsafe { self.tail_slot.as_mut() };
-        // Not dropped, for there is none.
+        // There is no old buffer, so there is nothing to drop.
         std::mem::forget(slot.buffer.replace(buffer));
         self.tail_slot = slot.next;
         self.tail += 1;
     }
 
-    /// Adds an entry that is to be posted. There must be room.
+    /// Adds an entry that is to be posted, and returns its number. There must be room.
     #[inline(always)]
     pub(super) fn stage(&mut self, buffer: Option<B>, kind: Kind) -> u64 {
         self.staged += 1;
@@ -236,26 +237,26 @@ impl<B> Ring<B> {
         sequence
     }
 
-    /// Says that what was staged has been posted.
+    /// Marks all staged entries as posted.
     #[inline(always)]
     pub(super) fn commit(&mut self) {
         self.staged = 0;
     }
 
-    /// Says that of what was staged the first `count` entries have been posted.
+    /// Marks the first `count` staged entries as posted.
     pub(super) fn commit_first(&mut self, count: u32) {
         self.staged = self.staged.saturating_sub(count.into());
     }
 
-    /// Takes back the newest entry that is staged, if any is: its buffer, if it has one.
-    pub(super) fn unstage(&mut self) -> Option<Option<B>> {
+    /// Removes the newest staged entry, if there is any, and returns its buffer, if it has one.
+    pub(super) fn pop_staged(&mut self) -> Option<Option<B>> {
         self.staged = self.staged.checked_sub(1)?;
         self.tail -= 1;
-        self.tail_slot = self.place(self.tail);
+        self.tail_slot = self.slot_ptr(self.tail);
         Some(self.slot(self.tail).buffer.take())
     }
 
-    /// Drops what is staged.
+    /// Drops all staged entries.
     #[inline]
     pub(super) fn roll_back(&mut self) {
         if self.has_staged() {
@@ -263,19 +264,22 @@ impl<B> Ring<B> {
         }
     }
 
-    // Not a Rust call, which could unwind: for that the callers would keep what they are about to post in memory.
+    // `extern "C"` because it does not unwind. With a Rust call, the callers would keep the work that they post in
+    // memory.
     #[allow(improper_ctypes_definitions)]
     #[cold]
     #[inline(never)]
     extern "C" fn drop_staged(&mut self) {
-        while self.unstage().is_some() {}
+        while self.pop_staged().is_some() {}
     }
 
-    /// Hands out the oldest entry in flight, which has completed. `None` if it has no buffer, or does not exist. Nothing that has
-    /// completed before may be left to be handed out, and nothing be staged.
+    /// Hands out the oldest entry in flight, which has completed.
+    ///
+    /// `None` if it has no buffer or does not exist. All earlier completed entries must have been handed out, and
+    /// nothing may be staged.
     #[inline(always)]
     pub(super) fn take_oldest(&mut self) -> Option<(B, Operation)> {
-        // SAFETY: it is one of the slots, of which there is no reference.
+        // SAFETY: it points to one of the slots, and no reference to it exists.
         let slot = unsafe { self.done_slot.as_mut() };
         let buffer = slot.buffer.take()?;
         let operation = slot.kind.operation;
@@ -285,8 +289,9 @@ impl<B> Ring<B> {
         Some((buffer, operation))
     }
 
-    /// Completes every entry up to `sequence`, which alone ends with `outcome`. `false` when it is not in flight, or one before
-    /// it is to have a completion of its own.
+    /// Completes all entries up to `sequence`, the last of them with `outcome`.
+    ///
+    /// Returns `false` if that entry is not in flight, or if an earlier entry is signaled.
     pub(super) fn complete(&mut self, sequence: u64, outcome: impl FnOnce(&mut Slot<B>) -> Outcome) -> bool {
         if sequence < self.done || sequence >= self.posted() {
             return false;
@@ -296,26 +301,26 @@ impl<B> Ring<B> {
         }
         let slot = self.slot(sequence);
         let outcome = outcome(slot);
-        slot.note(outcome);
+        slot.set_outcome(outcome);
         self.done = sequence + 1;
-        self.done_slot = self.place(self.done);
+        self.done_slot = self.slot_ptr(self.done);
         true
     }
 
-    /// Notes an outcome for the entries in flight before `sequence`.
-    pub(super) fn note_before(&mut self, sequence: u64, outcome: Outcome) {
+    /// Records an outcome for the entries in flight before `sequence`.
+    pub(super) fn set_outcome_before(&mut self, sequence: u64, outcome: Outcome) {
         for earlier in self.done..sequence.min(self.posted()) {
-            self.slot(earlier).note(outcome);
+            self.slot(earlier).set_outcome(outcome);
         }
     }
 
-    /// Hands out the oldest entry if it has completed, passing over those that are silent.
+    /// Hands out the oldest entry if it has completed. Skips silent entries that succeeded.
     pub(super) fn pop(&mut self) -> Option<Done<B>> {
         while self.has_completed() {
             let sequence = self.head();
-            let Slot { buffer, kind, noted, outcome, .. } = self.slot(sequence);
-            // A later completion released it: it was done before that.
-            let outcome = if std::mem::take(noted) { *outcome } else { Outcome::DONE };
+            let Slot { buffer, kind, has_outcome, outcome, .. } = self.slot(sequence);
+            // Without a recorded outcome, a later completion released the entry, which implies that it succeeded.
+            let outcome = if std::mem::take(has_outcome) { *outcome } else { Outcome::DONE };
             let (buffer, operation) = (buffer.take(), outcome.operation.unwrap_or(kind.operation));
             let passed = kind.silent && outcome.is_success();
             self.limit += 1;
@@ -326,17 +331,17 @@ impl<B> Ring<B> {
         None
     }
 
-    /// Adds a pending entry. The ring must be full, with nothing staged, and one more entry may be pending.
+    /// Adds a pending entry. The ring must be full with nothing staged, and one more entry may be pending.
     pub(super) fn add_pending(&mut self, buffer: Option<B>, kind: Kind) -> u64 {
-        debug_assert!((self.is_full() || self.pending > 0) && !self.has_staged() && self.pending < self.most_pending);
+        debug_assert!((self.is_full() || self.pending > 0) && !self.has_staged() && self.pending < self.max_pending);
         self.pending += 1;
         let sequence = self.tail;
         self.push(buffer, kind);
         sequence
     }
 
-    /// How many pending entries there is room for now, and the sequence number of the first.
-    pub(super) fn admissible(&self) -> (u64, u64) {
+    /// Number of pending entries that can be posted now, and the sequence number of the first.
+    pub(super) fn postable(&self) -> (u64, u64) {
         let posted = self.posted();
         (self.pending.min(self.limit.saturating_sub(posted)), posted)
     }
@@ -352,54 +357,54 @@ impl<B> Ring<B> {
     }
 
     /// Marks the first `count` pending entries as posted.
-    pub(super) fn admit(&mut self, count: u64) {
+    pub(super) fn mark_posted(&mut self, count: u64) {
         self.pending = self.pending.saturating_sub(count);
     }
 
     /// Completes all pending entries with `outcome`, unless earlier entries are still in flight.
-    pub(super) fn end_pending(&mut self, outcome: Outcome) {
+    pub(super) fn complete_pending(&mut self, outcome: Outcome) {
         if self.pending == 0 || self.done != self.posted() {
             return;
         }
         for sequence in self.done..self.tail {
-            self.slot(sequence).note(outcome);
+            self.slot(sequence).set_outcome(outcome);
         }
         (self.done, self.done_slot, self.pending) = (self.tail, self.tail_slot, 0);
     }
 
-    /// Takes the buffers of all entries, oldest first, whether they have completed, are in flight, staged or pending.
+    /// Takes the buffers of all entries, oldest first: completed, in flight, staged and pending.
     pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = B> + use<'_, B> {
         (self.head()..self.tail).filter_map(|sequence| self.slot(sequence).buffer.take())
     }
 
     fn slot(&mut self, sequence: u64) -> &mut Slot<B> {
-        // SAFETY: it is one of the slots, to which the reference that is returned is the only one.
-        unsafe { self.place(sequence).as_mut() }
+        // SAFETY: it points to one of the slots, and the returned reference is the only one to it.
+        unsafe { self.slot_ptr(sequence).as_mut() }
     }
 
-    /// The slot of that number.
-    fn place(&self, sequence: u64) -> NonNull<Slot<B>> {
-        // Of the first number, one more than the mark, it is the first.
+    /// The slot of a sequence number.
+    fn slot_ptr(&self, sequence: u64) -> NonNull<Slot<B>> {
+        // The first sequence number is `mark + 1`, whose slot is the first.
         let index = sequence.wrapping_sub(1) as usize & (self.slots.len() - 1);
-        // SAFETY: below the length, which is a power of two.
+        // SAFETY: the index is below the length, which is a power of two.
         unsafe { self.slots.cast().add(index) }
     }
 }
 
 impl<B> Drop for Ring<B> {
     fn drop(&mut self) {
-        // SAFETY: leaked by `new`, and freed here only. Nothing refers to the slots any more.
+        // SAFETY: leaked by `new`, and freed only here. Nothing refers to the slots any more.
         drop(unsafe { Box::from_raw(self.slots.as_ptr()) });
     }
 }
 
 impl<B> Slot<B> {
     fn empty(kind: Kind) -> Self {
-        Slot { next: NonNull::dangling(), buffer: None, kind, noted: false, outcome: Outcome::DONE }
+        Slot { next: NonNull::dangling(), buffer: None, kind, has_outcome: false, outcome: Outcome::DONE }
     }
 
-    fn note(&mut self, outcome: Outcome) {
-        (self.noted, self.outcome) = (true, outcome);
+    fn set_outcome(&mut self, outcome: Outcome) {
+        (self.has_outcome, self.outcome) = (true, outcome);
     }
 }
 

@@ -1,11 +1,11 @@
-//! Waiting until there is something to poll.
+//! Waiting for completed work.
 
 use std::time::{Duration, Instant};
 
 use crate::{CompletionQueue, Error, PollError, Result};
 
-/// What has a completion queue of its own.
-pub(super) trait Polled {
+/// An object with a completion queue that it polls.
+pub(super) trait Waitable {
     type Done;
 
     fn poll_once(&mut self) -> Result<Option<Self::Done>, PollError>;
@@ -13,18 +13,18 @@ pub(super) trait Polled {
     fn queue(&mut self) -> &mut CompletionQueue;
 }
 
-/// Polls until there is something, at most for `timeout`: it spins or, if the queue has a channel, sleeps.
+/// Polls until there is a result, for `timeout` at most. Spins, or sleeps if the queue has a channel.
 #[inline(never)]
-pub(super) fn wait<P: Polled>(on: &mut P, timeout: Duration) -> Result<P::Done> {
+pub(super) fn wait<P: Waitable>(waitable: &mut P, timeout: Duration) -> Result<P::Done> {
     let start = Instant::now();
     let mut armed = false;
     loop {
-        if let Some(done) = on.poll_once()? {
+        if let Some(done) = waitable.poll_once()? {
             return Ok(done);
         }
-        let cq = on.queue();
+        let cq = waitable.queue();
         if cq.channel().is_some() && !armed {
-            // What completed before arming causes no event, so the queue has to be looked at once more.
+            // Completions from before arming raise no event, so poll once more.
             cq.arm(false)?;
             armed = true;
             continue;
@@ -34,7 +34,7 @@ pub(super) fn wait<P: Polled>(on: &mut P, timeout: Duration) -> Result<P::Done> 
             return Err(Error::Timeout { waited: timeout });
         }
         match cq.channel() {
-            // Events of other queues do not count, should the channel be shared with any.
+            // Ignores events of other queues that share the channel.
             Some(channel) => armed = channel.wait(left)? != Some(cq.id()),
             None => std::hint::spin_loop(),
         }

@@ -1,16 +1,16 @@
-//! Work for an endpoint.
+//! Work requests of an endpoint.
 
 use super::Operation;
 use crate::{Buffer, PostError, RemoteMemory, SendFlags, SendOps};
 
-/// Bytes of the operand of an atomic operation.
+/// Size of the operand of an atomic operation in bytes.
 pub(super) const ATOMIC: usize = 8;
 
-/// A piece of work for [`Endpoint::post`](crate::Endpoint::post): what to do, with which data, and how.
+/// A piece of work for [`Endpoint::post`](crate::Endpoint::post): the operation, its data and its flags.
 ///
 /// ```no_run
 /// # fn example(endpoint: &mut rdma_safe::Endpoint, buffer: rdma_safe::Buffer, remote: rdma_safe::RemoteMemory)
-/// #     -> Result<(), rdma_safe::Rejected> {
+/// #     -> Result<(), rdma_safe::endpoint::Rejected> {
 /// use rdma_safe::Work;
 /// endpoint.post(Work::write(buffer, remote).imm(7).unsignaled())?;
 /// # Ok(())
@@ -47,19 +47,20 @@ impl<'a> Work<'a> {
         Work { verb, data, imm: None, flags: SendFlags::SIGNALED }
     }
 
-    /// Sends the bytes of `buffer` up to its length, into a receive of the peer.
+    /// Sends the bytes of `buffer` up to its length.
     #[inline(always)]
     pub fn send(buffer: Buffer) -> Self {
         Work::new(Verb::Send, Data::Buffer(buffer))
     }
 
-    /// Sends bytes that are copied as they are posted; see [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data).
+    /// Sends bytes that are copied during posting; see
+    /// [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data).
     #[inline(always)]
     pub fn send_inline(bytes: &'a [u8]) -> Self {
         Work::new(Verb::Send, Data::Inline(bytes))
     }
 
-    /// Sends the bytes of `buffer` and invalidates `rkey` at the peer. Immediate data cannot go with it and is ignored.
+    /// Sends the bytes of `buffer` and invalidates `rkey` at the peer. Immediate data is not supported and is ignored.
     #[inline(always)]
     pub fn send_invalidate(buffer: Buffer, rkey: u32) -> Self {
         Work::new(Verb::SendInvalidate(rkey), Data::Buffer(buffer))
@@ -71,27 +72,29 @@ impl<'a> Work<'a> {
         Work::new(Verb::Write(remote), Data::Buffer(buffer))
     }
 
-    /// Writes bytes that are copied as they are posted to the start of `remote`.
+    /// Writes bytes that are copied during posting to the start of `remote`.
     #[inline(always)]
     pub fn write_inline(bytes: &'a [u8], remote: RemoteMemory) -> Self {
         Work::new(Verb::Write(remote), Data::Inline(bytes))
     }
 
-    /// Reads from the start of `remote` into `buffer`, as many bytes as its length.
+    /// Reads from the start of `remote` into `buffer`. The length of `buffer` is the number of bytes.
     #[inline(always)]
     pub fn read(buffer: Buffer, remote: RemoteMemory) -> Self {
         Work::new(Verb::Read(remote), Data::Buffer(buffer))
     }
 
-    /// Replaces the 64-bit word at `remote` by `swap` if it equals `compare`. The old value comes back in the first eight
-    /// bytes of `buffer`, in host byte order.
+    /// Replaces the 64-bit word at `remote` by `swap` if it equals `compare`.
+    ///
+    /// The old value is returned in the first eight bytes of `buffer`, in host byte order.
     #[inline(always)]
     pub fn compare_swap(buffer: Buffer, remote: RemoteMemory, compare: u64, swap: u64) -> Self {
         Work::new(Verb::CompareSwap { remote, compare, swap }, Data::Buffer(buffer))
     }
 
-    /// Adds to the 64-bit word at `remote`. The old value comes back in the first eight bytes of `buffer`, in host byte
-    /// order.
+    /// Adds `add` to the 64-bit word at `remote`.
+    ///
+    /// The old value is returned in the first eight bytes of `buffer`, in host byte order.
     #[inline(always)]
     pub fn fetch_add(buffer: Buffer, remote: RemoteMemory, add: u64) -> Self {
         Work::new(Verb::FetchAdd { remote, add }, Data::Buffer(buffer))
@@ -99,31 +102,33 @@ impl<'a> Work<'a> {
 
     /// Adds immediate data to a send or a write, in host byte order. Other work ignores it.
     ///
-    /// A write with immediate takes a receive that the peer has posted, whose completion there is
-    /// [`Operation::ReceiveWrite`](crate::Operation::ReceiveWrite); without it the peer notices nothing. While no receive is
-    /// posted it is retried: [`ConnectOptions::rnr_retry`](crate::ConnectOptions::rnr_retry).
+    /// A write with immediate consumes a receive of the peer, which completes there as
+    /// [`Operation::ReceiveWrite`](crate::Operation::ReceiveWrite). Without immediate data the peer is not notified of
+    /// a write. While the peer has no receive posted, the write is retried:
+    /// [`ConnectOptions::rnr_retry`](crate::ConnectOptions::rnr_retry).
     #[inline(always)]
     pub fn imm(mut self, imm: u32) -> Self {
         self.imm = Some(imm);
         self
     }
 
-    /// Does not ask for a completion of its own: the buffer comes back together with that of later work. What has no
-    /// buffer comes back only if it fails.
+    /// Requests no completion for this work.
+    ///
+    /// Its buffer is returned after the completion of later work. Work without a buffer is reported only if it fails.
     #[inline(always)]
     pub fn unsignaled(mut self) -> Self {
         self.flags.remove(SendFlags::SIGNALED);
         self
     }
 
-    /// Starts only when earlier reads and atomics are done.
+    /// Starts only after earlier reads and atomics have completed.
     #[inline(always)]
     pub fn fenced(mut self) -> Self {
         self.flags |= SendFlags::FENCE;
         self
     }
 
-    /// Wakes a peer that waits for solicited events only.
+    /// Raises a solicited event at the peer.
     #[inline(always)]
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
@@ -135,7 +140,7 @@ impl<'a> Work<'a> {
         Work::new(verb, Data::Buffer(buffer))
     }
 
-    /// Gives the buffer back.
+    /// Returns the buffer of work that is not posted.
     #[inline(always)]
     pub(super) fn into_buffer(self) -> Option<Buffer> {
         match self.data {
@@ -156,7 +161,7 @@ impl Verb {
         }
     }
 
-    /// As operations of a queue pair.
+    /// The operation as a flag of a queue pair.
     pub(super) fn operations(&self) -> SendOps {
         match self {
             Verb::Send => SendOps::SEND,
@@ -173,7 +178,7 @@ impl Verb {
         matches!(self, Verb::CompareSwap { .. } | Verb::FetchAdd { .. })
     }
 
-    /// Checks the length of data for which there are `capacity` bytes.
+    /// Checks the length of the data against `capacity`, the maximum message size and the peer's memory.
     #[inline(always)]
     pub(super) fn check(&self, len: usize, capacity: usize, max_message: u32) -> Result<(), PostError> {
         let remote = match self {

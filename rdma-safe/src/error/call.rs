@@ -1,60 +1,63 @@
-//! The call that failed, of an error that has one.
+//! The call behind an error.
 
+use crate::address::AddressError;
 use crate::cm::CmError;
-use crate::{AddressError, Errno, Error, HugePagesError, ModifyError, PollError, PostError};
+use crate::error::{HugePagesError, Verb};
+use crate::qp::ModifyError;
+use crate::{Errno, Error, PollError, PostError};
 
 impl Error {
-    /// The `errno` behind it, if a call reported one.
+    /// The `errno` of the call that failed, if there is one.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         self.call().map(|(_, errno)| errno)
     }
 
-    /// The verb, or other call, that failed, if one did.
+    /// The function that failed, if there is one.
     #[must_use]
-    pub fn verb(&self) -> Option<&'static str> {
+    pub fn verb(&self) -> Option<Verb> {
         self.call().map(|(verb, _)| verb)
     }
 
-    /// Both.
-    pub(crate) fn call(&self) -> Option<(&'static str, Errno)> {
+    /// The function that failed and its `errno`.
+    pub(crate) fn call(&self) -> Option<(Verb, Errno)> {
         let (verb, errno) = match self {
-            Error::DeviceList { errno } => ("ibv_get_device_list", errno),
-            Error::Fork { errno } => ("ibv_fork_init", errno),
-            Error::OpenDevice { errno, .. } => ("ibv_open_device", errno),
+            Error::DeviceList { errno } => (Verb::GetDeviceList, errno),
+            Error::Fork { errno } => (Verb::ForkInit, errno),
+            Error::OpenDevice { errno, .. } => (Verb::OpenDevice, errno),
             Error::Verb { verb, errno, .. } => (*verb, errno),
-            Error::AllocPd { errno } => ("ibv_alloc_pd", errno),
-            Error::RegisterMemory { errno, .. } => ("ibv_reg_mr", errno),
-            Error::RegisterDmaBuf { errno, .. } => ("ibv_reg_dmabuf_mr", errno),
-            Error::AllocateDeviceMemory { errno, .. } => ("ibv_alloc_dm", errno),
-            Error::MapHugePages(HugePagesError { errno, .. }) => ("mmap(2)", errno),
-            Error::CreateChannel { errno } => ("ibv_create_comp_channel", errno),
-            Error::Channel { call, errno } | Error::AsyncEvents { call, errno, .. } => (*call, errno),
-            Error::CreateCompletionQueue { errno, .. } => ("ibv_create_cq", errno),
-            Error::ResizeCompletionQueue { errno, .. } => ("ibv_resize_cq", errno),
-            Error::ModerateCompletionQueue { errno, .. } => ("ibv_modify_cq", errno),
-            Error::CreateQueuePair { errno, .. } => ("ibv_create_qp", errno),
-            Error::CreateSharedReceiveQueue { errno, .. } => ("ibv_create_srq", errno),
+            Error::AllocPd { errno } => (Verb::AllocPd, errno),
+            Error::RegisterMemory { errno, .. } => (Verb::RegMr, errno),
+            Error::RegisterDmaBuf { errno, .. } => (Verb::RegDmabufMr, errno),
+            Error::AllocateDeviceMemory { errno, .. } => (Verb::AllocDm, errno),
+            Error::MapHugePages(HugePagesError { errno, .. }) => (Verb::Mmap, errno),
+            Error::CreateChannel { errno } => (Verb::CreateCompChannel, errno),
+            Error::Channel { verb, errno } | Error::AsyncEvents { verb, errno, .. } => (*verb, errno),
+            Error::CreateCompletionQueue { errno, .. } => (Verb::CreateCq, errno),
+            Error::ResizeCompletionQueue { errno, .. } => (Verb::ResizeCq, errno),
+            Error::ModerateCompletionQueue { errno, .. } => (Verb::ModifyCq, errno),
+            Error::CreateQueuePair { errno, .. } => (Verb::CreateQp, errno),
+            Error::CreateSharedReceiveQueue { errno, .. } => (Verb::CreateSrq, errno),
             Error::ResizeSharedReceiveQueue { errno, .. } | Error::LimitSharedReceiveQueue { errno, .. } => {
-                ("ibv_modify_srq", errno)
+                (Verb::ModifySrq, errno)
             }
             Error::Multicast { verb, errno, .. } => (*verb, errno),
-            Error::Cm(CmError::Call { call, errno }) => (*call, errno),
-            Error::Cm(CmError::Connect(error)) => (error.step.call(), error.cause.errno()?),
-            Error::CreateWorkQueue { errno, .. } => ("ibv_create_wq", errno),
-            Error::ModifyWorkQueue { errno, .. } => ("ibv_modify_wq", errno),
-            Error::IndirectionTable { errno, .. } => ("ibv_create_rwq_ind_table", errno),
-            Error::RxHash { errno, .. } => ("ibv_create_qp_ex", errno),
-            Error::CreateFlow { errno, .. } => ("ibv_create_flow", errno),
-            Error::Address(error) => ("ibv_create_ah", errno_of(error)?),
+            Error::Cm(CmError::Call { verb, errno }) => (*verb, errno),
+            Error::Cm(CmError::Connect(error)) => (error.step.verb(), error.cause.errno()?),
+            Error::CreateWorkQueue { errno, .. } => (Verb::CreateWq, errno),
+            Error::ModifyWorkQueue { errno, .. } => (Verb::ModifyWq, errno),
+            Error::IndirectionTable { errno, .. } => (Verb::CreateRwqIndTable, errno),
+            Error::RxHash { errno, .. } => (Verb::CreateQpEx, errno),
+            Error::CreateFlow { errno, .. } => (Verb::CreateFlow, errno),
+            Error::Address(error) => (Verb::CreateAh, errno_of(error)?),
             Error::Modify(error) => match &**error {
-                ModifyError::Refused { errno, .. } => ("ibv_modify_qp", errno),
-                ModifyError::Address(error) => ("ibv_modify_qp", errno_of(error)?),
+                ModifyError::Refused { errno, .. } => (Verb::ModifyQp, errno),
+                ModifyError::Address(error) => (Verb::ModifyQp, errno_of(error)?),
                 _ => return None,
             },
-            Error::Post(PostError::Refused { errno, .. } | PostError::InDoubt { errno }) => ("posting", errno),
-            Error::Poll(PollError::Provider(errno)) => ("polling", errno),
-            // Each by name, so that none is forgotten here that has an `errno`.
+            Error::Post(PostError::Refused { errno, .. } | PostError::MaybePosted { errno }) => (Verb::Posting, errno),
+            Error::Poll(PollError::Provider(errno)) => (Verb::Polling, errno),
+            // Lists all variants, so that a new variant with an `errno` cannot be forgotten here.
             Error::Load(_)
             | Error::NoDevice
             | Error::DeviceNotFound { .. }
@@ -73,7 +76,7 @@ impl Error {
             | Error::NotParentDomain
             | Error::ForeignContext { .. }
             | Error::WrongParent { .. }
-            | Error::PolledHere { .. }
+            | Error::PollInProgress { .. }
             | Error::NoChannel
             | Error::NotInitialised
             | Error::InUse { .. }
@@ -89,7 +92,7 @@ impl Error {
                 | CmError::OtherDevice { .. }
                 | CmError::OtherQueueKey { .. },
             )
-            | Error::TooLate { .. }
+            | Error::WrongState { .. }
             | Error::UnsupportedOperations { .. }
             | Error::Work(_)
             | Error::Timeout { .. }
@@ -116,14 +119,14 @@ mod tests {
     use crate::Gid;
 
     #[test]
-    fn an_error_tells_the_call_that_failed_wherever_it_is_within_it() {
+    fn nested_errors_report_verb_and_errno() {
         let errno = Errno(libc::ETIMEDOUT);
         let source_gid = Gid::default();
         let unreachable = || AddressError::Unreachable { port: 1, index: 0, source_gid, dgid: source_gid, errno };
         for (error, verb) in [
-            (Error::AllocateDeviceMemory { len: 1, align: 1, max: 0, errno }, "ibv_alloc_dm"),
-            (Error::from(Box::new(unreachable())), "ibv_create_ah"),
-            (Error::from(Box::new(ModifyError::from(unreachable()))), "ibv_modify_qp"),
+            (Error::AllocateDeviceMemory { len: 1, align: 1, max: 0, errno }, Verb::AllocDm),
+            (Error::from(Box::new(unreachable())), Verb::CreateAh),
+            (Error::from(Box::new(ModifyError::from(unreachable()))), Verb::ModifyQp),
         ] {
             assert_eq!((error.verb(), error.errno()), (Some(verb), Some(errno)), "{error}");
         }

@@ -1,4 +1,4 @@
-//! Huge pages that cannot be mapped.
+//! Errors of mapping huge pages.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use crate::Errno;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct HugePagesError {
-    /// Bytes asked for.
+    /// Requested length in bytes.
     pub len: usize,
-    /// Pages of 2 MiB needed for them.
+    /// Number of 2 MiB pages needed.
     pub pages: usize,
-    /// Pages that were free right after the call; `None` if the kernel has no pages of this size.
+    /// Number of free pages right after the call; `None` if the kernel has no pages of this size.
     pub free: Option<usize>,
-    /// As reported; `ENOMEM` when too few pages are free.
+    /// The reported error; `ENOMEM` when too few pages are free.
     pub errno: Errno,
 }
 
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_advice_names_the_file_and_how_many_are_missing() {
+    fn the_advice_names_the_sysctl_and_the_missing_pages() {
         for (free, advice) in [
             (
                 Some(2),

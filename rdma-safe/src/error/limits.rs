@@ -1,8 +1,9 @@
-//! Messages of calls that mostly fail at a limit of the device: what was asked for, and what it has.
+//! Messages of calls that mostly fail at a device limit: the requested value and the limit.
 
 use std::fmt::{Formatter, Result};
 use std::time::Duration;
 
+use crate::error::Verb;
 use crate::explain::advice;
 use crate::{Errno, QueuePairType};
 
@@ -15,8 +16,8 @@ pub(super) fn allocate_device_memory(
 ) -> Result {
     write!(
         f,
-        "ibv_alloc_dm of {len} bytes at a multiple of {align} failed: {errno}; the device has {max} bytes in all, and the \
-         alignment is a power of two"
+        "ibv_alloc_dm of {len} bytes with alignment {align} failed: {errno}; the device has {max} bytes in total, and the \
+         alignment must be a power of two"
     )
 }
 
@@ -32,7 +33,7 @@ pub(super) fn create_completion_queue(
         "creating a completion queue of {entries} entries failed: {errno}; the device allows 1 to {max_entries} \
          entries and completion vectors 0 to {}{}",
         vectors.saturating_sub(1),
-        if_denied("ibv_create_cq", *errno)
+        advice_unless_limit(Verb::CreateCq, *errno)
     )
 }
 
@@ -44,46 +45,46 @@ pub(super) fn resize_completion_queue(
 ) -> Result {
     write!(
         f,
-        "resizing a completion queue to {entries} entries failed: {errno}; it cannot be smaller than what is in it, nor larger \
-         than {max_entries}"
+        "resizing a completion queue to {entries} entries failed: {errno}; it needs room for its present completions, and \
+         at most {max_entries} entries"
     )
 }
 
 pub(super) fn moderate_completion_queue(
     count: &u16,
     period: &Duration,
-    allowed: &Option<crate::CqModeration>,
+    limits: &Option<crate::device::CqModeration>,
     errno: &Errno,
     f: &mut Formatter<'_>,
 ) -> Result {
     write!(
         f,
         "moderating events to {count} completions or {period:?} failed: {errno}; the device allows {}",
-        moderation(*allowed)
+        moderation(*limits)
     )
 }
 
 pub(super) fn create_queue_pair(
     qp_type: &QueuePairType,
-    asked: &crate::QueuePairCapacity,
-    allowed: &str,
+    requested: &crate::qp::QueuePairCapacity,
+    limits: &str,
     errno: &Errno,
     f: &mut Formatter<'_>,
 ) -> Result {
     write!(
         f,
-        "creating {} queue pair failed: {errno}; asked for {asked}; the device allows {allowed}{}{}",
+        "creating {} queue pair failed: {errno}; asked for {requested}; the device allows {limits}{}{}",
         qp_type.with_article(),
-        inline_data(asked.max_inline_data),
-        if_denied("ibv_create_qp", *errno)
+        inline_data(requested.max_inline_data),
+        advice_unless_limit(Verb::CreateQp, *errno)
     )
 }
 
-/// How much of it there can be, no device reports.
-fn inline_data(asked: u32) -> String {
-    match asked {
+/// Hints at inline data, whose limit devices do not report.
+fn inline_data(requested: u32) -> String {
+    match requested {
         0 => String::new(),
-        asked => format!(", and does not say how much inline data: try less than {asked} bytes"),
+        requested => format!(", and does not report its limit of inline data: try less than {requested} bytes"),
     }
 }
 
@@ -95,25 +96,19 @@ pub(super) fn limit_shared_receive_queue(
 ) -> Result {
     write!(
         f,
-        "a limit of {limit} for a shared receive queue of {work_requests} work requests failed: {errno}; it can be from 0, for \
-         none, to {work_requests}"
+        "a limit of {limit} for a shared receive queue of {work_requests} work requests failed: {errno}; it can be 0 (none) \
+         to {work_requests}"
     )
 }
 
-pub(super) fn multicast(
-    verb: &&'static str,
-    gid: &crate::Gid,
-    lid: &u16,
-    errno: &Errno,
-    f: &mut Formatter<'_>,
-) -> Result {
+pub(super) fn multicast(verb: &Verb, gid: &crate::Gid, lid: &u16, errno: &Errno, f: &mut Formatter<'_>) -> Result {
     let advice = match *verb {
-        "ibv_detach_mcast" => {
-            "a queue pair is detached with the GID and the LID that it was attached with, and once for each time"
+        Verb::DetachMcast => {
+            "pass the GID and the LID that the queue pair was attached with; it can be detached once for each time"
         }
         _ => {
-            "on InfiniBand the LID must be the group's, 0xc000 to 0xfffe; and a device has room for so many groups and members of \
-             one (DeviceAttributes::max_mcast_grp, max_mcast_qp_attach)"
+            "on InfiniBand the LID must be the group's, 0xc000 to 0xfffe; the device also limits the number of groups, and of \
+             members per group (DeviceAttributes::max_mcast_grp, max_mcast_qp_attach)"
         }
     };
     write!(f, "{verb} of the group {gid} with LID {lid:#x} failed: {errno}; {advice}")
@@ -132,7 +127,7 @@ pub(super) fn create_shared_receive_queue(
         f,
         "creating a shared receive queue of {work_requests} work requests with {elements} elements failed: {errno}; the \
          device allows 1 to {max_work_requests} work requests with {max_elements} elements, and {max_queues} queues{}",
-        if_denied("ibv_create_srq", *errno)
+        advice_unless_limit(Verb::CreateSrq, *errno)
     )
 }
 
@@ -144,23 +139,28 @@ pub(super) fn resize_shared_receive_queue(
 ) -> Result {
     write!(
         f,
-        "resizing a shared receive queue to {work_requests} work requests failed: {errno}; it cannot be smaller than what is \
-         posted or than its limit, nor larger than {max_work_requests}"
+        "resizing a shared receive queue to {work_requests} work requests failed: {errno}; it needs room for its posted \
+         receives and its limit, and at most {max_work_requests} work requests"
     )
 }
 
-pub(super) fn tag_list(asked: &crate::TagListSize, max_tags: &u32, max_ops: &u32, f: &mut Formatter<'_>) -> Result {
+pub(super) fn tag_list(
+    requested: &crate::srq::TagListSize,
+    max_tags: &u32,
+    max_ops: &u32,
+    f: &mut Formatter<'_>,
+) -> Result {
     write!(
         f,
-        "a list of {} tags with {} operations outstanding is more than the device has: {max_tags} tags, {max_ops} operations",
-        asked.tags, asked.ops
+        "a list of {} tags with {} outstanding operations exceeds the device: {max_tags} tags, {max_ops} operations",
+        requested.tags, requested.ops
     )
 }
 
 pub(super) fn create_work_queue(
     work_requests: &u32,
     elements: &u32,
-    flags: &crate::WorkQueueFlags,
+    flags: &crate::wq::WorkQueueFlags,
     max_queues: &u32,
     errno: &Errno,
     f: &mut Formatter<'_>,
@@ -175,22 +175,22 @@ pub(super) fn create_work_queue(
 pub(super) fn indirection_table(entries: &usize, max: &u32, errno: &Errno, f: &mut Formatter<'_>) -> Result {
     write!(
         f,
-        "an indirection table of {entries} work queues failed: {errno}; there must be a power of two of them, at most {max}"
+        "an indirection table of {entries} work queues failed: {errno}; the number must be a power of two, at most {max}"
     )
 }
 
 pub(super) fn rx_hash(
-    function: &crate::RxHashFunctions,
-    fields: &crate::RxHashFields,
+    function: &crate::device::RxHashFunctions,
+    fields: &crate::device::RxHashFields,
     key: &usize,
-    caps: &crate::ReceiveSideScaling,
+    caps: &crate::device::ReceiveSideScaling,
     errno: &Errno,
     f: &mut Formatter<'_>,
 ) -> Result {
     write!(
         f,
-        "spreading packets by {function:?} of {fields:?} with a key of {key} bytes failed: {errno}; the device has {:?} of {:?}, \
-         mostly with keys of 40 bytes",
+        "hashing packets by {function:?} of {fields:?} with a key of {key} bytes failed: {errno}; the device supports {:?} of \
+         {:?}, usually with keys of 40 bytes",
         caps.hash_functions, caps.hash_fields
     )
 }
@@ -198,20 +198,20 @@ pub(super) fn rx_hash(
 pub(super) fn create_flow(specs: &usize, errno: &Errno, f: &mut Formatter<'_>) -> Result {
     write!(
         f,
-        "a flow of {specs} headers and actions failed: {errno}; EPERM asks for CAP_NET_RAW, EINVAL and EOPNOTSUPP for headers \
-         from the outermost inwards and for masks of whole fields"
+        "a flow of {specs} headers and actions failed: {errno}; EPERM means that CAP_NET_RAW is missing; EINVAL and \
+         EOPNOTSUPP may mean that headers are not ordered from the outermost, or that masks do not cover whole fields"
     )
 }
 
-fn moderation(allowed: Option<crate::CqModeration>) -> String {
-    match allowed {
+fn moderation(limits: Option<crate::device::CqModeration>) -> String {
+    match limits {
         Some(found) => format!("{} completions and {} µs", found.max_count, found.max_period),
-        None => "none that it reports".to_owned(),
+        None => "no values that it reports".to_owned(),
     }
 }
 
-/// What the limits of the device do not explain.
-fn if_denied(verb: &str, errno: Errno) -> String {
+/// Advice on errors other than `EINVAL`, which the limits do not explain.
+fn advice_unless_limit(verb: Verb, errno: Errno) -> String {
     match errno.0 {
         libc::EINVAL => String::new(),
         _ => advice(verb, errno),
@@ -220,34 +220,36 @@ fn if_denied(verb: &str, errno: Errno) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Errno, Error, Gid, QueuePairCapacity, QueuePairType};
+    use crate::error::Verb;
+    use crate::qp::QueuePairCapacity;
+    use crate::{Errno, Error, Gid, QueuePairType};
 
     const EINVAL: Errno = Errno(libc::EINVAL);
 
     fn create(max_inline_data: u32) -> String {
-        let asked =
+        let requested =
             QueuePairCapacity { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data };
-        let allowed = "16 work requests".to_owned();
-        Error::CreateQueuePair { qp_type: QueuePairType::RC, asked, allowed, errno: EINVAL }.to_string()
+        let limits = "16 work requests".to_owned();
+        Error::CreateQueuePair { qp_type: QueuePairType::RC, requested, limits, errno: EINVAL }.to_string()
     }
 
     #[test]
-    fn inline_data_is_suspected_where_it_was_asked_for() {
+    fn inline_data_is_mentioned_if_it_was_requested() {
         assert!(create(4096).contains("inline data: try less than 4096 bytes"), "{}", create(4096));
         assert!(create(0).ends_with("the device allows 16 work requests"), "{}", create(0));
     }
 
     #[test]
-    fn groups_are_joined_and_left_for_different_reasons() {
+    fn attach_and_detach_errors_give_different_advice() {
         let of = |verb| Error::Multicast { verb, gid: Gid::default(), lid: 0xc000, errno: EINVAL }.to_string();
-        let (join, leave) = (of("ibv_attach_mcast"), of("ibv_detach_mcast"));
+        let (join, leave) = (of(Verb::AttachMcast), of(Verb::DetachMcast));
         assert!(join.contains("0xc000 to 0xfffe") && join.contains("max_mcast_grp"), "{join}");
         assert!(leave.contains("attached with") && !leave.contains("0xfffe"), "{leave}");
     }
 
     #[test]
-    fn a_limit_says_how_high_it_can_be() {
+    fn a_limit_error_states_the_maximum() {
         let error = Error::LimitSharedReceiveQueue { limit: 9, work_requests: 8, errno: EINVAL }.to_string();
-        assert!(error.ends_with("from 0, for none, to 8"), "{error}");
+        assert!(error.ends_with("0 (none) to 8"), "{error}");
     }
 }

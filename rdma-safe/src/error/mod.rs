@@ -1,55 +1,63 @@
-//! What can go wrong on the control path, and what to do about it.
+//! Errors of the control path, with advice on what to change.
+//!
+//! Calls return [`Error`], except that posting returns [`PostError`] and polling [`PollError`].
 
-mod absent;
 mod call;
 mod huge_pages;
 mod limits;
+mod missing;
+mod verb;
 
 use std::time::Duration;
 
 use rdma_sys::LoadError;
 
+pub use crate::errno::Errno;
 pub use huge_pages::HugePagesError;
+pub(crate) use verb::Family;
+pub use verb::Verb;
 
+use crate::address::AddressError;
 use crate::explain::{advice, advice_on_opening};
-use crate::{AddressError, CompletionError, Errno, ModifyError, PollError, PostError, QueuePairType};
+use crate::qp::ModifyError;
+use crate::{CompletionError, PollError, PostError, QueuePairType};
 
-/// A failed control-path operation: which verb, its `errno`, and what to change.
+/// A failed control-path operation: the verb, its `errno`, and what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// libibverbs or librdmacm could not be loaded.
-    #[error(fmt = absent::load)]
+    #[error(fmt = missing::load)]
     Load(&'static LoadError),
 
     /// The device list could not be read: `ibv_get_device_list(3)`.
     #[error(
         "ibv_get_device_list failed: {errno}; {}; for a device of the kernel, check that the ib_uverbs kernel module is loaded \
          (modprobe ib_uverbs) and that /sys/class/infiniband_verbs can be read",
-        absent::SOFT
+        missing::SOFT
     )]
     DeviceList {
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// libibverbs works and reports no RDMA device.
-    #[error("{}", absent::NO_DEVICE)]
+    /// libibverbs works, but reports no RDMA device.
+    #[error("{}", missing::NO_DEVICE)]
     NoDevice,
 
-    /// There are devices, but not this one.
-    #[error("no RDMA device {wanted}; present: {}{}", available.join(", "), absent::advice_on_name(wanted))]
+    /// There are devices, but not the requested one.
+    #[error("no RDMA device {requested}; present: {}{}", available.join(", "), missing::advice_on_name(requested))]
     DeviceNotFound {
-        /// What was asked for.
-        wanted: String,
-        /// Names of the devices there are.
+        /// The requested device.
+        requested: String,
+        /// Names of the available devices.
         available: Vec<String>,
     },
 
-    /// `ibv_fork_init(3)` failed, or was too late.
-    #[error("ibv_fork_init failed: {errno}; call rdma_safe::fork_init before any device is opened")]
+    /// `ibv_fork_init(3)` failed, or was called too late.
+    #[error("ibv_fork_init failed: {errno}; call rdma_safe::fork::init before any device is opened")]
     Fork {
-        /// As reported; `EINVAL` when it is too late.
+        /// The reported error; `EINVAL` when the call is too late.
         errno: Errno,
     },
 
@@ -58,18 +66,18 @@ pub enum Error {
     OpenDevice {
         /// Name of the device.
         device: String,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// A verb failed that has no variant of its own.
-    #[error("{verb} failed on {device}: {errno}{}", advice(verb, *errno))]
+    /// A verb without a separate variant failed.
+    #[error("{verb} failed on {device}: {errno}{}", advice(*verb, *errno))]
     Verb {
-        /// The verb.
-        verb: &'static str,
+        /// The function that failed.
+        verb: Verb,
         /// Name of the device.
         device: String,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
@@ -78,33 +86,27 @@ pub enum Error {
     NoSuchPort {
         /// Name of the device.
         device: String,
-        /// The port asked for.
+        /// The requested port.
         port: u8,
-        /// How many there are.
+        /// Number of ports.
         ports: u8,
     },
 
     /// The port's GID table has no entry at this index, or the entry is empty.
-    #[error(
-        "{device} port {port} has no GID at index {index} (the table has {table_len} entries, many may be empty); \
-         list them with the show_gids example or /sys/class/infiniband/{device}/ports/{port}/gids"
-    )]
+    #[error(fmt = missing::no_such_gid)]
     NoSuchGid {
         /// Name of the device.
         device: String,
         /// The port.
         port: u8,
-        /// The index asked for.
+        /// The requested index.
         index: u32,
         /// Length of the port's GID table.
         table_len: u32,
     },
 
-    /// The port has no usable GID at all.
-    #[error(
-        "{device} port {port} has no usable GID; on RoCE a GID appears when the network interface below the device is \
-         up and has an address"
-    )]
+    /// The port has no usable GID.
+    #[error(fmt = missing::no_gid)]
     NoGid {
         /// Name of the device.
         device: String,
@@ -115,14 +117,14 @@ pub enum Error {
     /// `ibv_alloc_pd(3)` failed.
     #[error("ibv_alloc_pd failed: {errno}; the device may be out of protection domains")]
     AllocPd {
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// Memory could not be allocated for registration.
     #[error("cannot allocate {len} bytes to register")]
     Allocate {
-        /// How many bytes.
+        /// Number of bytes.
         len: usize,
     },
 
@@ -130,79 +132,79 @@ pub enum Error {
     #[error(transparent)]
     MapHugePages(#[from] HugePagesError),
 
-    /// Nothing to register: a zero-length region.
+    /// A region of zero length.
     #[error("a memory region or window must have at least one byte")]
     EmptyRegion,
 
-    /// A buffer shall be open to peers, which could then change the bytes behind its slices.
+    /// Remote access was requested for a buffer. Peers could then change the bytes behind its slices.
     #[error(
         "a Buffer cannot give peers access ({access:?}), because it derefs to a slice: use ProtectionDomain::expose"
     )]
     BufferAccess {
-        /// The remote rights asked for.
+        /// The requested remote access.
         access: crate::Access,
     },
 
-    /// A region that a memory window cannot be bound to, or not with these rights.
-    #[error("a memory window cannot be bound like this to a region without {missing:?}: register it with that, too")]
+    /// A memory window cannot be bound to this region, or not with this access.
+    #[error("a memory window cannot get this access to a region without {missing:?}: add it to the registration")]
     NotBindable {
-        /// What the region was registered without.
+        /// The access that the region lacks.
         missing: crate::Access,
     },
 
-    /// A part that a buffer cannot be cut into.
+    /// A buffer cannot be split into parts of this size.
     #[error(
-        "a buffer of {capacity} bytes cannot be cut into parts of {size}: no part may be empty, and one has to fit"
+        "a buffer of {capacity} bytes cannot be split into parts of {size}: no part may be empty or larger than the buffer"
     )]
     PartSize {
         /// Size of a part in bytes.
         size: usize,
-        /// Bytes there are.
+        /// Capacity of the buffer in bytes.
         capacity: usize,
     },
 
     /// `ibv_reg_mr(3)` failed.
-    #[error("ibv_reg_mr of {len} bytes with {access:?} failed: {errno}{}", advice("ibv_reg_mr", *errno))]
+    #[error("ibv_reg_mr of {len} bytes with {access:?} failed: {errno}{}", advice(Verb::RegMr, *errno))]
     RegisterMemory {
         /// Length of the region in bytes.
         len: usize,
-        /// Access asked for.
+        /// The requested access.
         access: crate::Access,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// `ibv_reg_dmabuf_mr(3)` failed.
     #[error(
-        "ibv_reg_dmabuf_mr of {len} bytes from {offset} with {access:?} failed: {errno}; the descriptor must be of a \
-             DMA-BUF that has these bytes"
+        "ibv_reg_dmabuf_mr of {len} bytes from {offset} with {access:?} failed: {errno}; the descriptor must belong to \
+         a DMA-BUF that contains these bytes"
     )]
     RegisterDmaBuf {
-        /// Where in the DMA-BUF the region begins, in bytes.
+        /// Start of the region in the DMA-BUF, in bytes.
         offset: u64,
         /// Length of the region in bytes.
         len: usize,
-        /// Access asked for.
+        /// The requested access.
         access: crate::Access,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// `ibv_alloc_dm(3)` failed.
     #[error(fmt = limits::allocate_device_memory)]
     AllocateDeviceMemory {
-        /// Bytes asked for.
+        /// Requested length in bytes.
         len: usize,
-        /// Alignment asked for.
+        /// Requested alignment.
         align: usize,
         /// The device's `max_dm_size`.
         max: u64,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// A range does not lie within its region.
-    #[error("bytes {offset}..{offset}+{len} do not lie within a region of {region} bytes")]
+    /// A range is not within its region.
+    #[error("bytes {offset}..{offset}+{len} are not within a region of {region} bytes")]
     OutOfBounds {
         /// Start of the range.
         offset: usize,
@@ -217,71 +219,71 @@ pub enum Error {
     Misaligned {
         /// Offset into the region.
         offset: usize,
-        /// Alignment needed.
+        /// The required alignment.
         align: usize,
     },
 
     /// `ibv_create_comp_channel(3)` failed.
     #[error("ibv_create_comp_channel failed: {errno}; check the limit of open files (ulimit -n)")]
     CreateChannel {
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// Waiting on or reading a completion channel failed.
-    #[error("{call} on a completion channel failed: {errno}")]
+    #[error("{verb} on a completion channel failed: {errno}")]
     Channel {
-        /// The call.
-        call: &'static str,
-        /// As reported.
+        /// The function that failed.
+        verb: Verb,
+        /// The reported error.
         errno: Errno,
     },
 
     /// Waiting for or reading an asynchronous event failed.
-    #[error("{call} of the asynchronous events of {device} failed: {errno}; the device may be gone")]
+    #[error("{verb} of the asynchronous events of {device} failed: {errno}; the device may be gone")]
     AsyncEvents {
-        /// The call.
-        call: &'static str,
+        /// The function that failed.
+        verb: Verb,
         /// Name of the device.
         device: String,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// `ibv_create_cq_ex(3)` or `ibv_create_cq(3)` failed.
     #[error(fmt = limits::create_completion_queue)]
     CreateCompletionQueue {
-        /// Entries asked for.
+        /// Requested number of entries.
         entries: u32,
         /// The device's `max_cqe`.
         max_entries: u32,
         /// The device's number of completion vectors.
         vectors: u32,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// `ibv_resize_cq(3)` failed.
     #[error(fmt = limits::resize_completion_queue)]
     ResizeCompletionQueue {
-        /// Entries asked for.
+        /// Requested number of entries.
         entries: u32,
         /// The device's `max_cqe`.
         max_entries: u32,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// `ibv_modify_cq(3)` failed.
     #[error(fmt = limits::moderate_completion_queue)]
     ModerateCompletionQueue {
-        /// Completions asked for.
+        /// Requested number of completions.
         count: u16,
-        /// Period asked for.
+        /// Requested period.
         period: Duration,
         /// The device's limits, if it reports any.
-        allowed: Option<crate::CqModeration>,
-        /// As reported.
+        limits: Option<crate::device::CqModeration>,
+        /// The reported error.
         errno: Errno,
     },
 
@@ -291,97 +293,97 @@ pub enum Error {
          EndpointBuilder::timestamps unset"
     )]
     CompletionFields {
-        /// Requested fields that not every device has, or that this one accepts without having a function for them.
+        /// Requested fields that are optional, or that the device accepts without implementing them.
         fields: crate::WcFields,
     },
 
     /// Memory of a provider was to be registered in another domain than its own.
     #[error(
-        "memory of a provider is registered in the domain that it was allocated from, of which a parent domain is another one: \
-         call alloc_buf of the domain that is to register it"
+        "memory of a provider must be registered in exactly the domain that it was allocated from, not in a parent domain of \
+         it: call alloc_buf on the domain that registers it"
     )]
     ForeignMemory,
 
-    /// A completion queue was to go into a domain that is not a parent domain.
-    #[error("a completion queue goes into a parent domain only: make one with ProtectionDomain::parent_domain")]
+    /// A completion queue was to be created in a domain that is not a parent domain.
+    #[error("a completion queue in a domain needs a parent domain: create one with ProtectionDomain::parent_domain")]
     NotParentDomain,
 
-    /// Objects of different contexts do not go together, not even of one device that was opened twice.
-    #[error("the {object} belongs to another context: make both from clones of one Context")]
+    /// Objects of different contexts cannot be combined, even if both belong to the same device.
+    #[error("the {object} belongs to another context: create both from clones of one Context")]
     ForeignContext {
-        /// Which object.
+        /// The object.
         object: &'static str,
     },
 
-    /// An object of other code does not belong to what it is said to.
+    /// An adopted object has another parent than the given one.
     #[error(
-        "the object was made with another {object} than the one given: say what it was made with, or make it with this crate"
+        "the object was created with another {object}: pass the one that it was created with, or create it with this crate"
     )]
     WrongParent {
-        /// What it was to be made with.
+        /// The given parent.
         object: &'static str,
     },
 
-    /// A queue pair cannot be destroyed or reset, and a shared receive queue not be destroyed, by a thread that is polling one of
-    /// its completion queues.
+    /// The thread that polls a completion queue cannot destroy or reset its queue pairs, or destroy its shared receive
+    /// queues.
     #[error(
         "this thread is polling a completion queue of the object, whose lock {verb} needs on some devices: drop the Poll \
          or Poller first"
     )]
-    PolledHere {
-        /// The verb.
-        verb: &'static str,
+    PollInProgress {
+        /// The function that failed.
+        verb: Verb,
     },
 
     /// A completion queue without a channel cannot report events.
     #[error(
-        "there is no completion channel to report events over: make the queue with CompletionQueueBuilder::channel, or the \
-         endpoint with EndpointBuilder::events"
+        "there is no completion channel for events: build the queue with CompletionQueueBuilder::channel, or the endpoint \
+         with EndpointBuilder::events"
     )]
     NoChannel,
 
-    /// A queue pair has no address of its own yet to connect from.
-    #[error("the queue pair has no address yet; call QueuePair::init first, or init_datagrams where it is of UD")]
+    /// A queue pair has no address yet.
+    #[error("the queue pair has no address yet; call QueuePair::init first, or init_datagrams for UD")]
     NotInitialised,
 
-    /// An object is not destroyed yet, since others need it.
-    #[error("the {object} is not destroyed as long as there are {by} that use it; drop them first")]
+    /// An object cannot be destroyed while others use it.
+    #[error("the {object} cannot be destroyed while there are {users} that use it; drop them first")]
     InUse {
-        /// What was to be destroyed.
+        /// The object.
         object: &'static str,
-        /// What uses it.
-        by: &'static str,
+        /// The objects that use it.
+        users: &'static str,
     },
 
-    /// An endpoint does not fit into its set: there may be more completions at once than the queue has room for.
+    /// An endpoint does not fit in its set: the queue may be too small for all completions.
     #[error(
-        "the endpoints of the set can have {needed} completions at once, and its queue has room for {capacity}: build the set for \
-         {needed} (EndpointSet::builder), or the endpoint for less work (EndpointBuilder::send_depth, recv_depth)"
+        "the endpoints of the set may need {needed} completion queue entries, and the queue has {capacity}: build the set with \
+         {needed} entries (EndpointSet::builder), or reduce EndpointBuilder::send_depth and recv_depth"
     )]
     EndpointSetFull {
-        /// Completions that the set has to have room for, with this endpoint.
+        /// Number of completions that the set must have room for, with this endpoint.
         needed: u64,
-        /// What it has room for.
+        /// Number of completions that it has room for.
         capacity: u32,
     },
 
-    /// An endpoint was removed from its set before, or is of another set.
-    #[error("the set has no such endpoint: it was removed, or is of another set")]
+    /// The endpoint was removed from its set, or belongs to another set.
+    #[error("the set has no such endpoint: it was removed, or belongs to another set")]
     NoSuchEndpoint,
 
-    /// Queue pairs of this type cannot be made here, or do not have this.
-    #[error("{what} is not for {qp_type} queue pairs; {instead}")]
+    /// The operation is not available for queue pairs of this type.
+    #[error("{operation} is not available for {qp_type} queue pairs; {advice}")]
     WrongType {
-        /// What was asked for.
-        what: &'static str,
+        /// The requested operation.
+        operation: &'static str,
         /// The type.
         qp_type: QueuePairType,
-        /// What to do instead.
-        instead: &'static str,
+        /// The suggested alternative.
+        advice: &'static str,
     },
 
-    /// A GID that is not of a multicast group.
-    #[error("{gid} is not of a multicast group: those are ff00::/8 and ::ffff:224.0.0.0 to ::ffff:239.255.255.255")]
+    /// The GID is not a multicast GID.
+    #[error("{gid} is no multicast GID: these are ff00::/8 and ::ffff:224.0.0.0 to ::ffff:239.255.255.255")]
     NotMulticast {
         /// The GID.
         gid: crate::Gid,
@@ -390,24 +392,22 @@ pub enum Error {
     /// `ibv_attach_mcast(3)` or `ibv_detach_mcast(3)` failed.
     #[error(fmt = limits::multicast)]
     Multicast {
-        /// The verb.
-        verb: &'static str,
+        /// The function that failed.
+        verb: Verb,
         /// The group.
         gid: crate::Gid,
-        /// Its LID.
+        /// LID of the group.
         lid: u16,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// An address vector was refused, or would have been: `ibv_create_ah(3)`.
+    /// An address vector was rejected, before or by `ibv_create_ah(3)`.
     #[error(transparent)]
     Address(#[from] Box<AddressError>),
 
-    /// A completion has a global route header, without which its sender cannot be found.
-    #[error(
-        "the completion says that the datagram has a global route header: give the first 40 bytes of its receive, Grh::of"
-    )]
+    /// A completion reports a global route header, which is needed to identify the sender.
+    #[error("the datagram has a global route header: pass the first 40 bytes of its receive, see Grh::parse")]
     NoGrh,
 
     /// A completion lacks fields.
@@ -426,20 +426,20 @@ pub enum Error {
     CreateQueuePair {
         /// The type.
         qp_type: QueuePairType,
-        /// The capacities asked for.
-        asked: crate::QueuePairCapacity,
+        /// The requested capacities.
+        requested: crate::qp::QueuePairCapacity,
         /// The device's limits.
-        allowed: String,
-        /// As reported.
+        limits: String,
+        /// The reported error.
         errno: Errno,
     },
 
     /// `ibv_create_srq(3)` failed.
     #[error(fmt = limits::create_shared_receive_queue)]
     CreateSharedReceiveQueue {
-        /// Work requests asked for.
+        /// Requested number of work requests.
         work_requests: u32,
-        /// Scatter/gather elements of each.
+        /// Scatter/gather elements per work request.
         elements: u32,
         /// The device's `max_srq_wr`.
         max_work_requests: u32,
@@ -447,123 +447,123 @@ pub enum Error {
         max_elements: u32,
         /// The device's `max_srq`.
         max_queues: u32,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// A list of tags is longer than the device's.
+    /// A tag list exceeds the limits of the device.
     #[error(fmt = limits::tag_list)]
     TagList {
-        /// What was asked for.
-        asked: crate::TagListSize,
-        /// Most tags.
+        /// The requested size.
+        requested: crate::srq::TagListSize,
+        /// Maximum number of tags.
         max_tags: u32,
-        /// Most operations.
+        /// Maximum number of operations.
         max_ops: u32,
     },
 
     /// `ibv_create_wq(3)` failed.
     #[error(fmt = limits::create_work_queue)]
     CreateWorkQueue {
-        /// Work requests asked for.
+        /// Requested number of work requests.
         work_requests: u32,
-        /// Scatter/gather elements of each.
+        /// Scatter/gather elements per work request.
         elements: u32,
-        /// Options asked for.
-        flags: crate::WorkQueueFlags,
+        /// The requested options.
+        flags: crate::wq::WorkQueueFlags,
         /// The device's `max_wq_type_rq`.
         max_queues: u32,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// `ibv_modify_wq(3)` failed to change the state of a work queue.
     #[error(
-        "bringing a work queue from {from} to {to} failed: {errno}; it goes from RESET to RDY, to ERR, and to RESET again"
+        "moving a work queue from {from} to {to} failed: {errno}; allowed are RESET to RDY, RDY to ERR, and any state to RESET"
     )]
     ModifyWorkQueue {
-        /// State it was in, as far as is known here.
-        from: crate::WorkQueueState,
-        /// State asked for.
-        to: crate::WorkQueueState,
-        /// As reported.
+        /// Former state, as far as known.
+        from: crate::wq::WorkQueueState,
+        /// Requested state.
+        to: crate::wq::WorkQueueState,
+        /// The reported error.
         errno: Errno,
     },
 
-    /// `ibv_create_rwq_ind_table(3)` failed, or would.
+    /// An indirection table was rejected, before or by `ibv_create_rwq_ind_table(3)`.
     #[error(fmt = limits::indirection_table)]
     IndirectionTable {
-        /// Entries asked for.
+        /// Requested number of entries.
         entries: usize,
         /// The device's `max_rwq_indirection_table_size`.
         max: u32,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// `ibv_create_qp_ex(3)` with an indirection table failed, or would.
+    /// Receive-side scaling was rejected, before or by `ibv_create_qp_ex(3)` with an indirection table.
     #[error(fmt = limits::rx_hash)]
     RxHash {
-        /// Hash function asked for.
-        function: crate::RxHashFunctions,
-        /// Fields asked for.
-        fields: crate::RxHashFields,
+        /// The requested hash function.
+        function: crate::device::RxHashFunctions,
+        /// The requested fields.
+        fields: crate::device::RxHashFields,
         /// Length of the key in bytes.
         key: usize,
-        /// What the device has.
-        caps: Box<crate::ReceiveSideScaling>,
-        /// As reported.
+        /// Capabilities of the device.
+        caps: Box<crate::device::ReceiveSideScaling>,
+        /// The reported error.
         errno: Errno,
     },
 
     /// `ibv_create_flow(3)` failed.
     #[error(fmt = limits::create_flow)]
     CreateFlow {
-        /// Specifications of the rule.
+        /// Number of specifications in the rule.
         specs: usize,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// Something that a queue pair cannot be given any more.
-    #[error("{what} in RESET or INIT, but the queue pair is in {state}")]
-    TooLate {
-        /// What was asked for.
-        what: &'static str,
-        /// The state it is in.
+    /// A property of a queue pair cannot be changed in its present state.
+    #[error("{change} in RESET or INIT, but the queue pair is in {state}")]
+    WrongState {
+        /// The requested change.
+        change: &'static str,
+        /// State of the queue pair.
         state: crate::QueuePairState,
     },
 
     /// `ibv_modify_srq(3)` failed to resize a shared receive queue.
     #[error(fmt = limits::resize_shared_receive_queue)]
     ResizeSharedReceiveQueue {
-        /// Work requests asked for.
+        /// Requested number of work requests.
         work_requests: u32,
         /// The device's `max_srq_wr`.
         max_work_requests: u32,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// `ibv_modify_srq(3)` failed to arm the limit of a shared receive queue.
     #[error(fmt = limits::limit_shared_receive_queue)]
     LimitSharedReceiveQueue {
-        /// The limit asked for.
+        /// Requested limit.
         limit: u32,
-        /// What the queue holds.
+        /// Capacity of the queue.
         work_requests: u32,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
     /// The provider does not support these send operations.
     #[error("this device does not support {ops:?} on a queue pair of this type")]
     UnsupportedOperations {
-        /// The operations asked for.
+        /// The requested operations.
         ops: crate::SendOps,
     },
 
-    /// `ibv_modify_qp(3)` failed, or would.
+    /// A transition was rejected, before or by `ibv_modify_qp(3)`.
     #[error(transparent)]
     Modify(#[from] Box<ModifyError>),
 
@@ -582,7 +582,7 @@ pub enum Error {
     /// A deadline passed.
     #[error("no completion within {waited:?}: the peer may be gone, or it never posted the matching work")]
     Timeout {
-        /// How long was waited.
+        /// Time waited.
         waited: Duration,
     },
 

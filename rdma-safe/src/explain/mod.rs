@@ -1,4 +1,7 @@
-//! Why work and calls fail, in words.
+//! Explanations of failed work and failed calls.
+//!
+//! [`Endpoint::explain`](crate::Endpoint::explain) and [`QueuePair::explain`] return an [`Explanation`] of failed work.
+//! [`Error::explain`](crate::Error::explain) returns the usual cause of a failed call.
 
 mod causes;
 mod errno;
@@ -7,20 +10,21 @@ use std::fmt;
 
 pub(crate) use errno::{advice, advice_on_opening};
 
+use crate::device::{Quirks, TransportType};
+use crate::endpoint::FailedWork;
 use crate::{
-    CompletionError, Context, FailedWork, LinkLayer, Operation, PortState, QueuePair, QueuePairType, Quirks, Result,
-    TransportType, WcOpcode, WcStatus,
+    CompletionError, Context, LinkLayer, Operation, PortState, QueuePair, QueuePairType, Result, WcOpcode, WcStatus,
 };
 
-/// What carries the packets of a port.
+/// The network behind a port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Network {
-    /// InfiniBand: a subnet manager gives out addresses, LIDs.
+    /// InfiniBand. A subnet manager assigns addresses (LIDs).
     InfiniBand,
-    /// RDMA over converged Ethernet: addressed by GID, over UDP port 4791 or, in version 1, right in Ethernet frames.
+    /// RDMA over Converged Ethernet, addressed by GID: over UDP port 4791, or in version 1 directly over Ethernet.
     Roce,
-    /// iWARP: over TCP.
+    /// iWARP, over TCP.
     Iwarp,
 }
 
@@ -45,44 +49,44 @@ impl fmt::Display for Network {
     }
 }
 
-/// What is known of work that failed: narrows down what [`CompletionError::explain_as`] says.
+/// Known properties of failed work, which narrow down [`CompletionError::explain_with`].
 ///
-/// A failed completion itself does not say which operation it was of: on errors its opcode is not valid.
+/// A failed completion does not report the operation: its opcode is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[must_use]
-pub struct Circumstances {
+pub struct WorkContext {
     operation: Option<WcOpcode>,
     qp_type: Option<QueuePairType>,
     network: Option<Network>,
     quirks: Option<Quirks>,
 }
 
-impl Circumstances {
-    /// Which operation it was; of a receive, [`WcOpcode::RECV`].
+impl WorkContext {
+    /// Sets the operation; [`WcOpcode::RECV`] for a receive.
     pub fn operation(mut self, operation: WcOpcode) -> Self {
         self.operation = Some(operation);
         self
     }
 
-    /// Deviations of its device: [`Context::quirks`].
+    /// Sets the quirks of the device: [`Context::quirks`].
     pub fn quirks(mut self, quirks: Quirks) -> Self {
         self.quirks = Some(quirks);
         self
     }
 
-    /// Type of its queue pair.
+    /// Sets the type of the queue pair.
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = Some(qp_type);
         self
     }
 
-    /// What its packets went over: see [`Context::network`].
+    /// Sets the network: [`Context::network`].
     pub fn network(mut self, network: Network) -> Self {
         self.network = Some(network);
         self
     }
 
-    /// Whether it is one of these, or not known.
+    /// Whether the operation is one of these, or unknown.
     fn may_be(&self, operations: &[WcOpcode]) -> bool {
         self.operation.is_none_or(|operation| operations.contains(&operation))
     }
@@ -100,7 +104,7 @@ impl Circumstances {
     }
 }
 
-impl fmt::Display for Circumstances {
+impl fmt::Display for WorkContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.operation {
             Some(operation) => write!(f, "{operation}")?,
@@ -116,39 +120,39 @@ impl fmt::Display for Circumstances {
     }
 }
 
-/// Why work failed: its likely causes, and what its queue pair says that bears on them. Prints as one line.
+/// The likely causes of failed work, with related facts about its queue pair. Formatted as one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explanation {
     error: CompletionError,
-    circumstances: Circumstances,
+    work: WorkContext,
     causes: Vec<&'static str>,
     facts: Vec<String>,
 }
 
 impl Explanation {
-    fn new(error: CompletionError, circumstances: Circumstances) -> Self {
-        let causes = causes::of(error.status, &circumstances);
-        Explanation { error, circumstances, causes, facts: Vec::new() }
+    fn new(error: CompletionError, work: WorkContext) -> Self {
+        let causes = causes::of(error.status, &work);
+        Explanation { error, work, causes, facts: Vec::new() }
     }
 
-    /// What failed, with the vendor's code.
+    /// The error, with the vendor's code.
     #[must_use]
     pub fn error(&self) -> CompletionError {
         self.error
     }
 
-    /// What was known.
-    pub fn circumstances(&self) -> Circumstances {
-        self.circumstances
+    /// The known properties of the work.
+    pub fn work_context(&self) -> WorkContext {
+        self.work
     }
 
-    /// Likely causes, likeliest first, each with what to look at or to change.
+    /// Likely causes, the most likely first, each with advice.
     #[must_use]
     pub fn causes(&self) -> &[&'static str] {
         &self.causes
     }
 
-    /// What the queue pair and its port say that bears on it, such as the peer's address; empty where nobody was asked.
+    /// Related facts about the queue pair and its port, such as the peer's address; empty if these were not queried.
     #[must_use]
     pub fn facts(&self) -> &[String] {
         &self.facts
@@ -158,7 +162,7 @@ impl Explanation {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CompletionError { status, vendor_error, .. } = self.error;
-        write!(f, "{}: {status} (vendor error {vendor_error:#x})", self.circumstances)?;
+        write!(f, "{}: {status} (vendor error {vendor_error:#x})", self.work)?;
         for (index, cause) in self.causes.iter().enumerate() {
             f.write_str(if index == 0 { ": " } else { "; or " })?;
             f.write_str(cause)?;
@@ -171,27 +175,28 @@ impl fmt::Display for Explanation {
 }
 
 impl CompletionError {
-    /// Its likely causes, whatever it was of. [`QueuePair::explain`] and [`Endpoint::explain`](crate::Endpoint::explain) know more.
+    /// The likely causes for any operation. [`QueuePair::explain`] and [`Endpoint::explain`](crate::Endpoint::explain)
+    /// are more specific.
     #[must_use]
     pub fn explain(&self) -> Explanation {
-        self.explain_as(Circumstances::default())
+        self.explain_with(WorkContext::default())
     }
 
-    /// As [`CompletionError::explain`], of work of which something is known.
+    /// Like [`CompletionError::explain`], for known properties of the work.
     #[must_use]
-    pub fn explain_as(&self, circumstances: Circumstances) -> Explanation {
-        Explanation::new(*self, circumstances)
+    pub fn explain_with(&self, work: WorkContext) -> Explanation {
+        Explanation::new(*self, work)
     }
 }
 
 impl FailedWork {
-    /// Its likely causes. [`Endpoint::explain`](crate::Endpoint::explain) knows more.
+    /// The likely causes. [`Endpoint::explain`](crate::Endpoint::explain) is more specific.
     #[must_use]
     pub fn explain(&self) -> Explanation {
-        self.error().explain_as(Circumstances::default().operation(opcode(self.0.operation)))
+        self.error().explain_with(WorkContext::default().operation(opcode(self.0.operation)))
     }
 
-    /// By what the queue pair says, whose work it was.
+    /// Like [`FailedWork::explain`], with facts about the queue pair of the work.
     pub(crate) fn explain_by(&self, qp: &QueuePair) -> Explanation {
         let explanation = qp.explain(&self.error(), opcode(self.0.operation));
         match self.0.exceeded_share() {
@@ -201,12 +206,13 @@ impl FailedWork {
     }
 }
 
-const EXCEEDED_SHARE: &str = "the peer has more messages waiting than EndpointBuilder::receive_share: it keeps more requests \
+const EXCEEDED_SHARE: &str = "the peer has more messages waiting than EndpointBuilder::receive_share: it has more requests \
      unanswered than the protocol allows, or the share is too small";
 
 impl QueuePair {
-    /// Why work of this queue pair failed, which was an `operation`. It asks the queue pair and its port, and so takes system
-    /// calls.
+    /// Explains why `operation` of this queue pair failed.
+    ///
+    /// Queries the queue pair and its port, with system calls.
     ///
     /// ```no_run
     /// # use rdma_safe::{CompletionQueue, QueuePair, WcOpcode};
@@ -214,7 +220,7 @@ impl QueuePair {
     /// let mut poll = cq.poll();
     /// while let Some(completion) = poll.next()? {
     ///     if let Err(error) = completion.ok() {
-    ///         // The program knows what it has posted under that identifier.
+    ///         // The program knows which operation it has posted under that identifier.
     ///         eprintln!("{}", qp.explain(&error, WcOpcode::RDMA_WRITE));
     ///     }
     /// }
@@ -223,12 +229,12 @@ impl QueuePair {
     /// ```
     #[must_use]
     pub fn explain(&self, error: &CompletionError, operation: WcOpcode) -> Explanation {
-        let mut circumstances = Circumstances::default().operation(operation).qp_type(self.qp_type());
-        circumstances.quirks = Some(self.context().quirks());
+        let mut work = WorkContext::default().operation(operation).qp_type(self.qp_type());
+        work.quirks = Some(self.context().quirks());
         let queried = self.query().ok();
         let port = queried.as_ref().and_then(|attributes| attributes.port()).filter(|port| *port != 0);
-        circumstances.network = port.and_then(|port| self.context().network(port).ok().flatten());
-        let mut explanation = error.explain_as(circumstances);
+        work.network = port.and_then(|port| self.context().network(port).ok().flatten());
+        let mut explanation = error.explain_with(work);
         let unanswered = matches!(error.status, WcStatus::RETRY_EXC_ERR | WcStatus::RNR_RETRY_EXC_ERR);
         let (Some(attributes), true) = (queried, unanswered) else { return explanation };
         let facts = &mut explanation.facts;
@@ -236,7 +242,7 @@ impl QueuePair {
             facts.push(format!("peer: queue pair {number:#08x}"));
         }
         match attributes.address() {
-            Some(crate::AddressVector { route: Some(route), .. }) => {
+            Some(crate::address::AddressVector { route: Some(route), .. }) => {
                 facts.push(format!("GID {} from GID index {}", route.dgid, route.sgid_index));
             }
             Some(address) => facts.push(format!("LID {}", address.dlid)),
@@ -256,17 +262,17 @@ impl QueuePair {
 }
 
 impl Context {
-    /// What carries the packets of `port`; `None` where verbs has no name for it.
+    /// The network behind `port`; `None` if verbs do not define it.
     ///
     /// # Errors
-    /// Those of [`Context::query_port`].
+    /// The errors of [`Context::query_port`].
     pub fn network(&self, port: u8) -> Result<Option<Network>> {
         let link_layer = self.query_port(port)?.link_layer();
         Ok(Network::of(self.transport_type(), Some(link_layer)))
     }
 }
 
-/// One that stands for the operation.
+/// A representative opcode of the operation.
 fn opcode(operation: Operation) -> WcOpcode {
     match operation {
         Operation::Send => WcOpcode::SEND,
@@ -282,30 +288,30 @@ fn opcode(operation: Operation) -> WcOpcode {
 mod tests {
     use super::*;
 
-    fn explain(status: WcStatus, circumstances: Circumstances) -> String {
+    fn explain(status: WcStatus, work: WorkContext) -> String {
         let error = CompletionError { status, vendor_error: 0x51, wr_id: 7, qp_num: None };
-        error.explain_as(circumstances).to_string()
+        error.explain_with(work).to_string()
     }
 
-    fn of(operation: WcOpcode) -> Circumstances {
-        Circumstances::default().operation(operation)
+    fn of(operation: WcOpcode) -> WorkContext {
+        WorkContext::default().operation(operation)
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "takes minutes, and there is nothing unsafe in it")]
-    fn every_status_has_a_cause_whatever_is_known() {
+    fn every_status_has_a_cause() {
         for status in WcStatus::KNOWN.iter().copied().chain([WcStatus(200)]) {
             for operation in WcOpcode::KNOWN.iter().copied().map(Some).chain([None]) {
                 for qp_type in QueuePairType::KNOWN.iter().copied().map(Some).chain([None]) {
                     for network in [None, Some(Network::InfiniBand), Some(Network::Roce), Some(Network::Iwarp)] {
-                        let circumstances = Circumstances { operation, qp_type, network, quirks: None };
+                        let work = WorkContext { operation, qp_type, network, quirks: None };
                         let error = CompletionError { status, vendor_error: 0, wr_id: 0, qp_num: None };
-                        let explanation = error.explain_as(circumstances);
-                        assert!(!explanation.causes().is_empty(), "{status}: {circumstances}");
+                        let explanation = error.explain_with(work);
+                        assert!(!explanation.causes().is_empty(), "{status}: {work}");
                         let mut causes = explanation.causes().to_vec();
                         causes.sort_unstable();
                         causes.dedup();
-                        assert_eq!(causes.len(), explanation.causes().len(), "{status}: {circumstances}");
+                        assert_eq!(causes.len(), explanation.causes().len(), "{status}: {work}");
                     }
                 }
             }
@@ -313,11 +319,11 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_failed_on_what_and_why() {
+    fn an_explanation_is_one_line_with_work_and_cause() {
         let known = of(WcOpcode::RDMA_WRITE).qp_type(QueuePairType::RC).network(Network::Roce);
         let text = explain(WcStatus::REM_ACCESS_ERR, known);
         let expected =
-            "RDMA_WRITE on an RC queue pair over RoCE: remote access error (vendor error 0x51): the rkey is ";
+            "RDMA_WRITE on an RC queue pair over RoCE: remote access error (vendor error 0x51): the rkey does not ";
         assert!(text.starts_with(expected), "{text}");
         assert!(!text.contains('\n'));
         let error = CompletionError { status: WcStatus::SUCCESS, vendor_error: 0, wr_id: 1, qp_num: None };
@@ -325,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_right_that_is_missing_is_that_of_the_operation() {
+    fn the_missing_access_matches_the_operation() {
         for (operation, right) in [
             (WcOpcode::RDMA_WRITE, "REMOTE_WRITE"),
             (WcOpcode::RDMA_READ, "REMOTE_READ"),
@@ -340,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_does_not_answer_is_looked_for_where_its_network_has_it() {
+    fn the_advice_on_a_silent_peer_depends_on_the_network() {
         for (network, there, elsewhere) in [
             (Network::Roce, "4791", "subnet manager"),
             (Network::InfiniBand, "subnet manager", "4791"),
@@ -353,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_without_receives_that_softroce_takes_for_gone_is_named_for_what_takes_a_receive() {
+    fn missing_receives_are_a_cause_of_timeouts_only_on_softroce() {
         for (operation, takes) in [(WcOpcode::SEND, true), (WcOpcode::RDMA_WRITE, true), (WcOpcode::RDMA_READ, false)] {
             let text = explain(WcStatus::RETRY_EXC_ERR, of(operation).network(Network::Roce));
             assert_eq!(text.contains("no receive posted"), takes, "{operation}: {text}");
@@ -367,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_is_not_explained_by_what_only_sends_do() {
+    fn receives_and_sends_have_different_causes() {
         let text = explain(WcStatus::LOC_LEN_ERR, of(WcOpcode::RECV));
         assert!(text.contains("posted receive") && !text.contains("max_message_size"), "{text}");
         let text = explain(WcStatus::LOC_LEN_ERR, of(WcOpcode::RECV).qp_type(QueuePairType::UD));

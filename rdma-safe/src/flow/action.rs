@@ -9,28 +9,30 @@ use rdma_sys::*;
 
 use super::{Ipv4ExtHeader, Ipv6Header};
 use crate::errno::{check, check_ptr};
+use crate::error::Verb;
 use crate::object::{Object, Parents};
 use crate::{Context, Errno, Result};
 
 bitflags::bitflags! {
-    /// Options of ESP: `enum ib_uverbs_flow_action_esp_flags`. Without any, it is decryption in the tunnel mode, with headers left
-    /// as they are.
+    /// Options of ESP: `enum ib_uverbs_flow_action_esp_flags`.
+    ///
+    /// Without any option, the action decrypts in tunnel mode and leaves the headers unchanged.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct EspFlags: u32 {
-        /// The device adds and removes the ESP header and trailer, too.
+        /// The device also adds and removes the ESP header and trailer.
         const FULL_OFFLOAD = IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD.0;
         /// Transport mode instead of tunnel mode.
         const TRANSPORT = IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT.0;
-        /// Encrypts instead of decrypting.
+        /// Encrypt instead of decrypt.
         const ENCRYPT = IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT.0;
-        /// The window of extended sequence numbers moves on.
+        /// Advance the window of extended sequence numbers.
         const ESN_NEW_WINDOW = IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW.0;
 
         const _ = !0;
     }
 }
 
-/// A key of AES.
+/// An AES key.
 #[derive(Clone, Copy)]
 pub enum AesKey {
     /// 128 bits.
@@ -42,13 +44,13 @@ pub enum AesKey {
 }
 
 impl fmt::Debug for AesKey {
-    /// Without the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("AesKey")
     }
 }
 
-/// Describes encryption or decryption of IPsec's ESP: `struct ibv_flow_action_esp_attr`, with AES-GCM.
+/// Builds an ESP (IPsec) encryption or decryption with AES-GCM: `struct ibv_flow_action_esp_attr`.
 #[derive(Clone)]
 #[must_use = "it does nothing until `create` or `FlowAction::modify`"]
 pub struct EspAction {
@@ -59,18 +61,19 @@ pub struct EspAction {
     encapsulation: Option<EspEncapsulation>,
 }
 
-/// The IP header that the tunnel mode puts before ESP's, and takes away.
+/// The IP header that tunnel mode adds and removes in front of the ESP header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum EspEncapsulation {
-    /// Of IPv4.
+    /// An IPv4 header.
     Ipv4(Ipv4ExtHeader),
-    /// Of IPv6.
+    /// An IPv6 header.
     Ipv6(Ipv6Header),
 }
 
 impl EspEncapsulation {
-    /// Type, bytes and how many of them count, as the kernel has them: `struct ib_uverbs_flow_ipv4_filter` and `…_ipv6_filter`.
+    /// Type, bytes and length of the header in the kernel's format: `struct ib_uverbs_flow_ipv4_filter` and
+    /// `…_ipv6_filter`.
     fn to_bytes(self) -> (u16, [u8; 40], u16) {
         let mut bytes = [0; 40];
         match self {
@@ -92,19 +95,21 @@ impl EspEncapsulation {
 }
 
 impl EspAction {
-    /// No attributes yet: with those that are set, an action is made or changed.
+    /// An action without attributes. Only attributes that are set are created or modified.
     pub fn new() -> Self {
         EspAction { attributes: None, key: None, replay: None, esn: None, encapsulation: None }
     }
 
-    /// Options, security parameter index and first sequence number. The latter two count where headers are added and removed.
+    /// Options, security parameter index (SPI) and first sequence number.
+    ///
+    /// SPI and sequence number matter only with [`EspFlags::FULL_OFFLOAD`].
     pub fn attributes(mut self, flags: EspFlags, spi: u32, seq: u32) -> Self {
         let before = self.attributes.unwrap_or(ib_uverbs_flow_action_esp::zeroed());
         self.attributes = Some(ib_uverbs_flow_action_esp { spi, seq, flags: flags.bits(), ..before });
         self
     }
 
-    /// Bytes of padding for confidentiality of the traffic's flow, and packets before the key is worn out; 0 for none.
+    /// Padding for traffic flow confidentiality (TFC) in bytes, and the packet limit of the key; 0 for none.
     pub fn limits(mut self, tfc_pad: u32, hard_limit_pkts: u64) -> Self {
         let before = self.attributes.unwrap_or(ib_uverbs_flow_action_esp::zeroed());
         self.attributes = Some(ib_uverbs_flow_action_esp { tfc_pad, hard_limit_pkts, ..before });
@@ -120,7 +125,7 @@ impl EspAction {
         };
         let mut aes_key = [0; 8];
         for (word, bytes) in aes_key.iter_mut().zip(key.chunks_exact(4)) {
-            // As they lie in memory.
+            // The bytes keep their order in memory.
             *word = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
         self.key = Some(ib_uverbs_flow_action_esp_keymat_aes_gcm {
@@ -134,19 +139,19 @@ impl EspAction {
         self
     }
 
-    /// Refuses packets again that came before, by a bitmap of so many.
+    /// Drops replayed packets, with a bitmap of `packets` bits.
     pub fn replay_window(mut self, packets: u32) -> Self {
         self.replay = Some(ib_uverbs_flow_action_esp_replay_bmp { size: packets });
         self
     }
 
-    /// The upper half of extended sequence numbers at the start.
+    /// Initial upper half of extended sequence numbers.
     pub fn esn(mut self, esn: u32) -> Self {
         self.esn = Some(esn);
         self
     }
 
-    /// The outer header of the tunnel mode: `struct ib_uverbs_flow_action_esp_encap`. The kernel takes one.
+    /// Outer header of tunnel mode: `struct ib_uverbs_flow_action_esp_encap`. The kernel supports one header.
     pub fn encapsulation(mut self, header: EspEncapsulation) -> Self {
         self.encapsulation = Some(header);
         self
@@ -158,10 +163,10 @@ impl EspAction {
     /// [`Error::Unsupported`](crate::Error::Unsupported); [`Error::Verb`](crate::Error::Verb).
     #[doc(alias = "ibv_create_flow_action_esp")]
     pub fn create(self, context: &Context) -> Result<FlowAction> {
-        // SAFETY: the context is valid, and the attributes with all that they point to are for the duration of the call.
+        // SAFETY: the context is valid, and so are the attributes, with everything they point to, during the call.
         let raw = self.with_raw(|attr| check_ptr(|| unsafe { ibv_create_flow_action_esp(context.as_raw(), attr) }));
-        let raw = raw.map_err(|errno| context.feature_error("ibv_create_flow_action_esp", FEATURE, errno))?;
-        // SAFETY: just made, and given to nobody else.
+        let raw = raw.map_err(|errno| context.feature_error(Verb::CreateFlowActionEsp, FEATURE, errno))?;
+        // SAFETY: just created, and not shared with anything.
         Ok(unsafe { FlowAction::from_raw(context, raw) })
     }
 
@@ -200,7 +205,7 @@ impl Default for EspAction {
 }
 
 impl fmt::Debug for EspAction {
-    /// Without the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EspAction").field("esn", &self.esn).finish_non_exhaustive()
     }
@@ -208,8 +213,9 @@ impl fmt::Debug for EspAction {
 
 const FEATURE: &str = "flow actions of ESP";
 
-/// What is done to the packets of flows: `struct ibv_flow_action`. Clones share it, and so can flows:
-/// [`FlowRule::action`](crate::FlowRule::action).
+/// An action on the packets of flows: `struct ibv_flow_action`.
+///
+/// Clones share it, and several flows can use it: [`FlowRule::action`](crate::flow::FlowRule::action).
 #[derive(Clone)]
 pub struct FlowAction {
     inner: Arc<Object<MadeFrom>>,
@@ -217,14 +223,14 @@ pub struct FlowAction {
 
 struct MadeFrom {
     context: Context,
-    /// One change at a time.
+    /// Serializes modifications.
     change: Mutex<()>,
 }
 
 impl Parents for MadeFrom {
     type Raw = ibv_flow_action;
 
-    const VERB: &'static str = "ibv_destroy_flow_action";
+    const VERB: Verb = Verb::DestroyFlowAction;
 
     fn context(&self) -> &Context {
         &self.context
@@ -237,49 +243,52 @@ impl Parents for MadeFrom {
 }
 
 impl FlowAction {
-    /// Adopts an action that other code has created. It is destroyed when the last flow with it is gone.
+    /// Adopts an action that other code has created. It is destroyed after the last flow that uses it.
     ///
     /// # Safety
-    /// `raw` must be an action of `context` that exists, and no flow may have it. Nobody else may change or destroy it from here
-    /// on.
+    /// `raw` must be an existing action of `context` that no flow uses. Other code must not modify or destroy it from
+    /// now on.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: NonNull<ibv_flow_action>) -> Self {
         let made_from = MadeFrom { context: context.clone(), change: Mutex::new(()) };
-        // SAFETY: the caller's contract; a flow with it holds an `Arc` of it.
+        // SAFETY: the caller's contract. Each flow that uses the action holds an `Arc` of the action.
         FlowAction { inner: Arc::new(unsafe { Object::new(raw, made_from) }) }
     }
 
-    /// Destroys it: `ibv_destroy_flow_action(3)`. Dropping does the same, when no flow has it any more, and tells nobody.
+    /// Destroys the action: `ibv_destroy_flow_action(3)`.
+    ///
+    /// Dropping the last clone and flow does the same, but ignores errors.
     ///
     /// # Errors
-    /// [`Error::InUse`](crate::Error::InUse) while there are clones of it or flows with it: it is destroyed when the last of those
-    /// is gone. [`Error::Verb`](crate::Error::Verb) with the provider's answer; it, and its device, then stay until the process
-    /// ends.
+    /// [`Error::InUse`](crate::Error::InUse) while clones or flows use it; it is destroyed when the last of them is
+    /// dropped. [`Error::Verb`](crate::Error::Verb) with the provider's error; the action and its device are then kept
+    /// until the process ends.
     #[doc(alias = "ibv_destroy_flow_action")]
     pub fn destroy(self) -> Result<()> {
         Object::destroy_last(self.inner, "flow action", "clones or flows").map(drop)
     }
 
-    /// Changes what of `esp` is set, for all flows that have it: `ibv_modify_flow_action_esp(3)`.
+    /// Modifies the attributes that are set in `esp`, for all flows that use the action:
+    /// `ibv_modify_flow_action_esp(3)`.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported); [`Error::Verb`](crate::Error::Verb).
     #[doc(alias = "ibv_modify_flow_action_esp")]
     pub fn modify(&self, esp: EspAction) -> Result<()> {
         let _alone = self.inner.change.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the action is valid, and the attributes with all that they point to are for the duration of the call.
+        // SAFETY: the action is valid, and so are the attributes, with everything they point to, during the call.
         let change = |attr| check(unsafe { ibv_modify_flow_action_esp(self.as_raw(), attr) });
-        let error = |errno: Errno| self.context().feature_error("ibv_modify_flow_action_esp", FEATURE, errno);
+        let error = |errno: Errno| self.context().feature_error(Verb::ModifyFlowActionEsp, FEATURE, errno);
         esp.with_raw(change).map_err(error)
     }
 
-    /// The device that it belongs to.
+    /// The device of the action.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
 
-    /// The C object, valid while this action or a flow with it is.
+    /// The C object, valid while this action or a flow that uses it exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_flow_action {
         self.inner.as_raw()

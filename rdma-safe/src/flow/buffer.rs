@@ -1,20 +1,20 @@
-//! Attributes of a flow and its specifications, one behind the other as the provider reads them.
+//! Memory layout of a flow's attributes and specifications.
 
 use std::mem::MaybeUninit;
 
 use rdma_sys::*;
 
-/// `struct ibv_flow_attr`, and right behind it the specifications, each as long as its `size` says.
+/// `struct ibv_flow_attr`, directly followed by the specifications, each of the length in its `size`.
 ///
-/// The attributes have 20 bytes, which need an alignment of 4, and the specifications need one of 4 or 8. In C one declares a
-/// packed structure, and the pointers in it lie where they happen to. Here the first specification is at an address that is a
-/// multiple of 8: the attributes begin 4 bytes behind one. The sizes of specifications are multiples of 8, except that of a tag,
-/// which is to be the last.
+/// The attributes have 20 bytes and an alignment of 4. Specifications need an alignment of 4 or 8. C programs declare a
+/// packed structure, which ignores the alignment of pointers. Here the attributes start at 4 bytes past a multiple of
+/// 8, so the first specification is aligned to 8. Sizes of specifications are multiples of 8, except for a tag, which
+/// must therefore be the last.
 pub(super) struct Buffer {
     words: Vec<MaybeUninit<u64>>,
 }
 
-/// Where the attributes begin, in bytes.
+/// Offset of the attributes in bytes.
 const START: usize = 4;
 const ATTR: usize = size_of::<ibv_flow_attr>();
 const _: () = {
@@ -29,19 +29,19 @@ const _: () = {
 };
 
 impl Buffer {
-    /// `None` for more specifications than can be counted.
+    /// `None` if there are more than 255 specifications.
     pub(super) fn new(attr: ibv_flow_attr, specs: &[ibv_flow_spec]) -> Option<Self> {
         let num_of_specs = u8::try_from(specs.len()).ok()?;
-        // SAFETY: every member of the union begins with its type and its size, which were set.
+        // SAFETY: all members of the union start with type and size, which are set.
         let size_of_spec = |spec: &ibv_flow_spec| usize::from(unsafe { spec.__bindgen_anon_1.hdr.size });
         let size = ATTR + specs.iter().map(size_of_spec).sum::<usize>();
-        // 255 of the largest, with 88 bytes each, fit.
+        // 255 specifications of the maximum of 88 bytes fit in 16 bits.
         let attr = ibv_flow_attr { size: size as u16, num_of_specs, ..attr };
         let mut words = vec![MaybeUninit::new(0_u64); (START + size).div_ceil(8)];
         let start = words.as_mut_ptr().cast::<u8>();
-        // SAFETY: there is room for `START + size` bytes, which are the attributes, at a multiple of 4 by the assertion above, and
-        // the specifications. A size is that of the member that was set, and at most that of the union, so that many bytes can be
-        // copied; padding among them stays what it is, and nobody here reads it.
+        // SAFETY: `words` has room for `START + size` bytes: the attributes, aligned to 4 by the assertion above, and
+        // the specifications. Each size is the size of the union's active member, and at most the size of
+        // the union, so that many bytes can be copied. Padding among them stays uninitialised, and is not read here.
         unsafe {
             start.add(START).cast::<ibv_flow_attr>().write(attr);
             let mut to = start.add(START + ATTR);

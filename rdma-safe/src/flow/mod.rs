@@ -1,4 +1,7 @@
-//! Flow steering: rules that lead packets to queue pairs.
+//! Flow steering: rules that direct packets to queue pairs.
+//!
+//! Start with [`FlowRule`], which describes the packets. [`FlowRule::steer`] directs them to a queue pair as long as
+//! the returned [`Flow`] exists.
 
 mod action;
 mod buffer;
@@ -11,13 +14,14 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
+use crate::counters::{CounterDescription, Counters};
+use crate::device::DeviceCapabilities;
 use crate::errno::check_ptr;
+use crate::error::Verb;
 use crate::named::named;
 use crate::object::{Object, Parents};
-use crate::{
-    Context, CounterDescription, Counters, DeviceCapabilities, Error, QueuePair, QueuePairType, Result, RssQueuePair,
-    qp, rss,
-};
+use crate::wq::{RssQueuePair, rss};
+use crate::{Context, Error, QueuePair, QueuePairType, Result, qp};
 
 pub use action::{AesKey, EspAction, EspEncapsulation, EspFlags, FlowAction};
 use buffer::Buffer;
@@ -28,15 +32,15 @@ pub use spec::{
 };
 
 named! {
-    /// What a flow takes: `enum ibv_flow_attr_type`.
+    /// Packets that a flow receives: `enum ibv_flow_attr_type`.
     pub struct FlowType(u32) as "flow type" {
-        /// What it matches.
+        /// Packets that it matches.
         NORMAL = IBV_FLOW_ATTR_NORMAL.0 => "NORMAL",
-        /// What no other flow takes.
+        /// Packets that no other flow receives.
         ALL_DEFAULT = IBV_FLOW_ATTR_ALL_DEFAULT.0 => "ALL_DEFAULT",
-        /// Multicast that no other flow takes.
+        /// Multicast packets that no other flow receives.
         MC_DEFAULT = IBV_FLOW_ATTR_MC_DEFAULT.0 => "MC_DEFAULT",
-        /// A copy of all that comes to the port.
+        /// Copies of all packets that arrive at the port.
         SNIFFER = IBV_FLOW_ATTR_SNIFFER.0 => "SNIFFER",
     }
 }
@@ -45,19 +49,22 @@ bitflags::bitflags! {
     /// Options of flows: `enum ibv_flow_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct FlowFlags: u32 {
-        /// Flows of lower priority get what it takes, too. Of [`FlowType::NORMAL`] only.
+        /// Flows of lower priority also receive the packets. Only for [`FlowType::NORMAL`].
         const DONT_TRAP = IBV_FLOW_ATTR_FLAGS_DONT_TRAP.0;
-        /// It is about what is sent. Its queue pair then only names the device.
+        /// Applies to outgoing packets. The queue pair then only identifies the device.
         const EGRESS = IBV_FLOW_ATTR_FLAGS_EGRESS.0;
 
         const _ = !0;
     }
 }
 
-/// A rule: which packets of a port, and what happens to them.
+/// A rule: matching packets of a port, and the actions on them.
 ///
 /// ```no_run
-/// # use rdma_safe::*;
+/// # use rdma_safe::QueuePair;
+/// # use rdma_safe::counters::Counters;
+/// use rdma_safe::flow::{FlowRule, UdpHeader};
+///
 /// # fn example(qp: &QueuePair, counters: &Counters) -> rdma_safe::Result<()> {
 /// let to_port = UdpHeader { dst_port: 4791, src_port: 0 };
 /// let all_of_it = UdpHeader { dst_port: 0xffff, src_port: 0 };
@@ -77,48 +84,50 @@ pub struct FlowRule {
 }
 
 impl FlowRule {
-    /// Of all that comes to `port`, which counts from 1, as long as nothing else is said.
+    /// A rule for all packets that arrive at `port`, which counts from 1.
     pub fn new(port: u8) -> Self {
         let attr = ibv_flow_attr { port, ..ibv_flow_attr::zeroed() };
         FlowRule { attr, headers: Vec::new(), tag: None, drop: false, actions: Vec::new(), counters: Vec::new() }
     }
 
-    /// What it takes: [`FlowType::NORMAL`] unless set. Other types match nothing themselves.
+    /// Type of the flow; [`FlowType::NORMAL`] by default. Other types match no headers.
     pub fn flow_type(mut self, flow_type: FlowType) -> Self {
         self.attr.type_ = ibv_flow_attr_type(flow_type.0);
         self
     }
 
-    /// 0, the first, unless set. Flows of a higher number get what those of lower ones have not taken.
+    /// Priority; 0, the highest, by default. Flows with a higher number receive the packets that lower numbers leave.
     pub fn priority(mut self, priority: u16) -> Self {
         self.attr.priority = priority;
         self
     }
 
-    /// Options; none unless set.
+    /// Options; none by default.
     pub fn flags(mut self, flags: FlowFlags) -> Self {
         self.attr.flags = flags.bits();
         self
     }
 
-    /// Packets whose header has, in the bits of `mask`, the bits of `value`. Many devices want a field's mask to be all ones or all
-    /// zeros.
+    /// Matches packets whose header equals `value` in the bits of `mask`.
+    ///
+    /// Many devices require the mask of each field to be all ones or all zeros.
     pub fn matching<H: FlowHeader>(mut self, value: H, mask: H) -> Self {
         self.headers.push(value.spec(mask));
         self
     }
 
-    /// As [`FlowRule::matching`], of the packet within a tunnel.
+    /// Like [`FlowRule::matching`], for the inner packet of a tunnel.
     pub fn matching_inner<H: FlowHeader>(mut self, value: H, mask: H) -> Self {
         let mut spec = value.spec(mask);
-        // SAFETY: every member of the union begins with its type.
+        // SAFETY: all members of the union start with the type.
         unsafe { spec.__bindgen_anon_1.hdr.type_.0 |= IBV_FLOW_SPEC_INNER.0 };
         self.headers.push(spec);
         self
     }
 
-    /// Marks packets: their completions have it as [`WorkCompletion::flow_tag`](crate::WorkCompletion::flow_tag). 24 bits on many
-    /// devices.
+    /// Marks packets with a tag: [`WorkCompletion::flow_tag`](crate::WorkCompletion::flow_tag).
+    ///
+    /// Many devices support 24 bits.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = Some(tag);
         self
@@ -130,24 +139,24 @@ impl FlowRule {
         self
     }
 
-    /// Does `action` to packets.
+    /// Applies `action` to packets.
     pub fn action(mut self, action: &FlowAction) -> Self {
         self.actions.push(action.clone());
         self
     }
 
-    /// Counts packets, at the points that `counters` have by [`Counters::attach`].
+    /// Counts packets, at the counting points of [`Counters::attach`].
     pub fn count(mut self, counters: &Counters) -> Self {
         self.counters.push(counters.clone());
         self
     }
 
-    /// Makes it a rule of the device that leads to `target`: `ibv_create_flow(3)`. It works until the flow is dropped.
+    /// Creates a flow that directs matching packets to `target`: `ibv_create_flow(3)`. Dropping the flow removes it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device lacks [`DeviceCapabilities::MANAGED_FLOW_STEERING`]; [`Error::WrongType`] unless the
-    /// target is of the type UD or RAW_PACKET; [`Error::NoSuchPort`]; [`Error::ForeignContext`] when an action or counters belong
-    /// to another context; [`Error::CreateFlow`].
+    /// [`Error::Unsupported`] if the device lacks [`DeviceCapabilities::MANAGED_FLOW_STEERING`]; [`Error::WrongType`]
+    /// unless the target has the type UD or RAW_PACKET; [`Error::NoSuchPort`]; [`Error::ForeignContext`] when an action
+    /// or counters belong to another context; [`Error::CreateFlow`].
     #[doc(alias = "ibv_create_flow")]
     pub fn steer(self, target: &impl FlowTarget) -> Result<Flow> {
         let target = target.target();
@@ -158,8 +167,8 @@ impl FlowRule {
         }
         let qp_type = target.qp_type();
         if ![QueuePairType::UD, QueuePairType::RAW_PACKET].contains(&qp_type) {
-            let instead = "flows lead to those of the types UD and RAW_PACKET";
-            return Err(Error::WrongType { what: "flow steering", qp_type, instead });
+            let advice = "flows support only the types UD and RAW_PACKET";
+            return Err(Error::WrongType { operation: "flow steering", qp_type, advice });
         }
         context.query_port(self.attr.port)?;
         for action in &self.actions {
@@ -172,8 +181,8 @@ impl FlowRule {
         let count = specs.len();
         let error = |errno| Error::CreateFlow { specs: count, errno };
         let mut buffer = Buffer::new(self.attr, &specs).ok_or(error(crate::Errno(libc::E2BIG)))?;
-        // SAFETY: the queue pair is valid. The buffer has the attributes and behind them as many specifications as they say; the
-        // actions and counters that those name exist, and are kept below. All of it is for the duration of the call.
+        // SAFETY: the queue pair is valid. The buffer contains the attributes followed by the number of specifications
+        // they state. The actions and counters in them exist, and are kept below. All of this is valid during the call.
         let raw =
             check_ptr(|| unsafe { ibv_create_flow(target.as_raw(), buffer.as_mut_ptr()) }).map_err(
                 |errno| match errno.is_unsupported() {
@@ -182,11 +191,11 @@ impl FlowRule {
                 },
             )?;
         let made_from = MadeFrom { target, _actions: self.actions, counters: self.counters };
-        // SAFETY: just created from these, and given to nobody else; nothing is made from it.
+        // SAFETY: just created from these, and not shared with anything. Nothing is created from it.
         Ok(Flow { object: unsafe { Object::new(raw, made_from) } })
     }
 
-    /// In the order of the calls, headers before actions.
+    /// The specifications in the order of the calls, headers before actions.
     fn specs(&self) -> Vec<ibv_flow_spec> {
         let mut specs = self.headers.clone();
         for action in &self.actions {
@@ -206,7 +215,7 @@ impl FlowRule {
             let drop = ibv_flow_spec_action_drop { type_: IBV_FLOW_SPEC_ACTION_DROP, size };
             specs.push(spec_of(ibv_flow_spec__bindgen_ty_1 { drop }));
         }
-        // The last, since its size is not a multiple of 8: see `Buffer`.
+        // Last, because its size is not a multiple of 8: see `Buffer`.
         if let Some(tag_id) = self.tag {
             let size = size_of::<ibv_flow_spec_action_tag>() as u16;
             let flow_tag = ibv_flow_spec_action_tag { type_: IBV_FLOW_SPEC_ACTION_TAG, size, tag_id };
@@ -227,39 +236,39 @@ impl fmt::Debug for FlowRule {
     }
 }
 
-/// What a flow leads to: a [`QueuePair`] or an [`RssQueuePair`].
+/// A destination of flows: a [`QueuePair`] or an [`RssQueuePair`].
 pub trait FlowTarget: target::Target {}
 
 impl FlowTarget for QueuePair {}
 impl FlowTarget for RssQueuePair {}
 
 mod target {
-    /// Not implementable elsewhere: the provider is handed what it gives.
+    /// Sealed, because the provider trusts the pointer that it returns.
     pub trait Target {
         #[doc(hidden)]
-        fn target(&self) -> super::Kept;
+        fn target(&self) -> super::TargetHandle;
     }
 }
 
 impl target::Target for QueuePair {
-    fn target(&self) -> Kept {
-        Kept(Target::Qp(self.shared().clone()))
+    fn target(&self) -> TargetHandle {
+        TargetHandle(Target::Qp(self.shared().clone()))
     }
 }
 
 impl target::Target for RssQueuePair {
-    fn target(&self) -> Kept {
-        Kept(Target::Rss(self.shared().clone()))
+    fn target(&self) -> TargetHandle {
+        TargetHandle(Target::Rss(self.shared().clone()))
     }
 }
 
-/// A queue pair that is kept by what leads to it.
+/// A queue pair that is kept alive by its flows.
 #[doc(hidden)]
-pub struct Kept(Target);
+pub struct TargetHandle(Target);
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for TargetHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Kept").field(&self.qp_type()).finish()
+        f.debug_tuple("TargetHandle").field(&self.qp_type()).finish()
     }
 }
 
@@ -268,7 +277,7 @@ enum Target {
     Rss(Arc<rss::Shared>),
 }
 
-impl Kept {
+impl TargetHandle {
     fn as_raw(&self) -> *mut ibv_qp {
         match &self.0 {
             Target::Qp(qp) => qp.as_raw(),
@@ -291,15 +300,15 @@ impl Kept {
     }
 }
 
-/// A rule of the device: `struct ibv_flow`. Made by [`FlowRule::steer`]; it ends when it is dropped.
+/// A flow: `struct ibv_flow`. Made by [`FlowRule::steer`]; dropping it removes it.
 ///
-/// It keeps its queue pair, which is destroyed when both are gone: [`QueuePair::destroy`] is refused before.
+/// It keeps its queue pair alive: [`QueuePair::destroy`] fails while the flow exists.
 pub struct Flow {
     object: Object<MadeFrom>,
 }
 
 struct MadeFrom {
-    target: Kept,
+    target: TargetHandle,
     _actions: Vec<FlowAction>,
     counters: Vec<Counters>,
 }
@@ -307,7 +316,7 @@ struct MadeFrom {
 impl Parents for MadeFrom {
     type Raw = ibv_flow;
 
-    const VERB: &'static str = "ibv_destroy_flow";
+    const VERB: Verb = Verb::DestroyFlow;
 
     fn context(&self) -> &Context {
         self.target.context()
@@ -320,11 +329,11 @@ impl Parents for MadeFrom {
 }
 
 impl Flow {
-    /// Adopts a flow that other code has created. It ends on drop.
+    /// Adopts a flow that other code has created. It is destroyed on drop.
     ///
     /// # Safety
-    /// `raw` must be a flow that exists, leads to `target`, and has no other actions and counters than these. Nobody else may
-    /// destroy it from here on.
+    /// `raw` must be an existing flow to `target` without other actions and counters than these. Other code must not
+    /// destroy it from now on.
     #[must_use]
     pub unsafe fn from_raw(
         raw: NonNull<ibv_flow>,
@@ -333,15 +342,16 @@ impl Flow {
         counters: &[Counters],
     ) -> Self {
         let (target, _actions, counters) = (target.target(), actions.to_vec(), counters.to_vec());
-        // SAFETY: the caller's contract; nothing is made from it.
+        // SAFETY: the caller's contract. Nothing is created from it.
         Flow { object: unsafe { Object::new(raw, MadeFrom { target, _actions, counters }) } }
     }
 
-    /// Lets `counters` count something of this flow from here on: `ibv_attach_counters_point_flow(3)`. See [`Counters::attach`] for
-    /// the way that most devices have instead.
+    /// Attaches `counters` to this flow: `ibv_attach_counters_point_flow(3)`.
+    ///
+    /// Most devices support only [`Counters::attach`] instead.
     ///
     /// # Errors
-    /// [`Error::ForeignContext`]; those of [`Counters::attach`].
+    /// [`Error::ForeignContext`]; the errors of [`Counters::attach`].
     #[doc(alias = "ibv_attach_counters_point_flow")]
     pub fn attach(&mut self, counters: &Counters, what: CounterDescription, index: u32) -> Result<()> {
         self.context().require_same(counters.context(), "set of counters")?;
@@ -351,22 +361,23 @@ impl Flow {
         Ok(())
     }
 
-    /// The device that it belongs to.
+    /// The device of the flow.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.object.context()
     }
 
-    /// The C object, valid while this flow is.
+    /// The C object, valid while this flow exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_flow {
         self.object.as_raw()
     }
 
-    /// Ends it: `ibv_destroy_flow(3)`. Dropping does the same and tells nobody.
+    /// Destroys the flow: `ibv_destroy_flow(3)`. Dropping does the same, but ignores errors.
     ///
     /// # Errors
-    /// [`Error::Verb`] with the provider's answer; the flow, and all it depends on, then stays until the process ends.
+    /// [`Error::Verb`] with the provider's error. The flow and everything it depends on are then kept until the process
+    /// ends.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy(self) -> Result<()> {
         self.object.destroy().map(drop)

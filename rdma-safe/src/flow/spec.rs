@@ -1,82 +1,90 @@
-//! Headers of packets, as flows match them.
+//! Packet headers that flows match.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use rdma_sys::*;
 
-/// A header that a flow can match: those of this module. Numbers are in host byte order.
+/// A header that a flow can match. Numbers are in host byte order.
 pub trait FlowHeader: sealed::Header + Copy {}
 
 mod sealed {
     use rdma_sys::ibv_flow_spec;
 
-    /// Not implementable elsewhere: what it makes is read by the provider on its word.
+    /// Sealed, because the provider trusts the specification that it returns.
     pub trait Header {
-        /// The specification with its type and its exact size, for the fields of `self` under `mask`.
+        /// The specification of the fields of `self` under `mask`, with its type and exact size.
         fn spec(self, mask: Self) -> ibv_flow_spec;
     }
 }
 
-/// Ethernet: `struct ibv_flow_eth_filter`.
+/// Ethernet header: `struct ibv_flow_eth_filter`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EthernetHeader {
-    /// Destination.
+    /// Destination MAC address.
     pub dst_mac: [u8; 6],
-    /// Source.
+    /// Source MAC address.
     pub src_mac: [u8; 6],
-    /// Type behind the last VLAN tag.
+    /// EtherType after the last VLAN tag.
     pub ether_type: u16,
-    /// As in 802.1Q: 3 bits of priority, one of drop eligibility, 12 of the VLAN.
+    /// 802.1Q tag: 3 bits of priority, 1 of drop eligibility, 12 of VLAN ID.
     pub vlan_tag: u16,
 }
 
-/// Addresses of IPv4: `struct ibv_flow_ipv4_filter`.
+/// IPv4 addresses: `struct ibv_flow_ipv4_filter`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ipv4Header {
-    /// Source.
+    /// Source address.
     pub src: Ipv4Addr,
-    /// Destination.
+    /// Destination address.
     pub dst: Ipv4Addr,
 }
 
 impl Default for Ipv4Header {
-    /// Zeros.
+    /// All zeros.
     fn default() -> Self {
         Ipv4Header { src: Ipv4Addr::UNSPECIFIED, dst: Ipv4Addr::UNSPECIFIED }
     }
 }
 
-/// IPv4 with more of its fields: `struct ibv_flow_ipv4_ext_filter`.
+/// IPv4 header with more fields: `struct ibv_flow_ipv4_ext_filter`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ipv4ExtHeader {
-    /// Source.
+    /// Source address.
     pub src: Ipv4Addr,
-    /// Destination.
+    /// Destination address.
     pub dst: Ipv4Addr,
-    /// Protocol.
+    /// Protocol number.
     pub protocol: u8,
     /// Type of service.
     pub tos: u8,
     /// Time to live.
     pub ttl: u8,
-    /// Flags of fragmentation.
+    /// Fragmentation flags.
     pub flags: u8,
 }
 
 impl Default for Ipv4ExtHeader {
-    /// Zeros.
+    /// All zeros.
     fn default() -> Self {
         let Ipv4Header { src, dst } = Ipv4Header::default();
         Ipv4ExtHeader { src, dst, protocol: 0, tos: 0, ttl: 0, flags: 0 }
     }
 }
 
-/// IPv6: `struct ibv_flow_ipv6_filter`.
+/// IPv6 header: `struct ibv_flow_ipv6_filter`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ipv6Header {
-    /// Source.
+    /// Source address.
     pub src: Ipv6Addr,
-    /// Destination.
+    /// Destination address.
     pub dst: Ipv6Addr,
     /// Flow label, 20 bits.
     pub flow_label: u32,
@@ -89,57 +97,69 @@ pub struct Ipv6Header {
 }
 
 impl Default for Ipv6Header {
-    /// Zeros.
+    /// All zeros.
     fn default() -> Self {
         let (src, dst) = (Ipv6Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
         Ipv6Header { src, dst, flow_label: 0, next_header: 0, traffic_class: 0, hop_limit: 0 }
     }
 }
 
-/// TCP: `struct ibv_flow_tcp_udp_filter`.
+/// TCP ports: `struct ibv_flow_tcp_udp_filter`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct TcpHeader {
-    /// Destination.
+    /// Destination port.
     pub dst_port: u16,
-    /// Source.
+    /// Source port.
     pub src_port: u16,
 }
 
-/// UDP: `struct ibv_flow_tcp_udp_filter`.
+/// UDP ports: `struct ibv_flow_tcp_udp_filter`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct UdpHeader {
-    /// Destination.
+    /// Destination port.
     pub dst_port: u16,
-    /// Source.
+    /// Source port.
     pub src_port: u16,
 }
 
-/// VXLAN: `struct ibv_flow_tunnel_filter`.
+/// VXLAN header: `struct ibv_flow_tunnel_filter`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct VxlanHeader {
-    /// Network, 24 bits.
+    /// VXLAN network identifier (VNI), 24 bits.
     pub vni: u32,
 }
 
-/// GRE: `struct ibv_flow_gre_filter`.
+/// GRE header: `struct ibv_flow_gre_filter`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct GreHeader {
-    /// The first 16 bits: what is present, and the version.
+    /// The first 16 bits: presence flags and version.
     pub flags: u16,
-    /// Protocol, as a type of Ethernet.
+    /// Protocol, as an EtherType.
     pub protocol: u16,
     /// Key.
     pub key: u32,
 }
 
-/// MPLS: `struct ibv_flow_mpls_filter`. Unlike others, its place among the headers of a flow counts.
+/// MPLS label: `struct ibv_flow_mpls_filter`. Its position among the headers of a flow matters.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct MplsHeader {
-    /// The whole entry: 20 bits of label, 3 of traffic class, bottom of stack, 8 of time to live.
+    /// The whole label stack entry: 20 bits of label, 3 of traffic class, 1 for bottom of stack, 8 of time to live.
     pub entry: u32,
 }
 
-/// ESP of IPsec: `struct ibv_flow_esp_filter`.
+/// IPsec ESP header: `struct ibv_flow_esp_filter`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EspHeader {
     /// Security parameter index.
@@ -148,12 +168,12 @@ pub struct EspHeader {
     pub seq: u32,
 }
 
-/// A specification of zeros but for what `set` sets, which is a member that has its type and size.
+/// A zeroed specification except for `member`, which contains its type and size.
 pub(super) fn spec_of(member: ibv_flow_spec__bindgen_ty_1) -> ibv_flow_spec {
     ibv_flow_spec { __bindgen_anon_1: member }
 }
 
-/// Two of C's structures behind type and size, of the value and of its mask.
+/// Implements `FlowHeader`: a C structure of type, size, value and mask.
 macro_rules! headers {
     ($($header:ident as $member:ident: $spec:ident { $type:expr, |$of:ident| $filter:expr })+) => {$(
         impl FlowHeader for $header {}
@@ -169,7 +189,7 @@ macro_rules! headers {
     )+};
 }
 
-/// In network byte order.
+/// The address in network byte order.
 fn ipv4(address: Ipv4Addr) -> u32 {
     u32::from_ne_bytes(address.octets())
 }

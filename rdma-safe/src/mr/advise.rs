@@ -1,22 +1,23 @@
-//! What will be done with memory that is paged on demand.
+//! Prefetching of memory that is paged on demand.
 
 use rdma_sys::*;
 
 use super::Buffer;
 use crate::errno::check;
+use crate::error::Verb;
 use crate::{ProtectionDomain, Result, Sge};
 
 const FEATURE: &str = "prefetching of memory (ibv_advise_mr)";
 
-/// What a device is advised to do with pages: `enum ib_uverbs_advise_mr_advice`.
+/// Advice about pages: `enum ib_uverbs_advise_mr_advice`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Advice {
-    /// Have them ready to be read.
+    /// Prepare pages for reading.
     Prefetch,
-    /// Have them ready to be written, too.
+    /// Prepare pages for reading and writing.
     PrefetchWrite,
-    /// Have those ready that the process has in memory, and let others be.
+    /// Prepare only pages that are in memory.
     PrefetchNoFault,
 }
 
@@ -31,22 +32,25 @@ impl Advice {
 }
 
 impl ProtectionDomain {
-    /// Asks the device to prepare `ranges` of regions in this domain with [`Access::ON_DEMAND`](crate::Access::ON_DEMAND), which
-    /// may happen after this has returned: `ibv_advise_mr(3)`. It is no more than a hint: pages may go again.
+    /// Asks the device to prepare pages of regions with [`Access::ON_DEMAND`](crate::Access::ON_DEMAND):
+    /// `ibv_advise_mr(3)`.
+    ///
+    /// `ranges` must be in regions of this domain. The device may do this after the call has returned. It is only a
+    /// hint: pages may be evicted again.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported), before the call where the device has no on-demand paging;
-    /// [`Error::Verb`](crate::Error::Verb), for instance with `EFAULT` or `EPERM` for ranges that lie in no such region, or in one
-    /// that cannot be written as advised.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the device has no on-demand paging; the verb is not called.
+    /// [`Error::Verb`](crate::Error::Verb), for example with `EFAULT` for a range outside such regions, or with `EPERM`
+    /// if the region lacks the required write access.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, advice: Advice, ranges: &[Sge]) -> Result<()> {
         self.advise_with(advice, 0, ranges)
     }
 
-    /// As [`ProtectionDomain::advise`], but returns when the device has the pages.
+    /// Like [`ProtectionDomain::advise`], but waits until the device has the pages.
     ///
     /// # Errors
-    /// As there.
+    /// Like [`ProtectionDomain::advise`].
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise_and_wait(&self, advice: Advice, ranges: &[Sge]) -> Result<()> {
         self.advise_with(advice, IBV_ADVISE_MR_FLAG_FLUSH.0, ranges)
@@ -57,28 +61,29 @@ impl ProtectionDomain {
         if context.attributes().on_demand_paging().is_none() {
             return Err(context.unsupported(FEATURE));
         }
-        // The kernel wants at least one.
+        // The kernel requires at least one range per call.
         for ranges in ranges.chunks(u32::MAX as usize) {
             // `Sge` has the layout of `struct ibv_sge`, which the call only reads.
             let list = ranges.as_ptr().cast_mut().cast::<ibv_sge>();
-            // SAFETY: the domain is valid, and so is the list for the duration of the call. Keys and addresses in it are the
-            // device's to check, and to prepare pages changes no byte.
+            // SAFETY: the domain is valid, and so is the list during the call. The device checks keys and addresses,
+            // and preparing pages changes no byte.
             check(unsafe { ibv_advise_mr(self.as_raw(), advice.to_raw(), flags, list, ranges.len() as u32) })
-                .map_err(|errno| context.feature_error("ibv_advise_mr", FEATURE, errno))?;
+                .map_err(|errno| context.feature_error(Verb::AdviseMr, FEATURE, errno))?;
         }
         Ok(())
     }
 }
 
 impl Buffer {
-    /// Asks the device to fault in its pages for writing, where it was registered with
-    /// [`Access::ON_DEMAND`](crate::Access::ON_DEMAND): `ibv_advise_mr(3)`. Returns when that is done.
+    /// Faults in the pages of this buffer for writing, and waits: `ibv_advise_mr(3)`.
+    ///
+    /// The buffer must be registered with [`Access::ON_DEMAND`](crate::Access::ON_DEMAND).
     ///
     /// # Errors
-    /// As [`ProtectionDomain::advise`].
+    /// Like [`ProtectionDomain::advise`].
     #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(&self) -> Result<()> {
-        // The length of an element has 32 bits.
+        // Elements have a 32-bit length.
         const PIECE: usize = 1 << 30;
         let capacity = self.capacity();
         let piece = |offset: usize| Sge {

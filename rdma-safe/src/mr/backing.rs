@@ -4,16 +4,18 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use super::ProviderMemory;
-use crate::{Errno, Error, HugePagesError, Result};
+use crate::error::HugePagesError;
+use crate::{Errno, Error, Result};
 
-/// Memory that a region owns: it is freed after the region was deregistered.
+/// Memory that a region owns. It is freed after the region is deregistered.
 ///
 /// # Safety
 ///
-/// For as long as the value exists, wherever it is moved, `address()` and `len()` return the same, and `address()..+len()`
-/// is one allocation of at most `isize::MAX` bytes, of initialised, readable and writable memory that nothing else refers to or
-/// reaches by another pointer. Dropping it must not read the bytes. Where that panics, the process may be aborted. If
-/// `provider_memory()` is any, the bytes are its.
+/// For as long as the value exists, even if it is moved, `address()` and `len()` must return the same values, and
+/// `address()..+len()` must be one allocation of at most `isize::MAX` bytes. Its memory must be initialised, readable
+/// and writable, and have no other references or pointers that are used to access it. Dropping the value must not read
+/// the bytes. If it panics, the process may be aborted. If `provider_memory()` returns memory, the bytes must belong to
+/// it.
 ///
 /// [`Pages`] and [`HugePages`] implement it. For memory of another allocator, implement it like this:
 ///
@@ -22,9 +24,10 @@ use crate::{Errno, Error, HugePagesError, Result};
 /// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 /// # rdma_safe::soft::install()?;
 /// use std::ptr::NonNull;
-/// use rdma_safe::{Backing, Device};
+/// use rdma_safe::Device;
+/// use rdma_safe::mr::Backing;
 ///
-/// /// Zeroed words, whose owner is this type alone.
+/// /// Zeroed words, owned by this type alone.
 /// struct Words(NonNull<[u64]>);
 ///
 /// impl Words {
@@ -34,10 +37,10 @@ use crate::{Errno, Error, HugePagesError, Result};
 ///     }
 /// }
 ///
-/// // SAFETY: the memory has no tie to a thread.
+/// // SAFETY: the memory is not tied to a thread.
 /// unsafe impl Send for Words {}
 ///
-/// // SAFETY: one initialised allocation that never moves. Nothing else refers to it, and `drop` does not read it.
+/// // SAFETY: one initialised allocation that never moves. It has no other references, and `drop` does not read it.
 /// unsafe impl Backing for Words {
 ///     fn address(&self) -> NonNull<u8> {
 ///         self.0.cast()
@@ -56,7 +59,7 @@ use crate::{Errno, Error, HugePagesError, Result};
 /// }
 ///
 /// let pd = Device::first()?.open()?.alloc_pd()?;
-/// let buffer = pd.register(Words::new(512))?; // frees the words after it has deregistered them
+/// let buffer = pd.register(Words::new(512))?; // frees the words after deregistering them
 /// assert_eq!(buffer.capacity(), 4096);
 /// # Ok(())
 /// # }
@@ -75,7 +78,7 @@ pub unsafe trait Backing: Send + 'static {
         self.len() == 0
     }
 
-    /// The memory of a provider that this is, or is made of, which is registered by a verb of its own.
+    /// Memory of a provider that the bytes belong to. It is registered by a different verb.
     fn provider_memory(&self) -> Option<&ProviderMemory> {
         None
     }
@@ -88,12 +91,10 @@ pub struct Pages {
     layout: Layout,
 }
 
-// SAFETY: the memory is owned and has no tie to a thread.
+// SAFETY: the memory is owned and not tied to a thread.
 unsafe impl Send for Pages {}
 
 impl Pages {
-    const ALIGN: usize = 4096;
-
     /// Allocates `len` zeroed bytes.
     ///
     /// # Errors
@@ -102,14 +103,22 @@ impl Pages {
         if len == 0 {
             return Err(Error::EmptyRegion);
         }
-        let layout = Layout::from_size_align(len, Self::ALIGN).map_err(|_| Error::Allocate { len })?;
-        // SAFETY: the layout has a size other than zero.
+        let layout = Layout::from_size_align(len, Self::page_size()).map_err(|_| Error::Allocate { len })?;
+        // SAFETY: the layout has a nonzero size.
         let address = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(Error::Allocate { len })?;
         Ok(Pages { address, layout })
     }
+
+    /// Bytes of a page of this host's memory: `sysconf(3)` with `_SC_PAGESIZE`.
+    #[must_use]
+    pub fn page_size() -> usize {
+        // SAFETY: `sysconf` takes a number and accesses no memory of the caller.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(size).unwrap_or(4096)
+    }
 }
 
-// SAFETY: `Pages` owns one allocation that was zeroed and is freed on drop, with the layout that it was allocated with.
+// SAFETY: `Pages` owns one zeroed allocation, which is freed on drop with the layout that it was allocated with.
 unsafe impl Backing for Pages {
     fn address(&self) -> NonNull<u8> {
         self.address
@@ -134,7 +143,7 @@ pub struct HugePages {
     len: usize,
 }
 
-// SAFETY: the mapping is owned and has no tie to a thread.
+// SAFETY: the mapping is owned and not tied to a thread.
 unsafe impl Send for HugePages {}
 
 impl HugePages {
@@ -152,7 +161,7 @@ impl HugePages {
         let rounded = len.checked_next_multiple_of(Self::PAGE).ok_or(Error::Allocate { len })?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a new anonymous mapping at an address chosen by the kernel affects no existing memory.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), rounded, protection, flags, -1, 0) };
         if address == libc::MAP_FAILED {
             let (errno, pages) = (Errno::last(), rounded / Self::PAGE);
@@ -190,7 +199,7 @@ impl Drop for HugePages {
 /// The allocation of a boxed slice, without the uniqueness that moving a `Box` asserts.
 struct Boxed(NonNull<[u8]>);
 
-// SAFETY: the allocation is owned and has no tie to a thread.
+// SAFETY: the allocation is owned and not tied to a thread.
 unsafe impl Send for Boxed {}
 
 impl Drop for Boxed {
@@ -212,10 +221,10 @@ unsafe impl Backing for Boxed {
 }
 
 impl crate::ProtectionDomain {
-    /// Registers bytes that were allocated elsewhere, for local use, as [`ProtectionDomain::register`] does.
+    /// Registers existing bytes for local use, like [`ProtectionDomain::register`].
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register`]; the bytes are then dropped.
+    /// Like [`ProtectionDomain::register`]; the bytes are then dropped.
     ///
     /// [`ProtectionDomain::register`]: crate::ProtectionDomain::register
     pub fn register_boxed(&self, bytes: Box<[u8]>) -> Result<crate::Buffer> {
@@ -242,7 +251,7 @@ mod tests {
 
     #[test]
     #[cfg(not(miri))]
-    fn huge_pages_that_cannot_be_had_are_an_error() {
+    fn unavailable_huge_pages_are_an_error() {
         let error = HugePages::new(1 << 50).unwrap_err();
         assert_eq!(error.errno(), Some(Errno(libc::ENOMEM)), "{error}");
         let needed = format!("{} pages of 2 MiB are needed", 1_u64 << 29);

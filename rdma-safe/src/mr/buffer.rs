@@ -1,4 +1,4 @@
-//! Registered memory of one owner.
+//! Registered memory with one owner.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -8,23 +8,24 @@ use std::sync::Arc;
 use super::Region;
 use crate::{Error, ProtectionDomain, Result};
 
-/// Registered bytes with one owner: a whole region, or a part of one that nothing else overlaps.
+/// Registered bytes with one owner: a whole region, or a part that nothing else overlaps.
 ///
-/// It derefs to its bytes. Handing it to an [`Endpoint`](crate::Endpoint) moves it into the queue; it comes back with
-/// its completion. As a `Vec` it has a length within a capacity: a send takes `len` bytes, a receive offers `capacity`
-/// bytes and sets `len` to what arrived. All bytes are initialised, so the length may be set freely. Unlike that of a `Vec`, the
-/// length of a new buffer, and of each part of one that is cut, is its capacity: set it before a shorter send.
+/// It dereferences to its bytes. Posting it to an [`Endpoint`](crate::Endpoint) moves it into the queue, and its
+/// completion returns it. Like a `Vec` it has a length and a capacity: a send uses `len` bytes, and a receive offers
+/// `capacity` bytes and sets `len` to the length of the message. All bytes are initialised, so the length can be
+/// changed freely. Unlike a `Vec`, a new buffer, and each part of a split one, has its capacity as its length: set the
+/// length before a shorter send.
 ///
-/// The region is deregistered, and its memory freed, when the last buffer of it is dropped.
+/// The region is deregistered, and its memory freed, when its last buffer is dropped.
 ///
-/// It is one pointer in size, so that handing it over and back costs next to nothing.
+/// A `Buffer` has the size of one pointer, so moving it is cheap.
 ///
 /// ```
 /// # #[cfg(feature = "soft")]
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # rdma_safe::soft::install()?;
 /// let pd = rdma_safe::Device::first()?.open()?.alloc_pd()?;
-/// // One registration, cut into a message and sixteen receives.
+/// // One registration, split into a message and sixteen receives.
 /// let (mut message, rest) = pd.allocate(64 + 16 * 4096)?.into_split(64)?;
 /// let receives = rest.into_chunks(4096)?;
 /// assert_eq!((receives.len(), receives[0].capacity()), (16, 4096));
@@ -43,12 +44,13 @@ use crate::{Error, ProtectionDomain, Result};
 /// ```
 pub struct Buffer(Box<Part>);
 
-/// A part of a region. What posting needs of the region is here, so that there is one place to look at. The first three are in
-/// the order of `struct ibv_sge`, to be copied at once.
+/// A part of a region, with copies of everything that posting needs of the region.
+///
+/// The first three fields have the order of `struct ibv_sge`, so that they are copied together.
 #[repr(C)]
 struct Part {
     address: NonNull<u8>,
-    /// The capacity, or as much of it as 32 bits can say.
+    /// The capacity, limited to 32 bits.
     short_capacity: u32,
     lkey: u32,
     /// [`Buffer::gate_of`].
@@ -58,7 +60,7 @@ struct Part {
     region: Arc<Region>,
 }
 
-// SAFETY: a part is the only way to its bytes, like a `Box<[u8]>`; the region is `Send + Sync`.
+// SAFETY: a part has exclusive access to its bytes, like a `Box<[u8]>`. The region is `Send + Sync`.
 unsafe impl Send for Part {}
 // SAFETY: a shared reference gives only `&[u8]`.
 unsafe impl Sync for Part {}
@@ -69,24 +71,24 @@ impl Buffer {
         Buffer::part(region, address, capacity)
     }
 
-    /// `capacity` bytes of the region from `address`, which are nobody else's.
+    /// `capacity` bytes of the region from `address`, which must belong to no other part.
     fn part(region: Arc<Region>, address: NonNull<u8>, capacity: usize) -> Self {
         let gate = Self::gate_of(region.registration.pd(), capacity);
         let (lkey, short_capacity) = (region.lkey(), u32::try_from(capacity).unwrap_or(u32::MAX));
         Buffer(Box::new(Part { address, len: capacity, capacity, gate, lkey, short_capacity, region }))
     }
 
-    /// Bytes that it can hold.
+    /// Maximum length in bytes.
     #[must_use]
     #[inline]
     pub fn capacity(&self) -> usize {
         self.0.capacity
     }
 
-    /// Sets the length to `len` bytes. Bytes that come into view are whatever was there before.
+    /// Sets the length to `len` bytes. Bytes beyond the old length keep their values.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] when it exceeds the capacity; the length stays.
+    /// [`Error::OutOfBounds`] when `len` exceeds the capacity; the length is then unchanged.
     #[inline(always)]
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         if len > self.0.capacity {
@@ -96,7 +98,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// As [`Buffer::set_len`], with the capacity as the most.
+    /// Like [`Buffer::set_len`], but limits the length to the capacity.
     #[inline(always)]
     pub(crate) fn set_len_within(&mut self, len: u32) {
         self.0.len = len.min(self.0.short_capacity) as usize;
@@ -113,7 +115,7 @@ impl Buffer {
         self.0.region.registration.is_of(pd)
     }
 
-    /// Copies `bytes` to the start and sets the length to theirs.
+    /// Copies `bytes` to the start and sets the length to their number.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] when they exceed the capacity; nothing is copied.
@@ -123,7 +125,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Cuts it into parts of `size` bytes each; what is left over, less than `size`, stays unused in the region.
+    /// Splits the buffer into parts of `size` bytes each. A shorter remainder is not used.
     ///
     /// # Errors
     /// [`Error::PartSize`] when `size` is zero or exceeds the capacity.
@@ -138,7 +140,7 @@ impl Buffer {
         Ok((0..capacity / size).map(part).collect())
     }
 
-    /// Splits it in two at `at` bytes of its capacity.
+    /// Splits the buffer in two, at `at` bytes of its capacity.
     ///
     /// # Errors
     /// [`Error::PartSize`] when either part would be empty.
@@ -147,7 +149,7 @@ impl Buffer {
             return Err(Error::PartSize { size: at, capacity: self.0.capacity });
         }
         let Part { address, capacity, ref region, .. } = *self.0;
-        // SAFETY: `at` is less than the capacity, and `self` ends there now, so the two do not overlap.
+        // SAFETY: `at` is less than the capacity, and the first part ends there, so the parts do not overlap.
         let second = Buffer::part(Arc::clone(region), unsafe { address.add(at) }, capacity - at);
         Ok((Buffer::part(Arc::clone(region), address, at), second))
     }
@@ -159,55 +161,54 @@ impl Buffer {
         self.0.region.registration.pd()
     }
 
-    /// The C object of the region that it is of, valid while any buffer of that is.
+    /// The C object of the buffer's region, valid while any buffer of that region exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_sys::ibv_mr {
         self.0.region.registration.as_raw()
     }
 
-    /// Local key, for the raw door.
+    /// Local key, for the raw API.
     #[must_use]
     #[inline(always)]
     pub fn lkey(&self) -> u32 {
         self.0.lkey
     }
 
-    /// Address of the first byte, for the raw door.
+    /// Address of the first byte, for the raw API.
     ///
-    /// Posting it there while this buffer is read or written is what the contract of
-    /// [`SendBatch`](crate::SendBatch) forbids.
+    /// The contract of [`SendBatch`](crate::SendBatch) forbids posting it while this buffer is read or written.
     #[must_use]
     #[inline(always)]
     pub fn address(&self) -> u64 {
         self.0.address.as_ptr() as u64
     }
 
-    /// The address of the byte at `offset`, without a look at it or any other; within the capacity.
+    /// The address of the byte at `offset`, which must be within the capacity. Accesses no memory.
     pub(crate) fn as_ptr_of(&self, offset: usize) -> *const u8 {
         debug_assert!(offset <= self.0.capacity);
         self.0.address.as_ptr().wrapping_add(offset)
     }
 
-    /// The bytes up to the length, at most 4 GiB - 1, as a scatter/gather element for the raw door.
+    /// The bytes up to the length, at most 4 GiB - 1, as a scatter/gather element for the raw API.
     #[must_use]
     #[inline(always)]
     pub fn sge(&self) -> crate::Sge {
         crate::Sge { address: self.address(), len: u32::try_from(self.0.len).unwrap_or(u32::MAX), lkey: self.lkey() }
     }
 
-    /// As [`Buffer::sge`], of one whose length has 32 bits.
+    /// Like [`Buffer::sge`], for a length of at most 32 bits.
     #[inline(always)]
     pub(crate) fn short_sge(&self) -> crate::Sge {
         crate::Sge { address: self.address(), len: self.0.len as u32, lkey: self.lkey() }
     }
 
-    /// The same up to the capacity, or as much of it as 32 bits can say.
+    /// Like [`Buffer::short_sge`], for the bytes up to the capacity, limited to 32 bits.
     #[inline(always)]
     pub(crate) fn short_whole_sge(&self) -> crate::Sge {
         crate::Sge { address: self.address(), len: self.0.short_capacity, lkey: self.lkey() }
     }
 
-    /// What a receive may fill, of a message of at most `max` bytes.
+    /// The memory of a receive for messages of at most `max` bytes.
     pub(crate) fn whole_sge(&self, max: u32) -> crate::Sge {
         crate::Sge { len: self.0.short_capacity.min(max), ..self.sge() }
     }
@@ -219,7 +220,7 @@ impl Deref for Buffer {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: `len <= capacity` bytes from `address` are allocated and initialised (`Backing`), and belong to this
-        // buffer alone; the device does not write them while the buffer is here and not in a queue.
+        // buffer alone. The device does not write to them, because the buffer is in no queue.
         unsafe { std::slice::from_raw_parts(self.0.address.as_ptr(), self.0.len) }
     }
 }
@@ -227,7 +228,7 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; the device does not read them either.
+        // SAFETY: as in `deref`. The device does not read them either.
         unsafe { std::slice::from_raw_parts_mut(self.0.address.as_ptr(), self.0.len) }
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of other devices.
+//! DMA-BUFs: memory of other devices.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,32 +11,34 @@ use super::{RawMemoryRegion, RegistrationBuilder};
 use crate::{Access, Errno, Error, ProtectionDomain, Result};
 
 impl ProtectionDomain {
-    /// Registers `len` bytes of a DMA-BUF from its byte `offset` on, for instance memory of a GPU: `ibv_reg_dmabuf_mr(3)` with
-    /// exactly `access`. Work requests and peers name its first byte by the address `iova`, which must lie as far into a page as
-    /// `offset` does: where it is mapped, or `offset`, by which they name each byte by its place in the DMA-BUF.
+    /// Registers `len` bytes of a DMA-BUF from `offset`, for example memory of a GPU: `ibv_reg_dmabuf_mr(3)`.
     ///
-    /// The registration holds the DMA-BUF; `fd` may be closed afterwards. With a DMA handle it is made by
+    /// The access is exactly `access`. Work requests and peers use the address `iova` for the first byte. It must have
+    /// the same offset within a page as `offset`. Pass the address at which the bytes are mapped, or `offset`, so that
+    /// addresses equal offsets in the DMA-BUF.
+    ///
+    /// The registration keeps the DMA-BUF alive; `fd` may be closed afterwards. To use a DMA handle, see
     /// [`ProtectionDomain::registration`].
     ///
     /// ```no_run
     /// # use rdma_safe::*;
     /// # fn example(pd: &ProtectionDomain, gpu: std::os::fd::OwnedFd) -> rdma_safe::Result<()> {
-    /// // SAFETY: nobody on this host uses the memory until the region is gone; the peers are to write there.
+    /// // SAFETY: nothing on this host accesses the memory until the region is dropped, because the peers write to it.
     /// let region = unsafe { pd.register_dmabuf(&gpu, 0, 1 << 20, 0, Access::LOCAL_WRITE | Access::REMOTE_WRITE)? };
-    /// // … tell the peers `region.address()` and `region.rkey()`
+    /// // … send `region.address()` and `region.rkey()` to the peers
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device cannot; [`Error::RegisterDmaBuf`], with `EBADF` or `EINVAL` when `fd` is no DMA-BUF
-    /// or the range does not lie within it; [`Error::EmptyRegion`].
+    /// [`Error::Unsupported`] if the device lacks this; [`Error::RegisterDmaBuf`], with `EBADF` or `EINVAL` when `fd`
+    /// is no DMA-BUF or the range is not within it; [`Error::EmptyRegion`].
     ///
     /// # Safety
     ///
-    /// As of [`ProtectionDomain::register_raw`] for the bytes of the DMA-BUF, wherever they are mapped, but for their staying
-    /// allocated, which the registration sees to. Unless `iova` is where they are mapped in this process, mind what
-    /// [`RecvBatch`](crate::RecvBatch) says of providers that copy short messages.
+    /// The contract of [`ProtectionDomain::register_raw`] applies to the bytes of the DMA-BUF, wherever they are
+    /// mapped, except that the registration keeps them allocated. Unless `iova` is the address at which they are mapped
+    /// in this process, see [`RecvBatch`](crate::RecvBatch) for providers that copy short messages.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dmabuf(
         &self,
@@ -52,13 +54,14 @@ impl ProtectionDomain {
 }
 
 impl RegistrationBuilder<'_> {
-    /// As [`ProtectionDomain::register_dmabuf`].
+    /// Like [`ProtectionDomain::register_dmabuf`].
     ///
     /// # Errors
-    /// As there; with a DMA handle also [`Error::Verb`] of `ibv_reg_mr_ex`, in the place of [`Error::RegisterDmaBuf`].
+    /// Like [`ProtectionDomain::register_dmabuf`]; with a DMA handle, [`Error::Verb`] of `ibv_reg_mr_ex` instead of
+    /// [`Error::RegisterDmaBuf`].
     ///
     /// # Safety
-    /// As there.
+    /// The contract of [`ProtectionDomain::register_dmabuf`].
     pub unsafe fn register_dmabuf(self, fd: impl AsFd, offset: u64, len: usize, iova: u64) -> Result<RawMemoryRegion> {
         let RegistrationBuilder { pd, access, .. } = self;
         let (fd, context) = (fd.as_fd().as_raw_fd(), pd.context());
@@ -67,10 +70,10 @@ impl RegistrationBuilder<'_> {
         }
         let register = context.verbs().ibv_reg_dmabuf_mr;
         let registration = match self.handle {
-            None => self.made(
+            None => self.create(
                 len,
-                // SAFETY: the domain is valid and the descriptor open for the duration of the call; the caller vouches for the
-                // memory.
+                // SAFETY: the domain is valid, and the descriptor is open during the call. The caller guarantees the
+                // contract for the memory.
                 || unsafe { register(pd.as_raw(), offset, len, iova, fd, access.bits() as c_int) },
                 |errno| match errno.is_unsupported() {
                     true => context.unsupported("registering DMA-BUFs"),
@@ -86,8 +89,8 @@ impl RegistrationBuilder<'_> {
                     length: len,
                     ..ibv_mr_init_attr::zeroed()
                 };
-                // SAFETY: the descriptor is open for the duration of the call; the caller vouches for the memory.
-                unsafe { self.by_attributes(attr)? }
+                // SAFETY: the descriptor is open during the call. The caller guarantees the contract for the memory.
+                unsafe { self.register_ex(attr)? }
             }
         };
         Ok(RawMemoryRegion { inner: Arc::new(registration), address: iova, len })

@@ -1,4 +1,4 @@
-//! Registered memory that peers may reach.
+//! Registered memory that peers can access.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -8,31 +8,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Region, RemoteMemory};
 use crate::{Error, ProtectionDomain, Result, bounds};
 
-/// Registered bytes that peers may read or write at any time, as the access given at registration says.
+/// Registered bytes that peers can access at any time, as their access rights allow.
 ///
-/// It never gives a slice: a peer's write would change bytes behind a `&[u8]`. Bytes are copied in and out atomically, by aligned
-/// words of eight bytes where possible ([`rdma_sys::dma`]), and 64-bit words can be read and changed atomically. If a peer writes
-/// during a copy, the copy may mix old and new words.
+/// It never provides a slice, because a peer's write would change bytes behind a `&[u8]`. Bytes are copied in and out
+/// atomically, by aligned words of eight bytes where possible ([`rdma_sys::dma`]), and 64-bit words can be read and
+/// changed atomically. If a peer writes during a copy, the copy may contain old and new words.
 ///
-/// Writing takes `&mut self`, so that two threads of this process do not mix their writes. A write by the CPU is
-/// atomic towards a peer's atomic operations only if the device says so (`atomic_cap`, `IBV_ATOMIC_GLOB`).
+/// Writing takes `&mut self`, so writes of two threads do not mix. A write by the CPU is atomic with respect to a
+/// peer's atomic operations only if the device reports so (`atomic_cap`, `IBV_ATOMIC_GLOB`).
 ///
 /// ```
 /// # #[cfg(feature = "soft")]
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # rdma_safe::soft::install()?;
 /// use std::time::Duration;
-/// use rdma_safe::{Access, Device, Endpoint, Pages};
+/// use rdma_safe::{Access, Device, Endpoint};
+/// use rdma_safe::mr::Pages;
 ///
 /// let pd = Device::first()?.open()?.alloc_pd()?;
-/// // The owner: it registers memory, and lets the peers of this endpoint write to it.
+/// // The owner registers memory, and lets the peers of this endpoint write to it.
 /// let mut region = pd.expose(Pages::new(4096)?, Access::REMOTE_WRITE)?;
 /// let mut owner = Endpoint::builder(&pd).peer_access(Access::REMOTE_WRITE).build()?;
-/// // The peer, which would be on another host.
+/// // The peer would be on another host.
 /// let mut peer = Endpoint::builder(&pd).build()?;
 /// owner.connect(&peer.address())?;
 /// peer.connect(&owner.address())?;
-/// let remote = region.remote(); // with the feature `serde` it can be sent
+/// let remote = region.remote(); // can be serialised with the feature `serde`
 ///
 /// let mut buffer = pd.allocate(8)?;
 /// buffer.fill_from(&7_u64.to_ne_bytes())?;
@@ -75,47 +76,47 @@ impl ExposedRegion {
         self.len() == 0
     }
 
-    /// The domain it is registered in.
+    /// The domain of the region.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.region.registration.pd()
     }
 
-    /// The kernel's handle, by which it can be imported: [`ProtectionDomain::import_mr`].
+    /// The kernel's handle of the region, for [`ProtectionDomain::import_mr`].
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.region.registration.handle()
     }
 
-    /// The C object, valid while this region is.
+    /// The C object, valid while this region exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut rdma_sys::ibv_mr {
         self.region.registration.as_raw()
     }
 
-    /// What a peer needs to reach it. Give it to those you trust with the access of this region.
+    /// Address and key for peers. Give them only to peers that may have the access of this region.
     #[must_use]
     #[inline]
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory { address: self.region.iova, len: self.region.len as u64, rkey: self.region.registration.rkey }
     }
 
-    /// Copies bytes from `offset` on into `target`.
+    /// Copies bytes from `offset` into `target`.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let source = self.range(offset, target.len())?;
-        // SAFETY: `range` found the bytes within the region, whose memory is initialised and stays while `self` does. In this
-        // process only this type and a software device access them, both atomically.
+        // SAFETY: `range` has checked that the bytes are within the region, whose memory is initialised and exists
+        // while `self` does. In this process only this type and a software device access them, both atomically.
         unsafe { rdma_sys::dma::read(source.as_ptr(), target.as_mut_ptr(), target.len()) };
         Ok(())
     }
 
-    /// Copies `source` to `offset`, in the order of addresses. The last store has release ordering.
+    /// Copies `source` to `offset`, in ascending order. The last store has release ordering.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`]; nothing is copied.
+    /// [`Error::OutOfBounds`]; nothing is copied then.
     pub fn write(&mut self, offset: usize, source: &[u8]) -> Result<()> {
         let target = self.range(offset, source.len())?;
         // SAFETY: as in `read`.
@@ -123,8 +124,9 @@ impl ExposedRegion {
         Ok(())
     }
 
-    /// Reads the 64-bit word at `offset`, in host byte order, with acquire ordering: what a peer wrote before it is
-    /// seen by later reads, where the device keeps the order of its writes.
+    /// Reads the 64-bit word at `offset`, in host byte order, with acquire ordering.
+    ///
+    /// If the device keeps the order of its writes, later reads see everything that the peer wrote before this word.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Misaligned`].
@@ -157,8 +159,8 @@ impl ExposedRegion {
         if address.addr().get() % align != 0 {
             return Err(Error::Misaligned { offset, align });
         }
-        // SAFETY: eight initialised, aligned bytes within the region, which stays while `self` does. Threads of this
-        // process access them by this function or, excluded by `&mut self`, by `write`.
+        // SAFETY: eight initialised, aligned bytes within the region, which exists while `self` does. Threads of this
+        // process access them by this function or by `write`, which `&mut self` excludes.
         Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
     }
 }

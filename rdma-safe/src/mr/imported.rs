@@ -1,4 +1,4 @@
-//! Regions that other processes have registered.
+//! Regions registered by other processes.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -6,12 +6,13 @@ use std::ptr::NonNull;
 use rdma_sys::*;
 
 use crate::errno::check_ptr;
+use crate::error::Verb;
 use crate::{ProtectionDomain, Result};
 
-/// A region that another context of the same kernel context has registered, for its keys: its memory need not be in this process,
-/// and its address is its owner's to tell. For the raw door. Dropping it leaves the region registered.
+/// A region that another context of the same kernel context has registered, imported for its keys.
 ///
-/// Made by [`ProtectionDomain::import_mr`].
+/// Made by [`ProtectionDomain::import_mr`], for the raw API. Its memory may be in another process, and its owner has to
+/// report its address. Dropping it leaves the region registered.
 pub struct ImportedRegion {
     raw: NonNull<ibv_mr>,
     pd: ProtectionDomain,
@@ -20,29 +21,30 @@ pub struct ImportedRegion {
     rkey: u32,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the other fields are immutable.
+// SAFETY: libibverbs objects may be used from any thread (see `Context`). The other fields are immutable.
 unsafe impl Send for ImportedRegion {}
 // SAFETY: as above.
 unsafe impl Sync for ImportedRegion {}
 
 impl ProtectionDomain {
-    /// Takes part in the use of a region that another context of the same kernel context has registered: `ibv_import_mr(3)`.
+    /// Imports a region that another context of the same kernel context has registered: `ibv_import_mr(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported); [`Error::Verb`](crate::Error::Verb), with `ENOENT` when the kernel's
-    /// context has no such region.
+    /// [`Error::Unsupported`](crate::Error::Unsupported); [`Error::Verb`](crate::Error::Verb), with `ENOENT` when the
+    /// kernel context has no such region.
     ///
     /// # Safety
-    /// `handle` must be that of a region ([`RawMemoryRegion::handle`](crate::RawMemoryRegion::handle),
-    /// [`ExposedRegion::handle`](crate::ExposedRegion::handle)) in the domain that this one is, or was imported from (see
-    /// [`Context::import_pd`](crate::Context::import_pd)), and whoever has registered it must keep it until this is gone.
+    /// `handle` must be the handle of a region ([`RawMemoryRegion::handle`](crate::RawMemoryRegion::handle),
+    /// [`ExposedRegion::handle`](crate::ExposedRegion::handle)) in this domain, or in the domain that this one was
+    /// imported from (see [`Context::import_pd`](crate::Context::import_pd)). The owner must keep the region registered
+    /// until the result is dropped.
     #[doc(alias = "ibv_import_mr")]
     pub unsafe fn import_mr(&self, handle: u32) -> Result<ImportedRegion> {
         let context = self.context();
-        // SAFETY: the domain is valid; the caller vouches for the handle.
+        // SAFETY: the domain is valid, and the caller guarantees that the handle is.
         let raw = check_ptr(|| unsafe { (context.verbs().ibv_import_mr)(self.as_raw(), handle) })
-            .map_err(|errno| context.feature_error("ibv_import_mr", "importing memory regions", errno))?;
-        // SAFETY: just made.
+            .map_err(|errno| context.feature_error(Verb::ImportMr, "importing memory regions", errno))?;
+        // SAFETY: just created.
         let ibv_mr { length: len, lkey, rkey, .. } = unsafe { *raw.as_ptr() };
         Ok(ImportedRegion { raw, pd: self.clone(), len, lkey, rkey })
     }
@@ -55,7 +57,7 @@ impl ImportedRegion {
         self.len
     }
 
-    /// Whether it has no bytes, as no region should.
+    /// Whether it has no bytes. This should be false for any region.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -67,19 +69,19 @@ impl ImportedRegion {
         self.lkey
     }
 
-    /// Remote key; meaningful only with a remote right.
+    /// Remote key; meaningful only with remote access.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// The domain that it was imported to.
+    /// The domain that it was imported into.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.pd
     }
 
-    /// The C object, valid while this region is.
+    /// The C object, valid while this region exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {
         self.raw.as_ptr()
@@ -88,8 +90,8 @@ impl ImportedRegion {
 
 impl Drop for ImportedRegion {
     fn drop(&mut self) {
-        // SAFETY: it was imported, is given back once, and its domain is there. What still names its keys to the device does so by
-        // their numbers.
+        // SAFETY: it was imported, is released once, and its domain exists. Work requests that still use its keys
+        // contain only their numbers.
         unsafe { (self.pd.context().verbs().ibv_unimport_mr)(self.raw.as_ptr()) }
     }
 }

@@ -1,15 +1,16 @@
 //! Registered memory.
 //!
-//! Five kinds, told apart by type:
+//! There are five types:
 //!
-//! | type | who may access the bytes | the CPU sees them as |
+//! | type | access to the bytes | view of the CPU |
 //! |---|---|---|
 //! | [`Buffer`] | this process, and the device while the buffer is in flight | `&[u8]`, `&mut [u8]` |
-//! | [`ExposedRegion`] | this process, and peers at any time | by atomic access only, never as a slice |
-//! | [`NullRegion`] | there are none | nothing: a key |
-//! | [`ImportedRegion`] | as its owner, another process, says | nothing: keys |
-//! | [`RawMemoryRegion`] | whoever the `unsafe` caller says | nothing: keys and an address |
+//! | [`ExposedRegion`] | this process, and peers at any time | atomic access, never a slice |
+//! | [`NullRegion`] | there are no bytes | none: a key |
+//! | [`ImportedRegion`] | determined by its owner, another process | none: keys |
+//! | [`RawMemoryRegion`] | determined by the `unsafe` caller | none: keys and an address |
 
+mod access;
 mod advise;
 mod backing;
 mod buffer;
@@ -29,9 +30,11 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
+use crate::dmah::DmaHandle;
 use crate::errno::{check, check_ptr};
-use crate::{Access, DmaHandle, Errno, Error, ProtectionDomain, Result};
+use crate::{Errno, Error, ProtectionDomain, Result};
 
+pub use access::Access;
 pub use advise::Advice;
 pub use backing::{Backing, HugePages, Pages};
 pub use buffer::Buffer;
@@ -46,33 +49,33 @@ pub use reregister::{ReregisterError, Reregistration};
 
 use builder::Range;
 
-/// `struct ibv_mr`, deregistered on drop. What it covers is the owner's business.
+/// `struct ibv_mr`, deregistered on drop. The owner is responsible for the memory.
 pub(crate) struct Registration {
     raw: NonNull<ibv_mr>,
     pd: Option<ProtectionDomain>,
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
-    /// As asked for.
+    /// The requested access.
     pub(crate) access: Access,
-    kept: Kept,
+    dependencies: Dependencies,
 }
 
-/// What a region must not outlive besides its domain.
+/// Objects besides its domain that a region must not outlive.
 #[derive(Default)]
-struct Kept {
+struct Dependencies {
     _handle: Option<DmaHandle>,
-    /// Unless the owner of the registration has it.
+    /// Memory of the provider, unless the owner of the registration keeps it.
     _memory: Option<Arc<provider_memory::Allocation>>,
 }
 
-// SAFETY: libibverbs objects may be used from any thread (see `Context`); the keys are immutable.
+// SAFETY: libibverbs objects may be used from any thread (see `Context`). The keys are immutable.
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// What `register` makes of `pd` and gives to nobody else, unless the device is known to refuse it.
-    fn made(
+    /// Calls `register` unless the device is known to reject it. `register` must return a new region of `pd`.
+    fn create(
         pd: &ProtectionDomain,
         len: usize,
         access: Access,
@@ -86,22 +89,22 @@ impl Registration {
             return Err(pd.context().unsupported("on-demand paging (Access::ON_DEMAND)"));
         }
         let raw = check_ptr(register).map_err(failed)?;
-        // SAFETY: just made, and given to nobody else.
+        // SAFETY: just created, and not shared with anything.
         Ok(unsafe { Registration::from_raw(raw, pd, access) })
     }
 
     /// # Safety
     ///
-    /// `raw` must be a valid region of `pd` that nobody else releases.
+    /// `raw` must be a valid region of `pd`, and the result must be its only owner.
     pub(crate) unsafe fn from_raw(raw: NonNull<ibv_mr>, pd: &ProtectionDomain, access: Access) -> Self {
-        // SAFETY: the caller's contract; these fields change in `ibv_rereg_mr` only, after which `changed` is called.
+        // SAFETY: the caller's contract. These fields change only in `ibv_rereg_mr`, after which `update` is called.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Registration { raw, pd: Some(pd.clone()), lkey, rkey, access, kept: Kept::default() }
+        Registration { raw, pd: Some(pd.clone()), lkey, rkey, access, dependencies: Dependencies::default() }
     }
 
-    /// `ibv_rereg_mr` was successful, and gave the region `pd` and `access` if they are there.
-    fn changed(&mut self, pd: Option<ProtectionDomain>, access: Option<Access>) {
-        // SAFETY: the region is valid, and borrowed mutably.
+    /// Updates the fields after a successful `ibv_rereg_mr`, which changed the domain and access if they are set.
+    fn update(&mut self, pd: Option<ProtectionDomain>, access: Option<Access>) {
+        // SAFETY: the region is valid and borrowed mutably.
         (self.lkey, self.rkey) = unsafe { ((*self.raw.as_ptr()).lkey, (*self.raw.as_ptr()).rkey) };
         if pd.is_some() {
             self.pd = pd;
@@ -114,7 +117,7 @@ impl Registration {
         self.pd.as_ref().expect("only `release` takes it")
     }
 
-    /// Whether it is of `pd`; where it was released, of none.
+    /// Whether it belongs to `pd`; false after it was released.
     fn is_of(&self, pd: &ProtectionDomain) -> bool {
         self.pd.as_ref().is_some_and(|own| own.is_same(pd))
     }
@@ -124,28 +127,28 @@ impl Registration {
     }
 
     fn handle(&self) -> u32 {
-        // SAFETY: the region is valid, and the field changes in `ibv_rereg_mr` at most, for which it is borrowed mutably.
+        // SAFETY: the region is valid. The field changes at most in `ibv_rereg_mr`, which borrows the region mutably.
         unsafe { (*self.as_raw()).handle }
     }
 
-    /// Leaves the deregistration to others.
+    /// Gives up ownership without deregistering.
     fn disown(&mut self) -> NonNull<ibv_mr> {
         self.pd = None;
-        // When they will do it is not known.
-        std::mem::forget(std::mem::take(&mut self.kept));
+        // The region may use its DMA handle and provider memory until its new owner deregisters it, so they are leaked.
+        std::mem::forget(std::mem::take(&mut self.dependencies));
         self.raw
     }
 
-    /// Deregisters: `ibv_dereg_mr(3)`. On an error the device may still use the memory, so the owner must leak it.
+    /// Deregisters: `ibv_dereg_mr(3)`. After an error the device may still use the memory, so the owner must leak it.
     pub(crate) fn release(&mut self) -> Result<(), Errno> {
         let Some(pd) = self.pd.take() else { return Ok(()) };
-        // SAFETY: the region is valid and, since `pd` was just taken, released once. Objects that could still name its
-        // keys to the device are the device's business: it refuses a key that is gone.
+        // SAFETY: the region is valid and, since `pd` was just taken, released once. Other objects may still pass its
+        // keys to the device, which rejects keys that do not exist.
         let released = check(unsafe { (pd.context().verbs().ibv_dereg_mr)(self.raw.as_ptr()) });
-        let kept = std::mem::take(&mut self.kept);
+        let dependencies = std::mem::take(&mut self.dependencies);
         if released.is_err() {
-            // None of it can go before the region.
-            std::mem::forget((pd, kept));
+            // The region still exists and needs all of these.
+            std::mem::forget((pd, dependencies));
         }
         released
     }
@@ -157,35 +160,36 @@ impl Drop for Registration {
     }
 }
 
-/// A registration and the memory it covers, which outlives it.
+/// A registration with its memory, which outlives it.
 pub(crate) struct Region {
     pub(crate) registration: Registration,
     address: NonNull<u8>,
     len: usize,
-    /// What work requests and peers name the first byte by.
+    /// Address of the first byte for work requests and peers.
     iova: u64,
     backing: std::mem::ManuallyDrop<Box<dyn Backing>>,
 }
 
-// SAFETY: `Registration` is; the backing is `Send` and only dropped; the address is used by those who own the range.
+// SAFETY: `Registration` is `Send`, and so is the backing, which is only dropped. The address is used by the owners of
+// the range.
 unsafe impl Send for Region {}
-// SAFETY: as above; nothing here gives access to the memory through a shared reference.
+// SAFETY: as above. A shared reference to this type gives no access to the memory.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Named by `iova`, or by its address.
-    fn new(how: RegistrationBuilder<'_>, backing: Box<dyn Backing>, iova: Option<u64>) -> Result<Arc<Self>> {
-        let (address, len, access) = (backing.address(), backing.len(), how.access);
+    /// Registers `backing` under the address `iova`, or under its own.
+    fn new(builder: RegistrationBuilder<'_>, backing: Box<dyn Backing>, iova: Option<u64>) -> Result<Arc<Self>> {
+        let (address, len, access) = (backing.address(), backing.len(), builder.access);
         if !(Access::all() - Access::RAW).contains(access) {
-            // A right that this crate has no name for could let peers in behind a slice.
+            // An access flag unknown to this crate might let peers access memory behind a slice.
             return Err(Error::RegisterMemory { len, access, errno: Errno(libc::EINVAL) });
         }
-        // The device reaches the memory by address alone, so its provenance has to be exposed once.
+        // The device accesses the memory by address alone, so its provenance is exposed once.
         let _ = address.as_ptr().expose_provenance();
         let range = Range { address: address.as_ptr(), len, iova, of: backing.provider_memory() };
-        // SAFETY: `Backing` promises that the memory stays until it is dropped, which `drop` below does only after the
-        // registration was released. Who may see which bytes when is kept by `Buffer` and `ExposedRegion`.
-        let registration = unsafe { how.registration(range)? };
+        // SAFETY: by the contract of `Backing`, the memory exists until the backing is dropped, which `drop` below does
+        // only after the registration is released. `Buffer` and `ExposedRegion` control access to the bytes.
+        let registration = unsafe { builder.registration(range)? };
         let iova = iova.unwrap_or(address.as_ptr() as u64);
         let backing = std::mem::ManuallyDrop::new(backing);
         Ok(Arc::new(Region { registration, address, len, iova, backing }))
@@ -200,7 +204,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.registration.release().is_ok() {
-            // SAFETY: dropped here only, and not used after.
+            // SAFETY: dropped only here, and not used later.
             unsafe { std::mem::ManuallyDrop::drop(&mut self.backing) }
         }
     }
@@ -209,16 +213,18 @@ impl Drop for Region {
 impl ProtectionDomain {
     /// Allocates `len` zeroed bytes and registers them for local use.
     ///
-    /// One registration costs a system call and locks pages: allocate a large buffer once and cut it by [`Buffer::into_chunks`].
+    /// A registration costs a system call and locks pages: allocate one large buffer and split it with
+    /// [`Buffer::into_chunks`].
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register`].
+    /// Like [`ProtectionDomain::register`].
     pub fn allocate(&self, len: usize) -> Result<Buffer> {
         self.register(Pages::new(len)?)
     }
 
-    /// Registers memory for local use, that is for sends, receives, and as the local side of writes and reads:
-    /// `ibv_reg_mr(3)` with local write access.
+    /// Registers memory for local use: `ibv_reg_mr(3)` with local write access.
+    ///
+    /// Local use means sends, receives, and the local side of writes and reads.
     ///
     /// # Errors
     /// [`Error::RegisterMemory`], with `ENOMEM` when the limit of locked memory (`ulimit -l`) is too small;
@@ -228,30 +234,36 @@ impl ProtectionDomain {
         self.register_with(backing, Access::empty())
     }
 
-    /// As [`ProtectionDomain::register`], with more access flags; those in [`Access::REMOTE`] and [`Access::MW_BIND`] are
-    /// refused, since a buffer hands out slices: use [`ProtectionDomain::expose`].
+    /// Like [`ProtectionDomain::register`], with additional access flags.
+    ///
+    /// Flags in [`Access::REMOTE`] and [`Access::MW_BIND`] are rejected, because a buffer dereferences to a slice: use
+    /// [`ProtectionDomain::expose`].
     ///
     /// # Errors
-    /// [`Error::BufferAccess`] for what lets peers in, and those of [`ProtectionDomain::register`].
+    /// [`Error::BufferAccess`] for flags that grant remote access; the errors of [`ProtectionDomain::register`].
     pub fn register_with(&self, backing: impl Backing, access: Access) -> Result<Buffer> {
         self.registration(access).register(backing)
     }
 
-    /// Registers memory that peers may reach as `access` says: `ibv_reg_mr(3)`. With [`Access::MW_BIND`] they may also reach it
-    /// through each [`MemoryWindow`](crate::MemoryWindow) that is bound to it.
+    /// Registers memory that peers may access according to `access`: `ibv_reg_mr(3)`.
     ///
-    /// Peers need the address and key from [`ExposedRegion::remote`], and a queue pair here that allows the same access
-    /// ([`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access)). Local write access, which remote writes and
-    /// atomics need, is added. Dropping the region takes the access back: a later one fails with
+    /// With [`Access::MW_BIND`] they may also access it through any [`MemoryWindow`](crate::mw::MemoryWindow) that is bound
+    /// to it.
+    ///
+    /// Peers need the address and key from [`ExposedRegion::remote`], and a local queue pair that allows the same
+    /// access ([`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access)). Local write access, which remote
+    /// writes and atomics require, is added. Dropping the region revokes the access: a later one fails with
     /// [`WcStatus::REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR) and breaks the peer's connection.
     ///
     /// ```no_run
     /// # use std::time::Duration;
     /// # use rdma_safe::*;
+    /// use rdma_safe::mr::Pages;
+    ///
     /// # fn owner(pd: &ProtectionDomain, notice: Buffer) -> Result<()> {
     /// let mut endpoint = Endpoint::builder(pd).peer_access(Access::REMOTE_WRITE).build()?;
     /// let region = pd.expose(Pages::new(4096)?, Access::REMOTE_WRITE)?;
-    /// endpoint.receive(notice)?; // taken by the peer's immediate data
+    /// endpoint.receive(notice)?; // consumed by the peer's immediate data
     /// // … exchange `endpoint.address()` and `region.remote()`, connect; the peer then writes:
     /// // endpoint.post(Work::write(buffer, remote).imm(42))?;
     /// let done = endpoint.wait(Duration::from_secs(5))?.ok()?;
@@ -263,50 +275,56 @@ impl ProtectionDomain {
     /// ```
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register`].
+    /// Like [`ProtectionDomain::register`].
     pub fn expose(&self, backing: impl Backing, access: Access) -> Result<ExposedRegion> {
         self.registration(access).expose(backing)
     }
 
-    /// As [`ProtectionDomain::expose`], but that peers name the first byte by the address `iova`, of which they learn where nothing
-    /// is here: `ibv_reg_mr_iova(3)`. [`ExposedRegion::remote`] says the same; offsets here are from the first byte, as ever.
+    /// Like [`ProtectionDomain::expose`], but peers use the address `iova` for the first byte: `ibv_reg_mr_iova(3)`.
+    ///
+    /// Peers thus do not learn the address in this process. [`ExposedRegion::remote`] contains `iova`. Local offsets
+    /// still count from the first byte.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register`]; [`Error::Verb`] with `EINVAL`, too, unless `iova` lies as far into a page of 4096 bytes
-    /// as the memory does ([`Pages`] lie at the start of one), or where the addresses would wrap.
+    /// Like [`ProtectionDomain::register`]; [`Error::Verb`], also with `EINVAL` unless `iova` and the memory have the
+    /// same offset within a page of 4096 bytes ([`Pages`] start at offset 0), or if the addresses would wrap.
     #[doc(alias = "ibv_reg_mr_iova")]
     pub fn expose_at(&self, backing: impl Backing, iova: u64, access: Access) -> Result<ExposedRegion> {
         self.registration(access).expose_at(backing, iova)
     }
 
-    /// Registers memory that the caller keeps: `ibv_reg_mr(3)` with exactly `access`.
+    /// Registers memory that the caller owns: `ibv_reg_mr(3)` with exactly `access`.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register`].
+    /// Like [`ProtectionDomain::register`].
     ///
     /// # Safety
     ///
-    /// Until the returned object was deregistered, that is until [`RawMemoryRegion::deregister`] has returned success (or the
-    /// object was dropped, which does the same and does not say whether it failed, and every window that was bound to it), and
-    /// every work request that names its keys has completed, `address..address + len` must stay allocated, and must tolerate
-    /// what `access` allows at any time: with a remote right, with [`Access::MW_BIND`], by which anyone can give peers such a
-    /// right, or with local write access and a posted work request, bytes change under the program's hands, so no
-    /// reference to them may exist and they must be accessed atomically, as by [`rdma_sys::dma`].
+    /// The contract holds until the returned object is deregistered and every work request that names its keys has
+    /// completed. It is deregistered once [`RawMemoryRegion::deregister`] has returned success, or once it and every
+    /// window that was bound to it are dropped, which does not report a failure.
+    ///
+    /// Until then `address..address + len` must stay allocated and must tolerate everything that `access` allows, at
+    /// any time. With remote access, with [`Access::MW_BIND`], by which anyone can grant peers such access, or with
+    /// local write access and a posted work request, bytes change while the program runs. Then no reference to them may
+    /// exist, and they must be accessed atomically, as by [`rdma_sys::dma`].
     pub unsafe fn register_raw(&self, address: *mut u8, len: usize, access: Access) -> Result<RawMemoryRegion> {
         // SAFETY: the caller's contract is the same.
         unsafe { self.registration(access).register_raw(address, len) }
     }
 
-    /// As [`ProtectionDomain::register_raw`], but that work requests and peers name the first byte by the address `iova`, which
-    /// [`RawMemoryRegion::address`] is then: `ibv_reg_mr_iova(3)`. With 0 they name each byte by its offset.
+    /// Like [`ProtectionDomain::register_raw`], but under the address `iova`: `ibv_reg_mr_iova(3)`.
+    ///
+    /// Work requests and peers use `iova` for the first byte, and [`RawMemoryRegion::address`] returns it. With 0,
+    /// addresses equal offsets.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::register_raw`], but for [`Error::Verb`] in the place of [`Error::RegisterMemory`]; also with `EINVAL`
-    /// unless `iova` lies as far into a page as `address` does, or where the addresses would wrap.
+    /// Like [`ProtectionDomain::register_raw`], with [`Error::Verb`] instead of [`Error::RegisterMemory`]; also with
+    /// `EINVAL` unless `iova` and `address` have the same offset within a page, or if the addresses would wrap.
     ///
     /// # Safety
     ///
-    /// As of [`ProtectionDomain::register_raw`].
+    /// The contract of [`ProtectionDomain::register_raw`].
     #[doc(alias = "ibv_reg_mr_iova")]
     pub unsafe fn register_raw_at(
         &self,

@@ -1,4 +1,4 @@
-//! A region without memory.
+//! A memory region without memory.
 
 use std::fmt;
 
@@ -6,16 +6,18 @@ use rdma_sys::*;
 
 use super::Registration;
 use crate::errno::check_ptr;
+use crate::error::Verb;
 use crate::{Access, ProtectionDomain, Result, Sge};
 
-/// A region without memory: what the device writes to it is gone, what it reads is zeros. For the raw door, where parts of a
-/// message are of no interest. Made by [`ProtectionDomain::null_region`].
+/// A region without memory: the device discards writes, and reads zeros. Made by [`ProtectionDomain::null_region`].
+///
+/// With the raw API it stands for parts of a message that are not needed.
 pub struct NullRegion {
     inner: Registration,
 }
 
 impl ProtectionDomain {
-    /// Allocates a region that swallows what is written and reads as zeros: `ibv_alloc_null_mr(3)`.
+    /// Allocates a region that discards writes and reads as zeros: `ibv_alloc_null_mr(3)`.
     ///
     /// # Errors
     /// [`Error::Unsupported`](crate::Error::Unsupported); [`Error::Verb`](crate::Error::Verb).
@@ -23,8 +25,8 @@ impl ProtectionDomain {
     pub fn null_region(&self) -> Result<NullRegion> {
         // SAFETY: the domain is valid.
         let raw = check_ptr(|| unsafe { ibv_alloc_null_mr(self.as_raw()) })
-            .map_err(|errno| self.context().feature_error("ibv_alloc_null_mr", "null memory regions", errno))?;
-        // SAFETY: just made, and given to nobody else.
+            .map_err(|errno| self.context().feature_error(Verb::AllocNullMr, "null memory regions", errno))?;
+        // SAFETY: just created, and not shared with anything.
         Ok(NullRegion { inner: unsafe { Registration::from_raw(raw, self, Access::LOCAL_WRITE) } })
     }
 }
@@ -37,20 +39,20 @@ impl NullRegion {
         self.inner.lkey
     }
 
-    /// `len` bytes of it.
+    /// A scatter/gather element of `len` bytes.
     #[must_use]
     #[inline]
     pub fn sge(&self, len: u32) -> Sge {
         Sge { address: 0, len, lkey: self.lkey() }
     }
 
-    /// The domain it is in.
+    /// The domain of the region.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.inner.pd()
     }
 
-    /// The C object, valid while this region is.
+    /// The C object, valid while this region exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {
         self.inner.as_raw()

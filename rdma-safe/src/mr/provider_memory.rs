@@ -1,4 +1,4 @@
-//! Memory that the provider allocates.
+//! Memory allocated by the provider.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -10,14 +10,15 @@ use rdma_sys::*;
 
 use super::Backing;
 use crate::errno::{check_neg, check_ptr};
+use crate::error::Verb;
 use crate::object::{Object, Parents};
 use crate::{Context, Error, ProtectionDomain, Result, bounds};
 
-/// Memory that the provider has allocated as suits its device: `struct ibv_buf`. Zeroed, and aligned to a page.
+/// Memory that the provider has allocated to suit its device: `struct ibv_buf`. Zeroed, and aligned to a page.
 ///
-/// It is [`Backing`] for regions of the domain that it was allocated from: [`ProtectionDomain::register`] and
-/// [`ProtectionDomain::expose`] take it, as they take [`Pages`](crate::Pages), and register it by `ibv_reg_buf_mr(3)`. Made by
-/// [`ProtectionDomain::alloc_buf`].
+/// Made by [`ProtectionDomain::alloc_buf`]. It is a [`Backing`] for regions of the domain that it was allocated from:
+/// [`ProtectionDomain::register`] and [`ProtectionDomain::expose`] accept it like [`Pages`](crate::mr::Pages), and register
+/// it by `ibv_reg_buf_mr(3)`.
 ///
 /// ```no_run
 /// # use rdma_safe::*;
@@ -27,7 +28,7 @@ use crate::{Context, Error, ProtectionDomain, Result, bounds};
 /// # }
 /// ```
 pub struct ProviderMemory {
-    /// Parts that are registered have it, too.
+    /// Shared with registered parts.
     inner: Arc<Allocation>,
 }
 
@@ -42,7 +43,7 @@ struct MadeFrom {
     calls: Calls,
 }
 
-/// The functions, all of which a library has that has one.
+/// The functions. A library has all of them or none.
 #[derive(Clone, Copy)]
 struct Calls {
     alloc: ibv_alloc_buf_fn,
@@ -56,7 +57,7 @@ impl Calls {
     }
 }
 
-// SAFETY: `Object` is, and nothing here gives access to the memory.
+// SAFETY: `Object` is `Send`, and this type gives no access to the memory.
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
@@ -64,7 +65,7 @@ unsafe impl Sync for Allocation {}
 impl Parents for MadeFrom {
     type Raw = ibv_buf;
 
-    const VERB: &'static str = "ibv_free_buf";
+    const VERB: Verb = Verb::FreeBuf;
 
     fn context(&self) -> &Context {
         self.pd.context()
@@ -78,11 +79,11 @@ impl Parents for MadeFrom {
 }
 
 impl ProtectionDomain {
-    /// Has the provider allocate `len` bytes in the way that it has chosen for this domain: `ibv_alloc_buf(3)`.
+    /// Lets the provider allocate `len` bytes in the way it prefers for this domain: `ibv_alloc_buf(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with a library before rdma-core 64; [`Error::EmptyRegion`]; [`Error::Allocate`] when there is not
-    /// that much; [`Error::Verb`].
+    /// [`Error::Unsupported`] with a library before rdma-core 64; [`Error::EmptyRegion`]; [`Error::Allocate`] when
+    /// there is not enough memory; [`Error::Verb`].
     #[doc(alias = "ibv_alloc_buf")]
     pub fn alloc_buf(&self, len: usize) -> Result<ProviderMemory> {
         const FEATURE: &str = "memory of the provider (ibv_alloc_buf, rdma-core 64)";
@@ -99,42 +100,45 @@ impl ProtectionDomain {
         let address = check_ptr(|| unsafe { (calls.alloc)(self.as_raw(), len, &mut raw) });
         let address = address.map_err(|errno| match errno.0 {
             libc::ENOMEM => Error::Allocate { len },
-            _ => context.feature_error("ibv_alloc_buf", FEATURE, errno),
+            _ => context.feature_error(Verb::AllocBuf, FEATURE, errno),
         })?;
-        // Without it nothing can be done with the memory.
-        let raw = check_ptr(|| raw).map_err(|errno| context.verb_error("ibv_alloc_buf", errno))?;
+        // The memory cannot be used without this object.
+        let raw = check_ptr(|| raw).map_err(|errno| context.verb_error(Verb::AllocBuf, errno))?;
         let address = address.cast();
-        // SAFETY: `len` bytes that were just allocated and nobody else has. The provider need not have written to any of them.
+        // SAFETY: `len` bytes that were just allocated and have no other owner. The provider need not have initialised
+        // them.
         unsafe { address.write_bytes(0, len) };
-        // SAFETY: just allocated, and given to nobody else. What is registered of it holds an `Arc` of it or owns it, and lets go
-        // only when it was deregistered.
+        // SAFETY: the memory was just allocated and is not shared. A region of the memory owns it or holds an `Arc`, and
+        // releases it only after deregistering.
         let object = unsafe { Object::new(raw, MadeFrom { pd: self.clone(), calls }) };
         Ok(ProviderMemory { inner: Arc::new(Allocation { object, address, len }) })
     }
 }
 
 impl ProviderMemory {
-    /// A descriptor of it as a DMA-BUF, for other devices and processes, where the provider has made it of one:
-    /// `ibv_export_buf_dmabuf_fd(3)`. mlx5 does in a confidential guest, for memory that is not encrypted.
+    /// Exports the memory as a DMA-BUF for other devices and processes: `ibv_export_buf_dmabuf_fd(3)`.
+    ///
+    /// This requires that the provider allocated it as a DMA-BUF. mlx5 does so in a confidential guest, for memory that
+    /// is not encrypted.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with a library before rdma-core 65; [`Error::Verb`], with `ENODATA` where it is ordinary memory.
+    /// [`Error::Unsupported`] with a library before rdma-core 65; [`Error::Verb`], with `ENODATA` for ordinary memory.
     ///
     /// # Safety
-    /// Whoever has the descriptor, or a duplicate, a mapping or a registration made from it, reaches the bytes by a way that this
-    /// crate does not see. While any of these exists, they must be used by others only as `&[u8]` and `&mut [u8]` of a
-    /// [`Buffer`](crate::Buffer) of this memory allow; with an [`ExposedRegion`](crate::ExposedRegion) they may be
-    /// written at any time, but not by this process while it writes there, too.
+    /// The descriptor, its duplicates, and mappings and registrations made from them give access to the bytes that this
+    /// crate does not see. While any of them exists, others must access the bytes only as `&[u8]` and `&mut [u8]` of a
+    /// [`Buffer`](crate::Buffer) of this memory allow. Bytes of an [`ExposedRegion`](crate::ExposedRegion) may be
+    /// written at any time, except by this process while it also writes through the region.
     #[doc(alias = "ibv_export_buf_dmabuf_fd")]
     pub unsafe fn export_dmabuf(&self) -> Result<OwnedFd> {
-        const VERB: &str = "ibv_export_buf_dmabuf_fd";
+        const VERB: Verb = Verb::ExportBufDmabufFd;
         const FEATURE: &str = "exporting memory of the provider as a DMA-BUF (ibv_export_buf_dmabuf_fd, rdma-core 65)";
         let context = self.pd().context();
         let export = context.verbs().ibv_export_buf_dmabuf_fd.ok_or_else(|| context.unsupported(FEATURE))?;
         // SAFETY: the memory is valid.
         let fd = check_neg(|| unsafe { export(self.as_raw()) })
             .map_err(|errno| context.feature_error(VERB, FEATURE, errno))?;
-        // SAFETY: a new descriptor, which is the caller's.
+        // SAFETY: a new descriptor that has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
@@ -144,7 +148,7 @@ impl ProviderMemory {
         &self.inner.object.pd
     }
 
-    /// The C object, valid while this memory or a region of it is.
+    /// The C object, valid while this memory or a region of it exists.
     #[must_use]
     #[doc(alias = "ibv_free_buf")]
     pub fn as_raw(&self) -> *mut ibv_buf {
@@ -155,7 +159,7 @@ impl ProviderMemory {
         self.inner.object.calls.register
     }
 
-    /// Where `len` bytes from `offset` on are, if it has them.
+    /// Address of `len` bytes from `offset`, if they are within the memory.
     pub(super) fn part(&self, offset: usize, len: usize) -> Result<*mut u8> {
         bounds::check(offset, len, self.inner.len)?;
         // SAFETY: `offset` is at most the length.
@@ -167,9 +171,9 @@ impl ProviderMemory {
     }
 }
 
-// SAFETY: the provider has allocated these bytes, at most `isize::MAX`, for this alone; they were zeroed, and are freed after the
-// last `Arc` of them is gone. What parts of it are registered for besides is answered for by who has called the `unsafe`
-// `register_part`, and what a descriptor is used for by who has called the `unsafe` `export_dmabuf`.
+// SAFETY: the provider has allocated these bytes, at most `isize::MAX`, for this object alone. They were zeroed, and
+// are freed after the last `Arc` is dropped. Callers of the `unsafe` functions `register_part` and `export_dmabuf` are
+// responsible for accesses by other registrations and through a descriptor.
 unsafe impl Backing for ProviderMemory {
     fn address(&self) -> NonNull<u8> {
         self.inner.address

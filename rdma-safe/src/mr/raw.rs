@@ -1,4 +1,4 @@
-//! Registered memory that the caller keeps.
+//! Registered memory that the caller owns.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -7,45 +7,48 @@ use std::sync::Arc;
 use rdma_sys::ibv_mr;
 
 use super::{Registration, RemoteMemory};
+use crate::error::Verb;
 use crate::{Access, Error, ProtectionDomain, Result};
 
-/// A registration over memory that the caller keeps, for the raw door; deregistered on drop.
+/// A registration of memory that the caller owns, for the raw API; deregistered on drop.
 ///
-/// Made by [`ProtectionDomain::register_raw`], [`ProtectionDomain::register_raw_at`], [`ProtectionDomain::register_implicit`],
-/// [`ProtectionDomain::register_dmabuf`] and, of memory of the provider,
-/// [`RegistrationBuilder::register_part`](crate::RegistrationBuilder::register_part).
+/// Made by [`ProtectionDomain::register_raw`], [`ProtectionDomain::register_raw_at`],
+/// [`ProtectionDomain::register_implicit`], [`ProtectionDomain::register_dmabuf`] and, for memory of the provider,
+/// [`RegistrationBuilder::register_part`](crate::mr::RegistrationBuilder::register_part).
 pub struct RawMemoryRegion {
-    /// Shared with the memory windows that have been bound to it.
+    /// Shared with the memory windows that were bound to it.
     pub(super) inner: Arc<Registration>,
     pub(super) address: u64,
     pub(super) len: usize,
 }
 
 impl RawMemoryRegion {
-    /// Adopts a region that other code has registered, for instance by calls of the vendor's. It is deregistered on drop.
+    /// Adopts a region that other code has registered, for example by a vendor's API. It is deregistered on drop.
     ///
     /// # Safety
-    /// `raw` must be a region of `pd`, and be this one's alone to deregister; memory windows that other code has bound to it must
-    /// be gone before that. For its memory the contract is that of [`ProtectionDomain::register_raw`]. Its
-    /// address is what the C object says, also where the device names the bytes otherwise.
+    /// `raw` must be a region of `pd` that other code no longer deregisters. Memory windows that other code has bound
+    /// to it must be deallocated first. The contract of [`ProtectionDomain::register_raw`] applies to its memory. The
+    /// address is taken from the C object, even if the device uses a different one.
     #[must_use]
     pub unsafe fn from_raw(pd: &ProtectionDomain, raw: NonNull<ibv_mr>) -> RawMemoryRegion {
-        // SAFETY: the region is valid, says the caller.
+        // SAFETY: the region is valid by the caller's contract.
         let (address, len) = unsafe { ((*raw.as_ptr()).addr, (*raw.as_ptr()).length) };
-        // Its access is not known: whether windows can be bound to it is left to the device.
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller's contract is the same. The access is unknown, so it is left to the device whether windows
+        // can be bound.
         RawMemoryRegion::new(unsafe { Registration::from_raw(raw, pd, Access::all()) }, address.cast(), len)
     }
 
-    /// Gives it up: it is the caller's to deregister, and does not keep its domain any more. Its DMA handle and the memory of a
-    /// provider that it keeps stay until the process ends.
+    /// Gives up ownership: the caller has to deregister the region, which no longer keeps its domain alive.
+    ///
+    /// Its DMA handle and the provider memory that it keeps are leaked.
     ///
     /// # Errors
-    /// [`Error::InUse`] while there are memory windows that were bound to it: it is deregistered when the last of them is dropped.
+    /// [`Error::InUse`] while memory windows that were bound to it exist; it is deregistered when the last of them is
+    /// dropped.
     pub fn into_raw(self) -> Result<NonNull<ibv_mr>> {
         match Arc::into_inner(self.inner) {
             Some(mut inner) => Ok(inner.disown()),
-            None => Err(Error::InUse { object: "memory region", by: "memory windows that were bound to it" }),
+            None => Err(Error::InUse { object: "memory region", users: "memory windows that were bound to it" }),
         }
     }
 
@@ -64,21 +67,21 @@ impl RawMemoryRegion {
         self.inner.lkey
     }
 
-    /// Remote key; meaningful only with a remote right.
+    /// Remote key; meaningful only with remote access.
     #[must_use]
     #[inline]
     pub fn rkey(&self) -> u32 {
         self.inner.rkey
     }
 
-    /// What work requests and peers name the first byte by: its address, unless it was registered under another.
+    /// Address of the first byte for work requests and peers: its own, unless it was registered with another.
     #[must_use]
     #[inline]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// What a peer needs to reach it, as far as it was registered for that.
+    /// Address and key for peers, with the access of the registration.
     #[must_use]
     #[inline]
     pub fn remote(&self) -> RemoteMemory {
@@ -98,33 +101,33 @@ impl RawMemoryRegion {
         self.len == 0
     }
 
-    /// Deregisters: `ibv_dereg_mr(3)`. Dropping does the same and tells nobody.
+    /// Deregisters the region: `ibv_dereg_mr(3)`. Dropping does the same, but ignores errors.
     ///
     /// # Errors
-    /// [`Error::InUse`] while there are memory windows that were bound to it: it is deregistered when the last of them is dropped.
-    /// [`Error::Verb`]: the device may still use the memory, which then has to stay as it is until the process ends.
+    /// [`Error::InUse`] while memory windows that were bound to it exist; it is deregistered when the last of them is
+    /// dropped. [`Error::Verb`]: the device may still use the memory, which must then be kept until the process ends.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(self) -> Result<()> {
         let device = self.pd().context().device_name().to_owned();
         match Arc::into_inner(self.inner) {
-            Some(mut inner) => inner.release().map_err(|errno| Error::Verb { verb: "ibv_dereg_mr", device, errno }),
-            None => Err(Error::InUse { object: "memory region", by: "memory windows that were bound to it" }),
+            Some(mut inner) => inner.release().map_err(|errno| Error::Verb { verb: Verb::DeregMr, device, errno }),
+            None => Err(Error::InUse { object: "memory region", users: "memory windows that were bound to it" }),
         }
     }
 
-    /// The domain it is registered in.
+    /// The domain of the region.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.inner.pd()
     }
 
-    /// The kernel's handle, by which it can be imported: [`ProtectionDomain::import_mr`].
+    /// The kernel's handle of the region, for [`ProtectionDomain::import_mr`].
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.inner.handle()
     }
 
-    /// The C object, valid while this region is.
+    /// The C object, valid while this region exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {
         self.inner.as_raw()

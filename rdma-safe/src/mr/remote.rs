@@ -2,13 +2,13 @@
 
 use crate::{Error, Result};
 
-/// Where memory of a peer is, and the key to it: what [`ExposedRegion::remote`](crate::ExposedRegion::remote) gives.
+/// Location of a peer's memory, and the key to it, from [`ExposedRegion::remote`](crate::ExposedRegion::remote).
 ///
-/// Exchange it out of band; with the feature `serde` it can be serialised.
+/// Exchange it out of band; with the feature `serde` it can be serialised. A plain value that gets no further fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteMemory {
-    /// Address in the peer's space.
+    /// Address in the peer's address space.
     pub address: u64,
     /// Length in bytes.
     pub len: u64,
@@ -17,10 +17,10 @@ pub struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// The part of `len` bytes at `offset`.
+    /// The `len` bytes at `offset`.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] when it does not lie within.
+    /// [`Error::OutOfBounds`] when they are not within the memory.
     pub fn slice(&self, offset: u64, len: u64) -> Result<RemoteMemory> {
         let out_of_bounds =
             || Error::OutOfBounds { offset: offset as usize, len: len as usize, region: self.len as usize };

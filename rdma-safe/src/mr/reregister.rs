@@ -8,7 +8,7 @@ use super::{RawMemoryRegion, Registration};
 use crate::errno::check_neg;
 use crate::{Access, Errno, ProtectionDomain};
 
-/// What to change of a region: the argument of [`RawMemoryRegion::reregister`]. What is not set stays.
+/// Changes to a region, for [`RawMemoryRegion::reregister`]. Properties that are not set stay unchanged.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Reregistration {
@@ -17,54 +17,60 @@ pub struct Reregistration {
     access: Option<Access>,
 }
 
-/// A registration that was not changed as asked.
+/// An error of [`RawMemoryRegion::reregister`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReregisterError {
-    /// Nothing has changed, and the region can be used as before. With an [`Errno::is_unsupported`] the device cannot change
-    /// registrations; with `EBUSY` it did not try, since there is a memory window that was bound to the region.
-    #[error("ibv_rereg_mr failed and left the region as it was: {errno}")]
+    /// Nothing has changed, and the region is still usable.
+    ///
+    /// If [`Errno::is_unsupported`], the device cannot change registrations. With `EBUSY` the device was not asked,
+    /// because a memory window was bound to the region.
+    #[error("ibv_rereg_mr failed and left the region unchanged: {errno}")]
     Unchanged {
         /// The region.
         region: RawMemoryRegion,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// The domain belongs to another context; nothing has changed.
-    #[error("the protection domain belongs to another context: make both from clones of one Context")]
+    /// The domain belongs to another context. Nothing has changed.
+    #[error("the protection domain belongs to another context: create both from clones of one Context")]
     ForeignContext {
         /// The region.
         region: RawMemoryRegion,
     },
 
-    /// The region has changed as asked; what it covered before stays out of children of this process (`ibv_fork_init(3)`).
-    #[error("ibv_rereg_mr changed the region, but could not give its former memory back to children: {errno}")]
+    /// The region has changed as requested, but child processes still lack its former memory (`ibv_fork_init(3)`).
+    #[error(
+        "ibv_rereg_mr changed the region, but could not make its former memory available to child processes: {errno}"
+    )]
     Changed {
         /// The region.
         region: RawMemoryRegion,
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// The region was of no more use, and was deregistered: the former memory and the new are the caller's.
+    /// The region became unusable and was deregistered. The caller may reuse the former and the new memory.
     #[error("ibv_rereg_mr failed and left the region unusable, so it was deregistered: {errno}")]
     Lost {
-        /// As reported.
+        /// The reported error.
         errno: Errno,
     },
 
-    /// The region is of no more use, and could not be deregistered either: the device may use the former memory and the new, which
-    /// have to stay as they are until the process ends. So do the domains.
-    #[error("ibv_rereg_mr failed ({errno}) and left a region that cannot be deregistered: its memory has to stay")]
+    /// The region became unusable and could not be deregistered.
+    ///
+    /// The device may use the former and the new memory, which must be kept until the process ends. The domains are
+    /// kept as well.
+    #[error("ibv_rereg_mr failed ({errno}) and left a region that cannot be deregistered: its memory must be kept")]
     Leaked {
-        /// As reported by `ibv_rereg_mr(3)`.
+        /// The error of `ibv_rereg_mr(3)`.
         errno: Errno,
     },
 }
 
 impl ReregisterError {
-    /// The region, where it can still be used.
+    /// The region, if it is still usable.
     #[must_use]
     pub fn into_region(self) -> Option<RawMemoryRegion> {
         match self {
@@ -77,25 +83,25 @@ impl ReregisterError {
 }
 
 impl Reregistration {
-    /// Changes nothing yet.
+    /// Changes nothing by default.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         Reregistration { memory: None, pd: None, access: None }
     }
 
-    /// Covers `len` bytes at `address` instead.
+    /// Changes the memory to `len` bytes at `address`.
     pub fn memory(mut self, address: *mut u8, len: usize) -> Self {
         self.memory = Some((address, len));
         self
     }
 
-    /// Moves it to `pd`, which must be of the same context.
+    /// Changes the domain to `pd`, which must belong to the same context.
     pub fn pd(mut self, pd: &ProtectionDomain) -> Self {
         self.pd = Some(pd.clone());
         self
     }
 
-    /// Allows exactly `access` instead.
+    /// Changes the access to exactly `access`.
     pub fn access(mut self, access: Access) -> Self {
         self.access = Some(access);
         self
@@ -103,18 +109,20 @@ impl Reregistration {
 }
 
 impl RawMemoryRegion {
-    /// Changes what the region covers, its domain or its access, which can be cheaper than to deregister and register:
-    /// `ibv_rereg_mr(3)`. Its keys may be others afterwards.
+    /// Changes the memory, domain or access of the region: `ibv_rereg_mr(3)`.
+    ///
+    /// This can be cheaper than deregistering and registering. It may change the keys.
     ///
     /// # Errors
-    /// [`ReregisterError`] has the region, where it can still be used.
+    /// [`ReregisterError`] contains the region, if it is still usable.
     ///
     /// # Safety
     ///
-    /// The contract of [`ProtectionDomain::register_raw`] holds for the memory and the access of before until this returns, and for
-    /// those asked for from the call on. After [`ReregisterError::Unchanged`] and [`ReregisterError::ForeignContext`] it holds for
-    /// those of before, after [`ReregisterError::Lost`] for neither, after [`ReregisterError::Leaked`] for both until the
-    /// process ends. No work request that names its keys may be in flight.
+    /// The contract of [`ProtectionDomain::register_raw`] applies to the former memory and access until this returns,
+    /// and to the requested ones from the call on. After [`ReregisterError::Unchanged`] and
+    /// [`ReregisterError::ForeignContext`] it applies to the former ones, after [`ReregisterError::Lost`] to neither,
+    /// and after [`ReregisterError::Leaked`] to both until the process ends. No work request that uses the region's
+    /// keys may be in flight.
     #[doc(alias = "ibv_rereg_mr")]
     pub unsafe fn reregister(mut self, change: Reregistration) -> Result<RawMemoryRegion, ReregisterError> {
         let Reregistration { memory, pd, access } = change;
@@ -129,12 +137,13 @@ impl RawMemoryRegion {
             | flag(pd.is_some(), IBV_REREG_MR_CHANGE_PD)
             | flag(access.is_some(), IBV_REREG_MR_CHANGE_ACCESS);
         let (address, len) = memory.unwrap_or((std::ptr::null_mut(), 0));
-        // The device reaches it by address alone.
+        // The device accesses the memory by address alone.
         let _ = address.expose_provenance();
         let verbs = self.pd().context().verbs();
         let mut code = 0;
         let outcome = check_neg(|| {
-            // SAFETY: the region and the domain, which is of the same context, are valid; the caller vouches for the memory.
+            // SAFETY: the region and the domain, which belongs to the same context, are valid. The caller guarantees
+            // the contract for the memory.
             code = unsafe {
                 (verbs.ibv_rereg_mr)(
                     self.as_raw(),
@@ -153,16 +162,16 @@ impl RawMemoryRegion {
             IBV_REREG_MR_ERR_INPUT | IBV_REREG_MR_ERR_DONT_FORK_NEW => {
                 return Err(ReregisterError::Unchanged { region: self, errno });
             }
-            // What a library or a device does not have has done nothing.
+            // A command that the library or device does not support has changed nothing.
             IBV_REREG_MR_ERR_CMD if errno.is_unsupported() => {
                 return Err(ReregisterError::Unchanged { region: self, errno });
             }
-            // It may be as it was, as it was to be, or neither.
+            // The region may be unchanged, changed or neither.
             _ => {
                 return Err(match Arc::get_mut(&mut self.inner).map_or(Ok(()), Registration::release) {
                     Ok(()) => ReregisterError::Lost { errno },
                     Err(_) => {
-                        // The region may be in the new domain as well as in the former, which `release` has leaked.
+                        // The region may be in the new or the former domain. `release` has leaked the former one.
                         std::mem::forget(pd);
                         ReregisterError::Leaked { errno }
                     }
@@ -170,7 +179,7 @@ impl RawMemoryRegion {
             }
         }
         if let Some(inner) = Arc::get_mut(&mut self.inner) {
-            inner.changed(pd, access);
+            inner.update(pd, access);
         }
         if let Some((address, len)) = memory {
             (self.address, self.len) = (address.addr() as u64, len);

@@ -1,4 +1,4 @@
-//! What a memory window opens.
+//! Memory that a window gives access to.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rdma_sys::*;
 use crate::mr::{Region, Registration};
 use crate::{Access, Error, ExposedRegion, ProtectionDomain, RawMemoryRegion, Result, bounds};
 
-/// Bytes of a region that a window opens to peers, and what they may do with them: `struct ibv_mw_bind_info`.
+/// A range of a region that a window opens to peers, with their access: `struct ibv_mw_bind_info`.
 ///
 /// Made by [`ExposedRegion::bind_info`] and [`RawMemoryRegion::bind_info`].
 #[derive(Clone, Copy, Debug)]
@@ -27,18 +27,19 @@ enum Source<'r> {
 }
 
 /// Keeps a region registered while a window may be bound to it.
-pub(super) enum Kept {
+pub(super) enum BoundRegion {
     Exposed(Arc<Region>),
     Raw(Arc<Registration>),
 }
 
 impl ExposedRegion {
-    /// `len` bytes from `offset` on, for a memory window to open as `access` says: remote rights, which need not be among
-    /// those of the region.
+    /// Describes `len` bytes from `offset` for a memory window with the remote access `access`.
+    ///
+    /// The region itself need not have that access.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`]; [`Error::EmptyRegion`] for no bytes; [`Error::NotBindable`] unless the region was registered with
-    /// [`Access::MW_BIND`].
+    /// [`Error::OutOfBounds`]; [`Error::EmptyRegion`] for no bytes; [`Error::NotBindable`] unless the region was
+    /// registered with [`Access::MW_BIND`].
     pub fn bind_info(&self, offset: usize, len: usize, access: Access) -> Result<BindInfo<'_>> {
         let region = self.region();
         BindInfo::new(Source::Exposed(region), self.remote().address, self.len(), offset, len, access)
@@ -46,12 +47,13 @@ impl ExposedRegion {
 }
 
 impl RawMemoryRegion {
-    /// `len` bytes from `offset` on, for a memory window to open as `access` says: remote rights, which need not be among
-    /// those of the region.
+    /// Describes `len` bytes from `offset` for a memory window with the remote access `access`.
+    ///
+    /// The region itself need not have that access.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`]; [`Error::EmptyRegion`] for no bytes; [`Error::NotBindable`] unless the region was registered with
-    /// [`Access::MW_BIND`], and for writes and atomics with [`Access::LOCAL_WRITE`].
+    /// [`Error::OutOfBounds`]; [`Error::EmptyRegion`] for no bytes; [`Error::NotBindable`] unless the region was
+    /// registered with [`Access::MW_BIND`], and for writes and atomics with [`Access::LOCAL_WRITE`].
     pub fn bind_info(&self, offset: usize, len: usize, access: Access) -> Result<BindInfo<'_>> {
         BindInfo::new(Source::Raw(self.registration()), self.address(), self.len(), offset, len, access)
     }
@@ -80,7 +82,7 @@ impl<'r> BindInfo<'r> {
         Ok(BindInfo { region, address: start + offset as u64, len: len as u64, access, zero_based: false })
     }
 
-    /// Peers name its first byte by the address 0, of which they learn nothing then. Only for windows of type 2.
+    /// Makes peers address the first byte as 0, which hides its address. Only for windows of type 2.
     pub fn zero_based(mut self) -> Self {
         self.zero_based = true;
         self
@@ -94,7 +96,7 @@ impl<'r> BindInfo<'r> {
         self.region.registration().pd()
     }
 
-    /// The address by which peers name its first byte.
+    /// The address of the first byte, for peers.
     pub(crate) fn remote_address(&self) -> u64 {
         if self.zero_based { 0 } else { self.address }
     }
@@ -103,20 +105,20 @@ impl<'r> BindInfo<'r> {
         self.len
     }
 
-    pub(super) fn keep(&self) -> Kept {
+    pub(super) fn keep(&self) -> BoundRegion {
         match self.region {
-            Source::Exposed(region) => Kept::Exposed(Arc::clone(region)),
-            Source::Raw(region) => Kept::Raw(Arc::clone(region)),
+            Source::Exposed(region) => BoundRegion::Exposed(Arc::clone(region)),
+            Source::Raw(region) => BoundRegion::Raw(Arc::clone(region)),
         }
     }
 
-    /// The region as C has it.
+    /// The region as a C object.
     #[inline]
     pub(super) fn region_raw(&self) -> *mut ibv_mr {
         self.region.registration().as_raw()
     }
 
-    /// As C has it, valid while the region is.
+    /// The C structure, valid while the region is.
     #[inline]
     pub(crate) fn to_raw(self) -> ibv_mw_bind_info {
         let zero_based = if self.zero_based { IBV_ACCESS_ZERO_BASED.0 } else { 0 };
@@ -144,7 +146,7 @@ impl std::fmt::Debug for Source<'_> {
     }
 }
 
-impl Kept {
+impl BoundRegion {
     #[inline]
     pub(super) fn as_raw(&self) -> *mut ibv_mr {
         self.registration().as_raw()
@@ -152,17 +154,18 @@ impl Kept {
 
     fn registration(&self) -> &Registration {
         match self {
-            Kept::Exposed(region) => &region.registration,
-            Kept::Raw(region) => region,
+            BoundRegion::Exposed(region) => &region.registration,
+            BoundRegion::Raw(region) => region,
         }
     }
 
-    /// The start of the region and no bytes of it: what ends a binding. A NULL region, which means the same, is dereferenced by
-    /// the provider of SoftRoCE.
-    pub(super) fn nothing(&self) -> ibv_mw_bind_info {
+    /// The start of the region with a length of 0, which unbinds a window.
+    ///
+    /// A NULL region also means that, but the SoftRoCE provider dereferences it.
+    pub(super) fn unbind_info(&self) -> ibv_mw_bind_info {
         let region = self.registration();
-        // SAFETY: the region is valid; the field does not change after the registration, except in `ibv_rereg_mr`, which wants
-        // to be the only one who has it.
+        // SAFETY: the region is valid. The field changes only in `ibv_rereg_mr`, which requires exclusive ownership of
+        // the region.
         let addr = unsafe { (*region.as_raw()).addr }.addr() as u64;
         ibv_mw_bind_info { mr: region.as_raw(), addr, length: 0, mw_access_flags: 0 }
     }

@@ -1,4 +1,8 @@
-//! Memory windows: remote access to part of a region, which is given and taken by work of a queue pair.
+//! Memory windows: remote access to part of a region, granted and revoked by work requests.
+//!
+//! Start with [`ProtectionDomain::memory_window`], which makes a [`MemoryWindow`].
+//! [`QueuePair::bind_window`](crate::QueuePair::bind_window) binds one of type 1, and
+//! [`SendBatch::bind`](crate::SendBatch::bind) one of type 2.
 
 mod bind_info;
 mod regions;
@@ -11,43 +15,46 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use crate::errno::check_ptr;
+use crate::error::Verb;
 use crate::object::{Object, Parents};
 use crate::{Context, PostError, ProtectionDomain, RemoteMemory, Result, qp};
 
-use bind_info::Kept;
+use bind_info::BoundRegion;
 use regions::Regions;
 
 pub use bind_info::BindInfo;
 
-/// A memory window: a key to part of a region, `struct ibv_mw`, of type [`Type1`] or [`Type2`].
+/// A memory window: a remote key to part of a region, `struct ibv_mw`, of type [`Type1`] or [`Type2`].
 ///
-/// Registering memory takes a system call; to bind a window to part of what is registered takes a work request. Peers get the key
-/// that binding returns, reach the bytes of the [`BindInfo`] by it and no others (on SoftRoCE all of the region, see
-/// [`Quirks::WINDOWS_UNBOUNDED`](crate::Quirks::WINDOWS_UNBOUNDED)), and lose them when the window is bound
-/// elsewhere, unbound, invalidated or dropped.
+/// Registering memory takes a system call. Binding a window to part of registered memory takes a work request. Binding
+/// returns a key, by which peers access the bytes of the [`BindInfo`] and no others. (On SoftRoCE they can access the
+/// whole region, see
+/// [`Quirks::WINDOWS_COVER_WHOLE_REGIONS`](crate::device::Quirks::WINDOWS_COVER_WHOLE_REGIONS).) The access ends when the
+/// window is bound again, unbound, invalidated or dropped.
 ///
 /// | | [`Type1`] | [`Type2`] |
 /// |---|---|---|
 /// | bound by | [`QueuePair::bind_window`] | [`SendBatch::bind`] |
 /// | unbound by | [`QueuePair::unbind_window`] | [`SendBatch::invalidate`], or the peer's [`SendBatch::send_invalidate`] |
-/// | peers reach it through | every queue pair of the domain | on most devices, the queue pair that bound it |
+/// | accessible through | every queue pair of the domain | on most devices, only the queue pair that bound it |
 ///
-/// The region needs [`Access::MW_BIND`](crate::Access::MW_BIND) and no remote right of its own. The queue pair here that the peer
-/// is connected to needs the rights that the window gives, by [`InitOptions::peer_access`](crate::InitOptions::peer_access) or
-/// [`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access), or the peer's work fails with `REM_INV_REQ_ERR` or
-/// `REM_ACCESS_ERR`.
+/// The region needs [`Access::MW_BIND`](crate::Access::MW_BIND), but no remote access. The queue pair that the peer is
+/// connected to needs the access of the window, by [`InitOptions::peer_access`](crate::InitOptions::peer_access) or
+/// [`EndpointBuilder::peer_access`](crate::EndpointBuilder::peer_access). Otherwise the peer's work fails with
+/// `REM_INV_REQ_ERR` or `REM_ACCESS_ERR`.
 ///
-/// Binding is work like any other: it has happened when its completion is a success, and the window has to be told, by
-/// [`MemoryWindow::confirm`] or [`MemoryWindow::revert`], before it is bound again. While it is bound, a window of type 2 keeps its
-/// queue pair.
+/// Binding is asynchronous: the window is bound once the completion reports success. Report the result to the window
+/// with [`MemoryWindow::confirm`] or [`MemoryWindow::revert`] before it is bound again. While it is bound, a window of
+/// type 2 keeps its queue pair alive.
 ///
 /// # Regions stay registered
 ///
-/// A window keeps every region that it was ever bound to until it is deallocated. The caller may be wrong about the end of a
-/// binding, and some devices deregister a region that a window is still bound to. Therefore [`MemoryWindow::confirm`] and the like
-/// release no region. A window keeps each region once, and takes at most [`MemoryWindow::MAX_REGIONS`] different ones. A service
-/// that registers regions all the time should allocate a new window now and then, which costs less than the registrations.
-/// [`MemoryWindow::release_former`] releases regions earlier, and is `unsafe`.
+/// A window keeps every region that it was ever bound to until it is deallocated. The caller may be wrong about the end
+/// of a binding, and some devices deregister a region that a window is still bound to. Therefore
+/// [`MemoryWindow::confirm`], [`MemoryWindow::revert`] and [`MemoryWindow::invalidated`] release no region. A window
+/// keeps each region once, and supports at most [`MemoryWindow::MAX_REGIONS`] different ones. A service that registers
+/// regions frequently should allocate a new window from time to time, which costs less than the registrations.
+/// [`MemoryWindow::release_unused_regions`] releases regions earlier, and is `unsafe`.
 ///
 /// [`QueuePair::bind_window`]: crate::QueuePair::bind_window
 /// [`QueuePair::unbind_window`]: crate::QueuePair::unbind_window
@@ -57,35 +64,38 @@ pub use bind_info::BindInfo;
 ///
 /// ```no_run
 /// # use rdma_safe::*;
+/// use rdma_safe::mr::Pages;
+/// use rdma_safe::mw::Type1;
+///
 /// # fn example(pd: &ProtectionDomain, qp: &mut QueuePair, cq: &mut CompletionQueue) -> rdma_safe::Result<()> {
 /// // `qp` was initialised with `InitOptions::default().peer_access(Access::REMOTE_READ)`.
 /// let region = pd.expose(Pages::new(4096)?, Access::MW_BIND)?;
 /// let mut window = pd.memory_window::<Type1>()?;
 /// let info = region.bind_info(1024, 512, Access::REMOTE_READ)?;
 /// let remote = qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info)?;
-/// // … take its completion:
+/// // … poll its completion:
 /// # let succeeded = true;
 /// if succeeded { window.confirm() } else { window.revert() }
-/// // … give `remote` to the peer; later, take it back:
+/// // … send `remote` to the peer; later, revoke it:
 /// qp.unbind_window(WorkRequest::new(2).signaled(), &mut window)?;
-/// // … take its completion:
-/// window.confirm(); // from here on, what the peer does with `remote` fails, and ends the connection
+/// // … poll its completion:
+/// window.confirm(); // from now on, the peer's accesses to `remote` fail and break the connection
 /// # Ok(())
 /// # }
 /// ```
 pub struct MemoryWindow<K: WindowType> {
     object: Object<MadeFrom>,
-    /// As of the last binding that was confirmed.
+    /// Key of the last confirmed binding.
     rkey: u32,
     window_type: PhantomData<K>,
 }
 
-/// What a window was made in, and what it is bound to.
+/// The domain of a window, and its bindings.
 struct MadeFrom {
-    /// What was posted and neither confirmed nor reverted.
+    /// Binding that was posted, but neither confirmed nor reverted.
     pending: Option<Pending>,
     bound: Option<Bound>,
-    /// Released after the window was deallocated.
+    /// Released after the window is deallocated.
     regions: Regions,
     pd: ProtectionDomain,
 }
@@ -93,39 +103,39 @@ struct MadeFrom {
 impl Parents for MadeFrom {
     type Raw = ibv_mw;
 
-    const VERB: &'static str = "ibv_dealloc_mw";
+    const VERB: Verb = Verb::DeallocMw;
 
     fn context(&self) -> &Context {
         self.pd.context()
     }
 
     unsafe fn destroy(&self, raw: *mut ibv_mw) -> c_int {
-        // SAFETY: the caller's contract. Work that is posted and names it is refused by the device.
+        // SAFETY: the caller's contract. The device rejects posted work that names the window.
         unsafe { ibv_dealloc_mw(raw) }
     }
 }
 
-/// The binding of a window, as reported by the user.
+/// A binding of the window, as reported by the user.
 struct Bound {
-    region: Kept,
-    /// Of type 2, which belongs to its queue pair.
+    region: BoundRegion,
+    /// The queue pair of a type 2 window.
     _qp: Option<Arc<qp::Shared>>,
 }
 
 struct Pending {
     rkey: u32,
-    /// None where it unbinds.
+    /// The new binding; `None` if the work unbinds the window.
     to: Option<Bound>,
 }
 
 /// A type of memory window: [`Type1`] or [`Type2`].
 pub trait WindowType: sealed::WindowType {}
 
-/// Windows that `ibv_bind_mw(3)` binds.
+/// Windows that are bound by `ibv_bind_mw(3)`.
 #[derive(Clone, Copy, Debug)]
 pub enum Type1 {}
 
-/// Windows that work requests bind, and local or remote ones invalidate.
+/// Windows that are bound by work requests, and invalidated by local or remote ones.
 #[derive(Clone, Copy, Debug)]
 pub enum Type2 {}
 
@@ -135,13 +145,13 @@ impl WindowType for Type2 {}
 mod sealed {
     use rdma_sys::*;
 
-    use crate::DeviceCapabilities;
+    use crate::device::DeviceCapabilities;
 
-    /// Not implementable elsewhere: which verbs a window is for depends on it.
+    /// Sealed, because the available verbs depend on it.
     pub trait WindowType {
         const RAW: ibv_mw_type;
         const FEATURE: &'static str;
-        /// Any of these.
+        /// Capabilities, of which the device needs at least one.
         const NEEDS: DeviceCapabilities;
     }
 
@@ -160,10 +170,10 @@ mod sealed {
 }
 
 impl ProtectionDomain {
-    /// Allocates a memory window, of type [`Type1`] or [`Type2`], which opens nothing yet: `ibv_alloc_mw(3)`.
+    /// Allocates an unbound memory window of type [`Type1`] or [`Type2`]: `ibv_alloc_mw(3)`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) where the device has none of the type;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) if the device lacks windows of this type;
     /// [`Error::Verb`](crate::Error::Verb).
     #[doc(alias = "ibv_alloc_mw")]
     pub fn memory_window<K: WindowType>(&self) -> Result<MemoryWindow<K>> {
@@ -171,51 +181,56 @@ impl ProtectionDomain {
         if !context.attributes().capabilities().intersects(K::NEEDS) {
             return Err(context.unsupported(K::FEATURE));
         }
-        // SAFETY: the context is valid; every provider that has windows sets these, the shims do not look at the first.
+        // SAFETY: the context is valid. Providers with windows set these functions, and the shims do not check the
+        // first.
         let (bind, dealloc) = unsafe { ((*context.as_raw()).ops.bind_mw, (*context.as_raw()).ops.dealloc_mw) };
         if bind.is_none() || dealloc.is_none() {
             return Err(context.unsupported(K::FEATURE));
         }
         // SAFETY: the domain is valid.
         let raw = check_ptr(|| unsafe { ibv_alloc_mw(self.as_raw(), K::RAW) })
-            .map_err(|errno| context.feature_error("ibv_alloc_mw", K::FEATURE, errno))?;
-        // SAFETY: just made.
+            .map_err(|errno| context.feature_error(Verb::AllocMw, K::FEATURE, errno))?;
+        // SAFETY: just created.
         let rkey = unsafe { (*raw.as_ptr()).rkey };
         let made_from = MadeFrom { pending: None, bound: None, regions: Regions::default(), pd: self.clone() };
-        // SAFETY: just allocated, and given to nobody else; nothing is made from it.
+        // SAFETY: just allocated, and not shared with anything. Nothing is created from it.
         let object = unsafe { Object::new(raw, made_from) };
         Ok(MemoryWindow { object, rkey, window_type: PhantomData })
     }
 }
 
 impl<K: WindowType> MemoryWindow<K> {
-    /// The most different regions that one window can be bound to.
+    /// Maximum number of different regions that one window can be bound to.
     pub const MAX_REGIONS: usize = Regions::MAX;
 
-    /// The remote key: that of the last binding which was posted and not reverted. It opens nothing before that has completed.
+    /// Remote key of the last binding that was posted and not reverted.
+    ///
+    /// It grants no access until that binding has completed.
     #[must_use]
     #[inline]
     pub fn rkey(&self) -> u32 {
         self.object.pending.as_ref().map_or(self.rkey, |pending| pending.rkey)
     }
 
-    /// Whether a binding was posted that was neither confirmed nor reverted.
+    /// Whether a posted binding is neither confirmed nor reverted.
     #[must_use]
     #[inline]
     pub fn is_pending(&self) -> bool {
         self.object.pending.is_some()
     }
 
-    /// Whether it is bound to a region, was before the pending binding, or will be after it, by what the user has reported.
+    /// Whether the window is bound, according to the user's reports, before or after a pending binding.
     #[must_use]
     pub fn is_bound(&self) -> bool {
         self.object.bound.is_some() || self.object.pending.as_ref().is_some_and(|pending| pending.to.is_some())
     }
 
-    /// What was posted last has happened: its completion, or that of later work of the same send queue, was a success. Does nothing
-    /// if nothing is pending.
+    /// Reports that the last posted binding has completed with success.
     ///
-    /// If it has not happened, peers may still reach the region that the window was bound to before, which stays registered.
+    /// Success means that its completion, or that of later work in the same send queue, is a success. Does nothing if
+    /// nothing is pending.
+    ///
+    /// If the report is wrong, peers may still access the previous region, which stays registered.
     pub fn confirm(&mut self) {
         if let Some(Pending { rkey, to }) = self.object.pending.take() {
             self.set_rkey(rkey);
@@ -223,27 +238,30 @@ impl<K: WindowType> MemoryWindow<K> {
         }
     }
 
-    /// What was posted last has not happened: its completion was a failure, or its batch was dropped or refused. The key is that of
-    /// before again. Does nothing if nothing is pending.
+    /// Reports that the last posted binding has failed.
+    ///
+    /// Its completion was an error, or its batch was dropped or refused. This restores the previous key. Does nothing
+    /// if nothing is pending.
     pub fn revert(&mut self) {
         if self.object.pending.take().is_some() {
             self.set_rkey(self.rkey);
         }
     }
 
-    /// Releases the regions that the window was bound to before: all but the one it is bound to and the one of a pending binding.
+    /// Releases all regions that are neither bound nor part of a pending binding.
     ///
     /// # Safety
     ///
-    /// Every call of [`MemoryWindow::confirm`], [`MemoryWindow::revert`] and [`MemoryWindow::invalidated`] so far was true, and no
-    /// binding that was posted and then reverted can still be executed. Otherwise the window may stay bound to freed memory.
-    pub unsafe fn release_former(&mut self) {
+    /// Every call of [`MemoryWindow::confirm`], [`MemoryWindow::revert`] and [`MemoryWindow::invalidated`] so far must
+    /// have been correct, and no binding that was posted and then reverted may still be executed. Otherwise the window
+    /// may stay bound to freed memory.
+    pub unsafe fn release_unused_regions(&mut self) {
         let MadeFrom { pending, bound, regions, .. } = &mut *self.object;
         let needed = [bound.as_ref(), pending.as_ref().and_then(|pending| pending.to.as_ref())];
-        regions.retain(|kept| needed.iter().flatten().any(|to| to.region.as_raw() == kept.as_raw()));
+        regions.retain(|region| needed.iter().flatten().any(|to| to.region.as_raw() == region.as_raw()));
     }
 
-    /// Refuses a binding to more than [`MemoryWindow::MAX_REGIONS`] regions.
+    /// Rejects a binding to more than [`MemoryWindow::MAX_REGIONS`] regions.
     #[inline]
     pub(crate) fn check_room(&self, info: &BindInfo<'_>) -> Result<(), PostError> {
         if self.object.regions.have_room_for(info) {
@@ -252,16 +270,17 @@ impl<K: WindowType> MemoryWindow<K> {
         Err(PostError::WindowRegions { max: Regions::MAX })
     }
 
-    /// Keeps the region of a binding that the provider has or may have taken.
+    /// Keeps the region of a binding that the provider has taken, or may have taken.
     #[inline]
     pub(crate) fn keep(&mut self, info: &BindInfo<'_>) {
         self.object.regions.keep(info);
     }
 
-    /// `ibv_bind_mw(3)` leaves it to its caller to take its change back, and binding by a work request to make it.
+    /// Sets the key. `ibv_bind_mw(3)` leaves restoring the key to its caller, and binding by a work request leaves
+    /// setting it.
     fn set_rkey(&mut self, rkey: u32) {
         self.rkey = rkey;
-        // SAFETY: the window is valid and borrowed mutably; no batch is to be open that names it.
+        // SAFETY: the window is valid and borrowed mutably. No open batch names it.
         unsafe { (*self.as_raw()).rkey = rkey }
     }
 
@@ -270,22 +289,23 @@ impl<K: WindowType> MemoryWindow<K> {
         self.object.pd.is_same(pd)
     }
 
-    /// The domain that it is in.
+    /// The domain of the window.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.object.pd
     }
 
-    /// The C object, valid while this window is.
+    /// The C object, valid while this window exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mw {
         self.object.as_raw()
     }
 
-    /// Unbinds and deallocates it: `ibv_dealloc_mw(3)`. Dropping does the same and tells nobody.
+    /// Unbinds and deallocates the window: `ibv_dealloc_mw(3)`. Dropping does the same, but ignores errors.
     ///
     /// # Errors
-    /// [`Error::Verb`](crate::Error::Verb): then it stays, and the regions that it may be bound to, until the process ends.
+    /// [`Error::Verb`](crate::Error::Verb). The window and the regions that it may be bound to are then kept until the
+    /// process ends.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn deallocate(self) -> Result<()> {
         self.object.destroy().map(drop)
@@ -293,12 +313,12 @@ impl<K: WindowType> MemoryWindow<K> {
 }
 
 impl MemoryWindow<Type1> {
-    /// What ends the binding; `None` where there is none, that would be known.
+    /// Parameters to unbind the window; `None` if it is not bound, as far as known.
     pub(crate) fn unbinding(&self) -> Option<ibv_mw_bind_info> {
-        self.object.bound.as_ref().map(|bound| bound.region.nothing())
+        self.object.bound.as_ref().map(|bound| bound.region.unbind_info())
     }
 
-    /// `ibv_bind_mw` has taken it, and set the new key.
+    /// Records a binding that `ibv_bind_mw` has accepted. It has set the new key.
     pub(crate) fn posted(&mut self, info: Option<&BindInfo<'_>>) -> u32 {
         // SAFETY: the window is valid.
         let rkey = unsafe { (*self.as_raw()).rkey };
@@ -308,21 +328,23 @@ impl MemoryWindow<Type1> {
 }
 
 impl MemoryWindow<Type2> {
-    /// Its key was invalidated: by work here that has completed, or by the peer, whose send then names the key in
-    /// [`WorkCompletion::invalidated_rkey`](crate::WorkCompletion::invalidated_rkey). Confirms what is pending, and releases the
-    /// queue pair.
+    /// Reports that the key was invalidated.
+    ///
+    /// It was invalidated by local work that has completed, or by a send of the peer, which names the key in
+    /// [`WorkCompletion::invalidated_rkey`](crate::WorkCompletion::invalidated_rkey). This confirms a pending binding
+    /// and releases the queue pair.
     pub fn invalidated(&mut self) {
         self.confirm();
         self.object.bound = None;
     }
 
-    /// The key of the next binding, which a work request then sets.
+    /// The key of the next binding, which a work request sets.
     #[inline]
     pub(crate) fn next_rkey(&self) -> u32 {
         ibv_inc_rkey(self.rkey)
     }
 
-    /// A work request was added that binds it under that key.
+    /// Records a work request that binds the window to this key.
     #[inline]
     pub(crate) fn added(&mut self, rkey: u32, info: &BindInfo<'_>, qp: &Arc<qp::Shared>) -> RemoteMemory {
         self.keep(info);

@@ -9,11 +9,11 @@ named! {
     pub struct PhysicalState(u8) as "physical state" {
         /// Asleep.
         SLEEP = 1 => "Sleep",
-        /// Looking for the other end.
+        /// Polling: looking for the other end.
         POLLING = 2 => "Polling",
-        /// Switched off.
+        /// Disabled.
         DISABLED = 3 => "Disabled",
-        /// Agreeing on parameters with the other end.
+        /// Training: negotiating parameters with the other end.
         TRAINING = 4 => "PortConfigurationTraining",
         /// Up.
         LINK_UP = 5 => "LinkUp",
@@ -24,13 +24,13 @@ named! {
     }
 }
 
-/// Width of a link, by its code.
+/// Width of a link, as its code.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct LinkWidth(pub u8);
 
 impl LinkWidth {
-    /// Number of lanes; `None` for a code that is not defined.
+    /// Number of lanes; `None` for an undefined code.
     #[must_use]
     pub fn lanes(self) -> Option<u32> {
         match self.0 {
@@ -60,7 +60,7 @@ impl fmt::Debug for LinkWidth {
 }
 
 named! {
-    /// Speed of each lane of a link, by its code.
+    /// Speed per lane of a link, as its code.
     pub struct LinkSpeed(u32) as "link speed" {
         /// 2.5 Gbit/s.
         SDR = 1 => "SDR",
@@ -68,7 +68,7 @@ named! {
         DDR = 2 => "DDR",
         /// 10 Gbit/s.
         QDR = 4 => "QDR",
-        /// 10 Gbit/s, better coded.
+        /// 10 Gbit/s with more efficient coding.
         FDR10 = 8 => "FDR10",
         /// 14 Gbit/s.
         FDR = 16 => "FDR",
@@ -84,7 +84,7 @@ named! {
 }
 
 impl LinkSpeed {
-    /// Nominal rate of a lane in Mbit/s; `None` for a code that is not defined.
+    /// Nominal rate of a lane in Mbit/s; `None` for an undefined code.
     #[must_use]
     pub fn lane_mbps(self) -> Option<u32> {
         match self {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_speed_with_a_name_has_a_rate_that_grows() {
+    fn every_named_speed_has_a_higher_rate_than_the_one_before() {
         let rates: Vec<_> = LinkSpeed::KNOWN.iter().map(|speed| speed.lane_mbps().unwrap()).collect();
         assert!(rates.is_sorted() && rates.len() == 9, "{rates:?}");
         assert_eq!(LinkSpeed(512).lane_mbps(), None);

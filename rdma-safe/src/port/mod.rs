@@ -1,4 +1,6 @@
-//! Ports: state, link, MTU, tables.
+//! Ports: state, link, MTU and table sizes.
+//!
+//! Start with [`Context::query_port`](crate::Context::query_port), which returns [`PortAttributes`].
 
 mod capabilities;
 mod link;
@@ -25,7 +27,7 @@ named! {
         ARMED = IBV_PORT_ARMED.0 => "PORT_ARMED",
         /// Ready for traffic.
         ACTIVE = IBV_PORT_ACTIVE.0 => "PORT_ACTIVE",
-        /// Active, and in a deferred link failure.
+        /// Active, with a deferred link failure.
         ACTIVE_DEFER = IBV_PORT_ACTIVE_DEFER.0 => "PORT_ACTIVE_DEFER",
     }
 }
@@ -33,7 +35,7 @@ named! {
 named! {
     /// Link layer of a port: `IBV_LINK_LAYER_*`.
     pub struct LinkLayer(u8) as "link layer" {
-        /// Not specified: older InfiniBand drivers.
+        /// Unspecified: older InfiniBand drivers.
         UNSPECIFIED = IBV_LINK_LAYER_UNSPECIFIED as u8 => "Unspecified",
         /// InfiniBand: addressed by LID.
         INFINIBAND = IBV_LINK_LAYER_INFINIBAND as u8 => "InfiniBand",
@@ -42,7 +44,7 @@ named! {
     }
 }
 
-/// Path MTU, by its code in `enum ibv_mtu`.
+/// Path MTU, as its code in `enum ibv_mtu`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(into = "u32", try_from = "u32"))]
@@ -60,26 +62,26 @@ impl Mtu {
     /// 4096 bytes.
     pub const MTU_4096: Mtu = Mtu(5);
 
-    /// From its code in `enum ibv_mtu`; for a number of bytes there is `Mtu::try_from`.
+    /// The MTU with this code in `enum ibv_mtu`. For a number of bytes, use `Mtu::try_from`.
     #[must_use]
     pub const fn from_code(code: u32) -> Self {
         Mtu(code)
     }
 
-    /// Its code in `enum ibv_mtu`.
+    /// Code in `enum ibv_mtu`.
     #[must_use]
     pub const fn code(self) -> u32 {
         self.0
     }
 
-    /// The payload of a packet in bytes; `None` for a code that is not defined.
+    /// Payload of a packet in bytes; `None` for an undefined code.
     #[must_use]
     pub fn bytes(self) -> Option<u32> {
         matches!(self.0, 1..=5).then(|| 128 << self.0)
     }
 }
 
-/// A number of bytes that is not a path MTU.
+/// The error for a number of bytes that is not a path MTU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0} is not a path MTU: it is 256, 512, 1024, 2048 or 4096 bytes")]
 pub struct InvalidMtu(pub u32);
@@ -87,14 +89,14 @@ pub struct InvalidMtu(pub u32);
 impl TryFrom<u32> for Mtu {
     type Error = InvalidMtu;
 
-    /// From a number of bytes.
+    /// Converts a number of bytes.
     fn try_from(bytes: u32) -> Result<Self, InvalidMtu> {
         (1..=5).map(Mtu).find(|mtu| mtu.bytes() == Some(bytes)).ok_or(InvalidMtu(bytes))
     }
 }
 
 impl From<Mtu> for u32 {
-    /// Bytes, or 0 for a code that is not defined.
+    /// Number of bytes, or 0 for an undefined code.
     fn from(mtu: Mtu) -> u32 {
         mtu.bytes().unwrap_or(0)
     }
@@ -115,7 +117,7 @@ impl fmt::Debug for Mtu {
     }
 }
 
-/// What `ibv_query_port(3)` reports.
+/// Attributes of a port: `ibv_query_port(3)`.
 #[derive(Clone, Copy)]
 pub struct PortAttributes {
     raw: ibv_port_attr,
@@ -138,13 +140,13 @@ impl PortAttributes {
         LinkLayer(self.raw.link_layer)
     }
 
-    /// Largest MTU that the port can have.
+    /// Largest MTU that the port supports.
     #[must_use]
     pub fn max_mtu(&self) -> Mtu {
         Mtu(self.raw.max_mtu.0)
     }
 
-    /// MTU in force.
+    /// Active MTU.
     #[must_use]
     pub fn active_mtu(&self) -> Mtu {
         Mtu(self.raw.active_mtu.0)
@@ -156,7 +158,7 @@ impl PortAttributes {
         self.raw.lid
     }
 
-    /// Low bits of the LID that addresses of this port may differ in.
+    /// LID mask control (LMC): number of low LID bits that path bits can vary.
     #[must_use]
     pub fn lid_mask_bits(&self) -> u8 {
         self.raw.lmc
@@ -168,25 +170,25 @@ impl PortAttributes {
         self.raw.sm_lid
     }
 
-    /// Service level to reach the subnet manager by.
+    /// Service level of the path to the subnet manager.
     #[must_use]
     pub fn subnet_manager_sl(&self) -> u8 {
         self.raw.sm_sl
     }
 
-    /// How long a packet may take through the subnet: 4.096 µs times 2 to this power.
+    /// Subnet timeout, the longest time of a packet in the subnet: 4.096 µs · 2^value.
     #[must_use]
     pub fn subnet_timeout(&self) -> u8 {
         self.raw.subnet_timeout
     }
 
-    /// Type of initialisation that the subnet manager has done, as the InfiniBand specification codes it.
+    /// Type of initialization that the subnet manager has done, as coded by the InfiniBand specification.
     #[must_use]
     pub fn init_type_reply(&self) -> u8 {
         self.raw.init_type_reply
     }
 
-    /// Number of virtual lanes; `None` for a code that is not defined, and on Ethernet.
+    /// Number of virtual lanes; `None` for an undefined code, and on Ethernet.
     #[must_use]
     pub fn virtual_lanes(&self) -> Option<u8> {
         [1, 2, 4, 8, 15].get(usize::from(self.raw.max_vl_num).checked_sub(1)?).copied()
@@ -198,19 +200,19 @@ impl PortAttributes {
         LinkWidth(self.raw.active_width)
     }
 
-    /// Speed of each lane of the link.
+    /// Speed per lane of the link.
     #[must_use]
     pub fn active_speed(&self) -> LinkSpeed {
-        // From 200 Gbit/s on the code does not fit into the older field.
+        // From 200 Gbit/s on, the code does not fit in the older field.
         match self.raw.active_speed_ex {
             0 => LinkSpeed(self.raw.active_speed.into()),
             speed => LinkSpeed(speed),
         }
     }
 
-    /// Nominal rate of the link in Mbit/s: lanes times speed; `None` where the code of either is not defined.
+    /// Nominal rate of the link in Mbit/s: lanes times speed. `None` if either code is undefined.
     ///
-    /// What the port can really do may be less: see [`Context::port_speed`](crate::Context::port_speed).
+    /// The actual speed may be lower: see [`Context::port_speed`](crate::Context::port_speed).
     #[must_use]
     pub fn nominal_mbps(&self) -> Option<u64> {
         Some(u64::from(self.active_width().lanes()?) * u64::from(self.active_speed().lane_mbps()?))
@@ -222,37 +224,37 @@ impl PortAttributes {
         PhysicalState(self.raw.phys_state)
     }
 
-    /// What the port says that it can.
+    /// Capability flags.
     #[must_use]
     pub fn capabilities(&self) -> PortCapabilities {
         PortCapabilities::from_bits_retain(self.raw.port_cap_flags)
     }
 
-    /// More of what it says that it can.
+    /// Further capability flags.
     #[must_use]
     pub fn capabilities2(&self) -> PortCapabilities2 {
         PortCapabilities2::from_bits_retain(self.raw.port_cap_flags2)
     }
 
-    /// Whether every address vector needs a global route.
+    /// Whether all address vectors need a global route.
     #[must_use]
     pub fn needs_global_route(&self) -> bool {
         u32::from(self.raw.flags) & IBV_QPF_GRH_REQUIRED.0 != 0
     }
 
-    /// Packets with a bad partition key, counted since the port came up.
+    /// Packets with a bad partition key since the port came up.
     #[must_use]
     pub fn bad_pkeys(&self) -> u32 {
         self.raw.bad_pkey_cntr
     }
 
-    /// Packets with a bad queue key, counted since the port came up.
+    /// Packets with a bad queue key since the port came up.
     #[must_use]
     pub fn bad_qkeys(&self) -> u32 {
         self.raw.qkey_viol_cntr
     }
 
-    /// Number of entries in the GID table, empty ones included.
+    /// Number of entries in the GID table, including empty ones.
     #[must_use]
     pub fn gid_table_len(&self) -> u32 {
         self.raw.gid_tbl_len.max(0) as u32
@@ -264,13 +266,13 @@ impl PortAttributes {
         self.raw.pkey_tbl_len
     }
 
-    /// Longest message in bytes.
+    /// Largest message in bytes.
     #[must_use]
     pub fn max_message_size(&self) -> u32 {
         self.raw.max_msg_sz
     }
 
-    /// Every field as C has it.
+    /// All fields in C's representation.
     #[must_use]
     pub fn as_raw(&self) -> &ibv_port_attr {
         &self.raw

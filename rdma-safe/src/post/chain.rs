@@ -1,4 +1,4 @@
-//! Work requests collected in memory.
+//! Work requests for `ibv_post_send`, collected in memory.
 
 use std::ptr::{NonNull, null_mut};
 
@@ -7,13 +7,13 @@ use rdma_sys::*;
 use super::payload::Limits;
 use super::{PostError, Sge};
 
-/// Work requests for `ibv_post_send`, and the memory they refer to, allocated once.
+/// Work requests for `ibv_post_send`, with their scatter/gather elements and inline data.
 ///
-/// Each refers to its elements for good, and is linked to the one before as it is begun. What no operation sets stays as C
-/// would have it, zero.
+/// Everything is allocated once. A work request always points to the same elements. [`Chain::slot`] links it to the
+/// previous one. Fields that no operation sets stay zero, as in C.
 pub(super) struct Chain {
-    // Pointers and not boxes: work requests point to each other, and a box that is used ends the right to what was derived
-    // from it before.
+    // Raw pointers instead of boxes: work requests point to each other, and using a box would invalidate pointers that
+    // were derived from it before.
     wrs: NonNull<ibv_send_wr>,
     sges: NonNull<ibv_sge>,
     inline: NonNull<u8>,
@@ -24,12 +24,12 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// For a queue pair that needs none.
+    /// An empty chain, for a queue pair that posts by `ibv_wr_*`.
     pub(super) fn none() -> Self {
         Chain::with(0, 1, 0)
     }
 
-    /// Of at least one work request.
+    /// A chain of `max_batch` work requests, at least one.
     pub(super) fn new(limits: Limits, max_batch: u32) -> Self {
         Chain::with(max_batch.max(1), u32::from(limits.max_sge).max(1), limits.max_inline)
     }
@@ -44,7 +44,7 @@ impl Chain {
             max_sge,
             max_inline,
         };
-        // The provider reaches inline data by its address alone.
+        // The provider gets the inline data as an integer address.
         let _ = chain.inline.as_ptr().expose_provenance();
         for index in 0..count {
             // SAFETY: `index` is below the length of `wrs`, and `sges` has `max_sge` for each.
@@ -53,25 +53,25 @@ impl Chain {
         chain
     }
 
-    /// The first work request: what [`Chain::slot`] and [`Chain::post`] are told.
+    /// The first work request, which [`Chain::slot`] and [`Chain::post`] take as an argument.
     #[inline(always)]
     pub(super) fn first(&self) -> *mut ibv_send_wr {
         self.wrs.as_ptr()
     }
 
-    /// The work request at `index`, which ends the chain now.
+    /// Returns the work request at `index` and makes it the end of the chain.
     ///
     /// # Safety
     ///
-    /// This must not be [`Chain::none`], `first` be [`Chain::first`], and `index` be the number of calls since the last posting
-    /// or since the chain was begun anew.
+    /// This must not be [`Chain::none`]. `first` must be [`Chain::first`]. `index` must be the number of calls since
+    /// the last post, or since the chain was started again.
     #[inline(always)]
     pub(super) unsafe fn slot(&self, first: *mut ibv_send_wr, index: u32) -> Result<*mut ibv_send_wr, PostError> {
-        // There is always a first one.
+        // A chain always has a first work request.
         if index != 0 && index >= self.max {
             return Err(PostError::BatchFull { max: self.max });
         }
-        // SAFETY: `index` is below the number of work requests. Between calls the provider has no use for them.
+        // SAFETY: `index` is below the number of work requests. The provider does not use them between calls.
         unsafe {
             let wr = first.add(index as usize);
             (*wr).next = null_mut();
@@ -82,27 +82,28 @@ impl Chain {
         }
     }
 
-    /// Room for the inline data of the work request at `index`, as much as the limits allow.
+    /// Space for the inline data of the work request at `index`: `max_inline` bytes.
     ///
     /// # Safety
     ///
-    /// [`Chain::slot`] must have given it out.
+    /// [`Chain::slot`] must have returned the work request at `index`.
     #[inline(always)]
     pub(super) unsafe fn inline(&self, index: u32) -> NonNull<u8> {
-        // SAFETY: it is below the number of work requests, each of which has so many bytes.
+        // SAFETY: `index` is below the number of work requests, and each has `max_inline` bytes.
         unsafe { self.inline.add(index as usize * self.max_inline as usize) }
     }
 
-    /// Posts the first `len`, those that were begun.
+    /// Posts the first `len` work requests.
     ///
     /// # Safety
     ///
-    /// `qp` must be valid, `first` be [`Chain::first`], `len` at least one and as many as [`Chain::slot`] has given out since the
-    /// chain was begun; for the memory that they name the caller keeps the contract of [`SendBatch`](super::SendBatch).
+    /// `qp` must be valid and `first` must be [`Chain::first`]. `len` must be at least one, and the number of work
+    /// requests that [`Chain::slot`] has returned since the chain was started. For the memory that they name, the
+    /// caller keeps the contract of [`SendBatch`](super::SendBatch).
     #[inline(always)]
     pub(super) unsafe fn post(qp: NonNull<ibv_qp>, first: *mut ibv_send_wr, len: u32) -> Result<(), PostError> {
         let mut bad = null_mut();
-        // SAFETY: the caller's contract; `slot` has linked them, and the last one to none.
+        // SAFETY: the caller's contract; `slot` has linked the work requests and terminated the chain.
         match unsafe { ibv_post_send(qp.as_ptr(), first, &mut bad) } {
             0 => Ok(()),
             errno => Err(PostError::from_provider(errno, position(first, bad, len))),
@@ -113,7 +114,7 @@ impl Chain {
 impl Drop for Chain {
     fn drop(&mut self) {
         let count = self.max as usize;
-        // SAFETY: allocated by `with` in these lengths, and freed here only.
+        // SAFETY: `with` allocated these with the same lengths, and nothing else frees them.
         unsafe {
             free(self.wrs, count);
             free(self.sges, count * self.max_sge as usize);
@@ -128,13 +129,13 @@ pub(super) fn allocate<T: Copy>(value: T, count: usize) -> NonNull<T> {
 
 /// # Safety
 ///
-/// `first` must come from [`allocate`] with `count`, and not be used any more.
+/// `first` must come from [`allocate`] with the same `count`, and must not be used afterwards.
 pub(super) unsafe fn free<T: Copy>(first: NonNull<T>, count: usize) {
-    // SAFETY: the caller's contract: this is the box that was leaked.
+    // SAFETY: the caller's contract: this is the box that `allocate` leaked.
     drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(first, count).as_ptr()) });
 }
 
-/// Where in the chain the work request is that the provider refused; `None` where it did not say.
+/// Index of the work request that the provider refused; `None` if the provider did not report it.
 #[inline(always)]
 pub(super) fn position<T>(first: *const T, bad: *const T, len: u32) -> Option<u32> {
     let offset = (bad as usize).checked_sub(first as usize)?;

@@ -1,4 +1,7 @@
-//! Posting work: the raw door.
+//! Posting work requests through a queue pair: the raw API of the data path.
+//!
+//! Start with [`QueuePair::send_batch`](crate::QueuePair::send_batch), which makes a [`SendBatch`], and
+//! [`QueuePair::recv_batch`](crate::QueuePair::recv_batch).
 
 mod chain;
 mod payload;
@@ -11,10 +14,10 @@ use rdma_sys::ibv_sge;
 
 use crate::{Errno, QueuePairState};
 
-pub(crate) use payload::Short;
+pub(crate) use payload::BufferPayload;
 pub use payload::{Inline, InlineList, Payload, Scatter};
 pub(crate) use receives::RecvChain;
-pub use receives::{Receives, RecvBatch};
+pub use receives::{ReceiveQueue, RecvBatch};
 pub use recv::RecvQueue;
 pub(crate) use recv::RecvState;
 pub(crate) use send::{EXTENDED_ONLY, SendState, Sizes};
@@ -34,7 +37,7 @@ pub struct Sge {
 }
 
 impl Sge {
-    /// No bytes.
+    /// An element without bytes.
     pub const EMPTY: Sge = Sge { address: 0, len: 0, lkey: 0 };
 
     #[inline(always)]
@@ -43,7 +46,7 @@ impl Sge {
     }
 }
 
-// `&[Sge]` is handed to C as an array of `struct ibv_sge`.
+// `&[Sge]` is passed to C as an array of `struct ibv_sge`.
 const _: () = {
     assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
     assert!(std::mem::offset_of!(Sge, address) == std::mem::offset_of!(ibv_sge, addr));
@@ -51,45 +54,45 @@ const _: () = {
     assert!(std::mem::offset_of!(Sge, lkey) == std::mem::offset_of!(ibv_sge, lkey));
 };
 
-/// Work that was not posted.
+/// Why work was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The state of the queue pair does not allow it.
+    /// The queue pair is in a state that does not allow posting.
     #[error(
         "the queue pair is in {state}: sends need RTS, receives need INIT or later; see QueuePair::init, connect and \
          init_datagrams"
     )]
     NotReady {
-        /// The state it is in.
+        /// Current state.
         state: QueuePairState,
     },
 
-    /// The state of the work queue does not allow it.
+    /// The work queue is in a state that does not allow posting.
     #[error("the work queue is in {state}: call WorkQueue::ready first")]
     WorkQueueNotReady {
-        /// The state it is in.
-        state: crate::WorkQueueState,
+        /// Current state.
+        state: crate::wq::WorkQueueState,
     },
 
-    /// The queue pair has no receive queue of its own.
+    /// The queue pair uses a shared receive queue.
     #[error("the queue pair takes its receives from a shared receive queue: post them to that")]
     SharedReceives,
 
-    /// Queue pairs of this type receive nothing.
+    /// Queue pairs of this type have no receive queue.
     #[error(
-        "an XRC_SEND queue pair has no receive queue: what its peer sends comes by an XrcTarget to a shared receive queue, see \
-         XrcDomain::shared_receive_queue"
+        "an XRC_SEND queue pair has no receive queue: messages of its peer arrive through an XrcTarget at a shared receive \
+         queue, see XrcDomain::shared_receive_queue"
     )]
     NoReceiveQueue,
 
-    /// The queue pair was created without this operation, or is of a type that has it not.
+    /// The queue pair was created without this operation, or its type does not have it.
     #[error(
         "{op:?} was not enabled when the queue pair was created, or its type or ibv_post_send has no such operation; see \
          QueuePairBuilder::operations"
     )]
     NotEnabled {
-        /// The operation.
+        /// The refused operation.
         op: SendOps,
     },
 
@@ -97,36 +100,36 @@ pub enum PostError {
     #[error("a send on a UD queue pair needs a destination: use SendBatch::send_to and SendBatch::send_imm_to")]
     NoDestination,
 
-    /// A destination on a queue pair that is connected to its peer.
+    /// A destination on a queue pair that is not UD.
     #[error("only UD queue pairs send to a destination: use SendBatch::send and SendBatch::send_imm")]
     NotDatagram,
 
-    /// Work of an XRC queue pair that names no shared receive queue.
+    /// XRC work without a shared receive queue of the peer.
     #[error("work on an XRC_SEND queue pair names a shared receive queue of the peer: use SendBatch::to_srq")]
     NoRemoteQueue,
 
-    /// A shared receive queue of the peer, on a queue pair that has none.
+    /// A shared receive queue of the peer on a queue pair that is not XRC_SEND.
     #[error("only XRC_SEND queue pairs name a shared receive queue of the peer: use the methods of SendBatch itself")]
     NotXrc,
 
-    /// Headers before a segmented stream that are longer than the queue pair was created for.
+    /// The headers before a TCP stream exceed the limit of the queue pair.
     #[error("headers of {len} bytes, but the queue pair was created for {max}; see QueuePairBuilder::tso_header")]
     HeaderTooLong {
-        /// How many bytes.
+        /// Length of the headers in bytes.
         len: usize,
-        /// How many they can be.
+        /// Largest length in bytes.
         max: u16,
     },
 
-    /// A datagram is one packet.
+    /// The datagram does not fit in one packet.
     #[error(
         "a datagram of {len} bytes, but the MTU of the port is {max}; see Buffer::set_len, DatagramEndpoint::max_datagram \
          and QueuePair::max_datagram"
     )]
     DatagramTooLong {
-        /// How many bytes.
+        /// Length of the datagram in bytes.
         len: u64,
-        /// How many it can be.
+        /// Largest length in bytes.
         max: u32,
     },
 
@@ -136,9 +139,9 @@ pub enum PostError {
          QueuePairBuilder::recv_sges and SharedReceiveQueueBuilder::sges"
     )]
     TooManySges {
-        /// How many.
+        /// Number of elements.
         count: usize,
-        /// How many it can have.
+        /// Largest number of elements.
         max: u32,
     },
 
@@ -148,9 +151,9 @@ pub enum PostError {
          EndpointBuilder::inline_data"
     )]
     InlineTooLong {
-        /// How many.
+        /// Length of the data in bytes.
         len: usize,
-        /// How many it can have.
+        /// Largest length in bytes.
         max: u32,
     },
 
@@ -159,46 +162,46 @@ pub enum PostError {
         "a batch holds {max} work requests; see QueuePairBuilder::max_batch and SharedReceiveQueueBuilder::max_batch"
     )]
     BatchFull {
-        /// How many.
+        /// Largest number of work requests in a batch.
         max: u32,
     },
 
-    /// The queue has no room: take completions first. Back-pressure, not a fault.
+    /// The queue is full: take completions first. This is back-pressure, not a fault.
     #[error(
-        "the queue is full after {posted} work requests of the batch: take completions first, those of unsignaled work come \
-         with later signaled work; a batch that is longer than the queue never fits: make shorter ones, or the queue deeper, see \
-         QueuePairBuilder::send_depth, recv_depth and EndpointBuilder::recv_depth"
+        "the queue is full after {posted} work requests of the batch: take completions first (the completion of later signaled \
+         work also releases unsignaled work); a batch that is longer than the queue never fits: use shorter batches or a deeper \
+         queue, see QueuePairBuilder::send_depth, recv_depth and EndpointBuilder::recv_depth"
     )]
     QueueFull {
-        /// Work requests of the batch that were posted, from its start.
+        /// Number of work requests of the batch that were posted, from its start.
         posted: u32,
     },
 
-    /// An endpoint has no room for more sends: take completions first. Back-pressure, not a fault.
+    /// The endpoint has no room for more sends: take completions first. This is back-pressure, not a fault.
     #[error(
-        "the endpoint of queue pair {qp_num:#x} is full: its {send_depth} sends are in flight or not polled, and {pending_sends} \
-         may wait beside them; take completions first, or build it with more: EndpointBuilder::send_depth, \
+        "the endpoint of queue pair {qp_num:#x} is full: its {send_depth} sends are in flight or not polled, and at most \
+         {pending_sends} more may be pending; take completions first, or raise EndpointBuilder::send_depth or \
          EndpointBuilder::pending_sends"
     )]
     EndpointFull {
-        /// The number of its queue pair, 24 bits.
+        /// Queue pair number of the endpoint, 24 bits.
         qp_num: u32,
-        /// Sends that may be in flight, or done and not polled: `EndpointBuilder::send_depth`.
+        /// Limit of sends in flight or not polled: `EndpointBuilder::send_depth`.
         send_depth: u32,
-        /// Sends that may wait for room: `EndpointBuilder::pending_sends`.
+        /// Limit of sends that wait for room: `EndpointBuilder::pending_sends`.
         pending_sends: u32,
     },
 
     /// The provider refused a work request.
     #[error("the provider refused work request {posted} of the batch, counted from 0: {errno}")]
     Refused {
-        /// Work requests of the batch that were posted, from its start.
+        /// Number of work requests of the batch that were posted, from its start.
         posted: u32,
-        /// As reported.
+        /// The errno that the provider reported.
         errno: Errno,
     },
 
-    /// An atomic operation needs eight bytes at an address that is a multiple of eight.
+    /// The operand of an atomic operation is not eight bytes at a multiple of eight.
     #[error("an atomic operation needs 8 bytes at an address that is a multiple of 8")]
     AtomicOperand,
 
@@ -210,92 +213,92 @@ pub enum PostError {
     #[error("the peer was made in another protection domain than the endpoint's; see DatagramEndpoint::peer")]
     ForeignPeer,
 
-    /// An entry of a list of tags is another queue's.
-    #[error("the entry is of the tag list of another shared receive queue")]
+    /// The tag list entry belongs to another shared receive queue.
+    #[error("the entry belongs to the tag list of another shared receive queue")]
     ForeignTag,
 
-    /// A memory window or region of another protection domain than the queue pair's.
+    /// The memory window or region belongs to another protection domain than the queue pair.
     #[error("the {object} is in another protection domain than the queue pair")]
     ForeignDomain {
-        /// What.
+        /// Kind of the object.
         object: &'static str,
     },
 
-    /// The last binding of the memory window was neither confirmed nor reverted.
+    /// The outcome of the last binding of the memory window is not recorded yet.
     #[error(
-        "the last binding of the memory window was neither confirmed nor reverted; call MemoryWindow::confirm when it has \
-         completed with success, else MemoryWindow::revert"
+        "the last binding of the memory window was neither confirmed nor reverted; call MemoryWindow::confirm after it has \
+         completed successfully, otherwise MemoryWindow::revert"
     )]
     WindowPending,
 
-    /// The memory window was bound to too many different regions, all of which it keeps.
+    /// The memory window was bound to too many different regions, which it all keeps.
     #[error(
         "the memory window already keeps {max} regions and takes no more: allocate another window and drop \
-         this one, or see MemoryWindow::release_former"
+         this one, or see MemoryWindow::release_unused_regions"
     )]
     WindowRegions {
-        /// Regions that a window keeps at most: `MemoryWindow::MAX_REGIONS`.
+        /// Largest number of regions that a window keeps: `MemoryWindow::MAX_REGIONS`.
         max: usize,
     },
 
-    /// A memory window that is not bound cannot be unbound.
+    /// The memory window is not bound.
     #[error("the memory window is not bound")]
     NotBound,
 
-    /// A memory window of type 1 was to begin at the address 0.
+    /// A memory window of type 1 cannot be zero-based.
     #[error("a memory window of type 1 cannot be zero-based: leave out BindInfo::zero_based")]
     ZeroBased,
 
-    /// The peer's memory is shorter than the message.
+    /// The peer's memory region is shorter than the message.
     #[error("{len} bytes to transfer, but the peer's memory has {remote}; see RemoteMemory::slice and Buffer::set_len")]
     RemoteTooShort {
-        /// How many bytes.
+        /// Length of the message in bytes.
         len: usize,
-        /// How many there are.
+        /// Length of the peer's memory in bytes.
         remote: u64,
     },
 
-    /// An earlier posting of this endpoint is in doubt.
-    #[error("an earlier posting failed and left the endpoint in error; drop it and make another")]
-    Poisoned,
+    /// An earlier post or poll failed, and the endpoint accepts no more work.
+    #[error("an earlier post or poll failed and left the endpoint in error; drop it and create another")]
+    EndpointFailed,
 
-    /// The message is longer than a work request can carry.
+    /// The message exceeds the limit of the device.
     #[error("a message of {len} bytes, but the device carries at most {max}")]
     MessageTooLong {
-        /// How many bytes.
+        /// Length of the message in bytes.
         len: usize,
-        /// How many it can be.
+        /// Largest length in bytes.
         max: u32,
     },
 
-    /// The provider failed. How much of the batch it took is not known, so memory that was posted may still be in use:
-    /// only destroying the queue pair ends that.
+    /// The provider failed, and it is not known how much of the batch it took. Memory that was posted may still be in
+    /// use until the queue pair is destroyed.
     #[error(
-        "the provider refused the work ({errno}) and may have taken part of it; destroy the queue pair, or call \
-         Endpoint::close, before the memory is used again"
+        "the provider refused the work ({errno}) but may have taken part of it; destroy the queue pair, or call \
+         Endpoint::close, before reusing the memory"
     )]
-    InDoubt {
-        /// As reported.
+    MaybePosted {
+        /// The errno that the provider reported.
         errno: Errno,
     },
 }
 
 impl PostError {
-    /// Whether, of a single work request, the provider has surely nothing.
+    /// Whether a single work request was certainly not taken by the provider.
     #[inline(always)]
     pub(crate) fn surely_not_posted(&self) -> bool {
-        !matches!(self, PostError::InDoubt { .. })
+        !matches!(self, PostError::MaybePosted { .. })
     }
 
-    /// From an `errno` of `ibv_post_send`, `ibv_post_recv`, `ibv_post_srq_recv` or `ibv_wr_complete`, where `posted` is what the
-    /// provider says of how far it got.
-    // Inlined: a call that could unwind would keep every guard of the caller in memory.
+    /// Converts an `errno` of `ibv_post_send`, `ibv_post_recv`, `ibv_post_srq_recv` or `ibv_wr_complete`. `posted` is
+    /// the number of work requests that the provider reports as posted.
+    // Inlined: a call that could unwind would keep every guard of the caller in memory instead of registers.
     #[inline(always)]
     pub(crate) fn from_provider(errno: i32, posted: Option<u32>) -> Self {
         match (errno, posted) {
             (libc::ENOMEM | libc::ENOSPC, Some(posted)) => PostError::QueueFull { posted },
             (errno, Some(posted)) => PostError::Refused { posted, errno: Errno(errno) },
-            (errno, None) => PostError::InDoubt { errno: Errno(errno) },
+            (errno, None) => PostError::MaybePosted { errno: Errno(errno) },
         }
     }
 }

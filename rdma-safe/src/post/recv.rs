@@ -1,4 +1,4 @@
-//! The receive queue.
+//! The receive queue of a queue pair.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::{PostError, RecvBatch, Sge};
 use crate::qp::Shared;
 use crate::{QueuePair, QueuePairState};
 
-/// The receive queue of a queue pair, apart from its send queue: [`QueuePair::split`](crate::QueuePair::split).
+/// The receive queue of a queue pair, borrowed separately by [`QueuePair::split`](crate::QueuePair::split).
 #[derive(Debug)]
 pub struct RecvQueue<'q> {
     state: &'q mut RecvState,
@@ -23,7 +23,7 @@ impl<'q> RecvQueue<'q> {
     /// Posts one receive: [`QueuePair::receive`](crate::QueuePair::receive).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`QueuePair::receive`](crate::QueuePair::receive).
     ///
     /// # Safety
     /// See [`RecvBatch`].
@@ -33,20 +33,22 @@ impl<'q> RecvQueue<'q> {
         unsafe { self.state.receive(wr_id, sge) }
     }
 
-    /// Begins a batch of receives: [`QueuePair::recv_batch`](crate::QueuePair::recv_batch).
+    /// Starts a batch of receives: [`QueuePair::recv_batch`](crate::QueuePair::recv_batch).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`QueuePair::recv_batch`](crate::QueuePair::recv_batch).
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         self.state.batch()
     }
 }
 
-/// The receive side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
+/// The receive side of a queue pair.
+///
+/// It never leaves its queue pair, so that `mem::swap` cannot exchange the receive sides of two queue pairs.
 pub(crate) struct RecvState {
     chain: RecvChain<QueuePair>,
-    /// Whether the state of the queue pair allows receives, and it has a receive queue of its own.
+    /// Whether receives can be posted: the state allows it and the queue pair has its own receive queue.
     ready: AtomicBool,
     shared: Arc<Shared>,
 }
@@ -54,14 +56,14 @@ pub(crate) struct RecvState {
 impl RecvState {
     pub(crate) fn new(shared: &Arc<Shared>, max_batch: u32) -> Self {
         let capacity = shared.capacity();
-        // What is never posted needs no memory.
+        // A queue pair that never posts receives needs no memory for them.
         let most = if shared.has_srq() || shared.has_no_receives() { 0 } else { capacity.max_recv_wr.max(1) };
-        // SAFETY: `shared`, which is kept beside it, owns the queue pair.
+        // SAFETY: `shared`, which is stored next to the chain, owns the queue pair.
         let chain = unsafe { RecvChain::new(shared.raw(), capacity.max_recv_sge, max_batch.min(most)) };
         RecvState { chain, ready: AtomicBool::new(false), shared: Arc::clone(shared) }
     }
 
-    /// The queue pair is in `state`.
+    /// Updates `ready` for a queue pair in `state`.
     pub(crate) fn set_state(&self, state: QueuePairState) {
         let refuses = matches!(state, QueuePairState::RESET | QueuePairState::UNKNOWN)
             || self.shared.has_srq()
@@ -83,7 +85,7 @@ impl RecvState {
         *self.ready.get_mut()
     }
 
-    /// As [`RecvState::receive`], where the state allows it.
+    /// Posts one receive like [`RecvState::receive`], without checking the state.
     ///
     /// # Safety
     /// See [`RecvBatch`].
@@ -102,7 +104,7 @@ impl RecvState {
     #[inline(always)]
     fn check_state(&mut self) -> Result<(), PostError> {
         if !*self.ready.get_mut() {
-            return Err(self.shared.why_no_receives());
+            return Err(self.shared.no_receives_error());
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What a send is: identifier, flags, operation, target.
+//! Send work requests: identifier, flags, operations and remote address.
 
 use bitflags::bitflags;
 use rdma_sys::*;
@@ -9,15 +9,17 @@ bitflags! {
     /// Flags of a send: `enum ibv_send_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct SendFlags: u32 {
-        /// Starts only when earlier reads and atomics are done.
+        /// Starts only after earlier reads and atomics have completed.
         const FENCE = IBV_SEND_FENCE.0;
-        /// Completes with an entry in the completion queue; otherwise only a failure does.
+        /// Generates a completion on success, too. Without it, only a failure generates one.
         const SIGNALED = IBV_SEND_SIGNALED.0;
-        /// Wakes a peer that waits for solicited events only.
+        /// Raises a solicited event at the peer, which wakes a thread that waits for those only.
         const SOLICITED = IBV_SEND_SOLICITED.0;
-        /// The device puts in the checksums of IPv4, and of TCP or UDP; of devices with
-        /// [`UD_IP_CSUM`](crate::DeviceCapabilities::UD_IP_CSUM) or [`RAW_IP_CSUM`](crate::DeviceCapabilities::RAW_IP_CSUM), by the
-        /// type of the queue pair. Others ignore it or fail the work.
+        /// Lets the device insert the checksums of IPv4, and of TCP or UDP.
+        ///
+        /// The device must have [`UD_IP_CSUM`](crate::device::DeviceCapabilities::UD_IP_CSUM) or
+        /// [`RAW_IP_CSUM`](crate::device::DeviceCapabilities::RAW_IP_CSUM), depending on the type of the queue pair. Other
+        /// devices ignore the flag or fail the work.
         const IP_CSUM = IBV_SEND_IP_CSUM.0;
     }
 }
@@ -40,15 +42,15 @@ bitflags! {
         const ATOMIC_CMP_AND_SWP = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0 as u64;
         /// Atomic fetch and add.
         const ATOMIC_FETCH_AND_ADD = IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0 as u64;
-        /// Send that invalidates a key of the peer.
+        /// Send that invalidates a remote key of the peer.
         const SEND_WITH_INV = IBV_QP_EX_WITH_SEND_WITH_INV.0 as u64;
         /// Binding of memory windows of type 2.
         const BIND_MW = IBV_QP_EX_WITH_BIND_MW.0 as u64;
-        /// Invalidation of a key of this end.
+        /// Invalidation of a local memory window's key.
         const LOCAL_INV = IBV_QP_EX_WITH_LOCAL_INV.0 as u64;
-        /// Send of a TCP stream that the device cuts into segments.
+        /// Send of a TCP stream that the device segments (TSO).
         const TSO = IBV_QP_EX_WITH_TSO.0 as u64;
-        /// Flush of what was written.
+        /// Flush of earlier writes.
         const FLUSH = IBV_QP_EX_WITH_FLUSH.0 as u64;
         /// Atomic write of eight bytes.
         const ATOMIC_WRITE = IBV_QP_EX_WITH_ATOMIC_WRITE.0 as u64;
@@ -63,26 +65,27 @@ impl SendOps {
         .union(SendOps::RDMA_WRITE_WITH_IMM)
         .union(SendOps::RDMA_READ);
 
-    /// Memory windows of type 2.
+    /// Operations on memory windows of type 2.
     pub const WINDOWS: SendOps = SendOps::BIND_MW.union(SendOps::LOCAL_INV);
 
-    /// What every device has of a reliable connection.
+    /// Operations that every device supports on reliable connections.
     pub const RC: SendOps = SendOps::BASIC
         .union(SendOps::ATOMIC_CMP_AND_SWP)
         .union(SendOps::ATOMIC_FETCH_AND_ADD)
         .union(SendOps::SEND_WITH_INV);
 
-    /// What every device has of an unreliable connection: send and write, with and without immediate data.
+    /// Operations that every device supports on unreliable connections: send and write, with and without immediate
+    /// data.
     pub const UC: SendOps = SendOps::BASIC.difference(SendOps::RDMA_READ);
 
-    /// What every device has of raw packets: send.
+    /// Operation that every device supports on raw packet queue pairs: send.
     pub const RAW_PACKET: SendOps = SendOps::SEND;
 
-    /// All of unreliable datagrams: send, with and without immediate data.
+    /// All operations of unreliable datagrams: send, with and without immediate data.
     pub const UD: SendOps = SendOps::SEND.union(SendOps::SEND_WITH_IMM);
 }
 
-/// What every send has: an identifier, given back with its completion, and flags.
+/// The part that all send work requests share: an identifier, which the completion returns, and flags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct WorkRequest {
@@ -91,41 +94,43 @@ pub struct WorkRequest {
 }
 
 impl WorkRequest {
-    /// A work request without flags: it completes silently unless it fails.
+    /// A work request without flags: it generates a completion only if it fails.
     #[inline]
     pub fn new(id: u64) -> Self {
         WorkRequest { id, flags: SendFlags::empty() }
     }
 
-    /// Completes with an entry in the completion queue.
+    /// Generates a completion on success, too.
     #[inline]
     pub fn signaled(self) -> Self {
-        self.with(SendFlags::SIGNALED)
+        self.with_flags(SendFlags::SIGNALED)
     }
 
-    /// Starts only when earlier reads and atomics are done.
+    /// Starts only after earlier reads and atomics have completed.
     #[inline]
     pub fn fenced(self) -> Self {
-        self.with(SendFlags::FENCE)
+        self.with_flags(SendFlags::FENCE)
     }
 
-    /// Wakes a peer that waits for solicited events only.
+    /// Raises a solicited event at the peer.
     #[inline]
     pub fn solicited(self) -> Self {
-        self.with(SendFlags::SOLICITED)
+        self.with_flags(SendFlags::SOLICITED)
     }
 
-    /// Adds flags, of those that have a name here: inline data, for one, is said by the payload.
+    /// Adds `flags`. Bits without a name here are ignored: inline data, for example, is requested by the payload.
     #[inline]
-    pub fn with(self, flags: SendFlags) -> Self {
+    pub fn with_flags(self, flags: SendFlags) -> Self {
         WorkRequest { flags: self.flags | (flags & SendFlags::all()), ..self }
     }
 }
 
-/// An address of the peer and the key to it.
+/// An address in the peer's memory and its remote key.
+///
+/// A plain value that gets no further fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
-    /// Address in the peer's space.
+    /// Address as the peer's region defines it.
     pub address: u64,
     /// Remote key.
     pub rkey: u32,

@@ -1,4 +1,4 @@
-//! Attributes of a queue pair, to set and as queried.
+//! Attributes of a queue pair, for `ibv_modify_qp` and from `ibv_query_qp`.
 
 use std::fmt;
 
@@ -6,19 +6,20 @@ use bitflags::bitflags;
 use rdma_sys::*;
 
 use super::{QueuePairState, QueuePairType};
-use crate::{Access, AddressVector, Mtu};
+use crate::address::AddressVector;
+use crate::{Access, Mtu};
 
 bitflags! {
-    /// Which attributes a change sets: `enum ibv_qp_attr_mask`.
+    /// Attributes that a modification sets: `enum ibv_qp_attr_mask`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct AttributeMask: u32 {
         /// The state.
         const STATE = IBV_QP_STATE.0;
-        /// The state that the caller assumes.
+        /// The state that the caller assumes the queue pair to be in.
         const CUR_STATE = IBV_QP_CUR_STATE.0;
-        /// Event when the send queue is drained.
+        /// Event when the send queue has drained.
         const EN_SQD_ASYNC_NOTIFY = IBV_QP_EN_SQD_ASYNC_NOTIFY.0;
-        /// What the peer may do.
+        /// Access rights of the peer.
         const ACCESS_FLAGS = IBV_QP_ACCESS_FLAGS.0;
         /// Index of the partition key.
         const PKEY_INDEX = IBV_QP_PKEY_INDEX.0;
@@ -32,21 +33,21 @@ bitflags! {
         const PATH_MTU = IBV_QP_PATH_MTU.0;
         /// Acknowledgement timeout.
         const TIMEOUT = IBV_QP_TIMEOUT.0;
-        /// Retries after a timeout.
+        /// Retries after an acknowledgement timeout.
         const RETRY_CNT = IBV_QP_RETRY_CNT.0;
-        /// Retries when the peer has no receive.
+        /// Retries after an RNR NAK: the peer has no receive posted.
         const RNR_RETRY = IBV_QP_RNR_RETRY.0;
-        /// First packet number expected.
+        /// First packet sequence number expected from the peer.
         const RQ_PSN = IBV_QP_RQ_PSN.0;
-        /// Reads and atomics outstanding, as requester.
+        /// Outstanding reads and atomics as requester.
         const MAX_QP_RD_ATOMIC = IBV_QP_MAX_QP_RD_ATOMIC.0;
         /// Alternate path.
         const ALT_PATH = IBV_QP_ALT_PATH.0;
-        /// How long a peer waits when there is no receive here.
+        /// RNR timer: time that the peer waits after an RNR NAK.
         const MIN_RNR_TIMER = IBV_QP_MIN_RNR_TIMER.0;
-        /// First packet number sent.
+        /// First packet sequence number to send.
         const SQ_PSN = IBV_QP_SQ_PSN.0;
-        /// Reads and atomics outstanding, as target.
+        /// Outstanding reads and atomics as responder.
         const MAX_DEST_RD_ATOMIC = IBV_QP_MAX_DEST_RD_ATOMIC.0;
         /// Path migration.
         const PATH_MIG_STATE = IBV_QP_PATH_MIG_STATE.0;
@@ -54,7 +55,7 @@ bitflags! {
         const CAP = IBV_QP_CAP.0;
         /// Number of the peer's queue pair.
         const DEST_QPN = IBV_QP_DEST_QPN.0;
-        /// Packet pacing.
+        /// Rate limit (packet pacing).
         const RATE_LIMIT = IBV_QP_RATE_LIMIT.0;
     }
 }
@@ -65,10 +66,10 @@ impl fmt::Display for AttributeMask {
     }
 }
 
-/// Attributes to set with [`QueuePair::modify`](crate::QueuePair::modify), or as
-/// [`QueuePair::query`](crate::QueuePair::query) found them: `struct ibv_qp_attr` and its mask.
+/// Attributes to set with [`QueuePair::modify`](crate::QueuePair::modify), or the result of
+/// [`QueuePair::query`](crate::QueuePair::query): `struct ibv_qp_attr` and its mask.
 ///
-/// Each setter also sets the bit of the mask.
+/// Each setter also sets the attribute's bit in the mask.
 #[derive(Clone, Copy)]
 #[must_use = "attributes do nothing until `modify`"]
 pub struct QueuePairAttributes {
@@ -90,7 +91,7 @@ macro_rules! attributes {
                 self
             }
 
-            #[doc = concat!("What [`Self::", stringify!($set), "`] sets, if it is in the mask.")]
+            #[doc = concat!("The value of [`Self::", stringify!($set), "`], if the mask has it.")]
             #[must_use]
             pub fn $value(&self) -> Option<$type> {
                 let $old = &self.raw;
@@ -113,16 +114,16 @@ impl QueuePairAttributes {
     }
 
     attributes! {
-        /// The state to go to.
+        /// New state.
         set_state / state: QueuePairState = STATE,
             |raw, new| raw.qp_state = ibv_qp_state(new.0), |old| QueuePairState(old.qp_state.0);
         /// The state that the queue pair is assumed to be in.
         set_cur_state / cur_state: QueuePairState = CUR_STATE,
             |raw, new| raw.cur_qp_state = ibv_qp_state(new.0), |old| QueuePairState(old.cur_qp_state.0);
-        /// Whether to report an event when the send queue is drained.
+        /// Whether an event is raised when the send queue has drained.
         set_sqd_event / sqd_event: bool = EN_SQD_ASYNC_NOTIFY,
             |raw, new| raw.en_sqd_async_notify = u8::from(new), |old| old.en_sqd_async_notify != 0;
-        /// What the peer may do, of the remote rights.
+        /// Access rights of the peer; only remote rights have an effect.
         set_access / access: Access = ACCESS_FLAGS,
             |raw, new| raw.qp_access_flags = new.bits(), |old| Access::from_bits_truncate(old.qp_access_flags);
         /// Index into the port's partition key table.
@@ -131,45 +132,45 @@ impl QueuePairAttributes {
         set_port / port: u8 = PORT, |raw, new| raw.port_num = new, |old| old.port_num;
         /// Queue key (UD).
         set_qkey / qkey: u32 = QKEY, |raw, new| raw.qkey = new, |old| old.qkey;
-        /// Where to send to.
+        /// Address vector: the path to the peer.
         set_address / address: AddressVector = AV,
             |raw, new| raw.ah_attr = new.to_raw(), |old| AddressVector::from_raw(&old.ah_attr);
         /// Path MTU.
         set_path_mtu / path_mtu: Mtu = PATH_MTU,
             |raw, new| raw.path_mtu = ibv_mtu(new.code()), |old| Mtu::from_code(old.path_mtu.0);
-        /// Acknowledgement timeout: 4.096 µs times 2 to this power, 1 to 31; 0 waits for ever.
+        /// Acknowledgement timeout: 4.096 µs · 2^`value`, 1 to 31; 0 waits forever.
         set_timeout / timeout: u8 = TIMEOUT, |raw, new| raw.timeout = new, |old| old.timeout;
-        /// How often to retry after a timeout, 0 to 7.
+        /// Retries after an acknowledgement timeout, 0 to 7.
         set_retry_count / retry_count: u8 = RETRY_CNT, |raw, new| raw.retry_cnt = new, |old| old.retry_cnt;
-        /// How often to retry when the peer has no receive, 0 to 6; 7 for ever.
+        /// Retries after an RNR NAK, 0 to 6; 7 retries forever.
         set_rnr_retry / rnr_retry: u8 = RNR_RETRY, |raw, new| raw.rnr_retry = new, |old| old.rnr_retry;
         /// First packet sequence number expected from the peer, 24 bits.
         set_rq_psn / rq_psn: u32 = RQ_PSN, |raw, new| raw.rq_psn = new, |old| old.rq_psn;
-        /// Reads and atomics that may be outstanding at the peer.
+        /// Outstanding reads and atomics that this end may have as requester.
         set_max_rd_atomic / max_rd_atomic: u8 = MAX_QP_RD_ATOMIC,
             |raw, new| raw.max_rd_atomic = new, |old| old.max_rd_atomic;
-        /// How long a peer waits before it retries when there is no receive here: code of `enum ib_rnr_timeout`, 0 to
+        /// RNR timer, which the peer waits after an RNR NAK before it retries. A code of `enum ib_rnr_timeout`, 0 to
         /// 31; 12 is 0.64 ms.
         set_min_rnr_timer / min_rnr_timer: u8 = MIN_RNR_TIMER,
             |raw, new| raw.min_rnr_timer = new, |old| old.min_rnr_timer;
         /// First packet sequence number to send, 24 bits.
         set_sq_psn / sq_psn: u32 = SQ_PSN, |raw, new| raw.sq_psn = new, |old| old.sq_psn;
-        /// Reads and atomics of the peer that may be outstanding here.
+        /// Outstanding reads and atomics of the peer that this end accepts as responder.
         set_max_dest_rd_atomic / max_dest_rd_atomic: u8 = MAX_DEST_RD_ATOMIC,
             |raw, new| raw.max_dest_rd_atomic = new, |old| old.max_dest_rd_atomic;
         /// Number of the peer's queue pair, 24 bits.
         set_dest_qp_num / dest_qp_num: u32 = DEST_QPN, |raw, new| raw.dest_qp_num = new, |old| old.dest_qp_num;
-        /// Packet pacing in kbit/s.
+        /// Rate limit (packet pacing) in kbit/s.
         set_rate_limit / rate_limit: u32 = RATE_LIMIT, |raw, new| raw.rate_limit = new, |old| old.rate_limit;
     }
 
-    /// Which attributes there are.
+    /// Attributes that are set.
     #[must_use]
     pub fn mask(&self) -> AttributeMask {
         self.mask
     }
 
-    /// Every field as C has it.
+    /// All fields in C's representation.
     #[must_use]
     pub fn as_raw(&self) -> &ibv_qp_attr {
         &self.raw
@@ -190,7 +191,9 @@ impl fmt::Debug for QueuePairAttributes {
     }
 }
 
-/// How much work a queue pair can hold: `struct ibv_qp_cap`.
+/// Capacities of a queue pair: `struct ibv_qp_cap`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueuePairCapacity {
     /// Work requests in the send queue.
@@ -201,7 +204,7 @@ pub struct QueuePairCapacity {
     pub max_send_sge: u32,
     /// Scatter/gather elements in a receive.
     pub max_recv_sge: u32,
-    /// Bytes that can be sent inline.
+    /// Inline data of a send, in bytes.
     pub max_inline_data: u32,
 }
 
@@ -237,12 +240,14 @@ impl fmt::Display for QueuePairCapacity {
     }
 }
 
-/// A change of state, or from a state to itself, of a queue pair of some type: what the rules of ibv_modify_qp(3) depend on.
+/// A modification of a queue pair: the states and the type that the rules of ibv_modify_qp(3) depend on. Both states
+/// may be the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Transition {
-    /// The state before.
+    /// State before.
     pub from: QueuePairState,
-    /// The state asked for.
+    /// Requested state.
     pub to: QueuePairState,
     /// Type of the queue pair.
     pub qp_type: QueuePairType,

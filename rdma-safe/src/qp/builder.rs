@@ -7,16 +7,17 @@ use std::sync::{Arc, Mutex};
 use rdma_sys::*;
 
 use super::multicast::Groups;
-use super::operations::{available, fewer_and_fewer, present};
+use super::operations::{available, fallback_sets, present};
 use super::options::Options;
 use super::{Home, Parents, QueuePair, QueuePairCapacity, QueuePairState, QueuePairType, Shared};
+use crate::device::Quirks;
 use crate::errno::check_ptr;
 use crate::id::QpId;
 use crate::object::Object;
 use crate::post::{EXTENDED_ONLY, RecvState, SendOps, SendState, Sizes};
-use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Quirks, Result, SharedReceiveQueue, srq};
+use crate::{CompletionQueue, Errno, Error, ProtectionDomain, Result, SharedReceiveQueue, srq};
 
-/// Describes a queue pair: `ibv_create_qp_ex(3)`, or `ibv_create_qp(3)` where the provider lacks it.
+/// Describes a queue pair: `ibv_create_qp_ex(3)`, or `ibv_create_qp(3)` if the provider lacks it.
 ///
 /// Made by [`ProtectionDomain::queue_pair`].
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ pub struct QueuePairBuilder<'a> {
     pub(super) capacity: QueuePairCapacity,
     pub(super) ops: Option<SendOps>,
     pub(super) max_batch: u32,
-    /// As `max_batch`, of receives.
+    /// Largest batch of receives; `max_batch` if `None`.
     pub(super) max_recv_batch: Option<u32>,
     pub(super) classic: bool,
     pub(super) options: Options,
@@ -60,29 +61,34 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
-    /// Type: [`QueuePairType::RC`], which it is unless set, [`QueuePairType::UC`], [`QueuePairType::UD`] or
-    /// [`QueuePairType::XRC_SEND`], which only sends: it does not use the completion queue for receives. Privileged users
-    /// (CAP_NET_RAW) can build [`QueuePairType::RAW_PACKET`].
+    /// Type of the queue pair; [`QueuePairType::RC`] unless set.
+    ///
+    /// Other types are [`QueuePairType::UC`], [`QueuePairType::UD`] and [`QueuePairType::XRC_SEND`], which only sends
+    /// and does not use the completion queue for receives. Privileged users (CAP_NET_RAW) can create
+    /// [`QueuePairType::RAW_PACKET`].
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = qp_type;
         self
     }
 
-    /// Work requests that the send queue holds; 128 unless set.
+    /// Work requests that the send queue can hold; 128 unless set.
     pub fn send_depth(mut self, work_requests: u32) -> Self {
         self.capacity.max_send_wr = work_requests;
         self
     }
 
-    /// Work requests that the receive queue holds; 128 unless set.
+    /// Work requests that the receive queue can hold; 128 unless set.
     pub fn recv_depth(mut self, work_requests: u32) -> Self {
         self.capacity.max_recv_wr = work_requests;
         self
     }
 
-    /// Takes receives from `srq` instead of a queue of its own: `recv_depth` and `recv_sges` then mean nothing, and receives
-    /// that are posted to the queue pair are refused with [`PostError::SharedReceives`](crate::PostError::SharedReceives). They
-    /// complete on this queue pair's completion queue, where [`WcFields::QP_NUM`](crate::WcFields::QP_NUM) tells whose they are.
+    /// Takes receives from `srq` instead of a separate receive queue.
+    ///
+    /// `recv_depth` and `recv_sges` are then ignored, and posting receives to the queue pair fails with
+    /// [`PostError::SharedReceives`](crate::PostError::SharedReceives). Receives complete on the completion queue of
+    /// the queue pair that takes them. [`WcFields::QP_NUM`](crate::WcFields::QP_NUM) tells queue pairs on one
+    /// completion queue apart.
     pub fn shared_receive_queue(self, srq: &SharedReceiveQueue) -> Self {
         self.receives_of(srq.shared().clone())
     }
@@ -92,57 +98,58 @@ impl<'a> QueuePairBuilder<'a> {
         self
     }
 
-    /// Scatter/gather elements in a send, at least 1; 1 unless set.
+    /// Largest number of scatter/gather elements in a send, at least 1; 1 unless set.
     pub fn send_sges(mut self, elements: u32) -> Self {
         self.capacity.max_send_sge = elements.max(1);
         self
     }
 
-    /// Scatter/gather elements in a receive, at least 1; 1 unless set.
+    /// Largest number of scatter/gather elements in a receive, at least 1; 1 unless set.
     pub fn recv_sges(mut self, elements: u32) -> Self {
         self.capacity.max_recv_sge = elements.max(1);
         self
     }
 
-    /// Bytes that can be sent inline, that is copied when posted; 0 unless set.
+    /// Largest inline data of a send in bytes, which is copied when the send is posted; 0 unless set.
     pub fn inline_data(mut self, bytes: u32) -> Self {
         self.capacity.max_inline_data = bytes;
         self
     }
 
-    /// Send operations to enable, of those of the type: [`SendOps::RC`], [`SendOps::UC`], [`SendOps::UD`], and those that not every
-    /// device has. Unless set, all of them that the device has.
+    /// Send operations to enable; unless set, all operations of the type that the device supports.
+    ///
+    /// The base sets are [`SendOps::RC`], [`SendOps::UC`] and [`SendOps::UD`]. Not every device supports the others.
     pub fn operations(mut self, ops: SendOps) -> Self {
         self.ops = Some(ops);
         self
     }
 
-    /// Work requests in one batch where they are collected in memory, that is of receives, and of sends posted by
-    /// `ibv_post_send`; 64 unless set.
+    /// Largest batch that is collected in memory, in work requests; 64 unless set. This applies to receives, and to
+    /// sends that are posted by `ibv_post_send`.
     pub fn max_batch(mut self, work_requests: u32) -> Self {
         self.max_batch = work_requests.max(1);
         self
     }
 
-    /// Receives in one batch; with 0 it keeps no memory for batches of them.
+    /// Largest batch of receives; with 0, no memory is allocated for batches of them.
     pub(crate) fn max_recv_batch(mut self, work_requests: u32) -> Self {
         self.max_recv_batch = Some(work_requests);
         self
     }
 
-    /// Posts by `ibv_post_send` even where `ibv_wr_*` exists.
+    /// Posts by `ibv_post_send` even if `ibv_wr_*` is available.
     pub fn classic(mut self, classic: bool) -> Self {
         self.classic = classic;
         self
     }
 
-    /// Creates a queue pair in the state RESET.
+    /// Creates a queue pair in state RESET.
     ///
     /// # Errors
-    /// [`Error::ForeignContext`] when a completion queue or the shared receive queue belongs to another context than the domain;
-    /// [`Error::WrongType`] for other types; [`Error::Unsupported`] for types that the device lacks; [`Error::CreateQueuePair`]
-    /// names the capacities and the device's limits; [`Error::UnsupportedOperations`] for operations that the type or the device
-    /// has not.
+    /// [`Error::ForeignContext`] if a completion queue or the shared receive queue belongs to another context than the
+    /// domain; [`Error::WrongType`] for other types; [`Error::Unsupported`] for types that the device lacks;
+    /// [`Error::CreateQueuePair`], which names the capacities and the device's limits; [`Error::UnsupportedOperations`]
+    /// for operations that the type or the device does not support.
     #[doc(alias = "ibv_create_qp_ex")]
     #[doc(alias = "ibv_create_qp")]
     pub fn build(mut self) -> Result<QueuePair> {
@@ -161,8 +168,8 @@ impl<'a> QueuePairBuilder<'a> {
             self.pd.context().require_same(srq.pd().context(), "shared receive queue")?;
         }
         if self.srq.as_ref().is_some_and(|srq| self.qp_type == QueuePairType::XRC_SEND || srq.xrc_number().is_some()) {
-            let instead = "an XRC message names its shared receive queue by number, see SendBatch::to_srq";
-            return Err(Error::WrongType { what: "this shared receive queue", qp_type: self.qp_type, instead });
+            let advice = "an XRC message names its shared receive queue by number, see SendBatch::to_srq";
+            return Err(Error::WrongType { operation: "this shared receive queue", qp_type: self.qp_type, advice });
         }
         if let Some(ops) = self.ops {
             if !all.contains(ops) {
@@ -174,11 +181,11 @@ impl<'a> QueuePairBuilder<'a> {
         }
         self.options.check(self.pd.context())?;
         if self.is_extended() {
-            let tries = match self.ops {
+            let sets = match self.ops {
                 Some(ops) => vec![ops],
-                None => fewer_and_fewer(self.wanted(all), self.qp_type),
+                None => fallback_sets(self.default_operations(all), self.qp_type),
             };
-            for ops in tries {
+            for ops in sets {
                 match self.create(Some(ops)) {
                     Ok(created) => return self.finish_extended(created, ops),
                     Err(errno) if errno.is_unsupported() => {}
@@ -186,7 +193,7 @@ impl<'a> QueuePairBuilder<'a> {
                 }
             }
         }
-        let ops = self.ops.unwrap_or(self.wanted(all) - EXTENDED_ONLY);
+        let ops = self.ops.unwrap_or(self.default_operations(all) - EXTENDED_ONLY);
         if ops.intersects(EXTENDED_ONLY) {
             return Err(Error::UnsupportedOperations { ops: ops & EXTENDED_ONLY });
         }
@@ -194,7 +201,7 @@ impl<'a> QueuePairBuilder<'a> {
         Ok(self.finish(created, ops, None))
     }
 
-    /// Whether `ibv_wr_*` shall post, if the provider has it.
+    /// Whether to post by `ibv_wr_*` if the provider supports it.
     pub(super) fn is_extended(&self) -> bool {
         let quirks = self.pd.context().quirks();
         let lists_miscounted = quirks.contains(Quirks::SGE_LISTS_MISCOUNTED) && self.capacity.max_send_sge > 1;
@@ -202,18 +209,18 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     pub(super) fn all_operations(&self) -> Result<SendOps> {
-        let instead = "those of the types RC, UC, UD, RAW_PACKET and XRC_SEND can be built, and \
-                       XrcDomain::create_target makes the other end of XRC";
-        let error = Error::WrongType { what: "QueuePairBuilder", qp_type: self.qp_type, instead };
+        let advice = "QueuePairBuilder builds the types RC, UC, UD, RAW_PACKET and XRC_SEND; \
+                       XrcDomain::create_target creates the responder of XRC";
+        let error = Error::WrongType { operation: "QueuePairBuilder", qp_type: self.qp_type, advice };
         available(self.pd.context(), self.qp_type).ok_or(error)
     }
 
-    /// Of `all`, those that are enabled unless asked otherwise.
-    fn wanted(&self, all: SendOps) -> SendOps {
+    /// The operations of `all` that are enabled by default.
+    fn default_operations(&self, all: SendOps) -> SendOps {
         if self.options.max_tso_header == 0 { all - SendOps::TSO } else { all }
     }
 
-    /// With `ops` for `ibv_wr_*`, else for `ibv_post_send`.
+    /// Creates the queue pair for `ibv_wr_*` with `ops`, or for `ibv_post_send` with `None`.
     fn create(&self, ops: Option<SendOps>) -> Result<Created, Errno> {
         let (id, pd) = (QpId::next(), self.pd);
         let mut attr = ibv_qp_init_attr_ex::zeroed();
@@ -232,20 +239,21 @@ impl<'a> QueuePairBuilder<'a> {
             attr.send_ops_flags = ops.bits();
             attr.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS.0;
         }
-        // With a domain and nothing else, it is `ibv_create_qp` that is called.
-        // SAFETY: the context, the domain and all queues are valid, and `attr` is for the duration of the call.
+        // SAFETY: the context, the domain and all queues are valid, and `attr` is valid during the call.
         let raw = check_ptr(|| unsafe { ibv_create_qp_ex(pd.context().as_raw(), &mut attr) })?;
         Ok(Created { raw, capacity: QueuePairCapacity::from_raw(&attr.cap), id })
     }
 
-    /// Some providers accept operations that they then do not have.
+    /// Finishes a queue pair that posts by `ibv_wr_*`. Some providers accept operations that they then do not
+    /// implement.
     fn finish_extended(&self, mut created: Created, ops: SendOps) -> Result<QueuePair> {
-        // SAFETY: the queue pair is valid. For one made with operations this returns the extended interface, else NULL.
+        // SAFETY: the queue pair is valid. Created with operations, it has the extended interface; otherwise this
+        // returns NULL.
         let qp_ex = NonNull::new(unsafe { (self.pd.context().verbs().ibv_qp_to_qp_ex)(created.raw.as_ptr()) });
-        // SAFETY: the interface is part of the queue pair, which was created with these.
+        // SAFETY: the interface is part of the queue pair, which was created with `ops`.
         let present = qp_ex.map_or(SendOps::empty(), |qp_ex| unsafe { present(qp_ex.as_ptr(), self.qp_type, ops) });
         if self.pd.context().quirks().contains(Quirks::SGE_LISTS_MISCOUNTED) {
-            // More may have been granted than was asked for.
+            // The provider may have granted more than was requested.
             created.capacity.max_send_sge = 1;
         }
         let queue_pair = self.finish(created, ops & present, qp_ex);
@@ -268,11 +276,11 @@ impl<'a> QueuePairBuilder<'a> {
             cqs: Some([self.send_cq.shared().clone(), self.recv_cq.shared().clone()]),
             srq: self.srq.clone(),
             groups: Groups::default(),
-            kept: Mutex::default(),
+            retained: Mutex::default(),
         };
         let shared = Arc::new(Shared {
-            // SAFETY: the queue pair was created or adopted from these; both its queues, and flows and windows of it, hold an
-            // `Arc`.
+            // SAFETY: the queue pair was created in or adopted with these parents. Its two queues, and its flows and
+            // memory windows, hold an `Arc` of this.
             object: unsafe { Object::new(raw, parents) },
             number,
             id,
@@ -295,7 +303,7 @@ impl<'a> QueuePairBuilder<'a> {
         self.srq.as_ref().map_or(std::ptr::null_mut(), |srq| srq.as_raw())
     }
 
-    fn error(&self, errno: Errno, device: &crate::DeviceAttributes) -> Error {
+    fn error(&self, errno: Errno, device: &crate::device::DeviceAttributes) -> Error {
         if errno.is_unsupported() {
             if self.qp_type == QueuePairType::RAW_PACKET {
                 return self.pd.context().unsupported("raw packet queue pairs");
@@ -307,17 +315,17 @@ impl<'a> QueuePairBuilder<'a> {
                 return self.pd.context().unsupported("options of queue pairs (ibv_create_qp_ex)");
             }
         }
-        let allowed = format!(
+        let limits = format!(
             "{} work requests and {} elements each way, {} queue pairs",
             device.max_qp_wr(),
             device.max_sge(),
             device.max_qp()
         );
-        Error::CreateQueuePair { qp_type: self.qp_type, asked: self.capacity, allowed, errno }
+        Error::CreateQueuePair { qp_type: self.qp_type, requested: self.capacity, limits, errno }
     }
 }
 
-/// A queue pair as the provider made it.
+/// A queue pair as the provider created it.
 pub(super) struct Created {
     pub(super) raw: NonNull<ibv_qp>,
     pub(super) capacity: QueuePairCapacity,

@@ -1,20 +1,20 @@
-//! Connecting: INIT with an address of one's own, then RTR and RTS with that of the peer. Datagrams have no peer.
+//! Connecting queue pairs: INIT with the local port, then RTR and RTS with the peer's address. Datagrams have no peer.
 
 use super::QueuePair;
-use crate::{
-    Access, AddressVector, Context, Error, Gid, GidEntry, GlobalRoute, LinkLayer, Mtu, QueuePairAttributes,
-    QueuePairState, QueuePairType, Result,
-};
+use crate::address::{AddressVector, GidEntry, GlobalRoute};
+use crate::qp::QueuePairAttributes;
+use crate::{Access, Context, Error, Gid, LinkLayer, Mtu, QueuePairState, QueuePairType, Result};
 
-/// What one end has to know of the other to connect: exchanged out of band, both ways.
+/// Address of one end of a connection, which both ends exchange out of band.
 ///
 /// With the feature `serde` it can be serialised.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct QueuePairAddress {
     /// Number of the queue pair, 24 bits.
     pub qp_num: u32,
-    /// First packet sequence number that it sends, 24 bits.
+    /// First packet sequence number that this end sends, 24 bits.
     pub psn: u32,
     /// LID of the port; 0 on RoCE.
     pub lid: u16,
@@ -22,12 +22,37 @@ pub struct QueuePairAddress {
     pub gid: Gid,
     /// MTU of the port.
     pub mtu: Mtu,
-    /// RDMA reads and atomics that this end serves at a time.
+    /// Reads and atomics that this end serves at a time.
     pub rd_atomic: u8,
 }
 
-/// Where to connect from, and what the peer may do: for [`QueuePair::init`] and [`QueuePair::init_datagrams`]. The defaults fit a
-/// device with one port.
+impl QueuePairAddress {
+    /// The address of a peer, from values that were exchanged in another format.
+    ///
+    /// The LID is 0, as on RoCE, and the peer serves one read or atomic at a time.
+    #[must_use]
+    pub const fn new(qp_num: u32, psn: u32, gid: Gid, mtu: Mtu) -> Self {
+        QueuePairAddress { qp_num, psn, lid: 0, gid, mtu, rd_atomic: 1 }
+    }
+
+    /// Sets the LID of the port, which InfiniBand requires.
+    #[must_use]
+    pub const fn with_lid(mut self, lid: u16) -> Self {
+        self.lid = lid;
+        self
+    }
+
+    /// Sets the number of reads and atomics that the peer serves at a time.
+    #[must_use]
+    pub const fn with_rd_atomic(mut self, rd_atomic: u8) -> Self {
+        self.rd_atomic = rd_atomic;
+        self
+    }
+}
+
+/// Local port and access rights of the peer, for [`QueuePair::init`] and [`QueuePair::init_datagrams`].
+///
+/// The defaults fit a device with one port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct InitOptions {
@@ -51,20 +76,20 @@ impl InitOptions {
         self
     }
 
-    /// Index of the GID to connect from; [`Context::recommended_gid`] unless set.
+    /// Index of the local GID; [`Context::recommended_gid`] unless set.
     pub fn gid_index(mut self, index: u32) -> Self {
         self.gid_index = Some(index);
         self
     }
 
-    /// Index of the partition key to connect with, see [`Context::pkey_index`]; 0 unless set, which on RoCE is the only one.
+    /// Index of the partition key, see [`Context::pkey_index`]; 0 unless set, which is the only one on RoCE.
     pub fn pkey_index(mut self, index: u16) -> Self {
         self.pkey_index = index;
         self
     }
 
-    /// Which of the rights in [`Access::REMOTE`] and [`Access::FLUSH`] the peer may use; none unless set, so that its reads and
-    /// writes fail. Of no meaning for datagrams.
+    /// Rights in [`Access::REMOTE`] and [`Access::FLUSH`] that the peer has. Without any, the default, its reads and
+    /// writes fail. Ignored for datagrams.
     pub fn peer_access(mut self, access: Access) -> Self {
         self.peer_access = access;
         self
@@ -74,13 +99,13 @@ impl InitOptions {
         self.port
     }
 
-    /// First packet sequence number to send, 24 bits; a random one unless set.
+    /// First packet sequence number to send, 24 bits; random unless set.
     pub fn psn(mut self, psn: u32) -> Self {
         self.psn = Some(psn);
         self
     }
 
-    /// What brings a queue pair with a peer to INIT.
+    /// Attributes that bring a queue pair with a peer to INIT.
     pub(super) fn to_init(self) -> QueuePairAttributes {
         QueuePairAttributes::new()
             .set_state(QueuePairState::INIT)
@@ -89,7 +114,7 @@ impl InitOptions {
             .set_access(self.peer_access & (Access::REMOTE | Access::FLUSH))
     }
 
-    /// On InfiniBand a port can do without a GID.
+    /// The local GID. An InfiniBand port can do without.
     fn source_gid(&self, context: &Context, is_ethernet: bool) -> Result<Option<GidEntry>> {
         match self.gid_index {
             // `sgid_index` of an address vector has eight bits.
@@ -109,7 +134,7 @@ impl InitOptions {
     }
 }
 
-/// How to connect. The defaults fit most networks.
+/// Parameters of a connection. The defaults fit most networks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct ConnectOptions {
@@ -143,37 +168,39 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// Path MTU; the smaller one of the two ports unless set. It must be the same at both ends.
+    /// Path MTU, which must be the same at both ends; unless set, the smaller one of both ports.
     pub fn mtu(mut self, mtu: Mtu) -> Self {
         self.mtu = Some(mtu);
         self
     }
 
-    /// Acknowledgement timeout, 4.096 µs times 2 to this power; 14, that is 67 ms, unless set. 0 waits for ever.
+    /// Acknowledgement timeout: 4.096 µs · 2^`exponent`; 14, that is 67 ms, unless set. 0 waits forever.
     pub fn timeout(mut self, exponent: u8) -> Self {
         self.timeout = exponent;
         self
     }
 
-    /// Retries after a timeout, 0 to 7; 6 unless set, because of [`Quirks::SEVEN_RETRIES_ENDLESS`](crate::Quirks). With the
-    /// default timeout a lost peer is reported after about half a second; devices may take up to four times as long.
+    /// Retries after an acknowledgement timeout, 0 to 7; 6 unless set, because of
+    /// [`Quirks::RETRY_COUNT_7_IS_INFINITE`](crate::device::Quirks). With the default timeout, a lost peer is reported after about
+    /// half a second; devices may take up to four times as long.
     pub fn retry_count(mut self, retries: u8) -> Self {
         self.retry_count = retries;
         self
     }
 
-    /// Retries when the peer has no receive posted, 0 to 6; 7, the default, goes on for ever: the sender then waits for a
-    /// slow receiver instead of failing. A peer that is gone is still noticed, by the acknowledgement timeout. On SoftRoCE of
-    /// kernel 6.1 that timeout runs meanwhile, too: a peer without receives fails the send after about a second with
-    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR), as if it were gone
-    /// ([`Quirks::MISSING_RECEIVES_TIME_OUT`](crate::Quirks::MISSING_RECEIVES_TIME_OUT)).
+    /// Retries after an RNR NAK, 0 to 6; 7, the default, retries forever.
+    ///
+    /// With 7 the sender waits for a slow receiver instead of failing. The acknowledgement timeout still reports a peer
+    /// that is gone. On SoftRoCE of kernel 6.1 this timeout also runs during RNR retries. A peer without receives then
+    /// fails the send after about a second with [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR), as if it were gone
+    /// ([`Quirks::MISSING_RECEIVES_TIME_OUT`](crate::device::Quirks::MISSING_RECEIVES_TIME_OUT)).
     pub fn rnr_retry(mut self, retries: u8) -> Self {
         self.rnr_retry = retries;
         self
     }
 
-    /// How long the peer shall wait before it retries when there is no receive here: code of ibv_modify_qp(3), 0 to 31;
-    /// 12, that is 0.64 ms, unless set.
+    /// RNR timer, which the peer waits after an RNR NAK before it retries: a code of ibv_modify_qp(3), 0 to 31; 12,
+    /// that is 0.64 ms, unless set.
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.min_rnr_timer = code;
         self
@@ -185,7 +212,7 @@ impl ConnectOptions {
         self
     }
 
-    /// Traffic class; on RoCE v2 the IP type of service; 0 unless set.
+    /// Traffic class, on RoCE v2 the IP type of service; 0 unless set.
     pub fn traffic_class(mut self, class: u8) -> Self {
         self.traffic_class = class;
         self
@@ -197,24 +224,24 @@ impl ConnectOptions {
         self
     }
 
-    /// Flow label, 20 bits; on RoCE v2 connections with different labels may take different paths; 0 unless set.
+    /// Flow label, 20 bits; 0 unless set. On RoCE v2, connections with different labels may take different paths.
     pub fn flow_label(mut self, label: u32) -> Self {
         self.flow_label = label;
         self
     }
 
-    /// Reads and atomics that may be outstanding from here; as many as both ends can, at most 16, unless set.
+    /// Outstanding reads and atomics as requester; unless set, as many as both ends support, at most 16.
     pub fn rd_atomic(mut self, outstanding: u8) -> Self {
         self.rd_atomic = Some(outstanding);
         self
     }
 }
 
-/// Our end of a connection, from [`QueuePair::init`] on.
+/// The local end of a connection, known since [`QueuePair::init`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Local {
     pub(crate) address: QueuePairAddress,
-    /// Longest message of the port, in bytes.
+    /// Largest message of the port, in bytes.
     pub(crate) max_message: u32,
     port: u8,
     gid_index: Option<u8>,
@@ -222,7 +249,7 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// Finds out what of the address is not the queue pair's own.
+    /// Looks up the local address, except for the queue pair number.
     pub(crate) fn resolve(context: &Context, options: &InitOptions) -> Result<Self> {
         let port = context.query_port(options.port)?;
         let is_ethernet = port.link_layer() == LinkLayer::ETHERNET;
@@ -247,7 +274,8 @@ impl Local {
     fn route(&self, remote: &QueuePairAddress, options: &ConnectOptions) -> AddressVector {
         let mut address = AddressVector::from_lid(self.port, remote.lid);
         address.sl = options.service_level;
-        // On InfiniBand a peer of the same subnet is reached by its LID; across subnets, and always on RoCE, by its GID.
+        // On InfiniBand, a peer in the same subnet is reached by its LID. A peer in another subnet, and any peer on
+        // RoCE, is reached by its GID.
         let same_subnet = !self.is_ethernet && remote.gid.0[..8] == self.address.gid.0[..8];
         if let Some(sgid_index) = self.gid_index.filter(|_| !remote.gid.is_zero() && !same_subnet) {
             address.route = Some(GlobalRoute {
@@ -263,7 +291,7 @@ impl Local {
 }
 
 impl Local {
-    /// What brings a queue pair of the type from INIT to RTR, and from there to RTS.
+    /// Attributes that bring a queue pair from INIT to RTR, and from RTR to RTS.
     pub(super) fn to_peer(
         self,
         context: &Context,
@@ -273,7 +301,8 @@ impl Local {
     ) -> [QueuePairAttributes; 2] {
         use QueuePairType as T;
         let device = context.attributes();
-        let (serves, asks) = (rd_atomic(device.max_qp_rd_atom()), rd_atomic(device.max_qp_init_rd_atom()));
+        let (responder_depth, requester_depth) =
+            (rd_atomic(device.max_qp_rd_atom()), rd_atomic(device.max_qp_init_rd_atom()));
         let mut rtr = QueuePairAttributes::new()
             .set_state(QueuePairState::RTR)
             .set_address(self.route(remote, options))
@@ -281,7 +310,7 @@ impl Local {
             .set_dest_qp_num(remote.qp_num)
             .set_rq_psn(remote.psn);
         if matches!(qp_type, T::RC | T::XRC_RECV) {
-            rtr = rtr.set_max_dest_rd_atomic(serves).set_min_rnr_timer(options.min_rnr_timer);
+            rtr = rtr.set_max_dest_rd_atomic(responder_depth).set_min_rnr_timer(options.min_rnr_timer);
         }
         let mut rts = QueuePairAttributes::new().set_state(QueuePairState::RTS).set_sq_psn(self.address.psn);
         if matches!(qp_type, T::RC | T::XRC_SEND | T::XRC_RECV) {
@@ -291,18 +320,20 @@ impl Local {
             rts = rts
                 .set_retry_count(options.retry_count)
                 .set_rnr_retry(options.rnr_retry)
-                .set_max_rd_atomic(options.rd_atomic.unwrap_or(asks.min(remote.rd_atomic)));
+                .set_max_rd_atomic(options.rd_atomic.unwrap_or(requester_depth.min(remote.rd_atomic)));
         }
         [rtr, rts]
     }
 }
 
 impl QueuePair {
-    /// Brings it from RESET to INIT, so that receives can be posted, and returns what the peer needs to connect.
+    /// Brings the queue pair from RESET to INIT, so that receives can be posted.
+    ///
+    /// Returns the address that the peer needs to connect.
     ///
     /// # Errors
-    /// Those of [`Context::query_port`], [`Context::gid`] and [`Context::recommended_gid`]; [`Error::Modify`]; [`Error::WrongType`]
-    /// on UD and RAW_PACKET queue pairs.
+    /// Those of [`Context::query_port`], [`Context::gid`] and [`Context::recommended_gid`]; [`Error::Modify`];
+    /// [`Error::WrongType`] on UD and RAW_PACKET queue pairs.
     pub fn init(&mut self, options: &InitOptions) -> Result<QueuePairAddress> {
         self.require("QueuePair::init", self.has_peer(), "use QueuePair::init_datagrams or init_packets")?;
         let local = Local::resolve(self.context(), options)?;
@@ -316,15 +347,17 @@ impl QueuePair {
         Ok(local.address)
     }
 
-    /// Brings a UD queue pair from RESET to RTS, and returns what a peer needs to send to it, beside `qkey`. A datagram with
-    /// another queue key is dropped; keys with the highest bit set are for privileged users.
+    /// Brings a UD queue pair from RESET to RTS.
     ///
-    /// What arrives before receives are posted is dropped, too. Each receive needs [`Grh::LEN`](crate::Grh::LEN) bytes before the
-    /// payload.
+    /// Returns the address that a peer needs to send to it, in addition to `qkey`. Datagrams with another queue key are
+    /// dropped. Queue keys with the highest bit set are for privileged users.
+    ///
+    /// Datagrams that arrive before receives are posted are dropped, too. Each receive needs
+    /// [`Grh::LEN`](crate::address::Grh::LEN) bytes before the payload.
     ///
     /// # Errors
-    /// Those of [`QueuePair::init`]; [`Error::WrongType`] on queue pairs of other types. If a step failed after the first one, the
-    /// queue pair has to be made anew.
+    /// Those of [`QueuePair::init`]; [`Error::WrongType`] on queue pairs of other types. If a step after the first one
+    /// fails, the queue pair is unusable: create another.
     pub fn init_datagrams(&mut self, qkey: u32, options: &InitOptions) -> Result<QueuePairAddress> {
         self.require("QueuePair::init_datagrams", self.qp_type() == QueuePairType::UD, "use QueuePair::init")?;
         let mut local = Local::resolve(self.context(), options)?;
@@ -342,8 +375,10 @@ impl QueuePair {
         Ok(local.address)
     }
 
-    /// The way to the peer at `remote`, for [`ProtectionDomain::address_handle`](crate::ProtectionDomain::address_handle). Of
-    /// `options`, those that an address has are taken: service level, traffic class, hop limit and flow label.
+    /// The path to the peer at `remote`, for
+    /// [`ProtectionDomain::address_handle`](crate::ProtectionDomain::address_handle).
+    ///
+    /// Uses the service level, traffic class, hop limit and flow label of `options`.
     ///
     /// # Errors
     /// [`Error::NotInitialised`] before [`QueuePair::init`] or [`QueuePair::init_datagrams`].
@@ -356,24 +391,24 @@ impl QueuePair {
         ![QueuePairType::UD, QueuePairType::RAW_PACKET].contains(&self.qp_type())
     }
 
-    pub(super) fn require(&self, what: &'static str, fits: bool, instead: &'static str) -> Result<()> {
-        if fits { Ok(()) } else { Err(Error::WrongType { what, qp_type: self.qp_type(), instead }) }
+    pub(super) fn require(&self, operation: &'static str, fits: bool, advice: &'static str) -> Result<()> {
+        if fits { Ok(()) } else { Err(Error::WrongType { operation, qp_type: self.qp_type(), advice }) }
     }
 
     /// Connects to the peer at `remote`: RTR and RTS of ibv_modify_qp(3).
     ///
-    /// Both ends have to do this. It exchanges nothing with the peer and does not wait for it: a send to a peer that is not
-    /// connected yet is retried, and fails in the end with `RETRY_EXC_ERR`. Once both ends have returned, and only then,
-    /// sending is safe. On an unreliable connection nothing is retried: what is lost is lost. Of `options`, those about
-    /// retries, acknowledgements and reads do not matter there.
+    /// Both ends must do this. It exchanges nothing with the peer and does not wait for it. A send to a peer that is not yet
+    /// connected is retried, and finally fails with `RETRY_EXC_ERR`. It is safe to send once both ends have returned, not
+    /// before. An unreliable connection does not retransmit lost packets, and ignores the `options` about retries,
+    /// acknowledgements and reads.
     ///
     /// # Errors
     /// [`Error::WrongType`] on UD queue pairs, which have no peer; [`Error::NotInitialised`] before [`QueuePair::init`];
-    /// [`Error::Modify`] names what does not fit: a route that cannot be resolved, an MTU that is too large. If it was the second
-    /// step that failed, the queue pair stays in RTR, and has to be made anew.
+    /// [`Error::Modify`], which names the reason, such as a route that cannot be resolved or an MTU that is too large. If the
+    /// second step fails, the queue pair stays in RTR and is unusable: create another.
     pub fn connect(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
-        let instead = "use QueuePair::address_of and ProtectionDomain::address_handle";
-        self.require("QueuePair::connect", self.has_peer(), instead)?;
+        let advice = "use QueuePair::address_of and ProtectionDomain::address_handle";
+        self.require("QueuePair::connect", self.has_peer(), advice)?;
         let Some(local) = self.local else { return Err(Error::NotInitialised) };
         let [rtr, rts] = local.to_peer(self.context(), self.qp_type(), remote, options);
         self.modify(&rtr)?;
@@ -381,15 +416,16 @@ impl QueuePair {
     }
 }
 
-/// Reads and atomics that an end serves at a time, of what its device can.
+/// Reads and atomics to serve at a time, given the limit of the device.
 fn rd_atomic(device: u32) -> u8 {
     device.min(16) as u8
 }
 
-/// 24 bits that a peer of an earlier connection cannot guess, so that its late packets are not taken for ours.
+/// A random 24-bit number, so that late packets of an earlier connection are not accepted.
 fn random_psn() -> u32 {
     let mut bytes = [0; 4];
-    // SAFETY: four writable bytes. A short read, which for so few bytes does not happen, leaves zeros, a valid number.
+    // SAFETY: `bytes` has four writable bytes. A short read, which does not happen for so few bytes, leaves zeros, a
+    // valid number.
     unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     u32::from_ne_bytes(bytes) & 0xff_ffff
 }

@@ -1,4 +1,4 @@
-//! In which order the bytes of a message are written.
+//! The order in which the bytes of a message are written.
 
 use std::sync::PoisonError;
 
@@ -13,7 +13,7 @@ named! {
     pub struct WrOpcode(u32) as "operation" {
         /// RDMA write.
         RDMA_WRITE = IBV_WR_RDMA_WRITE.0 => "RDMA_WRITE",
-        /// RDMA write that consumes a receive of the peer.
+        /// RDMA write with immediate data, which consumes a receive of the peer.
         RDMA_WRITE_WITH_IMM = IBV_WR_RDMA_WRITE_WITH_IMM.0 => "RDMA_WRITE_WITH_IMM",
         /// Send.
         SEND = IBV_WR_SEND.0 => "SEND",
@@ -25,13 +25,13 @@ named! {
         ATOMIC_CMP_AND_SWP = IBV_WR_ATOMIC_CMP_AND_SWP.0 => "ATOMIC_CMP_AND_SWP",
         /// Atomic fetch and add.
         ATOMIC_FETCH_AND_ADD = IBV_WR_ATOMIC_FETCH_AND_ADD.0 => "ATOMIC_FETCH_AND_ADD",
-        /// Invalidation of a key of this end.
+        /// Invalidation of a local memory window's key.
         LOCAL_INV = IBV_WR_LOCAL_INV.0 => "LOCAL_INV",
         /// Binding of a memory window.
         BIND_MW = IBV_WR_BIND_MW.0 => "BIND_MW",
-        /// Send that invalidates a key of the peer.
+        /// Send that invalidates a remote key of the peer.
         SEND_WITH_INV = IBV_WR_SEND_WITH_INV.0 => "SEND_WITH_INV",
-        /// Send that the device segments.
+        /// Send that the device segments (TSO).
         TSO = IBV_WR_TSO.0 => "TSO",
         /// Defined by the vendor.
         DRIVER1 = IBV_WR_DRIVER1.0 => "DRIVER1",
@@ -43,12 +43,12 @@ named! {
 }
 
 bitflags! {
-    /// What of a message becomes visible in order: `enum ibv_query_qp_data_in_order_caps`.
+    /// Parts of a message that become visible in order: `enum ibv_query_qp_data_in_order_caps`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct DataInOrder: u32 {
         /// The whole message, from its first byte to its last.
         const WHOLE_MESSAGE = IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG.0;
-        /// Each 128 bytes whose address is a multiple of 128.
+        /// Each aligned block of 128 bytes.
         const ALIGNED_128_BYTES = IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES.0;
 
         const _ = !0;
@@ -56,29 +56,31 @@ bitflags! {
 }
 
 impl QueuePair {
-    /// In which order the bytes of a message are written: `ibv_query_qp_data_in_order(3)`. A program may then look for the last
-    /// byte instead of the completion.
+    /// The order in which the bytes of a message become visible: `ibv_query_qp_data_in_order(3)`.
     ///
-    /// Of an RDMA read it says how the data arrives here; of a write or a send, how that of the peer does. It says nothing of
-    /// other operations, of two messages, or of memory with relaxed ordering. Empty where there is no promise: in states other
-    /// than RTS on some devices, and on processors other than x86.
+    /// If they do so in order, a program may poll the last byte instead of the completion queue.
+    ///
+    /// For an RDMA read, the answer is about the data that arrives here; for a write or a send, about the data of the
+    /// peer's operation. It does not cover other operations, the order of two messages, or memory with relaxed
+    /// ordering. It is empty if there is no guarantee: on some devices in states other than RTS, and on processors
+    /// other than x86.
     #[must_use]
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn data_in_order(&self, opcode: WrOpcode) -> DataInOrder {
         let query = self.context().verbs().ibv_query_qp_data_in_order;
-        // The provider looks at the state in the C object, which a query of attributes by another thread writes.
-        let _alone = self.shared.query.lock().unwrap_or_else(PoisonError::into_inner);
-        let ask = |flags: u32| {
-            // SAFETY: the queue pair is valid, and nobody changes it: that takes `&mut self`, or the lock.
+        // The provider reads the state in the C object, which `query` in another thread may write.
+        let _guard = self.shared.query.lock().unwrap_or_else(PoisonError::into_inner);
+        let query_caps = |flags: u32| {
+            // SAFETY: the queue pair is valid, and nobody changes it: that requires `&mut self`, or the lock.
             let answer = unsafe { query(self.as_raw(), ibv_wr_opcode(opcode.0), flags) };
             u32::try_from(answer).unwrap_or(0)
         };
-        let caps = DataInOrder::from_bits_retain(ask(IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0));
+        let caps = DataInOrder::from_bits_retain(query_caps(IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0));
         if !caps.is_empty() {
             return caps;
         }
-        // Libraries before rdma-core 46 do not know that flag, and without it answer yes or no.
-        match ask(0) {
+        // Libraries before rdma-core 46 do not know that flag, and answer yes or no without it.
+        match query_caps(0) {
             0 => DataInOrder::empty(),
             _ => DataInOrder::WHOLE_MESSAGE | DataInOrder::ALIGNED_128_BYTES,
         }

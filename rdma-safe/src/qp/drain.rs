@@ -1,4 +1,4 @@
-//! Taking what is left on a queue pair before it goes.
+//! Draining: flushes outstanding work and takes its completions before the queue pair is destroyed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,28 +6,31 @@ use std::time::{Duration, Instant};
 use super::{QueuePair, QueuePairAttributes, QueuePairState};
 use crate::{CompletionQueue, Error, Result, WorkCompletion};
 
-/// Empty looks before other threads get the processor.
+/// Empty polls before the thread yields.
 const SPINS: u32 = 64;
 
-/// Completions that are taken before their places in a queue are given back: others need room, too.
-const AT_ONCE: u32 = 16;
+/// Completions taken per cursor. Ending the cursor frees their entries, which other queue pairs may need.
+const BATCH: u32 = 16;
 
 impl QueuePair {
-    /// Brings it to the error state, in which all work in flight is flushed, and takes completions until `outstanding` work
-    /// requests have completed, at most for `timeout`. Returns how many have not.
+    /// Flushes all work in flight and takes completions until `outstanding` work requests have completed.
     ///
-    /// `cqs` are the completion queues of its sends and receives, once if they are the same. Every completion that is taken is
-    /// shown to `each`, also those of other queue pairs; it says whether it is one of those outstanding. It knows them by their
-    /// identifier: the opcode of work that was flushed is not valid.
+    /// It brings the queue pair to the error state, and takes completions for at most `timeout`. Returns the number of
+    /// work requests that have not completed.
     ///
-    /// It counts, and does not post a last work request to wait for: not every provider flushes what is posted in the error state.
-    /// To go there anew, which this does, makes SoftRoCE flush receives that were posted after the queue pair had failed. What a
-    /// provider flushes never is among those that are returned as left, and ends when the queue pair is
-    /// [destroyed](QueuePair::destroy) or reset. Until then the memory of what is left is the device's.
+    /// `cqs` are the completion queues of its sends and receives, once if they are the same. `each` is called with
+    /// every completion that is taken, including those of other queue pairs, and returns whether it belongs to the
+    /// outstanding work. It must decide by the identifier, because the opcode of flushed work is not valid.
     ///
-    /// Outstanding are receives, and sends whose completion was asked for, which have been posted and not seen to complete. A send
-    /// without has a completion only if it is flushed. Receives of a shared receive queue that were not taken stay there. In RESET
-    /// nothing is in flight, and nothing will complete.
+    /// Outstanding work is all receives, and all signaled sends, that were posted and whose completion was not taken.
+    /// An unsignaled send generates a completion only if it is flushed. Receives that were not taken from a shared
+    /// receive queue stay there. In RESET nothing is in flight, and nothing will complete.
+    ///
+    /// The method counts completions instead of waiting for a last work request, because not every provider flushes
+    /// work that is posted in the error state. It enters the error state again even if the queue pair is in it, because
+    /// this makes SoftRoCE flush receives that were posted after the queue pair had failed. Work that a provider never
+    /// flushes is in the returned number. It ends when the queue pair is [destroyed](QueuePair::destroy) or reset;
+    /// until then the device may access its memory.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -35,7 +38,7 @@ impl QueuePair {
     /// # fn example(mut qp: QueuePair, cq: &mut CompletionQueue, receives: u64) -> rdma_safe::Result<()> {
     /// const RECEIVE: u64 = 1 << 63; // set in the identifier of each receive
     /// let left = qp.drain(&mut [cq], receives, Duration::from_secs(1), |completion| {
-    ///     // … take note of what has become of it …
+    ///     // … record its status …
     ///     completion.wr_id() & RECEIVE != 0
     /// })?;
     /// if left > 0 {
@@ -47,7 +50,7 @@ impl QueuePair {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongParent`] when one of its completion queues is not among `cqs`; [`Error::Modify`]; [`Error::Poll`].
+    /// [`Error::WrongParent`] if one of its completion queues is not in `cqs`; [`Error::Modify`]; [`Error::Poll`].
     pub fn drain(
         &mut self,
         cqs: &mut [&mut CompletionQueue],
@@ -63,13 +66,14 @@ impl QueuePair {
         }
         self.modify(&QueuePairAttributes::new().set_state(QueuePairState::ERR))?;
         let (start, mut left, mut idle) = (Instant::now(), outstanding, 0);
-        // What can have come by the deadline: others may go on and on completing to the same queues.
-        let mut late: u64 = cqs.iter().map(|cq| u64::from(cq.capacity())).sum();
+        // Limit of completions taken after the deadline, since other queue pairs may keep completing to the same
+        // queues.
+        let mut late_limit: u64 = cqs.iter().map(|cq| u64::from(cq.capacity())).sum();
         while left > 0 {
             let mut taken = 0;
             for cq in cqs.iter_mut() {
                 let mut poll = cq.poll();
-                for _ in 0..AT_ONCE {
+                for _ in 0..BATCH {
                     let Some(completion) = poll.next()? else { break };
                     taken += 1;
                     if each(&completion) {
@@ -77,10 +81,10 @@ impl QueuePair {
                     }
                 }
             }
-            // What had come by then is taken: so a timeout of nothing takes what is there.
+            // Completions that were there at the deadline are taken, so a zero timeout takes all that are there.
             if left > 0 && start.elapsed() >= timeout {
-                late = late.saturating_sub(taken);
-                if taken == 0 || late == 0 {
+                late_limit = late_limit.saturating_sub(taken);
+                if taken == 0 || late_limit == 0 {
                     break;
                 }
             }
@@ -95,9 +99,9 @@ impl QueuePair {
 }
 
 impl super::Shared {
-    /// Whether all queues that it completes to are among `cqs`.
+    /// Whether `cqs` has all queues that this queue pair completes to.
     fn completes_to(&self, cqs: &[&mut CompletionQueue]) -> bool {
-        let is_there = |own| cqs.iter().any(|cq| Arc::ptr_eq(cq.shared(), own));
-        self.object.cqs.iter().flatten().all(is_there)
+        let contains = |own| cqs.iter().any(|cq| Arc::ptr_eq(cq.shared(), own));
+        self.object.cqs.iter().flatten().all(contains)
     }
 }

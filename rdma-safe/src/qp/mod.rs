@@ -1,4 +1,7 @@
-//! Queue pairs.
+//! Queue pairs: creation, states, attributes and addresses.
+//!
+//! Start with [`ProtectionDomain::queue_pair`](crate::ProtectionDomain::queue_pair), which makes a [`QueuePair`], the
+//! raw API of the data path. The owned API is an [`Endpoint`](crate::Endpoint).
 
 mod attributes;
 mod builder;
@@ -14,7 +17,7 @@ mod rate_limit;
 mod raw;
 mod raw_packet;
 mod state;
-mod target;
+pub(crate) mod xrc_target;
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -24,11 +27,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_sys::*;
 
 use crate::errno::check;
-use crate::id::QpId;
-use crate::object::{self, Object, Parents as _};
+use crate::error::Verb;
+use crate::object::{Object, Parents as _};
 use crate::post::{RecvBatch, RecvQueue, RecvState, SendBatch, SendOps, SendQueue, SendState};
-use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge, SrqId, XrcDomain};
-use crate::{cq, srq};
+use crate::srq::SrqId;
+use crate::xrc::XrcDomain;
+use crate::{Context, Error, PostError, ProtectionDomain, Result, Sge, cq, object, srq};
 use multicast::Groups;
 
 pub use attributes::{AttributeMask, QueuePairAttributes, QueuePairCapacity, Transition};
@@ -41,32 +45,33 @@ pub use modify::ModifyError;
 pub use options::QueuePairFlags;
 pub use rate_limit::RateLimit;
 pub use state::{QueuePairState, QueuePairType};
-pub use target::XrcTarget;
 
-/// A queue pair: `struct ibv_qp`, with `struct ibv_qp_ex` for posting where the provider has it.
+pub use crate::id::QpId;
+
+/// A queue pair: `struct ibv_qp`, with `struct ibv_qp_ex` for posting if the provider supports it.
 ///
-/// This is the raw door: [`SendBatch`] and [`RecvBatch`] post memory by address and key, which is `unsafe`. The owned
-/// door is [`Endpoint`](crate::Endpoint).
+/// This is the raw interface: [`SendBatch`] and [`RecvBatch`] post memory by address and key, which is `unsafe`. The
+/// safe interface with owned buffers is [`Endpoint`](crate::Endpoint).
 pub struct QueuePair {
-    // Before `shared`, so that an open batch is aborted before the queue pair is destroyed.
+    // Declared before `shared`, so that an open batch is aborted before the queue pair is destroyed.
     send: SendState,
     recv: RecvState,
     shared: Arc<Shared>,
-    /// Since [`QueuePair::init`].
+    /// Set by [`QueuePair::init`].
     local: Option<Local>,
 }
 
-/// What both queues hold of their queue pair.
+/// The part of a queue pair that its queues, flows and memory windows share.
 pub(crate) struct Shared {
     object: Object<Parents>,
     number: u32,
     id: QpId,
     qp_type: QueuePairType,
     capacity: QueuePairCapacity,
-    /// As last set or queried here; the device may have gone on to the error state.
+    /// State as last set or queried here. The device may have moved the queue pair to the error state.
     state: AtomicU32,
     port: AtomicU8,
-    /// Held for `ibv_query_qp`, which writes to the C object although it only asks.
+    /// Held during `ibv_query_qp`, which writes to the C object.
     query: Mutex<()>,
 }
 
@@ -74,17 +79,17 @@ struct Parents {
     home: Home,
     // Completion queues must outlive the queue pairs that complete to them.
     cqs: Option<[Arc<cq::Shared>; 2]>,
-    // And so must the queue that they take receives from.
+    // The shared receive queue must outlive the queue pairs that take receives from it.
     srq: Option<Arc<srq::Shared>>,
     groups: Groups,
-    // They can only go when the queue pair has.
-    kept: Mutex<Vec<Box<dyn Send>>>,
+    // Released only after the queue pair is destroyed.
+    retained: Mutex<Vec<Box<dyn Send>>>,
 }
 
-/// What a queue pair is made in.
+/// The object that a queue pair is created in.
 enum Home {
     Domain(ProtectionDomain),
-    /// Of the target of an XRC connection, which has no queues of its own.
+    /// For the target of an XRC connection, which has no queues.
     Xrc(XrcDomain),
 }
 
@@ -98,39 +103,39 @@ impl Home {
 }
 
 impl QueuePair {
-    /// Number of the queue pair, 24 bits: what a peer needs to reach it.
+    /// Number of the queue pair, 24 bits, which a peer needs to reach it.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.shared.number
     }
 
-    /// Its name in asynchronous events, which no other queue pair of the process will have.
+    /// Identifier in asynchronous events. No other queue pair of the process ever has the same.
     #[must_use]
     pub fn id(&self) -> QpId {
         self.shared.id
     }
 
-    /// Capacities as the device granted them; at least what was asked for.
+    /// Capacities that the device granted, at least those requested.
     #[must_use]
     pub fn capacity(&self) -> QueuePairCapacity {
         self.shared.capacity
     }
 
-    /// Type.
+    /// Type of the queue pair.
     #[must_use]
     pub fn qp_type(&self) -> QueuePairType {
         self.shared.qp_type
     }
 
-    /// State as last set or queried here. A device moves a queue pair to the error state by itself: see
+    /// State as last set or queried here. A device may move a queue pair to the error state on its own: see
     /// [`QueuePair::query`].
     #[must_use]
     pub fn state(&self) -> QueuePairState {
         self.shared.state()
     }
 
-    /// The shared receive queue that it takes receives from, by [`SharedReceiveQueue::id`](crate::SharedReceiveQueue::id);
-    /// `None` when it has a receive queue of its own.
+    /// The [id](crate::SharedReceiveQueue::id) of the shared receive queue; `None` if the queue pair has its own
+    /// receive queue.
     #[must_use]
     pub fn shared_receive_queue(&self) -> Option<SrqId> {
         self.shared.object.srq.as_ref().map(|srq| srq.id())
@@ -146,60 +151,64 @@ impl QueuePair {
     /// Sets attributes: `ibv_modify_qp(3)`.
     ///
     /// # Errors
-    /// [`Error::Modify`] says which attribute is missing, not allowed or out of range, or what is wrong with the
-    /// address, instead of the kernel's `EINVAL`.
+    /// [`Error::Modify`], which says what the kernel's `EINVAL` does not: an attribute that is missing, not allowed or
+    /// out of range, or a problem with the address.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
-        // A batch that was forgotten would be aborted later, and then put the provider's counters back to before a reset.
+        // A forgotten batch that is aborted later would set the provider's counters back to their values before a
+        // reset.
         self.send.abort();
         let result = self.shared.modify(attributes);
         if let (Some(port), true) = (attributes.port(), result.is_ok()) {
-            self.tell_port(port);
+            self.update_max_datagram(port);
         }
-        self.tell_state();
+        self.update_queue_states();
         result
     }
 
-    /// Lets the send queue know how long a datagram can be.
-    fn tell_port(&mut self, port: u8) {
+    /// Passes the MTU of the port to the send queue as the limit of datagrams.
+    fn update_max_datagram(&mut self, port: u8) {
         if self.qp_type() == QueuePairType::UD {
             let mtu = self.context().query_port(port).ok().and_then(|port| port.active_mtu().bytes());
-            // The largest there is, where it is not known: then the device has to refuse.
+            // If the MTU is not known, assume the largest one and let the device refuse longer datagrams.
             self.send.set_max_datagram(mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(4096));
         }
     }
 
     /// Reads attributes from the device: `ibv_query_qp(3)`.
     ///
-    /// All attributes are asked for; some devices report only part of them and leave the rest zero.
+    /// Requests all attributes. Some devices report only part of them and leave the rest zero.
     ///
     /// # Errors
     /// [`Error::Verb`].
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes> {
-        self.shared.query(|| self.tell_state())
+        self.shared.query(|| self.update_queue_states())
     }
 
-    /// Lets both queues know what the state allows.
-    fn tell_state(&self) {
+    /// Passes the state to both queues.
+    fn update_queue_states(&self) {
         self.send.set_state(self.state());
         self.recv.set_state(self.state());
     }
 
-    /// Bytes that a datagram can have: the MTU of the port, as it was when the queue pair was given it. `None` for queue pairs of
-    /// other types than UD and before INIT.
+    /// Largest datagram in bytes: the MTU that the port had when the queue pair was assigned to it. `None` before INIT,
+    /// and for other types than UD.
     #[must_use]
     pub fn max_datagram(&self) -> Option<u32> {
         self.send.max_datagram()
     }
 
-    /// Send operations that can be posted.
+    /// Enabled send operations.
     #[must_use]
     pub fn operations(&self) -> SendOps {
         self.send.operations()
     }
 
-    /// Begins a batch of sends: `ibv_wr_start`. Nothing is posted before [`SendBatch::post`].
+    /// Starts a batch of sends: `ibv_wr_start`. Nothing is posted before [`SendBatch::post`].
+    ///
+    /// This is the one way to post sends by address and key. [`SendQueue::batch`](crate::post::SendQueue::batch) is the
+    /// same after [`QueuePair::split`], and [`SendQueue::post`](crate::post::SendQueue::post) costs less in a loop.
     ///
     /// # Errors
     /// [`PostError::NotReady`] unless the queue pair was brought to RTS.
@@ -209,21 +218,21 @@ impl QueuePair {
         self.send.batch()
     }
 
-    /// Begins a batch of receives. Nothing is posted before [`RecvBatch::post`].
+    /// Starts a batch of receives, which may have several elements. Nothing is posted before [`RecvBatch::post`].
     ///
     /// # Errors
-    /// [`PostError::NotReady`] in RESET; [`PostError::SharedReceives`] where it takes receives from a shared receive queue.
+    /// [`PostError::NotReady`] in RESET; [`PostError::SharedReceives`] if it uses a shared receive queue.
     #[inline(always)]
     pub fn recv_batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
         self.recv.batch()
     }
 
-    /// Posts one receive: `ibv_post_recv(3)`.
+    /// Posts one receive: `ibv_post_recv(3)`. Costs less than a batch of one.
     ///
     /// # Errors
-    /// [`PostError::NotReady`] in RESET; [`PostError::SharedReceives`] where it takes receives from a shared receive queue;
-    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when
-    /// the provider failed otherwise.
+    /// [`PostError::NotReady`] in RESET; [`PostError::SharedReceives`] if it uses a shared receive queue;
+    /// [`PostError::QueueFull`]; [`PostError::Refused`] or [`PostError::MaybePosted`] if the provider failed for another
+    /// reason.
     ///
     /// # Safety
     /// See [`RecvBatch`].
@@ -234,7 +243,7 @@ impl QueuePair {
         unsafe { self.recv.receive(wr_id, sge) }
     }
 
-    /// As [`QueuePair::receive`], into several pieces of memory.
+    /// Posts one receive that is scattered into `sges`.
     ///
     /// # Safety
     /// See [`RecvBatch`].
@@ -245,7 +254,7 @@ impl QueuePair {
         batch.post()
     }
 
-    /// Both queues apart: two threads may use one each.
+    /// Splits the queue pair into its two queues, which two threads may use at the same time.
     #[inline(always)]
     pub fn split(&mut self) -> (SendQueue<'_>, RecvQueue<'_>) {
         (SendQueue::new(&mut self.send), RecvQueue::new(&mut self.recv))
@@ -261,32 +270,32 @@ impl QueuePair {
         &mut self.recv
     }
 
-    /// The send queue, and the queue pair behind it.
+    /// The send queue and the shared part of the queue pair.
     pub(crate) fn send_and_shared(&mut self) -> (&mut SendState, &Shared) {
         (&mut self.send, &self.shared)
     }
 
-    /// Aborts a batch that was forgotten.
+    /// Aborts a forgotten batch.
     pub(crate) fn abort_sends(&mut self) {
         self.send.abort();
     }
 
-    /// Makes all work in flight flush.
+    /// Moves the queue pair to the error state, which flushes all work in flight.
     #[cold]
     pub(crate) fn fail(&mut self) {
-        // A batch that was forgotten holds a lock that some providers take for this.
+        // A forgotten batch holds a lock that some providers take in `ibv_modify_qp`.
         self.send.abort();
         self.shared.fail();
-        self.tell_state();
+        self.update_queue_states();
     }
 
-    /// The device that it belongs to.
+    /// The context that the queue pair belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.shared.context()
     }
 
-    /// The domain that it is in.
+    /// The protection domain that the queue pair belongs to.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.shared.pd()
@@ -296,31 +305,32 @@ impl QueuePair {
         &self.shared
     }
 
-    /// The C object, valid while this queue pair or a flow to it is.
+    /// The C object, valid while this queue pair or a flow to it exists.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_qp {
         self.shared.as_raw()
     }
 
-    /// Destroys it: `ibv_destroy_qp(3)`. Dropping does the same and tells nobody.
+    /// Destroys the queue pair: `ibv_destroy_qp(3)`. Dropping does the same, but ignores errors.
     ///
     /// # Errors
-    /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process
-    /// ends. [`Error::PolledHere`] when this thread holds a cursor on one of its completion queues: it is destroyed when the
-    /// cursor moves on or goes. [`Error::InUse`] while there are [`Flow`](crate::Flow)s to it, or memory windows of type 2 bound to
-    /// it: it is destroyed when the last of them is gone.
+    /// [`Error::Verb`] if the provider fails; the object and everything it depends on are then leaked.
+    /// [`Error::PollInProgress`] if this thread has a cursor on one of its completion queues: it is destroyed when the
+    /// cursor moves on or is dropped. [`Error::InUse`] if there are [`Flow`](crate::flow::Flow)s to it or memory windows of
+    /// type 2 bound to it: it is destroyed with the last of them.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<()> {
         self.destroy_or_keep(|| ())
     }
 
-    /// As [`QueuePair::destroy`]. Where it is not, or not yet, it keeps the `work` that the device may go on with.
+    /// Like [`QueuePair::destroy`]. If the queue pair is not destroyed at once, it keeps `work`, whose memory the
+    /// device may still access.
     pub(crate) fn destroy_or_keep<W: Send + 'static>(self, work: impl FnOnce() -> W) -> Result<()> {
         let QueuePair { send, recv, shared, .. } = self;
         drop((send, recv));
         match Arc::try_unwrap(shared) {
             Ok(shared) => {
-                if shared.is_polled_here() {
+                if shared.is_polled_by_this_thread() {
                     shared.keep(work());
                     return shared.object.destroy().map(drop);
                 }
@@ -328,7 +338,7 @@ impl QueuePair {
             }
             Err(shared) => {
                 shared.keep(work());
-                Err(Error::InUse { object: "queue pair", by: "flows or memory windows" })
+                Err(Error::InUse { object: "queue pair", users: "flows or memory windows" })
             }
         }
     }
@@ -350,17 +360,17 @@ impl Shared {
         self.object.context()
     }
 
-    /// Of one that is no target of XRC, which is of another type.
+    /// The protection domain. Must not be called on the target of an XRC connection.
     pub(crate) fn pd(&self) -> &ProtectionDomain {
         match &self.object.home {
             Home::Domain(pd) => pd,
-            Home::Xrc(_) => unreachable!("targets of XRC are of another type"),
+            Home::Xrc(_) => unreachable!("an XRC target has no protection domain"),
         }
     }
 
-    /// Lets go of `what` when it was destroyed, and not before.
+    /// Keeps `what` until the queue pair is destroyed.
     pub(crate) fn keep(&self, what: impl Send + 'static) {
-        self.object.kept.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(what));
+        self.object.retained.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(what));
     }
 
     fn groups(&self) -> &Groups {
@@ -375,9 +385,9 @@ impl Shared {
         self.object.raw()
     }
 
-    /// Whether this thread holds a lock that a reset may take.
-    fn is_polled_here(&self) -> bool {
-        self.object.polled_here().is_some()
+    /// Whether this thread has an open cursor, whose lock a reset may take.
+    fn is_polled_by_this_thread(&self) -> bool {
+        self.object.polled_by_this_thread().is_some()
     }
 
     pub(crate) fn qp_type(&self) -> QueuePairType {
@@ -393,14 +403,14 @@ impl Shared {
         self.object.srq.is_some()
     }
 
-    /// Whether it has no receive queue at all: what an XRC queue pair receives goes to shared receive queues by their number.
+    /// Whether it has no receive queue at all: XRC messages name a shared receive queue by its number.
     pub(crate) fn has_no_receives(&self) -> bool {
         self.qp_type == QueuePairType::XRC_SEND
     }
 
-    /// Of a receive that cannot be posted.
+    /// The reason why a receive cannot be posted.
     #[cold]
-    pub(crate) fn why_no_receives(&self) -> PostError {
+    pub(crate) fn no_receives_error(&self) -> PostError {
         match self.has_srq() {
             true => PostError::SharedReceives,
             false if self.has_no_receives() => PostError::NoReceiveQueue,
@@ -408,8 +418,8 @@ impl Shared {
         }
     }
 
-    /// Makes all work in flight flush. A failure leaves the work to be ended by destroying the queue pair, which is what
-    /// it comes to anyway.
+    /// Moves the queue pair to the error state, which flushes all work in flight. If this fails, destroying the queue
+    /// pair ends the work.
     #[cold]
     pub(crate) fn fail(&self) {
         let _ = self.modify(&QueuePairAttributes::new().set_state(QueuePairState::ERR));
@@ -429,7 +439,7 @@ impl Shared {
         self.state.store(state.0, Ordering::Relaxed);
     }
 
-    /// Port given at INIT; 0 before.
+    /// Port set at INIT; 0 before.
     fn port(&self) -> u8 {
         self.port.load(Ordering::Relaxed)
     }
@@ -438,12 +448,12 @@ impl Shared {
         self.port.store(port, Ordering::Relaxed);
     }
 
-    /// Calls `done` before another thread can.
+    /// Reads attributes, and calls `done` while other threads cannot query.
     fn query(&self, done: impl FnOnce()) -> Result<QueuePairAttributes> {
         let mut attributes = QueuePairAttributes::new();
         let mask = AttributeMask::all() - AttributeMask::RATE_LIMIT;
         let mut init = ibv_qp_init_attr::zeroed();
-        let _alone = self.query.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.query.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the queue pair and both out pointers are valid.
         let result = unsafe {
             (self.context().verbs().ibv_query_qp)(
@@ -453,14 +463,14 @@ impl Shared {
                 &mut init,
             )
         };
-        check(result).map_err(|errno| self.error("ibv_query_qp", errno))?;
+        check(result).map_err(|errno| self.error(Verb::QueryQp, errno))?;
         attributes.mask = mask;
         self.set_state(QueuePairState(attributes.raw.qp_state.0));
         done();
         Ok(attributes)
     }
 
-    fn error(&self, verb: &'static str, errno: crate::Errno) -> Error {
+    fn error(&self, verb: Verb, errno: crate::Errno) -> Error {
         self.context().verb_error(verb, errno)
     }
 }
@@ -468,20 +478,20 @@ impl Shared {
 impl object::Parents for Parents {
     type Raw = ibv_qp;
 
-    const VERB: &'static str = "ibv_destroy_qp";
+    const VERB: Verb = Verb::DestroyQp;
 
     fn context(&self) -> &Context {
         self.home.context()
     }
 
-    fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
-        self.cqs.iter().flatten().find(|cq| cq.is_polled_here())
+    fn polled_by_this_thread(&self) -> Option<&Arc<cq::Shared>> {
+        self.cqs.iter().flatten().find(|cq| cq.is_polled_by_this_thread())
     }
 
     unsafe fn destroy(&self, raw: *mut ibv_qp) -> std::ffi::c_int {
-        // SAFETY: the caller's contract: the queue pair is valid until the next call.
+        // SAFETY: the caller's contract: the queue pair is valid until `ibv_destroy_qp`.
         unsafe { self.groups.leave(self.context(), raw) };
-        // SAFETY: as above.
+        // SAFETY: the caller's contract.
         unsafe { (self.context().verbs().ibv_destroy_qp)(raw) }
     }
 }

@@ -1,51 +1,56 @@
-//! Changing attributes, and saying why the kernel would not.
+//! Modifying attributes, with explanations when the kernel refuses.
 //!
-//! The kernel answers every mistake with the same `EINVAL`. What can be told beforehand is checked beforehand; what only
-//! the device knows is looked up after the refusal.
+//! The kernel answers every mistake with `EINVAL`. Everything that can be checked without the device is checked before
+//! the call. Limits of the device and of the port are checked after the kernel has refused.
 
 use super::attributes::{AttributeMask, QueuePairAttributes, Transition};
 use super::state::{ignored, rule};
 use super::{QueuePairState, Shared};
+use crate::address::AddressError;
+use crate::device::TransportType;
 use crate::errno::check;
-use crate::{AddressError, Context, Errno, Error, TransportType};
+use crate::error::Verb;
+use crate::{Context, Errno, Error};
 
 /// Why `ibv_modify_qp(3)` was refused, or would have been.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyError {
-    /// There is no such change of state.
-    #[error("no change from {transition}; from there it can go to: {}", reachable(*.transition))]
+    /// The state change does not exist.
+    #[error("no change from {transition}; the states that it can change to are: {}", reachable(*.transition))]
     InvalidTransition {
-        /// The change asked for.
+        /// Requested change.
         transition: Transition,
     },
 
-    /// The attributes do not fit the change of state.
+    /// The attributes do not match the state change.
     #[error("the attributes do not fit a change from {transition}{}", mismatch(*.missing, *.excess))]
     Attributes {
-        /// The change asked for.
+        /// Requested change.
         transition: Transition,
-        /// Attributes that it needs and that were not set.
+        /// Required attributes that were not set.
         missing: AttributeMask,
-        /// Attributes that were set and that it does not allow.
+        /// Attributes that were set but are not allowed.
         excess: AttributeMask,
     },
 
-    /// A value is out of its range.
-    #[error("{attribute} is {value}, but must be {allowed}")]
+    /// A value is out of range.
+    #[error("{attribute} is {value}, but must be {limits}")]
     OutOfRange {
-        /// The attribute.
+        /// Name of the attribute.
         attribute: &'static str,
-        /// The value.
+        /// Value of the attribute.
         value: u64,
-        /// What is allowed.
-        allowed: String,
+        /// Allowed values.
+        limits: String,
     },
 
-    /// The address vector names another port than the queue pair was initialised with.
-    #[error("the address vector sends from port {address_port}, but the queue pair was set up on port {port} in INIT")]
+    /// The address vector names another port than INIT.
+    #[error(
+        "the address vector sends from port {address_port}, but the queue pair was assigned to port {port} in INIT"
+    )]
     PortMismatch {
-        /// Port given at INIT.
+        /// Port set at INIT.
         port: u8,
         /// Port of the address vector.
         address_port: u8,
@@ -55,32 +60,32 @@ pub enum ModifyError {
     #[error(transparent)]
     Address(#[from] AddressError),
 
-    /// Refused for a reason that could not be found out.
+    /// The kernel refused for an unknown reason.
     #[error("ibv_modify_qp from {transition} failed: {errno}; attributes: {attributes:?}")]
     Refused {
-        /// The change asked for.
+        /// Requested change.
         transition: Transition,
-        /// What was set.
+        /// Attributes of the call.
         attributes: Box<QueuePairAttributes>,
-        /// As reported.
+        /// The errno that the verb returned.
         errno: Errno,
     },
 }
 
 impl Shared {
-    /// Changes attributes, and keeps track of the state.
+    /// Modifies attributes and records the new state.
     pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), Error> {
         let context = self.context();
         let from = self.state();
         let to = attributes.state().unwrap_or(from);
         let transition = Transition { from, to, qp_type: self.qp_type };
         self.preflight(context, transition, attributes).map_err(Box::new)?;
-        if to == QueuePairState::RESET && self.is_polled_here() {
-            return Err(Error::PolledHere { verb: "ibv_modify_qp to RESET" });
+        if to == QueuePairState::RESET && self.is_polled_by_this_thread() {
+            return Err(Error::PollInProgress { verb: Verb::ModifyQp });
         }
 
         let mut raw = attributes.raw;
-        // SAFETY: the queue pair is valid; `raw` is a copy that the call may read.
+        // SAFETY: the queue pair is valid. `raw` is a copy that the call may write.
         let result = unsafe {
             (context.verbs().ibv_modify_qp)(self.as_raw(), &mut raw, attributes.mask.bits() as std::ffi::c_int)
         };
@@ -94,14 +99,14 @@ impl Shared {
         Ok(())
     }
 
-    /// What can be told without the device.
+    /// Checks that do not need the device.
     fn preflight(
         &self,
         context: &Context,
         transition: Transition,
         attributes: &QueuePairAttributes,
     ) -> Result<(), ModifyError> {
-        // Drivers of iWARP devices have rules of their own.
+        // Drivers of iWARP devices have their own rules.
         if context.transport_type() == TransportType::IB {
             check_table(transition, attributes.mask)?;
         }
@@ -116,7 +121,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What the device knows, once the kernel has refused.
+    /// Looks for the reason of a failure of the kernel.
     fn diagnose(
         &self,
         context: &Context,
@@ -133,7 +138,7 @@ impl Shared {
             if let Err(error) = self.check_port_limits(context, attributes) {
                 return error;
             }
-            // Everything else fits: what is left is the route itself.
+            // Everything else is right, so the route must be the reason.
             if let Some(error) = unreachable {
                 return error.into();
             }
@@ -149,8 +154,8 @@ impl Shared {
         }
         if let Some(mtu) = attributes.path_mtu() {
             if mtu > port.max_mtu() {
-                let allowed = format!("at most the port's max_mtu of {} bytes", port.max_mtu());
-                return Err(ModifyError::OutOfRange { attribute: "path_mtu", value: u32::from(mtu).into(), allowed });
+                let limits = format!("at most the port's max_mtu of {} bytes", port.max_mtu());
+                return Err(ModifyError::OutOfRange { attribute: "path_mtu", value: u32::from(mtu).into(), limits });
             }
         }
         Ok(())
@@ -161,7 +166,7 @@ fn check_table(transition: Transition, mask: AttributeMask) -> Result<(), Modify
     let Transition { from, to, qp_type } = transition;
     let Some(rule) = rule(from, to, qp_type) else {
         return match qp_type {
-            // Not in the table at all: the driver decides.
+            // The table does not cover this type: the driver decides.
             super::QueuePairType::DRIVER => Ok(()),
             _ => Err(ModifyError::InvalidTransition { transition }),
         };
@@ -204,7 +209,7 @@ fn in_range(attribute: &'static str, value: u64, low: u64, high: u64) -> Result<
     if (low..=high).contains(&value) {
         return Ok(());
     }
-    Err(ModifyError::OutOfRange { attribute, value, allowed: format!("{low} to {high}") })
+    Err(ModifyError::OutOfRange { attribute, value, limits: format!("{low} to {high}") })
 }
 
 fn reachable(transition: Transition) -> String {
@@ -237,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_and_what_is_too_much_is_named() {
+    fn the_error_names_missing_and_excess_attributes() {
         let change = transition(QueuePairState::RESET, QueuePairState::INIT);
         let mask = AttributeMask::STATE | AttributeMask::PORT | AttributeMask::PKEY_INDEX | AttributeMask::SQ_PSN;
         let error = check_table(change, mask).unwrap_err().to_string();
@@ -249,17 +254,17 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_does_not_exist_names_those_that_do() {
+    fn the_error_of_an_invalid_transition_lists_the_valid_ones() {
         let change = transition(QueuePairState::INIT, QueuePairState::RTS);
         let error = check_table(change, AttributeMask::STATE).unwrap_err().to_string();
         assert_eq!(
             error,
-            "no change from INIT to RTS of an RC queue pair; from there it can go to: RESET, INIT, RTR, ERR"
+            "no change from INIT to RTS of an RC queue pair; the states that it can change to are: RESET, INIT, RTR, ERR"
         );
     }
 
     #[test]
-    fn attributes_that_uverbs_ignores_are_not_held_against_an_xrc_queue_pair() {
+    fn attributes_that_uverbs_ignores_are_accepted_on_xrc_queue_pairs() {
         let change =
             Transition { from: QueuePairState::INIT, to: QueuePairState::RTR, qp_type: QueuePairType::XRC_SEND };
         let path = AttributeMask::AV | AttributeMask::PATH_MTU | AttributeMask::RQ_PSN | AttributeMask::DEST_QPN;

@@ -1,13 +1,16 @@
-//! Which send operations a queue pair gets.
+//! Send operations that queue pairs support.
 
 use rdma_sys::ibv_qp_ex;
 
 use super::QueuePairType;
+use crate::Context;
+use crate::device::DeviceCapabilities;
 use crate::post::{EXTENDED_ONLY, SendOps};
-use crate::{Context, DeviceCapabilities};
 
-/// What queue pairs of the type can do: by ibv_post_send(3) and ibv_wr_post(3), and by what the device reports of what not every
-/// device has. `None` for types that cannot be built.
+/// Operations that queue pairs of the type support.
+///
+/// These are the operations that every device has according to ibv_post_send(3) and ibv_wr_post(3), and the optional
+/// ones that the device reports. `None` for types that cannot be built.
 pub(super) fn available(context: &Context, qp_type: QueuePairType) -> Option<SendOps> {
     let basic = basic(qp_type)?;
     let device = context.attributes();
@@ -29,9 +32,9 @@ pub(super) fn available(context: &Context, qp_type: QueuePairType) -> Option<Sen
     Some(ops)
 }
 
-/// Of `available`, what every device has, and then less and less of it: not every provider has all operations in the extended
-/// interface, and those that lack one refuse the whole set.
-pub(super) fn fewer_and_fewer(available: SendOps, qp_type: QueuePairType) -> Vec<SendOps> {
+/// The sets of operations to try, from all `available` ones down to the basic ones. Not every provider has all
+/// operations in the extended interface, and a provider that lacks one refuses the whole set.
+pub(super) fn fallback_sets(available: SendOps, qp_type: QueuePairType) -> Vec<SendOps> {
     let mut sets = vec![available, available - EXTENDED_ONLY];
     sets.extend(basic(qp_type));
     if is_reliable(qp_type) {
@@ -55,14 +58,15 @@ fn basic(qp_type: QueuePairType) -> Option<SendOps> {
     }
 }
 
-/// Those of `asked` whose functions are there, or none if what all of them need is not.
+/// The operations of `asked` whose functions exist; none if a function that all operations need is missing.
 ///
 /// # Safety
 ///
-/// `qp` must be valid, and have been created with `asked`.
+/// `qp` must be valid and must have been created with `asked`.
 pub(super) unsafe fn present(qp: *const ibv_qp_ex, qp_type: QueuePairType, asked: SendOps) -> SendOps {
-    // SAFETY: the caller's contract. A copy of single fields, since the structure may be shorter than ours: of a library that does
-    // not know an operation, no queue pair was created with it.
+    // SAFETY: the caller's contract. Only single fields are read, because the structure may be shorter than in our
+    // headers. A library that does not know an operation did not create the queue pair with it, so its field is not
+    // read.
     unsafe {
         let common = (*qp).wr_start.is_some()
             && (*qp).wr_complete.is_some()

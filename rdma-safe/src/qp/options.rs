@@ -1,28 +1,29 @@
-//! What only `ibv_create_qp_ex` takes.
+//! Options that only `ibv_create_qp_ex` supports.
 
 use bitflags::bitflags;
 use rdma_sys::*;
 
 use super::QueuePairBuilder;
-use crate::{Context, DeviceCapabilities, RawPacketCapabilities, Result};
+use crate::device::{DeviceCapabilities, RawPacketCapabilities};
+use crate::{Context, Result};
 
 bitflags! {
-    /// How a queue pair deals with packets: `enum ibv_qp_create_flags`.
+    /// Packet processing options of a queue pair: `enum ibv_qp_create_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct QueuePairFlags: u32 {
-        /// It does not receive the multicast packets that it sends itself.
+        /// Does not receive its own multicast packets.
         const BLOCK_SELF_MULTICAST = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB.0;
-        /// Packets are received with their frame check sequence; of devices with [`RawPacketCapabilities::SCATTER_FCS`].
+        /// Receives packets with their frame check sequence. Requires [`RawPacketCapabilities::SCATTER_FCS`].
         const SCATTER_FCS = IBV_QP_CREATE_SCATTER_FCS.0;
-        /// VLAN tags are taken off, and told by [`WorkCompletion::cvlan`](crate::WorkCompletion::cvlan); of devices with
+        /// Strips VLAN tags and reports them in [`WorkCompletion::cvlan`](crate::WorkCompletion::cvlan). Requires
         /// [`RawPacketCapabilities::CVLAN_STRIPPING`].
         const CVLAN_STRIPPING = IBV_QP_CREATE_CVLAN_STRIPPING.0;
-        /// Writes over PCI are padded to whole cache lines; of devices with [`DeviceCapabilities::PCI_WRITE_END_PADDING`].
+        /// Pads PCI writes to whole cache lines. Requires [`DeviceCapabilities::PCI_WRITE_END_PADDING`].
         const PCI_WRITE_END_PADDING = IBV_QP_CREATE_PCI_WRITE_END_PADDING.0;
     }
 }
 
-/// Of a queue pair that has none of them, `ibv_create_qp` can be asked.
+/// Options of a queue pair that require `ibv_create_qp_ex`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Options {
     pub(super) max_tso_header: u16,
@@ -35,7 +36,7 @@ impl Options {
         *self == Options::default()
     }
 
-    /// Refuses what the device says that it lacks.
+    /// Returns an error for options that the device does not support.
     pub(super) fn check(&self, context: &Context) -> Result<()> {
         use {QueuePairFlags as F, RawPacketCapabilities as Raw};
         let device = context.attributes();
@@ -44,8 +45,8 @@ impl Options {
         let padding = caps.contains(DeviceCapabilities::PCI_WRITE_END_PADDING);
         let needs = [
             (F::SCATTER_FCS, fcs, "receiving frame check sequences"),
-            (F::CVLAN_STRIPPING, raw.contains(Raw::CVLAN_STRIPPING), "taking off VLAN tags"),
-            (F::PCI_WRITE_END_PADDING, padding, "padding writes over PCI"),
+            (F::CVLAN_STRIPPING, raw.contains(Raw::CVLAN_STRIPPING), "stripping VLAN tags"),
+            (F::PCI_WRITE_END_PADDING, padding, "padding of PCI writes"),
         ];
         match needs.into_iter().find(|(flag, has, _)| self.flags.contains(*flag) && !has) {
             Some((_, _, feature)) => Err(context.unsupported(feature)),
@@ -70,22 +71,26 @@ impl Options {
 }
 
 impl QueuePairBuilder<'_> {
-    /// Bytes of the headers before what the device segments, with [`SendBatch::send_tso`](crate::SendBatch::send_tso); 0 unless
-    /// set, which leaves [`SendOps::TSO`](crate::SendOps::TSO) out. Of types that
-    /// [`SegmentationOffload`](crate::SegmentationOffload) has.
+    /// Largest header for [`SendBatch::send_tso`](crate::SendBatch::send_tso), in bytes; 0 unless set.
+    ///
+    /// With 0, [`SendOps::TSO`](crate::SendOps::TSO) is not enabled.
+    /// [`SegmentationOffload`](crate::device::SegmentationOffload) has the types that support it.
     pub fn tso_header(mut self, bytes: u16) -> Self {
         self.options.max_tso_header = bytes;
         self
     }
 
-    /// How it deals with packets; in no special way unless set. Flags that the device says it lacks are refused by
-    /// [`QueuePairBuilder::build`] with [`Error::Unsupported`](crate::Error::Unsupported).
+    /// Packet processing options; none unless set.
+    ///
+    /// [`QueuePairBuilder::build`] refuses flags that the device does not support with
+    /// [`Error::Unsupported`](crate::Error::Unsupported).
     pub fn flags(mut self, flags: QueuePairFlags) -> Self {
         self.options.flags = flags;
         self
     }
 
-    /// Sends in the name of the queue pair `number`: `IBV_QP_CREATE_SOURCE_QPN`. Of privileged users, and of UD queue pairs.
+    /// Sends with the queue pair number `number` as the source: `IBV_QP_CREATE_SOURCE_QPN`. For privileged users and UD
+    /// queue pairs only.
     pub fn source_qpn(mut self, number: u32) -> Self {
         self.options.source_qpn = Some(number);
         self

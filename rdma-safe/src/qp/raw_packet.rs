@@ -1,13 +1,13 @@
-//! Queue pairs that send and receive whole frames.
+//! Raw packet queue pairs, which send and receive whole Ethernet frames.
 
 use super::{QueuePair, QueuePairAttributes, QueuePairState, QueuePairType};
 use crate::Result;
 
 impl QueuePair {
-    /// Brings a RAW_PACKET queue pair from RESET to RTS, on `port`, which counts from 1. From then on
-    /// [`SendBatch::send`](crate::SendBatch::send) sends a frame, with all of its headers.
+    /// Brings a RAW_PACKET queue pair from RESET to RTS on `port`, which counts from 1.
     ///
-    /// What it receives is up to flow steering. Frames that find no receive are dropped.
+    /// [`SendBatch::send`](crate::SendBatch::send) then sends a frame with all its headers. Flow steering decides which
+    /// frames the queue pair receives. Frames are dropped if no receive is posted.
     ///
     /// # Errors
     /// [`Error::WrongType`](crate::Error::WrongType) on queue pairs of other types; [`Error::Modify`](crate::Error::Modify).

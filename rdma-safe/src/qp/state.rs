@@ -1,4 +1,4 @@
-//! States and types of queue pairs, and which changes of state the kernel allows.
+//! States and types of queue pairs, and the state changes that the kernel allows.
 
 use rdma_sys::*;
 
@@ -8,21 +8,21 @@ use crate::named::named;
 named! {
     /// State of a queue pair: `enum ibv_qp_state`.
     pub struct QueuePairState(u32) as "queue pair state" {
-        /// Created, or reset: nothing can be posted.
+        /// Created or reset: nothing can be posted.
         RESET = IBV_QPS_RESET.0 => "RESET",
-        /// Has a port: receives can be posted.
+        /// Initialized with a port: receives can be posted.
         INIT = IBV_QPS_INIT.0 => "INIT",
-        /// Ready to receive: has a peer.
+        /// Ready to receive: connected to a peer.
         RTR = IBV_QPS_RTR.0 => "RTR",
-        /// Ready to send, too.
+        /// Ready to send and receive.
         RTS = IBV_QPS_RTS.0 => "RTS",
-        /// Send queue drained, or draining.
+        /// Send queue drained or draining.
         SQD = IBV_QPS_SQD.0 => "SQD",
-        /// Send queue in error (not on reliable connections).
+        /// Send queue error (not on reliable connections).
         SQE = IBV_QPS_SQE.0 => "SQE",
-        /// In error: all work completes with a flush error.
+        /// Error: all work completes with a flush error.
         ERR = IBV_QPS_ERR.0 => "ERR",
-        /// Not known.
+        /// State is not known.
         UNKNOWN = IBV_QPS_UNKNOWN.0 => "UNKNOWN",
     }
 }
@@ -38,9 +38,9 @@ named! {
         UD = IBV_QPT_UD.0 => "UD",
         /// Raw Ethernet frames.
         RAW_PACKET = IBV_QPT_RAW_PACKET.0 => "RAW_PACKET",
-        /// Extended reliable connection, initiator.
+        /// Extended reliable connection, requester side.
         XRC_SEND = IBV_QPT_XRC_SEND.0 => "XRC_SEND",
-        /// Extended reliable connection, target.
+        /// Extended reliable connection, responder side.
         XRC_RECV = IBV_QPT_XRC_RECV.0 => "XRC_RECV",
         /// Defined by the vendor.
         DRIVER = IBV_QPT_DRIVER.0 => "DRIVER",
@@ -48,24 +48,26 @@ named! {
 }
 
 impl QueuePairType {
-    /// As in "an RC", "a UD".
+    /// The type with its article: "an RC", "a UD".
     pub(crate) fn with_article(self) -> String {
         let vowel = matches!(self, QueuePairType::RC | QueuePairType::XRC_SEND | QueuePairType::XRC_RECV);
         format!("{} {self}", if vowel { "an" } else { "a" })
     }
 }
 
-/// Attributes of one change of state, besides the state itself.
+/// Attributes of a state change, besides the state itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Rule {
     pub(crate) required: AttributeMask,
     pub(crate) optional: AttributeMask,
 }
 
-/// What the kernel demands of a change of state; `None` when it refuses the change, or does not know the type.
+/// The attributes that the kernel requires or allows for a state change; `None` if it refuses the change or does not
+/// know the type.
 ///
-/// From `qp_state_table` of drivers/infiniband/core/verbs.c, kernel 6.1. Drivers of InfiniBand and RoCE devices consult
-/// it; those of iWARP do not. `RATE_LIMIT` is left to the driver, since later kernels moved it there.
+/// Copied from `qp_state_table` of drivers/infiniband/core/verbs.c, kernel 6.1. Drivers of InfiniBand and RoCE devices
+/// consult the table; those of iWARP devices do not. `RATE_LIMIT` is left to the driver, because later kernels moved it
+/// there.
 pub(crate) fn rule(from: QueuePairState, to: QueuePairState, qp_type: QueuePairType) -> Option<Rule> {
     use AttributeMask as A;
     use QueuePairState as S;
@@ -92,7 +94,7 @@ pub(crate) fn rule(from: QueuePairState, to: QueuePairState, qp_type: QueuePairT
     let current_key = A::CUR_STATE | A::QKEY;
     let drained = A::ACCESS_FLAGS | A::PKEY_INDEX | A::AV | A::ALT_PATH | A::PATH_MIG_STATE;
 
-    // Required, optional; by type as above.
+    // Required and optional attributes, by column.
     let (required, optional) = match (from, to) {
         (S::RESET | S::INIT | S::RTR | S::RTS | S::SQD | S::SQE | S::ERR, S::RESET)
         | (S::INIT | S::RTR | S::RTS | S::SQD | S::SQE | S::ERR, S::ERR) => ([none; 6], [none; 6]),
@@ -129,7 +131,7 @@ pub(crate) fn rule(from: QueuePairState, to: QueuePairState, qp_type: QueuePairT
     Some(Rule { required: required[column], optional: optional[column] })
 }
 
-/// Attributes that uverbs drops before the table is consulted (kernel drivers/infiniband/core/uverbs_cmd.c).
+/// Attributes that uverbs drops before it consults the table (kernel drivers/infiniband/core/uverbs_cmd.c).
 pub(crate) fn ignored(qp_type: QueuePairType) -> AttributeMask {
     use AttributeMask as A;
     A::STATE
@@ -145,11 +147,11 @@ pub(crate) fn ignored(qp_type: QueuePairType) -> AttributeMask {
 mod tests {
     use super::*;
 
-    /// The masks of kernel 6.1 as numbers, one line per change of state and type that has any.
+    /// The masks of kernel 6.1 as numbers, one line per allowed state change and type.
     const KERNEL_TABLE: &str = include_str!("state_table.csv");
 
     #[test]
-    fn the_rules_are_the_kernels_masks() {
+    fn the_rules_match_the_kernel_table() {
         let state = |name: &str| *QueuePairState::KNOWN.iter().find(|state| state.to_string() == name).unwrap();
         let qp_type = |name: &str| *QueuePairType::KNOWN.iter().find(|qp_type| qp_type.to_string() == name).unwrap();
         let mask = |text: &str| u32::from_str_radix(text.trim_start_matches("0x"), 16).unwrap();

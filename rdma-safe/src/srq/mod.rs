@@ -1,7 +1,10 @@
-//! Shared receive queues.
+//! Shared receive queues, and lists of tags that match messages to receives.
+//!
+//! Start with [`ProtectionDomain::shared_receive_queue`](crate::ProtectionDomain::shared_receive_queue), which makes a
+//! [`SharedReceiveQueue`] of queue pairs. Endpoints share a [`ReceivePool`](crate::ReceivePool).
 
 mod builder;
-mod completing;
+mod extended;
 mod raw;
 mod slab;
 mod tag_matching;
@@ -11,37 +14,40 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
+use crate::device::DeviceCapabilities;
 use crate::errno::check;
-use crate::id::SrqId;
+use crate::error::Verb;
 use crate::object::Object;
 use crate::post::{RecvBatch, RecvChain};
-use crate::{Context, DeviceCapabilities, Errno, Error, PostError, ProtectionDomain, Result, Sge};
+use crate::{Context, Errno, Error, PostError, ProtectionDomain, Result, Sge};
 
 pub use builder::SharedReceiveQueueBuilder;
-use completing::MadeFrom;
+use extended::MadeFrom;
 pub(crate) use slab::{Slab, Vacancies};
 pub use tag_matching::{Tag, TagHandle, TagHeader, TagInfo, TagList, TagListSize, TagMessage, TagOperation};
 
-/// A shared receive queue: receives that several queue pairs take from, `struct ibv_srq`. Made by
-/// [`ProtectionDomain::shared_receive_queue`].
+pub use crate::id::SrqId;
+
+/// A shared receive queue: receives that several queue pairs share, `struct ibv_srq`.
 ///
-/// Queue pairs are built with [`QueuePairBuilder::shared_receive_queue`](crate::QueuePairBuilder::shared_receive_queue). A
-/// message takes the receive that was posted first; its completion comes to the completion queue of the queue pair that it
-/// arrived at, so completions of a queue are not in the order of its receives.
+/// Made by [`ProtectionDomain::shared_receive_queue`]. Build queue pairs with
+/// [`QueuePairBuilder::shared_receive_queue`](crate::QueuePairBuilder::shared_receive_queue). A message consumes the
+/// receive that was posted first. The receive completes to the completion queue of the queue pair that the message
+/// arrived at, so the completions of one queue are not in the order of its receives.
 ///
-/// This handle is exclusive: posting writes work requests to memory of the queue, for which a lock on each call would cost more
-/// than all the rest. Queue pairs have no use for the handle, only for the queue. Threads that post to one queue share
-/// the handle in a `Mutex`, and hold it for a batch.
+/// The handle is exclusive: posting writes work requests to memory of the queue, and a lock on each call would cost
+/// more than everything else. Queue pairs share the queue, but not the handle. Threads that post to one queue keep the
+/// handle in a `Mutex`, and lock it for a batch.
 ///
-/// The queue is destroyed when the handle *and* the queue pairs that take from it are gone: memory of its receives must stay until
-/// then, see [`SharedReceiveQueue::destroy`]. When the limit is reached or the queue
-/// fails, [`AsyncEvents`](crate::AsyncEvents) tells, and names it by [`SharedReceiveQueue::id`].
+/// The queue is destroyed when the handle *and* all queue pairs that use it are dropped. The memory of its receives
+/// must stay until then, see [`SharedReceiveQueue::destroy`]. [`AsyncEvents`](crate::AsyncEvents) reports when the
+/// limit is reached or the queue fails, with the name [`SharedReceiveQueue::id`].
 ///
-/// A queue pair that fails may have taken receives that then never complete. Like those that no queue pair has taken, they end when
-/// the queue is destroyed. That a failed queue pair takes no more of them is told by
-/// [`QP_LAST_WQE_REACHED`](crate::AsyncEventType::QP_LAST_WQE_REACHED), where the device reports it.
+/// A queue pair that fails may have consumed receives that never complete. Like unused receives, they end when the
+/// queue is destroyed. If the device supports it, [`QP_LAST_WQE_REACHED`](crate::async_event::AsyncEventType::QP_LAST_WQE_REACHED)
+/// reports that a failed queue pair consumes no more receives.
 ///
-/// [`ReceivePool`](crate::ReceivePool) is the same for endpoints, and without `unsafe`.
+/// For endpoints, use [`ReceivePool`](crate::ReceivePool), which needs no `unsafe`.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,26 +55,26 @@ pub use tag_matching::{Tag, TagHandle, TagHeader, TagInfo, TagList, TagListSize,
 ///
 /// const SLOT: usize = 2048;
 /// let pd = Device::first()?.open()?.alloc_pd()?;
-/// // Memory that stays, and that nobody looks at but through the address, while receives are posted.
+/// // This memory stays allocated, and is accessed only by address while receives are posted.
 /// let memory: *mut [u8] = Box::leak(vec![0_u8; 64 * SLOT].into_boxed_slice());
-/// // SAFETY: it is leaked, and only accessed by address.
+/// // SAFETY: the memory is leaked, and accessed only by address.
 /// let region = unsafe { pd.register_raw(memory.cast(), 64 * SLOT, Access::LOCAL_WRITE)? };
 ///
 /// let mut receives = pd.shared_receive_queue(64).build()?;
 /// let mut batch = receives.recv_batch();
 /// for slot in 0..64 {
 ///     let sge = Sge { address: region.address() + slot * SLOT as u64, len: SLOT as u32, lkey: region.lkey() };
-///     // SAFETY: each slot is in one receive, and the memory stays.
+///     // SAFETY: each slot is used by one receive, and the memory stays allocated.
 ///     unsafe { batch.receive(slot, &[sge])? };
 /// }
 /// batch.post()?;
-/// receives.set_limit(16)?; // an event with fewer left: see AsyncEvents
+/// receives.set_limit(16)?; // raises an event when fewer are left: see AsyncEvents
 ///
 /// let mut cq = pd.context().completion_queue(128).build()?;
 /// let peers: Result<Vec<_>, _> =
 ///     (0..4).map(|_| pd.queue_pair(&cq, &cq).shared_receive_queue(&receives).build()).collect();
 /// let peers = peers?;
-/// // … connect them; then, of whichever peer:
+/// // … connect them; then poll for messages of all peers:
 /// let mut poll = cq.poll();
 /// while let Some(completion) = poll.next()? {
 ///     completion.ok()?;
@@ -84,21 +90,21 @@ pub struct SharedReceiveQueue {
     shared: Arc<Shared>,
 }
 
-/// What queue pairs hold of the queue that they take from.
+/// The part of a shared receive queue that its queue pairs share.
 pub(crate) struct Shared {
     object: Object<MadeFrom>,
     id: SrqId,
 }
 
-/// What a shared receive queue holds: `struct ibv_srq_attr`.
+/// Attributes of a shared receive queue: `struct ibv_srq_attr`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct SharedReceiveQueueAttributes {
-    /// Work requests that it holds.
+    /// Maximum number of work requests.
     pub max_wr: u32,
-    /// Scatter/gather elements of each.
+    /// Scatter/gather elements per work request.
     pub max_sge: u32,
-    /// With fewer work requests left than this, an event comes; 0 for never.
+    /// An event is raised when fewer work requests than this are left; 0 for never.
     pub limit: u32,
 }
 
@@ -109,40 +115,40 @@ impl SharedReceiveQueueAttributes {
 }
 
 impl SharedReceiveQueue {
-    /// Its name in asynchronous events, which no other shared receive queue of the process will have.
+    /// The name of the queue in asynchronous events, unique within the process.
     #[must_use]
     pub fn id(&self) -> SrqId {
         self.shared.id
     }
 
-    /// Work requests that it holds; at least what was asked for.
+    /// Maximum number of work requests; at least the requested number.
     #[must_use]
     pub fn max_wr(&self) -> u32 {
         self.capacity.max_wr
     }
 
-    /// Scatter/gather elements of a receive; at least what was asked for.
+    /// Maximum number of scatter/gather elements per receive; at least the requested number.
     #[must_use]
     pub fn max_sge(&self) -> u32 {
         self.capacity.max_sge
     }
 
-    /// The domain that it is in.
+    /// The domain of the queue.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.shared.pd()
     }
 
-    /// The device that it belongs to.
+    /// The device of the queue.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.pd().context()
     }
 
-    /// Posts one receive: `ibv_post_srq_recv(3)`.
+    /// Posts one receive: `ibv_post_srq_recv(3)`. Costs less than a batch of one.
     ///
     /// # Errors
-    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when the provider failed otherwise.
+    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::MaybePosted`] on other errors of the provider.
     ///
     /// # Safety
     /// See [`RecvBatch`].
@@ -153,14 +159,15 @@ impl SharedReceiveQueue {
         unsafe { self.chain.post_one(wr_id, sge) }
     }
 
-    /// Begins a batch of receives. Nothing is posted before [`RecvBatch::post`].
+    /// Begins a batch of receives. [`RecvBatch::post`] posts it.
     #[inline(always)]
     pub fn recv_batch(&mut self) -> RecvBatch<'_, SharedReceiveQueue> {
         self.chain.batch()
     }
 
-    /// Asks the device how many work requests the queue has room for, and whether its limit is armed: `ibv_query_srq(3)`. How many
-    /// are posted now, no device tells: count them, or set a limit.
+    /// Queries the capacity of the queue, and whether its limit is armed: `ibv_query_srq(3)`.
+    ///
+    /// Devices do not report how many receives are posted: count them, or set a limit.
     ///
     /// # Errors
     /// [`Error::Verb`].
@@ -169,17 +176,20 @@ impl SharedReceiveQueue {
         let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 0 };
         // SAFETY: the queue is valid, and `attr` is a valid out pointer.
         check(unsafe { (self.context().verbs().ibv_query_srq)(self.as_raw(), &mut attr) })
-            .map_err(|errno| self.context().verb_error("ibv_query_srq", errno))?;
+            .map_err(|errno| self.context().verb_error(Verb::QuerySrq, errno))?;
         Ok(SharedReceiveQueueAttributes::from_raw(&attr))
     }
 
-    /// Asks for one event, [`SRQ_LIMIT_REACHED`](crate::AsyncEventType::SRQ_LIMIT_REACHED), when fewer than `limit` work requests
-    /// are left: `ibv_modify_srq(3)`. 0 takes that back. The event disarms the limit.
+    /// Arms a limit: one event when fewer than `limit` work requests are left: `ibv_modify_srq(3)`.
     ///
-    /// Post first: some devices report at once a queue that is below its limit already.
+    /// The event is [`SRQ_LIMIT_REACHED`](crate::async_event::AsyncEventType::SRQ_LIMIT_REACHED), which disarms the
+    /// limit. 0 disarms it as well.
+    ///
+    /// Post receives first: some devices raise the event immediately if the queue is already below the limit.
     ///
     /// # Errors
-    /// [`Error::LimitSharedReceiveQueue`] for more than the queue holds, or when the device refuses; [`Error::Unsupported`].
+    /// [`Error::LimitSharedReceiveQueue`] for more than the capacity, or when the device refuses;
+    /// [`Error::Unsupported`].
     #[doc(alias = "ibv_modify_srq")]
     pub fn set_limit(&mut self, limit: u32) -> Result<()> {
         let work_requests = self.max_wr();
@@ -195,13 +205,13 @@ impl SharedReceiveQueue {
         )
     }
 
-    /// Makes room for at least `max_wr` work requests, or for fewer than before: `ibv_modify_srq(3)`. What is posted stays.
+    /// Changes the capacity to at least `max_wr` work requests: `ibv_modify_srq(3)`. Posted receives are kept.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device lacks [`DeviceCapabilities::SRQ_RESIZE`];
-    /// [`Error::ResizeSharedReceiveQueue`] when what is posted, or the limit, does not fit, and beyond the device's maximum;
-    /// [`Error::Verb`] when it was resized and then does not say to what: [`SharedReceiveQueue::max_wr`] is what was asked for
-    /// then.
+    /// [`Error::Unsupported`] if the device lacks [`DeviceCapabilities::SRQ_RESIZE`];
+    /// [`Error::ResizeSharedReceiveQueue`] when the posted receives or the limit do not fit, and beyond the device's
+    /// maximum; [`Error::Verb`] when the queue was resized but its new capacity cannot be queried.
+    /// [`SharedReceiveQueue::max_wr`] is then the requested number.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
         let attributes = self.context().attributes();
@@ -222,12 +232,12 @@ impl SharedReceiveQueue {
     }
 
     fn modify(&self, mut attr: ibv_srq_attr, mask: ibv_srq_attr_mask) -> Result<(), Errno> {
-        // SAFETY: the queue is valid, and nobody posts to it meanwhile, since the callers have it mutably; `attr` is for the
-        // duration of the call.
+        // SAFETY: the queue is valid. Nothing posts to it at the same time, because the callers borrow it mutably.
+        // `attr` is valid during the call.
         check(unsafe { (self.context().verbs().ibv_modify_srq)(self.as_raw(), &mut attr, mask.0 as i32) })
     }
 
-    /// The C object, valid while this queue or a queue pair that takes from it is.
+    /// The C object, valid while this queue or a queue pair that uses it exists.
     #[must_use]
     #[inline]
     pub fn as_raw(&self) -> *mut ibv_srq {
@@ -238,25 +248,26 @@ impl SharedReceiveQueue {
         &self.shared
     }
 
-    /// Destroys it: `ibv_destroy_srq(3)`. Dropping does the same, when no queue pair takes from it any more, and tells nobody.
+    /// Destroys the queue: `ibv_destroy_srq(3)`.
     ///
-    /// After success the memory of its receives is free again.
+    /// Dropping the handle and all queue pairs that use it does the same, but ignores errors. After success the memory
+    /// of its receives can be reused.
     ///
     /// # Errors
-    /// [`Error::InUse`] while there are queue pairs that take from it: it is destroyed when the last of them is gone.
-    /// [`Error::Verb`] with the provider's answer; the object, and all it depends on, then stays until the process ends.
+    /// [`Error::InUse`] while queue pairs use it; it is destroyed when the last of them is dropped. [`Error::Verb`]
+    /// with the provider's error; the queue and everything it depends on are then kept until the process ends.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Result<()> {
         self.destroy_with_slab().map(drop)
     }
 
-    /// As [`SharedReceiveQueue::destroy`], and hands out the slab, whose buffers nobody uses any more.
+    /// Like [`SharedReceiveQueue::destroy`], and returns the slab, whose buffers are no longer in use.
     pub(crate) fn destroy_with_slab(self) -> Result<Option<Slab>> {
         let SharedReceiveQueue { chain, shared, .. } = self;
         drop(chain);
         match Arc::into_inner(shared) {
             Some(shared) => Ok(shared.object.destroy()?.slab),
-            None => Err(Error::InUse { object: "shared receive queue", by: "queue pairs" }),
+            None => Err(Error::InUse { object: "shared receive queue", users: "queue pairs" }),
         }
     }
 }
@@ -281,13 +292,13 @@ impl Shared {
         self.object.as_raw()
     }
 
-    /// Of the queue of a [`ReceivePool`](crate::ReceivePool).
+    /// The slab, if the queue belongs to a [`ReceivePool`](crate::ReceivePool).
     #[inline]
     pub(crate) fn slab(&self) -> Option<&Slab> {
         self.object.slab.as_ref()
     }
 
-    /// Most receives that the pool of this queue holds; 0 without a pool.
+    /// Maximum number of receives of the pool; 0 without a pool.
     pub(crate) fn receives(&self) -> u32 {
         self.slab().map_or(0, Slab::depth)
     }

@@ -1,27 +1,28 @@
-//! Buffers of shared receives, found by what their completions name.
+//! Buffers of shared receives, found by the `wr_id` of their completions.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::Buffer;
 
-/// Buffers that are in a shared receive queue, each in a slot. One posts, and puts buffers in; whoever polls takes them out, in any
-/// order and on any thread.
+/// Buffers in a shared receive queue, each in a slot.
+///
+/// One thread posts and inserts buffers. Any thread that polls takes them out, in any order.
 pub(crate) struct Slab {
     slots: Box<[Slot]>,
-    /// The slot that was emptied last, of those that the poster does not know of yet: a stack, by [`Slot::next`].
+    /// Top of the stack of slots that were emptied and that the poster does not know of yet, linked by [`Slot::next`].
     emptied: AtomicU32,
 }
 
 struct Slot {
-    /// The ticket of the receive that holds the buffer; [`EMPTY`] otherwise.
+    /// Ticket of the receive that owns the buffer; [`EMPTY`] if there is none.
     ticket: AtomicU64,
-    /// The slot below this one in a stack of empty ones.
+    /// The next slot in a stack of empty slots.
     next: AtomicU32,
     buffer: UnsafeCell<Option<Buffer>>,
 }
 
-/// What the one who posts keeps: the empty slots that it knows of, and how often it has posted.
+/// State of the poster: the empty slots that it knows of, and its number of postings.
 #[derive(Debug)]
 pub(crate) struct Vacancies {
     top: u32,
@@ -29,21 +30,22 @@ pub(crate) struct Vacancies {
 }
 
 impl Vacancies {
-    /// Of no slab.
+    /// A placeholder that belongs to no slab.
     pub(crate) const NONE: Vacancies = Vacancies { top: NONE, posted: 0 };
 }
 
-/// Both bits of a ticket, which a `wr_id` of a ring does not have.
-const MARK: u64 = 0b11 << 62;
+/// Marks tickets: both bits are set, unlike in the `wr_id` of a ring.
+const TICKET_BITS: u64 = 0b11 << 62;
 const EMPTY: u64 = 0;
 const NONE: u32 = u32::MAX;
-/// Bits of a slot's index: queues of devices are not longer.
+/// Number of bits of a slot index. Queues of devices are not longer.
 const INDEX_BITS: u32 = 31;
-/// Between the mark and the index: which posting it was, so that a completion that is repeated names nothing.
-const TURN: u64 = (1 << (62 - INDEX_BITS)) - 1;
+/// Mask of the posting counter between mark and index, by which a repeated completion is detected.
+const COUNT_MASK: u64 = (1 << (62 - INDEX_BITS)) - 1;
 
-// SAFETY: a buffer is reached only by the one who posts, while the slot is empty, and by the one who has changed the ticket from
-// that of its receive to `EMPTY`, which only one can. Both hand over with release and acquire, see `insert` and `take`.
+// SAFETY: a buffer is accessed only by the poster while the slot is empty, and by the thread that has changed the
+// ticket of its receive to `EMPTY`, which only one thread can do. Both hand over with release and acquire, see `insert`
+// and `take`.
 unsafe impl Sync for Slab {}
 
 impl Slab {
@@ -62,31 +64,34 @@ impl Slab {
     /// Whether a `wr_id` is a ticket.
     #[inline(always)]
     pub(crate) fn is_ticket(wr_id: u64) -> bool {
-        wr_id & MARK == MARK
+        wr_id & TICKET_BITS == TICKET_BITS
     }
 
-    /// Keeps a buffer that is about to be posted; the ticket is for its `wr_id`. Gives the buffer back where there is no room.
+    /// Stores a buffer that is about to be posted, and returns the ticket for its `wr_id`.
+    ///
+    /// Returns the buffer if there is no room.
     ///
     /// # Safety
-    /// `vacancies` must have been made with this slab.
+    /// `vacancies` must have been created with this slab.
     #[inline]
     pub(crate) unsafe fn insert(&self, vacancies: &mut Vacancies, buffer: Buffer) -> Result<u64, Buffer> {
         if vacancies.top == NONE {
-            // All at once, so that nobody can push one again between a look at it and its removal.
+            // Takes the whole stack, so that no slot can be pushed again between reading the top and removing it (ABA
+            // problem).
             vacancies.top = self.emptied.swap(NONE, Ordering::Acquire);
         }
         let index = vacancies.top;
         let Some(slot) = self.slots.get(index as usize) else { return Err(buffer) };
         vacancies.top = slot.next.load(Ordering::Relaxed);
         vacancies.posted += 1;
-        let ticket = MARK | (vacancies.posted & TURN) << INDEX_BITS | u64::from(index);
-        // SAFETY: the slot is empty, and among the vacancies, of which there is one owner: nobody else looks into it.
+        let ticket = TICKET_BITS | (vacancies.posted & COUNT_MASK) << INDEX_BITS | u64::from(index);
+        // SAFETY: the slot is empty and among the vacancies, which have one owner, so no other thread accesses it.
         unsafe { *slot.buffer.get() = Some(buffer) };
         slot.ticket.store(ticket, Ordering::Release);
         Ok(ticket)
     }
 
-    /// Takes the buffer of the receive with that ticket; `None` when there is no such receive (any more).
+    /// Takes the buffer of the receive with this ticket; `None` when there is no such receive.
     #[inline]
     pub(crate) fn take(&self, ticket: u64) -> Option<Buffer> {
         let index = (ticket & ((1 << INDEX_BITS) - 1)) as u32;
@@ -95,7 +100,8 @@ impl Slab {
             return None;
         }
         slot.ticket.compare_exchange(ticket, EMPTY, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        // SAFETY: the one who has emptied the slot is the only one to look into it until it is among the vacancies again.
+        // SAFETY: the thread that has emptied the slot is the only one to access it until the slot is among the
+        // vacancies again.
         let buffer = unsafe { (*slot.buffer.get()).take() };
         let mut top = self.emptied.load(Ordering::Relaxed);
         loop {
@@ -107,18 +113,18 @@ impl Slab {
         }
     }
 
-    /// How many buffers there is room for.
+    /// Maximum number of buffers.
     pub(crate) fn depth(&self) -> u32 {
-        // As `new` was given it.
+        // `new` takes a 32-bit value.
         self.slots.len() as u32
     }
 
-    /// How many buffers it holds, by looking at each slot.
+    /// Number of buffers. Scans all slots.
     pub(crate) fn len(&self) -> usize {
         self.slots.iter().filter(|slot| slot.ticket.load(Ordering::Relaxed) != EMPTY).count()
     }
 
-    /// All buffers that are left.
+    /// All remaining buffers.
     pub(crate) fn into_buffers(self) -> Vec<Buffer> {
         self.slots.into_iter().filter_map(|slot| slot.buffer.into_inner()).collect()
     }

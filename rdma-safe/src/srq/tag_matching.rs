@@ -1,22 +1,24 @@
-//! Shared receive queues whose device matches messages to receives by tag.
+//! Shared receive queues with tag matching in the device.
 
 use std::ptr::{NonNull, null_mut};
 
 use rdma_sys::*;
 
-use super::completing::Parts;
+use super::extended::ExtendedParams;
 use super::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 use crate::id::SrqId;
 use crate::{CompletionQueue, Context, Error, PostError, ProtectionDomain, Result, Sge};
 
 pub(super) const FEATURE: &str = "matching of tags by shared receive queues";
 
-/// How long a list of tags is: `struct ibv_tm_cap`.
+/// Size of a tag list: `struct ibv_tm_cap`.
+///
+/// It has the same fields as the C structure, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TagListSize {
-    /// Entries of the list.
+    /// Maximum number of entries.
     pub tags: u32,
-    /// Operations on the list that can be outstanding.
+    /// Maximum number of outstanding operations on the list.
     pub ops: u32,
 }
 
@@ -24,23 +26,26 @@ impl TagListSize {
     pub(super) fn check(self, context: &Context) -> Result<()> {
         let caps = context.attributes().tag_matching().ok_or_else(|| context.unsupported(FEATURE))?;
         if self.tags > caps.max_tags || self.ops > caps.max_ops {
-            return Err(Error::TagList { asked: self, max_tags: caps.max_tags, max_ops: caps.max_ops });
+            return Err(Error::TagList { requested: self, max_tags: caps.max_tags, max_ops: caps.max_ops });
         }
         Ok(())
     }
 }
 
 impl ProtectionDomain {
-    /// Starts describing a shared receive queue for at least `max_wr` work requests that matches messages by tag:
-    /// `ibv_create_srq_ex(3)` of type TM. What it and the queue pairs that take from it receive completes to `cq`.
+    /// Starts building a shared receive queue that matches messages by tag: `ibv_create_srq_ex(3)` of type TM.
     ///
-    /// A message that matches an entry of its [`TagList`] goes to the memory of that; any other takes a receive of the queue, as it
-    /// is, with its [`TagHeader`]. Both complete as [`WcOpcode::TM_RECV`](crate::WcOpcode::TM_RECV), the former with
+    /// It has room for at least `max_wr` work requests. All receives of the queue, and of the queue pairs that use it,
+    /// complete to `cq`.
+    ///
+    /// A message that matches an entry of the [`TagList`] goes to the memory of that entry. Any other message consumes
+    /// a receive of the queue, including its [`TagHeader`]. Both complete as
+    /// [`WcOpcode::TM_RECV`](crate::WcOpcode::TM_RECV), the former with
     /// [`WcFlags::TM_MATCH`](crate::WcFlags::TM_MATCH).
     ///
     /// # Errors
-    /// Those of [`SharedReceiveQueueBuilder::build`]; [`Error::Unsupported`] where the device reports no
-    /// [`TagMatching`](crate::TagMatching), and [`Error::TagList`] beyond its limits.
+    /// The errors of [`SharedReceiveQueueBuilder::build`]; [`Error::Unsupported`] if the device reports no
+    /// [`TagMatching`](crate::device::TagMatching); [`Error::TagList`] beyond its limits.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn tag_matching_queue<'a>(
         &'a self,
@@ -48,25 +53,25 @@ impl ProtectionDomain {
         max_wr: u32,
         size: TagListSize,
     ) -> SharedReceiveQueueBuilder<'a> {
-        self.shared_receive_queue(max_wr).completing(Parts { cq, xrcd: None, tags: Some(size) })
+        self.shared_receive_queue(max_wr).extended(ExtendedParams { cq, xrcd: None, tags: Some(size) })
     }
 }
 
 impl SharedReceiveQueue {
-    /// Its list of tags; `None` for queues that were not made by [`ProtectionDomain::tag_matching_queue`].
+    /// The tag list; `None` unless the queue was made by [`ProtectionDomain::tag_matching_queue`].
     #[must_use]
     pub fn tag_list(&mut self) -> Option<TagList<'_>> {
         self.shared().matches_tags().then_some(TagList { srq: self })
     }
 }
 
-/// The tags that a shared receive queue matches. Lent by [`SharedReceiveQueue::tag_list`].
+/// The tag list of a shared receive queue. Lent by [`SharedReceiveQueue::tag_list`].
 #[derive(Debug)]
 pub struct TagList<'q> {
     srq: &'q mut SharedReceiveQueue,
 }
 
-/// An operation on a list of tags: its identifier, and whether it completes.
+/// Parameters of an operation on a tag list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct TagOperation {
@@ -76,18 +81,20 @@ pub struct TagOperation {
 }
 
 impl TagOperation {
-    /// One that completes silently unless it fails.
+    /// An operation with the identifier `id` that reports a completion only if it fails.
     pub fn new(id: u64) -> Self {
         TagOperation { id, signaled: false, unexpected: None }
     }
 
-    /// Completes with an entry in the completion queue of the list.
+    /// Requests a completion in the completion queue of the list.
     pub fn signaled(self) -> Self {
         TagOperation { signaled: true, ..self }
     }
 
-    /// Tells the device how many unexpected messages the program has dealt with since the queue was made. Without that, it matches
-    /// none of what is added after an unexpected message: [`WcFlags::TM_SYNC_REQ`](crate::WcFlags::TM_SYNC_REQ) asks for it.
+    /// Reports the number of unexpected messages that the program has handled since the queue was created.
+    ///
+    /// Without this report, the device does not match entries that were added after an unexpected message.
+    /// [`WcFlags::TM_SYNC_REQ`](crate::WcFlags::TM_SYNC_REQ) requests it.
     pub fn unexpected(self, count: u32) -> Self {
         TagOperation { unexpected: Some(count), ..self }
     }
@@ -107,16 +114,18 @@ impl TagOperation {
     }
 }
 
-/// What an entry of a list matches: a message whose tag, as far as `mask` has bits, is `tag`.
+/// Matching rule of an entry: a message matches if its tag equals `tag` in the bits of `mask`.
+///
+/// A plain value that gets no further fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Tag {
-    /// Bits to be found.
+    /// Expected tag.
     pub tag: u64,
-    /// Bits to look at.
+    /// Bits to compare.
     pub mask: u64,
 }
 
-/// An entry of a list of tags, to remove it by.
+/// A handle to remove an entry of a tag list.
 #[derive(PartialEq, Eq, Debug)]
 pub struct TagHandle {
     srq: SrqId,
@@ -124,17 +133,20 @@ pub struct TagHandle {
 }
 
 impl TagList<'_> {
-    /// Adds an entry: the next message that matches `tag`, and none before it in the list, goes to `sges`, without its
-    /// [`TagHeader`], and completes with `receive_id`: `ibv_post_srq_ops(3)` with `IBV_WR_TAG_ADD`.
+    /// Adds an entry: `ibv_post_srq_ops(3)` with `IBV_WR_TAG_ADD`.
+    ///
+    /// The next message that matches `tag`, and no earlier entry of the list, goes to `sges` without its [`TagHeader`],
+    /// and completes with `receive_id`.
     ///
     /// # Errors
-    /// [`PostError::TooManySges`] for more than [`TagMatching::max_sge`](crate::TagMatching::max_sge); [`PostError::QueueFull`]
-    /// when the list is full or too many operations are outstanding; [`PostError::Refused`] and [`PostError::InDoubt`].
+    /// [`PostError::TooManySges`] for more than [`TagMatching::max_sge`](crate::device::TagMatching::max_sge);
+    /// [`PostError::QueueFull`] when the list is full or too many operations are outstanding; [`PostError::Refused`]
+    /// and [`PostError::MaybePosted`].
     ///
     /// # Safety
-    /// As for a receive, see [`RecvBatch`](crate::RecvBatch), until `receive_id` has completed with
-    /// [`WcFlags::TM_DATA_VALID`](crate::WcFlags::TM_DATA_VALID), the entry was removed and that has completed with success, or the
-    /// queue was destroyed.
+    /// The contract of a receive applies, see [`RecvBatch`](crate::RecvBatch). It ends when `receive_id` has completed
+    /// with [`WcFlags::TM_DATA_VALID`](crate::WcFlags::TM_DATA_VALID), when the removal of the entry has completed with
+    /// success, or when the queue is destroyed.
     #[doc(alias = "ibv_post_srq_ops")]
     pub unsafe fn add(
         &mut self,
@@ -155,20 +167,22 @@ impl TagList<'_> {
             tag: tag.tag,
             mask: tag.mask,
         };
-        // SAFETY: the caller's contract; `Sge` has the layout of `struct ibv_sge`, and the list is read only.
+        // SAFETY: the caller's contract. `Sge` has the layout of `struct ibv_sge`, and the call only reads the list.
         unsafe { self.post(&mut wr) }?;
         Ok(TagHandle { srq: self.srq.id(), raw: wr.tm.handle })
     }
 
-    /// Removes an entry: `ibv_post_srq_ops(3)` with `IBV_WR_TAG_DEL`. When a message has taken it meanwhile, the operation
-    /// completes with [`WcStatus::TM_ERR`](crate::WcStatus::TM_ERR).
+    /// Removes an entry: `ibv_post_srq_ops(3)` with `IBV_WR_TAG_DEL`.
+    ///
+    /// If a message has consumed it in the meantime, the operation completes with
+    /// [`WcStatus::TM_ERR`](crate::WcStatus::TM_ERR).
     ///
     /// # Errors
-    /// [`PostError::ForeignTag`] for an entry of another queue; as [`TagList::add`].
+    /// [`PostError::ForeignTag`] for an entry of another queue; the errors of [`TagList::add`].
     ///
     /// # Safety
-    /// No completion of the entry may have been polled, and it not be removed already: providers do not check that the handle still
-    /// stands for it.
+    /// The entry must not have been removed, and no completion of it may have been polled: providers do not check that
+    /// the handle is still valid.
     #[doc(alias = "ibv_post_srq_ops")]
     pub unsafe fn remove(&mut self, op: TagOperation, entry: &TagHandle) -> Result<(), PostError> {
         if entry.srq != self.srq.id() {
@@ -176,25 +190,26 @@ impl TagList<'_> {
         }
         let mut wr = op.raw(IBV_WR_TAG_DEL);
         wr.tm.handle = entry.raw;
-        // SAFETY: the caller's contract: the handle is one that the provider has given out and that stands for something.
+        // SAFETY: the caller's contract: the provider has issued the handle, and it is still valid.
         unsafe { self.post(&mut wr) }
     }
 
-    /// Changes nothing of the list, for the sake of [`TagOperation::unexpected`]: `ibv_post_srq_ops(3)` with `IBV_WR_TAG_SYNC`.
+    /// Carries a [`TagOperation::unexpected`] count without changing the list: `ibv_post_srq_ops(3)` with
+    /// `IBV_WR_TAG_SYNC`.
     ///
     /// # Errors
-    /// As [`TagList::add`].
+    /// Like [`TagList::add`].
     #[doc(alias = "ibv_post_srq_ops")]
     pub fn sync(&mut self, op: TagOperation) -> Result<(), PostError> {
-        // SAFETY: no memory and no entry is named.
+        // SAFETY: the operation names no memory and no entry.
         unsafe { self.post(&mut op.raw(IBV_WR_TAG_SYNC)) }
     }
 
     /// # Safety
-    /// As of [`TagList::add`] and [`TagList::remove`], by its opcode.
+    /// The contract of [`TagList::add`] or [`TagList::remove`], according to the opcode.
     unsafe fn post(&mut self, wr: &mut ibv_ops_wr) -> Result<(), PostError> {
         let (raw, mut bad) = (NonNull::from(wr).as_ptr(), null_mut());
-        // SAFETY: the queue is valid and matches tags, and the work request is one that is whole, and is not kept.
+        // SAFETY: the queue is valid and matches tags. The work request is complete, and not used after the call.
         match unsafe { ibv_post_srq_ops(self.srq.as_raw(), raw, &mut bad) } {
             0 => Ok(()),
             errno => Err(PostError::from_provider(errno, (bad == raw).then_some(0))),
@@ -202,37 +217,39 @@ impl TagList<'_> {
     }
 }
 
-/// What stands before the payload of a message that is matched by its tag: `struct ibv_tmh`. Sent as part of the message; of a
-/// matched one it is not received.
+/// Header of a message with a tag: `struct ibv_tmh`.
+///
+/// The header precedes the payload. The receiver gets it only if no entry matched the message. It has the fields of the wire
+/// format, which never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TagHeader {
-    /// What kind of message it is.
+    /// Type of the message.
     pub kind: TagMessage,
-    /// For the program.
+    /// Data for the application.
     pub private: u32,
-    /// What is matched.
+    /// Tag to match.
     pub tag: u64,
 }
 
 crate::named::named! {
-    /// Kind of a message with a tag: `enum ibv_tmh_op`.
+    /// Type of a message with a tag: `enum ibv_tmh_op`.
     pub struct TagMessage(u8) as "tag message" {
-        /// Not to be matched: it completes as [`WcOpcode::TM_NO_TAG`](crate::WcOpcode::TM_NO_TAG).
+        /// Not matched. Completes as [`WcOpcode::TM_NO_TAG`](crate::WcOpcode::TM_NO_TAG).
         NO_TAG = 0 => "NO_TAG",
-        /// Its payload says where the data is to be read from.
+        /// The payload contains the location to read the data from.
         RENDEZVOUS = 1 => "RENDEZVOUS",
-        /// The end of a rendezvous.
+        /// End of a rendezvous.
         FINISHED = 2 => "FINISHED",
-        /// With its data.
+        /// The message contains its data.
         EAGER = 3 => "EAGER",
     }
 }
 
 impl TagHeader {
-    /// Bytes that it has.
+    /// Length in bytes.
     pub const LEN: usize = 16;
 
-    /// As it is sent.
+    /// The header in wire format.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
@@ -242,9 +259,9 @@ impl TagHeader {
         bytes
     }
 
-    /// From the start of a message that was not matched; `None` when it is too short.
+    /// Parses the header of an unmatched message; `None` if the message is too short.
     #[must_use]
-    pub fn of(message: &[u8]) -> Option<Self> {
+    pub fn parse(message: &[u8]) -> Option<Self> {
         let (bytes, _) = message.split_first_chunk::<{ Self::LEN }>()?;
         let [kind, _, _, _, p0, p1, p2, p3, tag @ ..] = *bytes;
         Some(TagHeader {
@@ -255,12 +272,13 @@ impl TagHeader {
     }
 }
 
-/// What a completion says of the tag of its message: `struct ibv_wc_tm_info`.
+/// Tag information in a completion: `struct ibv_wc_tm_info`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct TagInfo {
     /// The tag.
     pub tag: u64,
-    /// What the header had for the program.
+    /// Data for the application, from the header.
     pub private: u32,
 }
 
@@ -269,11 +287,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_has_the_bytes_of_c_and_comes_back_from_them() {
+    fn a_header_has_the_layout_of_c_and_round_trips() {
         let header = TagHeader { kind: TagMessage::EAGER, private: 0x0102_0304, tag: 0x1112_1314_1516_1718 };
         let bytes = header.to_bytes();
         assert_eq!(bytes, *b"\x03\0\0\0\x01\x02\x03\x04\x11\x12\x13\x14\x15\x16\x17\x18");
-        assert_eq!(TagHeader::of(&[&bytes[..], b"payload"].concat()), Some(header));
-        assert_eq!(TagHeader::of(&bytes[..15]), None);
+        assert_eq!(TagHeader::parse(&[&bytes[..], b"payload"].concat()), Some(header));
+        assert_eq!(TagHeader::parse(&bytes[..15]), None);
     }
 }

@@ -1,6 +1,10 @@
-//! Work queues: receive queues apart from queue pairs, over which receive-side scaling spreads packets.
+//! Work queues and receive-side scaling (RSS).
+//!
+//! Start with [`ProtectionDomain::work_queue`]. [`Context::indirection_table`] puts [`WorkQueue`]s in an
+//! [`IndirectionTable`], and an [`RssQueuePair`] distributes packets over them.
 
 mod builder;
+pub(crate) mod rss;
 mod table;
 
 use std::fmt;
@@ -10,41 +14,44 @@ use std::sync::Arc;
 use rdma_sys::*;
 
 use crate::errno::check;
-use crate::id::WqId;
+use crate::error::Verb;
 use crate::named::named;
 use crate::object::{self, Object};
 use crate::post::{RecvBatch, RecvChain};
 use crate::{CompletionQueue, Context, Errno, Error, PostError, ProtectionDomain, Result, Sge, cq};
 
 pub use builder::WorkQueueBuilder;
+pub use rss::{RssQueuePair, RssQueuePairBuilder};
 pub use table::IndirectionTable;
+
+pub use crate::id::WqId;
 
 named! {
     /// State of a work queue: `enum ibv_wq_state`.
     pub struct WorkQueueState(u32) as "work queue state" {
-        /// As created; it takes no receives.
+        /// Initial state. Receives cannot be posted.
         RESET = IBV_WQS_RESET.0 => "RESET",
-        /// It works.
+        /// Ready.
         RDY = IBV_WQS_RDY.0 => "RDY",
-        /// It failed, or was told to; what was posted is flushed.
+        /// Error: the queue failed or was moved here. Posted receives are flushed.
         ERR = IBV_WQS_ERR.0 => "ERR",
-        /// The provider does not know.
+        /// Unknown to the provider.
         UNKNOWN = IBV_WQS_UNKNOWN.0 => "UNKNOWN",
     }
 }
 
 bitflags::bitflags! {
-    /// Options of work queues: `enum ibv_wq_flags`. [`RawPacketCapabilities`](crate::RawPacketCapabilities) has those of the
-    /// device.
+    /// Options of work queues: `enum ibv_wq_flags`. [`RawPacketCapabilities`](crate::device::RawPacketCapabilities) lists
+    /// the options that the device supports.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct WorkQueueFlags: u32 {
-        /// Packets come without their VLAN tag.
+        /// Strip the VLAN tag from packets.
         const CVLAN_STRIPPING = IBV_WQ_FLAGS_CVLAN_STRIPPING.0;
-        /// Packets come with their frame check sequence.
+        /// Deliver packets with their frame check sequence.
         const SCATTER_FCS = IBV_WQ_FLAGS_SCATTER_FCS.0;
-        /// A packet that finds no receive waits for one a while.
+        /// Delay packets that find no receive for a while, instead of dropping them.
         const DELAY_DROP = IBV_WQ_FLAGS_DELAY_DROP.0;
-        /// Packets are padded to whole cache lines.
+        /// Pad packets to whole cache lines.
         const PCI_WRITE_END_PADDING = IBV_WQ_FLAGS_PCI_WRITE_END_PADDING.0;
 
         const _ = !0;
@@ -53,23 +60,23 @@ bitflags::bitflags! {
 
 /// A receive work queue: `struct ibv_wq`. Made by [`ProtectionDomain::work_queue`].
 ///
-/// It receives nothing by itself: an [`IndirectionTable`] of work queues belongs to an [`RssQueuePair`](crate::RssQueuePair), which
-/// gives each packet to one of them. It starts in RESET, and takes receives once it is in RDY: [`WorkQueue::ready`].
+/// It receives nothing on its own: an [`RssQueuePair`] distributes packets over the work queues of
+/// its [`IndirectionTable`]. The queue starts in RESET, and accepts receives in RDY: [`WorkQueue::ready`].
 ///
-/// The handle is exclusive, as that of a [`SharedReceiveQueue`](crate::SharedReceiveQueue). The queue is destroyed when the handle
-/// and the tables that it is in are gone: see [`WorkQueue::destroy`].
+/// The handle is exclusive, as with a [`SharedReceiveQueue`](crate::SharedReceiveQueue). The queue is destroyed when
+/// the handle and all tables that contain the queue are dropped: see [`WorkQueue::destroy`].
 pub struct WorkQueue {
     chain: RecvChain<WorkQueue>,
     max_wr: u32,
     max_sge: u32,
-    /// As last set here.
+    /// State that was last set.
     state: WorkQueueState,
     shared: Arc<Shared>,
 }
 
-/// What tables hold of the queues that are in them.
+/// The part of a work queue that its tables share.
 pub(crate) struct Shared {
-    /// Taken by the destruction.
+    /// Taken on destruction.
     object: Object<Parents>,
     id: WqId,
 }
@@ -80,12 +87,14 @@ struct Parents {
 }
 
 impl WorkQueue {
-    /// Adopts a work queue that other code has created. It is destroyed when it and the tables that have it are gone.
+    /// Adopts a work queue that other code has created.
+    ///
+    /// It is destroyed when the handle and all tables that contain the queue are dropped.
     ///
     /// # Safety
-    /// `raw` must be a receive work queue that exists, made in `pd` and completing to `cq`, with room for `max_wr` work requests of
-    /// `max_sge` elements and its `post_recv` set; no table may have it. Nobody else may use or destroy it, or read its events,
-    /// from here on.
+    /// `raw` must be an existing receive work queue, created in `pd` and completing to `cq`, with room for `max_wr`
+    /// work requests of `max_sge` elements and its `post_recv` set. No table may contain it. Other code must not use or
+    /// destroy it, or read its events, from now on.
     pub unsafe fn from_raw(
         pd: &ProtectionDomain,
         cq: &CompletionQueue,
@@ -94,12 +103,12 @@ impl WorkQueue {
         max_sge: u32,
     ) -> Self {
         let id = WqId::next();
-        // SAFETY: the caller's contract, by which nobody reads the field meanwhile.
+        // SAFETY: the caller's contract, by which other code does not read the field now.
         let state = unsafe {
             (*raw.as_ptr()).wq_context = id.to_context();
             (*raw.as_ptr()).state
         };
-        // SAFETY: the caller's contract; a table with it holds an `Arc` of it.
+        // SAFETY: the caller's contract. Each table that contains the queue holds an `Arc` of the queue.
         let object = unsafe { Object::new(raw, Parents { pd: pd.clone(), cq: cq.shared().clone() }) };
         let shared = Shared { object, id };
         // SAFETY: the caller's contract.
@@ -107,14 +116,14 @@ impl WorkQueue {
     }
 
     /// # Safety
-    /// The queue of `shared` must be valid, and have so much room.
+    /// The queue of `shared` must be valid and have this capacity.
     unsafe fn new(shared: Shared, (max_wr, max_sge): (u32, u32), max_batch: u32, state: WorkQueueState) -> Self {
-        // SAFETY: `shared`, which is kept beside it, owns the queue.
+        // SAFETY: `shared`, which is kept alongside, owns the queue.
         let chain = unsafe { RecvChain::new(shared.object.raw(), max_sge, max_batch.min(max_wr)) };
         WorkQueue { chain, max_wr, max_sge, state, shared: Arc::new(shared) }
     }
 
-    /// Its name in asynchronous events, which no other work queue of the process will have.
+    /// The name of the work queue in asynchronous events, unique within the process.
     #[must_use]
     pub fn id(&self) -> WqId {
         self.shared.id
@@ -127,42 +136,45 @@ impl WorkQueue {
         unsafe { (*self.as_raw()).wq_num }
     }
 
-    /// Work requests that it holds; at least what was asked for.
+    /// Maximum number of work requests; at least the requested number.
     #[must_use]
     pub fn max_wr(&self) -> u32 {
         self.max_wr
     }
 
-    /// Scatter/gather elements of a receive; at least what was asked for.
+    /// Maximum number of scatter/gather elements per receive; at least the requested number.
     #[must_use]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
-    /// State as last set here; a device moves a work queue to the error state by itself, which
-    /// [`WQ_FATAL`](crate::AsyncEventType::WQ_FATAL) tells.
+    /// State that was last set.
+    ///
+    /// A device may move the queue to the error state, which raises [`WQ_FATAL`](crate::async_event::AsyncEventType::WQ_FATAL).
     #[must_use]
     pub fn state(&self) -> WorkQueueState {
         self.state
     }
 
-    /// Lets it take receives and packets: as [`WorkQueue::modify`] to RDY.
+    /// Moves the queue to RDY, so that it accepts receives and packets: [`WorkQueue::modify`].
     ///
     /// # Errors
-    /// As there.
+    /// Like [`WorkQueue::modify`].
     pub fn ready(&mut self) -> Result<()> {
         self.modify(WorkQueueState::RDY)
     }
 
-    /// Brings it to a state: `ibv_modify_wq(3)`. From RESET it goes to RDY, from RDY to ERR, and from any to RESET.
+    /// Moves the queue to a state: `ibv_modify_wq(3)`.
+    ///
+    /// Allowed are RESET to RDY, RDY to ERR, and any state to RESET.
     ///
     /// # Errors
-    /// [`Error::PolledHere`] when this thread holds a cursor on its completion queue, whose lock the call needs;
+    /// [`Error::PollInProgress`] when this thread has an open poll of its completion queue, whose lock the call needs;
     /// [`Error::ModifyWorkQueue`].
     #[doc(alias = "ibv_modify_wq")]
     pub fn modify(&mut self, state: WorkQueueState) -> Result<()> {
-        if self.shared.object.cq.is_polled_here() {
-            return Err(Error::PolledHere { verb: "ibv_modify_wq" });
+        if self.shared.object.cq.is_polled_by_this_thread() {
+            return Err(Error::PollInProgress { verb: Verb::ModifyWq });
         }
         let attr =
             ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE.0, wq_state: ibv_wq_state(state.0), ..ibv_wq_attr::zeroed() };
@@ -172,8 +184,9 @@ impl WorkQueue {
         Ok(())
     }
 
-    /// Switches those of its options that are in `which` to what `flags` has: `ibv_modify_wq(3)`. Devices have it for
-    /// [`WorkQueueFlags::CVLAN_STRIPPING`].
+    /// Sets the options in `which` to their value in `flags`: `ibv_modify_wq(3)`.
+    ///
+    /// Devices support this for [`WorkQueueFlags::CVLAN_STRIPPING`].
     ///
     /// # Errors
     /// [`Error::Unsupported`]; [`Error::Verb`].
@@ -186,19 +199,19 @@ impl WorkQueue {
             ..ibv_wq_attr::zeroed()
         };
         let context = self.context().clone();
-        self.set(attr).map_err(|errno| context.feature_error("ibv_modify_wq", "changing options of work queues", errno))
+        self.set(attr).map_err(|errno| context.feature_error(Verb::ModifyWq, "changing options of work queues", errno))
     }
 
     fn set(&mut self, mut attr: ibv_wq_attr) -> Result<(), Errno> {
-        // SAFETY: the queue is valid, and borrowed mutably; `attr` is for the duration of the call.
+        // SAFETY: the queue is valid and borrowed mutably, and `attr` is valid during the call.
         check(unsafe { ibv_modify_wq(self.as_raw(), &mut attr) })
     }
 
-    /// Posts one receive: `ibv_post_wq_recv`.
+    /// Posts one receive: `ibv_post_wq_recv`. Costs less than a batch of one.
     ///
     /// # Errors
-    /// [`PostError::WorkQueueNotReady`] in RESET; [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when
-    /// the provider failed otherwise.
+    /// [`PostError::WorkQueueNotReady`] in RESET; [`PostError::QueueFull`]; [`PostError::Refused`] and
+    /// [`PostError::MaybePosted`] on other errors of the provider.
     ///
     /// # Safety
     /// See [`RecvBatch`].
@@ -210,7 +223,7 @@ impl WorkQueue {
         unsafe { self.chain.post_one(wr_id, sge) }
     }
 
-    /// Begins a batch of receives. Nothing is posted before [`RecvBatch::post`].
+    /// Begins a batch of receives. [`RecvBatch::post`] posts it.
     ///
     /// # Errors
     /// [`PostError::WorkQueueNotReady`] in RESET.
@@ -220,7 +233,7 @@ impl WorkQueue {
         Ok(self.chain.batch())
     }
 
-    /// What is posted in RESET, providers forget when the queue becomes ready.
+    /// Rejects receives in RESET, because providers discard them when the queue becomes ready.
     #[inline(always)]
     fn check_state(&self) -> Result<(), PostError> {
         match self.state {
@@ -229,19 +242,19 @@ impl WorkQueue {
         }
     }
 
-    /// The domain that it is in.
+    /// The domain of the queue.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.shared.object.pd
     }
 
-    /// The device that it belongs to.
+    /// The device of the queue.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.pd().context()
     }
 
-    /// The C object, valid while this queue or a table that it is in is.
+    /// The C object, valid while this queue or a table that contains it exists.
     #[must_use]
     #[inline]
     pub fn as_raw(&self) -> *mut ibv_wq {
@@ -252,21 +265,23 @@ impl WorkQueue {
         &self.shared
     }
 
-    /// Destroys it: `ibv_destroy_wq(3)`. Dropping does the same, when no table has it any more, and tells nobody.
+    /// Destroys the queue: `ibv_destroy_wq(3)`.
     ///
-    /// After success the memory of its receives is free again.
+    /// Dropping the handle and all tables that contain the queue does the same, but ignores errors. After success the
+    /// memory of its receives can be reused.
     ///
     /// # Errors
-    /// [`Error::InUse`] while it is in tables: it is destroyed when the last of them is gone. [`Error::PolledHere`] when this
-    /// thread holds a cursor on its completion queue: it is destroyed when the cursor moves on or goes. [`Error::Verb`] with the
-    /// provider's answer; the object, and all it depends on, then stays until the process ends.
+    /// [`Error::InUse`] while tables contain it; it is destroyed when the last of them is dropped.
+    /// [`Error::PollInProgress`] when this thread has an open poll of its completion queue; it is destroyed when that poll
+    /// moves on or ends. [`Error::Verb`] with the provider's error; the queue and everything it depends on are then
+    /// kept until the process ends.
     #[doc(alias = "ibv_destroy_wq")]
     pub fn destroy(self) -> Result<()> {
         let WorkQueue { chain, shared, .. } = self;
         drop(chain);
         match Arc::into_inner(shared) {
             Some(shared) => shared.object.destroy().map(drop),
-            None => Err(Error::InUse { object: "work queue", by: "indirection tables" }),
+            None => Err(Error::InUse { object: "work queue", users: "indirection tables" }),
         }
     }
 }
@@ -284,19 +299,19 @@ impl fmt::Debug for WorkQueue {
 impl object::Parents for Parents {
     type Raw = ibv_wq;
 
-    const VERB: &'static str = "ibv_destroy_wq";
+    const VERB: Verb = Verb::DestroyWq;
 
     fn context(&self) -> &Context {
         self.pd.context()
     }
 
-    fn polled_here(&self) -> Option<&Arc<cq::Shared>> {
-        Some(&self.cq).filter(|cq| cq.is_polled_here())
+    fn polled_by_this_thread(&self) -> Option<&Arc<cq::Shared>> {
+        Some(&self.cq).filter(|cq| cq.is_polled_by_this_thread())
     }
 
     unsafe fn destroy(&self, raw: *mut ibv_wq) -> std::ffi::c_int {
-        // SAFETY: the caller's contract. Every asynchronous event was acknowledged as it was read (`AsyncEvents`), so this does not
-        // block for long.
+        // SAFETY: the caller's contract. Every asynchronous event is acknowledged as it is read (`AsyncEvents`), so
+        // this does not block for long.
         unsafe { ibv_destroy_wq(raw) }
     }
 }

@@ -1,12 +1,12 @@
-//! DMA handles, and memory that is registered with one.
+//! DMA handles, and memory that is registered with them.
 
 use std::any::Any;
 
+use rdma_safe::dmah::{DmaHandle, ProcessingHint, TphMemoryType};
+use rdma_safe::error::Verb;
+use rdma_safe::mr::{Pages, Reregistration};
 use rdma_safe::sys::*;
-use rdma_safe::{
-    Access, Context, DmaHandle, Errno, Error, Pages, ProcessingHint, Reregistration, Sge, TphMemoryType, WcFields,
-    WcStatus, WorkRequest,
-};
+use rdma_safe::{Access, Context, Errno, Error, Sge, WcFields, WcStatus, WorkRequest};
 
 use crate::fake::{Config, Fake, Live};
 use crate::support::{
@@ -24,7 +24,7 @@ fn cpu(context: &Context) -> u32 {
 }
 
 #[test]
-fn a_handle_says_what_was_set_and_no_more() {
+fn a_handle_passes_only_the_attributes_that_were_set() {
     let fake = Fake::new(Config::default());
     let context = fake.open();
     let hint = handle(&context);
@@ -33,17 +33,18 @@ fn a_handle_says_what_was_set_and_no_more() {
     let _ = fake.take_dmah_attrs();
     let all = context.dma_handle().hint(ProcessingHint::TARGET_WITH_PRIORITY).memory_type(TphMemoryType::PERSISTENT);
     let (_all, _hint) = (all.cpu(here).build().unwrap(), handle(&context));
-    let said: Vec<_> = fake.take_dmah_attrs().iter().map(|a| (a.comp_mask, a.cpu_id, a.ph, a.tph_mem_type)).collect();
-    assert_eq!(said, [(0b111, here, 3, 1), (0b010, 0, 2, 0)]);
+    let attributes: Vec<_> =
+        fake.take_dmah_attrs().iter().map(|a| (a.comp_mask, a.cpu_id, a.ph, a.tph_mem_type)).collect();
+    assert_eq!(attributes, [(0b111, here, 3, 1), (0b010, 0, 2, 0)]);
 }
 
 #[test]
-fn what_no_handle_can_say_is_refused_before_the_call() {
+fn invalid_attributes_of_a_handle_are_refused_before_the_call() {
     let fake = Fake::new(Config::default());
     let context = fake.open();
     let builder = || context.dma_handle().memory_type(TphMemoryType::VOLATILE);
     let error = builder().hint(ProcessingHint(4)).build().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_alloc_dmah", errno: Errno(libc::EINVAL), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::AllocDmah, errno: Errno(libc::EINVAL), .. }), "{error}");
     assert!(error.to_string().contains("two bits"), "{error}");
     for cpu in [65_535, u32::MAX] {
         let error = builder().hint(ProcessingHint::TARGET).cpu(cpu).build().unwrap_err();
@@ -51,7 +52,7 @@ fn what_no_handle_can_say_is_refused_before_the_call() {
         assert!(error.to_string().contains("taskset"), "{error}");
     }
     assert_eq!(fake.calls("ibv_alloc_dmah"), 0);
-    // What the device wants, it says.
+    // The device refuses incomplete attributes itself.
     for builder in [context.dma_handle(), builder().hint(ProcessingHint::TARGET)] {
         let error = builder.build().unwrap_err();
         assert!(matches!(error, Error::Verb { errno: Errno(libc::EINVAL), .. }), "{error}");
@@ -62,7 +63,7 @@ fn what_no_handle_can_say_is_refused_before_the_call() {
 }
 
 #[test]
-fn memory_with_a_handle_carries_messages_and_writes_as_other_memory_does() {
+fn messages_and_writes_use_memory_with_a_handle() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let handle = handle(pd.context());
@@ -91,7 +92,7 @@ fn memory_with_a_handle_carries_messages_and_writes_as_other_memory_does() {
 }
 
 #[test]
-fn work_names_raw_memory_that_has_a_handle() {
+fn work_requests_use_raw_memory_with_a_handle() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let handle = handle(pd.context());
@@ -102,7 +103,7 @@ fn work_names_raw_memory_that_has_a_handle() {
     let mut bytes = vec![0_u8; 2 * 4096];
     let (memory, iova) = (bytes.as_mut_ptr(), 0x1_0000_0000 + bytes.as_ptr().addr() as u64 % 4096);
     let hinted = pd.registration(Access::LOCAL_WRITE).dma_handle(&handle);
-    // SAFETY: the memory outlives the regions, and is accessed by pointer as long as they are there.
+    // SAFETY: the memory outlives the regions, and is accessed by pointer only while they exist.
     let (plain, moved) = unsafe {
         memory.copy_from(b"by address".as_ptr(), 10);
         (hinted.register_raw(memory, 4096).unwrap(), hinted.register_raw_at(memory, 2 * 4096, iova).unwrap())
@@ -115,7 +116,7 @@ fn work_names_raw_memory_that_has_a_handle() {
     drop((a, b, plain, moved));
     assert_eq!(&bytes[5000..5010], b"by address");
     let (file, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    // SAFETY: the provider reaches nothing of it.
+    // SAFETY: the provider does not access the memory.
     let region = unsafe { hinted.register_dmabuf(&file, 8192, 4096, 0x10000) }.unwrap();
     assert_eq!((fake.take_dmabufs(), region.address()), (vec![(8192, 4096, 0x10000)], 0x10000));
     assert_eq!(fake.calls("ibv_reg_mr_ex"), 3);
@@ -129,14 +130,14 @@ fn without_a_handle_the_classic_calls_are_used() {
     let plain = pd.registration(Access::REMOTE_READ);
     let _regions = (pd.allocate(8).unwrap(), plain.expose(pages()).unwrap(), plain.expose_at(pages(), 0).unwrap());
     let (file, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    // SAFETY: the provider reaches nothing of it.
+    // SAFETY: the provider does not access the memory.
     let _dmabuf = unsafe { plain.register_dmabuf(&file, 0, 64, 0) }.unwrap();
     let calls = ["ibv_reg_mr_ex", "ibv_reg_mr", "ibv_reg_dmabuf_mr"].map(|verb| fake.calls(verb));
     assert_eq!(calls, [0, 3, 1]);
 }
 
 #[test]
-fn a_handle_its_regions_and_its_domain_go_in_any_order() {
+fn a_handle_its_regions_and_its_domain_are_dropped_in_any_order() {
     in_every_order(&[0, 1, 2, 3], &mut |order| {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
@@ -151,7 +152,7 @@ fn a_handle_its_regions_and_its_domain_go_in_any_order() {
 }
 
 #[test]
-fn memory_that_cannot_be_had_with_a_handle_is_refused_with_the_reason() {
+fn memory_that_cannot_be_registered_with_a_handle_is_refused_with_the_reason() {
     let fake = Fake::new(Config { odp: IBV_ODP_SUPPORT.0.into(), ..Config::default() });
     let pd = fake.pd();
     let handle = handle(pd.context());
@@ -170,25 +171,25 @@ fn memory_that_cannot_be_had_with_a_handle_is_refused_with_the_reason() {
     assert_eq!(fake.calls("ibv_reg_mr_ex"), 0);
 
     let error = hinted(Access::REMOTE).expose_at(pages(), 1).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_reg_mr_ex", errno: Errno(libc::EINVAL), .. }), "{error}");
-    assert!(error.to_string().contains("as far into a page"), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::RegMrEx, errno: Errno(libc::EINVAL), .. }), "{error}");
+    assert!(error.to_string().contains("offset within a page"), "{error}");
     let error = hinted(Access::ON_DEMAND).register(pages()).unwrap_err();
     assert!(matches!(error, Error::Unsupported { feature, .. } if feature.contains("DMA handle")), "{error}");
     fake.fail("ibv_reg_mr_ex", libc::ENOMEM);
     let error = hinted(Access::empty()).register(pages()).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_reg_mr_ex", errno: Errno(libc::ENOMEM), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::RegMrEx, errno: Errno(libc::ENOMEM), .. }), "{error}");
     assert!(error.to_string().contains("ulimit -l"), "{error}");
     assert_eq!(fake.live().mrs, 0);
 }
 
 #[test]
-fn a_region_keeps_its_handle_when_it_changes() {
+fn a_reregistered_region_keeps_its_handle() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let handle = handle(pd.context());
     let mut memory = [0_u8; 128];
     let at = memory.as_mut_ptr();
-    // SAFETY: the memory outlives the region, which no work names.
+    // SAFETY: the memory outlives the region, and no work uses it.
     let region = unsafe { pd.registration(Access::LOCAL_WRITE).dma_handle(&handle).register_raw(at, 64) }.unwrap();
     drop(handle);
     let other = pd.context().alloc_pd().unwrap();
@@ -201,7 +202,7 @@ fn a_region_keeps_its_handle_when_it_changes() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn a_region_that_is_given_up_or_cannot_be_deregistered_keeps_its_handle_for_good() {
+fn a_released_region_or_one_that_cannot_be_deregistered_leaks_its_handle() {
     for give_up in [true, false] {
         let fake = Fake::new(Config::default());
         fake.may_leak();
@@ -209,12 +210,12 @@ fn a_region_that_is_given_up_or_cannot_be_deregistered_keeps_its_handle_for_good
         let handle = handle(pd.context());
         let mut memory = [0_u8; 64];
         let hinted = pd.registration(Access::LOCAL_WRITE).dma_handle(&handle);
-        // SAFETY: no work names it, and the provider never looks at it.
+        // SAFETY: no work uses the region, and the provider never accesses it.
         let region = unsafe { hinted.register_raw(memory.as_mut_ptr(), 64) }.unwrap();
         if give_up {
             let raw = region.into_raw().unwrap();
             drop(handle);
-            // SAFETY: it was just given up.
+            // SAFETY: `into_raw` has released the region, and this is its only deregistration.
             assert_eq!(unsafe { (verbs().unwrap().ibv_dereg_mr)(raw.as_ptr()) }, 0);
             assert_eq!(fake.live(), Live { contexts: 1, pds: 1, dmahs: 1, ..Live::default() });
         } else {
@@ -234,16 +235,16 @@ fn a_handle_that_cannot_be_deallocated_keeps_its_device() {
     let handle = handle(&fake.open());
     fake.fail("ibv_dealloc_dmah", libc::EBUSY);
     let error = handle.deallocate().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_dealloc_dmah", errno: Errno(libc::EBUSY), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::DeallocDmah, errno: Errno(libc::EBUSY), .. }), "{error}");
     assert_eq!(fake.live(), Live { contexts: 1, dmahs: 1, ..Live::default() });
     assert_eq!(fake.calls("ibv_close_device"), 0);
 }
 
 #[test]
-fn a_handle_that_was_made_elsewhere_is_taken_over_and_deallocated_once() {
+fn a_handle_adopted_from_raw_is_deallocated_once() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
-    // SAFETY: as the manual page has it.
+    // SAFETY: the arguments are those of the manual page.
     let handle = unsafe {
         let mut attr = ibv_dmah_init_attr { comp_mask: IBV_DMAH_INIT_ATTR_MASK_PH.0, ..ibv_dmah_init_attr::zeroed() };
         let raw = verbs().unwrap().ibv_alloc_dmah.unwrap()(pd.context().as_raw(), &mut attr);

@@ -3,10 +3,10 @@
 use std::any::Any;
 use std::ptr::NonNull;
 
-use rdma_safe::{
-    Access, Backing, Errno, Error, ProcessingHint, ProtectionDomain, ProviderMemory, RawMemoryRegion, Sge, WcFields,
-    WcStatus, WorkRequest,
-};
+use rdma_safe::dmah::ProcessingHint;
+use rdma_safe::error::Verb;
+use rdma_safe::mr::{Backing, ProviderMemory};
+use rdma_safe::{Access, Errno, Error, ProtectionDomain, RawMemoryRegion, Sge, WcFields, WcStatus, WorkRequest};
 
 use crate::fake::{Config, Fake, Live};
 use crate::support::{
@@ -17,20 +17,23 @@ fn memory(pd: &ProtectionDomain) -> ProviderMemory {
     pd.alloc_buf(64).unwrap()
 }
 
+/// A domain whose memory the host of a confidential guest can access.
 fn unprotected(fake: &Fake) -> ProtectionDomain {
-    // SAFETY: there is no host that would change anything.
+    // SAFETY: the fake provider has no host that could change the memory.
     unsafe { fake.pd().unprotected_domain() }.unwrap()
 }
 
+/// Registers a part of `memory`.
+///
 /// # Safety
-/// As of `RegistrationBuilder::register_part`.
+/// Same as for `RegistrationBuilder::register_part`.
 unsafe fn part(memory: &ProviderMemory, offset: usize, len: usize) -> Result<RawMemoryRegion, Error> {
     // SAFETY: the caller's contract.
     unsafe { memory.pd().registration(Access::LOCAL_WRITE).register_part(memory, offset, len) }
 }
 
 #[test]
-fn memory_of_a_provider_is_zeroed_and_carries_messages_and_writes() {
+fn provider_memory_is_zeroed_and_used_by_messages_and_writes() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -78,7 +81,7 @@ fn a_part_is_registered_for_work_and_keeps_the_memory() {
     assert_eq!((seen(&mut a.cq)[0].status, seen(&mut b.cq)[0].status), (WcStatus::SUCCESS, WcStatus::SUCCESS));
     // SAFETY: as above.
     assert_eq!(unsafe { std::slice::from_raw_parts(at.add(58), 6) }, b"partly");
-    // Beyond what is registered of it.
+    // This range exceeds the registered part.
     post!(a, send(WorkRequest::new(3).signaled(), Sge { address: first.address() + 11, len: 6, lkey: first.lkey() });)
         .unwrap();
     assert_eq!(seen(&mut a.cq)[0].status, WcStatus::LOC_PROT_ERR);
@@ -89,12 +92,12 @@ fn a_part_is_registered_for_work_and_keeps_the_memory() {
 }
 
 #[test]
-fn memory_its_regions_and_its_domain_go_in_any_order() {
+fn memory_its_regions_and_its_domain_are_dropped_in_any_order() {
     in_every_order(&[0, 1, 2, 3], &mut |order| {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
         let unused = memory(&pd);
-        // SAFETY: nothing refers to it, and no work names it.
+        // SAFETY: there are no references to the memory, and no work uses the region.
         let region = unsafe { part(&unused, 0, 64) }.unwrap();
         let buffer = pd.register(memory(&pd)).unwrap();
         let objects: [Box<dyn Any>; 4] = [Box::new(pd), Box::new(unused), Box::new(region), Box::new(buffer)];
@@ -104,7 +107,7 @@ fn memory_its_regions_and_its_domain_go_in_any_order() {
 }
 
 #[test]
-fn memory_is_registered_in_the_very_domain_that_it_is_of() {
+fn memory_can_only_be_registered_in_its_own_domain() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let (parent, other) = (pd.parent_domain().unwrap(), pd.context().alloc_pd().unwrap());
@@ -116,7 +119,7 @@ fn memory_is_registered_in_the_very_domain_that_it_is_of() {
         assert!(matches!(part, Err(Error::ForeignMemory)));
     }
     assert_eq!((fake.calls("ibv_reg_buf_mr"), fake.live().bufs), (0, 0));
-    // Of a parent domain it is for endpoints of the domain that this extends, too.
+    // Memory of a parent domain also works with endpoints of the domain that the parent extends.
     let (mut a, mut b) = endpoints(&pd, EXTENDED);
     let mut outbox = parent.register(memory(&parent)).unwrap();
     outbox.fill_from(b"across").unwrap();
@@ -127,7 +130,7 @@ fn memory_is_registered_in_the_very_domain_that_it_is_of() {
 }
 
 #[test]
-fn memory_that_cannot_be_had_is_refused_with_the_reason() {
+fn memory_that_cannot_be_allocated_or_registered_is_refused_with_the_reason() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     assert!(matches!(pd.alloc_buf(0), Err(Error::EmptyRegion)));
@@ -138,7 +141,7 @@ fn memory_that_cannot_be_had_is_refused_with_the_reason() {
     let error = pd.alloc_buf(8).unwrap_err();
     assert!(matches!(error, Error::Unsupported { feature, .. } if feature.contains("rdma-core 64")), "{error}");
     fake.fail("ibv_alloc_buf", 0);
-    assert!(matches!(pd.alloc_buf(8), Err(Error::Verb { verb: "ibv_alloc_buf", errno: Errno(0), .. })));
+    assert!(matches!(pd.alloc_buf(8), Err(Error::Verb { verb: Verb::AllocBuf, errno: Errno(0), .. })));
     fake.heal("ibv_alloc_buf");
 
     let buf = memory(&pd);
@@ -152,17 +155,17 @@ fn memory_that_cannot_be_had_is_refused_with_the_reason() {
     }
     let error = pd.register_with(buf, Access::REMOTE_WRITE).unwrap_err();
     assert!(matches!(error, Error::BufferAccess { .. }), "{error}");
-    assert_eq!((fake.calls("ibv_reg_buf_mr"), fake.live().bufs), (0, 0), "it is gone, as other memory would be");
+    assert_eq!((fake.calls("ibv_reg_buf_mr"), fake.live().bufs), (0, 0), "a failed registration frees the memory");
     fake.fail("ibv_reg_buf_mr", libc::ENOMEM);
     let error = pd.register(memory(&pd)).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_reg_buf_mr", errno: Errno(libc::ENOMEM), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::RegBufMr, errno: Errno(libc::ENOMEM), .. }), "{error}");
     fake.fail("ibv_reg_buf_mr", libc::EOPNOTSUPP);
     assert!(matches!(pd.expose(memory(&pd), Access::REMOTE), Err(Error::Unsupported { .. })));
     assert_eq!(fake.live().bufs, 0);
 }
 
 #[test]
-fn memory_of_a_provider_has_a_dma_handle_and_an_address_of_its_own_if_wanted() {
+fn provider_memory_can_have_a_dma_handle_and_a_chosen_address() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let handle = pd.context().dma_handle().hint(ProcessingHint::REQUESTER).build().unwrap();
@@ -182,17 +185,17 @@ fn memory_of_a_provider_has_a_dma_handle_and_an_address_of_its_own_if_wanted() {
     let pd = unprotected(&fake);
     let handle = pd.context().dma_handle().hint(ProcessingHint::REQUESTER).build().unwrap();
     let hinted = pd.registration(Access::REMOTE).dma_handle(&handle);
-    assert_eq!(hinted.expose(memory(&pd)).unwrap().len(), 64, "where it is a DMA-BUF, the library has the address");
+    assert_eq!(hinted.expose(memory(&pd)).unwrap().len(), 64, "for a DMA-BUF, the library determines the address");
     let error = pd.expose_at(memory(&pd), 0x5000, Access::REMOTE).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_reg_mr_ex", errno: Errno(libc::EINVAL), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::RegMrEx, errno: Errno(libc::EINVAL), .. }), "{error}");
 }
 
 #[test]
-fn memory_that_is_a_dma_buf_is_exported_as_a_descriptor_of_its_own() {
+fn dma_buf_memory_is_exported_as_a_new_descriptor() {
     use std::os::fd::AsRawFd;
     let fake = Fake::new(Config { confidential: true, ..Config::default() });
     let memory = memory(&unprotected(&fake));
-    // SAFETY: nobody reaches the memory by the descriptors.
+    // SAFETY: nothing accesses the memory through the descriptors.
     unsafe {
         let (first, second) = (memory.export_dmabuf().unwrap(), memory.export_dmabuf().unwrap());
         assert_ne!(first.as_raw_fd(), second.as_raw_fd());
@@ -201,10 +204,10 @@ fn memory_that_is_a_dma_buf_is_exported_as_a_descriptor_of_its_own() {
         assert!(matches!(error, Error::Verb { errno: Errno(libc::EMFILE), .. }), "{error}");
     }
     fake.heal("ibv_export_buf_dmabuf_fd");
-    // Elsewhere unprotected memory is as any.
+    // Outside a confidential guest, unprotected memory is ordinary memory.
     let elsewhere = Fake::new(Config::default());
     for pd in [fake.pd(), unprotected(&elsewhere)] {
-        // SAFETY: there is no descriptor.
+        // SAFETY: the export fails, so there is no descriptor.
         let error = unsafe { pd.alloc_buf(8).unwrap().export_dmabuf() }.unwrap_err();
         assert!(matches!(error, Error::Verb { errno: Errno(libc::ENODATA), .. }), "{error}");
         assert!(error.to_string().contains("ordinary memory"), "{error}");
@@ -212,7 +215,7 @@ fn memory_that_is_a_dma_buf_is_exported_as_a_descriptor_of_its_own() {
 }
 
 #[test]
-fn unprotected_memory_carries_writes_of_peers_and_is_refused_where_it_cannot_be_had() {
+fn peers_write_to_unprotected_memory_which_is_refused_where_unsupported() {
     let fake = Fake::new(Config { confidential: true, ..Config::default() });
     let pd = unprotected(&fake);
     assert!(pd.is_parent());
@@ -227,15 +230,15 @@ fn unprotected_memory_carries_writes_of_peers_and_is_refused_where_it_cannot_be_
     assert_eq!(&bytes, b"straight");
 
     let fake = Fake::new(Config { domains: false, ..Config::default() });
-    // SAFETY: there is none.
+    // SAFETY: the call fails, so there is no domain.
     let error = unsafe { fake.pd().unprotected_domain() }.unwrap_err();
     assert!(matches!(error, Error::Unsupported { feature: "parent domains", .. }), "{error}");
 }
 
-/// What a program puts around memory of its provider.
+/// A program's wrapper around provider memory.
 struct Wrapper(ProviderMemory);
 
-// SAFETY: as of what is in it.
+// SAFETY: each method forwards to the provider memory, which meets the contract.
 unsafe impl Backing for Wrapper {
     fn address(&self) -> NonNull<u8> {
         self.0.address()
@@ -251,7 +254,7 @@ unsafe impl Backing for Wrapper {
 }
 
 #[test]
-fn memory_of_a_provider_is_known_behind_a_wrapper() {
+fn provider_memory_is_recognized_behind_a_wrapper() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let buffer = pd.register(Wrapper(memory(&pd))).unwrap();
@@ -260,15 +263,15 @@ fn memory_of_a_provider_is_known_behind_a_wrapper() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn memory_that_cannot_be_deregistered_or_was_given_up_is_never_freed() {
+fn released_memory_or_memory_that_cannot_be_deregistered_is_never_freed() {
     let fake = Fake::new(Config::default());
     fake.may_leak();
     let pd = fake.pd();
-    // SAFETY: nothing refers to it, and no work names it.
-    let given_up = unsafe { part(&memory(&pd), 0, 8) }.unwrap().into_raw().unwrap();
+    // SAFETY: there are no references to the memory, and no work uses the region.
+    let released = unsafe { part(&memory(&pd), 0, 8) }.unwrap().into_raw().unwrap();
     assert_eq!((fake.live().bufs, fake.calls("ibv_free_buf")), (1, 0));
-    // SAFETY: it was just given up.
-    assert_eq!(unsafe { (rdma_safe::sys::verbs().unwrap().ibv_dereg_mr)(given_up.as_ptr()) }, 0);
+    // SAFETY: `into_raw` has released the region, and this is its only deregistration.
+    assert_eq!(unsafe { (rdma_safe::sys::verbs().unwrap().ibv_dereg_mr)(released.as_ptr()) }, 0);
     // SAFETY: as above.
     let region = unsafe { part(&memory(&pd), 0, 8) }.unwrap();
     let buffer = pd.register(memory(&pd)).unwrap();

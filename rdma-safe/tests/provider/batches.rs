@@ -1,6 +1,7 @@
 //! Batches that are dropped, empty or forgotten post nothing.
 
-use rdma_safe::{Armed, Buffer, Inline, PostError, ProtectionDomain, WcOpcode, WcStatus, Work, WorkRequest};
+use rdma_safe::endpoint::Armed;
+use rdma_safe::{Buffer, Inline, PostError, ProtectionDomain, WcOpcode, WcStatus, Work, WorkRequest};
 
 use crate::fake::Fake;
 use crate::support::{
@@ -13,7 +14,7 @@ fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
     buffer
 }
 
-/// Calls that hand work to the device.
+/// Number of calls that post work.
 fn postings(fake: &Fake) -> usize {
     ["ibv_post_send", "wr_complete", "ibv_post_recv"].iter().map(|verb| fake.calls(verb)).sum()
 }
@@ -96,7 +97,7 @@ fn dropping_a_receive_batch_posts_nothing() {
 }
 
 #[test]
-fn work_that_a_batch_refuses_is_not_in_it() {
+fn refused_work_is_not_added_to_the_batch() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = raw_pair(&pd, interfaces);
@@ -166,7 +167,7 @@ fn forgetting_a_send_batch_posts_nothing_and_the_next_one_works() {
         assert_eq!(sent, [2]);
         assert_eq!(seen(&mut b.cq)[0].byte_len, Some(3));
 
-        // The queue pair goes while a forgotten batch is open; the provider would wait for its own lock.
+        // The queue pair is dropped while a forgotten batch is open. Destroying it under the provider's lock would deadlock.
         std::mem::forget(a.qp.send_batch().unwrap());
         drop(a);
         assert_eq!(fake.calls("wr_start"), fake.calls("wr_complete") + fake.calls("wr_abort"));
@@ -189,7 +190,7 @@ fn forgetting_a_receive_batch_posts_nothing() {
 }
 
 #[test]
-fn forgetting_a_batch_of_an_endpoint_is_not_taken_for_work_that_was_done() {
+fn a_forgotten_batch_is_not_counted_as_completed_work() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -207,7 +208,7 @@ fn forgetting_a_batch_of_an_endpoint_is_not_taken_for_work_that_was_done() {
 }
 
 #[test]
-fn forgetting_a_full_batch_of_an_endpoint_does_not_block_it_for_ever() {
+fn forgetting_a_full_batch_does_not_block_the_endpoint() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -221,7 +222,7 @@ fn forgetting_a_full_batch_of_an_endpoint_does_not_block_it_for_ever() {
     });
 }
 
-/// The provider waits for itself when it is polled or armed while a batch is open.
+/// The provider deadlocks if it is polled or armed while a batch is open.
 #[test]
 fn a_forgotten_batch_of_an_endpoint_ends_before_completions_are_taken() {
     on_each_interface(|fake, interfaces| {
@@ -244,13 +245,13 @@ fn a_forgotten_batch_of_an_endpoint_ends_before_completions_are_taken() {
                 }
                 assert_eq!(a.poll().unwrap().unwrap().status, WcStatus::WR_FLUSH_ERR);
                 assert_eq!(fake.take_violations(), [""; 0]);
-                assert_eq!(fake.live().mrs, before - 1, "what was forgotten is dropped, too");
+                assert_eq!(fake.live().mrs, before - 1, "the forgotten work is dropped, too");
             }
         }
     });
 }
 
-/// Likewise, when it is given a receive.
+/// The same rule when a receive is posted while a batch is open.
 #[test]
 fn a_forgotten_batch_of_an_endpoint_ends_before_a_receive_is_posted() {
     on_each_interface(|fake, interfaces| {
@@ -266,7 +267,7 @@ fn a_forgotten_batch_of_an_endpoint_ends_before_a_receive_is_posted() {
             fake.break_qp(a.queue_pair().number());
             a.receive(filled(&pd, b"inbox")).unwrap();
             assert_eq!(fake.take_violations(), [""; 0]);
-            assert_eq!(fake.live().mrs, before + 1, "what was forgotten is dropped, too");
+            assert_eq!(fake.live().mrs, before + 1, "the forgotten work is dropped, too");
             assert_eq!(a.poll().unwrap().unwrap().status, WcStatus::WR_FLUSH_ERR);
         }
     });
@@ -288,7 +289,7 @@ fn an_endpoint_closes_with_a_forgotten_batch() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn forgetting_an_endpoint_or_a_buffer_leaks_and_disturbs_nobody() {
+fn forgetting_an_endpoint_or_a_buffer_only_leaks_memory() {
     on_each_interface(|fake, interfaces| {
         fake.may_leak();
         let pd = fake.pd();

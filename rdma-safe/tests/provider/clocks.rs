@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use rdma_safe::error::Verb;
 use rdma_safe::sys::*;
 use rdma_safe::{Context, Error};
 
 use crate::fake::{Config, Fake};
 
-/// A device whose clock has 32 bits at 1 GHz, and shows 5 s, of which bits beyond the mask are left.
+/// A device whose clock has 32 bits, runs at 1 GHz and shows 5 s. Bits beyond the mask are set, too.
 fn device(raw_clock: fn(&mut ibv_values_ex)) -> Fake {
     let change_device = |attr: &mut ibv_device_attr_ex| {
         attr.completion_timestamp_mask = 0xffff_ffff;
@@ -58,7 +59,7 @@ fn each(context: &Context, expected: &str) {
 fn a_clock_that_cannot_be_read_is_refused_by_name() {
     let without = Fake::new(Config::default());
     each(&without.open(), "ibv_query_rt_values_ex");
-    // The call succeeds, and the mask says that nothing was set.
+    // The call succeeds, but the mask reports no value.
     let silent = device(|values| values.comp_mask = 0);
     each(&silent.open(), "ibv_query_rt_values_ex");
     let refusing = device(five_seconds);
@@ -67,11 +68,11 @@ fn a_clock_that_cannot_be_read_is_refused_by_name() {
     let broken = device(five_seconds);
     broken.fail("query_rt_values", libc::EIO);
     let error = broken.open().raw_clock().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_rt_values_ex", .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryRtValuesEx, .. }), "{error}");
 }
 
 #[test]
-fn a_device_that_stamps_nothing_has_no_clock() {
+fn a_device_without_timestamps_has_no_clock() {
     let rate_only = Fake::new(Config { raw_clock: Some(five_seconds), ..Config::default() });
     let mask_only = |attr: &mut ibv_device_attr_ex| {
         attr.completion_timestamp_mask = u64::MAX;

@@ -1,8 +1,8 @@
-//! Completion counters: what they count, for whom, and when they go.
+//! Completion counters: which operations they count, and how long they live.
 
-use rdma_safe::{
-    CompletionCount, CompletionCounter, CountedOperations, Errno, Error, Inline, QueuePairState, WcFields, WorkRequest,
-};
+use rdma_safe::counters::{CompletionCount, CompletionCounter, CountedOperations};
+use rdma_safe::error::Verb;
+use rdma_safe::{Errno, Error, Inline, QueuePairState, WcFields, WorkRequest};
 
 use crate::fake::{Config, Fake};
 use crate::support::{EXTENDED, post, raw_with, receive, to_rts};
@@ -15,7 +15,7 @@ fn with_counters() -> Fake {
 }
 
 #[test]
-fn work_is_counted_by_operation_also_without_a_completion() {
+fn counters_count_unsignaled_work_by_operation() {
     let fake = with_counters();
     let pd = fake.pd();
     let context = pd.context();
@@ -59,7 +59,7 @@ fn a_queue_pair_keeps_its_counters_until_it_is_destroyed() {
 }
 
 #[test]
-fn what_cannot_be_counted_is_refused_with_the_reason() {
+fn invalid_uses_of_a_counter_are_refused_with_the_reason() {
     let fake = with_counters();
     let pd = fake.pd();
     let context = pd.context();
@@ -77,10 +77,10 @@ fn what_cannot_be_counted_is_refused_with_the_reason() {
     let number = raw.qp.number();
     to_rts(&mut raw.qp, number);
     let error = raw.qp.attach_counter(&counter, RECV).unwrap_err();
-    assert!(matches!(error, Error::TooLate { state: QueuePairState::RTS, .. }), "{error}");
+    assert!(matches!(error, Error::WrongState { state: QueuePairState::RTS, .. }), "{error}");
     assert_eq!(fake.calls("ibv_qp_attach_comp_cntr"), calls);
     let error = context.completion_counter(CompletionCount::Bytes).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_create_comp_cntr", errno: Errno(libc::ENOMEM), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::CreateCompCntr, errno: Errno(libc::ENOMEM), .. }), "{error}");
     fake.fail("ibv_set_comp_cntr", libc::EOPNOTSUPP);
     assert!(matches!(counter.set(1), Err(Error::Unsupported { .. })));
 
@@ -103,11 +103,11 @@ fn a_counter_that_cannot_be_destroyed_keeps_its_device() {
 }
 
 #[test]
-fn a_counter_that_was_made_elsewhere_is_taken_over_and_destroyed_once() {
+fn an_adopted_counter_is_destroyed_once() {
     use rdma_safe::sys::*;
     let fake = with_counters();
     let context = fake.open();
-    // SAFETY: as the manual page has it.
+    // SAFETY: follows the manual page.
     let counter = unsafe {
         let create = verbs().unwrap().ibv_create_comp_cntr.unwrap();
         let raw = create(context.as_raw(), &mut ibv_comp_cntr_init_attr::zeroed());

@@ -1,8 +1,8 @@
-//! What does not go together, and what a provider promises and does not have.
+//! Objects of different contexts, and capabilities that a provider claims but lacks.
 
-use rdma_safe::{
-    Error, PostError, QueuePairAttributes, QueuePairState, Quirks, SendOps, Sge, WcFields, Work, WorkRequest,
-};
+use rdma_safe::device::Quirks;
+use rdma_safe::qp::QueuePairAttributes;
+use rdma_safe::{Error, PostError, QueuePairState, SendOps, Sge, WcFields, Work, WorkRequest};
 
 use crate::fake::{Config, Cqe, Fake};
 use crate::support::{CLASSIC, EXTENDED, endpoints, init, nothing, post, raw_with, receive, rtr, rts, seen, to_rts};
@@ -40,11 +40,11 @@ fn operations_that_a_provider_accepts_and_lacks_are_not_enabled() {
     let asked = SendOps::SEND | SendOps::SEND_WITH_INV;
     let error = pd.queue_pair(&cq, &cq).operations(asked).build().unwrap_err();
     assert!(matches!(error, Error::UnsupportedOperations { ops: SendOps::SEND_WITH_INV }), "{error}");
-    assert_eq!(fake.live().qps, 2, "the queue pair that lacks it is destroyed");
+    assert_eq!(fake.live().qps, 2, "the incomplete queue pair is destroyed");
 }
 
 #[test]
-fn a_provider_that_has_none_of_the_operations_is_posted_to_by_post_send() {
+fn a_provider_without_extended_operations_is_used_through_post_send() {
     let fake = Fake::new(Config { hollow_ops: !0, ..Config::default() });
     let pd = fake.pd();
     let cq = pd.context().completion_queue(4).build().unwrap();
@@ -54,7 +54,7 @@ fn a_provider_that_has_none_of_the_operations_is_posted_to_by_post_send() {
 }
 
 #[test]
-fn a_provider_that_miscounts_lists_gets_none_even_if_it_grants_more_elements() {
+fn a_provider_that_miscounts_lists_gets_single_elements_only() {
     let fake = Fake::new(Config { granted_sges: Some(4), ..Config::rxe() });
     let pd = fake.pd();
     assert!(pd.context().quirks().contains(Quirks::SGE_LISTS_MISCOUNTED));
@@ -71,7 +71,7 @@ fn a_provider_that_miscounts_lists_gets_none_even_if_it_grants_more_elements() {
 }
 
 #[test]
-fn a_queue_pair_dropped_under_a_cursor_is_destroyed_when_the_cursor_goes() {
+fn a_queue_pair_dropped_during_a_poll_is_destroyed_after_the_poll() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let mut raw = raw_with(&pd, EXTENDED, WcFields::STANDARD, |qp| qp);
@@ -82,11 +82,11 @@ fn a_queue_pair_dropped_under_a_cursor_is_destroyed_when_the_cursor_goes() {
     let mut poll = raw.cq.poll();
     assert!(poll.next().unwrap().is_some());
     let reset = QueuePairAttributes::new().set_state(QueuePairState::RESET);
-    assert!(matches!(raw.qp.modify(&reset), Err(Error::PolledHere { .. })));
+    assert!(matches!(raw.qp.modify(&reset), Err(Error::PollInProgress { .. })));
     assert_eq!(raw.qp.state(), QueuePairState::INIT);
     drop(raw.qp);
-    assert!(matches!(other.destroy(), Err(Error::PolledHere { .. })));
-    assert_eq!(fake.live().qps, 2, "the provider would wait for this thread");
+    assert!(matches!(other.destroy(), Err(Error::PollInProgress { .. })));
+    assert_eq!(fake.live().qps, 2, "destroying it now would deadlock");
     assert_eq!(poll.next().unwrap().map(|wc| wc.wr_id()), Some(1));
     drop(poll);
     assert_eq!(fake.live().qps, 0);
@@ -126,7 +126,7 @@ fn a_forgotten_batch_is_aborted_before_the_queue_pair_changes_state() {
 }
 
 #[test]
-fn a_cursor_asks_the_queue_before_it_says_that_there_is_nothing() {
+fn a_cursor_polls_the_provider_before_it_reports_an_empty_queue() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let mut raw = raw_with(&pd, CLASSIC, WcFields::STANDARD, |qp| qp);
@@ -137,7 +137,7 @@ fn a_cursor_asks_the_queue_before_it_says_that_there_is_nothing() {
     assert_eq!(poll.next().unwrap().map(|wc| wc.wr_id()), Some(0));
     drop(poll);
     fake.inject(raw.cq.as_raw(), Cqe { wr_id: 2, ..Cqe::default() });
-    // The second was left over by the first cursor, the third has come since: armed now, it would cause no event.
+    // The first cursor left the second completion, and the third arrived later. Arming now would cause no event for them.
     let left: Vec<u64> = seen(&mut raw.cq).iter().map(|seen| seen.wr_id).collect();
     assert_eq!(left, [1, 2]);
 }

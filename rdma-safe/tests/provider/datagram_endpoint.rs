@@ -1,11 +1,12 @@
-//! The owned door for datagrams.
+//! The owned API for datagrams.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
+use rdma_safe::endpoint::{Armed, DatagramSender};
 use rdma_safe::{
-    Armed, Buffer, Context, DatagramCompletion, DatagramEndpoint, Endpoint, Errno, Error, Gid, Operation, PollError,
-    PostError, ProtectionDomain, SendOps, Sender, WcStatus, Work,
+    Buffer, Context, DatagramCompletion, DatagramEndpoint, Endpoint, Errno, Error, Gid, Operation, PollError,
+    PostError, ProtectionDomain, SendOps, WcStatus, Work,
 };
 use rdma_sys::{IBV_WC_GRH, IBV_WC_RECV, IBV_WC_SUCCESS};
 
@@ -83,7 +84,7 @@ fn headers_of_receives_in_flight_are_kept_apart() {
         let pd = fake.pd();
         let mut service = endpoint(&pd, interfaces);
         let mut clients: Vec<_> = (0..3).map(|_| endpoint(&pd, interfaces)).collect();
-        let mut seen: HashMap<Sender, u32> = HashMap::new();
+        let mut seen: HashMap<DatagramSender, u32> = HashMap::new();
         for round in 0..if cfg!(miri) { 3_u32 } else { 100 } {
             for _ in 0..3 {
                 service.receive(pd.allocate(8).unwrap()).unwrap();
@@ -102,7 +103,7 @@ fn headers_of_receives_in_flight_are_kept_apart() {
                 *seen.entry(sender).or_default() += 1;
             }
         }
-        assert_eq!(seen.len(), 3, "a sender equals itself, whatever else its headers say");
+        assert_eq!(seen.len(), 3, "the same sender is equal regardless of other header fields");
     });
 }
 
@@ -125,7 +126,7 @@ fn batches_go_to_several_peers_and_are_released_together() {
         assert_eq!(batch.len(), 3);
         batch.post().unwrap();
         assert_eq!(&done(&mut a).buffer.as_ref().unwrap()[..], b"one");
-        assert_eq!(done(&mut a).id, last, "what has no buffer comes back only if it fails");
+        assert_eq!(done(&mut a).id, last, "work without a buffer is reported only if it fails");
         assert_eq!(&done(&mut peers[0]).buffer.as_ref().unwrap()[..], b"one");
         assert_eq!(&done(&mut peers[1]).buffer.as_ref().unwrap()[..], b"two");
         assert_eq!(&done(&mut peers[1]).buffer.as_ref().unwrap()[..], b"three");
@@ -133,7 +134,7 @@ fn batches_go_to_several_peers_and_are_released_together() {
 }
 
 #[test]
-fn work_in_flight_keeps_the_handle_that_it_goes_by() {
+fn work_in_flight_keeps_its_address_handle() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         fake.set_mode(Mode::Manual);
@@ -210,12 +211,12 @@ fn datagrams_are_not_received_into_a_pool_and_the_refusal_says_so() {
     let pd = fake.pd();
     let pool = rdma_safe::ReceivePool::new(&pd, 4).unwrap();
     let error = Endpoint::builder(&pd).receive_pool(&pool).build_datagrams(QKEY).unwrap_err();
-    assert!(matches!(error, Error::WrongType { what: "EndpointBuilder::receive_pool", .. }), "{error}");
+    assert!(matches!(error, Error::WrongType { operation: "EndpointBuilder::receive_pool", .. }), "{error}");
     assert_eq!(fake.calls("ibv_create_qp_ex"), 0);
 }
 
 #[test]
-fn datagrams_for_others_are_dropped() {
+fn datagrams_with_a_wrong_qkey_or_number_are_dropped() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = (endpoint(&pd, interfaces), endpoint(&pd, interfaces));
@@ -231,7 +232,7 @@ fn datagrams_for_others_are_dropped() {
 }
 
 #[test]
-fn datagrams_are_waited_for_as_other_work() {
+fn datagrams_can_be_waited_for() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let build = || {
@@ -246,7 +247,7 @@ fn datagrams_are_waited_for_as_other_work() {
         b.receive(pd.allocate(8).unwrap()).unwrap();
         assert_eq!(b.arm().unwrap(), Armed::Wait);
         a.send_inline(b"now", &a.peer(&b.address()).unwrap()).unwrap();
-        assert_eq!(b.arm().unwrap(), Armed::Poll, "it is there already");
+        assert_eq!(b.arm().unwrap(), Armed::Poll, "the completion is already there");
         let arrived = b.wait(DEADLINE).unwrap();
         assert_eq!(arrived.sender.unwrap().qp_num(), a.queue_pair().number());
         assert_eq!(&arrived.buffer.as_ref().unwrap()[..], b"now");
@@ -295,7 +296,7 @@ fn a_completion_that_claims_less_than_a_header_has_an_empty_payload() {
             assert_eq!((arrived.id, arrived.buffer.as_ref().unwrap().len()), (receive, len));
             assert!(arrived.sender.is_some());
             fake.inject(cq, cqe);
-            assert!(matches!(a.poll(), Err(PollError::Unexpected { .. })));
+            assert!(matches!(a.poll(), Err(PollError::NotInFlight { .. })));
             a = endpoint(&pd, interfaces);
         }
         let _ = fake.take_violations();
@@ -304,7 +305,7 @@ fn a_completion_that_claims_less_than_a_header_has_an_empty_payload() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn nothing_of_datagrams_is_freed_when_the_queue_pair_cannot_be_destroyed() {
+fn a_datagram_queue_pair_that_cannot_be_destroyed_keeps_all_memory() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let count = Count::default();
@@ -320,16 +321,16 @@ fn nothing_of_datagrams_is_freed_when_the_queue_pair_cannot_be_destroyed() {
     drop((to, pd));
     assert_eq!((count.freed(), address_handles(&fake)), (0, 1));
     let Live { mrs, .. } = fake.live();
-    assert_eq!(mrs, before.mrs, "the headers, too");
+    assert_eq!(mrs, before.mrs, "including the memory for the headers");
 }
 
 #[test]
-fn it_can_be_on_another_thread_than_its_peers() {
+fn a_datagram_endpoint_and_its_peers_can_be_on_different_threads() {
     fn is_send<T: Send>() {}
     fn is_sync<T: Sync>() {}
     is_send::<DatagramEndpoint>();
     is_send::<rdma_safe::Peer>();
     is_sync::<rdma_safe::Peer>();
-    is_send::<Sender>();
+    is_send::<DatagramSender>();
     is_send::<Context>();
 }

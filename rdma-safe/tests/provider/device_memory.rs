@@ -1,6 +1,8 @@
-//! Memory of the device.
+//! Device memory, which soft0 does not have.
 
-use rdma_safe::{Access, Context, DeviceMemory, Errno, Error, RemoteMemory, WcStatus, WorkRequest};
+use rdma_safe::dm::DeviceMemory;
+use rdma_safe::error::Verb;
+use rdma_safe::{Access, Context, Errno, Error, RemoteMemory, WcStatus, WorkRequest};
 
 use crate::fake::{Config, Fake, Live};
 use crate::support::{on_each_interface, post, raw_pair, receive, seen};
@@ -18,7 +20,7 @@ fn memory(context: &Context) -> DeviceMemory {
 }
 
 #[test]
-fn device_memory_holds_what_was_copied_there() {
+fn device_memory_is_copied_within_its_bounds() {
     let fake = Fake::new(Config::default());
     let context = fake.open();
     let mut memory = memory(&context);
@@ -34,10 +36,10 @@ fn device_memory_holds_what_was_copied_there() {
     memory.write(64, &[]).unwrap();
     fake.fail("memcpy_to_dm", libc::EFAULT);
     let error = memory.write(1, b"odd").unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_memcpy_to_dm", errno: Errno(libc::EFAULT), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::MemcpyToDm, errno: Errno(libc::EFAULT), .. }), "{error}");
     fake.fail("memcpy_from_dm", libc::EFAULT);
     let error = memory.read(1, &mut [0]).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_memcpy_from_dm", errno: Errno(libc::EFAULT), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::MemcpyFromDm, errno: Errno(libc::EFAULT), .. }), "{error}");
 }
 
 #[test]
@@ -63,7 +65,7 @@ fn work_and_peers_reach_device_memory_by_offset() {
         assert_eq!((seen(&mut a.cq)[0].status, seen(&mut b.cq)[0].status), (WcStatus::SUCCESS, WcStatus::SUCCESS));
         assert_eq!(bytes(&memory, 24, 4), b"sent");
         assert!(matches!(region.sge(29, 4), Err(Error::OutOfBounds { region: 32, .. })));
-        // Beyond its end.
+        // Beyond the end of the region.
         let beyond = RemoteMemory { address: 29, ..region.remote() };
         post!(a, write(WorkRequest::new(4).signaled(), beyond, outbox.sge());).unwrap();
         assert_eq!(seen(&mut a.cq)[0].status, WcStatus::REM_ACCESS_ERR);
@@ -71,7 +73,7 @@ fn work_and_peers_reach_device_memory_by_offset() {
 }
 
 #[test]
-fn a_region_keeps_device_memory_and_goes_before_it() {
+fn device_memory_is_freed_after_its_last_region() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let memory = memory(pd.context());
@@ -83,11 +85,7 @@ fn a_region_keeps_device_memory_and_goes_before_it() {
 }
 
 #[test]
-fn device_memory_that_cannot_be_had_is_refused_with_the_reason() {
-    let fake = Fake::new(Config { device_memory: 0, ..Config::default() });
-    let error = fake.open().alloc_dm(8, 8).unwrap_err();
-    assert!(matches!(error, Error::Unsupported { feature: "device memory", .. }), "{error}");
-    assert_eq!(fake.calls("alloc_dm"), 0);
+fn impossible_allocations_and_regions_of_device_memory_are_refused_with_the_reason() {
     let fake = Fake::new(Config::default());
     let context = fake.open();
     for (len, align) in [(0, 8), (8, 0), (8, 12)] {
@@ -109,7 +107,7 @@ fn device_memory_that_cannot_be_had_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_provider_without_copies_is_not_asked_for_them() {
+fn a_provider_without_copies_refuses_them() {
     let fake = Fake::new(Config { device_memory_copies: false, ..Config::default() });
     let mut memory = fake.open().alloc_dm(8, 1).unwrap();
     assert!(matches!(memory.write(0, &[1]), Err(Error::Unsupported { .. })));
@@ -117,7 +115,7 @@ fn a_provider_without_copies_is_not_asked_for_them() {
 }
 
 #[test]
-fn device_memory_is_exported_as_a_descriptor_of_its_own() {
+fn each_export_of_device_memory_has_its_own_descriptor() {
     let fake = Fake::new(Config::default());
     let memory = memory(&fake.open());
     let first = memory.export_dmabuf().unwrap();
@@ -133,20 +131,16 @@ fn device_memory_is_exported_as_a_descriptor_of_its_own() {
 }
 
 #[test]
-fn imported_device_memory_is_the_same_bytes_and_is_given_back_by_unimporting() {
+fn imported_device_memory_has_the_same_bytes_and_is_unimported_when_dropped() {
     let fake = Fake::new(Config::default());
     let mut memory = memory(&fake.open());
-    // SAFETY: both contexts are of one fake device, whose handles are valid in all; `memory` outlives what is imported.
+    // SAFETY: handles of a fake device are valid in all its contexts, and `memory` outlives the import.
     let imported = unsafe { fake.open().import_dm(memory.handle(), memory.len()) }.unwrap();
     memory.write(0, b"shared").unwrap();
     assert_eq!(bytes(&imported, 0, 6), b"shared");
     assert_eq!(imported.handle(), memory.handle());
     drop(imported);
     assert_eq!((fake.calls("ibv_unimport_dm"), fake.calls("free_dm"), fake.live().dms), (1, 0, 1));
-    fake.fail("ibv_import_dm", libc::EOPNOTSUPP);
-    // SAFETY: as above.
-    let error = unsafe { fake.open().import_dm(memory.handle(), 64) }.unwrap_err();
-    assert!(matches!(error, Error::Unsupported { feature: "importing device memory", .. }), "{error}");
 }
 
 #[test]

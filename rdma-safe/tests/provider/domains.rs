@@ -1,10 +1,12 @@
-//! Thread domains and parent domains: they stand for the domain that they extend, and go in any order.
+//! Thread domains and parent domains: a parent domain is equivalent to the domain that it extends, and any drop order is
+//! allowed.
 
 use std::any::Any;
 
+use rdma_safe::error::Verb;
+use rdma_safe::pd::ThreadDomain;
 use rdma_safe::{
-    CompletionQueue, Context, Endpoint, Errno, Error, ProtectionDomain, QueuePair, SendFlags, ThreadDomain, WcFields,
-    WorkRequest,
+    CompletionQueue, Context, Endpoint, Errno, Error, ProtectionDomain, QueuePair, SendFlags, WcFields, WorkRequest,
 };
 
 use crate::fake::{Config, Fake, Live};
@@ -13,10 +15,10 @@ use crate::support::{
     to_rts,
 };
 
-/// A parent domain with a thread domain, used by one thread.
+/// A parent domain with a thread domain, used by one thread only.
 fn in_thread(pd: &ProtectionDomain) -> (ThreadDomain, ProtectionDomain) {
     let td = pd.context().alloc_td().unwrap();
-    // SAFETY: each test is one thread.
+    // SAFETY: each test has one thread.
     let parent = unsafe { pd.with_thread_domain(&td) }.unwrap();
     (td, parent)
 }
@@ -31,7 +33,7 @@ fn buffers_of_a_domain_go_through_endpoints_of_its_parent_domains() {
         let mut a = builder(&threaded, interfaces).build().unwrap();
         let mut b = builder(&plain, interfaces).build().unwrap();
         connect(&mut a, &mut b);
-        // Three registrations: of the domain, of either parent.
+        // Three registrations: with the domain and with each of its parent domains.
         for from in [&pd, &threaded, &plain] {
             b.receive(from.allocate(8).unwrap()).unwrap();
             let mut buffer = from.allocate(8).unwrap();
@@ -44,7 +46,7 @@ fn buffers_of_a_domain_go_through_endpoints_of_its_parent_domains() {
 }
 
 #[test]
-fn a_domain_and_its_parents_are_the_same_and_others_are_not() {
+fn a_domain_and_its_parent_domains_count_as_the_same() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let other = pd.context().alloc_pd().unwrap();
@@ -58,7 +60,7 @@ fn a_domain_and_its_parents_are_the_same_and_others_are_not() {
     assert_eq!(family.map(ProtectionDomain::is_parent), [false, true, true, true]);
     assert_eq!(threaded.thread_domain().unwrap().as_raw(), td.as_raw());
     assert!([&pd, &parent, &nested].iter().all(|pd| pd.thread_domain().is_none()));
-    // A buffer of a stranger is still refused.
+    // A buffer of an unrelated domain is still refused.
     let mut endpoint = Endpoint::builder(&parent).build().unwrap();
     let refused = endpoint.receive(other.allocate(8).unwrap());
     assert!(refused.is_err());
@@ -79,18 +81,18 @@ fn work_is_posted_and_polled_within_a_thread_domain() {
     to_rts(&mut a.qp, b.qp.number());
     to_rts(&mut b.qp, a.qp.number());
     receive!(b, 7, rdma_safe::Sge::EMPTY).unwrap();
-    post!(a, send(WorkRequest::new(3).with(SendFlags::SIGNALED), rdma_safe::Inline(b""));).unwrap();
+    post!(a, send(WorkRequest::new(3).with_flags(SendFlags::SIGNALED), rdma_safe::Inline(b""));).unwrap();
     assert_eq!(seen(&mut b.cq).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [7]);
     assert_eq!(seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [3]);
 }
 
 #[test]
-fn domains_and_what_is_made_in_them_go_in_any_order() {
+fn domains_and_their_objects_are_dropped_in_any_order() {
     let fake = Fake::new(Config::default());
     let mut orders = 0;
     in_every_order(&[0, 1, 2, 3, 4, 5], &mut |order| {
         orders += 1;
-        // Miri takes some.
+        // Miri tries only some orders.
         if cfg!(miri) && orders % 60 != 0 {
             return;
         }
@@ -111,7 +113,7 @@ fn domains_and_what_is_made_in_them_go_in_any_order() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn what_a_domain_that_cannot_be_freed_is_made_of_stays() {
+fn a_domain_that_cannot_be_freed_keeps_its_parts() {
     for (verb, live) in [
         ("ibv_dealloc_pd", Live { contexts: 1, pds: 2, tds: 1, ..Live::default() }),
         ("dealloc_td", Live { contexts: 1, tds: 1, ..Live::default() }),
@@ -123,12 +125,12 @@ fn what_a_domain_that_cannot_be_freed_is_made_of_stays() {
         fake.fail(verb, libc::EBUSY);
         drop((pd, td, parent));
         assert_eq!(fake.live(), live, "{verb}");
-        assert_eq!(fake.calls(verb), 1, "tried once, and not again");
+        assert_eq!(fake.calls(verb), 1, "tried only once");
     }
 }
 
 #[test]
-fn a_provider_without_domains_is_named() {
+fn unsupported_domains_are_refused_by_name() {
     for config in
         [Config { domains: false, ..Config::default() }, Config { extended_context: false, ..Config::default() }]
     {
@@ -148,13 +150,10 @@ fn a_failed_allocation_of_a_domain_has_its_errno() {
     let pd = fake.pd();
     fake.fail("alloc_td", libc::ENOMEM);
     let error = pd.context().alloc_td().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_alloc_td", errno: Errno(libc::ENOMEM), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::AllocTd, errno: Errno(libc::ENOMEM), .. }), "{error}");
     fake.fail("alloc_parent_domain", libc::ENOMEM);
     let error = pd.parent_domain().unwrap_err();
-    assert!(
-        matches!(error, Error::Verb { verb: "ibv_alloc_parent_domain", errno: Errno(libc::ENOMEM), .. }),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Verb { verb: Verb::AllocParentDomain, errno: Errno(libc::ENOMEM), .. }), "{error}");
 }
 
 #[test]
@@ -162,7 +161,7 @@ fn domains_of_other_contexts_are_refused_before_the_call() {
     let fake = Fake::new(Config::default());
     let (pd, other) = (fake.pd(), fake.pd());
     let td = other.context().alloc_td().unwrap();
-    // SAFETY: it is refused.
+    // SAFETY: the call fails.
     let error = unsafe { pd.with_thread_domain(&td) }.unwrap_err();
     assert!(matches!(error, Error::ForeignContext { object: "thread domain" }), "{error}");
     assert_eq!(fake.calls("alloc_parent_domain"), 0);
@@ -173,7 +172,7 @@ fn domains_of_other_contexts_are_refused_before_the_call() {
 }
 
 #[test]
-fn a_completion_queue_goes_into_a_parent_domain_or_says_why_not() {
+fn a_completion_queue_in_a_parent_domain_is_created_or_refused_with_the_reason() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let parent = pd.parent_domain().unwrap();
@@ -196,8 +195,8 @@ fn a_completion_queue_goes_into_a_parent_domain_or_says_why_not() {
         let parent = pd.parent_domain().unwrap();
         let error = pd.context().completion_queue(4).parent_domain(&parent).build().unwrap_err();
         assert!(matches!(error, Error::Unsupported { feature, .. } if feature.contains("parent domain")), "{error}");
-        assert_eq!(fake.calls("ibv_create_cq"), 0, "not put elsewhere in silence");
-        // Without a domain it is as ever.
+        assert_eq!(fake.calls("ibv_create_cq"), 0, "not created outside of the parent domain");
+        // Without a parent domain, creation works as usual.
         drop(raw_with(&parent, rdma_interfaces(&fake), WcFields::STANDARD, |qp| qp));
     }
 }

@@ -1,15 +1,17 @@
-//! Objects may be dropped in any order: each is destroyed once, after what was made from it.
+//! Objects may be dropped in any order. Each is destroyed once, after its dependents.
 
 use std::any::Any;
 
-use rdma_safe::{Access, AddressVector, Device, Endpoint, Pages, WcFields, Work};
+use rdma_safe::address::AddressVector;
+use rdma_safe::mr::Pages;
+use rdma_safe::{Access, Device, Endpoint, WcFields, Work};
 
 use crate::fake::{Config, Cqe, Fake, Live, Mode};
 use crate::support::{Interfaces, in_every_order, init, on_each_interface};
 
 type Object = Box<dyn Any>;
 
-/// Memory of a raw region, which its user keeps.
+/// Memory of a raw region, owned by the test.
 struct Memory(*mut [u8]);
 
 impl Memory {
@@ -40,8 +42,8 @@ const KINDS: [&str; 12] = [
     "AddressHandle",
 ];
 
-/// One of each, in the order of [`KINDS`]: the queue is armed and has an unread event and an open cursor, the endpoint has
-/// work in flight both ways.
+/// One object of each of the [`KINDS`], in this order. The queue is armed and has an unread event and an open cursor, and the
+/// endpoint has work in flight in both directions.
 fn one_of_each(fake: &Fake, interfaces: Interfaces, memory: &Memory) -> Vec<Object> {
     fake.set_mode(Mode::Manual);
     let device = Device::by_name(fake.name()).unwrap();
@@ -97,13 +99,13 @@ fn one_of_each(fake: &Fake, interfaces: Interfaces, memory: &Memory) -> Vec<Obje
     ]
 }
 
-/// Drops the objects in that order; the provider notes what is wrong.
+/// Drops the objects in this order and checks the violations that the provider recorded.
 fn drop_in(order: &[usize], fake: &Fake, interfaces: Interfaces, memory: &Memory) {
     let mut objects: Vec<Option<Object>> = one_of_each(fake, interfaces, memory).into_iter().map(Some).collect();
     let before = fake.live();
     assert_eq!(before, Live { contexts: 1, pds: 1, mrs: 6, channels: 2, cqs: 2, qps: 2, ahs: 1, ..Live::default() });
     for index in order {
-        drop(objects[*index].take().expect("an order names each object once"));
+        drop(objects[*index].take().expect("each object occurs once in an order"));
     }
     let names = || order.iter().map(|index| KINDS[*index]).collect::<Vec<_>>().join(", ");
     assert_eq!(fake.live(), Live::default(), "after {}", names());
@@ -132,7 +134,7 @@ fn every_pair_of_objects_may_be_dropped_in_either_order() {
             for second in (0..KINDS.len()).filter(|second| *second != first) {
                 let others = || (0..KINDS.len()).filter(|index| ![first, second].contains(index));
                 drop_in(&[first, second].into_iter().chain(others()).collect::<Vec<_>>(), fake, interfaces, &memory);
-                // The two last, after the others in reverse.
+                // The two objects are last, after all others in reverse order.
                 drop_in(&others().rev().chain([first, second]).collect::<Vec<_>>(), fake, interfaces, &memory);
                 rounds += 2;
             }
@@ -141,7 +143,7 @@ fn every_pair_of_objects_may_be_dropped_in_either_order() {
     });
 }
 
-/// Forward and backward, and zigzags from each object: each is dropped right before and right after several others.
+/// Drops forward, backward, and in zigzag orders from each object, so each object is dropped next to several others.
 #[test]
 fn objects_may_be_dropped_in_and_against_the_order_of_their_creation() {
     on_each_interface(|fake, interfaces| {
@@ -157,7 +159,7 @@ fn objects_may_be_dropped_in_and_against_the_order_of_their_creation() {
     });
 }
 
-/// All orders of what holds other objects: device, context, domain, channel, completion queue, queue pair, endpoint.
+/// All orders of the objects that keep others alive: device, context, domain, channel, completion queue, queue pair, endpoint.
 #[test]
 #[cfg_attr(miri, ignore = "5040 orders")]
 fn the_objects_that_hold_others_may_be_dropped_in_every_order() {
@@ -166,7 +168,7 @@ fn the_objects_that_hold_others_may_be_dropped_in_every_order() {
     let holders = [0, 1, 2, 7, 8, 9, 10];
     let mut rounds = 0;
     in_every_order(&holders, &mut |order| {
-        // Memory and the handle go first in half of the orders and last in the others.
+        // Memory and the address handle are dropped first in half of the orders, and last in the other half.
         let regions = [3, 4, 5, 6, 11];
         let order: Vec<usize> = match rounds % 2 {
             0 => regions.into_iter().chain(order.iter().copied()).collect(),
@@ -188,7 +190,7 @@ fn memory_in_flight_is_deregistered_after_the_queue_pair_is_gone() {
         let endpoint = objects.swap_remove(10);
         drop(objects);
         assert_eq!(fake.live(), Live { contexts: 1, pds: 1, mrs: 3, channels: 1, cqs: 1, qps: 1, ..Live::default() });
-        // The provider objects to a deregistration of memory that a queue pair has.
+        // The provider reports the deregistration of memory that a queue pair uses.
         drop(endpoint);
         assert_eq!(fake.live(), Live::default());
     });

@@ -1,8 +1,7 @@
-//! Every kind of work through the owned door: bytes, and what the completion says.
+//! Every kind of work through the owned API: transferred bytes, and fields of the completion.
 
-use rdma_safe::{
-    Access, Buffer, CompletionError, Operation, Pages, ProtectionDomain, RemoteMemory, WcStatus, Work, WorkId,
-};
+use rdma_safe::mr::Pages;
+use rdma_safe::{Access, Buffer, CompletionError, Operation, ProtectionDomain, RemoteMemory, WcStatus, Work, WorkId};
 
 use crate::support::{builder, connect, done, endpoints, in_flight, nothing, on_each_interface};
 
@@ -13,7 +12,7 @@ fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
 }
 
 #[test]
-fn a_message_comes_out_of_the_peers_receive_and_both_buffers_come_back() {
+fn a_message_fills_the_peers_receive_and_both_buffers_come_back() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -26,7 +25,7 @@ fn a_message_comes_out_of_the_peers_receive_and_both_buffers_come_back() {
 
         let sent = done(&mut a);
         assert_eq!((sent.id, sent.operation, sent.status), (send, Operation::Send, WcStatus::SUCCESS));
-        assert_eq!(sent.byte_len, 0, "not defined for a send, whatever the provider says");
+        assert_eq!(sent.byte_len, 0, "not defined for a send");
         assert_eq!(&sent.buffer.unwrap()[..], b"a message");
 
         let received = done(&mut b);
@@ -79,7 +78,7 @@ fn immediate_data_goes_with_sends_and_writes() {
         let third = done(&mut b);
         assert_eq!((third.operation, third.imm(), third.byte_len), (Operation::ReceiveWrite, Some(0xff00_ff01), 5));
         let buffer = third.buffer.unwrap();
-        assert_eq!((buffer.len(), buffer.capacity()), (0, 9), "the data went elsewhere");
+        assert_eq!((buffer.len(), buffer.capacity()), (0, 9), "the data is in the exposed memory");
         assert_eq!(done(&mut b).imm(), Some(2));
 
         let mut bytes = [0; 5];
@@ -194,7 +193,7 @@ fn a_batch_posts_all_of_it_with_one_call() {
 }
 
 #[test]
-fn failed_work_brings_its_buffer_and_says_why() {
+fn failed_work_returns_its_buffer_and_the_reason() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -203,7 +202,7 @@ fn failed_work_brings_its_buffer_and_says_why() {
         let id = a.write(filled(&pd, b"nowhere"), forged).unwrap();
         let failed = a.poll().unwrap().unwrap();
         assert_eq!((failed.id, failed.operation, failed.status), (id, Operation::Write, WcStatus::REM_ACCESS_ERR));
-        assert_eq!((failed.vendor_error, failed.byte_len), (0x57, 0), "what means nothing is not shown");
+        assert_eq!((failed.vendor_error, failed.byte_len), (0x57, 0), "undefined fields are cleared");
         let failed = failed.ok().unwrap_err();
         let text = failed.to_string();
         assert!(text.contains("Write") && text.contains("remote access error") && text.contains("rkey"), "{text}");
@@ -212,7 +211,7 @@ fn failed_work_brings_its_buffer_and_says_why() {
         let flushed = b.poll().unwrap().unwrap();
         assert_eq!((flushed.operation, flushed.status), (Operation::Receive, WcStatus::WR_FLUSH_ERR));
         assert_eq!((flushed.byte_len, flushed.imm()), (0, None));
-        assert_eq!(&flushed.buffer.unwrap()[..], b"waiting", "its length is what it was");
+        assert_eq!(&flushed.buffer.unwrap()[..], b"waiting", "the length is unchanged");
         a.send(filled(&pd, b"x")).unwrap();
         assert_eq!(a.poll().unwrap().unwrap().status, WcStatus::WR_FLUSH_ERR);
     });
@@ -233,7 +232,7 @@ fn a_message_longer_than_the_receive_fails_on_both_sides() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_noticed() {
+fn a_send_to_a_destroyed_peer_fails() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, b) = endpoints(&pd, interfaces);
@@ -273,7 +272,7 @@ fn a_peer_reaches_only_what_both_the_region_and_the_queue_pair_allow() {
 }
 
 #[test]
-fn a_completion_error_has_a_number_for_what_it_does_not_know() {
-    let error = CompletionError { status: WcStatus(250), vendor_error: 1, wr_id: 2, qp_num: None };
+fn an_unknown_completion_status_is_shown_as_a_number() {
+    let error = CompletionError::new(WcStatus(250), 1, 2);
     assert!(error.to_string().contains("completion status 250"), "{error}");
 }

@@ -1,9 +1,11 @@
-//! Completion channels: no wakeup is lost, no event is left over.
+//! Completion channels: no wakeup is lost, and no event is left over.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use rdma_safe::{Armed, CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, Work};
+use rdma_safe::endpoint::Armed;
+use rdma_safe::error::Verb;
+use rdma_safe::{CompletionQueue, Endpoint, Errno, Error, ProtectionDomain, Work};
 
 use crate::fake::{Config, Cqe, Fake};
 use crate::support::{
@@ -35,20 +37,20 @@ fn an_armed_queue_reports_its_next_completion_once() {
         let channel = pd.context().create_channel().unwrap();
         let mut cq = queue(&pd, interfaces, &channel);
         complete(fake, &cq, 1);
-        assert_eq!(channel.try_event().unwrap(), None, "it was not armed");
+        assert_eq!(channel.try_event().unwrap(), None, "not armed");
         cq.arm(false).unwrap();
-        assert_eq!(channel.try_event().unwrap(), None, "what was there before arming is no event");
+        assert_eq!(channel.try_event().unwrap(), None, "completions from before arming raise no event");
         complete(fake, &cq, 2);
         complete(fake, &cq, 3);
         assert_eq!(channel.try_event().unwrap(), Some(cq.id()));
-        assert_eq!(channel.try_event().unwrap(), None, "arming is for one event");
+        assert_eq!(channel.try_event().unwrap(), None, "arming raises one event");
         assert_eq!(seen(&mut cq).len(), 3);
-        assert_eq!(fake.calls("ibv_ack_cq_events"), 1, "acknowledged as it was read: nothing is left to wait for");
+        assert_eq!(fake.calls("ibv_ack_cq_events"), 1, "acknowledged when it is read");
     });
 }
 
 #[test]
-fn queues_on_one_channel_are_told_apart() {
+fn events_on_a_shared_channel_identify_their_queue() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let channel = pd.context().create_channel().unwrap();
@@ -79,7 +81,7 @@ fn a_queue_armed_for_solicited_completions_sleeps_through_others() {
 }
 
 #[test]
-fn an_event_of_a_queue_that_is_gone_is_gone() {
+fn events_of_a_destroyed_queue_are_dropped() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let channel = pd.context().create_channel().unwrap();
@@ -107,10 +109,10 @@ fn what_cannot_be_armed_says_why() {
         let mut cq = queue(&pd, interfaces, &channel);
         fake.fail("ibv_req_notify_cq", libc::EIO);
         let error = cq.arm(false).unwrap_err();
-        assert!(matches!(error, Error::Verb { verb: "ibv_req_notify_cq", errno: Errno(libc::EIO), .. }), "{error}");
+        assert!(matches!(error, Error::Verb { verb: Verb::ReqNotifyCq, errno: Errno(libc::EIO), .. }), "{error}");
         fake.fail("ibv_get_cq_event", libc::EIO);
         let error = channel.try_event().unwrap_err();
-        assert!(matches!(error, Error::Channel { call: "ibv_get_cq_event", errno: Errno(libc::EIO) }), "{error}");
+        assert!(matches!(error, Error::Channel { verb: Verb::GetCqEvent, errno: Errno(libc::EIO) }), "{error}");
     });
 }
 
@@ -122,22 +124,22 @@ fn the_descriptor_is_ready_while_there_is_an_event() {
     let pd = fake.pd();
     let channel = pd.context().create_channel().unwrap();
     let fd = channel.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open; asking for flags changes nothing.
+    // SAFETY: the descriptor is open, and reading its flags changes nothing.
     assert_ne!(unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK, 0, "an empty channel does not block");
     assert_eq!(channel.try_event().unwrap(), None);
 }
 
 #[test]
-fn an_endpoint_arms_only_for_what_it_has_to_wait_for() {
+fn arming_an_endpoint_reports_completions_that_are_already_there() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
         b.receive(pd.allocate(8).unwrap()).unwrap();
         b.receive(pd.allocate(8).unwrap()).unwrap();
-        assert_eq!(b.arm().unwrap(), Armed::Wait, "there is nothing yet: an event will come");
+        assert_eq!(b.arm().unwrap(), Armed::Wait, "no completion yet: an event will follow");
         a.send(pd.allocate(3).unwrap()).unwrap();
         assert!(b.channel().unwrap().try_event().unwrap().is_some());
-        assert_eq!(b.arm().unwrap(), Armed::Poll, "it is there already");
+        assert_eq!(b.arm().unwrap(), Armed::Poll, "the completion is already there");
         assert_eq!(done(&mut b).byte_len, 3);
         assert_eq!(b.arm().unwrap(), Armed::Wait);
         nothing(&mut b);
@@ -205,7 +207,7 @@ mod waiting {
                     assert_eq!(b.wait(DEADLINE).unwrap().ok().unwrap().byte_len, length);
                 }
             });
-            assert!(start.elapsed() < DEADLINE, "a lost wakeup ends by the timeout only");
+            assert!(start.elapsed() < DEADLINE, "a lost wakeup would end only by the timeout");
         });
     }
 
@@ -222,7 +224,7 @@ mod waiting {
             while b.channel().unwrap().try_event().unwrap().is_some() {}
             assert_eq!(done(&mut b).byte_len, 1);
             nothing(&mut b);
-            // No longer armed, as the event was taken behind its back.
+            // The queue is no longer armed, since other code has read its event.
             let start = Instant::now();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -251,11 +253,11 @@ mod waiting {
     }
 
     #[test]
-    fn silent_work_wakes_nobody_for_good() {
+    fn unsignaled_work_does_not_end_a_wait() {
         on_each_interface(|fake, interfaces| {
             let pd = fake.pd();
             let (mut a, _b) = endpoints(&pd, interfaces);
-            let exposed = pd.expose(rdma_safe::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE_WRITE).unwrap();
+            let exposed = pd.expose(rdma_safe::mr::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE_WRITE).unwrap();
             for _ in 0..4 {
                 a.post(Work::write_inline(b"x", exposed.remote()).unsignaled()).unwrap();
             }
@@ -285,6 +287,6 @@ fn arming_closes_a_forgotten_cursor() {
     let mut poll = cq.poll();
     assert!(poll.next().unwrap().is_some());
     std::mem::forget(poll);
-    // The provider complains when its lock is held.
+    // The provider reports a call while its lock is held.
     cq.arm(false).unwrap();
 }

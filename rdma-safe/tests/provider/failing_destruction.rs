@@ -1,24 +1,27 @@
-//! What cannot be destroyed stays, and with it all it depends on: leaked, never freed under a device's hands.
+//! Objects whose destruction fails are leaked together with all objects that they depend on, and never freed while a device may
+//! use them.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rdma_safe::{
-    Access, Backing, Buffer, CompletionCount, Context, Errno, Error, EspAction, Pages, ProtectionDomain, Result,
-};
+use rdma_safe::counters::CompletionCount;
+use rdma_safe::error::Verb;
+use rdma_safe::flow::EspAction;
+use rdma_safe::mr::{Backing, Pages};
+use rdma_safe::{Access, Buffer, Context, Errno, Error, ProtectionDomain, Result};
 
 use crate::fake::{Config, Fake, Live, Mode};
 use crate::support::{EXTENDED, builder, endpoints, on_each_interface, raw_pair};
 
-/// Memory that counts how often it was freed.
-struct Witness {
+/// Memory that counts how often it is freed.
+struct CountedMemory {
     pages: Pages,
     freed: Arc<AtomicUsize>,
 }
 
-// SAFETY: as `Pages`, which it owns.
-unsafe impl Backing for Witness {
+// SAFETY: `Pages` keeps the contract.
+unsafe impl Backing for CountedMemory {
     fn address(&self) -> NonNull<u8> {
         self.pages.address()
     }
@@ -28,23 +31,23 @@ unsafe impl Backing for Witness {
     }
 }
 
-impl Drop for Witness {
+impl Drop for CountedMemory {
     fn drop(&mut self) {
         self.freed.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Counts what is freed of all buffers made with it.
+/// Counts the freed buffers that were created with it.
 #[derive(Default)]
 pub(crate) struct Count(Arc<AtomicUsize>);
 
 impl Count {
-    fn witness(&self) -> Witness {
-        Witness { pages: Pages::new(64).unwrap(), freed: Arc::clone(&self.0) }
+    fn memory(&self) -> CountedMemory {
+        CountedMemory { pages: Pages::new(64).unwrap(), freed: Arc::clone(&self.0) }
     }
 
     pub(crate) fn buffer(&self, pd: &ProtectionDomain) -> Buffer {
-        pd.register(self.witness()).unwrap()
+        pd.register(self.memory()).unwrap()
     }
 
     pub(crate) fn freed(&self) -> usize {
@@ -60,11 +63,11 @@ fn memory_is_freed_once_and_after_it_was_deregistered() {
     let parts = count.buffer(&pd).into_chunks(16).unwrap();
     assert_eq!(parts.len(), 4);
     for part in parts {
-        assert_eq!((count.freed(), fake.calls("ibv_dereg_mr")), (0, 0), "the last part frees it");
+        assert_eq!((count.freed(), fake.calls("ibv_dereg_mr")), (0, 0), "only the last part frees the memory");
         drop(part);
     }
     assert_eq!((count.freed(), fake.calls("ibv_dereg_mr")), (1, 1));
-    drop(pd.expose(count.witness(), Access::REMOTE).unwrap());
+    drop(pd.expose(count.memory(), Access::REMOTE).unwrap());
     assert_eq!((count.freed(), fake.calls("ibv_dereg_mr")), (2, 2));
 }
 
@@ -75,13 +78,13 @@ fn memory_that_cannot_be_registered_is_freed() {
     let count = Count::default();
     for errno in [libc::ENOMEM, 0] {
         fake.fail("ibv_reg_mr", errno);
-        let error = pd.register(count.witness()).unwrap_err();
+        let error = pd.register(count.memory()).unwrap_err();
         assert!(
             matches!(error, Error::RegisterMemory { len: 64, access: Access::LOCAL_WRITE, errno: Errno(found) } if found == errno),
             "{error}"
         );
     }
-    let error = pd.register_with(count.witness(), Access::REMOTE_READ).unwrap_err();
+    let error = pd.register_with(count.memory(), Access::REMOTE_READ).unwrap_err();
     assert!(matches!(error, Error::BufferAccess { access: Access::REMOTE_READ }), "{error}");
     assert_eq!(count.freed(), 3);
     assert_eq!(fake.live().mrs, 0);
@@ -96,16 +99,16 @@ fn memory_that_cannot_be_deregistered_is_never_freed() {
     let count = Count::default();
     fake.fail("ibv_dereg_mr", libc::EBUSY);
     drop(count.buffer(&pd).into_chunks(32).unwrap());
-    drop(pd.expose(count.witness(), Access::REMOTE).unwrap());
+    drop(pd.expose(count.memory(), Access::REMOTE).unwrap());
     drop(pd);
     assert_eq!(count.freed(), 0);
-    assert_eq!(fake.calls("ibv_dereg_mr"), 2, "it is tried once each");
+    assert_eq!(fake.calls("ibv_dereg_mr"), 2, "one attempt for each");
     let live = Live { contexts: 1, pds: 1, mrs: 2, ..Live::default() };
-    assert_eq!(fake.live(), live, "the domain and the device stay");
+    assert_eq!(fake.live(), live, "the domain and the context stay");
     assert_eq!(
         (fake.calls("ibv_dealloc_pd"), fake.calls("ibv_close_device")),
         (0, 0),
-        "nobody tries to take them away"
+        "the destruction of the parents is not attempted"
     );
 }
 
@@ -116,7 +119,7 @@ fn raw_memory_that_cannot_be_deregistered_keeps_its_domain() {
     fake.may_leak();
     let pd = fake.pd();
     let mut memory = [0_u8; 16];
-    // SAFETY: no work names it, and the provider never looks at it.
+    // SAFETY: no work uses the region, and the provider never reads its memory.
     let region = unsafe { pd.register_raw(memory.as_mut_ptr(), 16, Access::LOCAL_WRITE).unwrap() };
     fake.fail("ibv_dereg_mr", libc::EBUSY);
     drop((region, pd));
@@ -141,9 +144,9 @@ fn buffers_of_an_endpoint_that_cannot_be_destroyed_are_never_freed() {
         drop((a, pd));
         assert_eq!((in_flight.freed(), done.freed()), (0, 1));
         let live = Live { contexts: 1, pds: 1, mrs: 2, cqs: 1, qps: 1, ..Live::default() };
-        assert_eq!(fake.live(), live, "all that the queue pair depends on stays");
+        assert_eq!(fake.live(), live, "the parents of the queue pair stay");
         let tried = ["ibv_destroy_qp", "ibv_dealloc_pd", "ibv_close_device"].map(|verb| fake.calls(verb));
-        assert_eq!(tried, [2, 0, 0], "nobody tries to take it away");
+        assert_eq!(tried, [2, 0, 0], "the destruction of the parents is not attempted");
     });
 }
 
@@ -159,11 +162,11 @@ fn closing_an_endpoint_that_cannot_be_destroyed_is_an_error_that_names_the_verb(
     fake.fail("ibv_destroy_qp", libc::EBUSY);
     let error = endpoint.close().unwrap_err();
     assert!(
-        matches!(&error, Error::Verb { verb: "ibv_destroy_qp", device, errno: Errno(libc::EBUSY) } if device == fake.name()),
+        matches!(&error, Error::Verb { verb: Verb::DestroyQp, device, errno: Errno(libc::EBUSY) } if device == fake.name()),
         "{error}"
     );
     assert_eq!(count.freed(), 0);
-    assert_eq!(fake.calls("ibv_destroy_qp"), 1, "not once more by the drop");
+    assert_eq!(fake.calls("ibv_destroy_qp"), 1, "not repeated by the drop");
 }
 
 #[test]
@@ -175,7 +178,7 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_queues_and_its_domain() {
         let (a, b) = raw_pair(&pd, interfaces);
         fake.fail("ibv_destroy_qp", libc::EBUSY);
         let error = a.qp.destroy().unwrap_err();
-        assert!(matches!(error, Error::Verb { verb: "ibv_destroy_qp", .. }), "{error}");
+        assert!(matches!(error, Error::Verb { verb: Verb::DestroyQp, .. }), "{error}");
         fake.heal("ibv_destroy_qp");
         drop((a.cq, b, pd));
         assert_eq!(fake.live(), Live { contexts: 1, pds: 1, cqs: 1, qps: 1, ..Live::default() });
@@ -220,7 +223,7 @@ fn a_channel_that_cannot_be_destroyed_keeps_its_device() {
     assert_eq!(fake.calls("ibv_close_device"), 0);
 }
 
-/// Makes an object, and destroys it while something else still needs it, which `false` says it is not to have.
+/// Creates an object and destroys it, while another object still needs it if the argument is `true`.
 type Destruction = fn(&Context, bool) -> Result<()>;
 
 const DESTRUCTIONS: [(&str, Destruction); 6] = [
@@ -269,13 +272,13 @@ fn destroying_says_what_stands_in_the_way_and_is_tried_once() {
         assert_eq!(calls(), 1, "{verb}");
         let error = destroy(&context, true).unwrap_err();
         assert!(matches!(error, Error::InUse { .. }), "{verb}: {error}");
-        assert_eq!(calls(), 2, "{verb}: with the last that needed it");
+        assert_eq!(calls(), 2, "{verb}: destroyed with the last dependent");
         assert_eq!(fake.live(), Live { contexts: 1, ..Live::default() }, "{verb}");
         fake.may_leak();
         fake.fail(verb, libc::EBUSY);
         let error = destroy(&context, false).unwrap_err();
         assert!(matches!(error, Error::Verb { errno: Errno(libc::EBUSY), .. }), "{verb}: {error}");
         drop(context);
-        assert_eq!((calls(), fake.live().contexts), (3, 1), "{verb}: it keeps its device");
+        assert_eq!((calls(), fake.live().contexts), (3, 1), "{verb}: the context stays");
     }
 }

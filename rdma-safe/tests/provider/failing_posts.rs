@@ -1,4 +1,4 @@
-//! Postings that fail: whose the memory is then, and what can still be done.
+//! Failing postings: who owns the memory afterwards, and which calls still work.
 
 use rdma_safe::{
     Buffer, Endpoint, Errno, Inline, PostError, ProtectionDomain, QueuePairState, WcStatus, Work, WorkRequest,
@@ -15,10 +15,10 @@ fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
     buffer
 }
 
-/// How a chain of three fails, and what becomes of it.
+/// Failures of a chain of three work requests, with the expected error.
 fn chain_faults() -> Vec<(PostFault, PostError)> {
     let fault = |errno, taken, bad| PostFault { errno, taken, bad };
-    let in_doubt = |errno| PostError::InDoubt { errno: Errno(errno) };
+    let in_doubt = |errno| PostError::MaybePosted { errno: Errno(errno) };
     vec![
         (fault(libc::ENOMEM, 0, Bad::FirstNotTaken), PostError::QueueFull { posted: 0 }),
         (fault(libc::ENOMEM, 2, Bad::FirstNotTaken), PostError::QueueFull { posted: 2 }),
@@ -54,7 +54,7 @@ fn a_chain_of_sends_that_fails_says_how_far_it_got() {
             )
             .unwrap_err();
             assert_eq!(error, expected, "{fault:?}");
-            // What was taken is done, and the queue works on.
+            // Accepted work is executed, and the queue still works.
             post!(a, send(WorkRequest::new(4).signaled(), Inline(b"4"));).unwrap();
             let done: Vec<_> = seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect();
             assert_eq!(done, (1..=fault.taken as u64).chain([4]).collect::<Vec<_>>(), "{fault:?}");
@@ -71,7 +71,7 @@ fn a_chain_of_receives_that_fails_says_how_far_it_got() {
             let (mut a, mut b) = raw_pair(&pd, interfaces);
             fake.fail_post_recv(fault);
             let mut batch = b.qp.recv_batch().unwrap();
-            // SAFETY: the memory outlives the queue pair and is not looked at.
+            // SAFETY: the memory outlives the queue pair, and the test does not read it.
             unsafe { (1..=3).for_each(|wr_id| batch.receive(wr_id, &[inbox.sge()]).unwrap()) };
             assert_eq!(batch.post().unwrap_err(), expected, "{fault:?}");
             receive!(b, 4, inbox.sge()).unwrap();
@@ -85,14 +85,14 @@ fn a_chain_of_receives_that_fails_says_how_far_it_got() {
 }
 
 #[test]
-fn a_batch_that_does_not_complete_is_in_doubt_unless_it_did_not_fit() {
+fn a_failed_wr_complete_is_in_doubt_unless_the_queue_was_full() {
     on_each_interface(|fake, interfaces| {
         if !interfaces.extended_qp {
             return;
         }
         let pd = fake.pd();
         let inbox = pd.allocate(8).unwrap();
-        let in_doubt = |errno| PostError::InDoubt { errno: Errno(errno) };
+        let in_doubt = |errno| PostError::MaybePosted { errno: Errno(errno) };
         for (errno, taken, expected) in [
             (libc::ENOMEM, false, PostError::QueueFull { posted: 0 }),
             (libc::ENOSPC, false, PostError::QueueFull { posted: 0 }),
@@ -105,7 +105,7 @@ fn a_batch_that_does_not_complete_is_in_doubt_unless_it_did_not_fit() {
             fake.fail_wr_complete(errno, taken);
             let error = post!(a, send(WorkRequest::new(1).signaled(), Inline(b"1"));).unwrap_err();
             assert_eq!(error, expected);
-            // The lock is not held any more.
+            // The lock was released.
             post!(a, send(WorkRequest::new(2).signaled(), Inline(b"2"));).unwrap();
             let done: Vec<_> = seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect();
             assert_eq!(done, if taken { vec![1, 2] } else { vec![2] });
@@ -128,7 +128,7 @@ fn a_full_queue_of_the_provider_is_back_pressure() {
     });
 }
 
-/// Makes the next posting of a send fail with the work taken or not, and the provider saying nothing about it.
+/// Makes the next posting of a send fail with an unknown result. `taken` tells whether the device executes the work.
 fn doubt(fake: &Fake, interfaces: Interfaces, taken: bool) {
     if interfaces.extended_qp {
         fake.fail_wr_complete(libc::EIO, taken);
@@ -137,16 +137,16 @@ fn doubt(fake: &Fake, interfaces: Interfaces, taken: bool) {
     }
 }
 
-/// Nothing can be posted any more, and what is tried is given back.
+/// Checks that the endpoint refuses all work and returns the buffers.
 fn is_poisoned(endpoint: &mut Endpoint, pd: &ProtectionDomain) {
     let rejected = endpoint.send(filled(pd, b"again")).unwrap_err();
-    assert_eq!(rejected.error, PostError::Poisoned);
+    assert_eq!(rejected.error, PostError::EndpointFailed);
     assert_eq!(&rejected.buffer.unwrap()[..], b"again");
     let rejected = endpoint.receive(filled(pd, b"again")).unwrap_err();
-    assert_eq!(rejected.error, PostError::Poisoned);
+    assert_eq!(rejected.error, PostError::EndpointFailed);
     assert_eq!(&rejected.buffer.unwrap()[..], b"again");
-    assert_eq!(endpoint.send_inline(b"x"), Err(PostError::Poisoned));
-    assert_eq!(endpoint.batch().unwrap_err(), PostError::Poisoned);
+    assert_eq!(endpoint.send_inline(b"x"), Err(PostError::EndpointFailed));
+    assert_eq!(endpoint.batch().unwrap_err(), PostError::EndpointFailed);
 }
 
 #[test]
@@ -160,13 +160,13 @@ fn a_send_in_doubt_keeps_its_buffer_and_ends_the_endpoint() {
             doubt(fake, interfaces, taken);
             let before = fake.live().mrs;
             let rejected = a.send(filled(&pd, b"in doubt")).unwrap_err();
-            assert_eq!(rejected.error, PostError::InDoubt { errno: Errno(libc::EIO) });
+            assert_eq!(rejected.error, PostError::MaybePosted { errno: Errno(libc::EIO) });
             assert!(rejected.buffer.is_none());
-            assert_eq!(fake.live().mrs, before + 1, "it is still registered");
+            assert_eq!(fake.live().mrs, before + 1, "the memory is still registered");
             assert_eq!(a.queue_pair().state(), QueuePairState::ERR);
             is_poisoned(&mut a, &pd);
 
-            // What was posted is flushed and comes back.
+            // Posted work is flushed and comes back.
             let mut flushed = Vec::new();
             while let Some(completion) = a.poll().unwrap() {
                 assert_eq!(completion.status, WcStatus::WR_FLUSH_ERR);
@@ -176,7 +176,7 @@ fn a_send_in_doubt_keeps_its_buffer_and_ends_the_endpoint() {
             let expected: &[&[u8]] = if taken { &[b"in doubt", b"inbox"] } else { &[b"inbox"] };
             assert_eq!(flushed, expected);
             let left = a.close().unwrap();
-            assert_eq!(left.len(), usize::from(!taken), "the rest when the queue pair is gone");
+            assert_eq!(left.len(), usize::from(!taken), "the others are returned after the queue pair is destroyed");
             fake.set_mode(Mode::AtPost);
         }
     });
@@ -190,12 +190,12 @@ fn dropping_an_endpoint_in_doubt_frees_its_buffers_after_its_queue_pair() {
             let (mut a, b) = endpoints(&pd, interfaces);
             fake.set_mode(Mode::Manual);
             doubt(fake, interfaces, taken);
-            // The queue pair cannot be brought to the error state either.
+            // Moving the queue pair to the error state fails, too.
             fake.fail("ibv_modify_qp", libc::EIO);
             a.send(filled(&pd, b"in doubt")).unwrap_err();
             fake.heal("ibv_modify_qp");
             is_poisoned(&mut a, &pd);
-            // The provider objects to a deregistration of memory that a queue pair has.
+            // The provider reports the deregistration of memory that a queue pair uses.
             drop((a, b));
             assert_eq!(fake.live().mrs, 0);
             fake.set_mode(Mode::AtPost);
@@ -204,7 +204,7 @@ fn dropping_an_endpoint_in_doubt_frees_its_buffers_after_its_queue_pair() {
 }
 
 #[test]
-fn a_receive_that_was_surely_not_taken_gives_its_buffer_back() {
+fn a_receive_reported_as_not_accepted_returns_its_buffer() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -234,7 +234,7 @@ fn a_receive_in_doubt_keeps_its_buffer_and_ends_the_endpoint() {
             let (_a, mut b) = endpoints(&pd, interfaces);
             fake.fail_post_recv(PostFault { errno: libc::EINVAL, taken, bad: Bad::Null });
             let rejected = b.receive(filled(&pd, b"in doubt")).unwrap_err();
-            assert_eq!(rejected.error, PostError::InDoubt { errno: Errno(libc::EINVAL) });
+            assert_eq!(rejected.error, PostError::MaybePosted { errno: Errno(libc::EINVAL) });
             assert!(rejected.buffer.is_none());
             assert_eq!(b.queue_pair().state(), QueuePairState::ERR);
             is_poisoned(&mut b, &pd);
@@ -245,9 +245,9 @@ fn a_receive_in_doubt_keeps_its_buffer_and_ends_the_endpoint() {
     });
 }
 
-/// Work that the provider has not taken, as its answer says, goes back to its owner; nothing else changes.
+/// Work that the provider surely did not accept goes back to its owner. Nothing else changes.
 #[test]
-fn a_send_that_was_surely_not_taken_gives_its_buffer_back() {
+fn a_send_reported_as_not_accepted_returns_its_buffer() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -258,7 +258,7 @@ fn a_send_that_was_surely_not_taken_gives_its_buffer_back() {
         }
         let rejected = a.send(filled(&pd, b"mine")).unwrap_err();
         assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
-        assert_eq!(&rejected.buffer.expect("the device does not have it")[..], b"mine");
+        assert_eq!(&rejected.buffer.expect("the device did not accept it")[..], b"mine");
         assert_eq!(in_flight(&a), (0, 0));
         b.receive(filled(&pd, b"inbox")).unwrap();
         a.send(filled(&pd, b"hi")).unwrap();
@@ -277,7 +277,7 @@ fn a_batch_in_doubt_keeps_all_its_buffers() {
             let mut batch = a.batch().unwrap();
             batch.add(Work::send(filled(&pd, b"one"))).unwrap();
             batch.add(Work::send(filled(&pd, b"two")).unsignaled()).unwrap();
-            assert_eq!(batch.post().unwrap_err().error, PostError::InDoubt { errno: Errno(libc::EIO) });
+            assert_eq!(batch.post().unwrap_err().error, PostError::MaybePosted { errno: Errno(libc::EIO) });
             is_poisoned(&mut a, &pd);
             let mut back = Vec::new();
             while let Some(completion) = a.poll().unwrap() {
@@ -293,7 +293,7 @@ fn a_batch_in_doubt_keeps_all_its_buffers() {
 }
 
 #[test]
-fn a_batch_that_was_surely_not_taken_gives_its_buffers_back_in_order() {
+fn a_batch_reported_as_not_accepted_returns_its_buffers_in_order() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -319,7 +319,7 @@ fn a_batch_that_was_surely_not_taken_gives_its_buffers_back_in_order() {
 }
 
 #[test]
-fn a_batch_of_which_part_was_taken_gives_back_the_rest() {
+fn a_partly_accepted_batch_returns_the_other_buffers() {
     on_each_interface(|fake, interfaces| {
         if interfaces.extended_qp {
             return;
@@ -362,7 +362,7 @@ fn a_receive_in_doubt_ends_a_forgotten_batch_first() {
     let (mut a, _b) = endpoints(&pd, EXTENDED);
     std::mem::forget(a.batch().unwrap());
     fake.fail_post_recv(PostFault { errno: libc::EIO, taken: 0, bad: Bad::Null });
-    // The provider complains when the queue pair is modified between wr_start and wr_complete.
+    // The provider reports a change of the queue pair between wr_start and wr_complete.
     let rejected = a.receive(pd.allocate(8).unwrap()).unwrap_err();
-    assert_eq!(rejected.error, PostError::InDoubt { errno: Errno(libc::EIO) });
+    assert_eq!(rejected.error, PostError::MaybePosted { errno: Errno(libc::EIO) });
 }

@@ -1,13 +1,15 @@
-//! Flows: what they match, as C lays it out, what becomes of it, and how they end.
+//! Flows: matching, C layout, actions and counters, and destruction.
 
 use std::any::Any;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use rdma_safe::{
-    AesKey, CounterDescription, Counters, Endpoint, Errno, Error, EspAction, EspEncapsulation, EspFlags, EspHeader,
-    EthernetHeader, Flow, FlowAction, FlowFlags, FlowRule, FlowType, GreHeader, InitOptions, Ipv4ExtHeader, Ipv4Header,
-    Ipv6Header, MplsHeader, ProtectionDomain, QueuePairType, TcpHeader, UdpHeader, VxlanHeader, WcFields,
+use rdma_safe::counters::{CounterDescription, Counters};
+use rdma_safe::error::Verb;
+use rdma_safe::flow::{
+    AesKey, EspAction, EspEncapsulation, EspFlags, EspHeader, EthernetHeader, Flow, FlowAction, FlowFlags, FlowRule,
+    FlowType, GreHeader, Ipv4ExtHeader, Ipv4Header, Ipv6Header, MplsHeader, TcpHeader, UdpHeader, VxlanHeader,
 };
+use rdma_safe::{Endpoint, Errno, Error, InitOptions, ProtectionDomain, QueuePairType, WcFields};
 
 use crate::fake::{Config, Fake, Live};
 use crate::support::{EXTENDED, Raw, drop_in_order, raw_with, receive, seen};
@@ -25,7 +27,7 @@ fn to_port(dst_port: u16) -> FlowRule {
     FlowRule::new(1).matching(UdpHeader { dst_port, src_port: 0 }, ONES)
 }
 
-/// What the provider saw of one header: type, size, value and mask.
+/// The header specification that the provider received: type, size, value and mask.
 fn laid_out(rule: FlowRule) -> (u32, u16, Vec<u8>, Vec<u8>) {
     let fake = Fake::new(Config::steering());
     let raw = datagrams(&fake.pd());
@@ -88,7 +90,7 @@ fn every_header_is_laid_out_as_c_does_in_network_byte_order() {
 }
 
 #[test]
-fn headers_and_actions_follow_one_another() {
+fn headers_and_actions_of_a_flow_are_contiguous_and_in_order() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let raw = datagrams(&pd);
@@ -124,7 +126,7 @@ fn headers_and_actions_follow_one_another() {
 }
 
 #[test]
-fn packets_go_where_the_first_flow_says_that_takes_them() {
+fn a_packet_goes_to_the_first_matching_flow() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let [mut a, mut b, mut rest] = [(); 3].map(|()| datagrams(&pd));
@@ -160,7 +162,7 @@ fn packets_go_where_the_first_flow_says_that_takes_them() {
     let mut values = [u64::MAX; 4];
     counters.read(&mut values, false).unwrap();
     assert_eq!(values, [2, 0, 92, 0]);
-    // A flow that ended takes nothing.
+    // A destroyed flow no longer receives packets.
     let [first, others @ ..] = flows;
     first.destroy().unwrap();
     fake.packet(&frame(9, 1000, b"more"));
@@ -171,7 +173,7 @@ fn packets_go_where_the_first_flow_says_that_takes_them() {
 }
 
 #[test]
-fn a_flow_leads_to_a_raw_packet_queue_pair() {
+fn a_flow_delivers_to_a_raw_packet_queue_pair() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let Raw { qp, cq: _cq } = raw_with(&pd, EXTENDED, WcFields::STANDARD, |qp| qp.qp_type(QueuePairType::RAW_PACKET));
@@ -180,7 +182,7 @@ fn a_flow_leads_to_a_raw_packet_queue_pair() {
 }
 
 #[test]
-fn counters_say_why_they_do_not_count() {
+fn invalid_uses_of_flow_counters_are_refused_with_the_reason() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let raw = datagrams(&pd);
@@ -192,8 +194,8 @@ fn counters_say_why_they_do_not_count() {
     let error = counters.attach(CounterDescription::BYTES, 0).unwrap_err();
     assert!(matches!(error, Error::Verb { errno: Errno(libc::EBUSY), .. }), "{error}");
     let error = counters.read(&mut [0], false).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_read_counters", errno: Errno(libc::EINVAL), .. }), "{error}");
-    // To a flow that is there already.
+    assert!(matches!(error, Error::Verb { verb: Verb::ReadCounters, errno: Errno(libc::EINVAL), .. }), "{error}");
+    // Attaches counters to an existing flow.
     let late = pd.context().create_counters().unwrap();
     flow.attach(&late, CounterDescription::PACKETS, 0).unwrap();
     fake.packet(&frame(1, 7, b"abcd"));
@@ -212,13 +214,13 @@ fn counters_say_why_they_do_not_count() {
 }
 
 #[test]
-fn an_action_has_what_it_was_made_and_changed_with() {
+fn an_esp_action_passes_its_attributes_to_the_provider() {
     let fake = Fake::new(Config::steering());
     let context = fake.open();
     let key: [u8; 16] = std::array::from_fn(|index| index as u8);
     let esp = EspAction::new().attributes(EspFlags::ENCRYPT | EspFlags::TRANSPORT, 0x1234, 1).limits(0, 1 << 40);
     let esp = esp.aes_gcm(AesKey::Aes128(key), 5, 6, 16).replay_window(32).esn(9);
-    assert!(!format!("{esp:?}").contains('5'), "no key in a log");
+    assert!(!format!("{esp:?}").contains('5'), "the key must not appear in logs");
     let action = esp.create(&context).unwrap();
     action.clone().modify(EspAction::new().esn(10)).unwrap();
     let [made, changed] = <[_; 2]>::try_from(fake.take_esp()).unwrap();
@@ -235,11 +237,11 @@ fn an_action_has_what_it_was_made_and_changed_with() {
     assert_eq!((kind, bytes.len(), &bytes[31..]), (0x31, 40, &[1, 0, 1, 0x23, 0x45, 0, 0, 9, 0][..]));
     fake.fail("modify_flow_action_esp", libc::EINVAL);
     let error = action.modify(EspAction::default()).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_modify_flow_action_esp", .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::ModifyFlowActionEsp, .. }), "{error}");
 }
 
 #[test]
-fn a_flow_and_what_it_needs_go_in_any_order() {
+fn a_flow_and_its_parents_are_dropped_in_any_order() {
     for order in [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [1, 2, 0, 4, 3], [2, 4, 1, 3, 0], [3, 0, 4, 2, 1]] {
         let fake = Fake::new(Config::steering());
         let pd = fake.pd();
@@ -257,7 +259,7 @@ fn a_flow_and_what_it_needs_go_in_any_order() {
 }
 
 #[test]
-fn a_queue_pair_is_not_destroyed_while_a_flow_leads_to_it() {
+fn a_queue_pair_is_not_destroyed_while_it_has_a_flow() {
     let fake = Fake::new(Config::steering());
     let mut raw = datagrams(&fake.pd());
     receive!(raw, 1, rdma_safe::Sge::EMPTY).unwrap();
@@ -265,16 +267,16 @@ fn a_queue_pair_is_not_destroyed_while_a_flow_leads_to_it() {
     let flow = to_port(1).steer(&qp).unwrap();
     fake.break_qp(qp.number());
     let error = qp.destroy().unwrap_err();
-    assert!(matches!(error, Error::InUse { object: "queue pair", by: "flows or memory windows" }), "{error}");
+    assert!(matches!(error, Error::InUse { object: "queue pair", users: "flows or memory windows" }), "{error}");
     assert_eq!(fake.live().qps, 1);
-    // Nor is it anybody else's before.
+    // A queue pair with a flow cannot be released to other code, either.
     let other = datagrams(&fake.pd()).qp;
     let to_other = to_port(2).steer(&other).unwrap();
-    assert!(matches!(other.into_raw(), Err(Error::InUse { object: "queue pair", by: "flows or memory windows" })));
+    assert!(matches!(other.into_raw(), Err(Error::InUse { object: "queue pair", users: "flows or memory windows" })));
     assert_eq!(fake.live().qps, 2);
     drop(to_other);
     assert_eq!(fake.live().qps, 1);
-    // The last one to go is the flow: then it waits for the cursor.
+    // The flow is dropped after the queue pair, whose destruction is then deferred until the poll ends.
     let mut poll = cq.poll();
     assert!(poll.next().unwrap().is_some());
     drop(flow);
@@ -285,7 +287,7 @@ fn a_queue_pair_is_not_destroyed_while_a_flow_leads_to_it() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn what_a_flow_that_cannot_end_needs_stays() {
+fn a_flow_that_cannot_be_destroyed_keeps_its_parents() {
     for explicit in [true, false] {
         let fake = Fake::new(Config::steering());
         fake.may_leak();
@@ -296,7 +298,7 @@ fn what_a_flow_that_cannot_end_needs_stays() {
         match explicit {
             true => {
                 let error = flow.destroy().unwrap_err();
-                assert!(matches!(error, Error::Verb { verb: "ibv_destroy_flow", .. }), "{error}");
+                assert!(matches!(error, Error::Verb { verb: Verb::DestroyFlow, .. }), "{error}");
             }
             false => drop(flow),
         }
@@ -307,7 +309,7 @@ fn what_a_flow_that_cannot_end_needs_stays() {
 }
 
 #[test]
-fn an_endpoint_that_a_flow_leads_to_frees_its_memory_when_the_device_has_done_with_it() {
+fn an_endpoint_with_a_flow_frees_its_memory_after_the_flow_is_destroyed() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let mut endpoint = Endpoint::builder(&pd).build_datagrams(1).unwrap();
@@ -315,9 +317,9 @@ fn an_endpoint_that_a_flow_leads_to_frees_its_memory_when_the_device_has_done_wi
     let flow = to_port(1).steer(endpoint.queue_pair()).unwrap();
     let mrs = fake.live().mrs;
     let error = endpoint.close().unwrap_err();
-    assert!(matches!(error, Error::InUse { object: "queue pair", by: "flows or memory windows" }), "{error}");
+    assert!(matches!(error, Error::InUse { object: "queue pair", users: "flows or memory windows" }), "{error}");
     assert_eq!((fake.live().mrs, fake.live().qps), (mrs, 1));
-    // It still has somewhere to go.
+    // The queue pair and its receives still exist.
     fake.packet(&frame(9, 1, b"late"));
     drop(flow);
     assert_eq!((fake.live().mrs, fake.live().qps), (0, 0));
@@ -328,7 +330,7 @@ fn fake_counters(qp: &rdma_safe::QueuePair) -> Counters {
 }
 
 #[test]
-fn a_flow_that_cannot_be_is_refused_before_the_call() {
+fn an_invalid_flow_is_refused_before_the_call() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let (raw, connected) = (datagrams(&pd), raw_with(&pd, EXTENDED, WcFields::STANDARD, |qp| qp));
@@ -365,13 +367,13 @@ fn a_flow_that_cannot_be_is_refused_before_the_call() {
 }
 
 #[test]
-fn flows_that_were_made_elsewhere_are_taken_over_and_end_once() {
+fn adopted_flows_and_counters_are_destroyed_once() {
     use rdma_safe::sys::*;
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let raw = datagrams(&pd);
     let context = pd.context();
-    // SAFETY: as the manual pages have it; each is handed over at once.
+    // SAFETY: follows the manual pages; each object is handed over at once.
     unsafe {
         let made = ibv_create_counters(context.as_raw(), &mut ibv_counters_init_attr::zeroed());
         let counters = Counters::from_raw(context, std::ptr::NonNull::new(made).unwrap());

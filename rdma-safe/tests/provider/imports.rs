@@ -1,19 +1,20 @@
-//! Contexts that several processes share, and what they import from each other. Each process is a context of its own here.
+//! Contexts, domains and regions that processes import from each other. Here each context stands for a process.
 
 use std::any::Any;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rdma_safe::error::Verb;
+use rdma_safe::mr::{ImportedRegion, Pages};
 use rdma_safe::{
-    Access, Context, Errno, Error, ExposedRegion, ImportedRegion, Pages, ProtectionDomain, RemoteMemory, Sge, WcStatus,
-    WorkRequest,
+    Access, Context, Errno, Error, ExposedRegion, ProtectionDomain, RemoteMemory, Sge, WcStatus, WorkRequest,
 };
 
 use crate::fake::{Config, Fake, Importing, Live, with_importing};
 use crate::support::{on_each_interface, post, raw_pair, receive, seen};
 
-/// What a process shares: its context, a domain, and 64 bytes that peers may reach.
+/// A process that shares its context, a domain, and a region of 64 bytes.
 struct Exporter {
     region: ExposedRegion,
     pd: ProtectionDomain,
@@ -30,14 +31,14 @@ impl Exporter {
         self.pd.context().command_fd().unwrap().try_clone_to_owned().unwrap()
     }
 
-    /// What the other process makes of it.
+    /// The imports of another process.
     fn import(&self) -> (Context, ProtectionDomain, ImportedRegion) {
         import(self.descriptor(), self.pd.handle(), self.region.handle())
     }
 }
 
 fn import(fd: OwnedFd, pd: u32, mr: u32) -> (Context, ProtectionDomain, ImportedRegion) {
-    // SAFETY: the tests use what is imported as its owner says, which stays until it is given back.
+    // SAFETY: the caller passes handles of the exporter, which outlives the imports.
     unsafe {
         let context = Context::import(fd).unwrap();
         let pd = context.import_pd(pd).unwrap();
@@ -74,7 +75,7 @@ fn work_of_an_importer_reaches_the_memory_of_the_exporter() {
         assert_eq!((seen(&mut a.cq)[0].status, seen(&mut b.cq)[0].status), (WcStatus::SUCCESS, WcStatus::SUCCESS));
         exporter.region.read(60, &mut bytes[..4]).unwrap();
         assert_eq!(&bytes[..4], b"sent");
-        // A domain of its own does not have the keys.
+        // The keys are not valid in another domain of the importer.
         let (mut c, _d) = raw_pair(&context.alloc_pd().unwrap(), interfaces);
         post!(c, send(WorkRequest::new(4).signaled(), at(40));).unwrap();
         assert_eq!(seen(&mut c.cq)[0].status, WcStatus::LOC_PROT_ERR);
@@ -82,7 +83,7 @@ fn work_of_an_importer_reaches_the_memory_of_the_exporter() {
 }
 
 #[test]
-fn memory_of_an_importer_is_reached_through_its_domain_and_parent_domains_of_it() {
+fn peers_reach_memory_of_an_importer_in_the_imported_domain() {
     on_each_interface(|fake, interfaces| {
         let exporter = Exporter::new(fake);
         let (_, pd, _) = exporter.import();
@@ -100,11 +101,11 @@ fn memory_of_an_importer_is_reached_through_its_domain_and_parent_domains_of_it(
     });
 }
 
-/// Sends a descriptor and what is said of it, as a process does.
+/// Sends a descriptor and a message to another process.
 fn send_descriptor(socket: &OwnedFd, fd: &OwnedFd, message: &[u8]) {
     let mut part = libc::iovec { iov_base: message.as_ptr().cast_mut().cast(), iov_len: message.len() };
     let mut control = [0_u64; 8];
-    // SAFETY: all zero is valid; the parts and the control message are in place for the call, and have room.
+    // SAFETY: zeros are a valid `msghdr`. Its buffers are valid during the call and long enough.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
@@ -120,7 +121,7 @@ fn send_descriptor(socket: &OwnedFd, fd: &OwnedFd, message: &[u8]) {
 fn receive_descriptor(socket: &OwnedFd, message: &mut [u8]) -> OwnedFd {
     let mut part = libc::iovec { iov_base: message.as_mut_ptr().cast(), iov_len: message.len() };
     let mut control = [0_u64; 8];
-    // SAFETY: as in `send_descriptor`; a descriptor that was received is this process's to close.
+    // SAFETY: as in `send_descriptor`. This process owns a descriptor that it has received.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
@@ -134,7 +135,7 @@ fn receive_descriptor(socket: &OwnedFd, message: &mut [u8]) -> OwnedFd {
 
 #[test]
 #[cfg_attr(miri, ignore = "passes a descriptor")]
-fn a_context_comes_over_a_socket_with_the_handles_of_what_is_shared() {
+fn a_context_is_imported_from_a_descriptor_received_over_a_socket() {
     let fake = Fake::new(Config::default());
     let (here, there) = UnixStream::pair().unwrap();
     let (here, there) = (OwnedFd::from(here), OwnedFd::from(there));
@@ -150,7 +151,7 @@ fn a_context_comes_over_a_socket_with_the_handles_of_what_is_shared() {
 }
 
 #[test]
-fn what_is_imported_is_given_back_in_any_order_and_not_ended() {
+fn imports_are_dropped_in_any_order_without_destroying_what_they_share() {
     for order in 0..120 {
         let fake = Fake::new(Config::default());
         let exporter = Exporter::new(&fake);
@@ -165,8 +166,8 @@ fn what_is_imported_is_given_back_in_any_order_and_not_ended() {
             rest /= things.len() + 1;
         }
         assert_eq!((fake.calls("ibv_unimport_pd"), fake.calls("ibv_unimport_mr")), (1, 1), "order {order}");
-        assert_eq!((fake.calls("ibv_dealloc_pd"), fake.calls("ibv_dereg_mr")), (1, 1), "the importer's own");
-        assert_eq!(fake.live(), Live { contexts: 1, pds: 1, mrs: 1, ..Live::default() }, "the exporter's");
+        assert_eq!((fake.calls("ibv_dealloc_pd"), fake.calls("ibv_dereg_mr")), (1, 1), "objects of the importer");
+        assert_eq!(fake.live(), Live { contexts: 1, pds: 1, mrs: 1, ..Live::default() }, "objects of the exporter");
         if cfg!(miri) && order == 5 {
             return;
         }
@@ -174,7 +175,7 @@ fn what_is_imported_is_given_back_in_any_order_and_not_ended() {
 }
 
 #[test]
-fn an_imported_domain_stays_with_what_is_made_in_it() {
+fn an_imported_domain_is_released_after_its_last_object() {
     let fake = Fake::new(Config::default());
     let exporter = Exporter::new(&fake);
     let (context, pd, region) = exporter.import();
@@ -188,7 +189,7 @@ fn an_imported_domain_stays_with_what_is_made_in_it() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn an_imported_domain_is_not_given_back_before_what_cannot_be_deregistered() {
+fn an_imported_domain_stays_while_a_region_cannot_be_deregistered() {
     let fake = Fake::new(Config::default());
     let exporter = Exporter::new(&fake);
     let (context, pd, region) = exporter.import();
@@ -205,30 +206,28 @@ fn an_imported_domain_is_not_given_back_before_what_cannot_be_deregistered() {
 }
 
 #[test]
-fn a_context_that_was_opened_apart_shares_no_handles() {
+fn handles_are_not_valid_in_a_context_that_was_opened_separately() {
     let fake = Fake::new(Config::default());
     let exporter = Exporter::new(&fake);
-    let apart = fake.pd();
-    // SAFETY: the provider looks the handles up, and has none.
+    let separate = fake.pd();
+    // SAFETY: the provider checks the handles, and does not find them.
     let (pd, mr) = unsafe {
-        (apart.context().import_pd(exporter.pd.handle()).err(), apart.import_mr(exporter.region.handle()).err())
+        (separate.context().import_pd(exporter.pd.handle()).err(), separate.import_mr(exporter.region.handle()).err())
     };
-    assert!(matches!(pd, Some(Error::Verb { verb: "ibv_import_pd", errno: Errno(libc::ENOENT), .. })), "{pd:?}");
-    assert!(matches!(mr, Some(Error::Verb { verb: "ibv_import_mr", errno: Errno(libc::ENOENT), .. })), "{mr:?}");
+    assert!(matches!(pd, Some(Error::Verb { verb: Verb::ImportPd, errno: Errno(libc::ENOENT), .. })), "{pd:?}");
+    assert!(matches!(mr, Some(Error::Verb { verb: Verb::ImportMr, errno: Errno(libc::ENOENT), .. })), "{mr:?}");
     let text = pd.unwrap().explain().unwrap().to_string();
     assert!(text.contains("handle"), "{text}");
 }
 
 #[test]
-fn what_a_provider_cannot_share_is_refused_by_name() {
-    let fake = Fake::new(Config { imports: false, ..Config::default() });
+fn imports_of_an_older_kernel_are_refused_by_name_and_other_errors_are_reported() {
+    let fake = Fake::new(Config::default());
     let pd = fake.pd();
-    let error = pd.context().command_fd().unwrap_err();
-    assert_eq!(error.to_string(), format!("{} does not support sharing by a descriptor", fake.name()));
-    for (errno, unsupported) in [(libc::EOPNOTSUPP, true), (libc::ENOSYS, true), (libc::ENOMEM, false)] {
+    for (errno, unsupported) in [(libc::ENOSYS, true), (libc::ENOMEM, false)] {
         fake.fail("ibv_import_pd", errno);
         fake.fail("ibv_import_mr", errno);
-        // SAFETY: refused, whatever the handles.
+        // SAFETY: the provider refuses every handle.
         let errors = unsafe { (pd.context().import_pd(1).unwrap_err(), pd.import_mr(1).unwrap_err()) };
         for (error, feature) in [(errors.0, "importing protection domains"), (errors.1, "importing memory regions")] {
             match error {
@@ -240,7 +239,7 @@ fn what_a_provider_cannot_share_is_refused_by_name() {
     }
 }
 
-/// A socket to import, and its peer, which tells when all descriptors of the former are closed.
+/// A socket to import, and its peer, which reads the end of the stream once all descriptors of the socket are closed.
 fn watched() -> (OwnedFd, UnixStream) {
     let (socket, peer) = UnixStream::pair().unwrap();
     peer.set_nonblocking(true).unwrap();
@@ -258,26 +257,26 @@ fn is_closed(mut peer: &UnixStream) -> bool {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "leaks a descriptor, and looks at one that is not a file")]
+#[cfg_attr(miri, ignore = "leaks a descriptor, and queries one that is not a file")]
 fn a_descriptor_that_is_not_imported_is_not_closed_again() {
     let (fd, peer) = watched();
     let number = fd.as_raw_fd();
-    // SAFETY: it is refused.
+    // SAFETY: the import is refused.
     let import = |fd| unsafe { Context::import(fd) }.unwrap_err();
     let error = with_importing(Importing::Refuses(libc::EOPNOTSUPP), || import(fd));
     let device = format!("the device of descriptor {number}");
     assert_eq!(error.to_string(), format!("{device} does not support importing a context"));
-    assert!(!is_closed(&peer), "the provider might have closed it: it is not to be closed twice");
+    assert!(!is_closed(&peer), "the provider may have closed it, so it must not be closed again");
 
     let ((fd, peer), (other, others_peer)) = (watched(), watched());
     let error = with_importing(Importing::Fails(libc::EIO, other.as_raw_fd()), || import(fd));
-    assert!(matches!(error, Error::Verb { verb: "ibv_import_device", errno: Errno(libc::EIO), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::ImportDevice, errno: Errno(libc::EIO), .. }), "{error}");
     assert!(is_closed(&peer));
     drop(other);
-    assert!(!is_closed(&others_peer), "a file of others that has got the number is theirs");
+    assert!(!is_closed(&others_peer), "another file now has this number, and must not be closed");
 }
 
-/// Descriptors of this process for what the kernel has for `context`.
+/// Number of descriptors of this process for the kernel's object of `context`.
 fn descriptors(context: &Context) -> usize {
     let info = |fd: &str| std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
     let counter = |fd: &str| info(fd).lines().find(|line| line.starts_with("eventfd-count:")).map(str::to_owned);
@@ -287,7 +286,7 @@ fn descriptors(context: &Context) -> usize {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "looks into /proc")]
+#[cfg_attr(miri, ignore = "reads /proc")]
 fn a_descriptor_that_is_imported_is_closed_with_its_context() {
     let fake = Fake::new(Config::default());
     let exporter = Exporter::new(&fake);
@@ -296,10 +295,10 @@ fn a_descriptor_that_is_imported_is_closed_with_its_context() {
     assert_eq!(descriptors(exporter.pd.context()), 2);
     drop(imported);
     assert_eq!(descriptors(exporter.pd.context()), 1);
-    // One that cannot be asked what it can goes, too.
+    // A context whose attributes cannot be queried is closed, too.
     fake.fail("query_device_ex", libc::EIO);
-    // SAFETY: nothing comes of it.
+    // SAFETY: the import fails.
     let error = unsafe { Context::import(exporter.descriptor()) }.unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_device_ex", errno: Errno(libc::EIO), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryDeviceEx, errno: Errno(libc::EIO), .. }), "{error}");
     assert_eq!((descriptors(exporter.pd.context()), fake.live().contexts), (1, 1));
 }

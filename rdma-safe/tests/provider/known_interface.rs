@@ -1,11 +1,15 @@
-//! Handles that know the interface of their queue.
+//! Handles whose interface is fixed.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use rdma_safe::cq::Poller;
+use rdma_safe::interface::{Classic, Extended, Known};
+use rdma_safe::post::SendQueue;
+use rdma_safe::qp::QueuePairAttributes;
 use rdma_safe::{
-    CompletionQueue, Error, Inline, Interface, Known, PollError, Poller, PostError, QueuePair, QueuePairAttributes,
-    QueuePairState, SendOps, SendQueue, WcFields, WorkCompletion, WorkRequest,
+    CompletionQueue, Error, Inline, PollError, PostError, QueuePair, QueuePairState, SendOps, WcFields, WorkCompletion,
+    WorkRequest,
 };
 
 use crate::fake::{Cqe, Fake};
@@ -19,58 +23,58 @@ fn numbered(wr_id: u64) -> Cqe {
     Cqe { wr_id, byte_len: 100 + wr_id as u32, ..Cqe::default() }
 }
 
-/// Calls `$body` with the poller of the interface that the queue has, as whichever type that is.
+/// Runs `$body` with a poller for the interface of the queue.
 macro_rules! with_poller {
     ($cq:expr, |$poller:ident| $body:expr) => {
         match $cq.is_extended() {
             true => {
-                let mut $poller = $cq.extended_poller().unwrap();
+                let mut $poller = $cq.poller_with_interface::<Extended>().unwrap();
                 $body
             }
             false => {
-                let mut $poller = $cq.classic_poller().unwrap();
+                let mut $poller = $cq.poller_with_interface::<Classic>().unwrap();
                 $body
             }
         }
     };
 }
 
-fn taken<I: Interface>(poller: &mut Poller<'_, I>) -> Option<u64> {
-    poller.take(|wc| wc.wr_id()).unwrap()
+fn taken<I: Known>(poller: &mut Poller<'_, I>) -> Option<u64> {
+    poller.poll_one(|wc| wc.wr_id()).unwrap()
 }
 
-/// Up to `most` completions.
-fn drained<I: Interface>(poller: &mut Poller<'_, I>, most: usize) -> Vec<u64> {
+/// Takes up to `most` completions.
+fn drained<I: Known>(poller: &mut Poller<'_, I>, most: usize) -> Vec<u64> {
     let mut all = Vec::new();
     let each = |wc: WorkCompletion<'_>| {
         assert_eq!(wc.byte_len(), Some(100 + wc.wr_id() as u32));
         all.push(wc.wr_id());
         if all.len() == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    poller.drain(each).unwrap();
+    poller.poll_all(each).unwrap();
     all
 }
 
 fn post<I: Known>(queue: &mut SendQueue<'_, I>, wr_ids: &[u64]) -> Result<(), PostError> {
     queue.post(|batch| {
         for wr_id in wr_ids {
-            // SAFETY: the bytes are copied in the call.
+            // SAFETY: the call copies the bytes.
             unsafe { batch.send(WorkRequest::new(*wr_id).signaled(), Inline(b"text")) }?;
         }
         Ok(())
     })
 }
 
-/// As [`with_poller`].
+/// Like [`with_poller`], for send queues.
 macro_rules! with_sends {
     ($qp:expr, |$sends:ident| $body:expr) => {
         match $qp.is_extended() {
             true => {
-                let mut $sends = $qp.split().0.extended().unwrap();
+                let mut $sends = $qp.split().0.with_interface::<Extended>().unwrap();
                 $body
             }
             false => {
-                let mut $sends = $qp.split().0.classic().unwrap();
+                let mut $sends = $qp.split().0.with_interface::<Classic>().unwrap();
                 $body
             }
         }
@@ -78,18 +82,18 @@ macro_rules! with_sends {
 }
 
 #[test]
-fn a_handle_is_of_the_interface_that_its_queue_has() {
+fn a_fixed_handle_has_the_interface_of_its_queue() {
     on_each_interface(|fake, interfaces| {
         let Raw { mut qp, mut cq } = raw(fake, interfaces);
-        assert_eq!(cq.extended_poller().is_some(), interfaces.extended_cq);
-        assert_eq!(cq.classic_poller().is_none(), interfaces.extended_cq);
-        assert_eq!(qp.split().0.extended().is_some(), interfaces.extended_qp);
-        assert_eq!(qp.split().0.classic().is_none(), interfaces.extended_qp);
+        assert_eq!(cq.poller_with_interface::<Extended>().is_some(), interfaces.extended_cq);
+        assert_eq!(cq.poller_with_interface::<Classic>().is_none(), interfaces.extended_cq);
+        assert_eq!(qp.split().0.with_interface::<Extended>().is_some(), interfaces.extended_qp);
+        assert_eq!(qp.split().0.with_interface::<Classic>().is_none(), interfaces.extended_qp);
     });
 }
 
 #[test]
-fn a_poller_takes_one_or_all_or_some_and_loses_none() {
+fn a_poller_loses_no_completion() {
     on_each_interface(|fake, interfaces| {
         let mut raw = raw(fake, interfaces);
         let queue = raw.cq.as_raw();
@@ -106,72 +110,81 @@ fn a_poller_takes_one_or_all_or_some_and_loses_none() {
             inject(20..24);
             assert_eq!(drained(&mut poller, 1), [20]);
         });
-        assert_eq!(seen(&mut raw.cq)[0].wr_id, 21, "what a poller left is there for a cursor");
+        assert_eq!(seen(&mut raw.cq)[0].wr_id, 21, "the cursor takes what the poller left");
         inject(24..27);
         let mut poll = raw.cq.poll();
         assert_eq!(poll.next().unwrap().unwrap().wr_id(), 24);
         drop(poll);
-        assert_eq!(drained(&mut raw.cq.poller(), 100), [25, 26], "and the other way round");
+        with_poller!(raw.cq, |poller| assert_eq!(
+            drained(&mut poller, 100),
+            [25, 26],
+            "the poller takes what the cursor left"
+        ));
         assert_eq!(fake.calls("end_poll") > 0, interfaces.extended_cq);
     });
 }
 
 #[test]
-fn an_error_of_the_provider_is_not_taken_for_an_empty_queue_by_a_poller() {
+fn a_poller_reports_an_error_of_the_provider() {
     on_each_interface(|fake, interfaces| {
         let mut raw = raw(fake, interfaces);
         fake.fail(if interfaces.extended_cq { "start_poll" } else { "ibv_poll_cq" }, libc::EIO);
         with_poller!(raw.cq, |poller| {
-            assert!(matches!(poller.take(|_| ()), Err(PollError::Provider(_))));
-            assert!(matches!(poller.drain(|_| ControlFlow::Continue(())), Err(PollError::Provider(_))));
+            assert!(matches!(poller.poll_one(|_| ()), Err(PollError::Provider(_))));
+            assert!(matches!(poller.poll_all(|_| ControlFlow::Continue(())), Err(PollError::Provider(_))));
         });
     });
 }
 
 #[test]
-fn a_poll_ends_where_its_closure_panics() {
+fn a_panicking_closure_ends_the_poll() {
     on_each_interface(|fake, interfaces| {
         let mut raw = raw(fake, interfaces);
         (0..4).for_each(|wr_id| fake.inject(raw.cq.as_raw(), numbered(wr_id)));
         with_poller!(raw.cq, |poller| {
-            let look = AssertUnwindSafe(|| poller.take(|_| -> () { std::panic::resume_unwind(Box::new(())) }));
+            let look = AssertUnwindSafe(|| poller.poll_one(|_| -> () { std::panic::resume_unwind(Box::new(())) }));
             assert!(catch_unwind(look).is_err());
-            let drain = AssertUnwindSafe(|| poller.drain(|_| std::panic::resume_unwind(Box::new(()))));
+            let drain = AssertUnwindSafe(|| poller.poll_all(|_| std::panic::resume_unwind(Box::new(()))));
             assert!(catch_unwind(drain).is_err());
-            assert_eq!(drained(&mut poller, 100), [2, 3], "what the closures were shown is taken");
+            assert_eq!(drained(&mut poller, 100), [2, 3], "completions passed to closures are taken");
         });
     });
 }
 
 #[test]
-fn a_poller_puts_off_the_end_of_queue_pairs_and_a_forgotten_one_no_longer_than_its_queue() {
+fn dropping_a_queue_pair_is_deferred_until_the_poller_ends() {
     on_each_interface(|fake, interfaces| {
-        let ways: [fn(CompletionQueue); 3] =
-            [|mut cq| assert!(cq.poll().next().unwrap().is_none()), |mut cq| drop(cq.poller()), drop];
+        let ways: [fn(CompletionQueue); 3] = [
+            |mut cq| assert!(cq.poll().next().unwrap().is_none()),
+            |mut cq| with_poller!(cq, |poller| assert_eq!(taken(&mut poller), None)),
+            drop,
+        ];
         for way in ways {
             let Raw { qp, mut cq } = raw(fake, interfaces);
             let other = raw(fake, interfaces);
             fake.inject(cq.as_raw(), numbered(1));
-            let mut poller = cq.poller();
-            // In the closure it would wait for the lock that this thread holds.
+            // Inside the closure, the destruction would deadlock on the lock that this thread holds.
             let mut qp = Some(qp);
-            poller.take(|_| drop(qp.take())).unwrap();
-            assert_eq!(fake.live().qps, 1 + usize::from(interfaces.extended_cq));
-            std::mem::forget(poller);
+            with_poller!(cq, |poller| {
+                poller.poll_one(|_| drop(qp.take())).unwrap();
+                assert_eq!(fake.live().qps, 1 + usize::from(interfaces.extended_cq));
+                std::mem::forget(poller);
+            });
             way(cq);
             assert_eq!(fake.live().qps, 1);
             drop(other);
         }
         let Raw { qp, mut cq } = raw(fake, interfaces);
-        let poller = cq.poller();
-        assert_eq!(matches!(qp.destroy(), Err(Error::PolledHere { .. })), interfaces.extended_cq);
-        drop(poller);
+        with_poller!(cq, |poller| {
+            assert_eq!(taken(&mut poller), None);
+            assert_eq!(matches!(qp.destroy(), Err(Error::PollInProgress { .. })), interfaces.extended_cq);
+        });
         assert_eq!(fake.live().qps, 0);
     });
 }
 
 #[test]
-fn what_a_closure_adds_is_posted_at_once() {
+fn work_added_in_a_closure_is_posted_at_once() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = raw_pair(&pd, interfaces);
@@ -186,7 +199,7 @@ fn what_a_closure_adds_is_posted_at_once() {
         });
         assert_eq!(seen(&mut a.cq).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(fake.calls("wr_complete") + fake.calls("ibv_post_send"), 2);
-        assert_eq!(fake.calls("wr_abort"), usize::from(interfaces.extended_qp), "the empty one");
+        assert_eq!(fake.calls("wr_abort"), usize::from(interfaces.extended_qp), "the empty batch");
         assert_eq!(seen(&mut b.cq).len(), 3);
     });
 }
@@ -198,11 +211,11 @@ fn a_closure_that_fails_or_panics_posts_nothing() {
         let (mut a, mut b) = raw_pair(&pd, interfaces);
         let inbox = pd.allocate(8).unwrap();
         receive!(b, 9, inbox.sge()).unwrap();
-        // One that was forgotten before.
+        // A batch that was forgotten before.
         std::mem::forget(a.qp.send_batch().unwrap());
         with_sends!(a.qp, |sends| {
             let failed = sends.post(|batch| {
-                // SAFETY: the bytes are copied in the call.
+                // SAFETY: the call copies the bytes.
                 unsafe { batch.send(WorkRequest::new(1).signaled(), Inline(b"fail")) }?;
                 // SAFETY: as above.
                 unsafe { batch.send(WorkRequest::new(2).signaled(), Inline(&[0; 1000])) }
@@ -226,7 +239,7 @@ fn a_closure_that_fails_or_panics_posts_nothing() {
 }
 
 #[test]
-fn a_handle_posts_only_what_is_enabled_and_in_a_state_that_allows_it() {
+fn a_handle_posts_only_enabled_operations_in_a_ready_state() {
     fn refusal(qp: &mut QueuePair) -> PostError {
         with_sends!(qp, |sends| post(&mut sends, &[1])).unwrap_err()
     }
@@ -248,15 +261,15 @@ fn a_handle_posts_only_what_is_enabled_and_in_a_state_that_allows_it() {
 }
 
 #[test]
-fn a_doorbell_that_fails_leaves_a_handle_usable_and_says_what_is_in_doubt() {
+fn a_failed_doorbell_is_reported_and_the_handle_stays_usable() {
     let fake = Fake::new(crate::fake::Config::default());
     let (mut a, _b) = raw_pair(&fake.pd(), crate::support::EXTENDED);
     let (queue, _) = a.qp.split();
-    let mut queue = queue.extended().unwrap();
+    let mut queue = queue.with_interface::<Extended>().unwrap();
     fake.fail_wr_complete(libc::ENOSPC, false);
     assert_eq!(post(&mut queue, &[1]), Err(PostError::QueueFull { posted: 0 }));
     fake.fail_wr_complete(libc::EIO, true);
-    assert_eq!(post(&mut queue, &[2]), Err(PostError::InDoubt { errno: rdma_safe::Errno(libc::EIO) }));
-    // The provider complains when a batch is begun, or aborted, that is not where it should be.
+    assert_eq!(post(&mut queue, &[2]), Err(PostError::MaybePosted { errno: rdma_safe::Errno(libc::EIO) }));
+    // The provider reports a batch that is started or aborted in the wrong state.
     assert_eq!(post(&mut queue, &[3]), Ok(()));
 }

@@ -1,9 +1,12 @@
-//! Operations that not every device has: atomic write, flush, segmentation of TCP.
+//! Operations that soft0 lacks: atomic write, flush, TCP segmentation.
 
+use rdma_safe::address::Grh;
+use rdma_safe::mr::Pages;
+use rdma_safe::post::{FlushPlacement, FlushRange, Segments};
 use rdma_safe::sys::*;
 use rdma_safe::{
-    Access, ConnectOptions, Error, FlushPlacement, FlushRange, Grh, InitOptions, Inline, Pages, PostError,
-    QueuePairType, Remote, Segments, SendOps, Sge, UdTarget, WcFields, WcOpcode, WcStatus, WorkRequest,
+    Access, ConnectOptions, Error, InitOptions, Inline, PostError, QueuePairType, Remote, SendOps, Sge, UdTarget,
+    WcFields, WcOpcode, WcStatus, WorkRequest,
 };
 
 use crate::fake::{Config, Fake, Flush};
@@ -11,7 +14,7 @@ use crate::support::{
     CLASSIC, EXTENDED, Raw, init, on_each_interface, post, raw_with, receive, rtr, rts, seen, to_rts,
 };
 
-/// A device that reports all of them, and a library that knows them.
+/// A device that reports all of them, and a library that supports them.
 fn config() -> Config {
     let change_device = |attr: &mut ibv_device_attr_ex| {
         attr.device_cap_flags_ex |= 0b111 << 38;
@@ -32,16 +35,16 @@ fn pair(fake: &Fake, peer_access: Access) -> (Raw, Raw) {
     (a, b)
 }
 
-/// Statuses and opcodes of the completions, in order.
-fn ends(raw: &mut Raw) -> Vec<(u64, WcStatus, WcOpcode)> {
+/// Identifiers, statuses and opcodes of the completions.
+fn completions(raw: &mut Raw) -> Vec<(u64, WcStatus, WcOpcode)> {
     seen(&mut raw.cq).iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect()
 }
 
 #[test]
-fn an_atomic_write_reaches_exactly_its_word() {
+fn an_atomic_write_writes_exactly_eight_bytes() {
     let fake = Fake::new(config());
     let (mut a, b) = pair(&fake, Access::REMOTE);
-    assert!(a.qp.operations().contains(SendOps::ATOMIC_WRITE | SendOps::FLUSH), "all that the device has");
+    assert!(a.qp.operations().contains(SendOps::ATOMIC_WRITE | SendOps::FLUSH), "all operations of the device");
     let exposed = b.qp.pd().expose(Pages::new(24).unwrap(), Access::REMOTE_WRITE).unwrap();
     let at = |offset| Remote { address: exposed.remote().address + offset, rkey: exposed.remote().rkey };
     fake.take_posted();
@@ -50,7 +53,7 @@ fn an_atomic_write_reaches_exactly_its_word() {
         write(WorkRequest::new(2), at(0), Inline(b"x"));
     )
     .unwrap();
-    assert_eq!(ends(&mut a), [(1, WcStatus::SUCCESS, WcOpcode::ATOMIC_WRITE)]);
+    assert_eq!(completions(&mut a), [(1, WcStatus::SUCCESS, WcOpcode::ATOMIC_WRITE)]);
     let mut bytes = [0; 24];
     exposed.read(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"x\0\0\0\0\0\0\x0001234567\0\0\0\0\0\0\0\0");
@@ -63,16 +66,16 @@ fn an_atomic_write_reaches_exactly_its_word() {
 }
 
 #[test]
-fn an_atomic_write_needs_the_peers_leave() {
+fn an_atomic_write_needs_the_remote_write_right() {
     let fake = Fake::new(config());
     let (mut a, b) = pair(&fake, Access::REMOTE_READ);
     let exposed = b.qp.pd().expose(Pages::new(8).unwrap(), Access::REMOTE_WRITE).unwrap();
     post!(a, atomic_write(WorkRequest::new(1), exposed.remote(), [1; 8]);).unwrap();
-    assert_eq!(ends(&mut a)[0].1, WcStatus::REM_ACCESS_ERR);
+    assert_eq!(completions(&mut a)[0].1, WcStatus::REM_ACCESS_ERR);
 }
 
 #[test]
-fn a_flush_says_what_it_is_about_and_how_far_the_bytes_have_to_come() {
+fn a_flush_has_its_range_and_placement() {
     let fake = Fake::new(config());
     let (mut a, b) = pair(&fake, Access::REMOTE | Access::FLUSH);
     let exposed = b.qp.pd().expose(Pages::new(64).unwrap(), Access::REMOTE_WRITE | Access::FLUSH).unwrap();
@@ -83,7 +86,7 @@ fn a_flush_says_what_it_is_about_and_how_far_the_bytes_have_to_come() {
     batch.flush(WorkRequest::new(2).signaled(), remote, 0, both, FlushRange::REGION).unwrap();
     batch.post().unwrap();
     let flushed = |wr_id| (wr_id, WcStatus::SUCCESS, WcOpcode::FLUSH);
-    assert_eq!(ends(&mut a), [flushed(1), flushed(2)]);
+    assert_eq!(completions(&mut a), [flushed(1), flushed(2)]);
     let address = remote.address;
     let expected =
         [Flush { address, len: 16, placement: 1, level: 0 }, Flush { address, len: 0, placement: 3, level: 1 }];
@@ -102,7 +105,7 @@ fn a_flush_needs_the_right_of_the_region_and_of_the_queue_pair() {
             let mut batch = a.qp.send_batch().unwrap();
             batch.flush(WorkRequest::new(1).signaled(), exposed.remote(), 8, placement, FlushRange::RANGE).unwrap();
             batch.post().unwrap();
-            ends(a)[0].1
+            completions(a)[0].1
         };
         assert_eq!(flush(&mut a, FlushPlacement::PERSISTENT), WcStatus::SUCCESS);
         assert_eq!(flush(&mut a, FlushPlacement::GLOBAL), WcStatus::REM_ACCESS_ERR);
@@ -111,7 +114,7 @@ fn a_flush_needs_the_right_of_the_region_and_of_the_queue_pair() {
 }
 
 #[test]
-fn the_rights_to_flush_come_with_the_connection() {
+fn init_keeps_only_the_remote_and_flush_rights() {
     let fake = Fake::new(config());
     let mut raw = raw_with(&fake.pd(), EXTENDED, WcFields::STANDARD, |qp| qp);
     raw.qp.init(&InitOptions::default().peer_access(Access::FLUSH | Access::LOCAL_WRITE)).unwrap();
@@ -119,25 +122,22 @@ fn the_rights_to_flush_come_with_the_connection() {
 }
 
 #[test]
-fn operations_that_the_device_does_not_report_are_refused_before_the_call() {
+fn operations_that_only_the_provider_accepts_are_refused_without_a_call() {
     let fake = Fake::new(Config { send_ops: 0x1fff, ..Config::default() });
     let pd = fake.pd();
     let cq = pd.context().completion_queue(8).build().unwrap();
-    let types = [QueuePairType::RC, QueuePairType::RC, QueuePairType::UD, QueuePairType::RC];
-    for (qp_type, op) in types.into_iter().zip([SendOps::ATOMIC_WRITE, SendOps::FLUSH, SendOps::TSO, SendOps::TSO]) {
-        let error = pd.queue_pair(&cq, &cq).qp_type(qp_type).operations(SendOps::SEND | op).build().unwrap_err();
+    for op in [SendOps::ATOMIC_WRITE, SendOps::FLUSH, SendOps::TSO] {
+        let error = pd.queue_pair(&cq, &cq).operations(SendOps::SEND | op).build().unwrap_err();
         assert!(matches!(error, Error::UnsupportedOperations { ops } if ops == op), "{error}");
     }
-    let error = pd.queue_pair(&cq, &cq).qp_type(QueuePairType::UD).tso_header(64).build().unwrap_err();
-    assert!(matches!(error, Error::UnsupportedOperations { ops: SendOps::TSO }), "{error}");
     assert_eq!(fake.calls("create_qp_ex") + fake.calls("ibv_create_qp"), 0);
     let qp = pd.queue_pair(&cq, &cq).build().unwrap();
     assert_eq!(qp.operations(), SendOps::RC | SendOps::WINDOWS);
 }
 
 #[test]
-fn what_the_device_has_and_the_library_lacks_is_left_out() {
-    // The library refuses a set with operations that it does not know.
+fn operations_that_the_library_lacks_are_not_enabled() {
+    // The library refuses a set that contains unknown operations.
     let fake = Fake::new(Config { send_ops: 0x3ff, ..config() });
     let pd = fake.pd();
     let cq = pd.context().completion_queue(8).build().unwrap();
@@ -149,7 +149,7 @@ fn what_the_device_has_and_the_library_lacks_is_left_out() {
 }
 
 #[test]
-fn a_provider_that_accepts_an_operation_and_lacks_it_is_found_out() {
+fn operations_without_a_function_are_not_enabled() {
     let hollow_ops = (SendOps::ATOMIC_WRITE | SendOps::FLUSH).bits();
     let fake = Fake::new(Config { hollow_ops, ..config() });
     let pd = fake.pd();
@@ -160,7 +160,7 @@ fn a_provider_that_accepts_an_operation_and_lacks_it_is_found_out() {
 }
 
 #[test]
-fn what_post_send_lacks_is_refused_where_it_posts() {
+fn operations_that_post_send_lacks_are_refused_on_classic_queue_pairs() {
     let fake = Fake::new(config());
     let pd = fake.pd();
     let mut raw = raw_with(&pd, CLASSIC, WcFields::STANDARD, |qp| qp);
@@ -181,7 +181,7 @@ fn what_post_send_lacks_is_refused_where_it_posts() {
 }
 
 #[test]
-fn a_stream_is_cut_into_segments_behind_their_header() {
+fn a_stream_is_cut_into_segments_with_headers() {
     on_each_interface(|_, interfaces| {
         let fake = Fake::new(config());
         let pd = fake.pd();
@@ -206,7 +206,7 @@ fn a_stream_is_cut_into_segments_behind_their_header() {
         let target = UdTarget::new(&handle, to.qp_num, 5);
         post!(a, send_tso_to(WorkRequest::new(9).signaled(), target, segments, &[part(0, 5), part(5, 5)][..]);)
             .unwrap();
-        assert_eq!(ends(&mut a), [(9, WcStatus::SUCCESS, WcOpcode::TSO)]);
+        assert_eq!(completions(&mut a), [(9, WcStatus::SUCCESS, WcOpcode::TSO)]);
         let lengths: Vec<_> = seen(&mut b.cq).iter().map(|wc| wc.byte_len.unwrap() as usize - Grh::LEN).collect();
         assert_eq!(lengths, [8, 8, 6]);
         let packets: Vec<_> = inboxes.iter().map(|inbox| &inbox[Grh::LEN..]).collect();
@@ -221,32 +221,7 @@ fn a_stream_is_cut_into_segments_behind_their_header() {
             assert_eq!(batch.send_tso(WorkRequest::new(1), segments, stream.sge()), Err(PostError::NoDestination));
         }
         drop(batch);
-        // One receive is left.
+        // One receive is still posted.
         drop(b);
     });
-}
-
-#[test]
-fn segments_are_for_queue_pairs_that_were_made_for_them() {
-    let fake = Fake::new(config());
-    let pd = fake.pd();
-    let (a, _) = pair(&fake, Access::REMOTE);
-    let mut connected = a;
-    let mut datagrams = raw_with(&pd, EXTENDED, WcFields::STANDARD, |qp| qp.qp_type(QueuePairType::UD));
-    let address = datagrams.qp.init_datagrams(5, &InitOptions::default()).unwrap();
-    let handle = pd.address_handle(&datagrams.qp.address_of(&address, &ConnectOptions::default()).unwrap()).unwrap();
-    let target = UdTarget::new(&handle, address.qp_num, 5);
-    let segments = Segments { header: b"", mss: 4 };
-    // SAFETY: nothing is posted.
-    unsafe {
-        let mut batch = datagrams.qp.send_batch().unwrap();
-        let refused = batch.send_tso_to(WorkRequest::new(1), target, segments, Sge::EMPTY);
-        assert_eq!(refused, Err(PostError::NotEnabled { op: SendOps::TSO }), "without tso_header");
-        drop(batch);
-        let mut batch = connected.qp.send_batch().unwrap();
-        let refused = batch.send_tso(WorkRequest::new(1), segments, Sge::EMPTY);
-        assert_eq!(refused, Err(PostError::NotEnabled { op: SendOps::TSO }));
-        let refused = batch.send_tso_to(WorkRequest::new(1), target, segments, Sge::EMPTY);
-        assert_eq!(refused, Err(PostError::NotDatagram));
-    }
 }

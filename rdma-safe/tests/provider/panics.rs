@@ -1,10 +1,10 @@
-//! Closures that panic while they are shown a completion or a batch: that one is theirs, and nothing else is lost.
+//! Closures that panic while they use a completion or a batch lose only this completion or batch.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use rdma_safe::{
-    Access, Buffer, Classic, Endpoint, Extended, Interface, Operation, Pages, ProtectionDomain, WcStatus, Work,
-};
+use rdma_safe::interface::{Classic, Extended, Interface};
+use rdma_safe::mr::Pages;
+use rdma_safe::{Access, Buffer, Endpoint, Operation, ProtectionDomain, WcStatus, Work};
 
 use crate::fake::{Config, Fake, Mode};
 use crate::support::{CLASSIC, EXTENDED, builder, connect, done, endpoints, in_flight, nothing, on_each_interface};
@@ -13,11 +13,11 @@ fn tagged(pd: &ProtectionDomain, tag: usize) -> Buffer {
     pd.allocate(tag).unwrap()
 }
 
-/// Takes a completion by a closure that panics, and says of which work it was.
+/// Takes a completion in a closure that panics; returns the number of its work.
 fn lose<I: Interface>(endpoint: &mut Endpoint<I>) -> u64 {
     let mut seen = None;
     let taken = catch_unwind(AssertUnwindSafe(|| {
-        endpoint.take(|completion| -> () {
+        endpoint.poll_with(|completion| -> () {
             seen = Some(completion.buffer.as_ref().map_or(0, |buffer| buffer.capacity() as u64));
             resume_unwind(Box::new(()))
         })
@@ -27,7 +27,7 @@ fn lose<I: Interface>(endpoint: &mut Endpoint<I>) -> u64 {
 }
 
 #[test]
-fn what_a_panicking_closure_was_shown_is_taken_and_nothing_else() {
+fn a_panicking_closure_takes_only_the_completion_it_was_given() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -55,7 +55,7 @@ fn what_a_panicking_closure_was_shown_is_taken_and_nothing_else() {
 }
 
 #[test]
-fn a_panic_leaves_what_the_same_completion_released() {
+fn a_panic_keeps_other_work_that_the_same_completion_released() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -67,7 +67,7 @@ fn a_panic_leaves_what_the_same_completion_released() {
         a.post(Work::send(tagged(&pd, 2)).unsignaled()).unwrap();
         a.send(tagged(&pd, 3)).unwrap();
         assert_eq!(lose(&mut a), 1);
-        // More arrives while some is left to hand out.
+        // More completions arrive while some remain to be handed out.
         a.send(tagged(&pd, 4)).unwrap();
         a.post(Work::send(tagged(&pd, 5)).unsignaled()).unwrap();
         assert_eq!(lose(&mut a), 2);
@@ -80,7 +80,7 @@ fn a_panic_leaves_what_the_same_completion_released() {
 }
 
 #[test]
-fn a_panic_over_work_that_ended_unusually_leaves_the_queue_in_order() {
+fn panics_over_immediate_invalidated_and_flushed_work_keep_the_order() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = endpoints(&pd, interfaces);
@@ -103,7 +103,7 @@ fn a_panic_over_work_that_ended_unusually_leaves_the_queue_in_order() {
 }
 
 #[test]
-fn a_panic_in_an_endpoint_that_knows_its_interface_ends_the_poll() {
+fn a_panic_ends_the_poll_of_an_endpoint_with_a_fixed_interface() {
     fn run<I: Interface>(fake: &Fake, pd: &ProtectionDomain, mut a: Endpoint<I>, mut b: Endpoint) {
         b.receive(tagged(pd, 9)).unwrap();
         a.send(tagged(pd, 1)).unwrap();
@@ -120,9 +120,9 @@ fn a_panic_in_an_endpoint_that_knows_its_interface_ends_the_poll() {
         let mut a = builder(&pd, interfaces).send_depth(3).build().unwrap();
         let mut b = builder(&pd, interfaces).build().unwrap();
         connect(&mut a, &mut b);
-        match a.extended() {
+        match a.with_interface::<Extended>() {
             Ok(a) => run::<Extended>(&fake, &pd, a, b),
-            Err(a) => run::<Classic>(&fake, &pd, a.classic().unwrap(), b),
+            Err(a) => run::<Classic>(&fake, &pd, a.with_interface::<Classic>().unwrap(), b),
         }
     }
 }

@@ -1,15 +1,16 @@
-//! Sends that wait for room in the send queue.
+//! Sends that wait for space in the send queue.
 
+use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, Buffer, Endpoint, EndpointKey, EndpointSet, Error, ExposedRegion, Operation, Pages, PostError,
-    ProtectionDomain, QueuePairType, WcStatus, Work, WorkId,
+    Access, Buffer, Endpoint, EndpointKey, EndpointSet, Error, ExposedRegion, Operation, PostError, ProtectionDomain,
+    QueuePairType, WcStatus, Work, WorkId,
 };
 
 use crate::failing_destruction::Count;
 use crate::fake::{Bad, Fake, Mode, PostFault};
 use crate::support::{Interfaces, builder, connect, done, nothing, on_each_interface};
 
-/// An endpoint for two sends, with room for `pending` that wait, and its peer.
+/// An endpoint with two sends and room for `pending` pending sends, and its peer.
 fn short(pd: &ProtectionDomain, interfaces: Interfaces, pending: u32) -> (Endpoint, Endpoint) {
     let mut a = builder(pd, interfaces).send_depth(2).pending_sends(pending).build().unwrap();
     let mut b = builder(pd, interfaces).recv_depth(16).build().unwrap();
@@ -30,7 +31,7 @@ fn counts(endpoint: &Endpoint) -> (u64, u64) {
     (endpoint.sends_in_flight(), endpoint.pending_sends())
 }
 
-/// The messages that have arrived, in order.
+/// Returns the received messages in order.
 fn arrived(b: &mut Endpoint) -> Vec<Vec<u8>> {
     std::iter::from_fn(|| b.poll().unwrap().map(|done| done.ok().unwrap().buffer.unwrap().to_vec())).collect()
 }
@@ -54,7 +55,7 @@ fn sends_beyond_the_queue_wait_and_are_posted_in_order() {
         }
         nothing(&mut a);
         assert_eq!((counts(&a), arrived(&mut b)), ((0, 0), vec![vec![3], vec![4], vec![5], vec![6]]));
-        // As before.
+        // The queue works as before.
         send(&mut a, &pd, 7..=8);
         assert_eq!((counts(&a), arrived(&mut b)), ((2, 0), vec![vec![7], vec![8]]));
     });
@@ -85,7 +86,7 @@ fn exposed(pd: &ProtectionDomain) -> ExposedRegion {
 }
 
 #[test]
-fn all_operations_wait_in_one_order_and_a_batch_overtakes_none() {
+fn pending_operations_keep_their_order_and_a_batch_does_not_overtake_them() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let region = exposed(&pd);
@@ -112,7 +113,7 @@ fn all_operations_wait_in_one_order_and_a_batch_overtakes_none() {
             (added.operation, added.atomic_result()),
             (Operation::Atomic, Some(u64::from_ne_bytes(*b"written!")))
         );
-        // Nothing is pending now: there is room for a batch behind the inline sends.
+        // No send is pending any more, so a batch has room after the inline sends.
         assert_eq!(done(&mut a).operation, Operation::Send);
         assert_eq!(a.pending_sends(), 0);
         let mut batch = a.batch().unwrap();
@@ -149,7 +150,7 @@ fn unsignaled_work_that_waits_comes_back_with_later_work() {
 }
 
 #[test]
-fn what_cannot_be_posted_is_refused_at_once_and_not_when_there_is_room() {
+fn invalid_work_is_refused_at_once_instead_of_pending() {
     on_each_interface(|fake, interfaces| {
         let (pd, other) = (fake.pd(), fake.pd());
         let region = exposed(&pd);
@@ -201,14 +202,14 @@ fn pending_work_that_the_provider_refuses_comes_back_flushed() {
             fake.fail_post_send(PostFault { errno: libc::EINVAL, taken: 0, bad: Bad::FirstNotTaken });
         }
         assert_eq!(done(&mut a).buffer.unwrap()[..], [1]);
-        assert_eq!(a.send(filled(&pd, &[7])).unwrap_err().error, PostError::Poisoned);
+        assert_eq!(a.send(filled(&pd, &[7])).unwrap_err().error, PostError::EndpointFailed);
         assert_eq!(a.poll().unwrap().unwrap().buffer.unwrap()[..], [2]);
         let mut back = Vec::new();
         while let Some(flushed) = a.poll().unwrap() {
             assert_eq!(flushed.status, WcStatus::WR_FLUSH_ERR);
             back.push(flushed.buffer.unwrap()[0]);
         }
-        // The provider may have taken the third. Its buffer and the later ones stay until the queue pair is destroyed.
+        // The provider may have accepted the third send. Its buffer and later ones stay until the queue pair is destroyed.
         assert_eq!(back, if doubtful { vec![] } else { vec![3, 4, 5, 6] });
         back.extend(a.close().unwrap().iter().map(|buffer| buffer[0]));
         assert_eq!(back, [3, 4, 5, 6]);
@@ -217,7 +218,7 @@ fn pending_work_that_the_provider_refuses_comes_back_flushed() {
 }
 
 #[test]
-fn a_provider_that_is_full_is_asked_again_at_the_next_completion() {
+fn a_full_provider_is_retried_at_the_next_completion() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, mut b) = short(&pd, interfaces, 4);
@@ -253,7 +254,7 @@ fn closing_returns_pending_buffers_and_dropping_frees_them() {
 }
 
 #[test]
-fn polling_a_set_posts_what_waits_and_removal_returns_it() {
+fn polling_a_set_posts_pending_sends_and_removal_returns_them() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let set = EndpointSet::builder(pd.context(), 2 * (2 + 8)).classic_poll(!interfaces.extended_cq);
@@ -297,12 +298,14 @@ fn datagrams_do_not_wait() {
     let fake = Fake::new(crate::fake::Config::default());
     let pd = fake.pd();
     let error = Endpoint::builder(&pd).pending_sends(1).build_datagrams(7).unwrap_err();
-    let expected =
-        matches!(error, Error::WrongType { what: "EndpointBuilder::pending_sends", qp_type: QueuePairType::UD, .. });
+    let expected = matches!(
+        error,
+        Error::WrongType { operation: "EndpointBuilder::pending_sends", qp_type: QueuePairType::UD, .. }
+    );
     assert!(expected, "{error}");
 }
 
-/// A member of a set, and its peer.
+/// An endpoint in a set, and its peer.
 fn member(
     pd: &ProtectionDomain,
     set: &mut EndpointSet,
@@ -319,13 +322,13 @@ fn member(
     (key, peer)
 }
 
-/// Posts six sends, two of them signaled, and one that waits. The first completion releases three.
+/// Posts six sends, of which two are signaled, and a pending one. The first completion releases three.
 fn seven(pd: &ProtectionDomain, post: &mut dyn FnMut(Work<'_>)) {
     (1..=7).for_each(|number| post(Work::send(filled(pd, &[number])).unsignaled()));
 }
 
 #[test]
-fn a_send_between_two_completions_of_a_set_does_not_overtake_what_waits() {
+fn a_send_between_two_completions_of_a_set_does_not_overtake_pending_sends() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let set = EndpointSet::builder(pd.context(), 64).classic_poll(!interfaces.extended_cq);
@@ -346,7 +349,7 @@ fn a_send_between_two_completions_of_a_set_does_not_overtake_what_waits() {
 }
 
 #[test]
-fn a_send_does_not_overtake_what_a_full_provider_has_refused() {
+fn a_send_does_not_overtake_sends_that_a_full_provider_refused() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut a = builder(&pd, interfaces).send_depth(6).pending_sends(1).build().unwrap();

@@ -1,4 +1,4 @@
-//! Taking completions: errors, surprises, cursors that are dropped, forgotten or shared out.
+//! Taking completions: errors, unexpected completions, and cursors that are dropped or forgotten.
 
 use rdma_safe::{Errno, Error, Operation, PollError, ProtectionDomain, WcFields, WcFlags, WcStatus, Work};
 
@@ -16,7 +16,7 @@ fn numbered(wr_id: u64) -> Cqe {
     Cqe { wr_id, byte_len: 100 + wr_id as u32, ..Cqe::default() }
 }
 
-/// The verb by which a queue is first asked.
+/// The function that a poll calls first.
 fn first_call(interfaces: Interfaces) -> &'static str {
     if interfaces.extended_cq { "start_poll" } else { "ibv_poll_cq" }
 }
@@ -39,7 +39,7 @@ fn a_poll_error_is_not_taken_for_an_empty_queue() {
 }
 
 #[test]
-fn a_cursor_that_has_ended_says_why_again_and_asks_no_more() {
+fn a_failed_cursor_repeats_its_error_without_polling() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut raw = raw(&pd, interfaces);
@@ -49,14 +49,14 @@ fn a_cursor_that_has_ended_says_why_again_and_asks_no_more() {
         assert_eq!(poll.next().unwrap_err(), PollError::Provider(Errno(libc::EIO)));
         fake.heal(first_call(interfaces));
         fake.inject(queue, numbered(5));
-        assert_eq!(poll.next().unwrap_err(), PollError::Provider(Errno(libc::EIO)), "it was asked again");
+        assert_eq!(poll.next().unwrap_err(), PollError::Provider(Errno(libc::EIO)), "the provider was polled again");
         drop(poll);
         assert_eq!(seen(&mut raw.cq)[0].wr_id, 5);
     });
 }
 
 #[test]
-fn an_error_in_the_middle_of_a_poll_keeps_what_was_there() {
+fn an_error_during_a_poll_keeps_the_remaining_completions() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let mut raw = raw(&pd, EXTENDED);
@@ -121,18 +121,18 @@ fn an_endpoint_whose_queue_fails_says_so_and_gives_its_buffers_back() {
 }
 
 #[test]
-fn a_completion_that_nobody_waits_for_releases_nothing() {
+fn an_unexpected_completion_releases_nothing() {
     on_each_interface(|fake, interfaces| {
         const RECEIVE: u64 = 1 << 63;
         let pd = fake.pd();
-        // All zeros; of the past; of the future; of a receive that was never posted; nonsense.
+        // Zero; in the past; in the future; a receive that was never posted; invalid values.
         let wr_ids = [0, RECEIVE | 1, 4, 1000, RECEIVE, 1, RECEIVE | 5, u64::MAX];
         for wr_id in wr_ids.into_iter().take(if cfg!(miri) { 2 } else { 8 }) {
             let (mut a, mut b) = endpoints(&pd, interfaces);
             for _ in 0..4 {
                 b.receive(pd.allocate(8).unwrap()).unwrap();
             }
-            // Sequence 1 of both directions is done, 2 and 3 are in flight.
+            // Sequence number 1 of both directions has completed, 2 and 3 are in flight.
             a.send(pd.allocate(1).unwrap()).unwrap();
             let _ = (done(&mut a), done(&mut b));
             fake.set_mode(crate::fake::Mode::Manual);
@@ -141,20 +141,20 @@ fn a_completion_that_nobody_waits_for_releases_nothing() {
             let endpoint = if wr_id & RECEIVE == 0 { &mut a } else { &mut b };
             let before = in_flight(endpoint);
             fake.inject(cq_of(endpoint.queue_pair()), Cqe { wr_id, ..Cqe::default() });
-            assert_eq!(endpoint.poll().unwrap_err(), PollError::Unexpected { wr_id });
-            assert_eq!(in_flight(endpoint), before, "nothing is released");
+            assert_eq!(endpoint.poll().unwrap_err(), PollError::NotInFlight { wr_id });
+            assert_eq!(in_flight(endpoint), before, "no buffer may be released");
             nothing(endpoint);
 
             fake.set_mode(crate::fake::Mode::AtPost);
             fake.progress();
             let lengths: Vec<_> = (0..2).map(|_| done(&mut b).byte_len).collect();
-            assert_eq!(lengths, [2, 3], "what is true is taken as before");
+            assert_eq!(lengths, [2, 3], "correct completions are still taken");
             assert_eq!([done(&mut a).buffer.unwrap().len(), done(&mut a).buffer.unwrap().len()], [2, 3]);
         }
     });
 }
 
-/// The completion queue of an endpoint, which it keeps to itself.
+/// The completion queue of an endpoint, which the endpoint does not expose.
 fn cq_of(qp: &rdma_safe::QueuePair) -> *mut rdma_sys::ibv_cq {
     // SAFETY: the queue pair is valid while it is borrowed.
     unsafe { (*qp.as_raw()).send_cq }
@@ -170,7 +170,7 @@ fn a_repeated_completion_is_an_error_and_the_buffer_is_released_once() {
         let cq = cq_of(a.queue_pair());
         fake.inject(cq, Cqe { wr_id: 1, ..Cqe::default() });
         assert_eq!(done(&mut a).buffer.unwrap().len(), 8);
-        assert_eq!(a.poll().unwrap_err(), PollError::Unexpected { wr_id: 1 });
+        assert_eq!(a.poll().unwrap_err(), PollError::NotInFlight { wr_id: 1 });
         nothing(&mut a);
         assert_eq!(in_flight(&a), (0, 0));
     });
@@ -185,7 +185,7 @@ fn a_receive_cannot_be_skipped() {
         b.receive(pd.allocate(8).unwrap()).unwrap();
         let second = 1 << 63 | 2;
         fake.inject(cq_of(b.queue_pair()), Cqe { wr_id: second, ..Cqe::default() });
-        assert_eq!(b.poll().unwrap_err(), PollError::Unexpected { wr_id: second });
+        assert_eq!(b.poll().unwrap_err(), PollError::NotInFlight { wr_id: second });
         assert_eq!(in_flight(&b), (0, 2), "the device still has the first");
         nothing(&mut a);
     });
@@ -201,34 +201,34 @@ fn signaled_work_cannot_be_skipped() {
         a.post(Work::send(pd.allocate(8).unwrap())).unwrap();
         a.post(Work::send(pd.allocate(8).unwrap())).unwrap();
         fake.inject(cq_of(a.queue_pair()), Cqe { wr_id: 3, ..Cqe::default() });
-        assert_eq!(a.poll().unwrap_err(), PollError::Unexpected { wr_id: 3 });
-        assert_eq!(in_flight(&a), (3, 0), "the device still has the second, whose completion never came");
+        assert_eq!(a.poll().unwrap_err(), PollError::NotInFlight { wr_id: 3 });
+        assert_eq!(in_flight(&a), (3, 0), "the second has not completed, so the device still has it");
     });
 }
 
 #[test]
-fn a_provider_that_claims_more_than_it_was_given_does_not_get_it() {
+fn a_completion_longer_than_its_buffer_is_cut_to_the_buffer() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (_a, mut b) = endpoints(&pd, interfaces);
         let mut inbox = pd.allocate(8).unwrap();
         inbox.set_len(3).unwrap();
         b.receive(inbox).unwrap();
-        let lie = Cqe { wr_id: 1 << 63 | 1, opcode: 128, byte_len: 1 << 30, ..Cqe::default() };
-        fake.inject(cq_of(b.queue_pair()), lie);
+        let cqe = Cqe { wr_id: 1 << 63 | 1, opcode: 128, byte_len: 1 << 30, ..Cqe::default() };
+        fake.inject(cq_of(b.queue_pair()), cqe);
         let buffer = done(&mut b).buffer.unwrap();
         assert_eq!(buffer.len(), 8);
-        // It was a lie altogether: the device still has the buffer.
+        // The completion was false: the device still has the buffer.
         drop(b);
     });
 }
 
 #[test]
-fn what_a_dropped_cursor_did_not_take_stays() {
+fn dropping_a_cursor_keeps_completions_that_were_not_taken() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut raw = raw(&pd, interfaces);
-        // More than one batch of `ibv_poll_cq`, and around the end of the ring twice.
+        // More than one batch of `ibv_poll_cq`, and twice around the end of the ring.
         let mut expected = 0..;
         let mut injected = 0;
         for round in 0..if cfg!(miri) { 3 } else { 12 } {
@@ -246,7 +246,7 @@ fn what_a_dropped_cursor_did_not_take_stays() {
             }
             let rest: Vec<_> = seen(&mut raw.cq).iter().map(|wc| wc.wr_id).collect();
             assert_eq!(rest, expected.by_ref().take(rest.len()).collect::<Vec<_>>());
-            assert_eq!(expected.start, injected, "none is lost, none comes twice");
+            assert_eq!(expected.start, injected, "none is lost and none is repeated");
         }
     });
 }
@@ -266,7 +266,7 @@ fn a_forgotten_cursor_ends_with_the_next_one() {
         }
         assert_eq!(seen(&mut raw.cq).len(), 2);
 
-        // The queue goes while a forgotten cursor is open; the provider would wait for its own lock.
+        // The queue is dropped while a forgotten cursor is open. Destroying it under the provider's lock would deadlock.
         fake.inject(raw.cq.as_raw(), numbered(7));
         let mut poll = raw.cq.poll();
         assert_eq!(poll.next().unwrap().unwrap().wr_id(), 7);
@@ -281,7 +281,7 @@ fn a_forgotten_cursor_ends_with_the_next_one() {
 }
 
 #[test]
-fn an_empty_cursor_stays_empty_and_asks_no_more() {
+fn an_empty_cursor_stays_empty_without_polling() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut raw = raw(&pd, interfaces);
@@ -306,7 +306,7 @@ fn a_session_ends_exactly_if_it_began() {
     let pd = fake.pd();
     let mut raw = raw(&pd, EXTENDED);
     drop(raw.cq.poll());
-    assert_eq!((fake.calls("start_poll"), fake.calls("end_poll")), (0, 0), "a cursor that is not used costs nothing");
+    assert_eq!((fake.calls("start_poll"), fake.calls("end_poll")), (0, 0), "an unused cursor makes no call");
     assert!(raw.cq.poll().next().unwrap().is_none());
     assert_eq!((fake.calls("start_poll"), fake.calls("end_poll")), (1, 0), "no end_poll after an empty start_poll");
     fake.inject(raw.cq.as_raw(), numbered(1));
@@ -322,12 +322,12 @@ fn a_field_that_a_provider_accepts_and_lacks_is_refused() {
         let asked = WcFields::STANDARD | WcFields::COMPLETION_TIMESTAMP;
         let error = fake.open().completion_queue(8).fields(asked).build().unwrap_err();
         assert!(matches!(error, Error::CompletionFields { fields } if fields == lacks), "{error}");
-        assert_eq!(fake.live().cqs, 0, "the queue that lacks it is destroyed");
+        assert_eq!(fake.live().cqs, 0, "the incomplete queue is destroyed");
     }
 }
 
 #[test]
-fn a_queue_that_lacks_what_every_device_reports_is_polled_by_poll_cq() {
+fn a_queue_without_mandatory_accessors_is_polled_by_poll_cq() {
     for (hollow_fields, no_end_poll) in [(WcFields::BYTE_LEN.bits(), false), (WcFields::IMM.bits(), false), (0, true)] {
         let fake = Fake::new(Config { hollow_fields, no_end_poll, ..Config::default() });
         let mut cq = fake.open().completion_queue(8).build().unwrap();
@@ -373,7 +373,7 @@ fn fields_that_were_not_asked_for_are_none_and_never_read() {
 }
 
 #[test]
-fn the_fields_that_every_device_has_are_read_without_a_question() {
+fn standard_fields_are_available_on_every_device() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut raw = raw_with(&pd, interfaces, WcFields::STANDARD, |qp| qp);
@@ -386,7 +386,7 @@ fn the_fields_that_every_device_has_are_read_without_a_question() {
             let fields = wc.standard().expect("all of them");
             assert_eq!((fields.byte_len(), fields.imm(), fields.qp_num()), (30, imm, 20));
             let origin = (fields.src_qp(), fields.slid(), fields.sl(), fields.dlid_path_bits());
-            // The provider invents them for its accessors, and leaves them out of its rows.
+            // The provider sets these fields only for accessors, not in `ibv_wc`.
             assert_eq!(origin, if interfaces.extended_cq { (21, 22, 3, 4) } else { (0, 0, 0, 0) });
             assert!(format!("{fields:?}").contains("byte_len: 30"));
         }
@@ -394,7 +394,7 @@ fn the_fields_that_every_device_has_are_read_without_a_question() {
 }
 
 #[test]
-fn a_failed_completion_shows_no_queue_pair_that_it_does_not_know() {
+fn a_failed_completion_names_the_queue_pair_only_if_it_is_known() {
     for interfaces in [EXTENDED, CLASSIC] {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
@@ -419,7 +419,7 @@ fn completions_outlive_their_queue_pair() {
 }
 
 #[test]
-fn a_queue_pair_goes_when_a_forgotten_cursor_ends() {
+fn a_queue_pair_is_destroyed_when_a_forgotten_cursor_ends() {
     on_each_interface(|fake, interfaces| {
         for again in [true, false] {
             let pd = fake.pd();
@@ -428,7 +428,7 @@ fn a_queue_pair_goes_when_a_forgotten_cursor_ends() {
             let mut poll = cq.poll();
             assert!(poll.next().unwrap().is_some());
             std::mem::forget(poll);
-            // Destroyed now, it would wait for the lock that this thread holds.
+            // Destroying the queue pair now would deadlock on the lock that this thread holds.
             drop(qp);
             assert_eq!(fake.live().qps, usize::from(interfaces.extended_cq));
             if again {
@@ -442,7 +442,7 @@ fn a_queue_pair_goes_when_a_forgotten_cursor_ends() {
 }
 
 #[test]
-fn a_code_of_the_providers_own_is_an_error_and_no_errno() {
+fn a_private_return_code_of_the_provider_is_not_reported_as_errno() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let mut raw = raw(&pd, EXTENDED);
@@ -453,7 +453,7 @@ fn a_code_of_the_providers_own_is_an_error_and_no_errno() {
 }
 
 #[test]
-fn unsignaled_work_before_a_flushed_one_is_not_taken_for_done() {
+fn unsignaled_work_before_a_flushed_request_is_not_counted_as_done() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, _b) = endpoints(&pd, interfaces);
@@ -461,7 +461,7 @@ fn unsignaled_work_before_a_flushed_one_is_not_taken_for_done() {
         a.post(Work::send(pd.allocate(1).unwrap()).unsignaled()).unwrap();
         a.post(Work::send_inline(b"x").unsignaled()).unwrap();
         a.send(pd.allocate(3).unwrap()).unwrap();
-        // Some providers flush signaled work only.
+        // Some providers flush only signaled work.
         let flushed = Cqe { wr_id: 3, status: WcStatus::WR_FLUSH_ERR.0, vendor_err: 9, ..Cqe::default() };
         fake.inject(cq_of(a.queue_pair()), flushed);
         let mut kept = Vec::new();
@@ -472,20 +472,20 @@ fn unsignaled_work_before_a_flushed_one_is_not_taken_for_done() {
             kept.push(completion);
         }
         nothing(&mut a);
-        // The flush was a lie: the device still has them.
+        // The flush was false: the device still has the buffers.
         drop(a);
     });
 }
 
 #[test]
-fn an_endpoint_that_saw_an_impossible_completion_takes_no_more_work() {
+fn an_endpoint_refuses_work_after_an_impossible_completion() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, _b) = endpoints(&pd, interfaces);
         fake.inject(cq_of(a.queue_pair()), Cqe::default());
-        assert_eq!(a.poll().unwrap_err(), PollError::Unexpected { wr_id: 0 });
+        assert_eq!(a.poll().unwrap_err(), PollError::NotInFlight { wr_id: 0 });
         let rejected = a.send(pd.allocate(5).unwrap()).unwrap_err();
-        assert_eq!(rejected.error, rdma_safe::PostError::Poisoned);
+        assert_eq!(rejected.error, rdma_safe::PostError::EndpointFailed);
         assert_eq!(rejected.buffer.unwrap().len(), 5);
     });
 }

@@ -1,11 +1,12 @@
-//! Devices, ports and tables: byte orders, what stands in for calls that are missing, and errors that name their cause.
+//! Devices, ports and tables: byte orders, replacements for missing functions, and errors that name their cause.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use rdma_safe::{
-    Context, Device, Endpoint, Errno, Error, Gid, GidType, Guid, LinkLayer, Mtu, Pages, PortState, TransportType,
-    devices,
-};
+use rdma_safe::address::Guid;
+use rdma_safe::device::TransportType;
+use rdma_safe::error::Verb;
+use rdma_safe::mr::Pages;
+use rdma_safe::{Context, Device, Endpoint, Errno, Error, Gid, GidType, LinkLayer, Mtu, PortState, devices};
 use rdma_sys::{IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, RdmaCm, Verbs, ibv_gid_type};
 
 use crate::fake::{Config, DeviceList, Fake, FakeGid, Port, with_device_list};
@@ -46,25 +47,25 @@ fn a_device_is_found_by_name_index_and_guid() {
     assert_eq!(found.transport_type(), TransportType::IB);
     assert_eq!(Device::by_index(found.index().unwrap()).unwrap().name(), fake.name());
     let error = Device::by_name("mlx5_99").unwrap_err();
-    let Error::DeviceNotFound { wanted, available } = &error else { panic!("{error}") };
-    assert_eq!(wanted, "named mlx5_99");
+    let Error::DeviceNotFound { requested, available } = &error else { panic!("{error}") };
+    assert_eq!(requested, "named mlx5_99");
     assert!(available.contains(&fake.name().to_owned()));
-    assert!(error.to_string().contains(fake.name()), "it names those that are there: {error}");
+    assert!(error.to_string().contains(fake.name()), "lists the available devices: {error}");
     let error = Device::by_guid(Guid(0x1234)).unwrap_err().to_string();
     assert!(error.contains("0000:0000:0000:1234"), "{error}");
 }
 
-/// Advice that works on any machine.
+/// Hint that applies to any machine.
 const SOFT: &str = "call rdma_safe::soft::install_by_default() before the first verb to run on soft0";
 
 #[test]
 #[cfg_attr(miri, ignore = "dlopen(3)")]
 fn a_library_that_is_not_there_is_an_error_that_says_what_to_do() {
-    // SAFETY: there is no such file.
+    // SAFETY: the file does not exist.
     let (verbs, cm) = unsafe { (Verbs::load_from("/nowhere.so"), RdmaCm::load_from("/nowhere.so")) };
     let error = Error::from(&*Box::leak(Box::new(verbs.unwrap_err())));
     assert!(error.to_string().contains("apt install libibverbs1") && error.to_string().contains(SOFT), "{error}");
-    // It has no connection manager.
+    // soft0 has no connection manager.
     let error = Error::from(&*Box::leak(Box::new(cm.unwrap_err())));
     assert!(error.to_string().contains("librdmacm1") && !error.to_string().contains("soft0"), "{error}");
 }
@@ -97,7 +98,7 @@ fn no_device_is_an_error_that_says_what_to_do() {
         assert!(error.to_string().contains(SOFT), "{error}");
     });
     with_device_list(DeviceList::Fails(0), || {
-        // A stale errno is not what failed.
+        // A stale errno is not reported as the reason.
         std::fs::metadata("/nowhere").unwrap_err();
         let error = devices().unwrap_err().to_string();
         assert!(error.contains("gave no reason"), "{error}");
@@ -140,7 +141,7 @@ fn limits_are_those_of_the_device_with_or_without_the_extended_query() {
 }
 
 #[test]
-fn a_failed_extended_query_is_tried_the_old_way_only_if_it_is_not_supported() {
+fn a_failed_extended_query_falls_back_only_if_it_is_not_supported() {
     let fake = Fake::new(Config::default());
     for errno in [libc::EOPNOTSUPP, libc::ENOSYS] {
         fake.fail("query_device_ex", errno);
@@ -148,12 +149,12 @@ fn a_failed_extended_query_is_tried_the_old_way_only_if_it_is_not_supported() {
     }
     fake.fail("query_device_ex", libc::EIO);
     let error = device(&fake).open().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_device_ex", errno: Errno(libc::EIO), .. }), "{error}");
-    assert_eq!(fake.live().contexts, 0, "the device is closed again");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryDeviceEx, errno: Errno(libc::EIO), .. }), "{error}");
+    assert_eq!(fake.live().contexts, 0, "the device is closed");
 }
 
 #[test]
-fn a_negative_limit_is_no_limit_to_rely_on() {
+fn a_negative_limit_counts_as_zero() {
     let fake = Fake::new(Config { max_qp_rd_atom: -1, max_qp_init_rd_atom: i32::MIN, ..Config::default() });
     let context = fake.open();
     assert_eq!((context.attributes().max_qp_rd_atom(), context.attributes().max_qp_init_rd_atom()), (0, 0));
@@ -198,10 +199,10 @@ fn a_port_that_is_not_there_is_an_error_that_names_those_that_are() {
             assert!(error.to_string().contains("its ports are 1 to 2"), "{error}");
         }
     }
-    assert_eq!(fake.calls("query_port"), calls, "the provider is not asked");
+    assert_eq!(fake.calls("query_port"), calls, "checked before the call");
     fake.fail("query_port", libc::EIO);
     let error = context.query_port(1).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_port", errno: Errno(libc::EIO), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryPort, errno: Errno(libc::EIO), .. }), "{error}");
 }
 
 fn two_ports(gid_queries: bool) -> Config {
@@ -246,9 +247,9 @@ fn a_gid_that_is_not_there_is_an_error_that_names_the_index() {
     fake.fail("ibv_query_gid_ex", libc::EIO);
     fake.fail("ibv_query_gid_table", libc::EIO);
     let error = context.gid(1, 0).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_gid_ex", errno: Errno(libc::EIO), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryGidEx, errno: Errno(libc::EIO), .. }), "{error}");
     let error = context.gids(1).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_gid_table", errno: Errno(libc::EIO), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryGidTable, errno: Errno(libc::EIO), .. }), "{error}");
 }
 
 #[test]
@@ -279,9 +280,9 @@ fn partition_keys_are_in_host_byte_order() {
     assert_eq!((context.pkey(1, 0).unwrap(), context.pkey(1, 1).unwrap()), (0xffff, 0x8001));
     assert_eq!(context.pkey_index(1, 0x8001).unwrap(), 1);
     let error = context.pkey(1, 2).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_pkey", errno: Errno(libc::EINVAL), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryPkey, errno: Errno(libc::EINVAL), .. }), "{error}");
     let error = context.pkey_index(1, 0x0180).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_get_pkey_index", errno: Errno(libc::ENOENT), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::GetPkeyIndex, errno: Errno(libc::ENOENT), .. }), "{error}");
 }
 
 #[test]
@@ -298,8 +299,8 @@ fn an_endpoint_with_a_bad_port_or_gid_is_an_error() {
 }
 
 #[test]
-fn an_endpoint_sends_from_the_gid_that_it_tells_its_peer() {
-    // An address vector has eight bits for the index; a table can be longer.
+fn an_endpoint_sends_from_the_gid_in_its_address() {
+    // An address vector has eight bits for the GID index, but a table can be longer.
     let mut port = Port::ethernet();
     port.gid_table_len = 512;
     port.gids = vec![
@@ -329,7 +330,8 @@ fn infiniband_peers_of_one_subnet_are_reached_by_lid_and_others_by_gid() {
     let mut a = builder(&pd, EXTENDED).build().unwrap();
     let mut b = builder(&pd, EXTENDED).build().unwrap();
     connect(&mut a, &mut b);
-    let elsewhere = rdma_safe::QueuePairAddress { gid: "fec0::1".parse().unwrap(), lid: 0x22, ..b.address() };
+    let mut elsewhere = b.address();
+    (elsewhere.gid, elsewhere.lid) = ("fec0::1".parse().unwrap(), 0x22);
     let mut c = builder(&pd, EXTENDED).build().unwrap();
     c.connect(&elsewhere).unwrap();
     let routes: Vec<_> = fake

@@ -1,7 +1,9 @@
-//! What not every device has of queue pairs: ECE, rate limits, the order of data.
+//! Optional features of queue pairs: ECE, rate limits, the order of data.
 
+use rdma_safe::error::Verb;
+use rdma_safe::qp::{DataInOrder, Ece, ModifyError, RateLimit, WrOpcode};
 use rdma_safe::sys::*;
-use rdma_safe::{DataInOrder, Ece, Errno, Error, ModifyError, RateLimit, WrOpcode};
+use rdma_safe::{Errno, Error};
 
 use crate::fake::{Config, Fake};
 use crate::support::{EXTENDED, Raw, raw_with};
@@ -23,27 +25,27 @@ fn both_ends_agree_on_options_of_the_vendor() {
     let fake = Fake::new(Config { ece_options: Some(0b0110), ..Config::default() });
     let (mut a, mut b) = (queue_pair(&fake), queue_pair(&fake));
     let offered = a.qp.ece().unwrap();
-    assert_eq!(offered, Ece { vendor_id: 0x02c9, options: 0b0110 });
-    let accepted = b.qp.set_ece(Ece { options: 0b0011, ..offered }).unwrap();
-    assert_eq!(accepted.options, 0b0010, "what the device has of them");
+    assert_eq!(offered, Ece::new(0x02c9, 0b0110));
+    let accepted = b.qp.set_ece(Ece::new(offered.vendor_id, 0b0011)).unwrap();
+    assert_eq!(accepted.options, 0b0010, "only the options that the device supports");
     a.qp.set_ece(accepted).unwrap();
     assert_eq!((a.qp.ece().unwrap(), b.qp.ece().unwrap()), (accepted, accepted));
 }
 
 #[test]
-fn options_of_another_vendor_are_refused_and_those_of_none_are_no_feature() {
+fn ece_of_another_vendor_or_on_a_device_without_ece_is_refused() {
     let fake = Fake::new(Config::default());
     let mut raw = queue_pair(&fake);
-    let error = raw.qp.set_ece(Ece { vendor_id: 1, options: 0 }).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_set_ece", errno: Errno(libc::EINVAL), .. }), "{error}");
+    let error = raw.qp.set_ece(Ece::new(1, 0)).unwrap_err();
+    assert!(matches!(error, Error::Verb { verb: Verb::SetEce, errno: Errno(libc::EINVAL), .. }), "{error}");
     fake.fail("ibv_query_ece", libc::EIO);
     let error = raw.qp.ece().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_ece", errno: Errno(libc::EIO), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryEce, errno: Errno(libc::EIO), .. }), "{error}");
 
     let without = Fake::new(Config { ece_options: None, ..Config::default() });
     let mut raw = queue_pair(&without);
     unsupported(raw.qp.ece(), "ECE");
-    unsupported(raw.qp.set_ece(Ece { vendor_id: 0x02c9, options: 0 }), "ECE");
+    unsupported(raw.qp.set_ece(Ece::new(0x02c9, 0)), "ECE");
 }
 
 fn paced(attr: &mut ibv_device_attr_ex) {
@@ -78,11 +80,11 @@ fn a_rate_beyond_the_device_is_refused_with_its_limits() {
     assert_eq!(fake.calls("modify_qp_rate_limit"), 0, "checked before the call");
     fake.fail("modify_qp_rate_limit", libc::EINVAL);
     let error = raw.qp.limit_rate(RateLimit::new(500)).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_modify_qp_rate_limit", .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::ModifyQpRateLimit, .. }), "{error}");
 }
 
 #[test]
-fn a_rate_limit_is_refused_where_the_type_of_queue_pair_has_none() {
+fn a_rate_limit_is_refused_for_unsupported_queue_pair_types() {
     let raw_only = |attr: &mut ibv_device_attr_ex| {
         paced(attr);
         attr.packet_pacing_caps.supported_qpts = 1 << 8;
@@ -97,19 +99,19 @@ fn a_rate_limit_is_refused_where_the_type_of_queue_pair_has_none() {
 }
 
 #[test]
-fn the_order_of_data_is_told_by_operation() {
+fn data_in_order_is_reported_per_operation() {
     let data_in_order = [(WrOpcode::RDMA_WRITE.0, 3), (WrOpcode::SEND.0, 2), (WrOpcode::FLUSH.0, 8)].into();
     let fake = Fake::new(Config { data_in_order, ..Config::default() });
     let qp = queue_pair(&fake).qp;
     assert_eq!(qp.data_in_order(WrOpcode::RDMA_WRITE), DataInOrder::WHOLE_MESSAGE | DataInOrder::ALIGNED_128_BYTES);
     assert_eq!(qp.data_in_order(WrOpcode::SEND), DataInOrder::ALIGNED_128_BYTES);
     assert_eq!(qp.data_in_order(WrOpcode::RDMA_READ), DataInOrder::empty());
-    assert_eq!(qp.data_in_order(WrOpcode::FLUSH).bits(), 8, "what has no name is kept");
+    assert_eq!(qp.data_in_order(WrOpcode::FLUSH).bits(), 8, "unknown bits are kept");
     assert_eq!(qp.data_in_order(WrOpcode(4_000)), DataInOrder::empty());
 }
 
 #[test]
-fn a_library_that_answers_yes_or_no_is_understood() {
+fn an_older_library_reports_data_in_order_as_yes_or_no() {
     let data_in_order = [(WrOpcode::RDMA_WRITE.0, 1)].into();
     let fake = Fake::new(Config { data_in_order, data_in_order_flags: false, ..Config::default() });
     let qp = queue_pair(&fake).qp;

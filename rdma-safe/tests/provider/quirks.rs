@@ -1,8 +1,8 @@
-//! SoftRoCE of rdma-core 44, whose faults the provider repeats, and what is done about them.
+//! Workarounds for the faults of SoftRoCE in rdma-core 44 and of bnxt_re. The fake provider imitates the faults.
 
-use rdma_safe::{
-    CompletionQueue, Errno, Inline, InlineList, PostError, Quirks, Sge, WcFields, WcStatus, Work, WorkRequest,
-};
+use rdma_safe::device::Quirks;
+use rdma_safe::post::InlineList;
+use rdma_safe::{CompletionQueue, Errno, Inline, PostError, Sge, WcFields, WcStatus, Work, WorkRequest};
 use rdma_sys::{ibv_cq_ex, ibv_end_poll, ibv_next_poll, ibv_poll_cq_attr, ibv_start_poll};
 
 use crate::fake::{Config, Cqe, Fake, Mode};
@@ -14,7 +14,7 @@ fn inject(fake: &Fake, cq: &CompletionQueue, wr_ids: impl IntoIterator<Item = u6
     wr_ids.into_iter().for_each(|wr_id| fake.inject(cq.as_raw(), Cqe { wr_id, ..Cqe::default() }));
 }
 
-/// Takes all completions of a poll as ibv_start_poll(3) says that it is done: `wr_id` of each.
+/// Polls to the end of the queue as ibv_start_poll(3) describes. Returns each `wr_id`.
 fn as_documented(cq: &mut CompletionQueue) -> Vec<u64> {
     let raw: *mut ibv_cq_ex = cq.as_raw().cast();
     let mut found = Vec::new();
@@ -34,7 +34,7 @@ fn as_documented(cq: &mut CompletionQueue) -> Vec<u64> {
 }
 
 #[test]
-fn the_fault_of_next_poll_is_real_here() {
+fn the_fake_repeats_stale_completions_after_next_poll() {
     let sound = Fake::new(Config::default());
     let mut cq = sound.open().completion_queue(7).build().unwrap();
     inject(&sound, &cq, [1, 2]);
@@ -46,13 +46,13 @@ fn the_fault_of_next_poll_is_real_here() {
     inject(&rxe, &cq, [1, 2]);
     assert_eq!(as_documented(&mut cq), [1, 2]);
     let stale = as_documented(&mut cq);
-    assert!(!stale.is_empty(), "the consumer has overtaken the producer");
-    assert!(stale.contains(&0), "entries that never were: {stale:?}");
-    assert!(!as_documented(&mut cq).is_empty(), "and so it goes on");
+    assert!(!stale.is_empty(), "the consumer index is beyond the producer index");
+    assert!(stale.contains(&0), "entries that were never written: {stale:?}");
+    assert!(!as_documented(&mut cq).is_empty(), "the queue has no end");
 }
 
 #[test]
-fn a_wrapped_queue_loses_and_repeats_nothing() {
+fn a_wrapped_queue_loses_and_repeats_no_completion() {
     let fake = Fake::new(Config::rxe());
     let context = fake.open();
     let mut cq = context.completion_queue(7).build().unwrap();
@@ -62,7 +62,7 @@ fn a_wrapped_queue_loses_and_repeats_nothing() {
         let count = round % 8;
         inject(&fake, &cq, next..next + count);
         if round % 3 == 0 {
-            // A cursor that is dropped in the middle.
+            // The cursor is dropped before the end of the queue.
             let mut poll = cq.poll();
             let first = poll.next().unwrap().map(|wc| wc.wr_id());
             assert_eq!(first, (count > 0).then_some(next));
@@ -77,7 +77,7 @@ fn a_wrapped_queue_loses_and_repeats_nothing() {
 }
 
 #[test]
-fn endpoints_on_a_wrapped_queue_lose_and_repeat_nothing() {
+fn endpoints_on_a_wrapped_queue_lose_and_repeat_no_completion() {
     let fake = Fake::new(Config::rxe());
     let pd = fake.pd();
     let mut a = builder(&pd, EXTENDED).send_depth(3).recv_depth(3).build().unwrap();
@@ -100,13 +100,7 @@ fn endpoints_on_a_wrapped_queue_lose_and_repeat_nothing() {
 }
 
 #[test]
-fn only_that_provider_has_the_quirks() {
-    assert_eq!(Fake::new(Config::rxe()).open().quirks(), Quirks::all() - Quirks::EXTENDED_SENDS_BROKEN);
-    assert_eq!(Fake::new(Config::default()).open().quirks(), Quirks::empty());
-}
-
-#[test]
-fn a_provider_whose_batches_are_broken_is_posted_to_by_post_send() {
+fn sends_use_post_send_if_extended_sends_are_broken() {
     let fake = Fake::new(Config { vendor_id: 0x14e4, ..Config::default() });
     let pd = fake.pd();
     assert_eq!(pd.context().quirks(), Quirks::EXTENDED_SENDS_BROKEN);
@@ -117,11 +111,11 @@ fn a_provider_whose_batches_are_broken_is_posted_to_by_post_send() {
     assert_eq!((fake.calls("create_qp_ex"), fake.calls("wr_start"), fake.calls("ibv_post_send")), (0, 0, 1));
 }
 
-/// The doorbell of rxe is a system call, which fails with ENOMEM, too, when the work is in the queue.
+/// The doorbell of rxe is a system call, which may fail with ENOMEM after the work was added to the queue.
 #[test]
-fn no_memory_says_nothing_where_it_may_come_from_the_doorbell() {
+fn enomem_leaves_the_work_in_doubt_if_the_doorbell_can_fail() {
     for (config, taken, expected) in [
-        (Config::rxe(), true, PostError::InDoubt { errno: Errno(libc::ENOMEM) }),
+        (Config::rxe(), true, PostError::MaybePosted { errno: Errno(libc::ENOMEM) }),
         (Config::default(), false, PostError::QueueFull { posted: 0 }),
     ] {
         let fake = Fake::new(config);
@@ -142,7 +136,7 @@ fn no_memory_says_nothing_where_it_may_come_from_the_doorbell() {
 }
 
 #[test]
-fn inline_lists_are_put_together_where_the_provider_cannot() {
+fn inline_lists_are_concatenated_if_the_provider_sends_them_empty() {
     for (config, setter) in [(Config::rxe(), "inline_data"), (Config::default(), "inline_data_list")] {
         let fake = Fake::new(config);
         let pd = fake.pd();
@@ -162,14 +156,14 @@ fn inline_lists_are_put_together_where_the_provider_cannot() {
 }
 
 #[test]
-fn element_lists_go_through_post_send_where_the_provider_miscounts_them() {
+fn element_lists_use_post_send_if_the_provider_miscounts_them() {
     for (config, extended) in [(Config::rxe(), false), (Config::default(), true)] {
         let fake = Fake::new(config);
         let pd = fake.pd();
         let inbox = pd.allocate(200).unwrap();
         let cq = pd.context().completion_queue(16).build().unwrap();
         let make = |sges| pd.queue_pair(&cq, &cq).send_sges(sges).build().unwrap();
-        assert!(make(1).is_extended(), "a single element is counted right");
+        assert!(make(1).is_extended(), "a single element is counted correctly");
         let (a, b) = (make(2), make(1));
         assert_eq!(a.is_extended(), extended);
         let (mut a, mut b) = (crate::support::Raw { qp: a, cq: other(&pd) }, crate::support::Raw { qp: b, cq });
@@ -192,7 +186,7 @@ fn other(pd: &rdma_safe::ProtectionDomain) -> CompletionQueue {
 }
 
 #[test]
-fn inline_data_has_its_flag_before_the_builder_is_called() {
+fn inline_data_always_has_the_inline_flag() {
     for config in [Config::rxe(), Config::default()] {
         for interfaces in [EXTENDED, CLASSIC] {
             let fake = Fake::new(config.clone());
@@ -203,7 +197,7 @@ fn inline_data_has_its_flag_before_the_builder_is_called() {
             a.send_inline(b"inline").unwrap();
             a.send(pd.allocate(2).unwrap()).unwrap();
             let flags: Vec<_> = fake.take_posted().iter().map(|posted| posted.flags).collect();
-            assert_eq!(flags, [2 | 8, 2], "the flag does not stay for the next");
+            assert_eq!(flags, [2 | 8, 2], "the flag is cleared for the next work request");
             assert_eq!(done(&mut a).status, WcStatus::SUCCESS);
             assert_eq!(&done(&mut b).buffer.unwrap()[..], b"inline");
         }
@@ -211,7 +205,7 @@ fn inline_data_has_its_flag_before_the_builder_is_called() {
 }
 
 #[test]
-fn a_receive_that_is_never_flushed_comes_back_by_closing() {
+fn close_returns_a_receive_that_is_never_flushed() {
     let fake = Fake::new(Config::rxe());
     let pd = fake.pd();
     let (_a, mut b) = endpoints(&pd, EXTENDED);
@@ -222,7 +216,7 @@ fn a_receive_that_is_never_flushed_comes_back_by_closing() {
 }
 
 #[test]
-fn sends_before_the_connection_never_reach_a_provider_that_would_keep_them() {
+fn a_send_before_the_connection_does_not_reach_a_provider_that_would_keep_it() {
     let fake = Fake::new(Config::rxe());
     let pd = fake.pd();
     let mut a = builder(&pd, CLASSIC).build().unwrap();
@@ -241,7 +235,7 @@ fn sends_before_the_connection_never_reach_a_provider_that_would_keep_them() {
 }
 
 #[test]
-fn inline_data_of_a_batch_is_not_mixed_up() {
+fn each_inline_list_of_a_batch_keeps_its_bytes() {
     for config in [Config::rxe(), Config::default()] {
         let fake = Fake::new(config);
         let pd = fake.pd();

@@ -1,6 +1,8 @@
-//! Every operation of a reliable connection through the raw door: bytes and completion fields.
+//! Every operation of a reliable connection through the raw API: bytes and completion fields.
 
-use rdma_safe::{Access, Inline, InlineList, Pages, Remote, Sge, WcOpcode, WcStatus, WorkRequest};
+use rdma_safe::mr::Pages;
+use rdma_safe::post::InlineList;
+use rdma_safe::{Access, Inline, Remote, Sge, WcOpcode, WcStatus, WorkRequest};
 
 use crate::support::{Raw, Seen, on_each_interface, post, raw_pair, receive, seen};
 
@@ -69,7 +71,7 @@ fn a_send_with_invalidate_takes_the_key_and_names_it() {
         post!(a, send_invalidate(WorkRequest::new(2).signaled(), remote.rkey, outbox.sge());).unwrap();
         assert_eq!(seen(&mut a.cq), [success(&a, 2, WcOpcode::SEND, 4)]);
         let received = Seen { invalidated_rkey: Some(remote.rkey), ..success(&b, 1, WcOpcode::RECV, 4) };
-        assert_eq!(seen(&mut b.cq), [received], "in host byte order, and no immediate data");
+        assert_eq!(seen(&mut b.cq), [received], "the key in host byte order, no immediate data");
         post!(a, write(WorkRequest::new(3), remote, outbox.sge());).unwrap();
         assert_eq!(seen(&mut a.cq)[0].status, WcStatus::REM_ACCESS_ERR);
     });
@@ -86,7 +88,7 @@ fn a_write_changes_the_peers_memory_and_nothing_around_it() {
         let remote = exposed.remote().slice(6, 4).unwrap();
         post!(a, write(WorkRequest::new(1).signaled(), remote, outbox.sge());).unwrap();
         assert_eq!(seen(&mut a.cq), [success(&a, 1, WcOpcode::RDMA_WRITE, 4)]);
-        assert_eq!(seen(&mut b.cq), [], "the peer is not told");
+        assert_eq!(seen(&mut b.cq), [], "the peer gets no completion");
         let mut bytes = [1; 16];
         exposed.read(0, &mut bytes).unwrap();
         assert_eq!(&bytes, b"\0\0\0\0\0\0data\0\0\0\0\0\0");
@@ -132,7 +134,7 @@ fn atomics_change_the_word_and_return_what_was_there() {
         assert_eq!(seen(&mut a.cq), expected);
         let words: Vec<u64> = old.chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
         assert_eq!(words, [0x1122_3344_5566_7788, 0x1122_3344_5566_7790, 0x1122_3344_5566_7790, 0]);
-        assert_eq!(exposed.load_u64(8).unwrap(), 5, "the first comparison failed and changed nothing");
+        assert_eq!(exposed.load_u64(8).unwrap(), 5, "the first comparison failed, so the value is unchanged");
         assert_eq!(exposed.load_u64(0).unwrap(), 0);
     });
 }
@@ -159,7 +161,7 @@ fn inline_data_is_copied_as_it_is_posted() {
                 batch.send(WorkRequest::new(3), InlineList(&many[..16])).unwrap();
                 batch.send(WorkRequest::new(4).signaled(), Inline(&[])).unwrap();
             }
-            // Not waiting for the post: what was added is the batch's own.
+            // The batch has copied the data, so it may be dropped before the post.
             drop((first, left, middle, right));
             batch.post().unwrap();
         }
@@ -203,7 +205,7 @@ fn element_lists_are_gathered_and_scattered_in_order() {
         let inbox = pd.allocate(32).unwrap();
         let targets = [part(&inbox, 20, 2), Sge::EMPTY, part(&inbox, 0, 6)];
         let mut batch = b.qp.recv_batch().unwrap();
-        // SAFETY: `inbox` is looked at after the completion.
+        // SAFETY: `inbox` is read after the completion.
         unsafe {
             batch.receive(1, &targets).unwrap();
             batch.receive(2, &[part(&inbox, 10, 4)]).unwrap();
@@ -247,7 +249,7 @@ fn flags_reach_the_provider() {
         assert_eq!(flags, [(1, 0), (2, 1 | 2), (3, 4 | 8)], "fence 1, signaled 2, solicited 4, inline 8");
         let verb = if interfaces.extended_qp { "ibv_wr_complete" } else { "ibv_post_send" };
         assert!(posted.iter().all(|posted| posted.verb == verb));
-        assert_eq!(seen(&mut a.cq).len(), 1, "only what was signaled completes");
+        assert_eq!(seen(&mut a.cq).len(), 1, "only signaled work completes");
     });
 }
 

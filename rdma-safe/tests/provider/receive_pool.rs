@@ -1,10 +1,12 @@
-//! The owned door of shared receives: buffers that several endpoints take from one pool.
+//! The owned API of shared receives: several endpoints receive into the buffers of one pool.
 
 use std::sync::mpsc;
 
+use rdma_safe::endpoint::Armed;
+use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, Armed, Buffer, Endpoint, Errno, Error, Operation, Pages, PollError, PostError, ProtectionDomain,
-    ReceivePool, WcStatus, Work,
+    Access, Buffer, Endpoint, Errno, Error, Operation, PollError, PostError, ProtectionDomain, ReceivePool, WcStatus,
+    Work,
 };
 use rdma_sys::{IBV_WC_RECV, IBV_WC_SUCCESS};
 
@@ -14,7 +16,7 @@ use crate::support::{
     CLASSIC, DEADLINE, EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface,
 };
 
-/// Two endpoints that take from one pool of four receives, and the peers of each.
+/// Two endpoints that use one pool of four receives, and their peers.
 struct Service {
     pool: ReceivePool,
     clients: [Endpoint; 2],
@@ -44,7 +46,7 @@ impl Service {
     }
 }
 
-/// An endpoint with events, the pool of one posted receive that it takes from, and its peer.
+/// An endpoint with events, its pool with one posted receive, and its peer.
 fn waiting(pd: &ProtectionDomain, interfaces: Interfaces) -> (ReceivePool, Endpoint, Endpoint) {
     let mut pool = ReceivePool::new(pd, 4).unwrap();
     let mut client = builder(pd, interfaces).events(true).receive_pool(&pool).build().unwrap();
@@ -59,7 +61,7 @@ fn text(buffer: Option<Buffer>) -> Vec<u8> {
 }
 
 #[test]
-fn messages_take_the_buffers_of_the_pool_whatever_the_order_in_which_they_are_polled() {
+fn messages_get_their_buffers_in_any_order_of_polling() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut service = Service::new(&pd, interfaces);
@@ -85,7 +87,7 @@ fn messages_take_the_buffers_of_the_pool_whatever_the_order_in_which_they_are_po
 }
 
 #[test]
-fn a_buffer_goes_round_more_often_than_there_are_places() {
+fn a_buffer_can_be_received_into_many_times() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut service = Service::new(&pd, interfaces);
@@ -127,7 +129,7 @@ fn all_receives_of_the_pool_may_complete_before_an_endpoint_is_polled() {
 }
 
 #[test]
-fn what_comes_with_a_message_is_told_as_by_receives_of_its_own() {
+fn a_shared_receive_reports_the_same_completion_fields() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let mut service = Service::new(&pd, interfaces);
@@ -147,14 +149,14 @@ fn what_comes_with_a_message_is_told_as_by_receives_of_its_own() {
 }
 
 #[test]
-fn endpoints_of_a_pool_send_and_are_waited_for_as_others() {
+fn endpoints_of_a_pool_can_send_and_wait() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (_pool, mut client, mut peer) = waiting(&pd, interfaces);
         assert_eq!(client.arm().unwrap(), Armed::Wait, "nothing has arrived");
         peer.send_inline(b"hello").unwrap();
-        assert_eq!(client.arm().unwrap(), Armed::Poll, "there is something to poll");
-        assert_eq!(client.arm().unwrap(), Armed::Poll, "and there still is");
+        assert_eq!(client.arm().unwrap(), Armed::Poll, "there is a completion to poll");
+        assert_eq!(client.arm().unwrap(), Armed::Poll, "the completion is still there");
         peer.receive(pd.allocate(16).unwrap()).unwrap();
         client.send_inline(b"answer").unwrap();
         let first = client.wait(DEADLINE).unwrap();
@@ -193,16 +195,16 @@ fn a_receive_that_cannot_be_posted_comes_back_with_the_reason() {
 }
 
 #[test]
-fn a_buffer_that_the_provider_may_have_stays_in_the_pool_until_the_queue_is_gone() {
+fn a_receive_in_doubt_keeps_its_buffer_until_the_shared_queue_is_destroyed() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let count = Count::default();
     let mut pool = ReceivePool::new(&pd, 4).unwrap();
     fake.fail_post_recv(PostFault { errno: libc::EIO, taken: 1, bad: Bad::Null });
     let doubt = pool.receive(count.buffer(&pd)).unwrap_err();
-    assert_eq!((doubt.error, doubt.buffer.is_none()), (PostError::InDoubt { errno: Errno(libc::EIO) }, true));
+    assert_eq!((doubt.error, doubt.buffer.is_none()), (PostError::MaybePosted { errno: Errno(libc::EIO) }, true));
     let after = pool.receive(count.buffer(&pd)).unwrap_err();
-    assert_eq!((after.error, after.buffer.is_some()), (PostError::Poisoned, true));
+    assert_eq!((after.error, after.buffer.is_some()), (PostError::EndpointFailed, true));
     drop(after);
     assert_eq!((pool.receives_in_flight(), count.freed()), (1, 1));
     assert_eq!(pool.close().unwrap().len(), 1);
@@ -221,19 +223,19 @@ fn a_pool_is_destroyed_with_its_last_endpoint_and_not_before() {
         if endpoint_first {
             drop(client);
             assert_eq!(count.freed(), 0);
-            assert_eq!(pool.close().unwrap().len(), 1, "what nobody took comes back");
+            assert_eq!(pool.close().unwrap().len(), 1, "the unused receive comes back");
         } else {
             let error = pool.close().unwrap_err();
             assert!(matches!(error, Error::InUse { object: "shared receive queue", .. }), "{error}");
             assert_eq!((count.freed(), fake.calls("ibv_destroy_srq")), (0, 0));
-            assert!(client.close().unwrap().is_empty(), "those of the pool are not the endpoint's");
+            assert!(client.close().unwrap().is_empty(), "receives of the pool do not belong to the endpoint");
         }
         assert_eq!((count.freed(), fake.calls("ibv_destroy_srq")), (1, 1));
     }
 }
 
 #[test]
-fn what_an_endpoint_has_taken_and_nobody_has_polled_does_not_stay_in_the_pool() {
+fn closing_an_endpoint_frees_the_pool_slots_of_its_unpolled_receives() {
     on_each_interface(|fake, interfaces| {
         for closed in [true, false] {
             let pd = fake.pd();
@@ -254,7 +256,7 @@ fn what_an_endpoint_has_taken_and_nobody_has_polled_does_not_stay_in_the_pool() 
             for _ in 0..3 {
                 pool.receive(pd.allocate(16).unwrap()).unwrap();
             }
-            // The other one is none the worse for it.
+            // The other endpoint is not affected.
             for text in [b"4", b"5", b"6", b"7"] {
                 peers[1].send_inline(text).unwrap();
                 assert_eq!(done(&mut peers[1]).operation, Operation::Send);
@@ -265,12 +267,12 @@ fn what_an_endpoint_has_taken_and_nobody_has_polled_does_not_stay_in_the_pool() 
 }
 
 #[test]
-fn what_arming_has_found_is_returned_as_well() {
+fn closing_returns_a_message_that_arming_found() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (_pool, mut client, mut peer) = waiting(&pd, interfaces);
         peer.send_inline(b"hello").unwrap();
-        assert_eq!(client.arm().unwrap(), Armed::Poll, "there is something to poll");
+        assert_eq!(client.arm().unwrap(), Armed::Poll, "there is a completion to poll");
         let buffers = client.close().unwrap();
         assert_eq!(buffers.iter().map(|buffer| &buffer[..]).collect::<Vec<_>>(), [b"hello"]);
     });
@@ -302,7 +304,7 @@ fn a_receive_that_a_broken_endpoint_has_taken_comes_back_flushed() {
         let pd = fake.pd();
         let mut service = Service::new(&pd, interfaces);
         service.fill(&pd);
-        // Longer than the buffers: that breaks the connection.
+        // The message is longer than the buffers, which breaks the connection.
         service.peers[0].send_inline(&[1; 32]).unwrap();
         let failed = service.clients[0].poll().unwrap().expect("a completion").ok().unwrap_err();
         assert_eq!((failed.0.operation, failed.0.status), (Operation::Receive, WcStatus::LOC_LEN_ERR));
@@ -313,15 +315,15 @@ fn a_receive_that_a_broken_endpoint_has_taken_comes_back_flushed() {
 }
 
 #[test]
-fn a_completion_that_names_no_receive_of_the_pool_hands_out_nothing() {
+fn a_completion_without_a_matching_receive_returns_no_buffer() {
     for interfaces in [EXTENDED, CLASSIC] {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
         fake.set_mode(Mode::Manual);
         let mark = 0b11_u64 << 62;
-        // Of a slot that there is, of one that there is not, of no turn, without the marks, and of a ring.
-        let lies = [mark | 1 << 31, mark | 77, mark | 2 << 31 | 1, 1 << 31, u64::MAX, 1 << 63 | 1, 1 << 63];
-        for lie in lies.into_iter().take(if cfg!(miri) { 3 } else { 7 }) {
+        // An existing slot, an unknown slot, an invalid generation, missing marks, and identifiers of a ring.
+        let wr_ids = [mark | 1 << 31, mark | 77, mark | 2 << 31 | 1, 1 << 31, u64::MAX, 1 << 63 | 1, 1 << 63];
+        for wr_id in wr_ids.into_iter().take(if cfg!(miri) { 3 } else { 7 }) {
             let mut service = Service::new(&pd, interfaces);
             let posted = service.pool.receive(pd.allocate(16).unwrap()).unwrap();
             service.clients[1].send_inline(b"not answered").unwrap();
@@ -330,21 +332,20 @@ fn a_completion_that_names_no_receive_of_the_pool_hands_out_nothing() {
             let cq = unsafe { (*client.queue_pair().as_raw()).recv_cq };
             let truth = service.pool.shared_receive_queue().as_raw();
             let [ticket] = fake.shared_receives(truth)[..] else { panic!("one receive") };
-            if lie == ticket {
+            if wr_id == ticket {
                 continue;
             }
-            let cqe =
-                Cqe { wr_id: lie, status: IBV_WC_SUCCESS.0, opcode: IBV_WC_RECV.0, byte_len: 4, ..Cqe::default() };
+            let cqe = Cqe { wr_id, status: IBV_WC_SUCCESS.0, opcode: IBV_WC_RECV.0, byte_len: 4, ..Cqe::default() };
             fake.inject(cq, cqe);
-            assert!(matches!(client.poll(), Err(PollError::Unexpected { .. })), "{lie:#x}");
-            // The true one, once, and not again.
+            assert!(matches!(client.poll(), Err(PollError::NotInFlight { .. })), "{wr_id:#x}");
+            // The correct completion is accepted once, and not again.
             fake.inject(cq, Cqe { wr_id: ticket, ..cqe });
             fake.inject(cq, Cqe { wr_id: ticket, ..cqe });
             let true_one = client.poll().unwrap().unwrap();
             assert_eq!((true_one.id, true_one.buffer.unwrap().len()), (posted, 4));
-            assert!(matches!(client.poll(), Err(PollError::Unexpected { wr_id }) if wr_id == ticket));
+            assert!(matches!(client.poll(), Err(PollError::NotInFlight { wr_id }) if wr_id == ticket));
         }
-        // The receives whose completions were invented are in the queue all the same.
+        // The receives of the false completions are still in the queue.
         let _ = fake.take_violations();
     }
 }

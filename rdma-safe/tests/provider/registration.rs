@@ -1,12 +1,15 @@
-//! Regions under addresses of their own, and memory that is paged on demand.
+//! Regions at chosen addresses, and on-demand paging.
 
+use rdma_safe::dmah::{DmaHandle, ProcessingHint};
+use rdma_safe::error::Verb;
+use rdma_safe::mr::{Advice, Pages};
 use rdma_safe::sys::*;
-use rdma_safe::{Access, Advice, DmaHandle, Errno, Error, Pages, ProcessingHint, Sge, WcFields, WcStatus, WorkRequest};
+use rdma_safe::{Access, Errno, Error, Sge, WcFields, WcStatus, WorkRequest};
 
 use crate::fake::{Advised, Config, Fake};
 use crate::support::{EXTENDED, done, endpoints, init, post, raw_with, receive, rtr, rts, seen, to_rts};
 
-/// On-demand paging, with one region for all memory.
+/// On-demand paging, with a region for the whole address space.
 fn paging() -> Config {
     Config { odp: (IBV_ODP_SUPPORT.0 | IBV_ODP_SUPPORT_IMPLICIT.0).into(), ..Config::default() }
 }
@@ -46,12 +49,12 @@ fn work_names_raw_memory_by_the_address_that_it_was_given() {
     let mut pages = vec![0_u8; 3 * 4096];
     let memory = pages.as_mut_ptr();
     let iova = 0x1_0000_0000 + memory.addr() as u64 % 4096;
-    // SAFETY: the memory outlives the regions, and is accessed by pointer as long as they are there.
+    // SAFETY: the memory outlives the regions, and is accessed only by pointer while they exist.
     let region =
         unsafe { pd.register_raw_at(memory, pages.len(), iova, Access::LOCAL_WRITE | Access::REMOTE) }.unwrap();
     assert_eq!((region.address(), region.len()), (iova, 3 * 4096));
     assert_eq!(region.remote().slice(4096, 1).unwrap().address, iova + 4096);
-    // SAFETY: within the memory, which nobody refers to.
+    // SAFETY: within the memory, to which there is no reference.
     unsafe { memory.add(100).copy_from(b"by address".as_ptr(), 10) };
     let sge = |offset, len| Sge { address: region.address() + offset, len, lkey: region.lkey() };
     receive!(b, 1, sge(5000, 10)).unwrap();
@@ -61,7 +64,7 @@ fn work_names_raw_memory_by_the_address_that_it_was_given() {
     let target = region.remote().slice(9000, 10).unwrap();
     post!(a, write(WorkRequest::new(3).signaled(), target, sge(100, 10));).unwrap();
     assert_eq!(seen(&mut a.cq)[0].status, WcStatus::SUCCESS);
-    // Where the bytes really are is no address of theirs any more.
+    // The real address of the bytes is not valid in work requests any more.
     let beside = Sge { address: memory.addr() as u64, ..sge(0, 10) };
     post!(a, send(WorkRequest::new(4).signaled(), beside);).unwrap();
     assert_eq!(seen(&mut a.cq)[0].status, WcStatus::LOC_PROT_ERR);
@@ -70,15 +73,15 @@ fn work_names_raw_memory_by_the_address_that_it_was_given() {
 }
 
 #[test]
-fn an_address_that_does_not_go_with_the_memory_is_refused_with_the_reason() {
+fn an_address_that_does_not_fit_the_memory_is_refused_with_the_reason() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     for iova in [1, 4095, u64::MAX - 4095] {
         let error = pd.expose_at(Pages::new(4096).unwrap(), iova, Access::REMOTE).unwrap_err();
-        assert!(matches!(error, Error::Verb { verb: "ibv_reg_mr_iova", errno: Errno(libc::EINVAL), .. }), "{error}");
-        assert!(error.to_string().contains("as far into a page"), "{error}");
+        assert!(matches!(error, Error::Verb { verb: Verb::RegMrIova, errno: Errno(libc::EINVAL), .. }), "{error}");
+        assert!(error.to_string().contains("offset within a page"), "{error}");
     }
-    // SAFETY: nothing is registered.
+    // SAFETY: the registration fails.
     let empty = unsafe { pd.register_raw_at([0_u8; 0].as_mut_ptr(), 0, 0, Access::empty()) };
     assert!(matches!(empty, Err(Error::EmptyRegion)));
 }
@@ -94,7 +97,7 @@ fn flags_that_only_raw_memory_may_have_are_refused_elsewhere() {
             assert!(matches!(error, Error::RegisterMemory { errno: Errno(libc::EINVAL), .. }), "{error}");
         }
         let mut memory = [0; 8];
-        // SAFETY: the memory outlives the region, whose keys nobody names.
+        // SAFETY: the memory outlives the region, whose keys are not used.
         let region = unsafe { pd.register_raw(memory.as_mut_ptr(), 8, access) }.unwrap();
         drop(region);
     }
@@ -106,7 +109,7 @@ fn a_device_is_told_what_will_be_read_and_written() {
     let fake = Fake::new(paging());
     let pd = fake.pd();
     let mut memory = [7_u8; 64];
-    // SAFETY: the memory outlives the region, whose keys no work names.
+    // SAFETY: the memory outlives the region, whose keys no work uses.
     let region = unsafe { pd.register_raw(memory.as_mut_ptr(), 64, Access::LOCAL_WRITE | Access::ON_DEMAND) }.unwrap();
     let range = |offset, len| Sge { address: region.address() + offset, len, lkey: region.lkey() };
     pd.advise(Advice::Prefetch, &[range(0, 8), range(32, 32)]).unwrap();
@@ -121,12 +124,12 @@ fn a_device_is_told_what_will_be_read_and_written() {
             Advised { advice: 2, flags: 0, ranges: vec![(at + 8, 8)] },
             Advised { advice: 1, flags: 1, ranges: vec![(at, 64)] },
         ],
-        "without ranges there is nothing to say"
+        "no ranges, no call"
     );
     let locked = pd.allocate(8).unwrap();
     for ranges in [[range(60, 8)], [locked.sge()]] {
         let error = pd.advise(Advice::Prefetch, &ranges).unwrap_err();
-        assert!(matches!(error, Error::Verb { verb: "ibv_advise_mr", errno: Errno(libc::EFAULT), .. }), "{error}");
+        assert!(matches!(error, Error::Verb { verb: Verb::AdviseMr, errno: Errno(libc::EFAULT), .. }), "{error}");
         assert!(error.to_string().contains("Access::ON_DEMAND"), "{error}");
     }
     let paged = pd.register_with(Pages::new(100).unwrap(), Access::ON_DEMAND).unwrap();
@@ -138,7 +141,7 @@ fn a_device_is_told_what_will_be_read_and_written() {
 fn one_region_for_all_memory_serves_bytes_wherever_they_are() {
     let fake = Fake::new(paging());
     let pd = fake.pd();
-    // SAFETY: work names only the bytes below.
+    // SAFETY: work uses only the bytes below.
     let all = unsafe { pd.register_implicit(Access::LOCAL_WRITE) }.unwrap();
     assert_eq!((all.address(), all.len()), (0, usize::MAX));
     let make = || raw_with(&pd, EXTENDED, WcFields::STANDARD, |qp| qp);
@@ -172,7 +175,7 @@ fn paging_on_demand_is_not_asked_of_a_device_without() {
     refused(&without, registered, "Access::ON_DEMAND");
     refused(&without, pd.advise(Advice::Prefetch, &[Sge::EMPTY]), "ibv_advise_mr");
     for fake in [&without, &explicit_only] {
-        // SAFETY: nothing is registered.
+        // SAFETY: the registration fails.
         let all = unsafe { fake.pd().register_implicit(Access::LOCAL_WRITE) };
         refused(fake, all.map(drop), "OdpCapabilities::IMPLICIT");
     }
@@ -187,12 +190,12 @@ fn what_an_older_library_lacks_is_refused_with_the_release_that_brought_it() {
         assert!(error.to_string().contains(fake.name()), "{error}");
     };
     refused(pd.alloc_buf(8).unwrap_err(), "rdma-core 64");
-    // SAFETY: there is none.
+    // SAFETY: no domain is created.
     refused(unsafe { pd.unprotected_domain() }.unwrap_err(), "rdma-core 64");
     assert_eq!(fake.calls("alloc_parent_domain"), 0);
     refused(pd.context().dma_handle().hint(ProcessingHint::TARGET).build().unwrap_err(), "rdma-core 59");
     let mut handle = ibv_dmah { context: pd.context().as_raw() };
-    // SAFETY: it is refused, and never deallocated.
+    // SAFETY: the call fails, so the handle is never deallocated.
     let adopted = unsafe { DmaHandle::from_raw(pd.context(), std::ptr::NonNull::from(&mut handle)) };
     refused(adopted.unwrap_err(), "rdma-core 59");
 }

@@ -1,4 +1,4 @@
-//! Work in flight: back-pressure, unsignaled work, and every buffer back exactly once.
+//! Work in flight: back-pressure, unsignaled work, and buffers that come back exactly once.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::support::{
     CLASSIC, EXTENDED, Interfaces, builder, connect, done, endpoints, in_flight, nothing, on_each_interface,
 };
 
-/// A buffer whose length tells it from others.
+/// A buffer that is identified by its length.
 fn tagged(pd: &ProtectionDomain, tag: usize) -> Buffer {
     pd.allocate(tag).unwrap()
 }
@@ -40,7 +40,7 @@ fn a_full_send_ring_gives_the_buffer_back_until_completions_are_taken() {
     });
 }
 
-/// A completion that was not taken keeps its place.
+/// A completion that was not taken keeps its place in the ring.
 fn nothing_but_full(endpoint: &mut rdma_safe::Endpoint, pd: &ProtectionDomain) {
     let rejected = endpoint.send(tagged(pd, 7)).unwrap_err();
     assert!(matches!(rejected.error, PostError::EndpointFull { .. }));
@@ -58,7 +58,7 @@ fn a_full_receive_ring_gives_the_buffer_back() {
         let rejected = b.receive(tagged(&pd, 9)).unwrap_err();
         assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
         assert_eq!(rejected.buffer.unwrap().len(), 9);
-        assert_eq!(fake.calls("ibv_post_recv"), 8, "the provider is not even asked");
+        assert_eq!(fake.calls("ibv_post_recv"), 8, "checked before the call");
 
         a.send(tagged(&pd, 1)).unwrap();
         assert_eq!(done(&mut b).buffer.unwrap().capacity(), 1);
@@ -109,13 +109,13 @@ fn unsignaled_buffers_come_back_in_order_with_later_work() {
     });
 }
 
-/// Sends `rounds` times the depth of the ring, all of it unsignaled, and takes completions only when it is full.
+/// Sends `rounds` times the depth of the ring, all unsignaled, and takes completions only when the ring is full.
 fn flood(fake: &Fake, interfaces: Interfaces, depth: u32, inline: bool) {
     let pd = fake.pd();
     let mut a = builder(&pd, interfaces).send_depth(depth).build().unwrap();
     let mut b = builder(&pd, interfaces).build().unwrap();
     connect(&mut a, &mut b);
-    let exposed = pd.expose(rdma_safe::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE_WRITE).unwrap();
+    let exposed = pd.expose(rdma_safe::mr::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE_WRITE).unwrap();
     let mut stock = pd.allocate(8 * depth as usize).unwrap().into_chunks(8).unwrap();
     let (mut sent, mut full) = (0, 0);
     while sent < depth * if cfg!(miri) { 3 } else { 6 } {
@@ -132,10 +132,10 @@ fn flood(fake: &Fake, interfaces: Interfaces, depth: u32, inline: bool) {
                 assert!(matches!(rejected.error, PostError::EndpointFull { .. }));
                 stock.extend(rejected.buffer);
                 full += 1;
-                assert!(full <= 2, "full for ever, at depth {depth}");
+                assert!(full <= 2, "stays full at depth {depth}");
                 while let Some(completion) = a.poll().unwrap() {
                     assert_eq!(completion.status, WcStatus::SUCCESS);
-                    assert!(completion.buffer.is_some(), "nobody waits for unsignaled inline data");
+                    assert!(completion.buffer.is_some(), "unsignaled inline work is not reported");
                     stock.extend(completion.buffer);
                 }
             }
@@ -144,7 +144,7 @@ fn flood(fake: &Fake, interfaces: Interfaces, depth: u32, inline: bool) {
 }
 
 #[test]
-fn work_that_is_never_signaled_does_not_fill_the_ring_for_ever() {
+fn endless_unsignaled_work_does_not_block_the_ring() {
     for interfaces in [EXTENDED, CLASSIC] {
         for depth in [3, 1, 2, 4, 5, 8, 13].into_iter().take(if cfg!(miri) { 1 } else { 7 }) {
             for inline in [false, true] {
@@ -155,20 +155,20 @@ fn work_that_is_never_signaled_does_not_fill_the_ring_for_ever() {
 }
 
 #[test]
-fn dropped_batches_in_between_do_not_fill_the_ring_for_ever() {
+fn dropped_batches_do_not_block_the_ring() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, _b) = endpoints(&pd, interfaces);
-        let exposed = pd.expose(rdma_safe::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE_WRITE).unwrap();
+        let exposed = pd.expose(rdma_safe::mr::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE_WRITE).unwrap();
         let mut full = 0;
         for _ in 0..if cfg!(miri) { 12 } else { 32 } {
             let posted = a.post(Work::write_inline(b"x", exposed.remote()).unsignaled());
             full = if posted.is_err() { full + 1 } else { 0 };
-            assert!(full <= 1, "full for ever");
+            assert!(full <= 1, "stays full");
             if posted.is_err() {
                 nothing(&mut a);
             }
-            // Its work is signaled, and never posted.
+            // The work in this batch is signaled but never posted.
             if let Ok(mut batch) = a.batch() {
                 let _ = batch.add(Work::write_inline(b"y", exposed.remote()));
             }
@@ -177,12 +177,12 @@ fn dropped_batches_in_between_do_not_fill_the_ring_for_ever() {
 }
 
 #[test]
-fn silent_work_is_heard_of_when_it_fails() {
+fn failed_unsignaled_work_is_reported() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, _b) = endpoints(&pd, interfaces);
         let forged = rdma_safe::RemoteMemory { address: 8, len: 8, rkey: 1 };
-        let good = pd.expose(rdma_safe::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE_WRITE).unwrap();
+        let good = pd.expose(rdma_safe::mr::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE_WRITE).unwrap();
         a.post(Work::write_inline(b"good", good.remote()).unsignaled()).unwrap();
         let bad = a.post(Work::write_inline(b"bad", forged).unsignaled()).unwrap();
         let flushed = a.post(Work::write_inline(b"late", good.remote()).unsignaled()).unwrap();
@@ -215,8 +215,8 @@ fn closing_returns_every_buffer_that_was_not_handed_out() {
 }
 
 #[test]
-fn an_endpoint_takes_what_is_done_however_it_is_split_over_polls() {
-    // More than are taken out of the queue at once.
+fn completions_are_taken_however_they_are_split_over_polls() {
+    // More completions than one poll takes from the queue.
     const COUNT: usize = if cfg!(miri) { 18 } else { 40 };
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
@@ -258,7 +258,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Whatever is done in whatever order: buffers come back once each and in order, messages arrive once each and in order.
+/// Runs random steps in any order. Buffers come back once and in order, and messages arrive once and in order.
 fn run(steps: &[Step], interfaces: Interfaces, depth: u32, mode: Mode) {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
@@ -272,7 +272,7 @@ fn run(steps: &[Step], interfaces: Interfaces, depth: u32, mode: Mode) {
         let Some(completion) = endpoint.poll().unwrap() else { return };
         assert_eq!(completion.status, WcStatus::SUCCESS);
         let tag = completion.buffer.as_ref().map_or(0, |buffer| buffer.len());
-        // Silent work is not handed out.
+        // Unsignaled inline work is not handed out.
         while expected.front().is_some_and(|(id, tag)| *tag == usize::MAX && *id != completion.id) {
             expected.pop_front();
         }

@@ -1,20 +1,22 @@
-//! What the tests share.
+//! Helpers shared by the tests.
 
 use std::any::Any;
 use std::time::Duration;
 
+use rdma_safe::address::AddressVector;
+use rdma_safe::qp::QueuePairAttributes;
 use rdma_safe::{
-    Access, AddressVector, Completion, CompletionQueue, Endpoint, EndpointBuilder, Gid, Mtu, ProtectionDomain,
-    QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairState, WcFields, WcOpcode, WcStatus,
+    Access, Completion, CompletionQueue, Endpoint, EndpointBuilder, Gid, Mtu, ProtectionDomain, QueuePair,
+    QueuePairBuilder, QueuePairState, WcFields, WcOpcode, WcStatus,
 };
 
 use crate::fake::{Config, Fake};
 
-/// Longest wait for an event that must happen. It only ends a test that hangs. An hour under Miri, whose clock advances with the
-/// program's steps.
+/// Longest wait for an event that must happen; it only ends a test that hangs. Under Miri it is an hour, since the clock there
+/// advances with the program's steps.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 3600 } else { 120 });
 
-/// By which functions a queue is polled and a queue pair is posted to.
+/// The interface for polling and the interface for posting.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Interfaces {
     pub(crate) extended_cq: bool,
@@ -24,7 +26,7 @@ pub(crate) struct Interfaces {
 pub(crate) const EXTENDED: Interfaces = Interfaces { extended_cq: true, extended_qp: true };
 pub(crate) const CLASSIC: Interfaces = Interfaces { extended_cq: false, extended_qp: false };
 
-/// Runs a test over both ways to poll and both ways to post. Miri, which is slow, mixes no ways.
+/// Runs a test with both interfaces for polling and for posting. Miri, which is slow, skips mixed combinations.
 pub(crate) fn on_each_interface(test: impl Fn(&Fake, Interfaces)) {
     for (extended_cq, extended_qp) in [(true, true), (true, false), (false, true), (false, false)] {
         if cfg!(miri) && extended_cq != extended_qp {
@@ -37,7 +39,7 @@ pub(crate) fn on_each_interface(test: impl Fn(&Fake, Interfaces)) {
     }
 }
 
-/// An endpoint with room for eight pieces of work each way, and 64 inline bytes, whose peer may do anything.
+/// An endpoint with eight sends, eight receives and 64 inline bytes, and with all rights for its peer.
 pub(crate) fn builder(pd: &ProtectionDomain, interfaces: Interfaces) -> EndpointBuilder<'_> {
     Endpoint::builder(pd)
         .send_depth(8)
@@ -61,12 +63,12 @@ pub(crate) fn endpoints(pd: &ProtectionDomain, interfaces: Interfaces) -> (Endpo
     (a, b)
 }
 
-/// Sends and receives that are posted and not done.
+/// Sends and receives in flight.
 pub(crate) fn in_flight(endpoint: &Endpoint) -> (u64, u64) {
     (endpoint.sends_in_flight(), endpoint.receives_in_flight())
 }
 
-/// The next completion, which is there and is a success.
+/// Takes the next completion, which must exist and be successful.
 #[track_caller]
 pub(crate) fn done(endpoint: &mut Endpoint) -> Completion {
     endpoint.poll().unwrap().expect("a completion").ok().unwrap()
@@ -74,7 +76,7 @@ pub(crate) fn done(endpoint: &mut Endpoint) -> Completion {
 
 #[track_caller]
 pub(crate) fn nothing(endpoint: &mut Endpoint) {
-    assert!(endpoint.poll().unwrap().is_none(), "a completion that should not be there");
+    assert!(endpoint.poll().unwrap().is_none(), "an unexpected completion");
 }
 
 /// A queue pair with a completion queue for both directions.
@@ -141,17 +143,17 @@ pub(crate) fn to_rts(qp: &mut QueuePair, peer: u32) {
 
 /// Calls `visit` with every order of `items`.
 pub(crate) fn in_every_order(items: &[usize], visit: &mut impl FnMut(&[usize])) {
-    fn rest(items: &mut [usize], from: usize, visit: &mut impl FnMut(&[usize])) {
+    fn permute(items: &mut [usize], from: usize, visit: &mut impl FnMut(&[usize])) {
         if from == items.len() {
             return visit(items);
         }
         for index in from..items.len() {
             items.swap(from, index);
-            rest(items, from + 1, visit);
+            permute(items, from + 1, visit);
             items.swap(from, index);
         }
     }
-    rest(&mut items.to_vec(), 0, visit);
+    permute(&mut items.to_vec(), 0, visit);
 }
 
 /// Drops all `objects`, by their indices.
@@ -163,7 +165,7 @@ pub(crate) fn drop_in_order<const N: usize>(order: &[usize], objects: [Box<dyn A
     }
 }
 
-/// Everything that a completion says, to compare.
+/// All fields of a completion, for comparison.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Seen {
     pub(crate) wr_id: u64,
@@ -175,7 +177,7 @@ pub(crate) struct Seen {
     pub(crate) qp_num: Option<u32>,
 }
 
-/// Takes all completions that there are.
+/// Takes all available completions.
 pub(crate) fn seen(cq: &mut CompletionQueue) -> Vec<Seen> {
     let mut all = Vec::new();
     let mut poll = cq.poll();
@@ -193,12 +195,12 @@ pub(crate) fn seen(cq: &mut CompletionQueue) -> Vec<Seen> {
     all
 }
 
-/// Posts one batch of the work that the lines add to it; each line is a method of `SendBatch`.
+/// Posts one batch. Each line is a method of `SendBatch` that adds work.
 macro_rules! post {
     ($raw:expr, $($method:ident($($argument:expr),* $(,)?);)+) => {{
         let mut batch = $raw.qp.send_batch().unwrap();
-        // SAFETY: the tests neither touch nor drop the memory that they name before its work has completed or the queue
-        // pair is gone, and what peers write is exposed memory.
+        // SAFETY: the tests neither access nor drop the memory before its work has completed or the queue pair is destroyed,
+        // and memory that peers write to is exposed memory.
         unsafe { $(batch.$method($($argument),*).unwrap();)+ }
         batch.post()
     }};

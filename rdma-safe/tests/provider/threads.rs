@@ -4,19 +4,26 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc;
 
 use rdma_safe::cm::EventChannel;
+use rdma_safe::counters::{CompletionCounter, Counters};
+use rdma_safe::dm::{DeviceMemory, DeviceRegion};
+use rdma_safe::flow::{Flow, FlowAction};
+use rdma_safe::mr::Pages;
+use rdma_safe::mw::{MemoryWindow, Type1, Type2};
+use rdma_safe::pd::ThreadDomain;
+use rdma_safe::post::{RecvQueue, SendQueue};
+use rdma_safe::wq::{IndirectionTable, RssQueuePair, WorkQueue};
+use rdma_safe::xrc::{XrcDomain, XrcTarget};
 use rdma_safe::{
-    AddressHandle, AsyncEvents, Buffer, CompletionChannel, CompletionCounter, CompletionQueue, Context, Counters,
-    DatagramEndpoint, Device, DeviceMemory, DeviceRegion, Endpoint, ExposedRegion, Flow, FlowAction, IndirectionTable,
-    Inline, MemoryWindow, Pages, Peer, ProtectionDomain, QueuePair, RawMemoryRegion, ReceivePool, RecvBatch, RecvQueue,
-    RssQueuePair, SendQueue, SharedReceiveQueue, ThreadDomain, Type1, Type2, WcFields, WorkQueue, WorkRequest,
-    XrcDomain, XrcTarget,
+    AddressHandle, AsyncEvents, Buffer, CompletionChannel, CompletionQueue, Context, DatagramEndpoint, Device,
+    Endpoint, ExposedRegion, Inline, Peer, ProtectionDomain, QueuePair, RawMemoryRegion, ReceivePool, RecvBatch,
+    SharedReceiveQueue, WcFields, WorkRequest,
 };
 
 use crate::fake::{Config, Fake};
 use crate::support::{done, endpoints, on_each_interface, raw_with, to_rts};
 
 #[test]
-fn what_may_cross_threads_does() {
+fn types_are_send_and_sync_as_documented() {
     fn is_send<T: Send>() {}
     fn is_shared<T: Send + Sync>() {}
     is_shared::<Device>();
@@ -57,7 +64,7 @@ fn what_may_cross_threads_does() {
 
 /// tokio's `AsyncFd` takes any `AsRawFd`.
 #[test]
-fn what_becomes_readable_can_be_given_to_a_reactor() {
+fn types_with_a_descriptor_can_be_registered_with_a_reactor() {
     fn takes<T: AsRawFd + AsFd + Send + Sync + 'static>(_: Option<&T>) {}
     takes::<AsyncEvents>(None);
     takes::<EventChannel>(None);
@@ -99,7 +106,7 @@ fn two_threads_use_one_queue_each() {
             });
             scope.spawn(move || {
                 for slot in (0..8).chain(freed).take(MESSAGES as usize) {
-                    // SAFETY: the memory is looked at when all is done.
+                    // SAFETY: the memory is read after all work has completed.
                     unsafe { recv.receive(1000 + slot, sges[slot as usize]).unwrap() };
                 }
             });
@@ -147,7 +154,7 @@ fn an_endpoint_goes_from_thread_to_thread() {
                 std::thread::spawn(move || {
                     endpoint.send(pd.allocate(round).unwrap()).unwrap();
                     if round % 2 == 0 {
-                        // What was sent in one thread is taken in another.
+                        // This thread takes the completions of work that another thread posted.
                         assert_eq!(done(&mut endpoint).buffer.unwrap().len(), round - 1);
                         assert_eq!(done(&mut endpoint).buffer.unwrap().len(), round);
                     }

@@ -1,8 +1,7 @@
-//! The owned door over unreliable connections.
+//! The owned API over unreliable connections.
 
-use rdma_safe::{
-    Endpoint, Error, Operation, Pages, PostError, ProtectionDomain, QueuePairType, SendOps, WcStatus, Work,
-};
+use rdma_safe::mr::Pages;
+use rdma_safe::{Endpoint, Error, Operation, PostError, ProtectionDomain, QueuePairType, SendOps, WcStatus, Work};
 
 use crate::support::{Interfaces, builder, connect, done, nothing, on_each_interface};
 
@@ -38,7 +37,7 @@ fn messages_and_writes_arrive_and_their_buffers_come_back() {
 }
 
 #[test]
-fn what_an_unreliable_connection_cannot_do_is_refused_and_gives_the_buffer_back() {
+fn an_operation_that_uc_lacks_is_refused_with_the_buffer() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (mut a, _b) = endpoints(&pd, interfaces);

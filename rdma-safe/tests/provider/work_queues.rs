@@ -1,13 +1,15 @@
-//! Work queues, indirection tables, and queue pairs that spread packets over them.
+//! Work queues, indirection tables, and RSS queue pairs.
 
 use std::any::Any;
 use std::ptr::NonNull;
 
-use rdma_safe::{
-    AsyncEventType, AsyncSource, Buffer, CompletionQueue, Context, Errno, Error, FlowRule, IndirectionTable, PostError,
-    ProtectionDomain, QueuePairAttributes, QueuePairType, RssQueuePair, RxHashFields, RxHashFunctions, WcStatus,
-    WorkQueue, WorkQueueFlags, WorkQueueState,
-};
+use rdma_safe::async_event::{AsyncEventType, AsyncSource};
+use rdma_safe::device::{RxHashFields, RxHashFunctions};
+use rdma_safe::error::Verb;
+use rdma_safe::flow::FlowRule;
+use rdma_safe::qp::QueuePairAttributes;
+use rdma_safe::wq::{IndirectionTable, RssQueuePair, WorkQueue, WorkQueueFlags, WorkQueueState};
+use rdma_safe::{Buffer, CompletionQueue, Context, Errno, Error, PostError, ProtectionDomain, QueuePairType, WcStatus};
 
 use crate::fake::{Config, Fake, Live};
 use crate::support::{drop_in_order, seen};
@@ -43,7 +45,7 @@ impl Queue {
 
     fn receive(&mut self, wr_id: u64) -> Result<(), PostError> {
         let sge = rdma_safe::Sge { address: self.inbox.address() + 64 * wr_id, len: 64, lkey: self.inbox.lkey() };
-        // SAFETY: the inbox is looked at only after the receives have completed.
+        // SAFETY: the inbox is read only after the receives have completed.
         unsafe { self.wq.receive(wr_id, sge) }
     }
 }
@@ -85,7 +87,7 @@ fn packets_are_spread_over_work_queues_by_their_hash() {
 }
 
 #[test]
-fn a_work_queue_takes_receives_from_when_it_is_ready() {
+fn a_work_queue_takes_receives_once_it_is_ready() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let mut queue = Queue::new(&pd);
@@ -109,7 +111,7 @@ fn a_work_queue_takes_receives_from_when_it_is_ready() {
     queue.receive(2).unwrap();
     queue.receive(3).unwrap();
     assert_eq!(queue.receive(3), Err(PostError::QueueFull { posted: 0 }));
-    // What is posted in the error state, and before, is flushed.
+    // Receives posted before and in the error state are flushed.
     queue.wq.modify(WorkQueueState::ERR).unwrap();
     queue.receive(3).unwrap();
     let done = seen(&mut queue.cq);
@@ -140,7 +142,7 @@ fn a_work_queue_that_fails_is_named_by_its_event() {
 }
 
 #[test]
-fn options_of_a_work_queue_are_given_and_changed() {
+fn flags_of_a_work_queue_are_set_and_changed() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let cq = pd.context().completion_queue(4).build().unwrap();
@@ -158,7 +160,7 @@ fn options_of_a_work_queue_are_given_and_changed() {
 }
 
 #[test]
-fn queues_tables_and_queue_pairs_go_in_any_order() {
+fn work_queues_tables_and_queue_pairs_are_dropped_in_any_order() {
     let orders: [[usize; 5]; 6] =
         [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 0, 4, 1, 3], [1, 2, 0, 3, 4], [3, 4, 1, 0, 2], [0, 2, 1, 4, 3]];
     for order in orders {
@@ -186,7 +188,7 @@ fn a_work_queue_is_not_destroyed_while_a_table_has_it_or_this_thread_polls() {
     let Queue { wq, cq, .. } = Queue::new(&pd);
     let table = table(pd.context(), &[&wq]);
     let error = wq.destroy().unwrap_err();
-    assert!(matches!(error, Error::InUse { object: "work queue", by: "indirection tables" }), "{error}");
+    assert!(matches!(error, Error::InUse { object: "work queue", users: "indirection tables" }), "{error}");
     assert_eq!(fake.live().wqs, 1);
     drop((table, cq));
     assert_eq!(fake.live().wqs, 0);
@@ -198,13 +200,13 @@ fn a_work_queue_is_not_destroyed_while_a_table_has_it_or_this_thread_polls() {
     let mut poll = queue.cq.poll();
     assert!(poll.next().unwrap().is_some());
     let error = queue.wq.modify(WorkQueueState::RESET).unwrap_err();
-    assert!(matches!(error, Error::PolledHere { verb: "ibv_modify_wq" }), "{error}");
+    assert!(matches!(error, Error::PollInProgress { verb: Verb::ModifyWq }), "{error}");
     let error = queue.wq.destroy().unwrap_err();
-    assert!(matches!(error, Error::PolledHere { verb: "ibv_destroy_wq" }), "{error}");
+    assert!(matches!(error, Error::PollInProgress { verb: Verb::DestroyWq }), "{error}");
     assert_eq!(fake.live().wqs, 2);
     drop(poll);
     assert_eq!(fake.live().wqs, 1);
-    // Of another queue nothing stands in the way.
+    // Polling an unrelated queue does not prevent the destruction.
     let mut poll = cq.poll();
     assert!(poll.next().unwrap().is_none());
     drop(queue.cq);
@@ -215,7 +217,7 @@ fn a_work_queue_is_not_destroyed_while_a_table_has_it_or_this_thread_polls() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn what_cannot_be_destroyed_keeps_what_it_is_made_of() {
+fn an_object_that_cannot_be_destroyed_keeps_its_parents() {
     let all = Live { contexts: 1, pds: 1, cqs: 1, wqs: 1, ..Live::default() };
     for (verb, live) in [
         ("destroy_wq", all),
@@ -233,14 +235,14 @@ fn what_cannot_be_destroyed_keeps_what_it_is_made_of() {
         fake.fail(verb, libc::EBUSY);
         drop((pd, wq, cq, inbox, table, qp, flow));
         assert_eq!(fake.live(), live, "{verb}");
-        assert_eq!(fake.calls(verb), 1, "tried once, and not again");
+        assert_eq!(fake.calls(verb), 1, "tried only once");
         assert_eq!(fake.take_violations(), [""; 0], "{verb}");
     }
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn a_queue_pair_of_a_table_says_why_it_is_not_destroyed() {
+fn an_rss_queue_pair_reports_why_it_is_not_destroyed() {
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let queue = Queue::new(&pd);
@@ -250,7 +252,7 @@ fn a_queue_pair_of_a_table_says_why_it_is_not_destroyed() {
     let qp = rss(&pd, &table);
     let flow = FlowRule::new(1).steer(&qp).unwrap();
     let error = qp.destroy().unwrap_err();
-    assert!(matches!(error, Error::InUse { object: "queue pair", by: "flows" }), "{error}");
+    assert!(matches!(error, Error::InUse { object: "queue pair", users: "flows" }), "{error}");
     assert_eq!(fake.live().qps, 1);
     drop(flow);
     assert_eq!(fake.live().qps, 0);
@@ -258,12 +260,12 @@ fn a_queue_pair_of_a_table_says_why_it_is_not_destroyed() {
     let qp = rss(&pd, &table);
     fake.fail("ibv_destroy_qp", libc::EBUSY);
     let error = qp.destroy().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_destroy_qp", errno: Errno(libc::EBUSY), .. }), "{error}");
-    assert_eq!((fake.live().qps, fake.calls("ibv_destroy_qp")), (1, 3), "tried once, and not again");
+    assert!(matches!(error, Error::Verb { verb: Verb::DestroyQp, errno: Errno(libc::EBUSY), .. }), "{error}");
+    assert_eq!((fake.live().qps, fake.calls("ibv_destroy_qp")), (1, 3), "tried only once");
 }
 
 #[test]
-fn tables_are_of_a_power_of_two_within_the_limits_of_the_device() {
+fn the_size_of_a_table_is_a_power_of_two_within_the_device_limit() {
     let fake = Fake::new(Config::steering());
     let (pd, stranger) = (fake.pd(), fake.pd());
     let queue = Queue::new(&pd);
@@ -283,7 +285,7 @@ fn tables_are_of_a_power_of_two_within_the_limits_of_the_device() {
 }
 
 #[test]
-fn a_hash_that_the_device_has_not_is_refused_before_the_call() {
+fn an_unsupported_hash_is_refused_before_the_call() {
     let fake = Fake::new(Config::steering());
     let (pd, stranger) = (fake.pd(), fake.pd());
     let queue = Queue::new(&pd);
@@ -312,7 +314,7 @@ fn a_hash_that_the_device_has_not_is_refused_before_the_call() {
 }
 
 #[test]
-fn a_provider_without_work_queues_is_named() {
+fn unsupported_work_queues_are_refused_by_name() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let cq = pd.context().completion_queue(4).build().unwrap();
@@ -321,7 +323,7 @@ fn a_provider_without_work_queues_is_named() {
     let error = pd.context().indirection_table(&[]).unwrap_err();
     assert!(matches!(error, Error::Unsupported { feature: "receive-side scaling", .. }), "{error}");
 
-    // A queue whose provider left out how to post is no good, and goes again.
+    // A work queue without a posting function is unusable, so it is destroyed again.
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let cq = pd.context().completion_queue(4).build().unwrap();
@@ -332,13 +334,13 @@ fn a_provider_without_work_queues_is_named() {
 }
 
 #[test]
-fn what_was_made_elsewhere_is_taken_over_and_destroyed_once() {
+fn adopted_work_queues_and_tables_are_destroyed_once() {
     use rdma_safe::sys::*;
     let fake = Fake::new(Config::steering());
     let pd = fake.pd();
     let context = pd.context();
     let cq = context.completion_queue(4).build().unwrap();
-    // SAFETY: as the manual pages have it; each is handed over at once.
+    // SAFETY: follows the manual pages; each object is adopted right after its creation.
     unsafe {
         let mut attr = ibv_wq_init_attr { max_wr: 4, max_sge: 1, pd: pd.as_raw(), ..ibv_wq_init_attr::zeroed() };
         attr.cq = cq.as_raw();

@@ -1,12 +1,17 @@
-//! Extended reliable connections: one connection, many shared receive queues.
+//! Extended reliable connections (XRC), which soft0 lacks: one connection, many shared receive queues.
 
 use std::ptr::NonNull;
 
+use rdma_safe::error::Verb;
+use rdma_safe::interface::{Classic, Extended};
+use rdma_safe::mr::Pages;
+use rdma_safe::qp::QueuePairAttributes;
 use rdma_safe::sys::*;
+use rdma_safe::xrc::{XrcDomain, XrcOpen, XrcTarget};
 use rdma_safe::{
-    Access, Buffer, CompletionQueue, ConnectOptions, Context, Errno, Error, InitOptions, Inline, Pages, PostError,
-    ProtectionDomain, QueuePairAttributes, QueuePairState, QueuePairType, SendOps, Sge, SharedReceiveQueue, WcFields,
-    WcOpcode, WcStatus, WorkRequest, XrcDomain, XrcOpen, XrcTarget,
+    Access, Buffer, CompletionQueue, ConnectOptions, Context, Errno, Error, InitOptions, Inline, PostError,
+    ProtectionDomain, QueuePairState, QueuePairType, SendOps, Sge, SharedReceiveQueue, WcFields, WcOpcode, WcStatus,
+    WorkRequest,
 };
 
 use crate::fake::{Config, Fake, Live};
@@ -26,7 +31,7 @@ impl Inbox {
         let cq = pd.context().completion_queue(8).build().unwrap();
         let mut srq = domain.shared_receive_queue(pd, &cq, 4).build().unwrap();
         let memory = pd.allocate(16).unwrap();
-        // SAFETY: the memory is looked at only after the receive has completed, and outlives the queue in this test.
+        // SAFETY: the memory is read only after the receive has completed, and outlives the queue.
         unsafe { srq.receive(7, memory.sge()) }.unwrap();
         Inbox { srq, cq, memory }
     }
@@ -35,7 +40,7 @@ impl Inbox {
         self.srq.xrc_number().unwrap()
     }
 
-    /// What has arrived: by which queue pair, and how many bytes.
+    /// Received messages: opcode, number of the queue pair, length.
     fn received(&mut self) -> Vec<(WcOpcode, u32, u32)> {
         let all = seen(&mut self.cq);
         assert!(all.iter().all(|wc| wc.status == WcStatus::SUCCESS), "{all:?}");
@@ -100,7 +105,7 @@ fn one_connection_reaches_every_queue_of_the_domain() {
 }
 
 #[test]
-fn memory_is_reached_by_the_rights_of_the_queues_domain() {
+fn memory_access_follows_the_domain_of_the_queue() {
     on_each_interface(|fake, interfaces| {
         let context = fake.open();
         let domain = context.open_xrcd().unwrap();
@@ -126,7 +131,7 @@ fn memory_is_reached_by_the_rights_of_the_queues_domain() {
         let mut bytes = [0; 8];
         exposed.read(8, &mut bytes).unwrap();
         assert_eq!(&bytes, b"written!");
-        // What the domain of another queue serves is out of reach.
+        // A queue of another domain gives no access to this memory.
         let other = Inbox::new(&domain, &near);
         post_to!(sender, other.number(), write(WorkRequest::new(6), at(0, 8), Inline(b"trespass"));).unwrap();
         assert_eq!(seen(&mut sender.cq)[0].status, WcStatus::REM_ACCESS_ERR);
@@ -135,7 +140,7 @@ fn memory_is_reached_by_the_rights_of_the_queues_domain() {
 }
 
 #[test]
-fn a_send_can_take_a_key_away_from_the_domain_of_the_queue() {
+fn a_send_invalidates_a_key_of_the_queues_domain() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let domain = pd.context().open_xrcd().unwrap();
@@ -150,7 +155,7 @@ fn a_send_can_take_a_key_away_from_the_domain_of_the_queue() {
 }
 
 #[test]
-fn work_that_names_no_queue_is_refused_and_elsewhere_work_that_names_one() {
+fn work_must_name_a_queue_on_xrc_and_only_there() {
     for interfaces in [EXTENDED, CLASSIC] {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
@@ -186,7 +191,7 @@ fn work_that_names_no_queue_is_refused_and_elsewhere_work_that_names_one() {
 }
 
 #[test]
-fn loops_that_know_their_interface_name_queues_too() {
+fn specialized_send_loops_can_name_a_queue() {
     for interfaces in [EXTENDED, CLASSIC] {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
@@ -202,8 +207,8 @@ fn loops_that_know_their_interface_name_queues_too() {
             };
         }
         match interfaces.extended_qp {
-            true => sends.extended().unwrap().post(|batch| send!(batch)),
-            false => sends.classic().unwrap().post(|batch| send!(batch)),
+            true => sends.with_interface::<Extended>().unwrap().post(|batch| send!(batch)),
+            false => sends.with_interface::<Classic>().unwrap().post(|batch| send!(batch)),
         }
         .unwrap();
         assert_eq!(inbox.received(), [(WcOpcode::RECV, target.number(), 1)]);
@@ -211,7 +216,7 @@ fn loops_that_know_their_interface_name_queues_too() {
 }
 
 #[test]
-fn a_queue_that_is_not_in_the_domain_is_not_reached() {
+fn a_queue_outside_the_domain_is_not_reached() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let (domain, other) = (pd.context().open_xrcd().unwrap(), pd.context().open_xrcd().unwrap());
@@ -230,7 +235,7 @@ fn a_queue_that_is_not_in_the_domain_is_not_reached() {
 }
 
 #[test]
-fn connecting_sets_what_each_end_has() {
+fn connecting_sets_the_attributes_of_each_end() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let domain = pd.context().open_xrcd().unwrap();
@@ -244,23 +249,23 @@ fn connecting_sets_what_each_end_has() {
 #[cfg_attr(miri, ignore = "looks at files")]
 fn processes_share_a_domain_by_a_file() {
     let fake = Fake::new(Config::default());
-    // As two processes would, which each open the device.
+    // Like two processes, each of which opens the device.
     let (ours, theirs) = (fake.open(), fake.open());
     let file = std::fs::File::open("/proc/self/exe").unwrap();
-    let missing = ours.open_shared_xrcd(&file, XrcOpen::Existing).unwrap_err();
-    assert!(matches!(missing, Error::Verb { verb: "ibv_open_xrcd", .. }), "{missing}");
-    let domain = ours.open_shared_xrcd(&file, XrcOpen::New).unwrap();
-    let exists = theirs.open_shared_xrcd(&file, XrcOpen::New).unwrap_err();
-    assert!(matches!(exists, Error::Verb { verb: "ibv_open_xrcd", .. }), "{exists}");
-    let same = theirs.open_shared_xrcd(&file, XrcOpen::Existing).unwrap();
-    drop(theirs.open_shared_xrcd(&file, XrcOpen::OrCreate).unwrap());
+    let missing = ours.open_shared_xrcd(&file, XrcOpen::OpenExisting).unwrap_err();
+    assert!(matches!(missing, Error::Verb { verb: Verb::OpenXrcd, .. }), "{missing}");
+    let domain = ours.open_shared_xrcd(&file, XrcOpen::CreateNew).unwrap();
+    let exists = theirs.open_shared_xrcd(&file, XrcOpen::CreateNew).unwrap_err();
+    assert!(matches!(exists, Error::Verb { verb: Verb::OpenXrcd, .. }), "{exists}");
+    let same = theirs.open_shared_xrcd(&file, XrcOpen::OpenExisting).unwrap();
+    drop(theirs.open_shared_xrcd(&file, XrcOpen::OpenOrCreate).unwrap());
     let pd = ours.alloc_pd().unwrap();
     let Connection { mut sender, target } = connect(self::sender(&pd, EXTENDED), &domain);
     let mut inbox = Inbox::new(&same, &theirs.alloc_pd().unwrap());
     post_to!(sender, inbox.number(), send(WorkRequest::new(1), Inline(b"across"));).unwrap();
     assert_eq!(inbox.received(), [(WcOpcode::RECV, target.number(), 6)]);
     assert_eq!(&inbox.memory[..6], b"across");
-    // And the connection can be kept by whoever uses it.
+    // A target stays open until each process that opened it has closed it.
     let kept = same.open_target(target.number()).unwrap();
     assert_eq!((kept.number(), kept.state()), (target.number(), QueuePairState::RTS));
     assert_ne!(kept.id(), target.id());
@@ -288,22 +293,15 @@ fn a_target_is_opened_in_its_domain_only() {
     opened.modify(&QueuePairAttributes::new().set_state(QueuePairState::RESET)).unwrap();
     assert_eq!(target.query().unwrap().state(), Some(QueuePairState::RESET));
     let error = other.open_target(target.number()).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_open_qp", .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::OpenQp, .. }), "{error}");
     fake.fail_once("ibv_query_qp", libc::EIO);
     fake.fail("ibv_query_qp", libc::EIO);
     let error = domain.open_target(target.number()).unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_qp", .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryQp, .. }), "{error}");
     fake.heal("ibv_query_qp");
-    assert_eq!(fake.live().qps, 2, "what cannot be asked is closed");
+    assert_eq!(fake.live().qps, 2, "a target that cannot be queried is closed");
     let Err(error) = domain.create_target().unwrap().connect(
-        &rdma_safe::QueuePairAddress {
-            qp_num: 1,
-            psn: 1,
-            lid: 0,
-            gid: rdma_safe::Gid::ZERO,
-            mtu: rdma_safe::Mtu::MTU_1024,
-            rd_atomic: 1,
-        },
+        &rdma_safe::QueuePairAddress::new(1, 1, rdma_safe::Gid::ZERO, rdma_safe::Mtu::MTU_1024),
         &ConnectOptions::default(),
     ) else {
         panic!("it has no address yet")
@@ -312,7 +310,7 @@ fn a_target_is_opened_in_its_domain_only() {
 }
 
 #[test]
-fn an_xrc_queue_pair_takes_no_receives_and_says_where_they_go() {
+fn receives_on_an_xrc_queue_pair_are_refused() {
     on_each_interface(|fake, interfaces| {
         let pd = fake.pd();
         let domain = pd.context().open_xrcd().unwrap();
@@ -333,7 +331,7 @@ fn an_xrc_queue_pair_takes_no_receives_and_says_where_they_go() {
 }
 
 #[test]
-fn shared_receive_queues_of_the_two_kinds_are_not_confused() {
+fn a_shared_receive_queue_of_the_wrong_kind_is_refused() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let domain = pd.context().open_xrcd().unwrap();
@@ -367,25 +365,7 @@ fn objects_of_other_contexts_are_refused() {
 }
 
 #[test]
-fn a_device_without_xrc_is_not_asked() {
-    let fake = Fake::new(Config { xrc: false, ..Config::default() });
-    let context = fake.open();
-    let refused = |error: Error| match error {
-        Error::Unsupported { device, feature } => {
-            assert_eq!((device.as_str(), feature), (fake.name(), "extended reliable connections (XRC)"));
-        }
-        error => panic!("{error:?}"),
-    };
-    refused(context.open_xrcd().unwrap_err());
-    refused(context.open_shared_xrcd(std::io::stdin(), XrcOpen::OrCreate).unwrap_err());
-    let pd = context.alloc_pd().unwrap();
-    let cq = context.completion_queue(4).build().unwrap();
-    refused(pd.queue_pair(&cq, &cq).qp_type(QueuePairType::XRC_SEND).build().unwrap_err());
-    assert_eq!(fake.calls("create_qp_ex") + fake.calls("ibv_create_qp"), 0);
-}
-
-#[test]
-fn what_fails_on_the_way_leaves_nothing_behind() {
+fn failed_creations_leak_nothing() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let domain = pd.context().open_xrcd().unwrap();
@@ -393,7 +373,7 @@ fn what_fails_on_the_way_leaves_nothing_behind() {
     let before = fake.live();
     fake.fail("get_srq_num", libc::EIO);
     let error = domain.shared_receive_queue(&pd, &cq, 4).build().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_get_srq_num", .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::GetSrqNum, .. }), "{error}");
     fake.fail("create_srq_ex", libc::EOPNOTSUPP);
     let error = domain.shared_receive_queue(&pd, &cq, 4).build().unwrap_err();
     assert!(matches!(error, Error::Unsupported { feature, .. } if feature.contains("XRC")), "{error}");
@@ -407,12 +387,12 @@ fn what_fails_on_the_way_leaves_nothing_behind() {
     assert!(matches!(error, Error::CreateQueuePair { qp_type: QueuePairType::XRC_RECV, .. }), "{error}");
     fake.fail("open_xrcd", libc::EPERM);
     let error = pd.context().open_xrcd().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_open_xrcd", .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::OpenXrcd, .. }), "{error}");
     assert_eq!(fake.live(), before);
 }
 
 #[test]
-fn a_queue_that_its_own_thread_polls_is_destroyed_when_it_has_done_so() {
+fn a_queue_that_its_own_thread_polls_is_destroyed_after_the_poll() {
     let fake = Fake::new(Config::default());
     let pd = fake.pd();
     let domain = pd.context().open_xrcd().unwrap();
@@ -422,7 +402,7 @@ fn a_queue_that_its_own_thread_polls_is_destroyed_when_it_has_done_so() {
     let mut poll = cq.poll();
     assert_eq!(poll.next().unwrap().unwrap().wr_id(), 7);
     let error = srq.destroy().unwrap_err();
-    assert!(matches!(error, Error::PolledHere { verb: "ibv_destroy_srq" }), "{error}");
+    assert!(matches!(error, Error::PollInProgress { verb: Verb::DestroySrq }), "{error}");
     assert_eq!((fake.live().srqs, fake.calls("ibv_destroy_srq")), (1, 0));
     drop(poll);
     assert_eq!((fake.live().srqs, fake.calls("ibv_destroy_srq")), (0, 1));
@@ -431,7 +411,7 @@ fn a_queue_that_its_own_thread_polls_is_destroyed_when_it_has_done_so() {
 
 #[test]
 #[cfg_attr(miri, ignore = "5040 orders; natively all of them are tried")]
-fn everything_of_xrc_goes_in_every_order() {
+fn xrc_objects_are_dropped_in_every_order() {
     let fake = Fake::new(Config::default());
     in_every_order(&[0, 1, 2, 3, 4, 5, 6], &mut |order| {
         let context = fake.open();
@@ -456,7 +436,7 @@ fn everything_of_xrc_goes_in_every_order() {
 }
 
 #[test]
-fn a_domain_is_closed_once_and_not_while_it_is_in_use() {
+fn a_domain_is_closed_once_and_not_while_in_use() {
     let fake = Fake::new(Config::default());
     let context = fake.open();
     context.open_xrcd().unwrap().close().unwrap();
@@ -472,11 +452,11 @@ fn a_domain_is_closed_once_and_not_while_it_is_in_use() {
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
-fn what_of_xrc_cannot_be_destroyed_keeps_what_it_was_made_from() {
+fn an_object_that_cannot_be_destroyed_keeps_its_parents() {
     let fake = Fake::new(Config::default());
     fake.fail("close_xrcd", libc::EBUSY);
     let error = fake.open().open_xrcd().unwrap().close().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_close_xrcd", .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::CloseXrcd, .. }), "{error}");
     assert_eq!(fake.live(), Live { contexts: 1, xrcds: 1, ..Live::default() });
     fake.heal("close_xrcd");
     fake.fail("ibv_destroy_srq", libc::EBUSY);
@@ -488,17 +468,17 @@ fn what_of_xrc_cannot_be_destroyed_keeps_what_it_was_made_from() {
     assert_eq!(fake.live(), Live { contexts: 2, pds: 1, cqs: 1, srqs: 1, xrcds: 2, ..Live::default() });
     fake.fail("ibv_destroy_qp", libc::EBUSY);
     let error = fake.open().open_xrcd().unwrap().create_target().unwrap().destroy().unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_destroy_qp", .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::DestroyQp, .. }), "{error}");
     assert_eq!(fake.live(), Live { contexts: 3, pds: 1, cqs: 1, srqs: 1, qps: 1, xrcds: 3, ..Live::default() });
     fake.may_leak();
 }
 
-/// A domain and a target that C has made.
-fn made_by_c(context: &Context) -> (NonNull<ibv_xrcd>, NonNull<ibv_qp>) {
+/// A domain and a target, created as a C program does.
+fn created_by_c(context: &Context) -> (NonNull<ibv_xrcd>, NonNull<ibv_qp>) {
     let mut attr = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
     let mut qp = ibv_qp_init_attr_ex::zeroed();
     (qp.qp_type, qp.comp_mask) = (IBV_QPT_XRC_RECV, IBV_QP_INIT_ATTR_XRCD.0);
-    // SAFETY: the context is valid, and the attributes are as the calls want them.
+    // SAFETY: the context and the attributes are valid.
     unsafe {
         let xrcd = ibv_open_xrcd(context.as_raw(), &mut attr);
         qp.xrcd = xrcd;
@@ -507,13 +487,13 @@ fn made_by_c(context: &Context) -> (NonNull<ibv_xrcd>, NonNull<ibv_qp>) {
 }
 
 #[test]
-fn what_was_made_by_c_is_taken_over() {
+fn objects_of_other_code_are_adopted_and_destroyed_once() {
     let fake = Fake::new(Config::default());
     let context = fake.open();
-    let (xrcd, qp) = made_by_c(&context);
-    // SAFETY: of this context, and of nobody else's.
+    let (xrcd, qp) = created_by_c(&context);
+    // SAFETY: the domain belongs to this context, and nothing else uses it.
     let domain = unsafe { XrcDomain::from_raw(&context, xrcd) };
-    // SAFETY: of this domain, and of nobody else's.
+    // SAFETY: the target belongs to this domain, and nothing else uses it.
     let mut target = unsafe { XrcTarget::from_raw(&domain, qp) }.unwrap();
     assert_eq!((domain.as_raw(), target.as_raw()), (xrcd.as_ptr(), qp.as_ptr()));
     assert_eq!(target.state(), QueuePairState::RESET);
@@ -525,17 +505,17 @@ fn what_was_made_by_c_is_taken_over() {
 }
 
 #[test]
-fn a_target_that_cannot_be_queried_stays_its_owners() {
+fn a_target_that_cannot_be_queried_stays_the_callers() {
     let fake = Fake::new(Config::default());
     let context = fake.open();
-    let (xrcd, qp) = made_by_c(&context);
-    // SAFETY: of this context, and of nobody else's.
+    let (xrcd, qp) = created_by_c(&context);
+    // SAFETY: the domain belongs to this context, and nothing else uses it.
     let domain = unsafe { XrcDomain::from_raw(&context, xrcd) };
     fake.fail("ibv_query_qp", libc::ENOMEM);
-    // SAFETY: of this domain, and of nobody else's.
+    // SAFETY: the target belongs to this domain, and nothing else uses it.
     let error = unsafe { XrcTarget::from_raw(&domain, qp) }.unwrap_err();
-    assert!(matches!(error, Error::Verb { verb: "ibv_query_qp", errno: Errno(libc::ENOMEM), .. }), "{error}");
+    assert!(matches!(error, Error::Verb { verb: Verb::QueryQp, errno: Errno(libc::ENOMEM), .. }), "{error}");
     assert_eq!((fake.calls("ibv_destroy_qp"), fake.live().qps), (0, 1));
-    // SAFETY: it was given back.
+    // SAFETY: the target still belongs to the test.
     assert_eq!(unsafe { (verbs().unwrap().ibv_destroy_qp)(qp.as_ptr()) }, 0);
 }

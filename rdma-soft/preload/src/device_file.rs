@@ -1,7 +1,7 @@
-//! The device file that programs look for before they open a device.
+//! The device file that programs check before they open a device.
 //!
-//! UCX lists a device only if `/dev/infiniband/uverbs-soft0` is a character device that it may read and write. There is no such
-//! file, as soft0 has no kernel driver, so the functions that ask about files answer for that path. Opening it fails as before.
+//! UCX lists a device only if `/dev/infiniband/uverbs-soft0` is a character device that it may read and write. soft0 has no kernel
+//! driver and so no such file. The functions that describe files therefore answer for that path. Opening it still fails.
 //!
 //! Each function first calls the function that it interposes, and reads the path only after `ENOENT`. The kernel has then read the
 //! path, so it is a string, and there is no such file. All other calls pass through with their result and `errno`.
@@ -31,7 +31,7 @@ macro_rules! describe {
     ($($stat:ty),*) => {$(
         impl Describe for $stat {
             fn of_device() -> Self {
-                // SAFETY: a structure of integers.
+                // SAFETY: zeros are valid, since the structure has only integers.
                 let mut stat: Self = unsafe { core::mem::zeroed() };
                 stat.st_mode = MODE;
                 stat.st_nlink = 1;
@@ -47,7 +47,7 @@ describe!(libc::stat, libc::stat64);
 
 impl Describe for libc::statx {
     fn of_device() -> Self {
-        // SAFETY: a structure of integers.
+        // SAFETY: zeros are valid, since the structure has only integers.
         let mut stat: Self = unsafe { core::mem::zeroed() };
         stat.stx_mask = libc::STATX_TYPE | libc::STATX_MODE | libc::STATX_NLINK | libc::STATX_UID | libc::STATX_GID;
         stat.stx_mode = MODE as u16;
@@ -59,23 +59,23 @@ impl Describe for libc::statx {
 }
 
 fn errno() -> *mut c_int {
-    // SAFETY: returns a valid pointer to the calling thread's errno and cannot fail.
+    // SAFETY: the function returns a valid pointer to the calling thread's errno, and cannot fail.
     unsafe { libc::__errno_location() }
 }
 
 /// Sets `errno` and returns -1.
 fn fail(value: c_int) -> c_int {
-    // SAFETY: the calling thread's.
+    // SAFETY: the pointer is valid, and the errno is the calling thread's.
     unsafe { *errno() = value };
     -1
 }
 
-/// Calls the interposed function. If it finds no such file and the path is the device's, calls `of_device` instead.
+/// Calls the interposed function. If that finds no file and the path is the device file's, calls `of_device` instead.
 ///
 /// # Safety
 /// `call` calls the interposed function with `path`.
 unsafe fn ask(path: *const c_char, call: impl FnOnce() -> c_int, of_device: impl FnOnce() -> c_int) -> c_int {
-    // SAFETY: `errno` of the calling thread.
+    // SAFETY: the pointer is valid, and the errno is the calling thread's.
     let before = unsafe { *errno() };
     let result = call();
     // SAFETY: as above.
@@ -91,7 +91,7 @@ unsafe fn ask(path: *const c_char, call: impl FnOnce() -> c_int, of_device: impl
     of_device()
 }
 
-/// All users may read and write the file, and none may execute it.
+/// Answers for the device file, which all users may read and write, and none may execute.
 fn access_to_device(mode: c_int) -> c_int {
     if mode & libc::X_OK == 0 { 0 } else { fail(libc::EACCES) }
 }
@@ -128,15 +128,15 @@ macro_rules! files {
     };
 }
 
-/// Fills the caller's structure.
+/// Describes the device file in the caller's structure.
 ///
 /// # Safety
-/// It has room for one of that type, or is null.
+/// `to` is null or has room for the structure.
 unsafe fn describe<T: Describe>(to: *mut T) -> c_int {
     if to.is_null() {
         return fail(libc::EFAULT);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract above.
     unsafe { to.write(T::of_device()) };
     0
 }

@@ -1,8 +1,8 @@
-//! Programs that open libibverbs themselves, with `dlopen`, such as NCCL, rdma-mummy, and Python by ctypes.
+//! Support of programs that open libibverbs with `dlopen`, such as NCCL, rdma-mummy and Python with ctypes.
 //!
-//! Preloading overrides the symbols that a program is linked with, but not those of a handle that it opens by name. A link of that
-//! name in a directory of `LD_LIBRARY_PATH` would override those, too. But libmlx5 and librdmacm would then find this library
-//! instead of the system's, whose private functions they need.
+//! Preloading overrides the symbols that a program is linked with, but not the symbols of a library that it opens by name. A link
+//! of that name in a directory of `LD_LIBRARY_PATH` would override them, too. But libmlx5 and librdmacm would then find this
+//! library instead of the system's, whose private functions they need.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
@@ -34,17 +34,17 @@ unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
     // SAFETY: the function of that name has this type.
     let function =
         unsafe { transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void>(symbol) };
-    // SAFETY: the caller's string, where it gives one.
+    // SAFETY: the caller passes a string, or null.
     let is_libibverbs = !file.is_null() && NAMES.contains(&unsafe { CStr::from_ptr(file) });
     let file = if is_libibverbs { own_name().unwrap_or(file) } else { file };
     // SAFETY: the caller keeps the contract of the function of this name.
     unsafe { function(file, mode) }
 }
 
-/// Finds functions of this library whatever `IBVERBS_` version is asked for, and passes other symbols on.
+/// Finds the functions of this library under every `IBVERBS_` version, and passes other symbols on.
 ///
-/// The functions of this library have no versions. Other calls go on by a jump, as in [`dlopen`], since `RTLD_NEXT` depends on the
-/// caller.
+/// The functions of this library have no versions. Other calls continue with a jump, as in [`dlopen`], since `RTLD_NEXT` depends on
+/// the caller.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
     type Find = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
@@ -54,7 +54,7 @@ unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *
     }
     // SAFETY: the function of that name has this type.
     let function = unsafe { transmute::<*mut c_void, Find>(symbol) };
-    // SAFETY: the caller's string.
+    // SAFETY: the caller passes a string.
     let is_of_libibverbs = unsafe { CStr::from_ptr(version) }.to_bytes().starts_with(b"IBVERBS_");
     if is_of_libibverbs && handle != libc::RTLD_NEXT && handle != libc::RTLD_DEFAULT {
         // SAFETY: as above.
@@ -67,13 +67,13 @@ unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *
     unsafe { function(handle, name, version) }
 }
 
-/// The symbol of that name, if `handle` is this library, or null.
+/// Returns a symbol of `handle` if it belongs to this library, or null.
 ///
 /// # Safety
 /// The handle is open, and the name is a string.
 #[inline(never)]
 unsafe fn own_symbol(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract above.
     let symbol = unsafe { libc::dlsym(handle, name) };
     let own = own_info().map(|info| info.dli_fbase);
     if !symbol.is_null() && own.is_some() && info(symbol).map(|info| info.dli_fbase) == own {
@@ -93,11 +93,11 @@ fn own_info() -> Option<libc::Dl_info> {
     info(own_name as *const c_void)
 }
 
-/// Which library an address belongs to.
+/// Returns the library of an address.
 fn info(address: *const c_void) -> Option<libc::Dl_info> {
     let mut info =
         libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() };
-    // SAFETY: `dladdr` takes any address. The strings that it returns stay while the library is loaded.
+    // SAFETY: `dladdr` takes any address. The strings that it returns are valid while the library is loaded.
     let is_known = unsafe { libc::dladdr(address, &mut info) } != 0;
     is_known.then_some(info)
 }

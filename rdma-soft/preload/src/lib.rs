@@ -1,8 +1,9 @@
-//! `librdma_soft.so`: the functions of libibverbs, over the device of rdma-soft.
+//! `librdma_soft.so`: the functions of libibverbs, implemented by soft0.
 //!
-//! With it in `LD_PRELOAD`, a program that is linked with libibverbs finds these functions first. The symbols have no
-//! versions, which satisfies references to any. The library itself may still be loaded, by the program or for its providers,
-//! but must never see an object of this device; that is why every public function is here, also those that refuse.
+//! A program that is linked with libibverbs and has this library in `LD_PRELOAD` finds these functions first. The symbols have no
+//! versions, which satisfies references to any version. libibverbs may still be loaded, by the program or for its providers, but
+//! must never get an object of this device. So this library has every public function, even those that
+//! always fail.
 
 mod device_file;
 mod dlopen;

@@ -15,16 +15,17 @@ impl Next {
         Next { name, found: AtomicPtr::new(null_mut()) }
     }
 
-    /// Its address, or null. Threads that look it up at the same time store the same address.
+    /// Returns the address of the function, or null.
     ///
     /// The first call takes the lock of the dynamic linker and clears `dlerror`, so it is made when this library is initialised.
+    /// Threads that look the function up at the same time store the same address.
     #[inline(never)]
     pub(crate) fn get(&self) -> *mut c_void {
         let known = self.found.load(Ordering::Relaxed);
         if !known.is_null() {
             return known;
         }
-        // SAFETY: the name is a string, and the handle means the libraries after this one.
+        // SAFETY: the name is a string, and the handle stands for the libraries after this one.
         let mut symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if symbol.is_null() && self.name.to_bytes().starts_with(b"__") {
             // Functions for programs built before glibc 2.33 have only the first symbol version of their architecture.

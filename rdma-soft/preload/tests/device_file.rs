@@ -10,32 +10,32 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 const DEVICE: &str = "/dev/infiniband/uverbs-soft0";
 
-/// Runs a system program with the library preloaded; returns its output and whether it succeeded.
+/// Runs a system program with the library preloaded. Returns its output, and whether it succeeded.
 fn preloaded(program: &str, arguments: &[&str]) -> (String, bool) {
     let output = Command::new(program).args(arguments).env("LD_PRELOAD", library::build().unwrap()).output().unwrap();
     (String::from_utf8(output.stdout).unwrap() + &String::from_utf8_lossy(&output.stderr), output.status.success())
 }
 
-/// Loads the shared object, beside what the test itself is linked with.
+/// Loads the shared object in addition to the libraries of the test.
 fn library() -> Library {
-    // SAFETY: its initialisers are those of the standard library.
+    // SAFETY: the library runs only initialisers of Rust's standard library and lookups of functions.
     unsafe { Library::open(Some(library::build().unwrap()), RTLD_NOW | RTLD_LOCAL) }.unwrap()
 }
 
 #[test]
-fn the_device_file_of_soft0_is_one_that_may_be_read_and_written() {
-    // `test` asks by stat(2) and faccessat(2), `stat` by statx(2).
+fn the_device_file_is_readable_and_writable() {
+    // `test` calls stat(2) and faccessat(2), and `stat` calls statx(2).
     for (question, answer) in [("-e", true), ("-c", true), ("-r", true), ("-w", true), ("-x", false), ("-f", false)] {
         assert_eq!(preloaded("/usr/bin/test", &[question, DEVICE]).1, answer, "{question}");
     }
     let (text, _) = preloaded("stat", &["-c", "%F %a %t:%T", DEVICE]);
     assert_eq!(text.trim(), "character special file 666 e7:c0");
     let (text, success) = preloaded("cat", &[DEVICE]);
-    assert!(!success && text.contains("No such file"), "it cannot be opened: {text}");
+    assert!(!success && text.contains("No such file"), "the device file was opened: {text}");
 }
 
 #[test]
-fn other_files_are_as_they_are() {
+fn other_files_are_unaffected() {
     assert!(preloaded("/usr/bin/test", &["-d", "/dev"]).1);
     for absent in ["/dev/infiniband/uverbs-soft1", "/dev/infiniband/uverbs-soft", "/dev/infiniband/uverbs-soft00"] {
         assert!(!preloaded("/usr/bin/test", &["-e", absent]).1, "{absent}");
@@ -46,12 +46,12 @@ fn other_files_are_as_they_are() {
 
 /// Also tests the functions of programs built before glibc 2.33.
 #[test]
-fn errno_stays_and_pointers_to_nothing_are_refused_by_the_kernel() {
+fn errno_is_preserved_and_invalid_pointers_fail_with_efault() {
     type Access = unsafe extern "C" fn(*const c_char, c_int) -> c_int;
     type Stat = unsafe extern "C" fn(c_int, *const c_char, *mut libc::stat) -> c_int;
     let library = library();
     let device = c"/dev/infiniband/uverbs-soft0";
-    // SAFETY: the functions have these types, and get strings, but for pointers to nothing that no function follows.
+    // SAFETY: the functions have these types. They get strings, or invalid pointers that only the kernel reads.
     unsafe {
         let access = library.get::<Access>(b"access").unwrap();
         let xstat = library.get::<Stat>(b"__xstat").unwrap();
@@ -67,7 +67,7 @@ fn errno_stays_and_pointers_to_nothing_are_refused_by_the_kernel() {
         assert_eq!(ask(std::ptr::dangling(), libc::F_OK), (-1, Some(libc::EFAULT)));
         let describe = |path: &CStr| {
             let mut stat: libc::stat = std::mem::zeroed();
-            // The version that 64-bit architectures have.
+            // The version of 64-bit architectures.
             let version = if cfg!(target_arch = "x86_64") { 1 } else { 0 };
             (xstat(version, path.as_ptr(), &mut stat), stat.st_mode & libc::S_IFMT)
         };

@@ -5,16 +5,16 @@ mod library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::process::Command;
 
-/// Set where the test runs as a program that has the library preloaded.
+/// Set if the test runs as a program that has the library preloaded.
 const INSIDE: &str = "RDMA_SOFT_TEST_DLOPEN";
 
 #[test]
-fn libibverbs_is_soft0_and_other_libraries_are_themselves() {
+fn dlopen_of_libibverbs_opens_soft0_and_other_names_pass_through() {
     if std::env::var_os(INSIDE).is_some() {
         return open_libraries();
     }
     let mut program = Command::new(std::env::current_exe().unwrap());
-    program.args(["--exact", "libibverbs_is_soft0_and_other_libraries_are_themselves"]);
+    program.args(["--exact", "dlopen_of_libibverbs_opens_soft0_and_other_names_pass_through"]);
     let output = program.env("LD_PRELOAD", library::build().unwrap()).env(INSIDE, "1").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
@@ -23,7 +23,7 @@ fn open_libraries() {
     type List = unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void;
     type Name = unsafe extern "C" fn(*mut c_void) -> *const c_char;
     for name in [c"libibverbs.so", c"libibverbs.so.1"] {
-        // SAFETY: the functions have these types; the list has one device.
+        // SAFETY: the functions have these types, and the list has one device.
         unsafe {
             let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             assert!(!library.is_null(), "{name:?}");
@@ -39,7 +39,7 @@ fn open_libraries() {
             assert_eq!(libc::dlclose(library), 0);
         }
     }
-    // SAFETY: names, or none for the program itself.
+    // SAFETY: each name is a string, or null for the program itself.
     unsafe {
         assert!(!libc::dlopen(std::ptr::null(), libc::RTLD_NOW).is_null());
         let libm = libc::dlopen(c"libm.so.6".as_ptr(), libc::RTLD_NOW);

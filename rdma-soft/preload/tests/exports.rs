@@ -1,4 +1,4 @@
-//! What the shared object exports.
+//! The exported functions of the shared object.
 
 mod library;
 
@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// What programs may be linked with: all public functions of libibverbs in rdma-core 44.
+/// All public functions of libibverbs in rdma-core 44, with which programs may be linked.
 const PUBLIC: &[&str] = &[
     "_ibv_query_gid_ex",
     "_ibv_query_gid_table",
@@ -79,29 +79,29 @@ const PUBLIC: &[&str] = &[
     "mult_to_ibv_rate",
 ];
 
-/// What `ibv_devinfo` imports besides.
+/// Private functions that `ibv_devinfo` imports.
 const PRIVATE: &[&str] = &["ibv_query_gid_type", "ibv_read_sysfs_file"];
 
 fn library() -> Library {
     let file = library::build().unwrap();
-    // SAFETY: its initialisers are those of the standard library.
+    // SAFETY: the library runs only initialisers of Rust's standard library and lookups of functions.
     unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.unwrap()
 }
 
 #[test]
 fn every_public_function_is_exported() {
     let library = library();
-    // SAFETY: the symbols are only asked for their addresses.
+    // SAFETY: the symbols are looked up but not used.
     let is_missing = |name: &&&str| unsafe { library.get::<*mut c_void>(name.as_bytes()) }.is_err();
     assert_eq!(PUBLIC.len(), 69);
     assert_eq!(PUBLIC.iter().chain(PRIVATE).filter(is_missing).collect::<Vec<_>>(), Vec::<&&str>::new());
-    // Not the device's, and programs get it from the library of the system.
+    // soft0 lacks this function, so programs call the one of libibverbs.
     assert!(is_missing(&&"ibv_get_sysfs_path"));
 }
 
 #[test]
-fn a_function_answers() {
-    // SAFETY: the signature is that of the C header; it takes any value and returns a string that stays.
+fn an_exported_function_can_be_called() {
+    // SAFETY: the C header declares this type. The function takes any value, and returns a string that is never freed.
     let text = unsafe {
         let library = library();
         let text = library.get::<unsafe extern "C" fn(c_int) -> *const c_char>(b"ibv_port_state_str").unwrap();

@@ -5,23 +5,23 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use rdma_sys::*;
 
+use super::errors::{null, set_errno};
 use super::gids;
-use super::refuse::{null, set_errno};
 use crate::device::{Destination, address, device};
 use crate::transport::Time;
 
-/// What is behind an `ibv_ah`.
+/// The memory of an `ibv_ah`.
 #[repr(C)]
 pub(crate) struct AhObject {
     base: ibv_ah,
     pub(crate) to: Destination,
 }
 
-/// Where an address vector leads.
+/// Resolves an address vector to a destination.
 ///
 /// # Errors
-/// `EINVAL` without a global route, or with another port, `ENETUNREACH` to an address of another family than that it is to come
-/// from.
+/// `EINVAL` without a global route, for an unspecified address, or for a port other than 1. `ENETUNREACH` if the source and the
+/// destination are of different address families.
 pub(crate) fn destination(attr: &ibv_ah_attr) -> Result<Destination, c_int> {
     let device = device().ok_or(libc::ENODEV)?;
     if attr.is_global == 0 || attr.port_num != 1 {
@@ -32,7 +32,7 @@ pub(crate) fn destination(attr: &ibv_ah_attr) -> Result<Destination, c_int> {
         let link = gids::link_at(attr.grh.sgid_index.into(), links.len()).ok_or(libc::EINVAL)?;
         (link, links[link].socket.address())
     };
-    // SAFETY: bytes, whatever was written to the union.
+    // SAFETY: any bytes of the union are a valid GID.
     let to = address(unsafe { attr.grh.dgid.raw });
     if to.is_unspecified() {
         return Err(libc::EINVAL);
@@ -44,9 +44,9 @@ pub(crate) fn destination(attr: &ibv_ah_attr) -> Result<Destination, c_int> {
     }
 }
 
-/// An address handle.
+/// Creates an address handle: `ibv_create_ah(3)`.
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: the caller's structures.
+    // SAFETY: the caller passes valid structures.
     let (attr, context) = unsafe { (*attr, (*pd).context) };
     match destination(&attr) {
         Ok(to) => Box::into_raw(Box::new(AhObject { base: ibv_ah { context, pd, handle: 0 }, to })).cast(),
@@ -54,16 +54,16 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     }
 }
 
-/// Destroys an address handle. Work that was posted with it goes where it was to go.
+/// Destroys an address handle. Posted work keeps a copy of the destination.
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: made by `ibv_create_ah`; work holds a copy of what it says.
+    // SAFETY: `ibv_create_ah` created it, and work holds a copy of its destination.
     drop(unsafe { Box::from_raw(ah.cast::<AhObject>()) });
     0
 }
 
-/// From whom a datagram came, to which address, and in which class of traffic.
-fn ends(grh: &ibv_grh) -> (IpAddr, IpAddr, u8) {
-    // SAFETY: the header of IPv6: 40 bytes without padding, whatever is in them.
+/// Returns the source, the destination and the traffic class of a datagram.
+fn parse_grh(grh: &ibv_grh) -> (IpAddr, IpAddr, u8) {
+    // SAFETY: the structure is an IPv6 header of 40 bytes without padding, and any bytes are valid.
     let bytes: [u8; 40] = unsafe { core::mem::transmute_copy(grh) };
     let v4 = |at: usize| IpAddr::V4(Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]));
     let gid = |at: usize| {
@@ -71,7 +71,7 @@ fn ends(grh: &ibv_grh) -> (IpAddr, IpAddr, u8) {
         gid.copy_from_slice(&bytes[at..at + 16]);
         address(gid)
     };
-    // The header of IPv4 is in the second half, and the first is whatever it is.
+    // An IPv4 header is in the second half. The content of the first half is undefined.
     if bytes[0] >> 4 != 6 && bytes[20] == 0x45 {
         (v4(32), v4(36), bytes[21])
     } else {
@@ -79,7 +79,7 @@ fn ends(grh: &ibv_grh) -> (IpAddr, IpAddr, u8) {
     }
 }
 
-/// The way back to who has sent a datagram.
+/// Fills in the address vector for a reply to a datagram: `ibv_init_ah_from_wc(3)`.
 pub unsafe extern "C" fn ibv_init_ah_from_wc(
     _context: *mut ibv_context,
     port: u8,
@@ -87,11 +87,11 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: the caller's structures.
+    // SAFETY: the caller passes valid structures.
     let (wc, grh) = unsafe { (*wc, *grh) };
     let found = device().filter(|_| wc.wc_flags & IBV_WC_GRH.0 != 0).and_then(|device| {
-        let (from, to, class) = ends(&grh);
-        // What came to a group goes back from the first address.
+        let (from, to, class) = parse_grh(&grh);
+        // A reply to a multicast datagram has the first address as its source.
         let index = if to.is_multicast() { Some(0) } else { device.index_of(to) };
         Some((from, index?, class))
     });
@@ -106,14 +106,14 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
         traffic_class: class,
         ..ibv_global_route::zeroed()
     };
-    // Not `wc.sl`, which is the packet type.
+    // The service level stays 0: `wc.sl` holds the packet type.
     let back = ibv_ah_attr { grh, is_global: 1, port_num: port, ..ibv_ah_attr::zeroed() };
-    // SAFETY: the caller's structure.
+    // SAFETY: the caller passes a valid structure.
     unsafe { attr.write(back) };
     0
 }
 
-/// An address handle to who has sent a datagram.
+/// Creates an address handle for a reply to a datagram: `ibv_create_ah_from_wc(3)`.
 pub unsafe extern "C" fn ibv_create_ah_from_wc(
     pd: *mut ibv_pd,
     wc: *mut ibv_wc,
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     let mut attr = ibv_ah_attr::zeroed();
-    // SAFETY: as the caller says.
+    // SAFETY: the caller keeps the contract of the verb.
     unsafe {
         if ibv_init_ah_from_wc((*pd).context, port, wc, grh, &raw mut attr) != 0 {
             return null(libc::EINVAL);
@@ -130,14 +130,16 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     }
 }
 
-/// The Ethernet address behind a GID: of a group its own; there is none of anything else, as datagrams go by IP.
+/// Resolves a GID to an Ethernet address.
+///
+/// A multicast address maps to its Ethernet address. Others have none here, since datagrams go through the kernel's IP.
 pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     _context: *mut ibv_context,
     attr: *mut ibv_ah_attr,
     mac: *mut u8,
     vid: *mut u16,
 ) -> c_int {
-    // SAFETY: the caller's structures.
+    // SAFETY: the caller passes valid structures.
     let to = match destination(unsafe { &*attr }) {
         Ok(to) => to.address,
         Err(errno) => {
@@ -156,7 +158,7 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
         }
         _ => [0; 6],
     };
-    // SAFETY: the caller's array of six bytes, and its number where it gives one.
+    // SAFETY: `mac` points to six bytes, and `vid` is valid unless it is null.
     unsafe {
         mac.copy_from(found.as_ptr(), 6);
         if !vid.is_null() {
@@ -166,26 +168,26 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     0
 }
 
-/// Joins a group.
+/// Joins a multicast group: `ibv_attach_mcast(3)`.
 pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    // SAFETY: the caller's structures.
+    // SAFETY: the caller passes valid structures.
     let (number, gid) = unsafe { ((*qp).qp_num, crate::device::group_gid((*gid).raw)) };
     let Some(device) = device() else { return libc::ENODEV };
     let mut core = device.lock();
-    let joined = core.state.join(gid, number);
-    core.follow_groups();
-    // The thread is to wait for what comes there, too.
+    let joined = core.state.join_group(gid, number);
+    core.update_groups();
+    // Wakes the server, so that it also waits for the socket of the group.
     device.server.wake_before(Time(0));
     joined.err().unwrap_or(0)
 }
 
-/// Leaves a group.
+/// Leaves a multicast group.
 pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    // SAFETY: the caller's structures.
+    // SAFETY: the caller passes valid structures.
     let (number, gid) = unsafe { ((*qp).qp_num, crate::device::group_gid((*gid).raw)) };
     let Some(device) = device() else { return libc::ENODEV };
     let mut core = device.lock();
-    let left = core.state.leave(gid, number);
-    core.follow_groups();
+    let left = core.state.leave_group(gid, number);
+    core.update_groups();
     left.err().unwrap_or(0)
 }

@@ -1,26 +1,33 @@
-//! A librdmacm that refuses: connections over the device are made by exchanging addresses and numbers out of band.
+//! A librdmacm whose functions fail with `EOPNOTSUPP`. Programs exchange addresses and queue pair numbers out of band.
 //!
-//! That of the system must not stand in. It would look for devices of the kernel, and hand out contexts of another libibverbs.
+//! The librdmacm of the system cannot stand in. It would list the devices of the kernel, and return contexts of another libibverbs.
 
-use core::ffi::{c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr::null_mut;
 
 use rdma_sys::*;
 
-use super::refuse::{Refused, Refusing};
+use super::errors::{Unsupported, UnsupportedFn};
 
-/// Every function fails with `EOPNOTSUPP`, except for those that cannot fail.
-pub(super) fn table() -> RdmaCm {
+/// A table of functions that fail with `EOPNOTSUPP`, except for those that cannot fail. It has no optional functions.
+pub(super) fn table() -> Result<RdmaCm, LoadError> {
     macro_rules! table {
-        (refused { $($refused:ident)* } absent { $($absent:ident)* } $($own:ident: $function:expr,)*) => {
-            RdmaCm {
-                $($refused: Refusing::REFUSE,)*
-                $($absent: None,)*
-                $($own: $function,)*
-            }
-        };
+        (unsupported { $($unsupported:ident)* } $($own:ident: $function:expr,)*) => {{
+            let find = |name: &CStr| match name.to_bytes() {
+                $(name if name == stringify!($unsupported).as_bytes() => rdma_get_devices as *mut c_void,)*
+                $(name if name == stringify!($own).as_bytes() => rdma_get_devices as *mut c_void,)*
+                _ => null_mut(),
+            };
+            // SAFETY: the function stands for all others until the lines below replace it. None is called before.
+            let mut table = unsafe { RdmaCm::from_lookup("rdma-soft", find) }?;
+            // Assigned by field, so that a function of the wrong type does not compile.
+            $(table.$unsupported = UnsupportedFn::FAIL;)*
+            $(table.$own = $function;)*
+            Ok(table)
+        }};
     }
     table! {
-        refused {
+        unsupported {
             raccept rbind rclose rconnect rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect
             rdma_create_ep rdma_create_event_channel rdma_create_id rdma_create_qp rdma_create_qp_ex
             rdma_create_srq rdma_create_srq_ex rdma_destroy_ep rdma_destroy_event_channel rdma_destroy_id
@@ -32,18 +39,15 @@ pub(super) fn table() -> RdmaCm {
             riounmap riowrite rlisten rpoll rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg
             rsendto rsetsockopt rshutdown rsocket rwrite rwritev
         }
-        absent {
-            rdma_query_addrinfo rdma_resolve_addrinfo rdma_write_cm_event repoll_create repoll_ctl repoll_wait
-        }
         rdma_event_str: rdma_event_str,
         rdma_get_devices: rdma_get_devices,
-        // `rsocket` gives out no descriptor, so this is asked of a closed one or of a file. Rust cannot define a function
-        // of variable arguments, and only that of the same signature can stand for it.
+        // The entry needs a variadic function, which Rust cannot define. `fcntl` has the right type. It does no harm: `rsocket`
+        // always fails, so programs have no descriptor of an rsocket to pass.
         rfcntl: libc::fcntl,
     }
 }
 
-/// What an event of a connection is called.
+/// Returns the name of a connection event: `rdma_event_str(3)`.
 unsafe extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
     macro_rules! names {
         ($($name:ident)*) => {
@@ -63,11 +67,11 @@ unsafe extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char 
     name.as_ptr().cast()
 }
 
-/// No devices for connections by address.
+/// Returns an empty list of devices.
 unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     if !num_devices.is_null() {
-        // SAFETY: the caller gave the place for the number, as rdma_get_devices(3) asks.
+        // SAFETY: `num_devices` is valid unless it is null: `rdma_get_devices(3)`.
         unsafe { num_devices.write(0) }
     }
-    Refused::refused()
+    Unsupported::unsupported()
 }

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys::*;
 
-use super::context::number;
+use super::context::context_number;
+use super::errors::{null, set_errno};
 use super::limits::MAX_CQE;
-use super::refuse::{null, set_errno};
 use super::{events, lock};
 use crate::device::{Armed, Cancel, Channel, ChannelFds, Completions, Cq, Device, Overrun, device};
 
-/// Fields that completions have here.
+/// Fields that completions of this device have.
 const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
     | IBV_WC_EX_WITH_IMM.0
     | IBV_WC_EX_WITH_QP_NUM.0
@@ -28,11 +28,11 @@ const FIELDS: u64 = (IBV_WC_EX_WITH_BYTE_LEN.0
 struct CqObject {
     ex: ibv_cq_ex,
     completions: Arc<Completions>,
-    /// Somebody is between `ibv_start_poll` and `ibv_end_poll`.
+    /// Whether a thread is between `ibv_start_poll` and `ibv_end_poll`.
     is_polled: AtomicBool,
-    /// One thread uses it.
+    /// Whether only one thread uses the queue.
     is_single: bool,
-    /// What the cursor is on.
+    /// The completion at the cursor.
     current: ibv_wc,
 }
 
@@ -44,7 +44,7 @@ struct ChannelObject {
     fds: ChannelFds,
 }
 
-/// A completion channel.
+/// Creates a completion channel: `ibv_create_comp_channel(3)`.
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let Some(device) = device() else { return null(libc::ENODEV) };
     let made = match Channel::new() {
@@ -57,11 +57,11 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
     Box::into_raw(Box::new(ChannelObject { raw, number, fds })).cast()
 }
 
-/// Destroys a channel that no completion queue is on.
+/// Destroys a completion channel that no completion queue uses.
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
     let object = channel.cast::<ChannelObject>();
-    // SAFETY: the caller's channel.
+    // SAFETY: the caller passes a valid channel.
     let number = unsafe { (*object).number };
     device.end_direct(number);
     let channels = &mut device.lock().state.shared.events.channels;
@@ -69,12 +69,12 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
         return libc::EBUSY;
     }
     channels.remove(number);
-    // SAFETY: made by `ibv_create_comp_channel`, and nothing refers to it.
+    // SAFETY: `ibv_create_comp_channel` created it, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(object) });
     0
 }
 
-struct Wanted {
+struct Attributes {
     entries: u32,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
@@ -82,8 +82,8 @@ struct Wanted {
     is_single: bool,
 }
 
-unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut CqObject {
-    let Wanted { entries, cq_context, channel, vector, is_single } = *wanted;
+unsafe fn create(context: *mut ibv_context, attributes: &Attributes) -> *mut CqObject {
+    let Attributes { entries, cq_context, channel, vector, is_single } = *attributes;
     let Some(device) = device() else { return null(libc::ENODEV) };
     if entries == 0 || entries > MAX_CQE || vector > 0 {
         return null(libc::EINVAL);
@@ -100,12 +100,12 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut CqObject {
         is_single,
         current: ibv_wc::zeroed(),
     }));
-    // SAFETY: the caller's channel, where it gives one.
+    // SAFETY: the channel is valid, unless it is null.
     let channel = (!channel.is_null()).then(|| unsafe { (*channel.cast::<ChannelObject>()).number });
     let cq = Cq {
         completions,
-        // SAFETY: the caller's context.
-        context: unsafe { number(context) },
+        // SAFETY: the caller passes a valid context.
+        context: unsafe { context_number(context) },
         channel,
         object: object as usize,
         users: 0,
@@ -117,12 +117,12 @@ unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut CqObject {
     if let Some(channel) = channel.and_then(|channel| shared.events.channels.get_mut(channel)) {
         channel.users += 1;
     }
-    // SAFETY: it was made just now.
+    // SAFETY: the object was just created.
     unsafe { (*object).ex.handle = shared.cqs.insert(cq) };
     object
 }
 
-/// A completion queue.
+/// Creates a completion queue: `ibv_create_cq(3)`.
 pub unsafe extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
     cqe: c_int,
@@ -130,20 +130,21 @@ pub unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
-    let wanted = Wanted { entries: cqe.max(0) as u32, cq_context, channel, vector: vector as u32, is_single: false };
-    // SAFETY: as the caller says.
-    unsafe { create(context, &wanted) }.cast()
+    let attributes =
+        Attributes { entries: cqe.max(0) as u32, cq_context, channel, vector: vector as u32, is_single: false };
+    // SAFETY: the caller keeps the contract of the verb.
+    unsafe { create(context, &attributes) }.cast()
 }
 
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: the caller's structure, which ends with the last field that its mask names: no other is looked at.
-    let (mask, wc_flags, wanted) = unsafe {
+    // SAFETY: the caller passes a valid structure. It may end after the last field that its mask names, so no later field is read.
+    let (mask, wc_flags, attributes) = unsafe {
         let ibv_cq_init_attr_ex { cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, .. } = *attr;
-        let wanted = Wanted { entries: cqe, cq_context, channel, vector: comp_vector, is_single: false };
-        (comp_mask, wc_flags, wanted)
+        let attributes = Attributes { entries: cqe, cq_context, channel, vector: comp_vector, is_single: false };
+        (comp_mask, wc_flags, attributes)
     };
     // SAFETY: as above.
     let flags = if mask & IBV_CQ_INIT_ATTR_MASK_FLAGS.0 != 0 { unsafe { (*attr).flags } } else { 0 };
@@ -151,13 +152,13 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     if wc_flags & !FIELDS != 0 || mask & !IBV_CQ_INIT_ATTR_MASK_FLAGS.0 != 0 || flags & !known != 0 {
         return null(libc::EOPNOTSUPP);
     }
-    let wanted = Wanted { is_single: flags != 0, ..wanted };
-    // SAFETY: as the caller says.
-    let object = unsafe { create(context, &wanted) };
+    let attributes = Attributes { is_single: flags != 0, ..attributes };
+    // SAFETY: the caller keeps the contract of the verb.
+    let object = unsafe { create(context, &attributes) };
     if object.is_null() {
         return null_mut();
     }
-    // SAFETY: it was made just now, and nobody else knows of it.
+    // SAFETY: the object was just created, and no other thread knows of it.
     let ex = unsafe { &mut (*object).ex };
     ex.read_opcode = Some(read_opcode);
     ex.read_vendor_err = Some(read_vendor_err);
@@ -170,37 +171,37 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     ex.read_slid = wants(IBV_WC_EX_WITH_SLID).then_some(read_slid);
     ex.read_sl = wants(IBV_WC_EX_WITH_SL).then_some(read_sl);
     ex.read_dlid_path_bits = wants(IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_dlid_path_bits);
-    // Not by the reference, which is to a part of what is behind the queue.
+    // Returns a pointer to the whole object. One derived from the reference `ex` would cover only that field.
     object.cast()
 }
 
-/// What is in a queue.
+/// Returns the completions of a queue.
 ///
 /// # Safety
 /// The queue exists.
 unsafe fn completions<'a>(cq: *mut ibv_cq) -> &'a Completions {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract above.
     unsafe { &(*cq.cast::<CqObject>()).completions }
 }
 
-/// Grants another number of entries, no fewer than there are completions.
+/// Changes the capacity, which must hold the completions that the queue has: `ibv_resize_cq(3)`.
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     if cqe <= 0 || cqe as u32 > MAX_CQE {
         return libc::EINVAL;
     }
-    // SAFETY: the caller's queue.
+    // SAFETY: the caller passes a valid queue.
     if !unsafe { completions(cq) }.resize(cqe as usize) {
         return libc::EINVAL;
     }
-    // SAFETY: the caller's queue, which nobody else resizes meanwhile.
+    // SAFETY: the caller passes a valid queue, and no other thread resizes it at the same time.
     unsafe { (*cq).cqe = cqe };
     0
 }
 
-/// Destroys a completion queue that nothing uses, when all its events are acknowledged.
+/// Destroys a completion queue that no queue pair uses, once all its events are acknowledged.
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's queue.
+    // SAFETY: the caller passes a valid queue.
     let handle = unsafe { (*cq).handle };
     let mut core = device.lock();
     if core.state.shared.cqs.get(handle).is_none_or(|cq| cq.users > 0) {
@@ -209,22 +210,23 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let shared = &mut core.state.shared;
     let channel = shared.cqs.get(handle).and_then(|cq| cq.channel);
     if let Some(channel) = channel.and_then(|channel| shared.events.channels.get_mut(channel)) {
-        channel.forget(handle);
+        channel.remove_cq(handle);
         channel.users -= 1;
     }
     if let Some(cq) = shared.cqs.get(handle) {
         let (context, object) = (cq.context, cq.object);
-        shared.events.forget(context, object);
+        shared.events.remove_object(context, object);
     }
-    // Whoever has taken an event of it still holds its address: as long as that takes, as the manual page says.
+    // A thread that has taken an event of the queue uses the queue's address until it acknowledges the event. The manual page
+    // allows this call to wait for that without a deadline.
     while core.state.shared.cqs.get(handle).is_some_and(|cq| cq.events.0 != cq.events.1) {
         core = device.wait_for_acknowledgement(core);
     }
     core.state.shared.cqs.remove(handle);
-    core.state.shared.events.forget_overrun(handle);
+    core.state.shared.events.clear_overrun(handle);
     drop(core);
-    events::settle(cq as usize);
-    // SAFETY: made by `create`, and nothing refers to it.
+    events::wait_until_acknowledged(cq as usize);
+    // SAFETY: `create` created the object, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(cq.cast::<CqObject>()) });
     0
 }
@@ -236,7 +238,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
     let armed = if solicited_only == 0 { Armed::Any } else { Armed::Solicited };
-    // SAFETY: the caller's queue.
+    // SAFETY: the caller passes a valid queue.
     let (handle, is_due) = unsafe { ((*cq).handle, completions(cq).arm(armed)) };
     if is_due {
         let mut core = device.lock();
@@ -245,11 +247,11 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
             found.notify_armed(handle, &mut shared.events);
         }
     }
-    device.server.take_over();
+    device.server.end_idle();
     0
 }
 
-/// Waits for an event, as long as it takes unless the descriptor is non-blocking.
+/// Waits for a completion event, without a deadline unless the descriptor is non-blocking.
 pub unsafe extern "C" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
@@ -257,14 +259,15 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 ) -> c_int {
     let Some(device) = device() else { return -1 };
     let object = channel.cast::<ChannelObject>();
-    // SAFETY: the caller's channel.
+    // SAFETY: the caller passes a valid channel.
     let (number, fds) = unsafe { ((*object).number, (*object).fds) };
     let cancel = Cancel::defer();
     let taken = take_event(device, number, fds, cancel);
     cancel.restore();
     match taken {
         Ok(object) => {
-            // SAFETY: the queue exists until its events are acknowledged, and this one is counted; the caller's pointers.
+            // SAFETY: a queue exists until its events are acknowledged, and this event is counted. The caller passes valid
+            // pointers.
             unsafe {
                 cq.write(object);
                 cq_context.write((*object).cq_context);
@@ -278,7 +281,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     }
 }
 
-/// Waits for an event, counts it as one to be acknowledged, and returns its queue.
+/// Waits for an event, counts it as unacknowledged, and returns its queue.
 fn take_event(device: &Device, channel: u32, fds: ChannelFds, cancel: Cancel) -> io::Result<*mut ibv_cq> {
     loop {
         let pending = device.wait_for_event(channel, fds, cancel)?;
@@ -287,7 +290,8 @@ fn take_event(device: &Device, channel: u32, fds: ChannelFds, cancel: Cancel) ->
         if shared.events.channels.get(channel).is_none() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        if let Some(found) = shared.events.take_notice(channel, pending).and_then(|of| shared.cqs.get_mut(of)) {
+        if let Some(found) = shared.events.take_completion_event(channel, pending).and_then(|of| shared.cqs.get_mut(of))
+        {
             found.queued_events -= 1;
             found.events.0 = found.events.0.wrapping_add(1);
             return Ok(found.object as *mut ibv_cq);
@@ -295,10 +299,10 @@ fn take_event(device: &Device, channel: u32, fds: ChannelFds, cancel: Cancel) ->
     }
 }
 
-/// Says that events were dealt with.
+/// Acknowledges events: `ibv_ack_cq_events(3)`.
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     let Some(device) = device() else { return };
-    // SAFETY: the caller's queue.
+    // SAFETY: the caller passes a valid queue.
     let handle = unsafe { (*cq).handle };
     if let Some(found) = device.lock().state.shared.cqs.get_mut(handle) {
         found.events.1 = found.events.1.wrapping_add(count);
@@ -308,14 +312,14 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
     let Some(device) = device() else { return -1 };
-    // SAFETY: the caller's queue.
+    // SAFETY: the caller passes a valid queue.
     let completions = unsafe { completions(cq) };
     if completions.is_empty() {
         device.poll();
     }
     let mut at = to;
     let taken = completions.take(room.max(0) as usize, |wc| {
-        // SAFETY: the caller's array has room for so many.
+        // SAFETY: the caller's array has room for `room` completions.
         unsafe {
             at.write(wc);
             at = at.add(1);
@@ -325,9 +329,9 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut i
 }
 
 /// # Safety
-/// Between `ibv_start_poll` and `ibv_end_poll`.
-unsafe fn stand_on(object: *mut CqObject, wc: ibv_wc) {
-    // SAFETY: the caller's queue, which it alone polls.
+/// The caller is between `ibv_start_poll` and `ibv_end_poll`.
+unsafe fn set_current(object: *mut CqObject, wc: ibv_wc) {
+    // SAFETY: the caller passes a valid queue, and no other thread polls it.
     unsafe {
         (*object).ex.wr_id = wc.wr_id;
         (*object).ex.status = wc.status;
@@ -337,14 +341,14 @@ unsafe fn stand_on(object: *mut CqObject, wc: ibv_wc) {
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     let object = cq.cast::<CqObject>();
-    // SAFETY: the caller's queue and structure.
+    // SAFETY: the caller passes a valid queue and structure.
     let (is_single, comp_mask) = unsafe { ((*object).is_single, (*attr).comp_mask) };
     let Some(device) = device() else { return libc::ENODEV };
     if comp_mask != 0 {
         return libc::EINVAL;
     }
     if !is_single {
-        // SAFETY: the caller's queue.
+        // SAFETY: the caller passes a valid queue.
         lock::acquire(unsafe { &(*object).is_polled });
     }
     // SAFETY: as above.
@@ -352,8 +356,8 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if completions.is_empty() {
         device.poll();
     }
-    // SAFETY: from here to `ibv_end_poll` it is the caller who polls.
-    let result = found(completions.take(1, |wc| unsafe { stand_on(object, wc) }));
+    // SAFETY: from here until `ibv_end_poll` only the caller polls.
+    let result = poll_result(completions.take(1, |wc| unsafe { set_current(object, wc) }));
     if result != 0 && !is_single {
         // SAFETY: as above.
         unsafe { (*object).is_polled.store(false, Ordering::Release) };
@@ -362,7 +366,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 }
 
 /// Return value of a poll for one completion: 0, `ENOENT` if the queue is empty, `EIO` if it has overrun.
-fn found(taken: Result<usize, Overrun>) -> c_int {
+fn poll_result(taken: Result<usize, Overrun>) -> c_int {
     match taken {
         Ok(0) => libc::ENOENT,
         Ok(_) => 0,
@@ -372,21 +376,21 @@ fn found(taken: Result<usize, Overrun>) -> c_int {
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     let object = cq.cast::<CqObject>();
-    // SAFETY: the caller polls.
-    found(unsafe { (*object).completions.take(1, |wc| stand_on(object, wc)) })
+    // SAFETY: the caller is between `ibv_start_poll` and `ibv_end_poll`.
+    poll_result(unsafe { (*object).completions.take(1, |wc| set_current(object, wc)) })
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     let object = cq.cast::<CqObject>();
-    // SAFETY: the caller polls.
+    // SAFETY: the caller is between `ibv_start_poll` and `ibv_end_poll`.
     unsafe { (*object).is_polled.store(false, Ordering::Release) };
 }
 
-/// An accessor: reads a field of the completion that the cursor is on.
+/// Defines accessors, each of which reads a field of the completion at the cursor.
 macro_rules! accessors {
     ($($name:ident -> $ty:ty = |$wc:ident| $value:expr;)+) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $ty {
-            // SAFETY: the caller polls.
+            // SAFETY: the caller is between `ibv_start_poll` and `ibv_end_poll`.
             let $wc = unsafe { &(*cq.cast::<CqObject>()).current };
             $value
         })+

@@ -4,21 +4,21 @@ use core::ffi::c_int;
 
 use rdma_sys::*;
 
-use super::context::number;
-use super::refuse::set_errno;
+use super::context::context_number;
+use super::errors::set_errno;
 use crate::device::{device, wait};
 
-/// Waits for an event, as long as it takes unless the descriptor is non-blocking.
+/// Waits for an asynchronous event, without a deadline unless the descriptor is non-blocking.
 pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     let Some(device) = device() else { return -1 };
-    // SAFETY: the caller's context.
-    let (fd, of) = unsafe { ((*context).async_fd, number(context)) };
+    // SAFETY: the caller passes a valid context.
+    let (fd, of) = unsafe { ((*context).async_fd, context_number(context)) };
     loop {
         let mut core = device.lock();
         let events = &mut core.state.shared.events;
         let Some((event_type, object)) = events.take(of) else {
             drop(core);
-            // Another thread may take it, or take it back since its object goes.
+            // Another thread may take the event first. It is also withdrawn if its object is destroyed.
             if let Err(error) = wait(fd) {
                 set_errno(error.raw_os_error().unwrap_or(libc::EIO));
                 return -1;
@@ -26,18 +26,18 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
             continue;
         };
         *events.unacknowledged.entry(object).or_default() += 1;
-        // Whichever object it is: all of them are pointers.
+        // All fields of the union are pointers, so any of them will do.
         let element = ibv_async_event__bindgen_ty_1 { qp: object as *mut ibv_qp };
-        // SAFETY: the caller's structure.
+        // SAFETY: the caller passes a valid structure.
         unsafe { event.write(ibv_async_event { element, event_type }) };
         return 0;
     }
 }
 
-/// Says that an event was dealt with, so that its object may go.
+/// Acknowledges an event, so that its object can be destroyed: `ibv_ack_async_event(3)`.
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     let Some(device) = device() else { return };
-    // SAFETY: the caller's event, which `ibv_get_async_event` has written.
+    // SAFETY: the caller passes an event that `ibv_get_async_event` has written.
     let object = unsafe { (*event).element.qp } as usize;
     let mut core = device.lock();
     let unacknowledged = &mut core.state.shared.events.unacknowledged;
@@ -50,8 +50,9 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     }
 }
 
-/// Waits until nothing of an object that goes is left unacknowledged: as long as it takes, as `ibv_destroy_qp` and its kind say.
-pub(crate) fn settle(object: usize) {
+/// Waits until all events of an object are acknowledged. `ibv_destroy_qp(3)` and its like document that they wait without a
+/// deadline.
+pub(crate) fn wait_until_acknowledged(object: usize) {
     let Some(device) = device() else { return };
     let mut core = device.lock();
     while core.state.shared.events.unacknowledged.contains_key(&object) {

@@ -8,19 +8,19 @@ use crate::device::{Device, gid};
 ///
 /// RoCE drivers list each address for RoCE v1 and then for RoCE v2. Some programs rely on that and use index 1 without checking
 /// its type. A device with one address therefore lists it at both indices.
-const MIN: usize = 2;
+const MIN_ENTRIES: usize = 2;
 
 /// Number of entries of a device with `links` addresses.
 pub(super) fn len(links: usize) -> usize {
-    links.max(MIN)
+    links.max(MIN_ENTRIES)
 }
 
-/// Index of the address that an entry stands for.
+/// Index of the address that a GID index stands for.
 pub(super) fn link_at(index: usize, links: usize) -> Option<usize> {
     (index < len(links)).then_some(if index < links { index } else { 0 })
 }
 
-/// An entry of the table.
+/// Returns an entry of the table.
 pub(super) fn entry(device: &Device, index: u32) -> Option<ibv_gid_entry> {
     let core = device.lock();
     let link = link_at(index as usize, core.links.len())?;
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_only_address_has_two_entries_and_each_of_several_has_one() {
+    fn a_single_address_has_two_entries_and_each_of_several_has_one() {
         let table = |links| (0..4).map(|index| link_at(index, links)).collect::<Vec<_>>();
         assert_eq!((len(1), table(1)), (2, vec![Some(0), Some(0), None, None]));
         assert_eq!((len(2), table(2)), (2, vec![Some(0), Some(1), None, None]));

@@ -1,14 +1,17 @@
-//! How much of what the device takes.
+//! The limits of the device.
 
-/// Of a message: so that its packets can be told apart by their numbers at the smallest MTU.
+/// Bytes of a message: 2²² packets at the smallest MTU. Their PSNs, of 24 bits, must tell them apart.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
 
-/// Work requests of a queue, completions of a queue, and parts and inline bytes of a work request.
+/// Work requests in a queue.
 pub(crate) const MAX_WR: u32 = 1 << 15;
+/// Completions in a queue.
 pub(crate) const MAX_CQE: u32 = 1 << 22;
+/// Scatter/gather elements of a work request.
 pub(crate) const MAX_SGE: u32 = 32;
+/// Bytes of inline data of a work request.
 pub(crate) const MAX_INLINE: u32 = 1024;
-/// Reads and atomics of a queue pair that a peer has under way.
-pub(crate) const MAX_READS: u8 = 128;
-/// Of objects of a kind.
-pub(crate) const MANY: i32 = 1 << 16;
+/// Incoming and outgoing reads and atomics that a queue pair may have outstanding.
+pub(crate) const MAX_RD_ATOMIC: u8 = 128;
+/// Objects of each type that the device reports as its limit.
+pub(crate) const MAX_OBJECTS: i32 = 1 << 16;

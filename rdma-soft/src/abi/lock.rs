@@ -1,9 +1,10 @@
-//! Locks that are held from one call of a program to another.
+//! Spin locks that are held across calls of a program.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Takes a lock that is held for a few calls of the same thread. As long as that takes: the functions that do it have no deadline,
-/// and no errors.
+/// Acquires a lock, without a deadline.
+///
+/// The holder keeps it for a few calls in one thread. The verbs that acquire it have neither a deadline nor errors.
 pub(crate) fn acquire(lock: &AtomicBool) {
     let mut tries = 0_u32;
     while lock.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {

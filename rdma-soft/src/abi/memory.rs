@@ -4,37 +4,37 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use rdma_sys::*;
 
-use super::context::number;
-use super::refuse::null;
+use super::context::context_number;
+use super::errors::null;
 use crate::device::{Registration, device};
 
-/// A protection domain.
+/// Allocates a protection domain: `ibv_alloc_pd(3)`.
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let Some(device) = device() else { return null(libc::ENODEV) };
-    // SAFETY: the caller's context.
-    let of = unsafe { number(context) };
+    // SAFETY: the caller passes a valid context.
+    let of = unsafe { context_number(context) };
     let handle = device.lock().state.pds.insert(of);
     Box::into_raw(Box::new(ibv_pd { context, handle }))
 }
 
-/// Frees a protection domain that nothing is in.
+/// Frees a protection domain that has no objects.
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's domain.
+    // SAFETY: the caller passes a valid protection domain.
     let handle = unsafe { (*pd).handle };
     let mut core = device.lock();
     if core.state.uses_pd(handle) {
         return libc::EBUSY;
     }
     core.state.pds.remove(handle);
-    // SAFETY: made by `ibv_alloc_pd`, and nothing refers to it.
+    // SAFETY: `ibv_alloc_pd` created it, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(pd) });
     0
 }
 
 unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: u32) -> *mut ibv_mr {
     let Some(device) = device() else { return null(libc::ENODEV) };
-    // SAFETY: the caller's domain.
+    // SAFETY: the caller passes a valid protection domain.
     let ibv_pd { context, handle } = unsafe { *pd };
     let wanted = Registration { pd: handle, address: addr as u64, len: length as u64, iova, access };
     if let Err(errno) = wanted.check() {
@@ -44,13 +44,13 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
     Box::into_raw(Box::new(ibv_mr { context, pd, addr, length, handle: key >> 8, lkey: key, rkey: key }))
 }
 
-/// Registers memory.
+/// Registers memory: `ibv_reg_mr(3)`.
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller keeps the contract of the verb.
     unsafe { register(pd, addr, length, addr as u64, access as u32) }
 }
 
-/// Registers memory that peers know by other addresses.
+/// Registers memory that peers address by `iova`: `ibv_reg_mr_iova(3)`.
 pub unsafe extern "C" fn ibv_reg_mr_iova(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -58,11 +58,11 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller keeps the contract of the verb.
     unsafe { register(pd, addr, length, iova, access as u32) }
 }
 
-/// As [`ibv_reg_mr_iova`]; what inlines call.
+/// Does what [`ibv_reg_mr_iova`] does, for the inline functions of the C headers.
 pub unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -70,11 +70,11 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller keeps the contract of the verb.
     unsafe { register(pd, addr, length, iova, access) }
 }
 
-/// Changes a region. It is as it was where that fails.
+/// Changes a region: `ibv_rereg_mr(3)`. A call that fails leaves it unchanged.
 pub unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     {
         return IBV_REREG_MR_ERR_INPUT.0;
     }
-    // SAFETY: the caller's region.
+    // SAFETY: the caller passes a valid region.
     let key = unsafe { (*mr).lkey };
     let current = device.lock().state.shared.keys.registration(key);
     let changed = current.and_then(|mut wanted| {
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
             (wanted.address, wanted.iova, wanted.len) = (addr as u64, addr as u64, length as u64);
         }
         if has(IBV_REREG_MR_CHANGE_PD) {
-            // SAFETY: the caller's domain.
+            // SAFETY: the caller passes a valid protection domain.
             wanted.pd = unsafe { (*pd).handle };
         }
         if has(IBV_REREG_MR_CHANGE_ACCESS) {
@@ -112,10 +112,10 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         device.lock().state.shared.keys.reregister(key, &wanted)
     });
     if let Err(errno) = changed {
-        super::refuse::set_errno(errno);
+        super::errors::set_errno(errno);
         return IBV_REREG_MR_ERR_CMD.0;
     }
-    // SAFETY: the caller's region, which nobody else uses meanwhile.
+    // SAFETY: the caller passes a valid region, and no other thread uses it at the same time.
     unsafe {
         if has(IBV_REREG_MR_CHANGE_TRANSLATION) {
             ((*mr).addr, (*mr).length) = (addr, length);
@@ -127,15 +127,15 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     0
 }
 
-/// Ends a registration. After that the device does not touch the memory.
+/// Deregisters memory: `ibv_dereg_mr(3)`. Afterwards the device does not access it any more.
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's region.
+    // SAFETY: the caller passes a valid region.
     let key = unsafe { (*mr).lkey };
     if let Err(errno) = device.lock().state.shared.keys.deregister(key) {
         return errno;
     }
-    // SAFETY: made by `register`, and nothing refers to it.
+    // SAFETY: `register` created it, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(mr) });
     0
 }
@@ -147,7 +147,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
         IBV_MW_TYPE_2 => 2,
         _ => return null(libc::EINVAL),
     };
-    // SAFETY: the caller's domain.
+    // SAFETY: the caller passes a valid protection domain.
     let ibv_pd { context, handle } = unsafe { *pd };
     let rkey = device.lock().state.shared.keys.add_window(handle, number);
     Box::into_raw(Box::new(ibv_mw { context, pd, rkey, handle: rkey >> 8, type_: kind }))
@@ -155,10 +155,10 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's window.
+    // SAFETY: the caller passes a valid window.
     let handle = unsafe { (*mw).handle };
     device.lock().state.shared.keys.remove_window(handle << 8);
-    // SAFETY: made by `alloc_mw`, and nothing refers to it.
+    // SAFETY: `alloc_mw` created it, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(mw) });
     0
 }

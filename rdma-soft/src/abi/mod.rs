@@ -1,29 +1,27 @@
-//! The device as libibverbs: its functions, by their C names.
+//! The functions of libibverbs, under their C names.
 //!
-//! They get raw pointers and trust their caller with what the manual page of the verb asks for, as a C library does. A
-//! program reaches them through the table that [`install`] gives to `rdma_sys`, or through a shared object that exports
-//! them under the same names.
+//! They take raw pointers and trust the caller to keep the contract of the verb's manual page, as a C library does. A program calls
+//! them through the table that [`install`] gives to `rdma_sys`, or through a shared object that exports them under the same names.
 //!
-//! Where a SAFETY names what is *the caller's*, it rests on that: an object is one that was given out here and is not destroyed
-//! before the call returns, with what it was made from; a structure, an array or a string is there, as long as is said, set where
-//! it is read, and nobody else's while it is written.
+//! `SAFETY` comments call an argument *valid* if that contract says so. A valid object was created by a function of this module.
+//! Neither it nor any object that it was created from is destroyed before the call returns. A valid structure, array or string
+//! exists in its whole length, is initialized where it is read, and nobody else accesses it while it is written.
 
-// The contract of each function is that of the verb.
+// Each function has the safety contract of its verb.
 #![allow(clippy::missing_safety_doc)]
 
-mod absent;
 mod ah;
-mod builder;
 mod cm;
 mod context;
 mod cq;
 mod device;
+pub(crate) mod errors;
 mod events;
 mod fill;
 mod fork;
+mod functions;
 mod gids;
 mod limits;
-mod list;
 mod lock;
 mod memory;
 mod names;
@@ -32,12 +30,12 @@ mod qp;
 mod qp_object;
 mod query;
 mod rates;
-pub(crate) mod refuse;
 mod srq;
 mod sysfs;
 mod table;
+mod unsupported;
+mod wr;
 
-pub use absent::*;
 pub use ah::*;
 pub use cq::*;
 pub use device::*;
@@ -51,3 +49,4 @@ pub use rates::*;
 pub use srq::*;
 pub use sysfs::*;
 pub use table::install;
+pub use unsupported::*;

@@ -1,10 +1,10 @@
-//! What values are called, in libibverbs' words: programs print them, and scripts look for them.
+//! Names of values, in the words of libibverbs: programs print them and scripts search for them.
 
 use core::ffi::c_char;
 
 use rdma_sys::*;
 
-/// How work ended. Takes any value, as all functions here.
+/// Returns the name of a completion status. Like the other functions here it takes any value.
 pub unsafe extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     let text = match status {
         IBV_WC_SUCCESS => c"success",
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_ch
     text.as_ptr()
 }
 
-/// What an asynchronous event says.
+/// Returns the name of an asynchronous event.
 pub unsafe extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
     let text = match event {
         IBV_EVENT_CQ_ERR => c"CQ error",
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_c
     text.as_ptr()
 }
 
-/// What a device is.
+/// Returns the name of a node type.
 pub unsafe extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
     let text = match node_type {
         IBV_NODE_CA => c"InfiniBand channel adapter",
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c
     text.as_ptr()
 }
 
-/// How a port is.
+/// Returns the name of a port state.
 pub unsafe extern "C" fn ibv_port_state_str(port_state: ibv_port_state) -> *const c_char {
     let text = match port_state {
         IBV_PORT_NOP => c"no state change (NOP)",

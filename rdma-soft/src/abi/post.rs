@@ -1,4 +1,4 @@
-//! Posting work: `ibv_post_send` and `ibv_post_recv`.
+//! Posting work requests: `ibv_post_send(3)` and `ibv_post_recv(3)`.
 
 use core::ffi::c_int;
 
@@ -11,32 +11,37 @@ use crate::device::{Binding, Core, Device, Job, Locked, Qp, Task, device};
 use crate::transport::Request;
 use crate::wire::{Atomic, Trailer};
 
-/// How often a post lets the queue pairs send once more. A window is four turns of one of them.
+/// Additional turns in which a post sends packets. A window, of at most 256 packets, takes four turns of a queue pair.
 const TURNS: u32 = 3;
 
-/// The parts of a work request.
+/// Returns the scatter/gather elements of a work request.
 ///
 /// # Safety
-/// There are so many at `list`.
-pub(crate) unsafe fn parts<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], c_int> {
+/// There are `count` elements at `list`.
+pub(crate) unsafe fn sge_list<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], c_int> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract above.
         Ok(count) if !list.is_null() => Ok(unsafe { core::slice::from_raw_parts(list, count) }),
         _ => Err(libc::EINVAL),
     }
 }
 
-/// Bytes of all parts, no more than those of the longest message.
-pub(crate) fn total(sges: &[ibv_sge]) -> Result<u32, c_int> {
+/// Returns the length of a message.
+///
+/// # Errors
+/// `EINVAL` if it is longer than [`MAX_MESSAGE`].
+pub(crate) fn total_len(sges: &[ibv_sge]) -> Result<u32, c_int> {
     let total: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
     u32::try_from(total).ok().filter(|total| *total <= MAX_MESSAGE).ok_or(libc::EINVAL)
 }
 
+/// Converts the operation of a work request.
+///
 /// # Safety
-/// The work request is whole: its address handle or region exist.
+/// The work request is valid, and so are the address handle and the region that it names.
 unsafe fn task(limits: &Limits, wr: &ibv_send_wr) -> Result<Task, c_int> {
-    // SAFETY: the operation says which fields of the unions were set: no others are read. Pointers are of the caller's objects.
+    // SAFETY: the opcode says which fields of the unions are set, and no others are read. The objects that they point to are valid.
     unsafe {
         let imm = || u32::from_be(wr.__bindgen_anon_1.imm_data);
         if limits.kind == IBV_QPT_UD {
@@ -90,29 +95,31 @@ unsafe fn task(limits: &Limits, wr: &ibv_send_wr) -> Result<Task, c_int> {
     }
 }
 
+/// Converts the parameters of a bind.
+///
 /// # Safety
-/// The window exists, and the region, where one is given.
+/// The window is valid, and so is the region, unless it is null.
 pub(crate) unsafe fn binding(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<Binding, c_int> {
     if mw.is_null() || (info.mr.is_null() && info.length > 0) {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract above.
     let (window, region) = unsafe { ((*mw).handle << 8, if info.mr.is_null() { 0 } else { (*info.mr).lkey }) };
     Ok(Binding { window, rkey, region, address: info.addr, len: info.length, access: info.mw_access_flags })
 }
 
-/// Writes a work request over what was in a place of the send queue.
+/// Fills an entry of the send queue from a work request.
 ///
 /// # Safety
-/// What is to be inline may be read.
+/// The inline data is readable.
 unsafe fn fill(job: &mut Job, limits: &Limits, wr: &ibv_send_wr, task: Task, sges: &[ibv_sge], len: u32) {
-    job.begin(wr.wr_id, task, wr.send_flags, limits.is_all_signaled);
+    job.reset(wr.wr_id, task, wr.send_flags, limits.is_all_signaled);
     job.len = len;
     job.is_inline = is_inline(wr, &task);
     if job.is_inline {
-        // Of nothing the address may be any, also null.
+        // The address of an empty element may be anything, even null.
         for sge in sges.iter().filter(|sge| sge.length > 0) {
-            // SAFETY: the caller's memory, which inline data is copied from at once.
+            // SAFETY: the caller's inline data is readable during the call, and is copied.
             job.inline
                 .extend_from_slice(unsafe { core::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) });
         }
@@ -121,22 +128,22 @@ unsafe fn fill(job: &mut Job, limits: &Limits, wr: &ibv_send_wr, task: Task, sge
     }
 }
 
-/// Whether its data is copied when it is posted: only what goes to the peer can be.
+/// Whether the data is copied when the request is posted. That applies only to data for the peer.
 fn is_inline(wr: &ibv_send_wr, task: &Task) -> bool {
     wr.send_flags & IBV_SEND_INLINE.0 != 0
         && matches!(task, Task::Request(Request::Send(_) | Request::Write { .. }) | Task::Datagram { .. })
 }
 
-/// Looks at what can be said before anything is posted.
+/// Checks a work request before anything is posted.
 ///
 /// # Safety
-/// The work request is whole.
+/// The work request is valid.
 unsafe fn check<'a>(limits: &Limits, wr: &ibv_send_wr) -> Result<(Task, &'a [ibv_sge], u32), c_int> {
-    // SAFETY: the caller's promise.
-    let (task, sges) = unsafe { (task(limits, wr)?, parts(wr.sg_list, wr.num_sge)?) };
-    // What has no data has no parts, whatever is written there.
+    // SAFETY: the caller keeps the contract above.
+    let (task, sges) = unsafe { (task(limits, wr)?, sge_list(wr.sg_list, wr.num_sge)?) };
+    // Requests without data ignore their elements.
     let sges = if matches!(task, Task::Bind(..) | Task::Invalidate(_)) { &[] } else { sges };
-    let len = total(sges)?;
+    let len = total_len(sges)?;
     if sges.len() > limits.cap.max_send_sge as usize || (is_inline(wr, &task) && len > limits.cap.max_inline_data) {
         return Err(libc::EINVAL);
     }
@@ -152,37 +159,37 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's queue pair.
+    // SAFETY: the caller passes a valid queue pair.
     let (number, limits) = unsafe { ((*qp).qp_num, &(*qp.cast::<QpObject>()).limits) };
     let mut core = device.lock();
     let mut result = 0;
     while !wr.is_null() {
-        // SAFETY: the caller's list.
+        // SAFETY: the caller passes a valid list.
         let of = unsafe { &*wr };
         // SAFETY: as above.
         let posted = unsafe { check(limits, of) }.and_then(|(task, sges, len)| {
-            let found = sending(&mut core, number, 1)?;
+            let found = qp_to_post(&mut core, number, 1)?;
             // SAFETY: as above.
             found.queues.send.push(|job| unsafe { fill(job, limits, of, task, sges, len) });
             Ok(())
         });
         if let Err(errno) = posted {
-            // SAFETY: the caller's pointer.
+            // SAFETY: the caller passes a valid pointer.
             unsafe { bad.write(wr) };
             result = errno;
             break;
         }
         wr = of.next;
     }
-    posted(device, core, number);
+    process_posted(device, core, number);
     result
 }
 
-/// A queue pair that so much work can be posted to.
+/// Returns a queue pair that has room for `count` more work requests.
 ///
 /// # Errors
-/// `EINVAL` before it is ready to send, `ENOMEM` where there is no room.
-pub(crate) fn sending(core: &mut Core, number: u32, count: usize) -> Result<&mut Qp, c_int> {
+/// `EINVAL` before the queue pair is ready to send, `ENOMEM` if the send queue is full.
+pub(crate) fn qp_to_post(core: &mut Core, number: u32, count: usize) -> Result<&mut Qp, c_int> {
     let found = core.state.qps.get_mut(&number).ok_or(libc::EINVAL)?;
     if matches!(found.state, IBV_QPS_RESET | IBV_QPS_INIT | IBV_QPS_RTR) {
         return Err(libc::EINVAL);
@@ -190,25 +197,26 @@ pub(crate) fn sending(core: &mut Core, number: u32, count: usize) -> Result<&mut
     if found.queues.send.room() < count { Err(libc::ENOMEM) } else { Ok(found) }
 }
 
-/// Begins with what was posted, in this thread.
-pub(crate) fn posted(device: &Device, mut core: Locked<'_>, number: u32) {
+/// Starts work that was just posted, in this thread.
+pub(crate) fn process_posted(device: &Device, mut core: Locked<'_>, number: u32) {
     let state = &mut core.state;
     match state.qps.get_mut(&number) {
         Some(found) if found.state == IBV_QPS_ERR => found.fail(&mut state.shared),
-        _ => state.wake(number),
+        _ => state.mark_ready(number),
     }
     let (now, before) = (device.now(), core.state.shared.packets);
     core.send(now);
-    // While a program polls all the time, the server does not send the rest. The program may wait for memory next.
+    // While a program polls all the time, the server does not send the remaining packets. The program may wait for memory next, so
+    // this sends them.
     for _ in 0..TURNS {
         if !core.is_busy() || !device.server.is_idle() {
             break;
         }
         core.send(now);
     }
-    core.take_own(now);
+    core.receive_own(now);
     device.count_packets(&core, before);
-    device.leave(core);
+    device.unlock(core);
 }
 
 pub(crate) unsafe extern "C" fn post_recv(
@@ -217,24 +225,24 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's queue pair.
+    // SAFETY: the caller passes a valid queue pair.
     let number = unsafe { (*qp).qp_num };
     let mut core = device.lock();
     let state = &mut core.state;
     let Some(found) = state.qps.get_mut(&number) else { return libc::EINVAL };
     let mut result = 0;
     while !wr.is_null() {
-        // SAFETY: the caller's list.
+        // SAFETY: the caller passes a valid list.
         let ibv_recv_wr { wr_id, next, sg_list, num_sge } = unsafe { *wr };
         let is_ready = found.state != IBV_QPS_RESET && found.id.srq.is_none();
         let posted = if is_ready {
-            // SAFETY: the caller's array.
-            unsafe { parts(sg_list, num_sge) }.and_then(|sges| found.queues.receive.push(wr_id, sges))
+            // SAFETY: the caller passes a valid array.
+            unsafe { sge_list(sg_list, num_sge) }.and_then(|sges| found.queues.receive.push(wr_id, sges))
         } else {
             Err(libc::EINVAL)
         };
         if let Err(errno) = posted {
-            // SAFETY: the caller's pointer.
+            // SAFETY: the caller passes a valid pointer.
             unsafe { bad.write(wr) };
             result = errno;
             break;
@@ -253,10 +261,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_whose_packets_could_not_be_told_apart_is_refused() {
+    fn a_message_of_more_than_one_gib_is_refused() {
         let part = |length| ibv_sge { addr: 0, length, lkey: 0 };
-        assert_eq!(total(&[part(MAX_MESSAGE - 1), part(1)]), Ok(MAX_MESSAGE));
-        assert_eq!(total(&[part(MAX_MESSAGE), part(1)]), Err(libc::EINVAL));
-        assert_eq!(total(&[part(u32::MAX); 32]), Err(libc::EINVAL));
+        assert_eq!(total_len(&[part(MAX_MESSAGE - 1), part(1)]), Ok(MAX_MESSAGE));
+        assert_eq!(total_len(&[part(MAX_MESSAGE), part(1)]), Err(libc::EINVAL));
+        assert_eq!(total_len(&[part(u32::MAX); 32]), Err(libc::EINVAL));
     }
 }

@@ -1,4 +1,4 @@
-//! Queue pairs: making, changing, asking, destroying.
+//! Queue pairs: create, modify, query, destroy.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -7,16 +7,16 @@ use std::sync::atomic::AtomicBool;
 use rdma_sys::*;
 
 use super::ah::destination;
-use super::builder;
-use super::context::number;
+use super::context::context_number;
+use super::errors::null;
 use super::events;
 use super::fill::write_front;
-use super::limits::{MAX_INLINE, MAX_READS, MAX_SGE, MAX_WR};
-use super::qp_object::{Builder, Limits, QpObject};
-use super::refuse::null;
+use super::limits::{MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR};
+use super::qp_object::{Batch, Limits, QpObject};
+use super::wr;
 use crate::device::{Identity, device};
 
-/// Operations that queue pairs of a type have.
+/// Operations of `ibv_wr_*` that queue pairs of a type support.
 fn operations(kind: ibv_qp_type) -> u64 {
     let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     let uc = sends | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -34,15 +34,15 @@ fn operations(kind: ibv_qp_type) -> u64 {
     }
 }
 
-unsafe fn create(pd: *mut ibv_pd, wanted: &mut ibv_qp_init_attr, ops: Option<u64>) -> *mut ibv_qp {
+unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, ops: Option<u64>) -> *mut ibv_qp {
     let Some(device) = device() else { return null(libc::ENODEV) };
-    let kind = wanted.qp_type;
+    let kind = init.qp_type;
     if !matches!(kind, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD) {
         return null(libc::EOPNOTSUPP);
     }
-    let mut cap = wanted.cap;
-    if wanted.send_cq.is_null()
-        || wanted.recv_cq.is_null()
+    let mut cap = init.cap;
+    if init.send_cq.is_null()
+        || init.recv_cq.is_null()
         || cap.max_send_wr > MAX_WR
         || cap.max_recv_wr > MAX_WR
         || cap.max_send_sge > MAX_SGE
@@ -54,39 +54,39 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut ibv_qp_init_attr, ops: Option<u64
     if ops.is_some_and(|ops| ops & !operations(kind) != 0) {
         return null(libc::EOPNOTSUPP);
     }
-    if !wanted.srq.is_null() {
+    if !init.srq.is_null() {
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
-    // SAFETY: the caller's objects.
+    // SAFETY: the caller passes valid objects.
     let ibv_pd { context, handle } = unsafe { *pd };
     let qp_base = ibv_qp {
         context,
-        qp_context: wanted.qp_context,
+        qp_context: init.qp_context,
         pd,
-        send_cq: wanted.send_cq,
-        recv_cq: wanted.recv_cq,
-        srq: wanted.srq,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
         state: IBV_QPS_RESET,
         qp_type: kind,
         ..ibv_qp::zeroed()
     };
     let mut ex = ibv_qp_ex { qp_base, ..ibv_qp_ex::zeroed() };
     if let Some(ops) = ops {
-        builder::set_operations(&mut ex, kind, ops);
+        wr::set_operations(&mut ex, kind, ops);
     }
-    let limits = Limits { kind, cap, is_all_signaled: wanted.sq_sig_all != 0, is_extended: ops.is_some() };
+    let limits = Limits { kind, cap, is_all_signaled: init.sq_sig_all != 0, is_extended: ops.is_some() };
     let object =
-        Box::into_raw(Box::new(QpObject { ex, limits, is_started: AtomicBool::new(false), builder: Builder::new() }));
-    // SAFETY: the caller's objects.
+        Box::into_raw(Box::new(QpObject { ex, limits, is_building: AtomicBool::new(false), batch: Batch::new() }));
+    // SAFETY: the caller passes valid objects.
     let (send_cq, recv_cq, srq) = unsafe {
-        let srq = (!wanted.srq.is_null()).then(|| (*wanted.srq).handle);
-        ((*wanted.send_cq).handle, (*wanted.recv_cq).handle, srq)
+        let srq = (!init.srq.is_null()).then(|| (*init.srq).handle);
+        ((*init.send_cq).handle, (*init.recv_cq).handle, srq)
     };
     let id = Identity {
         number: 0,
         pd: handle,
-        // SAFETY: the context of the caller's domain.
-        context: unsafe { number(context) },
+        // SAFETY: the context of a valid protection domain is open.
+        context: unsafe { context_number(context) },
         object: object as usize,
         kind,
         send_cq,
@@ -101,8 +101,8 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut ibv_qp_init_attr, ops: Option<u64
     }
     let number = core.state.add_qp(id);
     drop(core);
-    wanted.cap = cap;
-    // SAFETY: it was made just now.
+    init.cap = cap;
+    // SAFETY: the object was just created.
     unsafe {
         (*object).ex.qp_base.qp_num = number;
         (*object).ex.qp_base.handle = number;
@@ -110,19 +110,19 @@ unsafe fn create(pd: *mut ibv_pd, wanted: &mut ibv_qp_init_attr, ops: Option<u64
     }
 }
 
-/// A queue pair.
+/// Creates a queue pair: `ibv_create_qp(3)`.
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: the caller's structures.
+    // SAFETY: the caller passes valid structures.
     unsafe { create(pd, &mut *init, None) }
 }
 
 pub(crate) unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
-    // SAFETY: the caller's structure, which ends with the last field that its mask names: no other is looked at. It begins as
-    // that of `ibv_create_qp`.
+    // SAFETY: the caller passes a valid structure. It begins like that of `ibv_create_qp`. It may end after the last field that its
+    // mask names, so no later field is read.
     let (mask, mut classic) = unsafe { ((*init).comp_mask, init.cast::<ibv_qp_init_attr>().read()) };
     let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS | IBV_QP_INIT_ATTR_CREATE_FLAGS;
     let has = |flag: ibv_qp_init_attr_mask| mask & flag.0 != 0;
-    // SAFETY: the caller's structure, which has the field if the mask names it.
+    // SAFETY: the structure has the field if its mask names it.
     let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { unsafe { (*init).create_flags } } else { 0 };
     if mask & !known.0 != 0 || flags != 0 {
         return null(libc::EOPNOTSUPP);
@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv
     if !has(IBV_QP_INIT_ATTR_PD) {
         return null(libc::EINVAL);
     }
-    // SAFETY: the caller's structures.
+    // SAFETY: the caller passes valid structures.
     unsafe {
         let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then(|| (*init).send_ops_flags);
         let qp = create((*init).pd, &mut classic, ops);
@@ -141,17 +141,17 @@ pub(crate) unsafe extern "C" fn create_qp_ex(_: *mut ibv_context, init: *mut ibv
     }
 }
 
-/// The interface of `ibv_wr_*`, of one that was made with it.
+/// Returns the `ibv_wr_*` interface of a queue pair, or null if it was created without one.
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     let object = qp.cast::<QpObject>();
-    // SAFETY: the caller's queue pair.
+    // SAFETY: the caller passes a valid queue pair.
     if unsafe { (*object).limits.is_extended } { object.cast() } else { core::ptr::null_mut() }
 }
 
-/// Values that Linux and its rxe refuse.
+/// Refuses values that Linux and its rxe refuse.
 fn check(attr: &ibv_qp_attr, mask: u32, active: ibv_mtu) -> Result<(), c_int> {
     let has = |flag: ibv_qp_attr_mask| mask & flag.0 != 0;
-    let most = MAX_READS;
+    let most = MAX_RD_ATOMIC;
     let is_wrong = (has(IBV_QP_PORT) && attr.port_num != 1)
         || (has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0)
         || (has(IBV_QP_PATH_MTU) && !(1..=active.0).contains(&attr.path_mtu.0))
@@ -166,22 +166,22 @@ fn check(attr: &ibv_qp_attr, mask: u32, active: ibv_mtu) -> Result<(), c_int> {
     if is_wrong { Err(libc::EINVAL) } else { Ok(()) }
 }
 
-/// What programs of the first release have of the attributes: what came later is not written, and has no meaning here.
+/// Bytes of the attributes in the first release. Later fields mean nothing here and are not written.
 const ATTR: usize = offset_of!(ibv_qp_attr, rate_limit);
 
 /// # Safety
-/// The caller's structure, of any release.
+/// The caller passes a valid structure, of any release.
 unsafe fn read_attr(from: *const ibv_qp_attr) -> ibv_qp_attr {
     let mut attr = ibv_qp_attr::zeroed();
-    // SAFETY: so much is there, and has room.
+    // SAFETY: both structures have `ATTR` bytes.
     unsafe { (&raw mut attr).cast::<u8>().copy_from(from.cast(), ATTR) };
     attr
 }
 
-/// Changes its state and attributes.
+/// Changes the state and attributes of a queue pair: `ibv_modify_qp(3)`.
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's structures.
+    // SAFETY: the caller passes valid structures.
     let (number, attr, mask) = unsafe { ((*qp).qp_num, read_attr(attr), mask as u32) };
     if let Err(errno) = check(&attr, mask, device.active_mtu()) {
         return errno;
@@ -196,23 +196,23 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     let mut core = device.lock();
     let window = core.window();
     if mask & IBV_QP_STATE.0 != 0 {
-        // Its peer hears that what it has sent has come.
-        core.settle(number, device.now());
+        // Sends the peer the ACKs that are due, and completes finished work, before the state changes.
+        core.update_qp_state(number, device.now());
     }
     let state = &mut core.state;
     let Some(found) = state.qps.get_mut(&number) else { return libc::EINVAL };
     if let Err(errno) = found.modify(&attr, mask, peer, window, &mut state.shared) {
         return errno;
     }
-    // SAFETY: the caller's queue pair, whose state is written with the device locked.
+    // SAFETY: the caller passes a valid queue pair. Its state is written only with the device locked.
     unsafe { (*qp).state = found.state };
-    state.wake(number);
+    state.mark_ready(number);
     core.send(device.now());
-    device.leave(core);
+    device.unlock(core);
     0
 }
 
-/// What it is like.
+/// Returns the attributes of a queue pair: `ibv_query_qp(3)`.
 pub unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -221,11 +221,12 @@ pub unsafe extern "C" fn ibv_query_qp(
 ) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
     let mut core = device.lock();
-    // SAFETY: the caller's queue pair.
-    let base = unsafe { *qp };
-    // Whoever has seen work fail is to see the state that this leads to.
-    core.settle(base.qp_num, device.now());
-    let Some(found) = core.state.qps.get(&base.qp_num) else { return libc::EINVAL };
+    // SAFETY: the caller passes a valid queue pair. Only these fields are read: another thread may lock the mutex in it.
+    let (number, qp_type, qp_context, send_cq, recv_cq, srq) =
+        unsafe { ((*qp).qp_num, (*qp).qp_type, (*qp).qp_context, (*qp).send_cq, (*qp).recv_cq, (*qp).srq) };
+    // A program that has seen work fail must see the state that follows from it.
+    core.update_qp_state(number, device.now());
+    let Some(found) = core.state.qps.get(&number) else { return libc::EINVAL };
     let full = ibv_qp_attr {
         qp_state: found.state,
         cur_qp_state: found.state,
@@ -234,15 +235,15 @@ pub unsafe extern "C" fn ibv_query_qp(
         ..found.attr
     };
     let made = ibv_qp_init_attr {
-        qp_context: base.qp_context,
-        send_cq: base.send_cq,
-        recv_cq: base.recv_cq,
-        srq: base.srq,
+        qp_context,
+        send_cq,
+        recv_cq,
+        srq,
         cap: found.id.cap,
-        qp_type: base.qp_type,
+        qp_type,
         sq_sig_all: c_int::from(found.id.is_all_signaled),
     };
-    // SAFETY: the caller's structures; the state in the object follows the device's, as in libibverbs.
+    // SAFETY: the caller passes valid structures. As in libibverbs, a query also updates the state in the object.
     unsafe {
         write_front(attr.cast(), &full, ATTR);
         init.write(made);
@@ -251,21 +252,21 @@ pub unsafe extern "C" fn ibv_query_qp(
     0
 }
 
-/// Destroys it. Work that is left is forgotten, and its completions that were not polled are taken away.
+/// Destroys a queue pair. Drops outstanding work, and the completions that were not polled.
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's queue pair.
+    // SAFETY: the caller passes a valid queue pair.
     let number = unsafe { (*qp).qp_num };
     let mut core = device.lock();
-    // Its peer hears that what it has sent has come.
+    // Sends the peer the ACKs that are due.
     core.send(device.now());
     let removed = core.state.remove_qp(number);
-    device.leave(core);
+    device.unlock(core);
     if let Err(errno) = removed {
         return errno;
     }
-    events::settle(qp as usize);
-    // SAFETY: made by `create`, and nothing refers to it.
+    events::wait_until_acknowledged(qp as usize);
+    // SAFETY: `create` created it, and nothing refers to it any more.
     drop(unsafe { Box::from_raw(qp.cast::<QpObject>()) });
     0
 }

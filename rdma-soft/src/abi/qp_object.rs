@@ -1,4 +1,4 @@
-//! What is behind a queue pair.
+//! The memory of a queue pair.
 
 use core::ffi::c_int;
 use std::sync::atomic::AtomicBool;
@@ -7,17 +7,17 @@ use rdma_sys::*;
 
 use crate::device::Job;
 
-/// What is behind an `ibv_qp`, which is the beginning of `ex`.
+/// The memory of an `ibv_qp`, which is the first part of `ex`.
 #[repr(C)]
 pub(super) struct QpObject {
     pub(super) ex: ibv_qp_ex,
     pub(super) limits: Limits,
-    /// Somebody is between `ibv_wr_start` and its end: what he puts together is his alone.
-    pub(super) is_started: AtomicBool,
-    pub(super) builder: Builder,
+    /// Whether a thread is between `ibv_wr_start` and its end. Only that thread uses the batch.
+    pub(super) is_building: AtomicBool,
+    pub(super) batch: Batch,
 }
 
-/// What its work may be.
+/// Limits of the work requests of a queue pair.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
     pub(super) kind: ibv_qp_type,
@@ -26,17 +26,17 @@ pub(super) struct Limits {
     pub(super) is_extended: bool,
 }
 
-/// Work that is being put together.
-pub(super) struct Builder {
-    /// Those that were begun, and more that were used before.
+/// Work requests between `ibv_wr_start` and `ibv_wr_complete`.
+pub(super) struct Batch {
+    /// The `count` requests of the batch, followed by unused ones whose memory is reused.
     pub(super) jobs: Vec<Job>,
     pub(super) count: usize,
-    /// Of what is the first to be wrong.
+    /// The first error of a request, or 0.
     pub(super) error: c_int,
 }
 
-impl Builder {
+impl Batch {
     pub(super) fn new() -> Self {
-        Builder { jobs: Vec::new(), count: 0, error: 0 }
+        Batch { jobs: Vec::new(), count: 0, error: 0 }
     }
 }

@@ -1,20 +1,20 @@
-//! What can be asked of the device and its port.
+//! Attributes of the device and its port.
 
 use core::ffi::{c_int, c_uint};
 use core::mem::offset_of;
 
 use rdma_sys::*;
 
+use super::errors::set_errno;
 use super::fill::{write_front, write_text};
 use super::gids::{self, entry};
-use super::limits::{MANY, MAX_CQE, MAX_MESSAGE, MAX_READS, MAX_SGE, MAX_WR};
-use super::refuse::set_errno;
+use super::limits::{MAX_CQE, MAX_MESSAGE, MAX_OBJECTS, MAX_RD_ATOMIC, MAX_SGE, MAX_WR};
 use crate::device::{Device, PKEY, device, gid};
 
 /// First three bytes of the device's GUID. They are locally administered, so no vendor has them.
 const VENDOR: u32 = 0x02_50_0f;
 
-/// That of the device, which is in its first address.
+/// Returns the GUID of the device. It ends with the last four bytes of the device's first address.
 pub(super) fn guid(device: &Device) -> __be64 {
     let [.., a, b, c, d] = device.lock().links.first().map_or([0; 16], |link| gid(link.socket.address()));
     let [_, vendor @ ..] = VENDOR.to_be_bytes();
@@ -35,29 +35,29 @@ fn device_attributes(device: &Device) -> ibv_device_attr_ex {
         node_guid: guid,
         sys_image_guid: guid,
         max_mr_size: u64::MAX,
-        // It takes memory of any pages.
+        // The device accepts pages of any size.
         page_size_cap: 4096,
         vendor_id: VENDOR,
-        max_qp: MANY,
+        max_qp: MAX_OBJECTS,
         max_qp_wr: MAX_WR as c_int,
         device_cap_flags: flags.0,
         max_sge: MAX_SGE as c_int,
         max_sge_rd: MAX_SGE as c_int,
-        max_cq: MANY,
+        max_cq: MAX_OBJECTS,
         max_cqe: MAX_CQE as c_int,
-        max_mr: MANY,
-        max_pd: MANY,
-        max_qp_rd_atom: MAX_READS.into(),
-        max_res_rd_atom: c_int::from(MAX_READS) * MANY,
-        max_qp_init_rd_atom: MAX_READS.into(),
-        // `IBV_ATOMIC_GLOB` would be true, too, and `pci_atomic_caps` reports it. But UCX and others accept only this value.
+        max_mr: MAX_OBJECTS,
+        max_pd: MAX_OBJECTS,
+        max_qp_rd_atom: MAX_RD_ATOMIC.into(),
+        max_res_rd_atom: c_int::from(MAX_RD_ATOMIC) * MAX_OBJECTS,
+        max_qp_init_rd_atom: MAX_RD_ATOMIC.into(),
+        // `IBV_ATOMIC_GLOB` would be correct, too: see `pci_atomic_caps`. But UCX and others accept only this value.
         atomic_cap: IBV_ATOMIC_HCA,
-        max_mw: MANY,
-        max_mcast_grp: MANY,
-        max_mcast_qp_attach: MANY,
-        max_total_mcast_qp_attach: MANY,
-        max_ah: MANY,
-        max_srq: MANY,
+        max_mw: MAX_OBJECTS,
+        max_mcast_grp: MAX_OBJECTS,
+        max_mcast_qp_attach: MAX_OBJECTS,
+        max_total_mcast_qp_attach: MAX_OBJECTS,
+        max_ah: MAX_OBJECTS,
+        max_srq: MAX_OBJECTS,
         max_srq_wr: MAX_WR as c_int,
         max_srq_sge: MAX_SGE as c_int,
         max_pkeys: 1,
@@ -66,7 +66,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr_ex {
         ..ibv_device_attr::zeroed()
     };
     write_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
-    // The processor does the atomic operations of peers, so they are atomic with its own.
+    // The processor executes the atomic operations of peers, so they are atomic with its own.
     let word = IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP.0 as u16;
     ibv_device_attr_ex {
         orig_attr: attr,
@@ -77,10 +77,10 @@ fn device_attributes(device: &Device) -> ibv_device_attr_ex {
     }
 }
 
-/// What the device can do.
+/// Returns the attributes of the device: `ibv_query_device(3)`.
 pub unsafe extern "C" fn ibv_query_device(_context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's structure.
+    // SAFETY: the caller passes a valid structure.
     unsafe { attr.write(device_attributes(device).orig_attr) };
     0
 }
@@ -92,17 +92,17 @@ pub(super) unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     let Some(device) = device() else { return libc::ENODEV };
-    // SAFETY: the caller's structure, where it gives one.
+    // SAFETY: `input` is valid, unless it is null.
     if !input.is_null() && unsafe { (*input).comp_mask } != 0 {
         return libc::EINVAL;
     }
     let full = device_attributes(device);
-    // SAFETY: the caller's structure has that size; those of other releases have fewer or more fields at the end.
+    // SAFETY: the caller's structure has `size` bytes. Other releases of it have fewer or more fields at the end.
     unsafe { write_front(attr.cast(), &full, size) };
     0
 }
 
-/// `active_width` and `active_speed` of one lane of 25 Gbit/s, about what one thread moves by UDP.
+/// `active_width` and `active_speed` of one lane of 25 Gbit/s, about what one thread transfers by UDP.
 const WIDTH_1X: u8 = 1;
 const SPEED_EDR: u8 = 32;
 
@@ -112,7 +112,7 @@ fn port_attributes(device: &Device) -> ibv_port_attr {
         max_mtu: IBV_MTU_4096,
         active_mtu: device.active_mtu(),
         gid_tbl_len: gids::len(device.lock().links.len()) as c_int,
-        // The GIDs are IP addresses, as of all RoCEv2.
+        // `IBV_PORT_IP_BASED_GIDS`: GIDs of RoCEv2 are IP addresses.
         port_cap_flags: 1 << 26,
         max_msg_sz: MAX_MESSAGE,
         pkey_tbl_len: 1,
@@ -135,22 +135,22 @@ pub(super) unsafe extern "C" fn query_port(
     if port != 1 {
         return libc::EINVAL;
     }
-    // SAFETY: the caller's structure has that size.
+    // SAFETY: the caller passes a valid structure has that size.
     unsafe { write_front(attr.cast(), &port_attributes(device), size) };
     0
 }
 
-/// What the port is like, without the newest fields.
+/// Returns the attributes of the port, without the newest fields.
 pub unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,
     port: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    // SAFETY: as the caller says; programs of that time have a structure that ends there.
+    // SAFETY: the caller keeps the contract of the verb. Programs that call this function have a structure that ends there.
     unsafe { query_port(context, port, attr.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
 
-/// An address of the device, with its type.
+/// Returns an entry of the GID table: `ibv_query_gid_ex(3)`.
 pub unsafe extern "C" fn _ibv_query_gid_ex(
     _context: *mut ibv_context,
     port: u32,
@@ -164,12 +164,12 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
         return libc::EINVAL;
     }
     let Some(entry) = entry(device, index) else { return libc::EINVAL };
-    // SAFETY: the caller's structure has that size.
+    // SAFETY: the caller passes a valid structure has that size.
     unsafe { write_front(to.cast(), &entry, size) };
     0
 }
 
-/// All addresses of the device.
+/// Returns the GID table: `ibv_query_gid_table(3)`.
 pub unsafe extern "C" fn _ibv_query_gid_table(
     _context: *mut ibv_context,
     entries: *mut ibv_gid_entry,
@@ -183,47 +183,47 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
         return -(libc::EINVAL as isize);
     }
     for (index, entry) in all.iter().enumerate() {
-        // SAFETY: the caller's array has room for `room` structures of that size.
+        // SAFETY: the caller's array has room for `room` structures of `size` bytes.
         unsafe { write_front(entries.cast::<u8>().add(index * size).cast(), entry, size) };
     }
     all.len() as isize
 }
 
-/// An address of the device.
+/// Returns a GID: `ibv_query_gid(3)`.
 pub unsafe extern "C" fn ibv_query_gid(_: *mut ibv_context, port: u8, index: c_int, to: *mut ibv_gid) -> c_int {
     let found = device().filter(|_| port == 1).and_then(|device| entry(device, u32::try_from(index).ok()?));
     let Some(entry) = found else {
         set_errno(libc::EINVAL);
         return -1;
     };
-    // SAFETY: the caller's structure.
+    // SAFETY: the caller passes a valid structure.
     unsafe { to.write(entry.gid) };
     0
 }
 
-/// As the files of Linux number the types: RoCE v2 is 1.
+/// Returns the type of a GID, in the numbers of sysfs: RoCE v2 is 1.
 pub unsafe extern "C" fn ibv_query_gid_type(_: *mut ibv_context, port: u8, index: c_uint, to: *mut c_uint) -> c_int {
     if port != 1 || device().and_then(|device| entry(device, index)).is_none() {
         set_errno(libc::EINVAL);
         return -1;
     }
-    // SAFETY: the caller's number.
+    // SAFETY: the caller passes a valid pointer.
     unsafe { to.write(1) };
     0
 }
 
-/// The one partition.
+/// Returns the only partition key: `ibv_query_pkey(3)`.
 pub unsafe extern "C" fn ibv_query_pkey(_: *mut ibv_context, port: u8, index: c_int, to: *mut __be16) -> c_int {
     if port != 1 || index != 0 {
         set_errno(libc::EINVAL);
         return -1;
     }
-    // SAFETY: the caller's number.
+    // SAFETY: the caller passes a valid pointer.
     unsafe { to.write(PKEY.to_be()) };
     0
 }
 
-/// Where a partition is in the table.
+/// Returns the index of a partition key: `ibv_get_pkey_index(3)`.
 pub unsafe extern "C" fn ibv_get_pkey_index(_: *mut ibv_context, port: u8, pkey: __be16) -> c_int {
     if port == 1 && pkey == PKEY.to_be() {
         return 0;

@@ -1,13 +1,13 @@
-//! Rates of ports, as multiples of 2.5 Gbit/s and in Mbit/s.
+//! Port rates, as multiples of 2.5 Gbit/s and in Mbit/s.
 
 use core::ffi::c_int;
 
 use rdma_sys::*;
 
-/// What the library answers for a rate that it does not know.
+/// The result for an unknown rate.
 const UNKNOWN: c_int = -1;
 
-/// Rates, their multiples of 2.5 Gbit/s, where libibverbs knows one, and their Mbit/s. Some multiples are rounded.
+/// Rates, their multiples of 2.5 Gbit/s if libibverbs defines one, and their Mbit/s. Some multiples are rounded.
 const RATES: &[(ibv_rate, Option<c_int>, c_int)] = &[
     (IBV_RATE_2_5_GBPS, Some(1), 2_500),
     (IBV_RATE_5_GBPS, Some(2), 5_000),
@@ -34,22 +34,22 @@ const RATES: &[(ibv_rate, Option<c_int>, c_int)] = &[
     (IBV_RATE_1200_GBPS, Some(480), 1_275_000),
 ];
 
-/// How many times 2.5 Gbit/s a rate is, or -1.
+/// Converts a rate to a multiple of 2.5 Gbit/s, or -1.
 pub unsafe extern "C" fn ibv_rate_to_mult(rate: ibv_rate) -> c_int {
     RATES.iter().find(|(of, ..)| *of == rate).and_then(|(_, mult, _)| *mult).unwrap_or(UNKNOWN)
 }
 
-/// The rate that is so many times 2.5 Gbit/s, or `IBV_RATE_MAX`.
+/// Converts a multiple of 2.5 Gbit/s to a rate, or `IBV_RATE_MAX`.
 pub unsafe extern "C" fn mult_to_ibv_rate(mult: c_int) -> ibv_rate {
     RATES.iter().find(|(_, of, _)| *of == Some(mult)).map_or(IBV_RATE_MAX, |(rate, ..)| *rate)
 }
 
-/// A rate in Mbit/s, or -1.
+/// Converts a rate to Mbit/s, or -1.
 pub unsafe extern "C" fn ibv_rate_to_mbps(rate: ibv_rate) -> c_int {
     RATES.iter().find(|(of, ..)| *of == rate).map_or(UNKNOWN, |(.., mbps)| *mbps)
 }
 
-/// The rate of so many Mbit/s, or `IBV_RATE_MAX`.
+/// Converts Mbit/s to a rate, or `IBV_RATE_MAX`.
 pub unsafe extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate {
     RATES.iter().find(|(.., of)| *of == mbps).map_or(IBV_RATE_MAX, |(rate, ..)| *rate)
 }

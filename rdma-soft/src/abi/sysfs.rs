@@ -1,4 +1,4 @@
-//! Attributes of devices in files, which `ibv_devinfo` reads through libibverbs.
+//! Reading device attributes from files, for `ibv_devinfo`.
 
 use core::ffi::{CStr, c_char, c_int};
 use std::ffi::OsStr;
@@ -7,9 +7,9 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::refuse::set_errno;
+use super::errors::set_errno;
 
-/// Reads the file `dir`/`file` as a string without the line's end. Returns its length, or -1 and sets `errno`.
+/// Reads the file `dir`/`file` as a string without the final newline. Returns its length, or sets `errno` and returns -1.
 pub unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -20,7 +20,7 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
     match read(dir, file, size) {
         Ok(text) => {
-            // SAFETY: the caller's buffer has `size` bytes, and there are at most as many with the one that ends the text.
+            // SAFETY: the caller's buffer has `size` bytes. The text and the NUL byte take at most as many.
             unsafe {
                 text.as_ptr().copy_to_nonoverlapping(buf.cast(), text.len());
                 buf.add(text.len()).write(0);
@@ -34,9 +34,9 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     }
 }
 
-/// Text of fewer than `size` bytes.
+/// Reads a text of fewer than `size` bytes.
 fn read(dir: &CStr, file: &CStr, size: usize) -> io::Result<Vec<u8>> {
-    // Not joined as paths: `file` may begin with a slash.
+    // This does not join paths, since `file` may begin with a slash.
     let path = [dir.to_bytes(), b"/", file.to_bytes()].concat();
     let mut text = Vec::new();
     let limit = u64::try_from(size).unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! The device as the libibverbs of a program that links this crate.
+//! Installing the device as the libibverbs of a program that links this crate.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
@@ -7,19 +7,23 @@ use rdma_sys::*;
 
 use super::cm;
 
-/// Makes the device the only one of this process, for `rdma_sys` and all that stands on it.
+/// Makes soft0 the only RDMA device of this process.
 ///
-/// It comes with a librdmacm that refuses everything, with `EOPNOTSUPP`. Call it before the first verb.
+/// All users of `rdma_sys` then call this crate instead of libibverbs. Functions of librdmacm fail with `EOPNOTSUPP`. Call it
+/// before the first verb.
 ///
 /// # Errors
-/// [`AlreadyLoaded`] when a libibverbs or a librdmacm is in use.
+/// [`AlreadyLoaded`] if libibverbs or librdmacm is already in use.
 pub fn install() -> Result<(), AlreadyLoaded> {
-    // A test looks at all that could be missing: it is known when the crate is compiled.
-    let verbs = verbs_table().unwrap_or_else(|error| unreachable!("{error}"));
-    // SAFETY: both tables hold functions that do what libibverbs and librdmacm document for them; to refuse is part of it.
+    // The sets of functions are fixed at compile time, and a test checks that none is missing.
+    let (verbs, cm) = match (verbs_table(), cm::table()) {
+        (Ok(verbs), Ok(cm)) => (verbs, cm),
+        (Err(error), _) | (_, Err(error)) => unreachable!("{error}"),
+    };
+    // SAFETY: the functions of both tables behave as libibverbs and librdmacm document, which includes failing.
     unsafe {
         install_verbs(verbs)?;
-        install_rdmacm(cm::table())
+        install_rdmacm(cm)
     }
 }
 
@@ -33,12 +37,11 @@ macro_rules! define {
                 $(name if name == stringify!($name).as_bytes() => super::$name as *mut c_void,)*
                 _ => null_mut(),
             };
-            // SAFETY: each name is looked up as the function of that name, and `signatures` has the compiler compare that
-            // with the table.
+            // SAFETY: each name yields the function of that name, and the compiler checks the types in `signatures`.
             unsafe { Verbs::from_lookup("rdma-soft", find) }
         }
 
-        /// Compiles if the functions have the types of the table, and all of them those of the list.
+        /// Compiles only if the functions have the types of the table and of the list.
         const _: () = {
             fn signatures(table: &mut Verbs) {
                 $(table.$name = super::$name;)*
@@ -57,9 +60,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_device_has_all_functions_of_the_table() {
+    fn every_function_of_the_table_exists() {
+        cm::table().unwrap();
         let table = verbs_table().unwrap();
-        // SAFETY: it takes any value and returns a string that stays.
+        // SAFETY: the function takes any value, and returns a string that is never freed.
         let text = unsafe { CStr::from_ptr((table.ibv_wc_status_str)(IBV_WC_RETRY_EXC_ERR)) };
         assert_eq!(text, c"transport retry counter exceeded");
     }

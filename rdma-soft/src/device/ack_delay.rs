@@ -1,4 +1,4 @@
-//! Delayed ACKs: an ACK waits for the reply that the program is about to post.
+//! Delayed ACKs, which wait for the program's reply.
 
 use std::time::Duration;
 
@@ -7,20 +7,19 @@ use crate::transport::Time;
 /// Longest delay of an ACK.
 pub(crate) const ACK_DELAY: Duration = Duration::from_micros(200);
 
-/// Replies in a row after which ACKs are delayed.
+/// Replies in a row that the first delay requires.
 const REPLIES: u16 = 4;
 
-/// Upper bound of the replies in a row that a delay requires.
+/// Most replies in a row that a delay may require.
 const MOST_REPLIES: u16 = 1024;
 
-/// Decides whether a queue pair's ACKs wait for its next request.
+/// Decides whether an ACK waits for the queue pair's next request.
 ///
-/// Programs that exchange requests and replies post soon after a message arrives. A separate ACK then costs both ends a packet,
-/// and costs an end that sleeps a wake-up. Worse, some programs poll for the completion of their own message and then spin on
-/// memory. Such a program stops polling when the ACK arrives, just before the reply. An ACK that is sent with the reply avoids
-/// both.
+/// A program that exchanges requests and replies posts soon after a message arrives. A separate ACK then costs both ends a packet,
+/// and wakes an end that sleeps. Worse, some programs poll for the completion of their own message and then spin on memory. Such a
+/// program stops polling when the ACK arrives, just before the reply. An ACK that is sent with the reply avoids both.
 ///
-/// The history of the queue pair predicts whether its program replies, as with delayed ACKs of TCP. Each delay without a reply
+/// The history of the queue pair predicts whether the program replies, as with delayed ACKs of TCP. Each delay without a reply
 /// doubles the number of replies in a row that the next delay requires.
 #[derive(Debug)]
 pub(crate) struct AckDelay {
@@ -28,11 +27,11 @@ pub(crate) struct AckDelay {
     replies: u16,
     /// Replies in a row that a delay requires.
     wanted: u16,
-    /// When the last ACK was sent without a request, unless a request followed.
+    /// When the last ACK was sent alone, unless a request followed.
     alone_at: Option<Time>,
-    /// An ACK is being delayed.
+    /// Whether an ACK is being delayed.
     is_waiting: bool,
-    /// A request was just sent, and the ACK that is due follows it.
+    /// Whether a request was just sent, which the ACK that is due follows.
     is_behind_request: bool,
 }
 
@@ -41,7 +40,7 @@ impl AckDelay {
         AckDelay { replies: 0, wanted: REPLIES, alone_at: None, is_waiting: false, is_behind_request: false }
     }
 
-    /// Decides whether the ACK that is due waits for a request.
+    /// Decides whether the ACK that is due is delayed. Returns whether it is.
     pub(crate) fn begin(&mut self) -> bool {
         self.is_waiting |= self.replies >= self.wanted && !self.is_behind_request;
         self.is_waiting
@@ -51,7 +50,7 @@ impl AckDelay {
         self.is_waiting
     }
 
-    /// Notes that a request is sent. If an ACK `is_due`, it is sent right after.
+    /// Records that a request is sent. If an ACK `is_due`, it is sent right after the request.
     pub(crate) fn request_sent(&mut self, now: Time, is_due: bool) {
         let was_prompt = self.alone_at.take().is_some_and(|at| now <= at + ACK_DELAY);
         if was_prompt || (is_due && !self.is_behind_request) {
@@ -66,7 +65,7 @@ impl AckDelay {
         self.is_waiting = false;
     }
 
-    /// Notes that an ACK is sent.
+    /// Records that an ACK is sent.
     pub(crate) fn ack_sent(&mut self, now: Time) {
         if std::mem::take(&mut self.is_behind_request) {
             return;
@@ -88,15 +87,16 @@ mod tests {
     use rdma_sys::IBV_QPT_RC;
 
     use super::*;
-    use crate::device::core::{Core, Device, Look};
-    use crate::device::hostile::{HERE, PEER, PSN, Target, datagram, origin};
+    use crate::device::core::{Core, Sources};
+    use crate::device::hostile::{LOCAL, PEER, PSN, Target, datagram, origin};
+    use crate::device::lock::Device;
     use crate::device::qp::{PKEY, Sending};
     use crate::device::queues::Task;
     use crate::device::state::State;
     use crate::transport::Request;
     use crate::wire::{Header, Operation, Psn, RemoteRange, Trailer, Transport};
 
-    /// Delivers the peer's packet `number`: a write of no bytes.
+    /// Delivers a packet of the peer: a write of no bytes. `number` is its distance from the first PSN.
     fn arrive(target: &mut Target, number: u32, now: Time) {
         let header = Header {
             transport: Transport::Rc,
@@ -109,7 +109,7 @@ mod tests {
             migrated: true,
             congestion: (false, false),
         };
-        target.state.arrived(origin(PEER), HERE, &datagram(&header, &[]), now);
+        target.state.handle_packet(origin(PEER), LOCAL, &datagram(&header, &[]), now);
     }
 
     fn post(target: &mut Target) {
@@ -119,7 +119,7 @@ mod tests {
         });
     }
 
-    /// Whether each packet that is sent is an ACK.
+    /// Sends all packets. Returns for each whether it is an ACK.
     fn sent(target: &mut Target, now: Time) -> Vec<bool> {
         let State { qps, shared, .. } = &mut target.state;
         let qp = qps.get_mut(&target.qp).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ack_of_a_message_goes_behind_the_reply_unless_its_peer_sends_on() {
+    fn an_ack_follows_the_reply_unless_the_peer_sends_more() {
         let mut target = Target::new(IBV_QPT_RC, 0);
         for number in 0..3 {
             arrive(&mut target, number, Time(0));
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn an_ack_that_waits_in_vain_is_sent_in_time() {
+    fn a_delayed_ack_is_sent_at_its_deadline() {
         // This device has no server thread.
         let device = Device::new().unwrap();
         let mut target = Target::new(IBV_QPT_RC, 0);
@@ -161,15 +161,15 @@ mod tests {
         let mut core = device.lock();
         core.state = std::mem::replace(&mut target.state, State::new());
         let is_waiting = |core: &Core| core.state.qps[&target.qp].ack_delay.is_waiting();
-        core.progress_there(Time(0), Look::Readable(&[]));
+        core.progress_from(Time(0), Sources::Readable(&[]));
         assert!(is_waiting(&core));
         assert_eq!(core.wake_at(), Some(Time(0) + ACK_DELAY));
-        core.progress_there(Time(0) + ACK_DELAY, Look::Readable(&[]));
+        core.progress_from(Time(0) + ACK_DELAY, Sources::Readable(&[]));
         assert!(!is_waiting(&core));
         assert_eq!(core.wake_at(), None);
     }
 
-    /// Replies `count` times, each soon after a separate ACK.
+    /// Simulates `count` replies, each soon after a separate ACK.
     fn reply(delay: &mut AckDelay, count: u16) {
         for _ in 0..count {
             delay.ack_sent(Time(0));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ack_waits_once_the_program_has_replied_often_enough() {
+    fn an_ack_is_delayed_once_the_program_has_replied_often_enough() {
         let mut delay = AckDelay::new();
         reply(&mut delay, REPLIES - 1);
         assert!(!delay.begin());
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn acks_without_replies_between_them_do_not_wait() {
+    fn acks_without_replies_in_between_are_not_delayed() {
         let mut delay = AckDelay::new();
         reply(&mut delay, REPLIES);
         delay.ack_sent(Time(0));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn each_delay_in_vain_takes_twice_as_many_replies() {
+    fn each_delay_without_a_reply_doubles_the_required_replies() {
         let mut delay = AckDelay::new();
         let mut wanted = REPLIES;
         for _ in 0..4 {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn many_replies_make_up_for_a_delay_in_vain() {
+    fn many_replies_make_up_for_a_delay_without_one() {
         let mut delay = AckDelay::new();
         reply(&mut delay, REPLIES);
         assert!(delay.begin());

@@ -1,4 +1,4 @@
-//! Waiting until events are acknowledged.
+//! Waiting for events to be acknowledged.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -12,22 +12,22 @@ pub(super) struct Acknowledged {
 #[derive(Default)]
 struct Counts {
     events: u64,
-    /// Threads that wait.
+    /// Waiting threads.
     waiters: u32,
 }
 
 impl Acknowledged {
-    /// Counts an acknowledgement, and wakes the threads that wait for one.
+    /// Counts an acknowledgement, and wakes the waiting threads.
     pub(super) fn add(&self) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.events += 1;
-        // `notify_all` takes a system call even without waiters.
+        // `notify_all` makes a system call even without waiters.
         if counts.waiters > 0 {
             self.changed.notify_all();
         }
     }
 
-    /// Waits for an acknowledgement after `unlock`, which releases the lock under which events are acknowledged.
+    /// Waits for an acknowledgement. Calls `unlock` first, to release the lock under which events are acknowledged.
     pub(super) fn wait(&self, unlock: impl FnOnce()) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let before = counts.events;

@@ -1,6 +1,6 @@
-//! Waiting for several descriptors as `read(2)` waits for one.
+//! Waiting for several descriptors like `read(2)` waits for one.
 //!
-//! Any signal that is handled ends `poll(2)`. It ends `read(2)` only if its handler was installed without `SA_RESTART`. Programs
+//! Any signal with a handler ends `poll(2)`. It ends `read(2)` only if the handler was installed without `SA_RESTART`. Programs
 //! rely on that for `ibv_get_cq_event(3)`.
 
 #![allow(unsafe_code)]
@@ -11,17 +11,17 @@ use std::time::Duration;
 
 use super::cancel::Cancel;
 
-/// How a wait has ended.
+/// The result of a wait.
 pub(super) struct Woken {
-    /// One of the descriptors is readable.
+    /// Whether a descriptor is readable.
     pub(super) is_ready: bool,
-    /// A signal came whose handler interrupts system calls.
+    /// Whether a signal arrived whose handler interrupts system calls.
     pub(super) is_interrupted: bool,
 }
 
-/// Waits until one of the descriptors is readable. Signals are blocked meanwhile.
+/// Waits until a descriptor is readable, with all signals blocked.
 ///
-/// A signal that comes between two waits is handled, and the next wait goes on, as before a call of `read(2)`.
+/// A signal between two waits is handled, and the next wait goes on, as if it had come before a call of `read(2)`.
 pub(super) fn wait(fds: [RawFd; 2], timeout: Duration, cancel: Cancel) -> Woken {
     let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let all = set(|set| {
@@ -36,7 +36,7 @@ pub(super) fn wait(fds: [RawFd; 2], timeout: Duration, cancel: Cancel) -> Woken 
     // SAFETY: the pointer and the length are of one array, which lives until the call returns.
     let found = cancel.allow(|| unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, millis) });
     let woken = Woken { is_ready: found > 0, is_interrupted: has_interrupted(&before) };
-    // SAFETY: the set is there. The handlers of pending signals run here.
+    // SAFETY: `before` is a valid set. The handlers of pending signals run here.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     woken
 }
@@ -44,18 +44,18 @@ pub(super) fn wait(fds: [RawFd; 2], timeout: Duration, cancel: Cancel) -> Woken 
 fn set(fill: impl FnOnce(*mut libc::sigset_t)) -> libc::sigset_t {
     let mut set = MaybeUninit::zeroed();
     fill(set.as_mut_ptr());
-    // SAFETY: it began as zeros, which are an empty set, so it is valid even if `fill` failed.
+    // SAFETY: zeros are an empty set, so it is valid even if `fill` failed.
     unsafe { set.assume_init() }
 }
 
 /// Whether a signal is pending that is not in `blocked`, and whose handler interrupts system calls.
 fn has_interrupted(blocked: &libc::sigset_t) -> bool {
     let pending = set(|pending| {
-        // SAFETY: the set is there.
+        // SAFETY: `pending` points to memory for a set.
         unsafe { libc::sigpending(pending) };
     });
     (1..=libc::SIGRTMAX()).any(|signal| {
-        // SAFETY: the sets are there.
+        // SAFETY: both sets are valid.
         let is_new =
             unsafe { libc::sigismember(&raw const pending, signal) == 1 && libc::sigismember(blocked, signal) == 0 };
         is_new && ends_calls(signal)
@@ -66,7 +66,7 @@ fn ends_calls(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: `action` has memory for the structure. The new action is null, so none is installed.
     let found = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
-    // SAFETY: it began as zeros, which are a valid action, so it is valid even if the call failed.
+    // SAFETY: zeros are a valid action, so it is valid even if the call failed.
     let action = unsafe { action.assume_init() };
     let has_handler = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
     found == 0 && has_handler && action.sa_flags & libc::SA_RESTART == 0
@@ -85,24 +85,24 @@ mod tests {
         HANDLED.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Waits while signals come, until `is_over`, and returns how many waits were interrupted.
+    /// Waits while a signal arrives repeatedly, until `is_over`. Returns how many waits were interrupted.
     fn interrupted(signal: libc::c_int, flags: libc::c_int, is_over: impl Fn(u32) -> bool) -> u32 {
         let action = libc::sigaction {
             sa_sigaction: handler as extern "C" fn(libc::c_int) as usize,
             sa_flags: flags,
-            // SAFETY: zero is the empty set.
+            // SAFETY: a structure of zeros has the empty set as its mask.
             ..unsafe { std::mem::zeroed() }
         };
-        // SAFETY: the structure is there, and the handler only counts.
+        // SAFETY: the structure is valid, and the handler only counts.
         assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
         let idle = Signal::new().unwrap();
         let (is_done, waits) = (AtomicBool::new(false), AtomicU32::new(0));
-        // SAFETY: it takes nothing.
+        // SAFETY: the call takes no arguments.
         let waiter = unsafe { libc::pthread_self() };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_done.load(Ordering::SeqCst) {
-                    // SAFETY: the thread waits for this one to end.
+                    // SAFETY: the waiter runs, since it joins this thread.
                     unsafe { libc::pthread_kill(waiter, signal) };
                     std::thread::yield_now();
                 }

@@ -1,10 +1,10 @@
-//! Threads that the program cancels: `pthread_cancel(3)`.
+//! Cancellation of threads by the program: `pthread_cancel(3)`.
 
 #![allow(unsafe_code)]
 
-/// Keeps a thread from being cancelled while it serves the device, or the device would stay locked or lose events.
+/// Defers the cancellation of a thread while it serves the device, which would otherwise stay locked or lose events.
 ///
-/// It does not restore the state when it is dropped: a cancelled thread unwinds its stack, and there must be nothing to drop.
+/// Dropping it does not restore the state: a cancelled thread unwinds its stack, and there must be nothing to drop.
 #[derive(Clone, Copy)]
 pub(crate) struct Cancel(libc::c_int);
 
@@ -23,7 +23,7 @@ impl Cancel {
         set(self.0);
     }
 
-    /// Runs a call that waits. The thread may be cancelled there, unless the program has ruled it out.
+    /// Runs a call that waits. The thread may be cancelled there, if the program allows it.
     pub(super) fn allow<R>(self, wait: impl FnOnce() -> R) -> R {
         let deferred = set(self.0);
         let result = wait();
@@ -34,7 +34,7 @@ impl Cancel {
 
 fn set(state: libc::c_int) -> libc::c_int {
     let mut before = 0;
-    // SAFETY: it writes a number, and changes this thread only.
+    // SAFETY: the call writes a number, and affects only this thread.
     unsafe { pthread_setcancelstate(state, &raw mut before) };
     before
 }

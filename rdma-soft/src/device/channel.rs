@@ -8,19 +8,19 @@ use std::sync::{Arc, OnceLock};
 use super::epoll::Epoll;
 use super::signal::{Signal, is_nonblocking, is_readable, read, read_now};
 
-/// An event of a completion channel, before it is taken from the channel's queue.
+/// An event of a completion channel that is still in the channel's queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pending {
-    /// It was taken from the count of the descriptor.
+    /// It was taken from the count of the signal.
     Taken,
-    /// It is still in the count. Another thread may take it first.
+    /// It is still in the count, so another thread may take it first.
     Counted,
 }
 
 /// The descriptors of a completion channel, for threads that wait without the device locked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChannelFds {
-    /// What the program waits for: [`Channel::epoll`].
+    /// Descriptor that the program waits for: [`Channel::epoll`].
     pub(crate) epoll: RawFd,
     pub(super) signal: RawFd,
 }
@@ -31,7 +31,7 @@ impl ChannelFds {
     }
 }
 
-/// Takes an event of a completion channel from the count of its signal. Never waits.
+/// Takes an event from the count of a completion channel's signal. Never waits.
 pub(super) fn take_now(fd: RawFd) -> Option<Pending> {
     match read_now(fd) {
         Some(is_taken) => is_taken.then_some(Pending::Taken),
@@ -39,12 +39,12 @@ pub(super) fn take_now(fd: RawFd) -> Option<Pending> {
     }
 }
 
-/// Waits for an event of a completion channel, without the device locked. There is no deadline.
+/// Takes an event from the count of a completion channel's signal. Waits for it without the device locked and without a deadline.
 ///
 /// # Errors
 /// `EINTR`.
 pub(super) fn take(fd: RawFd) -> io::Result<Pending> {
-    // If `read_now` does not work, the count is left alone: `Signal::lower` could then block.
+    // If `read_now` does not work, threads must not take events from the count here: `Signal::lower` could then block.
     static CAN_TAKE: OnceLock<bool> = OnceLock::new();
     if *CAN_TAKE.get_or_init(|| Signal::new().is_ok_and(|signal| read_now(signal.fd()).is_some())) {
         read(fd).map(|()| Pending::Taken)
@@ -55,23 +55,23 @@ pub(super) fn take(fd: RawFd) -> io::Result<Pending> {
 
 /// A completion channel.
 ///
-/// Its queue changes with the device locked. A thread first takes one from the count of the signal, by [`take`], and then takes
-/// the event from the queue. So a program sees both agree: while the queue has an event that no thread is taking, the
-/// descriptor is readable or about to be.
+/// The queue changes with the device locked. A thread first takes an event from the count of the signal, by [`take`], and then from
+/// the queue. So both agree for the program: while the queue has an event that no thread is taking, the descriptor is readable or
+/// is about to be.
 ///
-/// Destroying a completion queue works the other way round: it removes its events from the queue first. Other threads may
-/// already have taken some of them from the count. `owed` is how many of these threads have to find no event. `counted + held =
-/// queued + owed`.
+/// Destroying a completion queue removes its events from the queue first. Other threads may already have taken some of them from
+/// the count. `owed` is the number of these threads that will find no event: `counted + held = queued + owed`, where `held` events
+/// were taken from the count but not yet from the queue.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    /// What the program waits for: a set of `signal` and, while the channel is [direct](super::direct), the sockets.
+    /// Descriptor that the program waits for. Contains `signal` and, while the channel is [direct](super::direct), the sockets.
     pub(super) epoll: Arc<Epoll>,
     pub(super) signal: Arc<Signal>,
-    /// Completion queues with an event, once for each event.
+    /// Completion queues, once for each of their events.
     pub(super) queue: VecDeque<u32>,
-    /// Events that threads have taken from the count, and that are no longer in the queue.
+    /// Events that threads have taken from the count and that are no longer in the queue.
     owed: usize,
-    /// `ibv_get_cq_event` has failed with `EAGAIN`. A program that calls it again expects that.
+    /// Whether `ibv_get_cq_event` has failed with `EAGAIN`. A program that calls it again expects that.
     pub(super) was_empty: bool,
     pub(crate) users: u32,
 }
@@ -98,15 +98,15 @@ impl Channel {
             }
             Pending::Taken => self.queue.pop_front(),
             Pending::Counted => {
-                self.signal.settle();
+                self.signal.wait_for_announced();
                 if self.signal.lower() { self.queue.pop_front() } else { None }
             }
         }
     }
 
     /// Removes the events of a completion queue that is destroyed.
-    pub(crate) fn forget(&mut self, cq: u32) {
-        self.signal.settle();
+    pub(crate) fn remove_cq(&mut self, cq: u32) {
+        self.signal.wait_for_announced();
         let before = self.queue.len();
         self.queue.retain(|of| *of != cq);
         for _ in self.queue.len()..before {
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use crate::device::events::Events;
 
-    /// Events with a channel.
+    /// Creates events with one channel.
     fn events() -> (Events, u32, ChannelFds) {
         let mut events = Events::new();
         let channel = Channel::new().unwrap();
@@ -140,43 +140,43 @@ mod tests {
         drop(events.take_wakeups());
         assert!(is_readable(fds.epoll, 0).unwrap());
         let pending = take(fds.signal).unwrap();
-        assert_eq!(events.take_notice(channel, pending), Some(7));
+        assert_eq!(events.take_completion_event(channel, pending), Some(7));
         assert!(!is_readable(fds.epoll, 0).unwrap());
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it waits for descriptors")]
-    fn a_channel_is_readable_as_long_as_its_queue_has_events_also_when_a_completion_queue_goes() {
+    fn a_channel_stays_readable_while_it_has_events_even_if_a_completion_queue_is_destroyed() {
         let (mut events, channel, fds) = events();
         let notify = |events: &mut Events, cqs: &[u32]| {
             cqs.iter().for_each(|cq| events.notify(channel, *cq));
             drop(events.take_wakeups());
         };
         notify(&mut events, &[1, 2, 1]);
-        events.channels.get_mut(channel).unwrap().forget(1);
+        events.channels.get_mut(channel).unwrap().remove_cq(1);
         let pending = take(fds.signal).unwrap();
-        assert_eq!(events.take_notice(channel, pending), Some(2));
+        assert_eq!(events.take_completion_event(channel, pending), Some(2));
         assert!(!is_readable(fds.epoll, 0).unwrap());
         // A thread has taken the event of a completion queue that is then destroyed.
         notify(&mut events, &[3]);
         let pending = take(fds.signal).unwrap();
-        events.channels.get_mut(channel).unwrap().forget(3);
+        events.channels.get_mut(channel).unwrap().remove_cq(3);
         notify(&mut events, &[4]);
-        assert_eq!(events.take_notice(channel, pending), None);
+        assert_eq!(events.take_completion_event(channel, pending), None);
         assert!(is_readable(fds.epoll, 0).unwrap());
         let pending = take(fds.signal).unwrap();
-        assert_eq!(events.take_notice(channel, pending), Some(4));
+        assert_eq!(events.take_completion_event(channel, pending), Some(4));
         assert!(!is_readable(fds.epoll, 0).unwrap());
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it waits for descriptors")]
-    fn where_the_count_is_left_alone_an_event_is_taken_from_it_with_the_device_locked() {
+    fn on_older_kernels_an_event_is_taken_from_the_count_with_the_device_locked() {
         let (mut events, channel, fds) = events();
         events.notify(channel, 1);
         drop(events.take_wakeups());
-        assert_eq!(events.take_notice(channel, Pending::Counted), Some(1));
-        assert_eq!(events.take_notice(channel, Pending::Counted), None);
+        assert_eq!(events.take_completion_event(channel, Pending::Counted), Some(1));
+        assert_eq!(events.take_completion_event(channel, Pending::Counted), None);
         assert!(!is_readable(fds.epoll, 0).unwrap());
     }
 }

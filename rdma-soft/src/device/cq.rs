@@ -8,18 +8,18 @@ use rdma_sys::{IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_wc};
 
 use super::events::Events;
 
-/// A completion queue, as the device has it.
+/// A completion queue.
 pub(crate) struct Cq {
     pub(crate) completions: Arc<Completions>,
     pub(crate) context: u32,
     pub(crate) channel: Option<u32>,
-    /// The address of its object in the program.
+    /// Address of the `ibv_cq`.
     pub(crate) object: usize,
     /// Queue pairs that use it.
     pub(crate) users: u32,
-    /// Events that are in its channel.
+    /// Its events in the queue of its channel.
     pub(crate) queued_events: u32,
-    /// Events taken from its channel, and events acknowledged.
+    /// Numbers of events taken from the channel, and of events acknowledged.
     pub(crate) events: (u32, u32),
 }
 
@@ -32,11 +32,11 @@ pub(crate) enum Armed {
     Any,
 }
 
-/// A completion did not fit into its queue, which stays failed.
+/// A completion did not fit into its queue, which fails all later polls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Overrun;
 
-/// The entries of a completion queue. They have their own lock, so that a poll does not wait for the device.
+/// The entries of a completion queue. They have a lock of their own, so polls do not wait for the device's lock.
 pub(crate) struct Completions {
     state: Mutex<Entries>,
     len: AtomicUsize,
@@ -51,12 +51,12 @@ struct Entries {
 
 struct Entry {
     wc: ibv_wc,
-    /// Solicited, or an error: raises an event even if the queue is armed for solicited completions only.
+    /// Whether it is solicited or an error. Such a completion raises an event even if the queue is armed only for solicited ones.
     is_urgent: bool,
 }
 
 impl Entries {
-    /// Whether there is a completion that raises an event of a queue armed in this way.
+    /// Whether any entry raises an event for a queue that is armed like this.
     fn has(&self, armed: Armed) -> bool {
         match armed {
             Armed::Any => !self.queue.is_empty(),
@@ -67,13 +67,13 @@ impl Entries {
 
 impl Completions {
     pub(crate) fn new(capacity: usize) -> Completions {
-        // Few programs leave more than that in a large queue.
+        // Few programs leave more completions than this in a large queue.
         let queue = VecDeque::with_capacity(capacity.min(1024));
         let state = Mutex::new(Entries { queue, capacity, armed: None });
         Completions { state, len: AtomicUsize::new(0), has_overrun: AtomicBool::new(false) }
     }
 
-    /// Nothing that can panic is done with the lock held.
+    /// Locks the entries. A poisoned lock is used, since nothing panics with the lock held.
     fn lock(&self) -> MutexGuard<'_, Entries> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,12 +82,12 @@ impl Completions {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// Takes at most `most` completions, the earliest first, and returns their number.
+    /// Takes at most `most` completions, the oldest first, and returns their number.
     ///
     /// # Errors
-    /// [`Overrun`], after the completions from before the overrun have been taken.
+    /// [`Overrun`], once all completions from before the overrun are taken.
     pub(crate) fn take(&self, most: usize, mut each: impl FnMut(ibv_wc)) -> Result<usize, Overrun> {
-        // Read the flag before the length: nothing is added after the flag is set, so an empty queue is then really drained.
+        // Read the flag before the length: nothing is added after the flag is set, so an empty queue then stays empty.
         let has_overrun = self.has_overrun.load(Ordering::Acquire);
         if self.is_empty() {
             return if has_overrun { Err(Overrun) } else { Ok(0) };
@@ -99,22 +99,22 @@ impl Completions {
         Ok(count)
     }
 
-    /// Arms the queue, unless an event is due at once; returns whether it is.
+    /// Arms the queue, unless an event is due at once. Returns whether one is.
     ///
-    /// An event is due if the queue has such a completion already, or has overrun.
+    /// An event is due if the queue already has a matching completion or has overrun.
     pub(crate) fn arm(&self, armed: Armed) -> bool {
         let mut state = self.lock();
         let is_due = state.has(armed) || self.has_overrun.load(Ordering::Relaxed);
         if is_due {
             state.armed = None;
         } else if state.armed != Some(Armed::Any) {
-            // Arming for solicited completions does not disarm the others.
+            // Arming for solicited completions does not disarm a queue that is armed for all.
             state.armed = Some(armed);
         }
         is_due
     }
 
-    /// Changes the capacity; returns `false` when there are more completions.
+    /// Changes the capacity. Returns `false` if the queue has more completions.
     pub(crate) fn resize(&self, capacity: usize) -> bool {
         let mut state = self.lock();
         let fits = state.queue.len() <= capacity;
@@ -126,18 +126,20 @@ impl Completions {
 }
 
 impl Cq {
-    /// Adds a completion. Without room for it the queue overruns: polls fail once the entries are taken, `IBV_EVENT_CQ_ERR`
-    /// is raised, and [`Events::overruns`] has the queue until its queue pairs are in the error state.
+    /// Adds a completion, or overruns the queue if it is full.
+    ///
+    /// After an overrun, polls fail once the entries are taken, and `IBV_EVENT_CQ_ERR` is raised. [`Events`] lists the queue until
+    /// its queue pairs are in the error state.
     pub(crate) fn push(&mut self, number: u32, wc: ibv_wc, is_solicited: bool, events: &mut Events) {
         let mut state = self.completions.lock();
-        let had_overrun = self.completions.has_overrun.load(Ordering::Relaxed);
-        let is_raised = if had_overrun || state.queue.len() >= state.capacity {
+        let has_overrun = self.completions.has_overrun.load(Ordering::Relaxed);
+        let is_raised = if has_overrun || state.queue.len() >= state.capacity {
             self.completions.has_overrun.store(true, Ordering::Release);
-            events.overrun(number);
-            if !had_overrun {
+            events.add_overrun(number);
+            if !has_overrun {
                 events.raise(self.context, IBV_EVENT_CQ_ERR, self.object);
             }
-            // A program that waits for an event is woken, and its next poll fails.
+            // A program that waits for an event is woken. Its next poll fails.
             state.armed.is_some()
         } else {
             let is_urgent = is_solicited || wc.status != IBV_WC_SUCCESS;
@@ -156,7 +158,7 @@ impl Cq {
         }
     }
 
-    /// Raises the event that is due at arming, unless the channel has one of this queue already.
+    /// Raises the event that is due at arming, unless the channel already has one of this queue.
     pub(crate) fn notify_armed(&mut self, number: u32, events: &mut Events) {
         if self.queued_events == 0 {
             self.notify(number, events);
@@ -171,7 +173,7 @@ impl Cq {
     }
 
     /// Removes the completions of a queue pair that is destroyed or reset.
-    pub(crate) fn sweep(&self, qp: u32) {
+    pub(crate) fn remove_qp(&self, qp: u32) {
         let mut state = self.completions.lock();
         state.queue.retain(|entry| entry.wc.qp_num != qp);
         self.completions.len.store(state.queue.len(), Ordering::Release);

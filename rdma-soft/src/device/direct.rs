@@ -1,19 +1,19 @@
-//! Waking a program by the packets themselves.
+//! Direct channels, whose program is woken by the packets themselves.
 //!
 //! A packet for a program that sleeps wakes the server thread, and the event that the server raises wakes the program. Where
 //! events follow each other closely, the two wake-ups take longer than all the rest. So the completion channel of such a program
 //! becomes *direct*: packets wake the thread that waits for the channel, and that thread takes them in `ibv_get_cq_event(3)`.
 //!
-//! The server thread keeps time meanwhile. It serves timers and multicast groups, and looks for packets each
+//! Meanwhile the server thread serves timers and multicast groups, and scans for packets each
 //! [`ACK_DELAY`](super::ack_delay::ACK_DELAY). So a packet waits at most that long if the program is busy. The server ends the
 //! direct mode when the program stops waiting so often.
 //!
-//! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs take that
-//! for an error, such as the example in the manual page. So a channel whose descriptor is non-blocking becomes direct only if its
-//! program has met `EAGAIN` before.
+//! The descriptor of a direct channel may be readable although `ibv_get_cq_event(3)` fails with `EAGAIN`. Some programs, such as
+//! the example in the manual page, treat that as an error. So a channel whose descriptor is non-blocking becomes direct only if its
+//! program has got `EAGAIN` before.
 //!
-//! While a channel is direct, peers on this host must send a byte with a packet: nobody calls [`Core::wake_up`] after
-//! [`Core::sleep`]. The byte keeps the socket readable.
+//! While a channel is direct, peers on this host send a byte with each packet, since no thread calls [`Core::disarm_wakeups`] after
+//! [`Core::arm_wakeups`]. The byte keeps the socket readable.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -24,93 +24,99 @@ use std::time::Duration;
 use super::blocking_wait;
 use super::cancel::Cancel;
 use super::channel::{ChannelFds, Pending, take, take_now};
-use super::core::{Core, Device, Look};
+use super::core::{Core, Sources};
 use super::epoll::Epoll;
+use super::lock::Device;
 use crate::net::Readable;
 use crate::transport::Time;
 
 /// Events that follow each other within this time are frequent.
-const SOON: Duration = Duration::from_millis(1);
+const FREQUENT_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Frequent events in a row after which a channel becomes direct.
 const FREQUENT: u32 = 4;
 
-/// How long a thread waits at a time with signals blocked.
-const BLOCKED: Duration = Duration::from_millis(10);
+/// Longest single wait with signals blocked.
+const WAIT_SLICE: Duration = Duration::from_millis(10);
 
-/// Looks of the server after which it decides. If more than half found packets that the program had left, it is too busy for them.
-const LOOKS: u32 = 64;
+/// Scans of the server between two decisions. The program is too busy if more than half of them found packets that it had left.
+const REVIEW_SCANS: u32 = 64;
 
-/// How long no channel becomes direct after the program was too busy, or after a channel could not become direct.
-const DOUBT: Duration = Duration::from_millis(64);
+/// How long no channel becomes direct after the program was too busy, or after an attempt has failed.
+const BACKOFF: Duration = Duration::from_millis(64);
 
-/// Looks for packets in one call before the rest is left to the server.
+/// Scans in one call, after which the server takes the remaining packets.
 const ROUNDS: usize = 8;
 
-/// The number of no channel.
-const NONE: u32 = u32::MAX;
+/// Stands for no channel.
+const NO_CHANNEL: u32 = u32::MAX;
 
-/// How often a program waits for events, and which channel is direct. It is read without the device locked.
+/// How often a program waits for events, and which channel is direct. Readable without the device locked.
 #[derive(Debug)]
 pub(super) struct Frequency {
     direct: AtomicU32,
-    /// The channel of the last event, and when the event was taken.
+    /// Channel of the last event, and the time when the event was taken.
     channel: AtomicU32,
     taken_at: AtomicU64,
     /// Frequent events in a row.
     count: AtomicU32,
-    /// Calls that asked for an event, approximately.
+    /// Calls that asked for an event, approximately. A program that waits increases it.
     calls: AtomicU32,
 }
 
 impl Frequency {
     pub(super) const fn new() -> Frequency {
         Frequency {
-            direct: AtomicU32::new(NONE),
-            channel: AtomicU32::new(NONE),
+            direct: AtomicU32::new(NO_CHANNEL),
+            channel: AtomicU32::new(NO_CHANNEL),
             taken_at: AtomicU64::new(0),
             count: AtomicU32::new(0),
             calls: AtomicU32::new(0),
         }
     }
 
-    /// Notes an event. Returns whether its channel may become direct.
-    fn note(&self, channel: u32, now: Time) -> bool {
+    /// Records an event. Returns whether its channel may become direct.
+    fn record(&self, channel: u32, now: Time) -> bool {
         let is_same = self.channel.swap(channel, Ordering::Relaxed) == channel;
         let last = Time(self.taken_at.swap(now.0, Ordering::Relaxed));
-        let count = if is_same && now < last + SOON { self.count.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
+        let count = if is_same && now < last + FREQUENT_INTERVAL {
+            self.count.load(Ordering::Relaxed).saturating_add(1)
+        } else {
+            0
+        };
         self.count.store(count, Ordering::Relaxed);
         count >= FREQUENT
     }
 
-    /// Whether the last event was of `channel`, and less than [`SOON`] ago.
-    fn lasts(&self, channel: u32, now: Time) -> bool {
-        self.channel.load(Ordering::Relaxed) == channel && now < Time(self.taken_at.load(Ordering::Relaxed)) + SOON
+    /// Whether the last event was of `channel`, and less than [`FREQUENT_INTERVAL`] ago.
+    fn is_frequent(&self, channel: u32, now: Time) -> bool {
+        self.channel.load(Ordering::Relaxed) == channel
+            && now < Time(self.taken_at.load(Ordering::Relaxed)) + FREQUENT_INTERVAL
     }
 }
 
-/// The channel that is direct, if there is one.
+/// The direct channel, if there is one.
 #[derive(Debug)]
 pub(super) struct Direct {
     current: Option<Current>,
-    /// The sockets of the device, once a channel was direct.
+    /// The sockets of the device. Created for the first direct channel.
     sockets: Option<Epoll>,
-    /// No channel becomes direct before this time.
+    /// Earliest time at which a channel may become direct.
     from: Time,
-    /// Scratch memory, one for each link: waiting for an event allocates nothing.
+    /// Scratch memory with an entry for each link, so that waiting for an event allocates nothing.
     readable: Vec<Readable>,
 }
 
 #[derive(Debug)]
 struct Current {
     channel: u32,
-    /// The channel's descriptor, if packets make it readable. It is none if the descriptor is blocking: a program that finds it
-    /// readable would then block in `ibv_get_cq_event(3)`.
+    /// Descriptor of the channel, if packets make it readable. `None` if the descriptor is blocking: a program that finds it
+    /// readable would block in `ibv_get_cq_event(3)`.
     readable: Option<Arc<Epoll>>,
-    /// Looks of the server, and those that found packets while no thread had asked for an event since the look before.
-    looks: u32,
+    /// Scans of the server, and those that found packets although no thread had asked for an event since the previous scan.
+    scans: u32,
     missed: u32,
-    /// [`Frequency::calls`] at the last look.
+    /// [`Frequency::calls`] at the last scan.
     calls: u32,
 }
 
@@ -129,7 +135,7 @@ impl Direct {
 }
 
 impl Core {
-    /// Makes a channel direct, and returns whether it is. Call it for a channel whose events are frequent.
+    /// Makes a channel direct whose events are frequent. Returns whether it is direct.
     fn begin_direct(&mut self, number: u32) -> io::Result<bool> {
         let Some(channel) = self.state.shared.events.channels.get(number) else { return Ok(false) };
         let is_nonblocking = channel.fds().is_nonblocking()?;
@@ -140,24 +146,25 @@ impl Core {
         if self.direct.sockets.is_none() {
             self.direct.sockets = Some(self.epoll_of_sockets()?);
         }
-        if !self.sleep() {
+        if !self.arm_wakeups() {
             // Packets arrive faster than they are taken.
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         if let (Some(epoll), Some(sockets)) = (&readable, &self.direct.sockets) {
             epoll.add(sockets.fd(), 0)?;
         }
-        self.direct.current = Some(Current { channel: number, readable, looks: 0, missed: 0, calls: 0 });
+        self.direct.current = Some(Current { channel: number, readable, scans: 0, missed: 0, calls: 0 });
         Ok(true)
     }
 
-    /// The sockets of all links, each with twice the index of its link, and one more for peers on this host.
+    /// Creates a set of the sockets of all links. The name of a socket is twice the index of its link, plus 1 for peers on this
+    /// host.
     fn epoll_of_sockets(&self) -> io::Result<Epoll> {
         let epoll = Epoll::new()?;
         for (index, link) in self.links.iter().enumerate() {
             epoll.add(link.socket.fd().as_raw_fd(), 2 * index as u64)?;
-            if let Some(near) = link.socket.near_fd() {
-                epoll.add(near.as_raw_fd(), 2 * index as u64 + 1)?;
+            if let Some(shm) = link.socket.shm_fd() {
+                epoll.add(shm.as_raw_fd(), 2 * index as u64 + 1)?;
             }
         }
         Ok(epoll)
@@ -165,24 +172,25 @@ impl Core {
 }
 
 impl Device {
-    /// Whether a channel is direct. Ends the direct mode if it does not pay any more. The server calls it after a look everywhere,
-    /// with the device locked. `has_found` says whether that look has found packets.
+    /// Whether a channel is direct. Ends the direct mode if it does not pay any more.
+    ///
+    /// The server calls it after a scan of all sources, with the device locked. `has_found` says whether that scan found packets.
     pub(super) fn review_direct(&self, core: &mut Core, has_found: bool, now: Time) -> bool {
         let Some(current) = &mut core.direct.current else { return false };
-        current.looks += 1;
+        current.scans += 1;
         let calls = self.frequency.calls.load(Ordering::Relaxed);
         current.missed += u32::from(has_found && calls == current.calls);
         current.calls = calls;
         let channel = current.channel;
-        let is_busy = current.looks == LOOKS && current.missed > LOOKS / 2;
-        if current.looks == LOOKS {
-            (current.looks, current.missed) = (0, 0);
+        let is_busy = current.scans == REVIEW_SCANS && current.missed > REVIEW_SCANS / 2;
+        if current.scans == REVIEW_SCANS {
+            (current.scans, current.missed) = (0, 0);
         }
-        if !is_busy && self.frequency.lasts(channel, now) {
+        if !is_busy && self.frequency.is_frequent(channel, now) {
             return true;
         }
         if is_busy {
-            core.direct.from = now + DOUBT;
+            core.direct.from = now + BACKOFF;
         }
         self.end_locked(core);
         false
@@ -192,10 +200,10 @@ impl Device {
         if let Some(Current { readable: Some(epoll), .. }) = core.direct.current.take() {
             core.direct.sockets.iter().for_each(|sockets| epoll.remove(sockets.fd()));
         }
-        self.frequency.direct.store(NONE, Ordering::Relaxed);
+        self.frequency.direct.store(NO_CHANNEL, Ordering::Relaxed);
     }
 
-    /// Ends the direct mode of a channel, if it is direct. The server thread waits for packets again.
+    /// Ends the direct mode of a channel. The server thread waits for packets again.
     pub(crate) fn end_direct(&self, channel: u32) {
         let mut core = self.lock();
         if core.direct.is(channel) {
@@ -207,7 +215,7 @@ impl Device {
 
     /// Waits for an event of a completion channel, without the device locked.
     ///
-    /// It waits without a deadline, as `ibv_get_cq_event(3)` does, unless the descriptor is non-blocking.
+    /// Like `ibv_get_cq_event(3)` it has no deadline, unless the descriptor is non-blocking.
     ///
     /// # Errors
     /// `EAGAIN`, `EINTR`.
@@ -243,12 +251,12 @@ impl Device {
             drop(core);
             match (is_nonblocking, is_readable) {
                 (true, true) => return Err(self.no_event(channel)),
-                // The program has made the descriptor blocking. It may have found it readable because of packets.
+                // The program has made the descriptor blocking, and may have found it readable because of packets.
                 (false, true) => is_interrupted = true,
                 (true, false) => {}
                 (false, false) if is_interrupted => return Err(io::Error::from_raw_os_error(libc::EINTR)),
                 (false, false) => {
-                    let woken = blocking_wait::wait([fds.signal, sockets], BLOCKED, cancel);
+                    let woken = blocking_wait::wait([fds.signal, sockets], WAIT_SLICE, cancel);
                     is_interrupted = woken.is_interrupted;
                     if woken.is_ready {
                         continue;
@@ -258,7 +266,7 @@ impl Device {
             self.end_direct(channel);
         };
         let now = self.now();
-        if self.frequency.note(channel, now) && self.frequency.direct.load(Ordering::Relaxed) == NONE {
+        if self.frequency.record(channel, now) && self.frequency.direct.load(Ordering::Relaxed) == NO_CHANNEL {
             self.begin_direct(channel, now);
         }
         Ok(pending)
@@ -280,15 +288,16 @@ impl Device {
         match core.begin_direct(channel) {
             Ok(false) => return,
             Ok(true) => self.frequency.direct.store(channel, Ordering::Relaxed),
-            // The server goes on to serve the device.
-            Err(_) => core.direct.from = now + DOUBT,
+            // The server continues to take packets.
+            Err(_) => core.direct.from = now + BACKOFF,
         }
         drop(core);
-        // It has to wait without the sockets. If the mode has not begun, `sleep` may have read the byte that was to wake it.
+        // The server has to wait without the sockets now. If the mode has not begun, `arm_wakeups` may have read the byte that was
+        // to wake it.
         self.server.wake_before(Time(0));
     }
 
-    /// Takes packets, and then an event of a channel that is direct.
+    /// Takes packets, and then an event of a direct channel.
     fn take_directly(&self, channel: u32, fds: ChannelFds) -> Option<Pending> {
         let mut is_taken = false;
         for round in 0..ROUNDS {
@@ -298,22 +307,22 @@ impl Device {
                 break;
             }
             let mut readable = std::mem::take(&mut direct.readable);
-            // Later rounds also look at the rings, whose packets then have made no socket readable.
-            readable.fill(Readable { wire: false, near: round > 0 });
+            // Later rounds also scan the rings, since packets in them no longer make a socket readable.
+            readable.fill(Readable { udp: false, shm: round > 0 });
             for ready in direct.sockets.iter().flat_map(Epoll::ready) {
                 if let Some(link) = readable.get_mut(ready as usize / 2) {
-                    *(if ready % 2 == 0 { &mut link.wire } else { &mut link.near }) = true;
+                    *(if ready % 2 == 0 { &mut link.udp } else { &mut link.shm }) = true;
                 }
             }
-            let has_found = core.progress_there(self.now(), Look::Readable(&readable));
-            // A socket may hold more than one look takes.
-            let is_by_wire = has_found && readable.iter().any(|link| link.wire);
+            let has_found = core.progress_from(self.now(), Sources::Readable(&readable));
+            // A socket may hold more packets than one scan takes.
+            let is_by_udp = has_found && readable.iter().any(|link| link.udp);
             core.direct.readable = readable;
             let events = &mut core.state.shared.events;
-            is_taken = is_taken || events.take_early(channel);
-            let may_be_counted = !is_taken && events.has_notice(channel);
-            let is_done = core.sleep() && !is_by_wire;
-            self.leave(core);
+            is_taken = is_taken || events.take_unraised(channel);
+            let may_be_counted = !is_taken && events.has_completion_event(channel);
+            let is_done = core.arm_wakeups() && !is_by_udp;
+            self.unlock(core);
             if is_done {
                 return match is_taken {
                     true => Some(Pending::Taken),
@@ -333,7 +342,7 @@ mod tests {
 
     use super::*;
     use crate::device::channel::Channel;
-    use crate::device::core::Link;
+    use crate::device::link::Link;
     use crate::net::To;
 
     /// A device without a server thread, and a channel of it.
@@ -351,7 +360,7 @@ mod tests {
 
     fn set_nonblocking(fds: ChannelFds, nonblocking: bool) {
         let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
-        // SAFETY: it takes no pointers.
+        // SAFETY: the call takes no pointers.
         assert_eq!(unsafe { libc::fcntl(fds.epoll, libc::F_SETFL, flags) }, 0);
     }
 
@@ -361,10 +370,10 @@ mod tests {
 
     fn take_event(device: &Device, channel: u32, fds: ChannelFds) {
         let pending = device.wait_for_event(channel, fds, Cancel::defer()).unwrap();
-        assert_eq!(device.lock().state.shared.events.take_notice(channel, pending), Some(7));
+        assert_eq!(device.lock().state.shared.events.take_completion_event(channel, pending), Some(7));
     }
 
-    /// Takes events until the channel is direct. The machine may be too slow for the first ones.
+    /// Takes events until the channel is direct. On a slow machine the first events may not be frequent.
     fn become_direct(device: &Device, channel: u32, fds: ChannelFds) {
         assert!(!fds.is_nonblocking().unwrap() || would_block(device, channel, fds));
         while !device.lock().direct.is(channel) {
@@ -373,7 +382,7 @@ mod tests {
         }
     }
 
-    /// Has a second device send packets, one for each call.
+    /// Returns a function that has a second device send a packet.
     fn sender(to: &Device) -> impl FnMut() + use<> {
         let address = to.lock().links[0].socket.address();
         let peer = Device::new().unwrap();
@@ -388,7 +397,7 @@ mod tests {
 
     fn is_readable(fds: ChannelFds) -> bool {
         let mut polled = libc::pollfd { fd: fds.epoll, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, and it is there.
+        // SAFETY: the pointer and the length describe one entry.
         (unsafe { libc::poll(&raw mut polled, 1, 0) }) == 1
     }
 
@@ -400,7 +409,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn packets_make_a_channel_readable_while_it_is_direct_and_whoever_waits_takes_them() {
+    fn packets_make_a_direct_channel_readable_and_the_waiting_thread_takes_them() {
         let (device, channel, fds) = device();
         set_nonblocking(fds, true);
         let mut send = sender(&device);
@@ -422,7 +431,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn a_direct_channel_that_is_made_blocking_ends_a_wait_for_which_the_program_had_no_event() {
+    fn a_direct_channel_that_becomes_blocking_interrupts_a_wait_without_an_event() {
         let (device, channel, fds) = device();
         set_nonblocking(fds, true);
         become_direct(&device, channel, fds);
@@ -436,14 +445,14 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn a_thread_that_blocks_is_woken_by_events_and_its_descriptor_by_them_alone() {
+    fn only_events_wake_a_blocking_thread_and_make_its_descriptor_readable() {
         let (device, channel, fds) = device();
         become_direct(&device, channel, fds);
         sender(&device)();
         assert!(!is_readable(fds));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| take_event(&device, channel, fds));
-            // It may wait in either mode by now.
+            // The thread may wait in either mode.
             raise(&device, channel);
             waiting.join().unwrap();
         });
@@ -460,7 +469,7 @@ mod tests {
         become_direct(&device, channel, fds);
         let taken_at = || Time(device.frequency.taken_at.load(Ordering::Relaxed));
         assert!(device.review_direct(&mut device.lock(), false, taken_at()));
-        assert!(!device.review_direct(&mut device.lock(), false, taken_at() + SOON));
+        assert!(!device.review_direct(&mut device.lock(), false, taken_at() + FREQUENT_INTERVAL));
         become_direct(&device, channel, fds);
         let (other, others) = channel_of(&device);
         raise(&device, other);
@@ -475,14 +484,14 @@ mod tests {
         set_nonblocking(fds, true);
         become_direct(&device, channel, fds);
         let now = Time(device.frequency.taken_at.load(Ordering::Relaxed));
-        for _ in 1..LOOKS {
+        for _ in 1..REVIEW_SCANS {
             assert!(device.review_direct(&mut device.lock(), true, now));
         }
         assert!(!device.review_direct(&mut device.lock(), true, now));
-        assert_eq!(device.lock().direct.from, now + DOUBT);
+        assert_eq!(device.lock().direct.from, now + BACKOFF);
         device.begin_direct(channel, now);
         assert!(!device.lock().direct.is_some());
-        device.begin_direct(channel, now + DOUBT);
+        device.begin_direct(channel, now + BACKOFF);
         assert!(device.lock().direct.is_some());
     }
 
@@ -500,14 +509,14 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn a_server_for_which_a_packet_has_come_is_woken_though_its_byte_was_read() {
+    fn the_server_is_woken_for_a_packet_whose_wake_up_byte_was_read() {
         let (device, channel, _) = device();
         let mut send = sender(&device);
         send();
         {
             let mut core = device.lock();
             core.progress(device.now());
-            assert!(core.sleep());
+            assert!(core.arm_wakeups());
             device.server.waits_until(None);
         }
         send();
@@ -518,9 +527,9 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn a_thread_that_is_cancelled_while_it_waits_leaves_the_device_to_others() {
+    fn a_thread_that_is_cancelled_while_it_waits_leaves_the_device_unlocked() {
         extern "C" fn wait(of: *mut libc::c_void) -> *mut libc::c_void {
-            // SAFETY: the test waits for this thread.
+            // SAFETY: the test joins this thread before it drops the data.
             let (device, channel, fds) = unsafe { &*of.cast::<(Device, u32, ChannelFds)>() };
             let cancel = Cancel::defer();
             _ = device.wait_for_event(*channel, *fds, cancel);
@@ -530,7 +539,7 @@ mod tests {
         for _ in 0..10 {
             become_direct(&of.0, of.1, of.2);
             let mut thread = 0;
-            // SAFETY: what the thread is given outlives it, and it has nothing to drop where it is cancelled.
+            // SAFETY: the argument outlives the thread. The thread has nothing to drop where it is cancelled.
             unsafe {
                 let argument = (&raw const of).cast_mut().cast();
                 assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), wait, argument), 0);

@@ -11,12 +11,12 @@ pub(crate) struct Epoll(OwnedFd);
 
 impl Epoll {
     pub(crate) fn new() -> io::Result<Epoll> {
-        // SAFETY: it takes no pointers.
+        // SAFETY: the call takes no pointers.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it was opened just now, and nobody else knows of it.
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
         Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -27,7 +27,7 @@ impl Epoll {
     /// Adds a descriptor, which [`ready`](Epoll::ready) reports as `name`.
     pub(crate) fn add(&self, fd: RawFd, name: u64) -> io::Result<()> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: name };
-        // SAFETY: the structure is there.
+        // SAFETY: the structure is valid.
         let added = unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) };
         if added == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -42,7 +42,7 @@ impl Epoll {
     pub(super) fn ready(&self) -> impl Iterator<Item = u64> + use<> {
         const MOST: usize = 16;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST];
-        // SAFETY: the kernel writes at most so many, and as many are there.
+        // SAFETY: the kernel writes at most `MOST` events, the length of the array.
         let count = unsafe { libc::epoll_wait(self.fd(), events.as_mut_ptr(), MOST as libc::c_int, 0) };
         events.into_iter().take(count.max(0) as usize).map(|event| event.u64)
     }

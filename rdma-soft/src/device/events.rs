@@ -1,4 +1,4 @@
-//! Events that the program has not taken yet.
+//! Events that the program has not taken.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,24 +9,24 @@ use super::signal::Signal;
 use super::slab::Slab;
 use super::wakeups::Wakeups;
 
-/// A context: what was opened.
+/// An open context.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) signal: Signal,
-    /// Each with the address in the program of its object. There are none of the port and the device, which do not change.
+    /// Asynchronous events, each with the address of its C object. Port and device raise none, as they never change.
     pub(crate) queue: VecDeque<(ibv_event_type, usize)>,
 }
 
-/// What has happened and was not taken yet.
+/// Pending events of all contexts and completion channels.
 #[derive(Debug)]
 pub(crate) struct Events {
     pub(crate) contexts: Slab<Context>,
     pub(crate) channels: Slab<Channel>,
-    /// Asynchronous events that were taken and not acknowledged, by object.
+    /// Asynchronous events that were taken and not acknowledged, by the address of the object.
     pub(crate) unacknowledged: HashMap<usize, u32>,
     /// Completion queues that have overrun, until their queue pairs are in the error state.
     overruns: Vec<u32>,
-    notices: u64,
+    completion_events: u64,
     wakeups: Wakeups,
 }
 
@@ -37,7 +37,7 @@ impl Events {
             channels: Slab::new(1),
             unacknowledged: HashMap::new(),
             overruns: Vec::new(),
-            notices: 0,
+            completion_events: 0,
             wakeups: Wakeups::default(),
         }
     }
@@ -49,7 +49,7 @@ impl Events {
         }
     }
 
-    /// Takes the earliest event of a context, and the object that it is about.
+    /// Takes the oldest asynchronous event of a context, with the address of its object.
     pub(crate) fn take(&mut self, context: u32) -> Option<(ibv_event_type, usize)> {
         let context = self.contexts.get_mut(context)?;
         let taken = context.queue.pop_front()?;
@@ -58,52 +58,52 @@ impl Events {
     }
 
     /// Takes an event of a completion channel, and returns its completion queue.
-    pub(crate) fn take_notice(&mut self, channel: u32, pending: Pending) -> Option<u32> {
+    pub(crate) fn take_completion_event(&mut self, channel: u32, pending: Pending) -> Option<u32> {
         self.channels.get_mut(channel)?.take(pending)
     }
 
     /// Completion events raised since the device was opened.
-    pub(super) fn notices(&self) -> u64 {
-        self.notices
+    pub(super) fn completion_events(&self) -> u64 {
+        self.completion_events
     }
 
-    /// Raises an event of a completion queue. Threads are woken for it after the device is unlocked.
+    /// Queues an event of a completion queue. Threads are woken after the device is unlocked.
     pub(crate) fn notify(&mut self, channel: u32, cq: u32) {
-        self.notices += 1;
+        self.completion_events += 1;
         if let Some(channel) = self.channels.get_mut(channel) {
             channel.queue.push_back(cq);
             self.wakeups.add(&channel.signal);
         }
     }
 
-    /// Notes that a completion queue has overrun.
-    pub(crate) fn overrun(&mut self, cq: u32) {
+    /// Records that a completion queue has overrun.
+    pub(crate) fn add_overrun(&mut self, cq: u32) {
         if !self.overruns.contains(&cq) {
             self.overruns.push(cq);
         }
     }
 
-    /// Forgets the overrun of a completion queue that is destroyed. Its number may be used again.
-    pub(crate) fn forget_overrun(&mut self, cq: u32) {
+    /// Drops the overrun of a completion queue that is destroyed, since its number may be reused.
+    pub(crate) fn clear_overrun(&mut self, cq: u32) {
         self.overruns.retain(|of| *of != cq);
     }
 
-    /// Takes a completion queue whose queue pairs have to fail.
+    /// Takes a completion queue that has overrun.
     pub(crate) fn take_overrun(&mut self) -> Option<u32> {
         self.overruns.pop()
     }
 
-    /// Whether a completion channel has an event that is not taken.
-    pub(super) fn has_notice(&self, channel: u32) -> bool {
+    /// Whether a completion channel has an event that was not taken.
+    pub(super) fn has_completion_event(&self, channel: u32) -> bool {
         self.channels.get(channel).is_some_and(|channel| !channel.queue.is_empty())
     }
 
-    /// Takes an event of a completion channel before it is raised, and returns whether there was one.
-    pub(super) fn take_early(&mut self, channel: u32) -> bool {
+    /// Takes an event of a completion channel before its signal is raised. Returns whether there was one.
+    pub(super) fn take_unraised(&mut self, channel: u32) -> bool {
         self.channels.get(channel).is_some_and(|channel| self.wakeups.take(&channel.signal))
     }
 
-    /// Whether signals have to be raised after the device is unlocked.
+    /// Whether there are signals to raise after the device is unlocked.
     #[inline]
     pub(super) fn has_wakeups(&self) -> bool {
         !self.wakeups.is_empty()
@@ -114,8 +114,8 @@ impl Events {
         std::mem::take(&mut self.wakeups)
     }
 
-    /// Takes back what was not taken of an object that goes.
-    pub(crate) fn forget(&mut self, context: u32, object: usize) {
+    /// Removes the pending asynchronous events of an object that is destroyed.
+    pub(crate) fn remove_object(&mut self, context: u32, object: usize) {
         if let Some(context) = self.contexts.get_mut(context) {
             let before = context.queue.len();
             context.queue.retain(|(_, of)| *of != object);

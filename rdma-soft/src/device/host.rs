@@ -1,4 +1,4 @@
-//! The device as it appears to one of its queue pairs.
+//! The device as the protocol state machine of a queue pair sees it.
 
 use rdma_sys::*;
 
@@ -6,28 +6,28 @@ use super::cq::Cq;
 use super::events::Events;
 use super::keys::{self, Keys};
 use super::memory::{self, Memory};
-use super::queues::{Receive, ReceiveQueue, SendQueue, Srq, Taken};
+use super::queues::{ActiveReceives, Receive, ReceiveQueue, SendQueue, Srq};
 use super::slab::Slab;
 use crate::transport::{Access, Completion, Host, Place, ReceiveId, Status};
 use crate::wire::RemoteRange;
 
-/// What queue pairs share.
+/// Objects that queue pairs share.
 pub(crate) struct Shared {
     pub(crate) keys: Keys,
     pub(crate) cqs: Slab<Cq>,
     pub(crate) srqs: Slab<Srq>,
     pub(crate) events: Events,
-    /// How many packets were sent and received.
+    /// Packets sent and received.
     pub(crate) packets: u32,
 }
 
-/// What a queue pair was made with.
+/// The properties of a queue pair that never change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) number: u32,
     pub(crate) pd: u32,
     pub(crate) context: u32,
-    /// The address of its object in the program.
+    /// Address of the `ibv_qp`.
     pub(crate) object: usize,
     pub(crate) kind: ibv_qp_type,
     pub(crate) send_cq: u32,
@@ -37,20 +37,20 @@ pub(crate) struct Identity {
     pub(crate) cap: ibv_qp_cap,
 }
 
-/// What was posted to a queue pair.
+/// Work that was posted to a queue pair.
 #[derive(Debug)]
 pub(crate) struct Queues {
     pub(crate) send: SendQueue,
     pub(crate) receive: ReceiveQueue,
-    pub(crate) taken: Taken,
+    pub(crate) active: ActiveReceives,
 }
 
-/// A queue pair with what it shares with others, but for its state machine, which borrows this.
-pub(crate) struct Side<'a> {
+/// A queue pair and the shared objects, without the state machine, which borrows this as its [`Host`].
+pub(crate) struct QpHost<'a> {
     pub(crate) id: &'a Identity,
-    /// What its peer may do.
+    /// Access flags that the peer has.
     pub(crate) access: u32,
-    /// Who its peer is, or who has sent what has arrived.
+    /// Queue pair number of the peer, or of the sender of a datagram.
     pub(crate) source_qp: u32,
     pub(crate) queues: &'a mut Queues,
     pub(crate) shared: &'a mut Shared,
@@ -72,7 +72,7 @@ fn with_immediate(mut wc: ibv_wc, imm: Option<u32>) -> ibv_wc {
     wc
 }
 
-/// As verbs have it.
+/// Converts a status of the transport to one of verbs.
 fn status_of(status: Status, is_send: bool) -> ibv_wc_status {
     match status {
         Status::Success => IBV_WC_SUCCESS,
@@ -89,39 +89,46 @@ fn status_of(status: Status, is_send: bool) -> ibv_wc_status {
     }
 }
 
-impl Side<'_> {
-    fn blank(&self, wr_id: u64, status: ibv_wc_status, opcode: ibv_wc_opcode) -> ibv_wc {
+impl QpHost<'_> {
+    fn new_completion(&self, wr_id: u64, status: ibv_wc_status, opcode: ibv_wc_opcode) -> ibv_wc {
         ibv_wc { wr_id, status, opcode, qp_num: self.id.number, ..ibv_wc::zeroed() }
     }
 
-    /// The earliest work has ended.
-    pub(crate) fn ended(&mut self, status: Status) {
-        self.ended_with(status_of(status, true));
+    /// Completes the oldest send work request.
+    pub(crate) fn complete_send(&mut self, status: Status) {
+        self.complete_send_with(status_of(status, true));
     }
 
-    pub(crate) fn ended_with(&mut self, status: ibv_wc_status) {
+    pub(crate) fn complete_send_with(&mut self, status: ibv_wc_status) {
         let Some(job) = self.queues.send.pop() else { return };
         if !job.is_signaled && status == IBV_WC_SUCCESS {
             return;
         }
         let (wr_id, opcode) = (job.wr_id, job.task.opcode());
         let byte_len = if opcode == IBV_WC_COMP_SWAP || opcode == IBV_WC_FETCH_ADD { 8 } else { job.len };
-        let wc = ibv_wc { byte_len, ..self.blank(wr_id, status, opcode) };
+        let wc = ibv_wc { byte_len, ..self.new_completion(wr_id, status, opcode) };
         if let Some(cq) = self.shared.cqs.get_mut(self.id.send_cq) {
             cq.push(self.id.send_cq, wc, false, &mut self.shared.events);
         }
     }
 
-    fn received(&mut self, wc: ibv_wc, is_solicited: bool) {
+    fn push_receive(&mut self, wc: ibv_wc, is_solicited: bool) {
         if let Some(cq) = self.shared.cqs.get_mut(self.id.recv_cq) {
             cq.push(self.id.recv_cq, wc, is_solicited, &mut self.shared.events);
         }
     }
 
-    /// Completes the receive of a datagram, which follows its route header.
-    pub(crate) fn datagram(&mut self, id: ReceiveId, status: Status, len: u32, imm: Option<u32>, of: Datagram) {
+    /// Completes the receive of a datagram. The payload follows the route header.
+    pub(crate) fn complete_datagram(
+        &mut self,
+        id: ReceiveId,
+        status: Status,
+        len: u32,
+        imm: Option<u32>,
+        of: Datagram,
+    ) {
         let flags = if status == Status::Success { IBV_WC_GRH } else { ibv_wc_flags(0) };
-        let ended = ibv_wc {
+        let wc = ibv_wc {
             status: status_of(status, false),
             opcode: IBV_WC_RECV,
             byte_len: len,
@@ -129,37 +136,37 @@ impl Side<'_> {
             sl: of.packet_type,
             ..ibv_wc::zeroed()
         };
-        self.ended_receive(id, with_immediate(ended, imm), of.is_solicited);
+        self.complete_receive(id, with_immediate(wc, imm), of.is_solicited);
     }
 
-    /// Completes a receive. `ended` has the fields that describe the message.
-    fn ended_receive(&mut self, id: ReceiveId, ended: ibv_wc, is_solicited: bool) {
-        let Some(receive) = self.queues.taken.remove(id) else { return };
-        let wc = ibv_wc { wr_id: receive.wr_id, qp_num: self.id.number, src_qp: self.source_qp, ..ended };
-        self.received(wc, is_solicited);
+    /// Completes a receive. `wc` has the fields that describe the message.
+    fn complete_receive(&mut self, id: ReceiveId, wc: ibv_wc, is_solicited: bool) {
+        let Some(receive) = self.queues.active.remove(id) else { return };
+        let wc = ibv_wc { wr_id: receive.wr_id, qp_num: self.id.number, src_qp: self.source_qp, ..wc };
+        self.push_receive(wc, is_solicited);
         match self.id.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
             Some(srq) => srq.queue.recycle(receive),
             None => self.queues.receive.recycle(receive),
         }
     }
 
-    /// Ends all receives of its own, and what it has begun to fill.
-    pub(crate) fn flush_receives(&mut self, begun: Option<ReceiveId>) {
-        if let Some(receive) = begun.and_then(|id| self.queues.taken.remove(id)) {
-            self.flushed(receive);
+    /// Flushes the receives of this queue pair, including the active one.
+    pub(crate) fn flush_receives(&mut self, active: Option<ReceiveId>) {
+        if let Some(receive) = active.and_then(|id| self.queues.active.remove(id)) {
+            self.flush_receive(receive);
         }
-        while let Some(receive) = self.queues.receive.waiting.pop_front() {
-            self.flushed(receive);
+        while let Some(receive) = self.queues.receive.posted.pop_front() {
+            self.flush_receive(receive);
         }
     }
 
-    fn flushed(&mut self, receive: Receive) {
-        let wc = self.blank(receive.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV);
-        self.received(wc, true);
+    fn flush_receive(&mut self, receive: Receive) {
+        let wc = self.new_completion(receive.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV);
+        self.push_receive(wc, true);
         self.queues.receive.recycle(receive);
     }
 
-    /// Writes to a list of buffers, from an offset on.
+    /// Writes `data` to scatter/gather elements, starting at `offset`.
     fn scatter(&self, sges: &[ibv_sge], mut offset: u32, mut data: &[u8]) -> Result<(), Status> {
         for sge in sges {
             if data.is_empty() {
@@ -179,9 +186,9 @@ impl Side<'_> {
     }
 }
 
-impl Host for Side<'_> {
+impl Host for QpHost<'_> {
     fn open(&self, range: &RemoteRange, access: Access) -> Option<Place> {
-        if self.access & keys::flag(access) == 0 {
+        if self.access & keys::access_flag(access) == 0 {
             return None;
         }
         self.shared.keys.remote(self.id.pd, self.id.number, range, access)
@@ -197,34 +204,34 @@ impl Host for Side<'_> {
 
     fn receive(&mut self) -> Option<ReceiveId> {
         let receive = match self.id.srq {
-            None => self.queues.receive.waiting.pop_front()?,
+            None => self.queues.receive.posted.pop_front()?,
             Some(number) => {
                 let srq = self.shared.srqs.get_mut(number)?;
-                let receive = srq.queue.waiting.pop_front()?;
-                if srq.queue.waiting.len() < srq.limit as usize {
+                let receive = srq.queue.posted.pop_front()?;
+                if srq.queue.posted.len() < srq.limit as usize {
                     srq.limit = 0;
                     self.shared.events.raise(srq.context, IBV_EVENT_SRQ_LIMIT_REACHED, srq.object);
                 }
                 receive
             }
         };
-        Some(self.queues.taken.add(receive))
+        Some(self.queues.active.add(receive))
     }
 
     fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status> {
-        // A completion could not say how long it is.
+        // The length in a completion has 32 bits.
         if data.len() > (u32::MAX - offset) as usize {
             return Err(Status::LocalLength);
         }
-        let sges = &self.queues.taken.get(receive).ok_or(Status::LocalProtection)?.sges;
-        // With a shared receive queue memory is of its domain.
+        let sges = &self.queues.active.get(receive).ok_or(Status::LocalProtection)?.sges;
+        // The memory of shared receives is in the protection domain of the shared receive queue.
         match self.id.srq.and_then(|srq| self.shared.srqs.get(srq)) {
             Some(srq) if srq.pd != self.id.pd => {
                 let of_srq = Identity { pd: srq.pd, ..*self.id };
                 let sges = sges.clone();
-                let Side { access, source_qp, .. } = *self;
+                let QpHost { access, source_qp, .. } = *self;
                 let side =
-                    Side { id: &of_srq, access, source_qp, queues: &mut *self.queues, shared: &mut *self.shared };
+                    QpHost { id: &of_srq, access, source_qp, queues: &mut *self.queues, shared: &mut *self.shared };
                 side.scatter(&sges, offset, data)
             }
             _ => self.scatter(sges, offset, data),
@@ -242,16 +249,16 @@ impl Host for Side<'_> {
 
     fn complete(&mut self, completion: Completion) {
         match completion {
-            Completion::Sent { status, .. } => self.ended(status),
+            Completion::Sent { status, .. } => self.complete_send(status),
             Completion::Received { id, status, len, is_write, imm, invalidated, solicited } => {
                 let opcode = if is_write { IBV_WC_RECV_RDMA_WITH_IMM } else { IBV_WC_RECV };
-                let ended = ibv_wc { status: status_of(status, false), opcode, byte_len: len, ..ibv_wc::zeroed() };
-                let mut ended = with_immediate(ended, imm);
+                let wc = ibv_wc { status: status_of(status, false), opcode, byte_len: len, ..ibv_wc::zeroed() };
+                let mut wc = with_immediate(wc, imm);
                 if let Some(rkey) = invalidated {
-                    ended.wc_flags |= IBV_WC_WITH_INV.0;
-                    ended.__bindgen_anon_1.invalidated_rkey = rkey;
+                    wc.wc_flags |= IBV_WC_WITH_INV.0;
+                    wc.__bindgen_anon_1.invalidated_rkey = rkey;
                 }
-                self.ended_receive(id, ended, solicited);
+                self.complete_receive(id, wc, solicited);
             }
         }
     }

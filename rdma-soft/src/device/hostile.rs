@@ -1,4 +1,4 @@
-//! What strangers send: whatever arrives, nothing is written or read but what a key opens, and nothing panics.
+//! Hostile packets: none accesses memory outside the registered region, and none causes a panic.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::transport::{Payload, Request, Time};
 use crate::wire::{Ack, Atomic, Header, ICRC, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer, Transport};
 
 pub(super) const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 1, 1, 1));
-pub(super) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 2, 2, 2));
+pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 2, 2, 2));
 const PAGE: usize = 4096;
 const MTU: u32 = 256;
 pub(super) const PSN: u32 = 0xff_fff0;
 const QKEY: u32 = 0x1234;
 
-/// A device with memory of which the middle of three pages is open.
+/// A device with three pages of memory, of which the middle one is registered.
 pub(super) struct Target {
     pub(super) state: State,
     memory: Vec<u8>,
-    open: usize,
+    region: usize,
     rkey: u32,
     pub(super) qp: u32,
-    receive: Vec<u8>,
+    receive_buffer: Vec<u8>,
 }
 
 impl Target {
@@ -39,19 +39,19 @@ impl Target {
         let mut target = Box::new(Target {
             state: State::new(),
             memory: vec![0x55; 4 * PAGE],
-            open: 0,
+            region: 0,
             rkey: 0,
             qp: 0,
-            receive: vec![0; 64],
+            receive_buffer: vec![0; 64],
         });
-        target.open = (target.memory.as_ptr() as usize).next_multiple_of(PAGE) + PAGE;
-        let open = target.open as u64;
+        target.region = (target.memory.as_ptr() as usize).next_multiple_of(PAGE) + PAGE;
+        let start = target.region as u64;
         let mut register = |address, len, access| {
             let wanted = Registration { pd: 1, address, len, iova: address, access };
             target.state.shared.keys.register(&wanted)
         };
-        target.rkey = register(open, PAGE as u64, access | IBV_ACCESS_LOCAL_WRITE.0);
-        let (address, len) = (target.receive.as_ptr() as u64, target.receive.len());
+        target.rkey = register(start, PAGE as u64, access | IBV_ACCESS_LOCAL_WRITE.0);
+        let (address, len) = (target.receive_buffer.as_ptr() as u64, target.receive_buffer.len());
         let lkey = register(address, len as u64, IBV_ACCESS_LOCAL_WRITE.0);
         let cq = |state: &mut State| {
             state.shared.cqs.insert(Cq {
@@ -126,35 +126,35 @@ impl Target {
         }
     }
 
-    /// Lets a datagram arrive, and everything follow from it; then looks around.
-    fn arrive(&mut self, datagram: &[u8]) {
+    /// Handles a packet, sends all packets that follow from it, and checks the memory.
+    fn deliver(&mut self, datagram: &[u8]) {
         let now = Time(1);
-        self.state.arrived(origin(PEER), HERE, datagram, now);
+        self.state.handle_packet(origin(PEER), LOCAL, datagram, now);
         let State { qps, shared, .. } = &mut self.state;
         let qp = qps.get_mut(&self.qp).unwrap();
-        // More than it ever has to say at once: 4 reads of a page.
+        // At most four reads of a page are answered at once. Their responses have fewer packets than this.
         for _ in 0..200 {
             match qp.transmit(now, false, shared) {
                 Some(Sending::Packet(_, outgoing)) => {
                     if let Payload::Remote { place, len } = outgoing.payload {
                         let (from, to) = (place.0 as usize, place.0 as usize + len as usize);
-                        assert!(self.open <= from && to <= self.open + PAGE, "{from:#x} to {to:#x} is read");
+                        assert!(self.region <= from && to <= self.region + PAGE, "{from:#x} to {to:#x} is read");
                     }
                 }
                 Some(Sending::Datagram(_)) => {}
                 None => break,
             }
         }
-        qp.settle(shared);
-        let open = self.open - self.memory.as_ptr() as usize;
-        for closed in [&self.memory[..open], &self.memory[open + PAGE..]] {
-            assert!(*closed == [0x55; 4 * PAGE][..closed.len()], "written outside of what is open");
+        qp.update_state(shared);
+        let start = self.region - self.memory.as_ptr() as usize;
+        for closed in [&self.memory[..start], &self.memory[start + PAGE..]] {
+            assert!(*closed == [0x55; 4 * PAGE][..closed.len()], "memory outside the region was written");
         }
     }
 
-    fn open_memory(&self) -> &[u8] {
-        let open = self.open - self.memory.as_ptr() as usize;
-        &self.memory[open..][..PAGE]
+    fn region_bytes(&self) -> &[u8] {
+        let start = self.region - self.memory.as_ptr() as usize;
+        &self.memory[start..][..PAGE]
     }
 }
 
@@ -162,7 +162,7 @@ pub(super) fn origin(address: IpAddr) -> Origin {
     Origin { address, class: 0, hops: 64 }
 }
 
-/// A packet without a right CRC, which is looked at before a packet gets so far.
+/// A packet without a valid invariant CRC, which is checked before.
 pub(super) fn datagram(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut bytes = header.encode(payload.len()).to_vec();
     bytes.extend(payload);
@@ -186,7 +186,7 @@ fn packet(dest_qp: u32, transport: Transport, operation: Operation, pkey: u16, p
     datagram(&header, payload)
 }
 
-/// From the beginning of what is open: near its edges, or anywhere.
+/// Addresses relative to the region: near its edges, or anywhere.
 fn address() -> BoxedStrategy<u64> {
     let page = PAGE as u64;
     let edge = 0_u64.wrapping_sub(300);
@@ -197,7 +197,7 @@ fn len() -> impl Strategy<Value = u32> {
     prop_oneof![0..600_u32, Just(PAGE as u32), Just(PAGE as u32 + 1), Just(1 << 31), Just(u32::MAX), any::<u32>()]
 }
 
-/// Its address is from the beginning of what is open, and its key is the difference to the right one.
+/// Operations with an address and a key relative to the region's.
 fn operation() -> impl Strategy<Value = Operation> {
     let key = prop_oneof![8 => Just(0_u32), 1 => Just(1), 1 => any::<u32>()].boxed();
     let range = (address(), key.clone(), len()).prop_map(|(address, rkey, len)| RemoteRange { address, rkey, len });
@@ -245,7 +245,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-fn kinds() -> impl Strategy<Value = ibv_qp_type> {
+fn qp_types() -> impl Strategy<Value = ibv_qp_type> {
     prop_oneof![Just(IBV_QPT_RC), Just(IBV_QPT_UC), Just(IBV_QPT_UD)]
 }
 
@@ -253,8 +253,8 @@ fn all_access() -> u32 {
     (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC).0
 }
 
-/// Plans of packets: what each does, how far its number is from the expected one, how long its payload is, whether it asks for an
-/// answer, and how far beyond what is open it ends, where that is to be near.
+/// A packet: operation, distance to the PSN of the next packet, length of the payload, and whether it requests an ACK. The last
+/// field, if any, makes the operation end that many bytes beyond the end of the region.
 type Plan = (Operation, u32, usize, bool, Option<i8>);
 
 fn plans() -> impl Strategy<Value = Vec<Plan>> {
@@ -267,8 +267,8 @@ fn plans() -> impl Strategy<Value = Vec<Plan>> {
     )
 }
 
-/// So many bytes beyond what is open, and with the right key.
-fn ending(operation: Operation, beyond: i8) -> Operation {
+/// Moves an operation so that it ends `beyond` bytes after the region, with the key of the region.
+fn near_region_end(operation: Operation, beyond: i8) -> Operation {
     let end = (PAGE as u64).wrapping_add_signed(beyond.into());
     let range = |of: RemoteRange, most: u32| {
         let len = of.len % most + 1;
@@ -284,15 +284,15 @@ fn ending(operation: Operation, beyond: i8) -> Operation {
     }
 }
 
-/// With an address and a key of the target.
-fn aimed(operation: Operation, target: &Target) -> Operation {
+/// Adds the address and the key of the target's region.
+fn at_target(operation: Operation, target: &Target) -> Operation {
     let range = |of: RemoteRange| RemoteRange {
-        address: of.address.wrapping_add(target.open as u64),
+        address: of.address.wrapping_add(target.region as u64),
         rkey: of.rkey.wrapping_add(target.rkey),
         ..of
     };
     let atomic = |of: Atomic| Atomic {
-        address: of.address.wrapping_add(target.open as u64),
+        address: of.address.wrapping_add(target.region as u64),
         rkey: of.rkey.wrapping_add(target.rkey),
         ..of
     };
@@ -306,7 +306,6 @@ fn aimed(operation: Operation, target: &Target) -> Operation {
     }
 }
 
-/// As it arrives, whatever it does.
 fn send(target: &mut Target, kind: ibv_qp_type, plan: &[Plan]) {
     let mut psn = PSN;
     for (operation, advance, payload, ack_request, beyond) in plan {
@@ -315,8 +314,8 @@ fn send(target: &mut Target, kind: ibv_qp_type, plan: &[Plan]) {
             IBV_QPT_UC => Transport::Uc,
             _ => Transport::Ud { qkey: QKEY, source_qp: 5 },
         };
-        let operation = beyond.map_or(*operation, |beyond| ending(*operation, beyond));
-        let operation = aimed(operation, target);
+        let operation = beyond.map_or(*operation, |beyond| near_region_end(*operation, beyond));
+        let operation = at_target(operation, target);
         let header = Header {
             transport,
             operation,
@@ -334,7 +333,7 @@ fn send(target: &mut Target, kind: ibv_qp_type, plan: &[Plan]) {
             _ if operation.carries_payload() => *payload,
             _ => 0,
         };
-        target.arrive(&datagram(&header, &vec![0xaa; payload]));
+        target.deliver(&datagram(&header, &vec![0xaa; payload]));
     }
 }
 
@@ -351,8 +350,8 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn packets_that_make_sense_reach_what_is_open_and_nothing_else(
-        kind in kinds(),
+    fn well_formed_packets_access_only_the_registered_region(
+        kind in qp_types(),
         plan in plans(),
     ) {
         let mut target = Target::new(kind, all_access());
@@ -360,25 +359,25 @@ proptest! {
     }
 
     #[test]
-    fn bytes_of_any_kind_do_nothing(
-        kind in kinds(),
+    fn random_bytes_access_nothing_outside_the_region(
+        kind in qp_types(),
         mut bytes in proptest::collection::vec(any::<u8>(), 0..if cfg!(miri) { 40 } else { 200 }),
     ) {
         let mut target = Target::new(kind, all_access());
-        target.arrive(&bytes);
-        // With a number and a transport that are right.
+        target.deliver(&bytes);
+        // The same bytes, with the right queue pair number and a valid transport.
         let number = target.qp.to_be_bytes();
         if bytes.len() >= 12 {
             bytes[1] &= 0x30;
             bytes[2..4].copy_from_slice(&[0xff; 2]);
             bytes[5..8].copy_from_slice(&number[1..]);
-            target.arrive(&bytes);
+            target.deliver(&bytes);
         }
     }
 }
 
 #[test]
-fn an_operation_reaches_the_last_byte_that_is_open_and_not_the_next() {
+fn an_operation_may_end_at_the_last_byte_of_the_region_but_not_beyond() {
     let before_end =
         |len: u32, beyond: u64| RemoteRange { address: PAGE as u64 - u64::from(len) + beyond, rkey: 0, len };
     let word = |at: u64| Atomic { address: PAGE as u64 - 8 + 8 * at, rkey: 0, swap: 1, compare: 0x5555_5555_5555_5555 };
@@ -394,19 +393,19 @@ fn an_operation_reaches_the_last_byte_that_is_open_and_not_the_next() {
             let mut target = Target::new(IBV_QPT_RC, all_access());
             send(&mut target, IBV_QPT_RC, &[(operation, 1, payload, true, None)]);
             assert_eq!(target.state.qps[&target.qp].state, state, "{operation:?}");
-            let is_written = *target.open_memory() != [0x55; PAGE];
+            let is_written = *target.region_bytes() != [0x55; PAGE];
             assert_eq!(is_written, writes && state == IBV_QPS_RTS, "{operation:?}");
         }
     }
 }
 
 #[test]
-fn a_right_that_was_not_given_opens_nothing() {
+fn an_access_right_that_was_not_granted_is_refused() {
     for (access, wanted) in [(0, None), (IBV_ACCESS_REMOTE_READ.0, None), (IBV_ACCESS_REMOTE_WRITE.0, Some(0xaa))] {
         let mut target = Target::new(IBV_QPT_RC, access);
         let range = RemoteRange { address: 0, rkey: 0, len: 8 };
         send(&mut target, IBV_QPT_RC, &[(Operation::WriteOnly(range, None), 1, 8, true, None)]);
-        let written = target.open_memory()[0];
+        let written = target.region_bytes()[0];
         assert_eq!(written, wanted.unwrap_or(0x55), "{access:#x}");
         let state = target.state.qps[&target.qp].state;
         assert_eq!(state, if wanted.is_some() { IBV_QPS_RTS } else { IBV_QPS_ERR });
@@ -414,8 +413,8 @@ fn a_right_that_was_not_given_opens_nothing() {
 }
 
 #[test]
-fn a_stranger_a_wrong_partition_and_a_wrong_queue_key_are_not_heard() {
-    let range = |target: &Target| RemoteRange { address: target.open as u64, rkey: target.rkey, len: 8 };
+fn packets_with_a_wrong_source_partition_or_queue_key_are_dropped() {
+    let range = |target: &Target| RemoteRange { address: target.region as u64, rkey: target.rkey, len: 8 };
     let header = |target: &Target, transport, operation, pkey| Header {
         transport,
         operation,
@@ -430,50 +429,50 @@ fn a_stranger_a_wrong_partition_and_a_wrong_queue_key_are_not_heard() {
     let mut target = Target::new(IBV_QPT_RC, all_access());
     let write = Operation::WriteOnly(range(&target), None);
     let wrong = datagram(&header(&target, Transport::Rc, write, 0x1234), &[0xaa; 8]);
-    target.arrive(&wrong);
+    target.deliver(&wrong);
     let right = datagram(&header(&target, Transport::Rc, write, 0xffff), &[0xaa; 8]);
-    target.state.arrived(origin(HERE), HERE, &right, Time(1));
-    assert_eq!(target.open_memory()[0], 0x55);
-    target.arrive(&right);
-    assert_eq!(target.open_memory()[0], 0xaa);
+    target.state.handle_packet(origin(LOCAL), LOCAL, &right, Time(1));
+    assert_eq!(target.region_bytes()[0], 0x55);
+    target.deliver(&right);
+    assert_eq!(target.region_bytes()[0], 0xaa);
 
     let mut target = Target::new(IBV_QPT_UD, all_access());
-    for (qkey, heard) in [(QKEY ^ 1, 4), (QKEY, 3)] {
+    for (qkey, posted) in [(QKEY ^ 1, 4), (QKEY, 3)] {
         let transport = Transport::Ud { qkey, source_qp: 9 };
         let send = Operation::SendOnly(Trailer::None);
         let bytes = datagram(&header(&target, transport, send, 0xffff), &[0xbb; 8]);
-        target.arrive(&bytes);
-        assert_eq!(target.state.qps[&target.qp].queues.receive.waiting.len(), heard);
+        target.deliver(&bytes);
+        assert_eq!(target.state.qps[&target.qp].queues.receive.posted.len(), posted);
     }
-    assert_eq!(target.receive[40..48], [0xbb; 8]);
+    assert_eq!(target.receive_buffer[40..48], [0xbb; 8]);
 }
 
 #[test]
-fn a_word_that_is_aligned_by_name_and_not_in_memory_is_refused() {
+fn an_atomic_at_an_unaligned_memory_address_is_refused() {
     let mut target = Target::new(IBV_QPT_RC, 0);
     let zero = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-    let (address, len) = (target.open as u64 + 4, 64);
+    let (address, len) = (target.region as u64 + 4, 64);
     let wanted = Registration { pd: 1, address, len, iova: address, access: zero.0 };
     let rkey = target.state.shared.keys.register(&wanted);
     let add = Operation::FetchAdd(Atomic { address: 8, rkey, swap: 1, compare: 0 });
-    target.arrive(&packet(target.qp, Transport::Rc, add, 0xffff, &[]));
+    target.deliver(&packet(target.qp, Transport::Rc, add, 0xffff, &[]));
     assert_eq!(target.state.qps[&target.qp].state, IBV_QPS_ERR);
-    assert!(*target.open_memory() == [0x55; PAGE]);
+    assert!(*target.region_bytes() == [0x55; PAGE]);
 }
 
 #[test]
-fn a_datagram_of_another_partition_is_not_heard() {
+fn a_datagram_of_another_partition_is_dropped() {
     let mut target = Target::new(IBV_QPT_UD, 0);
-    for (pkey, waiting) in [(0x1234, 4), (0x7fff, 3)] {
+    for (pkey, posted) in [(0x1234, 4), (0x7fff, 3)] {
         let transport = Transport::Ud { qkey: QKEY, source_qp: 9 };
         let send = Operation::SendOnly(Trailer::None);
-        target.arrive(&packet(target.qp, transport, send, pkey, &[0xbb; 8]));
-        assert_eq!(target.state.qps[&target.qp].queues.receive.waiting.len(), waiting, "{pkey:#x}");
+        target.deliver(&packet(target.qp, transport, send, pkey, &[0xbb; 8]));
+        assert_eq!(target.state.qps[&target.qp].queues.receive.posted.len(), posted, "{pkey:#x}");
     }
 }
 
 #[test]
-fn a_queue_that_is_drained_begins_nothing() {
+fn a_draining_send_queue_starts_no_message() {
     for kind in [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD] {
         let mut target = Target::new(kind, 0);
         let qp = target.state.qps.get_mut(&target.qp).unwrap();
@@ -484,32 +483,33 @@ fn a_queue_that_is_drained_begins_nothing() {
         };
         let post = |qp: &mut Qp| {
             qp.queues.send.push(|job| {
-                let nowhere = Destination { link: 0, address: PEER, class: 0 };
+                let to = Destination { link: 0, address: PEER, class: 0 };
                 job.task = match kind {
-                    IBV_QPT_UD => Task::Datagram { to: nowhere, qp: 1, qkey: 1, imm: None },
+                    IBV_QPT_UD => Task::Datagram { to, qp: 1, qkey: 1, imm: None },
                     _ => Task::Request(Request::Send(Trailer::None)),
                 };
                 (job.is_inline, job.len) = (true, if kind == IBV_QPT_UD { 0 } else { 2 * MTU });
             });
         };
-        // Two messages, of the first of which the first packet has gone; of datagrams none is ever amid.
+        // Two messages. One packet of the first one is sent, except for datagrams, which have a single packet.
         post(qp);
         post(qp);
         if kind != IBV_QPT_UD {
             assert!(qp.transmit(Time(1), false, shared).is_some());
-            qp.taken(shared);
+            qp.packet_built(shared);
         }
         change(qp, IBV_QPS_SQD, shared);
-        let rest =
-            std::iter::from_fn(|| qp.transmit(Time(1), false, shared).inspect(|_| qp.taken(shared))).take(9).count();
-        assert_eq!(rest, if kind == IBV_QPT_UD { 0 } else { 1 }, "{kind:?}");
+        let packets = std::iter::from_fn(|| qp.transmit(Time(1), false, shared).inspect(|_| qp.packet_built(shared)))
+            .take(9)
+            .count();
+        assert_eq!(packets, if kind == IBV_QPT_UD { 0 } else { 1 }, "{kind:?}");
         change(qp, IBV_QPS_RTS, shared);
         assert!(qp.transmit(Time(1), false, shared).is_some(), "{kind:?}");
     }
 }
 
 #[test]
-fn a_peer_that_is_never_ready_has_few_timers_set() {
+fn endless_rnr_naks_set_few_timers() {
     let mut target = Target::new(IBV_QPT_RC, 0);
     let (state, number) = (&mut target.state, target.qp);
     state.qps.get_mut(&number).unwrap().queues.send.push(|job| {
@@ -518,21 +518,21 @@ fn a_peer_that_is_never_ready_has_few_timers_set() {
     });
     for turn in 1..if cfg!(miri) { 120_u64 } else { 5000 } {
         let now = Time(turn * 1_000_000);
-        // It is a pause, which is over though nobody may have listened.
+        // The RNR timer expires no matter which packets were received.
         state.expire(now, Time(0));
         let qp = state.qps.get_mut(&number).unwrap();
         assert!(qp.transmit(now, false, &mut state.shared).is_some(), "{turn}");
         state.set_timer(number);
         let refusal = Ack { syndrome: Syndrome::ReceiverNotReady(1), msn: Psn::new(0) };
         let bytes = packet(number, Transport::Rc, Operation::Acknowledge(refusal), 0xffff, &[]);
-        state.arrived(origin(PEER), HERE, &bytes, now);
+        state.handle_packet(origin(PEER), LOCAL, &bytes, now);
         state.set_timer(number);
         assert!(state.timers() < 100, "{}", state.timers());
     }
 }
 
 #[test]
-fn an_answer_is_not_missed_before_all_was_heard() {
+fn a_timer_expires_only_after_all_earlier_packets_were_handled() {
     let mut target = Target::new(IBV_QPT_RC, 0);
     let (state, number) = (&mut target.state, target.qp);
     let qp = state.qps.get_mut(&number).unwrap();
@@ -548,13 +548,13 @@ fn an_answer_is_not_missed_before_all_was_heard() {
     state.expire(later, Time(due.0 - 1));
     assert!(!sends(state, later) && !state.ready.contains(&number));
     assert_eq!(state.wake_at(), Some(due));
-    // The time to ask what has become of it has come, and that to send it again, which may not be needed.
+    // Both the probe and the ACK timeout are due.
     state.expire(later, due);
     assert!(state.ready.contains(&number) && sends(state, later));
 }
 
 #[test]
-fn work_that_cannot_be_done_ends_its_queue_pair_at_once() {
+fn invalid_work_moves_its_queue_pair_to_the_error_state_at_once() {
     for kind in [IBV_QPT_RC, IBV_QPT_UC] {
         let mut target = Target::new(kind, 0);
         let State { qps, shared, .. } = &mut target.state;
@@ -575,9 +575,9 @@ fn work_that_cannot_be_done_ends_its_queue_pair_at_once() {
 }
 
 #[test]
-fn a_window_that_one_peer_was_given_is_closed_to_the_next() {
+fn a_reset_unbinds_the_windows_of_the_previous_peer() {
     let mut target = Target::new(IBV_QPT_RC, IBV_ACCESS_MW_BIND.0);
-    let (address, len, number) = (target.open as u64, 8, target.qp);
+    let (address, len, number) = (target.region as u64, 8, target.qp);
     let keys = &mut target.state.shared.keys;
     let window = keys.add_window(1, 2);
     let access = IBV_ACCESS_REMOTE_WRITE.0;
@@ -585,16 +585,16 @@ fn a_window_that_one_peer_was_given_is_closed_to_the_next() {
     let rkey = keys.bind(1, number, 2, &wanted).unwrap();
     let write = Operation::WriteOnly(RemoteRange { address, rkey, len: 8 }, None);
     let bytes = packet(number, Transport::Rc, write, 0xffff, &[0xaa; 8]);
-    target.arrive(&bytes);
-    assert_eq!(target.open_memory()[..8], [0xaa; 8]);
+    target.deliver(&bytes);
+    assert_eq!(target.region_bytes()[..8], [0xaa; 8]);
 
     let State { qps, shared, .. } = &mut target.state;
     let reset = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..ibv_qp_attr::zeroed() };
     qps.get_mut(&number).unwrap().modify(&reset, IBV_QP_STATE.0, None, 64, shared).unwrap();
     target.connect(IBV_QPT_RC);
     target.memory.fill(0x55);
-    target.arrive(&bytes);
-    assert_eq!(target.open_memory()[..8], [0x55; 8]);
-    assert_eq!(target.state.qps[&number].state, IBV_QPS_ERR, "it was refused");
-    assert_eq!(target.state.shared.keys.deregister(target.rkey), Ok(()), "nothing is bound to the region any more");
+    target.deliver(&bytes);
+    assert_eq!(target.region_bytes()[..8], [0x55; 8]);
+    assert_eq!(target.state.qps[&number].state, IBV_QPS_ERR, "the write was refused");
+    assert_eq!(target.state.shared.keys.deregister(target.rkey), Ok(()), "no window is bound to the region");
 }

@@ -1,4 +1,4 @@
-//! Keys to memory: regions and windows.
+//! Memory keys: regions and windows.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
@@ -9,7 +9,7 @@ use super::memory::{Memory, is_mapped};
 use crate::transport::{Access, Place};
 use crate::wire::RemoteRange;
 
-/// All access that a region can give.
+/// Access flags that a region may have.
 const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE.0
     | IBV_ACCESS_REMOTE_WRITE.0
     | IBV_ACCESS_REMOTE_READ.0
@@ -19,10 +19,11 @@ const KNOWN: u32 = IBV_ACCESS_LOCAL_WRITE.0
     | IBV_ACCESS_HUGETLB.0
     | IBV_ACCESS_RELAXED_ORDERING.0;
 
-/// Keys, and what they open. The upper 24 bits of a key find it; the lower eight have to be right.
+/// Memory keys, and the regions and windows that they stand for. The upper 24 bits of a key are the index of its entry. The lower
+/// eight bits must match the entry's tag.
 #[derive(Debug)]
 pub(crate) struct Keys {
-    entries: HashMap<u32, Entry, BuildHasherDefault<Spread>>,
+    entries: HashMap<u32, Entry, BuildHasherDefault<KeyHasher>>,
     random: RandomState,
     drawn: u64,
     windows: u32,
@@ -38,19 +39,19 @@ struct Entry {
 #[derive(Debug)]
 enum Kind {
     Region(Range),
-    /// The other kind of window (1 or 2), and what it is bound to.
+    /// A window of type 1 or 2, and its binding.
     Window {
         kind: u8,
         bound: Option<Bound>,
     },
 }
 
-/// Memory.
+/// A range of registered memory.
 #[derive(Clone, Copy, Debug)]
 struct Range {
-    /// What peers call its beginning.
+    /// First address, as peers see it.
     base: u64,
-    /// Where it is.
+    /// First address in this process.
     place: u64,
     len: u64,
     access: u32,
@@ -62,7 +63,7 @@ struct Range {
 struct Bound {
     range: Range,
     region: u32,
-    /// The queue pair that a window of type 2 serves.
+    /// Queue pair that a window of type 2 is bound to.
     qp: u32,
 }
 
@@ -73,22 +74,22 @@ impl Range {
     }
 }
 
-/// What to register.
+/// Parameters of a registration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration {
     pub(crate) pd: u32,
     pub(crate) address: u64,
     pub(crate) len: u64,
-    /// What peers call its beginning.
+    /// First address, as peers see it.
     pub(crate) iova: u64,
     pub(crate) access: u32,
 }
 
-/// What to bind a window to.
+/// Parameters of a bind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Binding {
     pub(crate) window: u32,
-    /// As the consumer wants it, of a window of type 2.
+    /// New key of a window of type 2, chosen by the program.
     pub(crate) rkey: u32,
     pub(crate) region: u32,
     pub(crate) address: u64,
@@ -97,13 +98,13 @@ pub(crate) struct Binding {
 }
 
 impl Registration {
-    /// Brings all pages in, which takes its time: it needs no lock.
+    /// Checks the parameters, and populates all pages. That takes time and needs no lock.
     ///
     /// # Errors
-    /// `EINVAL` or `EFAULT`, as the kernel has it.
+    /// `EINVAL` or `EFAULT`, as in Linux.
     pub(crate) fn check(&self) -> Result<(), i32> {
         let has = |flag: ibv_access_flags| self.access & flag.0 != 0;
-        // Flags from there on are optional: unknown ones are ignored.
+        // Unknown flags from here on are optional, and are ignored.
         let mandatory = self.access & (IBV_ACCESS_OPTIONAL_FIRST - 1);
         if mandatory & !KNOWN != 0 {
             return Err(libc::EINVAL);
@@ -114,11 +115,11 @@ impl Registration {
         if self.len == 0 || self.address.checked_add(self.len).is_none() || self.iova.checked_add(self.len).is_none() {
             return Err(libc::EINVAL);
         }
-        // What peers call it lies as far into a page as it does.
+        // `iova` and the address have the same offset in a page.
         if !has(IBV_ACCESS_ZERO_BASED) && (self.address ^ self.iova) % 4096 != 0 {
             return Err(libc::EINVAL);
         }
-        // As Linux, which pins pages to be written unless the device only ever reads them.
+        // Like Linux, which pins pages for writing unless the device only reads them.
         let writes = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
         if is_mapped(self.address, self.len, self.access & writes.0 != 0) { Ok(()) } else { Err(libc::EFAULT) }
     }
@@ -134,7 +135,7 @@ impl Keys {
         Keys { entries: HashMap::default(), random: RandomState::new(), drawn: 0, windows: 0 }
     }
 
-    /// Nobody can guess it: a keyed hash of a counter, the key of which the kernel has given.
+    /// Draws a number that nobody can guess: a hash of a counter, keyed by random bytes of the kernel.
     pub(crate) fn draw(&mut self) -> u64 {
         self.drawn += 1;
         self.random.hash_one(self.drawn)
@@ -143,7 +144,7 @@ impl Keys {
     fn insert(&mut self, pd: u32, kind: Kind) -> u32 {
         loop {
             let key = self.draw() as u32;
-            // Programs take 0 for none.
+            // Many programs take the key 0 for no key.
             if key >> 8 != 0 && !self.entries.contains_key(&(key >> 8)) {
                 self.entries.insert(key >> 8, Entry { tag: key as u8, pd, kind });
                 return key;
@@ -155,15 +156,15 @@ impl Keys {
         self.entries.get(&(key >> 8)).filter(|entry| entry.tag == key as u8)
     }
 
-    /// A key to memory, which [`Registration::check`] has found there.
+    /// Registers memory that [`Registration::check`] has accepted, and returns its key.
     pub(crate) fn register(&mut self, wanted: &Registration) -> u32 {
         self.insert(wanted.pd, Kind::Region(wanted.range()))
     }
 
-    /// What a key opens.
+    /// Returns the registration of a key.
     ///
     /// # Errors
-    /// `EBUSY` while windows are bound to it.
+    /// `EBUSY` while windows are bound to it, `EINVAL` if there is no region with this key.
     pub(crate) fn registration(&self, key: u32) -> Result<Registration, i32> {
         match self.entries.get(&(key >> 8)) {
             Some(Entry { kind: Kind::Region(range), .. }) if range.windows > 0 => Err(libc::EBUSY),
@@ -174,10 +175,10 @@ impl Keys {
         }
     }
 
-    /// Replaces what a key opens by what [`Registration::check`] has found there.
+    /// Replaces a registration by one that [`Registration::check`] has accepted.
     ///
     /// # Errors
-    /// `EBUSY` while windows are bound to it.
+    /// Those of [`registration`](Keys::registration).
     pub(crate) fn reregister(&mut self, key: u32, wanted: &Registration) -> Result<(), i32> {
         self.registration(key)?;
         if let Some(entry) = self.entries.get_mut(&(key >> 8)) {
@@ -186,8 +187,10 @@ impl Keys {
         Ok(())
     }
 
+    /// Removes a registration.
+    ///
     /// # Errors
-    /// `EBUSY` while windows are bound to it.
+    /// Those of [`registration`](Keys::registration).
     pub(crate) fn deregister(&mut self, key: u32) -> Result<(), i32> {
         match self.entries.get(&(key >> 8)).map(|entry| &entry.kind) {
             Some(Kind::Region(range)) if range.windows > 0 => Err(libc::EBUSY),
@@ -199,14 +202,14 @@ impl Keys {
         }
     }
 
-    /// Takes away all keys of a domain that goes.
-    pub(crate) fn forget_pd(&mut self, pd: u32) {
+    /// Removes all keys of a protection domain.
+    pub(crate) fn remove_pd(&mut self, pd: u32) {
         self.entries.retain(|_, entry| entry.pd != pd);
         let is_window = |entry: &&Entry| matches!(entry.kind, Kind::Window { .. });
         self.windows = self.entries.values().filter(is_window).count() as u32;
     }
 
-    /// How many regions there are, and how many windows.
+    /// Returns the numbers of regions and of windows.
     pub(crate) fn count(&self) -> (usize, usize) {
         let windows = self.windows as usize;
         (self.entries.len() - windows, windows)
@@ -216,7 +219,7 @@ impl Keys {
         self.entries.values().any(|entry| entry.pd == pd)
     }
 
-    /// Where local memory is, if the key opens it.
+    /// Returns local memory, if its key allows the access.
     pub(crate) fn local(&self, pd: u32, sge: &ibv_sge, is_written: bool) -> Option<Memory> {
         let exposes = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
         let entry = self.entry(sge.lkey).filter(|entry| entry.pd == pd)?;
@@ -228,7 +231,7 @@ impl Keys {
         Some(Memory { place, is_exposed: range.access & exposes.0 != 0 })
     }
 
-    /// Where memory is that a peer names, if the key opens all of it to the peer of that queue pair.
+    /// Returns memory that a peer has named, if the key allows the peer of the queue pair to access all of it.
     pub(crate) fn remote(&self, pd: u32, qp: u32, wanted: &RemoteRange, access: Access) -> Option<Place> {
         let entry = self.entry(wanted.rkey).filter(|entry| entry.pd == pd)?;
         let range = match &entry.kind {
@@ -236,15 +239,15 @@ impl Keys {
             Kind::Window { kind, bound: Some(bound) } if *kind == 1 || bound.qp == qp => &bound.range,
             Kind::Window { .. } => return None,
         };
-        if range.access & flag(access) == 0 {
+        if range.access & access_flag(access) == 0 {
             return None;
         }
         let place = range.span(wanted.address, wanted.len.into())?;
-        // Where addresses begin at zero, an aligned one may lie anywhere.
+        // In a zero-based region an aligned address may be unaligned in memory.
         (access != Access::Atomic || place.0 % 8 == 0).then_some(place)
     }
 
-    /// A window, of type 1 or 2.
+    /// Allocates a window of type 1 or 2, and returns its key.
     pub(crate) fn add_window(&mut self, pd: u32, kind: u8) -> u32 {
         self.windows += 1;
         self.insert(pd, Kind::Window { kind, bound: None })
@@ -265,14 +268,14 @@ impl Keys {
         }
     }
 
-    /// Binds a window, or, where nothing is to be in it, unbinds it; the key that opens it from now on. `kind` is that of the
-    /// window that the operation is for.
+    /// Binds a window, and returns its new key. A length of 0 unbinds a window of type 1. `kind` is the window type of the
+    /// operation.
     pub(crate) fn bind(&mut self, pd: u32, qp: u32, kind: u8, wanted: &Binding) -> Option<u32> {
         let index = wanted.window >> 8;
         let window = self.entries.get(&index).filter(|entry| entry.pd == pd)?;
         let Kind::Window { kind: found, bound } = &window.kind else { return None };
         let is_bound = bound.is_some();
-        // One of type 2 is invalidated first.
+        // A window of type 2 has to be invalidated before it is bound again.
         if *found != kind || (kind == 2 && (is_bound || wanted.rkey >> 8 != index)) {
             return None;
         }
@@ -310,7 +313,7 @@ impl Keys {
         Some(Bound { range, region: wanted.region >> 8, qp })
     }
 
-    /// Takes a window of type 2 out of use, as its queue pair or its peer asks; whether it could be.
+    /// Invalidates a window of type 2 for its queue pair or the peer. Returns `false` if that is not allowed.
     pub(crate) fn invalidate(&mut self, pd: u32, qp: u32, key: u32) -> bool {
         let found = self.entry(key).filter(|entry| entry.pd == pd);
         let is_bound = found
@@ -321,8 +324,8 @@ impl Keys {
         is_bound
     }
 
-    /// Unbinds what is bound to a queue pair that goes, or is reset.
-    pub(crate) fn forget_qp(&mut self, qp: u32) {
+    /// Unbinds the windows of type 2 that are bound to a queue pair.
+    pub(crate) fn unbind_qp(&mut self, qp: u32) {
         if self.windows == 0 {
             return;
         }
@@ -332,8 +335,8 @@ impl Keys {
     }
 }
 
-/// The flag that lets a peer do that.
-pub(crate) const fn flag(access: Access) -> u32 {
+/// The access flag that allows a peer this access.
+pub(crate) const fn access_flag(access: Access) -> u32 {
     match access {
         Access::Read => IBV_ACCESS_REMOTE_READ.0,
         Access::Write => IBV_ACCESS_REMOTE_WRITE.0,
@@ -343,9 +346,9 @@ pub(crate) const fn flag(access: Access) -> u32 {
 
 /// Hashes keys and queue pair numbers. The device chooses both, so a peer cannot make them collide.
 #[derive(Default)]
-pub(crate) struct Spread(u64);
+pub(crate) struct KeyHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
         self.0
     }

@@ -1,7 +1,11 @@
-//! The device: one to a process, behind one lock.
+//! The device: one per process, behind one lock.
 //!
-//! Whoever posts or polls moves it on in its own thread: there is no hand-over on the fast path. A thread of its own ([`server`])
-//! serves peers, and timers, while nobody polls.
+//! A thread that posts or polls makes the device progress itself, without handing over to another thread. The [`server`] thread
+//! serves peers and timers while no thread polls.
+//!
+//! The device uses the constants of rdma-sys's bindings and the structures `ibv_wc`, `ibv_sge`, `ibv_qp_cap` and `ibv_qp_attr`. So
+//! it copies a completion to the program's array without a conversion. The device calls no C function of libibverbs. It knows the
+//! C objects of the program only by address, to name them in events. Only [`abi`](crate::abi) accesses them.
 
 mod ack_delay;
 mod acknowledged;
@@ -11,12 +15,15 @@ mod channel;
 mod core;
 mod cq;
 mod direct;
+#[cfg_attr(miri, path = "epoll_of_miri.rs")]
 mod epoll;
 mod events;
 mod host;
 #[cfg(test)]
 mod hostile;
 mod keys;
+mod link;
+mod lock;
 mod memory;
 mod modify;
 mod net_address;
@@ -26,6 +33,8 @@ mod qp;
 mod queues;
 mod schedule;
 mod server;
+#[cfg(miri)]
+pub(crate) mod server_of_miri;
 mod setup;
 mod signal;
 mod slab;
@@ -33,13 +42,14 @@ mod state;
 pub(crate) mod traffic;
 mod wakeups;
 
-pub(crate) use self::core::{Core, Device, Locked, device, setup_error};
+pub(crate) use self::core::Core;
 pub(crate) use cancel::Cancel;
 pub(crate) use channel::{Channel, ChannelFds};
 pub(crate) use cq::{Armed, Completions, Cq, Overrun};
 pub(crate) use events::Context;
 pub(crate) use host::Identity;
 pub(crate) use keys::{Binding, Registration};
+pub(crate) use lock::{Device, Locked, device, setup_error};
 pub(crate) use net_address::{Destination, address, gid, group_gid};
 pub(crate) use qp::{PKEY, Qp};
 pub(crate) use queues::{Job, ReceiveQueue, Srq, Task};

@@ -1,11 +1,12 @@
-//! Changes of a queue pair's state and attributes: what `ibv_modify_qp` may do, as Linux and its rxe have it
-//! (drivers/infiniband/core/verbs.c, drivers/infiniband/sw/rxe/rxe_qp.c).
+//! State transitions and attributes of a queue pair.
+//!
+//! `ibv_modify_qp(3)` has the rules of Linux (drivers/infiniband/core/verbs.c) and its rxe (drivers/infiniband/sw/rxe/rxe_qp.c).
 
 use std::sync::OnceLock;
 
 use rdma_sys::*;
 
-/// Which attributes each change takes.
+/// Required and optional attributes of each transition.
 const TABLE: &str = include_str!("qp_states.csv");
 
 struct Row {
@@ -48,7 +49,7 @@ fn state(name: &str) -> Option<ibv_qp_state> {
     })
 }
 
-/// Whether a queue pair of that type goes from one state to the other with these attributes.
+/// Whether queue pairs of a type may go from one state to another with these attributes.
 pub(super) fn is_allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> bool {
     let row = table().iter().find(|row| row.kind == kind && row.from == from && row.to == to);
     row.is_some_and(|row| {
@@ -56,7 +57,7 @@ pub(super) fn is_allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state
     })
 }
 
-/// Takes over the attributes that are in the mask.
+/// Copies the attributes that the mask names.
 pub(super) fn merge(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: u32) {
     macro_rules! take {
         ($($flag:ident: $($field:ident),+;)+) => {
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_goes_its_way_and_no_other() {
+    fn only_transitions_of_the_table_are_allowed() {
         assert_eq!(table().len(), TABLE.lines().filter(|line| !line.starts_with('#')).count());
         let init = (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS).0;
         assert!(is_allowed(IBV_QPT_RC, IBV_QPS_RESET, IBV_QPS_INIT, init));

@@ -1,26 +1,26 @@
-//! GIDs, and the addresses that they are.
+//! GIDs and IP addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::net::Origin;
 
-/// Where a datagram goes, and from which of the addresses of this device.
+/// The destination of a packet, and the link that sends it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Destination {
     pub(crate) link: usize,
     pub(crate) address: IpAddr,
-    /// The class of traffic.
+    /// Traffic class.
     pub(crate) class: u8,
 }
 
 impl Destination {
-    /// Not said yet: what is sent there is lost.
-    pub(crate) const fn nowhere() -> Self {
+    /// A destination that is not set yet. Packets to it are lost.
+    pub(crate) const fn unset() -> Self {
         Destination { link: 0, address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), class: 0 }
     }
 }
 
-/// The GID of an address: IPv4 is mapped into IPv6.
+/// The GID of an address. IPv4 addresses are mapped into IPv6.
 pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -28,7 +28,7 @@ pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The address that a GID is; also that of a group in its IPv4-mapped form ff0e::ffff:a.b.c.d, which RoCE knows.
+/// The address of a GID. IPv4 multicast groups may have the form ff0e::ffff:a.b.c.d of RoCE.
 pub(crate) fn address(gid: [u8; 16]) -> IpAddr {
     let v6 = Ipv6Addr::from(gid);
     match v6.segments() {
@@ -40,7 +40,7 @@ pub(crate) fn address(gid: [u8; 16]) -> IpAddr {
     }
 }
 
-/// The global route header that a receive of a datagram begins with: that of IPv6, or, in its second half, that of IPv4.
+/// The global route header at the start of a datagram's receive. An IPv4 header is in the second half of its 40 bytes.
 pub(crate) fn route_header(origin: Origin, to: IpAddr, datagram: usize) -> [u8; 40] {
     const UDP: u8 = 17;
     let Origin { address: from, class, hops } = origin;
@@ -71,10 +71,10 @@ pub(crate) fn route_header(origin: Origin, to: IpAddr, datagram: usize) -> [u8; 
     header
 }
 
-/// The RoCE packet type of a datagram with this route header, as mlx5 reports it in `wc.sl`.
+/// The RoCE packet type of a datagram, as mlx5 reports it in `wc.sl`.
 ///
-/// Bit 3 says that the packet has a UDP header. The bits below it name the network header. On Ethernet there is no service level,
-/// so the field is free. UCX reads the type from it to find the addresses in the route header.
+/// Bit 3 means that the packet has a UDP header, and the bits below it name the network header. Ethernet has no service level, so
+/// the field is free. UCX reads the type to find the addresses in the route header.
 pub(crate) fn packet_type(header: &[u8; 40]) -> u8 {
     const UDP: u8 = 1 << 3;
     const IPV6: u8 = 1;
@@ -82,7 +82,7 @@ pub(crate) fn packet_type(header: &[u8; 40]) -> u8 {
     if header[0] >> 4 == 6 { UDP | IPV6 } else { UDP | IPV4 }
 }
 
-/// The one form of a group's GID.
+/// Normalizes the GID of a multicast group, which has two forms for IPv4.
 pub(crate) fn group_gid(group: [u8; 16]) -> [u8; 16] {
     gid(address(group))
 }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_header_is_that_of_the_packet() {
+    fn a_route_header_describes_its_packet() {
         let origin = |address| Origin { address, class: 0xb9, hops: 3 };
         let [from, to] = [1, 2].map(|last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
         let header = route_header(origin(from), to, 100);

@@ -1,11 +1,11 @@
-//! What queue pairs want sent, as packets in the outbox of a link.
+//! Building the packets of queue pairs, and putting them into the outbox of a link.
 
 #![allow(unsafe_code)]
 
 use rdma_sys::{IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR};
 
-use super::core::Link;
 use super::host::Shared;
+use super::link::Link;
 use super::memory::Memory;
 use super::net_address::{self, Destination};
 use super::qp::{PKEY, Qp};
@@ -16,19 +16,19 @@ use crate::net::{Origin, Part, To};
 use crate::transport::{Outgoing, Payload, Time};
 use crate::wire::{Encoded, Header, ICRC, Operation, Psn, Trailer, Transport};
 
-/// Where the payload of a packet is: registered memory, or inline data of work.
+/// The payload of a packet, in parts: registered memory or inline data.
 ///
-/// A key has opened the memory ([`Keys`](super::keys::Keys)) since the device was locked, and the packet is made before it is
-/// unlocked. Until then no region of it is deregistered, as that takes the lock, and so the memory stays, as whoever has registered
-/// it promises; and until then the work stays in its queue.
-pub(super) struct Parts(Vec<Part>);
+/// The parts may be read while the device is locked. [`Keys`](super::keys::Keys) has checked the memory under the same lock, and
+/// deregistering takes the lock, so the memory stays registered. The program keeps registered memory mapped. Inline data stays in
+/// the send queue.
+pub(super) struct PayloadParts(Vec<Part>);
 
-// SAFETY: addresses are of all threads, and those of one packet are not followed when the next is made: `clear` comes first.
-unsafe impl Send for Parts {}
+// SAFETY: the addresses are valid in every thread. `clear` removes the addresses of a packet before the next packet is added.
+unsafe impl Send for PayloadParts {}
 
-impl Parts {
-    pub(super) fn new() -> Parts {
-        Parts(Vec::new())
+impl PayloadParts {
+    pub(super) fn new() -> PayloadParts {
+        PayloadParts(Vec::new())
     }
 
     fn clear(&mut self) {
@@ -44,38 +44,38 @@ impl Parts {
         self.0.push(Part { address: data.as_ptr(), len: data.len(), is_exposed: false });
     }
 
-    /// Makes a packet of them.
+    /// Sends the parts as a packet.
     fn send(&self, link: &mut Link, to: To, headers: &Encoded, now: Time) {
         let Link { socket, outbox, .. } = link;
         let len = self.0.iter().map(|part| part.len).sum::<usize>();
         SENT.add(headers.len() + len + Header::padding(len) + ICRC);
-        // SAFETY: as `Parts` says, they may be read as long as the device is locked; it is during this call, after which nobody
-        // has their addresses.
+        // SAFETY: the parts may be read while the device is locked, as it is during this call. The outbox does not keep their
+        // addresses.
         unsafe { outbox.push(socket, to, headers, &self.0, now) };
     }
 
-    /// Adds a copy of them.
+    /// Appends a copy of the parts.
     fn copy_to(&self, to: &mut Vec<u8>) {
         for part in &self.0 {
-            // SAFETY: `Parts` says that the part may be read. No part lies in the vector's memory.
+            // SAFETY: the part may be read, as `PayloadParts` says. It is not in the memory of the vector.
             unsafe { part.append_to(to) };
         }
     }
 }
 
-/// A datagram to a group that this device may have members of.
-pub(super) struct Looped {
+/// A multicast datagram for the members in this process.
+pub(super) struct Loopback {
     pub(super) from: Origin,
     pub(super) group: [u8; 16],
     pub(super) datagram: Vec<u8>,
 }
 
-/// Sends what a queue pair has just said that its peer is to be sent.
-pub(super) fn packet(
+/// Sends a packet to the connected peer.
+pub(super) fn send_packet(
     qp: &mut Qp,
     shared: &mut Shared,
     links: &mut [Link],
-    parts: &mut Parts,
+    parts: &mut PayloadParts,
     transport: Transport,
     outgoing: &Outgoing,
     now: Time,
@@ -110,11 +110,11 @@ pub(super) fn packet(
     };
     parts.send(&mut links[link], To { address, class }, &header.encode(len as usize), now);
     shared.packets = shared.packets.wrapping_add(1);
-    qp.taken(shared);
+    qp.packet_built(shared);
 }
 
-/// Where part of the data of a piece of work is; `false` when it may not be read.
-fn gather(qp: &Qp, shared: &Shared, parts: &mut Parts, work: u64, offset: u32, len: u32) -> bool {
+/// Collects a range of a work request's data. Returns `false` if it may not be read.
+fn gather(qp: &Qp, shared: &Shared, parts: &mut PayloadParts, work: u64, offset: u32, len: u32) -> bool {
     let Some(job) = qp.queues.send.get(work) else { return false };
     let (mut offset, mut len) = (offset as usize, len as usize);
     if job.is_inline {
@@ -139,16 +139,16 @@ fn gather(qp: &Qp, shared: &Shared, parts: &mut Parts, work: u64, offset: u32, l
     len == 0
 }
 
-/// Sends the datagram that is the earliest work of a queue pair.
-pub(super) fn datagram(
+/// Sends the oldest work request, a datagram. Returns a copy of it if its destination is a multicast group.
+pub(super) fn send_datagram(
     qp: &mut Qp,
     shared: &mut Shared,
     links: &mut [Link],
-    parts: &mut Parts,
-    is_own_peer: &mut bool,
+    parts: &mut PayloadParts,
+    has_sent_to_self: &mut bool,
     psn: Psn,
     now: Time,
-) -> Option<Looped> {
+) -> Option<Loopback> {
     let number = qp.queues.send.head();
     let job = qp.queues.send.get(number)?;
     let (len, is_solicited) = (job.len, job.is_solicited);
@@ -167,9 +167,9 @@ pub(super) fn datagram(
         return None;
     }
     let is_group = to.address.is_multicast();
-    *is_own_peer |= to.address == link.socket.address();
+    *has_sent_to_self |= to.address == link.socket.address();
     let header = Header {
-        // A controlled key, whose highest bit is set, stands for that of the queue pair.
+        // If the highest bit of the Q_Key is set, the Q_Key of the queue pair is used instead.
         transport: Transport::Ud { qkey: if qkey >> 31 == 1 { qp.attr.qkey } else { qkey }, source_qp: qp.id.number },
         operation: Operation::SendOnly(imm.map_or(Trailer::None, Trailer::Immediate)),
         pkey: PKEY,
@@ -183,14 +183,14 @@ pub(super) fn datagram(
     let headers = header.encode(len as usize);
     parts.send(link, To { address: to.address, class: to.class }, &headers, now);
     shared.packets = shared.packets.wrapping_add(1);
-    let looped = is_group.then(|| {
+    let loopback = is_group.then(|| {
         let mut datagram = headers.to_vec();
         parts.copy_to(&mut datagram);
-        // The padding, and in place of an invariant CRC, which nobody looks at here, four more.
+        // Padding, and four zeros as the invariant CRC, which is not checked here.
         datagram.resize(datagram.len() + Header::padding(len as usize) + 4, 0);
         let from = Origin { address: link.socket.address(), class: to.class, hops: Origin::HOPS };
-        Looped { from, group: net_address::gid(to.address), datagram }
+        Loopback { from, group: net_address::gid(to.address), datagram }
     });
     qp.datagram_sent(shared);
-    looped
+    loopback
 }

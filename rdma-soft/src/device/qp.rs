@@ -1,4 +1,4 @@
-//! Queue pairs: their queues, their state machines, and changes of their state.
+//! Queue pairs: queues, protocol state machines and state transitions.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use rdma_sys::*;
 
 use super::ack_delay::AckDelay;
-use super::host::{Datagram, Identity, Queues, Shared, Side};
+use super::host::{Datagram, Identity, QpHost, Queues, Shared};
 use super::modify;
 use super::net_address::{Destination, packet_type};
-use super::queues::{Job, ReceiveQueue, SendQueue, Taken, Task};
+use super::queues::{ActiveReceives, Job, ReceiveQueue, SendQueue, Task};
 use crate::transport::{
     Completion, Host, Outgoing, Requester, RequesterSettings, Responder, ResponderSettings, Status, Time,
     UnreliableRequester, UnreliableResponder, Work,
 };
 use crate::wire::{Nak, Operation, Packet, Psn, Transport};
 
-/// The partition that all are in: RoCE has no others that anybody uses.
+/// The only partition key, which is the default one of RoCE.
 pub(crate) const PKEY: u16 = 0xffff;
 
 /// A queue pair.
@@ -28,44 +28,44 @@ pub(crate) struct Qp {
     /// The peer of a connection.
     pub(crate) peer: Option<Destination>,
     machine: Machine,
-    /// It is in the list of those that have something to send.
+    /// Whether it is in [`State::ready`](super::state::State) or `State::blocked`.
     pub(crate) is_ready: bool,
-    /// Whether its ACKs wait for requests.
+    /// Decides whether ACKs wait for requests.
     pub(crate) ack_delay: AckDelay,
-    /// When it was last said that it is to be woken.
+    /// Its current timer in [`State`](super::state::State).
     pub(crate) timer: Option<Time>,
-    /// Something has come from its peer.
-    has_heard: bool,
+    /// Whether a packet of the peer has arrived.
+    has_received: bool,
     awaits_drain: bool,
 }
 
-/// What goes over the network for it.
+/// The protocol state of a queue pair.
 #[derive(Debug)]
 enum Machine {
-    /// Nothing: it is not connected, or not any more.
+    /// Not connected, or failed.
     None,
     Reliable {
         responder: Responder,
         requester: Option<Requester>,
     },
-    /// It has failed by a refusal, which the peer may ask for again.
+    /// Failed by a fatal NAK, which is repeated if the peer retransmits the request.
     Refused(Responder),
     Unreliable {
         responder: UnreliableResponder,
         requester: Option<UnreliableRequester>,
     },
     Datagram {
-        /// Of the next datagram.
+        /// PSN of the next datagram.
         psn: Psn,
     },
 }
 
-/// What a queue pair wants sent.
+/// A packet that a queue pair sends.
 #[derive(Debug)]
 pub(crate) enum Sending {
-    /// To its peer.
+    /// A packet to the connected peer.
     Packet(Transport, Outgoing),
-    /// To whom the work says, which is the earliest; it ends with that.
+    /// The oldest work request, a datagram to the destination that it names. Sending completes it.
     Datagram(Psn),
 }
 
@@ -77,7 +77,7 @@ impl Qp {
             queues: Queues {
                 send: SendQueue::new(cap.max_send_wr, cap.max_send_sge, cap.max_inline_data),
                 receive: ReceiveQueue::new(cap.max_recv_wr, cap.max_recv_sge),
-                taken: Taken::new(),
+                active: ActiveReceives::new(),
             },
             state: IBV_QPS_RESET,
             attr: ibv_qp_attr { cap, ..ibv_qp_attr::zeroed() },
@@ -86,24 +86,24 @@ impl Qp {
             is_ready: false,
             ack_delay: AckDelay::new(),
             timer: None,
-            has_heard: false,
+            has_received: false,
             awaits_drain: false,
         }
     }
 
-    /// The state machine, and the device as it appears to it.
-    fn split<'a>(&'a mut self, shared: &'a mut Shared) -> (&'a mut Machine, Side<'a>) {
-        let side = Side {
+    /// Splits the queue pair into the state machine and its [`Host`].
+    fn split<'a>(&'a mut self, shared: &'a mut Shared) -> (&'a mut Machine, QpHost<'a>) {
+        let host = QpHost {
             id: &self.id,
             access: self.attr.qp_access_flags,
             source_qp: self.attr.dest_qp_num,
             queues: &mut self.queues,
             shared,
         };
-        (&mut self.machine, side)
+        (&mut self.machine, host)
     }
 
-    /// Where it sends next, if it sends anything.
+    /// Destination of the next packet, if there is one.
     pub(crate) fn destination(&self) -> Option<Destination> {
         match &self.machine {
             Machine::Datagram { .. } => match self.queues.send.get(self.queues.send.head())?.task {
@@ -114,7 +114,7 @@ impl Qp {
         }
     }
 
-    /// When it is to be woken.
+    /// When [`Qp::expire`] has to be called.
     pub(crate) fn wake_at(&self) -> Option<Time> {
         match &self.machine {
             Machine::Reliable { requester: Some(requester), .. } => requester.wake_at(),
@@ -122,53 +122,53 @@ impl Qp {
         }
     }
 
-    /// As [`Requester::expire`].
-    pub(crate) fn expire(&mut self, now: Time, heard: Time, shared: &mut Shared) -> bool {
-        let (machine, mut side) = self.split(shared);
+    /// Expires timers: [`Requester::expire`].
+    pub(crate) fn expire(&mut self, now: Time, received_until: Time, shared: &mut Shared) -> bool {
+        let (machine, mut host) = self.split(shared);
         let Machine::Reliable { requester: Some(requester), .. } = machine else { return false };
-        let is_due = requester.expire(now, heard, &mut side);
-        self.end_requests(shared);
+        let is_due = requester.expire(now, received_until, &mut host);
+        self.fail_with_requester(shared);
         is_due
     }
 
-    /// Goes to the error state when its requests have failed, before anybody hears of it.
-    fn end_requests(&mut self, shared: &mut Shared) {
+    /// Moves to the error state if the requester has failed, while the device is still locked.
+    fn fail_with_requester(&mut self, shared: &mut Shared) {
         if matches!(&self.machine, Machine::Reliable { requester: Some(requester), .. } if requester.has_failed()) {
             self.fail(shared);
         }
     }
 
-    /// Takes a packet that is for it. What is none of its business is dropped.
+    /// Handles a packet to this queue pair. Drops packets of other partitions, senders and transports.
     pub(crate) fn handle(&mut self, packet: &Packet<'_>, from: IpAddr, now: Time, shared: &mut Shared) {
         let is_own = self.peer.is_some_and(|peer| peer.address == from);
         if !packet.header.is_of_partition(PKEY) || !is_own {
             return;
         }
-        if !std::mem::replace(&mut self.has_heard, true) && self.state == IBV_QPS_RTR {
+        if !std::mem::replace(&mut self.has_received, true) && self.state == IBV_QPS_RTR {
             shared.events.raise(self.id.context, IBV_EVENT_COMM_EST, self.id.object);
         }
-        let (machine, mut side) = self.split(shared);
+        let (machine, mut host) = self.split(shared);
         match (machine, packet.header.transport) {
             (Machine::Reliable { responder, requester }, Transport::Rc) => {
                 if !packet.header.operation.is_answer() {
-                    responder.handle(&packet.header, packet.payload, &mut side);
+                    responder.handle(&packet.header, packet.payload, &mut host);
                 } else if let Some(requester) = requester {
-                    requester.handle(&packet.header, packet.payload, now, &mut side);
+                    requester.handle(&packet.header, packet.payload, now, &mut host);
                 }
             }
-            // To an answer there is none.
+            // A response gets no response.
             (Machine::Refused(responder), Transport::Rc) if !packet.header.operation.is_answer() => {
-                responder.handle(&packet.header, packet.payload, &mut side);
+                responder.handle(&packet.header, packet.payload, &mut host);
             }
             (Machine::Unreliable { responder, .. }, Transport::Uc) => {
-                responder.handle(&packet.header, packet.payload, &mut side);
+                responder.handle(&packet.header, packet.payload, &mut host);
             }
             _ => {}
         }
-        self.end_requests(shared);
+        self.fail_with_requester(shared);
     }
 
-    /// Takes a datagram that is for it, with the header of its route.
+    /// Handles a datagram to this queue pair. `route` is its global route header.
     pub(crate) fn handle_datagram(&mut self, packet: &Packet<'_>, route: &[u8; 40], shared: &mut Shared) {
         let Transport::Ud { qkey, source_qp } = packet.header.transport else { return };
         let is_ready = matches!(self.state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE);
@@ -176,68 +176,68 @@ impl Qp {
             return;
         }
         let Operation::SendOnly(trailer) = packet.header.operation else { return };
-        let (_, mut side) = self.split(shared);
-        side.source_qp = source_qp;
-        let Some(receive) = side.receive() else { return };
-        let filled = side.fill(receive, 0, route).and_then(|()| side.fill(receive, 40, packet.payload));
+        let (_, mut host) = self.split(shared);
+        host.source_qp = source_qp;
+        let Some(receive) = host.receive() else { return };
+        let filled = host.fill(receive, 0, route).and_then(|()| host.fill(receive, 40, packet.payload));
         let imm = if let crate::wire::Trailer::Immediate(imm) = trailer { Some(imm) } else { None };
         let (status, len) = match filled {
             Ok(()) => (Status::Success, 40 + packet.payload.len() as u32),
             Err(status) => (status, 0),
         };
         let of = Datagram { is_solicited: packet.header.solicited, packet_type: packet_type(route) };
-        side.datagram(receive, status, len, imm, of);
+        host.complete_datagram(receive, status, len, imm, of);
     }
 
-    /// Begins with what was posted, as far as that may begin.
+    /// Hands posted work to the state machine, as far as it may start.
     fn stage(&mut self, shared: &mut Shared) -> Result<(), ibv_wc_status> {
         if self.state != IBV_QPS_RTS {
             return Ok(());
         }
-        let (machine, mut side) = self.split(shared);
-        while let Some((number, job)) = side.queues.send.next() {
+        let (machine, mut host) = self.split(shared);
+        while let Some((number, job)) = host.queues.send.next() {
             let is_idle = match &*machine {
                 Machine::Reliable { requester: Some(requester), .. } => requester.is_idle(),
-                _ => number == side.queues.send.head(),
+                _ => number == host.queues.send.head(),
             };
             let request = match job.task {
                 Task::Datagram { .. } => return Ok(()),
-                Task::Request(request) if has_memory(job, &side) => request,
-                // What comes before it ends first.
+                Task::Request(request) if has_valid_memory(job, &host) => request,
+                // Earlier work has to complete first.
                 _ if !is_idle => return Ok(()),
                 Task::Request(_) => return Err(IBV_WC_LOC_PROT_ERR),
                 Task::Bind(kind, binding) => {
-                    let Identity { pd, number, .. } = *side.id;
-                    side.shared.keys.bind(pd, number, kind, &binding).ok_or(IBV_WC_MW_BIND_ERR)?;
-                    side.ended(Status::Success);
+                    let Identity { pd, number, .. } = *host.id;
+                    host.shared.keys.bind(pd, number, kind, &binding).ok_or(IBV_WC_MW_BIND_ERR)?;
+                    host.complete_send(Status::Success);
                     continue;
                 }
                 Task::Invalidate(rkey) => {
-                    if !side.invalidate(rkey) {
+                    if !host.invalidate(rkey) {
                         return Err(IBV_WC_MW_BIND_ERR);
                     }
-                    side.ended(Status::Success);
+                    host.complete_send(Status::Success);
                     continue;
                 }
             };
             let Job { len, is_fenced, is_solicited, .. } = *job;
             let work = Work { id: number, request, len, is_fenced, is_solicited };
             match machine {
-                Machine::Reliable { requester: Some(requester), .. } => requester.post(work, &mut side),
+                Machine::Reliable { requester: Some(requester), .. } => requester.post(work, &mut host),
                 Machine::Unreliable { requester: Some(requester), .. } => _ = requester.post(work),
                 _ => return Ok(()),
             }
-            side.queues.send.stage();
+            host.queues.send.stage();
         }
         Ok(())
     }
 
-    /// The next thing to send. `None`: nothing for now; the queue pair may have failed with that.
+    /// Returns the next packet. `None` if there is none at the moment, or if the queue pair has failed.
     ///
     /// With `may_delay`, an ACK [may wait](AckDelay::is_waiting) for a later call.
     pub(crate) fn transmit(&mut self, now: Time, may_delay: bool, shared: &mut Shared) -> Option<Sending> {
         if let Err(status) = self.stage(shared) {
-            // It was its turn, with nothing before it.
+            // All earlier work has completed, so the failed work is the oldest.
             self.fail_at(self.queues.send.head(), status, shared);
             return None;
         }
@@ -245,7 +245,8 @@ impl Qp {
         let is_sending = self.state == IBV_QPS_RTS || is_drained;
         if let Machine::Reliable { responder, requester } = &mut self.machine {
             let request = requester.as_mut().filter(|_| is_sending).and_then(|requester| requester.transmit(now));
-            // The ACK that is due follows the request in the same message to the kernel, as it is never longer than a request.
+            // An ACK that is due follows the request in the same message to the kernel. It can, as it is never longer than a
+            // request.
             if let Some(request) = request {
                 self.ack_delay.request_sent(now, responder.owes_ack());
                 return Some(Sending::Packet(Transport::Rc, request));
@@ -257,13 +258,13 @@ impl Qp {
                 self.ack_delay.ack_sent(now);
             }
         }
-        let (machine, side) = self.split(shared);
+        let (machine, host) = self.split(shared);
         match machine {
             Machine::Reliable { responder, .. } => {
-                responder.transmit(&side).map(|outgoing| Sending::Packet(Transport::Rc, outgoing))
+                responder.transmit(&host).map(|outgoing| Sending::Packet(Transport::Rc, outgoing))
             }
             Machine::Refused(responder) => {
-                responder.transmit(&side).map(|outgoing| Sending::Packet(Transport::Rc, outgoing))
+                responder.transmit(&host).map(|outgoing| Sending::Packet(Transport::Rc, outgoing))
             }
             Machine::Unreliable { requester: Some(requester), .. } if is_sending => {
                 if is_drained && !requester.is_amid() {
@@ -271,7 +272,7 @@ impl Qp {
                 }
                 requester.transmit().map(|outgoing| Sending::Packet(Transport::Uc, outgoing))
             }
-            Machine::Datagram { psn } if is_sending && !is_drained && !side.queues.send.is_empty() => {
+            Machine::Datagram { psn } if is_sending && !is_drained && !host.queues.send.is_empty() => {
                 let number = *psn;
                 *psn = psn.add(1);
                 Some(Sending::Datagram(number))
@@ -280,43 +281,43 @@ impl Qp {
         }
     }
 
-    /// The data of a packet was taken, or it has none: work may end with that.
-    pub(crate) fn taken(&mut self, shared: &mut Shared) {
-        let (machine, mut side) = self.split(shared);
+    /// Notes that a packet was built. The last packet of unreliable work completes it.
+    pub(crate) fn packet_built(&mut self, shared: &mut Shared) {
+        let (machine, mut host) = self.split(shared);
         if let Machine::Unreliable { requester: Some(requester), .. } = machine {
-            requester.taken(&mut side);
+            requester.taken(&mut host);
         }
     }
 
-    /// A piece of work cannot be done here. What comes before it and after it is flushed.
+    /// Fails a work request, and flushes all others.
     pub(crate) fn fail_at(&mut self, work: u64, status: ibv_wc_status, shared: &mut Shared) {
-        let (_, mut side) = self.split(shared);
-        while side.queues.send.head() < work && !side.queues.send.is_empty() {
-            side.ended(Status::Flushed);
+        let (_, mut host) = self.split(shared);
+        while host.queues.send.head() < work && !host.queues.send.is_empty() {
+            host.complete_send(Status::Flushed);
         }
-        side.ended_with(status);
+        host.complete_send_with(status);
         self.fail(shared);
     }
 
-    /// The datagram that is the earliest work was handed on.
+    /// Completes the oldest work request, a datagram that was sent.
     pub(crate) fn datagram_sent(&mut self, shared: &mut Shared) {
-        let (_, mut side) = self.split(shared);
-        side.ended(Status::Success);
+        let (_, mut host) = self.split(shared);
+        host.complete_send(Status::Success);
     }
 
-    /// Does what follows from what has happened: its peer was refused for good, or all is drained.
-    pub(crate) fn settle(&mut self, shared: &mut Shared) {
+    /// Moves to the error state after a fatal NAK, or notes that the send queue is drained.
+    pub(crate) fn update_state(&mut self, shared: &mut Shared) {
         let refusal = match &self.machine {
             Machine::Reliable { responder, .. } => responder.failure(),
             _ => None,
         };
-        let Some(nak) = refusal else { return self.drained(shared) };
+        let Some(nak) = refusal else { return self.check_drained(shared) };
         let kind = if nak == Nak::RemoteAccess { IBV_EVENT_QP_ACCESS_ERR } else { IBV_EVENT_QP_REQ_ERR };
         shared.events.raise(self.id.context, kind, self.id.object);
         self.fail(shared);
     }
 
-    fn drained(&mut self, shared: &mut Shared) {
+    fn check_drained(&mut self, shared: &mut Shared) {
         if !self.awaits_drain {
             return;
         }
@@ -333,27 +334,27 @@ impl Qp {
         }
     }
 
-    /// Whether work is still to be drained.
+    /// Whether the send queue is still draining.
     pub(crate) fn is_draining(&self) -> bool {
         self.awaits_drain
     }
 
-    /// Goes to the error state: all that is left ends.
+    /// Moves to the error state, and flushes all outstanding work.
     pub(crate) fn fail(&mut self, shared: &mut Shared) {
         let was = std::mem::replace(&mut self.state, IBV_QPS_ERR);
         self.awaits_drain = false;
         let mut machine = std::mem::replace(&mut self.machine, Machine::None);
-        let (_, mut side) = self.split(shared);
-        let begun = match &mut machine {
+        let (_, mut host) = self.split(shared);
+        let active = match &mut machine {
             Machine::Reliable { responder, requester } => {
                 if let Some(requester) = requester {
-                    requester.flush(&mut side);
+                    requester.flush(&mut host);
                 }
                 responder.abandon()
             }
             Machine::Unreliable { responder, requester } => {
                 if let Some(requester) = requester {
-                    requester.flush(&mut side);
+                    requester.flush(&mut host);
                 }
                 responder.abandon()
             }
@@ -366,20 +367,22 @@ impl Qp {
             Machine::Refused(_) => self.machine = machine,
             _ => {}
         }
-        let (_, mut side) = self.split(shared);
-        while !side.queues.send.is_empty() {
-            side.complete(Completion::Sent { id: 0, status: Status::Flushed });
+        let (_, mut host) = self.split(shared);
+        while !host.queues.send.is_empty() {
+            host.complete(Completion::Sent { id: 0, status: Status::Flushed });
         }
-        side.flush_receives(begun);
+        host.flush_receives(active);
         if was != IBV_QPS_ERR && self.id.srq.is_some() {
             shared.events.raise(self.id.context, IBV_EVENT_QP_LAST_WQE_REACHED, self.id.object);
         }
     }
 
-    /// Changes it as `ibv_modify_qp`. `peer` is who the address vector of the attributes leads to.
+    /// Changes the state and attributes: `ibv_modify_qp(3)`.
+    ///
+    /// `peer` is the destination of the address vector, and `window` the limit of KiB in flight.
     ///
     /// # Errors
-    /// `EINVAL`.
+    /// `EINVAL` if the transition or an attribute is not allowed.
     pub(crate) fn modify(
         &mut self,
         attr: &ibv_qp_attr,
@@ -401,8 +404,8 @@ impl Qp {
         match to {
             IBV_QPS_ERR => self.fail(shared),
             IBV_QPS_RESET => self.reset(shared),
-            IBV_QPS_RTR if from == IBV_QPS_INIT => self.begin_to_receive(),
-            IBV_QPS_RTS if from == IBV_QPS_RTR => self.begin_to_send(window),
+            IBV_QPS_RTR if from == IBV_QPS_INIT => self.enter_rtr(),
+            IBV_QPS_RTS if from == IBV_QPS_RTR => self.enter_rts(window),
             _ => {}
         }
         self.state = to;
@@ -412,7 +415,7 @@ impl Qp {
         let settings = self.requester_settings(window);
         if let Machine::Reliable { requester: Some(requester), responder } = &mut self.machine {
             requester.hold(to == IBV_QPS_SQD);
-            // Some attributes may change while it runs.
+            // Some attributes may change while the requester runs.
             requester.change(settings);
             responder.set_min_rnr_timer(self.attr.min_rnr_timer);
         }
@@ -423,23 +426,23 @@ impl Qp {
         self.machine = Machine::None;
         let Identity { number, send_cq, recv_cq, cap, .. } = self.id;
         self.queues.send.clear();
-        self.queues.receive.waiting.clear();
-        self.queues.taken = Taken::new();
+        self.queues.receive.posted.clear();
+        self.queues.active = ActiveReceives::new();
         for cq in [send_cq, recv_cq] {
             if let Some(cq) = shared.cqs.get(cq) {
-                cq.sweep(number);
+                cq.remove_qp(number);
             }
         }
-        // Windows were opened to the peer that it had, and the next may be another.
-        shared.keys.forget_qp(number);
+        // The next peer may be another one, and must not use windows that were bound for this peer.
+        shared.keys.unbind_qp(number);
         self.attr = ibv_qp_attr { cap, ..ibv_qp_attr::zeroed() };
-        (self.peer, self.has_heard, self.awaits_drain) = (None, false, false);
+        (self.peer, self.has_received, self.awaits_drain) = (None, false, false);
         self.ack_delay = AckDelay::new();
     }
 
-    fn begin_to_receive(&mut self) {
+    fn enter_rtr(&mut self) {
         let ibv_qp_attr { rq_psn, path_mtu, max_dest_rd_atomic, min_rnr_timer, .. } = self.attr;
-        let (psn, mtu) = (Psn::new(rq_psn), bytes(path_mtu));
+        let (psn, mtu) = (Psn::new(rq_psn), mtu_bytes(path_mtu));
         self.machine = match self.id.kind {
             IBV_QPT_RC => {
                 let settings = ResponderSettings { psn, mtu, resources: max_dest_rd_atomic, min_rnr_timer };
@@ -452,7 +455,7 @@ impl Qp {
 
     fn requester_settings(&self, window: u16) -> RequesterSettings {
         let ibv_qp_attr { sq_psn, path_mtu, max_rd_atomic, timeout, retry_cnt, rnr_retry, .. } = self.attr;
-        let mtu = bytes(path_mtu);
+        let mtu = mtu_bytes(path_mtu);
         RequesterSettings {
             psn: Psn::new(sq_psn),
             mtu,
@@ -464,7 +467,7 @@ impl Qp {
         }
     }
 
-    fn begin_to_send(&mut self, window: u16) {
+    fn enter_rts(&mut self, window: u16) {
         let settings = self.requester_settings(window);
         let RequesterSettings { psn, mtu, .. } = settings;
         match &mut self.machine {
@@ -476,25 +479,25 @@ impl Qp {
     }
 }
 
-/// How long a requester waits for an ACK before it counts a retry, for the attribute `timeout`; `None` is for ever.
+/// How long a requester waits for an ACK before it counts a retry. `None` is without limit.
 ///
-/// The specification allows one to four times 4.096 µs · 2ⁿ. Lost packets are retransmitted long before that. The time beyond
-/// the minimum only lets a peer in software be scheduled, which does not depend on the timeout.
+/// `timeout` is the attribute. The specification allows one to four times 4.096 µs · 2ⁿ. Lost packets are retransmitted long before
+/// that. The time beyond the minimum only lets a software peer be scheduled, which takes the same time for any timeout.
 fn ack_timeout(timeout: u8) -> Option<Duration> {
-    const TO_BE_SCHEDULED: Duration = Duration::from_millis(200);
+    const SCHEDULING_MARGIN: Duration = Duration::from_millis(200);
     let least = Duration::from_nanos(4096 << timeout.min(31));
-    (timeout != 0).then(|| least + TO_BE_SCHEDULED.min(3 * least))
+    (timeout != 0).then(|| least + SCHEDULING_MARGIN.min(3 * least))
 }
 
-/// Whether all memory that a piece of work names is open to it.
-fn has_memory(job: &Job, side: &Side<'_>) -> bool {
+/// Whether the keys of a work request allow access to all of its memory.
+fn has_valid_memory(job: &Job, host: &QpHost<'_>) -> bool {
     let is_written = matches!(job.task.opcode(), IBV_WC_RDMA_READ | IBV_WC_COMP_SWAP | IBV_WC_FETCH_ADD);
-    let opens = |sge: &ibv_sge| sge.length == 0 || side.shared.keys.local(side.id.pd, sge, is_written).is_some();
+    let opens = |sge: &ibv_sge| sge.length == 0 || host.shared.keys.local(host.id.pd, sge, is_written).is_some();
     job.is_inline || job.sges.iter().all(opens)
 }
 
 /// Bytes of a path MTU.
-pub(crate) fn bytes(mtu: ibv_mtu) -> u32 {
+pub(crate) fn mtu_bytes(mtu: ibv_mtu) -> u32 {
     128 << mtu.0.clamp(1, 5)
 }
 
@@ -503,14 +506,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ack_is_waited_for_as_long_as_the_specification_allows_and_long_timeouts_stay_as_they_are() {
+    fn the_ack_timeout_is_within_the_limits_of_the_specification() {
         assert_eq!(ack_timeout(0), None);
         for timeout in 1..=31 {
             let (least, waited) = (Duration::from_nanos(4096 << timeout), ack_timeout(timeout).unwrap());
             assert!(waited >= least && waited <= 4 * least, "{timeout}: {waited:?}");
         }
-        // perftest's, of 67 ms, and UCX's, of 1.07 s: each with seven retries.
-        let given_up = |timeout| (8 * ack_timeout(timeout).unwrap()).as_secs_f64();
-        assert!((2.0..2.2).contains(&given_up(14)) && (8.6..11.0).contains(&given_up(18)), "{}", given_up(18));
+        // The timeouts of perftest (67 ms) and UCX (1.07 s), each with seven retries.
+        let total_timeout = |timeout| (8 * ack_timeout(timeout).unwrap()).as_secs_f64();
+        assert!(
+            (2.0..2.2).contains(&total_timeout(14)) && (8.6..11.0).contains(&total_timeout(18)),
+            "{}",
+            total_timeout(18)
+        );
     }
 }

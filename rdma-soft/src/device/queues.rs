@@ -1,4 +1,4 @@
-//! What was posted and has not ended: send queues and receive queues.
+//! Send queues and receive queues: work that was posted and has not completed.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use super::keys::Binding;
 use super::net_address::Destination;
 use crate::transport::{ReceiveId, Request};
 
-/// A piece of work of a send queue.
+/// A send work request.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) wr_id: u64,
@@ -19,14 +19,14 @@ pub(crate) struct Job {
     /// Bytes of data.
     pub(crate) len: u32,
     pub(crate) sges: Vec<ibv_sge>,
-    /// The data itself, if it was posted inline.
+    /// Inline data.
     pub(crate) inline: Vec<u8>,
     pub(crate) is_inline: bool,
 }
 
 impl Job {
-    /// To be written over, with room for so many parts, or so many bytes inline.
-    pub(crate) fn blank(max_sge: u32, max_inline: u32) -> Self {
+    /// Allocates memory for a work request.
+    pub(crate) fn with_capacity(max_sge: u32, max_inline: u32) -> Self {
         Job {
             wr_id: 0,
             is_signaled: false,
@@ -34,14 +34,14 @@ impl Job {
             is_solicited: false,
             task: Task::Invalidate(0),
             len: 0,
-            sges: Vec::with_capacity(max_sge as usize),
-            inline: Vec::with_capacity(max_inline as usize),
+            sges: Vec::with_capacity(preallocated(max_sge)),
+            inline: Vec::with_capacity(preallocated(max_inline)),
             is_inline: false,
         }
     }
 
-    /// Begins it anew, without data. `flags` are those of the work request.
-    pub(crate) fn begin(&mut self, wr_id: u64, task: Task, flags: u32, is_all_signaled: bool) {
+    /// Starts a new work request without data. `flags` are `ibv_send_flags`.
+    pub(crate) fn reset(&mut self, wr_id: u64, task: Task, flags: u32, is_all_signaled: bool) {
         let has = |flag: ibv_send_flags| flags & flag.0 != 0;
         self.wr_id = wr_id;
         self.task = task;
@@ -55,21 +55,21 @@ impl Job {
     }
 }
 
-/// What a piece of work is.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Task {
-    /// For the peer of a connection.
+    /// A request to the peer of a connection.
     Request(Request),
     /// A datagram.
     Datagram { to: Destination, qp: u32, qkey: u32, imm: Option<u32> },
-    /// Binds a window, of type 1 or 2.
+    /// Binds a window of type 1 or 2.
     Bind(u8, Binding),
     /// Invalidates a key.
     Invalidate(u32),
 }
 
 impl Task {
-    /// What completes.
+    /// Opcode of the completion.
     pub(crate) fn opcode(&self) -> ibv_wc_opcode {
         match self {
             Task::Request(Request::Send(_)) | Task::Datagram { .. } => IBV_WC_SEND,
@@ -83,30 +83,30 @@ impl Task {
     }
 }
 
-/// Work in the order in which it was posted, numbered from 0. What has ended is used again.
+/// A ring of send work requests, in the order of posting and numbered from 0. Entries are reused.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     ring: Vec<Job>,
-    /// The number of the earliest that has not ended,
+    /// Number of the oldest outstanding request.
     head: u64,
-    /// of the next to begin with,
+    /// Number of the next request to hand to the state machine.
     staged: u64,
-    /// and of the next to be posted.
+    /// Number of the next request to be posted.
     tail: u64,
 }
 
 impl SendQueue {
-    /// For so much work, each of so many parts, or so many bytes inline: nothing is allocated later.
+    /// Allocates all memory, so that posting allocates none.
     pub(crate) fn new(capacity: u32, max_sge: u32, max_inline: u32) -> Self {
         SendQueue {
-            ring: (0..capacity).map(|_| Job::blank(max_sge, max_inline)).collect(),
+            ring: (0..capacity).map(|_| Job::with_capacity(max_sge, max_inline)).collect(),
             head: 0,
             staged: 0,
             tail: 0,
         }
     }
 
-    fn place(&self, number: u64) -> usize {
+    fn slot(&self, number: u64) -> usize {
         (number % self.ring.len().max(1) as u64) as usize
     }
 
@@ -114,7 +114,7 @@ impl SendQueue {
         self.ring.len() - (self.tail - self.head) as usize
     }
 
-    /// The number of the earliest that has not ended.
+    /// The number of the oldest outstanding request.
     pub(crate) fn head(&self) -> u64 {
         self.head
     }
@@ -123,35 +123,36 @@ impl SendQueue {
         self.head == self.tail
     }
 
-    /// Adds work, which `fill` writes over what was there.
+    /// Adds a request. `fill` overwrites an old entry.
     pub(crate) fn push(&mut self, fill: impl FnOnce(&mut Job)) {
-        let place = self.place(self.tail);
-        fill(&mut self.ring[place]);
+        let slot = self.slot(self.tail);
+        fill(&mut self.ring[slot]);
         self.tail += 1;
     }
 
     pub(crate) fn get(&self, number: u64) -> Option<&Job> {
-        (self.head..self.tail).contains(&number).then(|| &self.ring[self.place(number)])
+        (self.head..self.tail).contains(&number).then(|| &self.ring[self.slot(number)])
     }
 
-    /// The next to begin with.
+    /// The next request to hand to the state machine.
     pub(crate) fn next(&self) -> Option<(u64, &Job)> {
         self.get(self.staged).map(|job| (self.staged, job))
     }
 
+    /// Notes that the next request was handed to the state machine.
     pub(crate) fn stage(&mut self) {
         self.staged += 1;
     }
 
-    /// The earliest has ended.
+    /// Removes the oldest request, which has completed.
     pub(crate) fn pop(&mut self) -> Option<&Job> {
         if self.is_empty() {
             return None;
         }
-        let place = self.place(self.head);
+        let slot = self.slot(self.head);
         self.head += 1;
         self.staged = self.staged.max(self.head);
-        Some(&self.ring[place])
+        Some(&self.ring[slot])
     }
 
     pub(crate) fn clear(&mut self) {
@@ -159,20 +160,20 @@ impl SendQueue {
     }
 }
 
-/// A receive.
+/// A receive work request.
 #[derive(Debug, Default)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
     pub(crate) sges: Vec<ibv_sge>,
 }
 
-/// Receives that wait for messages: of one queue pair, or shared.
+/// The receives of a queue pair or a shared receive queue.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
-    pub(crate) waiting: VecDeque<Receive>,
+    pub(crate) posted: VecDeque<Receive>,
     pub(crate) capacity: usize,
     pub(crate) max_sge: u32,
-    /// Used again.
+    /// Unused receives, whose memory is reused.
     spare: Vec<Receive>,
 }
 
@@ -180,27 +181,29 @@ impl ReceiveQueue {
     pub(crate) fn new(capacity: u32, max_sge: u32) -> Self {
         let with_room = || Receive { wr_id: 0, sges: Vec::with_capacity(max_sge as usize) };
         ReceiveQueue {
-            waiting: VecDeque::with_capacity(capacity as usize),
+            posted: VecDeque::with_capacity(capacity as usize),
             capacity: capacity as usize,
             max_sge,
-            spare: (0..capacity).map(|_| with_room()).collect(),
+            spare: (0..preallocated(capacity)).map(|_| with_room()).collect(),
         }
     }
 
+    /// Adds a receive.
+    ///
     /// # Errors
-    /// `ENOMEM` when it is full, `EINVAL` for more parts than it was made for.
+    /// `ENOMEM` if the queue is full, `EINVAL` if there are too many scatter/gather elements.
     pub(crate) fn push(&mut self, wr_id: u64, sges: &[ibv_sge]) -> Result<(), i32> {
         if sges.len() > self.max_sge as usize {
             return Err(libc::EINVAL);
         }
-        if self.waiting.len() >= self.capacity {
+        if self.posted.len() >= self.capacity {
             return Err(libc::ENOMEM);
         }
         let mut receive = self.spare.pop().unwrap_or_default();
         receive.wr_id = wr_id;
         receive.sges.clear();
         receive.sges.extend_from_slice(sges);
-        self.waiting.push_back(receive);
+        self.posted.push_back(receive);
         Ok(())
     }
 
@@ -211,6 +214,11 @@ impl ReceiveQueue {
     }
 }
 
+/// Number of elements to allocate in advance. Under Miri it is 0, as most of a queue is never used there.
+const fn preallocated(capacity: u32) -> usize {
+    if cfg!(miri) { 0 } else { capacity as usize }
+}
+
 /// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Srq {
@@ -218,22 +226,22 @@ pub(crate) struct Srq {
     pub(crate) pd: u32,
     pub(crate) context: u32,
     pub(crate) object: usize,
-    /// An event is raised, once, when fewer wait than that.
+    /// Threshold of posted receives below which one event is raised. 0 raises none.
     pub(crate) limit: u32,
     pub(crate) users: u32,
 }
 
-/// Receives that were taken and have not ended.
+/// Receives that were taken from the queue and have not completed.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct ActiveReceives {
     receives: Vec<(ReceiveId, Receive)>,
     next: u64,
 }
 
-impl Taken {
+impl ActiveReceives {
     pub(crate) fn new() -> Self {
-        // One is being filled, and one may be kept for the next message.
-        Taken { receives: Vec::with_capacity(2), next: 0 }
+        // One is being filled, and one may be reserved for the next message.
+        ActiveReceives { receives: Vec::with_capacity(2), next: 0 }
     }
 
     pub(crate) fn add(&mut self, receive: Receive) -> ReceiveId {

@@ -1,4 +1,4 @@
-//! The thread that serves peers and timers while nobody polls.
+//! The server thread, which serves peers and timers while no thread polls.
 
 #![allow(unsafe_code)]
 
@@ -9,40 +9,43 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::ack_delay::ACK_DELAY;
-use super::core::{Core, Device, Look};
+use super::core::{Core, Sources};
+use super::lock::Device;
 use super::schedule;
 use super::signal::Signal;
 use crate::net::Readable;
 use crate::transport::Time;
 
-/// Time between two checks whether the program still polls. A program that has not polled for this long has stopped.
-const IDLE: Duration = Duration::from_micros(400);
+/// Interval of checks whether the program still polls. A program without a poll in this time has stopped.
+const IDLE_CHECK: Duration = Duration::from_micros(400);
 
-/// Shortest time over which polls are counted, since every packet wakes the thread.
-const WATCHED: Duration = Duration::from_micros(200);
+/// Shortest time over which polls are counted, as every packet wakes the thread.
+const MIN_SAMPLE: Duration = Duration::from_micros(200);
 
-/// Longest average time between polls of a program that polls all the time.
-const PACE: Duration = Duration::from_micros(6);
+/// Longest average interval of polls of a program that polls all the time.
+const MAX_POLL_INTERVAL: Duration = Duration::from_micros(6);
 
-/// How long polls do not count after a program has stopped polling without arming: the first time, and the longest. It doubles.
-const DOUBT: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
+/// First and longest time for which polls are ignored after a program has stopped polling without arming. The time doubles.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
 
-/// The first and the last nap after something has arrived that raised no event: each is twice as long as the one before.
+/// The first and the last nap after a packet that raised no event. Each nap is twice as long as the one before.
 ///
-/// The program may spin on its memory. If its peer shares the processor, the peer runs only when the program's time slice is
-/// over, after some milliseconds. A nap of this thread shortens that: the thread preempts the program when it wakes up, and
-/// when it sleeps again, the scheduler picks the peer, which has run less.
-const NAPS: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(3200));
+/// The program may spin on its memory. If its peer shares the processor, the peer runs only when the program's time slice ends,
+/// after some milliseconds. A nap shortens that: this thread preempts the program when it wakes up. When it sleeps again, the
+/// scheduler picks the peer, which has run less. Under Miri there are no naps: no other process shares the processor.
+const NAPS: (Duration, Duration) =
+    (Duration::from_micros(if cfg!(miri) { 3200 } else { 100 }), Duration::from_micros(3200));
 
-/// Wakes the thread while it waits.
+/// Wakes the server thread.
 #[derive(Debug)]
 pub(crate) struct Wake {
     signal: Signal,
-    /// The thread is idle, because the program polls.
+    /// Whether the thread is idle because the program polls.
     is_idle: AtomicBool,
-    /// Until when the thread waits, in nanoseconds; 0 while it does not wait, and looks at the device before it does.
+    /// Deadline of the thread's wait in nanoseconds. It is 0 while the thread is awake, which then checks the device before it
+    /// waits again.
     until: AtomicU64,
-    /// The links of which it waits until they take more: [`Core::blocked`](super::core::Core::blocked).
+    /// Blocked links whose sockets the thread waits for: a mask like [`Core::blocked`](super::core::Core::blocked).
     watched: AtomicU64,
 }
 
@@ -56,20 +59,26 @@ impl Wake {
         })
     }
 
-    /// Whether the device is left to a program that polls it.
+    /// Whether the thread is idle, and leaves the device to a program that polls.
     pub(crate) fn is_idle(&self) -> bool {
         self.is_idle.load(Ordering::Relaxed)
     }
 
-    /// A program stops polling.
-    pub(crate) fn take_over(&self) {
-        // Most of the time the server is not idle. A load then leaves the cache line shared.
+    /// Ends idling, because the program stops polling.
+    pub(crate) fn end_idle(&self) {
+        // The thread is rarely idle. A load leaves the cache line shared.
         if self.is_idle.load(Ordering::SeqCst) && self.is_idle.swap(false, Ordering::SeqCst) {
             self.signal.raise();
         }
     }
 
-    /// Something is to be done by then.
+    /// Ends the wait of the thread.
+    #[cfg(miri)]
+    pub(super) fn interrupt(&self) {
+        self.signal.raise();
+    }
+
+    /// Wakes the thread, unless its deadline is at `at` or earlier.
     pub(crate) fn wake_before(&self, at: Time) {
         if at.0 < self.until.load(Ordering::SeqCst) {
             self.until.store(0, Ordering::SeqCst);
@@ -77,25 +86,25 @@ impl Wake {
         }
     }
 
-    /// Whether the thread looks at the device by `at` without being woken.
+    /// Whether the thread checks the device by `at` without being woken.
     ///
-    /// Call it with the device locked. The thread sets its deadline with the device locked, too, and clears it after waking up
-    /// and before locking the device. So a thread that is awake has yet to see what the caller leaves.
+    /// Call it with the device locked. The thread sets its deadline with the device locked, too. It clears the deadline when it
+    /// wakes up, before it locks the device. So a thread that is awake will still see the work that the caller leaves.
     pub(super) fn wakes_before(&self, at: Time) -> bool {
         self.until.load(Ordering::SeqCst) <= at.0
     }
 
-    /// Blocked links that need not be told of.
+    /// Blocked links whose sockets the thread waits for.
     pub(super) fn watched(&self) -> u64 {
         self.watched.load(Ordering::SeqCst)
     }
 
-    /// It is about to wait. For the device it is said with the device locked, so that nothing is put off between.
+    /// Sets the deadline before the thread waits. The caller has locked the device, so no work goes unnoticed before the wait.
     pub(super) fn waits_until(&self, deadline: Option<Time>) {
         self.until.store(deadline.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
     }
 
-    /// Whether it was woken and has not waited since.
+    /// Whether the thread has been woken since its last wait.
     #[cfg(test)]
     pub(super) fn was_woken(&self) -> bool {
         let mut fds = [pollfd(self.fd(), libc::POLLIN)];
@@ -108,55 +117,61 @@ impl Wake {
     }
 }
 
-/// Starts the thread, once.
+/// Starts the thread with the first call.
 pub(crate) fn start(device: &'static Device) {
+    if cfg!(miri) {
+        return;
+    }
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        // SAFETY: the function does what a child may do right after `fork`: it stores a number. It is there as the other below.
+        // SAFETY: the function only stores a value, which is allowed right after `fork`. It exists as long as this library.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        // SAFETY: the function takes nothing, does not unwind, and is there as long as the library that it is in.
+        // SAFETY: the function takes no arguments, does not unwind, and exists as long as this library.
         unsafe { libc::atexit(at_exit) };
         let thread = std::thread::Builder::new().name("rdma-soft".to_owned());
-        if let Err(error) = thread.spawn(move || without_signals(device)) {
-            eprintln!("rdma-soft: no thread of its own, so that peers are served only while somebody polls: {error}");
+        if let Err(error) = thread.spawn(move || run(device)) {
+            eprintln!(
+                "rdma-soft: cannot start the server thread, so peers are served only while the program polls: {error}"
+            );
         }
     });
 }
 
-/// This process was forked from the one that the device belongs to.
+/// Whether this process was forked after the device was created.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Whether this process was forked after the device was opened. It then shares the parent's sockets and memory, and threads that
-/// exist only in the parent may hold the locks. The first call says so on standard error.
+/// Whether this process was forked after the device was created. The first call in a child reports it on standard error.
+///
+/// A child shares the sockets and memory of its parent. Threads that exist only in the parent may hold the locks.
 pub(super) fn is_child() -> bool {
-    static IS_SAID: AtomicBool = AtomicBool::new(false);
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_CHILD.load(Ordering::Relaxed) {
         return false;
     }
-    if !IS_SAID.swap(true, Ordering::Relaxed) {
-        const REASON: &str = "rdma-soft: this process was forked from one that had opened soft0, which stays that of the parent: \
-                              open it after the fork, as a daemon does, or execute a program in the child\n";
-        // Not by the lock of the standard library, which may be held for ever.
-        // SAFETY: the text is there, and so long.
+    if !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        const REASON: &str = "rdma-soft: this process was forked after soft0 was opened, and only the parent can use it: \
+                              open it after the fork, or execute a program in the child\n";
+        // The lock of the standard library may be held forever, so this writes directly.
+        // SAFETY: the pointer and the length describe the text.
         unsafe { libc::write(libc::STDERR_FILENO, REASON.as_ptr().cast(), REASON.len()) };
     }
     true
 }
 
-/// Sends the ACKs that wait when the program ends. A forked child does not: its sockets are the parent's.
+/// Sends pending ACKs when the program ends. A forked child does not, since its sockets are the parent's.
 extern "C" fn at_exit() {
-    if let Some(device) = super::core::existing().filter(|_| !IS_CHILD.load(Ordering::Relaxed)) {
-        device.send_the_rest();
+    if let Some(device) = super::lock::existing().filter(|_| !IS_CHILD.load(Ordering::Relaxed)) {
+        device.flush();
     }
 }
 
-/// Signals are for the threads of the program.
-fn without_signals(device: &Device) {
-    // SAFETY: zero is a value of a set, which is filled before it is used; no old one is asked for.
+/// Blocks all signals, which are for the program's threads, and serves the device.
+fn run(device: &Device) {
+    // SAFETY: all bytes of the set may be zero, and it is filled before it is used. The old set is not requested.
     unsafe {
         let mut all = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
@@ -166,30 +181,31 @@ fn without_signals(device: &Device) {
     serve(device);
 }
 
-/// Whether a program polls, as the thread sees it.
-struct Watch {
+/// Detects programs that poll all the time.
+struct PollDetector {
     polls: u32,
     since: Time,
-    /// Programs that wait for memory to change poll now and then, but do not see to the device while they wait.
-    doubt: Duration,
-    believes_from: Time,
+    /// How long polls are ignored next. Programs that wait for memory to change poll at times, but make no progress while they
+    /// wait.
+    backoff: Duration,
+    ignores_until: Time,
 }
 
-impl Watch {
+impl PollDetector {
     /// Whether a program polls all the time.
     fn is_polled(&mut self, device: &Device) -> bool {
         let (polls, now) = (device.polls(), device.now());
         let elapsed = Duration::from_nanos(now.0.saturating_sub(self.since.0));
-        if elapsed < WATCHED {
+        if elapsed < MIN_SAMPLE {
             return false;
         }
         let more = polls.wrapping_sub(self.polls);
         (self.polls, self.since) = (polls, now);
-        PACE * more >= elapsed && now >= self.believes_from
+        MAX_POLL_INTERVAL * more >= elapsed && now >= self.ignores_until
     }
 
-    /// Stays idle as long as a program polls the device, which makes progress meanwhile.
-    fn stand_by(&mut self, device: &Device, waits: &mut Waits) {
+    /// Stays idle while the program polls, which makes the device progress.
+    fn idle(&mut self, device: &Device, wait_set: &mut WaitSet) {
         let wake = &device.server;
         let start = device.now();
         {
@@ -197,20 +213,20 @@ impl Watch {
             if core.direct.is_some() {
                 return;
             }
-            // From here on packets do not wake the thread. Peers without an answer do: `Lane::kick`.
-            core.wake_up();
-            waits.fill_idle(&core, wake);
+            // From here on packets do not wake the thread. Peers wake it if they get no answer: `Outbox::kick`.
+            core.disarm_wakeups();
+            wait_set.fill_idle(&core, wake);
             wake.is_idle.store(true, Ordering::SeqCst);
         }
         let mut polls = device.polls();
         let was_woken = loop {
-            match waits.nap(device, IDLE) {
+            match wait_set.nap(device, IDLE_CHECK) {
                 Woken::Program => break true,
                 Woken::Peer => {
                     let mut core = device.lock_in_turn();
-                    core.progress_there(device.now(), Look::Everywhere);
+                    core.progress_from(device.now(), Sources::All);
                     if !core.direct.is_some() {
-                        core.wake_up();
+                        core.disarm_wakeups();
                     }
                 }
                 Woken::Timeout if device.polls() == polls => break false,
@@ -220,34 +236,34 @@ impl Watch {
         wake.is_idle.store(false, Ordering::SeqCst);
         let now = device.now();
         (self.polls, self.since) = (device.polls(), now);
-        if now >= start + self.doubt {
-            self.doubt = DOUBT.0;
+        if now >= start + self.backoff {
+            self.backoff = BACKOFF.0;
         }
         if !was_woken {
-            self.believes_from = now + self.doubt;
-            self.doubt = (2 * self.doubt).min(DOUBT.1);
+            self.ignores_until = now + self.backoff;
+            self.backoff = (2 * self.backoff).min(BACKOFF.1);
         }
     }
 }
 
-/// Who woke the thread.
+/// Cause of a wake-up of the thread.
 enum Woken {
     Program,
     Peer,
     Timeout,
 }
 
-/// The descriptors that the thread waits for.
-struct Waits {
+/// Descriptors that the thread waits for.
+struct WaitSet {
     fds: Vec<libc::pollfd>,
     /// Index of the first descriptor of each link.
     links: Vec<usize>,
-    /// Readable parts of each link, when the thread was woken.
+    /// Readable parts of each link after a wait.
     readable: Vec<Readable>,
 }
 
-impl Waits {
-    /// Collects descriptors to wait for packets, for room in sockets, and for wake-ups.
+impl WaitSet {
+    /// Collects the descriptors for packets, for room in blocked sockets, and for wake-ups.
     fn fill(&mut self, core: &Core, wake: &Wake) {
         self.fds.clear();
         self.links.clear();
@@ -256,21 +272,21 @@ impl Waits {
             self.links.push(self.fds.len());
             let blocked = if core.is_blocked(index) { libc::POLLOUT } else { 0 };
             // Packets wake the program if its channel is direct.
-            let (packets, near) = if core.direct.is_some() { (0, None) } else { (libc::POLLIN, link.socket.near_fd()) };
+            let (packets, shm) = if core.direct.is_some() { (0, None) } else { (libc::POLLIN, link.socket.shm_fd()) };
             self.fds.push(pollfd(link.socket.fd().as_raw_fd(), packets | blocked));
-            // A negative descriptor is skipped.
-            self.fds.push(pollfd(near.map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN));
+            // `ppoll` skips negative descriptors.
+            self.fds.push(pollfd(shm.map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN));
             self.fds.extend(link.groups.iter().map(|(_, group)| pollfd(group.fd().as_raw_fd(), libc::POLLIN)));
         }
     }
 
-    /// Collects descriptors to wait for wake-ups by the program and by peers on this host.
+    /// Collects the descriptors for wake-ups by the program and by peers on this host.
     fn fill_idle(&mut self, core: &Core, wake: &Wake) {
         self.links.clear();
         self.fds.clear();
         self.fds.push(pollfd(wake.fd(), libc::POLLIN));
         self.fds.extend(
-            core.links.iter().filter_map(|link| link.socket.near_fd()).map(|fd| pollfd(fd.as_raw_fd(), libc::POLLIN)),
+            core.links.iter().filter_map(|link| link.socket.shm_fd()).map(|fd| pollfd(fd.as_raw_fd(), libc::POLLIN)),
         );
     }
 
@@ -281,7 +297,7 @@ impl Waits {
         self.sleep(device, Some(deadline))
     }
 
-    /// Waits until something is ready.
+    /// Waits until a descriptor is ready or the deadline has passed.
     fn sleep(&mut self, device: &Device, deadline: Option<Time>) -> Woken {
         let wake = &device.server;
         wait(&mut self.fds, deadline, device.now());
@@ -293,53 +309,58 @@ impl Waits {
         if self.fds.iter().any(|fd| fd.revents != 0) { Woken::Peer } else { Woken::Timeout }
     }
 
-    /// Where to look for packets after a wait.
-    fn look(&mut self) -> Look<'_> {
+    /// Where to scan for packets after a wait.
+    fn sources(&mut self) -> Sources<'_> {
         self.readable.clear();
         let mut expected = 0;
         for at in &self.links {
-            let [wire, near] = [*at, at + 1].map(|at| self.fds[at].revents);
-            let readable = Readable { wire: wire & libc::POLLIN != 0, near: near != 0 };
-            expected += usize::from(readable.wire && wire == libc::POLLIN) + usize::from(readable.near);
+            let [udp, shm] = [*at, at + 1].map(|at| self.fds[at].revents);
+            let readable = Readable { udp: udp & libc::POLLIN != 0, shm: shm != 0 };
+            expected += usize::from(readable.udp && udp == libc::POLLIN) + usize::from(readable.shm);
             self.readable.push(readable);
         }
-        // Look everywhere after a deadline, a wake-up by the program, an error, or a packet for a group.
-        let is_more = self.fds.iter().filter(|fd| fd.revents != 0).count() != expected;
-        if expected == 0 || is_more { Look::Everywhere } else { Look::Readable(&self.readable) }
+        // Scan all sources after a deadline, a wake-up by the program, an error, or a multicast packet.
+        let has_others = self.fds.iter().filter(|fd| fd.revents != 0).count() != expected;
+        if expected == 0 || has_others { Sources::All } else { Sources::Readable(&self.readable) }
     }
 }
 
-fn serve(device: &Device) {
+pub(super) fn serve(device: &Device) {
     let wake = &device.server;
-    let mut watch = Watch { polls: device.polls(), since: device.now(), doubt: DOUBT.0, believes_from: Time(0) };
-    let mut waits = Waits { fds: Vec::new(), links: Vec::new(), readable: Vec::new() };
+    let mut detector =
+        PollDetector { polls: device.polls(), since: device.now(), backoff: BACKOFF.0, ignores_until: Time(0) };
+    let mut wait_set = WaitSet { fds: Vec::new(), links: Vec::new(), readable: Vec::new() };
     let mut nap = NAPS.1;
     let mut is_first = true;
     let mut is_direct = false;
     loop {
-        let is_polled = !is_direct && watch.is_polled(device);
-        if is_polled {
-            watch.stand_by(device, &mut waits);
+        #[cfg(miri)]
+        if super::server_of_miri::is_ending() {
+            return;
         }
-        // In turns, so that others get at the device.
+        let is_polled = !is_direct && detector.is_polled(device);
+        if is_polled {
+            detector.idle(device, &mut wait_set);
+        }
+        // Let waiting threads lock the device first.
         let mut core = device.lock_in_turn();
         let now = device.now();
-        // A timer expires only if nothing was left anywhere.
+        // A timer expires only after all sources were scanned.
         let is_due = core.wake_at().is_some_and(|at| at <= now);
         let is_known = std::mem::take(&mut is_first) && !is_polled && !is_due && !is_direct;
-        let look = if is_known { waits.look() } else { Look::Everywhere };
-        let notices = core.state.shared.events.notices();
-        let has_found = core.progress_there(now, look);
+        let sources = if is_known { wait_set.sources() } else { Sources::All };
+        let completion_events = core.state.shared.events.completion_events();
+        let has_found = core.progress_from(now, sources);
         is_direct = device.review_direct(&mut core, has_found, now);
         if has_found {
-            // A program that gets an event sleeps, and needs no naps.
-            nap = if core.state.shared.events.notices() == notices { NAPS.0 } else { NAPS.1 };
+            // A program that gets an event sleeps, so its peer needs no naps.
+            nap = if core.state.shared.events.completion_events() == completion_events { NAPS.0 } else { NAPS.1 };
         }
-        // A packet that has arrived since is in a ring, which `sleep` checks, or makes a socket readable.
-        if core.is_busy() || !core.sleep() {
+        // A packet that has arrived since is in a ring, which `arm_wakeups` checks, or makes a socket readable.
+        if core.is_busy() || !core.arm_wakeups() {
             continue;
         }
-        waits.fill(&core, wake);
+        wait_set.fill(&core, wake);
         let mut deadline = core.wake_at();
         if nap < NAPS.1 {
             deadline = deadline.into_iter().chain([now + nap]).min();
@@ -352,7 +373,7 @@ fn serve(device: &Device) {
         wake.waits_until(deadline);
         wake.watched.store(core.blocked(), Ordering::SeqCst);
         drop(core);
-        waits.sleep(device, deadline);
+        wait_set.sleep(device, deadline);
         is_first = true;
     }
 }
@@ -361,27 +382,27 @@ const fn pollfd(fd: libc::c_int, events: libc::c_short) -> libc::pollfd {
     libc::pollfd { fd, events, revents: 0 }
 }
 
-/// Waits for any of them. Without a deadline it is until one is ready: there is nothing to be done before.
+/// Waits until a descriptor is ready or the deadline has passed.
 fn wait(fds: &mut [libc::pollfd], deadline: Option<Time>, now: Time) {
     let timeout = deadline.map(|deadline| {
         let left = deadline.0.saturating_sub(now.0);
         libc::timespec { tv_sec: (left / 1_000_000_000) as _, tv_nsec: (left % 1_000_000_000) as _ }
     });
     let pointer = timeout.as_ref().map_or(std::ptr::null(), |timeout| &raw const *timeout);
-    // SAFETY: the entries are there, and the timeout is, or is null. What it returns is looked at in the entries.
+    // SAFETY: the pointer and the length describe `fds`, and the timeout is valid or null. The results are read from `fds`.
     unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, pointer, std::ptr::null()) };
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::core::Link;
+    use crate::device::link::Link;
     use crate::device::polling::PACKETS;
     use crate::faults::Faults;
     use crate::net::To;
 
-    fn waits() -> Waits {
-        Waits { fds: Vec::new(), links: Vec::new(), readable: Vec::new() }
+    fn wait_set() -> WaitSet {
+        WaitSet { fds: Vec::new(), links: Vec::new(), readable: Vec::new() }
     }
 
     #[test]
@@ -389,11 +410,11 @@ mod tests {
     fn an_idle_server_is_woken_by_a_peer_that_waits_for_an_answer() {
         // These devices have no server thread.
         let [device, peer] = [(); 2].map(|()| Device::new().unwrap());
-        let mut waits = waits();
+        let mut wait_set = wait_set();
         let address = {
             let mut core = device.lock();
-            core.wake_up();
-            waits.fill_idle(&core, &device.server);
+            core.disarm_wakeups();
+            wait_set.fill_idle(&core, &device.server);
             core.links[0].socket.address()
         };
         let (mut core, now) = (peer.lock(), peer.now());
@@ -403,36 +424,36 @@ mod tests {
         outbox.flush(socket, now);
         // The first packet announces a new peer. The server accepts it and stays idle.
         device.lock().progress(now);
-        device.lock().wake_up();
+        device.lock().disarm_wakeups();
         // SAFETY: there is no payload.
         unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
         outbox.flush(socket, now);
-        assert!(matches!(waits.nap(&device, Duration::ZERO), Woken::Timeout), "it has not asked to be woken");
+        assert!(matches!(wait_set.nap(&device, Duration::ZERO), Woken::Timeout), "it has not asked to be woken");
         outbox.kick();
-        assert!(matches!(waits.nap(&device, Duration::from_secs(60)), Woken::Peer));
+        assert!(matches!(wait_set.nap(&device, Duration::from_secs(60)), Woken::Peer));
         device.lock().progress(now);
-        device.lock().wake_up();
-        assert!(matches!(waits.nap(&device, Duration::ZERO), Woken::Timeout), "once for each kick");
+        device.lock().disarm_wakeups();
+        assert!(matches!(wait_set.nap(&device, Duration::ZERO), Woken::Timeout), "once for each kick");
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn the_server_looks_only_where_something_can_be_read_unless_it_is_woken_by_another() {
+    fn the_server_reads_only_readable_sockets_unless_the_program_wakes_it() {
         let device = Device::new().unwrap();
-        let mut waits = waits();
-        assert!(matches!(waits.look(), Look::Everywhere), "it has not waited yet");
+        let mut wait_set = wait_set();
+        assert!(matches!(wait_set.sources(), Sources::All), "it has not waited yet");
         let address = device.lock().links[0].socket.address();
         let to = std::net::SocketAddr::new(address, crate::wire::UDP_PORT);
         std::net::UdpSocket::bind((address, 0)).unwrap().send_to(&[0; 24], to).unwrap();
-        let readable = [Readable { wire: true, near: false }];
+        let readable = [Readable { udp: true, shm: false }];
         for is_woken in [false, true] {
             if is_woken {
                 device.server.signal.raise();
             }
-            waits.fill(&device.lock(), &device.server);
-            waits.sleep(&device, Some(device.now() + Duration::from_secs(60)));
-            match waits.look() {
-                Look::Readable(of) => assert!(of == readable && !is_woken),
+            wait_set.fill(&device.lock(), &device.server);
+            wait_set.sleep(&device, Some(device.now() + Duration::from_secs(60)));
+            match wait_set.sources() {
+                Sources::Readable(of) => assert!(of == readable && !is_woken),
                 _ => assert!(is_woken),
             }
         }
@@ -440,8 +461,8 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn what_a_poll_leaves_is_left_to_the_server() {
-        // Nobody serves it.
+    fn a_poll_wakes_the_server_for_packets_that_it_leaves() {
+        // This device has no server thread.
         let device = Device::new().unwrap();
         device.server.waits_until(None);
         device.poll();
@@ -458,8 +479,8 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn a_program_that_polls_sends_the_rest_itself() {
-        // It has no server thread.
+    fn a_program_that_polls_all_the_time_sends_its_backlog_itself() {
+        // This device has no server thread.
         let device = Device::new().unwrap();
         for is_idle in [true, false] {
             device.server.is_idle.store(is_idle, Ordering::SeqCst);
@@ -467,14 +488,14 @@ mod tests {
             let mut core = device.lock();
             // No queue pair has this number.
             core.state.ready.push_back(1);
-            device.leave(core);
+            device.unlock(core);
             assert_eq!(device.server.was_woken(), !is_idle);
         }
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn a_program_polls_as_long_as_it_receives_many_packets() {
+    fn many_received_packets_count_as_polls() {
         const COUNT: u32 = 20;
         let device = Device::new().unwrap();
         let (mut core, now) = (device.lock(), device.now());

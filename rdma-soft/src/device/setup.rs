@@ -1,30 +1,32 @@
-//! Configuration of the device by environment variables, and its errors.
+//! Configuration by environment variables.
 
 use std::net::IpAddr;
 
-use crate::net::OpenError;
+use crate::net::{OpenError, Socket};
 
-/// Why there is no device.
+/// Reasons why the device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SetupError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(
-        "RDMA_SOFT_ADDR={value}: {part:?} is no IP address; it takes one, or several with commas between them, of this machine"
+        "RDMA_SOFT_ADDR={value}: {part:?} is not an IP address; list addresses of this machine, separated by commas"
     )]
     Address { value: String, part: String },
     #[error("RDMA_SOFT_ADDR={value}: {address} is listed twice")]
     Twice { value: String, address: IpAddr },
     #[error("RDMA_SOFT_UDP={0}: use 1 to reach peers on this host by UDP, or 0")]
     Udp(String),
+    #[error("RDMA_SOFT_NETWORK={0}: use memory to keep packets in this process, or leave it unset")]
+    Network(String),
     #[error("RDMA_SOFT_FAULTS: {0}")]
     Faults(#[from] crate::faults::FaultsError),
     #[error("cannot create an eventfd: {0}")]
     Wake(#[from] std::io::Error),
 }
 
-/// Addresses of the device: `RDMA_SOFT_ADDR`. `None` is a free loopback address.
-pub(super) fn addresses() -> Result<Vec<Option<IpAddr>>, SetupError> {
+/// Addresses of the device, from `RDMA_SOFT_ADDR`. `None` is a free loopback address.
+fn addresses() -> Result<Vec<Option<IpAddr>>, SetupError> {
     let value = std::env::var("RDMA_SOFT_ADDR").unwrap_or_default();
     if value.trim().is_empty() {
         return Ok(vec![None]);
@@ -43,8 +45,28 @@ pub(super) fn addresses() -> Result<Vec<Option<IpAddr>>, SetupError> {
     Ok(addresses)
 }
 
-/// Whether packets to peers on this host go by UDP: `RDMA_SOFT_UDP`.
-pub(super) fn is_by_udp() -> Result<bool, SetupError> {
+/// Opens the sockets of the device, one for each address.
+pub(super) fn sockets() -> Result<Vec<Socket>, SetupError> {
+    let (is_in_memory, is_by_udp) = (is_in_memory()?, is_by_udp()?);
+    let open = |address| match (is_in_memory, is_by_udp) {
+        (true, _) => Socket::in_memory(address),
+        (false, true) => Socket::open(address).map(Socket::without_shm),
+        (false, false) => Socket::open(address),
+    };
+    addresses()?.into_iter().map(|address| open(address).map_err(SetupError::Open)).collect()
+}
+
+/// Whether packets stay in the memory of this process: `RDMA_SOFT_NETWORK=memory`. Miri has no other network.
+fn is_in_memory() -> Result<bool, SetupError> {
+    match std::env::var("RDMA_SOFT_NETWORK").unwrap_or_default().trim() {
+        "" => Ok(cfg!(miri)),
+        "memory" => Ok(true),
+        other => Err(SetupError::Network(other.to_owned())),
+    }
+}
+
+/// Whether packets to peers on this host go by UDP, from `RDMA_SOFT_UDP`.
+fn is_by_udp() -> Result<bool, SetupError> {
     match std::env::var("RDMA_SOFT_UDP").unwrap_or_default().trim() {
         "" | "0" => Ok(false),
         "1" => Ok(true),

@@ -1,6 +1,6 @@
 //! Objects by number.
 
-/// Objects that are found by a small number, which is free again when they go.
+/// Objects with small numbers. The number of a removed object is reused.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     slots: Vec<Option<T>>,
@@ -9,7 +9,7 @@ pub(crate) struct Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Without any. The first number to be had is `first`.
+    /// Creates an empty slab, whose lowest number is `first`.
     pub(crate) const fn new(first: u32) -> Self {
         Slab { slots: Vec::new(), free: Vec::new(), first }
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_used_again() {
+    fn numbers_are_reused() {
         let mut slab = Slab::new(16);
         let [a, b] = ["a", "b"].map(|object| slab.insert(object));
         assert_eq!((a, b), (16, 17));

@@ -1,4 +1,4 @@
-//! All that a device holds, but for its sockets: objects, who has something to send, who is to be woken, who is in which group.
+//! The objects of a device, its send schedule, its timers, and its multicast groups. Everything but the sockets.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -10,7 +10,7 @@ use rdma_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_UD};
 use super::ack_delay::ACK_DELAY;
 use super::events::Events;
 use super::host::{Identity, Shared};
-use super::keys::{Keys, Spread};
+use super::keys::{KeyHasher, Keys};
 use super::net_address::{address, route_header};
 use super::qp::Qp;
 use super::slab::Slab;
@@ -19,56 +19,56 @@ use crate::net::Origin;
 use crate::transport::Time;
 use crate::wire::{Packet, Transport};
 
-/// The number that datagrams to groups go to.
+/// Destination queue pair number of multicast datagrams.
 pub(crate) const MULTICAST_QP: u32 = 0xff_ffff;
 
-/// All that a device holds.
+/// The state of a device, apart from its sockets.
 pub(crate) struct State {
     pub(crate) shared: Shared,
-    pub(crate) qps: HashMap<u32, Box<Qp>, BuildHasherDefault<Spread>>,
+    pub(crate) qps: HashMap<u32, Box<Qp>, BuildHasherDefault<KeyHasher>>,
     next_qp: u32,
-    /// With something to send, in turn.
+    /// Queue pairs that have packets to send, in the order of their turns.
     pub(crate) ready: VecDeque<u32>,
-    /// With something to send that waits until its way takes more. They count as ready.
-    pub(crate) held: Vec<u32>,
+    /// Queue pairs that have packets to send but whose link is blocked. Their `is_ready` is set, too.
+    pub(crate) blocked: Vec<u32>,
     /// Queue pairs with a [delayed](super::ack_delay::AckDelay) ACK. Some may have sent it since.
     pub(crate) delayed: Vec<u32>,
     /// Deadline of the delayed ACKs.
-    pub(crate) acks_at: Option<Time>,
-    /// The earliest first. What a queue pair does not know of any more is of no meaning.
+    pub(crate) ack_deadline: Option<Time>,
+    /// Timers, the earliest first. A timer is stale unless it equals [`Qp::timer`] of its queue pair.
     timers: BinaryHeap<Reverse<(Time, u32)>>,
-    /// Members of groups, by GID.
+    /// Members of multicast groups, by GID.
     pub(crate) groups: HashMap<[u8; 16], Vec<u32>>,
-    /// Protection domains.
+    /// Protection domains, each with the number of its context.
     pub(crate) pds: Slab<u32>,
 }
 
 impl State {
     pub(crate) fn new() -> Self {
         let mut keys = Keys::new();
-        // So that a number that a peer knows of an earlier process means nothing in this one. Those before 16 are reserved.
+        // A random start keeps peers of an earlier process from reaching this one by number. Numbers below 16 are reserved.
         let next_qp = 16 + (keys.draw() as u32 & 0x7f_ffff);
         State {
             shared: Shared { keys, cqs: Slab::new(1), srqs: Slab::new(1), events: Events::new(), packets: 0 },
             qps: HashMap::default(),
             next_qp,
             ready: VecDeque::with_capacity(64),
-            held: Vec::new(),
+            blocked: Vec::new(),
             delayed: Vec::new(),
-            acks_at: None,
+            ack_deadline: None,
             timers: BinaryHeap::with_capacity(64),
             groups: HashMap::new(),
             pds: Slab::new(1),
         }
     }
 
-    /// Adds a queue pair, with a number that was not used for long.
+    /// Adds a queue pair, and returns its number. A number is not reused for a long time.
     pub(crate) fn add_qp(&mut self, mut id: Identity) -> u32 {
         while self.qps.contains_key(&self.next_qp) {
-            self.next_qp = following(self.next_qp);
+            self.next_qp = next_number(self.next_qp);
         }
         let number = self.next_qp;
-        self.next_qp = following(number);
+        self.next_qp = next_number(number);
         id.number = number;
         for cq in [id.send_cq, id.recv_cq] {
             if let Some(cq) = self.shared.cqs.get_mut(cq) {
@@ -82,10 +82,10 @@ impl State {
         number
     }
 
-    /// Takes a queue pair away, with all that is left of it.
+    /// Removes a queue pair, its completions and its events, and unbinds its windows.
     ///
     /// # Errors
-    /// `EBUSY` while it is in a group.
+    /// `EBUSY` if it is a member of a multicast group, `EINVAL` if it does not exist.
     pub(crate) fn remove_qp(&mut self, number: u32) -> Result<(), i32> {
         if self.groups.values().any(|members| members.contains(&number)) {
             return Err(libc::EBUSY);
@@ -94,20 +94,20 @@ impl State {
         let Identity { send_cq, recv_cq, srq, context, object, .. } = qp.id;
         for cq in [send_cq, recv_cq] {
             if let Some(cq) = self.shared.cqs.get_mut(cq) {
-                cq.sweep(number);
+                cq.remove_qp(number);
                 cq.users -= 1;
             }
         }
         if let Some(srq) = srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
             srq.users -= 1;
         }
-        self.shared.keys.forget_qp(number);
-        self.shared.events.forget(context, object);
+        self.shared.keys.unbind_qp(number);
+        self.shared.events.remove_object(context, object);
         Ok(())
     }
 
-    /// It has something to send, or to settle.
-    pub(crate) fn wake(&mut self, number: u32) {
+    /// Schedules a queue pair to send packets and to update its state.
+    pub(crate) fn mark_ready(&mut self, number: u32) {
         if let Some(qp) = self.qps.get_mut(&number) {
             if !std::mem::replace(&mut qp.is_ready, true) {
                 self.ready.push_back(number);
@@ -120,19 +120,19 @@ impl State {
         if !self.delayed.contains(&number) {
             self.delayed.push(number);
         }
-        self.acks_at.get_or_insert(now + ACK_DELAY);
+        self.ack_deadline.get_or_insert(now + ACK_DELAY);
     }
 
     /// Lets all queue pairs with delayed ACKs send them.
     pub(crate) fn release_acks(&mut self) {
-        self.acks_at = None;
+        self.ack_deadline = None;
         while let Some(number) = self.delayed.pop() {
-            self.wake(number);
+            self.mark_ready(number);
         }
     }
 
-    /// Takes a packet that has come from there to here, and is as it was sent.
-    pub(crate) fn arrived(&mut self, from: Origin, to: IpAddr, datagram: &[u8], now: Time) {
+    /// Handles a packet whose invariant CRC is valid.
+    pub(crate) fn handle_packet(&mut self, from: Origin, to: IpAddr, datagram: &[u8], now: Time) {
         RECEIVED.add(datagram.len());
         self.shared.packets = self.shared.packets.wrapping_add(1);
         let Ok(packet) = Packet::parse(datagram) else { return };
@@ -144,12 +144,12 @@ impl State {
             }
         } else if let Some(qp) = self.qps.get_mut(&number) {
             qp.handle(&packet, from.address, now, &mut self.shared);
-            self.wake(number);
+            self.mark_ready(number);
         }
     }
 
-    /// Takes a datagram to a group, for all of its members here.
-    pub(crate) fn arrived_for_group(&mut self, from: Origin, gid: &[u8; 16], to: IpAddr, datagram: &[u8]) {
+    /// Handles a datagram to a multicast group, for all members in this process.
+    pub(crate) fn handle_multicast(&mut self, from: Origin, gid: &[u8; 16], to: IpAddr, datagram: &[u8]) {
         let Ok(packet) = Packet::parse(datagram) else { return };
         if packet.header.dest_qp != MULTICAST_QP {
             return;
@@ -162,13 +162,13 @@ impl State {
         }
     }
 
-    /// Says when to wake it, if that is earlier than was said before.
+    /// Sets the timer of a queue pair, unless it is already set to an earlier time.
     pub(crate) fn set_timer(&mut self, number: u32) {
         let Some(qp) = self.qps.get_mut(&number) else { return };
         let Some(at) = qp.wake_at() else { return };
         if qp.timer.is_none_or(|timer| at < timer) {
             qp.timer = Some(at);
-            // Those of no meaning are left where they are, until they are more than the others: a peer may have them set often.
+            // Stale timers stay until they outnumber the others. A peer can have timers set often.
             if self.timers.len() > 64 + 4 * self.qps.len() {
                 let qps = &self.qps;
                 self.timers.retain(|Reverse((at, number))| qps.get(number).is_some_and(|qp| qp.timer == Some(*at)));
@@ -177,7 +177,7 @@ impl State {
         }
     }
 
-    /// How many there are, also of no meaning.
+    /// The number of timers, including stale ones.
     #[cfg(test)]
     pub(crate) fn timers(&self) -> usize {
         self.timers.len()
@@ -186,33 +186,35 @@ impl State {
     /// When to call [`State::expire`].
     pub(crate) fn wake_at(&self) -> Option<Time> {
         let timer = self.timers.peek().map(|Reverse((at, _))| *at);
-        timer.into_iter().chain(self.acks_at).min()
+        timer.into_iter().chain(self.ack_deadline).min()
     }
 
-    /// Does what has become due, as [`Requester::expire`](crate::transport::Requester::expire).
-    pub(crate) fn expire(&mut self, now: Time, heard: Time) {
+    /// Expires timers. All packets that arrived before `received_until` were handled, as for
+    /// [`Requester::expire`](crate::transport::Requester::expire).
+    pub(crate) fn expire(&mut self, now: Time, received_until: Time) {
         if self.timers.peek().is_none_or(|Reverse((at, _))| *at > now) {
             return;
         }
-        let mut unheard = Vec::new();
+        let mut overdue = Vec::new();
         while let Some(Reverse((at, number))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now) {
             self.timers.pop();
             let Some(qp) = self.qps.get_mut(&number).filter(|qp| qp.timer == Some(at)) else { continue };
             qp.timer = None;
-            // It may have put it off meanwhile.
-            let is_due = qp.expire(now, heard, &mut self.shared);
-            let is_unheard = qp.wake_at().is_some_and(|at| at <= now);
+            // The queue pair may have moved its deadline since.
+            let is_due = qp.expire(now, received_until, &mut self.shared);
+            let is_overdue = qp.wake_at().is_some_and(|at| at <= now);
             if is_due {
-                self.wake(number);
+                self.mark_ready(number);
             }
-            if is_unheard { unheard.push(number) } else { self.set_timer(number) }
+            if is_overdue { overdue.push(number) } else { self.set_timer(number) }
         }
-        // The answer that they wait for may have arrived unheard: they stay due until all was heard.
-        unheard.into_iter().for_each(|number| self.set_timer(number));
+        // The response may have arrived without being handled. Such timers stay due until all packets were handled.
+        overdue.into_iter().for_each(|number| self.set_timer(number));
     }
 
-    /// Puts the queue pairs of overrun completion queues into the error state. Their peers must not get an ACK for a message
-    /// whose completion was lost, so this comes before anything is sent.
+    /// Moves the queue pairs of overrun completion queues to the error state.
+    ///
+    /// Call it before packets are sent: a peer must not get an ACK for a message whose completion was lost.
     pub(crate) fn fail_overruns(&mut self) {
         while let Some(cq) = self.shared.events.take_overrun() {
             for qp in self.qps.values_mut().filter(|qp| [qp.id.send_cq, qp.id.recv_cq].contains(&cq)) {
@@ -225,8 +227,8 @@ impl State {
         }
     }
 
-    /// Takes away all that is in a context.
-    pub(crate) fn close(&mut self, context: u32) {
+    /// Removes all objects of a context.
+    pub(crate) fn close_context(&mut self, context: u32) {
         let qps: Vec<u32> = self.qps.values().filter(|qp| qp.id.context == context).map(|qp| qp.id.number).collect();
         for number in qps {
             self.groups.values_mut().for_each(|members| members.retain(|member| *member != number));
@@ -238,34 +240,34 @@ impl State {
         for number in of_cqs {
             let channel = cqs.remove(number).and_then(|cq| cq.channel);
             if let Some(channel) = channel.and_then(|channel| events.channels.get_mut(channel)) {
-                channel.forget(number);
+                channel.remove_cq(number);
                 channel.users -= 1;
             }
-            events.forget_overrun(number);
+            events.clear_overrun(number);
         }
         let of_srqs: Vec<u32> =
             srqs.iter().filter(|(_, srq)| srq.context == context).map(|(number, _)| number).collect();
         of_srqs.into_iter().for_each(|number| _ = srqs.remove(number));
         let pds: Vec<u32> = self.pds.iter().filter(|(_, of)| **of == context).map(|(number, _)| number).collect();
         for pd in pds {
-            keys.forget_pd(pd);
+            keys.remove_pd(pd);
             self.pds.remove(pd);
         }
         events.contexts.remove(context);
     }
 
-    /// Whether anything uses a protection domain.
+    /// Whether a protection domain has any objects.
     pub(crate) fn uses_pd(&self, pd: u32) -> bool {
         self.shared.keys.has_pd(pd)
             || self.qps.values().any(|qp| qp.id.pd == pd)
             || self.shared.srqs.iter().any(|(_, srq)| srq.pd == pd)
     }
 
-    /// Joins a group.
+    /// Joins a multicast group.
     ///
     /// # Errors
-    /// `EINVAL` for what is no datagram queue pair.
-    pub(crate) fn join(&mut self, gid: [u8; 16], number: u32) -> Result<(), i32> {
+    /// `EINVAL` if the queue pair is no datagram queue pair, if it is in the error state, or if the GID is no multicast address.
+    pub(crate) fn join_group(&mut self, gid: [u8; 16], number: u32) -> Result<(), i32> {
         let is_datagram = self.qps.get(&number).is_some_and(|qp| qp.id.kind == IBV_QPT_UD && qp.state != IBV_QPS_ERR);
         if !is_datagram || !address(gid).is_multicast() {
             return Err(libc::EINVAL);
@@ -277,11 +279,11 @@ impl State {
         Ok(())
     }
 
-    /// Leaves it.
+    /// Leaves a multicast group.
     ///
     /// # Errors
-    /// `EINVAL` for one that is not in it.
-    pub(crate) fn leave(&mut self, gid: [u8; 16], number: u32) -> Result<(), i32> {
+    /// `EINVAL` if the queue pair is not a member.
+    pub(crate) fn leave_group(&mut self, gid: [u8; 16], number: u32) -> Result<(), i32> {
         let members = self.groups.get_mut(&gid).ok_or(libc::EINVAL)?;
         let place = members.iter().position(|member| *member == number).ok_or(libc::EINVAL)?;
         members.remove(place);
@@ -292,6 +294,6 @@ impl State {
     }
 }
 
-fn following(number: u32) -> u32 {
+fn next_number(number: u32) -> u32 {
     if number + 1 >= MULTICAST_QP { 16 } else { number + 1 }
 }

@@ -1,4 +1,4 @@
-//! Counts of packets and bytes, sent and received.
+//! Counters of packets and bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,10 +9,10 @@ pub(crate) struct Count {
     bytes: AtomicU64,
 }
 
-/// Sent by the device of this process, retransmissions included.
+/// Packets sent by the device of this process, including retransmissions.
 pub(crate) static SENT: Count = Count::new();
 
-/// Received and intact.
+/// Packets received with a valid invariant CRC.
 pub(crate) static RECEIVED: Count = Count::new();
 
 impl Count {

@@ -6,11 +6,11 @@ use super::signal::Signal;
 
 /// Signals to raise when this is dropped, each with its number of events.
 ///
-/// A thread that an event wakes locks the device next, and may preempt the thread that woke it. So threads are woken after the
+/// A thread that is woken by an event locks the device next, and may preempt the thread that woke it. So it is woken after the
 /// device is unlocked.
 #[derive(Debug, Default)]
 pub(super) struct Wakeups {
-    /// Needs no allocation. More than two channels at a time are rare.
+    /// The first two signals, stored without an allocation. More than two at a time are rare.
     first: [Option<(Arc<Signal>, u32)>; 2],
     more: Vec<(Arc<Signal>, u32)>,
 }
@@ -37,7 +37,7 @@ impl Wakeups {
         }
     }
 
-    /// Takes back an event that is not raised yet, and returns whether there was one.
+    /// Takes back an event whose signal was not raised yet. Returns whether there was one.
     pub(super) fn take(&mut self, signal: &Arc<Signal>) -> bool {
         let mut all = self.first.iter_mut().flatten().chain(&mut self.more);
         let Some((_, count)) = all.find(|(of, count)| Arc::ptr_eq(of, signal) && *count > 0) else { return false };

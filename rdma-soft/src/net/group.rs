@@ -1,38 +1,38 @@
-//! Multicast groups, as an interface hears them.
+//! Multicast groups.
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 
-use super::name::Name;
-use super::socket::{Socket, counted, report_headers, set, take_segments};
+use super::sockaddr::SockAddr;
+use super::socket::{Socket, check_neg, enable_gro, report_headers, set};
 
-/// A group that was joined: it is left when this is dropped.
+/// Membership of a multicast group. Dropping it leaves the group.
 pub(crate) struct Group {
     socket: UdpSocket,
     address: IpAddr,
 }
 
 impl Group {
-    /// Joins it at the interface of that socket.
+    /// Joins a group at the interface of `link`.
     ///
     /// # Errors
-    /// What the system refuses, as of another family.
+    /// An error of a system call, or `Unsupported` for a group of another address family and for a socket in memory.
     pub(crate) fn join(link: &Socket, address: IpAddr) -> io::Result<Group> {
-        if link.address().is_ipv4() != address.is_ipv4() {
+        if link.is_in_memory() || link.address().is_ipv4() != address.is_ipv4() {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let index = link.interface();
         let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: numbers; a descriptor that is new.
-        let socket = unsafe { UdpSocket::from_raw_fd(counted(libc::socket(family, kind, 0))? as libc::c_int) };
-        // Others on this host may be in the group as well.
+        // SAFETY: the arguments are numbers, and the descriptor is new.
+        let socket = unsafe { UdpSocket::from_raw_fd(check_neg(libc::socket(family, kind, 0))? as libc::c_int) };
+        // Other sockets on this host may join the same group.
         set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-        // At any other port of the group is something else.
-        let name = Name::of_group(address, index);
-        // SAFETY: the name is there, and so long.
-        counted(unsafe { libc::bind(socket.as_raw_fd(), (&raw const name).cast(), Name::len(&address)) })?;
+        // Bind to the group's address, so that the socket receives only datagrams for the group.
+        let name = SockAddr::group(address, index);
+        // SAFETY: the name is valid, and the length is that of its family.
+        check_neg(unsafe { libc::bind(socket.as_raw_fd(), (&raw const name).cast(), SockAddr::len(&address)) })?;
         match address {
             IpAddr::V4(group) => {
                 let request = libc::ip_mreqn {
@@ -41,7 +41,7 @@ impl Group {
                     imr_ifindex: index as libc::c_int,
                 };
                 set(&socket, libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, request)?;
-                // Not what other sockets have joined at other interfaces.
+                // Do not receive groups that other sockets have joined at other interfaces.
                 set(&socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
             }
             IpAddr::V6(group) => {
@@ -52,17 +52,17 @@ impl Group {
                 set(&socket, libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, request)?;
             }
         }
-        take_segments(&socket);
+        enable_gro(&socket);
         report_headers(&socket, address);
         Ok(Group { socket, address })
     }
 
-    /// Which it is.
+    /// Address of the group.
     pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// To wait for packets.
+    /// Descriptor to poll for packets.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

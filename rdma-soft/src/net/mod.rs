@@ -1,26 +1,27 @@
-//! The network below: a UDP socket, and memory shared with peers on the host; what gathers packets and what takes them.
+//! The network: a UDP socket, and memory shared with peers on this host.
 //!
-//! System calls, and the way through the kernel, are what packets cost most: so they go and come many at once, as UDP segmentation
-//! and receive offload of Linux (`udp(7)`: `UDP_SEGMENT`, `UDP_GRO`) have it.
+//! System calls and the kernel's network stack dominate the cost of a packet. Packets are therefore sent and received in
+//! batches, with UDP segmentation and receive offload (`UDP_SEGMENT` and `UDP_GRO` of `udp(7)`).
 
-#![allow(clippy::unnecessary_cast, reason = "lengths in messages are of other types with other C libraries")]
+#![allow(clippy::unnecessary_cast, reason = "the types of message lengths differ between C libraries")]
 
+mod backlog;
 mod batch;
-mod callers;
-mod frame;
+mod fault_queue;
 mod group;
 mod inbox;
 mod interface;
-mod name;
-mod near;
-mod neighbours;
+mod memory;
+mod mmsg;
 mod outbox;
-mod queue;
 mod ring;
+mod shm;
+mod shm_receivers;
+mod shm_senders;
+mod sockaddr;
 mod socket;
 #[cfg(test)]
 mod tests;
-mod trouble;
 
 pub(crate) use group::Group;
 pub(crate) use inbox::{Inbox, Readable};
@@ -29,32 +30,32 @@ pub(crate) use socket::{OpenError, Socket};
 
 use std::net::IpAddr;
 
-/// Where a packet goes.
+/// Destination of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct To {
     pub(crate) address: IpAddr,
-    /// The type of service of IPv4, the traffic class of IPv6.
+    /// IPv4 type of service or IPv6 traffic class.
     pub(crate) class: u8,
 }
 
-/// A part of a packet's payload.
+/// Part of a packet's payload.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) address: *const u8,
     pub(crate) len: usize,
-    /// Peers may access the memory, and the program may, atomically, at the same time.
+    /// Whether peers and the program may access the memory concurrently, with atomic accesses.
     pub(crate) is_exposed: bool,
 }
 
 impl Part {
-    /// Appends a copy of it.
+    /// Appends a copy of the data.
     ///
     /// # Safety
-    /// It is valid for reads, by [`rdma_sys::dma`] if it is exposed, and does not overlap `to`.
+    /// The data is valid for reads, through [`rdma_sys::dma`] if it is exposed, and does not overlap `to`.
     pub(crate) unsafe fn append_to(&self, to: &mut Vec<u8>) {
         to.reserve(self.len);
-        // SAFETY: `reserve` has made room, and the copy initialises all bytes by which the vector grows. The rest is the caller's
-        // promise.
+        // SAFETY: `reserve` has made room, and the copy initialises all bytes by which the vector grows. The caller promises
+        // the rest.
         unsafe {
             let end = to.as_mut_ptr().add(to.len());
             if self.is_exposed {
@@ -67,20 +68,20 @@ impl Part {
     }
 }
 
-/// Where a packet has come from.
+/// Source of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
     pub(crate) address: IpAddr,
-    /// As of [`To`].
+    /// IPv4 type of service or IPv6 traffic class.
     pub(crate) class: u8,
-    /// How many more routers it might have passed.
+    /// Remaining hop limit (TTL).
     pub(crate) hops: u8,
 }
 
 impl Origin {
-    /// Hops that a packet begins with, and what is taken for the number where it is not known.
+    /// Initial hop limit. Also reported if the kernel does not report one.
     pub(crate) const HOPS: u8 = 64;
 }
 
-/// Bytes of the largest datagram, and of all segments of one message: what IPv4 can say, less its header and that of UDP.
-const LONGEST: usize = 65_535 - 20 - 8;
+/// Maximum bytes of a datagram, and of all segments of one message: the IPv4 maximum without IP and UDP headers.
+const MAX_MESSAGE: usize = 65_535 - 20 - 8;

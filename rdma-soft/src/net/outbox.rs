@@ -2,147 +2,148 @@
 
 use std::net::IpAddr;
 
+use super::backlog::Backlog;
 use super::batch::{Batch, append, packet_len, path};
-use super::frame::Frame;
-use super::neighbours::Neighbours;
-use super::queue::Queue;
-use super::socket::{Link, Way};
-use super::trouble::Trouble;
-use super::{LONGEST, Part, To};
+use super::fault_queue::FaultQueue;
+use super::mmsg::SendMessages;
+use super::shm_senders::ShmSenders;
+use super::socket::{Link, Route};
+use super::{MAX_MESSAGE, Part, To};
 use crate::faults::Faults;
 use crate::transport::Time;
 use crate::wire::{IcrcSeed, UDP_PORT};
 
-/// Packets to send, gathered so that one system call takes many.
+/// Packets to send, batched to save system calls.
 pub(crate) struct Outbox {
     batch: Batch,
-    queue: Queue,
-    neighbours: Neighbours,
-    frame: Frame,
-    trouble: Option<Trouble>,
+    backlog: Backlog,
+    shm_senders: ShmSenders,
+    buffers: SendMessages,
+    faults: Option<FaultQueue>,
     is_blocked: bool,
 }
 
 impl Outbox {
-    /// Empty, and with that trouble on the way.
+    /// Creates an empty outbox that injects `faults`.
     pub(crate) fn new(faults: Faults) -> Outbox {
         Outbox {
             batch: Batch::new(),
-            queue: Queue::default(),
-            neighbours: Neighbours::default(),
-            frame: Frame::new(),
-            trouble: Trouble::new(faults),
+            backlog: Backlog::default(),
+            shm_senders: ShmSenders::default(),
+            buffers: SendMessages::new(),
+            faults: FaultQueue::new(faults),
             is_blocked: false,
         }
     }
 
-    /// Finds the way to a peer before there is anything for it.
-    pub(crate) fn meet(&mut self, socket: &impl Link, peer: IpAddr, now: Time) {
-        self.neighbours.has(socket, peer, now);
+    /// Connects to a same-host peer before the first packet for it.
+    pub(crate) fn connect(&mut self, socket: &impl Link, peer: IpAddr, now: Time) {
+        self.shm_senders.connect(socket, peer, now);
     }
 
-    /// A way to a peer has ended, of that number: nothing of it stays.
-    pub(crate) fn end(&mut self, number: usize, now: Time) {
-        self.neighbours.end(number, now);
+    /// Handles the end of the connection with this number and frees its resources.
+    pub(crate) fn handle_closed_sender(&mut self, number: usize, now: Time) {
+        self.shm_senders.handle_closed(number, now);
     }
 
-    /// Packets meet with that trouble from now on; those that are held back go next.
+    /// Replaces the faults to inject. Packets that are held back are sent next.
     pub(crate) fn set_faults(&mut self, socket: &impl Link, faults: Faults, now: Time) {
         self.release(socket, Time(u64::MAX), now);
-        self.trouble = Trouble::new(faults);
+        self.faults = FaultQueue::new(faults);
     }
 
-    /// Queues what was held back until then.
+    /// Queues the packets that the fault injection held back until `until`.
     fn release(&mut self, socket: &impl Link, until: Time, now: Time) {
-        let Outbox { trouble: Some(trouble), neighbours, queue, .. } = self else { return };
-        trouble.release(until, |to, packet| {
-            if neighbours.has(socket, to.address, now) {
-                neighbours.keep_packet(to, &packet, now);
+        let Outbox { faults: Some(faults), shm_senders, backlog, .. } = self else { return };
+        faults.release(until, |to, packet| {
+            if shm_senders.connect(socket, to.address, now) {
+                shm_senders.queue_packet(to, &packet, now);
             } else {
                 let segment = packet.len();
-                queue.push(to, packet, segment);
+                backlog.push(to, packet, segment);
             }
         });
     }
 
-    /// Adds a packet: its headers, at most 52 bytes, payload, padding and its invariant CRC. May send those of before.
+    /// Adds a packet of headers (at most 52 bytes), payload, padding and invariant CRC. May send earlier packets.
     ///
-    /// The payload is copied: memory that others write to, as they may when a peer reads it, has to be sent as the CRC has it. It
-    /// costs little, as the CRC and the kernel then find it in the cache.
+    /// The payload is copied, because peers may write to memory that is being sent, and the packet must match its CRC. The copy
+    /// is cheap: the CRC and the kernel then find the data in the cache.
     ///
     /// # Safety
-    /// Each part of the payload may be read.
+    /// Each part of the payload is valid for reads.
     pub(crate) unsafe fn push(&mut self, socket: &impl Link, to: To, headers: &[u8], payload: &[Part], now: Time) {
-        if let Some(trouble) = &mut self.trouble {
-            let way = path(socket.address(), UDP_PORT, to.address);
-            if let Some(path) = way.filter(|_| packet_len(headers, payload) <= LONGEST) {
+        if let Some(faults) = &mut self.faults {
+            let path = path(socket.address(), UDP_PORT, to.address);
+            if let Some(path) = path.filter(|_| packet_len(headers, payload) <= MAX_MESSAGE) {
                 let mut packet = Vec::new();
                 // SAFETY: the caller's promise.
                 unsafe { append(&mut packet, &IcrcSeed::new(&path), 0, headers, payload) };
-                trouble.push(to, packet, now);
+                faults.push(to, packet, now);
             }
             return;
         }
-        let (way, segmented) = match self.neighbours.has(socket, to.address, now) {
-            true => (Way::Near, true),
-            false => (Way::Wire, socket.takes_segments() && !self.queue.lacks_segments),
+        let (route, use_gso) = match self.shm_senders.connect(socket, to.address, now) {
+            true => (Route::Shm, true),
+            false => (Route::Udp, socket.supports_gso() && !self.backlog.lacks_gso),
         };
         // SAFETY: the caller's promise.
-        let is_full = unsafe { !self.batch.push(socket, to, headers, payload, way, segmented) };
+        let is_full = unsafe { !self.batch.push(socket, to, headers, payload, route, use_gso) };
         if is_full {
             self.flush(socket, now);
             // SAFETY: the caller's promise.
-            unsafe { self.batch.push(socket, to, headers, payload, way, segmented) };
+            unsafe { self.batch.push(socket, to, headers, payload, route, use_gso) };
         }
     }
 
     /// Whether [`flush`](Outbox::flush) would do nothing.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.batch.is_empty() && self.queue.is_empty() && self.neighbours.keeps_nothing() && self.trouble.is_none()
+        self.batch.is_empty() && self.backlog.is_empty() && self.shm_senders.has_no_backlog() && self.faults.is_none()
     }
 
-    /// Sends all. What the socket does not take is copied, and sent by the next call; errors of a destination lose its packets, as
-    /// networks do.
+    /// Sends all packets.
+    ///
+    /// Packets that the socket does not accept are copied and sent by the next call. A destination error drops its packets.
     pub(crate) fn flush(&mut self, socket: &impl Link, now: Time) {
         self.release(socket, now, now);
-        self.neighbours.retry(now);
-        let was_blocked = !self.queue.send(&mut self.frame, socket);
+        self.shm_senders.retry(now);
+        let was_blocked = !self.backlog.send(&mut self.buffers, socket);
         if !self.batch.is_empty() {
-            let Outbox { batch, queue, neighbours, frame, .. } = self;
-            batch.send(frame, socket, queue, neighbours, now);
-            // What was refused may be of no use, and what is behind it not.
+            let Outbox { batch, backlog, shm_senders, buffers, .. } = self;
+            batch.send(buffers, socket, backlog, shm_senders, now);
+            // An error of the first message may concern only that message. Try the others once.
             if !was_blocked {
-                self.queue.send(&mut self.frame, socket);
+                self.backlog.send(&mut self.buffers, socket);
             }
         }
-        self.is_blocked = !self.queue.is_empty();
+        self.is_blocked = !self.backlog.is_empty();
     }
 
-    /// Wakes the peers on this host to which packets were sent since the last call, even if they have not asked for it.
+    /// Wakes the same-host peers that packets were sent to since the last call, even if they have not armed their wake-up.
     pub(crate) fn kick(&mut self) {
-        self.neighbours.kick();
+        self.shm_senders.kick();
     }
 
-    /// Whether packets for there wait, for what is on the way to take more: who makes more for there waits until it does.
+    /// Whether packets for `to` are pending. New packets for it should wait.
     pub(crate) fn is_blocked_for(&self, to: &IpAddr) -> bool {
-        self.neighbours.is_stuck(to) || (self.is_blocked && !self.neighbours.is_met(to))
+        self.shm_senders.has_backlog_for(to) || (self.is_blocked && !self.shm_senders.is_connected(to))
     }
 
-    /// How many peers are near.
+    /// Number of connected same-host peers.
     #[cfg(test)]
-    pub(super) fn neighbours(&self) -> usize {
-        self.neighbours.count()
+    pub(super) fn shm_peers(&self) -> usize {
+        self.shm_senders.connected()
     }
 
-    /// Whether the UDP socket did not take all packets: it says when it takes more.
+    /// Whether the UDP socket has not accepted all packets. It becomes writable when it accepts more.
     pub(crate) fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 
-    /// When [`flush`](Outbox::flush) is to be called again for packets that are held back, or were not taken.
+    /// Returns when to call [`flush`](Outbox::flush) again for packets that were held back or not accepted.
     pub(crate) fn wake_at(&self) -> Option<Time> {
-        let trouble = self.trouble.as_ref().and_then(Trouble::wake_at);
-        trouble.into_iter().chain(self.neighbours.wake_at()).min()
+        let faults = self.faults.as_ref().and_then(FaultQueue::wake_at);
+        faults.into_iter().chain(self.shm_senders.wake_at()).min()
     }
 }

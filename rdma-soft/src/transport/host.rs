@@ -1,81 +1,81 @@
-//! What a queue pair needs of the device that it is in.
+//! The interface between a queue pair's transport and its device.
 
 use crate::wire::RemoteRange;
 
-/// What a peer may do with memory.
+/// Operation that a peer requests on memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Read it.
+    /// RDMA read.
     Read,
-    /// Write to it.
+    /// RDMA write.
     Write,
-    /// Do atomic operations on it.
+    /// Atomic operation.
     Atomic,
 }
 
-/// Where memory is, as its host knows it.
+/// Position in the host's memory. Only the host interprets it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place(pub u64);
 
-/// A receive that was taken out of its queue.
+/// Handle of a receive that was taken from its queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReceiveId(pub u64);
 
-/// How work has ended.
+/// Completion status of work or of a receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// Well.
+    /// Completed without an error.
     Success,
-    /// The message was longer than the receive, or the receive than may be.
+    /// The message was longer than the receive, or the receive was longer than the maximum.
     LocalLength,
-    /// Local memory could not be reached.
+    /// Local memory was not accessible.
     LocalProtection,
-    /// The queue pair is in the error state.
+    /// The queue pair entered the error state.
     Flushed,
-    /// The peer finds the request invalid.
+    /// NAK: invalid request.
     RemoteInvalidRequest,
-    /// The peer does not let its memory be reached.
+    /// NAK: remote access error.
     RemoteAccess,
-    /// The peer could not do it.
+    /// NAK: remote operational error.
     RemoteOperation,
-    /// No answer came, however often it was sent.
+    /// No ACK arrived after all retries.
     RetryExceeded,
-    /// The peer had no receive, however often it was sent.
+    /// RNR NAKs arrived after all RNR retries.
     ReceiverNotReadyExceeded,
-    /// An answer came that makes no sense.
+    /// A response was malformed.
     BadResponse,
 }
 
-/// What becomes of a message that has arrived, or of work.
+/// Completion of work or of a receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Completion {
-    /// Work of the send queue.
+    /// Completion of work from the send queue.
     Sent {
-        /// As it was given.
+        /// Identifier from [`Work`](super::Work).
         id: u64,
-        /// How it ended.
+        /// Result.
         status: Status,
     },
-    /// A receive.
+    /// Completion of a receive.
     Received {
-        /// Which.
+        /// Completed receive.
         id: ReceiveId,
-        /// How it ended.
+        /// Result.
         status: Status,
-        /// Bytes that have arrived, or were written.
+        /// Bytes received or written.
         len: u32,
-        /// Whether the peer has written them to memory that it has named.
+        /// Whether the data came by RDMA write with immediate.
         is_write: bool,
-        /// In host byte order.
+        /// Immediate data in host byte order.
         imm: Option<u32>,
-        /// A key that the peer has invalidated.
+        /// Remote key that the peer invalidated.
         invalidated: Option<u32>,
-        /// Whether it wakes who waits for solicited events.
+        /// Whether the completion is solicited.
         solicited: bool,
     },
 }
 
-/// What has come into a receive.
+/// Content of a [`Completion::Received`] without its receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
     pub(super) len: u32,
@@ -93,25 +93,24 @@ impl Received {
 }
 
 impl Completion {
-    /// Of a receive into which nothing has come. It wakes everybody who waits.
+    /// Completion of a receive that got no message. It counts as solicited.
     pub(super) fn failed_receive(id: ReceiveId, status: Status) -> Self {
         Completion::Received { id, status, len: 0, is_write: false, imm: None, invalidated: None, solicited: true }
     }
 }
 
-/// The device that a queue pair is in, as it appears to this queue pair.
+/// The device, as seen by the transport of one queue pair.
 pub trait Host {
-    /// Where these bytes are, if the key opens all of them to the peer.
+    /// Returns the position of `range`, if its key grants the peer this access to all of it.
     fn open(&self, range: &RemoteRange, access: Access) -> Option<Place>;
 
-    /// Writes to memory that [`Host::open`] has just opened.
+    /// Writes to memory that the last [`Host::open`] has returned.
     fn store(&mut self, place: Place, data: &[u8]);
 
-    /// Replaces the word there, which [`Host::open`] has just opened and which is aligned, by what `change` makes of it; what it
-    /// was.
+    /// Replaces an aligned word that the last [`Host::open`] has returned by the result of `change`. Returns the old value.
     fn update(&mut self, place: Place, change: &dyn Fn(u64) -> u64) -> u64;
 
-    /// Takes the next receive, if there is one.
+    /// Takes the next receive from the queue, if there is one.
     fn receive(&mut self) -> Option<ReceiveId>;
 
     /// Writes to the buffers of a receive.
@@ -120,15 +119,15 @@ pub trait Host {
     /// [`Status::LocalLength`] or [`Status::LocalProtection`].
     fn fill(&mut self, receive: ReceiveId, offset: u32, data: &[u8]) -> Result<(), Status>;
 
-    /// Invalidates a key that the peer has named; whether it could be.
+    /// Invalidates the remote key that a peer has named. Returns whether it was valid for that.
     fn invalidate(&mut self, rkey: u32) -> bool;
 
-    /// Writes what came back for work to its buffers.
+    /// Writes data of a read or atomic response to the buffers of the work.
     ///
     /// # Errors
     /// [`Status::LocalProtection`].
     fn returned(&mut self, work: u64, offset: u32, data: &[u8]) -> Result<(), Status>;
 
-    /// Work or a receive has ended. Work that is done well is told of whether it asked for that or not.
+    /// Reports a completion. The transport reports all work, unsignaled work too.
     fn complete(&mut self, completion: Completion);
 }

@@ -1,9 +1,10 @@
-//! What a queue pair does with packets and time, without sockets, clocks or memory of its own.
+//! The transport protocols of connections, without sockets, clocks or memory.
 //!
-//! A [`Requester`] turns work into requests, and what comes back into completions; a [`Responder`] carries requests out and answers
-//! them. [`UnreliableRequester`] and [`UnreliableResponder`] are the ends of connections without answers. Both are given packets
-//! and the time, are asked for packets to send and for when to look again, and reach memory, receives and completions by the
-//! [`Host`] that they are in. The rules are those of chapter 9 of the InfiniBand Architecture Specification.
+//! A [`Requester`] turns work into request packets, and responses into completions. It keeps the ACK timeout, retries and
+//! retransmits. A [`Responder`] executes requests and sends responses, ACKs and NAKs. [`UnreliableRequester`] and
+//! [`UnreliableResponder`] do the same without ACKs. The caller passes in packets and the time, and asks for packets to send
+//! and for the next timer. The transport accesses memory, receives and completions through a [`Host`]. It follows chapter 9 of
+//! the InfiniBand Architecture Specification.
 
 mod host;
 mod requester;
@@ -21,45 +22,45 @@ pub use work::{Request, Work};
 
 use crate::wire::{Operation, Psn};
 
-/// A packet to send, but for its payload.
+/// A packet to send, without its payload data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outgoing {
-    /// What it does.
+    /// Operation with its extended headers.
     pub operation: Operation,
-    /// Its number.
+    /// Packet sequence number.
     pub psn: Psn,
-    /// Whether an acknowledgement is asked for.
+    /// AckReq bit: requests an ACK.
     pub ack_request: bool,
-    /// Whether to wake who waits for solicited events.
+    /// Solicited event bit.
     pub solicited: bool,
-    /// Where its payload is.
+    /// Location of the payload data.
     pub payload: Payload,
 }
 
-/// Where a payload is.
+/// Location of a packet's payload data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Payload {
-    /// There is none.
+    /// No payload.
     None,
-    /// Part of the data of a piece of work.
+    /// Data of the send queue's work.
     Work {
-        /// The work, as it was given.
+        /// Identifier from [`Work`].
         id: u64,
-        /// Where in its data.
+        /// Offset in the work's data, in bytes.
         offset: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
     /// Memory that a peer reads.
     Remote {
-        /// Where it begins.
+        /// Start of the data.
         place: Place,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
 }
 
-/// How many packets a message of so many bytes takes: one at least.
+/// Number of packets of a message with `len` bytes. At least 1.
 #[must_use]
 pub const fn packets(len: u32, mtu: u32) -> u32 {
     if len == 0 { 1 } else { len.div_ceil(mtu) }

@@ -1,4 +1,4 @@
-//! Turning work into requests, and what comes back into completions.
+//! The requester of a reliable connection: sends requests and handles responses.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,254 +7,266 @@ use super::host::{Completion, Host, Status};
 use super::{Outgoing, Request, Time, Work};
 use crate::wire::{Ack, Header, Nak, Operation, Psn, Syndrome};
 
-/// The share of the timeout after which the earliest packet is sent again, to hear sooner what got lost. It is no retry.
-const PROBE: u32 = 64;
+/// Fraction of the ACK timeout after which a probe is sent.
+///
+/// A probe retransmits the first unanswered packet, which reveals a loss before the timeout. It does not count as a retry.
+const PROBE_DIVISOR: u32 = 64;
 
-/// Packets that may be on their way whatever got lost.
-const FEWEST: u16 = 2;
+/// Lower bound for the packets in flight after losses.
+const MIN_WINDOW: u16 = 2;
 
-/// Peers take so long to answer, also when all is well.
-const SOON: Duration = Duration::from_millis(1);
+/// Minimum delay before a probe. Peers may take this long to answer without any loss.
+const MIN_PROBE_DELAY: Duration = Duration::from_millis(1);
 
-/// What a requester is told when its queue pair becomes ready to send.
+/// Settings of a requester, set when its queue pair enters RTS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequesterSettings {
-    /// The number of its first packet.
+    /// PSN of the first packet.
     pub psn: Psn,
-    /// Most bytes of a packet's payload.
+    /// Path MTU: maximum payload of a packet, in bytes.
     pub mtu: u32,
-    /// Packets that may be on their way unacknowledged: what keeps a path busy, and a receiver can hold. At least 4.
+    /// Maximum number of unacknowledged packets in flight, at least 4. Limited by the path and by the receiver's buffers.
     pub window: u16,
-    /// Reads and atomic operations that may be outstanding; at least one where there are any.
+    /// Maximum number of outstanding reads and atomic operations. At least 1 if there are any.
     pub reads: u8,
-    /// How long an acknowledgement is waited for; for ever unless set.
+    /// ACK timeout. `None` waits forever.
     pub timeout: Option<Duration>,
-    /// How often to send again when none comes, or packets are missing: 0 to 7.
+    /// Number of retries after an ACK timeout or a PSN sequence error: 0 to 7.
     pub retries: u8,
-    /// How often to send again when the peer has no receive: 0 to 6, or without end at 7.
+    /// Number of retries after an RNR NAK: 0 to 6. 7 retries forever.
     pub rnr_retries: u8,
 }
 
-/// Work with its packets' numbers.
+/// A work queue entry with its PSN range.
 #[derive(Clone, Copy, Debug)]
-struct Numbered {
+struct Wqe {
     work: Work,
     psn: Psn,
     packets: u32,
-    /// Of a read or an atomic operation: packets that have come back.
-    returned: u32,
+    /// Response packets received, for a read or an atomic operation.
+    received: u32,
 }
 
-impl Numbered {
-    fn awaits_data(&self) -> bool {
+impl Wqe {
+    fn needs_response_data(&self) -> bool {
         matches!(self.work.request, Request::Read { .. } | Request::CompareSwap(_) | Request::FetchAdd(_))
     }
 
-    fn is_answered(&self) -> bool {
-        !self.awaits_data() || self.returned == self.packets
+    fn has_all_data(&self) -> bool {
+        !self.needs_response_data() || self.received == self.packets
     }
 
-    /// Of the packets from that one on, how many are asked for at once.
-    fn part(&self, from: u32, window: u32) -> u32 {
+    /// Number of packets that one read request asks for, starting at packet `from`.
+    ///
+    /// A read request covers at most half the window.
+    fn read_request_packets(&self, from: u32, window: u32) -> u32 {
         let most = (window / 2).max(1);
         (most - from % most).min(self.packets - from)
     }
 
-    /// The number of the first packet after it.
+    /// PSN after the last packet.
     fn end(&self) -> Psn {
         self.psn.add(self.packets)
     }
 }
 
-/// The end of a reliable connection that asks.
+/// The requester of a reliable connection.
+///
+/// It retransmits with go-back-N: after a loss it sends all unacknowledged packets again, starting with the first.
 #[derive(Clone, Debug)]
 pub struct Requester {
     settings: RequesterSettings,
-    /// Not acknowledged yet, the earliest first. Those before `at` were sent.
-    work: VecDeque<Numbered>,
-    /// Which is sent next,
-    at: usize,
-    /// and how many of its packets were.
-    sent: u32,
-    /// Of the first packet that was never numbered.
-    next: Psn,
-    /// After all that was ever sent, also if it is being sent again.
-    highest: Psn,
-    /// Of the first packet that is not acknowledged.
-    unacknowledged: Psn,
-    /// Packets that may be on their way for now: fewer after losses and refusals, since all that comes after one is sent again.
-    limit: u16,
-    /// Requests whose data has not come back: each is for a part of what a read is for.
-    asked: u32,
-    /// Nothing is begun.
-    is_held: bool,
-    retries: u8,
-    rnr_retries: u8,
-    /// When an answer must have come.
-    deadline: Option<Time>,
-    /// When to ask what has become of the earliest packet, and how long to wait for the answer after that.
+    /// Work that is not acknowledged yet, oldest first. Entries before `next_wqe` are sent completely.
+    work: VecDeque<Wqe>,
+    /// Index of the entry to send next.
+    next_wqe: usize,
+    /// Packets of that entry that were sent.
+    sent_packets: u32,
+    /// PSN for the next work that is posted.
+    next_psn: Psn,
+    /// PSN after the last packet ever sent. A retransmission does not move it back.
+    sent_end: Psn,
+    /// PSN of the first unacknowledged packet.
+    first_unacked: Psn,
+    /// Current window. Smaller after losses and RNR NAKs, because go-back-N retransmits everything after a lost packet.
+    in_flight_limit: u16,
+    /// Outstanding read and atomic requests. A long read takes several requests.
+    outstanding_reads: u32,
+    /// No new work is started (SQD).
+    is_draining: bool,
+    retries_left: u8,
+    rnr_retries_left: u8,
+    /// Expiry of the ACK timeout.
+    ack_deadline: Option<Time>,
+    /// Time of the next probe, and the delay from it to the following one.
     probe: Option<(Time, Duration)>,
     is_probe_due: bool,
-    /// The packet that it was asked for.
-    probed: Option<Psn>,
-    /// Until when the peer has asked to be left alone.
-    pause: Option<Time>,
-    /// An answer is missing, and what asks for it was sent again: what comes after the gap says nothing new.
-    has_asked: bool,
+    /// PSN of the last probe since the peer last made progress.
+    probed_psn: Option<Psn>,
+    /// End of the delay that the peer requested with an RNR NAK.
+    rnr_wait_until: Option<Time>,
+    /// The request for a missing response was retransmitted. Later responses after the same gap do not trigger another retry.
+    has_retried_gap: bool,
     has_failed: bool,
 }
 
 impl Requester {
-    /// Ready to send.
+    /// Creates a requester that is ready to send.
     #[must_use]
     pub fn new(settings: RequesterSettings) -> Self {
         Requester {
             settings,
-            // As long as no more is posted, nothing is allocated later.
+            // Posting allocates nothing while no more work than this is queued.
             work: VecDeque::with_capacity(settings.window.into()),
-            at: 0,
-            sent: 0,
-            next: settings.psn,
-            highest: settings.psn,
-            unacknowledged: settings.psn,
-            limit: settings.window,
-            asked: 0,
-            is_held: false,
-            retries: settings.retries,
-            rnr_retries: settings.rnr_retries,
-            deadline: None,
+            next_wqe: 0,
+            sent_packets: 0,
+            next_psn: settings.psn,
+            sent_end: settings.psn,
+            first_unacked: settings.psn,
+            in_flight_limit: settings.window,
+            outstanding_reads: 0,
+            is_draining: false,
+            retries_left: settings.retries,
+            rnr_retries_left: settings.rnr_retries,
+            ack_deadline: None,
             probe: None,
             is_probe_due: false,
-            probed: None,
-            pause: None,
-            has_asked: false,
+            probed_psn: None,
+            rnr_wait_until: None,
+            has_retried_gap: false,
             has_failed: false,
         }
     }
 
-    /// Whether work has failed: all work has ended then, and the queue pair goes to the error state.
+    /// Whether work has failed. All work is then completed, and the queue pair enters the error state.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
 
-    /// Whether no work is left.
+    /// Whether the send queue is empty.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.work.is_empty()
     }
 
-    /// Begins nothing that was not begun, or goes on: as its queue pair is drained.
-    pub fn hold(&mut self, is_held: bool) {
-        self.is_held = is_held;
+    /// Stops or resumes starting new work while the queue pair drains (SQD).
+    ///
+    /// Work that has started continues.
+    pub fn hold(&mut self, is_draining: bool) {
+        self.is_draining = is_draining;
     }
 
-    /// Goes on with other settings, of which the number of the next packet, the MTU and the window stay as they are.
+    /// Changes the settings of a running requester.
+    ///
+    /// The PSN, the MTU and the window keep their values.
     pub fn change(&mut self, settings: RequesterSettings) {
         let RequesterSettings { psn, mtu, window, .. } = self.settings;
         self.settings = RequesterSettings { psn, mtu, window, ..settings };
-        (self.retries, self.rnr_retries) = (settings.retries, settings.rnr_retries);
+        (self.retries_left, self.rnr_retries_left) = (settings.retries, settings.rnr_retries);
     }
 
-    /// Whether all work that was begun is done.
+    /// Whether all work that has started is done.
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        self.work.front().is_none_or(|first| first.psn.since(self.highest) >= 0)
+        self.work.front().is_none_or(|first| first.psn.since(self.sent_end) >= 0)
     }
 
-    /// Adds work. After a failure it is flushed at once.
+    /// Adds work. A failed requester flushes it at once.
     pub fn post(&mut self, work: Work, host: &mut impl Host) {
         if self.has_failed {
             host.complete(Completion::Sent { id: work.id, status: Status::Flushed });
             return;
         }
         let packets = work.packets(self.settings.mtu);
-        self.work.push_back(Numbered { work, psn: self.next, packets, returned: 0 });
-        self.next = self.next.add(packets);
+        self.work.push_back(Wqe { work, psn: self.next_psn, packets, received: 0 });
+        self.next_psn = self.next_psn.add(packets);
     }
 
-    /// Ends all work that is left, as the queue pair goes to the error state.
+    /// Completes all remaining work as flushed, because the queue pair enters the error state.
     pub fn flush(&mut self, host: &mut impl Host) {
         self.has_failed = true;
-        self.await_nothing();
-        self.pause = None;
-        for numbered in self.work.drain(..) {
-            host.complete(Completion::Sent { id: numbered.work.id, status: Status::Flushed });
+        self.stop_timers();
+        self.rnr_wait_until = None;
+        for wqe in self.work.drain(..) {
+            host.complete(Completion::Sent { id: wqe.work.id, status: Status::Flushed });
         }
-        (self.at, self.sent) = (0, 0);
+        (self.next_wqe, self.sent_packets) = (0, 0);
     }
 
-    /// When to call [`Requester::expire`].
+    /// Returns when to call [`Requester::expire`].
     #[must_use]
     pub fn wake_at(&self) -> Option<Time> {
         let probe = self.probe.map(|(at, _)| at);
-        self.pause.or(probe.into_iter().chain(self.deadline).min())
+        self.rnr_wait_until.or(probe.into_iter().chain(self.ack_deadline).min())
     }
 
-    /// An answer has to come from now on.
-    fn await_answer(&mut self, now: Time) {
+    /// Starts the ACK timeout and the probe timer.
+    fn start_timers(&mut self, now: Time) {
         let Some(timeout) = self.settings.timeout else { return };
-        self.deadline = Some(now + timeout);
-        let wait = timeout / PROBE;
-        self.probe = (wait >= SOON).then(|| (now + wait, 2 * wait));
-        (self.is_probe_due, self.probed) = (false, None);
+        self.ack_deadline = Some(now + timeout);
+        let wait = timeout / PROBE_DIVISOR;
+        self.probe = (wait >= MIN_PROBE_DELAY).then(|| (now + wait, 2 * wait));
+        (self.is_probe_due, self.probed_psn) = (false, None);
     }
 
-    fn await_nothing(&mut self) {
-        (self.deadline, self.probe) = (None, None);
-        (self.is_probe_due, self.probed) = (false, None);
+    fn stop_timers(&mut self) {
+        (self.ack_deadline, self.probe) = (None, None);
+        (self.is_probe_due, self.probed_psn) = (false, None);
     }
 
-    /// Does what has become due; whether anything has, so that there may be something to send. All that had arrived by `heard` was
-    /// handled: an answer is overdue only if it had not come by then, since what has arrived after that may be it. A pause that the
-    /// peer has asked for is over by `now`.
-    pub fn expire(&mut self, now: Time, heard: Time, host: &mut impl Host) -> bool {
-        let is_over = self.pause.take_if(|pause| *pause <= now).is_some();
-        if self.pause.is_some() {
+    /// Handles expired timers and returns whether any expired. There may then be packets to send.
+    ///
+    /// `received_until` is the time until which all received packets were handled. A response that arrived later may still be
+    /// waiting in a socket, so the ACK timeout and the probe timer are compared with this time. The RNR delay is compared with
+    /// `now`.
+    pub fn expire(&mut self, now: Time, received_until: Time, host: &mut impl Host) -> bool {
+        let is_rnr_wait_over = self.rnr_wait_until.take_if(|rnr_wait_until| *rnr_wait_until <= now).is_some();
+        if self.rnr_wait_until.is_some() {
             return false;
         }
-        if self.deadline.is_some_and(|deadline| deadline <= heard) {
-            self.again(host);
+        if self.ack_deadline.is_some_and(|ack_deadline| ack_deadline <= received_until) {
+            self.retransmit(host);
             return true;
         }
         match self.probe {
-            Some((at, wait)) if at <= heard => {
+            Some((at, wait)) if at <= received_until => {
                 self.probe = Some((now + wait, 2 * wait));
                 self.is_probe_due = true;
                 true
             }
-            _ => is_over,
+            _ => is_rnr_wait_over,
         }
     }
 
-    /// Sends again what is not acknowledged, or fails when that was done often enough.
-    fn again(&mut self, host: &mut impl Host) {
-        match self.retries.checked_sub(1) {
+    /// Retransmits all unacknowledged packets, or fails if no retries are left.
+    fn retransmit(&mut self, host: &mut impl Host) {
+        match self.retries_left.checked_sub(1) {
             Some(left) => {
-                self.retries = left;
-                self.shrink();
-                self.await_nothing();
-                self.has_asked = false;
+                self.retries_left = left;
+                self.shrink_window();
+                self.stop_timers();
+                self.has_retried_gap = false;
                 self.rewind();
             }
             None => self.fail(Status::RetryExceeded, host),
         }
     }
 
-    /// Something has got lost, or come too early.
-    fn shrink(&mut self) {
-        self.limit = (self.limit / 2).max(FEWEST);
+    /// Halves the window after a loss or an RNR NAK.
+    fn shrink_window(&mut self) {
+        self.in_flight_limit = (self.in_flight_limit / 2).max(MIN_WINDOW);
     }
 
-    /// As [`Requester::again`], once for each gap in the answers.
-    fn ask_for_missing(&mut self, host: &mut impl Host) {
-        if !self.has_asked {
-            self.again(host);
-            self.has_asked = true;
+    /// Like [`Requester::retransmit`], but only once per gap in the responses.
+    fn retransmit_missing(&mut self, host: &mut impl Host) {
+        if !self.has_retried_gap {
+            self.retransmit(host);
+            self.has_retried_gap = true;
         }
     }
 
-    /// The earliest work fails, and what comes after it is flushed.
+    /// Fails the oldest work and flushes the rest.
     fn fail(&mut self, status: Status, host: &mut impl Host) {
         if let Some(first) = self.work.pop_front() {
             host.complete(Completion::Sent { id: first.work.id, status });
@@ -262,247 +274,262 @@ impl Requester {
         self.flush(host);
     }
 
-    /// Sends all again that was not acknowledged.
+    /// Goes back to the first unacknowledged packet (go-back-N).
     fn rewind(&mut self) {
-        self.at = 0;
-        self.asked = 0;
-        self.sent = match self.work.front() {
-            Some(first) if first.awaits_data() => first.returned,
-            Some(first) => self.unacknowledged.since(first.psn).max(0) as u32,
+        self.next_wqe = 0;
+        self.outstanding_reads = 0;
+        self.sent_packets = match self.work.front() {
+            Some(first) if first.needs_response_data() => first.received,
+            Some(first) => self.first_unacked.since(first.psn).max(0) as u32,
             None => 0,
         };
     }
 
-    /// The next packet to send, if there is any.
+    /// Returns the next packet to send, if any.
     pub fn transmit(&mut self, now: Time) -> Option<Outgoing> {
-        if self.pause.is_some() {
+        if self.rnr_wait_until.is_some() {
             return None;
         }
         if std::mem::take(&mut self.is_probe_due) {
-            if let Some(probe) = self.earliest() {
-                self.probed = Some(probe.psn);
+            if let Some(probe) = self.first_unanswered() {
+                self.probed_psn = Some(probe.psn);
                 return Some(probe);
             }
         }
-        let numbered = *self.work.get(self.at)?;
-        let psn = numbered.psn.add(self.sent);
-        let window = i32::from(self.limit);
-        if psn.since(self.unacknowledged) >= window {
+        let wqe = *self.work.get(self.next_wqe)?;
+        let psn = wqe.psn.add(self.sent_packets);
+        let window = i32::from(self.in_flight_limit);
+        if psn.since(self.first_unacked) >= window {
             return None;
         }
-        let is_new = self.sent == 0 && psn.since(self.highest) >= 0;
-        let is_late = numbered.awaits_data() && self.asked >= u32::from(self.settings.reads.max(1));
-        if is_late || (self.is_held && is_new) || (numbered.work.is_fenced && self.sent == 0 && self.asked > 0) {
+        let is_new = self.sent_packets == 0 && psn.since(self.sent_end) >= 0;
+        let is_read_limited =
+            wqe.needs_response_data() && self.outstanding_reads >= u32::from(self.settings.reads.max(1));
+        if is_read_limited
+            || (self.is_draining && is_new)
+            || (wqe.work.is_fenced && self.sent_packets == 0 && self.outstanding_reads > 0)
+        {
             return None;
         }
-        let mut outgoing = self.packet(&numbered, self.sent);
-        let pace = (u32::from(self.limit) / 4).max(1);
-        outgoing.ack_request |= self.sent % pace == pace - 1 || psn.add(1).since(self.unacknowledged) >= window;
-        if numbered.awaits_data() {
-            self.asked += 1;
-            self.sent += numbered.part(self.sent, self.settings.window.into());
+        let mut outgoing = self.packet(&wqe, self.sent_packets);
+        let ack_interval = (u32::from(self.in_flight_limit) / 4).max(1);
+        outgoing.ack_request |=
+            self.sent_packets % ack_interval == ack_interval - 1 || psn.add(1).since(self.first_unacked) >= window;
+        if wqe.needs_response_data() {
+            self.outstanding_reads += 1;
+            self.sent_packets += wqe.read_request_packets(self.sent_packets, self.settings.window.into());
         } else {
-            self.sent += 1;
+            self.sent_packets += 1;
         }
-        if self.sent >= numbered.packets {
-            (self.at, self.sent) = (self.at + 1, 0);
+        if self.sent_packets >= wqe.packets {
+            (self.next_wqe, self.sent_packets) = (self.next_wqe + 1, 0);
         }
-        let frontier = self.frontier();
-        if frontier.since(self.highest) > 0 {
-            self.highest = frontier;
+        let next_to_send = self.next_to_send();
+        if next_to_send.since(self.sent_end) > 0 {
+            self.sent_end = next_to_send;
         }
-        let is_answered = outgoing.ack_request || numbered.awaits_data();
-        if is_answered && self.deadline.is_none() {
-            self.await_answer(now);
+        let expects_response = outgoing.ack_request || wqe.needs_response_data();
+        if expects_response && self.ack_deadline.is_none() {
+            self.start_timers(now);
         }
         Some(outgoing)
     }
 
-    /// A packet of a piece of work.
-    fn packet(&self, numbered: &Numbered, index: u32) -> Outgoing {
-        let Numbered { work, psn, packets, .. } = *numbered;
+    /// Builds the packet with this index of a work queue entry.
+    fn packet(&self, wqe: &Wqe, index: u32) -> Outgoing {
+        let Wqe { work, psn, packets, .. } = *wqe;
         let mut outgoing = work.packet(index, packets, psn.add(index), self.settings.mtu);
         if let Operation::ReadRequest(range) = &mut outgoing.operation {
-            range.len = range.len.min(numbered.part(index, self.settings.window.into()) * self.settings.mtu);
+            range.len = range.len.min(wqe.read_request_packets(index, self.settings.window.into()) * self.settings.mtu);
         }
         outgoing
     }
 
-    /// The earliest packet that was sent and is not answered, so that it is answered at once.
-    fn earliest(&self) -> Option<Outgoing> {
+    /// Returns the first packet that was sent and is not answered, with the request for an ACK.
+    fn first_unanswered(&self) -> Option<Outgoing> {
         let first = self.work.front()?;
-        let index =
-            if first.awaits_data() { first.returned } else { self.unacknowledged.since(first.psn).max(0) as u32 };
-        let was_sent = self.frontier().since(first.psn.add(index)) > 0;
+        let index = if first.needs_response_data() {
+            first.received
+        } else {
+            self.first_unacked.since(first.psn).max(0) as u32
+        };
+        let was_sent = self.next_to_send().since(first.psn.add(index)) > 0;
         let outgoing = self.packet(first, index);
         was_sent.then_some(Outgoing { ack_request: true, ..outgoing })
     }
 
-    /// The number of the first packet that was not sent yet.
-    fn frontier(&self) -> Psn {
-        match self.work.get(self.at) {
-            Some(numbered) => numbered.psn.add(self.sent),
-            None => self.next,
+    /// PSN of the next packet to send.
+    fn next_to_send(&self) -> Psn {
+        match self.work.get(self.next_wqe) {
+            Some(wqe) => wqe.psn.add(self.sent_packets),
+            None => self.next_psn,
         }
     }
 
-    /// Takes an answer that has arrived.
+    /// Handles a response that has arrived.
     pub fn handle(&mut self, header: &Header, payload: &[u8], now: Time, host: &mut impl Host) {
         if self.has_failed {
             return;
         }
         match header.operation {
-            Operation::Acknowledge(Ack { syndrome, .. }) => self.acknowledged(header.psn, syndrome, now, host),
+            Operation::Acknowledge(Ack { syndrome, .. }) => self.handle_ack(header.psn, syndrome, now, host),
             Operation::AtomicAcknowledge(_, old) => {
-                self.returned(header.psn, &old.to_ne_bytes(), true, now, host);
+                self.handle_response_data(header.psn, &old.to_ne_bytes(), true, now, host);
             }
-            Operation::ReadFirst(_) | Operation::ReadMiddle => self.returned(header.psn, payload, false, now, host),
-            Operation::ReadLast(_) | Operation::ReadOnly(_) => self.returned(header.psn, payload, true, now, host),
+            Operation::ReadFirst(_) | Operation::ReadMiddle => {
+                self.handle_response_data(header.psn, payload, false, now, host)
+            }
+            Operation::ReadLast(_) | Operation::ReadOnly(_) => {
+                self.handle_response_data(header.psn, payload, true, now, host)
+            }
             _ => {}
         }
     }
 
-    fn acknowledged(&mut self, psn: Psn, syndrome: Syndrome, now: Time, host: &mut impl Host) {
-        // A refusal is of the packet that it numbers, and acknowledges those before it.
-        let upto = if matches!(syndrome, Syndrome::Ack(_)) { psn.add(1) } else { psn };
-        // Of what was acknowledged already, or never sent.
-        if upto.since(self.unacknowledged) < 0 || upto.since(self.highest) > 0 {
+    fn handle_ack(&mut self, psn: Psn, syndrome: Syndrome, now: Time, host: &mut impl Host) {
+        // A NAK acknowledges the packets before its PSN. An ACK includes its PSN.
+        let acked_end = if matches!(syndrome, Syndrome::Ack(_)) { psn.add(1) } else { psn };
+        // Ignore ACKs for packets that were acknowledged before or never sent.
+        if acked_end.since(self.first_unacked) < 0 || acked_end.since(self.sent_end) > 0 {
             return;
         }
-        if upto == self.highest && !matches!(syndrome, Syndrome::Ack(_)) {
+        if acked_end == self.sent_end && !matches!(syndrome, Syndrome::Ack(_)) {
             return;
         }
-        if !self.advance(upto, now, host) {
+        if !self.advance(acked_end, now, host) {
             return;
         }
         match syndrome {
             Syndrome::Ack(_) => {}
             Syndrome::ReceiverNotReady(timer) => {
-                if self.rnr_retries == 0 {
+                if self.rnr_retries_left == 0 {
                     return self.fail(Status::ReceiverNotReadyExceeded, host);
                 }
-                if self.rnr_retries < 7 {
-                    self.rnr_retries -= 1;
+                if self.rnr_retries_left < 7 {
+                    self.rnr_retries_left -= 1;
                 }
-                // It answers: what gets lost while it has no receive is not one loss after the other.
-                self.retries = self.settings.retries;
-                self.shrink();
-                self.pause = Some(now + rnr_pause(timer));
-                self.await_nothing();
+                // The peer has answered. Losses between RNR NAKs are not consecutive losses.
+                self.retries_left = self.settings.retries;
+                self.shrink_window();
+                self.rnr_wait_until = Some(now + rnr_delay(timer));
+                self.stop_timers();
                 self.rewind();
             }
-            Syndrome::Nak(Nak::SequenceError) => self.again(host),
+            Syndrome::Nak(Nak::SequenceError) => self.retransmit(host),
             Syndrome::Nak(Nak::InvalidRequest) => self.fail(Status::RemoteInvalidRequest, host),
             Syndrome::Nak(Nak::RemoteAccess) => self.fail(Status::RemoteAccess, host),
             Syndrome::Nak(Nak::RemoteOperation) => self.fail(Status::RemoteOperation, host),
         }
     }
 
-    /// All before that number is acknowledged; whether no answer is missing among it.
-    fn advance(&mut self, upto: Psn, now: Time, host: &mut impl Host) -> bool {
-        let mut is_whole = true;
+    /// Acknowledges all packets before `acked_end` and returns whether no response is missing among them.
+    fn advance(&mut self, acked_end: Psn, now: Time, host: &mut impl Host) -> bool {
+        let mut is_contiguous = true;
         while let Some(first) = self.work.front().copied() {
-            if first.end().since(upto) > 0 {
-                // A read of which the peer has gone on to something later: its answer got lost.
-                if first.awaits_data() && upto.since(first.psn.add(first.returned)) > 0 {
-                    is_whole = false;
+            if first.end().since(acked_end) > 0 {
+                // The peer has answered a later request, so the response to this read was lost.
+                if first.needs_response_data() && acked_end.since(first.psn.add(first.received)) > 0 {
+                    is_contiguous = false;
                 }
                 break;
             }
-            if !first.is_answered() {
-                is_whole = false;
+            if !first.has_all_data() {
+                is_contiguous = false;
                 break;
             }
             self.work.pop_front();
-            match self.at.checked_sub(1) {
-                Some(at) => self.at = at,
-                // It was being sent again.
-                None => self.sent = 0,
+            match self.next_wqe.checked_sub(1) {
+                Some(at) => self.next_wqe = at,
+                // The entry was being retransmitted.
+                None => self.sent_packets = 0,
             }
             host.complete(Completion::Sent { id: first.work.id, status: Status::Success });
         }
-        let reached = match self.work.front() {
-            Some(first) if first.awaits_data() => first.psn.add(first.returned),
-            _ => upto,
+        let new_first_unacked = match self.work.front() {
+            Some(first) if first.needs_response_data() => first.psn.add(first.received),
+            _ => acked_end,
         };
-        if let answered @ 1.. = reached.since(self.unacknowledged) {
-            self.unacknowledged = reached;
-            self.limit = self.settings.window.min(self.limit.saturating_add(answered.min(0xffff) as u16));
-            // The peer has waited for just that packet, and has nothing of what came after it, or reads on and is to be let do so.
-            let is_lost = self.probed.is_some_and(|probed| reached == probed.add(1))
-                && !self.work.front().is_some_and(Numbered::awaits_data);
-            // What is sent again need not be, if its answer comes meanwhile.
+        if let newly_acked @ 1.. = new_first_unacked.since(self.first_unacked) {
+            self.first_unacked = new_first_unacked;
+            self.in_flight_limit =
+                self.settings.window.min(self.in_flight_limit.saturating_add(newly_acked.min(0xffff) as u16));
+            // An ACK for exactly the probed packet means that the peer has received nothing after it. If the oldest work is a
+            // read, the peer may still be sending its response.
+            let is_lost = self.probed_psn.is_some_and(|probed_psn| new_first_unacked == probed_psn.add(1))
+                && !self.work.front().is_some_and(Wqe::needs_response_data);
             if is_lost {
-                self.shrink();
+                self.shrink_window();
             }
-            if is_lost || self.frontier().since(reached) < 0 {
+            // A retransmission may be behind the ACK. It then continues after the acknowledged packets.
+            if is_lost || self.next_to_send().since(new_first_unacked) < 0 {
                 self.rewind();
             }
-            self.progressed(now);
+            self.handle_progress(now);
         }
-        if !is_whole {
-            self.ask_for_missing(host);
+        if !is_contiguous {
+            self.retransmit_missing(host);
         }
-        is_whole
+        is_contiguous
     }
 
-    /// The peer has answered something new.
-    fn progressed(&mut self, now: Time) {
-        self.has_asked = false;
-        self.retries = self.settings.retries;
-        self.rnr_retries = self.settings.rnr_retries;
-        if self.frontier().since(self.unacknowledged) > 0 {
-            self.await_answer(now);
+    /// Resets retries and timers after the peer has answered something new.
+    fn handle_progress(&mut self, now: Time) {
+        self.has_retried_gap = false;
+        self.retries_left = self.settings.retries;
+        self.rnr_retries_left = self.settings.rnr_retries;
+        if self.next_to_send().since(self.first_unacked) > 0 {
+            self.start_timers(now);
         } else {
-            self.await_nothing();
+            self.stop_timers();
         }
     }
 
-    /// Data has come back.
-    fn returned(&mut self, psn: Psn, data: &[u8], is_last: bool, now: Time, host: &mut impl Host) {
-        // Of what was answered long ago: work that is far behind may have the same numbers.
-        if psn.since(self.unacknowledged) < 0 || psn.since(self.highest) >= 0 {
+    /// Handles the data of a read or atomic response.
+    fn handle_response_data(&mut self, psn: Psn, data: &[u8], is_last: bool, now: Time, host: &mut impl Host) {
+        // Ignore old responses. Work that is queued far behind may have the same PSNs after a wrap.
+        if psn.since(self.first_unacked) < 0 || psn.since(self.sent_end) >= 0 {
             return;
         }
-        // It acknowledges what came before the work that it is of.
-        let of = self.work.iter().position(|numbered| {
-            numbered.awaits_data() && psn.since(numbered.psn) >= 0 && psn.since(numbered.end()) < 0
-        });
-        let Some(of) = of else { return };
-        let start = self.work[of].psn;
-        if of > 0 && !self.advance(start, now, host) {
+        // A response acknowledges all work before the one that it belongs to.
+        let index = self
+            .work
+            .iter()
+            .position(|wqe| wqe.needs_response_data() && psn.since(wqe.psn) >= 0 && psn.since(wqe.end()) < 0);
+        let Some(index) = index else { return };
+        let start = self.work[index].psn;
+        if index > 0 && !self.advance(start, now, host) {
             return;
         }
         let Some(first) = self.work.front_mut() else { return };
-        let expected = first.psn.add(first.returned);
+        let expected = first.psn.add(first.received);
         match psn.since(expected) {
-            // It was there already.
+            // Duplicate.
             ..0 => return,
             0 => {}
-            // Those before it got lost.
-            1.. => return self.ask_for_missing(host),
+            // A response before it was lost.
+            1.. => return self.retransmit_missing(host),
         }
         let mtu = self.settings.mtu;
-        let offset = first.returned * mtu;
+        let offset = first.received * mtu;
         let is_atomic = !matches!(first.work.request, Request::Read { .. });
-        let wanted = if is_atomic { 8 } else { (first.work.len - offset.min(first.work.len)).min(mtu) };
-        let ends = first.part(first.returned, self.settings.window.into()) == 1;
-        if data.len() as u32 != wanted || is_last != ends {
+        let expected_len = if is_atomic { 8 } else { (first.work.len - offset.min(first.work.len)).min(mtu) };
+        let is_last_expected = first.read_request_packets(first.received, self.settings.window.into()) == 1;
+        if data.len() as u32 != expected_len || is_last != is_last_expected {
             return self.fail(Status::BadResponse, host);
         }
         if let Err(status) = host.returned(first.work.id, offset, data) {
             return self.fail(status, host);
         }
-        first.returned += 1;
-        if ends {
-            self.asked = self.asked.saturating_sub(1);
+        first.received += 1;
+        if is_last_expected {
+            self.outstanding_reads = self.outstanding_reads.saturating_sub(1);
         }
         self.advance(psn.add(1), now, host);
     }
 }
 
-/// How long the peer asks to be left alone: table 45 of the specification, `enum ib_rnr_timeout` of Linux.
-fn rnr_pause(timer: u8) -> Duration {
+/// Delay that an RNR NAK timer code requests: table 45 of the specification, `enum ib_rnr_timeout` in Linux.
+fn rnr_delay(timer: u8) -> Duration {
     const HUNDREDTHS_OF_MS: [u64; 32] = [
         65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
         4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,

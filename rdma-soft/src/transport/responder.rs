@@ -1,4 +1,4 @@
-//! Carrying requests out, and answering them.
+//! The responder of a reliable connection: executes requests and sends responses, ACKs and NAKs.
 
 use std::collections::VecDeque;
 
@@ -6,45 +6,45 @@ use super::host::{Access, Completion, Host, ReceiveId, Received, Status};
 use super::{Outgoing, Payload, packets};
 use crate::wire::{Ack, Atomic, Header, Nak, Operation, Psn, RemoteRange, Syndrome, Trailer};
 
-/// What a responder is told when its queue pair becomes ready to receive.
+/// Settings of a responder, set when its queue pair enters RTR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResponderSettings {
-    /// The number of the first packet that comes.
+    /// PSN of the first packet.
     pub psn: Psn,
-    /// Most bytes of a packet's payload.
+    /// Path MTU: maximum payload of a packet, in bytes.
     pub mtu: u32,
-    /// Reads and atomic operations that may be outstanding.
+    /// Responder resources: maximum number of outstanding reads and atomic operations.
     pub resources: u8,
-    /// The code of how long the peer is to wait when there is no receive.
+    /// RNR NAK timer code, 0 to 31.
     pub min_rnr_timer: u8,
 }
 
-/// The end of a reliable connection that answers.
+/// The responder of a reliable connection.
 #[derive(Clone, Debug)]
 pub struct Responder {
     settings: ResponderSettings,
-    /// Of the packet that comes next.
+    /// PSN of the next packet.
     expected: Psn,
-    /// Messages that were completed.
+    /// Number of completed messages (message sequence number).
     msn: u32,
-    /// The peer knows already what is missing: it is told once.
-    is_naked: bool,
+    /// A NAK for the expected PSN was sent. It is sent only once.
+    is_nak_sent: bool,
     message: Message,
-    /// Reads and atomic operations, the latest last, to be answered again when the answer gets lost.
+    /// Latest reads and atomic operations, oldest first. Duplicate requests are answered from them.
     resources: VecDeque<Resource>,
-    /// In the order of their requests.
-    answers: VecDeque<Answer>,
-    /// All up to there is to be acknowledged, after the answers.
-    due: Option<Psn>,
-    /// ACKs that the peer has requested since the last one was sent. A retransmitted request counts twice, as the peer waits
-    /// already.
-    asked: u32,
+    /// Pending responses and NAKs, in the order of their requests.
+    responses: VecDeque<Response>,
+    /// PSN of the ACK that is due. It is sent after the pending responses.
+    due_ack: Option<Psn>,
+    /// ACKs that the peer has requested since the last one was sent. A retransmitted request counts twice, because the peer is
+    /// already waiting.
+    ack_requests: u32,
     has_failed: bool,
-    /// With which refusal it has, and of which packet.
+    /// PSN and code of the fatal NAK.
     failure: Option<(Psn, Nak)>,
 }
 
-/// What the packets so far are the beginning of.
+/// Message whose packets are arriving.
 #[derive(Clone, Copy, Debug)]
 enum Message {
     None,
@@ -66,74 +66,74 @@ enum Kind {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Answer {
-    /// What was read, from here on; `is_first` also where the first was sent before and got lost.
+enum Response {
+    /// Remaining part of a read response. `is_first` is also set if the peer requests only the rest of a read again.
     Read {
         psn: Psn,
         range: RemoteRange,
         at: u32,
         is_first: bool,
-        is_repeated: bool,
+        is_duplicate: bool,
     },
     Atomic {
         psn: Psn,
         old: u64,
-        is_repeated: bool,
+        is_duplicate: bool,
     },
-    /// Everything before is acknowledged by it, too.
+    /// A NAK. It also acknowledges all packets before its PSN.
     Nak {
         psn: Psn,
         syndrome: Syndrome,
     },
 }
 
-/// A request that is answered with a refusal.
-enum Refusal {
-    /// The connection goes on.
-    NotReady,
-    /// It does not.
+/// Why a request is answered by a NAK.
+enum RequestError {
+    /// RNR NAK. The connection continues.
+    ReceiverNotReady,
+    /// Fatal NAK. The connection fails.
     Fatal(Nak),
 }
 
 impl Responder {
-    /// Ready to receive.
+    /// Creates a responder that is ready to receive.
     #[must_use]
     pub fn new(settings: ResponderSettings) -> Self {
         Responder {
             settings,
             expected: settings.psn,
             msn: 0,
-            is_naked: false,
+            is_nak_sent: false,
             message: Message::None,
             resources: VecDeque::with_capacity(settings.resources.into()),
-            answers: VecDeque::with_capacity(2 * usize::from(settings.resources) + 2),
-            due: None,
-            asked: 0,
+            responses: VecDeque::with_capacity(2 * usize::from(settings.resources) + 2),
+            due_ack: None,
+            ack_requests: 0,
             has_failed: false,
             failure: None,
         }
     }
 
-    /// Whether the peer has broken the rules, or was refused memory: the queue pair goes to the error state when the refusal was
-    /// sent.
+    /// Whether a fatal NAK is due or sent. The queue pair enters the error state after it is sent.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
 
-    /// The peer is to wait so long, by its code, when there is no receive.
+    /// Sets the RNR NAK timer code, 0 to 31.
     pub fn set_min_rnr_timer(&mut self, code: u8) {
         self.settings.min_rnr_timer = code;
     }
 
-    /// Why the peer was refused for good.
+    /// Returns the code of the fatal NAK.
     #[must_use]
     pub fn failure(&self) -> Option<Nak> {
         self.failure.map(|(_, nak)| nak)
     }
 
-    /// The receive that a message has begun to fill: it is to be flushed with the others. Nothing is carried out from now on; a
-    /// peer that was refused is told so again whenever it asks.
+    /// Stops executing requests and returns the receive of an incomplete message, which the caller flushes.
+    ///
+    /// After a fatal NAK, each further request is answered by the same NAK.
     pub fn abandon(&mut self) -> Option<ReceiveId> {
         self.has_failed = true;
         match std::mem::replace(&mut self.message, Message::None) {
@@ -142,87 +142,87 @@ impl Responder {
         }
     }
 
-    /// Takes a request that has arrived.
+    /// Handles a request that has arrived.
     pub fn handle(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) {
         if self.has_failed {
-            return self.refuse_again();
+            return self.repeat_nak();
         }
         match header.psn.since(self.expected) {
             0 => {}
             1.. => {
-                if !std::mem::replace(&mut self.is_naked, true) {
-                    self.refuse(Syndrome::Nak(Nak::SequenceError));
+                if !std::mem::replace(&mut self.is_nak_sent, true) {
+                    self.queue_nak(Syndrome::Nak(Nak::SequenceError));
                 }
                 return;
             }
-            _ => return self.repeat(header),
+            _ => return self.handle_duplicate(header),
         }
-        self.is_naked = false;
-        match self.carry_out(header, payload, host) {
-            Ok(taken) => {
-                self.expected = self.expected.add(taken);
+        self.is_nak_sent = false;
+        match self.execute(header, payload, host) {
+            Ok(psns) => {
+                self.expected = self.expected.add(psns);
                 let is_answered = matches!(
                     header.operation,
                     Operation::ReadRequest(_) | Operation::CompareSwap(_) | Operation::FetchAdd(_)
                 );
                 if is_answered {
-                    // The answer acknowledges it, and what came before.
-                    self.due = None;
+                    // The response also acknowledges this request and all before it.
+                    self.due_ack = None;
                 } else if header.ack_request {
-                    self.owe_ack(1);
+                    self.schedule_ack(1);
                 }
             }
-            Err(Refusal::NotReady) => {
-                self.is_naked = true;
-                self.refuse(Syndrome::ReceiverNotReady(self.settings.min_rnr_timer));
+            Err(RequestError::ReceiverNotReady) => {
+                self.is_nak_sent = true;
+                self.queue_nak(Syndrome::ReceiverNotReady(self.settings.min_rnr_timer));
             }
-            Err(Refusal::Fatal(nak)) => {
+            Err(RequestError::Fatal(nak)) => {
                 self.has_failed = true;
                 self.failure = Some((self.expected, nak));
-                self.refuse(Syndrome::Nak(nak));
+                self.queue_nak(Syndrome::Nak(nak));
             }
         }
     }
 
-    /// Makes an ACK due of all that has arrived. It counts as requested `times` times.
-    fn owe_ack(&mut self, times: u32) {
-        self.asked = if self.due.is_some() { self.asked.saturating_add(times) } else { times };
-        self.due = Some(self.expected.add(u32::MAX));
+    /// Schedules an ACK for all packets received so far. It counts as `times` requested ACKs.
+    fn schedule_ack(&mut self, times: u32) {
+        self.ack_requests = if self.due_ack.is_some() { self.ack_requests.saturating_add(times) } else { times };
+        self.due_ack = Some(self.expected.add(u32::MAX));
     }
 
-    /// Whether an ACK is due, and nothing else.
+    /// Whether an ACK is due and no response is pending.
     #[must_use]
     pub fn owes_ack(&self) -> bool {
-        self.answers.is_empty() && self.due.is_some()
+        self.responses.is_empty() && self.due_ack.is_some()
     }
 
-    /// Whether the peer has requested the ACK that is due only once. It may then have nothing else in flight.
+    /// Whether the peer has requested the due ACK only once. The peer may then have nothing else in flight.
     #[must_use]
     pub fn was_asked_once(&self) -> bool {
-        self.asked <= 1
+        self.ack_requests <= 1
     }
 
-    fn refuse(&mut self, syndrome: Syndrome) {
-        // It acknowledges what came before, and takes the place of a refusal that was not sent yet: however often a peer is refused
-        // before it is heard, one waits.
-        self.due = None;
-        let nak = Answer::Nak { psn: self.expected, syndrome };
-        match self.answers.back_mut() {
-            Some(last @ Answer::Nak { .. }) => *last = nak,
-            _ => self.answers.push_back(nak),
+    fn queue_nak(&mut self, syndrome: Syndrome) {
+        // A NAK acknowledges all packets before it. It replaces a pending NAK, so that a peer cannot queue any number of them.
+        self.due_ack = None;
+        let nak = Response::Nak { psn: self.expected, syndrome };
+        match self.responses.back_mut() {
+            Some(last @ Response::Nak { .. }) => *last = nak,
+            _ => self.responses.push_back(nak),
         }
     }
 
-    /// The peer goes on as if nothing was: the refusal may have got lost, and without it the peer would take this end for gone.
-    fn refuse_again(&mut self) {
-        if let (Some((psn, nak)), true) = (self.failure, self.answers.is_empty()) {
-            self.answers.push_back(Answer::Nak { psn, syndrome: Syndrome::Nak(nak) });
+    /// Sends the fatal NAK again, because the peer may not have received it. Without it, the peer would retry until it gives
+    /// up.
+    fn repeat_nak(&mut self) {
+        if let (Some((psn, nak)), true) = (self.failure, self.responses.is_empty()) {
+            self.responses.push_back(Response::Nak { psn, syndrome: Syndrome::Nak(nak) });
         }
     }
 
-    /// Carries out what has come in its turn; how many numbers it takes.
-    fn carry_out(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) -> Result<u32, Refusal> {
-        let invalid = Refusal::Fatal(Nak::InvalidRequest);
+    /// Executes a request that arrived in order. Returns the number of PSNs that it takes.
+    fn execute(&mut self, header: &Header, payload: &[u8], host: &mut impl Host) -> Result<u32, RequestError> {
+        let invalid = RequestError::Fatal(Nak::InvalidRequest);
         let len = payload.len() as u32;
         let fits = match header.operation {
             Operation::SendFirst | Operation::SendMiddle | Operation::WriteFirst(_) | Operation::WriteMiddle => {
@@ -236,35 +236,35 @@ impl Responder {
         }
         match (header.operation, self.message) {
             (Operation::SendFirst, Message::None) => {
-                let receive = host.receive().ok_or(Refusal::NotReady)?;
+                let receive = host.receive().ok_or(RequestError::ReceiverNotReady)?;
                 self.message = Message::Send { receive, at: 0 };
-                self.fill(receive, 0, payload, host)?;
+                self.fill_receive(receive, 0, payload, host)?;
             }
-            (Operation::SendMiddle, Message::Send { receive, at }) => self.fill(receive, at, payload, host)?,
+            (Operation::SendMiddle, Message::Send { receive, at }) => self.fill_receive(receive, at, payload, host)?,
             (Operation::SendOnly(trailer), Message::None) => {
-                let receive = host.receive().ok_or(Refusal::NotReady)?;
+                let receive = host.receive().ok_or(RequestError::ReceiverNotReady)?;
                 self.message = Message::Send { receive, at: 0 };
-                self.fill(receive, 0, payload, host)?;
-                self.received(header, receive, len, trailer, host)?;
+                self.fill_receive(receive, 0, payload, host)?;
+                self.complete_send(header, receive, len, trailer, host)?;
             }
             (Operation::SendLast(trailer), Message::Send { receive, at }) => {
-                self.fill(receive, at, payload, host)?;
-                self.received(header, receive, at.saturating_add(len), trailer, host)?;
+                self.fill_receive(receive, at, payload, host)?;
+                self.complete_send(header, receive, at.saturating_add(len), trailer, host)?;
             }
             (Operation::WriteFirst(range), Message::None) => {
-                // What is written comes in more than one packet.
+                // The data of a write with a First packet must not fit in one packet.
                 if range.len <= self.settings.mtu {
                     return Err(invalid);
                 }
                 self.message = Message::Write { range, at: 0 };
-                self.store(range, 0, payload, host)?;
+                self.write(range, 0, payload, host)?;
             }
-            (Operation::WriteMiddle, Message::Write { range, at }) => self.store(range, at, payload, host)?,
+            (Operation::WriteMiddle, Message::Write { range, at }) => self.write(range, at, payload, host)?,
             (Operation::WriteLast(imm), Message::Write { range, at }) => {
-                self.last_of_write(header, range, at, payload, imm, host)?;
+                self.write_last(header, range, at, payload, imm, host)?;
             }
             (Operation::WriteOnly(range, imm), Message::None) => {
-                self.last_of_write(header, range, 0, payload, imm, host)?;
+                self.write_last(header, range, 0, payload, imm, host)?;
             }
             (Operation::ReadRequest(range), Message::None) => return self.read(header.psn, range, host),
             (Operation::CompareSwap(atomic), Message::None) => {
@@ -280,27 +280,33 @@ impl Responder {
         Ok(1)
     }
 
-    /// Puts a part of a message into its receive.
-    fn fill(&mut self, receive: ReceiveId, at: u32, payload: &[u8], host: &mut impl Host) -> Result<(), Refusal> {
+    /// Writes a packet's payload to the receive of the message.
+    fn fill_receive(
+        &mut self,
+        receive: ReceiveId,
+        at: u32,
+        payload: &[u8],
+        host: &mut impl Host,
+    ) -> Result<(), RequestError> {
         if let Err(status) = host.fill(receive, at, payload) {
             self.message = Message::None;
             host.complete(Completion::failed_receive(receive, status));
             let nak = if status == Status::LocalLength { Nak::InvalidRequest } else { Nak::RemoteOperation };
-            return Err(Refusal::Fatal(nak));
+            return Err(RequestError::Fatal(nak));
         }
         self.message = Message::Send { receive, at: at.saturating_add(payload.len() as u32) };
         Ok(())
     }
 
-    /// A message is whole.
-    fn received(
+    /// Completes the receive of a send message.
+    fn complete_send(
         &mut self,
         header: &Header,
         id: ReceiveId,
         len: u32,
         trailer: Trailer,
         host: &mut impl Host,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let (imm, invalidated) = match trailer {
             Trailer::None => (None, None),
             Trailer::Immediate(imm) => (Some(imm), None),
@@ -308,31 +314,31 @@ impl Responder {
             Trailer::Invalidate(_) => {
                 self.message = Message::None;
                 host.complete(Completion::failed_receive(id, Status::LocalProtection));
-                return Err(Refusal::Fatal(Nak::RemoteAccess));
+                return Err(RequestError::Fatal(Nak::RemoteAccess));
             }
         };
-        self.done();
+        self.complete_message();
         let received = Received { len, is_write: false, imm, invalidated, solicited: header.solicited };
         host.complete(received.into_completion(id));
         Ok(())
     }
 
-    /// Writes a part of what is written.
-    fn store(&mut self, range: RemoteRange, at: u32, payload: &[u8], host: &mut impl Host) -> Result<(), Refusal> {
+    /// Writes a packet's payload to the memory of an RDMA write.
+    fn write(&mut self, range: RemoteRange, at: u32, payload: &[u8], host: &mut impl Host) -> Result<(), RequestError> {
         let len = payload.len() as u32;
         if len > range.len - at {
-            return Err(Refusal::Fatal(Nak::InvalidRequest));
+            return Err(RequestError::Fatal(Nak::InvalidRequest));
         }
-        // All of it is to be open before the first byte is written, and each part when its time comes.
-        let (offset, asked) = if at == 0 { (0, range.len) } else { (u64::from(at), len) };
+        // The first packet checks access to the whole range. Each later packet checks its own part again.
+        let (offset, opened_len) = if at == 0 { (0, range.len) } else { (u64::from(at), len) };
         let address = range.address.wrapping_add(offset);
-        let opened = host.open(&RemoteRange { address, rkey: range.rkey, len: asked }, Access::Write);
-        host.store(opened.ok_or(Refusal::Fatal(Nak::RemoteAccess))?, payload);
+        let opened = host.open(&RemoteRange { address, rkey: range.rkey, len: opened_len }, Access::Write);
+        host.store(opened.ok_or(RequestError::Fatal(Nak::RemoteAccess))?, payload);
         self.message = Message::Write { range, at: at + len };
         Ok(())
     }
 
-    fn last_of_write(
+    fn write_last(
         &mut self,
         header: &Header,
         range: RemoteRange,
@@ -340,25 +346,25 @@ impl Responder {
         payload: &[u8],
         imm: Option<u32>,
         host: &mut impl Host,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         if payload.len() as u32 != range.len - at {
-            return Err(Refusal::Fatal(Nak::InvalidRequest));
+            return Err(RequestError::Fatal(Nak::InvalidRequest));
         }
-        // Before anything is written: a packet that is refused now comes again, whole.
+        // Take the receive before writing. After an RNR NAK, the peer sends the packet again.
         let receive = match imm {
-            Some(_) => Some(host.receive().ok_or(Refusal::NotReady)?),
+            Some(_) => Some(host.receive().ok_or(RequestError::ReceiverNotReady)?),
             None => None,
         };
-        // Of nothing no key is asked for.
+        // A write of zero bytes does not check the key.
         if range.len > 0 {
-            if let Err(refusal) = self.store(range, at, payload, host) {
+            if let Err(error) = self.write(range, at, payload, host) {
                 if let Some(id) = receive {
                     host.complete(Completion::failed_receive(id, Status::Flushed));
                 }
-                return Err(refusal);
+                return Err(error);
             }
         }
-        self.done();
+        self.complete_message();
         if let Some(id) = receive {
             let received =
                 Received { len: range.len, is_write: true, imm, invalidated: None, solicited: header.solicited };
@@ -367,17 +373,17 @@ impl Responder {
         Ok(())
     }
 
-    fn read(&mut self, psn: Psn, range: RemoteRange, host: &mut impl Host) -> Result<u32, Refusal> {
-        if range.len > 1 << 31 || self.is_overrun() {
-            return Err(Refusal::Fatal(Nak::InvalidRequest));
+    fn read(&mut self, psn: Psn, range: RemoteRange, host: &mut impl Host) -> Result<u32, RequestError> {
+        if range.len > 1 << 31 || self.has_too_many_outstanding() {
+            return Err(RequestError::Fatal(Nak::InvalidRequest));
         }
         if range.len > 0 && host.open(&range, Access::Read).is_none() {
-            return Err(Refusal::Fatal(Nak::RemoteAccess));
+            return Err(RequestError::Fatal(Nak::RemoteAccess));
         }
         let packets = packets(range.len, self.settings.mtu);
-        self.done();
-        self.remember(Resource { psn, packets, kind: Kind::Read });
-        self.answers.push_back(Answer::Read { psn, range, at: 0, is_first: true, is_repeated: false });
+        self.complete_message();
+        self.save_resource(Resource { psn, packets, kind: Kind::Read });
+        self.responses.push_back(Response::Read { psn, range, at: 0, is_first: true, is_duplicate: false });
         Ok(packets)
     }
 
@@ -387,111 +393,114 @@ impl Responder {
         atomic: &Atomic,
         change: &dyn Fn(u64) -> u64,
         host: &mut impl Host,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let Atomic { address, rkey, .. } = *atomic;
-        if address % 8 != 0 || self.is_overrun() {
-            return Err(Refusal::Fatal(Nak::InvalidRequest));
+        if address % 8 != 0 || self.has_too_many_outstanding() {
+            return Err(RequestError::Fatal(Nak::InvalidRequest));
         }
         let opened = host.open(&RemoteRange { address, rkey, len: 8 }, Access::Atomic);
-        let old = host.update(opened.ok_or(Refusal::Fatal(Nak::RemoteAccess))?, change);
-        self.done();
-        self.remember(Resource { psn, packets: 1, kind: Kind::Atomic { old } });
-        self.answers.push_back(Answer::Atomic { psn, old, is_repeated: false });
+        let old = host.update(opened.ok_or(RequestError::Fatal(Nak::RemoteAccess))?, change);
+        self.complete_message();
+        self.save_resource(Resource { psn, packets: 1, kind: Kind::Atomic { old } });
+        self.responses.push_back(Response::Atomic { psn, old, is_duplicate: false });
         Ok(())
     }
 
-    /// A message is complete.
-    fn done(&mut self) {
+    /// Counts a completed message.
+    fn complete_message(&mut self) {
         self.message = Message::None;
         self.msn = self.msn.wrapping_add(1);
     }
 
-    /// Whether the peer has more reads and atomic operations outstanding than it may. What it has asked for again counts once.
-    fn is_overrun(&self) -> bool {
-        let is_new = |answer: &&Answer| {
-            matches!(answer, Answer::Read { is_repeated: false, .. } | Answer::Atomic { is_repeated: false, .. })
+    /// Whether the peer exceeds the responder resources. Duplicates do not count.
+    fn has_too_many_outstanding(&self) -> bool {
+        let is_new = |response: &&Response| {
+            matches!(
+                response,
+                Response::Read { is_duplicate: false, .. } | Response::Atomic { is_duplicate: false, .. }
+            )
         };
-        self.answers.iter().filter(is_new).count() >= usize::from(self.settings.resources)
+        self.responses.iter().filter(is_new).count() >= usize::from(self.settings.resources)
     }
 
-    fn remember(&mut self, resource: Resource) {
+    fn save_resource(&mut self, resource: Resource) {
         if self.resources.len() >= usize::from(self.settings.resources) {
             self.resources.pop_front();
         }
         self.resources.push_back(resource);
     }
 
-    /// A request that was carried out already: its answer may have got lost.
-    fn repeat(&mut self, header: &Header) {
-        // More than that is not outstanding; whoever asks more often asks again when nothing comes.
-        if self.answers.len() > 2 * usize::from(self.settings.resources) {
+    /// Handles a duplicate request. Its response may have been lost.
+    fn handle_duplicate(&mut self, header: &Header) {
+        // Limit the pending responses. The peer retries a duplicate that is dropped here.
+        if self.responses.len() > 2 * usize::from(self.settings.resources) {
             return;
         }
         match header.operation {
             Operation::ReadRequest(range) => {
-                let asked = packets(range.len, self.settings.mtu);
+                let requested = packets(range.len, self.settings.mtu);
                 let covers = |resource: &&Resource| {
                     let at = header.psn.since(resource.psn);
-                    matches!(resource.kind, Kind::Read) && at >= 0 && at as u32 + asked <= resource.packets
+                    matches!(resource.kind, Kind::Read) && at >= 0 && at as u32 + requested <= resource.packets
                 };
-                // One that is so old that it was forgotten: the peer has its answer, or asks in vain.
+                // A read that is no longer in `resources` is ignored. The peer has its response, or it retries in vain.
                 if self.resources.iter().any(|resource| covers(&resource)) {
-                    self.answers.push_back(Answer::Read {
+                    self.responses.push_back(Response::Read {
                         psn: header.psn,
                         range,
                         at: 0,
                         is_first: true,
-                        is_repeated: true,
+                        is_duplicate: true,
                     });
                 }
             }
             Operation::CompareSwap(_) | Operation::FetchAdd(_) => {
                 let same = self.resources.iter().find(|resource| resource.psn == header.psn);
                 if let Some(Resource { psn, kind: Kind::Atomic { old }, .. }) = same {
-                    self.answers.push_back(Answer::Atomic { psn: *psn, old: *old, is_repeated: true });
+                    self.responses.push_back(Response::Atomic { psn: *psn, old: *old, is_duplicate: true });
                 }
             }
-            _ => self.owe_ack(2),
+            _ => self.schedule_ack(2),
         }
     }
 
-    /// The next packet to send, if there is any.
+    /// Returns the next packet to send, if any.
     pub fn transmit(&mut self, host: &impl Host) -> Option<Outgoing> {
         let msn = Psn::new(self.msn);
         let ack = Ack { syndrome: Syndrome::ACK, msn };
         let outgoing =
             |operation, psn, payload| Outgoing { operation, psn, ack_request: false, solicited: false, payload };
-        let Some(answer) = self.answers.front_mut() else {
-            let psn = self.due.take()?;
+        let Some(response) = self.responses.front_mut() else {
+            let psn = self.due_ack.take()?;
             return Some(outgoing(Operation::Acknowledge(ack), psn, Payload::None));
         };
-        match *answer {
-            Answer::Nak { psn, syndrome } => {
-                self.answers.pop_front();
+        match *response {
+            Response::Nak { psn, syndrome } => {
+                self.responses.pop_front();
                 Some(outgoing(Operation::Acknowledge(Ack { syndrome, msn }), psn, Payload::None))
             }
-            Answer::Atomic { psn, old, .. } => {
-                self.answers.pop_front();
+            Response::Atomic { psn, old, .. } => {
+                self.responses.pop_front();
                 Some(outgoing(Operation::AtomicAcknowledge(ack, old), psn, Payload::None))
             }
-            Answer::Read { psn, range, at, is_first, is_repeated } => {
+            Response::Read { psn, range, at, is_first, is_duplicate } => {
                 let RemoteRange { address, rkey, len } = range;
                 let left = len - at;
                 let part = left.min(self.settings.mtu);
                 let address = address.wrapping_add(u64::from(at));
-                // It was open when the request came; it may not be any more.
+                // The memory may have been deregistered since the request arrived.
                 let payload = match host.open(&RemoteRange { address, rkey, len: part }, Access::Read) {
                     _ if part == 0 => Payload::None,
                     Some(place) => Payload::Remote { place, len: part },
-                    // A request that was late, or came twice: whoever has sent it has its answer and does not hear this, or
-                    // hears it and fails. The memory may be closed with every right.
-                    None if is_repeated => {
-                        self.answers.pop_front();
+                    // A late or duplicate request. A peer that already has the response ignores this NAK, and was free to have
+                    // the memory deregistered. Any other peer fails its read.
+                    None if is_duplicate => {
+                        self.responses.pop_front();
                         let syndrome = Syndrome::Nak(Nak::RemoteAccess);
                         return Some(outgoing(Operation::Acknowledge(Ack { syndrome, msn }), psn, Payload::None));
                     }
                     None => {
-                        self.answers.clear();
+                        self.responses.clear();
                         self.has_failed = true;
                         self.failure = Some((psn, Nak::RemoteAccess));
                         let syndrome = Syndrome::Nak(Nak::RemoteAccess);
@@ -506,9 +515,9 @@ impl Responder {
                     (false, true) => Operation::ReadLast(ack),
                 };
                 if is_last {
-                    self.answers.pop_front();
+                    self.responses.pop_front();
                 } else {
-                    *answer = Answer::Read { psn: psn.add(1), range, at: at + part, is_first: false, is_repeated };
+                    *response = Response::Read { psn: psn.add(1), range, at: at + part, is_first: false, is_duplicate };
                 }
                 Some(outgoing(operation, psn, payload))
             }

@@ -1,9 +1,9 @@
-//! Time.
+//! Points in time without a clock.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// A moment, in nanoseconds since some other.
+/// A point in time, in nanoseconds since an arbitrary start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Time(pub u64);
 

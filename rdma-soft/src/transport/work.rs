@@ -1,52 +1,52 @@
-//! Work, and its packets.
+//! Work of a send queue and its packets.
 
 use super::{Outgoing, Payload, packets};
 use crate::wire::{Atomic, Operation, Psn, RemoteRange, Trailer};
 
-/// A piece of work.
+/// A work request of the send queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Work {
-    /// By which the host knows it and its data.
+    /// Identifier that the host has chosen for the work and its data.
     pub id: u64,
-    /// What to do.
+    /// Operation.
     pub request: Request,
-    /// Bytes of data.
+    /// Length of the data in bytes.
     pub len: u32,
-    /// Not before the reads and atomic operations that come before it are done.
+    /// Starts only after all previous reads and atomic operations are done.
     pub is_fenced: bool,
-    /// Wakes who waits for solicited events.
+    /// Sets the solicited event bit.
     pub is_solicited: bool,
 }
 
-/// What to do.
+/// Operation of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Send the data.
+    /// Sends the data.
     Send(Trailer),
-    /// Write the data to the peer's memory.
+    /// Writes the data to the peer's memory.
     Write {
-        /// Where.
+        /// Remote address.
         address: u64,
-        /// The key.
+        /// Remote key.
         rkey: u32,
-        /// For a receive of the peer.
+        /// Immediate data, which consumes a receive of the peer.
         imm: Option<u32>,
     },
-    /// Read as much of the peer's memory as there is room for.
+    /// Reads `len` bytes of the peer's memory.
     Read {
-        /// Where.
+        /// Remote address.
         address: u64,
-        /// The key.
+        /// Remote key.
         rkey: u32,
     },
-    /// Replace a word of the peer's memory where it is equal to another.
+    /// Replaces a word of the peer's memory if it equals the compare value.
     CompareSwap(Atomic),
-    /// Add to a word of the peer's memory.
+    /// Adds to a word of the peer's memory.
     FetchAdd(Atomic),
 }
 
 impl Work {
-    /// How many packets it takes.
+    /// Number of request or response packets.
     pub(super) fn packets(&self, mtu: u32) -> u32 {
         match self.request {
             Request::CompareSwap(_) | Request::FetchAdd(_) => 1,
@@ -54,7 +54,7 @@ impl Work {
         }
     }
 
-    /// The packet of that index of so many.
+    /// Builds packet `index` of `packets`.
     pub(super) fn packet(&self, index: u32, packets: u32, psn: Psn, mtu: u32) -> Outgoing {
         let offset = index.saturating_mul(mtu);
         let (is_first, is_last) = (index == 0, index + 1 >= packets);
@@ -80,7 +80,7 @@ impl Work {
                 (operation, part)
             }
             Request::Read { address, rkey } => {
-                // What has come back is not asked for again.
+                // A retransmitted read asks only for the missing rest.
                 let address = address.wrapping_add(u64::from(offset));
                 let range = RemoteRange { address, rkey, len: self.len - offset.min(self.len) };
                 (Operation::ReadRequest(range), Payload::None)

@@ -1,6 +1,6 @@
-//! Taking fields from the front of bytes.
+//! A reader for big-endian header fields.
 
-/// Bytes that are not taken yet.
+/// Bytes that are still to be read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
@@ -27,7 +27,7 @@ impl Reader<'_> {
         self.take().map(u64::from_be_bytes)
     }
 
-    /// One byte, and 24 bits.
+    /// Reads a byte and a 24-bit field.
     pub(super) fn byte_and_u24(&mut self) -> Option<(u8, u32)> {
         self.u32().map(|word| ((word >> 24) as u8, word & 0xff_ffff))
     }

@@ -1,4 +1,4 @@
-//! Whole packets.
+//! Packets and their headers.
 
 use std::fmt;
 use std::ops::Deref;
@@ -7,73 +7,75 @@ use super::fields::Reader;
 use super::icrc::ICRC;
 use super::{Operation, Psn, Transport};
 
-/// All that comes before the payload.
+/// The headers of a packet: base and extended transport headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// The service that it belongs to.
+    /// Transport service, with the datagram header (DETH) of UD.
     pub transport: Transport,
-    /// What it does.
+    /// Operation, with its extended headers.
     pub operation: Operation,
-    /// The partition.
+    /// Partition key.
     pub pkey: u16,
-    /// The number of the queue pair that it is for, 24 bits.
+    /// Destination queue pair number, 24 bits.
     pub dest_qp: u32,
-    /// Its number.
+    /// Packet sequence number.
     pub psn: Psn,
-    /// Whether to wake who waits for solicited events.
+    /// Solicited event bit.
     pub solicited: bool,
-    /// Whether an acknowledgement is asked for.
+    /// AckReq bit: requests an ACK.
     pub ack_request: bool,
-    /// Whether the sender's path has migrated; set in all packets where paths do not migrate.
+    /// MigReq bit: the path has migrated. Always set without automatic path migration.
     pub migrated: bool,
-    /// Whether it met congestion on its way, and what it answers did: explicit congestion notification.
+    /// FECN and BECN bits: congestion on the path of this packet, and on the reverse path.
     pub congestion: (bool, bool),
 }
 
-/// A packet.
+/// A parsed packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
-    /// All that comes before the payload.
+    /// Headers.
     pub header: Header,
-    /// Without its padding.
+    /// Payload without padding.
     pub payload: &'a [u8],
 }
 
-/// Why bytes are no packet.
+/// Why a packet is malformed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// They end too early.
-    #[error("the packet ends before its headers do")]
+    /// The packet ends before its headers do.
+    #[error("the packet is shorter than its headers")]
     Short,
-    /// They are not in words of four, as padding makes them.
-    #[error("the packet is not a whole number of 32-bit words long")]
+    /// The length is not a multiple of 4 bytes.
+    #[error("the packet length is not a multiple of 4 bytes")]
     Unaligned,
-    /// The headers are of another version than 0.
-    #[error("transport version {0}, not 0")]
+    /// The transport header version is not 0.
+    #[error("unsupported transport header version {0}")]
     Version(u8),
-    /// Unknown, or none of the service.
-    #[error("opcode {0:#04x}, which is of no packet that is known")]
+    /// The opcode is unknown, or the transport service does not have it.
+    #[error("unknown opcode {0:#04x}")]
     Opcode(u8),
-    /// Unknown.
-    #[error("acknowledge syndrome {0:#04x}, which has no meaning")]
+    /// The AETH syndrome is unknown.
+    #[error("unknown AETH syndrome {0:#04x}")]
     Syndrome(u8),
-    /// More than there is.
-    #[error("more padding than payload, or some where no payload goes")]
+    /// The padding is longer than the payload, or the operation has no payload.
+    #[error("the packet has more padding than payload, or payload that its opcode does not allow")]
     Padding,
 }
 
-/// Bytes of the base transport header.
-const BASE: usize = 12;
+/// Bytes of the base transport header (BTH).
+const BTH_LEN: usize = 12;
 
-/// More than any packet has before its payload: a datagram's header and an atomic operation's.
-const LONGEST: usize = BASE + 8 + 28;
+/// Upper bound for the headers of a packet: a datagram header (DETH) and an AtomicETH.
+const MAX_HEADER: usize = BTH_LEN + 8 + 28;
 
 impl<'a> Packet<'a> {
-    /// A packet that came, without its UDP header and with its invariant CRC, which is not looked at: [`Icrc`](super::Icrc).
+    /// Parses a packet that starts at the base transport header and ends with the invariant CRC.
+    ///
+    /// The CRC is not checked. [`Icrc::matches`](super::Icrc::matches) checks it.
     ///
     /// # Errors
-    /// [`Malformed`]: whoever has sent it does not follow the specification, or it came damaged.
+    /// [`Malformed`] if the packet is damaged or does not follow the specification.
     pub fn parse(datagram: &'a [u8]) -> Result<Self, Malformed> {
         let (content, _) = datagram.split_last_chunk::<ICRC>().ok_or(Malformed::Short)?;
         if datagram.len() % 4 != 0 {
@@ -114,10 +116,12 @@ fn base(from: &mut Reader<'_>) -> Option<(u8, u8, u16)> {
 }
 
 impl Header {
-    /// The bytes before a payload of that length. After the payload come zeros up to a multiple of four, and the invariant CRC.
+    /// Encodes the headers before a payload of that many bytes.
+    ///
+    /// Zeros up to a multiple of 4 bytes and the invariant CRC follow the payload.
     #[must_use]
     pub fn encode(&self, payload: usize) -> Encoded {
-        let mut to = Encoded { bytes: [0; LONGEST], len: 0 };
+        let mut to = Encoded { bytes: [0; MAX_HEADER], len: 0 };
         let padding = Header::padding(payload) as u32;
         let flag = |set: bool, bit: u32| u32::from(set) << bit;
         let opcode = u32::from(self.transport.bits() | self.operation.bits());
@@ -132,23 +136,23 @@ impl Header {
         to
     }
 
-    /// Whether it is of the partition of that key. The highest bit of a key says how a port belongs to the partition, not to which.
+    /// Whether the packet belongs to the partition of `pkey`. The membership bit of the keys is ignored.
     #[must_use]
     pub fn is_of_partition(&self, pkey: u16) -> bool {
         (self.pkey ^ pkey) & 0x7fff == 0
     }
 
-    /// How many zeros follow a payload of that length.
+    /// Number of padding bytes after a payload of that many bytes.
     #[must_use]
     pub const fn padding(payload: usize) -> usize {
         payload.wrapping_neg() % 4
     }
 }
 
-/// The bytes of a header.
+/// Encoded headers of a packet.
 #[derive(Clone, Copy)]
 pub struct Encoded {
-    bytes: [u8; LONGEST],
+    bytes: [u8; MAX_HEADER],
     len: usize,
 }
 

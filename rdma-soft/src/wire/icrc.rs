@@ -1,5 +1,6 @@
-//! The invariant CRC: over what no router changes, and over addresses, as annex A17 of the specification has it and Linux computes
-//! it (drivers/infiniband/sw/rxe/rxe_icrc.c).
+//! The invariant CRC. It covers the addresses and everything that routers do not change.
+//!
+//! Annex A17 of the specification defines it, and Linux computes it in drivers/infiniband/sw/rxe/rxe_icrc.c.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,64 +8,65 @@ use crc32fast::Hasher;
 
 use super::UDP_PORT;
 
-/// Bytes of the invariant CRC, which end a packet.
+/// Bytes of the invariant CRC at the end of a packet.
 pub const ICRC: usize = 4;
 
-/// Where in the base transport header the byte is that routers may change.
-const VARIANT: usize = 4;
+/// Offset of resv8a in the base transport header. Routers may change this byte (FECN and BECN).
+const RESV8A: usize = 4;
 
 const UDP_HEADER: usize = 8;
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
-/// Bytes of an IPv4 header after its identification, and of that of UDP.
+/// Bytes between the IPv4 identification and the base transport header.
 const AFTER_IDENTIFICATION: usize = 14 + UDP_HEADER;
 
-/// Between whom a packet goes.
+/// Addresses and source port of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Path {
-    /// By IPv4.
+    /// IPv4.
     V4 {
-        /// Who has sent it.
+        /// Source address.
         source: Ipv4Addr,
-        /// Whom it is for.
+        /// Destination address.
         dest: Ipv4Addr,
-        /// The UDP port that it is from.
+        /// UDP source port.
         source_port: u16,
     },
-    /// By IPv6.
+    /// IPv6.
     V6 {
-        /// Who has sent it.
+        /// Source address.
         source: Ipv6Addr,
-        /// Whom it is for.
+        /// Destination address.
         dest: Ipv6Addr,
-        /// The UDP port that it is from.
+        /// UDP source port.
         source_port: u16,
     },
 }
 
-/// What the invariant CRCs of all packets between two have in common: of the headers below theirs, but for lengths and
-/// identification, which are added to it as remainders are added.
+/// CRC of the IP and UDP headers of a path, with lengths and identification zero.
+///
+/// CRCs are linear, so [`IcrcSeed::begin`] adds the lengths and the identification by XOR.
 #[derive(Clone, Copy, Debug)]
 pub struct IcrcSeed {
     value: u32,
     is_v4: bool,
 }
 
-/// An invariant CRC that is being computed.
+/// Running computation of an invariant CRC.
 #[derive(Clone, Debug)]
 pub struct Icrc(Hasher);
 
 impl IcrcSeed {
-    /// Of packets of that path.
+    /// Hashes the headers of a path.
     #[must_use]
     pub fn new(path: &Path) -> Self {
-        // In place of the local route header of InfiniBand.
+        // Eight bytes of ones replace InfiniBand's local route header.
         let mut hasher = Hasher::new();
         hasher.update(&[0xff; 8]);
         let source_port = match *path {
             Path::V4 { source, dest, source_port } => {
                 let mut ip = [0xff; IPV4_HEADER];
-                // Type of service, time to live and checksum stay ones; it is not to be fragmented.
+                // Type of service, time to live and checksum are hashed as ones. The flags are "don't fragment".
                 ip[0] = 0x45;
                 ip[2..6].fill(0);
                 ip[6..8].copy_from_slice(&0x4000_u16.to_be_bytes());
@@ -76,7 +78,7 @@ impl IcrcSeed {
             }
             Path::V6 { source, dest, source_port } => {
                 let mut ip = [0xff; IPV6_HEADER];
-                // Traffic class, flow label and hop limit stay ones.
+                // Traffic class, flow label and hop limit are hashed as ones.
                 ip[0] = 0x6f;
                 ip[4..6].fill(0);
                 ip[6] = 17;
@@ -94,8 +96,10 @@ impl IcrcSeed {
         IcrcSeed { value: hasher.finalize(), is_v4: matches!(path, Path::V4 { .. }) }
     }
 
-    /// Begins with a packet of `len` bytes, its CRC among them, in one datagram with that identification, which has no meaning to
-    /// IPv6. Its bytes follow, without the CRC, the base transport header first and whole.
+    /// Starts the CRC of a packet of `len` bytes, including its CRC.
+    ///
+    /// `identification` is the IPv4 identification. It is ignored for IPv6. The caller then adds the packet's bytes without the
+    /// CRC, starting with the complete base transport header.
     #[must_use]
     pub fn begin(&self, identification: u16, len: usize) -> Icrc {
         let udp_len = (UDP_HEADER + len) as u16;
@@ -109,8 +113,9 @@ impl IcrcSeed {
         Icrc(Hasher::new_with_initial(value))
     }
 
-    /// The identification with which a packet is right, if there is one. It takes less time when it is the expected one, which by
-    /// IPv6 it always is.
+    /// Returns the IPv4 identification with which the packet's CRC matches, if there is one.
+    ///
+    /// This is faster if the packet has the expected identification. For IPv6 it is always fast.
     #[must_use]
     pub fn identify(&self, expected: u16, datagram: &[u8]) -> Option<u16> {
         let (content, icrc) = datagram.split_last_chunk::<ICRC>()?;
@@ -123,24 +128,24 @@ impl IcrcSeed {
         if !self.is_v4 {
             return None;
         }
-        identification(difference, AFTER_IDENTIFICATION + content.len()).map(|found| found ^ expected)
+        find_identification(difference, AFTER_IDENTIFICATION + content.len()).map(|found| found ^ expected)
     }
 }
 
 impl Icrc {
-    /// Of a packet of `len` bytes by that path: [`IcrcSeed::begin`].
+    /// Starts the CRC of a packet of `len` bytes. See [`IcrcSeed::begin`].
     #[must_use]
     pub fn new(path: &Path, identification: u16, len: usize) -> Self {
         IcrcSeed::new(path).begin(identification, len)
     }
 
-    /// Adds the headers from the base transport header on.
+    /// Adds headers, starting with the base transport header.
     pub fn headers(&mut self, headers: &[u8]) {
-        let Some((first, rest)) = headers.split_first_chunk::<{ VARIANT + 1 }>() else {
+        let Some((first, rest)) = headers.split_first_chunk::<{ RESV8A + 1 }>() else {
             return self.0.update(headers);
         };
         let mut first = *first;
-        first[VARIANT] = 0xff;
+        first[RESV8A] = 0xff;
         self.0.update(&first);
         self.0.update(rest);
     }
@@ -150,42 +155,41 @@ impl Icrc {
         self.0.update(bytes);
     }
 
-    /// As it ends the packet.
+    /// Returns the CRC in the byte order of the packet.
     #[must_use]
     pub fn finish(self) -> [u8; ICRC] {
         self.0.finalize().to_le_bytes()
     }
 
-    /// Whether a packet came as it was sent.
+    /// Whether the CRC of a packet matches.
     ///
-    /// A UDP socket does not see the IPv4 identification. It is zero in what this library sends, but Linux numbers its own: then it
-    /// is whether there is one with which the packet is right, so that of 2¹⁶ damaged packets one passes. There are none of that
-    /// kind by IPv6.
+    /// A UDP socket does not report the IPv4 identification. This library sends zero, but Linux numbers its own packets. So a
+    /// packet matches if any identification makes the CRC match, and one of 2¹⁶ damaged packets passes. IPv6 has no identification.
     #[must_use]
     pub fn matches(path: &Path, datagram: &[u8]) -> bool {
         IcrcSeed::new(path).identify(0, datagram).is_some()
     }
 }
 
-/// The difference that a field's bytes make, each in its place, when they are not zero.
+/// Change of the CRC for each value of the first and the second byte of a field.
 type Field = [[u32; 256]; 2];
 
-static V4_LENGTH: Field = field(16 + UDP_HEADER);
-static V4_IDENTIFICATION: Field = field(AFTER_IDENTIFICATION);
-static V6_LENGTH: Field = field(34 + UDP_HEADER);
-static UDP_LENGTH: Field = field(2);
+static V4_LENGTH: Field = field_differences(16 + UDP_HEADER);
+static V4_IDENTIFICATION: Field = field_differences(AFTER_IDENTIFICATION);
+static V6_LENGTH: Field = field_differences(34 + UDP_HEADER);
+static UDP_LENGTH: Field = field_differences(2);
 
 fn difference(field: &Field, value: u16) -> u32 {
     let [first, second] = value.to_be_bytes().map(usize::from);
     field[0][first] ^ field[1][second]
 }
 
-/// Of a field of two bytes before so many others.
-const fn field(behind: usize) -> Field {
-    // x to the power of eight for each byte that the register is moved by.
+/// Computes the changes for a two-byte field that `bytes_after` bytes follow.
+const fn field_differences(bytes_after: usize) -> Field {
+    // Multiply by x⁸ for each byte that follows.
     let mut power = 1 << 31;
     let mut bytes = 0;
-    while bytes < behind {
+    while bytes < bytes_after {
         power = product(power, X8);
         bytes += 1;
     }
@@ -208,20 +212,20 @@ const fn field(behind: usize) -> Field {
     differences
 }
 
-/// The identification that makes that difference to a CRC when so many bytes come after it.
+/// Finds the identification that changes the CRC by `difference` if `bytes_after` bytes follow.
 ///
-/// CRCs are remainders of polynomials over GF(2), so that the difference is the identification times a power of x; the inverse of
-/// that power brings it back.
-fn identification(difference: u32, behind: usize) -> Option<u16> {
-    let mut bytes = behind + 2;
+/// CRCs are remainders of polynomials over GF(2). The difference is the identification times a power of x. Multiplying by the
+/// inverse of that power recovers the identification.
+fn find_identification(difference: u32, bytes_after: usize) -> Option<u16> {
+    let mut bytes = bytes_after + 2;
     let mut value = difference;
-    for power in &BACK {
+    for power in &INVERSE_POWERS {
         if bytes & 1 != 0 {
             value = product(value, *power);
         }
         bytes >>= 1;
     }
-    // More bytes than a datagram can have.
+    // Longer than any datagram.
     if bytes != 0 {
         return None;
     }
@@ -229,29 +233,29 @@ fn identification(difference: u32, behind: usize) -> Option<u16> {
     u16::try_from(value).ok().map(u16::swap_bytes)
 }
 
-/// The polynomial of the CRC, the coefficient of x⁰ in the highest bit.
+/// The CRC polynomial. The highest bit is the coefficient of x⁰.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// x to the power of eight.
+/// x⁸.
 const X8: u32 = 1 << (31 - 8);
 
-/// The product modulo the polynomial.
+/// Multiplies modulo the polynomial.
 const fn product(a: u32, b: u32) -> u32 {
     let (mut sum, mut b, mut bit) = (0, b, 1_u32 << 31);
     while bit != 0 {
         if a & bit != 0 {
             sum ^= b;
         }
-        // Times x.
+        // Multiply by x.
         b = if b & 1 != 0 { b >> 1 ^ POLYNOMIAL } else { b >> 1 };
         bit >>= 1;
     }
     sum
 }
 
-/// For each i, x⁻⁸ to the power of 2 to the i: what takes back as many zero bytes.
-const BACK: [u32; 17] = {
-    // As x is of order 2³² − 1, its inverse is x to the power of 2³² − 2.
+/// x⁻⁸ to the power of 2ⁱ, for each i: undoes 2ⁱ bytes.
+const INVERSE_POWERS: [u32; 17] = {
+    // x has order 2³² − 1, so its inverse is x to the power of 2³² − 2.
     let (mut square, mut inverse, mut bit) = (1_u32 << 30, 1_u32 << 31, 0);
     while bit < 32 {
         if bit > 0 {
@@ -266,14 +270,14 @@ const BACK: [u32; 17] = {
         power = product(power, power);
         doublings += 1;
     }
-    let mut back = [0; 17];
+    let mut powers = [0; 17];
     let mut i = 0;
-    while i < back.len() {
-        back[i] = power;
+    while i < powers.len() {
+        powers[i] = power;
         power = product(power, power);
         i += 1;
     }
-    back
+    powers
 };
 
 #[cfg(test)]
@@ -294,11 +298,11 @@ mod tests {
 
     #[test]
     fn x_times_its_inverse_is_one() {
-        assert_eq!(product(BACK[0], X8), 1 << 31);
+        assert_eq!(product(INVERSE_POWERS[0], X8), 1 << 31);
     }
 
     #[test]
-    fn lengths_and_identifications_are_hashed_in_their_places() {
+    fn lengths_and_identifications_are_hashed_at_their_offsets() {
         let (source, dest) = (Ipv6Addr::LOCALHOST, Ipv6Addr::from([0xfe; 16]));
         let six = Path::V6 { source, dest, source_port: 49_152 };
         for (len, identification) in
@@ -318,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_its_identification_a_packet_is_right() {
+    fn a_crc_matches_with_any_identification() {
         for len in [16, 20, 60, 4112].into_iter().step_by(if cfg!(miri) { 2 } else { 1 }) {
             for identification in [0, 1, 0x1234, 0xff00, 0xffff] {
                 let whole = datagram(&PATH, identification, len);
@@ -331,31 +335,35 @@ mod tests {
     }
 
     #[test]
-    fn the_identification_is_found_again() {
+    fn an_identification_is_recovered_from_the_crc() {
         let mut number = 1_u16;
-        for behind in (0..2000).step_by(if cfg!(miri) { 199 } else { 1 }) {
+        for bytes_after in (0..2000).step_by(if cfg!(miri) { 199 } else { 1 }) {
             number = number.wrapping_mul(25_173).wrapping_add(13_849);
             let mut zero = Hasher::new();
             zero.update(&[0, 0]);
-            zero.update(&vec![0; behind]);
+            zero.update(&vec![0; bytes_after]);
             let mut numbered = Hasher::new();
             numbered.update(&number.to_be_bytes());
-            numbered.update(&vec![0; behind]);
-            assert_eq!(identification(zero.finalize() ^ numbered.finalize(), behind), Some(number), "{behind}");
+            numbered.update(&vec![0; bytes_after]);
+            assert_eq!(
+                find_identification(zero.finalize() ^ numbered.finalize(), bytes_after),
+                Some(number),
+                "{bytes_after}"
+            );
         }
     }
 
     #[test]
-    fn damage_of_any_one_byte_is_found() {
+    fn damage_to_any_byte_is_detected() {
         let whole = datagram(&PATH, 0x4321, 100);
-        for at in (0..whole.len()).filter(|at| *at != VARIANT).step_by(if cfg!(miri) { 8 } else { 1 }) {
+        for at in (0..whole.len()).filter(|at| *at != RESV8A).step_by(if cfg!(miri) { 8 } else { 1 }) {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x10;
             assert!(!Icrc::matches(&PATH, &damaged), "{at}");
         }
         let mut routed = whole;
-        routed[VARIANT] ^= 0xff;
-        assert!(Icrc::matches(&PATH, &routed), "what routers may change is not covered");
+        routed[RESV8A] ^= 0xff;
+        assert!(Icrc::matches(&PATH, &routed), "the CRC must not cover bits that routers change");
     }
 
     #[test]
@@ -371,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_short_is_wrong() {
+    fn a_packet_that_is_too_short_does_not_match() {
         for len in 0..12 {
             assert!(!Icrc::matches(&PATH, &vec![0; len]));
         }

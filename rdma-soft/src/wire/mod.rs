@@ -1,7 +1,7 @@
-//! RoCEv2 packets: what comes after the UDP header (InfiniBand Architecture Specification, volume 1, chapter 9 and annex A17).
+//! RoCEv2 packets: InfiniBand Architecture Specification, volume 1, chapter 9 and annex A17.
 //!
-//! A packet is the base transport header, the headers that its opcode calls for, payload padded to four bytes, and the invariant
-//! CRC. [`Packet::parse`] takes anything that may come by a network; [`Header::encode`] writes what it would take.
+//! A packet starts after the UDP header. It has a base transport header, the extended headers of its opcode, payload padded to
+//! 4 bytes, and the invariant CRC. [`Packet::parse`] accepts any bytes from the network. [`Header::encode`] writes the headers.
 
 mod fields;
 mod header;
@@ -16,5 +16,5 @@ pub use opcode::{Atomic, Operation, RemoteRange, Trailer, Transport};
 pub use psn::Psn;
 pub use syndrome::{Ack, Nak, Syndrome};
 
-/// The UDP port that RoCEv2 packets go to.
+/// UDP destination port of RoCEv2.
 pub const UDP_PORT: u16 = 4791;

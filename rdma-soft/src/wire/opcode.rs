@@ -1,4 +1,4 @@
-//! What a packet does.
+//! Opcodes and extended transport headers.
 
 use super::Ack;
 use super::fields::Reader;
@@ -6,93 +6,93 @@ use super::header::Encoded;
 use super::syndrome::Syndrome;
 use super::{Malformed, Psn};
 
-/// The service that a packet belongs to.
+/// Transport service of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
     /// Reliable connection.
     Rc,
     /// Unreliable connection.
     Uc,
-    /// Unreliable datagram.
+    /// Unreliable datagram, with the datagram header (DETH).
     Ud {
-        /// Of the queue pair that it is for.
+        /// Q_Key of the destination queue pair.
         qkey: u32,
-        /// The number of the queue pair that it is from.
+        /// Source queue pair number, 24 bits.
         source_qp: u32,
     },
 }
 
-/// What a packet does, with what goes with it: table 38 of the specification.
+/// Operation of a packet, with its extended headers: table 38 of the specification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// The first packet of a message.
+    /// First packet of a send.
     SendFirst,
-    /// One in the middle of a message.
+    /// Middle packet of a send.
     SendMiddle,
-    /// The last packet of a message.
+    /// Last packet of a send.
     SendLast(Trailer),
-    /// A message of one packet.
+    /// Only packet of a send.
     SendOnly(Trailer),
-    /// The first packet of a write.
+    /// First packet of an RDMA write.
     WriteFirst(RemoteRange),
-    /// One in the middle of a write.
+    /// Middle packet of an RDMA write.
     WriteMiddle,
-    /// The last packet of a write, perhaps with immediate data.
+    /// Last packet of an RDMA write, with optional immediate data.
     WriteLast(Option<u32>),
-    /// A write of one packet, perhaps with immediate data.
+    /// Only packet of an RDMA write, with optional immediate data.
     WriteOnly(RemoteRange, Option<u32>),
-    /// A read.
+    /// RDMA read request.
     ReadRequest(RemoteRange),
-    /// The first packet of what was read.
+    /// First packet of a read response.
     ReadFirst(Ack),
-    /// One in the middle of what was read.
+    /// Middle packet of a read response.
     ReadMiddle,
-    /// The last packet of what was read.
+    /// Last packet of a read response.
     ReadLast(Ack),
-    /// What was read, in one packet.
+    /// Only packet of a read response.
     ReadOnly(Ack),
-    /// What was asked for so far has been done, or has not.
+    /// ACK or NAK.
     Acknowledge(Ack),
-    /// What the memory was before an atomic operation.
+    /// Response to an atomic operation, with the previous value.
     AtomicAcknowledge(Ack, u64),
-    /// Writes `swap` where memory is `compare`.
+    /// Compare and swap: writes `swap` if the word equals `compare`.
     CompareSwap(Atomic),
-    /// Adds `swap` to memory.
+    /// Fetch and add: adds `swap` to the word.
     FetchAdd(Atomic),
 }
 
-/// What comes with the end of a message.
+/// Extension of a message's last packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trailer {
-    /// Nothing.
+    /// None.
     None,
-    /// Immediate data, in host byte order.
+    /// Immediate data in host byte order (ImmDt).
     Immediate(u32),
-    /// A key that the receiver is to invalidate.
+    /// Remote key for the receiver to invalidate (IETH).
     Invalidate(u32),
 }
 
-/// Memory of a responder: the RDMA extended transport header.
+/// Memory of the responder: the RDMA extended transport header (RETH).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemoteRange {
-    /// Where it begins.
+    /// Virtual address.
     pub address: u64,
-    /// The key to it.
+    /// Remote key.
     pub rkey: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// A word of a responder's memory, and the operands: the atomic extended transport header.
+/// Word of the responder's memory with the operands: the atomic extended transport header (AtomicETH).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Atomic {
-    /// Where it is.
+    /// Virtual address.
     pub address: u64,
-    /// The key to it.
+    /// Remote key.
     pub rkey: u32,
-    /// What to write, or to add.
+    /// Value to write or to add.
     pub swap: u64,
-    /// What to compare with; of no meaning to an addition.
+    /// Value to compare with. Unused by fetch and add.
     pub compare: u64,
 }
 
@@ -129,26 +129,26 @@ impl Transport {
         }
     }
 
-    /// Whether the service has such packets.
+    /// Whether the transport service has this operation.
     #[must_use]
     pub fn has(self, operation: &Operation) -> bool {
         self.has_bits(operation.bits())
     }
 
-    /// As [`Transport::has`], by the lower five bits of the opcode.
+    /// Like [`Transport::has`], for the lower five bits of an opcode.
     fn has_bits(self, bits: u8) -> bool {
         match self {
             Transport::Rc => matches!(bits, 0..=20 | 22 | 23),
-            // Sends and writes, of which none invalidates,
+            // Sends and writes, but not send with invalidate.
             Transport::Uc => matches!(bits, 0..=11),
-            // and messages of one packet.
+            // Sends of one packet, with or without immediate data.
             Transport::Ud { .. } => matches!(bits, 4 | 5),
         }
     }
 }
 
 impl Operation {
-    /// The lower five bits of the opcode.
+    /// Lower five bits of the opcode.
     pub(super) fn bits(&self) -> u8 {
         match self {
             Operation::SendFirst => 0,
@@ -185,7 +185,7 @@ impl Operation {
         Operation::fields(bits, from).ok_or(Malformed::Short)?
     }
 
-    /// `None` when the packet ends before the last of them.
+    /// Reads the extended headers. `None` if the packet is too short.
     fn fields(bits: u8, from: &mut Reader<'_>) -> Option<Result<Operation, Malformed>> {
         Some(Ok(match bits {
             0 => Operation::SendFirst,
@@ -259,7 +259,7 @@ impl Operation {
         }
     }
 
-    /// Whether it answers a request: it is for the requester of a connection, and is not answered.
+    /// Whether the packet is a response, which the requester of a connection handles.
     #[must_use]
     pub fn is_answer(&self) -> bool {
         matches!(
@@ -273,7 +273,7 @@ impl Operation {
         )
     }
 
-    /// Whether data may follow the headers.
+    /// Whether a payload may follow the headers.
     #[must_use]
     pub fn carries_payload(&self) -> bool {
         !matches!(

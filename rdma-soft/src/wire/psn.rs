@@ -2,36 +2,38 @@
 
 use std::fmt;
 
-/// A packet sequence number: 24 bits, which wrap. Of two that are less than half of that apart, one is later.
+/// A packet sequence number (PSN): 24 bits that wrap.
+///
+/// Two numbers are ordered if they are less than 2²³ apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 
 impl Psn {
     const MASK: u32 = 0xff_ffff;
 
-    /// The lower 24 bits of it.
+    /// Takes the lower 24 bits.
     #[must_use]
     pub const fn new(number: u32) -> Self {
         Psn(number & Psn::MASK)
     }
 
-    /// As a number.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// So many later.
+    /// Returns the PSN that many packets later.
     #[must_use]
-    #[allow(clippy::should_implement_trait, reason = "of another type than itself, and it wraps")]
+    #[allow(clippy::should_implement_trait, reason = "the argument is a packet count, and the sum wraps")]
     pub const fn add(self, packets: u32) -> Self {
         Psn::new(self.0.wrapping_add(packets))
     }
 
-    /// How many later it is than `earlier`; negative when it is earlier. −2²³ to 2²³ − 1.
+    /// Returns the distance from `earlier`, from −2²³ to 2²³ − 1. Negative if `self` is earlier.
     #[must_use]
     pub const fn since(self, earlier: Psn) -> i32 {
-        // The sign bit of 24 becomes that of 32.
+        // Shift the sign bit of the 24-bit number to the sign bit of the word, and back.
         (self.0.wrapping_sub(earlier.0) << 8) as i32 >> 8
     }
 }

@@ -1,47 +1,47 @@
-//! What an acknowledgement says.
+//! Acknowledgements: the ACK extended transport header (AETH).
 
 use super::Psn;
 
-/// The acknowledge header: 9.3.5.1 of the specification.
+/// The ACK extended transport header (AETH): section 9.3.5.1 of the specification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ack {
-    /// What the responder has to say.
+    /// ACK, RNR NAK or NAK.
     pub syndrome: Syndrome,
-    /// Messages that it has completed, 24 bits.
+    /// Message sequence number: completed messages, 24 bits.
     pub msn: Psn,
 }
 
-/// What a responder has to say: table 44 of the specification.
+/// AETH syndrome: table 44 of the specification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// All well. The credits are a code of 0 to 31, of which the last says that none are counted.
+    /// ACK with a credit code of 0 to 31. 31 means that credits are not used.
     Ack(u8),
-    /// No receive is posted: try again after the time of that code, 0 to 31.
+    /// RNR NAK with a timer code of 0 to 31.
     ReceiverNotReady(u8),
-    /// Something is wrong.
+    /// NAK with its code.
     Nak(Nak),
 }
 
-/// Why a request is not acknowledged: table 45 of the specification.
+/// NAK codes: `enum aeth_syndrome` in Linux's drivers/infiniband/sw/rxe/rxe_hdr.h.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Nak {
-    /// Packets are missing before this one.
+    /// PSN sequence error: packets before this one are missing.
     SequenceError,
-    /// It is longer, or another, than it may be.
+    /// Invalid request.
     InvalidRequest,
-    /// The key does not open the memory for it.
+    /// Remote access error: the key does not grant access to the memory.
     RemoteAccess,
-    /// The responder could not do it.
+    /// Remote operational error.
     RemoteOperation,
 }
 
 impl Syndrome {
-    /// All well, and no credits counted.
+    /// An ACK without credits.
     pub const ACK: Syndrome = Syndrome::Ack(31);
 
     pub(super) fn parse(byte: u8) -> Option<Syndrome> {
         let value = byte & 0x1f;
-        // The highest bit is reserved, and ignored.
+        // The highest bit is reserved and ignored.
         match (byte >> 5) & 3 {
             0 => Some(Syndrome::Ack(value)),
             1 => Some(Syndrome::ReceiverNotReady(value)),
@@ -77,13 +77,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_is_refused_or_comes_back() {
+    fn every_byte_is_rejected_or_round_trips() {
         let known = (0..=u8::MAX).filter(|byte| {
             let Some(syndrome) = Syndrome::parse(*byte) else { return false };
             assert_eq!(syndrome.encode(), byte & 0x7f);
             true
         });
-        // 32 of credits, 32 of timers, four reasons, each with the reserved bit and without it.
+        // 32 credit codes, 32 timer codes and four NAK codes, each with and without the reserved bit.
         assert_eq!(known.count(), 2 * (32 + 32 + 4));
     }
 }

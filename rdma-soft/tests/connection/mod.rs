@@ -1,4 +1,4 @@
-//! Queue pairs of this process that are connected to each other, by the functions of libibverbs.
+//! Connected queue pairs of this process, through the functions of libibverbs.
 
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ pub(crate) struct Context {
 
 impl Context {
     pub(crate) fn open() -> Context {
-        // SAFETY: each object is made of those before it, which stay.
+        // SAFETY: each object is created from the previous ones, which stay.
         unsafe {
             let list = ibv_get_device_list(null_mut());
             let raw = ibv_open_device(*list);
@@ -24,9 +24,9 @@ impl Context {
         }
     }
 
-    /// A completion channel, whose descriptor does not block.
+    /// Creates a completion channel with a nonblocking descriptor.
     pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
-        // SAFETY: the context stays, and the descriptor is its user's to set.
+        // SAFETY: the context stays, and its user may set flags of the descriptor.
         unsafe {
             let channel = ibv_create_comp_channel(self.raw);
             libc::fcntl((*channel).fd, libc::F_SETFL, libc::O_NONBLOCK);
@@ -41,10 +41,10 @@ impl Context {
         cq
     }
 
-    /// Takes and acknowledges an asynchronous event: its type and object.
+    /// Takes and acknowledges an asynchronous event. Returns its type and object.
     pub(crate) fn event(&self) -> (u32, usize) {
         let mut event = ibv_async_event::zeroed();
-        // SAFETY: the context stays; the event is written where the function succeeds.
+        // SAFETY: the context stays. A successful call has written the event.
         unsafe {
             assert_eq!(ibv_get_async_event(self.raw, &mut event), 0);
             ibv_ack_async_event(&mut event);
@@ -52,7 +52,7 @@ impl Context {
         }
     }
 
-    /// Takes and acknowledges an event of that queue; returns whether there was one.
+    /// Takes and acknowledges an event of `cq`. Returns whether there was one.
     pub(crate) fn takes_event(&self, channel: *mut ibv_comp_channel, cq: *mut ibv_cq) -> bool {
         let (mut found, mut context) = (null_mut(), null_mut());
         // SAFETY: the channel and the queue stay.
@@ -67,19 +67,19 @@ impl Context {
     }
 }
 
-/// Arms a queue, for solicited completions only or for all.
+/// Arms a queue for solicited completions only or for all.
 pub(crate) fn arm(cq: *mut ibv_cq, is_solicited_only: bool) {
     // SAFETY: the queue stays.
     assert_eq!(unsafe { ibv_req_notify_cq(cq, is_solicited_only.into()) }, 0);
 }
 
-/// Two reliable connections, each the other's peer, whose messages are empty.
+/// Two reliable queue pairs that are connected to each other. They exchange empty messages.
 pub(crate) struct Pair {
     pub(crate) qps: [*mut ibv_qp; 2],
 }
 
 impl Pair {
-    /// `queues` has the queue for sends and the one for receives of each end.
+    /// `queues` has the send and the receive completion queue of each end.
     pub(crate) fn connect(context: &Context, queues: [(*mut ibv_cq, *mut ibv_cq); 2]) -> Pair {
         let cap = ibv_qp_cap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let qps = queues.map(|(send_cq, recv_cq)| {
@@ -103,7 +103,7 @@ impl Pair {
                 ah_attr: ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() },
                 path_mtu: IBV_MTU_1024,
                 dest_qp_num,
-                // 8 ms, so that a peer that has ended is noticed soon.
+                // 8 ms, so that a failed peer is detected soon.
                 timeout: 11,
                 retry_cnt: 2,
                 rnr_retry: 7,
@@ -162,7 +162,7 @@ impl Pair {
         assert_eq!(unsafe { ibv_post_recv(self.qps[end], &mut wr, &mut bad) }, 0);
     }
 
-    /// Posts a send of nothing, and returns whether there was room.
+    /// Posts an empty send. Returns whether there was room.
     pub(crate) fn send(&self, end: usize, flags: ibv_send_flags) -> bool {
         let mut wr = ibv_send_wr { opcode: IBV_WR_SEND, send_flags: flags.0, ..ibv_send_wr::zeroed() };
         let mut bad = null_mut();

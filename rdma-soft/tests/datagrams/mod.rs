@@ -1,4 +1,4 @@
-//! Datagrams between queue pairs of this process, by the functions of libibverbs.
+//! Datagrams between queue pairs of this process, through the functions of libibverbs.
 
 use std::ptr::null_mut;
 
@@ -7,9 +7,9 @@ use rdma_sys::*;
 
 const QKEY: u32 = 1;
 
-/// A datagram queue pair and its completion queue, ready to send and to receive.
+/// Creates a datagram queue pair in state RTS, with a completion queue.
 pub(crate) unsafe fn datagrams(pd: *mut ibv_pd) -> *mut ibv_qp {
-    // SAFETY: each object is made of those before it, which stay.
+    // SAFETY: each object is created from the previous ones, which stay.
     unsafe {
         let cq = ibv_create_cq((*pd).context, 8, null_mut(), null_mut(), 0);
         let cap = ibv_qp_cap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 64 };
@@ -28,10 +28,10 @@ pub(crate) unsafe fn datagrams(pd: *mut ibv_pd) -> *mut ibv_qp {
 }
 
 /// Sends four inline bytes.
-pub(crate) unsafe fn send(from: *mut ibv_qp, to: *mut ibv_qp, mut way: ibv_ah_attr) {
+pub(crate) unsafe fn send(from: *mut ibv_qp, to: *mut ibv_qp, mut peer: ibv_ah_attr) {
     // SAFETY: the objects exist, and inline data is read during the call.
     unsafe {
-        let ah = ibv_create_ah((*from).pd, &mut way);
+        let ah = ibv_create_ah((*from).pd, &mut peer);
         assert!(!ah.is_null());
         let mut sge = ibv_sge { addr: b"ping".as_ptr() as u64, length: 4, lkey: 0 };
         let mut wr = ibv_send_wr {
@@ -44,15 +44,15 @@ pub(crate) unsafe fn send(from: *mut ibv_qp, to: *mut ibv_qp, mut way: ibv_ah_at
         wr.wr.ud.ah = ah;
         (wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) = ((*to).qp_num, QKEY);
         assert_eq!((*(*from).context).ops.post_send.unwrap()(from, &mut wr, &mut null_mut()), 0);
-        assert_eq!(next(from).status, IBV_WC_SUCCESS);
+        assert_eq!(next_completion(from).status, IBV_WC_SUCCESS);
         assert_eq!(ibv_destroy_ah(ah), 0);
     }
 }
 
-/// The next completion of a queue pair's queue.
-pub(crate) unsafe fn next(qp: *mut ibv_qp) -> ibv_wc {
+/// Waits for the next completion of the queue pair.
+pub(crate) unsafe fn next_completion(qp: *mut ibv_qp) -> ibv_wc {
     let mut wc = ibv_wc::zeroed();
-    // SAFETY: the queue exists, and the structure is one.
+    // SAFETY: the queue exists, and `wc` is valid for writes.
     unsafe {
         let cq = (*qp).send_cq;
         let poll = (*(*cq).context).ops.poll_cq.unwrap();

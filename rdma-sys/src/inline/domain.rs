@@ -1,4 +1,4 @@
-//! XRC domains, thread domains and parent domains.
+//! Inline functions of XRC domains, thread domains and parent domains.
 
 use core::ffi::c_int;
 
@@ -12,7 +12,7 @@ extended! {
         xrcd_init_attr: *mut ibv_xrcd_init_attr,
     ) -> *mut ibv_xrcd = open_xrcd of context;
 
-    /// Closes an XRC domain: `ibv_close_xrcd(3)`. The C function does not look whether the operation exists.
+    /// Closes an XRC domain: `ibv_close_xrcd(3)`. The C function does not check whether the operation exists.
     fn ibv_close_xrcd(xrcd: *mut ibv_xrcd) -> c_int = close_xrcd of (*xrcd).context;
 
     /// Allocates a thread domain: `ibv_alloc_td(3)`.

@@ -1,4 +1,4 @@
-//! Flow steering and counters.
+//! Inline functions of flow steering and counters.
 
 use core::ffi::c_int;
 
@@ -12,22 +12,22 @@ extended! {
         flow: *mut ibv_flow_attr,
     ) -> *mut ibv_flow = ibv_create_flow of (*qp).context;
 
-    /// Removes a steering rule: `ibv_destroy_flow(3)`.
+    /// Removes a flow rule: `ibv_destroy_flow(3)`.
     fn ibv_destroy_flow(flow_id: *mut ibv_flow) -> c_int = ibv_destroy_flow of (*flow_id).context;
 
-    /// Creates an IPsec action for rules: `ibv_create_flow_action_esp(3)`.
+    /// Creates an IPsec action for flow rules: `ibv_create_flow_action_esp(3)`.
     fn ibv_create_flow_action_esp(
         ctx: *mut ibv_context,
         esp: *mut ibv_flow_action_esp_attr,
     ) -> *mut ibv_flow_action = create_flow_action_esp of ctx;
 
-    /// Changes an IPsec action: `ibv_modify_flow_action_esp(3)`.
+    /// Modifies an IPsec action: `ibv_modify_flow_action_esp(3)`.
     fn ibv_modify_flow_action_esp(
         action: *mut ibv_flow_action,
         esp: *mut ibv_flow_action_esp_attr,
     ) -> c_int = modify_flow_action_esp of (*action).context;
 
-    /// Destroys an action: `ibv_destroy_flow_action(3)`.
+    /// Destroys a flow action: `ibv_destroy_flow_action(3)`.
     fn ibv_destroy_flow_action(
         action: *mut ibv_flow_action,
     ) -> c_int = destroy_flow_action of (*action).context;
@@ -43,7 +43,7 @@ extended! {
         counters: *mut ibv_counters,
     ) -> c_int = destroy_counters of (*counters).context;
 
-    /// Makes a rule count: `ibv_attach_counters_point_flow(3)`.
+    /// Attaches counters to a flow rule: `ibv_attach_counters_point_flow(3)`.
     fn ibv_attach_counters_point_flow(
         counters: *mut ibv_counters,
         attr: *mut ibv_counter_attach_attr,

@@ -1,10 +1,10 @@
-//! The `static inline` functions of the C headers, which no library exports, and the macros that bindgen cannot express.
+//! The `static inline` functions of the C headers, which no library exports, and macros that bindgen cannot express.
 //!
-//! They dispatch to one of three places: the operations in `ibv_context`, the optional operations in `verbs_context`
-//! around it, and function pointers inside queue pairs, completion queues and other objects.
+//! They dispatch to one of three places: the operations in `ibv_context`, the optional operations in the
+//! `verbs_context` around it, and function pointers in queue pairs, completion queues and other objects.
 //!
-//! Each behaves as its C original does, except where a C program would crash and an answer costs nothing; its
-//! documentation says so. `__ibv_get_device_list` has no counterpart: it names the providers of a static link.
+//! Each behaves like its C original, with documented exceptions: where a C program would crash and a check is cheap, it
+//! returns an error. `__ibv_get_device_list` has no counterpart, because it names the providers of a static link.
 
 use core::ffi::{c_int, c_void};
 use core::mem::offset_of;
@@ -38,17 +38,17 @@ pub use srq::*;
 pub use wq::*;
 pub use wr::*;
 
-/// What `abi_compat` of a context is when a [`verbs_context`] surrounds it.
+/// Value of a context's `abi_compat` if it is embedded in a [`verbs_context`].
 pub const __VERBS_ABI_IS_EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
-/// What `alloc` of [`ibv_parent_domain_init_attr`](crate::ibv_parent_domain_init_attr) returns to let the provider
-/// allocate.
+/// Return value of an [`ibv_parent_domain_init_attr`](crate::ibv_parent_domain_init_attr) `alloc` function that lets
+/// the provider allocate.
 pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
-/// The extended context around `ctx`, null when there is none.
+/// The extended context around `ctx`, or null if there is none.
 ///
-/// `verbs_context` grows at its front, so on a library older than the bindings the result points before the
-/// allocation: never make a reference of it, and read only fields that `sz` covers, counted from the end.
+/// `verbs_context` grows at its front. With a library older than the bindings, the result points before the allocation.
+/// Never create a reference from it, and only read fields that `sz` covers, counted from the end.
 ///
 /// # Safety
 /// `ctx` must point to a context.
@@ -61,18 +61,19 @@ pub unsafe fn verbs_get_ctx(ctx: *mut ibv_context) -> *mut verbs_context {
     ctx.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
 }
 
-/// The operation at `offset` of the extended context around `ctx`, if there is one, it reaches that far and the
-/// operation is set.
+/// The operation at `offset` of the extended context around `ctx`.
+///
+/// `None` if the context is not extended or has no such field, or if the operation is not set.
 ///
 /// # Safety
-/// `ctx` must point to a context, and `offset` must be that of the field that `_field` returns.
+/// `ctx` must point to a context, and `offset` must be the offset of the field that `_field` returns.
 #[inline]
 unsafe fn extended_op<F>(ctx: *mut ibv_context, offset: usize, _field: fn(&verbs_context) -> Option<F>) -> Option<F> {
     const CONTEXT: usize = offset_of!(verbs_context, context);
     const SZ: usize = offset_of!(verbs_context, sz);
-    // SAFETY: the caller vouches for the context. Where abi_compat says that it is extended, `sz` lies right before it.
-    // `sz` counts the bytes from the front of the library's verbs_context to its end; the tail of that structure never
-    // changes, so an operation is there if its distance from the end is no larger.
+    // SAFETY: the caller vouches for the context. If abi_compat says that it is extended, `sz` is right before it. `sz`
+    // is the length of the library's verbs_context. The end of that structure never changes, so the library has an
+    // operation if its distance from the end is at most `sz`.
     unsafe {
         if (*ctx).abi_compat != __VERBS_ABI_IS_EXTENDED {
             return None;
@@ -85,7 +86,7 @@ unsafe fn extended_op<F>(ctx: *mut ibv_context, offset: usize, _field: fn(&verbs
     }
 }
 
-/// An operation of `verbs_context`, by name.
+/// Reads an operation of `verbs_context` by name.
 macro_rules! op {
     ($ctx:expr, $op:ident) => {
         crate::inline::extended_op($ctx, core::mem::offset_of!(crate::bindings::verbs_context, $op), |table| table.$op)
@@ -93,7 +94,7 @@ macro_rules! op {
 }
 use op;
 
-/// Functions that do nothing but call an operation of `verbs_context`.
+/// Defines functions that call an operation of `verbs_context`.
 macro_rules! extended {
     ($(
         $(#[$meta:meta])*
@@ -101,14 +102,14 @@ macro_rules! extended {
     )+) => {$(
         $(#[$meta])*
         ///
-        /// Fails with `EOPNOTSUPP` where the provider or the library does not have the operation.
+        /// Fails with `EOPNOTSUPP` if the provider or the library lacks the operation.
         ///
         /// # Safety
-        /// Each pointer must be to what the verb's manual page asks for, valid for the call: objects that exist,
-        /// attributes that are initialised, memory to write results to.
+        /// All pointers must be valid for the call, as the manual page of the verb requires: existing objects,
+        /// initialized attributes, and memory for results.
         #[inline]
         pub unsafe fn $name($($argument: $ty),+) -> $ret {
-            // SAFETY: the caller vouches for the objects, and so for their context; an operation that is there takes
+            // SAFETY: the caller vouches for the objects, and so for their context. An operation that exists takes
             // these arguments.
             unsafe {
                 match crate::inline::op!($ctx, $op) {
@@ -121,7 +122,7 @@ macro_rules! extended {
 }
 use extended;
 
-/// Functions that do nothing but call a function pointer of an object, unchecked as in C.
+/// Defines functions that call a function pointer in an object. Like C, they do not check whether it is null.
 macro_rules! object {
     ($(
         $(#[$meta:meta])*
@@ -131,34 +132,34 @@ macro_rules! object {
         ///
         /// # Safety
         #[doc = concat!("`", stringify!($object), "` must exist and its `", stringify!($op), "` must be set. ")]
-        /// Nobody else may use the object's queue or cursor meanwhile, and every other pointer must be to what the
-        /// verb's manual page asks for.
+        /// Nobody else may use the object's queue or cursor at the same time. All other pointers must be as the manual
+        /// page of the verb requires.
         #[inline]
         pub unsafe fn $name($object: $of $(, $argument: $ty)*) $(-> $ret)? {
-            // SAFETY: the caller vouches for the object, for the pointer in it and for the arguments.
+            // SAFETY: the caller vouches for the object, its function pointer and the arguments.
             unsafe { crate::inline::set((*$object).$op)($object $(, $argument)*) }
         }
     )+};
 }
 use object;
 
-/// The function pointer in `op`, without a branch.
+/// Unwraps the function pointer `op` without a branch.
 ///
 /// # Safety
 /// `op` must not be `None`.
 #[inline(always)]
 unsafe fn set<F>(op: Option<F>) -> F {
     debug_assert!(op.is_some(), "the provider did not set this operation");
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { op.unwrap_unchecked() }
 }
 
-/// How a verb says `EOPNOTSUPP`.
+/// The `EOPNOTSUPP` result of a verb.
 trait Unsupported {
     fn unsupported() -> Self;
 }
 
-/// Verbs that return 0 or an errno.
+/// For verbs that return 0 or an errno.
 impl Unsupported for c_int {
     #[cold]
     fn unsupported() -> Self {
@@ -166,7 +167,7 @@ impl Unsupported for c_int {
     }
 }
 
-/// Verbs that return an object, or null and set errno.
+/// For verbs that return an object, or null and set errno.
 impl<T> Unsupported for *mut T {
     #[cold]
     fn unsupported() -> Self {
@@ -177,7 +178,7 @@ impl<T> Unsupported for *mut T {
 
 #[inline]
 fn set_errno(errno: c_int) {
-    // SAFETY: libc returns a pointer to this thread's errno, which is always valid.
+    // SAFETY: libc returns a valid pointer to this thread's errno.
     unsafe { *libc::__errno_location() = errno }
 }
 
@@ -188,7 +189,8 @@ mod tests {
     use super::*;
     use crate::bindings::{ibv_cq, ibv_modify_cq_attr};
 
-    /// A context, and before it what a library has whose verbs_context is `sz` bytes long: Miri sees each step beyond.
+    /// A context at the end of an allocation of `sz` bytes, like the context of a library whose verbs_context has this size.
+    /// Miri detects any access outside of the allocation.
     struct Context {
         memory: *mut u8,
         layout: Layout,
@@ -198,7 +200,7 @@ mod tests {
     impl Context {
         fn new(sz: usize) -> Self {
             let layout = Layout::from_size_align(sz, align_of::<verbs_context>()).unwrap();
-            // SAFETY: no test asks for 0 bytes; a context lies at the end of at least as many bytes as it has.
+            // SAFETY: no test passes a size of 0. The `verbs_context` fits into the allocation, at the end.
             unsafe {
                 let memory = alloc_zeroed(layout);
                 if memory.is_null() {
@@ -211,7 +213,7 @@ mod tests {
 
         fn extended(sz: usize) -> Self {
             let this = Self::new(sz);
-            // SAFETY: the tests' lengths cover `sz`, which is right before the context.
+            // SAFETY: the tests' sizes cover `sz`, which is right before the context.
             unsafe {
                 (*this.context).abi_compat = __VERBS_ABI_IS_EXTENDED;
                 this.context.cast::<usize>().sub(1).write(sz);
@@ -235,7 +237,7 @@ mod tests {
     }
 
     fn found(context: &Context) -> Option<c_int> {
-        // SAFETY: the context exists; the function of the tests takes null.
+        // SAFETY: the context exists; the function of the tests accepts null.
         unsafe { op!(context.context, modify_cq).map(|modify| modify(ptr::null_mut(), ptr::null_mut())) }
     }
 
@@ -271,9 +273,9 @@ mod tests {
         // SAFETY: the context exists.
         let extended = unsafe { verbs_get_ctx(context.context) };
         assert_eq!(extended.addr(), context.memory.addr() - MODIFY_CQ);
-        // `sz` is always there, and is read without a reference to the rest.
+        // `sz` always exists, and is read without a reference to the rest.
         let sz = extended.wrapping_byte_add(offset_of!(verbs_context, sz)).cast::<usize>();
-        // SAFETY: the field lies inside the allocation.
+        // SAFETY: the field lies in the allocation.
         assert_eq!(unsafe { sz.read() }, FULL - MODIFY_CQ);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory regions, memory windows and device memory.
+//! Inline functions of memory regions, memory windows and device memory.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -6,11 +6,12 @@ use super::{Unsupported as _, extended, set};
 use crate::bindings::*;
 use crate::load::verbs;
 
-/// The function behind the macro `ibv_reg_mr` of C, which sets `is_access_const` where the compiler sees that no
-/// optional flag is asked for; see [`ibv_reg_mr`].
+/// The function behind C's macro `ibv_reg_mr`.
+///
+/// The macro sets `is_access_const` if the compiler can see that no optional flag is set; see [`ibv_reg_mr`].
 ///
 /// # Safety
-/// As for [`ibv_reg_mr`].
+/// Those of [`ibv_reg_mr`].
 #[inline]
 pub unsafe fn __ibv_reg_mr(
     pd: *mut ibv_pd,
@@ -32,24 +33,23 @@ pub unsafe fn __ibv_reg_mr(
     }
 }
 
-/// Registers memory: `ibv_reg_mr(3)`. Null and errno on failure.
+/// Registers memory: `ibv_reg_mr(3)`. Returns null and sets errno on failure.
 ///
-/// Optional flags ([`IBV_ACCESS_OPTIONAL_RANGE`]) are passed to libraries and kernels that know them, and dropped by
-/// the others.
+/// Optional flags ([`IBV_ACCESS_OPTIONAL_RANGE`]) are dropped if the library or the kernel does not know them.
 ///
 /// # Safety
-/// `pd` must exist, and the memory must stay mapped, and be left to the device as far as `access` says, until the
-/// region is deregistered.
+/// `pd` must exist. Until the region is deregistered, the memory must stay mapped, and the device may access it as
+/// `access` allows.
 #[inline]
 pub unsafe fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { __ibv_reg_mr(pd, addr, length, access as c_uint, 0) }
 }
 
-/// The function behind the macro `ibv_reg_mr_iova` of C; see [`__ibv_reg_mr`].
+/// The function behind C's macro `ibv_reg_mr_iova`; see [`__ibv_reg_mr`].
 ///
 /// # Safety
-/// As for [`ibv_reg_mr`].
+/// Those of [`ibv_reg_mr`].
 #[inline]
 pub unsafe fn __ibv_reg_mr_iova(
     pd: *mut ibv_pd,
@@ -72,10 +72,10 @@ pub unsafe fn __ibv_reg_mr_iova(
     }
 }
 
-/// Registers memory under an address of the caller's choice: `ibv_reg_mr_iova(3)`. Null and errno on failure.
+/// Registers memory with an address chosen by the caller: `ibv_reg_mr_iova(3)`. Returns null and sets errno on failure.
 ///
 /// # Safety
-/// As for [`ibv_reg_mr`].
+/// Those of [`ibv_reg_mr`].
 #[inline]
 pub unsafe fn ibv_reg_mr_iova(
     pd: *mut ibv_pd,
@@ -84,11 +84,12 @@ pub unsafe fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { __ibv_reg_mr_iova(pd, addr, length, iova, access as c_uint, 0) }
 }
 
-/// Allocates a memory window: `ibv_alloc_mw(3)`. Null and errno on failure, `EOPNOTSUPP` without the operation.
+/// Allocates a memory window: `ibv_alloc_mw(3)`. Returns null and sets errno on failure, `EOPNOTSUPP` without the
+/// operation.
 ///
 /// # Safety
 /// `pd` must exist.
@@ -104,7 +105,7 @@ pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw {
 }
 
 /// Frees a memory window: `ibv_dealloc_mw(3)`. Returns 0 or an errno, `EOPNOTSUPP` without the operation, which the C
-/// function does not look for.
+/// function does not check.
 ///
 /// # Safety
 /// `mw` must exist.
@@ -119,7 +120,7 @@ pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
     }
 }
 
-/// The next key of a type 2 memory window: its last 8 bits, plus one.
+/// The next key of a type 2 memory window: increments the lowest 8 bits, with wrap-around.
 #[inline]
 #[must_use]
 pub const fn ibv_inc_rkey(rkey: u32) -> u32 {
@@ -128,14 +129,15 @@ pub const fn ibv_inc_rkey(rkey: u32) -> u32 {
 
 /// Binds a type 1 memory window: `ibv_bind_mw(3)`. Returns 0 or an errno.
 ///
-/// The rxe provider dereferences a null `mr`, although that is how to unbind; bind length 0 of a real one instead.
+/// The rxe provider dereferences `mr` even if it is null, which should unbind the window. Bind length 0 of a real
+/// region instead.
 ///
 /// # Safety
-/// `qp` and `mw` must exist, `mw_bind` must be initialised with an `mr` that is null or exists, and the context must
-/// have the operation, as every context of rdma-core does.
+/// `qp` and `mw` must exist. `mw_bind` must be initialized, with an `mr` that is null or exists. The context must have
+/// the operation, as all contexts of rdma-core do.
 #[inline]
 pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: the caller vouches for all of it.
+    // SAFETY: the caller vouches for all pointers and for the operation.
     unsafe {
         let info = (*mw_bind).bind_info;
         if (*mw).type_ != IBV_MW_TYPE_1 {
@@ -153,7 +155,7 @@ pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw
 }
 
 extended! {
-    /// Tells the kernel what will be done with memory: `ibv_advise_mr(3)`.
+    /// Advises the kernel about the use of memory: `ibv_advise_mr(3)`.
     fn ibv_advise_mr(
         pd: *mut ibv_pd,
         advice: ibv_advise_mr_advice,
@@ -175,26 +177,26 @@ extended! {
 /// Copies to device memory: `ibv_memcpy_to_dm(3)`. Returns 0 or an errno.
 ///
 /// # Safety
-/// `dm` must exist, as one of rdma-core does with its function pointers set, and `host_addr` must be readable for
-/// `length` bytes.
+/// `dm` must exist, with its function pointers set, as for all of rdma-core. `host_addr` must be readable for `length`
+/// bytes.
 #[inline]
 pub unsafe fn ibv_memcpy_to_dm(dm: *mut ibv_dm, dm_offset: u64, host_addr: *const c_void, length: usize) -> c_int {
-    // SAFETY: the caller vouches for all of it.
+    // SAFETY: the caller vouches for all pointers and for the function.
     unsafe { set((*dm).memcpy_to_dm)(dm, dm_offset, host_addr, length) }
 }
 
 /// Copies from device memory: `ibv_memcpy_from_dm(3)`. Returns 0 or an errno.
 ///
 /// # Safety
-/// As for [`ibv_memcpy_to_dm`], with `host_addr` writable.
+/// Those of [`ibv_memcpy_to_dm`], with `host_addr` writable.
 #[inline]
 pub unsafe fn ibv_memcpy_from_dm(host_addr: *mut c_void, dm: *mut ibv_dm, dm_offset: u64, length: usize) -> c_int {
-    // SAFETY: the caller vouches for all of it.
+    // SAFETY: the caller vouches for all pointers and for the function.
     unsafe { set((*dm).memcpy_from_dm)(host_addr, dm, dm_offset, length) }
 }
 
 extended! {
-    /// Allocates a region that swallows writes and reads as zero: `ibv_alloc_null_mr(3)`.
+    /// Allocates a region that discards writes and reads as zero: `ibv_alloc_null_mr(3)`.
     fn ibv_alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr = alloc_null_mr of (*pd).context;
 
     /// Registers device memory: `ibv_reg_dm_mr(3)`.

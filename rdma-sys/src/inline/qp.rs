@@ -1,4 +1,4 @@
-//! Queue pairs.
+//! Inline functions of queue pairs.
 
 use core::ffi::c_int;
 
@@ -6,11 +6,13 @@ use super::{Unsupported as _, extended, op, set};
 use crate::bindings::*;
 use crate::load::verbs;
 
-/// Creates a queue pair: `ibv_create_qp_ex(3)`. With a `comp_mask` of exactly `IBV_QP_INIT_ATTR_PD` the exported
-/// `ibv_create_qp` creates it, and it has no extended view. Null and errno on failure.
+/// Creates a queue pair: `ibv_create_qp_ex(3)`. Returns null and sets errno on failure.
+///
+/// If `comp_mask` is exactly `IBV_QP_INIT_ATTR_PD`, the exported `ibv_create_qp` creates it, and it has no extended
+/// interface.
 ///
 /// # Safety
-/// `context` must exist, and `qp_init_attr_ex` must be initialised as far as its `comp_mask` says.
+/// `context` must exist, and the fields in the `comp_mask` of `qp_init_attr_ex` must be initialized.
 #[inline]
 pub unsafe fn ibv_create_qp_ex(context: *mut ibv_context, qp_init_attr_ex: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     // SAFETY: the caller vouches for the context and the attributes, which start with those of ibv_create_qp.
@@ -29,7 +31,7 @@ pub unsafe fn ibv_create_qp_ex(context: *mut ibv_context, qp_init_attr_ex: *mut 
 }
 
 extended! {
-    /// Opens a queue pair that processes share: `ibv_open_qp(3)`.
+    /// Opens a shared queue pair: `ibv_open_qp(3)`.
     fn ibv_open_qp(
         context: *mut ibv_context,
         qp_open_attr: *mut ibv_qp_open_attr,
@@ -45,27 +47,27 @@ extended! {
 /// Posts a list of sends: `ibv_post_send(3)`. Returns 0 or an errno.
 ///
 /// # Safety
-/// `qp` must exist, the list must be initialised and its memory registered until the sends complete, `bad_wr` must be
-/// writable, and the context must have the operation, as every context of rdma-core does.
+/// `qp` must exist. The list must be initialized, and its memory must stay registered until the sends complete.
+/// `bad_wr` must be writable. The context must have the operation, as all contexts of rdma-core do.
 #[inline]
 pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the caller vouches for all of it.
+    // SAFETY: the caller vouches for all pointers and for the operation.
     unsafe { set((*(*qp).context).ops.post_send)(qp, wr, bad_wr) }
 }
 
 /// Posts a list of receives: `ibv_post_recv(3)`. Returns 0 or an errno.
 ///
 /// # Safety
-/// `qp` must exist, the list must be initialised and its memory registered until it is received into, `bad_wr` must be
-/// writable, and the context must have the operation, as every context of rdma-core does.
+/// `qp` must exist. The list must be initialized, and its memory must stay registered until the receives complete.
+/// `bad_wr` must be writable. The context must have the operation, as all contexts of rdma-core do.
 #[inline]
 pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: the caller vouches for all of it.
+    // SAFETY: the caller vouches for all pointers and for the operation.
     unsafe { set((*(*qp).context).ops.post_recv)(qp, wr, bad_wr) }
 }
 
-/// Whether a `supported_qpts` mask has a queue pair type: 1 or 0. Types from 32 on, which have no bit, give 0; in C they
-/// are undefined.
+/// Returns 1 if a `supported_qpts` mask has a queue pair type, otherwise 0. Types from 32 on have no bit and give 0; in
+/// C they are undefined.
 #[inline]
 #[must_use]
 pub const fn ibv_is_qpt_supported(caps: u32, qpt: ibv_qp_type) -> c_int {

@@ -1,4 +1,4 @@
-//! Queries of a device.
+//! Inline functions that query a device.
 
 use core::ffi::c_int;
 
@@ -7,14 +7,14 @@ use crate::bindings::*;
 use crate::load::verbs;
 use crate::newer::ibv_comp_cntr_caps;
 
-/// The function behind the macro `ibv_query_port` of C; see [`ibv_query_port`].
+/// The function behind C's macro `ibv_query_port`; see [`ibv_query_port`].
 ///
 /// # Safety
-/// As for [`ibv_query_port`].
+/// Those of [`ibv_query_port`].
 #[inline]
 pub unsafe fn ___ibv_query_port(context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr) -> c_int {
-    // SAFETY: the caller vouches for the context and the memory. The exported function writes the first part of the
-    // structure, which is all that it knows of.
+    // SAFETY: the caller vouches for the context and the memory. The exported function only writes the first part of
+    // the structure.
     unsafe {
         if let Some(op) = op!(context, query_port) {
             return op(context, port_num, port_attr, size_of::<ibv_port_attr>());
@@ -29,17 +29,17 @@ pub unsafe fn ___ibv_query_port(context: *mut ibv_context, port_num: u8, port_at
 
 /// Reads the attributes of a port: `ibv_query_port(3)`. Returns 0 or an errno.
 ///
-/// The exported function of this name is for old binaries: it does not write the newer fields.
+/// The exported function of this name serves old binaries: it does not write the newer fields.
 ///
 /// # Safety
 /// `context` must exist and `port_attr` must be writable.
 #[inline]
 pub unsafe fn ibv_query_port(context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr) -> c_int {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { ___ibv_query_port(context, port_num, port_attr) }
 }
 
-/// Reads an entry of the GID table: `ibv_query_gid_ex(3)`. Returns 0 or an errno, `ENODATA` for an empty entry.
+/// Reads an entry of the GID table: `ibv_query_gid_ex(3)`. Returns 0 or an errno; `ENODATA` for an empty entry.
 ///
 /// # Safety
 /// `context` must exist and `entry` must be writable.
@@ -52,7 +52,7 @@ pub unsafe fn ibv_query_gid_ex(
     flags: u32,
 ) -> c_int {
     match verbs() {
-        // SAFETY: the caller vouches for the context and the memory, which is as large as is said.
+        // SAFETY: the caller vouches for the context and the memory, which has the size that is passed along.
         Ok(verbs) => unsafe {
             (verbs._ibv_query_gid_ex)(context, port_num, gid_index, entry, flags, size_of::<ibv_gid_entry>())
         },
@@ -60,11 +60,10 @@ pub unsafe fn ibv_query_gid_ex(
     }
 }
 
-/// Reads the entries of the GID table that are not empty: `ibv_query_gid_table(3)`. Returns how many, or a negative
-/// errno.
+/// Reads the non-empty entries of the GID tables: `ibv_query_gid_table(3)`. Returns their number, or a negative errno.
 ///
 /// # Safety
-/// `context` must exist and `entries` must have room for `max_entries`.
+/// `context` must exist and `entries` must have space for `max_entries`.
 #[inline]
 pub unsafe fn ibv_query_gid_table(
     context: *mut ibv_context,
@@ -73,7 +72,7 @@ pub unsafe fn ibv_query_gid_table(
     flags: u32,
 ) -> isize {
     match verbs() {
-        // SAFETY: the caller vouches for the context and the memory, whose entries are as large as is said.
+        // SAFETY: the caller vouches for the context and the memory, whose entries have the size that is passed along.
         Ok(verbs) => unsafe {
             (verbs._ibv_query_gid_table)(context, entries, max_entries, flags, size_of::<ibv_gid_entry>())
         },
@@ -81,7 +80,7 @@ pub unsafe fn ibv_query_gid_table(
     }
 }
 
-/// Reads what completion counters can do: `ibv_query_comp_cntr_caps(3)`, since rdma-core 65. Returns 0 or an errno,
+/// Reads the completion counter capabilities: `ibv_query_comp_cntr_caps(3)`, since rdma-core 65. Returns 0 or an errno;
 /// `EOPNOTSUPP` with an older library.
 ///
 /// # Safety
@@ -89,7 +88,7 @@ pub unsafe fn ibv_query_gid_table(
 #[inline]
 pub unsafe fn ibv_query_comp_cntr_caps(context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps) -> c_int {
     match verbs().ok().and_then(|verbs| verbs._ibv_query_comp_cntr_caps) {
-        // SAFETY: the caller vouches for the context and the memory, which is as large as is said.
+        // SAFETY: the caller vouches for the context and the memory, which has the size that is passed along.
         Some(query) => unsafe { query(context, caps, size_of::<ibv_comp_cntr_caps>()) },
         None => c_int::unsupported(),
     }
@@ -103,11 +102,12 @@ extended! {
     ) -> c_int = query_rt_values of context;
 }
 
-/// Reads the attributes of a device: `ibv_query_device_ex(3)`. Where the provider has no extended ones, the others are
-/// zero. Returns 0 or an errno.
+/// Reads the attributes of a device: `ibv_query_device_ex(3)`. Returns 0 or an errno.
+///
+/// If the provider lacks the extended query, the extended attributes are zero.
 ///
 /// # Safety
-/// `context` must exist, `input` must be null or initialised, and `attr` must be writable.
+/// `context` must exist, `input` must be null or initialized, and `attr` must be writable.
 #[inline]
 pub unsafe fn ibv_query_device_ex(
     context: *mut ibv_context,

@@ -1,4 +1,4 @@
-//! The addresses of a connection identifier.
+//! Inline functions for the addresses of a connection identifier.
 
 use crate::bindings::*;
 
@@ -8,7 +8,7 @@ use crate::bindings::*;
 /// `id` must exist; the result points into it.
 #[inline]
 pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut libc::sockaddr {
-    // SAFETY: the caller vouches for the identifier, so the field lies inside it.
+    // SAFETY: the caller vouches for the identifier, so the field lies in it.
     unsafe { &raw mut (*id).route.addr.__bindgen_anon_1.src_addr }
 }
 
@@ -18,6 +18,6 @@ pub unsafe fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut libc::sockaddr {
 /// `id` must exist; the result points into it.
 #[inline]
 pub unsafe fn rdma_get_peer_addr(id: *mut rdma_cm_id) -> *mut libc::sockaddr {
-    // SAFETY: the caller vouches for the identifier, so the field lies inside it.
+    // SAFETY: the caller vouches for the identifier, so the field lies in it.
     unsafe { &raw mut (*id).route.addr.__bindgen_anon_2.dst_addr }
 }

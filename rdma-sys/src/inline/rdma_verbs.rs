@@ -1,7 +1,7 @@
 //! The helpers of `rdma/rdma_verbs.h`: verbs on the queue pair of a connection identifier.
 //!
-//! They return 0, or -1 with errno set; those that register memory return null with errno set. Work requests are zeroed
-//! before they are filled in, while the C functions leave what an operation does not need uninitialised.
+//! They return 0, or -1 and set errno. Those that register memory return null and set errno. Work requests are zeroed
+//! before they are filled in. The C functions leave fields that an operation does not need uninitialized.
 
 #![expect(clippy::too_many_arguments, reason = "the signatures are those of C")]
 
@@ -14,7 +14,7 @@ use crate::Zeroed as _;
 use crate::bindings::*;
 use crate::load::verbs;
 
-/// Turns an errno into -1 with errno set. 0 stays 0.
+/// Converts an errno to -1 and sets errno. 0 stays 0.
 #[inline]
 pub fn rdma_seterrno(ret: c_int) -> c_int {
     if ret == 0 {
@@ -24,10 +24,10 @@ pub fn rdma_seterrno(ret: c_int) -> c_int {
     -1
 }
 
-/// Registers memory with the flags of [`rdma_reg_msgs`] and the like, none of which is optional.
+/// Registers memory with the flags of [`rdma_reg_msgs`] and similar functions, none of which is optional.
 ///
 /// # Safety
-/// As for [`rdma_reg_msgs`].
+/// Those of [`rdma_reg_msgs`].
 #[inline]
 unsafe fn register(id: *mut rdma_cm_id, addr: *mut c_void, length: usize, access: ibv_access_flags) -> *mut ibv_mr {
     // SAFETY: the caller vouches for the identifier, its domain and the memory.
@@ -40,27 +40,27 @@ unsafe fn register(id: *mut rdma_cm_id, addr: *mut c_void, length: usize, access
 /// `id` must exist and have a protection domain; the memory must stay mapped until the region is deregistered.
 #[inline]
 pub unsafe fn rdma_reg_msgs(id: *mut rdma_cm_id, addr: *mut c_void, length: usize) -> *mut ibv_mr {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { register(id, addr, length, IBV_ACCESS_LOCAL_WRITE) }
 }
 
 /// Registers memory that the peer may read: `rdma_reg_read(3)`.
 ///
 /// # Safety
-/// As for [`rdma_reg_msgs`], and the peer may read the memory at any time.
+/// Those of [`rdma_reg_msgs`]. The peer may read the memory at any time.
 #[inline]
 pub unsafe fn rdma_reg_read(id: *mut rdma_cm_id, addr: *mut c_void, length: usize) -> *mut ibv_mr {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { register(id, addr, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ) }
 }
 
 /// Registers memory that the peer may write: `rdma_reg_write(3)`.
 ///
 /// # Safety
-/// As for [`rdma_reg_msgs`], and the peer may write the memory at any time.
+/// Those of [`rdma_reg_msgs`]. The peer may write the memory at any time.
 #[inline]
 pub unsafe fn rdma_reg_write(id: *mut rdma_cm_id, addr: *mut c_void, length: usize) -> *mut ibv_mr {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { register(id, addr, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) }
 }
 
@@ -77,18 +77,17 @@ pub unsafe fn rdma_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
-/// Posts a receive into several pieces of memory, to the shared receive queue if there is one: `rdma_post_recvv(3)`.
+/// Posts a receive with a scatter/gather list, to the shared receive queue if there is one: `rdma_post_recvv(3)`.
 ///
 /// # Safety
-/// `id` must exist and have a queue pair or a shared receive queue; the memory must stay registered until the receive
+/// `id` must exist and have a queue pair or a shared receive queue. The memory must stay registered until the receive
 /// completes.
 #[inline]
 pub unsafe fn rdma_post_recvv(id: *mut rdma_cm_id, context: *mut c_void, sgl: *mut ibv_sge, nsge: c_int) -> c_int {
     let mut wr =
         ibv_recv_wr { wr_id: context.expose_provenance() as u64, next: ptr::null_mut(), sg_list: sgl, num_sge: nsge };
     let mut bad = ptr::null_mut();
-    // SAFETY: the caller vouches for the queues and the memory; the request lives until the call returns, which is as
-    // long as a provider reads it.
+    // SAFETY: the caller vouches for the queues and the memory. Providers read the request only during the call.
     rdma_seterrno(unsafe {
         if (*id).srq.is_null() {
             ibv_post_recv((*id).qp, &mut wr, &mut bad)
@@ -98,7 +97,7 @@ pub unsafe fn rdma_post_recvv(id: *mut rdma_cm_id, context: *mut c_void, sgl: *m
     })
 }
 
-/// The part of a send request that all operations have.
+/// Creates a send request with the fields that all operations have.
 #[inline]
 fn request(context: *mut c_void, sgl: *mut ibv_sge, nsge: c_int, opcode: ibv_wr_opcode, flags: c_int) -> ibv_send_wr {
     ibv_send_wr {
@@ -112,16 +111,15 @@ fn request(context: *mut c_void, sgl: *mut ibv_sge, nsge: c_int, opcode: ibv_wr_
 }
 
 /// # Safety
-/// `id` must exist and have a queue pair; the request's memory must stay registered until it completes.
+/// `id` must exist and have a queue pair. The memory of the request must stay registered until it completes.
 #[inline]
 unsafe fn post(id: *mut rdma_cm_id, mut wr: ibv_send_wr) -> c_int {
     let mut bad = ptr::null_mut();
-    // SAFETY: the caller vouches for the queue pair and the memory; the request lives until the call returns, which is
-    // as long as a provider reads it.
+    // SAFETY: the caller vouches for the queue pair and the memory. Providers read the request only during the call.
     rdma_seterrno(unsafe { ibv_post_send((*id).qp, &mut wr, &mut bad) })
 }
 
-/// The piece of memory at `addr`, with no key where `mr` is null, as for inline data.
+/// The scatter/gather element at `addr`. Its key is 0 if `mr` is null, as for inline data.
 ///
 /// # Safety
 /// `mr` must be null or exist.
@@ -132,10 +130,10 @@ unsafe fn piece(addr: *mut c_void, length: usize, mr: *mut ibv_mr) -> ibv_sge {
     ibv_sge { addr: addr.expose_provenance() as u64, length: length as u32, lkey }
 }
 
-/// Posts a send from several pieces of memory: `rdma_post_sendv(3)`.
+/// Posts a send with a scatter/gather list: `rdma_post_sendv(3)`.
 ///
 /// # Safety
-/// `id` must exist and have a queue pair; the memory must stay registered until the send completes.
+/// `id` must exist and have a queue pair. The memory must stay registered until the send completes.
 #[inline]
 pub unsafe fn rdma_post_sendv(
     id: *mut rdma_cm_id,
@@ -144,14 +142,14 @@ pub unsafe fn rdma_post_sendv(
     nsge: c_int,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { post(id, request(context, sgl, nsge, IBV_WR_SEND, flags)) }
 }
 
-/// Posts an RDMA read into several pieces of memory: `rdma_post_readv(3)`.
+/// Posts an RDMA read with a scatter/gather list: `rdma_post_readv(3)`.
 ///
 /// # Safety
-/// As for [`rdma_post_sendv`].
+/// Those of [`rdma_post_sendv`].
 #[inline]
 pub unsafe fn rdma_post_readv(
     id: *mut rdma_cm_id,
@@ -164,14 +162,14 @@ pub unsafe fn rdma_post_readv(
 ) -> c_int {
     let mut wr = request(context, sgl, nsge, IBV_WR_RDMA_READ, flags);
     wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { post(id, wr) }
 }
 
-/// Posts an RDMA write from several pieces of memory: `rdma_post_writev(3)`.
+/// Posts an RDMA write with a scatter/gather list: `rdma_post_writev(3)`.
 ///
 /// # Safety
-/// As for [`rdma_post_sendv`].
+/// Those of [`rdma_post_sendv`].
 #[inline]
 pub unsafe fn rdma_post_writev(
     id: *mut rdma_cm_id,
@@ -184,14 +182,14 @@ pub unsafe fn rdma_post_writev(
 ) -> c_int {
     let mut wr = request(context, sgl, nsge, IBV_WR_RDMA_WRITE, flags);
     wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's contract is the same.
     unsafe { post(id, wr) }
 }
 
-/// Posts a receive: `rdma_post_recv(3)`. The memory must lie in `mr`, which is asserted in debug builds.
+/// Posts a receive: `rdma_post_recv(3)`. Debug builds assert that the memory lies in `mr`.
 ///
 /// # Safety
-/// As for [`rdma_post_recvv`], and `mr` must exist.
+/// Those of [`rdma_post_recvv`], and `mr` must exist.
 #[inline]
 pub unsafe fn rdma_post_recv(
     id: *mut rdma_cm_id,
@@ -206,14 +204,14 @@ pub unsafe fn rdma_post_recv(
         addr.addr() >= start && addr.addr().wrapping_add(length) <= start.wrapping_add(bytes),
         "the receive does not lie in its memory region"
     );
-    // SAFETY: the caller's promise is the same; the list lives until the call returns.
+    // SAFETY: the caller's contract is the same; the list is valid during the call.
     unsafe { rdma_post_recvv(id, context, &mut piece(addr, length, mr), 1) }
 }
 
 /// Posts a send: `rdma_post_send(3)`. `mr` may be null for inline data.
 ///
 /// # Safety
-/// As for [`rdma_post_sendv`], and `mr` must be null or exist.
+/// Those of [`rdma_post_sendv`], and `mr` must be null or exist.
 #[inline]
 pub unsafe fn rdma_post_send(
     id: *mut rdma_cm_id,
@@ -223,14 +221,14 @@ pub unsafe fn rdma_post_send(
     mr: *mut ibv_mr,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's promise is the same; the list lives until the call returns.
+    // SAFETY: the caller's contract is the same; the list is valid during the call.
     unsafe { rdma_post_sendv(id, context, &mut piece(addr, length, mr), 1, flags) }
 }
 
 /// Posts an RDMA read: `rdma_post_read(3)`.
 ///
 /// # Safety
-/// As for [`rdma_post_readv`], and `mr` must exist.
+/// Those of [`rdma_post_readv`], and `mr` must exist.
 #[inline]
 pub unsafe fn rdma_post_read(
     id: *mut rdma_cm_id,
@@ -242,14 +240,14 @@ pub unsafe fn rdma_post_read(
     remote_addr: u64,
     rkey: u32,
 ) -> c_int {
-    // SAFETY: the caller's promise is the same; the list lives until the call returns.
+    // SAFETY: the caller's contract is the same; the list is valid during the call.
     unsafe { rdma_post_readv(id, context, &mut piece(addr, length, mr), 1, flags, remote_addr, rkey) }
 }
 
 /// Posts an RDMA write: `rdma_post_write(3)`. `mr` may be null for inline data.
 ///
 /// # Safety
-/// As for [`rdma_post_writev`], and `mr` must be null or exist.
+/// Those of [`rdma_post_writev`], and `mr` must be null or exist.
 #[inline]
 pub unsafe fn rdma_post_write(
     id: *mut rdma_cm_id,
@@ -261,14 +259,14 @@ pub unsafe fn rdma_post_write(
     remote_addr: u64,
     rkey: u32,
 ) -> c_int {
-    // SAFETY: the caller's promise is the same; the list lives until the call returns.
+    // SAFETY: the caller's contract is the same; the list is valid during the call.
     unsafe { rdma_post_writev(id, context, &mut piece(addr, length, mr), 1, flags, remote_addr, rkey) }
 }
 
-/// Posts a datagram with the Q_Key that librdmacm gives its datagram queue pairs: `rdma_post_ud_send(3)`.
+/// Posts a datagram with the queue key of librdmacm's UD queue pairs: `rdma_post_ud_send(3)`.
 ///
 /// # Safety
-/// As for [`rdma_post_send`], and `ah` must exist.
+/// Those of [`rdma_post_send`], and `ah` must exist.
 #[inline]
 pub unsafe fn rdma_post_ud_send(
     id: *mut rdma_cm_id,
@@ -284,13 +282,13 @@ pub unsafe fn rdma_post_ud_send(
     let mut sge = unsafe { piece(addr, length, mr) };
     let mut wr = request(context, &mut sge, 1, IBV_WR_SEND, flags);
     wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey: RDMA_UDP_QKEY };
-    // SAFETY: the caller vouches for the queue pair, the address handle and the memory; `sge` lives until the call
-    // returns.
+    // SAFETY: the caller vouches for the queue pair, the address handle and the memory; `sge` is valid during the call.
     unsafe { post(id, wr) }
 }
 
-/// Polls, and sleeps on the channel while there is nothing: the common part of [`rdma_get_send_comp`] and
-/// [`rdma_get_recv_comp`].
+/// Polls a completion, and sleeps on the channel while there is none.
+///
+/// The common part of [`rdma_get_send_comp`] and [`rdma_get_recv_comp`].
 ///
 /// # Safety
 /// The queue must exist and report to the channel, with `id` as its context; `wc` must be writable.
@@ -307,7 +305,7 @@ unsafe fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_com
             if ret != 0 {
                 return rdma_seterrno(ret);
             }
-            // What came between the poll and the request raises no event.
+            // A completion between the poll and the request raises no event, so poll again.
             let ret = ibv_poll_cq(cq, 1, wc);
             if ret != 0 {
                 break ret;
@@ -327,23 +325,24 @@ unsafe fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_com
     }
 }
 
-/// Waits for a completion of the send queue: `rdma_get_send_comp(3)`. Returns 1, or -1 with errno set; when polling
-/// fails, errno is the negative number that the provider returned, as in C.
+/// Waits for a completion of the send queue: `rdma_get_send_comp(3)`. Returns 1, or -1 and sets errno.
+///
+/// If polling fails, errno is the provider's negative return value, as in C.
 ///
 /// # Safety
 /// `id` must exist and have completion queues that librdmacm created, and `wc` must be writable.
 #[inline]
 pub unsafe fn rdma_get_send_comp(id: *mut rdma_cm_id, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller vouches for the identifier, and librdmacm for the queue and channel that it created.
+    // SAFETY: the caller vouches for the identifier, and librdmacm for its queue and channel.
     unsafe { completion(id, (*id).send_cq, (*id).send_cq_channel, wc) }
 }
 
 /// Waits for a completion of the receive queue: `rdma_get_recv_comp(3)`. See [`rdma_get_send_comp`].
 ///
 /// # Safety
-/// As for [`rdma_get_send_comp`].
+/// Those of [`rdma_get_send_comp`].
 #[inline]
 pub unsafe fn rdma_get_recv_comp(id: *mut rdma_cm_id, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller vouches for the identifier, and librdmacm for the queue and channel that it created.
+    // SAFETY: the caller vouches for the identifier, and librdmacm for its queue and channel.
     unsafe { completion(id, (*id).recv_cq, (*id).recv_cq_channel, wc) }
 }

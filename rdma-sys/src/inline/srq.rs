@@ -1,4 +1,4 @@
-//! Shared receive queues.
+//! Inline functions of shared receive queues.
 
 use core::ffi::c_int;
 
@@ -6,11 +6,12 @@ use super::{Unsupported as _, extended, op, set};
 use crate::bindings::*;
 use crate::load::verbs;
 
-/// Creates a shared receive queue of any type: `ibv_create_srq_ex(3)`. A basic one, with a protection domain and
-/// nothing else asked for, is created by the exported `ibv_create_srq`. Null and errno on failure.
+/// Creates a shared receive queue of any type: `ibv_create_srq_ex(3)`. Returns null and sets errno on failure.
+///
+/// A basic queue with a protection domain and no other attributes is created by the exported `ibv_create_srq`.
 ///
 /// # Safety
-/// `context` must exist, and `srq_init_attr_ex` must be initialised as far as its `comp_mask` says.
+/// `context` must exist, and the fields in the `comp_mask` of `srq_init_attr_ex` must be initialized.
 #[inline]
 pub unsafe fn ibv_create_srq_ex(
     context: *mut ibv_context,
@@ -47,26 +48,27 @@ extended! {
 /// Posts a list of receives: `ibv_post_srq_recv(3)`. Returns 0 or an errno.
 ///
 /// # Safety
-/// `srq` must exist, the list must be initialised and its memory registered until it is received into, `bad_recv_wr` must
-/// be writable, and the context must have the operation, as every context of rdma-core does.
+/// `srq` must exist. The list must be initialized, and its memory must stay registered until the receives complete.
+/// `bad_recv_wr` must be writable. The context must have the operation, as all contexts of rdma-core do.
 #[inline]
 pub unsafe fn ibv_post_srq_recv(
     srq: *mut ibv_srq,
     recv_wr: *mut ibv_recv_wr,
     bad_recv_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller vouches for all of it.
+    // SAFETY: the caller vouches for all pointers and for the operation.
     unsafe { set((*(*srq).context).ops.post_srq_recv)(srq, recv_wr, bad_recv_wr) }
 }
 
-/// Changes a tag-matching list: `ibv_post_srq_ops(3)`. Returns 0 or an errno, `EOPNOTSUPP` (with `bad_op` set to `op`)
-/// where the provider or the library does not have the operation.
+/// Changes a tag matching list: `ibv_post_srq_ops(3)`. Returns 0 or an errno.
+///
+/// If the provider or the library lacks the operation, it returns `EOPNOTSUPP` and sets `bad_op` to `op`.
 ///
 /// # Safety
-/// `srq` must exist, the list must be initialised and its memory registered, and `bad_op` must be writable.
+/// `srq` must exist. The list must be initialized and its memory registered. `bad_op` must be writable.
 #[inline]
 pub unsafe fn ibv_post_srq_ops(srq: *mut ibv_srq, op: *mut ibv_ops_wr, bad_op: *mut *mut ibv_ops_wr) -> c_int {
-    // SAFETY: the caller vouches for all of it.
+    // SAFETY: the caller vouches for all pointers.
     unsafe {
         match op!((*srq).context, post_srq_ops) {
             Some(post) => post(srq, op, bad_op),

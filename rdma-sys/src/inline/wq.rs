@@ -1,4 +1,4 @@
-//! Work queues and their indirection tables.
+//! Inline functions of work queues and their indirection tables.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -15,22 +15,22 @@ object! {
     ) -> c_int = post_recv;
 }
 
-/// Creates a work queue: `ibv_create_wq(3)`. Null and errno on failure, `EOPNOTSUPP` where the provider or the library
-/// does not have the operation.
+/// Creates a work queue: `ibv_create_wq(3)`. Returns null and sets errno on failure; `EOPNOTSUPP` if the provider or
+/// the library lacks the operation.
 ///
 /// # Safety
-/// `context` must exist, and `wq_init_attr` must be initialised.
+/// `context` must exist, and `wq_init_attr` must be initialized.
 #[inline]
 pub unsafe fn ibv_create_wq(context: *mut ibv_context, wq_init_attr: *mut ibv_wq_init_attr) -> *mut ibv_wq {
-    // SAFETY: the caller vouches for the context and the attributes; a work queue that the provider returns is new and
-    // nobody else's yet.
+    // SAFETY: the caller vouches for the context and the attributes. A work queue that the provider returns is new, and
+    // nobody else uses it.
     unsafe {
         let Some(op) = op!(context, create_wq) else {
             return <*mut ibv_wq>::unsupported();
         };
         let wq = op(context, wq_init_attr);
         if !wq.is_null() {
-            // Providers leave this to the header; ibv_ack_async_event locks the mutex.
+            // Providers leave these fields to the header. ibv_ack_async_event locks the mutex.
             (*wq).wq_context = (*wq_init_attr).wq_context;
             (*wq).events_completed = 0;
             libc::pthread_mutex_init(&raw mut (*wq).mutex, ptr::null());
@@ -41,7 +41,7 @@ pub unsafe fn ibv_create_wq(context: *mut ibv_context, wq_init_attr: *mut ibv_wq
 }
 
 extended! {
-    /// Changes a work queue: `ibv_modify_wq(3)`.
+    /// Modifies a work queue: `ibv_modify_wq(3)`.
     fn ibv_modify_wq(
         wq: *mut ibv_wq,
         wq_attr: *mut ibv_wq_attr,
@@ -50,13 +50,13 @@ extended! {
     /// Destroys a work queue: `ibv_destroy_wq(3)`.
     fn ibv_destroy_wq(wq: *mut ibv_wq) -> c_int = destroy_wq of (*wq).context;
 
-    /// Creates a table that spreads packets over work queues: `ibv_create_rwq_ind_table(3)`.
+    /// Creates an indirection table, which distributes packets over work queues: `ibv_create_rwq_ind_table(3)`.
     fn ibv_create_rwq_ind_table(
         context: *mut ibv_context,
         init_attr: *mut ibv_rwq_ind_table_init_attr,
     ) -> *mut ibv_rwq_ind_table = create_rwq_ind_table of context;
 
-    /// Destroys such a table: `ibv_destroy_rwq_ind_table(3)`.
+    /// Destroys an indirection table: `ibv_destroy_rwq_ind_table(3)`.
     fn ibv_destroy_rwq_ind_table(
         rwq_ind_table: *mut ibv_rwq_ind_table,
     ) -> c_int = destroy_rwq_ind_table of (*rwq_ind_table).context;

@@ -1,7 +1,8 @@
 //! `ibv_wr_*`: building send work requests in place.
 //!
-//! A pointer that is set is not enough: `wr_flush` and `wr_atomic_write` are newer than some libraries, and on those
-//! other data lies in their place. Call only what was asked for with `send_ops_flags` when the queue pair was created.
+//! A non-null pointer does not prove that a function exists: `wr_flush` and `wr_atomic_write` are newer than some
+//! libraries, which store other data at that offset. Only call operations that the queue pair was created with
+//! (`send_ops_flags`).
 
 use core::ffi::{c_int, c_void};
 
@@ -26,7 +27,7 @@ object! {
         add: u64,
     ) = wr_atomic_fetch_add;
 
-    /// Starts the binding of a type 2 memory window.
+    /// Starts binding a type 2 memory window.
     fn ibv_wr_bind_mw(
         qp: *mut ibv_qp_ex,
         mw: *mut ibv_mw,
@@ -34,7 +35,7 @@ object! {
         bind_info: *const ibv_mw_bind_info,
     ) = wr_bind_mw;
 
-    /// Starts the invalidation of a local key.
+    /// Starts invalidating a local key.
     fn ibv_wr_local_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) = wr_local_inv;
 
     /// Starts an RDMA read.
@@ -53,7 +54,7 @@ object! {
         level: u8,
     ) = wr_flush;
 
-    /// Starts an RDMA write with immediate data, which is in network byte order.
+    /// Starts an RDMA write with immediate data in network byte order.
     fn ibv_wr_rdma_write_imm(
         qp: *mut ibv_qp_ex,
         rkey: u32,
@@ -64,16 +65,16 @@ object! {
     /// Starts a send.
     fn ibv_wr_send(qp: *mut ibv_qp_ex) = wr_send;
 
-    /// Starts a send with immediate data, which is in network byte order.
+    /// Starts a send with immediate data in network byte order.
     fn ibv_wr_send_imm(qp: *mut ibv_qp_ex, imm_data: __be32) = wr_send_imm;
 
-    /// Starts a send that invalidates a key of the peer.
+    /// Starts a send that invalidates a remote key of the peer.
     fn ibv_wr_send_inv(qp: *mut ibv_qp_ex, invalidate_rkey: u32) = wr_send_inv;
 
-    /// Starts a send that the device cuts into TCP segments.
+    /// Starts a send that the device segments (TSO).
     fn ibv_wr_send_tso(qp: *mut ibv_qp_ex, hdr: *mut c_void, hdr_sz: u16, mss: u16) = wr_send_tso;
 
-    /// Names the receiver of the started datagram.
+    /// Sets the destination of the started datagram.
     fn ibv_wr_set_ud_addr(
         qp: *mut ibv_qp_ex,
         ah: *mut ibv_ah,
@@ -81,11 +82,11 @@ object! {
         remote_qkey: u32,
     ) = wr_set_ud_addr;
 
-    /// Names the shared receive queue of the peer for the started request of an XRC queue pair.
+    /// Sets the peer's shared receive queue of the started XRC request.
     fn ibv_wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) = wr_set_xrc_srqn;
 
-    /// Copies the data of the started request from one buffer. Set `IBV_SEND_INLINE` in `wr_flags` before the request
-    /// is started: the rxe provider needs it.
+    /// Copies the data of the started request from one buffer. The rxe provider requires `IBV_SEND_INLINE` in
+    /// `wr_flags`, set before the request is started.
     fn ibv_wr_set_inline_data(
         qp: *mut ibv_qp_ex,
         addr: *mut c_void,
@@ -99,23 +100,23 @@ object! {
         buf_list: *const ibv_data_buf,
     ) = wr_set_inline_data_list;
 
-    /// Names the memory of the started request.
+    /// Sets the memory of the started request.
     fn ibv_wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) = wr_set_sge;
 
-    /// Names several pieces of memory for the started request.
+    /// Sets a scatter/gather list as the memory of the started request.
     fn ibv_wr_set_sge_list(
         qp: *mut ibv_qp_ex,
         num_sge: usize,
         sg_list: *const ibv_sge,
     ) = wr_set_sge_list;
 
-    /// Opens a batch of requests. The provider's lock is held until it is completed or aborted.
+    /// Starts a batch of requests. The provider's lock is held until the batch is completed or aborted.
     fn ibv_wr_start(qp: *mut ibv_qp_ex) = wr_start;
 
-    /// Posts the batch. Returns 0 or an errno; on an errno nothing is posted.
+    /// Posts the batch. Returns 0, or an errno if nothing was posted.
     fn ibv_wr_complete(qp: *mut ibv_qp_ex) -> c_int = wr_complete;
 
-    /// Drops the batch.
+    /// Aborts the batch.
     fn ibv_wr_abort(qp: *mut ibv_qp_ex) = wr_abort;
 
     /// Starts an atomic write of 8 bytes (rdma-core 44).

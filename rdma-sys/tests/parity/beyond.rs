@@ -1,4 +1,4 @@
-//! Where C would crash or be undefined, and the shims answer. Needs no C side.
+//! Cases where C would crash or be undefined, and the shims return an error. Needs no C side.
 
 use rdma_sys::*;
 

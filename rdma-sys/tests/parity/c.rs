@@ -1,4 +1,4 @@
-//! The C side: compiled when the test starts, against the headers that `RDMA_CORE_INCLUDE` names.
+//! The C side, which the test compiles with the headers in `RDMA_CORE_INCLUDE`.
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use libloading::os::unix::Library;
 
 use crate::recorder;
 
-/// The include folder, or `None` with one line that says so. Under `RDMA_REQUIRE_HEADERS=1` nothing may be skipped.
+/// The include folder, or `None` after printing why. With `RDMA_REQUIRE_HEADERS=1` a missing folder is a failure.
 pub fn include() -> Option<PathBuf> {
     let include = std::env::var_os("RDMA_CORE_INCLUDE").map(PathBuf::from);
     if include.is_none() {
@@ -48,7 +48,7 @@ pub fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/inlines.c")
 }
 
-/// The compiled inlines. Both sides get the recorders in place of libibverbs.
+/// The compiled inline functions. Both sides call the recorders instead of libibverbs.
 pub fn inlines() -> Option<&'static Library> {
     static INLINES: OnceLock<Library> = OnceLock::new();
     let include = include()?;
@@ -60,7 +60,7 @@ pub fn inlines() -> Option<&'static Library> {
     }))
 }
 
-/// Gives the C side the recorders.
+/// Passes the recorders to the C side.
 pub fn install(library: &Library) {
     unsafe {
         let install = library.get::<unsafe extern "C" fn(*const c_void)>(b"parity_install\0").unwrap();
@@ -68,7 +68,7 @@ pub fn install(library: &Library) {
     }
 }
 
-/// A Rust shim's type, and that of the C function beside it.
+/// The function type of a Rust shim, and the type of its C function.
 pub trait Shim {
     type C: Copy;
 }
@@ -82,7 +82,7 @@ macro_rules! shims {
 }
 shims!((A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F)(A B C D E F G)(A B C D E F G H));
 
-/// The C function `c_NAME`, which has the types of the shim.
+/// The C function `c_NAME`, which has the same type as the shim.
 pub fn twin<S: Shim>(_: S, name: &str) -> S::C {
     let library = inlines().expect("the C side is there when cases run");
     let symbol = unsafe { library.get::<S::C>(format!("c_{name}\0").as_bytes()) };

@@ -1,4 +1,4 @@
-//! A case is one inline; it runs on both sides, in every situation, and both must do the same.
+//! A case is one inline function. It runs on both sides in every situation, and both must behave the same.
 
 use crate::c;
 use crate::recorder::{self, Call};
@@ -10,27 +10,27 @@ pub enum Side {
     Rust,
 }
 
-/// A name for error messages, and what is done to the first state.
+/// A name for error messages, and a function that changes the initial state.
 pub type Variant = (&'static str, fn(&World));
 
-/// One inline of the headers and how it is called.
+/// An inline function and its call.
 pub struct Case {
-    /// Its name in C.
+    /// Name in C.
     pub name: &'static str,
     call: fn(Side, &World) -> u64,
-    /// The operation of `verbs_context` that it looks for.
+    /// The operation of `verbs_context` that it uses.
     operation: Option<(&'static str, usize)>,
     providers: &'static [Provider],
-    /// What else differs from run to run.
+    /// Changes of the initial state, one per run.
     variants: Vec<Variant>,
-    /// Whether the operation is all that it calls, and is called whenever it is there.
+    /// Whether it calls only the operation, and calls it whenever it exists.
     plain: bool,
-    /// Whether both sides may return different positive, or different negative, numbers.
+    /// Whether only the sign of the results must be equal.
     only_sign: bool,
 }
 
-/// What functions answer: success, errnos among which those that start a fallback, and what is neither. For a function
-/// that returns a pointer, 0 is null.
+/// Return values of recorded functions: success, errnos that start a fallback and errnos that do not, and values that
+/// are neither. For a function that returns a pointer, 0 is null.
 const ANSWERS: [i64; 6] = [0, 1, libc::EINVAL as i64, libc::EOPNOTSUPP as i64, libc::ENOSYS as i64, -2];
 
 #[derive(Debug, PartialEq, Eq)]
@@ -54,20 +54,20 @@ impl Case {
         }
     }
 
-    /// It looks for an operation of `verbs_context`, and may do something else without.
+    /// The function uses an operation of `verbs_context`, and may have a fallback.
     pub fn with(mut self, operation: &'static str, offset: usize) -> Self {
         self.operation = Some((operation, offset));
         self.providers = &PROVIDERS;
         self
     }
 
-    /// It calls that operation, or refuses.
+    /// The function calls only that operation, or fails.
     pub fn plainly(mut self) -> Self {
         self.plain = true;
         self
     }
 
-    /// Runs only with such providers: with others the C side would crash.
+    /// Runs only with these providers: with others the C side would crash.
     pub fn only(mut self, providers: &'static [Provider]) -> Self {
         self.providers = providers;
         self
@@ -95,7 +95,7 @@ impl Case {
         Outcome { returned, errno, calls: recorder::log(), bytes: world.bytes() }
     }
 
-    /// Compares both sides. Returns how many situations there were.
+    /// Compares both sides. Returns the number of situations.
     pub fn compare(&self) -> usize {
         let world = World::new();
         let mut situations = 0;
@@ -118,7 +118,7 @@ impl Case {
         situations
     }
 
-    /// The C side shows that the situation is what it is meant to be.
+    /// Checks with the C side that the situation is as intended.
     fn check_calls(&self, what: &str, provider: Provider, c: &Outcome) {
         let Some((operation, _)) = self.operation.filter(|_| self.plain) else { return };
         let called = c.calls.iter().map(|(name, _)| *name).collect::<Vec<_>>();
@@ -130,13 +130,13 @@ impl Case {
     }
 }
 
-/// Compares all cases. Returns how many situations there were, or nothing where there is no C side.
+/// Compares all cases. Returns the number of situations, or `None` if there is no C side.
 pub fn compare(cases: &[Case]) -> Option<usize> {
     c::inlines()?;
     Some(cases.iter().map(Case::compare).sum())
 }
 
-/// `case!(NAME(w; argument, ...))` makes a case that calls NAME, in C and in Rust, with those arguments.
+/// `case!(NAME(w; argument, ...))` creates a case that calls NAME with these arguments, in C and in Rust.
 macro_rules! case {
     ($name:ident($world:ident $(; $($argument:expr),*)?)) => {
         $crate::case::Case::new(stringify!($name), |side, $world| {
@@ -151,7 +151,7 @@ macro_rules! case {
             }
         })
     };
-    // Calls an operation of verbs_context, or refuses.
+    // Calls an operation of verbs_context, or fails.
     ($name:ident($($rest:tt)*) of $operation:ident) => {
         $crate::case::case!($name($($rest)*))
             .with(stringify!($operation), std::mem::offset_of!(rdma_sys::verbs_context, $operation))
@@ -160,7 +160,7 @@ macro_rules! case {
 }
 pub(crate) use case;
 
-/// The shim as a pointer with as many parameters as there are arguments. (A cast would be resolved too late to name the
+/// The shim as a function pointer with one parameter per argument. (A cast would be resolved too late to infer the
 /// types.)
 macro_rules! pointer {
     ($name:ident($($argument:expr),*)) => {

@@ -1,4 +1,4 @@
-//! Values of constants and layouts of types, as the C compiler sees them, beside those of the generated file.
+//! Compares constants and type layouts in the generated file with the values that the C compiler computes.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_longlong};
@@ -21,7 +21,7 @@ const INCLUDES: &str = "\
 #include <rdma/rsocket.h>
 ";
 
-/// Evaluates C expressions, in C.
+/// Evaluates C expressions with the C compiler.
 pub fn evaluate(name: &str, include: &Path, expressions: &[String]) -> Vec<i64> {
     let mut source = format!("{INCLUDES}\nconst struct {{ const char *text; long long value; }} values[] = {{\n");
     for expression in expressions {
@@ -50,7 +50,7 @@ pub fn evaluate(name: &str, include: &Path, expressions: &[String]) -> Vec<i64> 
         .collect()
 }
 
-/// The constants of a generated file, by name.
+/// The constants of a generated file by name.
 fn constants(file: &str) -> BTreeMap<&str, i64> {
     let mut texts = BTreeMap::new();
     for (at, keyword) in file.match_indices("\npub const ") {
@@ -73,7 +73,7 @@ fn value(texts: &BTreeMap<&str, &str>, name: &str) -> i64 {
 }
 
 #[test]
-fn constants_have_their_values_of_c() {
+fn constants_have_the_values_of_c() {
     let Some(include) = c::include() else { return };
     let constants = constants(BINDINGS);
     assert!(constants.len() > 600, "{} constants", constants.len());
@@ -85,7 +85,7 @@ fn constants_have_their_values_of_c() {
 }
 
 #[test]
-fn hand_written_constants_have_their_values_of_c() {
+fn hand_written_constants_have_the_values_of_c() {
     let Some(include) = c::include() else { return };
     let expressions = ["__VERBS_ABI_IS_EXTENDED", "IBV_ALLOCATOR_USE_DEFAULT"];
     let c = evaluate("hand-written", &include, &expressions.map(|name| format!("(uintptr_t){name}")));
@@ -93,12 +93,12 @@ fn hand_written_constants_have_their_values_of_c() {
     assert_eq!(c, rust.map(|pointer| pointer.addr() as i64));
 }
 
-/// The numbers in the generated file are those of x86-64; the Rust compiler has checked that they are Rust's.
+/// The generated file has the numbers of x86-64. The Rust compiler has checked them against the Rust types.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn types_have_their_layout_of_c() {
+fn types_have_the_layout_of_c() {
     let Some(include) = c::include() else { return };
-    // One line per assertion, however long.
+    // One line per assertion.
     let file: String = BINDINGS.split_whitespace().collect::<Vec<_>>().join(" ");
     let unions: std::collections::BTreeSet<&str> = file
         .match_indices("pub union ")
@@ -112,7 +112,7 @@ fn types_have_their_layout_of_c() {
         let (what, rest) = file[at + 2..].split_once('"').unwrap();
         let (_, number) = rest.split_once(" - ").unwrap();
         let number: i64 = number.split_once("usize").unwrap().0.parse().unwrap();
-        // Types and fields without a name in C.
+        // These types and fields have no name in C.
         if what.contains("__bindgen") {
             continue;
         }
@@ -122,7 +122,7 @@ fn types_have_their_layout_of_c() {
             format!("_Alignof({})", in_c(name))
         } else {
             let (name, field) = what.strip_prefix("Offset of field: ").unwrap().split_once("::").unwrap();
-            // bindgen appends an underscore to keywords of Rust.
+            // bindgen appends an underscore to Rust keywords.
             let field = field.trim_end_matches('_');
             format!("offsetof({}, {field})", in_c(name))
         };

@@ -13,7 +13,7 @@ pub fn cases() -> Vec<Case> {
         case!(ibv_attach_counters_point_flow(w; w.counters, w.attr.cast(), w.flow) of attach_counters_point_flow),
         case!(ibv_read_counters(w; w.counters, w.numbers.cast(), 3, 4) of read_counters),
         case!(ibv_open_xrcd(w; w.context(), w.attr.cast()) of open_xrcd),
-        // C looks neither for the extended context nor for the operation.
+        // C checks neither for the extended context nor for the operation.
         case!(ibv_close_xrcd(w; w.xrcd) of close_xrcd).only(&[Provider::Has, Provider::Covers]),
         case!(ibv_alloc_td(w; w.context(), w.attr.cast()) of alloc_td),
         case!(ibv_dealloc_td(w; w.td) of dealloc_td),

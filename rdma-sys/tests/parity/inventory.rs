@@ -1,4 +1,4 @@
-//! No inline is forgotten.
+//! Checks that every inline function has a case.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,10 +7,10 @@ use crate::c;
 
 const HEADERS: [&str; 4] = ["infiniband/verbs.h", "rdma/rdma_verbs.h", "rdma/rdma_cma.h", "infiniband/ib.h"];
 
-/// For programs that link their providers statically, which Rust programs with this crate do not.
+/// For programs that link their providers statically, which Rust programs with this crate cannot do.
 const LEFT_OUT: [&str; 1] = ["__ibv_get_device_list"];
 
-/// Macros that callers use in place of the inline below them.
+/// Macros that callers use instead of the inline function of the same purpose.
 const MACROS: [&str; 3] = ["ibv_query_port", "ibv_reg_mr", "ibv_reg_mr_iova"];
 
 /// The names of the `static inline` functions in a header.
@@ -36,7 +36,7 @@ fn without_comments(text: &str) -> String {
     kept + rest
 }
 
-/// Those of all headers below `include`.
+/// The `static inline` functions of all headers below `include`.
 pub fn all(include: &Path) -> BTreeSet<String> {
     HEADERS
         .into_iter()

@@ -1,7 +1,7 @@
-//! Compares every shim with the C inline that it stands for: what it returns, what it leaves in errno, which functions
-//! it calls with what, and every byte that it writes.
+//! Compares every shim with its C inline function: return value, errno, calls with their arguments, and every byte that
+//! it writes.
 //!
-//! Needs a C compiler and rdma-core's headers of the bindings' release, in the folder that `RDMA_CORE_INCLUDE` names.
+//! Needs a C compiler, and the headers of the bindings' rdma-core release in the folder that `RDMA_CORE_INCLUDE` names.
 #![allow(clippy::undocumented_unsafe_blocks, missing_debug_implementations, unreachable_pub)]
 
 mod beyond;
@@ -34,7 +34,7 @@ fn topics() -> [(&'static str, Vec<case::Case>); 7] {
 }
 
 #[test]
-fn shims_do_as_the_inlines_do() {
+fn shims_behave_like_the_c_inlines() {
     let (mut inlines, mut situations) = (0, 0);
     for (topic, cases) in topics() {
         let Some(compared) = case::compare(&cases) else { return };

@@ -8,7 +8,7 @@ use crate::world::World;
 const OPTIONAL: u32 = IBV_ACCESS_RELAXED_ORDERING.0;
 
 pub fn cases() -> Vec<Case> {
-    // The flags and whether the compiler knows them come from here.
+    // The first number has the flags, the second says whether the compiler knows them.
     const REGISTRATIONS: [Variant; 6] = [
         ("known plain flags", |w| set(w, 5, 1)),
         ("known optional flag", |w| set(w, 5 | OPTIONAL, 1)),

@@ -1,4 +1,4 @@
-//! `newer.rs` of the crate, against headers of a release that has what it describes.
+//! Compares `newer.rs` of the crate with the headers of a newer release.
 
 use std::mem::offset_of;
 use std::path::PathBuf;
@@ -9,8 +9,8 @@ use crate::recorder::{self, Word as _};
 use crate::world::{Provider, World};
 use crate::{c, constants, inventory};
 
-/// The include folder that `RDMA_CORE_INCLUDE_NEWER` names: rdma-core 65 or newer. It is not required: only who works on
-/// `newer.rs` needs it.
+/// The include folder that `RDMA_CORE_INCLUDE_NEWER` names: rdma-core 65 or newer. It is optional, since only changes
+/// to `newer.rs` need it.
 fn include() -> Option<PathBuf> {
     let include = std::env::var_os("RDMA_CORE_INCLUDE_NEWER").map(PathBuf::from);
     if include.is_none() {
@@ -38,7 +38,7 @@ macro_rules! values {
 }
 
 #[test]
-fn newer_types_and_values_are_those_of_c() {
+fn newer_types_and_values_match_c() {
     let Some(include) = include() else { return };
     let mut facts = facts! {
         ibv_mr_init_attr { length access comp_mask iova addr fd fd_offset dmah buf }
@@ -50,7 +50,7 @@ fn newer_types_and_values_are_those_of_c() {
         ibv_qp_attach_comp_cntr_attr { comp_mask op_mask }
     };
     facts.push(("offsetof(struct ibv_comp_cntr_init_attr, type)", offset_of!(ibv_comp_cntr_init_attr, type_)));
-    // The argument of a user's event: `param` did not grow.
+    // The argument of a user event: `param` did not grow.
     facts.push(("offsetof(struct rdma_cm_event, param.arg)", offset_of!(rdma_cm_event, param)));
     facts.push(("sizeof(struct rdma_cm_event)", size_of::<rdma_cm_event>()));
     facts.extend(values! {
@@ -73,9 +73,9 @@ fn newer_types_and_values_are_those_of_c() {
 }
 
 #[test]
-fn newer_functions_have_their_types_of_c() {
+fn newer_functions_have_the_types_of_c() {
     let Some(include) = include() else { return };
-    // C has no way to print a type: what is written here is compared by the compiler with the declaration.
+    // C cannot print a type, so the compiler compares these types with the declarations.
     let types = [
         ("ibv_alloc_buf", "void *(*)(struct ibv_pd *, size_t, struct ibv_buf **)"),
         ("ibv_alloc_dmah", "struct ibv_dmah *(*)(struct ibv_context *, struct ibv_dmah_init_attr *)"),
@@ -117,7 +117,7 @@ fn newer_functions_have_their_types_of_c() {
 }
 
 #[test]
-fn newer_inlines_do_as_in_c() {
+fn newer_inlines_behave_like_c() {
     let Some(include) = include() else { return };
     let newer: Vec<String> = match c::include() {
         Some(older) => inventory::all(&include).difference(&inventory::all(&older)).cloned().collect(),
@@ -125,7 +125,7 @@ fn newer_inlines_do_as_in_c() {
     };
     assert_eq!(newer, ["ibv_query_comp_cntr_caps"]);
 
-    // Installs the table that the shims see, too.
+    // `inlines` also installs the table of recorders that the Rust functions call.
     c::inlines().unwrap();
     let library = c::compile("inlines-newer", &c::source(), &include, &["-DPARITY_COMP_CNTR"]);
     c::install(&library);

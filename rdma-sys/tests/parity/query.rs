@@ -7,7 +7,7 @@ use crate::case::{Case, case};
 use crate::world::World;
 
 pub fn cases() -> Vec<Case> {
-    // A null pointer when the first number is 0.
+    // A null pointer if the first number is 0.
     fn input(w: &World) -> *const ibv_query_device_ex_input {
         if unsafe { (*w.numbers)[0] } == 0 { null() } else { w.device_input }
     }

@@ -38,7 +38,7 @@ pub fn cases() -> Vec<Case> {
         case!(ibv_modify_qp_rate_limit(w; w.qp(), w.attr.cast()) of modify_qp_rate_limit),
         case!(ibv_post_send(w; w.qp(), w.send_wr, w.bad_send_wr)),
         case!(ibv_post_recv(w; w.qp(), w.recv_wr, w.bad_recv_wr)),
-        // From type 32 on, C is undefined.
+        // From type 32 on, the result is undefined in C.
         case!(ibv_is_qpt_supported(w; 1 << 2 | 1 << 9 | 1 << 31, ibv_qp_type((*w.numbers)[0] as u32))).variants(&[
             ("RC", |w| number(w, 2)),
             ("UC", |w| number(w, 3)),

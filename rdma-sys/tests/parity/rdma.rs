@@ -7,12 +7,12 @@ use crate::case::{Case, Variant, case};
 use crate::recorder;
 use crate::world::World;
 
-/// What a caller passes as the context of a request: any pointer.
+/// The context that a caller passes with a request: any pointer.
 fn tag() -> *mut c_void {
     without_provenance_mut(0x1234_5678_9abc)
 }
 
-/// The region that the first number selects, null when it is 0.
+/// The region that the first number selects; null if it is 0.
 fn mr(w: &World) -> *mut ibv_mr {
     if unsafe { (*w.numbers)[0] } == 0 { null_mut() } else { w.mr }
 }
@@ -22,7 +22,7 @@ const REGIONS: [Variant; 2] =
 
 const QUEUES: [Variant; 2] = [("", |_| {}), ("shared queue", |w| unsafe { (*w.id).srq = w.srq })];
 
-/// What happens while a completion is waited for.
+/// Events while the function waits for a completion.
 const WAITS: [Variant; 9] = [
     ("there at once", |_| recorder::script("poll_cq", &[1])),
     ("poll fails", |_| recorder::script("poll_cq", &[-2])),
@@ -118,7 +118,7 @@ pub fn cases() -> Vec<Case> {
         case!(ib_addr_any(w; w.addresses.cast())).variants(&ADDRESSES),
         case!(ib_addr_loopback(w; w.addresses.cast())).variants(&ADDRESSES),
         case!(ib_addr_set(w; w.addresses.cast(), 1, 1 << 31, 3, 4)),
-        // memcmp promises no more than the sign.
+        // memcmp only guarantees the sign.
         case!(ib_addr_cmp(w; w.addresses.cast(), w.addresses.cast::<ib_addr>().add(1)))
             .variants(&ADDRESSES)
             .only_sign(),

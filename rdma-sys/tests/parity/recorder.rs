@@ -1,4 +1,4 @@
-//! Stands in for the provider and for libibverbs: every function writes down its arguments and answers from a script.
+//! Replaces the provider and libibverbs: every function records its arguments and returns values from a script.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use rdma_sys::*;
 
-/// A call: who was called, with what.
+/// A call: the function's name and its arguments.
 pub type Call = (&'static str, Vec<u64>);
 
 #[derive(Default)]
@@ -26,7 +26,7 @@ thread_local! {
     static RECORDER: RefCell<Recorder> = RefCell::default();
 }
 
-/// Forgets everything. `answer` is what each function returns that has no script.
+/// Clears the recorder. `answer` is the return value of functions without a script.
 pub fn start(world: &crate::world::World, answer: i64) {
     RECORDER.set(Recorder {
         answer,
@@ -37,12 +37,12 @@ pub fn start(world: &crate::world::World, answer: i64) {
     });
 }
 
-/// What the function answers to its first, second, … call.
+/// Sets the return values of a function's first, second, … call.
 pub fn script(name: &'static str, answers: &[i64]) {
     RECORDER.with_borrow_mut(|recorder| recorder.scripts.insert(name, answers.iter().copied().collect()));
 }
 
-/// Sends are datagrams: their address handle counts.
+/// Sends are datagrams: records their address handle, too.
 pub fn datagrams() {
     RECORDER.with_borrow_mut(|recorder| recorder.datagrams = true);
 }
@@ -55,12 +55,12 @@ fn is_shared(address: usize) -> bool {
     RECORDER.with_borrow(|recorder| recorder.shared.iter().any(|range| range.contains(&address)))
 }
 
-/// Any argument or result as one number that both sides have in common.
+/// Converts any argument or result to a number that is equal on both sides.
 pub trait Word {
     fn word(self) -> u64;
 }
 
-/// Any result from one number.
+/// Converts a number to any result.
 pub trait Answer {
     fn answer(value: i64) -> Self;
 }
@@ -75,7 +75,7 @@ macro_rules! integers {
 
         impl Answer for $integer {
             fn answer(value: i64) -> Self {
-                // Each width gets bits in its upper half, too.
+                // Wider types also get bits in their upper half.
                 if size_of::<Self>() == size_of::<c_int>() {
                     value as $integer
                 } else {
@@ -151,7 +151,7 @@ pub fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Writes the call down. Returns the next answer; one that is not 0 leaves a trace in errno.
+/// Records a call and returns the next answer. An answer other than 0 also sets errno.
 fn record(name: &'static str, arguments: &[u64]) -> i64 {
     const ENDLESS: usize = 24;
     let answer = RECORDER.with_borrow_mut(|recorder| {
@@ -165,7 +165,7 @@ fn record(name: &'static str, arguments: &[u64]) -> i64 {
     answer
 }
 
-/// Functions that write their call down, may have an effect on memory, and answer.
+/// Defines functions that record their call, may have an effect on memory, and return an answer.
 macro_rules! recorders {
     ($(fn $name:ident($($argument:ident: $ty:ty),*) $(-> $ret:ty)? $(=> |$answer:ident| $effect:expr)?;)*) => {$(
         pub unsafe extern "C" fn $name($($argument: $ty),*) $(-> $ret)? {
@@ -179,7 +179,7 @@ macro_rules! recorders {
     )*};
 }
 
-/// `length` bytes that no reset writes.
+/// Fills `length` bytes with a value that `reset` does not use.
 fn fill<T>(memory: *mut T, length: usize) {
     unsafe { memory.cast::<u8>().write_bytes(0x5a, length) }
 }
@@ -235,11 +235,11 @@ pub mod extended {
     }
 }
 
-/// Where in `verbs_context` each operation is, and its recorder.
+/// The offset of each operation in `verbs_context`, and its recorder.
 pub fn extended_ops() -> Vec<(usize, *const c_void)> {
     macro_rules! ops {
         ($($op:ident)*) => {{
-            // Takes each by its type in the table, so that a recorder of another type is refused.
+            // Assigned by field, so that a recorder of the wrong type does not compile.
             let table = verbs_context { $($op: Some(extended::$op),)* ..verbs_context::zeroed() };
             vec![$((offset_of!(verbs_context, $op), table.$op.unwrap() as *const c_void)),*]
         }};
@@ -253,7 +253,7 @@ pub fn extended_ops() -> Vec<(usize, *const c_void)> {
     )
 }
 
-/// What a work request says, where it is on a stack and its address says nothing.
+/// The contents of a scatter/gather list. They are recorded because a list on the stack has no comparable address.
 fn sge_words(list: *const ibv_sge, count: c_int) -> Vec<u64> {
     let mut words = vec![list.word(), count.word()];
     for i in 0..count.max(0) as usize {
@@ -288,7 +288,7 @@ fn send_words(wr: *const ibv_send_wr) -> Vec<u64> {
     words
 }
 
-/// The bad work request is only written on failure, as providers do.
+/// Sets the bad work request on failure only, as providers do.
 fn refuse<T>(answer: i64, wr: *mut T, bad_wr: *mut *mut T) {
     if answer != 0 {
         unsafe { *bad_wr = wr }
@@ -467,19 +467,21 @@ pub mod exported {
 
 macro_rules! stubs {
     ($($name:ident)* ; $($optional:ident)*) => {
-        /// Their addresses, in the order of `stubs` in inlines.c.
+        /// Addresses of the recorders, in the order of `stubs` in inlines.c.
         pub fn stubs() -> Vec<*const c_void> {
             vec![$(exported::$name as *const c_void,)* $(exported::$optional as *const c_void),*]
         }
 
-        /// libibverbs as the shims see it: the recorders, and for every other name a function that must not be called.
+        /// The libibverbs of the shims: the recorders, and for every other name a function that must not be called.
         pub fn verbs() -> Verbs {
             extern "C" fn unexpected() {
                 panic!("a shim called an exported function that its inline does not call");
             }
-            let rest = unsafe { Verbs::from_lookup("parity", |_| unexpected as *mut c_void) }.unwrap();
-            // Assigned by field, so that a recorder of another type is refused.
-            Verbs { $($name: exported::$name,)* $($optional: Some(exported::$optional),)* ..rest }
+            let mut table = unsafe { Verbs::from_lookup("parity", |_| unexpected as *mut c_void) }.unwrap();
+            // Assigned by field, so that a recorder of the wrong type does not compile.
+            $(table.$name = exported::$name;)*
+            $(table.$optional = Some(exported::$optional);)*
+            table
         }
     };
 }

@@ -1,4 +1,4 @@
-//! The memory that both sides work on: every object and argument, at the same addresses, in the same state.
+//! The objects and arguments of a call. The C function and the Rust function get them at the same addresses, in the same state.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -75,23 +75,23 @@ objects! {
     tm_info: ibv_wc_tm_info,
     addresses: [ib_addr; 2],
     numbers: [u64; 8],
-    // Attributes that no inline looks at.
+    // Attributes that no inline function reads.
     attr: [u64; 64],
     data: [u64; 64],
-    // What creating operations return.
+    // Return value of creating operations.
     created: [u64; 128],
 }
 
-/// What a context offers, around the one operation that a case is about.
+/// The operations that a context has, in relation to the operation of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
-    /// Every operation.
+    /// All operations.
     Has,
-    /// The operation, as the first of a shorter verbs_context.
+    /// The operation, as the first field of a shorter verbs_context.
     Covers,
-    /// A null pointer in its place.
+    /// A null pointer instead of the operation.
     Lacks,
-    /// A verbs_context that starts right after where it would be.
+    /// A verbs_context that starts right after the position of the operation.
     Predates,
     /// No verbs_context.
     Plain,
@@ -105,12 +105,12 @@ pub const PROVIDERS: [Provider; 6] =
 const PAGE: usize = 4096;
 const CONTEXT: usize = offset_of!(verbs_context, context);
 
-/// A page that nothing precedes: reading before it ends the process.
+/// A page after an inaccessible one: reading before it ends the process.
 fn guarded_page() -> *mut u8 {
     unsafe {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // Pages of aarch64 may have 64 KiB.
+        // Pages of aarch64 can have 64 KiB.
         let guard = libc::sysconf(libc::_SC_PAGESIZE) as usize;
         let region = libc::mmap(ptr::null_mut(), guard + PAGE, prot, flags, -1, 0);
         assert_ne!(region, libc::MAP_FAILED);
@@ -132,14 +132,14 @@ impl World {
         self.cq.cast()
     }
 
-    /// Whether both sides see the same thing at this address: not so for what lies on a stack.
+    /// The address ranges with the same contents on both sides, unlike the stack.
     pub fn ranges(&self) -> [std::ops::Range<usize>; 2] {
         let objects = self.objects.addr();
         let page = self.page.addr();
         [objects..objects + size_of::<Objects>(), page..page + PAGE]
     }
 
-    /// Every byte of it.
+    /// All bytes of these ranges.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(size_of::<Objects>() + PAGE);
         unsafe {
@@ -149,8 +149,8 @@ impl World {
         bytes
     }
 
-    /// Puts everything in its first state: recognisable bytes, objects of one context with all operations, and a
-    /// provider in which the operation at `offset` is as `provider` says.
+    /// Resets everything to the initial state: recognizable bytes, and objects of one context with all operations. The
+    /// operation at `offset` is as `provider` says.
     pub fn reset(&self, provider: Provider, offset: usize) {
         let full = size_of::<verbs_context>();
         let sz = match provider {
@@ -165,7 +165,7 @@ impl World {
                     *start.add(i) = (i * 31 + 7) as u8;
                 }
             }
-            // What the provider has allocated starts with the page.
+            // The allocation of the provider starts with the page.
             let context: *mut ibv_context = self.page.add(sz - size_of::<ibv_context>()).cast();
             self.context.set(context);
             (*context).device = self.device;

@@ -1,19 +1,18 @@
-//! Bringing queue pairs through their states by hand.
+//! Connects queue pairs by explicit state changes.
 
-use rdma_safe::{
-    Access, AddressVector, Endpoint, EndpointBuilder, GlobalRoute, QueuePair, QueuePairAttributes, QueuePairState,
-    Result,
-};
+use rdma_safe::address::{AddressVector, GlobalRoute};
+use rdma_safe::qp::QueuePairAttributes;
+use rdma_safe::{Access, Endpoint, EndpointBuilder, QueuePair, QueuePairState, Result};
 
 use super::Rdma;
 
-/// First packet number of every raw connection of the tests.
+/// Initial packet sequence number of every raw connection of the tests.
 pub(crate) const PSN: u32 = 0x12_3456;
 
 /// Attributes of a connection, with defaults that suit a peer on the same device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
-    /// Of the first packet.
+    /// Packet sequence number of the first packet.
     pub(crate) psn: u32,
     pub(crate) access: Access,
     pub(crate) timeout: u8,
@@ -68,7 +67,7 @@ impl Link {
             .set_max_rd_atomic(self.rd_atomic)
     }
 
-    /// From RESET to RTS.
+    /// Moves `qp` from RESET to RTS.
     pub(crate) fn connect(self, rdma: &Rdma, qp: &mut QueuePair, remote: u32) -> Result<()> {
         qp.modify(&self.to_init(rdma))?;
         qp.modify(&self.to_rtr(rdma, remote))?;
@@ -76,7 +75,7 @@ impl Link {
     }
 }
 
-/// The way from the port to itself.
+/// The address vector of the port itself.
 pub(crate) fn address(rdma: &Rdma) -> AddressVector {
     let lid = rdma.query_port(rdma.port).expect("the port can be queried").lid();
     let route = GlobalRoute {
@@ -89,7 +88,7 @@ pub(crate) fn address(rdma: &Rdma) -> AddressVector {
     AddressVector { route: Some(route), ..AddressVector::from_lid(rdma.port, lid) }
 }
 
-/// Two endpoints of the same making, connected with each other.
+/// Two endpoints built by `builder`, connected to each other.
 pub(crate) fn connected(builder: EndpointBuilder<'_>) -> (Endpoint, Endpoint) {
     let mut ends = (builder.clone().build().expect("an endpoint"), builder.build().expect("an endpoint"));
     let (first, second) = (ends.0.address(), ends.1.address());

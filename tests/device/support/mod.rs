@@ -1,4 +1,4 @@
-//! What the tests have in common: the device, time limits, child processes, connected ends.
+//! Shared helpers: the device under test, time limits, child processes, connected queue pairs.
 
 pub(crate) mod child;
 pub(crate) mod lab;
@@ -12,14 +12,22 @@ use std::fmt::Debug;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use rdma_safe::{Context, Device, Endpoint, EndpointBuilder, GidEntry, PortState, ProtectionDomain, soft};
+use rdma_safe::address::GidEntry;
+use rdma_safe::{Context, Device, Endpoint, EndpointBuilder, PortState, ProtectionDomain, soft};
 
 use watchdog::Watchdog;
 
-/// Longest wait for an event that must happen. It only ends a test that hangs.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+/// Longest wait for an event that must happen. Only a test that hangs reaches it.
+///
+/// It is longer under Miri, whose clock advances with each step of the program.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 3600 } else { 60 });
 
-/// The device under test. It ends the process when the test that holds it does not end.
+/// Returns `natively`, or the smaller number `under_miri` when Miri runs the test.
+pub(crate) const fn rounds(natively: u64, under_miri: u64) -> u64 {
+    if cfg!(miri) { under_miri } else { natively }
+}
+
+/// The device under test, with a watchdog that aborts the process if the test hangs.
 pub(crate) struct Rdma {
     context: Context,
     pub(crate) port: u8,
@@ -27,7 +35,7 @@ pub(crate) struct Rdma {
     _watchdog: Watchdog,
 }
 
-/// The device under test, or `None` after having said why the test is skipped. It is soft0 where there is no other.
+/// The device under test, or `None` after printing why the test is skipped. Without another device it is soft0.
 pub(crate) fn device() -> Option<Rdma> {
     let name = variable("RDMA_DEVICE");
     if soft::install_by_default() && name.is_none() {
@@ -40,7 +48,7 @@ pub(crate) fn device() -> Option<Rdma> {
     };
     let context = match device.and_then(|device| device.open()) {
         Ok(context) => context,
-        // Who names a device does not want its tests skipped.
+        // If a device is named, a skip is unexpected.
         Err(error) if name.is_some() => panic!("RDMA_DEVICE: {error}"),
         Err(error) => return skip(&error.to_string()),
     };
@@ -58,12 +66,12 @@ pub(crate) fn device() -> Option<Rdma> {
     }
 }
 
-/// As [`device`], for tests of connections by address. That soft0 has none is no failure anywhere: `cm_refused` sees to it.
+/// Like [`device`], for tests of connections by address. Skipping them on soft0 is never a failure; `cm_refused` tests its error.
 pub(crate) fn device_with_cm() -> Option<Rdma> {
     device_unless_soft("has no connection manager")
 }
 
-/// As [`device`], for tests of what soft0 cannot have, wherever it runs.
+/// Like [`device`], for tests of features that soft0 never supports.
 pub(crate) fn device_unless_soft(reason: &str) -> Option<Rdma> {
     let rdma = device()?;
     if rdma.is_soft() {
@@ -73,12 +81,12 @@ pub(crate) fn device_unless_soft(reason: &str) -> Option<Rdma> {
     Some(rdma)
 }
 
-/// As [`device`], for tests of services that do not send again what gets lost, where that is to arrive.
+/// Like [`device`], for tests of transports that do not retransmit lost packets.
 pub(crate) fn lossless_device() -> Option<Rdma> {
-    device_without_faults("the network loses packets, which UC and UD do not send again")
+    device_without_faults("the network loses packets, which UC and UD do not retransmit")
 }
 
-/// As [`device`], for tests that cannot be had while `RDMA_SOFT_FAULTS` makes trouble, which is what was asked for: no failure.
+/// Like [`device`], for tests that cannot run while `RDMA_SOFT_FAULTS` injects faults. Skipping them is never a failure.
 pub(crate) fn device_without_faults(reason: &str) -> Option<Rdma> {
     let rdma = device()?;
     if rdma.loses_packets() {
@@ -88,7 +96,7 @@ pub(crate) fn device_without_faults(reason: &str) -> Option<Rdma> {
     Some(rdma)
 }
 
-/// Says why a test is skipped; fails it where skipping is not allowed.
+/// Prints why a test is skipped. Panics if `RDMA_REQUIRE_DEVICE` forbids skipping.
 pub(crate) fn skip<T>(reason: &str) -> Option<T> {
     assert!(variable("RDMA_REQUIRE_DEVICE").as_deref() != Some("1"), "RDMA_REQUIRE_DEVICE is set, but {reason}");
     println!("skipped: {reason}");
@@ -108,22 +116,24 @@ impl Deref for Rdma {
 }
 
 impl Rdma {
-    /// Whether it is kernel SoftRoCE, whose deviations are known.
+    /// Whether the device is kernel SoftRoCE, whose deviations are known.
     pub(crate) fn is_rxe(&self) -> bool {
         self.attributes().vendor_id() == 0xff_ffff
     }
 
-    /// Whether it is SoftRoCE as of kernel 6.12, and not as of 6.1. Between the two the deviations changed one by one.
+    /// Whether the device is SoftRoCE of kernel 6.5 or later.
+    ///
+    /// The tests run on kernels 6.1 and 6.12. Between the two the deviations changed one by one.
     pub(crate) fn is_newer_rxe(&self) -> bool {
         self.is_rxe() && kernel() >= (6, 5)
     }
 
-    /// Whether it is the software RNIC of this workspace.
+    /// Whether the device is soft0, the software RNIC of this workspace.
     pub(crate) fn is_soft(&self) -> bool {
         self.device_name().starts_with("soft")
     }
 
-    /// Whether packets get lost, or change their order, on purpose.
+    /// Whether the device drops, duplicates, reorders or corrupts packets on purpose.
     pub(crate) fn loses_packets(&self) -> bool {
         let faults = variable("RDMA_SOFT_FAULTS").filter(|_| self.is_soft());
         let faults: soft::Faults = faults.unwrap_or_default().parse().expect("RDMA_SOFT_FAULTS can be read");
@@ -134,29 +144,31 @@ impl Rdma {
         self.alloc_pd().expect("a protection domain")
     }
 
-    /// An endpoint's builder with the port and GID of the tests.
+    /// A builder for an endpoint on the port and GID of the tests.
     pub(crate) fn endpoint<'a>(&self, pd: &'a ProtectionDomain) -> EndpointBuilder<'a> {
-        Endpoint::builder(pd).port(self.port).gid_index(self.gid.index)
+        let builder = Endpoint::builder(pd).port(self.port).gid_index(self.gid.index);
+        // Short queues take less time under Miri.
+        if cfg!(miri) { builder.send_depth(16).recv_depth(16) } else { builder }
     }
 }
 
-/// The version of the kernel.
+/// Major and minor version of the running kernel.
 pub(crate) fn kernel() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release of the kernel");
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().expect("a number"));
     (numbers.next().expect("a version"), numbers.next().expect("a patch level"))
 }
 
-/// Calls `poll` until it returns something.
+/// Calls `poll` until it returns a value, for at most [`DEADLINE`].
 #[track_caller]
 pub(crate) fn within_deadline<T>(what: &str, poll: impl FnMut() -> Option<T>) -> T {
     within(DEADLINE, what, poll)
 }
 
-/// Calls `poll` until it returns something, at most for `limit`.
+/// Calls `poll` until it returns a value, for at most `limit`.
 #[track_caller]
 pub(crate) fn within<T>(limit: Duration, what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
-    /// Before others that wait get the processor.
+    /// Polls before each `yield_now`.
     const SPINS: u32 = 100;
     let start = Instant::now();
     loop {
@@ -171,7 +183,7 @@ pub(crate) fn within<T>(limit: Duration, what: &str, mut poll: impl FnMut() -> O
     }
 }
 
-/// The error of `result`, which must be one.
+/// The error of `result`. Panics if it is `Ok`.
 #[track_caller]
 pub(crate) fn error_of<T: Debug, E>(result: Result<T, E>) -> E {
     match result {
@@ -180,19 +192,21 @@ pub(crate) fn error_of<T: Debug, E>(result: Result<T, E>) -> E {
     }
 }
 
-/// Bytes that differ from one position, and from one `seed`, to the next.
+/// Pseudo-random bytes that depend on `seed`.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let step = |_| {
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        (state >> 32) as u8
-    };
-    (0..len).map(step).collect()
+        bytes.extend_from_slice(&state.to_ne_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
-/// Sends and receives of an endpoint that are posted and not done.
+/// Numbers of sends and of receives in flight on an endpoint.
 pub(crate) fn in_flight(endpoint: &Endpoint) -> (u64, u64) {
     (endpoint.sends_in_flight(), endpoint.receives_in_flight())
 }

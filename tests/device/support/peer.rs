@@ -1,84 +1,84 @@
-//! A peer that is killed: the calling test once more, in a process of its own, where it plays another part.
+//! Peers in separate processes, which tests can kill. A peer executes the calling test in another role.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-const PART: &str = "RDMA_TEST_PART";
-const MARK: &str = "the peer: ";
+const ROLE: &str = "RDMA_TEST_ROLE";
+const PREFIX: &str = "the peer: ";
 
-/// The part that this process plays, if it is such a peer.
-pub(crate) fn part() -> Option<String> {
-    std::env::var(PART).ok()
+/// The role of this process if it is a peer.
+pub(crate) fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
 }
 
-/// Tells the process that has started this one.
-pub(crate) fn say(what: impl std::fmt::Display) {
-    println!("\n{MARK}{what}");
+/// Sends a line to the process that started this one.
+pub(crate) fn report(what: impl std::fmt::Display) {
+    println!("\n{PREFIX}{what}");
 }
 
-/// Waits to be killed, or for the end of the process that should have done it.
-pub(crate) fn wait_for_the_end() -> ! {
+/// Waits to be killed. Exits if the parent process ends first.
+pub(crate) fn wait_to_be_killed() -> ! {
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
     std::process::exit(1);
 }
 
-/// It is killed when it is dropped, at the latest.
+/// A peer process, killed on drop.
 pub(crate) struct Peer {
     child: Child,
-    said: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
 }
 
 impl Peer {
-    /// Starts `test` as a peer that plays `part`.
-    pub(crate) fn start(test: &str, part: impl std::fmt::Display) -> Self {
+    /// Starts a process that executes only `test`, in the role `role`.
+    pub(crate) fn start(test: &str, role: impl std::fmt::Display) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("the test's program has a path"))
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
-            .env(PART, part.to_string())
+            .env(ROLE, role.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("the test's program runs");
-        let said = BufReader::new(child.stdout.take().expect("piped"));
-        Peer { child, said }
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        Peer { child, output }
     }
 
-    /// The next that it says. It has a watchdog of its own.
+    /// Waits for the next line that the peer reports. The peer's own watchdog limits the wait.
     #[track_caller]
-    pub(crate) fn hear(&mut self) -> String {
+    pub(crate) fn next_report(&mut self) -> String {
         let mut all = String::new();
         loop {
             let mut line = String::new();
-            let read = self.said.read_line(&mut line).expect("text");
-            assert_ne!(read, 0, "the peer has ended; it wrote:\n{all}");
-            if let Some(said) = line.strip_prefix(MARK) {
-                return said.trim_end().to_owned();
+            let read = self.output.read_line(&mut line).expect("text");
+            assert_ne!(read, 0, "the peer has ended with this output:\n{all}");
+            if let Some(report) = line.strip_prefix(PREFIX) {
+                return report.trim_end().to_owned();
             }
             all += &line;
         }
     }
 
-    /// Kills it, by a signal that it can neither catch nor answer. When this returns the process is gone.
+    /// Kills the peer with SIGKILL and waits until the process is gone.
     #[track_caller]
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("a child that was not waited for");
-        self.killed();
+        self.expect_killed();
     }
 
-    /// Waits until it has played its part, and well.
+    /// Waits for the end of the peer, whose test must pass.
     #[track_caller]
-    pub(crate) fn succeeds(mut self) {
+    pub(crate) fn expect_success(mut self) {
         let mut all = String::new();
-        self.said.read_to_string(&mut all).expect("text");
+        self.output.read_to_string(&mut all).expect("text");
         let status = self.child.wait().expect("a child can be waited for");
         assert!(status.success() && all.contains("1 passed"), "{status}\n{all}");
     }
 
-    /// Waits for its end by that signal.
+    /// Waits for the end of the peer, which must die from SIGKILL.
     #[track_caller]
-    pub(crate) fn killed(mut self) {
+    pub(crate) fn expect_killed(mut self) {
         let status = self.child.wait().expect("a child can be waited for");
-        assert_eq!(status.signal(), Some(libc::SIGKILL), "the peer has ended by itself: {status}");
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "the peer was not killed: {status}");
     }
 }
 

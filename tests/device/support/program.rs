@@ -1,4 +1,4 @@
-//! Programs of this workspace and of others, run by tests.
+//! Programs that the tests run: examples of this workspace and programs of rdma-core.
 
 #[path = "../../../rdma-soft/preload/tests/library/mod.rs"]
 mod library;
@@ -14,10 +14,10 @@ use rdma_safe::soft;
 
 use super::skip;
 
-/// Time limit of a program, which only ends one that hangs. A ping-pong takes two seconds on an idle emulated machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of a program. Only a program that hangs reaches it: a ping-pong takes two seconds on an idle emulated machine.
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// A program of rdma-core or its counterpart here.
+/// A program of rdma-core, or an example of this workspace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Program {
     C { file: PathBuf, preload: Option<PathBuf> },
@@ -25,7 +25,7 @@ pub(crate) enum Program {
 }
 
 impl Program {
-    /// A program of rdma-core, which comes with a package.
+    /// A program of rdma-core, part of the distribution's `package`. `None` after printing why the test is skipped.
     pub(crate) fn of_rdma_core(name: &str, package: &str) -> Option<Program> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         match std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file()) {
@@ -35,27 +35,27 @@ impl Program {
             },
             Some(file) => Some(Program::C { file, preload: None }),
             None if soft::is_installed() => {
-                println!("skipped: there is no {name} in PATH, which nothing but this test needs on soft0");
+                println!("skipped: {name} is not in PATH; on soft0 only this test needs it");
                 None
             }
-            None => skip(&format!("there is no {name} in PATH; it comes with rdma-core (package {package})")),
+            None => skip(&format!("{name} is not in PATH; it is part of rdma-core (package {package})")),
         }
     }
 
-    /// An example of this workspace.
+    /// An example of this workspace. `None` after printing why the test is skipped.
     pub(crate) fn example(name: &str) -> Option<Program> {
-        let file = beside_tests().join("examples").join(name);
+        let file = target_dir().join("examples").join(name);
         if file.is_file() {
             return Some(Program::Rust(file));
         }
-        skip(&format!("{} is not there; build it with `cargo build --example {name}`", file.display()))
+        skip(&format!("{} does not exist; build it with `cargo build --example {name}`", file.display()))
     }
 
     pub(crate) fn start_with(&self, arguments: &[&str]) -> Running {
         self.start_in(&[], arguments)
     }
 
-    /// With more variables than this process has.
+    /// Starts the program with additional environment variables.
     pub(crate) fn start_in(&self, environment: &[(&str, String)], arguments: &[&str]) -> Running {
         let (Program::C { file, .. } | Program::Rust(file)) = self;
         let command = format!("{} {}", file.display(), arguments.join(" "));
@@ -80,52 +80,54 @@ impl Program {
 
 /// The library that C programs preload for soft0, or the reason why there is none.
 fn preload() -> Result<PathBuf, String> {
-    // A build that panics stores nothing, so the next test builds again and shows cargo's errors, too.
+    // A build that panics stores no result, so the next test builds again and shows cargo's errors.
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     let (library, _) = built.get_or_insert_with(|| (library::build(), Instant::now()));
     library.clone()
 }
 
-/// The result of the build, and when it ended. Locked during the build.
+/// Result and end of the build. Locked during the build.
 static BUILT: Mutex<Option<(Result<PathBuf, String>, Instant)>> = Mutex::new(None);
 
-/// When the build ended; waits for one that is running. Tests do not pay for its time.
+/// The end of the build, or `None` if there was none. Waits for a build that is running.
+///
+/// The build time does not count toward the time limit of a test.
 pub(crate) fn built_at() -> Option<Instant> {
     BUILT.lock().ok()?.as_ref().map(|(_, at)| *at)
 }
 
-/// `target/debug`, or whatever is built instead.
-fn beside_tests() -> PathBuf {
+/// The target directory of the current profile, such as `target/debug`.
+fn target_dir() -> PathBuf {
     let tests = std::env::current_exe().expect("the test's program has a path");
-    tests.parent().and_then(|deps| deps.parent()).expect("it lies in target/…/deps").to_owned()
+    tests.parent().and_then(|deps| deps.parent()).expect("the program is in target/…/deps").to_owned()
 }
 
-/// What a program writes, as it comes.
+/// Output of a running program.
 #[derive(Default)]
 struct Output {
     written: Mutex<Written>,
-    more: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
 struct Written {
     text: String,
-    /// Pipes that more can come from.
+    /// Pipes that are still open.
     open: usize,
 }
 
 impl Output {
-    /// Reads lines until the end, in a thread of its own.
+    /// Starts a thread that reads all lines of a pipe.
     fn read(self: &Arc<Self>, from: impl Read + Send + 'static) {
         self.written().open += 1;
         let output = Arc::clone(self);
         std::thread::spawn(move || {
             for line in BufReader::new(from).lines().map_while(Result::ok) {
                 output.written().text.extend([&line, "\n"]);
-                output.more.notify_all();
+                output.changed.notify_all();
             }
             output.written().open -= 1;
-            output.more.notify_all();
+            output.changed.notify_all();
         });
     }
 
@@ -133,60 +135,60 @@ impl Output {
         self.written.lock().expect("no reader panics")
     }
 
-    /// Waits until `enough` was written; all there is then, or if it is not within `limit`, the error.
-    fn wait(&self, limit: Duration, enough: impl Fn(&Written) -> bool) -> Result<String, String> {
-        let waited = self.more.wait_timeout_while(self.written(), limit, |written| !enough(written));
+    /// Waits until `is_done` is true, for at most `limit`. Returns the output so far, as an error after a timeout.
+    fn wait(&self, limit: Duration, is_done: impl Fn(&Written) -> bool) -> Result<String, String> {
+        let waited = self.changed.wait_timeout_while(self.written(), limit, |written| !is_done(written));
         let (written, result) = waited.expect("no reader panics");
         let text = written.text.clone();
         if result.timed_out() { Err(text) } else { Ok(text) }
     }
 }
 
-/// A program that runs, and is killed if it is dropped before it ends.
+/// A running program, killed on drop.
 pub(crate) struct Running {
     child: Child,
     output: Arc<Output>,
-    /// As it was called.
+    /// The command line.
     pub(crate) command: String,
 }
 
 impl Running {
-    /// Waits for its end; its status and all it wrote.
+    /// Waits until the program ends, for at most [`TIME_LIMIT`]. Returns its status and output.
     #[track_caller]
     pub(crate) fn finish(&mut self) -> (ExitStatus, String) {
-        self.finish_within(PATIENCE)
+        self.finish_within(TIME_LIMIT)
     }
 
-    /// As [`Running::finish`], for `limit`.
+    /// Like [`Running::finish`], for at most `limit`.
     #[track_caller]
     pub(crate) fn finish_within(&mut self, limit: Duration) -> (ExitStatus, String) {
         let text = self.output.wait(limit, |written| written.open == 0);
-        let text = text.unwrap_or_else(|text| panic!("{} does not end; it wrote:\n{text}", self.command));
-        // Its pipes close when it ends.
+        let text = text.unwrap_or_else(|text| panic!("{} does not end; its output:\n{text}", self.command));
+        // The pipes close when the program ends.
         (self.child.wait().expect("a child can be waited for"), text)
     }
 
-    /// Waits until it has written `wanted`.
+    /// Waits until the output contains `wanted`.
     #[track_caller]
     pub(crate) fn wait_for(&self, wanted: &str) {
-        if let Err(text) = self.output.wait(PATIENCE, |written| written.text.contains(wanted)) {
-            panic!("{} does not write {wanted:?}, but:\n{text}", self.command);
+        if let Err(text) = self.output.wait(TIME_LIMIT, |written| written.text.contains(wanted)) {
+            panic!("{} does not write {wanted:?}; its output:\n{text}", self.command);
         }
     }
 }
 
 impl Running {
-    /// Its process.
+    /// The process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it has ended; [`finish`](Self::finish) then does not wait.
+    /// Whether the program has ended, so that [`finish`](Self::finish) does not wait.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("a child can be waited for").is_some()
     }
 
-    /// Ends it without a word: SIGKILL.
+    /// Kills the program with SIGKILL.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it runs");
     }

@@ -1,22 +1,23 @@
-//! Memory that the program and its peer access at the same time.
+//! Memory that the program and its peer access concurrently.
 
 use std::time::Instant;
 
-use rdma_safe::{Access, Endpoint, EndpointBuilder, Pages, ProtectionDomain, Work};
+use rdma_safe::mr::Pages;
+use rdma_safe::{Access, Endpoint, EndpointBuilder, ProtectionDomain, Work};
 
 use crate::{HANG, connected, domain, wait};
 
-/// Messages of each test. Each is filled with its number, which must fit into a byte.
+/// Number of messages of each test. A message is filled with its number, which must fit into a byte.
 const ROUNDS: u64 = 250;
 
-/// Bytes of a message, not a multiple of a word, so that edges are copied, too.
+/// Length of a message in bytes. It is not a multiple of a word, so that partial words are copied too.
 const LEN: usize = 1003;
 
-/// Offset of the number of the last message, in a word after it.
+/// Offset of the word after the message, which holds the number of the latest message.
 const FLAG: usize = 1008;
 
 #[test]
-fn a_reader_of_what_a_peer_writes_finds_whole_messages() {
+fn a_program_that_polls_a_flag_reads_the_message_a_peer_wrote_before_it() {
     let pd = domain();
     let (mut a, _b) = connected(&builder(&pd).inline_data(8));
     let region = pd.expose(Pages::new(4096).unwrap(), Access::REMOTE_WRITE).unwrap();
@@ -26,7 +27,7 @@ fn a_reader_of_what_a_peer_writes_finds_whole_messages() {
             let mut bytes = vec![0; LEN];
             let (mut seen, start) = (0, Instant::now());
             while seen < ROUNDS {
-                assert!(start.elapsed() < HANG, "{seen} messages came");
+                assert!(start.elapsed() < HANG, "{seen} messages arrived");
                 let found = region.load_u64(FLAG).unwrap();
                 assert!(found >= seen, "{found} after {seen}");
                 seen = found;
@@ -48,7 +49,7 @@ fn a_reader_of_what_a_peer_writes_finds_whole_messages() {
 }
 
 #[test]
-fn a_peer_that_reads_what_the_program_writes_finds_whole_messages() {
+fn a_peer_that_reads_a_flag_reads_the_message_written_before_it() {
     let pd = domain();
     let (mut a, _b) = connected(&builder(&pd));
     let mut region = pd.expose(Pages::new(4096).unwrap(), Access::REMOTE_READ).unwrap();

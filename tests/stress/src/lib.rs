@@ -1,7 +1,7 @@
-//! Programs that use all of rdma-safe's owned door from many threads, over soft0 in the same process.
+//! Programs that use the owned API of rdma-safe from many threads, over soft0 in the same process.
 //!
-//! They are safe code, so a sanitizer must find nothing: `cargo xtask test --only sanitize`. soft0 is Rust code of the process,
-//! so ThreadSanitizer sees both sides of each access to registered memory.
+//! They contain safe code only, so sanitizers must report nothing: `cargo xtask test --only sanitize`. soft0 is Rust code in
+//! the same process, so ThreadSanitizer sees both sides of each access to registered memory.
 
 #![forbid(unsafe_code)]
 #![cfg(test)]
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rdma_safe::{Completion, Device, Endpoint, EndpointBuilder, ProtectionDomain};
 
-/// Only ends a test that hangs.
+/// Deadline for a test that hangs.
 const HANG: Duration = Duration::from_secs(120);
 
 /// A protection domain of soft0.
@@ -32,7 +32,7 @@ fn connected(builder: &EndpointBuilder<'_>) -> (Endpoint, Endpoint) {
     (a, b)
 }
 
-/// The next completion, which must be a success.
+/// Waits for the next completion, which must be a success.
 #[track_caller]
 fn wait(endpoint: &mut Endpoint) -> Completion {
     endpoint.wait(HANG).unwrap().ok().unwrap()

@@ -1,11 +1,12 @@
-//! Objects that go while the device works with them.
+//! Objects that are dropped while the device uses them.
 
-use rdma_safe::{Access, Endpoint, Pages, Work};
+use rdma_safe::mr::Pages;
+use rdma_safe::{Access, Endpoint, Work};
 
 use crate::{connected, domain};
 
 #[test]
-fn endpoints_and_regions_go_amid_writes_and_receives() {
+fn endpoints_and_regions_are_dropped_during_transfers() {
     let pd = domain();
     std::thread::scope(|scope| {
         for thread in 0..2_usize {

@@ -1,4 +1,4 @@
-//! A server whose clients share a completion queue and a receive queue.
+//! A server whose endpoints share a completion queue and a receive queue.
 
 use rdma_safe::{Endpoint, EndpointSet, ReceivePool};
 
@@ -8,7 +8,7 @@ const CLIENTS: usize = 4;
 const ROUNDS: usize = 60;
 
 #[test]
-fn clients_of_one_set_and_one_pool_get_their_own_bytes_back() {
+fn clients_of_a_shared_set_and_pool_get_their_own_bytes_back() {
     let pd = domain();
     let mut pool = ReceivePool::new(&pd, 16).unwrap();
     for buffer in pd.allocate(16 * 64).unwrap().into_chunks(64).unwrap() {
@@ -40,7 +40,7 @@ fn clients_of_one_set_and_one_pool_get_their_own_bytes_back() {
                 }
             });
         }
-        // Each message is received and answered: two completions.
+        // Each message has two completions, of its receive and of the reply.
         for _ in 0..2 * CLIENTS * ROUNDS {
             let (key, done) = set.wait(HANG).unwrap();
             let done = done.ok().unwrap();

@@ -1,4 +1,4 @@
-//! bindgen, and what is done to its output.
+//! Runs bindgen and rewrites its output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::{format_ident, quote};
 use syn::visit_mut::{self, VisitMut};
 
-/// The headers that are bound: all that an application may include, without the vendors' own.
+/// Headers to bind: all that an application may include, except vendor headers.
 pub(crate) const HEADERS: [&str; 9] = [
     "infiniband/verbs.h",
     "infiniband/verbs_api.h",
@@ -23,10 +23,10 @@ pub(crate) const HEADERS: [&str; 9] = [
     "rdma/rsocket.h",
 ];
 
-/// Kernel types that verbs_api.h renames and no struct of the headers refers to.
+/// Kernel types that verbs_api.h renames, but that no struct in the headers uses.
 const RENAMED: &str = "ib_uverbs_(access_flags|advise_mr_flag|query_port_flags|flow_action_esp_.*)";
 
-/// System types; the libc crate has them for every target.
+/// System types that the libc crate provides for every target.
 const FROM_LIBC: [&str; 16] = [
     "epoll_event",
     "fd_set",
@@ -46,10 +46,10 @@ const FROM_LIBC: [&str; 16] = [
     "timeval",
 ];
 
-/// What glibc builds those types from.
+/// Internal types of glibc that those types are made of.
 const INSIDE_LIBC: &str = "__(atomic|fd|pthread|off|time|suseconds|syscall|socklen)_?.*|in6?_addr.*";
 
-/// The kernel's integer names.
+/// C integer types, mainly the kernel's, with their Rust names.
 const INTEGERS: [(&str, &str); 6] = [
     ("__u8", "u8"),
     ("__u16", "u16"),
@@ -59,17 +59,19 @@ const INTEGERS: [(&str, &str); 6] = [
     ("ssize_t", "isize"),
 ];
 
-/// The enums of which values are or-ed. `rdma_cm_mc_join_flags` is none: its values count 0, 1, 2.
+/// Suffixes of enums whose values are combined with `|`.
+///
+/// `rdma_cm_mc_join_flags` has such a suffix but is no set of flags: its values count 0, 1, 2.
 const FLAG_SUFFIXES: [&str; 9] =
     ["_flags", "_flags2", "_flag", "_mask", "_caps", "_cap_bits", "_fields", "_op_size", "_placement_type"];
 
 pub(crate) struct Generated {
     pub(crate) file: syn::File,
-    /// The type of a pointer to each function that the headers declare.
+    /// Function pointer type of each function that the headers declare.
     pub(crate) functions: BTreeMap<String, syn::Type>,
 }
 
-/// Constants that C code passes as `int`.
+/// Prefixes of constants that C code passes as `int`.
 const INTS: [&str; 9] = [
     "AF_IB",
     "PF_IB",
@@ -88,7 +90,7 @@ struct Callbacks;
 impl ParseCallbacks for Callbacks {
     fn int_macro(&self, name: &str, _: i64) -> Option<IntKind> {
         if name.starts_with("RDMA_IB_") {
-            // 64-bit masks and port spaces, of which some would fit in less.
+            // 64-bit masks and port spaces. bindgen would choose smaller types for small values.
             Some(IntKind::U64)
         } else {
             (is_int(name) || name == "SOL_RDMA").then_some(IntKind::Int)
@@ -105,7 +107,7 @@ fn is_int(name: &str) -> bool {
 }
 
 pub(crate) fn generate(include: &Path) -> Result<Generated> {
-    let dir = include.to_str().context("the include folder's path is not UTF-8")?;
+    let dir = include.to_str().context("the path of the include directory is not UTF-8")?;
     let mut builder = bindgen::Builder::default()
         .header_contents("all.h", &HEADERS.map(|header| format!("#include <{header}>\n")).concat())
         .clang_args(["-I", dir])
@@ -114,7 +116,7 @@ pub(crate) fn generate(include: &Path) -> Result<Generated> {
         .use_core()
         .ctypes_prefix("::core::ffi")
         .default_enum_style(bindgen::EnumVariation::NewType { is_bitfield: false, is_global: true })
-        // Anonymous enums have no type worth a name.
+        // Anonymous enums become plain constants.
         .constified_enum("(IBV|IB|RDMA)_.*")
         .translate_enum_integer_types(true)
         .prepend_enum_name(false)
@@ -139,7 +141,7 @@ pub(crate) fn generate(include: &Path) -> Result<Generated> {
     Names.visit_file_mut(&mut file);
 
     let functions = take_functions(&mut file)?;
-    name_anonymous_enums(&mut file)?;
+    flatten_anonymous_enums(&mut file)?;
     let with_pthread = contains_pthread(&file);
     for item in &mut file.items {
         gate_layout(item, &with_pthread)?;
@@ -170,7 +172,7 @@ pub(crate) fn generate(include: &Path) -> Result<Generated> {
     Ok(Generated { file, functions })
 }
 
-/// Imports the libc types that `tokens` mention.
+/// An import of the libc types that `tokens` mention.
 pub(crate) fn libc_imports(tokens: &TokenStream) -> TokenStream {
     let mut words = BTreeSet::new();
     collect_words(tokens.clone(), &mut words);
@@ -194,7 +196,7 @@ fn escape(text: &str) -> String {
         .collect()
 }
 
-/// Gives the kernel's integers their Rust names.
+/// Replaces the names in [`INTEGERS`] with their Rust names.
 struct Names;
 
 impl VisitMut for Names {
@@ -206,7 +208,9 @@ impl VisitMut for Names {
     }
 }
 
-/// Removes every `extern` block: a declared function would have to be linked. Returns what they declared.
+/// Removes all `extern` blocks and returns the types of their functions.
+///
+/// A declared function would have to be linked.
 fn take_functions(file: &mut syn::File) -> Result<BTreeMap<String, syn::Type>> {
     let mut functions = BTreeMap::new();
     for item in std::mem::take(&mut file.items) {
@@ -216,7 +220,7 @@ fn take_functions(file: &mut syn::File) -> Result<BTreeMap<String, syn::Type>> {
         };
         for item in block.items {
             let syn::ForeignItem::Fn(function) = item else {
-                bail!("an extern block declares something that is not a function");
+                bail!("an extern block contains an item that is not a function");
             };
             let signature = function.sig;
             let inputs = signature.inputs.iter();
@@ -230,8 +234,8 @@ fn take_functions(file: &mut syn::File) -> Result<BTreeMap<String, syn::Type>> {
     Ok(functions)
 }
 
-/// bindgen numbers the types of anonymous enums; their constants become plain integers.
-fn name_anonymous_enums(file: &mut syn::File) -> Result<()> {
+/// Turns constants of anonymous enums, whose types bindgen numbers, into plain integers.
+fn flatten_anonymous_enums(file: &mut syn::File) -> Result<()> {
     let mut integers = BTreeMap::new();
     file.items.retain(|item| match item {
         syn::Item::Type(alias) if alias.ident.to_string().starts_with("_bindgen_ty_") => {
@@ -263,7 +267,7 @@ fn type_name(ty: &syn::Type) -> Option<String> {
     }
 }
 
-/// The types that embed a mutex or a condition variable, whose sizes differ between architectures.
+/// Types that embed a mutex or a condition variable, whose sizes differ between architectures.
 fn contains_pthread(file: &syn::File) -> BTreeSet<String> {
     let mut found: BTreeSet<String> = ["pthread_mutex_t", "pthread_cond_t"].map(str::to_owned).into();
     loop {
@@ -274,7 +278,7 @@ fn contains_pthread(file: &syn::File) -> BTreeSet<String> {
                 syn::Item::Union(item) => (&item.ident, item.fields.named.iter().collect()),
                 _ => continue,
             };
-            // Only what is embedded counts, and a pointer is no path.
+            // `type_name` returns `None` for pointers, so only embedded types match.
             if fields.iter().filter_map(|field| type_name(&field.ty)).any(|name| found.contains(&name)) {
                 found.insert(ident.to_string());
             }
@@ -285,7 +289,7 @@ fn contains_pthread(file: &syn::File) -> BTreeSet<String> {
     }
 }
 
-/// bindgen asserts layouts in `const _`; those that hold on x86-64 alone say so.
+/// Restricts bindgen's layout assertions (`const _`) to x86-64 where the layout depends on the architecture.
 fn gate_layout(item: &mut syn::Item, with_pthread: &BTreeSet<String>) -> Result<()> {
     let syn::Item::Const(constant) = item else {
         return Ok(());
@@ -297,7 +301,7 @@ fn gate_layout(item: &mut syn::Item, with_pthread: &BTreeSet<String>) -> Result<
     let name = text
         .split_once("size_of :: < ")
         .and_then(|(_, rest)| rest.split_once(" >"))
-        .with_context(|| format!("an unnamed constant that asserts no size: {text}"))?
+        .with_context(|| format!("an unnamed constant without a size assertion: {text}"))?
         .0;
     if with_pthread.contains(name) {
         constant.attrs.push(syn::parse_quote!(#[cfg(target_arch = "x86_64")]));
@@ -305,7 +309,7 @@ fn gate_layout(item: &mut syn::Item, with_pthread: &BTreeSet<String>) -> Result<
     Ok(())
 }
 
-/// The constants of each newtype enum, with their values.
+/// Constants of each newtype enum, with their values.
 fn enums(file: &syn::File) -> Result<BTreeMap<String, Vec<(String, i64)>>> {
     let mut enums: BTreeMap<String, Vec<(String, i64)>> = BTreeMap::new();
     for item in &file.items {
@@ -325,6 +329,7 @@ fn enums(file: &syn::File) -> Result<BTreeMap<String, Vec<(String, i64)>>> {
     Ok(enums)
 }
 
+/// The invocation of `flags!` that implements the bit operators for all sets of flags.
 fn flag_operators(file: &syn::File) -> Result<syn::Item> {
     let mut flags = Vec::new();
     for (name, values) in enums(file)? {
@@ -334,14 +339,14 @@ fn flag_operators(file: &syn::File) -> Result<syn::Item> {
         let bits = values.iter().filter(|(_, value)| value.count_ones() == 1).fold(0, |all, (_, value)| all | value);
         for (constant, value) in &values {
             let union = value & !bits == 0 || constant.ends_with("_RANGE");
-            ensure!(union, "{constant} of {name} is not made of the other values: is it a set of flags?");
+            ensure!(union, "{constant} of {name} is not a combination of the other values: is {name} a set of flags?");
         }
         flags.push(format_ident!("{name}"));
     }
     Ok(syn::parse_quote!(crate::macros::flags!(#(#flags),*);))
 }
 
-/// `#define NAME OTHER`, which bindgen cannot see through when OTHER is a type or an enum's value.
+/// Items for `#define NAME OTHER`, which bindgen does not resolve if OTHER is a type or an enum value.
 fn aliases(include: &Path, file: &syn::File) -> Result<Vec<syn::Item>> {
     let mut types = BTreeSet::new();
     let mut constants = BTreeMap::new();
@@ -369,9 +374,9 @@ fn aliases(include: &Path, file: &syn::File) -> Result<Vec<syn::Item>> {
             if types.contains(target) {
                 items.push(syn::parse2(quote!(pub type #ident = #target_ident;))?);
             } else if constants.contains_key(name) {
-                // A literal, which bindgen has seen through.
+                // The target is a literal, and bindgen has generated the constant.
             } else if name.starts_with("IBV_ACCESS_") {
-                // The kernel's enum and that of verbs.h have the same bits; here they must be the type of the others.
+                // The kernel's enum has the same bits as `ibv_access_flags`, which is the type of the other constants.
                 items.push(syn::parse2(
                     quote!(pub const #ident: ibv_access_flags = ibv_access_flags(#target_ident.0);),
                 )?);
@@ -380,7 +385,7 @@ fn aliases(include: &Path, file: &syn::File) -> Result<Vec<syn::Item>> {
             } else {
                 ensure!(
                     !name.starts_with("ibv_") && !name.starts_with("IBV_"),
-                    "{name} renames {target}, which is not bound"
+                    "{name} is an alias of {target}, which is not bound"
                 );
             }
         }
@@ -388,7 +393,9 @@ fn aliases(include: &Path, file: &syn::File) -> Result<Vec<syn::Item>> {
     Ok(items)
 }
 
-/// All-zero bytes are a value of every type here: integers, raw pointers, optional functions and arrays of those.
+/// The invocation of `zeroed!` for all structs and unions.
+///
+/// All-zero bytes are valid for each: they consist of integers, raw pointers, optional functions, and arrays of those.
 fn zeroed(file: &syn::File) -> syn::Item {
     let names = file.items.iter().filter_map(|item| match item {
         syn::Item::Struct(item) if is_repr_c(item) && !is_opaque(item) => Some(&item.ident),
@@ -402,7 +409,7 @@ fn is_repr_c(item: &syn::ItemStruct) -> bool {
     item.attrs.iter().any(|attribute| quote!(#attribute).to_string().contains("repr (C"))
 }
 
-/// A struct that the headers only name.
+/// Whether the headers declare the struct without defining it.
 fn is_opaque(item: &syn::ItemStruct) -> bool {
     let mut fields = item.fields.iter().filter_map(|field| field.ident.as_ref());
     fields.any(|name| name == "_address" || name == "_unused")
@@ -417,12 +424,12 @@ mod tests {
     }
 
     #[test]
-    fn declared_functions_become_types_and_nothing_to_link() {
+    fn declared_functions_become_types_without_symbols_to_link() {
         let mut file = parse(
             r#"
-            pub struct kept;
+            pub struct item;
             unsafe extern "C" {
-                pub fn one(a: u8, b: *mut kept) -> i32;
+                pub fn one(a: u8, b: *mut item) -> i32;
                 pub fn dots(a: u8, ...);
             }
             "#,
@@ -431,7 +438,7 @@ mod tests {
         assert_eq!(file.items.len(), 1);
         let expected: [(&str, syn::Type); 2] = [
             ("dots", syn::parse_quote!(unsafe extern "C" fn(a: u8, ...))),
-            ("one", syn::parse_quote!(unsafe extern "C" fn(a: u8, b: *mut kept) -> i32)),
+            ("one", syn::parse_quote!(unsafe extern "C" fn(a: u8, b: *mut item) -> i32)),
         ];
         for ((name, ty), (expected_name, expected)) in functions.iter().zip(expected) {
             assert_eq!(name, expected_name);
@@ -441,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mutex_counts_where_it_is_embedded_and_not_behind_a_pointer() {
+    fn an_embedded_mutex_counts_but_not_one_behind_a_pointer() {
         let file = parse(
             "
             pub struct direct { pub mutex: pthread_mutex_t }
@@ -455,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_are_for_enums_whose_values_are_bits() {
+    fn operators_are_generated_for_enums_of_single_bits() {
         let flags = |values: &str| {
             let item = flag_operators(&parse(values))?;
             anyhow::Ok(quote!(#item).to_string().replace(' ', ""))

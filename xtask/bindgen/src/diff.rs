@@ -1,12 +1,12 @@
-//! What changed, in a few lines.
+//! A short summary of the difference between two files.
 
-/// Names the items that only one of the two files has, or the first line that differs.
+/// Lists lines that only one of the two files has, or the first line that differs.
 pub(crate) fn summary(name: &str, committed: &str, generated: &str) -> String {
     const SHOWN: usize = 20;
     let only = |left: &str, right: &str| {
-        let mut rest: Vec<&str> = right.lines().collect();
-        rest.sort_unstable();
-        left.lines().filter(|line| rest.binary_search(line).is_err()).map(str::to_owned).collect::<Vec<_>>()
+        let mut others: Vec<&str> = right.lines().collect();
+        others.sort_unstable();
+        left.lines().filter(|line| others.binary_search(line).is_err()).map(str::to_owned).collect::<Vec<_>>()
     };
     let gone = only(committed, generated);
     let new = only(generated, committed);
@@ -25,7 +25,7 @@ pub(crate) fn summary(name: &str, committed: &str, generated: &str) -> String {
     }
     if gone.is_empty() && new.is_empty() {
         let at = committed.lines().zip(generated.lines()).take_while(|(a, b)| a == b).count() + 1;
-        text.push_str(&format!("\n  the same lines in another order from line {at} on"));
+        text.push_str(&format!("\n  the same lines in a different order from line {at} on"));
     }
     text
 }
@@ -35,7 +35,7 @@ mod tests {
     use super::summary;
 
     #[test]
-    fn a_summary_names_the_lines_of_one_side() {
+    fn a_summary_lists_the_lines_of_one_side() {
         let text = summary("src/x.rs", "a\nb\n", "a\nc\nd\n");
         assert!(text.contains("1 lines only in the committed file, 2 only in the generated one"), "{text}");
         assert!(text.contains("- b") && text.contains("+ c") && text.contains("+ d"), "{text}");
@@ -43,8 +43,8 @@ mod tests {
     }
 
     #[test]
-    fn another_order_is_a_difference() {
+    fn a_different_order_is_reported() {
         let text = summary("src/x.rs", "a\nb\nc\n", "a\nc\nb\n");
-        assert!(text.contains("another order from line 2"), "{text}");
+        assert!(text.contains("different order from line 2"), "{text}");
     }
 }

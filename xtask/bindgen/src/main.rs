@@ -1,6 +1,6 @@
-//! Writes `rdma-sys/src/bindings.rs` and `rdma-sys/src/symbols.rs` from the headers of rdma-core.
+//! Generates `rdma-sys/src/bindings.rs` and the tables in `rdma-sys/src/symbols` from the headers of rdma-core.
 //!
-//! A crate of its own, so that nobody else compiles bindgen or needs libclang.
+//! This is a separate crate, so that building anything else needs neither bindgen nor libclang.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,20 @@ mod diff;
 mod render;
 mod symbols;
 
-/// The release whose headers the committed files come from. A new one is a change here, in
-/// `xtask/src/headers.rs`, and a look at `rdma-sys/src/newer.rs`.
+/// Release of rdma-core that the committed files are generated from.
+///
+/// To move to a newer release, change this constant and the one in `xtask/src/headers.rs`, and check
+/// `rdma-sys/src/newer.rs`.
 const RDMA_CORE: &str = "56.1";
 
 /// Generates the committed bindings of rdma-sys.
 #[derive(Parser)]
 struct Args {
-    /// Folder that holds `infiniband/verbs.h` and `rdma/rdma_cma.h` of rdma-core 56.1
+    /// Directory with `infiniband/verbs.h` and `rdma/rdma_cma.h` of rdma-core 56.1
     #[arg(long, value_name = "DIR")]
     include: PathBuf,
 
-    /// Write nothing; fail when a committed file differs from what would be written
+    /// Write nothing; fail if a committed file is out of date
     #[arg(long)]
     check: bool,
 }
@@ -33,9 +35,10 @@ fn main() -> Result<()> {
     let args = Args::parse();
     ensure!(
         cfg!(all(target_arch = "x86_64", target_os = "linux")),
-        "the committed layout assertions are those of x86-64 Linux: run the generator there"
+        "the committed layout assertions are for x86-64 Linux: run the generator there"
     );
-    let include = args.include.canonicalize().with_context(|| format!("include folder {}", args.include.display()))?;
+    let include =
+        args.include.canonicalize().with_context(|| format!("include directory {}", args.include.display()))?;
     for header in bindings::HEADERS {
         let path = include.join(header);
         ensure!(path.is_file(), "{} is missing", path.display());
@@ -45,10 +48,10 @@ fn main() -> Result<()> {
     let table = symbols::Table::read(&sys.join("symbols.tsv"))?;
     let newer = symbols::function_types(&sys.join("src/newer.rs"))?;
     let generated = bindings::generate(&include)?;
-    let files = [
-        ("src/bindings.rs", render::file(&generated.file)?),
-        ("src/symbols.rs", render::file(&table.generate(&generated.functions, &newer)?)?),
-    ];
+    let mut files = vec![("src/bindings.rs", render::file(&generated.file)?)];
+    for (name, file) in table.generate(&generated.functions, &newer)? {
+        files.push((name, render::file(&file)?));
+    }
 
     let mut stale = Vec::new();
     for (name, text) in &files {
@@ -67,12 +70,12 @@ fn main() -> Result<()> {
     }
     if !stale.is_empty() {
         bail!(
-            "{} differ from what rdma-core {RDMA_CORE}'s headers give; run the generator and commit",
+            "{} differ from the output for the headers of rdma-core {RDMA_CORE}; run the generator and commit",
             stale.join(", ")
         );
     }
     if args.check {
-        eprintln!("rdma-sys/src/bindings.rs and rdma-sys/src/symbols.rs are what rdma-core {RDMA_CORE}'s headers give");
+        eprintln!("rdma-sys/src/bindings.rs and rdma-sys/src/symbols match the headers of rdma-core {RDMA_CORE}");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The typed symbol tables.
+//! Generates the typed symbol tables.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,12 +9,14 @@ use quote::{format_ident, quote};
 
 use crate::bindings::libc_imports;
 
-/// The newest release whose symbols a library must have.
+/// Symbols of this release and older ones are required; newer symbols are optional.
 const FLOOR: u32 = 44;
 
 struct Library {
     soname: &'static str,
     table: &'static str,
+    /// Name of the generated file.
+    file: &'static str,
     symbols: Vec<Symbol>,
 }
 
@@ -23,21 +25,24 @@ struct Symbol {
     since: u32,
 }
 
-/// `symbols.tsv`, read.
+/// Contents of `symbols.tsv`.
 pub(crate) struct Table(Vec<Library>);
 
 impl Table {
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        let mut libraries = [("libibverbs.so.1", "Verbs"), ("librdmacm.so.1", "RdmaCm")]
-            .map(|(soname, table)| Library { soname, table, symbols: Vec::new() });
+        let mut libraries = [
+            ("libibverbs.so.1", "Verbs", "src/symbols/verbs.rs"),
+            ("librdmacm.so.1", "RdmaCm", "src/symbols/rdmacm.rs"),
+        ]
+        .map(|(soname, table, file)| Library { soname, table, file, symbols: Vec::new() });
         let mut lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with('#'));
         let heading = lines.next().map(|(_, line)| line);
-        ensure!(heading == Some("library\tsymbol\tsince"), "{}: heading is {heading:?}", path.display());
+        ensure!(heading == Some("library\tsymbol\tsince"), "{}: unexpected heading {heading:?}", path.display());
         for (number, line) in lines {
             let at = || format!("{}:{}: {line:?}", path.display(), number + 1);
             let [soname, name, since] = line.split('\t').collect::<Vec<_>>()[..] else {
-                bail!("{}: want three columns", at());
+                bail!("{}: expected three columns", at());
             };
             let library = libraries.iter_mut().find(|library| library.soname == soname).with_context(at)?;
             ensure!(library.symbols.iter().all(|symbol| symbol.name != name), "{}: listed twice", at());
@@ -46,35 +51,40 @@ impl Table {
         Ok(Self(libraries.into()))
     }
 
-    /// One struct per library. A signature comes from the headers, else from `newer`.
+    /// Generates a file with a struct for each library. A signature comes from the headers, or else from `newer`.
     pub(crate) fn generate(
         &self,
         functions: &BTreeMap<String, syn::Type>,
         newer: &BTreeMap<String, syn::Type>,
-    ) -> Result<syn::File> {
+    ) -> Result<Vec<(&'static str, syn::File)>> {
         let listed = |name: &str| self.0.iter().flat_map(|library| &library.symbols).any(|symbol| symbol.name == name);
-        // Headers declare more than libraries export; each such name needs a reason.
+        // Functions that the headers declare and no library exports.
         const DECLARED_ONLY: [&str; 1] = ["ibv_wr_opcode_str"];
         for name in functions.keys() {
             ensure!(
                 listed(name) || DECLARED_ONLY.contains(&name.as_str()),
-                "{name} is declared in the headers and not in symbols.tsv"
+                "{name} is declared in the headers but not listed in symbols.tsv"
             );
         }
-        let tables = self.0.iter().map(|library| library.generate(functions, newer)).collect::<Result<Vec<_>>>()?;
-        let libc = libc_imports(&quote!(#(#tables)*));
-        Ok(syn::parse2(quote! {
-            #![doc = " The exported functions of both libraries, as tables of function pointers."]
-            #libc
-            use crate::bindings::*;
-            use crate::newer::*;
-            #(#tables)*
-        })?)
+        self.0.iter().map(|library| Ok((library.file, library.file(functions, newer)?))).collect()
     }
 }
 
 impl Library {
-    fn generate(
+    fn file(&self, functions: &BTreeMap<String, syn::Type>, newer: &BTreeMap<String, syn::Type>) -> Result<syn::File> {
+        let table = self.table(functions, newer)?;
+        let libc = libc_imports(&table);
+        let doc = format!(" The exported functions of `{}`, as a table of function pointers.", self.soname);
+        Ok(syn::parse2(quote! {
+            #![doc = #doc]
+            #libc
+            use crate::bindings::*;
+            use crate::newer::*;
+            #table
+        })?)
+    }
+
+    fn table(
         &self,
         functions: &BTreeMap<String, syn::Type>,
         newer: &BTreeMap<String, syn::Type>,
@@ -92,7 +102,7 @@ impl Library {
                 (Some(_), true) => {
                     bail!("{name} is in the headers now: remove {alias} from newer.rs")
                 }
-                (None, false) => bail!("{name} is in no header and newer.rs has no {alias}"),
+                (None, false) => bail!("{name} is in no header, and newer.rs has no {alias}"),
             };
             if *since <= FLOOR {
                 let doc = format!(" `{name}`");
@@ -105,13 +115,20 @@ impl Library {
             }
         }
         let doc = format!(
-            " The functions that `{}` exports, by their C names. Those newer than rdma-core {FLOOR} are optional.",
+            " The functions that `{}` exports, by their C names. Functions newer than rdma-core {FLOOR} are optional.",
             self.soname
+        );
+        let creation = format!(
+            " Created with [`{table}::from_lookup`], after which fields can be assigned. Later releases add optional \
+             functions only."
         );
         Ok(quote! {
             #[doc = #doc]
+            #[doc = ""]
+            #[doc = #creation]
             #[derive(Clone, Copy, Debug)]
             #[allow(non_snake_case)]
+            #[non_exhaustive]
             pub struct #table { #(#fields,)* }
 
             crate::macros::resolve!(#table, [#(#required),*], [#(#optional),*]);
@@ -119,7 +136,7 @@ impl Library {
     }
 }
 
-/// The type aliases of a source file, by name.
+/// Type aliases of a source file, by name.
 pub(crate) fn function_types(path: &Path) -> Result<BTreeMap<String, syn::Type>> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     let file = syn::parse_file(&text).with_context(|| format!("parsing {}", path.display()))?;
@@ -150,10 +167,10 @@ mod tests {
     }
 
     #[test]
-    fn symbols_after_the_floor_are_optional() {
+    fn symbols_newer_than_the_floor_are_optional() {
         let rows = "libibverbs.so.1\told\t44\nlibibverbs.so.1\tnew\t45\nlibrdmacm.so.1\tnewest\t65\n";
-        let file = table("floor", rows).unwrap().generate(&types(&["old", "new"]), &types(&["newest_fn"])).unwrap();
-        let text = quote!(#file).to_string();
+        let files = table("floor", rows).unwrap().generate(&types(&["old", "new"]), &types(&["newest_fn"])).unwrap();
+        let text: String = files.iter().map(|(_, file)| quote!(#file).to_string()).collect();
         assert!(text.contains(r#"pub old : unsafe extern "C" fn ()"#), "{text}");
         assert!(text.contains(r#"pub new : Option < unsafe extern "C" fn () >"#), "{text}");
         assert!(text.contains("pub newest : Option < newest_fn >"), "{text}");

@@ -1,4 +1,4 @@
-//! `cargo xtask bench criterion`: the times of benches/verbs, and which have changed since a baseline.
+//! `cargo xtask bench criterion`: times of benches/verbs, compared with a baseline.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,31 +12,31 @@ use serde_json::Value;
 use crate::softroce::{self, Ending, Options, Passthrough};
 use crate::{process, workspace};
 
-/// The benchmark's target in the root package.
+/// Name of the `[[bench]]` target in the package rdma-benches.
 const BENCH: &str = "verbs";
-/// For the stub, whose run takes half a minute.
+/// Time limit of a run over the stub, which usually takes half a minute.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The times of benches/verbs over the stub provider or a device, and what has changed since a baseline
+/// Time the benchmarks of benches/verbs, over the stub provider or a device, and compare them with a baseline
 ///
-/// With --save-baseline the times are kept in target/criterion. A later run with --baseline compares with them and fails
-/// when a benchmark has become slower: when the whole of its change's 95 % confidence interval is beyond the threshold.
-/// Both runs want the same machine, with nothing else to do.
+/// --save-baseline saves the times in target/criterion. A later run with --baseline compares against them and fails if a
+/// benchmark has become slower, that is, if the whole 95 % confidence interval of its change lies above the threshold.
+/// Run both on the same machine, and keep that machine otherwise idle.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Run on a device, SoftRoCE in a guest unless this machine has one, instead of the stub
+    /// Run over a device instead of the stub: one of this machine, or else SoftRoCE in a guest
     #[arg(long)]
     device: bool,
-    /// Keep the times under this name
+    /// Save the times as a baseline with this name
     #[arg(long, value_name = "NAME", conflicts_with = "baseline")]
     save_baseline: Option<String>,
-    /// Compare with the times kept under this name
+    /// Compare with the baseline of this name
     #[arg(long, value_name = "NAME")]
     baseline: Option<String>,
-    /// Changes that count, in per cent
+    /// Smallest change that counts, in per cent
     #[arg(long, default_value_t = 10.0, value_name = "PERCENT")]
     threshold: f64,
-    /// Only benchmarks whose name matches this regular expression, such as `empty poll`
+    /// Run only benchmarks whose name matches this regular expression, such as `empty poll`
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<i32> {
     let command = args.command(&build()?);
     let home = workspace::target_dir()?.join("criterion");
-    // A file system may keep whole seconds only.
+    // Some file systems store modification times in whole seconds.
     let started = SystemTime::now() - Duration::from_secs(1);
     let status = run(args, &command, &home)?.status();
     if status != 0 || args.baseline.is_none() {
@@ -52,10 +52,10 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     }
     let changes = changes(&home, started)?;
     if changes.is_empty() {
-        bail!("nothing was compared: no benchmark is called so");
+        bail!("nothing to compare: no benchmark matches the filter");
     }
     let threshold = args.threshold / 100.0;
-    println!("\nchange of the median, and its 95 % confidence interval");
+    println!("\nchange of the median, with its 95 % confidence interval");
     for change in &changes {
         println!("{}", change.line(threshold));
     }
@@ -65,7 +65,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
 }
 
 impl Args {
-    /// The command line of the benchmark's program.
+    /// Command line of the benchmark program.
     fn command(&self, program: &Path) -> Vec<String> {
         let mut words = vec![program.to_string_lossy().into_owned(), "--bench".to_owned(), "--quiet".to_owned()];
         for (option, name) in [("--save-baseline", &self.save_baseline), ("--baseline", &self.baseline)] {
@@ -76,15 +76,15 @@ impl Args {
     }
 }
 
-/// Compiles the benchmark; its program.
+/// Compiles the benchmark and returns the path of its program.
 fn build() -> Result<PathBuf> {
     let mut cargo = Command::new(workspace::cargo());
-    cargo.current_dir(workspace::root()).args(["bench", "--no-run", "--package", "rdma-stack", "--bench", BENCH]);
+    cargo.current_dir(workspace::root()).args(["bench", "--no-run", "--package", "rdma-benches", "--bench", BENCH]);
     cargo.arg("--message-format=json-render-diagnostics");
-    process::output(&mut cargo)?.lines().find_map(executable).context("cargo does not say where the benchmark is")
+    process::output(&mut cargo)?.lines().find_map(executable).context("cargo reported no executable for the benchmark")
 }
 
-/// The benchmark's program in a line of what cargo says, if it is about that.
+/// Path of the benchmark program, if this line of cargo's JSON output reports it.
 fn executable(line: &str) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(line).ok()?;
     let target = message.get("target")?;
@@ -107,7 +107,7 @@ fn run(args: &Args, command: &[String], home: &Path) -> Result<Ending> {
     softroce::run_local(local, LIMIT, &mut Passthrough)
 }
 
-/// How much longer a benchmark takes than it did.
+/// Change of a benchmark's time relative to the baseline, as a fraction.
 #[derive(Debug, PartialEq)]
 struct Change {
     name: String,
@@ -143,7 +143,9 @@ impl Change {
     }
 }
 
-/// What criterion has written since `started`: `GROUP/FUNCTION/change/estimates.json` beside `new/benchmark.json`.
+/// Changes that criterion has written since `started`.
+///
+/// Each is a file `GROUP/FUNCTION/change/estimates.json`, with `new/benchmark.json` beside `change`.
 fn changes(home: &Path, started: SystemTime) -> Result<Vec<Change>> {
     let mut changes = Vec::new();
     for group in directories(home)? {
@@ -159,8 +161,8 @@ fn changes(home: &Path, started: SystemTime) -> Result<Vec<Change>> {
     Ok(changes)
 }
 
-fn directories(of: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(of).with_context(|| format!("cannot read {}", of.display()))?;
+fn directories(parent: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(parent).with_context(|| format!("cannot read {}", parent.display()))?;
     let paths: Vec<PathBuf> = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
     Ok(paths.into_iter().filter(|path| path.is_dir()).collect())
 }
@@ -199,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_is_the_one_of_the_benchmark() {
+    fn the_program_is_the_executable_of_the_benchmark_target() {
         let line = |kind: &str, name: &str| {
             format!(r#"{{"target":{{"kind":["{kind}"],"name":"{name}"}},"executable":"/t/{name}-1"}}"#)
         };
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_counts_when_all_of_its_interval_does() {
+    fn a_change_counts_when_its_whole_interval_exceeds_the_threshold() {
         let estimates = r#"{"median":{"confidence_interval":{"confidence_level":0.95,"lower_bound":0.12,
             "upper_bound":0.2},"point_estimate":0.15,"standard_error":0.02},"mean":{}}"#;
         let mut change = change(r#"{"group_id":"stub0/a","full_id":"stub0/a/b"}"#, estimates).unwrap();
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn options_reach_the_program() {
+    fn options_are_passed_to_the_program() {
         let args = Args {
             device: false,
             save_baseline: Some("before".into()),

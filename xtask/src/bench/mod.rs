@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: figures that anyone can repeat.
+//! `cargo xtask bench`: reproducible benchmarks.
 
 mod criterion;
 mod environment;
@@ -12,7 +12,7 @@ pub(crate) mod softroce;
 
 use anyhow::Result;
 
-/// Measures this workspace beside C
+/// Run a benchmark of this workspace
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]

@@ -1,4 +1,4 @@
-//! `cargo xtask bench pingpong`: the example rc_pingpong beside its C original.
+//! `cargo xtask bench pingpong`: the example rc_pingpong compared with its C original.
 
 use anyhow::{Context, Result, bail};
 
@@ -7,21 +7,22 @@ use crate::pair::{self, End};
 use crate::pingpong::{self, Program};
 use crate::softroce::{self, Options, Passthrough};
 
-/// The example rc_pingpong and rdma-core's ibv_rc_pingpong, in turn and in one guest
+/// Compare the example rc_pingpong with rdma-core's ibv_rc_pingpong, run alternately in one guest
 ///
-/// Prints the time of one iteration (there and back) as each program's client reports it. On a machine that does other
-/// things, the best of each is what compares the programs.
+/// Prints the time of one iteration (a round trip) as each program's client reports it. If the machine is not idle,
+/// compare the best times.
 ///
-/// With --count-instructions, a time is the number of instructions of both ends and the kernel, a thousand to the
-/// microsecond, and repeats. There is one processor then: give `-- -e`, so that one end sleeps while the other works.
+/// With --count-instructions, times are instruction counts of both ends and the kernel, 1000 instructions to the
+/// microsecond, and they are reproducible. The guest then has one processor: pass `-- -e`, so that one end sleeps while
+/// the other works.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     softroce: Options,
-    /// Runs of each program
+    /// Number of runs of each program
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
-    /// Options for both programs, such as `-e` for events or `-s 65536` for the size of a message
+    /// Options for both programs, such as `-e` for events or `-s 65536` for the message size
     #[arg(last = true, value_name = "OPTIONS")]
     options: Vec<String>,
 }
@@ -34,11 +35,11 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     Ok(ending.status())
 }
 
-/// The part that runs where the device is.
+/// The part that runs on the host or guest with the device.
 pub(crate) mod inside {
     use super::{Context, Program, Result, Series, bail, measure};
 
-    /// The argument that makes this program run it.
+    /// First argument of this program that selects this part.
     pub(crate) const ARGUMENT: &str = "run-bench-pingpong";
 
     pub(crate) fn main(words: &[String]) -> Result<i32> {
@@ -47,7 +48,7 @@ pub(crate) mod inside {
         let (mut c, mut rust) = (Series::default(), Series::default());
         println!("pair          C  rdma-safe   usec/iter");
         for pair in 1..=pairs {
-            // The other one first every second time: what drifts falls on both.
+            // The order alternates so that drift affects both programs equally.
             let order = [Program::C, Program::Rust];
             let mut times = [0.0; 2];
             for turn in 0..2 {
@@ -75,7 +76,7 @@ fn measure(program: Program, options: &[String]) -> Result<f64> {
     time.with_context(|| format!("the client reported no time:\n  {}", lines.join("\n  ")))
 }
 
-/// 165.32 of `1000 iters in 0.17 seconds = 165.32 usec/iter`.
+/// The time in a line such as `1000 iters in 0.17 seconds = 165.32 usec/iter`: here 165.32.
 pub(super) fn microseconds(line: &str) -> Option<&str> {
     Some(line.strip_suffix(" usec/iter")?.rsplit_once("= ")?.1)
 }
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_is_read_from_the_line_that_has_it() {
+    fn the_time_is_read_from_the_line_of_iterations() {
         assert_eq!(microseconds("1000 iters in 0.17 seconds = 165.32 usec/iter"), Some("165.32"));
         assert_eq!(microseconds("8192000 bytes in 0.17 seconds = 396.41 Mbit/sec"), None);
     }

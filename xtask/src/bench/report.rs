@@ -1,4 +1,4 @@
-//! `cargo xtask bench report`: what the benchmarks have measured, in the documentation.
+//! `cargo xtask bench report`: writes the results of the benchmarks into the documentation.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,16 +8,16 @@ use anyhow::{Context, Result, bail};
 use super::result::{self, Benchmark, Table};
 use crate::workspace;
 
-/// Writes the results of the benchmarks that have been run into docs/benchmarks.md
+/// Write the results of the benchmarks into docs/benchmarks.md
 ///
-/// Replaces the sections of those that have a result in target/bench, that of their last complete run; others stay as
-/// they are. A section that is not there yet comes at the end.
+/// Each result in target/bench, which is from the last complete run of its benchmark, replaces the section of that
+/// benchmark. Other sections are left alone. A new section is appended.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The document [default: docs/benchmarks.md of the workspace]
+    /// Document to update [default: docs/benchmarks.md of the workspace]
     #[arg(value_name = "FILE")]
     document: Option<PathBuf>,
-    /// Show the sections and write nothing
+    /// Print the sections and write nothing
     #[arg(long)]
     print: bool,
 }
@@ -25,7 +25,7 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<i32> {
     let results = results()?;
     if results.is_empty() {
-        bail!("there is no result in {}; the other benchmarks leave them there", result::directory()?.display());
+        bail!("no results in {}; run the other benchmarks first", result::directory()?.display());
     }
     if args.print {
         results.iter().for_each(|(_, result)| print!("{}", section(result)));
@@ -35,7 +35,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     let before = fs::read_to_string(&document).with_context(|| format!("cannot read {}", document.display()))?;
     let mut after = before.clone();
     for (name, result) in &results {
-        after = replaced(&after, name, &section(result)).with_context(|| document.display().to_string())?;
+        after = replace_section(&after, name, &section(result)).with_context(|| document.display().to_string())?;
     }
     if after == before {
         println!("{} is up to date", document.display());
@@ -46,7 +46,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     Ok(0)
 }
 
-/// All results with their names, which are those of their files, in order.
+/// All results with their names, sorted. The name is the stem of the result file.
 fn results() -> Result<Vec<(String, Benchmark)>> {
     let directory = result::directory()?;
     let Ok(entries) = fs::read_dir(&directory) else { return Ok(Vec::new()) };
@@ -60,7 +60,7 @@ fn results() -> Result<Vec<(String, Benchmark)>> {
     files.iter().map(named).collect()
 }
 
-/// The section of a benchmark: where and when, its gates, its tables.
+/// Section of a benchmark: command, date, environment, gates and tables.
 fn section(result: &Benchmark) -> String {
     let mut text = format!("## {}\n\n```sh\n{}\n```\n\n", result.benchmark, result.command);
     text.push_str(&format!("{}, with\n\n", result.date));
@@ -84,17 +84,17 @@ fn section(result: &Benchmark) -> String {
     text
 }
 
-/// The comments that enclose a section. In Markdown they are not shown.
-fn comments(name: &str) -> [String; 2] {
+/// The comments that enclose a section. Rendered Markdown does not show them.
+fn markers(name: &str) -> [String; 2] {
     ["from", "to"].map(|end| format!("<!-- bench {name}: written by `cargo xtask bench report`, {end} here -->"))
 }
 
-/// `document` with that section between its comments, which are appended if it has none.
-fn replaced(document: &str, name: &str, section: &str) -> Result<String> {
-    let [begin, end] = comments(name);
+/// Returns `document` with `section` between its markers, which are appended if the document has none.
+fn replace_section(document: &str, name: &str, section: &str) -> Result<String> {
+    let [begin, end] = markers(name);
     let (before, after) = match (document.split_once(&begin), document.contains(&end)) {
         (Some((before, rest)), true) => {
-            let (_, after) = rest.split_once(&end).context("its comments are the wrong way round")?;
+            let (_, after) = rest.split_once(&end).context("its closing comment precedes the opening one")?;
             (before.to_owned(), after)
         }
         (None, false) => (format!("{}\n\n", document.trim_end()), "\n"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_has_the_gates_the_machine_and_the_tables() {
+    fn a_section_lists_the_machine_the_gates_and_the_tables() {
         let expected = "\
 ## Instructions
 
@@ -157,28 +157,29 @@ The fewest of five.
     }
 
     #[test]
-    fn what_is_around_a_section_stays() {
-        let ([begin, end], [other, its_end]) = (comments("lat"), comments("bw"));
+    fn text_around_a_section_is_kept() {
+        let ([begin, end], [other, its_end]) = (markers("lat"), markers("bw"));
         let around = format!("{other}\n\nother\n\n{its_end}\n\nMore by hand.\n");
         let first =
-            replaced(&format!("# Benchmarks\n\nBy hand.\n\n{begin}\nold\n{end}\n\n{around}"), "lat", "new\n").unwrap();
+            replace_section(&format!("# Benchmarks\n\nBy hand.\n\n{begin}\nold\n{end}\n\n{around}"), "lat", "new\n")
+                .unwrap();
         assert_eq!(first, format!("# Benchmarks\n\nBy hand.\n\n{begin}\n\nnew\n\n{end}\n\n{around}"));
-        assert_eq!(replaced(&first, "lat", "new\n").unwrap(), first);
+        assert_eq!(replace_section(&first, "lat", "new\n").unwrap(), first);
     }
 
     #[test]
-    fn a_section_that_is_not_there_comes_at_the_end() {
-        let [begin, end] = comments("lat");
-        let first = replaced("# Benchmarks\n", "lat", "new\n").unwrap();
+    fn a_new_section_is_appended() {
+        let [begin, end] = markers("lat");
+        let first = replace_section("# Benchmarks\n", "lat", "new\n").unwrap();
         assert_eq!(first, format!("# Benchmarks\n\n{begin}\n\nnew\n\n{end}\n"));
-        assert_eq!(replaced(&first, "lat", "new\n").unwrap(), first);
+        assert_eq!(replace_section(&first, "lat", "new\n").unwrap(), first);
     }
 
     #[test]
-    fn a_document_with_half_a_section_is_left_alone() {
-        let [begin, end] = comments("lat");
-        assert!(replaced(&begin, "lat", "new").is_err());
-        assert!(replaced(&end, "lat", "new").is_err());
-        assert!(replaced(&format!("{end}\n{begin}"), "lat", "new").is_err());
+    fn a_document_with_a_single_marker_is_refused() {
+        let [begin, end] = markers("lat");
+        assert!(replace_section(&begin, "lat", "new").is_err());
+        assert!(replace_section(&end, "lat", "new").is_err());
+        assert!(replace_section(&format!("{end}\n{begin}"), "lat", "new").is_err());
     }
 }

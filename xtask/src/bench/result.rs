@@ -1,4 +1,4 @@
-//! What a benchmark leaves in `target/bench` for `cargo xtask bench report`.
+//! The result files in `target/bench`, from which `cargo xtask bench report` writes the report.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,44 +9,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::workspace;
 
-/// A run of a benchmark.
+/// Result of a benchmark run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Benchmark {
-    /// What was measured, the heading in the report.
+    /// Heading of the section in the report.
     pub(crate) benchmark: String,
-    /// The command that repeats it.
+    /// Command that repeats the run.
     pub(crate) command: String,
-    /// The day, in UTC.
+    /// Date in UTC.
     pub(crate) date: String,
-    /// The machine and the versions of programs, by name.
+    /// Machine and tool versions, by name.
     pub(crate) environment: BTreeMap<String, String>,
     pub(crate) tables: Vec<Table>,
     pub(crate) gates: Vec<Gate>,
 }
 
-/// Figures for readers.
+/// A table of results.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) title: String,
     pub(crate) columns: Vec<String>,
     pub(crate) rows: Vec<Vec<String>>,
-    /// What has to be known to read it.
+    /// Notes that explain the table.
     #[serde(default)]
     pub(crate) notes: Vec<String>,
 }
 
-/// A limit and what was measured.
+/// A limit and the measured value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Gate {
     pub(crate) name: String,
-    /// With its comparison, such as `≤ 1.005`.
+    /// Limit with its comparison operator, such as `≤ 1.005`.
     pub(crate) limit: String,
     pub(crate) measured: String,
     pub(crate) met: bool,
 }
 
 impl Benchmark {
-    /// Writes it to `file`.
+    /// Writes the result to `file`.
     pub(crate) fn save(&self, file: &Path) -> Result<()> {
         if let Some(directory) = file.parent() {
             fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
@@ -55,25 +55,25 @@ impl Benchmark {
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// Reads what [`Benchmark::save`] has written.
+    /// Reads a file that [`Benchmark::save`] has written.
     pub(crate) fn load(file: &Path) -> Result<Self> {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("{} is not the result of a benchmark", file.display()))
+        serde_json::from_str(&text).with_context(|| format!("{} is not a benchmark result", file.display()))
     }
 }
 
-/// The directory of results.
+/// Directory of the result files.
 pub(crate) fn directory() -> Result<PathBuf> {
     Ok(workspace::target_dir()?.join("bench"))
 }
 
-/// Where the report finds the result of the benchmark `name`.
+/// Path of the result of the benchmark `name`.
 pub(crate) fn file(name: &str) -> Result<PathBuf> {
     Ok(directory()?.join(name).with_extension("json"))
 }
 
 impl Table {
-    /// For a terminal, with its columns aligned.
+    /// Formats the table for a terminal, with aligned columns.
     pub(crate) fn to_text(&self) -> String {
         let mut text = format!("{}\n", self.title);
         let width = |column: usize| {
@@ -97,7 +97,7 @@ impl Table {
         text
     }
 
-    /// For a document: a Markdown table, and the notes as paragraphs.
+    /// Formats the table as Markdown, with the notes as paragraphs.
     pub(crate) fn to_markdown(&self) -> String {
         let row = |cells: &[String]| {
             let cells: String = cells.iter().map(|cell| format!(" {} |", cell.replace('|', "\\|"))).collect();
@@ -115,7 +115,7 @@ impl Table {
         text
     }
 
-    /// Whether no cell of `column` begins with a letter, so that its digits are to stand below each other.
+    /// Whether no cell of `column` begins with a letter. Such columns are aligned to the right.
     fn is_numeric(&self, column: usize) -> bool {
         let mut cells = self.rows.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty());
         cells.all(|cell| !cell.starts_with(|first: char| first.is_alphabetic() || first == '*'))
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_in_a_cell_does_not_end_it() {
+    fn a_bar_in_a_cell_is_escaped() {
         let markdown = table().to_markdown();
         assert_eq!(markdown, "| case | µs |\n|---|---:|\n| a\\|b | 1.5 |\n| long | 10.25 |\n\nOf one run.\n");
     }

@@ -1,4 +1,4 @@
-//! Figures of one kind, and what sums them up.
+//! A series of measurements with its minimum, median and maximum.
 
 use std::fmt;
 

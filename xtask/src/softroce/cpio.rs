@@ -1,9 +1,11 @@
-//! The archive format of an initramfs: cpio "newc", Documentation/driver-api/early-userspace/buffer-format.rst.
+//! The archive format of an initramfs: cpio "newc".
+//!
+//! The kernel documents it in Documentation/driver-api/early-userspace/buffer-format.rst.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// An initramfs being written. Parent directories appear by themselves.
+/// An archive under construction. Parent directories are added automatically.
 #[derive(Debug, Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -12,7 +14,7 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// A directory, with its parents.
+    /// Adds a directory and its parents.
     pub(crate) fn directory(&mut self, path: &str) {
         let path = path.trim_matches('/');
         if path.is_empty() || self.directories.contains(path) {
@@ -23,14 +25,14 @@ impl Archive {
         self.entry(path, 0o040_755, &[]);
     }
 
-    /// An executable file.
+    /// Adds an executable file and its parent directories.
     pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
         let path = path.trim_matches('/');
         self.parents(path);
         self.entry(path, 0o100_755, content);
     }
 
-    /// The finished archive.
+    /// Finishes the archive and returns its bytes.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
@@ -68,7 +70,7 @@ impl Archive {
 mod tests {
     use super::*;
 
-    /// Names and contents of a newc archive.
+    /// Names, modes and contents of the entries of an archive.
     fn parse(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut entries = Vec::new();
         loop {
@@ -90,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_come_once_and_before_their_files() {
+    fn parents_are_added_once_and_before_their_files() {
         let mut archive = Archive::default();
         archive.file("/lib/x/libc.so.6", b"elf");
         archive.file("/lib/x/libm.so.6", b"");

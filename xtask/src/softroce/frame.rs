@@ -1,37 +1,37 @@
-//! What a guest tells this side, over one virtio serial port.
+//! Messages from a guest to the host, over one virtio serial port.
 //!
-//! One ordered stream instead of one per output keeps standard output and standard error in the order they were
-//! written, and makes the end of both exact: when [`Frame::Exit`] has arrived, everything before it has.
+//! A single ordered stream preserves the order of standard output and standard error. It also makes their end exact: when
+//! [`Frame::Exit`] arrives, all output has arrived.
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// The name of the virtio serial port.
+/// Name of the virtio serial port.
 pub(crate) const PORT: &str = "xtask.softroce";
 
-/// The longest payload that is accepted; the writer splits at a fraction of it.
+/// Longest payload that a reader accepts. Writers send much less at a time.
 const MAX_PAYLOAD: u32 = 1 << 20;
 
-/// One message of the guest.
+/// A message from the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// The guest's first program runs and the port works.
+    /// The guest's init runs, and the port works.
     Hello,
-    /// The device is there; the command starts now.
+    /// The device is ready, and the command starts.
     Started,
     /// Standard output of the command.
     Stdout(Vec<u8>),
     /// Standard error of the command.
     Stderr(Vec<u8>),
-    /// A warning or worse of the guest's kernel since the command started.
+    /// A kernel message of level warning or worse since the command started.
     Kernel(String),
-    /// The command has ended with this status, and all it wrote is on the host.
+    /// The command has ended with this status, and all its output has been sent.
     Exit(i32),
     /// The guest cannot run the command.
     Failed(String),
 }
 
 impl Frame {
-    /// Writes the frame with one call, so that frames of several threads do not mix under a lock.
+    /// Writes the frame with a single call. Threads that share `out` behind a lock do not interleave frames.
     pub(crate) fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
         let number;
         let (kind, payload): (u8, &[u8]) = match self {
@@ -54,7 +54,7 @@ impl Frame {
         out.write_all(&bytes)
     }
 
-    /// Reads the next frame; `None` when the stream ends between two frames.
+    /// Reads the next frame. Returns `None` if the stream ends between two frames.
     pub(crate) fn read_from(input: &mut impl Read) -> io::Result<Option<Frame>> {
         let mut kind = [0];
         match input.read_exact(&mut kind) {
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_survive_the_wire_in_order() {
+    fn frames_are_read_back_in_order() {
         let frames = [
             Frame::Hello,
             Frame::Started,
@@ -116,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_cut_inside_a_frame_is_an_error() {
+    fn a_truncated_frame_is_an_error() {
         let mut wire = Vec::new();
         Frame::Stdout(vec![1; 100]).write_to(&mut wire).unwrap();
         assert!(Frame::read_from(&mut &wire[..50]).is_err());
     }
 
     #[test]
-    fn nonsense_is_refused_instead_of_allocated() {
+    fn invalid_frames_are_refused_without_allocating() {
         assert!(Frame::read_from(&mut [b'o', 0xff, 0xff, 0xff, 0xff].as_slice()).is_err());
         assert!(Frame::read_from(&mut [b'?', 0, 0, 0, 0].as_slice()).is_err());
     }

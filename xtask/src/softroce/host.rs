@@ -1,4 +1,4 @@
-//! The command on this machine, where it has an rxe device or may make one.
+//! Runs the command on this machine, on an existing rxe device or on a new one.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -18,19 +18,19 @@ use super::rxe;
 use super::supervise::{Event, Runner};
 use crate::process;
 
-/// How long a new device may take to become active.
+/// Time limit for a new device to become active.
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);
 
 /// An rxe device of this machine.
 #[derive(Debug)]
 pub(crate) struct HostDevice {
     name: String,
-    /// It is ours, and goes away with this value.
+    /// Whether this value has created the device, and deletes it on drop.
     created: bool,
 }
 
 impl HostDevice {
-    /// The device that is there, or a new one where this process is root and the kernel has rdma_rxe.
+    /// Finds an rxe device, or creates one if this process is root and the kernel has rdma_rxe.
     pub(crate) fn find_or_create() -> Result<Option<Self>> {
         let devices = rxe::devices();
         let preferred = devices.iter().find(|name| *name == DEVICE).or(devices.first());
@@ -47,25 +47,25 @@ impl HostDevice {
     fn create() -> Result<Self> {
         process::output(Command::new("modprobe").args(["--all", "ib_uverbs", "rdma_ucm", "rdma_rxe"]))?;
         process::output(Command::new("ip").args(["link", "add", rxe::INTERFACE, "type", "dummy"]))?;
-        // From here on dropping it undoes it.
+        // From here on, dropping `device` undoes these steps.
         let device = Self { name: DEVICE.to_owned(), created: true };
         rxe::configure(rxe::INTERFACE, ADDRESSES[0])?;
         rxe::wait_until_ready(ADDRESSES[0], DEVICE_LIMIT)?;
         Ok(device)
     }
 
-    /// The device's name.
+    /// Name of the device.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Makes `command` use this device, with as much registered memory as this process may grant.
+    /// Makes `command` use this device, and lifts the memlock limit if this process may.
     pub(crate) fn prepare(&self, command: &mut Command) {
         if self.name != DEVICE {
             command.env("RDMA_DEVICE", &self.name);
         }
         if process::is_root() {
-            // Fails in a container that may not; then the limit is what it is.
+            // In a container this may fail, and the limit then stays unchanged.
             let _ = setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None });
         }
     }
@@ -78,24 +78,24 @@ impl Drop for HostDevice {
                 Command::new("rdma").args(["link", "delete", &self.name]),
                 Command::new("ip").args(["link", "delete", rxe::INTERFACE]),
             ] {
-                // Also called half-way through creation, when there may be nothing to delete.
+                // The creation may have failed half-way, so there may be nothing to delete.
                 let _ = process::output(command);
             }
         }
     }
 }
 
-/// Whether modprobe would find `module`, or it is loaded or built in.
+/// Whether `module` is loaded, built in, or found by modprobe.
 fn has_module(module: &str) -> bool {
     Path::new("/sys/module").join(module).exists()
         || process::output(Command::new("modprobe").args(["--dry-run", "--quiet", module])).is_ok()
 }
 
-/// The running command.
+/// A running command.
 #[derive(Debug)]
 pub(crate) struct LocalCommand {
     group: Pid,
-    /// Set before the process group's number may be used for another.
+    /// Set before the kernel may reuse the number of the process group.
     ended: Arc<AtomicBool>,
 }
 
@@ -109,7 +109,7 @@ impl LocalCommand {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot run {}", process::display(&command)))?;
-        events.send(Event::Frame(number, Frame::Started)).context("nobody listens")?;
+        events.send(Event::Frame(number, Frame::Started)).context("the event queue is closed")?;
         let group = Pid::from_raw(i32::try_from(child.id())?).context("no process")?;
         let ended = Arc::new(AtomicBool::new(false));
         let (flag, events) = (Arc::clone(&ended), events.clone());
@@ -136,9 +136,9 @@ fn follow(mut child: Child, number: usize, group: Pid, ended: &AtomicBool, event
         child.stdout.take().map(|pipe| relay(pipe, number, events.clone(), Frame::Stdout)),
         child.stderr.take().map(|pipe| relay(pipe, number, events.clone(), Frame::Stderr)),
     ];
-    // Not reaped yet, so that the group's number is still its own.
+    // Do not reap the child yet: until then, the number of the process group is not reused.
     let _ = waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-    // What the command left running would keep the pipes open.
+    // Processes that the command left running would keep the pipes open.
     let _ = kill_process_group(group, Signal::KILL);
     ended.store(true, Ordering::Release);
     let status = child.wait().map_or(1, process::shell_status);

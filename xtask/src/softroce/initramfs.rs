@@ -1,9 +1,8 @@
-//! The guest's first file system: this very program as init, the libraries it is linked with, and the modules that
-//! make the real root reachable.
+//! The guest's initial file system: this program as init, its shared libraries, and the modules for mounting the real root.
 //!
-//! Why not virtme-ng: with it a guest that panics says nothing (the console and the command's standard error are one
-//! stream, so it can only be silenced or mixed), a killed `vng` leaves its QEMU running, and it wants udev, kmod and
-//! busybox installed on the host. With our own init the guest also boots in half the time.
+//! virtme-ng is not used for these reasons. It merges the console and the command's standard error into one stream, so the
+//! message of a kernel panic is either suppressed or mixed with output. A killed `vng` leaves its QEMU running. It needs
+//! udev, kmod and busybox on the host. With our own init the guest also boots in half the time.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,16 +16,16 @@ use rustix::fs::MemfdFlags;
 use super::config::Config;
 use super::cpio::Archive;
 
-/// Where this program is in the initramfs.
+/// Path of this program in the initramfs.
 pub(crate) const INIT: &str = "/xtask";
-/// Where the guest finds its [`Config`].
+/// Path of the [`Config`].
 pub(crate) const CONFIG: &str = "/config.json";
-/// Where the modules are, named so that their order is the order of loading.
+/// Directory of the modules. Their file names sort in load order.
 pub(crate) const MODULES: &str = "/modules";
-/// Where the libraries are.
+/// Directory of the shared libraries.
 pub(crate) const LIBRARIES: &str = "/lib";
 
-/// An initramfs in memory, so that nothing is left behind however this program ends.
+/// An initramfs in memory, so that no file is left behind when this program is killed.
 #[derive(Debug)]
 pub(crate) struct Initramfs(File);
 
@@ -42,16 +41,16 @@ impl Initramfs {
             if let Some(name) = library.file_name().and_then(|name| name.to_str()) {
                 let content = read(&library)?;
                 archive.file(&format!("{LIBRARIES}/{name}"), &content);
-                // The kernel looks for the dynamic linker under the name that is written in the program.
+                // The kernel loads the dynamic linker from the path in the program's header.
                 if name.starts_with("ld-linux") {
                     archive.file(&format!("/lib64/{name}"), &content);
                 }
             }
         }
         for (index, module) in modules.iter().enumerate() {
-            // The ending tells how it is compressed.
-            let ending = module.extension().unwrap_or_default().to_string_lossy();
-            archive.file(&format!("{MODULES}/{index:02}.{ending}"), &read(module)?);
+            // The extension indicates the compression.
+            let extension = module.extension().unwrap_or_default().to_string_lossy();
+            archive.file(&format!("{MODULES}/{index:02}.{extension}"), &read(module)?);
         }
         archive.file(CONFIG, &serde_json::to_vec(config)?);
 
@@ -60,12 +59,12 @@ impl Initramfs {
         Ok(Self(file))
     }
 
-    /// A path that a child process that inherits [`Initramfs::fd`] can open.
+    /// A path that a child process can open if it inherits [`Initramfs::fd`].
     pub(crate) fn path(&self) -> String {
         format!("/proc/self/fd/{}", self.fd())
     }
 
-    /// The descriptor to be inherited.
+    /// The descriptor, for a child process to inherit.
     pub(crate) fn fd(&self) -> i32 {
         self.0.as_raw_fd()
     }
@@ -75,7 +74,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The shared libraries of this process, the dynamic linker among them.
+/// Shared libraries of this process, including the dynamic linker.
 fn loaded_libraries() -> Result<BTreeSet<PathBuf>> {
     Ok(libraries_in(&fs::read_to_string("/proc/self/maps")?))
 }
@@ -93,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_the_shared_objects_among_the_mappings() {
+    fn libraries_are_found_in_the_memory_map() {
         let maps = "\
 55d0-55d1 r--p 00000000 08:01 1 /usr/bin/xtask
 7f00-7f01 r-xp 00000000 08:01 2 /usr/lib/x86_64-linux-gnu/libc.so.6

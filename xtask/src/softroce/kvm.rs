@@ -1,4 +1,6 @@
-//! Whether guests may use KVM. `/dev/kvm` can be there and a guest on it hang in its firmware, so this boots one.
+//! Tests whether guests can use KVM.
+//!
+//! A guest may hang in its firmware even where `/dev/kvm` exists, so the test boots one.
 
 use std::fs;
 use std::path::Path;
@@ -13,33 +15,33 @@ use super::qemu::Accelerator;
 use super::supervise::{Event, Events};
 use super::vm::{Guest, Hardware};
 
-/// A guest with KVM says hello within two seconds.
+/// Time limit for the test boot. With KVM, a guest boots within two seconds.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Whether a guest really boots with KVM. Found out once for each pair of kernels and remembered in `directory`.
+/// Whether a guest boots with KVM. The answer for each pair of kernels is cached in `directory`.
 ///
 /// # Errors
-/// When a signal asks this program to end meanwhile.
+/// If a signal ends this program during the test.
 pub(crate) fn usable(directory: &Path, layers: &Layers) -> Result<bool> {
     let access = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
     if access.is_err() {
         return Ok(false);
     }
     let host = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let remembered = directory.join("kvm");
+    let cache = directory.join("kvm");
     let key = format!("guest {}, host {}", layers.version, host.trim());
-    if let Some(answer) = fs::read_to_string(&remembered).ok().and_then(|text| recall(&text, &key)) {
+    if let Some(answer) = fs::read_to_string(&cache).ok().and_then(|text| cached_answer(&text, &key)) {
         return Ok(answer);
     }
-    eprintln!("softroce: finding out whether a guest boots with KVM (once, {} s at most)", LIMIT.as_secs());
+    eprintln!("softroce: testing whether a guest boots with KVM (once, {} s at most)", LIMIT.as_secs());
     let works = boots(layers)?;
-    eprintln!("softroce: {}", if works { "it does" } else { "it does not: emulating" });
-    // Without the file the next run asks again.
-    let _ = fs::write(remembered, format!("{key}: {}\n", if works { "works" } else { "fails" }));
+    eprintln!("softroce: {}", if works { "KVM works" } else { "KVM does not work; guests are emulated" });
+    // If this fails, the next run tests again.
+    let _ = fs::write(cache, format!("{key}: {}\n", if works { "works" } else { "fails" }));
     Ok(works)
 }
 
-fn recall(text: &str, key: &str) -> Option<bool> {
+fn cached_answer(text: &str, key: &str) -> Option<bool> {
     match text.trim_end().strip_prefix(key)?.strip_prefix(": ")? {
         "works" => Some(true),
         "fails" => Some(false),
@@ -53,7 +55,7 @@ fn boots(layers: &Layers) -> Result<bool> {
         probe: true,
         overlays: Vec::new(),
         writable: layers.overlays.clone(),
-        network: Network::Alone,
+        network: Network::Dummy,
         command: Vec::new(),
         directory: "/".into(),
         environment: Vec::new(),
@@ -73,10 +75,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_for_another_kernel_is_not_remembered() {
+    fn a_cached_answer_is_valid_for_its_kernels_only() {
         let text = "guest 6.1, host 6.8: works\n";
-        assert_eq!(recall(text, "guest 6.1, host 6.8"), Some(true));
-        assert_eq!(recall(text, "guest 6.12, host 6.8"), None);
-        assert_eq!(recall("", "guest 6.1, host 6.8"), None);
+        assert_eq!(cached_answer(text, "guest 6.1, host 6.8"), Some(true));
+        assert_eq!(cached_answer(text, "guest 6.12, host 6.8"), None);
+        assert_eq!(cached_answer("", "guest 6.1, host 6.8"), None);
     }
 }

@@ -1,7 +1,7 @@
-//! The file system of a guest: this machine's own, with a kernel's modules and an RDMA userland laid over it.
+//! The file system layers of a guest: kernel modules and an RDMA userland over this machine's own file system.
 //!
-//! Both come from distribution packages and stay below the target directory. For a guest of another release the userland
-//! brings all that it needs, down to the C library, so that what this machine has of it is hidden below.
+//! Both layers are unpacked from distribution packages below the target directory. For a guest of another release, the
+//! userland layer contains all dependencies, including the C library, and hides this machine's versions of them.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -15,7 +15,7 @@ use super::release::{self, LINKER, Release};
 use crate::apt::{self, Apt};
 use crate::process;
 
-/// What programs over RDMA need at run time, and the tools to set the device up and to compare with.
+/// Packages of the userland: RDMA libraries, tools to configure the device, and programs to compare with.
 const USERLAND: &[&str] = &[
     "ibverbs-providers",
     "ibverbs-utils",
@@ -27,49 +27,50 @@ const USERLAND: &[&str] = &[
     "rdmacm-utils",
 ];
 
-/// Changes when what is unpacked, or how, changes.
+/// Version of the layer format. Increase it when the contents of a layer change.
 const FORMAT: u32 = 1;
 
-/// The file in a layer that tells what the layer was made of.
+/// File in a layer that identifies its contents.
 const STAMP: &str = ".stamp";
 
-/// What a guest boots and sees.
+/// Kernel and file system layers of a guest.
 #[derive(Debug)]
 pub(crate) struct Layers {
-    /// The root file system below everything.
+    /// Root file system below the overlays.
     pub(crate) base: PathBuf,
-    /// The directory whose [`Layers::OVERLAYS`] are laid over the base.
+    /// Directory that contains the [`Layers::OVERLAYS`].
     pub(crate) overlays: PathBuf,
-    /// The kernel's version, the name of its module directory.
+    /// Kernel version, which is also the name of the module directory.
     pub(crate) version: String,
-    /// Shared by everybody whose guest uses the layers, exclusive for who changes them.
+    /// Lock on the layers: shared while a guest uses them, exclusive while they are changed.
     _lock: File,
 }
 
 impl Layers {
-    /// Directories of `overlays`, the topmost first.
+    /// Subdirectories of `overlays`, topmost first.
     pub(crate) const OVERLAYS: [&str; 2] = ["kernel", "userland"];
 
-    /// Prepares the layers of `release`, or else of this machine's own packages, below `directory`, downloading what is
-    /// missing. `refresh` downloads all of it again.
+    /// Prepares the layers below `directory`, and downloads missing packages.
+    ///
+    /// The packages come from `release`, or else from this machine's own sources. `refresh` downloads everything again.
     pub(crate) fn prepare(directory: &Path, release: Option<Release>, refresh: bool) -> Result<Self> {
         if std::env::consts::ARCH != "x86_64" {
-            bail!("a SoftRoCE guest can be booted on x86-64 only, this is {}", std::env::consts::ARCH);
+            bail!("a SoftRoCE guest needs an x86-64 host, but this is {}", std::env::consts::ARCH);
         }
         let overlays = directory.join("layers");
         fs::create_dir_all(&overlays)?;
         let lock = File::create(directory.join("lock"))?;
-        let mut alone = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
-        if !alone {
-            // Somebody prepares the layers, or has a guest on them. As they then are they will do, unless a new format
-            // of them is needed.
+        let mut exclusive = flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
+        if !exclusive {
+            // Another process prepares the layers, or runs a guest on them. A shared lock is enough, unless the layers must be
+            // rebuilt.
             flock(&lock, FlockOperation::LockShared)?;
             if refresh || !Self::OVERLAYS.iter().all(|layer| is_usable(&overlays.join(layer))) {
                 flock(&lock, FlockOperation::LockExclusive)?;
-                alone = true;
+                exclusive = true;
             }
         }
-        if alone {
+        if exclusive {
             let mut apt = LazyApt { directory: directory.join("apt"), release, apt: None };
             if refresh {
                 for layer in Self::OVERLAYS {
@@ -87,12 +88,12 @@ impl Layers {
         Ok(Self { base: PathBuf::from("/"), overlays, version, _lock: lock })
     }
 
-    /// The kernel image.
+    /// Path of the kernel image.
     pub(crate) fn image(&self) -> PathBuf {
         self.overlays.join("kernel/boot").join(format!("vmlinuz-{}", self.version))
     }
 
-    /// The directory of the kernel's modules.
+    /// Directory of the kernel's modules.
     pub(crate) fn modules(&self) -> PathBuf {
         self.overlays.join("kernel/usr/lib/modules").join(&self.version)
     }
@@ -108,7 +109,7 @@ impl LazyApt {
     fn get(&mut self) -> Result<&mut Apt> {
         if self.apt.is_none() {
             let mut apt = Apt::new(&self.directory).context(
-                "a guest is put together from Debian packages, so a host without an RDMA device has to be Debian or a \
+                "a guest is built from Debian packages, so a host without an RDMA device has to run Debian or a \
                  derivative",
             )?;
             if let Some(release) = self.release {
@@ -121,7 +122,7 @@ impl LazyApt {
     }
 }
 
-/// The first line of the stamp of a layer.
+/// First line of a layer's stamp.
 fn format_line() -> String {
     format!("format {FORMAT}\n")
 }
@@ -144,7 +145,7 @@ fn kernel(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
         apt::unpack(&archive, &unpacked)?;
     }
     let version = version(&unpacked)?;
-    // The package runs depmod when it is installed; its modules.dep does not come with it.
+    // The package contains no modules.dep; its installation would run depmod.
     process::output(depmod(&overlays.join("userland"))?.arg("--basedir").arg(&unpacked).arg(&version))?;
     fs::write(unpacked.join(STAMP), format_line())?;
     remove(&layer)?;
@@ -152,12 +153,12 @@ fn kernel(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
     apt.get()?.clear_archives()
 }
 
-/// depmod of `userland`, with the libraries that it has there, or this machine's.
+/// A depmod command: the one in `userland` with its libraries, or else this machine's.
 fn depmod(userland: &Path) -> Result<Command> {
     let (kmod, libraries) = (userland.join("usr/bin/kmod"), userland.join("usr/lib/x86_64-linux-gnu"));
     let linker = userland.join(LINKER);
     let mut command = if linker.exists() {
-        // A C library goes with the dynamic linker of its own release.
+        // A C library needs the dynamic linker of the same release.
         let mut command = Command::new(linker);
         command.arg("--library-path").arg(libraries).args(["--argv0", "depmod"]).arg(kmod);
         command
@@ -175,7 +176,7 @@ fn userland(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
     let layer = overlays.join("userland");
     let mut stamp = format!("{}packages {USERLAND:?}\n", format_line());
     if apt.release.is_none() {
-        // What has to be downloaded depends on what is installed.
+        // The packages to download depend on the installed packages.
         let installed = fs::metadata("/var/lib/dpkg/status").and_then(|status| status.modified());
         stamp.push_str(&format!("installed {installed:?}\n"));
     }
@@ -195,7 +196,7 @@ fn userland(overlays: &Path, apt: &mut LazyApt) -> Result<()> {
     apt.get()?.clear_archives()
 }
 
-/// The version of the one kernel in `layer`.
+/// Version of the kernel in `layer`.
 fn version(layer: &Path) -> Result<String> {
     for entry in fs::read_dir(layer.join("boot"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();

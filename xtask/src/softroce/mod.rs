@@ -1,8 +1,8 @@
-//! `cargo xtask softroce`: a command where the RDMA device rxe0 is.
+//! `cargo xtask softroce`: runs a command with the RDMA device rxe0.
 //!
-//! rxe is the kernel's RDMA over Ethernet in software. Where this machine has it, or may load it, the command simply
-//! runs. Elsewhere QEMU boots a distribution's kernel over this machine's own file system ([`layers`]) with this very
-//! program as init ([`guest`]), which makes the device, runs the command and relays what it writes ([`frame`]).
+//! rxe is the kernel's software implementation of RDMA over Ethernet. If this machine has an rxe device, or can create one,
+//! the command runs here. Otherwise QEMU boots a distribution kernel over this machine's own file system ([`layers`]), with
+//! this program as init ([`guest`]). Init creates the device, runs the command, and relays its output ([`frame`]).
 
 mod config;
 mod cpio;
@@ -39,28 +39,32 @@ use self::supervise::{Events, NotBooted, Runner, supervise};
 use self::vm::{Guest, Hardware};
 use crate::{apt, process, workspace};
 
-/// A name for this program that holds on the host, in the guest, and when cargo has replaced the file meanwhile: at
-/// `exec`, a new process is still the one that it was forked from.
+/// Path of this program, valid on the host and in the guest, and also after cargo has replaced the file.
+///
+/// In a forked child, it still refers to this program until the child calls `exec`.
 pub(crate) const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Set for a command whose clock counts instructions. While all processes there wait for something outside of the guest, such as
-/// a page of a program, that clock jumps from one timer to the next: it is no measure of how long they wait.
+/// Environment variable that is set for a command whose clock counts instructions.
+///
+/// While all processes wait for something outside the guest, such as a page of a program, this clock jumps from one timer
+/// to the next. It does not measure how long they wait.
 pub(crate) const COUNTS_INSTRUCTIONS: &str = "RDMA_COUNTS_INSTRUCTIONS";
 
-/// The exit status when the command could not be run at all.
+/// Exit status if the command could not be run.
 pub(crate) const UNAVAILABLE: i32 = 125;
 
-/// Runs a command where the RDMA device rxe0 is: on this machine if its kernel has rdma_rxe, else in a QEMU guest
+/// Run a command with the RDMA device rxe0: on this machine if its kernel has rdma_rxe, else in a QEMU guest
 ///
-/// The device has the IPv4 GID 10.9.9.1 at index 1 and an active MTU of 4096. A guest sees this machine's files,
-/// but what it changes is thrown away, except in the target directory. The command has no standard input; its output
-/// and exit status come through (128 and the signal if one ended it, 124 at the time limit, 125 if it could not be run).
+/// The device has the IPv4 GID 10.9.9.1 at index 1 and an active MTU of 4096. A guest sees this machine's files. Its
+/// changes are discarded, except in the target directory. The command has no standard input. Its output and exit status
+/// are passed through. The status is 128 plus the signal if one ended the command, 124 at the time limit, and 125 if the
+/// command could not be run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     options: Options,
-    /// Boot this many guests joined by a wire and run the command in each, with RDMA_HOST (0 or 1), RDMA_SELF (its
-    /// address) and RDMA_PEER (the other's) set; lines are prefixed with the host's number
+    /// Boot this many connected guests and run the command in each, with RDMA_HOST (0 or 1), RDMA_SELF (its address) and
+    /// RDMA_PEER (the other's address) set; lines are prefixed with the host's number
     #[arg(long, default_value_t = 1, conflicts_with = "count_instructions", value_parser = clap::value_parser!(u8).range(1..=2))]
     hosts: u8,
     /// The command and its arguments
@@ -68,41 +72,41 @@ pub(crate) struct Args {
     command: Vec<String>,
 }
 
-/// Where and how a command runs.
+/// Options for running a command.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// End the command after this many seconds
+    /// Kill the command after this many seconds
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub(crate) timeout: u64,
-    /// Processors of a guest [default: 2, or 1 each for two guests]
+    /// Number of processors of a guest [default: 2, or 1 each for two guests]
     #[arg(long, value_name = "N")]
     pub(crate) cpus: Option<u32>,
     /// Memory of a guest in MiB [default: 2048, or 1024 each for two guests]
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u32>,
-    /// Set an environment variable for the command, in addition to RDMA_*, RUST*, CARGO_*, PATH, HOME and the like
+    /// Set an environment variable for the command, in addition to RDMA*, RUST*, CARGO*, PATH, HOME and similar ones
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = environment_variable)]
     pub(crate) environment: Vec<(String, String)>,
-    /// Where to run: `host`, `guest`, or `auto` for the host if it has or may have a device
+    /// Where to run: `host`, `guest`, or `auto` for the host if it has a device or can create one
     #[arg(long, default_value = "auto", value_name = "PLACE")]
     pub(crate) place: Place,
-    /// Boot a guest with the kernel and the RDMA userland of this release, whatever this machine runs and has
+    /// Boot a guest with the kernel and the RDMA userland of this release, even if this machine has a device
     #[arg(long, value_name = "RELEASE")]
     pub(crate) release: Option<Release>,
     /// Emulate, even if KVM works
     #[arg(long)]
     pub(crate) no_kvm: bool,
-    /// Emulate one processor whose clock advances by one nanosecond an instruction: the command then sees times that
-    /// are counts and repeat. A program that polls takes its whole slice from the one it waits for
+    /// Emulate one processor whose clock advances by one nanosecond per instruction, so that measured times are
+    /// reproducible instruction counts. A program that polls delays its peer by its whole time slice
     #[arg(long, conflicts_with = "cpus")]
     pub(crate) count_instructions: bool,
     /// Download the guest's kernel and RDMA userland again
     #[arg(long)]
     pub(crate) refresh: bool,
-    /// Show the console of the guest
+    /// Show the guest's console
     #[arg(short, long)]
     pub(crate) verbose: bool,
-    /// Do not say what is being done
+    /// Print no progress messages
     #[arg(short, long)]
     pub(crate) quiet: bool,
 }
@@ -132,7 +136,7 @@ pub(crate) enum Place {
     Guest,
 }
 
-/// Runs the command of `args` with its output passed through; its status.
+/// Runs the command with its output passed through and returns its status.
 pub(crate) fn main(args: &Args) -> Result<i32> {
     let ending = if args.hosts == 1 {
         run(&args.command, &args.options, &mut Passthrough)
@@ -142,13 +146,13 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     ending.map(Ending::status)
 }
 
-/// Runs `command` where rxe0 is, in the current directory, and sends its output to `sink`; its status.
+/// Runs `command` on the host or in a guest, in the current directory, with its output to `sink`.
 pub(crate) fn run(command: &[String], options: &Options, sink: &mut dyn Sink) -> Result<Ending> {
     if options.count_instructions && options.place == Place::Host {
-        bail!("only the processor of a guest can be made to count its instructions; leave out --place host");
+        bail!("only a guest can count instructions; leave out --place host");
     }
     if options.release.is_some() && options.place == Place::Host {
-        bail!("only a guest can be of a release of its own; leave out --place host");
+        bail!("--release needs a guest; leave out --place host");
     }
     if options.place != Place::Guest && !options.count_instructions && options.release.is_none() {
         match HostDevice::find_or_create() {
@@ -156,60 +160,64 @@ pub(crate) fn run(command: &[String], options: &Options, sink: &mut dyn Sink) ->
             Ok(None) => {}
             Err(error) if options.place == Place::Host => return Err(error),
             Err(error) => {
-                say(options, &format!("no device on this machine, taking a guest: {error:#}"));
+                log(options, &format!("no device on this machine, using a guest: {error:#}"));
             }
         }
         if options.place == Place::Host {
             bail!(
-                "this machine has no rxe device, and this process may not create one (that takes \
+                "this machine has no rxe device, and this process cannot create one (that needs \
                  root, the kernel module rdma_rxe, iproute2 and kmod)"
             );
         }
     }
     let prepared = Prepared::new(options, 2, 2048)?;
     prepared.announce(options, "a guest");
-    let config = prepared.config(command, options, Network::Alone, &[])?;
+    let config = prepared.config(command, options, Network::Dummy, &[])?;
     let mut run = || {
         let events = Events::new()?;
         let mut guest = prepared.boot(0, &config, None, &events, options)?;
         supervise(&mut [&mut guest], &events, Duration::from_secs(options.timeout), sink)
     };
     match run() {
-        // An emulated processor of QEMU 7.2 rarely fails on code that the kernel patches while it boots: an oops in
-        // `sched_clock_cpu`. Nothing of the command has run by then.
+        // In QEMU 7.2, an emulated processor sometimes fails on code that the kernel patches during boot, with an oops in
+        // `sched_clock_cpu`. The command has not started at that point, so it is safe to retry.
         Err(error) if error.is::<NotBooted>() => {
-            eprintln!("softroce: {error:#}\nsoftroce: booting it once more");
+            eprintln!("softroce: {error:#}\nsoftroce: booting the guest again");
             run()
         }
         outcome => outcome,
     }
 }
 
-/// The status of a shell for a command that cannot be started, or `error` if it is another.
+/// The status that a shell would report for a command that cannot be started. Passes other errors on.
 fn not_started(program: &str, error: anyhow::Error) -> Result<Ending> {
     let Some(io) = error.downcast_ref::<std::io::Error>() else { return Err(error) };
     eprintln!("softroce: cannot run {program}: {io}");
-    Ok(Ending::Status(process::status_of_unstarted(io)))
+    Ok(Ending::Status(process::spawn_error_status(io)))
 }
 
 fn run_on_host(device: &HostDevice, command: &[String], options: &Options, sink: &mut dyn Sink) -> Result<Ending> {
-    say(options, &format!("device {} of this machine", device.name()));
+    log(options, &format!("using device {} of this machine", device.name()));
     let (program, args) = command.split_first().context("no command")?;
     let mut local = Command::new(program);
     local.args(args).envs(options.environment.iter().map(|(name, value)| (name, value)));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_about_xtask)) {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_set_for_xtask)) {
         local.env_remove(name);
     }
     device.prepare(&mut local);
     run_local(local, Duration::from_secs(options.timeout), sink).or_else(|error| not_started(program, error))
 }
 
-/// Runs `command` on this machine, device or not, with its output to `sink`, a limit, and signals that reach it.
+/// Runs `command` on this machine, with its output to `sink` and a time limit. Signals to this program end it.
+///
+/// No RDMA device is set up.
 pub(crate) fn run_local(command: Command, limit: Duration, sink: &mut dyn Sink) -> Result<Ending> {
     run_all_local(vec![command], limit, sink)
 }
 
-/// As [`run_local`], of several at once, each a runner of the sink. The first that fails decides, and all are waited for.
+/// [`run_local`] for several commands at once, each with its own runner number in `sink`.
+///
+/// Waits for all commands and returns the first failure.
 pub(crate) fn run_all_local(commands: Vec<Command>, limit: Duration, sink: &mut dyn Sink) -> Result<Ending> {
     let events = Events::new()?;
     let mut running = Vec::new();
@@ -220,7 +228,7 @@ pub(crate) fn run_all_local(commands: Vec<Command>, limit: Duration, sink: &mut 
     supervise(&mut runners, &events, limit, sink)
 }
 
-/// Runs `command` in two guests joined by a wire, each a runner of the sink. The first that fails decides.
+/// Runs `command` in two connected guests, each with its own runner number in `sink`. Returns the first failure.
 pub(crate) fn run_pair(command: &[String], options: &Options, sink: &mut dyn Sink) -> Result<Ending> {
     let prepared = Prepared::new(options, 1, 1024)?;
     prepared.announce(options, "two guests");
@@ -238,7 +246,7 @@ pub(crate) fn run_pair(command: &[String], options: &Options, sink: &mut dyn Sin
     supervise(&mut runners, &events, Duration::from_secs(options.timeout), sink)
 }
 
-/// Everything a guest needs, found or fetched.
+/// Layers and hardware for booting guests.
 struct Prepared {
     layers: Layers,
     hardware: Hardware,
@@ -267,13 +275,13 @@ impl Prepared {
         Ok(Self { layers, hardware })
     }
 
-    fn announce(&self, options: &Options, what: &str) {
-        let how = match self.hardware.accelerator {
+    fn announce(&self, options: &Options, guests: &str) {
+        let accelerator = match self.hardware.accelerator {
             Accelerator::Kvm => "KVM",
             Accelerator::Emulated => "emulated",
             Accelerator::Counted => "emulated, counting instructions",
         };
-        say(options, &format!("booting Linux {} in {what} ({how})", self.layers.version));
+        log(options, &format!("booting Linux {} in {guests} ({accelerator})", self.layers.version));
     }
 
     fn config(
@@ -313,7 +321,7 @@ impl Prepared {
     }
 }
 
-/// The variables of this process that the command in a guest gets too.
+/// Environment variables of this process that the command in a guest inherits.
 fn inherited_environment() -> Vec<(String, String)> {
     let mut variables: Vec<_> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -331,11 +339,11 @@ fn is_inherited(name: &str) -> bool {
     const NAMES: &[&str] = &["HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PWD", "TERM", "TZ", "USER"];
     const PREFIXES: &[&str] = &["CARGO", "IBV_", "LC_", "RDMA", "RUST"];
     let named = NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix));
-    named && !is_about_xtask(name)
+    named && !is_set_for_xtask(name)
 }
 
-/// Whether cargo has set the variable to tell this program about its own package.
-fn is_about_xtask(name: &str) -> bool {
+/// Whether cargo sets the variable to describe this program's own package.
+fn is_set_for_xtask(name: &str) -> bool {
     ["CARGO_BIN", "CARGO_CRATE", "CARGO_MANIFEST", "CARGO_PKG", "CARGO_PRIMARY"]
         .iter()
         .any(|prefix| name.starts_with(prefix))
@@ -348,7 +356,7 @@ fn environment_variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn say(options: &Options, message: &str) {
+fn log(options: &Options, message: &str) {
     if !options.quiet {
         eprintln!("softroce: {message}");
     }
@@ -359,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_gets_what_configures_it_and_no_secrets() {
+    fn the_command_inherits_configuration_but_no_secrets() {
         for name in ["RDMA_REQUIRE_DEVICE", "RUST_LOG", "CARGO_TERM_COLOR", "PATH", "LC_ALL"] {
             assert!(is_inherited(name), "{name}");
         }
@@ -369,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_needs_a_name() {
+    fn an_environment_variable_needs_a_name() {
         assert_eq!(environment_variable("A=b=c"), Ok(("A".into(), "b=c".into())));
         assert!(environment_variable("A").is_err());
         assert!(environment_variable("=b").is_err());

@@ -1,4 +1,4 @@
-//! Which kernel modules have to be loaded before the guest's root can be mounted, and in which order.
+//! Kernel modules that the guest loads before it mounts its root, in load order.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Modules for the serial port to this side and for the root file system.
+/// Modules for the serial port to the host and for the root file system.
 const EARLY: &[&str] = &["virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"];
 
-/// The files of the early modules below `directory`, dependencies first.
+/// Files of the early modules below `directory`, dependencies first.
 pub(crate) fn early(directory: &Path) -> Result<Vec<PathBuf>> {
     let read = |name: &str| {
         let path = directory.join(name);
@@ -30,9 +30,9 @@ fn resolve(wanted: &[&str], dependencies: &str, builtin: &str) -> Result<Vec<Str
             }
             bail!("the kernel has no module {module}");
         };
-        // modules.dep lists all dependencies, direct or not, so that loading from the right works.
+        // modules.dep lists direct and indirect dependencies. Loading them from right to left works.
         for file in needs.split_whitespace().rev().chain([file]) {
-            if !files.iter().any(|known| known == file) {
+            if !files.iter().any(|listed| listed == file) {
                 files.push(file.to_owned());
             }
         }
@@ -40,7 +40,7 @@ fn resolve(wanted: &[&str], dependencies: &str, builtin: &str) -> Result<Vec<Str
     Ok(files)
 }
 
-/// `9pnet_virtio` for `kernel/net/9p/9pnet_virtio.ko.xz`.
+/// Module name of a file: `9pnet_virtio` for `kernel/net/9p/9pnet_virtio.ko.xz`.
 fn name(file: &str) -> String {
     let file = file.rsplit('/').next().unwrap_or(file);
     file.split(".ko").next().unwrap_or(file).replace('-', "_")
@@ -58,14 +58,14 @@ kernel/net/9p/9pnet-virtio.ko: kernel/drivers/virtio/virtio_ring.ko kernel/drive
 ";
 
     #[test]
-    fn dependencies_come_first_and_once() {
+    fn dependencies_are_listed_first_and_once() {
         let files = resolve(&["virtio_pci", "9pnet_virtio"], DEPENDENCIES, "").unwrap();
         let names: Vec<_> = files.iter().map(|file| name(file)).collect();
         assert_eq!(names, ["virtio", "virtio_ring", "virtio_pci", "9pnet_virtio"]);
     }
 
     #[test]
-    fn what_is_built_in_needs_no_file_and_what_is_nowhere_is_an_error() {
+    fn a_built_in_module_needs_no_file_and_a_missing_module_is_an_error() {
         assert!(resolve(&["overlay"], "", "kernel/fs/overlayfs/overlay.ko\n").unwrap().is_empty());
         let error = resolve(&["overlay"], DEPENDENCIES, "").unwrap_err();
         assert!(error.to_string().contains("overlay"), "{error}");

@@ -1,16 +1,16 @@
-//! Output of the command, passed through.
+//! Passes the output of the command through.
 
 use std::io::{self, Write};
 
 use super::supervise::Sink;
 
-/// Passes output through as it comes.
+/// Passes output through immediately.
 #[derive(Debug)]
 pub(crate) struct Passthrough;
 
 impl Sink for Passthrough {}
 
-/// Passes the output of several guests through line by line, with the number of the guest before each.
+/// Passes the output of two guests through by line, prefixed with the number of the guest.
 #[derive(Debug, Default)]
 pub(crate) struct Prefixed {
     stdout: [Vec<u8>; 2],
@@ -18,7 +18,7 @@ pub(crate) struct Prefixed {
 }
 
 impl Prefixed {
-    /// Writes lines that never got their newline.
+    /// Writes pending lines that lack a newline.
     fn flush(&mut self) -> io::Result<()> {
         for runner in 0..2 {
             if !self.stdout[runner].is_empty() {
@@ -48,7 +48,7 @@ impl Drop for Prefixed {
     }
 }
 
-/// Writes `bytes` to standard output at once, also when they end within a line.
+/// Writes `bytes` to standard output and flushes it, even within a line.
 pub(crate) fn to_stdout(bytes: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
@@ -60,19 +60,19 @@ pub(crate) fn to_stderr(bytes: &[u8]) -> io::Result<()> {
     io::stderr().lock().write_all(bytes)
 }
 
-/// The complete lines of `pending` and `bytes`, prefixed; the rest stays in `pending`.
+/// Appends `bytes` to `pending`, and removes and returns its complete lines with a prefix.
 fn prefix(runner: usize, pending: &mut Vec<u8>, bytes: &[u8]) -> Vec<u8> {
     pending.extend_from_slice(bytes);
     let Some(end) = pending.iter().rposition(|byte| *byte == b'\n') else {
         return Vec::new();
     };
-    let rest = pending.split_off(end + 1);
+    let incomplete = pending.split_off(end + 1);
     let mut lines = Vec::with_capacity(pending.len() + 64);
     for line in pending.split_inclusive(|byte| *byte == b'\n') {
         lines.extend_from_slice(format!("[{runner}] ").as_bytes());
         lines.extend_from_slice(line);
     }
-    *pending = rest;
+    *pending = incomplete;
     lines
 }
 
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_lines_are_prefixed_and_written() {
+    fn only_complete_lines_are_prefixed_and_written() {
         let mut pending = Vec::new();
         assert_eq!(prefix(1, &mut pending, b"a\nb"), b"[1] a\n");
         assert_eq!(prefix(1, &mut pending, b"c"), b"");

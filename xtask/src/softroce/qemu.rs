@@ -1,4 +1,4 @@
-//! The command line of one guest.
+//! The QEMU command line of a guest.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use super::config::{ETHERNET_MTU, tag};
 use super::frame::PORT;
 use super::initramfs::{INIT, LIBRARIES};
 
-/// The emulator for this architecture.
+/// Name of the emulator.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 
-/// How a guest's instructions are executed.
+/// How QEMU executes the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accelerator {
-    /// By this machine's processor.
+    /// On this machine's processor.
     Kvm,
-    /// By translation, each processor in a thread of its own.
+    /// By translation, with a thread for each processor.
     Emulated,
-    /// By translation, in one thread, with a clock that advances by a nanosecond an instruction.
+    /// By translation in one thread, with a clock that advances by one nanosecond per instruction.
     Counted,
 }
 
@@ -26,20 +26,20 @@ impl Accelerator {
         match self {
             Accelerator::Kvm => &["-accel", "kvm"],
             Accelerator::Emulated => &["-accel", "tcg,thread=multi"],
-            // Without `sleep=off`, a processor that waits for a timer waits in real time, and the clock with it.
+            // Without `sleep=off`, an idle processor waits for its next timer in real time.
             Accelerator::Counted => &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"],
         }
     }
 }
 
-/// What a guest is made of.
+/// Parameters of a guest's command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     pub(crate) accelerator: Accelerator,
-    /// Whether the kernel tells everything on the console, instead of errors.
-    pub(crate) talkative: bool,
+    /// Whether the kernel logs all messages to the console instead of errors only.
+    pub(crate) verbose: bool,
     pub(crate) cpus: u32,
-    /// In MiB.
+    /// Memory in MiB.
     pub(crate) memory: u32,
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: String,
@@ -47,23 +47,25 @@ pub(crate) struct Machine {
     pub(crate) overlays: PathBuf,
     pub(crate) writable: PathBuf,
     pub(crate) wire: Option<Wire>,
-    /// Descriptor that receives the frames.
+    /// Descriptor for the frames.
     pub(crate) frames: i32,
-    /// Descriptor that receives the console.
+    /// Descriptor for the console output.
     pub(crate) console: i32,
 }
 
-/// One end of a wire between two guests. What is at its other end waits when nobody reads here, so that no frame is lost.
+/// One end of an Ethernet link between two guests.
+///
+/// The link loses no frames: the sender blocks while the receiver does not read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wire {
-    /// The number of this end, 0 or 1.
+    /// Number of this end, 0 or 1.
     pub(crate) end: u8,
-    /// Descriptor of a stream socket, connected to the other end.
+    /// Descriptor of a stream socket that is connected to the other end.
     pub(crate) socket: i32,
 }
 
 impl Machine {
-    /// The arguments for [`PROGRAM`].
+    /// Arguments for [`PROGRAM`].
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
         let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
@@ -72,7 +74,7 @@ impl Machine {
         add(self.accelerator.arguments());
         add(&["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory)]);
 
-        // Opened by this name and not handed over with -add-fd: QEMU would truncate that, which a pipe refuses.
+        // QEMU truncates files that it gets by -add-fd, which fails on a pipe. So it opens the pipe by this path.
         let console = format!("file,id=console,path=/proc/self/fd/{}", self.console);
         add(&["-chardev", &console, "-serial", "chardev:console"]);
         let frames = format!("file,id=frames,path=/proc/self/fd/{}", self.frames);
@@ -84,11 +86,11 @@ impl Machine {
             let nic = "virtio-net-pci,netdev=wire,romfile=";
             add(&["-device", &format!("{nic},mac={mac},host_mtu={ETHERNET_MTU}")]);
         }
-        // Where the host is busy, the guest's clocks seem to drift apart, and its kernel gives up the best one: for that it
-        // changes its own code as it runs, of which the emulation has made a trap that nobody handles (Linux 6.12: "Oops:
-        // int3"). So it is told not to compare them. The words after `--` are init's arguments; NAME=VALUE becomes its
-        // environment.
-        let verbosity = if self.talkative { "loglevel=7" } else { "quiet" };
+        // On a busy host, the guest's clocks seem to drift apart, and the kernel switches to another clock. To switch, it
+        // patches its running code, which under emulation has crashed the guest (Linux 6.12: "Oops: int3"). `tsc=reliable`
+        // disables the comparison of the clocks. The words after `--` are the arguments of init. A word NAME=VALUE before
+        // them becomes an environment variable of init.
+        let verbosity = if self.verbose { "loglevel=7" } else { "quiet" };
         let kernel_line = format!(
             "console=ttyS0 {verbosity} panic=-1 mitigations=off tsc=reliable rdinit={INIT} LD_LIBRARY_PATH={LIBRARIES} \
              RUST_BACKTRACE=1 -- {}",
@@ -97,16 +99,17 @@ impl Machine {
         add(&["-initrd", &self.initramfs, "-append", &kernel_line]);
 
         args.extend(["-kernel".into(), self.kernel.clone().into()]);
-        args.extend(share(&self.base, tag::BASE, true));
-        args.extend(share(&self.overlays, tag::OVERLAYS, true));
-        args.extend(share(&self.writable, tag::WRITABLE, false));
+        args.extend(virtfs(&self.base, tag::BASE, true));
+        args.extend(virtfs(&self.overlays, tag::OVERLAYS, true));
+        args.extend(virtfs(&self.writable, tag::WRITABLE, false));
         args
     }
 }
 
-fn share(path: &Path, tag: &str, read_only: bool) -> [OsString; 2] {
+/// Arguments that share the directory `path` with the guest.
+fn virtfs(path: &Path, tag: &str, read_only: bool) -> [OsString; 2] {
     let mut value = OsString::from("local,path=");
-    // A comma ends a value unless it is doubled.
+    // A comma in a value has to be doubled.
     value.push(path.to_string_lossy().replace(',', ",,"));
     value.push(format!(",mount_tag={tag},security_model=none,multidevs=remap"));
     if read_only {
@@ -122,7 +125,7 @@ mod tests {
     fn machine() -> Machine {
         Machine {
             accelerator: Accelerator::Emulated,
-            talkative: false,
+            verbose: false,
             cpus: 2,
             memory: 2048,
             kernel: "/k/vmlinuz".into(),
@@ -153,12 +156,12 @@ mod tests {
     }
 
     #[test]
-    fn a_comma_in_a_path_does_not_end_it() {
+    fn a_comma_in_a_path_is_escaped() {
         assert!(line(&machine()).contains("path=/t,,x/layers,mount_tag=overlays"));
     }
 
     #[test]
-    fn the_two_ends_of_a_wire_have_addresses_of_their_own() {
+    fn the_two_ends_of_a_wire_have_different_addresses() {
         let end = |end, socket| line(&Machine { wire: Some(Wire { end, socket }), ..machine() });
         let (first, second) = (end(0, 11), end(1, 12));
         assert!(first.contains("socket,id=wire,fd=11") && second.contains("socket,id=wire,fd=12"));

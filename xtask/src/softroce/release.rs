@@ -1,4 +1,4 @@
-//! Releases of Debian whose kernel and RDMA userland a guest can have.
+//! Debian releases that a guest's kernel and RDMA userland can come from.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{apt, process};
 
-/// The dynamic linker, which also tells its version, in a root file system.
+/// Path of the dynamic linker in a root file system. `--version` prints its glibc version.
 pub(crate) const LINKER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 
 /// A release of Debian.
@@ -22,7 +22,7 @@ pub(crate) enum Release {
 impl Release {
     const ALL: [Release; 2] = [Release::Bookworm, Release::Trixie];
 
-    /// What Debian calls it.
+    /// Debian's codename.
     pub(crate) fn codename(self) -> &'static str {
         match self {
             Release::Bookworm => "bookworm",
@@ -30,7 +30,7 @@ impl Release {
         }
     }
 
-    /// The one that this machine runs.
+    /// The release that this machine runs.
     pub(crate) fn of_this_machine() -> Option<Self> {
         Self::named(&apt::codename())
     }
@@ -39,20 +39,23 @@ impl Release {
         Self::ALL.into_iter().find(|release| release.codename() == codename)
     }
 
-    /// Those that are newer than what this machine runs, and so can run what is built here. None where this machine runs
-    /// another distribution.
+    /// Releases newer than this machine's, which can run programs that are built here.
+    ///
+    /// Empty if this machine runs another distribution.
     pub(crate) fn newer() -> Vec<Self> {
         let own = Self::of_this_machine();
         Self::ALL.into_iter().filter(|release| own.is_some_and(|own| *release > own)).collect()
     }
 }
 
-/// Refuses a root file system whose C library is older than this machine's, with which programs built here do not start.
+/// Checks that the C library in `root` is at least as new as this machine's.
+///
+/// With an older one, programs that are built here do not start.
 pub(crate) fn check_linker(root: &Path) -> Result<()> {
     let (theirs, ours) = (glibc(&root.join(LINKER))?, glibc(&Path::new("/").join(LINKER))?);
     if theirs < ours {
         bail!(
-            "its glibc is {}.{}, this machine's is {}.{}: programs that are built here would not start",
+            "its glibc is {}.{} and this machine's is {}.{}: programs that are built here would not start",
             theirs.0,
             theirs.1,
             ours.0,
@@ -64,14 +67,14 @@ pub(crate) fn check_linker(root: &Path) -> Result<()> {
 
 fn glibc(linker: &Path) -> Result<(u32, u32)> {
     let text = process::output(Command::new(linker).arg("--version"))?;
-    glibc_in(&text).with_context(|| format!("{} tells no version: {text}", linker.display()))
+    glibc_in(&text).with_context(|| format!("{} prints no version: {text}", linker.display()))
 }
 
-/// The version in what the dynamic linker says of itself.
+/// Version in the output of the dynamic linker.
 fn glibc_in(text: &str) -> Option<(u32, u32)> {
     let version = text.lines().next()?.split("version ").nth(1)?;
-    let (major, rest) = version.split_once('.')?;
-    let minor: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    let (major, minor) = version.split_once('.')?;
+    let minor: String = minor.chars().take_while(char::is_ascii_digit).collect();
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_dynamic_linker_tells_its_version() {
+    fn the_version_of_the_dynamic_linker_is_parsed() {
         let text = "ld.so (Debian GLIBC 2.41-12+deb13u1) stable release version 2.41.\nCopyright\n";
         assert_eq!(glibc_in(text), Some((2, 41)));
         assert_eq!(glibc_in("musl libc (x86_64)\nVersion 1.2.5\n"), None);

@@ -1,4 +1,4 @@
-//! An rxe device over an Ethernet interface: the steps that guest and host have in common.
+//! Configures an rxe device over an Ethernet interface, on the host or in a guest.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -12,12 +12,12 @@ use super::config::{DEVICE, ETHERNET_MTU};
 use crate::process;
 use crate::wait;
 
-/// The dummy interface below the device.
+/// Name of the dummy interface below the device.
 pub(crate) const INTERFACE: &str = "wire0";
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// Gives `interface` the address and the MTU, and puts the device on it.
+/// Sets the address and the MTU of `interface`, and adds the device to it.
 pub(crate) fn configure(interface: &str, address: Ipv4Addr) -> Result<()> {
     let address = format!("{address}/24");
     let mtu = ETHERNET_MTU.to_string();
@@ -27,7 +27,7 @@ pub(crate) fn configure(interface: &str, address: Ipv4Addr) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the port is active, GID 1 is `address`, and the device node is there.
+/// Waits until the port is active, GID 1 is `address`, and a device node exists.
 pub(crate) fn wait_until_ready(address: Ipv4Addr, limit: Duration) -> Result<()> {
     let port = Path::new(CLASS).join(DEVICE).join("ports/1");
     let read = |name: &str| fs::read_to_string(port.join(name)).unwrap_or_default();
@@ -43,11 +43,11 @@ pub(crate) fn wait_until_ready(address: Ipv4Addr, limit: Duration) -> Result<()>
     })
 }
 
-/// The rxe devices of this machine.
+/// Names of this machine's rxe devices.
 pub(crate) fn devices() -> Vec<String> {
     let mut devices = Vec::new();
     for entry in fs::read_dir(CLASS).into_iter().flatten().flatten() {
-        // A software device has no parent on a bus; rxe, unlike siw, says which interface it is on in `parent`.
+        // A software device has no bus device. Unlike siw, rxe has a file `parent`, which names its interface.
         let path: PathBuf = entry.path();
         if !path.join("device").exists() && path.join("parent").exists() {
             devices.push(entry.file_name().to_string_lossy().into_owned());
@@ -57,7 +57,7 @@ pub(crate) fn devices() -> Vec<String> {
     devices
 }
 
-/// The GID of `address` as sysfs prints it.
+/// The GID of `address`, formatted as in sysfs.
 fn mapped_gid(address: Ipv4Addr) -> String {
     let segments = address.to_ipv6_mapped().segments();
     segments.map(|segment| format!("{segment:04x}")).join(":")

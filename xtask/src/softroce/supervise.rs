@@ -1,5 +1,6 @@
-//! Following what guests or a local command do, to a status: their output as it comes, a limit on every phase, and
-//! signals.
+//! Supervises guests or local commands until they end.
+//!
+//! Passes on their output, enforces a time limit on each phase, and handles signals.
 
 use std::fmt;
 use std::io;
@@ -13,19 +14,19 @@ use signal_hook::iterator::{Handle, Signals};
 use super::frame::Frame;
 use super::output::{to_stderr, to_stdout};
 
-/// How a command ended.
+/// How a command has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// By itself, with this status, which is 128 and the signal if one ended it.
+    /// It exited with this status, or a signal ended it and the status is 128 plus the signal.
     Status(i32),
-    /// By its time limit.
+    /// It exceeded its time limit.
     TimedOut,
-    /// By this signal to this program.
+    /// This program received this signal.
     Signal(i32),
 }
 
 impl Ending {
-    /// The status to exit with, which for a time limit is that of `timeout(1)`.
+    /// Exit status for this program. At a time limit it is 124, as for `timeout(1)`.
     pub(crate) fn status(self) -> i32 {
         match self {
             Ending::Status(status) => status,
@@ -45,30 +46,30 @@ impl fmt::Display for Ending {
     }
 }
 
-/// How long a guest may take to boot, emulated and on a busy machine.
+/// Time limit for a guest to boot, sufficient for emulation on a busy machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// Lines of the kernel's log that are kept for a failed command.
+/// Maximum number of kernel log lines to print for a failed command.
 const KERNEL_LINES: usize = 100;
 
-/// What happens, with the number of the runner it happens to.
+/// An event, with the number of its runner.
 #[derive(Debug)]
 pub(crate) enum Event {
     Frame(usize, Frame),
-    /// The runner has ended, or talks nonsense.
+    /// The runner has ended, or has sent an invalid frame.
     Closed(usize),
-    /// This program was asked to end.
+    /// This program has received a signal to end.
     Signal(i32),
 }
 
-/// Something that runs the command.
+/// A guest or a local process that runs the command.
 pub(crate) trait Runner {
-    /// Ends it at once.
+    /// Kills the runner.
     fn kill(&mut self);
-    /// Ends it and says what is known about why it did not work.
+    /// Kills the runner and returns information about its failure.
     fn post_mortem(&mut self) -> String;
 }
 
-/// Where output goes: to this program's own, unless a sink says otherwise.
+/// Receives the output. By default, it goes to this program's own standard output and error.
 pub(crate) trait Sink {
     fn stdout(&mut self, _runner: usize, bytes: &[u8]) -> io::Result<()> {
         to_stdout(bytes)
@@ -76,11 +77,11 @@ pub(crate) trait Sink {
     fn stderr(&mut self, _runner: usize, bytes: &[u8]) -> io::Result<()> {
         to_stderr(bytes)
     }
-    /// The command starts, everything is ready.
+    /// Called when the device is ready and the command starts.
     fn started(&mut self, _runner: usize) {}
 }
 
-/// The events of a run, signals among them from creation to drop.
+/// Event queue of a run. Catches signals from creation to drop.
 #[derive(Debug)]
 pub(crate) struct Events {
     sender: SyncSender<Event>,
@@ -90,7 +91,7 @@ pub(crate) struct Events {
 
 impl Events {
     pub(crate) fn new() -> Result<Self> {
-        // Small: a reader that is slower than the command slows the command, and nothing piles up.
+        // The queue is small, so a slow reader slows the command down instead of buffering its output.
         let (sender, receiver) = sync_channel(64);
         let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
         let handle = signals.handle();
@@ -109,10 +110,10 @@ impl Events {
         &self.sender
     }
 
-    /// The next event before `deadline`.
+    /// Waits for the next event until `deadline`.
     pub(crate) fn next(&self, deadline: Instant) -> Option<Event> {
         let limit = deadline.saturating_duration_since(Instant::now());
-        // Never disconnected: `self` holds a sender.
+        // The channel is never disconnected, because `self` holds a sender.
         self.receiver.recv_timeout(limit).ok()
     }
 }
@@ -123,7 +124,7 @@ impl Drop for Events {
     }
 }
 
-/// A guest ended before it could start the command.
+/// Error context: a guest ended before it started the command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NotBooted;
 
@@ -140,22 +141,31 @@ enum Phase {
     Ended(i32),
 }
 
-/// Follows `runners` until all have ended, and returns the first status that is not 0. A runner that cannot run its
-/// command ends all of them, and is an error; so does the limit `command`, counted from the last start.
+/// Supervises `runners` until all have ended, and returns the first nonzero status.
+///
+/// `limit` starts when the last runner has started its command. At the limit, all runners are killed.
+///
+/// # Errors
+/// If a runner cannot run its command. All runners are killed then.
 pub(crate) fn supervise(
     runners: &mut [&mut dyn Runner],
     events: &Events,
-    command: Duration,
+    limit: Duration,
     sink: &mut dyn Sink,
 ) -> Result<Ending> {
-    let outcome = follow(runners, events, command, sink);
+    let outcome = handle_events(runners, events, limit, sink);
     for runner in runners {
         runner.kill();
     }
     outcome
 }
 
-fn follow(runners: &mut [&mut dyn Runner], events: &Events, command: Duration, sink: &mut dyn Sink) -> Result<Ending> {
+fn handle_events(
+    runners: &mut [&mut dyn Runner],
+    events: &Events,
+    limit: Duration,
+    sink: &mut dyn Sink,
+) -> Result<Ending> {
     let several = runners.len() > 1;
     let name = |runner: usize| {
         if several { format!("guest {runner}") } else { "the guest".into() }
@@ -170,7 +180,7 @@ fn follow(runners: &mut [&mut dyn Runner], events: &Events, command: Duration, s
                 bail!("{} did not boot within {} s; {report}", name(booting), BOOT_LIMIT.as_secs());
             }
             report_kernel(&kernel);
-            eprintln!("ended after {} s, its time limit", command.as_secs());
+            eprintln!("killed at its time limit of {} s", limit.as_secs());
             return Ok(Ending::TimedOut);
         };
         match event {
@@ -178,7 +188,7 @@ fn follow(runners: &mut [&mut dyn Runner], events: &Events, command: Duration, s
             Event::Frame(runner, Frame::Started) => {
                 phases[runner] = Phase::Running;
                 if !phases.contains(&Phase::Booting) {
-                    deadline = Instant::now() + command;
+                    deadline = Instant::now() + limit;
                 }
                 sink.started(runner);
             }
@@ -190,7 +200,7 @@ fn follow(runners: &mut [&mut dyn Runner], events: &Events, command: Duration, s
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Ending::Signal(SIGPIPE)),
                 written => written.context("cannot write to standard error")?,
             },
-            // A dummy interface has no speed, and every query of the port says so.
+            // The kernel logs this for every query of a port over a dummy interface.
             Event::Frame(_, Frame::Kernel(line)) if line.contains("speed is unknown") => {}
             Event::Frame(runner, Frame::Kernel(line)) => {
                 kernel.push(if several { format!("[{runner}] {line}") } else { line });
@@ -232,11 +242,11 @@ fn report_kernel(lines: &[String]) {
         return;
     }
     eprintln!("softroce: warnings of the guest's kernel since the command started:");
-    let left_out = lines.len().saturating_sub(KERNEL_LINES);
-    if left_out > 0 {
-        eprintln!("  ({left_out} earlier lines left out)");
+    let omitted = lines.len().saturating_sub(KERNEL_LINES);
+    if omitted > 0 {
+        eprintln!("  ({omitted} earlier lines omitted)");
     }
-    for line in &lines[left_out..] {
+    for line in &lines[omitted..] {
         eprintln!("  {line}");
     }
 }
@@ -291,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn output_goes_to_its_stream_and_the_status_comes_through() {
+    fn output_goes_to_its_stream_and_the_status_is_returned() {
         let (status, output, killed) = run(
             vec![
                 Event::Frame(0, Frame::Hello),
@@ -308,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_hosts_the_one_that_fails_decides_and_both_are_waited_for() {
+    fn the_first_nonzero_status_is_returned_once_both_hosts_have_ended() {
         let (status, output, _) = run(
             vec![
                 Event::Frame(1, Frame::Started),
@@ -324,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_dies_is_an_error_with_its_last_words() {
+    fn a_crashed_guest_is_an_error_with_its_console_output() {
         let (status, _, killed) = run(vec![Event::Frame(0, Frame::Started), Event::Closed(0)], 2);
         let error = status.unwrap_err();
         assert!(!error.is::<NotBooted>());
@@ -334,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_dies_before_it_starts_the_command_has_not_booted() {
+    fn a_guest_that_ends_before_the_command_starts_has_not_booted() {
         let (status, ..) = run(vec![Event::Closed(0)], 1);
         let error = status.unwrap_err();
         assert!(error.is::<NotBooted>());
@@ -342,14 +352,14 @@ mod tests {
     }
 
     #[test]
-    fn a_command_without_end_is_ended() {
+    fn a_command_is_killed_at_its_time_limit() {
         let (status, _, killed) = run_for(Duration::from_millis(10), vec![Event::Frame(0, Frame::Started)], 1);
         assert_eq!(status.unwrap(), Ending::TimedOut);
         assert!(killed);
     }
 
     #[test]
-    fn a_signal_ends_everything() {
+    fn a_signal_kills_all_runners() {
         let (status, _, killed) = run(vec![Event::Signal(SIGTERM)], 2);
         assert_eq!(status.unwrap().status(), 143);
         assert!(killed);

@@ -1,4 +1,4 @@
-//! One QEMU process: started, listened to, killed.
+//! A QEMU process: starts it, reads its output, and kills it.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -26,15 +26,15 @@ use super::qemu::{self, Accelerator, Machine, Wire};
 use super::supervise::{Event, Runner};
 use crate::wait;
 
-/// Lines of the console that are kept for an error message.
+/// Number of console lines to keep for error messages.
 const CONSOLE_TAIL: usize = 60;
 
-/// The hardware of a guest.
+/// Hardware of a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Hardware {
     pub(crate) accelerator: Accelerator,
     pub(crate) cpus: u32,
-    /// In MiB.
+    /// Memory in MiB.
     pub(crate) memory: u32,
 }
 
@@ -47,9 +47,9 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Boots guest `number` with an end of a wire, if any, and reports what it says to `events`. `verbose` shows its console.
+    /// Boots guest `number`, optionally with an end of a wire, and sends its frames to `events`.
     ///
-    /// The calling thread must live as long as the guest: the guest is killed when it ends.
+    /// `verbose` prints its console. The kernel kills the guest when the calling thread ends.
     pub(crate) fn boot(
         number: usize,
         layers: &Layers,
@@ -65,7 +65,7 @@ impl Guest {
         let (console, console_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let machine = Machine {
             accelerator: hardware.accelerator,
-            talkative: verbose,
+            verbose,
             cpus: hardware.cpus,
             memory: hardware.memory,
             kernel: layers.image(),
@@ -84,15 +84,15 @@ impl Guest {
 
         let tail = Arc::new(Mutex::new(VecDeque::new()));
         forward_frames(number, frames, events.clone());
-        let mut readers = vec![listen(console, &tail, verbose)];
-        readers.extend(qemu.stderr.take().map(|stderr| listen(stderr.into(), &tail, verbose)));
+        let mut readers = vec![read_console(console, &tail, verbose)];
+        readers.extend(qemu.stderr.take().map(|stderr| read_console(stderr.into(), &tail, verbose)));
         Ok(Self { qemu, console: tail, readers })
     }
 }
 
 impl Runner for Guest {
     fn kill(&mut self) {
-        // Fails if it has ended by itself.
+        // Fails if the process has ended already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
@@ -130,7 +130,7 @@ fn spawn(machine: &Machine, inherited: Vec<i32>) -> Result<Child> {
     let mut command = Command::new(qemu::PROGRAM);
     command
         .args(machine.arguments())
-        // Ctrl-C is for this program, which then ends the guest.
+        // Ctrl-C must reach only this program, which then ends the guest.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -138,13 +138,13 @@ fn spawn(machine: &Machine, inherited: Vec<i32>) -> Result<Child> {
     let prepare = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         for &fd in &inherited {
-            // SAFETY: `boot` keeps these descriptors open until the child is spawned, and the child has copies.
+            // SAFETY: `boot` keeps these descriptors open until `spawn` returns, and the child has copies of them.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
         }
         Ok(())
     };
-    // SAFETY: `prepare` makes two kinds of system calls and neither allocates nor locks.
+    // SAFETY: `prepare` makes system calls only, and neither allocates nor locks.
     unsafe { command.pre_exec(prepare) };
     command.spawn().with_context(|| format!("cannot run {}", qemu::PROGRAM))
 }
@@ -161,12 +161,12 @@ fn forward_frames(number: usize, frames: OwnedFd, events: SyncSender<Event>) {
     });
 }
 
-fn listen(stream: OwnedFd, tail: &Arc<Mutex<VecDeque<String>>>, verbose: bool) -> JoinHandle<()> {
+fn read_console(stream: OwnedFd, tail: &Arc<Mutex<VecDeque<String>>>, verbose: bool) -> JoinHandle<()> {
     let tail = Arc::clone(tail);
     std::thread::spawn(move || {
         let mut stream = BufReader::new(File::from(stream));
         let mut line = Vec::new();
-        // Without a newline in 4 KiB it is a line all the same.
+        // A line ends after 4 KiB even without a newline.
         while matches!((&mut stream).take(4096).read_until(b'\n', &mut line), Ok(1..)) {
             let text = String::from_utf8_lossy(&line).trim_end().to_owned();
             line.clear();

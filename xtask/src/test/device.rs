@@ -1,43 +1,55 @@
-//! The tests that need a device on SoftRoCE, all of them in one guest of each release.
+//! The device tests on SoftRoCE, in one guest of each release.
 
 use anyhow::Result;
 
-use super::artifacts::Place;
+use super::artifacts::{Place, TestProgram};
 use super::inside::{self, Plan};
 use super::libtest::{Line, Output};
 use super::report::Report;
+use super::stages::programs;
 use super::watch::{Watching, conclude};
-use super::{Args, Context, Outcome};
+use super::{Args, Outcome, coverage};
 use crate::softroce::{self, Options, Release};
 use crate::workspace;
 
-/// Runs every test program that needs a device where SoftRoCE is, the same programs in each place.
-pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
-    if !context.built {
-        return Ok(Outcome::Skipped("it does not compile".to_owned()));
-    }
-    let tests = context.integration_tests.iter().filter(|test| test.place == Place::Device);
-    let programs: Vec<(String, String)> =
-        tests.map(|test| (test.package.clone(), test.executable.to_string_lossy().into_owned())).collect();
-    if programs.is_empty() {
-        return Ok(Outcome::Skipped("there are no tests that need a device".to_owned()));
-    }
+/// The package whose tests show how a device behaves. Device tests of other packages run on one release only.
+const OF_THE_DEVICE: &str = "rdma-tests";
+
+/// The release that the SoftRoCE column of docs/coverage.md is about.
+const COVERAGE_RELEASE: Release = Release::Bookworm;
+
+/// Runs the device test programs on this machine's own release, and in full on newer releases, too.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let programs = programs()?;
+    let tests: Vec<&TestProgram> = programs.iter().filter(|test| test.place == Place::Device).collect();
     let mut arguments = vec!["--test-threads=1".to_owned(), "--show-output".to_owned()];
     arguments.extend(args.arguments.iter().cloned());
-    let count = u64::try_from(programs.len())? * u64::from(args.repeat);
-    let plan = Plan { rounds: args.repeat, limit: args.limit, programs, arguments };
     std::env::set_current_dir(workspace::root())?;
     let places = args.places();
     let mut all = Report::default();
-    for place in &places {
+    for (index, place) in places.iter().enumerate() {
+        let is_wanted = |test: &&&TestProgram| test.package == OF_THE_DEVICE || args.is_full() && index == 0;
+        let wanted = tests.iter().filter(is_wanted);
+        let programs: Vec<_> =
+            wanted.map(|test| (test.package.clone(), test.executable.to_string_lossy().into_owned())).collect();
+        let count = u64::try_from(programs.len())? * u64::from(args.repeat);
+        let plan = Plan { rounds: args.repeat, limit: args.limit, programs, arguments: arguments.clone() };
+        let report = run_in(*place, &plan, args.limit * count + 60, args.is_silent())?;
         let name = place.map_or("this machine's own", Release::codename);
-        let of_place = run_in(*place, &plan, args.limit * count + 60, args.is_silent())?;
         if places.len() > 1 {
-            println!("    {name}: {}", of_place.tally);
+            println!("    {name}: {}", report.tally);
         }
-        all += of_place.at(name);
+        if args.is_full() && args.arguments.is_empty() && release_of(*place) == Some(COVERAGE_RELEASE) {
+            all += coverage::compare(&report.passed)?;
+        }
+        all += report.at(name);
     }
     Ok(Outcome::Tests(all))
+}
+
+/// The release of a place of [`Args::places`].
+fn release_of(place: Option<Release>) -> Option<Release> {
+    place.or_else(Release::of_this_machine)
 }
 
 fn run_in(release: Option<Release>, plan: &Plan, timeout: u64, is_silent: bool) -> Result<Report> {
@@ -62,7 +74,7 @@ fn run_in(release: Option<Release>, plan: &Plan, timeout: u64, is_silent: bool) 
     conclude(ending, report)
 }
 
-/// Counts tests, and programs that ended badly though none of their tests did.
+/// Counts tests, and programs that ended badly although none of their tests failed.
 #[derive(Default)]
 struct Progress {
     report: Report,

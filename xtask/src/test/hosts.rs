@@ -1,24 +1,23 @@
-//! The tests between two hosts: each runs in two guests at a time, joined by a wire.
+//! The tests between two hosts, in two guests joined by a wire.
 
 use anyhow::Result;
 
 use super::artifacts::Place;
 use super::libtest::{Line, Output};
 use super::report::Report;
+use super::stages::programs;
 use super::watch::{Watching, conclude};
-use super::{Args, Context, Outcome};
+use super::{Args, Outcome};
 use crate::softroce::{self, Options};
 use crate::{soft, workspace};
 
-/// Runs them; a test counts once for each host.
-pub(super) fn run(args: &Args, context: &Context) -> Result<Outcome> {
-    if !context.built {
-        return Ok(Outcome::Skipped("it does not compile".to_owned()));
-    }
+/// Runs the tests. Each counts once for each host.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let programs = programs()?;
     std::env::set_current_dir(workspace::root())?;
     let library = soft::library()?.to_string_lossy().into_owned();
     let mut all = Report::default();
-    for test in context.integration_tests.iter().filter(|test| test.place == Place::Hosts) {
+    for test in programs.iter().filter(|test| test.place == Place::Hosts) {
         let mut command = vec![test.executable.to_string_lossy().into_owned()];
         command.extend(["--test-threads=1", "--show-output"].map(str::to_owned));
         command.extend(args.arguments.iter().cloned());

@@ -1,4 +1,4 @@
-//! The test programs one after the other, where the device is.
+//! Runs test programs one after another, on the machine that has the device.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -10,39 +10,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::process;
 
-/// The argument that makes this program run the [`Plan`] in the next one.
+/// The argument that makes this program run a [`Plan`], which is the next argument.
 pub(crate) const ARGUMENT: &str = "run-device-tests";
 
-/// Begins the line that tells how a test program has ended, for [`ended`].
+/// Prefix of the line with the exit status of a test program.
 const ENDED: &str = "xtask: ended with status ";
 
-/// Begins the line before a test program's own.
+/// Prefix of the line that announces a test program.
 const BEGINS: &str = "--> ";
 
-/// What to run.
+/// Test programs to run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    /// How often to run all of it.
+    /// Number of repetitions of all programs.
     pub(crate) rounds: u32,
-    /// Seconds that one program may take.
+    /// Time limit of one program, in seconds.
     pub(crate) limit: u64,
     /// Name and file of each program.
     pub(crate) programs: Vec<(String, String)>,
-    /// Arguments for each.
+    /// Arguments for each program.
     pub(crate) arguments: Vec<String>,
 }
 
-/// The status in a line of this program's output that tells how a test program has ended.
+/// Parses the exit status from a line that reports the end of a test program.
 pub(crate) fn ended(line: &str) -> Option<i32> {
     line.strip_prefix(ENDED)?.split_whitespace().next()?.parse().ok()
 }
 
-/// The program of which the line tells that it begins, with its round.
+/// Parses the name and the round from a line that reports the start of a test program.
 pub(crate) fn begun(line: &str) -> Option<&str> {
     line.strip_prefix(BEGINS)
 }
 
-/// Runs the plan in `words` to its end, whatever fails.
+/// Runs all programs of the plan in `words`, even after a failure.
 pub(crate) fn main(words: &[String]) -> Result<i32> {
     let plan: Plan = serde_json::from_str(words.first().context("no plan")?)?;
     for round in 1..=plan.rounds {
@@ -70,7 +70,7 @@ fn run(executable: &str, plan: &Plan) -> Result<i32> {
     }
 }
 
-/// Waits for `child`, and kills it when `limit` has passed.
+/// Waits for `child`, and kills it after `limit`.
 fn wait(mut child: Child, limit: Duration) -> Result<i32> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("no process")?;
     let (sender, receiver) = channel();
@@ -81,7 +81,7 @@ fn wait(mut child: Child, limit: Duration) -> Result<i32> {
     });
     if receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
         println!("\nxtask: killed after {} s, its time limit", limit.as_secs());
-        // It may have ended this instant; nothing else can have its number within microseconds.
+        // The program may have ended just now. Its process number is not reused within microseconds.
         let _ = kill_process(pid, Signal::KILL);
     }
     let status = waiter.join().ok().context("the waiting thread panicked")??;

@@ -1,42 +1,42 @@
-//! Reading what the test harness prints.
+//! Parses the output of the test harness.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::report::{Excerpt, Failure, Report, Tally};
 
-/// How a test that skips says so, at the beginning of a line.
+/// Prefix of the line that a test prints when it skips.
 const SKIPPED: &str = "skipped: ";
 
-/// Counts the tests in the output of any number of test programs run with `--show-output`, fed line by line.
+/// Counts the tests in the output of test programs that run with `--show-output`.
 ///
-/// A test that passed and has printed a line beginning `skipped: ` was skipped, as was an ignored one. Among what tests
-/// print there may be the output of other test programs, which they have run themselves; that is not counted.
+/// A test counts as skipped if it is ignored, or passed and printed a line beginning `skipped: `. Tests may run other test
+/// programs and print their output; tests in such output do not count.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     report: Report,
-    /// Tests of the current program, once it has said how many they are.
+    /// Number of tests of the current program, once known.
     running: Option<u64>,
-    /// Those of them that passed.
+    /// Names of the passed tests.
     passed: HashSet<String>,
-    /// Those that failed and whose output has not been shown.
+    /// Names of the failed tests whose output has not come yet.
     failed: HashSet<String>,
-    /// Those that passed and said that they skipped, each with its first reason.
+    /// Names of the passed tests that printed a reason to skip, with the first reason.
     said_skipped: HashMap<String, String>,
-    /// Whether the output of tests is being shown, in which anything may occur.
+    /// Whether the current lines are output of tests. Such lines may look like lines of the harness.
     shows_output: bool,
-    /// The passed test whose output it is.
+    /// The passed test that printed the current lines.
     shown: Option<String>,
-    /// What those that failed have said.
+    /// Output of the failed tests.
     failures: Vec<Failure>,
-    /// All that the current program has said.
+    /// Output of the current program.
     said: Excerpt,
 }
 
-/// A line of a test program's, without its end.
+/// A line of a test program, without its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Line<'a> {
     Output(&'a str),
-    /// On standard error: why it ends, if the harness cannot tell.
+    /// A line of standard error: the reason of a crash, which the harness cannot print.
     Error(&'a str),
 }
 
@@ -73,22 +73,22 @@ impl Output {
         }
     }
 
-    /// What was counted.
+    /// The counts so far.
     pub(crate) fn report(&self) -> &Report {
         &self.report
     }
 
-    /// As [`report`](Self::report), when all was said.
+    /// The counts at the end of the output.
     pub(crate) fn into_report(self) -> Report {
         self.report
     }
 
-    /// Whether a program has begun its tests and not said how they went.
+    /// Whether a program started its tests and printed no result.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.running.is_some()
     }
 
-    /// A program that ended `so`, without a result or although no test failed.
+    /// Counts a failure for a program that ended without a result, or badly although no test failed; `so` describes the end.
     pub(crate) fn broken(&mut self, so: &str) {
         let said = std::mem::take(&mut self.said);
         for name in std::mem::take(&mut self.failed) {
@@ -98,8 +98,8 @@ impl Output {
         self.forget_program();
     }
 
-    /// The next line is another program's.
-    pub(crate) fn forget_program(&mut self) {
+    /// Resets the state for the next program.
+    fn forget_program(&mut self) {
         *self = Self { report: std::mem::take(&mut self.report), ..Self::default() };
     }
 
@@ -113,7 +113,7 @@ impl Output {
         self.running = Some(tests);
     }
 
-    /// What follows was said by this test.
+    /// The next lines are output of this test.
     fn shows(&mut self, name: &str) {
         self.shows_output = true;
         self.shown = self.passed.get(name).cloned();
@@ -131,15 +131,17 @@ impl Output {
         if self.running != Some(passed + failed + ignored) {
             return;
         }
+        let passed_names = self.passed.iter().filter(|name| !self.said_skipped.contains_key(*name));
+        let passed_names = passed_names.map(|name| name.rsplit("::").next().unwrap_or(name).to_owned()).collect();
         let mut reasons = BTreeMap::new();
         for reason in std::mem::take(&mut self.said_skipped).into_values() {
             *reasons.entry(reason).or_default() += 1;
         }
-        // Those that have said nothing.
+        // Failed tests without output.
         self.failures.extend(self.failed.drain().map(|name| Failure { name, said: Excerpt::default() }));
         let skipped = passed.min(reasons.values().sum());
         let tally = Tally { passed: passed - skipped, failed, skipped: skipped + ignored };
-        self.report += Report { tally, reasons, failures: std::mem::take(&mut self.failures) };
+        self.report += Report { tally, reasons, failures: std::mem::take(&mut self.failures), passed: passed_names };
         self.forget_program();
     }
 }
@@ -157,9 +159,14 @@ fn result_of<'a>(line: &'a str, result: &str) -> Option<&'a str> {
     Some(kinds.iter().find_map(|kind| name.strip_suffix(kind)).unwrap_or(name))
 }
 
-/// Whether the line says so of a test.
+/// Whether the line is the result of a failed test.
 pub(crate) fn has_failed(line: &str) -> bool {
     result_of(line, "FAILED").is_some()
+}
+
+/// Whether the line is the result of a test.
+pub(crate) fn has_ended(line: &str) -> bool {
+    result_of(line, "ok").is_some() || has_failed(line)
 }
 
 /// `a::b` of `---- a::b stdout ----`.
@@ -167,12 +174,12 @@ fn heading(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
-/// Bytes of a stream to whole lines.
+/// Splits a byte stream into lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines(Vec<u8>);
 
 impl Lines {
-    /// Takes the next bytes and hands every line that they complete to `each`.
+    /// Takes the next bytes and passes each complete line to `each`.
     pub(crate) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(&str)) {
         self.0.extend_from_slice(bytes);
         while let Some(end) = self.0.iter().position(|byte| *byte == b'\n') {
@@ -181,7 +188,7 @@ impl Lines {
         }
     }
 
-    /// Hands over the last line, if it had no end.
+    /// Passes on the last line if it has no end.
     pub(crate) fn finish(&mut self, mut each: impl FnMut(&str)) {
         if !self.0.is_empty() {
             self.feed(b"\n", &mut each);
@@ -214,7 +221,7 @@ test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 4 filtered out; 
     }
 
     #[test]
-    fn who_failed_is_told_also_without_a_word_or_with_what_was_compiled() {
+    fn doctests_and_failures_without_output_are_reported() {
         let text = "\
 running 2 tests
 test src/lib.rs - a (line 3) - compile fail ... FAILED
@@ -275,6 +282,29 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
+    fn a_skipped_test_is_not_among_the_names_of_passed_tests() {
+        let text = "\
+running 2 tests
+test a::one ... ok
+test a::two ... ok
+
+successes:
+
+---- a::one stdout ----
+skipped: no RDMA device
+
+successes:
+    a::one
+    a::two
+
+test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+        let mut output = Output::default();
+        text.lines().for_each(|line| output.line(line));
+        assert_eq!(output.into_report().passed.into_iter().collect::<Vec<_>>(), ["two"]);
+    }
+
+    #[test]
     fn a_program_that_a_test_runs_does_not_count() {
         let text = "\
 running 2 tests
@@ -316,7 +346,7 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
     }
 
     #[test]
-    fn what_a_program_said_is_not_counted_for_the_next() {
+    fn output_before_a_crash_does_not_count_for_the_next_program() {
         let mut output = Output::default();
         for line in ["running 2 tests", "test a ... ok", "---- a stdout ----", "skipped: x"] {
             output.line(line);
@@ -328,7 +358,7 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
     }
 
     #[test]
-    fn what_failed_is_told_with_what_it_said_and_why_others_were_skipped() {
+    fn failures_keep_their_output_and_skipped_tests_their_reason() {
         let text = "\
 running 3 tests
 test a ... ok

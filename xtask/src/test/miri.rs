@@ -13,9 +13,9 @@ use super::watch::{watch, watch_all};
 use super::{Args, Outcome};
 use crate::softroce::Ending;
 
-/// Packages and those of their test targets that Miri can run in one go.
+/// Packages and targets whose tests run in one program each.
 const QUICK: &[(&str, &str)] = &[
-    ("rdma-sys", "--lib"),
+    ("rdma-verbs-sys", "--lib"),
     ("rdma-soft", "--lib"),
     ("rdma-soft", "--test=wire"),
     ("rdma-soft", "--test=unreliable"),
@@ -26,26 +26,66 @@ const QUICK: &[(&str, &str)] = &[
     ("rdma-safe", "--test=cm_turns"),
     ("rdma-safe", "--test=cm_names"),
 ];
-/// What takes long. Miri has one thread run at a time, so that the tests are dealt out to as many programs as there are processors.
-const LONG: [&str; 4] = ["--package", "rdma-safe", "--test", "provider"];
+/// A target that takes long. Miri runs one thread at a time, so its tests are split into one program per processor.
+struct Long {
+    target: [&'static str; 4],
+    /// Modules to run, or none for all.
+    modules: &'static [&'static str],
+}
 
-/// Tests that read the time of day, which Miri's virtual clock lacks. Their verdicts do not depend on how long they take.
+/// The tests over the fake provider, and the device tests of behaviour that these no longer cover.
+const LONG: [Long; 2] = [
+    Long { target: ["--package", "rdma-safe", "--test", "provider"], modules: &[] },
+    Long {
+        target: ["--package", "rdma-tests", "--test", "device"],
+        modules: &[
+            "async_events::",
+            "attributes::",
+            "changes::",
+            "connect::",
+            "creation::",
+            "datagrams::",
+            "device_memory::",
+            "drain::",
+            "endpoint_sets::",
+            "imports::",
+            "memory::",
+            "memory_windows::",
+            "multicast::",
+            "newer_operations::",
+            "raw_handles::",
+            "raw_packets::",
+            "shared_receives::",
+            "unreliable::",
+        ],
+    },
+];
+
+impl Long {
+    /// Whether the test `name` runs: it is in one of the modules, and matches one of the `filters` if there are any.
+    fn runs(&self, name: &str, filters: &[String]) -> bool {
+        let is_of_module = self.modules.is_empty() || self.modules.iter().any(|module| name.starts_with(module));
+        is_of_module && (filters.is_empty() || filters.iter().any(|part| name.contains(part.as_str())))
+    }
+}
+
+/// Tests that read the time of day, which Miri's virtual clock lacks. Their verdicts do not depend on their duration.
 const OF_THE_HOST: [(&str, &str, &str); 2] = [
-    ("rdma-safe", "--lib", "clock::tests::a_timestamp_is_before_or_after_the_reading_whichever_is_nearer"),
+    ("rdma-safe", "--lib", "clock::tests::a_timestamp_is_taken_as_the_nearer_one_before_or_after_the_reading"),
     ("rdma-safe", "--test=provider", "clocks::a_timestamp_becomes_a_time_of_the_host"),
 ];
 
 /// The clock that tests read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Clock {
-    /// Miri's own, which advances with the program's steps. A deadline expires at the same step of each run, however busy the
-    /// machine is.
+    /// Miri's own clock, which advances with the program's steps: a deadline expires at the same step in each run, independent of
+    /// the machine's load.
     Virtual,
-    /// The machine's.
+    /// The clock of the machine.
     Host,
 }
 
-/// Runs all of them, if there is a nightly toolchain.
+/// Runs all tests that Miri supports.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     if let Err(reason) = toolchain::require(NIGHTLY, &["miri", "rust-src"]) {
         return Ok(Outcome::Skipped(reason));
@@ -55,7 +95,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         let mut command = miri(Clock::Virtual);
         command.args(["--package", package, target]);
         let skipped: Vec<&str> = OF_THE_HOST.iter().flat_map(|(_, _, name)| ["--skip", name]).collect();
-        all += tests_with(command, args, &skipped)?.into_report().at(&format!("{package} {target}"));
+        all += tests_with(command, args, &skipped)?.at(&format!("{package} {target}"));
     }
     for (package, target, name) in OF_THE_HOST {
         if !args.arguments.is_empty() && !args.arguments.iter().any(|part| name.contains(part.as_str())) {
@@ -63,20 +103,24 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         }
         let mut command = miri(Clock::Host);
         command.args(["--package", package, target]);
-        all += tests_with(command, args, &["--exact", name])?.into_report().at(&format!("{package} {target}"));
+        all += tests_with(command, args, &["--exact", name])?.at(&format!("{package} {target}"));
     }
-    all += long(args)?;
+    for target in &LONG {
+        all += long(target, args)?;
+    }
     Ok(Outcome::Tests(all))
 }
 
-fn long(args: &Args) -> Result<Report> {
+fn long(of: &Long, args: &Args) -> Result<Report> {
+    let target = of.target.join(" ");
     let mut list = miri(Clock::Virtual);
-    list.args(LONG).args(["--", "--list"]).args(&args.arguments);
+    list.args(of.target).args(["--", "--list"]);
     let mut names = Vec::new();
     let mut said = Excerpt::default();
     let listed = watch(list, true, |line| match line {
         Line::Output(line) => {
-            let is_here = |name: &&str| OF_THE_HOST.iter().all(|(_, _, other)| other != name);
+            let is_here =
+                |name: &&str| of.runs(name, &args.arguments) && OF_THE_HOST.iter().all(|(_, _, other)| other != name);
             names.extend(line.strip_suffix(": test").filter(is_here).map(str::to_owned));
         }
         Line::Error(line) => said.line(line),
@@ -85,7 +129,7 @@ fn long(args: &Args) -> Result<Report> {
     if names.is_empty() {
         // A failure, unless a filter has left none.
         if listed != Ending::Status(0) {
-            report.fail(Failure { name: format!("the list of {} {listed}", LONG.join(" ")), said });
+            report.fail(Failure { name: format!("the list of {target} {listed}"), said });
         }
         return Ok(report);
     }
@@ -93,28 +137,28 @@ fn long(args: &Args) -> Result<Report> {
     println!("    {} tests in {programs} programs", names.len());
     let commands = (0..programs).map(|program| {
         let mut command = miri(Clock::Virtual);
-        command.args(LONG).args(["--", "--show-output", "--exact"]);
+        command.args(of.target).args(["--", "--show-output", "--exact"]);
         command.args(names.iter().skip(program).step_by(programs));
         command
     });
     let mut outputs: Vec<Output> = (0..programs).map(|_| Output::default()).collect();
     let ending = watch_all(commands.collect(), args.is_silent(), |program, line| outputs[program].take(line))?;
     for (program, mut output) in outputs.into_iter().enumerate() {
-        // Each of its tests has said how it went, or it has crashed.
+        // A program that printed fewer results than it has tests crashed.
         let Tally { passed, failed, skipped } = output.report().tally;
         let expected = names.iter().skip(program).step_by(programs).count();
         if passed + failed + skipped < expected as u64 {
             output.broken(&format!("has not said how all of its tests went; the last {ending}"));
         }
-        report += output.into_report().at(&LONG.join(" "));
+        report += output.into_report().at(&target);
     }
     if ending != Ending::Status(0) && report.tally.failed == 0 {
-        report.fail(Failure::new(format!("a program of {} {ending}", LONG.join(" ")), ""));
+        report.fail(Failure::new(format!("a program of {target} {ending}"), ""));
     }
     Ok(report)
 }
 
-/// `cargo miri test` with what all of them need.
+/// `cargo miri test` with the flags that every target needs.
 fn miri(clock: Clock) -> Command {
     let mut command = toolchain::cargo_of(NIGHTLY);
     command.args(["miri", "test", "--no-fail-fast"]);
@@ -136,6 +180,16 @@ fn flags(clock: Clock) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_test_runs_if_its_module_and_the_filters_have_it() {
+        let [provider, device] = &LONG;
+        let filters = |filters: &[&str]| filters.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>();
+        assert!(provider.runs("rings::any", &[]) && device.runs("drain::any", &[]));
+        assert!(!device.runs("cm::drain", &[]), "no module of the list");
+        assert!(device.runs("drain::any", &filters(&["other", "any"])));
+        assert!(!device.runs("drain::any", &filters(&["other"])));
+    }
 
     #[test]
     fn only_tests_of_the_time_of_day_read_the_clock_of_the_machine() {

@@ -1,6 +1,11 @@
-//! `cargo xtask test`: everything that can be checked, stage by stage, with one line at the end.
+//! `cargo xtask test`: the stages of the tests, two at a time, and a summary at the end.
+//!
+//! [`args`] chooses the stages, [`schedule`] their order, and [`stage_run`] runs each in a process of its own, where
+//! [`stages`] and the modules named after stages do the work. A stage's result is a [`report::Report`].
 
+mod args;
 mod artifacts;
+mod coverage;
 mod device;
 mod foreign;
 mod hosts;
@@ -9,105 +14,33 @@ mod libtest;
 mod miri;
 mod msrv;
 mod overhead;
+mod progress;
 mod report;
 mod sanitize;
+mod schedule;
 mod soft;
+mod stage;
+pub(crate) mod stage_run;
 mod stages;
+mod times;
 mod toolchain;
 mod watch;
 
-use std::fmt;
-use std::io::{self, IsTerminal};
-use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use clap::ValueEnum;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
-use self::artifacts::IntegrationTest;
+pub(crate) use self::args::Args;
 use self::libtest::Output;
+use self::progress::{Progress, time_left};
 use self::report::{Failure, Report};
-use self::watch::Interrupted;
-use crate::softroce::{Ending, Release};
-
-/// Runs every check and test of the workspace, those on a device over the software RNIC soft0 and over SoftRoCE
-///
-/// Every stage runs, whatever failed before it. The last line is `N passed, N failed, N skipped`: tests, and one for
-/// each stage that has none. A test that prints a line beginning `skipped: ` and passes counts as skipped. On a terminal,
-/// and with `--verbose`, what tests print is shown as it comes. What failed, and its output, is repeated before the last line.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Leave a stage out; may be given several times
-    #[arg(long, value_name = "STAGE")]
-    skip: Vec<Stage>,
-    /// Run only this stage and what it needs; may be given several times
-    #[arg(long, value_name = "STAGE")]
-    only: Vec<Stage>,
-    /// Run only the tests on a device, on SoftRoCE
-    #[arg(long)]
-    device_only: bool,
-    /// Run the tests on a device in a guest of this release; may be given several times [default: on what this machine has,
-    /// and in guests of releases newer than its own]
-    #[arg(long, value_name = "RELEASE")]
-    release: Vec<Release>,
-    /// Run the tests on a device this many times in a row
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    repeat: u32,
-    /// Run the tests on soft0 this many times over a network that loses, repeats and reorders packets, each with a seed of its own
-    #[arg(long, default_value_t = 3, value_name = "N")]
-    seeds: u64,
-    /// The first of these seeds, to run one again that has failed
-    #[arg(long, default_value_t = 1, value_name = "SEED")]
-    first_seed: u64,
-    /// Seconds that one program of tests on a device may take
-    #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
-    limit: u64,
-    /// Show all that tests print, as on a terminal
-    #[arg(long)]
-    verbose: bool,
-    /// Arguments for the test programs, such as a part of a test's name
-    #[arg(last = true, value_name = "TEST ARGS")]
-    arguments: Vec<String>,
-}
-
-/// A part of the whole; they run in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Stage {
-    /// cargo fmt --check
-    Fmt,
-    /// cargo clippy with warnings denied
-    Clippy,
-    /// Compile all tests and examples
-    Build,
-    /// Tests that need no device: unit, property, parity, compile-fail
-    Unit,
-    /// Examples in the documentation
-    Doctest,
-    /// The documentation, with warnings denied
-    Docs,
-    /// The committed bindings are what the generator writes
-    Drift,
-    /// The published crates can be packaged and compile from their packages
-    Package,
-    /// The libraries compile for 64-bit Arm
-    Aarch64,
-    /// Everything compiles with the oldest Rust that the manifest promises
-    Msrv,
-    /// Instructions of the data path keep their limits
-    Overhead,
-    /// What Miri can run
-    Miri,
-    /// Safe programs over soft0 under ThreadSanitizer and AddressSanitizer
-    Sanitize,
-    /// Tests on an RDMA device, on the software RNIC of this workspace
-    Soft,
-    /// UCX and Open MPI of Debian's packages on soft0; downloads them
-    Foreign,
-    /// Tests on an RDMA device, on SoftRoCE
-    Device,
-    /// Tests between two hosts, each a guest
-    Hosts,
-}
+use self::schedule::Schedule;
+use self::stage_run::{Event, StageRun, TICK};
+use self::times::Times;
+use crate::softroce::Ending;
 
 /// How a stage went.
 #[derive(Debug)]
@@ -115,178 +48,222 @@ enum Outcome {
     /// A stage without tests.
     Whole(Result<(), Failure>),
     Tests(Report),
+    /// The stage cannot run, for this reason.
     Skipped(String),
 }
 
-/// What stages leave for later stages.
-#[derive(Debug, Default)]
-struct Context {
-    /// The C headers of the bindings, or why there are none.
-    headers: Option<Result<PathBuf>>,
-    integration_tests: Vec<IntegrationTest>,
-    built: bool,
+/// Runs the stages of `args`, which was parsed from `words`.
+pub(crate) fn main(args: &Args, words: &[String]) -> Result<i32> {
+    let mut run = Run::new(args);
+    let (sender, events) = channel();
+    forward_signals(sender.clone())?;
+    while run.start_stages(words, &sender)? {
+        // A stage has a time limit on each of its commands; this wait only refreshes the time left.
+        match events.recv_timeout(Duration::from_secs(1)) {
+            Ok(event) => run.handle(event),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+        }
+        run.show();
+    }
+    Ok(run.finish())
 }
 
-pub(crate) fn main(args: &Args) -> Result<i32> {
-    let started = Instant::now();
-    let mut context = Context::default();
-    let mut all = Report::default();
-    let mut failed = Vec::new();
-    let mut status = None;
-    for stage in Stage::value_variants().iter().filter(|stage| args.wants(**stage)) {
-        let name = stage.name();
-        println!("==> {name}");
-        let stage_started = Instant::now();
-        let outcome = match stage.run(args, &mut context) {
-            Ok(outcome) => outcome,
-            Err(error) => {
-                if let Some(Interrupted(signal)) = error.downcast_ref() {
-                    eprintln!("ended by signal {signal}");
-                    status = Some(128 + signal);
-                    break;
+/// A run of the tests.
+struct Run<'a> {
+    args: &'a Args,
+    schedule: Schedule,
+    running: Vec<StageRun>,
+    progress: Progress,
+    times: Times,
+    started: Instant,
+    /// Stages that ended.
+    ended: usize,
+    /// Results of the stages that ended.
+    report: Report,
+    /// Names of the stages that failed.
+    failed: Vec<String>,
+    /// The signal that ended the run.
+    signal: Option<i32>,
+}
+
+impl<'a> Run<'a> {
+    fn new(args: &'a Args) -> Self {
+        let stages = args.stages();
+        let times = Times::load(args.is_full());
+        let progress = Progress::new(stages.len());
+        let expected = stages.iter().map(|stage| (*stage, times.expected(*stage))).collect();
+        Run {
+            args,
+            schedule: Schedule::new(expected, args.jobs()),
+            running: Vec::new(),
+            progress,
+            times,
+            started: Instant::now(),
+            ended: 0,
+            report: Report::default(),
+            failed: Vec::new(),
+            signal: None,
+        }
+    }
+
+    /// Starts the stages that can run now. Returns whether any stage runs.
+    fn start_stages(&mut self, words: &[String], events: &Sender<Event>) -> Result<bool> {
+        while let Some(stage) = self.schedule.start_next() {
+            self.progress.line(&format!("==> {}", stage.name()));
+            self.running.push(StageRun::start(stage, words, events)?);
+        }
+        Ok(!self.schedule.is_idle())
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Output(stage, line) => {
+                let Some(run) = self.running.iter_mut().find(|run| run.stage == stage) else { return };
+                if line == TICK {
+                    run.tests += 1;
+                    return;
                 }
-                eprintln!("error: {error:#}");
-                Outcome::Whole(Err(Failure::new("the stage", &format!("{error:#}"))))
+                run.log(&line);
+                self.progress.line(&format!("{:>8} | {line}", stage.name()));
             }
-        };
-        println!("    {name}: {outcome} ({:.1} s)", stage_started.elapsed().as_secs_f64());
-        let report = outcome.into_report();
+            Event::Error(stage, line) => {
+                let Some(run) = self.running.iter_mut().find(|run| run.stage == stage) else { return };
+                run.log(&line);
+                if self.args.verbose {
+                    self.progress.line(&format!("{:>8} | {line}", stage.name()));
+                }
+            }
+            Event::Ended(stage, status) => {
+                let Some(index) = self.running.iter().position(|run| run.stage == stage) else { return };
+                let run = self.running.remove(index);
+                self.schedule.end(stage);
+                self.stage_ended(&run, status);
+            }
+            Event::Signal(signal) => {
+                self.signal = Some(signal);
+                self.schedule.cancel();
+                self.running.iter().for_each(StageRun::terminate);
+            }
+        }
+    }
+
+    fn stage_ended(&mut self, run: &StageRun, status: i32) {
+        self.ended += 1;
+        if self.signal.is_some() {
+            return;
+        }
+        let (name, took) = (run.stage.name(), run.started.elapsed());
+        let report = run.report(status);
+        let left = time_left(self.time_left());
+        self.progress.line(&format!("    {name}: {} ({:.1} s); {left}", report.tally, took.as_secs_f64()));
         for (reason, count) in &report.reasons {
-            println!("    {count} skipped: {reason}");
+            self.progress.line(&format!("    {count} skipped: {reason}"));
         }
         if report.tally.failed > 0 {
-            failed.push(name.clone());
+            self.failed.push(name.clone());
+        } else {
+            self.times.record(run.stage, took);
         }
-        all += report.at(&name);
+        self.report += report.at(&name);
     }
-    println!("\nall stages: {:.0} s", started.elapsed().as_secs_f64());
-    for failure in &all.failures {
-        println!("{failure}");
+
+    fn time_left(&self) -> Duration {
+        let started = |stage| self.running.iter().find(|run| run.stage == stage).map(|run| run.started);
+        self.schedule.time_left(|stage| started(stage).map_or(Duration::ZERO, |started| started.elapsed()))
     }
-    if !failed.is_empty() {
-        println!("failed stages: {}", failed.join(", "));
+
+    fn show(&self) {
+        self.progress.show(self.ended, &self.running, self.time_left());
     }
-    println!("{}", all.tally);
-    Ok(status.unwrap_or(i32::from(all.tally.failed > 0)))
+
+    /// Prints the summary; returns the exit status.
+    fn finish(self) -> i32 {
+        self.progress.finish();
+        self.times.save();
+        println!("\nall stages: {:.0} s", self.started.elapsed().as_secs_f64());
+        for failure in &self.report.failures {
+            println!("{failure}");
+        }
+        if !self.failed.is_empty() {
+            println!("failed stages: {}", self.failed.join(", "));
+            if let Ok(directory) = stage_run::directory() {
+                println!("their output: {}/STAGE.log", directory.display());
+            }
+        }
+        println!("{}", self.report.tally);
+        match self.signal {
+            Some(signal) => {
+                println!("ended by signal {signal}");
+                128 + signal
+            }
+            None => i32::from(self.report.tally.failed > 0),
+        }
+    }
 }
 
-impl Args {
-    /// Where the tests on a device run, one place after the other.
-    fn places(&self) -> Vec<Option<Release>> {
-        if self.release.is_empty() {
-            return std::iter::once(None).chain(Release::newer().into_iter().map(Some)).collect();
+/// Turns SIGHUP, SIGINT and SIGTERM into events, so that this program can end its stages before it exits.
+fn forward_signals(events: Sender<Event>) -> Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
         }
-        self.release.iter().copied().map(Some).collect()
-    }
-
-    /// Whether not to show what tests print as it comes.
-    fn is_silent(&self) -> bool {
-        !self.verbose && !io::stdout().is_terminal()
-    }
-
-    fn wants(&self, stage: Stage) -> bool {
-        let chosen =
-            if self.device_only { stage == Stage::Device } else { self.only.is_empty() || self.only.contains(&stage) };
-        let users = [Stage::Unit, Stage::Soft, Stage::Device, Stage::Hosts];
-        let needed = stage == Stage::Build && users.iter().any(|user| self.wants(*user));
-        (chosen || needed) && !self.skip.contains(&stage)
-    }
-}
-
-impl Stage {
-    fn name(self) -> String {
-        let value = self.to_possible_value();
-        value.map_or_else(|| format!("{self:?}"), |value| value.get_name().to_owned())
-    }
+    });
+    Ok(())
 }
 
 impl Outcome {
-    /// Counts of the tests, with at least one failure if the program that ran them failed.
-    fn tests(ending: Ending, output: Output) -> Self {
-        Outcome::Tests(ended(ending, output))
-    }
-
-    fn into_report(self) -> Report {
+    /// `is_ci` makes a stage that cannot run a failure.
+    fn into_report(self, is_ci: bool) -> Report {
         let mut report = Report::default();
         match self {
             Outcome::Whole(Ok(())) => report.tally.passed = 1,
             Outcome::Whole(Err(failure)) => report.fail(failure),
             Outcome::Tests(report) => return report,
-            Outcome::Skipped(_) => report.tally.skipped = 1,
+            Outcome::Skipped(reason) if is_ci => {
+                report.fail(Failure::new(
+                    "the stage",
+                    &format!("it cannot run, and CI=true forbids to skip it: {reason}"),
+                ));
+            }
+            Outcome::Skipped(reason) => {
+                report.tally.skipped = 1;
+                report.reasons.insert(reason, 1);
+            }
         }
         report
     }
 }
 
-/// What the tests of a program came to that `ending` ended, which is a failure of its own if none of them failed or not all
-/// have run.
-fn ended(ending: Ending, mut output: Output) -> Report {
+/// The report of a test program that ended with `ending`. A bad end is a failure unless a failed test explains it.
+fn program_report(ending: Ending, mut output: Output) -> Report {
     if ending != Ending::Status(0) && (output.report().tally.failed == 0 || output.is_unfinished()) {
         output.broken(&ending.to_string());
     }
     output.into_report()
 }
 
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Outcome::Whole(Ok(())) => f.write_str("passed"),
-            Outcome::Whole(Err(_)) => f.write_str("failed"),
-            Outcome::Tests(report) => report.tally.fmt(f),
-            Outcome::Skipped(reason) => write!(f, "skipped: {reason}"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::Cli;
-
-    fn parse(words: &[&str]) -> Args {
-        match Cli::try_parse_from(["xtask", "test"].iter().chain(words)).unwrap() {
-            Cli { command: crate::Command::Test(args) } => args,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn wanted(words: &[&str]) -> Vec<Stage> {
-        let args = parse(words);
-        Stage::value_variants().iter().copied().filter(|stage| args.wants(*stage)).collect()
-    }
-
-    #[test]
-    fn everything_runs_unless_told_otherwise() {
-        assert_eq!(wanted(&[]), Stage::value_variants());
-        let without = wanted(&["--skip", "miri", "--skip", "fmt"]);
-        assert_eq!(without.len(), Stage::value_variants().len() - 2);
-        assert!(!without.contains(&Stage::Miri));
-    }
-
-    #[test]
-    fn a_chosen_stage_brings_the_build_it_needs() {
-        assert_eq!(wanted(&["--only", "fmt"]), [Stage::Fmt]);
-        assert_eq!(wanted(&["--only", "unit"]), [Stage::Build, Stage::Unit]);
-        assert_eq!(wanted(&["--only", "soft"]), [Stage::Build, Stage::Soft]);
-        assert_eq!(wanted(&["--device-only", "--repeat", "5"]), [Stage::Build, Stage::Device]);
-    }
-
-    #[test]
-    fn the_tests_on_a_device_run_where_they_are_told_to() {
-        assert_eq!(parse(&["--release", "trixie"]).places(), [Some(Release::Trixie)]);
-        let places = parse(&[]).places();
-        assert_eq!(places[0], None, "what this machine has comes first");
-        assert!(places.len() <= 2);
-    }
 
     #[test]
     fn a_failure_outside_the_tests_is_a_failure() {
-        let Outcome::Tests(report) = Outcome::tests(Ending::Status(101), Output::default()) else {
-            panic!("not tests");
-        };
+        let report = program_report(Ending::Status(101), Output::default());
         assert_eq!(report.tally.to_string(), "0 passed, 1 failed, 0 skipped");
         assert_eq!(report.failures[0].name, "a test program ended with status 101");
+    }
+
+    #[test]
+    fn a_stage_that_cannot_run_fails_in_ci() {
+        let skipped = || Outcome::Skipped("no nightly toolchain".to_owned());
+        let report = skipped().into_report(false);
+        assert_eq!(report.tally.to_string(), "0 passed, 0 failed, 1 skipped");
+        assert_eq!(report.reasons["no nightly toolchain"], 1);
+        let report = skipped().into_report(true);
+        assert_eq!(report.tally.to_string(), "0 passed, 1 failed, 0 skipped");
+        assert!(report.failures[0].to_string().contains("no nightly toolchain"));
     }
 }

@@ -1,39 +1,44 @@
-//! What became of tests, and how that is told at the end of all of them.
+//! Results of tests, and their summary.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::AddAssign;
 
-/// Lines that are kept of what failed: those at its beginning, where the reason is, and those at its end.
+use serde::{Deserialize, Serialize};
+
+/// Lines kept of the output of a failure: the first ones, which name the reason, and the last ones.
 const BEGINNING: usize = 20;
 const END: usize = 40;
 
 /// Numbers of tests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
     pub(crate) skipped: u64,
 }
 
-/// Numbers of tests, why some were skipped, and what the others said that failed.
-#[derive(Debug, Default)]
+/// Numbers of tests, reasons of skips, and failures with their output.
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) tally: Tally,
-    /// How many were skipped for each reason.
+    /// Number of tests skipped for each reason.
     pub(crate) reasons: BTreeMap<String, u64>,
     pub(crate) failures: Vec<Failure>,
+    /// Names of the tests that passed, without their modules.
+    #[serde(skip)]
+    pub(crate) passed: BTreeSet<String>,
 }
 
-/// A test that failed, a program or a stage.
-#[derive(Debug, Default)]
+/// A failed test, program or stage.
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Failure {
     pub(crate) name: String,
     pub(crate) said: Excerpt,
 }
 
 /// The first and the last lines of a text.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Excerpt {
     first: Vec<String>,
     last: VecDeque<String>,
@@ -55,17 +60,18 @@ impl AddAssign for Report {
             *self.reasons.entry(reason).or_default() += count;
         }
         self.failures.extend(other.failures);
+        self.passed.extend(other.passed);
     }
 }
 
 impl Report {
-    /// One more failure.
+    /// Adds a failure.
     pub(crate) fn fail(&mut self, failure: Failure) {
         self.tally.failed += 1;
         self.failures.push(failure);
     }
 
-    /// The same, of tests that ran `at` this place.
+    /// Prefixes the names of failures with the `place` where they ran.
     pub(crate) fn at(mut self, place: &str) -> Self {
         for failure in &mut self.failures {
             failure.name = format!("{place}: {}", failure.name);
@@ -110,7 +116,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Each line behind a bar, so that nothing in it is taken for what this program says.
+/// Prefixes each line with a bar, so that none looks like output of this program.
 impl fmt::Display for Excerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in &self.first {
@@ -141,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_add_up_and_say_where_it_was() {
+    fn reports_are_summed_and_failures_name_their_place() {
         let mut both = Report::default();
         for place in ["here", "there"] {
             let mut report = Report { reasons: [("no device".to_owned(), 2)].into(), ..Report::default() };

@@ -13,7 +13,7 @@ use crate::workspace;
 /// Target of the compiler. Naming it keeps the sanitizer out of build scripts and procedural macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Runs the programs, if there is a nightly toolchain.
+/// Runs the programs with each sanitizer.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
         return Ok(Outcome::Skipped(format!("the sanitizers are run on {TARGET}")));
@@ -23,7 +23,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let mut all = Report::default();
     for sanitizer in ["thread", "address"] {
-        all += tests(command(sanitizer)?, args)?.into_report().at(sanitizer);
+        all += tests(command(sanitizer)?, args)?.at(sanitizer);
     }
     Ok(Outcome::Tests(all))
 }
@@ -37,7 +37,7 @@ fn command(sanitizer: &str) -> Result<Command> {
         command.arg("-Zbuild-std");
     }
     command.env("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"));
-    // A report fails its program, but only at exit, so that all reports are shown.
+    // A program with reports runs to its end, so that all are printed, and then exits with this code.
     command.env("TSAN_OPTIONS", "halt_on_error=0 exitcode=66 history_size=7");
     Ok(command)
 }

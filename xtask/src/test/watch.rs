@@ -1,7 +1,7 @@
-//! Following the programs that tests are: what they say is shown, counted and kept.
+//! Runs the programs of a stage and passes on their output.
 
 use std::fmt;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::process::Command;
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use anyhow::Result;
 use super::Outcome;
 use super::libtest::{self, Line, Lines};
 use super::report::{Excerpt, Failure, Report};
+use super::stage_run::TICK;
 use crate::softroce::{self, Ending, Sink};
 use crate::{process, workspace};
 
-/// No command takes this long unless something hangs.
+/// Only a hang makes a command take this long.
 const COMMAND_LIMIT: Duration = Duration::from_secs(40 * 60);
 
-/// The user wants all of it to end.
+/// A signal ended the stage.
 #[derive(Debug)]
 pub(super) struct Interrupted(pub(super) i32);
 
@@ -28,9 +29,9 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// Hands each line to a function, and shows all output as it comes, or only errors and tests that fail.
+/// Passes each line to a function, and prints either all output or only errors and failed tests.
 pub(super) struct Watching<F> {
-    /// Of each command.
+    /// Incomplete lines of the standard output of each command.
     lines: Vec<Lines>,
     errors: Vec<Lines>,
     each: F,
@@ -43,7 +44,7 @@ impl<F: FnMut(usize, Line<'_>)> Watching<F> {
         Watching { lines: lines(), errors: lines(), each, silent }
     }
 
-    /// When all have ended: the last line may have no end, as of a test program that has crashed.
+    /// Passes on the last lines. The last line of a crashed program may have no end.
     pub(super) fn finish(&mut self) {
         for (command, lines) in self.lines.iter_mut().enumerate() {
             lines.finish(|line| (self.each)(command, Line::Output(line)));
@@ -57,6 +58,9 @@ impl<F: FnMut(usize, Line<'_>)> Watching<F> {
 impl<F: FnMut(usize, Line<'_>)> Sink for Watching<F> {
     fn stdout(&mut self, command: usize, bytes: &[u8]) -> io::Result<()> {
         self.lines[command].feed(bytes, |line| {
+            if libtest::has_ended(line) {
+                println!("{TICK}");
+            }
             if self.silent && libtest::has_failed(line) {
                 println!("    {line}");
             }
@@ -71,12 +75,12 @@ impl<F: FnMut(usize, Line<'_>)> Sink for Watching<F> {
     }
 }
 
-/// Runs `command` in the workspace as a stage without tests.
+/// Runs `command` as a stage without tests.
 pub(super) fn whole(command: Command) -> Result<Outcome> {
     whole_of(command, false, |_| {})
 }
 
-/// As [`whole`]; each line of standard output goes to `each`, and is shown unless that is `silent`.
+/// Like [`whole`]. Passes each line of standard output to `each`, and prints it unless `silent`.
 pub(super) fn whole_of(command: Command, silent: bool, mut each: impl FnMut(&str)) -> Result<Outcome> {
     let name = process::display(&command);
     let mut said = Excerpt::default();
@@ -95,18 +99,18 @@ pub(super) fn whole_of(command: Command, silent: bool, mut each: impl FnMut(&str
     }))
 }
 
-/// Runs `command` in the workspace, shows what it writes, and hands each line to `each`. `silent` shows only its standard error.
+/// Runs `command`, prints its output, and passes each line to `each`. If `silent`, prints only standard error.
 pub(super) fn watch(command: Command, silent: bool, mut each: impl FnMut(Line<'_>)) -> Result<Ending> {
     println!("    {}", process::display(&command));
     watch_all(vec![command], silent, |_, line| each(line))
 }
 
-/// As [`watch`], of several at once: `each` gets the number of the command, too.
+/// Like [`watch`] for several commands at the same time. `each` also gets the index of the command.
 pub(super) fn watch_all(commands: Vec<Command>, silent: bool, each: impl FnMut(usize, Line<'_>)) -> Result<Ending> {
     run_all(commands, COMMAND_LIMIT, silent, each)
 }
 
-/// As [`watch_all`], for `limit` at most.
+/// Like [`watch_all`], with a time limit.
 pub(super) fn run_all(
     mut commands: Vec<Command>,
     limit: Duration,
@@ -121,9 +125,8 @@ pub(super) fn run_all(
 }
 
 fn at_root(command: &mut Command) {
-    command.current_dir(workspace::root());
-    if io::stderr().is_terminal() {
-        command.env("CARGO_TERM_COLOR", "always");
+    if command.get_current_dir().is_none() {
+        command.current_dir(workspace::root());
     }
 }
 
@@ -134,7 +137,7 @@ fn uninterrupted(ending: Ending) -> Result<Ending> {
     }
 }
 
-/// What tests in guests came to, with the failure of the guests themselves, if it was that or no test says why they ended so.
+/// Adds a failure to the `report` of tests in guests if a guest failed, or ended badly without a failed test.
 pub(super) fn conclude(ending: Result<Ending>, mut report: Report) -> Result<Report> {
     match ending {
         Ok(ending) => {

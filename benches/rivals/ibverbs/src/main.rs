@@ -1,5 +1,7 @@
-//! Runs the loops over ibverbs, of those that its interface allows: it posts one signaled send or one receive at a time, by
-//! `ibv_post_send` and `ibv_post_recv`, and polls by `ibv_poll_cq` into an array of the caller.
+//! Runs the loops over the crate ibverbs, as far as its interface allows.
+//!
+//! ibverbs posts one signaled send or one receive at a time, with `ibv_post_send` and `ibv_post_recv`, and polls with
+//! `ibv_poll_cq` into an array of the caller.
 
 use std::ops::Range;
 use std::process::ExitCode;
@@ -18,8 +20,8 @@ fn run() -> Result<()> {
     let cq = context.create_cq(DEPTH as i32, 0)?;
     let mut builder = pd.create_qp(&cq, &cq, ibv_qp_type::IBV_QPT_RC);
     let prepared = builder.set_max_send_wr(DEPTH).set_max_recv_wr(DEPTH).build()?;
-    let itself = prepared.endpoint();
-    let mut qp = prepared.handshake(itself)?;
+    let own_endpoint = prepared.endpoint();
+    let mut qp = prepared.handshake(own_endpoint)?;
     let mut mr = pd.allocate::<u8>(LEN as usize * BATCH)?;
     measure("ibverbs", "send_cl1", |n| send(&mut qp, &cq, &mut mr, n))?;
     measure("ibverbs", "rv1", |n| receive(&mut qp, &mut mr, n))?;
@@ -28,13 +30,13 @@ fn run() -> Result<()> {
     measure("ibverbs", "poll_cl", |n| poll(&cq, n))
 }
 
-/// send_cl1: the identifier of work says where its buffer is, which is used again when it comes back.
+/// send_cl1: `wr_id` is the offset of the buffer, which is posted again after its completion.
 #[inline(never)]
 fn send(qp: &mut QueuePair<'_>, cq: &CompletionQueue<'_>, mr: &mut MemoryRegion<u8>, n: u64) -> u64 {
     let mut wcs = [ibv_wc::default(); BATCH];
     let (mut buffer, mut sum) = (0, 0);
     for _ in 0..n {
-        // SAFETY: the caller keeps the bytes, and the stub moves no data.
+        // SAFETY: the memory stays registered while the loop runs, and the stub never accesses it.
         if unsafe { qp.post_send(mr, range(buffer), buffer) }.is_err() {
             return FAILED;
         }
@@ -51,7 +53,7 @@ fn send(qp: &mut QueuePair<'_>, cq: &CompletionQueue<'_>, mr: &mut MemoryRegion<
 #[inline(never)]
 fn receive(qp: &mut QueuePair<'_>, mr: &mut MemoryRegion<u8>, n: u64) -> u64 {
     for i in 0..n {
-        // SAFETY: the caller keeps the bytes, and the stub moves no data.
+        // SAFETY: the memory stays registered while the loop runs, and the stub never accesses it.
         if unsafe { qp.post_receive(mr, range(0), i) }.is_err() {
             return FAILED;
         }
@@ -93,7 +95,7 @@ fn range(start: u64) -> Range<usize> {
     start as usize..start as usize + LEN as usize
 }
 
-/// There is no other way to the number.
+/// Number of the status, which ibverbs exposes only through `error`.
 fn status(wc: &ibv_wc) -> u64 {
     wc.error().map_or(0, |(status, _)| u64::from(status))
 }

@@ -1,41 +1,43 @@
-//! The loops, as `benches/overhead/loops.c` has them, once for each kind of object.
+//! The loops of `benches/overhead/loops.c`, for each kind of object.
 //!
-//! They post by a guard and its handles, and poll as sideway's documentation and examples do: `start_poll` each time, and
-//! `while let` over the poller. The module `kept` has the loops over basic objects by a poller that is started once and asked
-//! again when it has come to its end, which saves the allocation of its array. An extended poller cannot be: `ibv_end_poll`
-//! has to come between two polls, and only dropping the poller calls it.
+//! They post with a guard and its handles. They poll as sideway's documentation and examples do: `start_poll` each time, and
+//! `while let` over the poller.
+//!
+//! The module `reused` has loops over basic objects that start a poller once and call it again after it has returned `None`.
+//! This avoids allocating its array for each poll. An extended poller cannot be reused: `ibv_end_poll` has to be called
+//! between two polls, and only dropping the poller calls it.
 
 use rdma_rivals::{BATCH, FAILED, LEN};
 use sideway::ibverbs::completion::PollCompletionQueueError;
 use sideway::ibverbs::queue_pair::{PostSendGuard, QueuePair, SetInlineData, SetScatterGatherEntry, WorkRequestFlags};
 
-/// What C reads of a completion: identifier, status, opcode.
-macro_rules! seen {
+/// Sum of the fields that C reads of every completion: identifier, status, opcode.
+macro_rules! read_basic {
     ($wc:ident) => {
         $wc.wr_id() + u64::from($wc.status()) + u64::from($wc.opcode())
     };
 }
 
-/// What C reads of a receive: those, length and immediate data.
-macro_rules! received {
+/// Sum of the fields that C reads of a receive: also length and immediate data.
+macro_rules! read_receive {
     ($wc:ident) => {
-        seen!($wc) + u64::from($wc.byte_len()) + u64::from(u32::from_be($wc.imm_data()))
+        read_basic!($wc) + u64::from($wc.byte_len()) + u64::from(u32::from_be($wc.imm_data()))
     };
 }
 
 macro_rules! take {
-    ($poller:ident, $sum:ident, |$wc:ident| $seen:expr) => {
+    ($poller:ident, $sum:ident, |$wc:ident| $value:expr) => {
         while let Some($wc) = $poller.next() {
-            $sum += $seen;
+            $sum += $value;
         }
     };
 }
 
-/// Takes what is there, as far as it goes.
+/// Takes all available completions.
 macro_rules! drain {
-    ($o:ident, $sum:ident, |$wc:ident| $seen:expr) => {
+    ($o:ident, $sum:ident, |$wc:ident| $value:expr) => {
         let Ok(mut poller) = $o.cq.start_poll() else { return FAILED };
-        take!(poller, $sum, |$wc| $seen);
+        take!(poller, $sum, |$wc| $value);
     };
 }
 
@@ -43,14 +45,14 @@ macro_rules! drain {
 macro_rules! add_write {
     ($guard:ident, $o:ident, $wr_id:expr) => {
         let handle = $guard.construct_wr($wr_id, WorkRequestFlags::Signaled).setup_write($o.rkey, $o.remote);
-        // SAFETY: the rig keeps the bytes, and the stub moves no data.
+        // SAFETY: the rig keeps the memory, and the stub moves no data.
         unsafe { handle.setup_sge($o.lkey, $o.local, LEN) };
     };
 }
 
 macro_rules! loops {
     ($module:ident: $objects:ident) => {
-        #[allow(dead_code, reason = "a receive and an inline send are measured over one kind")]
+        #[allow(dead_code, reason = "receives and inline sends are measured over one kind only")]
         pub(crate) mod $module {
             use super::*;
             use crate::rig::$objects as Objects;
@@ -65,7 +67,7 @@ macro_rules! loops {
                     if guard.post().is_err() {
                         return FAILED;
                     }
-                    drain!(o, sum, |wc| seen!(wc));
+                    drain!(o, sum, |wc| read_basic!(wc));
                 }
                 sum
             }
@@ -82,7 +84,7 @@ macro_rules! loops {
                     if guard.post().is_err() {
                         return FAILED;
                     }
-                    drain!(o, sum, |wc| seen!(wc));
+                    drain!(o, sum, |wc| read_basic!(wc));
                 }
                 sum
             }
@@ -92,7 +94,7 @@ macro_rules! loops {
             pub(crate) fn receive(o: &mut Objects, n: u64) -> u64 {
                 for i in 0..n {
                     let mut guard = o.qp.start_post_recv();
-                    // SAFETY: the rig keeps the bytes, and the stub moves no data.
+                    // SAFETY: the rig keeps the memory, and the stub moves no data.
                     unsafe { guard.construct_wr(i).setup_sge(o.lkey, o.local, LEN) };
                     if guard.post().is_err() {
                         return FAILED;
@@ -123,12 +125,12 @@ macro_rules! loops {
                 n
             }
 
-            /// poll_ex, poll_cl: without C's look at the flags, which sideway does not give out.
+            /// poll_ex, poll_cl: unlike C, does not check the flags, which sideway does not expose.
             #[inline(never)]
             pub(crate) fn poll(o: &mut Objects, n: u64) -> u64 {
                 let mut sum = 0;
                 for _ in (0..n).step_by(BATCH) {
-                    drain!(o, sum, |wc| received!(wc));
+                    drain!(o, sum, |wc| read_receive!(wc));
                 }
                 sum
             }
@@ -140,7 +142,7 @@ loops!(extended: Extended);
 loops!(basic: Basic);
 loops!(generic: Generic);
 
-pub(crate) mod kept {
+pub(crate) mod reused {
     use super::*;
     use crate::rig::Basic;
 
@@ -163,10 +165,10 @@ pub(crate) mod kept {
         let mut sum = 0;
         post!(o, 0, 1);
         let Ok(mut poller) = o.cq.start_poll() else { return FAILED };
-        take!(poller, sum, |wc| seen!(wc));
+        take!(poller, sum, |wc| read_basic!(wc));
         for i in 1..n {
             post!(o, i, i + 1);
-            take!(poller, sum, |wc| seen!(wc));
+            take!(poller, sum, |wc| read_basic!(wc));
         }
         sum
     }
@@ -177,15 +179,15 @@ pub(crate) mod kept {
         let mut sum = 0;
         post!(o, 0, BATCH as u64);
         let Ok(mut poller) = o.cq.start_poll() else { return FAILED };
-        take!(poller, sum, |wc| seen!(wc));
+        take!(poller, sum, |wc| read_basic!(wc));
         for i in (BATCH as u64..n).step_by(BATCH) {
             post!(o, i, i + BATCH as u64);
-            take!(poller, sum, |wc| seen!(wc));
+            take!(poller, sum, |wc| read_basic!(wc));
         }
         sum
     }
 
-    /// em_cl, after a completion, without which there is no poller.
+    /// em_cl, after a first completion: on an empty queue, `start_poll` returns no poller.
     #[inline(never)]
     pub(crate) fn empty(o: &mut Basic, n: u64) -> u64 {
         post!(o, 0, 1);
@@ -206,7 +208,7 @@ pub(crate) mod kept {
         let mut sum = 0;
         let Ok(mut poller) = o.cq.start_poll() else { return FAILED };
         for _ in (0..n).step_by(BATCH) {
-            take!(poller, sum, |wc| received!(wc));
+            take!(poller, sum, |wc| read_receive!(wc));
         }
         sum
     }

@@ -1,12 +1,15 @@
-//! Runs the loops over sideway: its extended and basic objects, as `sideway`; those behind its enums that dispatch to either,
-//! as `generic`; and the basic ones with a poller that is kept, as `kept`.
+//! Runs the loops over the crate sideway, in three variants:
+//!
+//! - `sideway`: its extended and basic objects;
+//! - `generic`: its enums, which dispatch to either kind of object;
+//! - `reused`: its basic objects, with one poller for all polls.
 
 mod loops;
 mod rig;
 
 use std::process::ExitCode;
 
-use loops::{basic, extended, generic, kept};
+use loops::{basic, extended, generic, reused};
 use rdma_rivals::{Result, endless, finish, measure};
 use rig::{Basic, Extended, Generic, Rig};
 
@@ -33,18 +36,19 @@ fn run() -> Result<()> {
     ];
     each(&rows, || rig.basic())?;
     let rows: [(_, Loop<Basic>); 4] =
-        [("cl1", kept::one), ("cl16", kept::sixteen), ("em_cl", kept::empty), ("poll_cl", kept::poll)];
+        [("cl1", reused::one), ("cl16", reused::sixteen), ("em_cl", reused::empty), ("poll_cl", reused::poll)];
     for (name, function) in rows {
-        run_one("kept", name, rig.basic()?, function)?;
+        run_one("reused", name, rig.basic()?, function)?;
     }
     Ok(())
 }
 
 type Loop<O> = fn(&mut O, u64) -> u64;
 
-/// A loop over the objects themselves, and over the enums that hold them.
+/// A loop with its name, over the objects themselves and over the enums.
 type Row<O> = (&'static str, Loop<O>, Loop<Generic>);
 
+/// Runs all rows, over the objects themselves and over the enums.
 fn each<O: Into<Generic>>(rows: &[Row<O>], make: impl Fn() -> Result<O>) -> Result<()> {
     for (name, concrete, dispatching) in rows {
         run_one("sideway", name, make()?, *concrete)?;
@@ -53,7 +57,7 @@ fn each<O: Into<Generic>>(rows: &[Row<O>], make: impl Fn() -> Result<O>) -> Resu
     Ok(())
 }
 
-/// `objects` are the newest ones.
+/// Runs one loop. `objects` must be the latest ones, because [`endless`] affects the latest completion queue.
 fn run_one<O>(variant: &str, name: &str, mut objects: O, function: Loop<O>) -> Result<()> {
     if name.starts_with("poll") {
         endless()?;

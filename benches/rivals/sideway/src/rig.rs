@@ -1,4 +1,4 @@
-//! What a loop runs on.
+//! Sets up the objects that a loop runs on.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use sideway::ibverbs::queue_pair::{
     QueuePairState, SendOperationFlags,
 };
 
-/// The device and a buffer.
+/// The device and a registered buffer.
 pub(crate) struct Rig {
     context: Arc<DeviceContext>,
     pd: Arc<ProtectionDomain>,
     mr: Arc<MemoryRegion>,
-    /// What `mr` registers.
+    /// Memory that `mr` registers.
     data: Vec<u8>,
 }
 
-/// A queue pair, a completion queue of the same kind, and where operations go.
+/// A queue pair, a completion queue of the same kind, and the addresses and keys for operations.
 pub(crate) struct Objects<Q, C> {
     pub(crate) qp: Q,
     pub(crate) cq: C,
@@ -47,7 +47,7 @@ impl Rig {
         let pd = context.alloc_pd()?;
         let data = vec![0_u8; LEN as usize * BATCH];
         let access = AccessFlags::LocalWrite | AccessFlags::RemoteWrite;
-        // SAFETY: the rig keeps the bytes as long as their registration, and the stub moves no data.
+        // SAFETY: the rig keeps the memory as long as its registration, and the stub moves no data.
         let mr = unsafe { pd.reg_mr(data.as_ptr().expose_provenance(), data.len(), access)? };
         Ok(Rig { context, pd, mr, data })
     }
@@ -60,10 +60,10 @@ impl Rig {
 
     pub(crate) fn basic(&self) -> Result<Basic> {
         let mut cq = self.context.create_cq_builder().setup_cqe(DEPTH).build()?;
-        // The best of what can be set, 32 at first: enough to see from one poll that no more than a batch is there, and an
-        // array that the allocator has at hand.
-        let room = NonZeroU32::new(BATCH as u32 + 1).ok_or("no room")?;
-        Arc::get_mut(&mut cq).ok_or("the queue is shared")?.setup_poll_batch(room);
+        // The number of entries per poll with which sideway is fastest; its default is 32. One poll returns all completions of a
+        // round of `BATCH` requests and shows that there are no more.
+        let poll_batch = NonZeroU32::new(BATCH as u32 + 1).ok_or("empty poll batch")?;
+        Arc::get_mut(&mut cq).ok_or("the queue is shared")?.setup_poll_batch(poll_batch);
         let qp = self.queue_pair(cq.clone()).build()?;
         self.objects(qp, cq)
     }

@@ -1,4 +1,4 @@
-//! Where the marks of an axis are, and what is written at them.
+//! Axes of charts: the positions and labels of their marks.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use plotters::coord::types::RangedCoordf64;
 
 use crate::units::Bytes;
 
-/// An axis in the coordinates of its chart: plain, or logarithms.
+/// An axis in chart coordinates, which are plain or logarithmic.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Axis {
     pub(crate) range: Range<f64>,
@@ -22,7 +22,7 @@ impl Ranged for Axis {
         RangedCoordf64::from(self.range.clone()).map(value, limit)
     }
 
-    /// Only its own, however many are asked for.
+    /// Always the axis's own marks.
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
         if hint.weight().allow_light_points() { Vec::new() } else { self.marks.clone() }
     }
@@ -32,7 +32,7 @@ impl Ranged for Axis {
     }
 }
 
-/// From zero to a round number, with marks at multiples of 1, 2 or 5.
+/// A linear axis from zero to a round number, with marks at multiples of 1, 2 or 5.
 pub(crate) fn linear(max: f64) -> Axis {
     let max = if max.is_finite() && max > 0.0 { max } else { 1.0 };
     let power = 10_f64.powf((max / 6.0).log10().floor());
@@ -42,9 +42,9 @@ pub(crate) fn linear(max: f64) -> Axis {
     Axis { range: 0.0..count * step * 1.02, marks: (0..=count as u32).map(|n| f64::from(n) * step).collect() }
 }
 
-/// Logarithms to base 10, with marks at 1, 2 and 5 of each power of ten, or where those are too many at the powers.
+/// A logarithmic axis to base 10, with marks at 1, 2 and 5 times powers of ten, or only at powers if that is too many.
 pub(crate) fn decimal(min: f64, max: f64) -> Axis {
-    // Room for two marks at least.
+    // Leaves room for at least two marks.
     let widen = (4.0 / (max / min)).max(1.0).sqrt() * 1.1;
     let range = (min / widen).log10()..(max * widen).log10();
     let factors: &[f64] = if range.end - range.start > 3.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -54,21 +54,20 @@ pub(crate) fn decimal(min: f64, max: f64) -> Axis {
     Axis { range, marks }
 }
 
-/// Logarithms to base 2, with marks at powers of two that are evenly spread.
+/// A logarithmic axis to base 2, with marks at evenly spaced powers of two.
 pub(crate) fn binary(min: f64, max: f64) -> Axis {
     const MOST: f64 = 7.0;
-    // Room for two marks at least.
+    // Leaves room for at least two marks.
     let widen = (4.0 / (max / min)).max(1.0).sqrt() * 1.1;
     let range = (min / widen).log2()..(max * widen).log2();
     let span = range.end - range.start;
-    // Of 10 are KiB, MiB and GiB.
+    // A step of 10 marks KiB, MiB and GiB.
     let step = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].into_iter().find(|step| span / step < MOST).unwrap_or(100.0);
     let marks = ((range.start / step).ceil() as i32..=(range.end / step).floor() as i32).map(|n| f64::from(n) * step);
     Axis { marks: marks.collect(), range }
 }
 
-/// Logarithms to base 2, with marks at the sizes themselves, or where those are too many at powers of two that are
-/// evenly spread.
+/// A logarithmic axis to base 2, with marks at the sizes, or at evenly spaced powers of two if that is too many.
 pub(crate) fn sizes(sizes: &[u64], most: usize) -> Axis {
     let mut logs: Vec<f64> = sizes.iter().map(|size| (*size.max(&1) as f64).log2()).collect();
     logs.sort_by(f64::total_cmp);
@@ -88,16 +87,16 @@ pub(crate) fn sizes(sizes: &[u64], most: usize) -> Axis {
     Axis { range: min - pad..max + pad, marks }
 }
 
-/// The size at a mark of [`sizes`].
+/// Label of a mark of [`sizes`].
 pub(crate) fn size_text(log: f64) -> String {
     Bytes(log.exp2().round() as u64).to_string()
 }
 
-/// The time at a mark of [`decimal`] in nanoseconds.
+/// Label of a mark of [`decimal`] in nanoseconds.
 pub(crate) fn time_text(log: f64) -> String {
     let nanoseconds = 10_f64.powf(log);
     let (number, unit) = match nanoseconds {
-        // Marks lie a rounding error beside the round number.
+        // Marks may be off by a rounding error.
         ns if ns < 0.9999e3 => (ns, "ns"),
         ns if ns < 0.9999e6 => (ns / 1e3, "µs"),
         ns if ns < 0.9999e9 => (ns / 1e6, "ms"),
@@ -106,17 +105,17 @@ pub(crate) fn time_text(log: f64) -> String {
     format!("{} {unit}", trimmed(number))
 }
 
-/// The bandwidth at a mark of [`binary`] in bytes a second.
+/// Label of a mark of [`binary`] in bytes per second.
 pub(crate) fn bandwidth_text(log: f64) -> String {
     let units = [(40.0, "TiB/s"), (30.0, "GiB/s"), (20.0, "MiB/s"), (10.0, "KiB/s")];
     let (power, unit) = units.into_iter().find(|(power, _)| log >= *power).unwrap_or((0.0, "B/s"));
     format!("{} {unit}", trimmed((log - power).exp2()))
 }
 
-/// The messages a second at a mark of [`decimal`].
+/// Label of a mark of [`decimal`] in messages per second.
 pub(crate) fn rate_text(log: f64) -> String {
     let (number, unit) = match 10_f64.powf(log) {
-        // Marks lie a rounding error beside the round number.
+        // Marks may be off by a rounding error.
         rate if rate < 0.9999e3 => (rate, ""),
         rate if rate < 0.9999e6 => (rate / 1e3, "k"),
         rate if rate < 0.9999e9 => (rate / 1e6, "M"),
@@ -125,7 +124,7 @@ pub(crate) fn rate_text(log: f64) -> String {
     format!("{}{unit}/s", trimmed(number))
 }
 
-/// The number at a mark of [`linear`].
+/// Label of a mark of [`linear`].
 pub(crate) fn trimmed(number: f64) -> String {
     let text = format!("{number:.6}");
     let text = if number.abs() >= 1e-3 || number == 0.0 { text } else { format!("{number:.9}") };
@@ -137,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn linear_marks_are_round_and_cover_the_greatest() {
+    fn linear_marks_are_round_and_cover_the_maximum() {
         for max in [0.0, 0.037, 1.0, 7.3, 94.0, 11_800.0, 46_500.0] {
             let axis = linear(max);
             assert!((4..=8).contains(&axis.marks.len()), "{max}: {axis:?}");
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_at_least_two_marks_and_no_crowd() {
+    fn time_axes_have_2_to_13_marks() {
         for (min, max) in [(2000.0, 2000.0), (1800.0, 2100.0), (900.0, 1.2e6), (50.0, 4e9)] {
             let axis = decimal(min, max);
             assert!((2..=13).contains(&axis.marks.len()), "{axis:?}");
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn few_sizes_are_marked_themselves() {
+    fn few_sizes_have_their_own_marks() {
         let text = |list: &[u64]| sizes(list, 8).marks.into_iter().map(size_text).collect::<Vec<_>>();
         assert_eq!(text(&[1 << 20, 64, 4096]), ["64", "4K", "1M"]);
         assert_eq!(text(&[5000]), ["5000"]);

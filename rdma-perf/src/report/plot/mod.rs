@@ -1,35 +1,30 @@
-//! Charts of results, as SVG.
+//! SVG charts of results.
 
 mod axis;
 mod panel;
+mod style;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::{Bandwidth, Report, Row, file};
-use crate::cli::PlotArgs;
+use super::{Report, Row, file};
 use crate::plan::Metric;
+use crate::stats::Bandwidth;
 use panel::{Curve, Mark, Panel, Scale};
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+use style::{Area, EM, FONT, TEXT, anchor, font, style, text_width};
 
 const WIDTH: u32 = 1000;
 const MARGIN: u32 = 16;
-/// Of all text but the heading. A README shows a chart of this width at some 0.85 of its size.
-const FONT: u32 = 16;
-/// Of the heading.
+/// Font size of the heading.
 const HEADING: u32 = 20;
 const LINE: u32 = 24;
-/// Wide on the average for a character of a sans-serif font, in ems: there is no font to measure by.
-const EM: f64 = 0.56;
-/// Bold letters are so much wider.
+/// Width of bold letters relative to normal ones.
 const BOLD: f64 = 1.1;
 const PANEL: u32 = 360;
 
-/// Okabe and Ito's palette, whose colours are told apart with any colour vision.
+/// Okabe and Ito's palette, which works with any colour vision.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -40,45 +35,43 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(90, 90, 90),
     RGBColor(0, 0, 0),
 ];
-const TEXT: RGBColor = RGBColor(30, 30, 30);
-
-/// `rdma-perf plot`.
-pub(crate) fn main(args: &PlotArgs) -> Result<i32> {
-    let mut reports = args.results.iter().map(|path| Report::load(path)).collect::<Result<Vec<_>, _>>()?;
-    tell_apart(&mut reports, &args.results);
-    draw(&reports, &args.output, args.title.as_deref())?;
+/// Runs `rdma-perf plot`.
+pub(crate) fn main(results: &[PathBuf], output: &Path, title: Option<&str>) -> Result<i32> {
+    let mut reports = results.iter().map(|path| Report::load(path)).collect::<Result<Vec<_>, _>>()?;
+    disambiguate_labels(&mut reports, results);
+    draw(&reports, output, title)?;
     Ok(0)
 }
 
-/// Gives reports whose labels are the same the names of their files.
-fn tell_apart(reports: &mut [Report], paths: &[PathBuf]) {
+/// Adds the file name to labels that several reports share.
+fn disambiguate_labels(reports: &mut [Report], paths: &[PathBuf]) {
     let labels: Vec<String> = reports.iter().map(|report| report.label.clone()).collect();
     for (at, (report, path)) in reports.iter_mut().zip(paths).enumerate() {
         let is_same = labels.iter().enumerate().any(|(other, label)| other != at && *label == labels[at]);
         let Some(name) = path.file_stem().filter(|_| is_same) else { continue };
         let name = name.to_string_lossy();
-        // The heading says what the default label does.
+        // The heading already shows what the default label says.
         let label = if report.label == report.plan.title() { name.into() } else { format!("{name}: {}", report.label) };
         report.label = label;
     }
 }
 
-/// Draws `reports` on one chart, a colour each.
+/// Draws `reports` on one chart, with one colour each.
 pub(crate) fn draw(reports: &[Report], path: &Path, title: Option<&str>) -> Result<()> {
     check_name(path)?;
     let text = svg(reports, title)?;
     file::replace(path, text.as_bytes()).with_context(|| format!("cannot write `{}`", path.display()))
 }
 
-/// To be called before measuring, so that a slip does not cost a run.
+/// Refuses names that do not end in .svg. Called before measuring, so that no results are lost.
 pub(crate) fn check_name(path: &Path) -> Result<()> {
     if !path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg")) {
-        bail!("charts are SVG: let the name `{}` end in .svg", path.display());
+        bail!("charts are SVG files: `{}` must end in .svg", path.display());
     }
     Ok(())
 }
 
-/// The text of the chart.
+/// The chart as SVG text.
 pub(crate) fn svg(reports: &[Report], title: Option<&str>) -> Result<String> {
     if reports.iter().all(|report| report.rows.is_empty()) {
         bail!("there is nothing to draw: no report has a row");
@@ -91,9 +84,9 @@ pub(crate) fn svg(reports: &[Report], title: Option<&str>) -> Result<String> {
 
 struct Chart {
     title: String,
-    /// Labels in their colours, broken into lines.
+    /// Labels and their colours, in lines.
     legend: Vec<Vec<(String, RGBColor)>>,
-    /// Drawn side by side.
+    /// Panels drawn side by side.
     throughput: Vec<Panel>,
     latency: Option<Panel>,
     footer: Vec<String>,
@@ -108,7 +101,7 @@ impl Chart {
             let sweeps = sizes.iter().any(|size| *size != sizes[0]);
             let average = curves(reports, |row| both_directions(row, |own| own.average));
             let (unit, scale) = match greatest(&average) {
-                // Small messages would all lie at the bottom.
+                // On a linear axis all small messages would lie at the bottom.
                 _ if sweeps => ("", Scale::Bandwidth),
                 most if most >= 10.0 * GIB => ("GiB/s", Scale::Linear(GIB)),
                 _ => ("MiB/s", Scale::Linear(MIB)),
@@ -141,7 +134,7 @@ impl Chart {
         let top = MARGIN + 34 + self.legend.len() as u32 * LINE;
         let bottom = MARGIN + self.footer.len() as u32 * LINE;
         let root = SVGBackend::with_string(text, (WIDTH, top + upper + lower + bottom)).into_drawing_area();
-        // A transparent chart would have dark text on the dark pages of those who prefer them.
+        // On a transparent background, the dark text would be unreadable on dark pages.
         root.fill(&WHITE)?;
         let middle = (WIDTH / 2) as i32;
         let heading = font(HEADING).style(FontStyle::Bold).color(&TEXT).pos(anchor(true));
@@ -190,30 +183,12 @@ impl Chart {
 const MIB: f64 = (1 << 20) as f64;
 const GIB: f64 = (1 << 30) as f64;
 
-fn style() -> TextStyle<'static> {
-    font(FONT).color(&TEXT)
-}
-
-/// `pixels` as the file is to have them: plotters-svg divides what it is given by 1.24.
-fn font(pixels: u32) -> FontDesc<'static> {
-    ("sans-serif", f64::from(pixels) * 1.24).into_font()
-}
-
-fn anchor(centred: bool) -> plotters::style::text_anchor::Pos {
-    use plotters::style::text_anchor::{HPos, Pos, VPos};
-    Pos::new(if centred { HPos::Center } else { HPos::Left }, VPos::Center)
-}
-
-fn text_width(text: &str) -> u32 {
-    (text.chars().count() as f64 * f64::from(FONT) * EM).ceil() as u32
-}
-
-/// Stroke, label, and the gap to the next.
+/// Width of a line sample, its label and the gap after it.
 fn entry_width(label: &str) -> u32 {
     32 + text_width(label) + 24
 }
 
-/// As much of a line as fits across the chart, of characters that are so wide.
+/// Shortens a line to the width of the chart, given the width of a character.
 fn shortened(line: &str, character: f64) -> String {
     let most = (f64::from(WIDTH - 2 * MARGIN) / character) as usize;
     if line.chars().count() <= most {
@@ -222,12 +197,12 @@ fn shortened(line: &str, character: f64) -> String {
     line.chars().take(most - 1).chain(['…']).collect()
 }
 
-/// XML has no way to write most control characters.
+/// Replaces control characters, most of which XML cannot represent.
 fn printable(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
-/// A name for each report, none twice.
+/// A unique label for each report.
 fn labels(reports: &[Report]) -> Vec<String> {
     let mut labels: Vec<String> = Vec::new();
     for report in reports {
@@ -261,7 +236,7 @@ fn legend(labels: &[String]) -> Vec<Vec<(String, RGBColor)>> {
     lines
 }
 
-/// What was measured, as far as the reports have it in common.
+/// A heading from the settings that all reports share.
 fn heading(reports: &[Report]) -> String {
     fn common<T: PartialEq>(reports: &[Report], of: impl Fn(&Report) -> T) -> Option<T> {
         let first = reports.first().map(&of)?;
@@ -288,7 +263,7 @@ fn heading(reports: &[Report]) -> String {
     parts.join(", ")
 }
 
-/// What the latencies are of: one line if it is the same of all.
+/// Definitions of the latencies, in one line if they are the same.
 fn definitions(reports: &[Report], labels: &[String]) -> Vec<String> {
     let of =
         |report: &Report| report.rows.iter().find_map(|row| row.latency.as_ref().map(|own| own.definition.clone()));
@@ -301,7 +276,7 @@ fn definitions(reports: &[Report], labels: &[String]) -> Vec<String> {
     all.iter().map(|(definition, label)| printable(&format!("Latency of {label}: {definition}"))).collect()
 }
 
-/// Size and value of each row that has the value; a logarithm needs more than zero.
+/// Size and value of each row that has a positive value, as logarithms require.
 fn points(report: &Report, value: impl Fn(&Row) -> Option<f64>) -> Vec<(u64, f64)> {
     let mut points: Vec<_> = report
         .rows
@@ -312,13 +287,13 @@ fn points(report: &Report, value: impl Fn(&Row) -> Option<f64>) -> Vec<(u64, f64
     points
 }
 
-/// The sum for a bidirectional test: what the link has carried.
+/// The value, or the sum of both directions of a bidirectional test.
 fn both_directions(row: &Row, of: fn(&Bandwidth) -> f64) -> Option<f64> {
     Some(of(row.bandwidth.as_ref()?) + row.reverse.as_ref().map_or(0.0, of))
 }
 
-/// How far beside its size each report is drawn, in powers of two: where there is only one size, the points of several
-/// reports would hide each other.
+/// Horizontal shift of each report's points, as a fraction of the distance from one power of two to the next. If all reports
+/// have one size only, unshifted points would cover each other.
 fn shifts(reports: &[Report]) -> Vec<f64> {
     let mut sizes: Vec<u64> = reports.iter().flat_map(|report| report.rows.iter().map(|row| row.size)).collect();
     sizes.sort_unstable();
@@ -346,7 +321,7 @@ fn latency_curves(reports: &[Report]) -> Vec<Curve> {
         let rows = || reports.iter().flat_map(|report| &report.rows);
         rows().any(|row| row.latency.as_ref().is_some_and(|latency| latency.percentile(*percent).is_some()))
     };
-    // More curves than these cannot be told apart.
+    // More curves would be indistinguishable.
     let wanted: &[f64] = if reports.len() > 3 { &[50.0, 99.0] } else { &[50.0, 99.0, 99.9] };
     let mut shown: Vec<f64> = wanted.iter().copied().filter(recorded).collect();
     if shown.is_empty() {

@@ -1,25 +1,26 @@
-//! One panel of a chart: curves over the size of a message.
+//! A panel of a chart: curves over the message size.
 
 use std::error::Error;
 
 use plotters::prelude::*;
 
-use super::{Area, FONT, axis, style, text_width};
+use super::axis;
+use super::style::{Area, FONT, TEXT, anchor, font, style, text_width};
 
-/// How values become heights.
+/// Scale of the vertical axis.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scale {
-    /// In this unit.
+    /// Linear, in this unit.
     Linear(f64),
-    /// Logarithm of nanoseconds.
+    /// Logarithmic, from nanoseconds.
     Time,
-    /// Logarithm of bytes a second.
+    /// Logarithmic, from bytes per second.
     Bandwidth,
-    /// Logarithm of messages a second.
+    /// Logarithmic, from messages per second.
     Rate,
 }
 
-/// How a curve differs from others of its colour.
+/// Line style of a curve, for curves of the same colour.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Mark {
     Solid,
@@ -28,7 +29,7 @@ pub(super) enum Mark {
 }
 
 impl Mark {
-    /// Pixels of a dash, and of the gap after it.
+    /// Length of a dash and of the gap after it, in pixels.
     fn dashes(self) -> Option<(i32, i32)> {
         match self {
             Mark::Solid => None,
@@ -42,11 +43,11 @@ impl Mark {
 pub(super) struct Curve {
     pub(super) colour: RGBColor,
     pub(super) mark: Mark,
-    /// What its kind of line means.
+    /// Meaning of the line style.
     pub(super) name: Option<String>,
-    /// How far beside the sizes it is drawn, in powers of two.
+    /// Horizontal shift, in powers of two.
     pub(super) shift: f64,
-    /// Size and value.
+    /// Sizes and values.
     pub(super) points: Vec<(u64, f64)>,
 }
 
@@ -136,12 +137,12 @@ impl Panel {
         }
     }
 
-    /// What the panel shows, and at the right what each kind of line means.
+    /// Draws the title at the left and the meanings of line styles at the right.
     fn draw_heading(&self, area: &Area<'_>) -> Result<(), Box<dyn Error>> {
         let (width, _) = area.dim_in_pixel();
-        let bold = super::font(FONT).style(FontStyle::Bold).color(&super::TEXT);
+        let bold = font(FONT).style(FontStyle::Bold).color(&TEXT);
         let y = 20;
-        area.draw(&Text::new(self.title, (102, y), bold.pos(super::anchor(false))))?;
+        area.draw(&Text::new(self.title, (102, y), bold.pos(anchor(false))))?;
         let mut kinds: Vec<(&str, Mark)> = Vec::new();
         for curve in &self.curves {
             match &curve.name {
@@ -159,7 +160,7 @@ impl Panel {
                 area.draw(&PathElement::new([(x + start, y), (x + end, y)], grey.stroke_width(2)))?;
             }
             area.draw(&dot((x + 18, y), mark, grey))?;
-            area.draw(&Text::new(name.to_owned(), (x + 43, y), style().pos(super::anchor(false))))?;
+            area.draw(&Text::new(name.to_owned(), (x + 43, y), style().pos(anchor(false))))?;
         }
         Ok(())
     }

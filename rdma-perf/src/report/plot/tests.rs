@@ -1,8 +1,8 @@
 use super::*;
-use crate::report::sample;
-use crate::scratch::Scratch;
+use crate::testing::sample;
+use crate::testing::scratch::Scratch;
 
-/// Panics unless every tag is closed in its turn and every `&` begins an entity.
+/// Panics unless all tags are closed in order and each `&` begins an entity.
 fn assert_well_formed(svg: &str) {
     let mut open: Vec<&str> = Vec::new();
     for part in svg.split('<').skip(1) {
@@ -22,7 +22,7 @@ fn assert_well_formed(svg: &str) {
     assert!(svg.starts_with("<svg ") && svg.contains("xmlns=\"http://www.w3.org/2000/svg\""));
 }
 
-/// The texts of the chart.
+/// The texts in a chart.
 fn texts(svg: &str) -> Vec<String> {
     let texts = svg.split("<text").skip(1).filter_map(|part| part.split_once('>')?.1.split_once("</text>"));
     texts.map(|(text, _)| text.trim().to_owned()).collect()
@@ -54,7 +54,7 @@ fn a_bandwidth_chart_has_three_panels_and_a_legend() {
     ] {
         assert!(texts.iter().any(|known| known == text), "{text} in {texts:?}");
     }
-    assert!(svg.contains("#0072B2") && svg.contains("#D55E00"), "a colour each");
+    assert!(svg.contains("#0072B2") && svg.contains("#D55E00"), "one colour each");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_single_size_is_drawn_as_points() {
 }
 
 #[test]
-fn points_of_several_reports_stand_beside_each_other() {
+fn points_of_several_reports_are_shifted() {
     let report = |arguments: &str| sample::report(arguments, "run");
     assert_eq!(shifts(&[report("send lat host"), report("send lat host")]), [-0.05, 0.05]);
     assert_eq!(shifts(&[report("send lat host"), report("send lat host -s 64")]), [0.0, 0.0]);
@@ -96,14 +96,14 @@ fn both_directions_are_added() {
 }
 
 #[test]
-fn latencies_of_different_kinds_are_said_to_be() {
+fn different_latency_definitions_are_shown() {
     let reports = [sample::report("write lat host", "ping-pong"), sample::report("write lat host --ack", "ack")];
     let texts = texts(&svg(&reports, None).unwrap());
     assert!(texts.iter().any(|text| text.starts_with("Latency of ack: from the post")), "{texts:?}");
 }
 
 #[test]
-fn labels_are_escaped_and_distinct() {
+fn labels_are_escaped_and_unique() {
     let odd = sample::report("send lat host", "<b>&\"x\"\u{1}");
     let svg = svg(&[odd.clone(), odd], Some("a < b && c\n")).unwrap();
     assert_well_formed(&svg);
@@ -111,16 +111,16 @@ fn labels_are_escaped_and_distinct() {
 }
 
 #[test]
-fn reports_of_the_same_label_are_called_by_their_files() {
+fn duplicate_labels_get_file_names() {
     let title = sample::plan("send lat host").title();
     let mut reports = ["x", "x", "y", &title, &title].map(|label| sample::report("send lat host", label));
     let paths = ["d/a.json", "b.json", "c.json", "before.json", "after.json"].map(PathBuf::from);
-    tell_apart(&mut reports, &paths);
+    disambiguate_labels(&mut reports, &paths);
     assert_eq!(reports.map(|report| report.label), ["a: x", "b: x", "y", "before", "after"]);
 }
 
 #[test]
-fn what_has_no_rows_or_no_values_is_refused_or_left_out() {
+fn empty_reports_are_refused_and_missing_values_left_out() {
     assert!(svg(&[], None).unwrap_err().to_string().contains("nothing to draw"));
     let mut report = sample::report("write bw host", "run");
     let rows = std::mem::take(&mut report.rows);
@@ -133,21 +133,20 @@ fn what_has_no_rows_or_no_values_is_refused_or_left_out() {
 }
 
 #[test]
-fn a_chart_is_an_svg_file() {
+fn a_chart_is_written_as_an_svg_file() {
     let scratch = Scratch::new();
     let report = sample::report("send lat host", "run");
     let results = scratch.path("run.json");
     report.save(&results).unwrap();
     let output = scratch.path("chart.svg");
-    let args = PlotArgs { results: vec![results.clone(), results], output: output.clone(), title: None };
-    assert_eq!(main(&args).unwrap(), 0);
+    assert_eq!(main(&[results.clone(), results], &output, None).unwrap(), 0);
     assert_well_formed(&std::fs::read_to_string(output).unwrap());
     let error = draw(&[report], &scratch.path("chart.png"), None).unwrap_err().to_string();
     assert!(error.contains(".svg"), "{error}");
 }
 
 #[test]
-fn a_legend_that_is_too_long_for_a_line_is_broken() {
+fn a_long_legend_is_wrapped() {
     let labels: Vec<String> = (0..12).map(|n| format!("a report with a long label, number {n}")).collect();
     let lines = legend(&labels);
     assert!(lines.len() >= 4);

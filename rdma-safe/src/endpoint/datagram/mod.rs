@@ -1,28 +1,29 @@
-//! The owned door for datagrams.
+//! Endpoints for datagrams.
 
-mod kept;
 mod multicast;
 mod peer;
+mod slots;
 
 use std::ops::Deref;
 use std::time::Duration;
 
-pub(super) use kept::Kept;
-pub(crate) use peer::Arrival;
-pub use peer::{Peer, Sender};
+pub use peer::{DatagramSender, Peer};
+pub(super) use slots::DatagramSlots;
 
-use super::{Armed, Batch, Completion, Endpoint, FailedWork, Rejected, Unposted, Work, WorkId};
+use super::{Armed, Batch, BatchError, Completion, Endpoint, FailedWork, Rejected, Work, WorkId};
+use crate::address::AddressVector;
 use crate::{
-    AddressVector, Buffer, CompletionChannel, ConnectOptions, PollError, PostError, ProtectionDomain, QueuePair,
-    QueuePairAddress, Result,
+    Buffer, CompletionChannel, ConnectOptions, PollError, PostError, ProtectionDomain, QueuePair, QueuePairAddress,
+    Result,
 };
 
-/// Sends datagrams to any number of peers, and receives theirs, without `unsafe`: an [`Endpoint`] over a UD queue pair.
+/// Exchanges datagrams with any number of peers, without `unsafe`: an [`Endpoint`] over a UD queue pair.
 ///
-/// A datagram is one packet at most ([`DatagramEndpoint::max_datagram`]). It may get lost or be overtaken, and nobody is told; that
-/// it was sent says no more than that. Work, buffers and completions are as those of an [`Endpoint`], with a [`Peer`] for each
-/// send, and a [`Sender`] with each receive. The header that a device puts before each datagram ([`Grh`](crate::Grh)) is taken off:
-/// buffers hold the payload only. What is sent to a multicast group comes here after [`DatagramEndpoint::attach_mcast`].
+/// A datagram fits in one packet ([`DatagramEndpoint::max_datagram`]). Datagrams may be lost or reordered without an
+/// error: the completion of a send says only that the datagram was sent. Work, buffers and completions are as with an
+/// [`Endpoint`], plus a [`Peer`] for each send and a [`DatagramSender`] for each receive. The header that the device puts
+/// before each datagram ([`Grh`](crate::address::Grh)) is removed, so buffers hold only the payload.
+/// [`DatagramEndpoint::attach_mcast`] subscribes to multicast groups.
 ///
 /// ```no_run
 /// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }
@@ -31,9 +32,9 @@ use crate::{
 /// use rdma_safe::{Device, Endpoint};
 ///
 /// let pd = Device::first()?.open()?.alloc_pd()?;
-/// // Both ends have the same queue key.
+/// // Both ends use the same queue key.
 /// let mut endpoint = Endpoint::builder(&pd).inline_data(64).build_datagrams(0x1234)?;
-/// endpoint.receive(pd.allocate(1024)?)?; // what arrives before is lost
+/// endpoint.receive(pd.allocate(1024)?)?; // datagrams that arrive earlier are lost
 /// let remote = exchange(endpoint.address());
 /// let peer = endpoint.peer(&remote)?;
 /// endpoint.send_inline(b"hello", &peer)?;
@@ -55,15 +56,15 @@ pub struct DatagramEndpoint {
     qkey: u32,
 }
 
-/// Work of a [`DatagramEndpoint`] that is done.
+/// Completed work of a [`DatagramEndpoint`].
 #[derive(Debug)]
 #[non_exhaustive]
 #[must_use = "dropping a completion drops its buffer"]
 pub struct DatagramCompletion {
-    /// What it was, and its buffer.
+    /// The completed work and its buffer.
     pub work: Completion,
-    /// Of a receive that succeeded: from whom.
-    pub sender: Option<Sender>,
+    /// The sender, for a receive that succeeded.
+    pub sender: Option<DatagramSender>,
 }
 
 impl DatagramCompletion {
@@ -82,98 +83,107 @@ impl DatagramEndpoint {
         DatagramEndpoint { endpoint, port, qkey }
     }
 
-    /// What a peer needs to send to this end, beside [`DatagramEndpoint::qkey`]. Exchange it out of band.
+    /// The address that a peer needs to send to this endpoint, together with [`DatagramEndpoint::qkey`].
+    ///
+    /// Exchange both out of band.
     #[must_use]
     pub fn address(&self) -> QueuePairAddress {
         self.endpoint.address()
     }
 
-    /// Queue key: datagrams that have another one are dropped.
+    /// Queue key. Received datagrams with another key are dropped.
     #[must_use]
     pub fn qkey(&self) -> u32 {
         self.qkey
     }
 
-    /// The port that it sends and receives by, counted from 1.
+    /// Port of the device, counted from 1.
     #[must_use]
     pub fn port(&self) -> u8 {
         self.port
     }
 
-    /// Bytes that a datagram can have: the MTU of the port as the endpoint was built.
+    /// Maximum size of a datagram in bytes: the MTU of the port when the endpoint was built.
     #[must_use]
     pub fn max_datagram(&self) -> u32 {
         self.queue_pair().max_datagram().unwrap_or(0)
     }
 
-    /// The peer at `remote`, which has the same queue key unless [`Peer::with_qkey`] says otherwise.
+    /// The peer at `remote`, with this endpoint's queue key unless [`Peer::with_qkey`] changes it.
     ///
     /// # Errors
-    /// Those of [`ProtectionDomain::address_handle`].
+    /// The errors of [`ProtectionDomain::address_handle`].
     pub fn peer(&self, remote: &QueuePairAddress) -> Result<Peer> {
         self.peer_with(remote, &ConnectOptions::default())
     }
 
-    /// As [`DatagramEndpoint::peer`]. Of `options` those count that an address has: service level, traffic class, hop limit and
-    /// flow label.
+    /// Like [`DatagramEndpoint::peer`], with options.
+    ///
+    /// Only the options of an address apply: service level, traffic class, hop limit and flow label.
     ///
     /// # Errors
-    /// As there.
+    /// Like [`DatagramEndpoint::peer`].
     pub fn peer_with(&self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<Peer> {
         self.peer_at(&self.queue_pair().address_of(remote, options)?, remote.qp_num)
     }
 
-    /// The peer `qp_num` behind the port that `address` leads to.
+    /// The queue pair `qp_num` behind the port at `address`.
     ///
     /// # Errors
-    /// Those of [`ProtectionDomain::address_handle`].
+    /// The errors of [`ProtectionDomain::address_handle`].
     pub fn peer_at(&self, address: &AddressVector, qp_num: u32) -> Result<Peer> {
         Ok(Peer::new(self.pd().address_handle(address)?, qp_num, self.qkey))
     }
 
-    /// The peer that has sent a datagram, to answer it: `ibv_init_ah_from_wc(3)`. It makes an address handle, which costs a system
-    /// call on most devices: keep what is answered more than once ([`Sender`] is `Eq` and `Hash`).
+    /// The sender of a datagram as a peer, to reply to it: `ibv_init_ah_from_wc(3)`.
+    ///
+    /// This creates an address handle, which costs a system call on most devices. Cache the peer to reply more than
+    /// once ([`DatagramSender`] is `Eq` and `Hash`).
     ///
     /// # Errors
-    /// Those of [`Context::sender_address`](crate::Context::sender_address) and [`ProtectionDomain::address_handle`].
-    pub fn peer_of(&self, sender: &Sender) -> Result<Peer> {
+    /// The errors of [`Context::sender_address`](crate::Context::sender_address) and
+    /// [`ProtectionDomain::address_handle`].
+    pub fn peer_of(&self, sender: &DatagramSender) -> Result<Peer> {
         let address = self.pd().context().address_of_arrival(self.port, &sender.route, sender.grh())?;
         self.peer_at(&address, sender.qp_num())
     }
 
-    /// Posts a receive: a datagram goes into `buffer`, up to its capacity. One that is longer fails the receive, or is dropped.
+    /// Posts a receive: a datagram goes into `buffer`, up to its capacity.
+    ///
+    /// A longer datagram fails the receive or is dropped.
     ///
     /// # Errors
-    /// [`Rejected`] gives the buffer back.
+    /// [`Rejected`] returns the buffer.
     #[inline]
     pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
         self.endpoint.receive(buffer)
     }
 
-    /// Sends the bytes of `buffer` up to its length.
+    /// Sends the bytes of `buffer` up to its length: shorthand for [`post`](Self::post) of [`Work::send`].
     ///
     /// # Errors
-    /// [`Rejected`] gives the buffer back: with [`PostError::DatagramTooLong`], [`PostError::ForeignPeer`], or as
+    /// [`Rejected`] returns the buffer: with [`PostError::DatagramTooLong`], [`PostError::ForeignPeer`], or an error of
     /// [`Endpoint::post`].
     #[inline]
     pub fn send(&mut self, buffer: Buffer, peer: &Peer) -> Result<WorkId, Rejected> {
         self.post(Work::send(buffer), peer)
     }
 
-    /// Sends bytes that are copied as they are posted, as many as
-    /// [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data) says.
+    /// Sends bytes that are copied during posting: shorthand for [`post`](Self::post) of [`Work::send_inline`].
+    ///
+    /// Up to [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data) bytes.
     ///
     /// # Errors
-    /// [`PostError::InlineTooLong`]; as [`DatagramEndpoint::send`].
+    /// [`PostError::InlineTooLong`]; the errors of [`DatagramEndpoint::send`].
     #[inline]
     pub fn send_inline(&mut self, bytes: &[u8], peer: &Peer) -> Result<WorkId, PostError> {
         self.post(Work::send_inline(bytes), peer).map_err(|rejected| rejected.error)
     }
 
-    /// Posts a send, which can have immediate data, be unsignaled or solicited.
+    /// Posts a send, optionally with immediate data, unsignaled or solicited.
     ///
     /// # Errors
-    /// As [`DatagramEndpoint::send`]; [`PostError::NotEnabled`] for work that is not a send.
+    /// Like [`DatagramEndpoint::send`]; [`PostError::NotEnabled`] for work that is not a send.
     #[inline]
     pub fn post(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
         let mut batch = match self.batch() {
@@ -183,33 +193,33 @@ impl DatagramEndpoint {
         let id = batch.add(work, peer)?;
         match batch.post() {
             Ok(()) => Ok(id),
-            Err(Unposted { error, mut buffers }) => Err(Rejected { error, buffer: buffers.pop() }),
+            Err(BatchError { error, mut buffers }) => Err(Rejected { error, buffer: buffers.pop() }),
         }
     }
 
-    /// Begins a batch of sends, to the same peer or different ones, to be posted with one doorbell.
+    /// Begins a batch of sends to any peers, posted with one doorbell.
     ///
     /// # Errors
-    /// [`PostError::Poisoned`].
+    /// [`PostError::EndpointFailed`].
     #[inline]
     pub fn batch(&mut self) -> Result<DatagramBatch<'_>, PostError> {
         Ok(DatagramBatch(self.endpoint.batch()?))
     }
 
-    /// Takes one piece of work that is done, if there is any: [`Endpoint::poll`].
+    /// Takes one piece of completed work, if there is any: [`Endpoint::poll`].
     ///
     /// # Errors
-    /// As there.
+    /// Like [`Endpoint::poll`].
     #[inline]
     pub fn poll(&mut self) -> Result<Option<DatagramCompletion>, PollError> {
         let polled = self.endpoint.poll()?;
         Ok(polled.map(|work| self.complete(work)))
     }
 
-    /// Waits for a piece of work to be done, at most for `timeout`: [`Endpoint::wait`].
+    /// Waits until a piece of work has completed, for `timeout` at most: [`Endpoint::wait`].
     ///
     /// # Errors
-    /// As there.
+    /// Like [`Endpoint::wait`].
     #[inline]
     pub fn wait(&mut self, timeout: Duration) -> Result<DatagramCompletion> {
         let work = self.endpoint.wait(timeout)?;
@@ -219,38 +229,38 @@ impl DatagramEndpoint {
     #[inline]
     fn complete(&self, work: Completion) -> DatagramCompletion {
         let is_arrival = work.id.is_receive() && work.status == crate::WcStatus::SUCCESS;
-        let kept = self.endpoint.poster.live.datagrams.as_deref().filter(|_| is_arrival);
-        let sender = kept.and_then(|kept| kept.sender(work.id.0));
+        let slots = self.endpoint.poster.live.datagrams.as_deref().filter(|_| is_arrival);
+        let sender = slots.and_then(|slots| slots.sender(work.id.0));
         DatagramCompletion { work, sender }
     }
 
-    /// Asks for an event at the next completion, unless completions are there already: [`Endpoint::arm`].
+    /// Requests an event for the next completion, unless completions are available already: [`Endpoint::arm`].
     ///
     /// # Errors
-    /// As there.
+    /// Like [`Endpoint::arm`].
     pub fn arm(&mut self) -> Result<Armed> {
         self.endpoint.arm()
     }
 
-    /// The channel that becomes readable when work is done: [`Endpoint::channel`].
+    /// The channel that becomes readable when work completes: [`Endpoint::channel`].
     #[must_use]
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.endpoint.channel()
     }
 
-    /// Sends posted and not done.
+    /// Number of sends that are posted and not completed.
     #[must_use]
     pub fn sends_in_flight(&self) -> u64 {
         self.endpoint.sends_in_flight()
     }
 
-    /// Receives posted and not done.
+    /// Number of receives that are posted and not completed.
     #[must_use]
     pub fn receives_in_flight(&self) -> u64 {
         self.endpoint.receives_in_flight()
     }
 
-    /// The domain whose buffers and peers it takes.
+    /// The domain that buffers and peers must belong to.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.endpoint.pd()
@@ -262,16 +272,16 @@ impl DatagramEndpoint {
         self.endpoint.queue_pair()
     }
 
-    /// Destroys the queue pair, and returns the buffers of all work that was not handed out: [`Endpoint::close`].
+    /// Destroys the queue pair and returns the buffers of all work that was not handed out: [`Endpoint::close`].
     ///
     /// # Errors
-    /// As there.
+    /// Like [`Endpoint::close`].
     pub fn close(self) -> Result<Vec<Buffer>> {
         self.endpoint.close()
     }
 }
 
-/// Sends to post at once. Dropping it posts nothing, and drops the buffers that were moved in.
+/// Sends to be posted with one doorbell. Dropping it posts nothing, and drops the buffers that were moved in.
 ///
 /// Made by [`DatagramEndpoint::batch`].
 #[derive(Debug)]
@@ -282,36 +292,36 @@ impl DatagramBatch<'_> {
     /// Adds a send.
     ///
     /// # Errors
-    /// As [`DatagramEndpoint::post`]; the batch is as before then. [`PostError::EndpointFull`] means that completions have to
-    /// be taken first.
+    /// Like [`DatagramEndpoint::post`]; the batch is then unchanged. [`PostError::EndpointFull`] means that completions
+    /// must be polled first.
     #[inline]
     pub fn add(&mut self, work: Work<'_>, peer: &Peer) -> Result<WorkId, Rejected> {
         self.0.add_datagram(work, peer)
     }
 
-    /// How many sends it holds.
+    /// Number of sends in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether it holds none.
+    /// Whether the batch is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Posts all of it. An empty batch does nothing.
+    /// Posts the whole batch. An empty batch does nothing.
     ///
     /// # Errors
-    /// As [`Batch::post`].
+    /// Like [`Batch::post`].
     #[inline]
-    pub fn post(self) -> Result<(), Unposted> {
+    pub fn post(self) -> Result<(), BatchError> {
         self.0.post()
     }
 }
 
-/// What it was, and its buffer.
+/// Dereferences to the completed work.
 impl Deref for DatagramCompletion {
     type Target = Completion;
 

@@ -1,16 +1,17 @@
-//! Whom datagrams go to, and whom they come from.
+//! Destinations and senders of datagrams.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use crate::{AddressHandle, Gid, Grh, ProtectionDomain, UdTarget, WcFlags, WorkCompletion};
+use crate::address::{Arrival, Grh};
+use crate::{AddressHandle, Gid, ProtectionDomain, UdTarget, WcFlags};
 
-/// Where a [`DatagramEndpoint`](crate::DatagramEndpoint) sends to: the way to a port, and a queue pair there. Made by
-/// [`DatagramEndpoint::peer`](crate::DatagramEndpoint::peer), [`peer_of`](crate::DatagramEndpoint::peer_of),
-/// [`peer_at`](crate::DatagramEndpoint::peer_at) and [`multicast_peer`](crate::DatagramEndpoint::multicast_peer).
+/// A destination of datagrams: the address of a port, and a queue pair there.
 ///
-/// Clones share the address handle, which work in flight keeps, too.
+/// Made by [`DatagramEndpoint::peer`](crate::DatagramEndpoint::peer), [`peer_of`](crate::DatagramEndpoint::peer_of),
+/// [`peer_at`](crate::DatagramEndpoint::peer_at) and [`multicast_peer`](crate::DatagramEndpoint::multicast_peer).
+/// Clones share the address handle. Work in flight also keeps it alive.
 #[derive(Clone)]
 pub struct Peer {
     handle: Arc<AddressHandle>,
@@ -23,13 +24,13 @@ impl Peer {
         Peer { handle: Arc::new(handle), qp_num, qkey }
     }
 
-    /// Number of its queue pair.
+    /// Number of the peer's queue pair.
     #[must_use]
     pub fn qp_num(&self) -> u32 {
         self.qp_num
     }
 
-    /// The same queue pair, which has this queue key; the endpoint's own unless set.
+    /// Sets the queue key of the peer; by default it equals the endpoint's key.
     #[must_use]
     pub fn with_qkey(self, qkey: u32) -> Self {
         Peer { qkey, ..self }
@@ -66,59 +67,39 @@ impl fmt::Debug for Peer {
     }
 }
 
-/// Who has sent a datagram. Two are equal if they are the same queue pair of the same port.
+/// The sender of a datagram. Two senders are equal if they are the same queue pair of the same port.
 #[derive(Clone, Copy)]
-pub struct Sender {
+pub struct DatagramSender {
     qp_num: u32,
     pub(super) route: Arrival,
     grh: Option<Grh>,
 }
 
-/// What a completion says of the way that a datagram has come.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrival {
-    pub(crate) slid: u32,
-    pub(crate) sl: u8,
-    pub(crate) dlid_path_bits: u8,
-    pub(crate) flags: WcFlags,
-}
-
-impl Arrival {
-    /// `None` if the completion queue was created without the fields.
-    pub(crate) fn of(completion: &WorkCompletion<'_>) -> Option<Self> {
-        Some(Arrival {
-            slid: completion.slid()?,
-            sl: completion.sl()?,
-            dlid_path_bits: completion.dlid_path_bits()?,
-            flags: completion.flags(),
-        })
-    }
-}
-
-impl Sender {
+impl DatagramSender {
     pub(super) fn new(qp_num: u32, route: Arrival, grh: Grh) -> Self {
-        Sender { qp_num, route, grh: route.flags.contains(WcFlags::GRH).then_some(grh) }
+        DatagramSender { qp_num, route, grh: route.flags.contains(WcFlags::GRH).then_some(grh) }
     }
 
-    /// Number of its queue pair.
+    /// Number of the sender's queue pair.
     #[must_use]
     pub fn qp_num(&self) -> u32 {
         self.qp_num
     }
 
-    /// The header that came before the payload; always there on RoCE, on InfiniBand for what comes from another subnet.
+    /// The global route header of the datagram; always present on RoCE, and on InfiniBand for datagrams from another
+    /// subnet.
     #[must_use]
     pub fn grh(&self) -> Option<&Grh> {
         self.grh.as_ref()
     }
 
-    /// GID of its port, where the header says so.
+    /// GID of the sender's port, if the datagram has a global route header.
     #[must_use]
     pub fn gid(&self) -> Option<Gid> {
         self.grh.as_ref().map(Grh::sgid)
     }
 
-    /// LID of its port; of no meaning on RoCE.
+    /// LID of the sender's port; meaningless on RoCE.
     #[must_use]
     pub fn lid(&self) -> u16 {
         self.route.slid as u16
@@ -129,23 +110,23 @@ impl Sender {
     }
 }
 
-impl PartialEq for Sender {
+impl PartialEq for DatagramSender {
     fn eq(&self, other: &Self) -> bool {
         self.identity() == other.identity()
     }
 }
 
-impl Eq for Sender {}
+impl Eq for DatagramSender {}
 
-impl Hash for Sender {
+impl Hash for DatagramSender {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.identity().hash(state);
     }
 }
 
-impl fmt::Debug for Sender {
+impl fmt::Debug for DatagramSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sender")
+        f.debug_struct("DatagramSender")
             .field("qp_num", &format_args!("{:#08x}", self.qp_num))
             .field("gid", &self.gid())
             .field("lid", &self.lid())

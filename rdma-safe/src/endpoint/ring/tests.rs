@@ -1,4 +1,4 @@
-//! Rings by themselves.
+//! Tests of the ring.
 
 use super::*;
 use crate::WcStatus;
@@ -27,17 +27,17 @@ impl<B> Ring<B> {
 }
 
 #[test]
-fn one_completion_releases_what_has_none_of_its_own() {
+fn a_completion_releases_earlier_unsignaled_entries() {
     let mut ring = Ring::new(4, 0, SIGNALED);
     for (value, kind) in [(10, UNSIGNALED), (11, UNSIGNALED), (12, SIGNALED), (13, SIGNALED)] {
         assert!(!ring.is_full());
         ring.add(Some(value), kind);
     }
     assert!(ring.is_full());
-    assert!(!ring.done(4), "the third is to have a completion of its own");
+    assert!(!ring.done(4), "the third entry is signaled");
     assert!(ring.done(3));
     assert!(!ring.done(3), "a repeated completion names nothing");
-    assert!(!ring.done(5), "neither does one of the future");
+    assert!(!ring.done(5), "a completion of a future entry names nothing");
     assert_eq!(ring.next(), Some((1, Some(10))));
     assert!(!ring.is_full());
     assert_eq!(ring.next(), Some((2, Some(11))));
@@ -54,7 +54,7 @@ fn a_completion_of_zeros_names_no_entry() {
 }
 
 #[test]
-fn the_oldest_is_taken_at_once_if_it_has_a_buffer() {
+fn the_oldest_entry_is_taken_if_it_has_a_buffer() {
     let mut ring = Ring::new(2, 0, SIGNALED);
     ring.add(Some('a'), SIGNALED);
     ring.add(None, SIGNALED);
@@ -66,12 +66,12 @@ fn the_oldest_is_taken_at_once_if_it_has_a_buffer() {
 }
 
 #[test]
-fn silent_work_is_passed_over_unless_it_failed() {
+fn silent_work_is_skipped_unless_it_failed() {
     let mut ring = Ring::new(4, 0, SIGNALED);
     for kind in [SILENT, SILENT, SIGNALED] {
         ring.add(Some(()), kind);
     }
-    ring.note_before(2, FAILED);
+    ring.set_outcome_before(2, FAILED);
     assert!(ring.done(3));
     let failed = ring.pop().unwrap();
     assert_eq!((failed.sequence, failed.outcome), (1, FAILED));
@@ -79,10 +79,10 @@ fn silent_work_is_passed_over_unless_it_failed() {
 }
 
 #[test]
-fn what_was_noted_of_an_entry_is_not_said_of_the_next_in_its_place() {
+fn a_reused_slot_does_not_keep_the_old_outcome() {
     let mut ring = Ring::new(1, 0, SIGNALED);
     ring.add(Some(()), UNSIGNALED);
-    ring.note_before(2, FAILED);
+    ring.set_outcome_before(2, FAILED);
     assert!(ring.done(1));
     assert!(ring.next().is_some());
     ring.add(Some(()), UNSIGNALED);
@@ -91,7 +91,7 @@ fn what_was_noted_of_an_entry_is_not_said_of_the_next_in_its_place() {
 }
 
 #[test]
-fn what_is_staged_can_be_taken_back_and_cannot_complete() {
+fn staged_entries_can_be_removed_and_cannot_complete() {
     let mut ring = Ring::new(4, 0, SIGNALED);
     for value in ['a', 'b', 'c'] {
         ring.stage(Some(value), UNSIGNALED);
@@ -99,9 +99,9 @@ fn what_is_staged_can_be_taken_back_and_cannot_complete() {
     assert!(!ring.done(1), "nothing is posted");
     assert_eq!(ring.in_flight(), 0);
     ring.commit_first(1);
-    assert_eq!(ring.unstage(), Some(Some('c')));
+    assert_eq!(ring.pop_staged(), Some(Some('c')));
     ring.roll_back();
-    assert_eq!(ring.unstage(), None, "the first is posted");
+    assert_eq!(ring.pop_staged(), None, "the first is posted");
     assert_eq!(ring.stage(Some('d'), SIGNALED), 2);
     ring.commit();
     assert!(ring.done(2));
@@ -126,7 +126,7 @@ fn every_entry_is_dropped_once_or_leaked() {
 }
 
 #[test]
-fn pending_entries_are_posted_in_order_as_room_is_made() {
+fn pending_entries_are_posted_in_order_when_there_is_room() {
     let mut ring = Ring::with_pending(2, 3, 0, SIGNALED);
     ring.add(Some(1), SIGNALED);
     ring.add(Some(2), SIGNALED);
@@ -134,20 +134,20 @@ fn pending_entries_are_posted_in_order_as_room_is_made() {
         assert!(ring.is_full());
         ring.add_pending(Some(value), SIGNALED);
     }
-    assert_eq!((ring.pending(), ring.in_flight(), ring.admissible()), (3, 5, (0, 3)));
+    assert_eq!((ring.pending(), ring.in_flight(), ring.postable()), (3, 5, (0, 3)));
     assert!(!ring.done(3), "it is not posted");
     assert!(ring.done(1));
-    assert_eq!(ring.admissible(), (0, 3), "done, and not handed out");
+    assert_eq!(ring.postable(), (0, 3), "completed, but not handed out");
     assert_eq!(ring.next(), Some((1, Some(1))));
-    assert_eq!((ring.admissible(), ring.is_full()), ((1, 3), true), "the room is for what is pending");
+    assert_eq!((ring.postable(), ring.is_full()), ((1, 3), true), "the room is for pending entries");
     assert_eq!(ring.buffer(3), Some(&3));
-    ring.admit(1);
-    assert_eq!((ring.pending(), ring.admissible()), (2, (0, 4)));
+    ring.mark_posted(1);
+    assert_eq!((ring.pending(), ring.postable()), (2, (0, 4)));
     assert!(ring.done(2));
     assert!(ring.done(3));
     assert_eq!([ring.next(), ring.next()], [Some((2, Some(2))), Some((3, Some(3)))]);
-    assert_eq!(ring.admissible(), (2, 4));
-    ring.admit(2);
+    assert_eq!(ring.postable(), (2, 4));
+    ring.mark_posted(2);
     assert!(ring.is_full());
     assert!(ring.done(4));
     assert!(ring.done(5));
@@ -156,15 +156,15 @@ fn pending_entries_are_posted_in_order_as_room_is_made() {
 }
 
 #[test]
-fn pending_entries_end_behind_those_in_flight() {
+fn pending_entries_complete_after_those_in_flight() {
     let mut ring = Ring::with_pending(1, 2, 0, SIGNALED);
     ring.add(Some('a'), SIGNALED);
     ring.add_pending(Some('b'), SIGNALED);
     ring.add_pending(None, SILENT);
-    ring.end_pending(FAILED);
+    ring.complete_pending(FAILED);
     assert_eq!(ring.pending(), 2, "the first is in flight");
     assert!(ring.done(1));
-    ring.end_pending(FAILED);
+    ring.complete_pending(FAILED);
     assert_eq!(ring.pending(), 0);
     let ended: Vec<_> = std::iter::from_fn(|| ring.pop()).map(|done| (done.buffer, done.outcome)).collect();
     assert_eq!(ended, [(Some('a'), Outcome::DONE), (Some('b'), FAILED), (None, FAILED)]);
@@ -172,9 +172,9 @@ fn pending_entries_end_behind_those_in_flight() {
     assert_eq!(ring.add(Some('c'), SIGNALED), 4);
 }
 
-/// Against a model, over a fixed stream of pseudo-random steps and capacities that are no powers of two.
+/// Compares the ring with a model, over a fixed pseudo-random sequence and capacities that are not powers of two.
 #[test]
-fn it_behaves_like_a_queue() {
+fn a_ring_behaves_like_a_queue() {
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = move |bound: u64| {
         random ^= random << 13;

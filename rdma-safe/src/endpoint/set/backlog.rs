@@ -1,4 +1,4 @@
-//! Messages that wait in a set until it is their endpoint's turn.
+//! Messages that wait for their endpoint's turn.
 
 use crate::endpoint::Completion;
 
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn each_list_keeps_its_order_and_nodes_are_used_again() {
+    fn each_list_keeps_its_order_and_nodes_are_reused() {
         let mut all = Backlogs::default();
         all.reserve(4);
         let mut lists = [Backlog::default(), Backlog::default()];

@@ -1,13 +1,13 @@
-//! Creating sets of endpoints.
+//! Building sets of endpoints.
 
 use super::{EndpointSet, Members, Room};
 use crate::endpoint::builder::FIELDS;
 use crate::{Context, Result, WcFields};
 
-/// Fields of completions that sets look at.
+/// Fields of completions that sets need.
 pub(super) const SET_FIELDS: WcFields = FIELDS.union(WcFields::QP_NUM);
 
-/// Describes a set of endpoints. Made by [`EndpointSet::builder`].
+/// Builds a set of endpoints. Made by [`EndpointSet::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder creates nothing until `build`"]
 pub struct EndpointSetBuilder {
@@ -31,21 +31,24 @@ impl EndpointSetBuilder {
         self
     }
 
-    /// The completion vector that events are spread by; 0 unless set, below
-    /// [`Context::completion_vectors`](crate::Context::completion_vectors).
+    /// Completion vector, which spreads events over interrupts; 0 by default.
+    ///
+    /// Must be below [`Context::completion_vectors`](crate::Context::completion_vectors).
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
     }
 
-    /// Notes when work completed: [`Completion::timestamp`](crate::Completion::timestamp). Devices without timestamps
-    /// refuse it with [`Error::CompletionFields`](crate::Error::CompletionFields).
+    /// Records when work completed: [`Completion::timestamp`](crate::Completion::timestamp).
+    ///
+    /// Without support by the device, [`EndpointSetBuilder::build`] returns
+    /// [`Error::CompletionFields`](crate::Error::CompletionFields).
     pub fn timestamps(mut self, timestamps: bool) -> Self {
         self.timestamps = timestamps;
         self
     }
 
-    /// Polls by `ibv_poll_cq` even where `ibv_start_poll` exists.
+    /// Polls by `ibv_poll_cq` even if `ibv_start_poll` is available.
     pub fn classic_poll(mut self, classic: bool) -> Self {
         self.classic_poll = classic;
         self
@@ -54,7 +57,7 @@ impl EndpointSetBuilder {
     /// Creates the completion queue: `ibv_create_cq_ex(3)`.
     ///
     /// # Errors
-    /// Those of [`CompletionQueueBuilder::build`](crate::CompletionQueueBuilder::build).
+    /// The errors of [`CompletionQueueBuilder::build`](crate::cq::CompletionQueueBuilder::build).
     pub fn build(self) -> Result<EndpointSet> {
         let mut fields = SET_FIELDS;
         fields.set(WcFields::COMPLETION_TIMESTAMP, self.timestamps);
@@ -70,7 +73,7 @@ impl EndpointSetBuilder {
             lent: None,
             fields: cq.fields(),
             timestamps: self.timestamps,
-            notes_all: self.timestamps,
+            records_all: self.timestamps,
             cq,
         })
     }

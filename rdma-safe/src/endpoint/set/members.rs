@@ -1,4 +1,4 @@
-//! The endpoints of a set, found by their keys and by the numbers of their queue pairs.
+//! Endpoints of a set, found by their keys and by their queue pair numbers.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -7,66 +7,69 @@ use std::sync::Arc;
 use super::EndpointKey;
 use super::backlog::{Backlog, Backlogs};
 use crate::endpoint::completion::{Completion, Operation};
-use crate::endpoint::poll::{Outcome, Shown, note, take_usual};
+use crate::endpoint::poll::{CurrentCompletion, Outcome, record, take_fast};
 use crate::endpoint::{Live, Poster};
-use crate::srq::{self, Slab};
-use crate::{Buffer, PollError, QpId, WcFlags, WcStatus, WorkCompletion};
+use crate::qp::QpId;
+use crate::srq::Slab;
+use crate::{Buffer, PollError, WcFlags, WcStatus, WorkCompletion, srq};
 
 #[derive(Default)]
 pub(super) struct Members {
-    places: Vec<Place>,
-    vacant: Vec<u32>,
-    numbers: HashMap<u32, Home, BuildHasherDefault<Spread>>,
-    /// Places whose endpoints have work to hand out, each once; it has room for all.
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    by_qp_num: HashMap<u32, Owner, BuildHasherDefault<QpNumHasher>>,
+    /// Slots whose endpoints have work to hand out, each once. Has capacity for all slots.
     ready: VecDeque<u32>,
-    /// Receives of pools that completed while an endpoint was removed.
-    put_off: VecDeque<(EndpointKey, Completion)>,
-    leaving: Option<Leaving>,
-    /// Endpoints take turns: all messages pass through `backlogs`.
-    in_turn: bool,
+    /// Receives of pools that completed while an endpoint was removed, and messages beyond a share.
+    deferred: VecDeque<(EndpointKey, Completion)>,
+    removal: Option<Removal>,
+    /// Whether endpoints take turns: all messages pass through `backlogs`.
+    takes_turns: bool,
     backlogs: Backlogs,
     /// An endpoint that has exceeded its share and is not in error yet.
-    exceeding: Option<u32>,
-    /// Whose completion was noted last.
-    last: Option<u32>,
+    over_share: Option<u32>,
+    /// Slot of the endpoint whose completion was recorded last.
+    last_recorded: Option<u32>,
 }
 
-struct Place {
+struct Slot {
     poster: Option<Box<Poster>>,
-    /// Of its queue pair.
+    /// Identifier of its queue pair.
     id: QpId,
-    /// It is in `ready`.
+    /// Whether it is in `ready`.
     is_ready: bool,
     backlog: Backlog,
-    /// It has exceeded its share.
-    has_exceeded: bool,
+    /// Whether it has exceeded its share.
+    exceeded_share: bool,
 }
 
-impl Place {
-    /// Whether there is a completion to hand out. Messages are held back while there is no room for their answers.
+impl Slot {
+    /// Whether there is a completion to hand out.
+    ///
+    /// Messages are held back while there is no room for their replies.
     fn has_work(&self) -> bool {
         let Some(poster) = &self.poster else { return false };
-        poster.has_completed() || !self.backlog.is_empty() && !holds_back(poster)
+        poster.has_completed() || !self.backlog.is_empty() && !lacks_reply_room(poster)
     }
 }
 
-/// Whether messages are held back until there is room for their answers.
+/// Whether messages are held back until there is room for their replies.
 ///
-/// Not those of a failed endpoint, which takes no answers.
-fn holds_back(poster: &Poster) -> bool {
-    !poster.poisoned && poster.live.sends.refuses()
+/// False for a failed endpoint, which sends no replies.
+fn lacks_reply_room(poster: &Poster) -> bool {
+    !poster.poisoned && poster.live.sends.would_refuse()
 }
 
-/// Whose the number of a queue pair is.
+/// The owner of a queue pair number.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Home {
-    Place(u32),
-    /// Of one that was removed, or is just being.
-    Gone,
+enum Owner {
+    Slot(u32),
+    /// An endpoint that was removed or is being removed.
+    Removed,
 }
 
 /// An endpoint that is being removed.
-struct Leaving {
+struct Removal {
     number: u32,
     pool: Option<Arc<srq::Shared>>,
     buffers: Vec<Buffer>,
@@ -75,279 +78,285 @@ struct Leaving {
 impl Members {
     pub(super) fn insert(&mut self, poster: Poster) -> EndpointKey {
         let (number, id) = (poster.live.qp.number(), poster.live.qp.id());
-        self.in_turn |= poster.live.pool.is_some() && poster.settings.receive_share.is_some();
+        self.takes_turns |= poster.live.pool.is_some() && poster.settings.receive_share.is_some();
         let poster = Some(Box::new(poster));
-        let place = Place { poster, id, is_ready: false, backlog: Backlog::default(), has_exceeded: false };
-        let index = match self.vacant.pop() {
+        let slot = Slot { poster, id, is_ready: false, backlog: Backlog::default(), exceeded_share: false };
+        let index = match self.free.pop() {
             Some(index) => {
-                self.places[index as usize] = place;
+                self.slots[index as usize] = slot;
                 index
             }
             None => {
-                self.places.push(place);
-                // No device has more queue pairs than numbers of 24 bits.
-                (self.places.len() - 1) as u32
+                self.slots.push(slot);
+                // Queue pair numbers have 24 bits, so a device has fewer queue pairs than that.
+                (self.slots.len() - 1) as u32
             }
         };
-        self.ready.reserve(self.places.len() - self.ready.len());
-        self.numbers.insert(number, Home::Place(index));
+        self.ready.reserve(self.slots.len() - self.ready.len());
+        self.by_qp_num.insert(number, Owner::Slot(index));
         EndpointKey { index, id }
     }
 
     #[inline]
     pub(super) fn find(&mut self, key: EndpointKey) -> Option<&mut Poster> {
-        let place = self.places.get_mut(key.index as usize)?;
-        if place.id == key.id { place.poster.as_deref_mut() } else { None }
+        let slot = self.slots.get_mut(key.index as usize)?;
+        if slot.id == key.id { slot.poster.as_deref_mut() } else { None }
     }
 
-    /// Whether endpoints take turns. Then all completions in the queue have to be noted before one is handed out.
+    /// Whether endpoints take turns. If so, all completions in the queue are recorded before one is handed out.
     #[inline(always)]
-    pub(super) fn is_in_turn(&self) -> bool {
-        self.in_turn
+    pub(super) fn takes_turns(&self) -> bool {
+        self.takes_turns
     }
 
     /// Allocates room for `messages` in the backlogs, if endpoints take turns.
     pub(super) fn reserve(&mut self, messages: u32) {
-        if self.in_turn {
+        if self.takes_turns {
             self.backlogs.reserve(messages);
         }
     }
 
     /// Number of messages in an endpoint's backlog.
     pub(super) fn backlog(&self, key: EndpointKey) -> Option<u32> {
-        let place = self.places.get(key.index as usize)?;
-        if place.id == key.id && place.poster.is_some() { Some(place.backlog.len()) } else { None }
+        let slot = self.slots.get(key.index as usize)?;
+        if slot.id == key.id && slot.poster.is_some() { Some(slot.backlog.len()) } else { None }
     }
 
-    /// Takes an endpoint out. What completes of it from now on is kept for [`Members::end_removal`], as far as it is a buffer of a
-    /// pool, and forgotten otherwise.
+    /// Removes an endpoint.
+    ///
+    /// Until [`Members::end_removal`], its further completions are dropped, except for buffers of a pool, which are
+    /// collected.
     pub(super) fn begin_removal(&mut self, key: EndpointKey) -> Option<Box<Poster>> {
         self.find(key)?;
-        let place = self.places.get_mut(key.index as usize)?;
-        place.is_ready = false;
-        let mut poster = place.poster.take()?;
-        self.vacant.push(key.index);
+        let slot = self.slots.get_mut(key.index as usize)?;
+        slot.is_ready = false;
+        let mut poster = slot.poster.take()?;
+        self.free.push(key.index);
         self.ready.retain(|ready| *ready != key.index);
         let mut buffers = Vec::new();
-        while let Some(message) = self.backlogs.pop(&mut place.backlog) {
+        while let Some(message) = self.backlogs.pop(&mut slot.backlog) {
             buffers.extend(message.buffer);
         }
-        self.put_off.retain_mut(|(whose, completion)| {
+        self.deferred.retain_mut(|(whose, completion)| {
             let stays = *whose != key;
             if !stays {
                 buffers.extend(completion.buffer.take());
             }
             stays
         });
-        buffers.extend(poster.rare.completion.take().and_then(|completion| completion.buffer));
+        buffers.extend(poster.slow.completion.take().and_then(|completion| completion.buffer));
         let number = poster.live.qp.number();
-        self.numbers.insert(number, Home::Gone);
-        self.leaving = Some(Leaving { number, pool: poster.live.pool.clone(), buffers });
+        self.by_qp_num.insert(number, Owner::Removed);
+        self.removal = Some(Removal { number, pool: poster.live.pool.clone(), buffers });
         Some(poster)
     }
 
-    /// What was kept.
+    /// Returns the buffers that were collected.
     pub(super) fn end_removal(&mut self) -> Vec<Buffer> {
-        self.leaving.take().map_or_else(Vec::new, |leaving| leaving.buffers)
+        self.removal.take().map_or_else(Vec::new, |removal| removal.buffers)
     }
 
-    /// Of a queue pair that was destroyed, and none of whose completions is left.
-    pub(super) fn forget(&mut self, number: u32) {
-        self.numbers.remove(&number);
+    /// Forgets the number of a destroyed queue pair, all of whose completions have been polled.
+    pub(super) fn forget_qp(&mut self, number: u32) {
+        self.by_qp_num.remove(&number);
     }
 
-    /// Whether the number was that of an endpoint that was removed, and of which completions may be left.
-    pub(super) fn is_gone(&self, number: u32) -> bool {
-        self.numbers.get(&number) == Some(&Home::Gone)
+    /// Whether the number belonged to a removed endpoint whose completions may still be in the queue.
+    pub(super) fn was_removed(&self, number: u32) -> bool {
+        self.by_qp_num.get(&number) == Some(&Owner::Removed)
     }
 
-    /// Ends what the user of an endpoint has forgotten.
+    /// Ends a batch that the user of an endpoint has forgotten.
     #[inline]
-    pub(super) fn settle(&mut self, index: u32) {
-        let Some(place) = self.places.get_mut(index as usize) else { return };
-        let Some(poster) = place.poster.as_deref_mut() else { return };
-        // A batch shuts it, and so do other things, with which this does no harm.
+    pub(super) fn end_forgotten_batch(&mut self, index: u32) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let Some(poster) = slot.poster.as_deref_mut() else { return };
+        // An open batch shuts the gate. If the gate is shut for another reason, this call is harmless.
         if !poster.gates.poll {
             poster.open_gates();
-            if poster.has_completed() && !std::mem::replace(&mut place.is_ready, true) {
+            if poster.has_completed() && !std::mem::replace(&mut slot.is_ready, true) {
                 self.ready.push_back(index);
             }
         }
     }
 
-    /// Whether there is nothing to hand out but what is in the queue.
+    /// Whether there is nothing to hand out, apart from the completion queue.
     #[inline(always)]
     pub(super) fn is_idle(&self) -> bool {
-        self.ready.is_empty() && self.put_off.is_empty()
+        self.ready.is_empty() && self.deferred.is_empty()
     }
 
-    /// What completes most often, at once: the oldest work of its queue, or a receive of a pool, with nothing to be said about it.
-    /// Any other is given back, and nothing has changed. Nothing may be left to hand out.
+    /// The fast path: the oldest work of its ring or a receive of a pool has succeeded.
+    ///
+    /// Any other completion is returned, with nothing changed. Nothing may be left to hand out.
     #[inline(always)]
-    pub(super) fn take_usual<S: Shown>(&mut self, shown: S) -> Result<(EndpointKey, Completion), S> {
-        let found = shown.completion();
-        let Some(Home::Place(index)) = found.qp_num().and_then(|number| self.numbers.get(&number).copied()) else {
-            return Err(shown);
+    pub(super) fn take_fast<S: CurrentCompletion>(&mut self, current: S) -> Result<(EndpointKey, Completion), S> {
+        let found = current.completion();
+        let Some(Owner::Slot(index)) = found.qp_num().and_then(|number| self.by_qp_num.get(&number).copied()) else {
+            return Err(current);
         };
-        let Some(Place { poster: Some(poster), id, .. }) = self.places.get_mut(index as usize) else {
-            return Err(shown);
+        let Some(Slot { poster: Some(poster), id, .. }) = self.slots.get_mut(index as usize) else {
+            return Err(current);
         };
         if !poster.gates.poll {
-            return Err(shown);
+            return Err(current);
         }
         let key = EndpointKey { index, id: *id };
         let Live { sends, receives, pool, .. } = &mut poster.live;
         let ticket = found.wr_id();
         let Some(slab) = pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(ticket)) else {
-            return match take_usual(sends, receives, shown, |completion| completion) {
+            return match take_fast(sends, receives, current, |completion| completion) {
                 Ok(completion) => Ok((key, completion)),
-                Err((shown, _)) => Err(shown),
+                Err((current, _)) => Err(current),
             };
         };
-        // A write that takes a receive has immediate data, so that others need not be asked what they are.
+        // A write that consumes a receive carries immediate data, so receives without it need no check of their opcode.
         if found.status() != WcStatus::SUCCESS || found.flags().intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV) {
-            return Err(shown);
+            return Err(current);
         }
         let byte_len = found.byte_len().unwrap_or(0);
-        let Some(mut buffer) = slab.take(ticket) else { return Err(shown) };
-        drop(shown);
+        let Some(mut buffer) = slab.take(ticket) else { return Err(current) };
+        drop(current);
         buffer.set_len_within(byte_len);
         let outcome = Outcome { byte_len: buffer.len() as u32, ..Outcome::DONE };
         Ok((key, Completion::new(ticket, Operation::Receive, Some(buffer), outcome)))
     }
 
-    /// Notes a completion at its endpoint. An error when there is none, or no such work of it, which then takes no more.
+    /// Records a completion at its endpoint.
+    ///
+    /// Returns an error if there is no such endpoint, or no such work in flight. In the latter case the endpoint takes
+    /// no more work.
     #[cold]
     #[inline(never)]
-    pub(super) fn note(&mut self, found: WorkCompletion<'_>) -> Result<(), PollError> {
-        self.last = None;
+    pub(super) fn record(&mut self, found: WorkCompletion<'_>) -> Result<(), PollError> {
+        self.last_recorded = None;
         let wr_id = found.wr_id();
-        let home = found.qp_num().and_then(|number| self.numbers.get(&number).copied());
-        let index = match home {
-            None => return Err(PollError::Unexpected { wr_id }),
-            Some(Home::Gone) => {
-                self.note_leaving(&found);
+        let owner = found.qp_num().and_then(|number| self.by_qp_num.get(&number).copied());
+        let index = match owner {
+            None => return Err(PollError::NotInFlight { wr_id }),
+            Some(Owner::Removed) => {
+                self.record_removed(&found);
                 return Ok(());
             }
-            Some(Home::Place(index)) => index,
+            Some(Owner::Slot(index)) => index,
         };
-        let Some(place) = self.places.get_mut(index as usize) else { return Err(PollError::Unexpected { wr_id }) };
-        let Some(poster) = place.poster.as_deref_mut() else { return Err(PollError::Unexpected { wr_id }) };
-        note(&mut poster.live, &mut poster.rare, found).inspect_err(|_| poster.doubt())?;
-        self.last = Some(index);
-        if self.in_turn {
-            if let Some(message) = poster.rare.completion.take() {
-                self.wait_in_turn(index, message);
+        let Some(slot) = self.slots.get_mut(index as usize) else { return Err(PollError::NotInFlight { wr_id }) };
+        let Some(poster) = slot.poster.as_deref_mut() else { return Err(PollError::NotInFlight { wr_id }) };
+        record(&mut poster.live, &mut poster.slow, found).inspect_err(|_| poster.mark_poisoned())?;
+        self.last_recorded = Some(index);
+        if self.takes_turns {
+            if let Some(message) = poster.slow.completion.take() {
+                self.add_to_backlog(index, message);
                 return Ok(());
             }
         }
         if poster.has_completed() {
             poster.gates.poll = false;
-            if !std::mem::replace(&mut place.is_ready, true) {
+            if !std::mem::replace(&mut slot.is_ready, true) {
                 self.ready.push_back(index);
             }
         }
         Ok(())
     }
 
-    /// Keeps a message until its endpoint's turn. A message beyond the share of the endpoint is handed out next, as failed.
-    fn wait_in_turn(&mut self, index: u32, message: Completion) {
-        let Some(place) = self.places.get_mut(index as usize) else { return };
-        let Some(poster) = place.poster.as_deref() else { return };
-        let arrived = message.status == WcStatus::SUCCESS && !place.has_exceeded;
+    /// Adds a message to the backlog. A message beyond the endpoint's share is handed out next, as failed.
+    fn add_to_backlog(&mut self, index: u32, message: Completion) {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let Some(poster) = slot.poster.as_deref() else { return };
+        let arrived = message.status == WcStatus::SUCCESS && !slot.exceeded_share;
         match poster.settings.receive_share {
-            Some(share) if arrived && place.backlog.len() >= share => {
-                place.has_exceeded = true;
-                self.exceeding = Some(index);
-                self.put_off.push_back((EndpointKey { index, id: place.id }, message.exceeding(share)));
+            Some(share) if arrived && slot.backlog.len() >= share => {
+                slot.exceeded_share = true;
+                self.over_share = Some(index);
+                self.deferred.push_back((EndpointKey { index, id: slot.id }, message.with_exceeded_share(share)));
             }
-            _ => self.backlogs.push(&mut place.backlog, message),
+            _ => self.backlogs.push(&mut slot.backlog, message),
         }
-        if place.has_work() && !std::mem::replace(&mut place.is_ready, true) {
+        if slot.has_work() && !std::mem::replace(&mut slot.is_ready, true) {
             self.ready.push_back(index);
         }
     }
 
     /// Brings an endpoint that has exceeded its share into error, so that it takes no more receives.
     ///
-    /// The completion queue must not be being polled: some providers take its lock for this.
+    /// No poll of the completion queue may be open, because some providers take its lock here.
     #[inline]
-    pub(super) fn end_exceeding(&mut self) {
-        let Some(index) = self.exceeding.take() else { return };
-        let place = self.places.get_mut(index as usize);
-        if let Some(poster) = place.and_then(|place| place.poster.as_deref_mut()) {
+    pub(super) fn fail_over_share(&mut self) {
+        let Some(index) = self.over_share.take() else { return };
+        let slot = self.slots.get_mut(index as usize);
+        if let Some(poster) = slot.and_then(|slot| slot.poster.as_deref_mut()) {
             poster.live.qp.fail();
         }
     }
 
-    /// Buffers of a pool would be lost to it; the others go with the rings.
-    fn note_leaving(&mut self, found: &WorkCompletion<'_>) {
-        let Some(leaving) = self.leaving.as_mut().filter(|leaving| Some(leaving.number) == found.qp_num()) else {
+    /// Collects the buffer of a pool for an endpoint that is being removed. Other buffers are in its rings.
+    fn record_removed(&mut self, found: &WorkCompletion<'_>) {
+        let Some(removal) = self.removal.as_mut().filter(|removal| Some(removal.number) == found.qp_num()) else {
             return;
         };
-        let slab = leaving.pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(found.wr_id()));
+        let slab = removal.pool.as_ref().and_then(|pool| pool.slab()).filter(|_| Slab::is_ticket(found.wr_id()));
         if let Some(mut buffer) = slab.and_then(|slab| slab.take(found.wr_id())) {
             let arrived = found.status() == WcStatus::SUCCESS;
             buffer.set_len_within(found.byte_len().filter(|_| arrived).unwrap_or(0));
-            leaving.buffers.push(buffer);
+            removal.buffers.push(buffer);
         }
     }
 
-    /// Keeps the receive of a pool that was noted last, if it was one: an endpoint has room for one of them only.
-    pub(super) fn put_off(&mut self) {
-        let Some(index) = self.last.take() else { return };
-        let Some(place) = self.places.get_mut(index as usize) else { return };
-        let Some(poster) = place.poster.as_deref_mut() else { return };
-        if let Some(completion) = poster.rare.completion.take() {
-            self.put_off.push_back((EndpointKey { index, id: place.id }, completion));
+    /// Defers the receive of a pool that was recorded last, if it was one. An endpoint can hold only one of them.
+    pub(super) fn defer_last(&mut self) {
+        let Some(index) = self.last_recorded.take() else { return };
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
+        let Some(poster) = slot.poster.as_deref_mut() else { return };
+        if let Some(completion) = poster.slow.completion.take() {
+            self.deferred.push_back((EndpointKey { index, id: slot.id }, completion));
         }
     }
 
-    /// Hands out work that is done.
+    /// Hands out completed work.
     pub(super) fn pop(&mut self) -> Option<(EndpointKey, Completion)> {
-        if let Some(first) = self.put_off.pop_front() {
+        if let Some(first) = self.deferred.pop_front() {
             return Some(first);
         }
         while let Some(index) = self.ready.pop_front() {
-            let Some(place) = self.places.get_mut(index as usize) else { continue };
-            let Some(poster) = place.poster.as_deref_mut() else { continue };
+            let Some(slot) = self.slots.get_mut(index as usize) else { continue };
+            let Some(poster) = slot.poster.as_deref_mut() else { continue };
             let mut completion = poster.pop();
-            if completion.is_none() && !holds_back(poster) {
-                completion = self.backlogs.pop(&mut place.backlog);
+            if completion.is_none() && !lacks_reply_room(poster) {
+                completion = self.backlogs.pop(&mut slot.backlog);
             }
             if !poster.has_completed() || poster.live.sends.pending() != 0 {
-                // This may flush pending sends, which are work to hand out.
+                // This may flush pending sends, which are then work to hand out.
                 poster.open_gates();
             }
-            place.is_ready = place.has_work();
-            if place.is_ready {
-                // Behind the others: each has its turn.
+            slot.is_ready = slot.has_work();
+            if slot.is_ready {
+                // At the end, so that endpoints take turns.
                 self.ready.push_back(index);
             }
             if let Some(completion) = completion {
-                return Some((EndpointKey { index, id: place.id }, completion));
+                return Some((EndpointKey { index, id: slot.id }, completion));
             }
         }
         None
     }
 
-    /// Lets nothing more arrive at those that take from pools, and says whether there are any.
-    pub(super) fn poison_those_of_pools(&mut self) -> bool {
-        let of_pools = self.places.iter_mut().filter_map(|place| place.poster.as_deref_mut());
-        of_pools.filter(|poster| poster.live.pool.is_some()).map(Poster::poison).count() > 0
+    /// Brings endpoints that use pools into error, and returns whether there are any.
+    pub(super) fn poison_pool_users(&mut self) -> bool {
+        let posters = self.slots.iter_mut().filter_map(|slot| slot.poster.as_deref_mut());
+        posters.filter(|poster| poster.live.pool.is_some()).map(Poster::poison).count() > 0
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = EndpointKey> + '_ {
-        let keys = self.places.iter().zip(0..).filter(|(place, _)| place.poster.is_some());
-        keys.map(|(place, index)| EndpointKey { index, id: place.id })
+        let keys = self.slots.iter().zip(0..).filter(|(slot, _)| slot.poster.is_some());
+        keys.map(|(slot, index)| EndpointKey { index, id: slot.id })
     }
 }
 
-/// A hash of numbers that a device hands out, one after the other mostly.
+/// Hashes queue pair numbers, which a device mostly assigns consecutively.
 #[derive(Default)]
-struct Spread(u64);
+struct QpNumHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for QpNumHasher {
     #[inline]
     fn write_u32(&mut self, number: u32) {
         // 2^64 divided by the golden ratio.

@@ -1,31 +1,35 @@
-//! Endpoints that complete to one queue.
+//! Sets of endpoints that share one completion queue.
 
 mod backlog;
 mod builder;
+mod lent;
 mod members;
 mod poll;
 mod room;
 
 use std::fmt;
 
-use super::{EndpointBuilder, Poster};
-use crate::{
-    Buffer, CompletionChannel, CompletionQueue, Context, CqId, Error, PollError, QpId, QueuePairAttributes, Result,
-    WcFields,
-};
+use super::EndpointBuilder;
+use crate::cq::CqId;
+use crate::qp::QpId;
+use crate::{Buffer, CompletionChannel, CompletionQueue, Context, Error, PollError, Result, WcFields};
 
 pub use builder::EndpointSetBuilder;
+pub use lent::EndpointMut;
 use members::Members;
 use room::Room;
 
-/// Any number of connections that share one completion queue: one poll, one event and one thread for all of them, without
-/// `unsafe`. With a [`ReceivePool`](crate::ReceivePool) it is what a server with many clients needs.
+/// Any number of connections that share one completion queue: one poll, one event and one thread for all.
 ///
-/// Endpoints are built in the set, by [`EndpointBuilder::build_in`], and belong to it. [`EndpointSet::endpoint`] lends one to be
-/// connected and posted to; [`EndpointSet::poll`] says whose each completion is; [`EndpointSet::remove`] ends one and returns its
-/// buffers. A peer that fails, or work that does, concerns its own endpoint and no other. A peer that goes without a word is
-/// noticed by a send, a write or a read to it, which fails then, and not by receives that wait for it: where an end may be silent
-/// for long, watch the connection by which addresses were exchanged, or send now and then.
+/// It needs no `unsafe`. Combined with a [`ReceivePool`](crate::ReceivePool), it suits a server with many clients.
+///
+/// [`EndpointBuilder::build_in`] builds an endpoint in the set. [`EndpointSet::endpoint`] lends it for connecting and
+/// posting, [`EndpointSet::poll`] returns the key of the endpoint with each completion, and [`EndpointSet::remove`]
+/// removes an endpoint and returns its buffers. A failure of a peer or of work affects only its own endpoint.
+///
+/// A peer that disappears silently is detected when a send, write or read to it fails. Posted receives do not detect
+/// it. If an endpoint may be idle for long, watch the connection that was used to exchange addresses, or send
+/// periodically.
 ///
 /// ```no_run
 /// # fn exchange(_: rdma_safe::QueuePairAddress) -> rdma_safe::QueuePairAddress { unimplemented!() }
@@ -37,7 +41,7 @@ use room::Room;
 /// for buffer in pd.allocate(4096 * 256)?.into_chunks(256)? {
 ///     pool.receive(buffer)?;
 /// }
-/// // Room for the receives of the pool, and 16 sends of each client. A client may have 64 requests unanswered.
+/// // Entries for the receives of the pool, and for 16 sends of each client. A client may have 64 requests unanswered.
 /// let mut clients = EndpointSet::builder(pd.context(), 4096 + 1000 * 16).events(true).build()?;
 /// for _ in 0..1000 {
 ///     let builder = Endpoint::builder(pd).send_depth(16).receive_pool(&pool).receive_share(64);
@@ -53,9 +57,9 @@ use room::Room;
 ///         Ok(done) => {
 ///             let buffer = done.buffer.unwrap();
 ///             if done.id.is_receive() {
-///                 client.send(buffer)?; // a request: answer it, out of the buffer that it has come in
+///                 client.send(buffer)?; // a request: reply to it from the same buffer
 ///             } else {
-///                 pool.receive(buffer)?; // the answer has left: its buffer is free for the next request
+///                 pool.receive(buffer)?; // the reply was sent: its buffer is free for the next request
 ///             }
 ///         }
 ///         Err(failed) => {
@@ -72,36 +76,41 @@ use room::Room;
 ///
 /// # Clients that flood
 ///
-/// An answer occupies one of the [sends](EndpointBuilder::send_depth) of its endpoint until it is acknowledged, and a client may
-/// send its next request before that. Without a limit, a client with more requests in flight than its endpoint has sends would end
-/// this loop with [`PostError::EndpointFull`](crate::PostError::EndpointFull).
+/// A reply occupies one of the [sends](EndpointBuilder::send_depth) of its endpoint until it is acknowledged, and a
+/// client may send its next request before that. Without a limit, a client with more requests in flight than its
+/// endpoint has sends would end this loop with [`PostError::EndpointFull`](crate::PostError::EndpointFull).
 ///
-/// [`EndpointBuilder::receive_share`] prevents that. A request is handed out only when there is room for its answer, and the
-/// endpoints take turns. If a client exceeds its share, its connection ends with a failed completion, and the loop above
-/// returns its buffers to the pool as for any other lost client. Without a share, [`EndpointBuilder::pending_sends`] lets
-/// some answers wait, which does not bound what a client can do: then a full endpoint ends its client, and not the loop.
+/// [`EndpointBuilder::receive_share`] prevents that. A request is handed out only when there is room for its reply, and
+/// the endpoints take turns. If a client exceeds its share, its connection ends with a failed completion, and the loop
+/// above returns its buffers to the pool as for any other lost client. Without a share,
+/// [`EndpointBuilder::pending_sends`] lets some replies wait, but does not bound a client: then remove the client whose
+/// endpoint is full, instead of leaving the loop.
 ///
-/// The queue cannot overrun: an endpoint for whose work it may have no room is refused when it is built
-/// ([`Error::EndpointSetFull`]). Of each endpoint there have to fit its [sends](EndpointBuilder::send_depth) and, unless it takes
-/// from a pool, its [receives](EndpointBuilder::recv_depth); and of each pool that any of them takes from its depth, once.
+/// # Capacity
 ///
-/// Completions of one endpoint come as from an [`Endpoint`](crate::Endpoint) by itself; between endpoints they come in the order
-/// in which the device has reported them, or in turns if any endpoint has a share.
+/// The queue cannot overrun: [`Error::EndpointSetFull`] refuses an endpoint that the queue may be too small for. Each
+/// endpoint needs entries for its [sends](EndpointBuilder::send_depth) and, without a pool, for its
+/// [receives](EndpointBuilder::recv_depth). Each pool in use needs entries for its depth, once.
+///
+/// # Order
+///
+/// Completions of one endpoint are ordered as with an [`Endpoint`](crate::Endpoint). Endpoints are served
+/// in the order in which the device reports completions, or in turns if any endpoint has a share.
 pub struct EndpointSet {
-    // Before the queue, to which they complete.
+    // Dropped before the queue, to which they complete.
     members: Members,
     room: Room,
-    /// The endpoint that was lent last, unless it was looked at since, whose user may have forgotten a batch of it.
+    /// The endpoint that was lent last, whose user may have forgotten a batch. `None` once that was checked.
     lent: Option<u32>,
     fields: WcFields,
     timestamps: bool,
-    /// Completions are noted at their endpoints before they are handed out, for timestamps or for turns.
-    notes_all: bool,
-    /// As that of an endpoint: never lent, and nobody begins what is not ended.
+    /// Whether completions are recorded at their endpoints before they are handed out, for timestamps or for turns.
+    records_all: bool,
+    /// Never lent out, and polled only here, so no poll stays open.
     cq: CompletionQueue,
 }
 
-/// Names an endpoint of a set. That of one that was removed, or of another set, names none.
+/// Key of an endpoint of a set. After the endpoint is removed, and in other sets, the key is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct EndpointKey {
     index: u32,
@@ -109,15 +118,16 @@ pub struct EndpointKey {
 }
 
 impl EndpointKey {
-    /// A small number that no other endpoint of the set has at the same time: to find one's own data of the endpoint in a `Vec`.
-    /// That of an endpoint that was removed is used again.
+    /// A small number that is unique among the current endpoints of the set, to index a `Vec` of per-endpoint data.
+    ///
+    /// The number of a removed endpoint is reused.
     #[must_use]
     #[inline]
     pub fn index(self) -> usize {
         self.index as usize
     }
 
-    /// The name of its queue pair in [asynchronous events](crate::AsyncSource).
+    /// The name of the endpoint's queue pair in [asynchronous events](crate::async_event::AsyncSource).
     #[must_use]
     #[inline]
     pub fn qp_id(self) -> QpId {
@@ -125,41 +135,30 @@ impl EndpointKey {
     }
 }
 
-/// An endpoint of an [`EndpointSet`], lent to connect it and to post to it: what an [`Endpoint`](crate::Endpoint) is but for
-/// polling, which is the set's.
-pub struct EndpointMut<'s> {
-    pub(super) poster: &'s mut Poster,
-}
-
-impl EndpointMut<'_> {
-    /// Changes the state of the queue pair, say as a connection manager has it.
-    pub(crate) fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
-        self.poster.advance(attributes)
-    }
-}
-
 impl EndpointSet {
-    /// Starts describing a set on this device, with room for so many completions; see [`EndpointSet`] for how many endpoints need.
+    /// Starts building a set on this device with room for `completions` entries; see [`EndpointSet`] for the number
+    /// needed.
     pub fn builder(context: &Context, completions: u32) -> EndpointSetBuilder {
         EndpointSetBuilder::new(context, completions)
     }
 
-    /// Builds an endpoint, which fits and is a connection, if nothing else is wrong.
+    /// Builds an endpoint in the set. Its type must already be checked.
     pub(super) fn insert(&mut self, builder: EndpointBuilder<'_>) -> Result<EndpointKey> {
         self.cq.context().require_same(builder.context(), "protection domain")?;
-        let wanted = self.room.find(&builder, self.cq.capacity())?;
-        self.settle();
+        let demand = self.room.check(&builder, self.cq.capacity())?;
+        self.end_forgotten_batch();
         let poster = builder.timestamps(self.timestamps).create_for(&self.cq)?;
-        if self.members.is_gone(poster.live.qp.number()) {
-            // The number was that of a queue pair that is destroyed by now: what is left of it must not be taken for work of this.
+        if self.members.was_removed(poster.live.qp.number()) {
+            // A destroyed queue pair had the same number. Its completions must not be mistaken for work of the new
+            // endpoint.
             self.drain()?;
         }
-        self.room.occupy(wanted);
-        // Completions that arming has found are handed out first. With turns, the next one noted would replace them.
-        self.members.put_off();
+        self.room.occupy(demand);
+        // Completions found by arming are handed out first. With turns, the next recorded one would replace them.
+        self.members.defer_last();
         let key = self.members.insert(poster);
         self.members.reserve(self.room.shared());
-        self.notes_all |= self.members.is_in_turn();
+        self.records_all |= self.members.takes_turns();
         Ok(key)
     }
 
@@ -168,63 +167,67 @@ impl EndpointSet {
     #[inline]
     pub fn endpoint(&mut self, key: EndpointKey) -> Option<EndpointMut<'_>> {
         if self.lent != Some(key.index) {
-            self.settle();
+            self.end_forgotten_batch();
         }
         let poster = self.members.find(key)?;
         self.lent = Some(key.index);
         Some(EndpointMut { poster })
     }
 
-    /// Ends a batch of the endpoint that was lent last, should it have been forgotten: some providers lock both queues meanwhile.
+    /// Ends a forgotten batch of the endpoint that was lent last. Some providers lock both queues while a batch is
+    /// open.
     #[inline]
-    fn settle(&mut self) {
+    fn end_forgotten_batch(&mut self) {
         if let Some(index) = self.lent.take() {
-            self.members.settle(index);
+            self.members.end_forgotten_batch(index);
         }
     }
 
-    /// Ends an endpoint: destroys its queue pair, and returns the buffers of all its work that was not handed out, done or not.
-    /// Of a [`ReceivePool`](crate::ReceivePool), these are the receives that a message has come into; the others are still the
-    /// pool's.
-    /// Completions of other endpoints are kept for [`EndpointSet::poll`].
+    /// Removes an endpoint: destroys its queue pair and returns the buffers of its work.
+    ///
+    /// These are the buffers of all work that was not handed out, completed or not. With a
+    /// [`ReceivePool`](crate::ReceivePool), they include only the receives that a message has arrived in. The others
+    /// stay in the pool. Completions of other endpoints are kept for [`EndpointSet::poll`].
     ///
     /// # Errors
-    /// [`Error::NoSuchEndpoint`]. [`Error::Verb`] when the queue pair cannot be destroyed: the endpoint is gone all the same, and
-    /// its buffers are leaked, as the device may still use them. [`Error::Poll`] when the provider fails to say what is left of it
-    /// in the completion queue: its buffers are freed then. In both cases the room that it had in the set is not free again.
+    /// [`Error::NoSuchEndpoint`]. [`Error::Verb`] when the queue pair cannot be destroyed: the endpoint is removed
+    /// nevertheless, and its buffers are leaked, because the device may still use them. [`Error::Poll`] when the
+    /// completion queue cannot be polled for the endpoint's remaining completions: its buffers are then freed. In both
+    /// cases its room in the set is not freed.
     pub fn remove(&mut self, key: EndpointKey) -> Result<Vec<Buffer>> {
-        self.settle();
+        self.end_forgotten_batch();
         let Some(mut poster) = self.members.begin_removal(key) else { return Err(Error::NoSuchEndpoint) };
         if poster.live.pool.is_some() {
-            // Nothing more arrives then. Some providers throw completions away with the queue pair, and the buffers of a pool would
-            // be lost to it.
+            // After this, receives complete only as flushed. Some providers discard completions along
+            // with the queue pair, and buffers of a pool would be lost to the pool.
             poster.poison();
             let _ = self.drain();
         }
         let number = poster.live.qp.number();
         let destroyed = poster.live.destroy();
-        // Nothing more completes, and what has is gone from the queue before anybody gets the number or the room.
+        // The destroyed queue pair generates no more completions. Those in the queue must be taken before another queue pair
+        // gets its number or its entries in the queue.
         let drained = self.drain();
         let mut buffers = self.members.end_removal();
         destroyed?;
         drained?;
-        self.members.forget(number);
+        self.members.forget_qp(number);
         self.room.vacate(&poster.live);
         buffers.extend(poster.live.take_buffers());
         Ok(buffers)
     }
 
-    /// Takes what is in the queue now, and keeps it.
+    /// Takes all completions that are in the queue now, and keeps them.
     fn drain(&mut self) -> Result<(), PollError> {
-        // What arming has found comes before, and is not to make room for what comes now.
-        self.members.put_off();
-        // No more than that was there before: others may go on and on completing.
+        // Defers the completion found by arming, because the next recorded one would replace it.
+        self.members.defer_last();
+        // Polls at most as many completions as the queue holds, in case others keep adding more.
         for _ in 0..self.cq.capacity() {
-            match self.look() {
-                Ok(true) => self.members.put_off(),
+            match self.poll_queue() {
+                Ok(true) => self.members.defer_last(),
                 Ok(false) => break,
-                // Its endpoint takes no more work, and that is all.
-                Err(PollError::Unexpected { .. }) => {}
+                // The endpoint takes no more work. The others are unaffected.
+                Err(PollError::NotInFlight { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -239,44 +242,45 @@ impl EndpointSet {
         self.members.backlog(key)
     }
 
-    /// Endpoints that there are.
+    /// Number of endpoints in the set.
     #[must_use]
     pub fn len(&self) -> usize {
         self.members.keys().count()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.members.keys().next().is_none()
     }
 
-    /// The endpoints that there are, in no particular order.
+    /// Keys of the endpoints in the set, in no particular order.
     pub fn keys(&self) -> impl Iterator<Item = EndpointKey> + '_ {
         self.members.keys()
     }
 
-    /// Completions that there is room for; at least what was asked for.
+    /// Number of entries of the completion queue; at least the requested number.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.cq.capacity()
     }
 
-    /// The name of the completion queue in [asynchronous events](crate::AsyncSource).
+    /// The name of the completion queue in [asynchronous events](crate::async_event::AsyncSource).
     #[must_use]
     pub fn cq_id(&self) -> CqId {
         self.cq.id()
     }
 
-    /// The channel that becomes readable when work is done, if the set was built with [`EndpointSetBuilder::events`]: for
-    /// `epoll(7)` and async runtimes. [`EndpointSet::arm`] it first. It is the set's own: events of other queues that are made to
-    /// report over it get lost.
+    /// The channel of the completion queue, for `epoll(7)` and async runtimes.
+    ///
+    /// `None` unless the set was built with [`EndpointSetBuilder::events`]. It becomes readable when work completes,
+    /// after [`EndpointSet::arm`]. It belongs to the set: if other queues report to it, their events are lost.
     #[must_use]
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.cq.channel()
     }
 
-    /// The device that it belongs to.
+    /// The device of the set.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.cq.context()
@@ -284,10 +288,10 @@ impl EndpointSet {
 }
 
 impl Drop for EndpointSet {
-    /// Buffers of pools that were taken and not handed out are dropped, which makes room in the pools.
+    /// Drops buffers of pools that were received and not handed out, which makes room in the pools.
     fn drop(&mut self) {
-        self.settle();
-        if self.members.poison_those_of_pools() {
+        self.end_forgotten_batch();
+        if self.members.poison_pool_users() {
             let _ = self.drain();
         }
     }
@@ -298,16 +302,6 @@ impl fmt::Debug for EndpointSet {
         f.debug_struct("EndpointSet")
             .field("endpoints", &self.len())
             .field("completion_queue", &self.cq)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for EndpointMut<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndpointMut")
-            .field("queue_pair", self.queue_pair())
-            .field("sends_in_flight", &self.sends_in_flight())
-            .field("receives_in_flight", &self.receives_in_flight())
             .finish_non_exhaustive()
     }
 }

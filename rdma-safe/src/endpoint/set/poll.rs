@@ -1,44 +1,44 @@
-//! Taking work that is done, of whichever endpoint.
+//! Polling a set of endpoints.
 
 use std::time::Duration;
 
 use super::builder::SET_FIELDS;
 use super::{EndpointKey, EndpointSet};
-use crate::cq::Standing;
+use crate::cq::OpenPoll;
 use crate::endpoint::Armed;
 use crate::endpoint::completion::Completion;
-use crate::endpoint::poll::Shown;
-use crate::endpoint::wait::{self, Polled};
+use crate::endpoint::poll::CurrentCompletion;
+use crate::endpoint::wait::{self, Waitable};
 use crate::{CompletionQueue, PollError, Result, WorkCompletion};
 
 impl EndpointSet {
-    /// Takes one piece of work that is done, of any endpoint, if there is any. It never waits.
+    /// Takes one piece of completed work of any endpoint, if there is any. Never waits.
     ///
     /// # Errors
-    /// [`PollError::Unexpected`] when the provider names work that is not in flight: its endpoint takes no more work then, and the
-    /// others are as before. [`PollError::Provider`] when it failed: the set is of no more use, and the buffers come back from
-    /// [`EndpointSet::remove`].
+    /// [`PollError::NotInFlight`] when the provider names work that is not in flight. Its endpoint then takes no more
+    /// work, and the others are unaffected. [`PollError::Provider`] when the provider failed. The set is then unusable,
+    /// and [`EndpointSet::remove`] returns the buffers.
     #[inline]
     pub fn poll(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
-        self.settle();
-        if self.notes_all || !self.members.is_idle() {
+        self.end_forgotten_batch();
+        if self.records_all || !self.members.is_idle() {
             return self.poll_slowly();
         }
         if self.cq.is_extended() {
-            // SAFETY: the queue is an extended one, which is polled here and in `look` only, where each poll is ended. Only queue
-            // pairs of this set complete to it, and nothing happens to them here.
-            let Some(standing) = (unsafe { self.cq.stand() })? else { return Ok(None) };
-            return match self.members.take_usual(InSet(standing)) {
+            // SAFETY: the queue is extended. It is polled only here and in `poll_queue`, and each of these polls is ended.
+            // Only queue pairs of this set complete to it, and none of them is modified or destroyed here.
+            let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(None) };
+            return match self.members.take_fast(SetCompletion(open)) {
                 Ok(taken) => Ok(Some(taken)),
-                Err(shown) => self.poll_noting(shown.0),
+                Err(current) => self.poll_recording(current.0),
             };
         }
-        // SAFETY: a classic queue.
+        // SAFETY: the queue is a classic one.
         let Some(row) = (unsafe { self.cq.next_row() })? else { return Ok(None) };
-        match self.members.take_usual(row) {
+        match self.members.take_fast(row) {
             Ok(taken) => Ok(Some(taken)),
             Err(row) => {
-                self.members.note(row)?;
+                self.members.record(row)?;
                 self.poll_slowly()
             }
         }
@@ -46,21 +46,22 @@ impl EndpointSet {
 
     #[cold]
     #[inline(never)]
-    fn poll_noting(&mut self, standing: Standing) -> Result<Option<(EndpointKey, Completion)>, PollError> {
-        let noted = self.members.note(standing.completion(self.fields));
-        drop(standing);
-        noted?;
+    fn poll_recording(&mut self, open: OpenPoll) -> Result<Option<(EndpointKey, Completion)>, PollError> {
+        // SAFETY: these are the fields of the queue.
+        let recorded = self.members.record(unsafe { open.completion(self.fields) });
+        drop(open);
+        recorded?;
         self.poll_slowly()
     }
 
     #[cold]
     #[inline(never)]
     fn poll_slowly(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
-        if self.members.is_in_turn() {
-            // Turns depend on all completions in the queue. The queue holds no more than its capacity, and no receive is posted
-            // meanwhile.
+        if self.members.takes_turns() {
+            // The order of turns depends on all completions in the queue. The queue holds no more than its capacity,
+            // and no receive is posted in the meantime.
             for _ in 0..=self.cq.capacity() {
-                if !self.look()? {
+                if !self.poll_queue()? {
                     break;
                 }
             }
@@ -69,32 +70,33 @@ impl EndpointSet {
             if let Some(taken) = self.members.pop() {
                 return Ok(Some(taken));
             }
-            if !self.look()? {
+            if !self.poll_queue()? {
                 return Ok(None);
             }
         }
     }
 
-    /// Takes one completion out of the queue, if there is any, and notes it at its endpoint.
+    /// Takes one completion out of the queue, if there is any, and records it at its endpoint.
     #[inline(never)]
-    pub(super) fn look(&mut self) -> Result<bool, PollError> {
+    pub(super) fn poll_queue(&mut self) -> Result<bool, PollError> {
         if self.cq.is_extended() {
             // SAFETY: as in `poll`.
-            let Some(standing) = (unsafe { self.cq.stand() })? else { return Ok(false) };
-            self.members.note(standing.completion(self.fields))?;
+            let Some(open) = (unsafe { self.cq.start_poll() })? else { return Ok(false) };
+            // SAFETY: these are the fields of the queue.
+            self.members.record(unsafe { open.completion(self.fields) })?;
         } else {
-            // SAFETY: a classic queue.
+            // SAFETY: the queue is a classic one.
             let Some(found) = (unsafe { self.cq.next_row() })? else { return Ok(false) };
-            self.members.note(found)?;
+            self.members.record(found)?;
         }
-        self.members.end_exceeding();
+        self.members.fail_over_share();
         Ok(true)
     }
 
-    /// Waits for a piece of work to be done, of any endpoint, at most for `timeout`.
+    /// Waits until a piece of work of any endpoint has completed, for `timeout` at most.
     ///
-    /// It spins, or, when the set was built with [`EndpointSetBuilder::events`](crate::EndpointSetBuilder::events), sleeps until
-    /// there is an event.
+    /// Spins, or sleeps until there is an event if the set was built with
+    /// [`EndpointSetBuilder::events`](crate::endpoint::EndpointSetBuilder::events).
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout); [`Error::Poll`](crate::Error::Poll); [`Error::Channel`](crate::Error::Channel).
@@ -107,13 +109,15 @@ impl EndpointSet {
         }
     }
 
-    /// Asks for an event at the next completion of any endpoint, unless completions are there already.
+    /// Requests an event for the next completion of any endpoint, unless completions are available already.
     ///
-    /// Takes all pending events from the channel first, so no other code has to read them. [`Armed`] says whether to wait for the
-    /// channel or to poll again. In this way one thread can wait for the set and for other descriptors, such as new clients:
+    /// First takes all pending events from the channel, so no other code has to read them. [`Armed`] says whether to
+    /// wait for the channel or to poll again. One thread can thus wait for the set and for other descriptors, such as
+    /// new clients:
     ///
     /// ```no_run
-    /// # use rdma_safe::{Armed, EndpointKey, EndpointSet};
+    /// # use rdma_safe::{EndpointKey, EndpointSet};
+    /// # use rdma_safe::endpoint::Armed;
     /// # fn serve(_: EndpointKey, _: rdma_safe::Completion) {}
     /// # fn readable(_: std::os::fd::BorrowedFd<'_>, _: &std::net::TcpListener) {}
     /// # fn example(clients: &mut EndpointSet, listener: std::net::TcpListener) -> Result<(), Box<dyn std::error::Error>> {
@@ -130,7 +134,7 @@ impl EndpointSet {
     ///     }
     ///     match clients.arm()? {
     ///         Armed::Poll => continue,
-    ///         // Sleep until one of both can be read: poll(2), epoll(7), the reactor of a runtime.
+    ///         // Sleep until one of them is readable: poll(2), epoll(7), the reactor of a runtime.
     ///         Armed::Wait => readable(clients.channel().unwrap().as_fd(), &listener),
     ///     }
     /// }
@@ -138,21 +142,23 @@ impl EndpointSet {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoChannel`](crate::Error::NoChannel) without [`EndpointSetBuilder::events`](crate::EndpointSetBuilder::events);
+    /// [`Error::NoChannel`](crate::Error::NoChannel) without
+    /// [`EndpointSetBuilder::events`](crate::endpoint::EndpointSetBuilder::events);
     /// [`Error::Verb`](crate::Error::Verb); [`Error::Poll`](crate::Error::Poll).
     pub fn arm(&mut self) -> Result<Armed> {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
-        self.settle();
+        self.end_forgotten_batch();
         self.cq.arm(false)?;
-        // What completed before arming causes no event. Of endpoints that were removed there may be some that is not handed out.
-        while self.members.is_idle() && self.look()? {}
+        // Completions from before arming raise no event. Those of removed endpoints may be among them, and are not
+        // handed out.
+        while self.members.is_idle() && self.poll_queue()? {}
         Ok(Armed::with(!self.members.is_idle()))
     }
 }
 
-impl Polled for EndpointSet {
+impl Waitable for EndpointSet {
     type Done = (EndpointKey, Completion);
 
     fn poll_once(&mut self) -> Result<Option<Self::Done>, PollError> {
@@ -164,12 +170,13 @@ impl Polled for EndpointSet {
     }
 }
 
-/// On a completion of an extended queue of a set.
-struct InSet(Standing);
+/// The current completion of the set's extended queue.
+struct SetCompletion(OpenPoll);
 
-impl Shown for InSet {
+impl CurrentCompletion for SetCompletion {
     #[inline(always)]
     fn completion(&self) -> WorkCompletion<'_> {
-        self.0.completion(SET_FIELDS)
+        // SAFETY: the queue of a set has these fields.
+        unsafe { self.0.completion(SET_FIELDS) }
     }
 }

@@ -1,61 +1,65 @@
-//! How much of the completion queue its endpoints may need.
+//! Room in the completion queue of a set.
 
 use std::sync::Arc;
 
 use crate::endpoint::{EndpointBuilder, Live};
 use crate::{Error, Result, srq};
 
-/// Completions that there can be at once: work stays in its ring, and a receive in its pool, until its completion was taken out of
-/// the queue, and each has one at most.
+/// Completion queue entries that the endpoints of a set may need at the same time.
+///
+/// Each send and each receive has one completion at most, and keeps its slot in the ring or the pool until that
+/// completion is polled.
 #[derive(Default)]
 pub(super) struct Room {
     occupied: u64,
-    pools: Vec<Share>,
+    pools: Vec<PoolUse>,
 }
 
-/// A pool that endpoints take from.
-struct Share {
+/// A pool and the number of endpoints that use it.
+struct PoolUse {
     pool: Arc<srq::Shared>,
     endpoints: usize,
 }
 
-/// What an endpoint needs.
-pub(super) struct Wanted {
+/// Entries that a new endpoint needs.
+pub(super) struct Demand {
     own: u64,
     pool: Option<Arc<srq::Shared>>,
 }
 
 impl Room {
+    /// Computes the entries that a new endpoint needs.
+    ///
     /// # Errors
-    /// [`Error::EndpointSetFull`] unless it fits into `capacity` beside the others.
-    pub(super) fn find(&self, builder: &EndpointBuilder<'_>, capacity: u32) -> Result<Wanted> {
+    /// [`Error::EndpointSetFull`] unless they fit in `capacity` along with those of the other endpoints.
+    pub(super) fn check(&self, builder: &EndpointBuilder<'_>, capacity: u32) -> Result<Demand> {
         let pool = builder.pool().cloned();
         let own = sum(builder.depths());
-        let is_new = |pool: &&Arc<srq::Shared>| self.share(pool).is_none();
+        let is_new = |pool: &&Arc<srq::Shared>| self.pool_index(pool).is_none();
         let needed = self.occupied + own + pool.as_ref().filter(is_new).map_or(0, depth);
         if needed > u64::from(capacity) {
             return Err(Error::EndpointSetFull { needed, capacity });
         }
-        Ok(Wanted { own, pool })
+        Ok(Demand { own, pool })
     }
 
-    pub(super) fn occupy(&mut self, wanted: Wanted) {
-        let Wanted { own, pool } = wanted;
+    pub(super) fn occupy(&mut self, demand: Demand) {
+        let Demand { own, pool } = demand;
         self.occupied += own;
         let Some(pool) = pool else { return };
-        match self.share(&pool) {
+        match self.pool_index(&pool) {
             Some(index) => self.pools[index].endpoints += 1,
             None => {
                 self.occupied += depth(&pool);
-                self.pools.push(Share { pool, endpoints: 1 });
+                self.pools.push(PoolUse { pool, endpoints: 1 });
             }
         }
     }
 
-    /// Of an endpoint that was destroyed, and none of whose completions is left.
+    /// Frees the entries of a destroyed endpoint, all of whose completions have been polled.
     pub(super) fn vacate(&mut self, live: &Live) {
         self.occupied -= sum((live.sends.capacity(), live.receives.capacity()));
-        let Some(index) = live.pool.as_ref().and_then(|pool| self.share(pool)) else { return };
+        let Some(index) = live.pool.as_ref().and_then(|pool| self.pool_index(pool)) else { return };
         self.pools[index].endpoints -= 1;
         if self.pools[index].endpoints == 0 {
             self.occupied -= depth(&self.pools.swap_remove(index).pool);
@@ -64,12 +68,12 @@ impl Room {
 
     /// Number of receives of all pools.
     pub(super) fn shared(&self) -> u32 {
-        let shared: u64 = self.pools.iter().map(|share| depth(&share.pool)).sum();
+        let shared: u64 = self.pools.iter().map(|pool_index| depth(&pool_index.pool)).sum();
         u32::try_from(shared).unwrap_or(u32::MAX)
     }
 
-    fn share(&self, pool: &Arc<srq::Shared>) -> Option<usize> {
-        self.pools.iter().position(|share| Arc::ptr_eq(&share.pool, pool))
+    fn pool_index(&self, pool: &Arc<srq::Shared>) -> Option<usize> {
+        self.pools.iter().position(|pool_index| Arc::ptr_eq(&pool_index.pool, pool))
     }
 }
 

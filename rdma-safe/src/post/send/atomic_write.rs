@@ -1,22 +1,25 @@
-//! Writing a word at once.
+//! The atomic write operation.
 
 use rdma_sys::*;
 
 use super::super::payload::NoData;
 use super::super::{PostError, Remote, SendOps, WorkRequest};
 use super::SendBatch;
-use super::batch::set_rdma;
+use super::batch::{Slot, set_rdma};
+use super::destination::Destination::Connected;
 use crate::interface::Interface;
 
 impl<I: Interface> SendBatch<'_, I> {
-    /// Writes eight bytes to memory of the peer, which are seen there all at once or not at all: `ibv_wr_atomic_write`. Like a
-    /// write, and unlike [`SendBatch::compare_swap`], it returns nothing. The bytes are copied in this call.
+    /// Writes eight bytes to memory of the peer in one atomic step: `ibv_wr_atomic_write`.
     ///
-    /// Devices that have it report [`DeviceCapabilities::ATOMIC_WRITE`](crate::DeviceCapabilities::ATOMIC_WRITE).
+    /// The peer sees either all of them or none. Like a write, and unlike [`SendBatch::compare_swap`], it returns
+    /// nothing. The bytes are copied during this call.
+    ///
+    /// Devices that support it report [`DeviceCapabilities::ATOMIC_WRITE`](crate::device::DeviceCapabilities::ATOMIC_WRITE).
     ///
     /// # Errors
-    /// As [`SendBatch::send`]; [`PostError::AtomicOperand`] when the address is not a multiple of eight. Work that is posted by
-    /// `ibv_post_send` does not have it: [`PostError::NotEnabled`].
+    /// Those of [`SendBatch::send`]; [`PostError::AtomicOperand`] if the address is not a multiple of eight.
+    /// `ibv_post_send` does not support the operation: [`PostError::NotEnabled`].
     ///
     /// # Safety
     /// See [`SendBatch`].
@@ -28,17 +31,20 @@ impl<I: Interface> SendBatch<'_, I> {
         remote: impl Into<Remote>,
         bytes: [u8; 8],
     ) -> Result<(), PostError> {
-        let Remote { address, rkey } = remote.into();
-        if address % 8 != 0 {
+        let remote = remote.into();
+        if remote.address % 8 != 0 {
             return Err(PostError::AtomicOperand);
         }
-        let extended = |qp| {
-            // SAFETY: called by `add` as it says. The provider copies the bytes.
-            unsafe { ibv_wr_atomic_write(qp, rkey, address, bytes.as_ptr().cast()) }
-        };
-        let classic = |wr: &mut ibv_send_wr| set_rdma(wr, address, rkey);
-        // SAFETY: the caller's contract; the operation and its builder belong together. No queue pair that is posted to by
-        // `ibv_post_send` has the operation.
-        unsafe { self.add(SendOps::ATOMIC_WRITE, IBV_WR_ATOMIC_WRITE, wr, NoData, extended, classic) }
+        let slot = self.begin(SendOps::ATOMIC_WRITE, Connected, wr, &NoData)?;
+        // SAFETY: the queue pair has the operation, which copies the bytes; the caller's contract. No queue pair that
+        // posts by `ibv_post_send` has it.
+        unsafe {
+            match slot {
+                Slot::Extended(qp) => ibv_wr_atomic_write(qp, remote.rkey, remote.address, bytes.as_ptr().cast()),
+                Slot::Classic(wr) => set_rdma(&mut *wr, IBV_WR_ATOMIC_WRITE, remote),
+            }
+            self.finish(slot, Connected, NoData);
+        }
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Work that is posted at once.
+//! A batch of send work requests.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,167 +9,217 @@ use rdma_sys::*;
 
 use super::super::chain::Chain;
 use super::super::payload::Limits;
-use super::super::payload::NoData;
-use super::super::{FlushPlacement, FlushRange, Payload, PostError, Remote, Scatter, SendOps, Sge, WorkRequest};
+use super::super::{Payload, PostError, Remote, SendOps, Sge, WorkRequest};
+use super::destination::Destination;
 use super::operations::refusal;
-use super::verbs::operations;
-use super::{READY, SendState, complete};
-use crate::cq::rare;
+use super::{READY, SendState};
+use crate::Errno;
+use crate::branch::rare;
 use crate::interface::{Any, Interface};
 
-/// Work to post at once, with one doorbell. Dropping it posts nothing.
+/// Send work requests that are posted together, with one doorbell. Dropping it posts nothing.
 ///
 /// Each method adds one whole work request, so none can be left half-built.
 ///
-/// On some providers it holds the locks of the send queue and of the completion queue of its sends, for which this thread would
-/// wait for ever: post or drop it before completions are taken from that queue, before it is armed, and before, of a queue pair
-/// that completes to it, receives are posted, another batch is begun, or it is dropped or reset.
+/// Some providers hold the locks of the send queue and of its completion queue while a batch is open. To avoid a
+/// deadlock, this thread must post or drop the batch before it polls or arms that completion queue. The same holds
+/// before it posts receives to, starts a batch on, resets or drops another queue pair that completes to it.
 ///
 /// # Safety
 ///
-/// The methods that add work are `unsafe`, for the device works on memory behind the compiler's back. From
-/// [`SendBatch::post`] until the work request has completed (its own completion, or, on
-/// [`TransportType::IB`](crate::TransportType::IB), that of a later one of the same send queue, was polled; or
-/// [`QueuePair::destroy`](crate::QueuePair::destroy) returned success), the caller must see to it that
-/// - the memory named by an [`Sge`] stays allocated and registered under its key, is not written, and, where it takes a
-///   result (reads, atomics), is neither read nor referred to by a reference;
-/// - where the address of an [`Sge`] is not that of the memory in this process, as of a [`DeviceRegion`](crate::DeviceRegion), the
-///   provider does not use it: mlx5 copies short results there by the CPU, see [`RecvBatch`](crate::RecvBatch), and reads the first
-///   bytes of what a RAW_PACKET queue pair sends;
-/// - the header of [`SendBatch::send_tso`] stays as it is until [`SendBatch::post`] has returned;
-/// - a memory window that it binds is left alone ([`SendBatch::bind`] says for how long);
-/// - the address handle of a [`UdTarget`](crate::UdTarget) is of the protection domain of the queue pair and is not destroyed;
-/// - what the peer's memory is overwritten with harms nobody: a queue pair can be connected to one of the same process,
-///   and a write then reaches any memory that this process registered with remote write access.
+/// The methods that add work are `unsafe`, because the device accesses memory without the compiler's knowledge. The
+/// caller must ensure the following from [`SendBatch::post`] until the work request is finished. It is finished when
+/// its own completion was polled; on [`TransportType::IB`](crate::device::TransportType::IB) also when the completion of later
+/// work of the same send queue was polled; or when [`QueuePair::destroy`](crate::QueuePair::destroy) returned success.
+/// - The memory named by an [`Sge`] stays allocated and registered under its key, and is not written. If it receives a
+///   result (reads, atomics), it is neither read nor referred to by a reference.
+/// - If the address in an [`Sge`] is not the address of the memory in this process, as with a
+///   [`DeviceRegion`](crate::dm::DeviceRegion), the provider does not access that address. mlx5 copies short results there
+///   with the CPU, see [`RecvBatch`](crate::RecvBatch), and reads the first bytes of the packets of a RAW_PACKET queue
+///   pair.
+/// - The header of [`SendBatch::send_tso`] is unchanged until [`SendBatch::post`] has returned.
+/// - A memory window that the batch binds is left alone ([`SendBatch::bind`] says for how long).
+/// - The address handle of a [`UdTarget`](crate::UdTarget) belongs to the protection domain of the queue pair and is
+///   not destroyed.
+/// - Overwriting the peer's memory is harmless: the peer may be a queue pair of the same process, and a write then
+///   reaches any memory that this process has registered with remote write access.
 #[must_use = "dropping a batch posts nothing; call `post`"]
 pub struct SendBatch<'q, I: Interface = Any> {
-    /// Where `I` is known, [`SendQueue::post`] owns this and ends what it has begun. As another type, it cannot be exchanged
-    /// for one that a [`SendQueue::batch`] has made, which is ended by whoever has it.
+    /// If `I` is known, [`SendQueue::post`] or an endpoint owns the batch and ends it. Its type then differs from the type of a
+    /// batch of [`SendQueue::batch`], which its holder ends, so the two cannot be swapped.
     interface: PhantomData<I>,
-    target: Target,
-    /// Enabled operations, if the state of the queue pair allows any. Where `I` is [`Any`], those of the queue count: its state
-    /// was looked at when this was begun.
-    usable: SendOps,
-    /// Those of the queue.
-    pub(super) limits: Limits,
+    pub(super) info: QueueInfo,
     pub(super) queue: &'q mut SendState,
     pub(super) count: u32,
 }
 
-/// Where work goes. The pointers are those of the queue: here, they need not be read again for each piece. They keep a batch in
-/// its thread.
+/// Fields of a send queue that stay the same while it is borrowed.
+///
+/// They are copied so that they need not be read again for each work request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueueInfo {
+    pub(super) raw: NonNull<ibv_qp>,
+    pub(super) target: Target,
+    pub(super) limits: Limits,
+    /// Enabled operations; empty if the state of the queue pair does not allow sends.
+    pub(super) usable: SendOps,
+}
+
+/// The C objects by which work is posted, for each interface. They also make a batch `!Send`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     Extended(NonNull<ibv_qp_ex>),
-    /// The first work request of its chain, which is not [`Chain::none`].
+    /// First work request of the queue's chain, which is not [`Chain::none`].
+    Classic(*mut ibv_send_wr),
+}
+
+/// A work request that was begun and not finished.
+#[derive(Clone, Copy)]
+pub(super) enum Slot {
+    /// The queue pair, for the `ibv_wr_*` function of the operation.
+    Extended(*mut ibv_qp_ex),
+    /// A work request of the queue's chain, for the fields of the operation.
     Classic(*mut ibv_send_wr),
 }
 
 impl<'q, I: Interface> SendBatch<'q, I> {
-    /// `target` and `limits` must be those of `queue`.
+    /// Makes the batch of `queue` that was just started.
+    ///
+    /// # Safety
+    /// `info` must be [`SendState::info`] of `queue`, with operations that are enabled. If the queue is extended,
+    /// `ibv_wr_start` was just called.
     #[inline(always)]
-    pub(super) fn new(target: Target, usable: SendOps, limits: Limits, queue: &'q mut SendState) -> Self {
-        SendBatch { interface: PhantomData, target, usable, limits, queue, count: 0 }
+    pub(super) unsafe fn new(queue: &'q mut SendState, info: QueueInfo) -> Self {
+        SendBatch { interface: PhantomData, info, queue, count: 0 }
     }
 }
 
 impl<I: Interface> SendBatch<'_, I> {
-    operations! {}
-
-    /// How many work requests it holds.
+    /// Number of work requests in the batch.
     #[must_use]
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.count as usize
     }
 
-    /// Whether it holds none.
+    /// Whether the batch has no work requests.
     #[must_use]
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// # Safety
+    /// Begins a work request: checks it, and sets its identifier and flags.
     ///
-    /// The contract of [`SendBatch`]; `extended` and `classic` must make the work request that `op` and `opcode` name, `classic`
-    /// the whole of `wr`. `extended` is called with a queue pair between `ibv_wr_start` and `ibv_wr_complete` that has the
-    /// operation.
+    /// The caller sets the operation `op` in the returned slot, then calls [`SendBatch::finish`].
     #[inline(always)]
-    pub(super) unsafe fn add<P: Payload>(
+    pub(super) fn begin<P: Payload>(
         &mut self,
         op: SendOps,
-        opcode: ibv_wr_opcode,
+        to: Destination<'_>,
         wr: WorkRequest,
-        payload: P,
-        extended: impl FnOnce(*mut ibv_qp_ex),
-        classic: impl FnOnce(&mut ibv_send_wr),
-    ) -> Result<(), PostError> {
-        let queue = &mut *self.queue;
-        let usable = if I::EXTENDED.is_none() { queue.enabled } else { self.usable };
+        payload: &P,
+    ) -> Result<Slot, PostError> {
+        let QueueInfo { target, limits, usable, .. } = self.info;
+        let op = to.encode(op);
         if !usable.contains(op) {
             rare();
             return Err(refusal(usable, op));
         }
-        payload.check(self.limits)?;
+        payload.check(limits)?;
         let flags = wr.flags.bits() | if P::INLINE { IBV_SEND_INLINE.0 } else { 0 };
-        match self.target {
+        match target {
             Target::Extended(qp) => {
                 let qp = qp.as_ptr();
-                // SAFETY: the queue pair is valid and a batch is open. Its identifier and flags are read by the builder
-                // call, which `op` says exists. `check` has passed. See `Quirks::INLINE_NEEDS_FLAG` for the flag.
-                unsafe {
-                    (*qp).wr_id = wr.id;
-                    (*qp).wr_flags = flags;
-                    extended(qp);
-                    payload.set(qp, &mut queue.means);
-                }
+                // SAFETY: the queue pair is valid and a batch is open on it. See `Quirks::INLINE_NEEDS_FLAG` for the
+                // flag.
+                unsafe { ((*qp).wr_id, (*qp).wr_flags) = (wr.id, flags) };
+                Ok(Slot::Extended(qp))
             }
             Target::Classic(first) => {
-                // SAFETY: the target is that of the queue, and so many work requests were begun.
-                let to = unsafe { queue.chain.slot(first, self.count) }?;
-                // SAFETY: one of the work requests of the chain, of which there is no other reference.
-                let to = unsafe { &mut *to };
-                to.wr_id = wr.id;
-                to.opcode = opcode;
-                to.send_flags = flags;
-                // Another operation may have set it: providers check fields of unions that theirs do not use.
-                to.__bindgen_anon_1.imm_data = 0;
-                classic(to);
-                // SAFETY: `check` has passed, with the limits of the queue; the chain has given out so many work requests.
-                unsafe { payload.fill(to, || queue.chain.inline(self.count)) };
+                // SAFETY: the target belongs to the queue, and `count` work requests were started.
+                let to = unsafe { self.queue.chain.slot(first, self.count) }?;
+                // SAFETY: this is a work request of the chain, and there is no reference to it.
+                unsafe {
+                    ((*to).wr_id, (*to).send_flags) = (wr.id, flags);
+                    // An earlier operation may have set this field, and providers check union members that the operation
+                    // does not use.
+                    (*to).__bindgen_anon_1.imm_data = 0;
+                }
+                Ok(Slot::Classic(to))
+            }
+        }
+    }
+
+    /// Finishes a work request: sets its destination and its payload.
+    ///
+    /// # Safety
+    ///
+    /// The contract of [`SendBatch`]. `slot` must come from the last call of [`SendBatch::begin`], with the same `to`
+    /// and `payload`. The operation must be set: by its builder call, or by `opcode` and the whole of `wr.wr`.
+    #[inline(always)]
+    pub(super) unsafe fn finish(&mut self, slot: Slot, to: Destination<'_>, payload: impl Payload) {
+        // SAFETY: the caller's contract. The functions exist because the operation is enabled, `check` has passed with
+        // the limits of the queue, and `chain.slot` has returned work request `count`.
+        unsafe {
+            match slot {
+                Slot::Extended(qp) => {
+                    to.set(qp);
+                    payload.set(qp, &mut self.queue.inline_scratch);
+                }
+                Slot::Classic(wr) => {
+                    to.fill(&mut *wr);
+                    payload.fill(&mut *wr, || self.queue.chain.inline(self.count));
+                }
             }
         }
         self.count += 1;
-        Ok(())
+    }
+
+    /// Posts the batch: `ibv_wr_complete`, or `ibv_post_send(3)`. An empty batch is aborted.
+    #[inline(always)]
+    pub(crate) fn complete(self) -> Result<(), PostError> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        // Not dropped, because a posted batch must not be aborted.
+        let SendBatch { info, queue, count, .. } = &mut *ManuallyDrop::new(self);
+        let qp = match info.target {
+            Target::Extended(qp) => qp,
+            Target::Classic(first) => {
+                // If `I` is not known, this is rarely needed, and the copy would occupy a register.
+                let raw = if I::EXTENDED.is_none() { queue.raw } else { info.raw };
+                // SAFETY: the queue pair is valid, `count` work requests were built, and the callers of the methods that
+                // built them vouch for the memory.
+                return unsafe { Chain::post(raw, first, *count) };
+            }
+        };
+        if I::EXTENDED.is_none() {
+            // The state was ready when the batch was started. Changing it requires the borrow that the batch holds.
+            *queue.gate.get_mut() = READY;
+        }
+        // SAFETY: the queue pair is valid and a batch is open on it.
+        match unsafe { ibv_wr_complete(qp.as_ptr()) } {
+            0 => Ok(()),
+            // ibv_wr_post(3): on failure none of the batch was posted. This holds for a batch that does not fit.
+            libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
+            libc::ENOMEM if !queue.doorbell_fails => Err(PostError::QueueFull { posted: 0 }),
+            errno => Err(PostError::MaybePosted { errno: Errno(errno) }),
+        }
     }
 }
 
 impl SendBatch<'_> {
-    /// Posts all of it: `ibv_wr_complete`, or `ibv_post_send(3)`. An empty batch does nothing.
+    /// Posts the batch: `ibv_wr_complete`, or `ibv_post_send(3)`. An empty batch does nothing.
     ///
     /// # Errors
-    /// [`PostError::QueueFull`]; [`PostError::Refused`] and [`PostError::InDoubt`] when the provider failed otherwise.
+    /// [`PostError::QueueFull`]; [`PostError::Refused`] or [`PostError::MaybePosted`] if the provider failed for another
+    /// reason.
     #[doc(alias = "ibv_wr_complete")]
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub fn post(self) -> Result<(), PostError> {
-        if self.count == 0 {
-            return Ok(());
-        }
-        // Not dropped: there is nothing to abort then.
-        let mut this = ManuallyDrop::new(self);
-        let SendBatch { target, queue, count, .. } = &mut *this;
-        let qp = match *target {
-            Target::Extended(qp) => qp,
-            // SAFETY: the queue pair is valid, so many work requests were built, and the callers of the methods that did that
-            // vouch for the memory.
-            Target::Classic(first) => return unsafe { Chain::post(queue.raw, first, *count) },
-        };
-        // It was ready when the batch was begun, and whoever could have changed that would have had to borrow it.
-        *queue.gate.get_mut() = READY;
-        // SAFETY: the queue pair is valid and a batch is open on it.
-        unsafe { complete(qp, &queue.doorbell_fails) }
+        self.complete()
     }
 }
 
@@ -178,6 +228,9 @@ impl<I: Interface> Drop for SendBatch<'_, I> {
     fn drop(&mut self) {
         if I::EXTENDED.is_none() {
             self.queue.abort();
+        } else if let Target::Extended(qp) = self.info.target {
+            // SAFETY: the queue pair is valid. `start` has opened the batch, and `complete` does not drop it.
+            unsafe { ibv_wr_abort(qp.as_ptr()) }
         }
     }
 }
@@ -197,24 +250,28 @@ pub(super) fn check_atomic(address: u64, result: Sge) -> Result<(), PostError> {
 }
 
 #[inline(always)]
-pub(super) fn set_none(wr: &mut ibv_send_wr) {
+pub(super) fn set_none(wr: &mut ibv_send_wr, opcode: ibv_wr_opcode) {
+    wr.opcode = opcode;
     wr.wr = ibv_send_wr__bindgen_ty_2::zeroed();
 }
 
 #[inline(always)]
-pub(super) fn set_rdma(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32) {
-    wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
-    // The rest, which is the end of two longer ones.
+pub(super) fn set_rdma(wr: &mut ibv_send_wr, opcode: ibv_wr_opcode, Remote { address, rkey }: Remote) {
+    wr.opcode = opcode;
+    wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: address, rkey };
+    // Clears the rest of the union, where two other members are longer.
     wr.wr.ud.remote_qkey = 0;
     (wr.wr.atomic.swap, wr.wr.atomic.rkey) = (0, 0);
 }
 
 #[inline(always)]
-pub(super) fn set_atomic(wr: &mut ibv_send_wr, remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) {
+pub(super) fn set_atomic(wr: &mut ibv_send_wr, opcode: ibv_wr_opcode, remote: Remote, compare_add: u64, swap: u64) {
+    let Remote { address: remote_addr, rkey } = remote;
+    wr.opcode = opcode;
     wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey };
 }
 
-// What `set_rdma` sets is the whole of it.
+// `set_rdma` covers the whole union.
 const _: () = {
     use std::mem::offset_of;
     assert!(offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_1, rkey) == 8);

@@ -1,8 +1,9 @@
-//! Sending.
+//! The send queue of a queue pair.
 
 mod atomic_write;
 mod batch;
 mod datagram;
+mod destination;
 mod flush;
 mod operations;
 mod queue;
@@ -12,6 +13,7 @@ mod window;
 mod xrc;
 
 use std::fmt;
+use std::hint::assert_unchecked;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -19,59 +21,62 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rdma_sys::*;
 
 use super::chain::Chain;
-use super::payload::{Limits, Means};
+use super::payload::{InlineScratch, Limits};
 use super::{PostError, SendOps};
-use crate::cq::rare;
+use crate::QueuePairState;
+use crate::branch::rare;
+use crate::device::Quirks;
+use crate::interface::Interface;
 use crate::qp::Shared;
-use crate::{Errno, QueuePairState, Quirks};
 
-use batch::Target;
+use batch::{QueueInfo, Target};
 pub(crate) use operations::EXTENDED_ONLY;
 
 pub use batch::SendBatch;
-pub use datagram::UdTarget;
+pub use destination::UdTarget;
 pub use flush::{FlushPlacement, FlushRange};
 pub use queue::SendQueue;
 pub use tso::Segments;
 pub use xrc::XrcBatch;
 
-/// The send side of a queue pair. It never leaves its queue pair, so that no two queue pairs can exchange theirs.
+/// The send side of a queue pair.
+///
+/// It never leaves its queue pair, so that `mem::swap` cannot exchange the send sides of two queue pairs.
 pub(crate) struct SendState {
-    /// For `ibv_wr_*`; without it work requests are collected in `chain`, for `ibv_post_send`.
+    /// The queue pair for `ibv_wr_*`. If `None`, work requests are collected in `chain` for `ibv_post_send`.
     extended: Option<NonNull<ibv_qp_ex>>,
     raw: NonNull<ibv_qp>,
-    /// As `operations::kept` has them; never empty.
+    /// Enabled operations as `operations::encode` represents them; never empty.
     enabled: SendOps,
     limits: Limits,
-    means: Means,
-    /// Bytes of the headers before what is segmented.
+    inline_scratch: InlineScratch,
+    /// Largest header of a TCP segment, in bytes.
     max_tso_header: u16,
     chain: Chain,
-    /// The doorbell is a system call, which can fail, with `ENOMEM` among others, when the work is in the queue already:
-    /// see [`Quirks::REFUSED_SENDS_EXECUTE`].
+    /// Whether the doorbell is a system call. It can fail, for example with `ENOMEM`, when the work is already in the
+    /// queue: see [`Quirks::REFUSED_SENDS_EXECUTE`].
     doorbell_fails: bool,
-    /// Flags below: in one field, so that posting has one thing to look at.
+    /// The flags [`READY`] and [`OPEN`], in one field, so that posting needs one comparison.
     gate: AtomicU8,
     shared: Arc<Shared>,
 }
 
-/// The state of the queue pair allows sends.
+/// Flag: the state of the queue pair allows sends.
 const READY: u8 = 1;
-/// `ibv_wr_start` was called, and neither `ibv_wr_complete` nor `ibv_wr_abort`. Here and not in the batch, so that
-/// forgetting one is not fatal.
+/// Flag: `ibv_wr_start` was called without `ibv_wr_complete` or `ibv_wr_abort` since. It is stored here and not in the
+/// batch, so that a forgotten batch can still be aborted.
 const OPEN: u8 = 2;
 
-// SAFETY: the C objects may be used from any thread (see `Context`); a batch, which may not, borrows the queue.
+// SAFETY: the C objects may be used from any thread (see `Context`). A batch may not, but it borrows the queue.
 unsafe impl Send for SendState {}
-// SAFETY: through a shared reference immutable fields are read, and `gate`, which is atomic, is changed; the C object is not
-// used.
+// SAFETY: a shared reference reads immutable fields and changes `gate`, which is atomic. It does not use the C object.
 unsafe impl Sync for SendState {}
 
-/// What a queue pair is built with that the provider says nothing about.
+/// Sizes of a queue pair that the provider does not report.
 pub(crate) struct Sizes {
-    /// Work requests in a batch, where they are collected in memory.
+    /// Largest number of work requests in a batch that is collected in memory.
     pub(crate) max_batch: u32,
-    /// Bytes of the headers before what is segmented.
+    /// Largest header of a TCP segment, in bytes.
     pub(crate) max_tso_header: u16,
 }
 
@@ -84,8 +89,8 @@ impl SendState {
             max_datagram: u16::MAX,
             max_inline: capacity.max_inline_data,
         };
-        let means = Means {
-            scratch: vec![0; capacity.max_inline_data as usize].into_boxed_slice(),
+        let inline_scratch = InlineScratch {
+            bytes: vec![0; capacity.max_inline_data as usize].into_boxed_slice(),
             copy_inline_lists: shared.context().quirks().contains(Quirks::INLINE_LISTS_EMPTY),
         };
         let doorbell_fails = shared.context().quirks().contains(Quirks::REFUSED_SENDS_EXECUTE);
@@ -96,9 +101,9 @@ impl SendState {
         SendState {
             extended: qp_ex,
             raw: shared.raw(),
-            enabled: operations::kept(ops, shared.qp_type()),
+            enabled: operations::encode(ops, shared.qp_type()),
             limits,
-            means,
+            inline_scratch,
             max_tso_header,
             chain,
             doorbell_fails,
@@ -107,7 +112,7 @@ impl SendState {
         }
     }
 
-    /// The queue pair is in `state`.
+    /// Updates the gate for a queue pair in `state`.
     pub(crate) fn set_state(&self, state: QueuePairState) {
         use QueuePairState as S;
         match state {
@@ -116,7 +121,7 @@ impl SendState {
         };
     }
 
-    /// Whether the state allows sends, and no batch was forgotten.
+    /// Whether the state allows sends and no forgotten batch is open.
     pub(crate) fn is_ready(&mut self) -> bool {
         *self.gate.get_mut() == READY
     }
@@ -127,7 +132,7 @@ impl SendState {
     }
 
     pub(crate) fn operations(&self) -> SendOps {
-        operations::operations(self.enabled)
+        operations::decode(self.enabled)
     }
 
     pub(crate) fn max_datagram(&self) -> Option<u32> {
@@ -138,7 +143,55 @@ impl SendState {
         self.limits.max_datagram = bytes;
     }
 
-    /// Where work goes: the same as long as this is.
+    #[inline(always)]
+    pub(crate) fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
+        if *self.gate.get_mut() != READY {
+            rare();
+            // A batch that was forgotten instead of dropped still holds the provider's lock.
+            self.abort();
+            if *self.gate.get_mut() != READY {
+                return Err(PostError::NotReady { state: self.shared.state() });
+            }
+        }
+        // SAFETY: the gate implies that the state allows sends and that no batch is open.
+        Ok(unsafe { self.start(None) })
+    }
+
+    /// Starts a batch: `ibv_wr_start`. It takes only the operations in `usable`; by default, all that are enabled.
+    ///
+    /// # Safety
+    /// The queue pair must use the interface `I` and be in a state that allows sends. `usable` must be enabled. No batch
+    /// may be open. If `I` is known, the returned batch must not be forgotten.
+    #[inline(always)]
+    pub(crate) unsafe fn start<I: Interface>(&mut self, usable: Option<SendOps>) -> SendBatch<'_, I> {
+        // SAFETY: the caller's contract.
+        unsafe { self.open::<I>(self.target()) }
+        // Read after the call, so that no register holds it during the call.
+        let info = self.info(usable.unwrap_or(self.enabled));
+        // SAFETY: the batch was started above. The caller vouches for `usable`.
+        unsafe { SendBatch::new(self, info) }
+    }
+
+    /// Calls `ibv_wr_start` if the queue has it. The caller then makes the batch.
+    ///
+    /// # Safety
+    /// `target` must be [`SendState::target`] of this queue. The queue pair must use the interface `I` and be in a state
+    /// that allows sends. No batch may be open. If `I` is known, the caller must end the batch.
+    #[inline(always)]
+    unsafe fn open<I: Interface>(&mut self, target: Target) {
+        let is_extended = matches!(target, Target::Extended(_));
+        // SAFETY: the caller's contract.
+        unsafe { assert_unchecked(I::EXTENDED.is_none_or(|extended| extended == is_extended)) }
+        if let Target::Extended(qp) = target {
+            if I::EXTENDED.is_none() {
+                *self.gate.get_mut() = READY | OPEN;
+            }
+            // SAFETY: the queue pair is valid, and no batch is open on it.
+            unsafe { ibv_wr_start(qp.as_ptr()) }
+        }
+    }
+
+    /// The C object by which work is posted.
     #[inline(always)]
     fn target(&self) -> Target {
         match self.extended {
@@ -147,22 +200,10 @@ impl SendState {
         }
     }
 
+    /// The properties of the queue that a batch needs.
     #[inline(always)]
-    pub(crate) fn batch(&mut self) -> Result<SendBatch<'_>, PostError> {
-        if *self.gate.get_mut() != READY {
-            rare();
-            // A batch that was forgotten instead of dropped left the provider's lock held.
-            self.abort();
-            if *self.gate.get_mut() != READY {
-                return Err(PostError::NotReady { state: self.shared.state() });
-            }
-        }
-        if let Some(qp) = self.extended {
-            *self.gate.get_mut() = READY | OPEN;
-            // SAFETY: the queue pair is valid and no batch is open on it: this is the only send queue, borrowed mutably.
-            unsafe { ibv_wr_start(qp.as_ptr()) }
-        }
-        Ok(SendBatch::new(self.target(), self.enabled, self.limits, self))
+    fn info(&self, usable: SendOps) -> QueueInfo {
+        QueueInfo { raw: self.raw, target: self.target(), limits: self.limits, usable }
     }
 
     #[inline(always)]
@@ -176,9 +217,7 @@ impl SendState {
             }
         }
     }
-}
 
-impl SendState {
     pub(crate) fn as_raw_ex(&self) -> Option<NonNull<ibv_qp_ex>> {
         self.extended
     }
@@ -196,19 +235,5 @@ impl fmt::Debug for SendState {
             .field("extended", &self.is_extended())
             .field("operations", &self.operations())
             .finish()
-    }
-}
-
-/// # Safety
-/// The queue pair must be valid and a batch be open on it.
-#[inline(always)]
-unsafe fn complete(qp: NonNull<ibv_qp_ex>, doorbell_fails: &bool) -> Result<(), PostError> {
-    // SAFETY: the caller's contract.
-    match unsafe { ibv_wr_complete(qp.as_ptr()) } {
-        0 => Ok(()),
-        // ibv_wr_post(3): on failure none of the batch was posted. That holds for a batch that does not fit.
-        libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
-        libc::ENOMEM if !*doorbell_fails => Err(PostError::QueueFull { posted: 0 }),
-        errno => Err(PostError::InDoubt { errno: Errno(errno) }),
     }
 }

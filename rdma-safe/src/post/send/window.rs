@@ -1,27 +1,31 @@
-//! Work that binds memory windows, and that takes keys away.
+//! Work that binds memory windows and invalidates local keys.
 
 use rdma_sys::*;
 
 use super::super::payload::NoData;
 use super::super::{PostError, SendFlags, SendOps, WorkRequest};
-use super::batch::set_none;
+use super::batch::{Slot, set_none};
+use super::destination::Destination::Connected;
 use super::{READY, SendBatch, SendQueue, SendState};
 use crate::interface::Interface;
-use crate::{BindInfo, Errno, MemoryWindow, QueuePair, QueuePairType, RemoteMemory, Type1, Type2};
+use crate::mw::{BindInfo, MemoryWindow, Type1, Type2};
+use crate::{Errno, QueuePair, QueuePairType, RemoteMemory};
 
 impl<I: Interface> SendBatch<'_, I> {
-    /// Binds a memory window, under the next of its keys: `ibv_wr_bind_mw`. Returns what a peer needs to reach the bytes once it
-    /// has completed, which later work of the same queue pair may tell the peer: it begins after that.
+    /// Binds a memory window under its next key: `ibv_wr_bind_mw`.
     ///
-    /// The window must be unbound, or the device fails the work. Tell it how this ended: [`MemoryWindow::confirm`],
-    /// [`MemoryWindow::revert`].
+    /// Returns the address and key that a peer needs to access the bytes after the binding has completed. Later work of
+    /// the same queue pair may send them to the peer, since it starts after the binding.
+    ///
+    /// The window must be unbound, or the device fails the work. After the binding has completed, call
+    /// [`MemoryWindow::confirm`] or [`MemoryWindow::revert`].
     ///
     /// # Errors
     /// [`PostError::NotEnabled`], [`PostError::BatchFull`]; [`PostError::WindowPending`]; [`PostError::WindowRegions`];
-    /// [`PostError::ForeignDomain`]. The batch is as before then.
+    /// [`PostError::ForeignDomain`]. The batch is then unchanged.
     ///
     /// # Safety
-    /// The window must be left alone, that is neither be dropped nor borrowed mutably, until the batch was posted or dropped.
+    /// The window must not be dropped or borrowed mutably until the batch was posted or dropped.
     #[doc(alias = "ibv_wr_bind_mw")]
     #[doc(alias = "ibv_inc_rkey")]
     #[inline]
@@ -33,38 +37,45 @@ impl<I: Interface> SendBatch<'_, I> {
     ) -> Result<RemoteMemory, PostError> {
         check(window, Some(&info), self.queue)?;
         let (raw, rkey, bind_info) = (window.as_raw(), window.next_rkey(), info.to_raw());
-        let extended = |qp| {
-            // SAFETY: called by `add` as it says; the window and the region are valid.
-            unsafe { ibv_wr_bind_mw(qp, raw, rkey, &bind_info) }
-        };
-        let classic = |wr: &mut ibv_send_wr| {
-            set_none(wr);
-            wr.__bindgen_anon_2.bind_mw = ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw: raw, rkey, bind_info };
-        };
-        // SAFETY: the operation and its builder belong together. The window, which keeps the region, stays until the batch is
-        // posted, as the caller promises.
-        unsafe { self.add(SendOps::BIND_MW, IBV_WR_BIND_MW, wr, NoData, extended, classic)? }
+        let slot = self.begin(SendOps::BIND_MW, Connected, wr, &NoData)?;
+        // SAFETY: the queue pair has the operation; the window and the region are valid. The caller promises to keep the
+        // window, which keeps the region, until the batch is posted.
+        unsafe {
+            match slot {
+                Slot::Extended(qp) => ibv_wr_bind_mw(qp, raw, rkey, &bind_info),
+                Slot::Classic(wr) => {
+                    set_none(&mut *wr, IBV_WR_BIND_MW);
+                    (*wr).__bindgen_anon_2.bind_mw =
+                        ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw: raw, rkey, bind_info };
+                }
+            }
+            self.finish(slot, Connected, NoData);
+        }
         Ok(window.added(rkey, &info, &self.queue.shared))
     }
 
-    /// Takes a key of this end away, that of a memory window of type 2: `ibv_wr_local_inv`. Tell the window when it has completed:
-    /// [`MemoryWindow::invalidated`].
+    /// Invalidates the key of a local memory window of type 2: `ibv_wr_local_inv`.
+    ///
+    /// After it has completed, call [`MemoryWindow::invalidated`].
     ///
     /// # Errors
-    /// [`PostError::NotEnabled`], [`PostError::BatchFull`]. The batch is as before then.
+    /// [`PostError::NotEnabled`], [`PostError::BatchFull`]. The batch is then unchanged.
     #[doc(alias = "ibv_wr_local_inv")]
     #[inline]
     pub fn invalidate(&mut self, wr: WorkRequest, rkey: u32) -> Result<(), PostError> {
-        let extended = |qp| {
-            // SAFETY: called by `add` as it says.
-            unsafe { ibv_wr_local_inv(qp, rkey) }
-        };
-        let classic = |wr: &mut ibv_send_wr| {
-            set_none(wr);
-            wr.__bindgen_anon_1.invalidate_rkey = rkey;
-        };
-        // SAFETY: the operation and its builder belong together; it names no memory.
-        unsafe { self.add(SendOps::LOCAL_INV, IBV_WR_LOCAL_INV, wr, NoData, extended, classic) }
+        let slot = self.begin(SendOps::LOCAL_INV, Connected, wr, &NoData)?;
+        // SAFETY: the queue pair has the operation, which names no memory.
+        unsafe {
+            match slot {
+                Slot::Extended(qp) => ibv_wr_local_inv(qp, rkey),
+                Slot::Classic(wr) => {
+                    set_none(&mut *wr, IBV_WR_LOCAL_INV);
+                    (*wr).__bindgen_anon_1.invalidate_rkey = rkey;
+                }
+            }
+            self.finish(slot, Connected, NoData);
+        }
+        Ok(())
     }
 }
 
@@ -72,7 +83,7 @@ impl SendQueue<'_> {
     /// Binds a memory window: [`QueuePair::bind_window`](crate::QueuePair::bind_window).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`QueuePair::bind_window`](crate::QueuePair::bind_window).
     pub fn bind_window(
         &mut self,
         wr: WorkRequest,
@@ -85,23 +96,27 @@ impl SendQueue<'_> {
     /// Unbinds a memory window: [`QueuePair::unbind_window`](crate::QueuePair::unbind_window).
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`QueuePair::unbind_window`](crate::QueuePair::unbind_window).
     pub fn unbind_window(&mut self, wr: WorkRequest, window: &mut MemoryWindow<Type1>) -> Result<(), PostError> {
         self.state().unbind_window(wr, window)
     }
 }
 
 impl QueuePair {
-    /// Posts work that binds a memory window, wherever it was bound before, under a new key: `ibv_bind_mw(3)`. Returns what a peer
-    /// needs to reach the bytes once it has completed, which later work of this queue pair may tell the peer: it begins after that.
+    /// Posts work that binds a memory window under a new key: `ibv_bind_mw(3)`.
     ///
-    /// Tell the window how it ended: [`MemoryWindow::confirm`], [`MemoryWindow::revert`].
+    /// An earlier binding of the window ends. Returns the address and key that a peer needs to access the bytes after
+    /// the binding has completed. Later work of this queue pair may send them to the peer, since it starts after the
+    /// binding.
+    ///
+    /// After the binding has completed, call [`MemoryWindow::confirm`] or [`MemoryWindow::revert`].
     ///
     /// # Errors
     /// [`PostError::NotReady`]; [`PostError::NotEnabled`] on queue pairs of other types than RC and UC;
-    /// [`PostError::WindowPending`]; [`PostError::WindowRegions`]; [`PostError::ForeignDomain`]; [`PostError::ZeroBased`];
-    /// [`PostError::QueueFull`] and [`PostError::Refused`] when the provider failed. The window is as before then. If the
-    /// provider failed, the window keeps the region, since the provider may still execute the work.
+    /// [`PostError::WindowPending`]; [`PostError::WindowRegions`]; [`PostError::ForeignDomain`];
+    /// [`PostError::ZeroBased`]; [`PostError::QueueFull`] and [`PostError::Refused`] if the provider failed. The window
+    /// is then unchanged. If the provider failed, the window keeps the region, since the provider may still execute the
+    /// work.
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind_window(
         &mut self,
@@ -112,7 +127,7 @@ impl QueuePair {
         self.send_state().bind_window(wr, window, info)
     }
 
-    /// Posts work that unbinds a memory window: `ibv_bind_mw(3)` with no bytes.
+    /// Posts work that unbinds a memory window: `ibv_bind_mw(3)` with length 0.
     ///
     /// # Errors
     /// [`PostError::NotBound`]; those of [`QueuePair::bind_window`].
@@ -134,9 +149,9 @@ impl SendState {
             return Err(PostError::ZeroBased);
         }
         self.check_bind()?;
-        // Before the call, since a provider that reports a failure may still execute the work.
+        // Before the call, because a provider that reports a failure may still execute the work.
         window.keep(&info);
-        // SAFETY: both are of the domain of the queue pair; the region is borrowed, and the window keeps it.
+        // SAFETY: both belong to the domain of the queue pair. The region is borrowed, and the window keeps it.
         unsafe { self.post_bind(wr, window, info.to_raw())? }
         Ok(RemoteMemory { address: info.remote_address(), len: info.len(), rkey: window.posted(Some(&info)) })
     }
@@ -145,15 +160,15 @@ impl SendState {
         check(window, None, self)?;
         let nothing = window.unbinding().ok_or(PostError::NotBound)?;
         self.check_bind()?;
-        // SAFETY: the window is of the domain of the queue pair, and holds the region.
+        // SAFETY: the window belongs to the domain of the queue pair and keeps the region.
         unsafe { self.post_bind(wr, window, nothing)? }
         window.posted(None);
         Ok(())
     }
 
-    /// Checks that the queue pair can post a binding, and ends a forgotten batch.
+    /// Checks that the queue pair can post a binding. Aborts a forgotten batch.
     fn check_bind(&mut self) -> Result<(), PostError> {
-        // The provider takes the lock that a batch which was forgotten holds.
+        // The provider takes the lock that a forgotten batch holds.
         self.abort();
         if *self.gate.get_mut() != READY {
             return Err(PostError::NotReady { state: self.shared.state() });
@@ -165,8 +180,8 @@ impl SendState {
     }
 
     /// # Safety
-    /// The window and the region must be of the domain of the queue pair, and the window keep the region. `check_bind` must have
-    /// succeeded.
+    /// The window and the region must belong to the domain of the queue pair, and the window must keep the region.
+    /// `check_bind` must have succeeded.
     unsafe fn post_bind(
         &mut self,
         wr: WorkRequest,
@@ -175,8 +190,8 @@ impl SendState {
     ) -> Result<(), PostError> {
         let send_flags = (wr.flags & (SendFlags::SIGNALED | SendFlags::FENCE)).bits();
         let mut bind = ibv_mw_bind { wr_id: wr.id, send_flags, bind_info };
-        // SAFETY: queue pair, window and region are valid, no batch is open, and the operation exists, which was looked at when the
-        // window was allocated.
+        // SAFETY: queue pair, window and region are valid, and no batch is open. Allocating the window checked that the
+        // operation exists.
         match unsafe { ibv_bind_mw(self.raw.as_ptr(), window.as_raw(), &mut bind) } {
             0 => Ok(()),
             libc::ENOMEM | libc::ENOSPC => Err(PostError::QueueFull { posted: 0 }),
@@ -186,8 +201,10 @@ impl SendState {
     }
 }
 
-/// Providers cast objects to their own types, so that none of another device must get there; the domain says more.
-fn check<K: crate::WindowType>(
+/// Checks the protection domains and the state of `window`.
+///
+/// Providers cast objects to their own types, so an object of another device must not reach them.
+fn check<K: crate::mw::WindowType>(
     window: &MemoryWindow<K>,
     info: Option<&BindInfo<'_>>,
     queue: &SendState,
@@ -205,5 +222,5 @@ fn check<K: crate::WindowType>(
     info.map_or(Ok(()), |info| window.check_room(info))
 }
 
-// What `bind` sets is the whole of it, so that nothing is left of a segmented send.
+// `bind` sets the whole union, so that nothing is left of a segmented send.
 const _: () = assert!(size_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_1>() == size_of::<ibv_send_wr__bindgen_ty_4>());

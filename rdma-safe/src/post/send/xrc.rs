@@ -1,19 +1,15 @@
-//! Work that names a shared receive queue of the peer.
+//! Work for a shared receive queue of the peer: XRC.
 
-use rdma_sys::*;
-
-use super::super::payload::NoData;
-use super::super::{FlushPlacement, FlushRange, Payload, PostError, Remote, Scatter, SendOps, Sge, WorkRequest};
+use super::super::{FlushPlacement, FlushRange, Payload, PostError, Remote, Scatter, Sge, WorkRequest};
 use super::SendBatch;
-use super::batch::{check_atomic, set_atomic, set_none, set_rdma};
-use super::operations::to_srq;
-use super::verbs::operations;
+use super::destination::Destination;
 use crate::interface::{Any, Interface};
 
-/// A batch of an [`XRC_SEND`](crate::QueuePairType::XRC_SEND) queue pair, and the shared receive queue of the peer that the work
-/// added by this goes to. Made by [`SendBatch::to_srq`].
+/// A batch of an [`XRC_SEND`](crate::QueuePairType::XRC_SEND) queue pair with a destination: a shared receive queue of
+/// the peer.
 ///
-/// Every operation names one: it takes the receives of messages, and the rights to memory are those of its domain.
+/// Made by [`SendBatch::to_srq`]. Every operation names such a queue. Messages take their receives from it, and access
+/// to memory is checked against its protection domain.
 #[derive(Debug)]
 #[must_use = "the number of a queue does nothing; call a method that adds work"]
 pub struct XrcBatch<'b, 'q, I: Interface = Any> {
@@ -22,8 +18,9 @@ pub struct XrcBatch<'b, 'q, I: Interface = Any> {
 }
 
 impl<'q, I: Interface> SendBatch<'q, I> {
-    /// Adds work that goes to the shared receive queue `number` of the peer: `ibv_wr_set_xrc_srqn`. Of XRC_SEND queue pairs only,
-    /// which take no other work. The peer knows the number:
+    /// Adds work for the shared receive queue `number` of the peer: `ibv_wr_set_xrc_srqn`.
+    ///
+    /// Only for XRC_SEND queue pairs, which take no other work. The peer gets the number from
     /// [`SharedReceiveQueue::xrc_number`](crate::SharedReceiveQueue::xrc_number).
     ///
     /// ```no_run
@@ -43,31 +40,162 @@ impl<'q, I: Interface> SendBatch<'q, I> {
 }
 
 impl<I: Interface> XrcBatch<'_, '_, I> {
-    operations! {}
-
+    /// [`SendBatch::send`], for this queue.
+    ///
+    /// # Errors
+    /// Those of [`SendBatch::send`].
+    ///
     /// # Safety
-    /// As of [`SendBatch::add`].
+    /// See [`SendBatch`].
     #[inline(always)]
-    unsafe fn add<P: Payload>(
-        &mut self,
-        op: SendOps,
-        opcode: ibv_wr_opcode,
-        wr: WorkRequest,
-        payload: P,
-        extended: impl FnOnce(*mut ibv_qp_ex),
-        classic: impl FnOnce(&mut ibv_send_wr),
-    ) -> Result<(), PostError> {
-        let srq = self.srq;
-        let extended = |qp| {
-            extended(qp);
-            // SAFETY: after a builder call; a queue pair that has one of these operations has this function, too.
-            unsafe { ibv_wr_set_xrc_srqn(qp, srq) }
-        };
-        let classic = |wr: &mut ibv_send_wr| {
-            classic(wr);
-            wr.qp_type.xrc.remote_srqn = srq;
-        };
+    pub unsafe fn send(&mut self, wr: WorkRequest, payload: impl Payload) -> Result<(), PostError> {
         // SAFETY: the caller's contract.
-        unsafe { self.batch.add(to_srq(op), opcode, wr, payload, extended, classic) }
+        unsafe { self.batch.add_send(self.to(), wr, payload) }
+    }
+
+    /// [`SendBatch::send_imm`], for this queue.
+    ///
+    /// # Errors
+    /// Those of [`SendBatch::send_imm`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[inline(always)]
+    pub unsafe fn send_imm(&mut self, wr: WorkRequest, imm: u32, payload: impl Payload) -> Result<(), PostError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.batch.add_send_imm(self.to(), wr, imm, payload) }
+    }
+
+    /// [`SendBatch::send_invalidate`], for this queue.
+    ///
+    /// # Errors
+    /// Those of [`SendBatch::send_invalidate`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[inline(always)]
+    pub unsafe fn send_invalidate(
+        &mut self,
+        wr: WorkRequest,
+        rkey: u32,
+        payload: impl Payload,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.batch.add_send_invalidate(self.to(), wr, rkey, payload) }
+    }
+
+    /// [`SendBatch::write`], for this queue.
+    ///
+    /// # Errors
+    /// Those of [`SendBatch::write`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[inline(always)]
+    pub unsafe fn write(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        payload: impl Payload,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.batch.add_write(self.to(), wr, remote.into(), payload) }
+    }
+
+    /// [`SendBatch::write_imm`], for this queue.
+    ///
+    /// # Errors
+    /// Those of [`SendBatch::write_imm`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[inline(always)]
+    pub unsafe fn write_imm(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        imm: u32,
+        payload: impl Payload,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.batch.add_write_imm(self.to(), wr, remote.into(), imm, payload) }
+    }
+
+    /// [`SendBatch::read`], for this queue.
+    ///
+    /// # Errors
+    /// Those of [`SendBatch::read`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[inline(always)]
+    pub unsafe fn read(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        target: impl Scatter,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.batch.add_read(self.to(), wr, remote.into(), target) }
+    }
+
+    /// [`SendBatch::compare_swap`], for this queue.
+    ///
+    /// # Errors
+    /// Those of [`SendBatch::compare_swap`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[inline(always)]
+    pub unsafe fn compare_swap(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        compare: u64,
+        swap: u64,
+        result: Sge,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.batch.add_compare_swap(self.to(), wr, remote.into(), compare, swap, result) }
+    }
+
+    /// [`SendBatch::fetch_add`], for this queue.
+    ///
+    /// # Errors
+    /// Those of [`SendBatch::fetch_add`].
+    ///
+    /// # Safety
+    /// See [`SendBatch`].
+    #[inline(always)]
+    pub unsafe fn fetch_add(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        add: u64,
+        result: Sge,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract.
+        unsafe { self.batch.add_fetch_add(self.to(), wr, remote.into(), add, result) }
+    }
+
+    /// [`SendBatch::flush`], for this queue.
+    ///
+    /// # Errors
+    /// Those of [`SendBatch::flush`].
+    #[inline(always)]
+    pub fn flush(
+        &mut self,
+        wr: WorkRequest,
+        remote: impl Into<Remote>,
+        len: usize,
+        placement: FlushPlacement,
+        range: FlushRange,
+    ) -> Result<(), PostError> {
+        self.batch.add_flush(self.to(), wr, remote.into(), len, placement, range)
+    }
+
+    #[inline(always)]
+    fn to(&self) -> Destination<'static> {
+        Destination::Srq(self.srq)
     }
 }

@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::state::enter;
 
-/// Advice that was heard.
+/// A recorded call of `ibv_advise_mr`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Advised {
     pub(crate) advice: u32,

@@ -46,12 +46,12 @@ pub(super) unsafe extern "C" fn destroy_ah(raw: *mut ibv_ah) -> c_int {
             state.violation("ibv_destroy_ah of a handle that work in flight names");
         }
         let ah = state.ahs.remove(&address).unwrap();
-        state.bury(ah.alloc);
+        state.retire(ah.alloc);
         0
     })
 }
 
-/// As libibverbs: the way back is from the GID that the datagram was sent to, to the GID that it came from.
+/// Like libibverbs, replies from the GID that the datagram was sent to, to the GID of its sender.
 pub(super) unsafe extern "C" fn init_ah_from_wc(
     context: *mut ibv_context,
     port: u8,
@@ -101,7 +101,7 @@ pub(super) unsafe extern "C" fn init_ah_from_wc(
     })
 }
 
-/// The MAC has the GID's last bytes, and the VLAN its first ones: none for an address of IPv4.
+/// Derives the MAC address from the last bytes of the GID, and the VLAN from the first ones. An IPv4 address has no VLAN.
 pub(super) unsafe extern "C" fn resolve_eth_l2_from_gid(
     context: *mut ibv_context,
     attr: *mut ibv_ah_attr,
@@ -128,7 +128,7 @@ pub(super) unsafe extern "C" fn resolve_eth_l2_from_gid(
 }
 
 impl State {
-    /// What the kernel checks of an address vector, with the errno that it answers.
+    /// Applies the kernel's checks of an address vector; returns the errno of a failed check.
     pub(super) fn check_address(&self, address: &ibv_ah_attr) -> Result<(), i32> {
         let index = usize::from(address.port_num).checked_sub(1).ok_or(libc::EINVAL)?;
         let port = self.config.ports.get(index).ok_or(libc::EINVAL)?;
@@ -142,7 +142,7 @@ impl State {
         self.config.unreachable.get(&dgid).map_or(Ok(()), |errno| Err(*errno))
     }
 
-    /// The header that a datagram of so many bytes has; `None` where it goes without one.
+    /// The global route header of a datagram with `len` bytes; `None` if the datagram has no GRH.
     pub(super) fn header(&self, address: &ibv_ah_attr, len: usize) -> Option<[u8; 40]> {
         if address.is_global == 0 {
             return None;

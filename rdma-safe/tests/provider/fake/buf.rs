@@ -15,7 +15,7 @@ pub(super) struct Buf {
     layout: Layout,
 }
 
-/// Of bytes that nobody has written to: Miri says who reads them, elsewhere they are no zeros.
+/// Allocates uninitialized memory, so Miri reports reads of it. Without Miri the memory is filled with a value that is not 0.
 pub(super) unsafe extern "C" fn alloc_buf(pd: *mut ibv_pd, len: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
     enter(pd, "ibv_alloc_buf", |state, device| {
         if let Some(errno) = state.fault("ibv_alloc_buf") {
@@ -32,7 +32,7 @@ pub(super) unsafe extern "C" fn alloc_buf(pd: *mut ibv_pd, len: usize, buf: *mut
         if !cfg!(miri) {
             unsafe { memory.write_bytes(0xd5, len) };
         }
-        // Whatever is behind the pointer is the library's.
+        // The contents of `ibv_buf` are private to the library.
         let (alloc, raw) = Alloc::new(0_u64);
         own(raw, device);
         let is_dmabuf = state.config.confidential && state.is_unprotected(pd.addr());
@@ -50,17 +50,17 @@ pub(super) unsafe extern "C" fn free_buf(raw: *mut ibv_buf) {
             state.violation("ibv_free_buf of memory that is registered");
             return;
         }
-        // It goes by the context of the domain.
+        // The library takes the context from the domain.
         if state.pd(pd, "ibv_free_buf").is_none() {
             return;
         }
         let buf = state.bufs.remove(&raw.addr()).unwrap();
         unsafe { dealloc(buf.memory.0, buf.layout) };
-        state.bury(buf.alloc);
+        state.retire(buf.alloc);
     });
 }
 
-/// Of this process, as any descriptor would do.
+/// Returns some descriptor of this process; the tests do not use the descriptor as a DMA-BUF.
 pub(super) unsafe extern "C" fn export_buf_dmabuf_fd(raw: *mut ibv_buf) -> c_int {
     enter(raw, "ibv_export_buf_dmabuf_fd", |state, _| {
         let errno = match state.fault("ibv_export_buf_dmabuf_fd") {
@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn export_buf_dmabuf_fd(raw: *mut ibv_buf) -> c_int
 }
 
 impl State {
-    /// What the library looks at before it registers memory of the provider; says whether that is a DMA-BUF.
+    /// Applies the library's checks before it registers provider memory; returns whether the memory is a DMA-BUF.
     pub(super) fn check_buf(
         &mut self,
         raw: *mut ibv_buf,

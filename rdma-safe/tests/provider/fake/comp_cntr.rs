@@ -10,9 +10,9 @@ pub(super) struct CompCntr {
     alloc: Alloc,
     context: usize,
     bytes: bool,
-    /// Of success, and of failure.
+    /// Completed and failed operations.
     values: [u64; 2],
-    /// Queue pairs, and what is counted of each.
+    /// Queue pairs, each with the mask of operations that are counted.
     attached: Vec<(usize, u32)>,
 }
 
@@ -67,7 +67,7 @@ pub(super) unsafe extern "C" fn destroy_comp_cntr(raw: *mut ibv_comp_cntr) -> c_
             return libc::EBUSY;
         }
         match state.comp_cntrs.remove(&raw.addr()) {
-            Some(counter) => state.bury(counter.alloc),
+            Some(counter) => state.retire(counter.alloc),
             None => state.violation("ibv_destroy_comp_cntr of a counter that does not exist"),
         }
         0
@@ -149,7 +149,7 @@ impl State {
         }
     }
 
-    /// Work of a send queue is done, with so many bytes unless it failed.
+    /// Counts a completed send operation of `bytes` bytes; `None` for a failed one.
     pub(super) fn count(&mut self, qp: usize, opcode: ibv_wr_opcode, bytes: Option<u32>) {
         let op = match opcode {
             IBV_WR_RDMA_READ => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ,

@@ -1,11 +1,11 @@
-//! What a device can do, and what goes wrong with it.
+//! Capabilities of a fake device, and the faults it can simulate.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use rdma_sys::*;
 
-/// How a device is made.
+/// The capabilities and behavior of a fake device.
 #[derive(Clone)]
 pub(crate) struct Config {
     /// Whether `ibv_create_cq_ex` exists.
@@ -14,80 +14,73 @@ pub(crate) struct Config {
     pub(crate) extended_qp: bool,
     /// Whether `ibv_query_device_ex` exists.
     pub(crate) query_device_ex: bool,
-    /// Whether the context is a `verbs_context`; without it none of the above exists.
+    /// Whether the context is a `verbs_context`. Without it, none of the extended functions above exist.
     pub(crate) extended_context: bool,
-    /// What `ibv_query_device_ex` and `ibv_query_device` report beyond the rest of this.
+    /// Changes the attributes that `ibv_query_device_ex` and `ibv_query_device` report.
     pub(crate) change_device: fn(&mut ibv_device_attr_ex),
-    /// Whether there are shared receive queues, and whether they can be resized.
+    /// Support for shared receive queues, and for resizing them.
     pub(crate) srqs: bool,
     pub(crate) srq_resize: bool,
-    /// Whether registrations can be changed, DMA-BUFs registered, and null regions allocated.
+    /// Support for changing registrations, for DMA-BUFs, and for null regions.
     pub(crate) rereg: bool,
     pub(crate) dmabuf: bool,
     pub(crate) null_mr: bool,
-    /// `enum ibv_odp_general_caps`; 0 without on-demand paging, and without advice.
+    /// `enum ibv_odp_general_caps`; 0 for a device without on-demand paging and `ibv_advise_mr`.
     pub(crate) odp: u64,
-    /// Bytes of device memory, and whether it comes with the functions that copy.
-    pub(crate) device_memory: u64,
+    /// Whether device memory has the functions that copy.
     pub(crate) device_memory_copies: bool,
-    /// Whether this is a confidential guest, where unprotected memory of the provider is of DMA-BUFs.
+    /// Whether this is a confidential guest. There, unprotected provider memory is a DMA-BUF.
     pub(crate) confidential: bool,
-    /// Whether there are memory windows.
+    /// Support for memory windows.
     pub(crate) windows: bool,
-    /// Whether completion queues can be resized, and the most completions and microseconds that events can wait for.
+    /// Support for resizing completion queues, and the highest moderation limits: completions and microseconds.
     pub(crate) cq_resize: bool,
     pub(crate) moderation: Option<(u16, u16)>,
-    /// Multicast groups that there can be; without any there is no multicast.
+    /// Maximum number of multicast groups; 0 for a device without multicast.
     pub(crate) groups: i32,
-    /// Whether there are raw packet queue pairs.
-    pub(crate) raw_packets: bool,
-    /// Whether there are extended reliable connections.
-    pub(crate) xrc: bool,
-    /// Whether there are work queues, receive-side scaling, flows and counters.
+    /// Support for work queues, receive-side scaling, flows and counters.
     pub(crate) steering: bool,
-    /// What completion counters can count; without it there are none.
+    /// Operations that completion counters support; `None` for a device without completion counters.
     pub(crate) comp_cntrs: Option<u32>,
-    /// Whether contexts can be shared by a descriptor.
-    pub(crate) imports: bool,
-    /// Whether there are thread domains and parent domains.
+    /// Support for thread domains and parent domains.
     pub(crate) domains: bool,
-    /// Whether completion queues go into parent domains.
+    /// Support for creating completion queues in parent domains.
     pub(crate) domain_cqs: bool,
-    /// Options of ECE that the device has; without it there is no ECE.
+    /// Supported ECE options; `None` for a device without ECE.
     pub(crate) ece_options: Option<u32>,
     /// Whether `ibv_modify_qp_rate_limit` exists.
     pub(crate) rate_limits: bool,
-    /// What `ibv_query_qp_data_in_order` says of an operation.
+    /// Result of `ibv_query_qp_data_in_order` for each operation.
     pub(crate) data_in_order: BTreeMap<u32, u32>,
-    /// Whether that knows flags.
+    /// Whether `ibv_query_qp_data_in_order` supports flags.
     pub(crate) data_in_order_flags: bool,
-    /// What `ibv_query_rt_values_ex` reports; without it there is no such operation.
+    /// Sets the values that `ibv_query_rt_values_ex` reports; `None` for a device without this operation.
     pub(crate) raw_clock: Option<fn(&mut ibv_values_ex)>,
-    /// What `ibv_query_port_speed` reports, in 100 Mbit/s.
+    /// Speed that `ibv_query_port_speed` reports, in 100 Mbit/s.
     pub(crate) port_speed: Option<u64>,
-    /// Whether it reports asynchronous events.
+    /// Support for asynchronous events.
     pub(crate) async_events: bool,
-    /// Whether the kernel knows `ibv_query_gid_ex` and `ibv_query_gid_table`.
+    /// Whether the kernel supports `ibv_query_gid_ex` and `ibv_query_gid_table`.
     pub(crate) gid_queries: bool,
     /// Completion fields of extended queues.
     pub(crate) wc_flags: u64,
-    /// Completion fields that creation accepts and whose accessors are then not there.
+    /// Completion fields that creation accepts although their accessors are NULL.
     pub(crate) hollow_fields: u64,
-    /// Extended queues come without `end_poll`.
+    /// Whether extended queues lack `end_poll`.
     pub(crate) no_end_poll: bool,
     /// Send operations of extended queue pairs.
     pub(crate) send_ops: u64,
-    /// Send operations that creation accepts and that are then not there.
+    /// Send operations that creation accepts although their function pointers are NULL.
     pub(crate) hollow_ops: u64,
-    /// UD queue pairs come without `wr_set_ud_addr`.
+    /// Whether UD queue pairs lack `wr_set_ud_addr`.
     pub(crate) no_ud_addr: bool,
-    /// Elements that sends of extended queue pairs are granted, whatever was asked for.
+    /// Scatter/gather elements granted to sends of extended queue pairs, regardless of the requested number.
     pub(crate) granted_sges: Option<u32>,
-    /// Receives that are posted in the error state are flushed by nothing but the end of the queue pair.
+    /// Whether receives posted in the error state are flushed only when the queue pair is destroyed.
     pub(crate) keeps_late_receives: bool,
-    /// The completions of a queue pair go with it, as mlx5 does; otherwise they stay.
+    /// Whether destroying a queue pair removes its completions, as mlx5 does. Otherwise they stay.
     pub(crate) sweeps: bool,
-    /// Behaves as the rxe provider of rdma-core 44, faults included.
+    /// Whether the device behaves like the rxe provider of rdma-core 44, including its bugs.
     pub(crate) rxe: bool,
     pub(crate) vendor_id: u32,
     pub(crate) transport: ibv_transport_type,
@@ -100,7 +93,7 @@ pub(crate) struct Config {
     pub(crate) max_qp_rd_atom: i32,
     pub(crate) max_qp_init_rd_atom: i32,
     pub(crate) ports: Vec<Port>,
-    /// Peers that cannot be resolved, and the errno that says so.
+    /// GIDs of peers that cannot be resolved, with the errno of the attempt.
     pub(crate) unreachable: BTreeMap<[u8; 16], i32>,
 }
 
@@ -111,12 +104,12 @@ pub(crate) struct Port {
     pub(crate) lid: u16,
     pub(crate) gids: Vec<FakeGid>,
     pub(crate) gid_table_len: i32,
-    /// In host byte order.
+    /// P_Keys in host byte order.
     pub(crate) pkeys: Vec<u16>,
     pub(crate) max_mtu: ibv_mtu,
     pub(crate) active_mtu: ibv_mtu,
     pub(crate) max_msg_sz: u32,
-    /// What `ibv_query_port` reports beyond the rest of this.
+    /// Changes the attributes that `ibv_query_port` reports.
     pub(crate) change: fn(&mut ibv_port_attr),
 }
 
@@ -173,7 +166,7 @@ impl Port {
 }
 
 impl Default for Config {
-    /// A RoCE device with one port, which has everything.
+    /// A RoCE device with one port and almost all capabilities.
     fn default() -> Self {
         Config {
             extended_cq: true,
@@ -189,11 +182,8 @@ impl Default for Config {
             srqs: true,
             srq_resize: true,
             groups: 16,
-            raw_packets: true,
-            xrc: true,
             steering: false,
             comp_cntrs: None,
-            imports: true,
             domains: true,
             domain_cqs: true,
             ece_options: Some(0xff),
@@ -207,7 +197,6 @@ impl Default for Config {
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
             windows: true,
             odp: 0,
-            device_memory: 4096,
             device_memory_copies: true,
             confidential: false,
             hollow_fields: 0,
@@ -236,12 +225,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Without extended completion queues, without extended queue pairs.
+    /// A device with or without extended completion queues and extended queue pairs.
     pub(crate) fn interfaces(extended_cq: bool, extended_qp: bool) -> Self {
         Config { extended_cq, extended_qp, ..Config::default() }
     }
 
-    /// With work queues, flows and counters.
+    /// A device with work queues, flows and counters.
     pub(crate) fn steering() -> Self {
         Config { steering: true, ..Config::default() }
     }
@@ -252,14 +241,14 @@ impl Config {
     }
 }
 
-/// When posted work is executed.
+/// The time at which posted work is executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
-    /// As it is posted.
+    /// When it is posted.
     AtPost,
     /// When a completion queue is polled.
     AtPoll,
-    /// When the test says so.
+    /// When the test calls [`Fake::progress`](super::Fake::progress).
     Manual,
 }
 
@@ -267,22 +256,22 @@ pub(crate) enum Mode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PostFault {
     pub(crate) errno: i32,
-    /// Work requests that are in the queue all the same.
+    /// Number of work requests that the device accepts although the call fails.
     pub(crate) taken: usize,
     pub(crate) bad: Bad,
 }
 
-/// What a failed posting says of where it stopped.
+/// The value of `bad_wr` after a failed posting.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bad {
-    /// The first work request that was not taken, as the manual page says.
+    /// The first work request that was not accepted, as the manual page says.
     FirstNotTaken,
     /// NULL.
     Null,
-    /// What the caller had there.
+    /// Unchanged.
     Untouched,
-    /// A pointer that is not into the chain.
+    /// A pointer outside of the chain.
     Elsewhere,
-    /// A pointer into the chain that is not of a work request.
+    /// A pointer into the chain, but not to the start of a work request.
     Between,
 }

@@ -1,4 +1,4 @@
-//! Completion channels and completion queues, polled either way.
+//! Completion channels, and completion queues with either interface.
 
 mod poll;
 
@@ -16,7 +16,7 @@ use poll::set_accessors;
 pub(super) struct Channel {
     pub(super) alloc: Alloc,
     pub(super) context: usize,
-    /// Both ends of a pipe; a byte in it for each event.
+    /// Both ends of a pipe, which holds one byte for each event.
     fds: [c_int; 2],
     events: VecDeque<usize>,
 }
@@ -25,24 +25,23 @@ pub(super) struct Cq {
     pub(super) alloc: Alloc,
     pub(super) context: usize,
     channel: Option<usize>,
-    /// The parent domain that it is in.
+    /// The parent domain of the queue.
     pub(super) domain: Option<usize>,
     raw: Ptr<ibv_cq>,
-    extended: bool,
     cqe: u32,
-    /// A ring, of which one entry stays free. As in shared memory, entries are not cleared when they are consumed.
+    /// Ring buffer, of which one entry stays free. As in shared memory, consumed entries are not cleared.
     ring: Vec<Cqe>,
     producer: u32,
     consumer: u32,
-    /// Where the cursor of the extended interface is.
+    /// Index of the entry under the cursor of the extended interface.
     current: u32,
-    /// The thread that is between `start_poll` and `end_poll`, and holds the lock.
+    /// The thread between `start_poll` and `end_poll`, which holds the lock.
     polling: Option<ThreadId>,
-    /// The cursor is on a completion.
-    standing: bool,
-    /// A completion found no room.
+    /// Whether the cursor is on a completion.
+    on_completion: bool,
+    /// Whether a completion was lost because the ring was full.
     overrun: bool,
-    /// Armed, and whether for solicited completions only.
+    /// Whether the queue is armed; `Some(true)` if for solicited completions only.
     armed: Option<bool>,
     events_read: u32,
     events_acknowledged: u32,
@@ -61,9 +60,9 @@ impl Cq {
         (index + 1) & self.mask()
     }
 
-    /// Puts the cursor on its entry; returns what that entry releases.
-    fn stand(&mut self) -> Option<Release> {
-        self.standing = true;
+    /// Moves the cursor to the current entry; returns the queue space that the entry releases.
+    fn load_entry(&mut self) -> Option<Release> {
+        self.on_completion = true;
         let entry = self.ring[self.current as usize];
         let raw = self.raw.0.cast::<ibv_cq_ex>();
         unsafe {
@@ -111,7 +110,7 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(raw: *mut ibv_comp_channel)
         for fd in channel.fds {
             unsafe { libc::close(fd) };
         }
-        state.bury(channel.alloc);
+        state.retire(channel.alloc);
         0
     })
 }
@@ -159,7 +158,7 @@ struct Wanted {
     channel: *mut ibv_comp_channel,
     vector: u32,
     fields: Option<u64>,
-    /// NULL for none.
+    /// NULL for no parent domain.
     domain: *mut ibv_pd,
 }
 
@@ -220,15 +219,15 @@ fn create(context: *mut ibv_context, verb: &'static str, wanted: Wanted) -> *mut
             if !state.config.domain_cqs {
                 return null(libc::EINVAL);
             }
-            // As mlx5 has it.
+            // mlx5 checks this, too.
             if state.pd(domain, verb).is_none_or(|pd| pd.extends.is_none() || pd.context != context.addr()) {
-                state.violation(format!("{verb} in what is no parent domain of the context"));
+                state.violation(format!("{verb} in a domain that is not a parent domain of the context"));
                 return null(libc::EINVAL);
             }
         }
         let (cqe, handle) = (wanted.entries as c_int, state.handle());
         let (cq_context, channel) = (wanted.cq_context, wanted.channel);
-        // A classic queue gets no more memory than it has, so that Miri sees who takes it for an extended one.
+        // A classic queue gets only the size of `ibv_cq`, so Miri detects code that uses it as an extended queue.
         let (alloc, raw) = match wanted.fields {
             None => {
                 let cq = ibv_cq { context, channel, cq_context, handle, cqe, ..ibv_cq::zeroed() };
@@ -249,14 +248,13 @@ fn create(context: *mut ibv_context, verb: &'static str, wanted: Wanted) -> *mut
             channel: (!channel.is_null()).then(|| channel.addr()),
             domain,
             raw: Ptr(raw),
-            extended: wanted.fields.is_some(),
             cqe: wanted.entries,
             ring: vec![Cqe::default(); (wanted.entries as usize + 1).next_power_of_two()],
             producer: 0,
             consumer: 0,
             current: 0,
             polling: None,
-            standing: false,
+            on_completion: false,
             overrun: false,
             armed: None,
             events_read: 0,
@@ -274,7 +272,7 @@ pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
         let (channel, unacknowledged, polling) =
             (cq.channel, cq.events_read - cq.events_acknowledged, cq.polling.is_some());
         if unacknowledged > 0 {
-            state.violation(format!("ibv_destroy_cq waits for ever for {unacknowledged} events"));
+            state.violation(format!("deadlock: ibv_destroy_cq waits for {unacknowledged} events"));
         }
         if polling {
             state.violation("ibv_destroy_cq between start_poll and end_poll");
@@ -290,7 +288,7 @@ pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
             return libc::EBUSY;
         }
         if let Some(channel) = channel.and_then(|channel| state.channels.get_mut(&channel)) {
-            // The kernel drops the events of a queue that goes.
+            // The kernel drops pending events of a destroyed queue.
             let before = channel.events.len();
             channel.events.retain(|event| *event != address);
             for _ in channel.events.len()..before {
@@ -300,7 +298,7 @@ pub(super) unsafe extern "C" fn destroy_cq(raw: *mut ibv_cq) -> c_int {
         }
         state.end_events(address, "ibv_destroy_cq");
         let cq = state.cqs.remove(&address).unwrap();
-        state.bury(cq.alloc);
+        state.retire(cq.alloc);
         0
     })
 }
@@ -313,7 +311,7 @@ pub(super) unsafe extern "C" fn resize_cq(raw: *mut ibv_cq, entries: c_int) -> c
         if !state.config.cq_resize {
             return libc::EOPNOTSUPP;
         }
-        // As mlx5 does.
+        // mlx5 takes the lock here.
         state.needs_lock([raw.addr(), raw.addr()], "ibv_resize_cq");
         let max_cqe = state.config.max_cqe;
         let Some(cq) = state.cq(raw.addr(), "ibv_resize_cq") else { return libc::EINVAL };
@@ -321,7 +319,7 @@ pub(super) unsafe extern "C" fn resize_cq(raw: *mut ibv_cq, entries: c_int) -> c
         if entries <= 0 || entries as u32 > max_cqe || count > entries as u32 {
             return libc::EINVAL;
         }
-        // More than was asked for, as devices grant.
+        // Devices may grant more entries than requested.
         let granted = (entries as u32 + 1).next_power_of_two() - 1;
         let mut ring = vec![Cqe::default(); granted as usize + 1];
         for to in &mut ring[..count as usize] {
@@ -358,7 +356,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(raw: *mut ibv_cq, solicited_only: 
         if let Some(errno) = state.fault("ibv_req_notify_cq") {
             return errno;
         }
-        // As irdma does.
+        // irdma takes the lock here.
         state.needs_lock([raw.addr(), raw.addr()], "ibv_req_notify_cq");
         state.needs_no_batch([raw.addr(), raw.addr()], "ibv_req_notify_cq");
         let Some(cq) = state.cq(raw.addr(), "ibv_req_notify_cq") else { return libc::EINVAL };
@@ -366,14 +364,14 @@ pub(super) unsafe extern "C" fn req_notify_cq(raw: *mut ibv_cq, solicited_only: 
             state.violation("ibv_req_notify_cq of a queue without a channel");
             return libc::EINVAL;
         }
-        // Arming for more is not undone by arming for less.
+        // A later request for solicited completions only does not narrow an earlier one for all completions.
         cq.armed = Some(cq.armed.unwrap_or(true) && solicited_only != 0);
         0
     })
 }
 
 impl State {
-    /// Adds a completion; when there is no room it is lost, and the queue is of no more use.
+    /// Adds a completion. If the ring is full, the completion is lost and the queue becomes unusable.
     pub(super) fn push_cqe(&mut self, address: usize, cqe: Cqe, solicited: bool) {
         let Some(cq) = self.cqs.get_mut(&address) else { return };
         if cq.count() >= cq.cqe {
@@ -395,8 +393,8 @@ impl State {
         }
     }
 
-    /// Of a queue pair that goes: throws its completions away, or leaves them without anything to release.
-    pub(super) fn sweep(&mut self, address: usize, number: u32) {
+    /// Handles the completions of a destroyed queue pair: removes them, or keeps them without releasing queue space.
+    pub(super) fn discard_completions(&mut self, address: usize, number: u32) {
         let Some(cq) = self.cqs.get_mut(&address) else { return };
         if !self.config.sweeps {
             cq.ring.iter_mut().filter(|cqe| cqe.qp_num == number).for_each(|cqe| cqe.release = None);
@@ -413,22 +411,22 @@ impl State {
         cq.producer = to;
     }
 
-    /// Notes that a verb takes the lock of a completion queue that this very thread holds, as mlx5 does where it sorts the
-    /// completions of a queue pair out.
+    /// Reports a deadlock if this thread holds the lock of one of `cqs`. mlx5 takes these locks to remove the completions of a
+    /// queue pair.
     pub(super) fn needs_lock(&mut self, cqs: [usize; 2], verb: &str) {
         let here = Some(std::thread::current().id());
         if cqs.iter().any(|cq| self.cqs.get(cq).is_some_and(|cq| cq.polling == here)) {
-            self.violation(format!("{verb} while this thread polls waits for ever"));
+            self.violation(format!("deadlock: {verb} while this thread polls"));
         }
     }
 
-    /// Notes that a verb takes the lock of a completion queue to which sends complete that this very thread has begun a batch
-    /// of: ionic holds it from `wr_start` to `wr_complete`.
+    /// Reports a deadlock if this thread has an open batch whose sends complete to one of `cqs`. ionic holds the lock of the
+    /// completion queue from `wr_start` to `wr_complete`.
     pub(super) fn needs_no_batch(&mut self, cqs: [usize; 2], verb: &str) {
         let here = Some(std::thread::current().id());
         let holds = |qp: &Qp| qp.batch.is_some() && qp.builder == here && cqs.contains(&qp.send_cq);
         if self.qps.values().any(holds) {
-            self.violation(format!("{verb} between wr_start and wr_complete waits for ever"));
+            self.violation(format!("deadlock: {verb} between wr_start and wr_complete"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Device memory: bytes that are reached by copies and by zero-based regions only.
+//! Device memory: bytes that only copies and zero-based regions can access.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -7,11 +7,14 @@ use rdma_sys::*;
 use super::memory::{Mr, add, read, write};
 use super::state::{Alloc, State, enter, null, own, set_errno};
 
+/// Bytes of device memory of each device.
+pub(super) const SIZE: u64 = 4096;
+
 pub(super) struct Dm {
     pub(super) alloc: Alloc,
     pub(super) context: usize,
     handle: u32,
-    /// As allocated, or of what was imported.
+    /// The bytes of this memory, or of the memory that was imported.
     bytes: Bytes,
     imported: bool,
 }
@@ -31,7 +34,7 @@ pub(super) unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut i
         if attr.comp_mask != 0 || attr.log_align_req > 12 {
             return null(libc::EINVAL);
         }
-        if attr.length as u64 > state.config.device_memory {
+        if attr.length as u64 > SIZE {
             return null(libc::ENOMEM);
         }
         let memory = Box::into_raw(vec![0xd5_u8; attr.length].into_boxed_slice()).cast();
@@ -111,7 +114,7 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
     })
 }
 
-/// Of this process, as any descriptor would do.
+/// Returns some descriptor of this process; the tests do not use the descriptor as a DMA-BUF.
 pub(super) unsafe extern "C" fn dm_export_dmabuf_fd(raw: *mut ibv_dm) -> c_int {
     enter(raw, "ibv_dm_export_dmabuf_fd", |state, _| {
         if let Some(errno) = state.fault("ibv_dm_export_dmabuf_fd") {
@@ -152,7 +155,8 @@ impl State {
         let Some(dm) = self.dm(raw.addr(), verb) else { return libc::EINVAL };
         let (Bytes { memory, len }, handle) = (dm.bytes, dm.handle);
         if dm.imported != imported {
-            self.violation(format!("{verb} of device memory that is not to end so"));
+            let origin = if imported { "allocated" } else { "imported" };
+            self.violation(format!("{verb} of {origin} device memory"));
             return libc::EINVAL;
         }
         if self.mrs.values().any(|mr| mr.dm == Some(raw.addr())) {
@@ -161,12 +165,12 @@ impl State {
         }
         if !imported {
             if self.dms.values().any(|dm| dm.handle == handle && dm.imported) {
-                self.violation(format!("{verb} of device memory that others have imported"));
+                self.violation(format!("{verb} of device memory with imports"));
             }
             drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(memory.0, len)) });
         }
         let dm = self.dms.remove(&raw.addr()).unwrap();
-        self.bury(dm.alloc);
+        self.retire(dm.alloc);
         0
     }
 

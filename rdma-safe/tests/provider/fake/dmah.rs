@@ -1,4 +1,4 @@
-//! DMA handles, and registration by attributes, as libraries have it since rdma-core 64.
+//! DMA handles, and registration by attributes, which libraries support since rdma-core 64.
 
 use std::ffi::c_int;
 
@@ -15,7 +15,7 @@ pub(super) struct Dmah {
 const HAS: [ibv_dmah_init_attr_mask; 3] =
     [IBV_DMAH_INIT_ATTR_MASK_CPU_ID, IBV_DMAH_INIT_ATTR_MASK_PH, IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE];
 
-/// Wants what mlx5 wants.
+/// Requires the same attributes as mlx5.
 pub(super) unsafe extern "C" fn alloc_dmah(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah {
     enter(context, "ibv_alloc_dmah", |state, device| {
         let attr = unsafe { *attr };
@@ -24,7 +24,7 @@ pub(super) unsafe extern "C" fn alloc_dmah(context: *mut ibv_context, attr: *mut
         }
         let [cpu, hint, memory_type] = HAS.map(|bit| attr.comp_mask & bit.0 != 0);
         if attr.comp_mask > 7 || attr.ph > 3 || attr.tph_mem_type > 1 {
-            state.violation("ibv_alloc_dmah of what the manual page does not have");
+            state.violation("ibv_alloc_dmah with attributes that are not in the manual page");
             return null(libc::EINVAL);
         }
         if state.context(context.addr(), "ibv_alloc_dmah").is_none() || !hint || cpu != memory_type {
@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn dealloc_dmah(raw: *mut ibv_dmah) -> c_int {
             return libc::EBUSY;
         }
         let dmah = state.dmahs.remove(&address).unwrap();
-        state.bury(dmah.alloc);
+        state.retire(dmah.alloc);
         0
     })
 }
@@ -67,7 +67,7 @@ pub(super) unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_ini
         }
         let context = state.pd(pd.addr(), VERB).ok_or(libc::EINVAL)?.context;
         if attr.comp_mask > 0x3f || has(IBV_REG_MR_MASK_FD) == has(IBV_REG_MR_MASK_ADDR) {
-            state.violation("ibv_reg_mr_ex of what the manual page does not have");
+            state.violation("ibv_reg_mr_ex with attributes that are not in the manual page");
             return Err(libc::EINVAL);
         }
         if has(IBV_REG_MR_MASK_BUF) {
@@ -107,7 +107,7 @@ pub(super) unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_ini
     mr
 }
 
-/// As the library does it, without the call being seen.
+/// Registers provider memory like the library, without a recorded call.
 pub(super) unsafe extern "C" fn reg_buf_mr(
     pd: *mut ibv_pd,
     buf: *mut ibv_buf,

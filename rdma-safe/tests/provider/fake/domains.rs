@@ -11,13 +11,13 @@ pub(super) struct Td {
     pub(super) context: usize,
 }
 
-/// What a parent domain is made of.
+/// The parts of a parent domain.
 #[derive(Clone, Copy)]
 pub(super) struct Extends {
     pub(super) pd: usize,
-    /// 0 for none.
+    /// The thread domain; 0 for none.
     pub(super) td: usize,
-    /// Memory of the provider may be shared with the host.
+    /// Whether provider memory may be shared with the host.
     unprotected: bool,
 }
 
@@ -50,7 +50,7 @@ pub(super) unsafe extern "C" fn dealloc_td(raw: *mut ibv_td) -> c_int {
             return libc::EBUSY;
         }
         let td = state.tds.remove(&address).unwrap();
-        state.bury(td.alloc);
+        state.retire(td.alloc);
         0
     })
 }
@@ -94,7 +94,7 @@ impl State {
         self.pds.get(&pd).and_then(|pd| pd.extends).is_some_and(|extends| extends.unprotected)
     }
 
-    /// The domain that protects: of a parent domain, that which it extends; of an imported one, that which it stands for.
+    /// Returns the domain that defines protection: the base of a parent domain, or the original of an imported domain.
     pub(super) fn protection(&self, pd: usize) -> usize {
         let extended = self.pds.get(&pd).and_then(|pd| pd.extends).map_or(pd, |extends| extends.pd);
         self.pds.get(&extended).and_then(|pd| pd.imports).unwrap_or(extended)

@@ -1,4 +1,4 @@
-//! What a device does: executes work requests in order, and completes them.
+//! The work of a device: executes work requests in order and completes them.
 
 use rdma_sys::*;
 
@@ -15,18 +15,18 @@ pub(crate) struct Cqe {
     pub(crate) opcode: u32,
     pub(crate) vendor_err: u32,
     pub(crate) byte_len: u32,
-    /// Immediate data in network byte order, or the key that was invalidated.
+    /// Immediate data in network byte order, or the invalidated key.
     pub(crate) imm_data: u32,
     pub(crate) wc_flags: u32,
     pub(crate) qp_num: u32,
-    /// Of a datagram.
+    /// Source of a datagram.
     pub(crate) origin: Option<Origin>,
-    /// Tag of the message, and what its header has for the program.
+    /// Tag of the message, and the application data of its header.
     pub(crate) tag: (u64, u32),
     pub(crate) release: Option<Release>,
 }
 
-/// Where a datagram came from.
+/// The source of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
     pub(crate) src_qp: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Origin {
     pub(crate) dlid_path_bits: u8,
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Destination {
     pub(super) ah: usize,
@@ -43,7 +43,7 @@ pub(super) struct Destination {
     pub(super) qkey: u32,
 }
 
-/// Room in a work queue that is free once the completion was polled.
+/// Space in a work queue that becomes free when the completion is polled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Release {
     number: u32,
@@ -74,11 +74,11 @@ impl Cqe {
 pub(super) enum Data {
     Sges(Vec<ibv_sge>),
     Inline(Vec<u8>),
-    /// Of a memory window.
+    /// A memory window binding.
     Bind(Bind),
-    /// None: of an invalidation.
+    /// No data: an invalidation.
     Key,
-    /// The provider accepts it and the device fails it.
+    /// Accepted by the provider, failed by the device.
     Invalid,
 }
 
@@ -95,7 +95,7 @@ pub(super) struct SendWr {
     pub(super) swap: u64,
     pub(super) destination: Option<Destination>,
     pub(super) extra: Extra,
-    /// The shared receive queue that it goes to.
+    /// Number of the destination shared receive queue.
     pub(super) srq_number: Option<u32>,
     pub(super) data: Data,
 }
@@ -120,9 +120,9 @@ impl super::state::Qp {
     }
 }
 
-/// How the execution of a work request ends.
+/// The result of executing a work request.
 pub(super) enum End {
-    /// The peer is not ready: try again later.
+    /// The peer is not ready: retry later.
     Wait,
     Done {
         byte_len: u32,
@@ -133,7 +133,7 @@ pub(super) enum End {
 }
 
 impl State {
-    /// Executes all that can be executed.
+    /// Executes all work that is ready.
     pub(super) fn run(&mut self) {
         loop {
             let qps: Vec<usize> = self.qps.keys().copied().collect();
@@ -170,7 +170,7 @@ impl State {
         }
     }
 
-    /// Work that needs no peer.
+    /// Executes work that needs no peer.
     fn execute_alone(&mut self, address: usize, wr: &SendWr) -> Option<End> {
         let (done, status) = match wr.data {
             Data::Bind(bind) => (self.bind_window(address, bind), IBV_WC_MW_BIND_ERR),
@@ -209,7 +209,7 @@ impl State {
         self.perform(address, peer, wr, &bytes)
     }
 
-    /// What a peer that is ready does with the work.
+    /// Performs the operation at a peer that is ready.
     pub(super) fn perform(&mut self, address: usize, peer: usize, wr: &SendWr, bytes: &[u8]) -> End {
         match wr.opcode {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV => self.deliver(peer, wr, bytes),
@@ -222,7 +222,8 @@ impl State {
         }
     }
 
-    /// Work of a type without acknowledgements: what the peer cannot take is lost, and the sender knows nothing of it.
+    /// Executes work of an unreliable transport. A message that the peer cannot receive is lost, and the sender does not
+    /// notice.
     fn execute_unreliably(&mut self, address: usize, wr: &SendWr) -> End {
         let (pd, is_datagram) = (self.qps[&address].pd, self.qps[&address].qp_type == IBV_QPT_UD);
         let Some(bytes) = (match &wr.data {
@@ -254,7 +255,7 @@ impl State {
         done
     }
 
-    /// A queue pair that takes what comes.
+    /// Returns the queue pair with this number and type if its state permits receiving.
     pub(super) fn receiver(&self, number: u32, qp_type: ibv_qp_type) -> Option<usize> {
         let takes = |state| matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD);
         let found = self.qps.iter().find(|(_, qp)| qp.number == number && qp.qp_type == qp_type && takes(qp.state));
@@ -381,7 +382,7 @@ impl State {
         }
     }
 
-    /// Memory of the peer, if both its queue pair and its region allow the access.
+    /// Returns the peer's memory if both the queue pair and the region permit the access.
     pub(super) fn reach(&self, peer: usize, wr: &SendWr, len: u64, access: ibv_access_flags) -> Option<*mut u8> {
         let (address, peer) = (peer, &self.qps[&peer]);
         let allowed = peer.attr.qp_access_flags & access.0 == access.0;
@@ -390,7 +391,7 @@ impl State {
     }
 
     pub(super) fn refuse(&mut self, peer: usize) -> End {
-        // Without acknowledgements, it is dropped.
+        // An unreliable transport has no NAKs, so the request is dropped.
         if matches!(self.qps[&peer].qp_type, IBV_QPT_RC | IBV_QPT_XRC_RECV) {
             self.enter_error(peer);
         }
@@ -416,7 +417,7 @@ impl State {
         let cqe = Cqe { wr_id: wr.wr_id, byte_len, qp_num: number, release, ..Cqe::default() };
         let cqe = match status {
             IBV_WC_SUCCESS => Cqe { opcode: opcode.0, ..cqe },
-            // On an error these are the only fields that mean anything; the rest is as bad as it may be.
+            // On an error only these fields are valid. The others get wrong values on purpose.
             status => Cqe { status: status.0, vendor_err: 0x57, opcode: 0xff, byte_len: 0xdead_beef, ..cqe },
         };
         self.push_cqe(cq, cqe, false);
@@ -449,7 +450,7 @@ impl State {
     }
 
     pub(super) fn release(&mut self, release: Release) {
-        // The queue pair may be gone while its completions are still there.
+        // Completions may outlive their queue pair.
         let Some(qp) = self.qps.values_mut().find(|qp| qp.number == release.number) else { return };
         let side = if release.receive { &mut qp.rq_reclaimed } else { &mut qp.sq_reclaimed };
         *side = (*side).max(release.upto);
@@ -460,7 +461,7 @@ impl State {
         self.enter_error(found.expect("no such queue pair"));
     }
 
-    /// Goes to the error state: all that was posted is flushed.
+    /// Moves a queue pair to the error state and flushes all posted work.
     pub(super) fn enter_error(&mut self, address: usize) {
         let qp = self.qps.get_mut(&address).unwrap();
         qp.state = IBV_QPS_ERR;
@@ -471,7 +472,7 @@ impl State {
         self.flush(address, true);
     }
 
-    /// Completes all work with a flush error.
+    /// Completes all posted work with a flush error.
     pub(super) fn flush(&mut self, address: usize, receives: bool) {
         while let Some(wr) = self.qps.get_mut(&address).unwrap().sq.pop_front() {
             self.complete_send(address, &wr, IBV_WC_WR_FLUSH_ERR, 0);

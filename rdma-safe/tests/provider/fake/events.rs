@@ -1,4 +1,4 @@
-//! Asynchronous events, and that each is acknowledged once and before its object goes.
+//! Asynchronous events. Each must be acknowledged once, before its object is destroyed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
@@ -7,14 +7,14 @@ use rdma_sys::*;
 
 use super::state::{Ptr, State, enter, set_errno};
 
-/// What an event is about.
+/// The object of an event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Element {
     Qp(*mut ibv_qp),
     Cq(*mut ibv_cq),
     Srq(*mut ibv_srq),
     Wq(*mut ibv_wq),
-    /// A port, or whatever the number of an unknown event means.
+    /// A port number, or the number in an unknown event.
     Number(c_int),
 }
 
@@ -23,22 +23,22 @@ struct Queued {
     element: Raw,
 }
 
-/// As libibverbs hands it out: the member of the union, and the object to acknowledge.
+/// The representation in libibverbs: the union member, and the object to acknowledge.
 #[derive(Clone, Copy)]
 enum Raw {
     Object(usize, Ptr<u8>),
     Number(c_int),
 }
 
-/// The queue of a context.
+/// The event queue of a context.
 pub(super) struct AsyncQueue {
-    /// Both ends of a pipe; a byte in it for each event.
+    /// Both ends of a pipe, which holds one byte for each event.
     fds: [c_int; 2],
     events: VecDeque<Queued>,
 }
 
 impl AsyncQueue {
-    /// `None` when there is no descriptor to be had.
+    /// Returns `None` if no descriptor is available.
     pub(super) fn new() -> Option<Self> {
         let mut fds = [-1; 2];
         let opened = unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) } == 0;
@@ -68,14 +68,14 @@ impl Drop for AsyncQueue {
     }
 }
 
-/// What has been read and not been acknowledged, by object.
+/// Events that were read but not acknowledged, by object.
 #[derive(Default)]
 pub(super) struct AsyncEvents {
     unacknowledged: BTreeMap<usize, u32>,
 }
 
 impl State {
-    /// Queues an event of any kind, also one that does not go with what it is about.
+    /// Queues an event of any kind, even if the kind does not fit the object.
     pub(super) fn raise(&mut self, context: *mut ibv_context, kind: u32, element: Element) {
         let object = |pointer: *mut u8| Raw::Object(pointer.addr(), Ptr(pointer));
         let element = match element {
@@ -89,7 +89,7 @@ impl State {
         queue.expect("a context with events").push(Queued { kind, element });
     }
 
-    /// Queues an event of an object, where the device reports events.
+    /// Queues an event of an object, if the device reports events.
     pub(super) fn raise_object(&mut self, context: usize, kind: ibv_event_type, object: *mut u8) {
         let queue = self.contexts.get_mut(&context).and_then(|context| context.events.as_mut());
         if let Some(queue) = queue {
@@ -97,10 +97,10 @@ impl State {
         }
     }
 
-    /// Before an object is destroyed: nothing of it may be read and not acknowledged, and the kernel drops the rest.
+    /// Called before an object is destroyed: reports unacknowledged events and drops unread ones.
     pub(super) fn end_events(&mut self, address: usize, verb: &str) {
         if let Some(left) = self.async_events.unacknowledged.get(&address).copied().filter(|left| *left > 0) {
-            self.violation(format!("{verb} waits for ever for {left} asynchronous events"));
+            self.violation(format!("deadlock: {verb} waits for {left} asynchronous events"));
         }
         for queue in self.contexts.values_mut().filter_map(|context| context.events.as_mut()) {
             let before = queue.events.len();
@@ -109,10 +109,6 @@ impl State {
                 queue.take_byte();
             }
         }
-    }
-
-    pub(super) fn queued(&self, context: *mut ibv_context) -> usize {
-        self.contexts[&context.addr()].events.as_ref().map_or(0, |queue| queue.events.len())
     }
 
     /// Closes the writing end of the pipe.
@@ -124,7 +120,7 @@ impl State {
         }
     }
 
-    /// Events that were read and not acknowledged.
+    /// Events that were read but not acknowledged.
     pub(super) fn unacknowledged(&self) -> u32 {
         self.async_events.unacknowledged.values().sum()
     }
@@ -146,7 +142,7 @@ pub(super) unsafe extern "C" fn get_async_event(context: *mut ibv_context, event
             return -1;
         }
         let Queued { kind, element } = queue.events.pop_front().unwrap();
-        // As libibverbs does, only the member that counts is written.
+        // As in libibverbs, only the union member of this event type is written.
         unsafe {
             (*event).event_type = ibv_event_type(kind);
             match element {
@@ -179,7 +175,7 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
             | IBV_EVENT_WQ_FATAL
     );
     if !is_object {
-        // Without an object there is nothing to find the device by: libibverbs does nothing here, either.
+        // Without an object the device is unknown. libibverbs does nothing here, either.
         return;
     }
     let object = unsafe { (*event).element.qp };

@@ -1,4 +1,4 @@
-//! Flows, their actions and counters, and the packets that they match.
+//! Flows with their actions and counters, and delivery of matching packets.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -9,12 +9,12 @@ use super::engine::Cqe;
 use super::state::{Alloc, State, enter, null, own};
 use super::wq::{Rss, Table, Wq};
 
-/// All that leads packets somewhere.
+/// All objects that steer packets.
 #[derive(Default)]
 pub(super) struct Steering {
     pub(super) wqs: BTreeMap<usize, Wq>,
     pub(super) tables: BTreeMap<usize, Table>,
-    /// Queue pairs with a table.
+    /// RSS queue pairs, which have an indirection table.
     pub(super) rss: BTreeMap<usize, Rss>,
     pub(super) flows: BTreeMap<usize, Flow>,
     pub(super) actions: BTreeMap<usize, (Alloc, usize)>,
@@ -28,7 +28,7 @@ pub(super) struct Flow {
     context: usize,
     qp: usize,
     rule: SeenFlow,
-    /// Of those attached to the flow itself: the counters, what they count, and where.
+    /// Counters attached to the flow itself: address, counted quantity, index.
     points: Vec<(usize, u32, u32)>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Counters {
     values: BTreeMap<u32, u64>,
 }
 
-/// A flow as it was asked for.
+/// The attributes of a flow as the provider received them.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct SeenFlow {
     pub(crate) flow_type: u32,
@@ -50,7 +50,7 @@ pub(crate) struct SeenFlow {
     pub(crate) specs: Vec<SeenSpec>,
 }
 
-/// A specification: where it begins behind the attributes, its type and size, what it matches by which mask, and its argument.
+/// A flow specification: offset after the attributes, type, size, value, mask, and argument.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct SeenSpec {
     pub(crate) at: usize,
@@ -61,7 +61,7 @@ pub(crate) struct SeenSpec {
     pub(crate) argument: usize,
 }
 
-/// An ESP action as it was asked for.
+/// The attributes of an ESP action as the provider received them.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct SeenEsp {
     pub(crate) flags: Option<u32>,
@@ -74,8 +74,8 @@ pub(crate) struct SeenEsp {
     pub(crate) outer: Option<(u16, Vec<u8>)>,
 }
 
-/// Of a type of header: the size of its specification, where value and mask begin, and how many bytes of each mean something. As C
-/// lays them out.
+/// For a header type, the C layout of its specification: size, offset of the value, offset of the mask, and number of
+/// meaningful bytes in each.
 fn layout(kind: u32) -> Option<(u16, usize, usize, usize)> {
     Some(match kind & !0x100 {
         0x20 => (40, 6, 22, 16),
@@ -129,7 +129,7 @@ unsafe extern "C" fn destroy_flow(raw: *mut ibv_flow) -> c_int {
             return errno;
         }
         match state.steering.flows.remove(&raw.addr()) {
-            Some(flow) => state.bury(flow.alloc),
+            Some(flow) => state.retire(flow.alloc),
             None => state.violation("destroy_flow of a flow that does not exist"),
         }
         0
@@ -154,7 +154,7 @@ unsafe fn seen_esp(attr: *mut ibv_flow_action_esp_attr) -> SeenEsp {
     }
     if !attr.esp_encap.is_null() {
         let encap = unsafe { *attr.esp_encap };
-        assert!(unsafe { encap.__bindgen_anon_2.next_ptr.is_null() }, "the kernel takes one");
+        assert!(unsafe { encap.__bindgen_anon_2.next_ptr.is_null() }, "the kernel supports only one");
         let bytes = unsafe { std::slice::from_raw_parts(encap.__bindgen_anon_1.val_ptr.cast(), encap.len.into()) };
         seen.outer = Some((encap.type_, bytes.to_vec()));
     }
@@ -201,7 +201,7 @@ unsafe extern "C" fn destroy_flow_action(raw: *mut ibv_flow_action) -> c_int {
             return libc::EBUSY;
         }
         match state.steering.actions.remove(&raw.addr()) {
-            Some((alloc, _)) => state.bury(alloc),
+            Some((alloc, _)) => state.retire(alloc),
             None => state.violation("destroy_flow_action of an action that does not exist"),
         }
         0
@@ -239,7 +239,7 @@ unsafe extern "C" fn destroy_counters(raw: *mut ibv_counters) -> c_int {
             return libc::EBUSY;
         }
         match state.steering.counters.remove(&address) {
-            Some(counters) => state.bury(counters.alloc),
+            Some(counters) => state.retire(counters.alloc),
             None => state.violation("destroy_counters of counters that do not exist"),
         }
         0
@@ -316,13 +316,13 @@ impl State {
             + self.comp_cntrs_of(context)
     }
 
-    /// Whether a flow has a specification of this type with this argument.
+    /// Whether any flow has a specification of this type with this argument.
     fn names(&self, kind: u32, argument: usize) -> bool {
         let names = |spec: &SeenSpec| (spec.kind, spec.argument) == (kind, argument);
         self.steering.flows.values().any(|flow| flow.rule.specs.iter().any(names))
     }
 
-    /// Reads attributes and specifications as a provider does: each field at its offset. Bytes between them mean nothing.
+    /// Reads attributes and specifications like a provider: each field at its offset. Padding is ignored.
     unsafe fn read_rule(&mut self, attr: *mut ibv_flow_attr) -> Option<SeenFlow> {
         let start = attr.cast::<u8>();
         let bytes = |at: usize, len: usize| -> Vec<u8> { (0..len).map(|i| unsafe { *start.add(at + i) }).collect() };
@@ -372,7 +372,7 @@ impl State {
         Some(SeenFlow { flow_type, size, priority, port, flags, specs })
     }
 
-    /// A frame goes where the first flow says that takes it, by priority.
+    /// Delivers a frame by the first matching flow in the order of priority.
     pub(super) fn packet(&mut self, frame: &[u8]) {
         let mut flows: Vec<_> =
             self.steering.flows.iter().map(|(address, flow)| (flow.rule.priority, *address)).collect();
@@ -417,7 +417,7 @@ impl State {
     }
 }
 
-/// Whether a frame of Ethernet, IPv4 and UDP has what a specification asks for.
+/// Whether an Ethernet frame with IPv4 and UDP matches a specification.
 fn matches(spec: &SeenSpec, frame: &[u8]) -> bool {
     let field = |ranges: &[std::ops::Range<usize>]| -> Vec<u8> {
         ranges.iter().flat_map(|range| frame[range.clone()].to_vec()).collect()

@@ -1,4 +1,4 @@
-//! Contexts that are opened by a descriptor, and what they import: objects of others, which they give back and do not end.
+//! Contexts that are opened from a descriptor, and objects that they import. An import is released without destroying its object.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -11,14 +11,14 @@ use super::Inside;
 use super::state::{Alloc, Pd, Ptr, State, enter, null, own, plugged};
 use super::verbs::{add_context, null_at_once};
 
-/// What the kernel has for one context, or several that share it: a counter whose value, which no other one has, tells it.
+/// The kernel's object of one context, or of several that share it: an `eventfd` whose value identifies it.
 pub(super) struct Command {
     fd: c_int,
     file: u64,
 }
 
 impl Command {
-    /// `None` when there is no descriptor to be had.
+    /// `None` if no descriptor can be created.
     pub(super) fn open(device: i32) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let file = (device as u64) << 32 | u64::from(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -51,13 +51,13 @@ impl Drop for Command {
     }
 }
 
-/// What `ibv_import_device` does on this thread.
+/// The behavior of `ibv_import_device` on this thread.
 #[derive(Clone, Copy)]
 pub(crate) enum Importing {
     Works,
-    /// Before the descriptor is anything to it.
+    /// Fails without using the descriptor.
     Refuses(i32),
-    /// After it has closed the descriptor, whose number is that of another file by the time it returns: of the one given here.
+    /// Closes the descriptor and fails. Before it returns, the number becomes a duplicate of the given descriptor.
     Fails(i32, RawFd),
 }
 
@@ -65,7 +65,7 @@ thread_local! {
     static IMPORTING: Cell<Importing> = const { Cell::new(Importing::Works) };
 }
 
-/// Runs `f` while `ibv_import_device` behaves as told, on this thread.
+/// Runs `f` with the given behavior of `ibv_import_device` on this thread.
 pub(crate) fn with_importing<R>(importing: Importing, f: impl FnOnce() -> R) -> R {
     super::table::install();
     IMPORTING.set(importing);
@@ -74,7 +74,7 @@ pub(crate) fn with_importing<R>(importing: Importing, f: impl FnOnce() -> R) -> 
     result
 }
 
-/// A region of another context.
+/// A region imported from another context.
 pub(super) struct ImportedMr {
     alloc: Alloc,
     pub(super) pd: usize,
@@ -124,14 +124,15 @@ pub(super) unsafe extern "C" fn unimport_pd(raw: *mut ibv_pd) {
         let Some(imports) = state.pd(address, VERB).map(|pd| pd.imports) else { return };
         let children = state.children_of_pd(address);
         if imports.is_none() || children > 0 {
-            return state.violation(format!("{VERB} of a domain that is not to end so, with {children} objects"));
+            return state
+                .violation(format!("{VERB} of a domain that was not imported, or that has {children} objects"));
         }
         let pd = state.pds.remove(&address).unwrap();
-        state.bury(pd.alloc);
+        state.retire(pd.alloc);
     })
 }
 
-/// Without the address.
+/// An imported region has no address.
 pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     enter(pd, "ibv_import_mr", |state, device| {
         if let Some(errno) = state.fault("ibv_import_mr") {
@@ -159,24 +160,24 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
 
 pub(super) unsafe extern "C" fn unimport_mr(raw: *mut ibv_mr) {
     enter(raw, "ibv_unimport_mr", |state, _| match state.imported_mrs.remove(&raw.addr()) {
-        Some(mr) => state.bury(mr.alloc),
-        None => state.violation("ibv_unimport_mr of a region that was not imported, or not any more"),
+        Some(mr) => state.retire(mr.alloc),
+        None => state.violation("ibv_unimport_mr of a region that is not an import"),
     });
 }
 
 impl State {
-    /// Whether two contexts are one to the kernel.
+    /// Whether two contexts share an object of the kernel.
     fn is_shared(&self, a: usize, b: usize) -> bool {
         let file = |context| self.contexts.get(context)?.command.as_ref().map(|command| command.file);
         file(&a).is_some() && file(&a) == file(&b)
     }
 
-    /// Whoever has made something ends it after all that have imported it.
+    /// Notes a violation if an object is destroyed before all its imports are released.
     pub(super) fn check_imports(&mut self, address: usize, verb: &str) {
         let domains = self.pds.values().filter(|pd| pd.imports == Some(address)).count();
         let regions = self.imported_mrs.values().filter(|mr| mr.of == address).count();
         if domains + regions > 0 {
-            self.violation(format!("{verb} of what others have imported"));
+            self.violation(format!("{verb} of an object with imports"));
         }
     }
 }

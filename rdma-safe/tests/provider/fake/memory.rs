@@ -1,4 +1,4 @@
-//! Protection domains and memory regions, and the device's access to memory.
+//! Protection domains, memory regions, and access to memory by the device.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -11,24 +11,24 @@ pub(super) struct Mr {
     pub(super) alloc: Alloc,
     pub(super) raw: Ptr<ibv_mr>,
     pub(super) pd: usize,
-    /// That of `pd`, whose keys are valid in all that extend it.
+    /// The domain that defines the protection of `pd`. Its keys are valid in all domains that extend it.
     protection: usize,
-    /// As given at registration: the device reaches the memory with this pointer's provenance.
+    /// The pointer given at registration. The device accesses the memory with its provenance.
     memory: Ptr<u8>,
     pub(super) len: usize,
     pub(super) lkey: u32,
-    /// 0 when no peer may reach it.
+    /// Remote key; 0 without remote access.
     pub(super) rkey: u32,
     pub(super) access: u32,
-    /// Without memory.
+    /// Whether this is a null region.
     null: bool,
-    /// What names the first byte.
+    /// Address of the first byte in work requests.
     pub(super) iova: u64,
-    /// The device memory that it covers.
+    /// The device memory of the region.
     pub(super) dm: Option<usize>,
-    /// The DMA handle it was registered with.
+    /// The DMA handle of the registration.
     pub(super) dmah: Option<usize>,
-    /// The memory of the provider that it is of.
+    /// The provider memory of the region.
     pub(super) buf: Option<usize>,
 }
 
@@ -64,12 +64,12 @@ pub(super) unsafe extern "C" fn dealloc_pd(raw: *mut ibv_pd) -> c_int {
             return libc::EBUSY;
         }
         if state.pds[&address].imports.is_some() {
-            state.violation("ibv_dealloc_pd of a domain that others have allocated");
+            state.violation("ibv_dealloc_pd of an imported domain");
             return libc::EINVAL;
         }
         state.check_imports(address, "ibv_dealloc_pd");
         let pd = state.pds.remove(&address).unwrap();
-        state.bury(pd.alloc);
+        state.retire(pd.alloc);
         0
     })
 }
@@ -141,7 +141,7 @@ pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
         if let Some(errno) = state.fault("ibv_dereg_mr") {
             return errno;
         }
-        // The kernel's mlx5 driver does not check for windows.
+        // The kernel's mlx5 driver does not check for bound windows.
         if state.has_windows(raw.addr()) {
             state.violation("ibv_dereg_mr of a region that a window is bound to");
         }
@@ -152,12 +152,12 @@ pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
         }
         state.check_imports(raw.addr(), "ibv_dereg_mr");
         let mr = state.mrs.remove(&raw.addr()).unwrap();
-        state.bury(mr.alloc);
+        state.retire(mr.alloc);
         0
     })
 }
 
-/// Fails with the code that the fault is, one of those of the verb.
+/// An injected fault is the return code, an `ibv_rereg_mr_err_code`.
 pub(super) unsafe extern "C" fn rereg_mr(
     raw: *mut ibv_mr,
     flags: c_int,
@@ -211,7 +211,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
     })
 }
 
-/// The bytes are out of the reach of this device.
+/// Registers a DMA-BUF. This device cannot access its bytes.
 pub(super) unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
@@ -284,7 +284,7 @@ pub(super) fn add(
 }
 
 impl State {
-    /// Objects that keep a domain from going.
+    /// Number of objects that prevent the deallocation of a domain.
     pub(super) fn children_of_pd(&self, address: usize) -> usize {
         self.mrs.values().filter(|mr| mr.pd == address).count()
             + self.imported_mrs.values().filter(|mr| mr.pd == address).count()
@@ -302,13 +302,13 @@ impl State {
         self.mrs.values().any(|mr| mr.lkey == lkey && mr.access & IBV_ACCESS_ON_DEMAND.0 != 0)
     }
 
-    /// Whether a work request names a region without memory.
+    /// Whether a work request uses a null region.
     fn is_null(&self, pd: usize, sge: &ibv_sge) -> bool {
         let protection = self.protection(pd);
         self.mrs.values().any(|mr| mr.null && mr.lkey == sge.lkey && mr.protection == protection)
     }
 
-    /// Memory that a work request of this process names.
+    /// Memory of a local scatter/gather element; `None` if access is not permitted.
     pub(super) fn local(&self, pd: usize, sge: &ibv_sge, write: bool) -> Option<*mut u8> {
         let protection = self.protection(pd);
         let mr = self.mrs.values().find(|mr| mr.lkey == sge.lkey && mr.protection == protection)?;
@@ -316,7 +316,7 @@ impl State {
         mr.at(sge.addr, sge.length.into()).filter(|_| allowed)
     }
 
-    /// Memory that a peer names, which a queue pair of `pd` serves.
+    /// Memory that a peer requests by a remote key, through a queue pair of `pd`.
     pub(super) fn remote(
         &self,
         pd: usize,
@@ -330,14 +330,14 @@ impl State {
         mr.at(addr, len).filter(|_| mr.access & access.0 == access.0)
     }
 
-    /// Takes the remote key from a region; `false` when there is none.
+    /// Invalidates the remote key of a region; `false` if no region has this key.
     pub(super) fn invalidate(&mut self, pd: usize, rkey: u32) -> bool {
         let protection = self.protection(pd);
         let mr = self.mrs.values_mut().find(|mr| rkey != 0 && mr.rkey == rkey && mr.protection == protection);
         mr.map(|mr| mr.rkey = 0).is_some() || self.invalidate_window(pd, rkey)
     }
 
-    /// Reads all elements one after another; `None` when one is not registered.
+    /// Reads all elements in order; `None` if one is not registered.
     pub(super) fn gather(&self, pd: usize, sges: &[ibv_sge]) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         for sge in sges.iter().filter(|sge| sge.length > 0) {
@@ -351,7 +351,7 @@ impl State {
         Some(bytes)
     }
 
-    /// Writes bytes to the elements one after another; `None` when one is not registered for that, or they are too short.
+    /// Writes bytes to the elements in order; `None` if one is not registered for writing, or they are too short.
     pub(super) fn scatter(&self, pd: usize, sges: &[ibv_sge], mut bytes: &[u8]) -> Option<()> {
         for sge in sges.iter().filter(|sge| sge.length > 0) {
             let (now, later) = bytes.split_at(bytes.len().min(sge.length as usize));
@@ -369,7 +369,7 @@ impl Mr {
         let offset = addr.checked_sub(self.iova)?;
         let end = offset.checked_add(len)?;
         let memory = |offset| match self.len {
-            // All that there is.
+            // The region covers the whole address space.
             usize::MAX if !self.null => std::ptr::with_exposed_provenance_mut(offset),
             _ => unsafe { self.memory.0.add(offset) },
         };
@@ -377,7 +377,7 @@ impl Mr {
     }
 }
 
-/// A copy, since no reference may be made of memory that others use.
+/// Copies the bytes. A reference is not allowed, since others access the memory.
 pub(super) unsafe fn read(from: *const u8, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), len) };

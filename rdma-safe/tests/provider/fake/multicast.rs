@@ -6,10 +6,10 @@ use rdma_sys::*;
 
 use super::state::{State, enter};
 
-/// GID and, on InfiniBand, LID.
+/// The GID and, on InfiniBand, the LID.
 pub(super) type Group = ([u8; 16], u16);
 
-/// The number that datagrams for a group are sent to.
+/// Destination queue pair number of multicast datagrams.
 const MULTICAST_QP: u32 = 0xff_ffff;
 
 fn group(gid: *const ibv_gid, lid: u16) -> Group {
@@ -60,7 +60,7 @@ pub(super) unsafe extern "C" fn detach_mcast(raw: *mut ibv_qp, gid: *const ibv_g
 }
 
 impl State {
-    /// The queue pairs that take a datagram which is sent to a number, over an address.
+    /// The queue pairs that receive a datagram with this address and destination number.
     pub(super) fn receivers(&self, address: &ibv_ah_attr, number: u32) -> Vec<usize> {
         if number != MULTICAST_QP {
             return self.receiver(number, IBV_QPT_UD).into_iter().collect();

@@ -14,26 +14,26 @@ pub(super) struct Mw {
     pub(super) pd: usize,
     window_type: ibv_mw_type,
     rkey: u32,
-    /// None while it opens nothing.
+    /// The binding; `None` if the window is not bound.
     bound: Option<Bound>,
-    /// Of type 2: whether it can be bound.
+    /// Whether the window can be bound. Used for type 2 only.
     free: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Bound {
     mr: usize,
-    /// As peers name it.
+    /// Start address in work requests of peers.
     address: u64,
-    /// In the address space of the region.
+    /// Start address in the address space of the region.
     start: u64,
     len: u64,
     access: u32,
-    /// Of type 2.
+    /// The queue pair that a window of type 2 is bound to.
     qp: Option<usize>,
 }
 
-/// What a posted binding says, as it was when it was posted.
+/// The parameters of a posted bind request, copied when it is posted.
 #[derive(Clone, Copy)]
 pub(super) struct Bind {
     mw: usize,
@@ -71,12 +71,12 @@ pub(super) unsafe extern "C" fn dealloc_mw(raw: *mut ibv_mw) -> c_int {
             return errno;
         }
         let mw = state.mws.remove(&raw.addr()).unwrap();
-        state.bury(mw.alloc);
+        state.retire(mw.alloc);
         0
     })
 }
 
-/// Of type 1: it posts, and sets the new key.
+/// Binds a window of type 1: posts the work and sets the new key.
 pub(super) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     enter(qp, "bind_mw", |state, _| {
         let Some(found) = state.qp(qp.addr(), "bind_mw") else { return libc::EINVAL };
@@ -124,7 +124,7 @@ pub(super) unsafe extern "C" fn wr_local_inv(raw: *mut ibv_qp_ex, rkey: u32) {
 }
 
 impl State {
-    /// Looks at the window and the region as the work is posted.
+    /// Checks the window and the region when the work is posted.
     pub(super) unsafe fn bind(
         &mut self,
         mw: *mut ibv_mw,
@@ -139,7 +139,7 @@ impl State {
         Some(Bind { mw: mw.addr(), former, rkey, mr: info.mr.addr(), addr, len, access: info.mw_access_flags })
     }
 
-    /// Whether a binding is done: what a device checks when it comes to it.
+    /// Performs a binding, with the device's checks at execution; returns whether it succeeded.
     pub(super) fn bind_window(&mut self, qp: usize, bind: Bind) -> bool {
         let Bind { mw, former, rkey, mr, addr, len, access } = bind;
         let protection = self.protection(self.qps[&qp].pd);
@@ -160,7 +160,7 @@ impl State {
         true
     }
 
-    /// Takes the key from a window of type 2; `false` when there is none.
+    /// Invalidates the key of a window of type 2; `false` if no bound window of type 2 has this key.
     pub(super) fn invalidate_window(&mut self, pd: usize, rkey: u32) -> bool {
         let protection = self.protection(pd);
         let found = self.mws.iter().find(|(_, mw)| mw.rkey == rkey && self.protection(mw.pd) == protection);
@@ -173,7 +173,7 @@ impl State {
         can
     }
 
-    /// Memory that a peer of `qp` names by the key of a window.
+    /// Memory that a peer of `qp` requests by the key of a window.
     pub(super) fn through_window(
         &self,
         qp: usize,
@@ -191,18 +191,18 @@ impl State {
         self.mrs.get(&bound.mr)?.at(bound.start + offset, len).filter(|_| allowed && within)
     }
 
-    /// Whether windows are bound to a region.
+    /// Whether any window is bound to a region.
     pub(super) fn has_windows(&self, mr: usize) -> bool {
         self.mws.values().any(|mw| mw.bound.is_some_and(|bound| bound.mr == mr))
     }
 
-    /// Whether windows are bound to a queue pair.
+    /// Whether any window is bound to a queue pair.
     pub(super) fn serves_windows(&self, qp: usize) -> bool {
         self.mws.values().any(|mw| mw.bound.is_some_and(|bound| bound.qp == Some(qp)))
     }
 }
 
-/// Reads a binding from a work request of `ibv_post_send`.
+/// Reads a bind request from a work request of `ibv_post_send`.
 pub(super) unsafe fn posted(state: &mut State, raw: &ibv_send_wr, wr: &mut SendWr) {
     if raw.opcode == IBV_WR_LOCAL_INV {
         (wr.imm_data, wr.data) = (unsafe { raw.__bindgen_anon_1.invalidate_rkey }, Data::Key);

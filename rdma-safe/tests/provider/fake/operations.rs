@@ -1,4 +1,4 @@
-//! Operations that not every device has: atomic write, flush, segmentation.
+//! Operations that few devices support: atomic write, flush, segmentation.
 
 use std::ffi::c_void;
 
@@ -9,11 +9,11 @@ use super::memory::{read, write};
 use super::post::{build, build_with};
 use super::state::{State, enter};
 
-/// What a work request has beyond that of the others.
+/// Parameters that only some work requests have.
 #[derive(Clone)]
 pub(super) enum Extra {
     None,
-    /// The bytes themselves.
+    /// The data of an atomic write.
     Word([u8; 8]),
     Flush(Flush),
     Segments {
@@ -28,7 +28,7 @@ impl Extra {
     }
 }
 
-/// A flush as it reached the provider.
+/// A flush as the provider received it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Flush {
     pub(crate) address: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Flush {
     pub(crate) level: u8,
 }
 
-/// The packets of a datagram.
+/// Splits a datagram into packets.
 pub(super) fn packets(wr: &SendWr, bytes: &[u8]) -> Vec<Vec<u8>> {
     match &wr.extra {
         Extra::Segments { header, mss } => {
@@ -109,7 +109,7 @@ impl State {
         End::Done { byte_len: 0 }
     }
 
-    /// To every other raw packet queue pair of the port, as of a hub; what finds no receive is dropped.
+    /// Delivers a packet to every other raw packet queue pair of the port, like a hub. A queue pair without a receive drops it.
     pub(super) fn deliver_packet(&mut self, address: usize, wr: &SendWr, bytes: &[u8]) {
         let port = self.qps[&address].attr.port_num;
         let takes = |state| matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD);

@@ -1,4 +1,4 @@
-//! Posting, by `ibv_post_send` and `ibv_post_recv` and by `ibv_wr_*`.
+//! Posting, with `ibv_post_send`, `ibv_post_recv` and `ibv_wr_*`.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,22 +11,22 @@ use super::mw;
 use super::operations::{Extra, set_newer_builders};
 use super::state::{Qp, State, enter};
 
-/// A send as it reached the provider.
+/// A send as the provider received it.
 #[derive(Clone, Debug)]
 pub(crate) struct Posted {
     /// `ibv_post_send` or `ibv_wr_complete`.
     pub(crate) verb: &'static str,
     pub(crate) wr_id: u64,
     pub(crate) opcode: ibv_wr_opcode,
-    /// As they were when the builder was called.
+    /// Flags at the time of the builder call.
     pub(crate) flags: u32,
     /// `sge`, `sge_list`, `inline_data`, `inline_data_list`.
     pub(crate) setter: &'static str,
-    /// Of the inline data, or number of elements.
+    /// Length of the inline data, or number of elements.
     pub(crate) len: usize,
 }
 
-/// A work request between its builder and the next.
+/// A work request that is not complete yet.
 pub(super) struct Building {
     pub(super) wr: SendWr,
     setter: Option<&'static str>,
@@ -42,7 +42,7 @@ impl Building {
     }
 }
 
-/// Operations of each type, by ibv_post_send(3).
+/// Whether a transport supports an operation, by ibv_post_send(3).
 fn belongs(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> bool {
     let datagram = matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM);
     match qp_type {
@@ -113,7 +113,7 @@ pub(super) unsafe extern "C" fn post_send(
             next = unsafe { (*next).next };
         }
         let errno = match fault {
-            // All of it was taken, and yet the call fails.
+            // The device accepted the whole chain, but the call fails.
             Some(fault) => {
                 unsafe { set_bad(fault.bad, bad, std::ptr::null_mut(), first) };
                 fault.errno
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// Looks at the handle as the work is posted.
+    /// Reads the address handle when the work is posted.
     fn destination(&mut self, qp: usize, ah: usize, number: u32, qkey: u32, verb: &str) -> Destination {
         let pd = self.qps[&qp].pd;
         if self.ah(ah, verb).is_some_and(|ah| ah.pd != pd) {
@@ -250,7 +250,7 @@ pub(super) unsafe extern "C" fn post_recv(
             return libc::EINVAL;
         }
         if qp.srq.is_some() || matches!(qp.qp_type, IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV) {
-            state.violation("ibv_post_recv to a queue pair without receives of its own");
+            state.violation("ibv_post_recv to a queue pair without a receive queue");
             return libc::EINVAL;
         }
         let recv_cq = qp.recv_cq;
@@ -294,7 +294,7 @@ pub(super) unsafe extern "C" fn post_recv(
     })
 }
 
-/// Sets what always is, and the builders that were asked for; the rest stays NULL.
+/// Sets the mandatory functions and the requested builders. The others stay NULL.
 pub(super) fn set_builders(qp: &mut ibv_qp_ex, ops: u64) {
     let wants = |flag: ibv_qp_create_send_ops_flags| ops & u64::from(flag.0) != 0;
     qp.wr_start = Some(wr_start);
@@ -326,7 +326,7 @@ unsafe extern "C" fn wr_start(raw: *mut ibv_qp_ex) {
         qp.batch = Some(Vec::new());
         qp.builder = Some(std::thread::current().id());
         if nested {
-            state.violation("wr_start between wr_start and wr_complete waits for ever");
+            state.violation("deadlock: wr_start between wr_start and wr_complete");
         }
         if !can_send(from) {
             state.violation(format!("wr_start in state {}", from.0));
@@ -338,7 +338,7 @@ pub(super) fn build(raw: *mut ibv_qp_ex, verb: &'static str, opcode: ibv_wr_opco
     build_with(raw, verb, opcode, None, fill);
 }
 
-/// Where `setter` is given, no data is to be set.
+/// If `setter` is given, the operation already has its data.
 pub(super) fn build_with(
     raw: *mut ibv_qp_ex,
     verb: &'static str,
@@ -506,7 +506,7 @@ unsafe extern "C" fn wr_set_sge_list(raw: *mut ibv_qp_ex, count: usize, list: *c
         }
         let mut sges: Vec<ibv_sge> = (0..count).map(|index| unsafe { *list.add(index) }).collect();
         if rxe {
-            // rdma-core 44 takes the first length for each of them.
+            // rdma-core 44 uses the length of the first element for all elements.
             let mut left = sges.first().map_or(0, |first| first.length) * count as u32;
             for sge in &mut sges {
                 sge.length = sge.length.min(left);
@@ -539,7 +539,7 @@ unsafe extern "C" fn wr_set_inline_data_list(raw: *mut ibv_qp_ex, count: usize, 
         if bytes.len() > qp.cap.max_inline_data as usize {
             return Err(format!("{} bytes, of which {} fit", bytes.len(), qp.cap.max_inline_data));
         }
-        // rdma-core 44 forgets to add up the lengths.
+        // rdma-core 44 does not add up the lengths.
         Ok(Data::Inline(if rxe { Vec::new() } else { bytes }))
     });
 }

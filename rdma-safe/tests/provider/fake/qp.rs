@@ -1,4 +1,4 @@
-//! Queue pairs: making, changing, asking, destroying.
+//! Creating, modifying, querying and destroying queue pairs.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -10,10 +10,10 @@ use super::config::{Mode, Port};
 use super::state::{Alloc, Ptr, Qp, State, enter, null, own};
 use super::{post, xrc};
 
-/// Masks of the kernel for each change of state.
+/// The kernel's attribute masks for each state transition.
 const KERNEL_TABLE: &str = include_str!("../../../src/qp/state_table.csv");
 
-/// A change of state of a type of queue pair.
+/// A state transition of a queue pair type.
 struct Row {
     qp_type: ibv_qp_type,
     from: ibv_qp_state,
@@ -133,12 +133,6 @@ fn create(
     if sends_only && (!wanted.recv_cq.is_null() || srq.is_some() || wanted.cap.max_recv_wr > 0) {
         state.violation(format!("{verb} of a queue pair that only sends with a receive queue"));
     }
-    if wanted.qp_type == IBV_QPT_RAW_PACKET && !state.config.raw_packets {
-        return null(libc::EOPNOTSUPP);
-    }
-    if sends_only && !state.config.xrc {
-        return null(libc::EOPNOTSUPP);
-    }
     let cap = wanted.cap;
     let config = &state.config;
     if cap.max_send_wr > config.max_qp_wr
@@ -165,7 +159,7 @@ fn create(
         qp_type: wanted.qp_type,
         ..ibv_qp::zeroed()
     };
-    // A classic queue pair gets no more memory than it has, so that Miri sees who takes it for an extended one.
+    // A classic queue pair gets only the size of `ibv_qp`, so Miri detects code that uses it as an extended queue pair.
     let (alloc, raw, raw_ex) = match ops {
         None => {
             let (alloc, raw) = Alloc::new(base);
@@ -197,7 +191,7 @@ fn create(
     raw
 }
 
-/// One without any queues.
+/// Returns a queue pair without queues.
 pub(super) fn blank(alloc: Alloc, raw: *mut ibv_qp, context: usize, number: u32, qp_type: ibv_qp_type) -> Qp {
     Qp {
         alloc,
@@ -229,13 +223,13 @@ pub(super) fn blank(alloc: Alloc, raw: *mut ibv_qp, context: usize, number: u32,
 }
 
 impl Qp {
-    /// The work request that was begun last.
+    /// The work request that was started last.
     pub(super) fn last_built(&mut self) -> Option<&mut post::Building> {
         self.batch.as_mut().and_then(|batch| batch.last_mut())
     }
 }
 
-/// Operations that queue pairs of a type can have.
+/// Operations that a queue pair type supports.
 fn possible(qp_type: ibv_qp_type) -> u64 {
     let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     let ud = sends | IBV_QP_EX_WITH_TSO;
@@ -288,8 +282,8 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
         state.end_events(raw.addr(), "ibv_destroy_qp");
         state.detach_comp_cntrs(raw.addr());
         let qp = state.qps.remove(&raw.addr()).unwrap();
-        cqs.iter().for_each(|cq| state.sweep(*cq, qp.number));
-        state.bury(qp.alloc);
+        cqs.iter().for_each(|cq| state.discard_completions(*cq, qp.number));
+        state.retire(qp.alloc);
         0
     })
 }
@@ -362,7 +356,7 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
     })
 }
 
-/// Attributes that uverbs drops.
+/// Attributes that uverbs ignores.
 fn ignored(qp_type: ibv_qp_type) -> u32 {
     match qp_type {
         IBV_QPT_XRC_SEND => (IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER).0,
@@ -371,7 +365,7 @@ fn ignored(qp_type: ibv_qp_type) -> u32 {
     }
 }
 
-/// Whether the kernel's table allows a change.
+/// Whether the kernel's table permits a transition with these attributes.
 fn allows(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> bool {
     table().iter().any(|row| {
         let allowed = row.required | row.optional | IBV_QP_STATE.0;
@@ -381,7 +375,7 @@ fn allows(qp_type: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32)
 }
 
 impl State {
-    /// What the kernel and the driver check of the values, with the errno that they answer.
+    /// Applies the value checks of the kernel and the driver; returns the errno of a failed check.
     fn check_values(&self, attr: &ibv_qp_attr, mask: ibv_qp_attr_mask, port: u8) -> Result<(), i32> {
         let has = |flag: ibv_qp_attr_mask| (mask & flag).0 != 0;
         let find = |number: u8| -> Result<&Port, i32> {
@@ -447,7 +441,7 @@ pub(super) unsafe extern "C" fn query_ece(raw: *mut ibv_qp, ece: *mut ibv_ece) -
     })
 }
 
-/// Accepts those of the options that the device has.
+/// Accepts the options that the device supports.
 pub(super) unsafe extern "C" fn set_ece(raw: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     enter(raw, "ibv_set_ece", |state, _| {
         if let Some(errno) = state.fault("ibv_set_ece") {
@@ -483,7 +477,7 @@ pub(super) unsafe extern "C" fn modify_qp_rate_limit(raw: *mut ibv_qp, attr: *mu
     })
 }
 
-/// Bits for those who know the flag, else yes or no.
+/// Returns a bit mask if the caller sets the flag that asks for it, otherwise 0 or 1.
 pub(super) unsafe extern "C" fn query_qp_data_in_order(raw: *mut ibv_qp, opcode: ibv_wr_opcode, flags: u32) -> c_int {
     enter(raw, "ibv_query_qp_data_in_order", |state, _| {
         if state.qp(raw.addr(), "ibv_query_qp_data_in_order").is_none() {

@@ -1,4 +1,4 @@
-//! Queries of newer releases, and the state of fork.
+//! Queries of newer releases, and fork support.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ pub(super) unsafe extern "C" fn query_rt_values(context: *mut ibv_context, value
             return errno;
         }
         if unsafe { (*values).comp_mask } != IBV_VALUES_MASK_RAW_CLOCK.0 {
-            state.violation("query_rt_values is asked for what it does not have");
+            state.violation("query_rt_values with a comp_mask that is not defined");
         }
         match state.config.raw_clock {
             Some(read) => {
@@ -42,7 +42,7 @@ pub(super) unsafe extern "C" fn query_rt_values(context: *mut ibv_context, value
     })
 }
 
-/// Calls of `ibv_fork_init` in this process.
+/// Number of `ibv_fork_init` calls in this process.
 static FORK_INITS: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) fn fork_inits() -> usize {

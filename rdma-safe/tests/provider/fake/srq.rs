@@ -17,19 +17,19 @@ pub(super) struct Srq {
     raw: Ptr<ibv_srq>,
     pub(super) context: usize,
     pub(super) pd: usize,
-    /// The limit is 0 when it is not armed.
+    /// Attributes; `srq_limit` is 0 while the limit event is not armed.
     attr: ibv_srq_attr,
     queue: VecDeque<RecvWr>,
-    /// Where receives complete, if not where those of the queue pair do.
+    /// Completion queue of the receives; `None` to use the one of the queue pair.
     pub(super) cq: Option<usize>,
-    /// The XRC domain that it is in.
+    /// The XRC domain of the queue.
     pub(super) xrcd: Option<u64>,
     pub(super) number: u32,
-    /// Of one that matches tags.
+    /// The tag list of a queue with tag matching.
     pub(super) tags: Option<Tags>,
 }
 
-/// What not every shared receive queue has.
+/// Optional parts of a shared receive queue.
 #[derive(Default)]
 pub(super) struct SrqParts {
     pub(super) cq: Option<usize>,
@@ -139,13 +139,13 @@ pub(super) unsafe extern "C" fn destroy_srq(raw: *mut ibv_srq) -> c_int {
             state.violation("ibv_destroy_srq of a queue that queue pairs take from");
             return libc::EBUSY;
         }
-        // As mlx4 does.
+        // mlx4 takes the lock here.
         if let Some(cq) = state.srqs[&address].cq {
             state.needs_lock([cq, cq], "ibv_destroy_srq");
         }
         state.end_events(address, "ibv_destroy_srq");
         let srq = state.srqs.remove(&address).unwrap();
-        state.bury(srq.alloc);
+        state.retire(srq.alloc);
         0
     })
 }
@@ -202,13 +202,13 @@ impl State {
         self.srqs[&srq.addr()].queue.iter().map(|wr| wr.wr_id).collect()
     }
 
-    /// Whether there is a receive for a message to a queue pair.
+    /// Whether a message to a queue pair would find a receive.
     pub(super) fn has_receive(&self, qp: usize) -> bool {
         let qp = &self.qps[&qp];
         qp.srq.map_or(!qp.rq.is_empty(), |srq| !self.srqs[&srq].queue.is_empty())
     }
 
-    /// Takes the receive for a message to a queue pair, of its own or of those that it shares.
+    /// Takes the next receive from the receive queue or the shared receive queue of a queue pair.
     pub(super) fn take_receive(&mut self, qp: usize) -> Option<RecvWr> {
         let qp = self.qps.get_mut(&qp).unwrap();
         let Some(address) = qp.srq else { return qp.rq.pop_front() };
@@ -222,7 +222,7 @@ impl State {
         Some(receive)
     }
 
-    /// The domain whose memory the receives of a queue pair name.
+    /// The domain of the memory that receives of a queue pair use.
     pub(super) fn receive_domain(&self, qp: usize) -> usize {
         let qp = &self.qps[&qp];
         qp.srq.map_or(qp.pd, |srq| self.srqs[&srq].pd)

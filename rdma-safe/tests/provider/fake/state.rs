@@ -1,4 +1,4 @@
-//! Devices and the objects on them.
+//! Devices and their objects.
 
 use std::alloc::{Layout, dealloc};
 use std::cell::Cell;
@@ -30,7 +30,7 @@ use super::post::{Building, Posted};
 use super::srq::Srq;
 use super::xrc::{OpenedQp, Xrcd};
 
-/// A raw pointer that may change threads: the state behind it has a lock.
+/// A raw pointer that may move between threads, because a lock protects the state behind it.
 pub(super) struct Ptr<T>(pub(super) *mut T);
 
 unsafe impl<T> Send for Ptr<T> {}
@@ -55,10 +55,6 @@ impl Alloc {
         let ptr = Box::into_raw(Box::new(value));
         (Alloc { ptr: Ptr(ptr.cast()), layout: Layout::new::<T>() }, ptr)
     }
-
-    fn addr(&self) -> usize {
-        self.ptr.0.addr()
-    }
 }
 
 impl Drop for Alloc {
@@ -67,7 +63,7 @@ impl Drop for Alloc {
     }
 }
 
-/// Number of objects that exist, by type.
+/// Number of existing objects, by type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Live {
     pub(crate) contexts: usize,
@@ -109,10 +105,9 @@ impl Device {
 
 pub(super) struct Context {
     pub(super) alloc: Alloc,
-    pub(super) raw: Ptr<ibv_context>,
-    /// None where the device reports none.
+    /// `None` if the device reports no events.
     pub(super) events: Option<AsyncQueue>,
-    /// None where the kernel has no part in it.
+    /// `None` for a context without a command descriptor.
     pub(super) command: Option<Command>,
 }
 
@@ -120,28 +115,28 @@ pub(super) struct Pd {
     pub(super) alloc: Alloc,
     pub(super) raw: Ptr<ibv_pd>,
     pub(super) context: usize,
-    /// Of a parent domain.
+    /// The parts of a parent domain.
     pub(super) extends: Option<Extends>,
-    /// The domain of another context that it stands for.
+    /// The original of an imported domain.
     pub(super) imports: Option<usize>,
 }
 
 pub(super) struct Qp {
     pub(super) alloc: Alloc,
     pub(super) raw: Ptr<ibv_qp>,
-    /// NULL for one made by `ibv_create_qp`.
+    /// NULL for a queue pair created by `ibv_create_qp`.
     pub(super) raw_ex: Ptr<ibv_qp_ex>,
     pub(super) context: usize,
     pub(super) pd: usize,
     pub(super) send_cq: usize,
     pub(super) recv_cq: usize,
-    /// None for one with a receive queue of its own.
+    /// `None` for a queue pair with its own receive queue.
     pub(super) srq: Option<usize>,
     pub(super) number: u32,
     pub(super) qp_type: ibv_qp_type,
     pub(super) cap: ibv_qp_cap,
     pub(super) state: ibv_qp_state,
-    /// As modified last.
+    /// Attributes after the last change.
     pub(super) attr: ibv_qp_attr,
     pub(super) sq: VecDeque<SendWr>,
     pub(super) sq_posted: u64,
@@ -149,16 +144,16 @@ pub(super) struct Qp {
     pub(super) rq: VecDeque<RecvWr>,
     pub(super) rq_posted: u64,
     pub(super) rq_reclaimed: u64,
-    /// Between `ibv_wr_start` and `ibv_wr_complete`.
+    /// The open batch, between `ibv_wr_start` and `ibv_wr_complete`.
     pub(super) batch: Option<Vec<Building>>,
-    /// As set last.
+    /// The ECE options that were set last.
     pub(super) ece: Option<ibv_ece>,
     pub(super) max_tso_header: u16,
-    /// Of the target of an XRC connection.
+    /// The XRC domain of an XRC target.
     pub(super) xrcd: Option<u64>,
-    /// Whoever has created it has destroyed it, and others have it still open.
+    /// Whether the creator has destroyed the queue pair while other handles are open.
     pub(super) orphan: bool,
-    /// Who called `ibv_wr_start` last.
+    /// The thread that called `ibv_wr_start` last.
     pub(super) builder: Option<ThreadId>,
 }
 
@@ -175,15 +170,15 @@ pub(super) struct State {
     pub(super) wr_complete_fault: Option<(i32, bool)>,
     pub(super) posted: Vec<Posted>,
     pub(super) modified: Vec<(ibv_qp_attr, u32)>,
-    /// Completions and microseconds that events wait for, as asked for.
+    /// Requested event moderation: completions and microseconds.
     pub(super) moderations: Vec<(u16, u16)>,
-    /// Offset, length and address of DMA-BUFs.
+    /// Offset, length and address of registered DMA-BUFs.
     pub(super) dmabufs: Vec<(u64, usize, u64)>,
     pub(super) dmah_attrs: Vec<ibv_dmah_init_attr>,
     pub(super) advised: Vec<Advised>,
     pub(super) rate_limits: Vec<ibv_qp_rate_limit_attr>,
     pub(super) flushes: Vec<Flush>,
-    /// Flags and source numbers that queue pairs were created with.
+    /// Creation flags and source numbers of queue pairs.
     pub(super) create_flags: Vec<(u32, u32)>,
     pub(super) contexts: BTreeMap<usize, Context>,
     pub(super) pds: BTreeMap<usize, Pd>,
@@ -195,7 +190,7 @@ pub(super) struct State {
     pub(super) srqs: BTreeMap<usize, Srq>,
     pub(super) tds: BTreeMap<usize, Td>,
     pub(super) ahs: BTreeMap<usize, Ah>,
-    /// With the queue pairs that are in them.
+    /// Each with an attached queue pair.
     pub(super) groups: Vec<(Group, usize)>,
     pub(super) xrcds: BTreeMap<usize, Xrcd>,
     pub(super) opened: BTreeMap<usize, OpenedQp>,
@@ -206,14 +201,14 @@ pub(super) struct State {
     pub(super) dmahs: BTreeMap<usize, Dmah>,
     pub(super) bufs: BTreeMap<usize, Buf>,
     pub(super) next_handle: u32,
-    /// Of the next queue pair, if it is not to be a new one.
+    /// Number of the next queue pair, if a test sets it.
     pub(super) next_number: Option<u32>,
-    /// Memory of destroyed objects, so that a stale pointer is reported and not followed into something else. Miri finds
-    /// stale pointers by itself, if the memory is freed.
-    graves: Vec<Alloc>,
+    /// Memory of destroyed objects. Without Miri it is not freed, so its address is not reused and a stale pointer is reported.
+    /// Miri detects stale pointers in freed memory.
+    retired: Vec<Alloc>,
 }
 
-/// Finds an object that exists, or notes who asked for one that does not.
+/// Looks up an existing object, or reports a call with one that does not exist.
 macro_rules! find {
     ($($name:ident: $map:ident -> $ty:ty = $c_name:literal;)+) => {
         impl State {
@@ -287,7 +282,7 @@ impl State {
             bufs: BTreeMap::new(),
             next_handle: 0x11,
             next_number: None,
-            graves: Vec::new(),
+            retired: Vec::new(),
         }
     }
 
@@ -299,7 +294,7 @@ impl State {
         self.faults.get(verb).copied()
     }
 
-    /// As `fault`, of what fails once or always.
+    /// Like `fault`, including faults that occur once.
     pub(super) fn fault_once(&mut self, verb: &str) -> Option<i32> {
         self.faults_once.remove(verb).or_else(|| self.fault(verb))
     }
@@ -309,9 +304,9 @@ impl State {
         self.next_handle
     }
 
-    pub(super) fn bury(&mut self, alloc: Alloc) {
+    pub(super) fn retire(&mut self, alloc: Alloc) {
         if !cfg!(miri) {
-            self.graves.push(alloc);
+            self.retired.push(alloc);
         }
     }
 
@@ -341,7 +336,7 @@ impl State {
     }
 }
 
-/// All devices, and whose every object is.
+/// All devices, and the device that each object belongs to.
 struct Registry {
     devices: Vec<Arc<Device>>,
     owners: BTreeMap<usize, Arc<Device>>,
@@ -389,17 +384,18 @@ pub(super) fn plugged() -> Vec<Arc<Device>> {
     registry().devices.clone()
 }
 
-/// The device that an object belongs to, or belonged to.
+/// Returns the device that an object belongs to, even after its destruction.
 pub(super) fn owner<T>(object: *const T) -> Option<Arc<Device>> {
     registry().owners.get(&object.addr()).cloned()
 }
 
-/// Notes whose an object is. Called with the device locked, so it must not be locked while the registry is.
+/// Records the device of an object. The caller holds the lock of the device, so nobody may lock a device while holding the
+/// registry.
 pub(super) fn own<T>(object: *const T, device: &Arc<Device>) {
     registry().owners.insert(object.addr(), Arc::clone(device));
 }
 
-/// Runs a function of the provider on the device that `object` belongs to.
+/// Runs a provider function on the device of `object`.
 pub(super) fn enter<T, R>(object: *const T, verb: &'static str, f: impl FnOnce(&mut State, &Arc<Device>) -> R) -> R {
     let _inside = Inside::enter();
     let Some(device) = owner(object) else {
@@ -412,13 +408,13 @@ pub(super) fn enter<T, R>(object: *const T, verb: &'static str, f: impl FnOnce(&
         *state.calls.entry(verb).or_insert(0) += 1;
         f(&mut state, &device)
     };
-    // What the lock and the memory of the provider do to it is not to be seen.
+    // Hides changes of errno by the lock and by allocations.
     unsafe { *libc::__errno_location() = ERRNO.get() };
     result
 }
 
 thread_local! {
-    /// What errno shall be after the call.
+    /// Value of errno after the call.
     static ERRNO: Cell<i32> = const { Cell::new(0) };
 }
 
@@ -430,7 +426,7 @@ pub(super) fn set_errno(errno: i32) {
     ERRNO.set(errno);
 }
 
-/// NULL, with a reason, or without one for 0.
+/// Returns NULL and sets errno, unless `errno` is 0.
 pub(super) fn null<T>(errno: i32) -> *mut T {
     if errno != 0 {
         set_errno(errno);

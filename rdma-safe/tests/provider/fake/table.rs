@@ -1,4 +1,4 @@
-//! The exported functions as a table.
+//! The table of exported functions.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Once;
@@ -11,13 +11,13 @@ extern "C" fn unsupported() -> c_int {
     libc::EOPNOTSUPP
 }
 
-/// Makes it the provider of this process.
+/// Makes this provider the one of the process.
 pub(super) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| unsafe { install_verbs(table()) }.unwrap());
 }
 
-/// What nobody here calls is a stub.
+/// Functions that no test calls are stubs.
 fn table() -> Verbs {
     let mut table = stubs();
     table.ibv_get_device_list = verbs::get_device_list;
@@ -103,7 +103,7 @@ fn table() -> Verbs {
 
 fn stubs() -> Verbs {
     let find = |name: &CStr| match name.to_bytes() {
-        // By which later releases of rdma-core are told apart.
+        // rdma-safe uses these functions to distinguish later releases of rdma-core.
         b"ibv_alloc_dmah" | b"ibv_alloc_buf" if !crate::NEWER_LIBRARY => std::ptr::null_mut(),
         _ => unsupported as *mut c_void,
     };

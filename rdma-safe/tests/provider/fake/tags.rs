@@ -8,27 +8,27 @@ use rdma_sys::*;
 use super::engine::{Cqe, End, RecvWr};
 use super::state::{State, enter};
 
-/// The list of a queue, oldest entry first.
+/// The tag list of a queue, oldest entry first.
 pub(super) struct Tags {
     size: ibv_tm_cap,
     entries: BTreeMap<u32, Entry>,
     next: u32,
-    /// Messages that no entry has matched, and how many of them the program has told to have seen.
+    /// Number of messages that matched no entry, and how many of them the program has reported as seen.
     unexpected: u32,
-    told: u32,
+    reported: u32,
 }
 
 struct Entry {
     receive: RecvWr,
     tag: u64,
     mask: u64,
-    /// The program knew of so many unexpected messages when it was added.
-    told: u32,
+    /// Number of unexpected messages that the program had reported when it added the entry.
+    reported: u32,
 }
 
 impl Tags {
     pub(super) fn new(size: ibv_tm_cap) -> Self {
-        Tags { size, entries: BTreeMap::new(), next: 5, unexpected: 0, told: 0 }
+        Tags { size, entries: BTreeMap::new(), next: 5, unexpected: 0, reported: 0 }
     }
 
     pub(super) fn uses(&self, lkey: u32) -> bool {
@@ -50,22 +50,22 @@ pub(super) unsafe extern "C" fn post_srq_ops(
             return libc::EINVAL;
         };
         let wr = unsafe { &mut *first };
-        assert!(wr.next.is_null(), "one at a time");
+        assert!(wr.next.is_null(), "one request at a time is supported");
         let full = wr.opcode == IBV_WR_TAG_ADD && tags.entries.len() >= tags.size.max_num_tags as usize;
         if let Some(errno) = fault.or(full.then_some(libc::ENOMEM)) {
-            // A negative one does not say where it stopped.
+            // With a negative errno, `bad_wr` does not name the failed request.
             unsafe { *bad = if errno > 0 { first } else { std::ptr::null_mut() } };
             return errno.abs();
         }
         if wr.flags as u32 & IBV_OPS_TM_SYNC.0 != 0 {
-            tags.told = wr.tm.unexpected_cnt;
+            tags.reported = wr.tm.unexpected_cnt;
         }
         let (status, opcode) = match wr.opcode {
             IBV_WR_TAG_ADD => {
                 let add = wr.tm.add;
                 let sges = (0..add.num_sge as usize).map(|index| unsafe { *add.sg_list.add(index) }).collect();
                 let receive = RecvWr { sequence: 0, wr_id: add.recv_wr_id, sges };
-                let entry = Entry { receive, tag: add.tag, mask: add.mask, told: tags.told };
+                let entry = Entry { receive, tag: add.tag, mask: add.mask, reported: tags.reported };
                 wr.tm.handle = tags.next;
                 tags.entries.insert(tags.next, entry);
                 tags.next += 1;
@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn post_srq_ops(
             },
             _ => (IBV_WC_SUCCESS, IBV_WC_TM_SYNC),
         };
-        let wc_flags = if tags.told < tags.unexpected { IBV_WC_TM_SYNC_REQ.0 } else { 0 };
+        let wc_flags = if tags.reported < tags.unexpected { IBV_WC_TM_SYNC_REQ.0 } else { 0 };
         if wr.flags as u32 & IBV_OPS_SIGNALED.0 != 0 || status != IBV_WC_SUCCESS {
             let cqe = Cqe { wr_id: wr.wr_id, status: status.0, opcode: opcode.0, wc_flags, ..Cqe::default() };
             state.push_cqe(cq.unwrap(), cqe, false);
@@ -87,7 +87,7 @@ pub(super) unsafe extern "C" fn post_srq_ops(
 }
 
 impl State {
-    /// A message to a queue pair that takes from a queue with tags.
+    /// Delivers a message to a queue pair whose receive queue matches tags.
     pub(super) fn deliver_by_tag(&mut self, peer: usize, srq: usize, bytes: &[u8]) -> End {
         let byte_len = bytes.len() as u32;
         let Some((header, payload)) = bytes.split_first_chunk::<16>() else {
@@ -98,8 +98,9 @@ impl State {
         let about = (tag, u32::from_be_bytes(header[4..8].try_into().unwrap()));
         let memory = self.receive_domain(peer);
         let tags = self.srqs.get_mut(&srq).unwrap().tags.as_mut().unwrap();
-        // What was added before the program knew of all unexpected messages may have to match one of those.
-        let matches = |entry: &Entry| eager && entry.told >= tags.unexpected && tag & entry.mask == entry.tag;
+        // An entry that was added before the program had seen all unexpected messages may belong to one of them, so it does not
+        // match.
+        let matches = |entry: &Entry| eager && entry.reported >= tags.unexpected && tag & entry.mask == entry.tag;
         let found = tags.entries.iter().find(|(_, entry)| matches(entry)).map(|(handle, _)| *handle);
         if let Some(entry) = found.and_then(|handle| tags.entries.remove(&handle)) {
             if self.scatter(memory, &entry.receive.sges, payload).is_none() {

@@ -1,4 +1,4 @@
-//! Devices, contexts and queries.
+//! Devices, contexts and device queries.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -12,10 +12,10 @@ use super::Inside;
 use super::config::{Config, Port};
 use super::events::AsyncQueue;
 use super::import::Command;
-use super::state::{Alloc, Context, Device, Ptr, State, enter, null, own, owner, plugged, set_errno};
+use super::state::{Alloc, Context, Device, State, enter, null, own, owner, plugged, set_errno};
 use super::{advise, cq, dm, domains, flow, memory, mw, post, qp, queries, srq, tags, wq, xrc};
 
-/// What `ibv_get_device_list` does on this thread.
+/// The behavior of `ibv_get_device_list` on this thread.
 #[derive(Clone, Copy)]
 pub(crate) enum DeviceList {
     Full,
@@ -27,7 +27,7 @@ thread_local! {
     static LIST: Cell<DeviceList> = const { Cell::new(DeviceList::Full) };
 }
 
-/// Runs `f` while `ibv_get_device_list` behaves as told, on this thread.
+/// Runs `f` while `ibv_get_device_list` behaves as given, on this thread.
 pub(crate) fn with_device_list<R>(list: DeviceList, f: impl FnOnce() -> R) -> R {
     super::table::install();
     LIST.set(list);
@@ -36,14 +36,14 @@ pub(crate) fn with_device_list<R>(list: DeviceList, f: impl FnOnce() -> R) -> R 
     result
 }
 
-/// A list that was handed out: its array, and the devices that it keeps.
+/// A returned list: its array, and the devices that it keeps alive.
 type List = (Alloc, Vec<Arc<Device>>);
 
 static LISTS: Mutex<BTreeMap<usize, List>> = Mutex::new(BTreeMap::new());
 
 const MAX_DEVICES: usize = 255;
 
-/// As `null`, where there is no device to enter.
+/// Like `null`, outside of `enter`.
 pub(super) fn null_at_once<T>(errno: i32) -> *mut T {
     if errno != 0 {
         unsafe { *libc::__errno_location() = errno };
@@ -71,13 +71,13 @@ pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
 
 pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
     let _inside = Inside::enter();
-    assert!(LISTS.lock().unwrap().remove(&list.addr()).is_some(), "a device list is freed twice");
+    assert!(LISTS.lock().unwrap().remove(&list.addr()).is_some(), "a device list was freed twice");
 }
 
 fn device(raw: *mut ibv_device) -> Arc<Device> {
     owner(raw)
         .or_else(|| {
-            // A device that was unplugged is still in lists that were made before.
+            // An unplugged device remains in lists that were created before.
             let lists = LISTS.lock().unwrap();
             lists.values().flat_map(|(_, devices)| devices).find(|device| device.raw.0 == raw).cloned()
         })
@@ -106,7 +106,7 @@ pub(super) unsafe extern "C" fn open_device(raw: *mut ibv_device) -> *mut ibv_co
         if let Some(errno) = state.fault("ibv_open_device") {
             return null(errno);
         }
-        let command = state.config.imports.then(|| Command::open(device.index)).flatten();
+        let command = Command::open(device.index);
         add_context(state, device, command)
     })
 }
@@ -133,7 +133,7 @@ pub(super) fn add_context(state: &mut State, device: &Arc<Device>, command: Opti
         Alloc::new(context)
     };
     own(raw, device);
-    state.contexts.insert(raw.addr(), Context { alloc, raw: Ptr(raw), events, command });
+    state.contexts.insert(raw.addr(), Context { alloc, events, command });
     raw
 }
 
@@ -148,22 +148,18 @@ fn extended(config: &Config, context: ibv_context) -> verbs_context {
         extended.dealloc_td = Some(domains::dealloc_td);
         extended.alloc_parent_domain = Some(domains::alloc_parent_domain);
     }
-    if config.xrc {
-        extended.open_xrcd = Some(xrc::open_xrcd);
-        extended.close_xrcd = Some(xrc::close_xrcd);
-        extended.create_srq_ex = Some(xrc::create_srq_ex);
-        extended.get_srq_num = Some(xrc::get_srq_num);
-        extended.open_qp = Some(xrc::open_qp);
-        extended.post_srq_ops = Some(tags::post_srq_ops);
-    }
+    extended.open_xrcd = Some(xrc::open_xrcd);
+    extended.close_xrcd = Some(xrc::close_xrcd);
+    extended.create_srq_ex = Some(xrc::create_srq_ex);
+    extended.get_srq_num = Some(xrc::get_srq_num);
+    extended.open_qp = Some(xrc::open_qp);
+    extended.post_srq_ops = Some(tags::post_srq_ops);
     if config.odp != 0 {
         extended.advise_mr = Some(advise::advise_mr);
     }
-    if config.device_memory > 0 {
-        extended.alloc_dm = Some(dm::alloc_dm);
-        extended.free_dm = Some(dm::free_dm);
-        extended.reg_dm_mr = Some(dm::reg_dm_mr);
-    }
+    extended.alloc_dm = Some(dm::alloc_dm);
+    extended.free_dm = Some(dm::free_dm);
+    extended.reg_dm_mr = Some(dm::reg_dm_mr);
     if config.null_mr {
         extended.alloc_null_mr = Some(memory::alloc_null_mr);
     }
@@ -211,7 +207,7 @@ pub(super) unsafe extern "C" fn close_device(raw: *mut ibv_context) -> c_int {
             return libc::EBUSY;
         }
         let context = state.contexts.remove(&address).unwrap();
-        state.bury(context.alloc);
+        state.retire(context.alloc);
         0
     })
 }
@@ -229,7 +225,7 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
         max_srq_wr: config.max_srq_wr as c_int,
         max_srq_sge: config.max_sge as c_int,
         device_cap_flags: if config.srq_resize { IBV_DEVICE_SRQ_RESIZE.0 } else { 0 }
-            | if config.xrc { IBV_DEVICE_XRC.0 } else { 0 }
+            | IBV_DEVICE_XRC.0
             | if config.windows { (IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B).0 } else { 0 },
         max_cq: 1000,
         max_cqe: config.max_cqe as c_int,
@@ -247,7 +243,7 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
     let mut full = ibv_device_attr_ex {
         orig_attr: attr,
         hca_core_clock: 1_000_000,
-        max_dm_size: config.device_memory,
+        max_dm_size: dm::SIZE,
         ..ibv_device_attr_ex::zeroed()
     };
     if let Some((max_cq_count, max_cq_period)) = config.moderation {
@@ -335,7 +331,7 @@ unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, attr: *mut 
     })
 }
 
-/// As the library does for old binaries, it leaves the newer fields alone.
+/// Like the library's function for old binaries, this one does not write the newer fields.
 pub(super) unsafe extern "C" fn query_port_compat(
     context: *mut ibv_context,
     port: u8,
@@ -418,7 +414,7 @@ pub(super) unsafe extern "C" fn query_gid_table(
     })
 }
 
-/// Success with zeros for an empty entry, as libibverbs has it.
+/// Returns success and zeros for an empty entry, like libibverbs.
 pub(super) unsafe extern "C" fn query_gid(
     context: *mut ibv_context,
     port: u8,

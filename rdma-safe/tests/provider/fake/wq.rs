@@ -1,4 +1,4 @@
-//! Work queues, indirection tables, and queue pairs that spread packets over them.
+//! Work queues, indirection tables, and RSS queue pairs.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -70,7 +70,7 @@ unsafe extern "C" fn create_wq(context: *mut ibv_context, attr: *mut ibv_wq_init
         let max_wr = wanted.max_wr.next_power_of_two();
         unsafe { (*attr).max_wr = max_wr };
         let number = state.handle();
-        // As a provider: what the header sets is left alone.
+        // As in a provider, fields that the inline function in the header sets are left alone.
         let post_recv = (state.fault("post_wq_recv") != Some(0)).then_some(post_wq_recv as _);
         let (alloc, raw) = Alloc::new(ibv_wq {
             context,
@@ -117,7 +117,7 @@ unsafe extern "C" fn modify_wq(raw: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_in
             (_, IBV_WQS_RESET) => state.steering.wqs.get_mut(&raw.addr()).unwrap().queue.clear(),
             (IBV_WQS_RESET | IBV_WQS_RDY, IBV_WQS_RDY) => {}
             (IBV_WQS_RDY | IBV_WQS_ERR, IBV_WQS_ERR) => state.flush_wq(raw.addr()),
-            // As one provider does.
+            // One provider returns negative errnos.
             _ => return -libc::EINVAL,
         }
         state.steering.wqs.get_mut(&raw.addr()).unwrap().state = to;
@@ -141,7 +141,7 @@ unsafe extern "C" fn destroy_wq(raw: *mut ibv_wq) -> c_int {
         }
         state.end_events(address, "destroy_wq");
         let wq = state.steering.wqs.remove(&address).unwrap();
-        state.bury(wq.alloc);
+        state.retire(wq.alloc);
         0
     })
 }
@@ -212,7 +212,7 @@ unsafe extern "C" fn destroy_rwq_ind_table(raw: *mut ibv_rwq_ind_table) -> c_int
             return libc::EBUSY;
         }
         match state.steering.tables.remove(&address) {
-            Some(table) => state.bury(table.alloc),
+            Some(table) => state.retire(table.alloc),
             None => state.violation("destroy_rwq_ind_table of a table that does not exist"),
         }
         0
@@ -278,11 +278,11 @@ impl State {
             return errno;
         }
         let rss = self.steering.rss.remove(&address).unwrap();
-        self.bury(rss.alloc);
+        self.retire(rss.alloc);
         0
     }
 
-    /// Gives a frame to the work queue that the sum of the ports chooses, of those ports that are hashed.
+    /// Delivers a frame to a work queue. The sum of the hashed ports selects the queue.
     pub(super) fn spread(&mut self, rss: usize, frame: &[u8]) {
         let rss = &self.steering.rss[&rss];
         let has = |field: ibv_rx_hash_fields| rss.fields & u64::from(field.0) != 0;
@@ -300,7 +300,7 @@ impl State {
         if wq.state != IBV_WQS_RDY {
             return;
         }
-        // What finds no receive is dropped.
+        // Without a receive, the frame is dropped.
         let Some(receive) = wq.queue.pop_front() else { return };
         let (pd, cq, qp_num) = (wq.pd, wq.cq, wq.number);
         let ok = self.scatter(pd, &receive.sges, frame).is_some();
@@ -320,7 +320,7 @@ impl State {
         }
     }
 
-    /// Moves a work queue to the error state, as a device does by itself.
+    /// Moves a work queue to the error state, like a device that detects an error.
     pub(super) fn break_wq(&mut self, raw: *mut ibv_wq) {
         let wq = self.steering.wqs.get_mut(&raw.addr()).unwrap();
         wq.state = IBV_WQS_ERR;

@@ -1,4 +1,4 @@
-//! Extended reliable connections: domains, their shared receive queues, targets that several handles share.
+//! Extended reliable connections: domains, their shared receive queues, and targets with several handles.
 
 use std::ffi::c_int;
 
@@ -13,11 +13,11 @@ use super::tags::Tags;
 pub(super) struct Xrcd {
     alloc: Alloc,
     pub(super) context: usize,
-    /// The same for every handle to one domain.
+    /// Identifier of the domain, the same for all handles.
     pub(super) domain: u64,
 }
 
-/// A handle to a queue pair, beside that of whoever has created it.
+/// A handle to a queue pair in addition to that of its creator.
 pub(super) struct OpenedQp {
     alloc: Alloc,
     pub(super) context: usize,
@@ -80,12 +80,12 @@ pub(super) unsafe extern "C" fn close_xrcd(raw: *mut ibv_xrcd) -> c_int {
             return libc::EBUSY;
         }
         let xrcd = state.xrcds.remove(&address).unwrap();
-        state.bury(xrcd.alloc);
+        state.retire(xrcd.alloc);
         0
     })
 }
 
-/// The target of a connection, which has neither queues nor a domain of memory.
+/// Creates the target of a connection, which has no queues and no protection domain.
 pub(super) fn create_target(state: &mut State, context: *mut ibv_context, wanted: &ibv_qp_init_attr_ex) -> *mut ibv_qp {
     if let Some(errno) = state.fault("create_qp_ex") {
         return null(errno);
@@ -215,19 +215,19 @@ pub(super) unsafe extern "C" fn wr_set_xrc_srqn(raw: *mut ibv_qp_ex, number: u32
 }
 
 impl State {
-    /// The queue pair behind a handle.
+    /// The queue pair that a handle refers to.
     pub(super) fn behind(&self, raw: usize) -> usize {
         self.opened.get(&raw).map_or(raw, |opened| opened.qp)
     }
 
-    /// Closes a handle that is not the only one; `false` where it is.
+    /// Closes one of several handles; `false` if it is the only one.
     pub(super) fn close_handle(&mut self, raw: usize) -> bool {
         if let Some(opened) = self.opened.remove(&raw) {
-            self.bury(opened.alloc);
+            self.retire(opened.alloc);
             let last = !self.opened.values().any(|other| other.qp == opened.qp);
             if last && self.qps[&opened.qp].orphan {
                 let qp = self.qps.remove(&opened.qp).unwrap();
-                self.bury(qp.alloc);
+                self.retire(qp.alloc);
             }
             return true;
         }
@@ -238,8 +238,8 @@ impl State {
         shared
     }
 
-    /// Work of an XRC queue pair: while it is executed, the target is one that takes from the queue which the work names, and
-    /// serves memory of that queue's domain.
+    /// Executes work of an XRC queue pair. Meanwhile the target uses the shared receive queue that the work request names, and
+    /// the protection domain of that queue.
     pub(super) fn execute_xrc(&mut self, address: usize, wr: &SendWr, bytes: &[u8]) -> End {
         let number = self.qps[&address].attr.dest_qp_num;
         let found = self.qps.iter().find(|(_, qp)| qp.number == number && qp.qp_type == IBV_QPT_XRC_RECV);

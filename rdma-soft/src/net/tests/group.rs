@@ -1,4 +1,4 @@
-//! Groups, between sockets of this machine.
+//! Multicast groups between sockets of this machine.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -8,20 +8,20 @@ use super::*;
 use crate::faults::Faults;
 use crate::net::{Group, Inbox, Origin};
 
-/// What comes to a group, until there is so much and no more.
-fn heard(group: &Group, count: usize) -> Vec<(Origin, usize)> {
-    let (mut packets, mut inbox, begun) = (Vec::new(), Inbox::new(), Instant::now());
-    while inbox.receive_group(group, |origin, datagram| packets.push((origin, checked(datagram).1)))
+/// Receives packets of a group until at least `count` have arrived and no more are queued.
+fn received(group: &Group, count: usize) -> Vec<(Origin, usize)> {
+    let (mut packets, mut inbox, start) = (Vec::new(), Inbox::new(), Instant::now());
+    while inbox.receive_group(group, |origin, datagram| packets.push((origin, parse_checked(datagram).1)))
         || packets.len() < count
     {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{} of {count}", packets.len());
+        assert!(start.elapsed() < Duration::from_secs(60), "{} of {count}", packets.len());
     }
     packets
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn all_who_are_in_a_group_hear_what_is_sent_there_once() {
+fn each_group_member_receives_a_message_once() {
     let [from, to] = [(); 2].map(|()| Socket::open(None).unwrap());
     let address = Ipv4Addr::new(239, 4, 79, 1).into();
     let other = Group::join(&to, Ipv4Addr::new(239, 4, 79, 2).into()).unwrap();
@@ -29,22 +29,22 @@ fn all_who_are_in_a_group_hear_what_is_sent_there_once() {
     let (mut outbox, payload) = (Outbox::new(Faults::default()), payload(0, LONG));
     for class in [0, 0, 8] {
         let to = To { address, class };
-        // SAFETY: flushed before it is dropped.
+        // SAFETY: the payload lives until the outbox is flushed.
         unsafe { outbox.push(&from, to, &header(0, LONG).encode(LONG), &[part(&payload)], START) };
     }
     outbox.flush(&from, START);
     for member in &members {
-        let heard = heard(member, 3);
-        assert!(heard.iter().all(|(origin, len)| (origin.address, *len) == (from.address(), LONG)));
-        assert_eq!(heard.iter().map(|(origin, _)| origin.class).collect::<Vec<_>>(), [0, 0, 8]);
+        let received = received(member, 3);
+        assert!(received.iter().all(|(origin, len)| (origin.address, *len) == (from.address(), LONG)));
+        assert_eq!(received.iter().map(|(origin, _)| origin.class).collect::<Vec<_>>(), [0, 0, 8]);
     }
-    assert!(heard(&other, 0).is_empty());
-    assert!(!Inbox::new().receive(&to, |_, _| unreachable!()), "it comes to the group alone");
+    assert!(received(&other, 0).is_empty());
+    assert!(!Inbox::new().receive(&to, |_, _| unreachable!()), "only the group receives it");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn a_group_of_another_family_is_not_joined() {
+fn a_group_of_another_address_family_is_rejected() {
     let link = Socket::open(None).unwrap();
     assert!(Group::join(&link, Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 0x479).into()).is_err());
 }

@@ -1,4 +1,4 @@
-//! What messages are made, and what becomes of them when the kernel refuses.
+//! Batching of packets into messages, and errors of the kernel when it sends them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,21 +8,21 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::faults::Faults;
-use crate::net::near::Lane;
+use crate::net::shm::ShmSender;
 use crate::net::socket::Link;
 use crate::wire::{IcrcSeed, Path, UDP_PORT};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 
-/// Bytes of a message, and of its segments.
+/// Bytes of a message, and its segment size.
 type Sent = (Vec<u8>, usize);
 
-/// Records messages.
+/// A link that records messages instead of sending them.
 #[derive(Default)]
 pub(super) struct Recorder {
     sent: Mutex<Vec<Sent>>,
-    /// What the next calls come to: a limit of messages, or an error.
+    /// Results of the next calls: a number of messages, or an error. Then all messages are sent.
     results: Mutex<VecDeque<Result<usize, i32>>>,
 }
 
@@ -42,13 +42,13 @@ impl Recorder {
         self.sent.lock().unwrap().len()
     }
 
-    /// Numbers of packets in each message.
+    /// Number of packets in each message.
     fn segments(&self) -> Vec<usize> {
         self.sent.lock().unwrap().iter().map(|(bytes, segment)| bytes.chunks(*segment).len()).collect()
     }
 
-    /// Whether it has no or little damage.
-    pub(super) fn is_right(&self, packet: &[u8]) -> bool {
+    /// Whether the CRC matches with any identification.
+    pub(super) fn has_valid_icrc(&self, packet: &[u8]) -> bool {
         self.identification(packet).is_some()
     }
 
@@ -66,15 +66,15 @@ impl Link for Recorder {
         0
     }
 
-    fn takes_segments(&self) -> bool {
+    fn supports_gso(&self) -> bool {
         true
     }
 
-    fn is_near(&self, _: &IpAddr) -> bool {
+    fn is_local(&self, _: &IpAddr) -> bool {
         false
     }
 
-    fn connect(&self, _: IpAddr, _: usize, _: Time) -> io::Result<Lane> {
+    fn connect(&self, _: IpAddr, _: usize, _: Time) -> io::Result<ShmSender> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -96,10 +96,11 @@ impl Link for Recorder {
             }
             assert!(bytes.len() <= 65_507);
             let mut segment = bytes.len();
-            // SAFETY: as above.
+            // SAFETY: the caller's promise.
             let control = unsafe { libc::CMSG_FIRSTHDR(&header) };
             if !control.is_null() {
-                // SAFETY: the header, and behind it two bytes, as its length says; a reference would be to the header alone.
+                // SAFETY: `cmsg_len` says that two bytes follow the header. A reference would cover only the header, so use raw
+                // pointers.
                 unsafe {
                     let libc::cmsghdr { cmsg_len, cmsg_level, cmsg_type, .. } = *control;
                     assert_eq!((cmsg_level, cmsg_type), (libc::SOL_UDP, libc::UDP_SEGMENT));
@@ -114,13 +115,13 @@ impl Link for Recorder {
     }
 }
 
-/// Sends packets of those lengths by that link; all is flushed once before `between`, and once after it.
+/// Sends packets of these lengths through `link`. Flushes once before `between` and once after it.
 fn sent_by(link: &Recorder, lens: &[usize], between: impl FnOnce(&mut Outbox)) {
     let mut outbox = Outbox::new(Faults::default());
     let payloads: Vec<Vec<u8>> = (0..).zip(lens).map(|(psn, len)| payload(psn, *len)).collect();
     for (psn, payload) in (0..).zip(&payloads) {
         let headers = header(psn, payload.len()).encode(payload.len());
-        // SAFETY: the payload is there.
+        // SAFETY: the payload is valid.
         unsafe { outbox.push(link, to(Recorder::PEER), &headers, &[part(payload)], Time(0)) };
     }
     drop(payloads);
@@ -131,11 +132,11 @@ fn sent_by(link: &Recorder, lens: &[usize], between: impl FnOnce(&mut Outbox)) {
 }
 
 fn numbers(link: &Recorder) -> Vec<u32> {
-    link.packets().iter().map(|packet| checked(packet).0).collect()
+    link.packets().iter().map(|packet| parse_checked(packet).0).collect()
 }
 
 #[test]
-fn packets_of_one_size_and_a_shorter_one_are_one_message() {
+fn packets_of_one_size_and_a_last_shorter_one_share_a_message() {
     let link = Recorder::default();
     sent_by(&link, &[300, 300, 200, 200, 400, 0, 0], |_| {});
     assert_eq!(link.segments(), [3, 1, 2, 1]);
@@ -143,7 +144,7 @@ fn packets_of_one_size_and_a_shorter_one_are_one_message() {
 }
 
 #[test]
-fn a_message_is_of_64_packets_at_most_and_no_longer_than_a_datagram() {
+fn a_message_has_at_most_64_packets_and_fits_a_datagram() {
     const COUNT: usize = if cfg!(miri) { 66 } else { 130 };
     for (len, most) in [(LONG, 65_507 / (12 + 1024 + 4)), (0, 64)] {
         let link = Recorder::default();
@@ -154,7 +155,7 @@ fn a_message_is_of_64_packets_at_most_and_no_longer_than_a_datagram() {
 }
 
 #[test]
-fn identifications_are_places_in_the_message() {
+fn an_identification_is_the_index_in_the_message() {
     let link = Recorder::default();
     sent_by(&link, &[LONG, LONG, LONG, 10, 20], |_| {});
     let found: Vec<_> = link.packets().iter().map(|packet| link.identification(packet)).collect();
@@ -162,7 +163,7 @@ fn identifications_are_places_in_the_message() {
 }
 
 #[test]
-fn any_number_of_packets_goes_without_being_flushed() {
+fn a_full_batch_is_flushed_automatically() {
     let link = Recorder::default();
     let lens: Vec<usize> = (0..if cfg!(miri) { 70 } else { 3000 }).map(|at| (at * 37) % 500).collect();
     sent_by(&link, &lens, |_| {});
@@ -170,7 +171,7 @@ fn any_number_of_packets_goes_without_being_flushed() {
 }
 
 #[test]
-fn what_is_not_taken_is_kept_and_sent_in_order() {
+fn packets_that_the_socket_refuses_are_sent_later_in_order() {
     for busy in [libc::EAGAIN, libc::ENOBUFS] {
         let link = Recorder::refusing(&[Ok(1), Err(busy), Err(busy)]);
         sent_by(&link, &[300, 400, 500, 500, 0], |outbox| {
@@ -178,9 +179,9 @@ fn what_is_not_taken_is_kept_and_sent_in_order() {
             assert_eq!(numbers(&link), [0]);
             outbox.flush(&link, Time(0));
             assert!(outbox.is_blocked());
-            // What comes later waits as well.
+            // Later packets wait as well.
             let payload = payload(5, LONG);
-            // SAFETY: the payload is there.
+            // SAFETY: the payload is valid.
             unsafe {
                 outbox.push(&link, to(Recorder::PEER), &header(5, LONG).encode(LONG), &[part(&payload)], Time(0))
             };
@@ -193,7 +194,7 @@ fn what_is_not_taken_is_kept_and_sent_in_order() {
 }
 
 #[test]
-fn a_destination_that_cannot_be_reached_loses_its_packets_and_no_others() {
+fn an_unreachable_destination_loses_only_its_own_packets() {
     for error in [libc::EMSGSIZE, libc::ENETUNREACH, libc::EPERM, libc::ECONNREFUSED, libc::EINVAL] {
         let link = Recorder::refusing(&[Ok(1), Err(error)]);
         sent_by(&link, &[300, 400, 500], |outbox| assert!(!outbox.is_blocked()));
@@ -202,7 +203,7 @@ fn a_destination_that_cannot_be_reached_loses_its_packets_and_no_others() {
 }
 
 #[test]
-fn memory_that_stays_short_loses_packets_at_last() {
+fn packets_are_dropped_if_the_kernel_stays_out_of_memory() {
     let link = Recorder::refusing(&[Err(libc::ENOBUFS); 101]);
     sent_by(&link, &[300], |outbox| {
         let mut flushes = 0;
@@ -216,7 +217,7 @@ fn memory_that_stays_short_loses_packets_at_last() {
 }
 
 #[test]
-fn where_the_way_takes_no_segments_packets_go_one_by_one() {
+fn without_gso_packets_are_sent_one_by_one() {
     for (error, later) in [(libc::EIO, vec![1, 1]), (libc::EINVAL, vec![2])] {
         let link = Recorder::refusing(&[Err(error), Err(error)]);
         sent_by(&link, &[LONG, LONG, 9], |outbox| {
@@ -226,7 +227,7 @@ fn where_the_way_takes_no_segments_packets_go_one_by_one() {
             let payloads = [payload(3, LONG), payload(4, LONG)];
             for (psn, payload) in (3..).zip(&payloads) {
                 let headers = header(psn, LONG).encode(LONG);
-                // SAFETY: the payload is there.
+                // SAFETY: the payload is valid.
                 unsafe { outbox.push(&link, to(Recorder::PEER), &headers, &[part(payload)], Time(0)) };
             }
             outbox.flush(&link, Time(0));

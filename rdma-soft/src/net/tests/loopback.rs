@@ -1,4 +1,4 @@
-//! Between UDP sockets of this machine.
+//! UDP sockets of this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::{MutexGuard, PoisonError};
@@ -12,11 +12,11 @@ use crate::wire::{ICRC, Icrc, Path, UDP_PORT};
 
 pub(super) const START: Time = Time(1_000_000);
 
-/// Numbers and lengths of the packets that come, until there are so many and no more.
+/// Receives packets until at least `count` have arrived and no more are queued. Returns their numbers and lengths.
 pub(super) fn received(inbox: &mut Inbox, socket: &Socket, count: usize) -> Vec<(u32, usize)> {
-    let (mut packets, begun) = (Vec::new(), Instant::now());
-    while inbox.receive(socket, |_, datagram| packets.push(checked(datagram))) || packets.len() < count {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{} of {count}", packets.len());
+    let (mut packets, start) = (Vec::new(), Instant::now());
+    while inbox.receive(socket, |_, datagram| packets.push(parse_checked(datagram))) || packets.len() < count {
+        assert!(start.elapsed() < Duration::from_secs(60), "{} of {count}", packets.len());
     }
     packets
 }
@@ -32,13 +32,13 @@ struct Pair {
 }
 
 fn pair() -> Pair {
-    let [from, to] = [(); 2].map(|()| Socket::open(None).unwrap().far());
+    let [from, to] = [(); 2].map(|()| Socket::open(None).unwrap().without_shm());
     Pair { from, to, inbox: Inbox::new() }
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn a_socket_is_at_an_address_of_its_own() {
+fn each_socket_has_an_address_of_its_own() {
     let Pair { from, to, .. } = pair();
     assert!(from.address().is_loopback() && from.address() != to.address());
     assert_ne!(from.interface(), 0);
@@ -54,7 +54,7 @@ fn a_socket_is_at_an_address_of_its_own() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn packets_of_all_sizes_come_in_their_order() {
+fn packets_of_all_sizes_arrive_in_order() {
     let Pair { from, to, mut inbox } = pair();
     let mut outbox = Outbox::new(Faults::default());
     for lens in [
@@ -73,7 +73,7 @@ fn packets_of_all_sizes_come_in_their_order() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn a_payload_may_be_in_parts() {
+fn a_payload_may_have_several_parts() {
     let Pair { from, to, mut inbox } = pair();
     let mut outbox = Outbox::new(Faults::default());
     let mut count = 0;
@@ -81,7 +81,7 @@ fn a_payload_may_be_in_parts() {
     for (psn, (payload, size)) in (0..).zip(payloads.iter().zip([1, 3, 100, 511, 1000, 2000])) {
         let mut parts: Vec<_> = payload.chunks(size).map(part).collect();
         parts.insert(0, Part { address: std::ptr::null(), len: 0, is_exposed: true });
-        // SAFETY: the payload is there.
+        // SAFETY: the payload is valid.
         unsafe { outbox.push(&from, super::to(to.address()), &header(psn, LONG).encode(LONG), &parts, START) };
         count += 1;
     }
@@ -89,9 +89,9 @@ fn a_payload_may_be_in_parts() {
     assert_eq!(received(&mut inbox, &to, count), numbered(&[LONG; 6]));
 }
 
-/// At ::1, of which there is one.
-fn by_ipv6() -> Option<(MutexGuard<'static, ()>, Socket)> {
-    let guard = SIX.lock().unwrap_or_else(PoisonError::into_inner);
+/// Opens a socket at `::1`, and locks the address.
+fn ipv6_socket() -> Option<(MutexGuard<'static, ()>, Socket)> {
+    let guard = IPV6_LOOPBACK.lock().unwrap_or_else(PoisonError::into_inner);
     match Socket::open(Some(Ipv6Addr::LOCALHOST.into())) {
         Ok(socket) => Some((guard, socket)),
         Err(OpenError::NotLocal(_)) => {
@@ -104,22 +104,22 @@ fn by_ipv6() -> Option<(MutexGuard<'static, ()>, Socket)> {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn packets_go_by_ipv6_too() {
-    let Some((_guard, socket)) = by_ipv6() else { return };
-    let socket = socket.far();
+fn packets_travel_over_ipv6() {
+    let Some((_guard, socket)) = ipv6_socket() else { return };
+    let socket = socket.without_shm();
     assert_eq!((socket.mtu(), socket.address().is_loopback()), (4096, true));
     let (mut inbox, mut outbox) = (Inbox::new(), Outbox::new(Faults::default()));
     let lens = [0, 1, 2, 3, 4, LONG, LONG, LONG, 4096, 4096];
     send(&mut outbox, &socket, socket.address(), &lens, START);
-    // Of another kind: there is no way there.
+    // There is no path to an address of another family.
     send(&mut outbox, &socket, Ipv4Addr::LOCALHOST.into(), &[1], START);
     assert_eq!(received(&mut inbox, &socket, lens.len()), numbered(&lens));
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn by_ipv6_a_packet_without_the_checksum_of_udp_comes_too() {
-    let Some((_guard, socket)) = by_ipv6() else { return };
+fn an_ipv6_packet_without_a_udp_checksum_arrives() {
+    let Some((_guard, socket)) = ipv6_socket() else { return };
     let other = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
     set(&other, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1).unwrap();
     let source_port = other.local_addr().unwrap().port();
@@ -128,7 +128,7 @@ fn by_ipv6_a_packet_without_the_checksum_of_udp_comes_too() {
     assert_eq!(received(&mut Inbox::new(), &socket, 1), [(0, 4)]);
 }
 
-/// A packet of that number with four bytes in it.
+/// Encodes packet `psn` with four bytes of payload.
 fn packet(path: &Path, psn: u32, identification: u16) -> Vec<u8> {
     let mut packet = [&header(psn, 4).encode(4)[..], &payload(psn, 4)].concat();
     let mut icrc = Icrc::new(path, identification, packet.len() + ICRC);
@@ -139,10 +139,11 @@ fn packet(path: &Path, psn: u32, identification: u16) -> Vec<u8> {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn packets_come_in_their_class_of_traffic() {
-    let _six = SIX.lock().unwrap_or_else(PoisonError::into_inner);
-    for (address, is_far) in [(None, true), (None, false), (Some(Ipv6Addr::LOCALHOST.into()), true)] {
-        let Ok(socket) = Socket::open(address).map(|socket| if is_far { socket.far() } else { socket }) else {
+fn packets_keep_their_traffic_class() {
+    let _guard = IPV6_LOOPBACK.lock().unwrap_or_else(PoisonError::into_inner);
+    for (address, is_udp_only) in [(None, true), (None, false), (Some(Ipv6Addr::LOCALHOST.into()), true)] {
+        let Ok(socket) = Socket::open(address).map(|socket| if is_udp_only { socket.without_shm() } else { socket })
+        else {
             println!("skipped: this machine has no {address:?}");
             continue;
         };
@@ -152,27 +153,27 @@ fn packets_come_in_their_class_of_traffic() {
         let classes = [0, 0, 8, 8, 8, 0xb8, 0];
         for class in classes {
             let to = To { address: socket.address(), class };
-            // SAFETY: the payload is there.
+            // SAFETY: the payload is valid.
             unsafe { outbox.push(&socket, to, &header(0, LONG).encode(LONG), &[part(&payload)], START) };
         }
         outbox.flush(&socket, START);
-        let mut came = Vec::new();
+        let mut received = Vec::new();
         while inbox.receive(&socket, |origin, datagram| {
-            checked(datagram);
+            parse_checked(datagram);
             assert_eq!((origin.address, origin.hops), (socket.address(), 64));
-            came.push(origin.class);
+            received.push(origin.class);
         }) {}
-        assert_eq!(came, classes);
+        assert_eq!(received, classes);
     }
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn what_is_wrong_is_dropped_and_counted() {
+fn damaged_packets_are_dropped_and_counted() {
     let Pair { from, to, mut inbox } = pair();
-    // Another that speaks RoCEv2: from another port, and with identifications of its own.
+    // Another RoCEv2 implementation, with its own source port and IPv4 identifications.
     let other = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let IpAddr::V4(dest) = to.address() else { unreachable!("of loopback") };
+    let IpAddr::V4(dest) = to.address() else { unreachable!("loopback addresses are IPv4") };
     let path = Path::V4 { source: Ipv4Addr::LOCALHOST, dest, source_port: other.local_addr().unwrap().port() };
     let packet = |psn, identification| packet(&path, psn, identification);
     let mut damaged = packet(2, 0);
@@ -182,24 +183,24 @@ fn what_is_wrong_is_dropped_and_counted() {
     }
     send(&mut Outbox::new(Faults::default()), &from, to.address(), &[8], START);
     assert_eq!(received(&mut inbox, &to, 3), [(0, 4), (1, 4), (0, 8)]);
-    assert_eq!(inbox.damaged(), 2, "one of no bytes has no packet in it");
+    assert_eq!(inbox.damaged(), 2, "an empty datagram has no packet");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
-fn a_peer_that_does_not_read_loses_packets_and_does_not_block() {
+fn a_peer_that_does_not_read_loses_packets_without_blocking_the_sender() {
     let Pair { from, to, mut inbox } = pair();
     let mut outbox = Outbox::new(Faults::default());
     let count = 2 * to.receive_buffer() / 4096;
     send(&mut outbox, &from, to.address(), &vec![4096; count], START);
     assert!(!outbox.is_blocked());
-    let (mut came, mut last) = (0, None);
+    let (mut received, mut last) = (0, None);
     while inbox.receive(&to, |source, datagram| {
         assert_eq!(source.address, from.address());
-        let (psn, _) = checked(datagram);
+        let (psn, _) = parse_checked(datagram);
         assert!(last < Some(psn), "in order");
         last = Some(psn);
-        came += 1;
+        received += 1;
     }) {}
-    assert!(came > 0 && came < count, "{came} of {count}");
+    assert!(received > 0 && received < count, "{received} of {count}");
 }

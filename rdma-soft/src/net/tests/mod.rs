@@ -1,8 +1,9 @@
+mod faults;
 mod group;
 mod link;
 mod loopback;
-mod near;
-mod network;
+mod memory;
+mod shm;
 
 use std::net::IpAddr;
 
@@ -10,10 +11,10 @@ use super::{Outbox, Part, Socket, To};
 use crate::transport::Time;
 use crate::wire::{Ack, Header, Operation, Packet, Psn, Syndrome, Transport};
 
-/// Whoever uses `::1`, of which there is one.
-static SIX: std::sync::Mutex<()> = std::sync::Mutex::new(());
+/// Lock of the address `::1`, of which there is only one.
+static IPV6_LOOPBACK: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-/// Not of whole words.
+/// Payload length that needs padding.
 const LONG: usize = 1021;
 
 fn header(psn: u32, payload: usize) -> Header {
@@ -35,7 +36,7 @@ fn to(address: IpAddr) -> To {
     To { address, class: 0 }
 }
 
-/// What the packet of that number has in it, in pieces: Miri takes long over single bytes.
+/// Payload of packet `psn`. Copied in pieces, because Miri is slow with single bytes.
 fn payload(psn: u32, len: usize) -> Vec<u8> {
     static BYTES: [u8; 512] = {
         let (mut bytes, mut at) = ([0; 512], 0);
@@ -54,8 +55,8 @@ fn part(bytes: &[u8]) -> Part {
     Part { address: bytes.as_ptr(), len: bytes.len(), is_exposed: false }
 }
 
-/// Of the packet, its number and its payload, which is as it was sent.
-fn checked(datagram: &[u8]) -> (u32, usize) {
+/// Checks header and payload of a packet. Returns its number and its payload length.
+fn parse_checked(datagram: &[u8]) -> (u32, usize) {
     let packet = Packet::parse(datagram).unwrap();
     let psn = packet.header.psn.get();
     assert_eq!(packet.header, header(psn, packet.payload.len()));
@@ -63,11 +64,11 @@ fn checked(datagram: &[u8]) -> (u32, usize) {
     (psn, packet.payload.len())
 }
 
-/// Sends packets of those lengths, numbered.
+/// Sends packets of these lengths, numbered from zero.
 fn send(outbox: &mut Outbox, socket: &Socket, to: IpAddr, lens: &[usize], now: Time) {
     let payloads: Vec<Vec<u8>> = (0..).zip(lens).map(|(psn, len)| payload(psn, *len)).collect();
     for (psn, payload) in (0..).zip(&payloads) {
-        // SAFETY: the payload is there.
+        // SAFETY: the payload is valid.
         unsafe {
             outbox.push(socket, self::to(to), &header(psn, payload.len()).encode(payload.len()), &[part(payload)], now);
         }

@@ -1,15 +1,15 @@
-//! What the figures have to keep.
+//! Limits on the measured instructions, and checks of checksums, allocations and panics.
 
 use std::fmt;
 
 use super::{CONTROL, REFERENCE, Row};
 use crate::bench::result::Gate;
 
-/// A gate, and what the tests have against it.
+/// A gate with its outcome.
 #[derive(Debug)]
 pub(crate) struct Verdict {
     pub(crate) gate: Gate,
-    /// Why it is not met.
+    /// Why the gate is not met, if it is not.
     pub(crate) complaint: Option<String>,
 }
 
@@ -24,27 +24,25 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Beside the same loop in C.
+/// Limit relative to the instructions of the same loop in C: `factor * C + extra`.
 struct Limit {
     variant: &'static str,
     rows: &'static [&'static str],
-    /// Times C's instructions,
     factor: f64,
-    /// and so many more.
-    more: f64,
+    extra: f64,
 }
 
 const LIMITS: &[Limit] = &[
-    // Posting and polling by the raw door, one at a time and sixteen.
-    Limit { variant: "raw", rows: &["ex1", "cl1", "ex16", "cl16"], factor: 1.0, more: 0.0 },
-    Limit { variant: "raw", rows: &["ud_send", "ud_send_cl"], factor: 1.0, more: 0.0 },
-    Limit { variant: "raw", rows: &["rv1", "rv16", "srq_rv1", "srq_rv16"], factor: 1.0, more: 2.0 },
-    Limit { variant: "raw", rows: &["read", "write_imm", "send_inv", "fetch_add"], factor: 1.0, more: 0.0 },
-    Limit { variant: "raw", rows: &["poll_ex", "poll_cl", "all_ex", "all_cl"], factor: 1.0, more: 3.0 },
-    Limit { variant: "raw", rows: &["em_ex"], factor: 1.0, more: 0.0 },
-    Limit { variant: "raw", rows: &["em_cl"], factor: 1.0, more: 3.0 },
-    // A buffer handed over and back.
-    Limit { variant: "owned", rows: &["send_ex1", "send_cl1", "recv_ex1", "recv_cl1"], factor: 1.0, more: 25.0 },
+    // Posting and polling through the raw API, one operation at a time and in batches of sixteen.
+    Limit { variant: "raw", rows: &["ex1", "cl1", "ex16", "cl16"], factor: 1.0, extra: 0.0 },
+    Limit { variant: "raw", rows: &["ud_send", "ud_send_cl"], factor: 1.0, extra: 0.0 },
+    Limit { variant: "raw", rows: &["rv1", "rv16", "srq_rv1", "srq_rv16"], factor: 1.0, extra: 2.0 },
+    Limit { variant: "raw", rows: &["read", "write_imm", "send_inv", "fetch_add"], factor: 1.0, extra: 0.0 },
+    Limit { variant: "raw", rows: &["poll_ex", "poll_cl", "all_ex", "all_cl"], factor: 1.0, extra: 3.0 },
+    Limit { variant: "raw", rows: &["em_ex"], factor: 1.0, extra: 0.0 },
+    Limit { variant: "raw", rows: &["em_cl"], factor: 1.0, extra: 3.0 },
+    // Posting an owned buffer and getting it back with its completion.
+    Limit { variant: "owned", rows: &["send_ex1", "send_cl1", "recv_ex1", "recv_cl1"], factor: 1.0, extra: 25.0 },
     Limit {
         variant: "sys",
         rows: &[
@@ -72,12 +70,14 @@ const LIMITS: &[Limit] = &[
             "ud_send_cl",
         ],
         factor: 1.0,
-        more: 3.0,
+        extra: 3.0,
     },
 ];
 
-/// What is not compared with C, for it looks at on each call what the handles of the raw door have looked at before a loop; yet it
-/// may not get worse. To be lowered with every improvement.
+/// Absolute limits of loops that are not compared with C.
+///
+/// These loops check the interface of an object on each call, while the handles of the raw API check it once before the
+/// loop. The limits prevent regressions: lower them with every improvement.
 const CEILINGS: &[Ceiling] = &[
     Ceiling { variant: "any", row: "ex1", at_most: 93.0 },
     Ceiling { variant: "any", row: "ex16", at_most: 37.62 },
@@ -93,34 +93,37 @@ struct Ceiling {
     at_most: f64,
 }
 
-/// Less than what the counting is off by where a ring wraps at another place.
+/// Tolerance for the counting error when a ring wraps at a different place.
 const TOLERANCE: f64 = 0.05;
 
-/// `panics` are the loops from which a panic can be reached, and how.
-pub(super) fn judge(rows: &[Row], panics: Vec<String>) -> Vec<Verdict> {
+/// Evaluates all gates. `panics` lists the loops that can panic, each with the call path.
+pub(super) fn evaluate(rows: &[Row], panics: Vec<String>) -> Vec<Verdict> {
     let mut verdicts: Vec<Verdict> =
-        LIMITS.iter().flat_map(|limit| limit.rows.iter().map(|row| limit.judge(rows, row))).collect();
-    verdicts.extend(CEILINGS.iter().map(|ceiling| ceiling.judge(rows)));
-    let checksums: Vec<String> =
-        rows.iter().filter(|row| !agree(row)).map(|row| format!("{} {:?}", row.name, row.checksums)).collect();
-    verdicts.push(none("loops whose checksum differs from C's", checksums));
+        LIMITS.iter().flat_map(|limit| limit.rows.iter().map(|row| limit.evaluate(rows, row))).collect();
+    verdicts.extend(CEILINGS.iter().map(|ceiling| ceiling.evaluate(rows)));
+    let checksums: Vec<String> = rows
+        .iter()
+        .filter(|row| !checksums_agree(row))
+        .map(|row| format!("{} {:?}", row.name, row.checksums))
+        .collect();
+    verdicts.push(expect_none("loops whose checksum differs from C's", checksums));
     let allocating = rows.iter().filter(|row| !CONTROL.contains(&row.name.as_str())).flat_map(|row| {
         let some = row.allocations.iter().filter(|(_, calls)| **calls > 0);
         some.map(|(variant, calls)| format!("{} over {variant}: {calls}", row.name))
     });
-    verdicts.push(none("loops of the data path that allocate", allocating.collect()));
-    verdicts.push(none("loops of the data path that can panic", panics));
+    verdicts.push(expect_none("loops of the data path that allocate", allocating.collect()));
+    verdicts.push(expect_none("loops of the data path that can panic", panics));
     verdicts
 }
 
-fn agree(row: &Row) -> bool {
+fn checksums_agree(row: &Row) -> bool {
     let mut checksums = row.checksums.values();
     let first = checksums.next();
     checksums.all(|checksum| Some(checksum) == first)
 }
 
-/// Nothing may be `found`.
-pub(super) fn none(name: &str, found: Vec<String>) -> Verdict {
+/// The gate `name`, which is met if `found` is empty.
+pub(super) fn expect_none(name: &str, found: Vec<String>) -> Verdict {
     let met = found.is_empty();
     let measured = if met { "none".to_owned() } else { found.join("; ") };
     let complaint = (!met).then(|| measured.clone());
@@ -128,33 +131,33 @@ pub(super) fn none(name: &str, found: Vec<String>) -> Verdict {
 }
 
 impl Ceiling {
-    fn judge(&self, rows: &[Row]) -> Verdict {
+    fn evaluate(&self, rows: &[Row]) -> Verdict {
         let Ceiling { variant, row: name, at_most } = *self;
         let found = rows.iter().find(|row| row.name == name).and_then(|row| row.instructions.get(variant));
         let met = found.is_some_and(|found| *found <= at_most + TOLERANCE);
         let gate = Gate {
             name: format!("{name} over {variant}"),
-            limit: format!("≤ {at_most:.2} (as before)"),
-            measured: found.map_or_else(|| "nothing".to_owned(), |found| format!("{found:.2}")),
+            limit: format!("≤ {at_most:.2} (absolute)"),
+            measured: found.map_or_else(|| "not measured".to_owned(), |found| format!("{found:.2}")),
             met,
         };
-        Verdict { gate, complaint: (!met).then(|| "worse than before".to_owned()) }
+        Verdict { gate, complaint: (!met).then(|| "exceeds its limit".to_owned()) }
     }
 }
 
 impl Limit {
-    fn judge(&self, rows: &[Row], name: &str) -> Verdict {
+    fn evaluate(&self, rows: &[Row], name: &str) -> Verdict {
         let row = rows.iter().find(|row| row.name == name);
         let figure = |variant: &str| row.and_then(|row| row.instructions.get(variant)).copied();
         let name = format!("{name} over {}", self.variant);
-        let rule = if self.more > 0.0 { format!("C + {}", self.more) } else { "C".to_owned() };
+        let rule = if self.extra > 0.0 { format!("C + {}", self.extra) } else { "C".to_owned() };
         let (Some(c), Some(found)) = (figure(REFERENCE), figure(self.variant)) else {
-            let gate = Gate { name, limit: format!("≤ {rule}"), measured: "nothing".to_owned(), met: false };
+            let gate = Gate { name, limit: format!("≤ {rule}"), measured: "not measured".to_owned(), met: false };
             return Verdict { gate, complaint: Some("it was not measured".to_owned()) };
         };
-        let limit = c * self.factor + self.more;
+        let limit = c * self.factor + self.extra;
         let met = found <= limit + TOLERANCE;
-        let complaint = (!met).then(|| "beyond its limit".to_owned());
+        let complaint = (!met).then(|| "exceeds its limit".to_owned());
         let gate = Gate { name, limit: format!("≤ {limit:.2} ({rule})"), measured: format!("{found:.2}"), met };
         Verdict { gate, complaint }
     }
@@ -171,35 +174,35 @@ mod tests {
             name: name.to_owned(),
             instructions: figures.iter().map(|(variant, figure)| ((*variant).to_owned(), *figure)).collect(),
             allocations: figures.iter().map(|(variant, _)| ((*variant).to_owned(), 0)).collect(),
-            allocations_each: BTreeMap::new(),
+            allocations_per_op: BTreeMap::new(),
             checksums: figures.iter().map(|(variant, _)| ((*variant).to_owned(), 7)).collect(),
         }
     }
 
-    /// Of the gates of `row`, which alone was measured.
+    /// Outcome of the gate of `variant` when only `row` was measured.
     fn verdict(row: Row, variant: &str) -> (bool, Option<String>) {
         let gate = format!("{} over {variant}", row.name);
-        let verdict = judge(&[row], Vec::new()).into_iter().find(|verdict| verdict.gate.name == gate).unwrap();
+        let verdict = evaluate(&[row], Vec::new()).into_iter().find(|verdict| verdict.gate.name == gate).unwrap();
         (verdict.gate.met, verdict.complaint)
     }
 
     #[test]
-    fn a_gate_breaks_beyond_its_limit() {
+    fn a_gate_fails_beyond_its_limit() {
         assert_eq!(verdict(row("rv1", &[("clang", 18.0), ("raw", 20.0)]), "raw"), (true, None));
         let lost = verdict(row("rv1", &[("clang", 18.0), ("raw", 20.1)]), "raw");
-        assert_eq!(lost, (false, Some("beyond its limit".to_owned())));
+        assert_eq!(lost, (false, Some("exceeds its limit".to_owned())));
     }
 
     #[test]
-    fn what_has_a_ceiling_may_not_get_worse() {
+    fn a_ceiling_fails_above_its_absolute_limit() {
         let Ceiling { variant, row: name, at_most } = CEILINGS[0];
         let found = |found| verdict(row(name, &[(variant, found)]), variant);
         assert_eq!(found(at_most), (true, None));
-        assert_eq!(found(at_most + 1.0), (false, Some("worse than before".to_owned())));
+        assert_eq!(found(at_most + 1.0), (false, Some("exceeds its limit".to_owned())));
     }
 
     #[test]
-    fn what_was_not_measured_breaks_its_gate() {
+    fn a_loop_that_was_not_measured_fails_its_gate() {
         let rv1 = || row("rv1", &[("raw", 1.0), ("sys", 1.0)]);
         assert!(!verdict(rv1(), "raw").0 && !verdict(rv1(), "sys").0);
     }
@@ -211,7 +214,7 @@ mod tests {
         let mut ex1 = row("ex1", &[("clang", 1.0), ("raw", 1.0)]);
         ex1.checksums.insert("raw".to_owned(), 8);
         ex1.allocations.insert("raw".to_owned(), 2);
-        let verdicts = judge(&[mr, ex1], vec!["loop_raw_ex1: a, b".to_owned()]);
+        let verdicts = evaluate(&[mr, ex1], vec!["loop_raw_ex1: a, b".to_owned()]);
         let found: Vec<&str> = verdicts.iter().rev().take(3).map(|verdict| verdict.gate.measured.as_str()).collect();
         assert_eq!(found, ["loop_raw_ex1: a, b", "ex1 over raw: 2", "ex1 {\"clang\": 7, \"raw\": 8}"]);
         assert!(verdicts.iter().rev().take(3).all(|verdict| !verdict.gate.met && verdict.complaint.is_some()));

@@ -1,4 +1,4 @@
-//! `cargo xtask bench overhead`: instructions that a caller of verbs executes for each operation, beside C.
+//! `cargo xtask bench overhead`: instructions that a caller of verbs executes per operation, compared with C.
 
 mod gates;
 mod panics;
@@ -19,23 +19,23 @@ use self::tools::Tools;
 use super::result;
 use crate::{process, workspace};
 
-/// Instructions of the caller for each operation: in C, over rdma-sys, over both doors of rdma-safe
+/// Count the caller's instructions per operation: in C, over rdma-sys, and over both APIs of rdma-safe
 ///
-/// The operations are those of a provider that does nothing but a provider's work on memory; callgrind counts what is executed
-/// outside of it, in the default release profile. The figures are the same on every run of the same compilers. The status is 1 if
-/// a figure exceeds its limit, or if a loop allocates, can panic or has another checksum than C's.
+/// The loops run in the release profile over a stub provider, which does a provider's work on memory and nothing else.
+/// callgrind counts the instructions outside the provider. The counts are the same on every run with the same compilers.
+/// The exit status is 1 if a count exceeds its limit, or if a loop allocates, can panic, or returns another checksum than C.
 ///
-/// rvN is a receive, in1 an inline send of 32 bytes without completion, em an empty poll, poll the taking of one of sixteen
-/// completions with five fields, ud_send a datagram; the others post and poll, one at a time or sixteen, ex by the extended
-/// interface, cl by the classic one. send and recv hand a buffer over and back. qp and mr create and destroy, the provider's
-/// allocations included.
+/// The loops: rvN posts receives, in1 posts an inline send of 32 bytes without a completion, em polls an empty queue, poll
+/// takes one of sixteen completions and reads five fields, ud_send sends a datagram. send and recv post an owned buffer and
+/// get it back. qp and mr create and destroy an object, including the provider's allocations. The others post and poll,
+/// one operation at a time or sixteen. ex means the extended interface, cl the classic one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Also count the loops over the crates sideway and ibverbs, as published
+    /// Also count the loops over the published crates sideway and ibverbs
     ///
-    /// They are compiled first, which takes minutes, cmake, libclang and libnl with its headers. The result then has tables of
-    /// them, and gates of how many times the instructions of the raw door sideway needs. The status is 1 if one is not met, or
-    /// if a loop of theirs has another checksum than C's; that they allocate is only shown.
+    /// Compiling them takes minutes, and needs cmake, libclang, and libnl with its headers. The result then includes tables
+    /// of these crates. Gates compare the instruction counts of sideway and the raw API. The exit status is 1 if such a
+    /// gate is not met, or if one of their loops returns another checksum than C. Their allocations are shown, not checked.
     #[arg(long)]
     rivals: bool,
     /// Where to write the result, instead of target/bench/overhead.json
@@ -43,13 +43,13 @@ pub(crate) struct Args {
     json: Option<PathBuf>,
 }
 
-/// The compiler whose C the gates compare with: it and rustc share a code generator.
+/// The C compiler that the gates compare with. clang and rustc share a code generator.
 const REFERENCE: &str = "clang";
 
 /// Rows of the control path, which may allocate and panic.
 const CONTROL: [&str; 2] = ["qp", "mr"];
 
-/// What was found.
+/// Results of all loops.
 #[derive(Debug)]
 pub(crate) struct Measured {
     tools: Tools,
@@ -62,13 +62,13 @@ pub(crate) struct Measured {
 #[derive(Debug)]
 struct Row {
     name: String,
-    /// Instructions for each operation, by variant.
+    /// Instructions per operation, by variant.
     instructions: BTreeMap<String, f64>,
-    /// Calls of the allocator in the longer run, by variant.
+    /// Allocator calls in the longer run, by variant.
     allocations: BTreeMap<String, u64>,
-    /// The same for each operation.
-    allocations_each: BTreeMap<String, f64>,
-    /// Of the longer run, by variant.
+    /// Allocator calls per operation, by variant.
+    allocations_per_op: BTreeMap<String, f64>,
+    /// Checksum of the longer run, by variant.
     checksums: BTreeMap<String, u64>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
     Ok(i32::from(measured.verdicts.iter().any(|verdict| verdict.complaint.is_some())))
 }
 
-/// For the test command: the gates, or why they cannot be taken.
+/// Measures for the test command. The inner error is the reason why this machine cannot measure.
 pub(crate) fn gates() -> Result<Result<Measured, String>> {
     match tools::find() {
         Ok(tools) => measure(tools, false).map(Ok),
@@ -109,28 +109,28 @@ fn measure(tools: Tools, with_rivals: bool) -> Result<Measured> {
     }
     let run = Run { directory: &directory.join("profiles"), program: &program, arguments: &loops, stub: &stub };
     let rows = run.rows(&tools, ("RDMA_SYS_LIBIBVERBS", &stub))?;
-    let mut verdicts = gates::judge(&rows, panics::reachable(&program, &rows)?);
+    let mut verdicts = gates::evaluate(&rows, panics::reachable(&program, &rows)?);
     let rivals = with_rivals.then(|| rivals::measure(&tools, &stub)).transpose()?;
     if let Some(rivals) = &rivals {
-        verdicts.extend(rivals.judge(&rows));
+        verdicts.extend(rivals.evaluate(&rows));
     }
     Ok(Measured { tools, rows, rivals, verdicts })
 }
 
-/// A program that measures loops.
+/// A run of a program that measures loops.
 struct Run<'run> {
-    /// Of its profiles.
+    /// Where callgrind writes the profiles.
     directory: &'run Path,
     program: &'run Path,
     arguments: &'run [String],
-    /// The provider, whose instructions do not count.
+    /// The stub provider, whose instructions are not counted.
     stub: &'run Path,
 }
 
 impl Run<'_> {
-    /// What it measures. `variable`, with its value, is all of its environment: nothing else shall matter.
+    /// Runs the program under callgrind, with `variable` as its only environment variable so that results repeat.
     fn rows(&self, tools: &Tools, variable: (&str, &Path)) -> Result<Vec<Row>> {
-        // Profiles of an earlier run would be taken for this one's.
+        // Leftover profiles of an earlier run would be read as profiles of this one.
         _ = std::fs::remove_dir_all(self.directory);
         std::fs::create_dir_all(self.directory)
             .with_context(|| format!("cannot create {}", self.directory.display()))?;
@@ -144,7 +144,7 @@ impl Run<'_> {
     }
 }
 
-/// The program with the loops, and the stub.
+/// Compiles the program with the loops and the stub provider, and returns their paths.
 fn build() -> Result<(PathBuf, PathBuf)> {
     let mut command = Command::new(workspace::cargo());
     command.args(["build", "--release", "--package", "rdma-overhead", "--package", "rdma-stub"]);
@@ -153,13 +153,13 @@ fn build() -> Result<(PathBuf, PathBuf)> {
     Ok((release.join("rdma-overhead"), release.join("librdma_stub.so")))
 }
 
-/// From the lines that the program prints, one for each run: variant, loop, number of operations, checksum, allocations.
+/// Parses the program's output: per run a line with variant, loop, number of operations, checksum and allocations.
 fn rows(runs: &str, profiles: &BTreeMap<String, u64>) -> Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     let mut shorter: BTreeMap<(String, String), (u64, u64, u64)> = BTreeMap::new();
     for line in runs.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
-        let [variant, name, count, checksum, allocations] = fields[..] else { bail!("not a run: {line}") };
+        let [variant, name, count, checksum, allocations] = fields[..] else { bail!("unexpected output: {line}") };
         let run = format!("{variant} {name} {count}");
         let instructions = *profiles.get(&run).with_context(|| format!("callgrind wrote no profile of {run}"))?;
         let (count, allocations): (u64, u64) = (count.parse()?, allocations.parse()?);
@@ -173,7 +173,7 @@ fn rows(runs: &str, profiles: &BTreeMap<String, u64>) -> Result<Vec<Row>> {
                 name: name.to_owned(),
                 instructions: BTreeMap::new(),
                 allocations: BTreeMap::new(),
-                allocations_each: BTreeMap::new(),
+                allocations_per_op: BTreeMap::new(),
                 checksums: BTreeMap::new(),
             });
         }
@@ -181,13 +181,13 @@ fn rows(runs: &str, profiles: &BTreeMap<String, u64>) -> Result<Vec<Row>> {
         let each = |total: u64, before: u64| (total as f64 - before as f64) / (count - shorter) as f64;
         row.instructions.insert(variant.to_owned(), each(instructions, before));
         row.allocations.insert(variant.to_owned(), allocations);
-        row.allocations_each.insert(variant.to_owned(), each(allocations, allocated));
+        row.allocations_per_op.insert(variant.to_owned(), each(allocations, allocated));
         row.checksums.insert(variant.to_owned(), checksum.parse()?);
     }
     Ok(rows)
 }
 
-/// Whether `path` is that of the provider, whose instructions do not count.
+/// Whether `path` is the stub provider, whose instructions are not counted.
 fn is_provider(path: &str, stub: &Path) -> bool {
     Path::new(path) == stub
 }
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_loop_does_once_drops_out() {
+    fn the_fixed_cost_of_a_loop_is_subtracted() {
         let runs = "gcc\tex1\t1600\t1\t3\ngcc\tex1\t17600\t2\t32003\nraw\tex1\t1600\t1\t0\nraw\tex1\t17600\t2\t0\n";
         let profiles =
             [("gcc ex1 1600", 1700), ("gcc ex1 17600", 33700), ("raw ex1 1600", 99), ("raw ex1 17600", 8099)];
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].instructions, [("gcc".to_owned(), 2.0), ("raw".to_owned(), 0.5)].into());
         assert_eq!(rows[0].allocations["gcc"], 32003);
-        assert_eq!(rows[0].allocations_each, [("gcc".to_owned(), 2.0), ("raw".to_owned(), 0.0)].into());
+        assert_eq!(rows[0].allocations_per_op, [("gcc".to_owned(), 2.0), ("raw".to_owned(), 0.0)].into());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Whether a panic can be reached from the loops, by what objdump shows of the program.
+//! Searches the disassembly of the program for calls from the loops to functions that panic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,22 +13,22 @@ use crate::process;
 const PANICS: [&str; 6] =
     ["core::panicking::", "unwrap_failed", "expect_failed", "slice_index", "slice::index::", "handle_alloc_error"];
 
-/// Of those, the ones that are called only when something unwinds already.
+/// Matches of [`PANICS`] that are reached only while the stack is unwinding already.
 const UNWINDING: [&str; 2] = ["panic_in_cleanup", "panic_cannot_unwind"];
 
-/// Where the data path ends: what is called there may do as it likes.
-const ENDS: &[&str] = &[
-    // Destruction, of what is dropped with an error or with a buffer that nobody keeps.
+/// Functions outside the data path, which may panic. The search does not follow calls to them.
+const PRUNED: &[&str] = &[
+    // Drops of errors and of buffers that the caller does not keep.
     "drop_in_place",
     "drop_slow",
     "drop_staged",
     "drop_deferred",
-    // After a provider has failed.
+    // Cleanup after a provider error.
     "endpoint::batch::failed",
     "::poison",
 ];
 
-/// The loops of the data path from which a panic can be reached, each with the way there.
+/// Loops of the data path that can panic, each with the call path to the panic.
 pub(super) fn reachable(program: &Path, rows: &[Row]) -> Result<Vec<String>> {
     let code = process::output(Command::new("objdump").args(["-d", "-C", "--no-show-raw-insn"]).arg(program))?;
     let slots = process::output(Command::new("objdump").args(["-R", "-C"]).arg(program))?;
@@ -42,14 +42,14 @@ pub(super) fn reachable(program: &Path, rows: &[Row]) -> Result<Vec<String>> {
             continue;
         }
         let address = address_of(&symbols, &name).with_context(|| format!("the program has no {name}"))?;
-        if let Some(way) = program.way_to_panic(address) {
-            found.push(format!("{name}: {}", way.join(" -> ")));
+        if let Some(path) = program.path_to_panic(address) {
+            found.push(format!("{name}: {}", path.join(" -> ")));
         }
     }
     Ok(found)
 }
 
-/// In what `nm` lists. Loops that were compiled to the same code share an address.
+/// Address of the symbol `name` in the output of `nm`. Loops that compile to the same code share an address.
 fn address_of(symbols: &str, name: &str) -> Option<u64> {
     let line = symbols.lines().find(|line| line.rsplit(' ').next() == Some(name))?;
     u64::from_str_radix(line.split(' ').next()?, 16).ok()
@@ -63,7 +63,7 @@ struct Program {
 #[derive(Debug)]
 struct Function {
     name: String,
-    /// Addresses that it calls or jumps to, without its own.
+    /// Target addresses of the function's calls and jumps.
     targets: BTreeSet<u64>,
 }
 
@@ -83,50 +83,55 @@ impl Program {
         Program { functions }
     }
 
-    /// The function that has the address inside.
+    /// The function that contains `address`, with its start address.
     fn at(&self, address: u64) -> Option<(u64, &Function)> {
         self.functions.range(..=address).next_back().map(|(start, function)| (*start, function))
     }
 
-    fn way_to_panic(&self, from: u64) -> Option<Vec<&str>> {
+    /// Names of the functions on a call path from the function at `from` to one that panics, without the first.
+    fn path_to_panic(&self, from: u64) -> Option<Vec<&str>> {
         let mut seen = BTreeSet::from([from]);
-        let mut ways = vec![vec![from]];
-        while let Some(way) = ways.pop() {
-            let Some((_, function)) = way.last().and_then(|address| self.at(*address)) else { continue };
+        let mut paths = vec![vec![from]];
+        while let Some(path) = paths.pop() {
+            let Some((_, function)) = path.last().and_then(|address| self.at(*address)) else { continue };
             for target in &function.targets {
                 let Some((start, callee)) = self.at(*target) else { continue };
                 let is_any = |parts: &[&str]| parts.iter().any(|part| callee.name.contains(part));
-                if !seen.insert(start) || is_any(ENDS) || is_any(&UNWINDING) {
+                if !seen.insert(start) || is_any(PRUNED) || is_any(&UNWINDING) {
                     continue;
                 }
                 if is_any(&PANICS) {
-                    let names = way.iter().skip(1).filter_map(|address| self.at(*address));
+                    let names = path.iter().skip(1).filter_map(|address| self.at(*address));
                     return Some(
                         names.map(|(_, function)| function.name.as_str()).chain([callee.name.as_str()]).collect(),
                     );
                 }
-                ways.push(way.iter().copied().chain([start]).collect());
+                paths.push(path.iter().copied().chain([start]).collect());
             }
         }
         None
     }
 }
 
-/// `0000000000028bd0 <name>:`
+/// Address and name in a line such as `0000000000028bd0 <name>:`.
 fn header(line: &str) -> Option<(u64, &str)> {
     let (address, name) = line.strip_suffix(">:")?.split_once(" <")?;
     Some((u64::from_str_radix(address, 16).ok()?, name))
 }
 
-/// `00000000000923a0 R_X86_64_RELATIVE  *ABS*+0x38bd0`: what a slot of the global offset table holds.
+/// Address and value of a slot of the global offset table.
+///
+/// The line looks like `00000000000923a0 R_X86_64_RELATIVE  *ABS*+0x38bd0`.
 fn slot(line: &str) -> Option<(u64, u64)> {
     let (address, rest) = line.split_once(' ')?;
     let value = rest.rsplit_once("*ABS*+0x")?.1;
     Some((u64::from_str_radix(address, 16).ok()?, u64::from_str_radix(value, 16).ok()?))
 }
 
-/// Where a call or a jump goes: `call 38bd0 <name>`, or `call *0x6b944(%rip)        # 923b0 <_DYNAMIC+0x250>` through the
-/// global offset table. Calls through other pointers are the provider's.
+/// Target address of a call or a jump.
+///
+/// The instruction is direct, as in `call 38bd0 <name>`, or goes through the global offset table, as in
+/// `call *0x6b944(%rip)        # 923b0 <_DYNAMIC+0x250>`. Calls through other pointers go to the provider.
 fn target(line: &str, slots: &BTreeMap<u64, u64>) -> Option<u64> {
     let instruction = line.split_once(":\t")?.1;
     let (mnemonic, operands) = instruction.split_once(' ')?;
@@ -162,18 +167,18 @@ mod tests {
 ";
 
     #[test]
-    fn a_panic_is_found_behind_a_call() {
+    fn a_panic_is_found_through_a_call() {
         let program = Program::read(CODE, "00000000000923a0 R_X86_64_RELATIVE  *ABS*+0x2000\n");
-        assert_eq!(program.way_to_panic(0x1000).unwrap(), ["helper", "core::panicking::panic_bounds_check"]);
+        assert_eq!(program.path_to_panic(0x1000).unwrap(), ["helper", "core::panicking::panic_bounds_check"]);
     }
 
     #[test]
-    fn destruction_does_not_count() {
-        assert_eq!(Program::read(CODE, "").way_to_panic(0x1000), None);
+    fn calls_to_pruned_functions_are_not_followed() {
+        assert_eq!(Program::read(CODE, "").path_to_panic(0x1000), None);
     }
 
     #[test]
-    fn loops_of_the_same_code_have_their_names() {
+    fn loops_with_the_same_code_are_found_by_their_own_names() {
         let symbols = "0000000000001000 T loop_raw_cl1\n0000000000001000 T loop_raw_ex1\n";
         assert_eq!(address_of(symbols, "loop_raw_ex1"), Some(0x1000));
         assert_eq!(address_of(symbols, "loop_raw"), None);

@@ -1,4 +1,4 @@
-//! Reading what callgrind writes: <https://valgrind.org/docs/manual/cl-format.html>.
+//! Reads profiles of callgrind: <https://valgrind.org/docs/manual/cl-format.html>.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 
 use super::is_provider;
 
-/// Says what a profile is of, in the profile.
+/// Prefix of the line with the name that the program gave to a profile.
 const TRIGGER: &str = "desc: Trigger: Client Request: ";
 
-/// The profiles in `directory`: instructions outside of the provider, by the name that the program gave.
+/// Reads the profiles in `directory`: instructions outside the provider, by profile name.
 pub(super) fn read(directory: &Path, provider: &Path) -> Result<BTreeMap<String, u64>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
@@ -28,7 +28,7 @@ pub(super) fn read(directory: &Path, provider: &Path) -> Result<BTreeMap<String,
 
 fn parse(text: &str, provider: &Path) -> Option<(String, u64)> {
     let name = text.lines().find_map(|line| line.strip_prefix(TRIGGER))?;
-    // Each object has a number, and its path where it is first named.
+    // An object is named by its number. Its path follows the number at the first mention only.
     let mut objects: HashMap<&str, &str> = HashMap::new();
     let (mut counts, mut is_call, mut sum) = (true, false, 0);
     for line in text.lines() {
@@ -43,7 +43,7 @@ fn parse(text: &str, provider: &Path) -> Option<(String, u64)> {
         } else if line.starts_with("calls=") {
             is_call = true;
         } else if line.starts_with(|c: char| c.is_ascii_digit()) {
-            // The line after `calls=` is what the callee has cost, which its own lines say, too.
+            // The line after `calls=` is the inclusive cost of the callee, which the callee's own lines count already.
             if !std::mem::take(&mut is_call) && counts {
                 sum += line.split(' ').nth(1).and_then(|cost| cost.parse::<u64>().ok()).unwrap_or(0);
             }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_provider_and_what_calls_cost_do_not_count() {
+    fn provider_instructions_and_inclusive_call_costs_are_not_counted() {
         let text = "\
 version: 1
 desc: Trigger: Client Request: raw ex1 1600

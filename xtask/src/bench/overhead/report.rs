@@ -1,4 +1,4 @@
-//! The figures as tables.
+//! The results as tables.
 
 use std::process::Command;
 
@@ -7,34 +7,34 @@ use crate::bench::environment;
 use crate::bench::result::{Benchmark, Table};
 use crate::process;
 
-/// Columns beside the compilers.
+/// Variants and titles of the columns that follow the columns of the C compilers.
 const VARIANTS: [(&str, &str); 4] =
-    [("sys", "rdma-sys"), ("raw", "raw door"), ("any", "raw, any"), ("owned", "owned door")];
+    [("sys", "rdma-sys"), ("raw", "raw API"), ("any", "raw, any"), ("owned", "owned API")];
 
-const NOTE: &str = "rvN is a receive, srq_rvN one to a shared receive queue, in1 an inline send of 32 bytes without \
-    completion, em an empty poll, poll the taking of one of sixteen completions with five fields, all with all fields that \
-    every provider has, ud_send a datagram; the others post and poll, one at a time or sixteen, ex by the extended \
-    interface, cl by the classic one. send and recv hand a buffer over and back. qp and mr create and destroy, the \
-    provider's allocations included. The raw door asks for the interface of an object once, before the loop, and under \
-    \"any\" on every call.";
+const NOTE: &str = "rvN posts receives, srq_rvN posts them to a shared receive queue. in1 posts an inline send of 32 bytes \
+    without a completion. em polls an empty queue. poll takes one of sixteen completions and reads five fields, all reads \
+    all fields that every provider has. ud_send sends a datagram. send and recv post an owned buffer and get it back. qp and \
+    mr create and destroy an object, including the provider's allocations. The others post and poll, one operation at a time \
+    or sixteen. ex means the extended interface, cl the classic one. The raw API checks the interface of an object once, \
+    before the loop; under \"any\" it checks on every call.";
 
-/// What the report shows.
+/// The result file for the report.
 pub(super) fn benchmark(measured: &Measured) -> anyhow::Result<Benchmark> {
-    let mut environment = environment::here();
+    let mut environment = environment::collect();
     environment.insert("valgrind".to_owned(), super::tools::version(&measured.tools.valgrind));
     let mut command = "cargo xtask bench overhead".to_owned();
     let mut tables = vec![figures(measured)];
     if let Some(rivals) = &measured.rivals {
         command.push_str(" --rivals");
         environment.extend(rivals.versions.clone());
-        // Its allocator is in their figures.
+        // The figures of these crates include instructions of glibc's allocator.
         if let Ok(version) = process::output(Command::new("getconf").arg("GNU_LIBC_VERSION")) {
             environment.insert("glibc".to_owned(), version.trim().trim_start_matches("glibc ").to_owned());
         }
         tables.extend(rivals.tables(&measured.rows));
     }
     Ok(Benchmark {
-        benchmark: "Instructions an operation".to_owned(),
+        benchmark: "Instructions per operation".to_owned(),
         command,
         date: environment::today()?,
         environment,
@@ -53,10 +53,10 @@ fn figures(measured: &Measured) -> Table {
         std::iter::once(row.name.clone()).chain(variants.iter().map(cell)).collect()
     });
     Table {
-        title: "Instructions of the caller for each operation".to_owned(),
+        title: "Instructions of the caller per operation".to_owned(),
         columns: std::iter::once("loop".to_owned()).chain(titles).collect(),
         rows: rows.collect(),
-        notes: vec![format!("{NOTE} The gates are against C of {REFERENCE}.")],
+        notes: vec![format!("{NOTE} The gates compare with C compiled by {REFERENCE}.")],
     }
 }
 

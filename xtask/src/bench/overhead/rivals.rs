@@ -1,4 +1,4 @@
-//! The same loops over other crates of verbs, as they are published.
+//! The same loops over other verbs crates, as published.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,33 +16,37 @@ use crate::{apt, headers, process, workspace};
 
 const CRATES: [&str; 2] = ["sideway", "ibverbs"];
 
-/// What their programs measure, and its columns in the tables.
-const VARIANTS: [(&str, &str); 4] =
-    [("sideway", "sideway"), ("kept", "sideway, poller kept"), ("generic", "sideway, Generic"), ("ibverbs", "ibverbs")];
+/// Variants that the programs of these crates measure, with the titles of their columns.
+const VARIANTS: [(&str, &str); 4] = [
+    ("sideway", "sideway"),
+    ("reused", "sideway, poller reused"),
+    ("generic", "sideway, Generic"),
+    ("ibverbs", "ibverbs"),
+];
 
-/// Columns of our own, to compare with.
-const OURS: [(&str, &str); 2] = [("raw", "raw door"), ("owned", "owned door")];
+/// Variants of rdma-safe that the tables show for comparison.
+const OURS: [(&str, &str); 2] = [("raw", "raw API"), ("owned", "owned API")];
 
-/// A loop, a variant of sideway, and how many times the instructions of the raw door it needs at least.
+/// Gates: a loop, a variant of sideway, and the least ratio of its instructions to the instructions of the raw API.
 const FACTORS: [(&str, &str, f64); 4] =
     [("ex1", "sideway", 2.5), ("rv1", "sideway", 25.0), ("cl1", "sideway", 18.0), ("em_cl", "sideway", 12.0)];
 
-const NOTE: &str = "Each crate unmodified and by its own interface, in the default release profile; what it spends in the C \
-    library's allocator is its own. sideway is polled as its documentation shows, by a poller of each poll, or \"kept\", by a \
-    classic poller that is started once and asked again; \"Generic\" are its enums that dispatch to either kind of object. \
-    ibverbs posts one send or receive at a time by the classic interface; its loop of send_cl1 names a buffer and gets the \
-    name back, without the ownership. Empty cells are what a crate does not offer. Gates of sideway are of its instructions \
-    over those of the raw door.";
+const NOTE: &str = "Each crate is unmodified, is used through its own interface, and is compiled in the default release profile. \
+    Instructions in the C library's allocator count for the crate that calls it. sideway is polled as its documentation shows, \
+    with a new poller for each poll; \"poller reused\" is a classic poller that is started once and asked again; \"Generic\" \
+    stands for the enums of sideway that dispatch to either kind of object. ibverbs posts one send or receive at a time through \
+    the classic interface; its loop send_cl1 identifies a buffer by a number and does not hand over its ownership. A cell is empty \
+    where a crate does not offer the operation. The gates divide the instructions of sideway by those of the raw API.";
 
-/// What was measured.
+/// Results of the other crates.
 #[derive(Debug)]
 pub(super) struct Rivals {
-    /// By crate.
+    /// Version of each crate.
     pub(super) versions: BTreeMap<String, String>,
     rows: Vec<Row>,
 }
 
-/// Finds or installs what compiles the crates: both build C libraries and generate bindings, ibverbs those of rdma-core.
+/// Finds or installs the build tools of the crates, which build C libraries and generate bindings.
 pub(super) fn prepare() -> Result<()> {
     tools::tool("cmake", "cmake")?;
     tools::tool("make", "make")?;
@@ -51,7 +55,7 @@ pub(super) fn prepare() -> Result<()> {
     for (module, package) in [("libnl-3.0", "libnl-3-dev"), ("libnl-route-3.0", "libnl-route-3-dev")] {
         let present = || process::output(Command::new("pkg-config").args(["--exists", module])).is_ok();
         apt::install_unless(present, package)
-            .with_context(|| format!("no {module}, which ibverbs needs to compile"))?;
+            .with_context(|| format!("{module} not found; the build of the crate ibverbs needs it"))?;
     }
     Ok(())
 }
@@ -63,7 +67,7 @@ pub(super) fn measure(tools: &Tools, stub: &Path) -> Result<Rivals> {
     let libraries = library_path(&target, stub)?;
     let mut command = Command::new(workspace::cargo());
     command.args(["build", "--release", "--locked", "--workspace", "--target-dir"]).arg(&target);
-    // ibverbs links to libibverbs and includes one of its headers, both of which it expects to be installed.
+    // ibverbs expects libibverbs and one of its headers to be installed.
     command.env("LIBRARY_PATH", &libraries);
     command.env("BINDGEN_EXTRA_CLANG_ARGS", format!("-I{}", process::quote(tools.headers.as_os_str())));
     process::run(command.current_dir(&workspace))?;
@@ -81,7 +85,7 @@ pub(super) fn measure(tools: &Tools, stub: &Path) -> Result<Rivals> {
     Ok(Rivals { versions: CRATES.into_iter().map(version).collect::<Result<_>>()?, rows })
 }
 
-/// A directory where the stub is libibverbs, by the name that programs are linked with and by that which they load.
+/// Creates a directory with links to the stub, under the names that the linker and the loader use for libibverbs.
 fn library_path(target: &Path, stub: &Path) -> Result<PathBuf> {
     let directory = target.join("lib");
     fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
@@ -93,14 +97,14 @@ fn library_path(target: &Path, stub: &Path) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Adds `row` to that of the same loop.
+/// Merges `row` into the row of the same loop, or appends it.
 fn merge(rows: &mut Vec<Row>, row: Row) {
-    match rows.iter_mut().find(|known| known.name == row.name) {
-        Some(known) => {
-            known.instructions.extend(row.instructions);
-            known.allocations.extend(row.allocations);
-            known.allocations_each.extend(row.allocations_each);
-            known.checksums.extend(row.checksums);
+    match rows.iter_mut().find(|existing| existing.name == row.name) {
+        Some(existing) => {
+            existing.instructions.extend(row.instructions);
+            existing.allocations.extend(row.allocations);
+            existing.allocations_per_op.extend(row.allocations_per_op);
+            existing.checksums.extend(row.checksums);
         }
         None => rows.push(row),
     }
@@ -114,34 +118,34 @@ fn version(lock: &str, name: &str) -> Option<String> {
 }
 
 impl Rivals {
-    /// The gates, beside the loops of `ours`.
-    pub(super) fn judge(&self, ours: &[Row]) -> Vec<Verdict> {
+    /// Evaluates the gates, which compare with the loops in `ours`.
+    pub(super) fn evaluate(&self, ours: &[Row]) -> Vec<Verdict> {
         let factors = FACTORS.iter();
-        let mut verdicts: Vec<Verdict> = factors.map(|factor| self.judge_factor(*factor, ours)).collect();
+        let mut verdicts: Vec<Verdict> = factors.map(|factor| self.evaluate_factor(*factor, ours)).collect();
         let differs = |row: &&Row| {
             let c = find(ours, &row.name).and_then(|row| row.checksums.get(REFERENCE));
             row.checksums.values().any(|checksum| Some(checksum) != c)
         };
         let differing =
             self.rows.iter().filter(differs).map(|row| format!("{} {:?}", row.name, row.checksums)).collect();
-        verdicts.push(gates::none("loops of rivals whose checksum differs from C's", differing));
+        verdicts.push(gates::expect_none("loops of other crates whose checksum differs from C's", differing));
         verdicts
     }
 
-    fn judge_factor(&self, (name, variant, factor): (&str, &str, f64), ours: &[Row]) -> Verdict {
+    fn evaluate_factor(&self, (name, variant, factor): (&str, &str, f64), ours: &[Row]) -> Verdict {
         let figure = |rows: &[Row], variant| find(rows, name)?.instructions.get(variant).copied();
         let (measured, met) = match (figure(&self.rows, variant), figure(ours, "raw")) {
             (Some(theirs), Some(own)) => {
                 (format!("{:.2} ({theirs:.2} / {own:.2})", theirs / own), theirs >= own * factor)
             }
-            _ => ("nothing".to_owned(), false),
+            _ => ("not measured".to_owned(), false),
         };
         let title = VARIANTS.iter().find(|(name, _)| *name == variant).map_or(variant, |(_, title)| *title);
         let gate = Gate { name: format!("{name}: {title} / raw"), limit: format!("≥ {factor}"), measured, met };
-        Verdict { gate, complaint: (!met).then(|| "the factor is not reached".to_owned()) }
+        Verdict { gate, complaint: (!met).then(|| "the ratio is below its limit".to_owned()) }
     }
 
-    /// Instructions beside C and ours, and calls of the allocator.
+    /// A table of instructions, with C and rdma-safe for comparison, and a table of allocator calls.
     pub(super) fn tables(&self, ours: &[Row]) -> [Table; 2] {
         let c = (REFERENCE, format!("C {REFERENCE}"));
         let columns = OURS.iter().chain(&VARIANTS).map(|(variant, title)| (*variant, (*title).to_owned()));
@@ -152,24 +156,24 @@ impl Rivals {
             cells(&row.name, &variants, figure)
         });
         let instructions = Table {
-            title: "Rivals".to_owned(),
+            title: "Other crates".to_owned(),
             columns: std::iter::once("loop".to_owned()).chain(titles).collect(),
             rows: rows.collect(),
             notes: vec![NOTE.to_owned()],
         };
-        let allocating = self.rows.iter().filter(|row| row.allocations_each.values().any(|calls| *calls > 0.0));
+        let allocating = self.rows.iter().filter(|row| row.allocations_per_op.values().any(|calls| *calls > 0.0));
         let variants = VARIANTS.map(|(variant, _)| variant);
         let allocations = Table {
-            title: "Rivals: calls of the allocator for each operation".to_owned(),
+            title: "Other crates: allocator calls per operation".to_owned(),
             columns: std::iter::once("loop").chain(VARIANTS.map(|(_, title)| title)).map(str::to_owned).collect(),
-            rows: allocating.map(|row| cells(&row.name, &variants, |name| row.allocations_each.get(name))).collect(),
-            notes: vec!["To allocate and to free. The other loops make none.".to_owned()],
+            rows: allocating.map(|row| cells(&row.name, &variants, |name| row.allocations_per_op.get(name))).collect(),
+            notes: vec!["Calls to allocate and to free. The other loops make no such calls.".to_owned()],
         };
         [instructions, allocations]
     }
 }
 
-/// A row of a table, with empty cells where there is no figure.
+/// A row of a table. A cell without a figure is empty.
 fn cells<'row>(name: &str, variants: &[&str], figure: impl Fn(&str) -> Option<&'row f64>) -> Vec<String> {
     let cell = |variant: &&str| figure(variant).map(|figure| format!("{figure:.2}")).unwrap_or_default();
     std::iter::once(name.to_owned()).chain(variants.iter().map(cell)).collect()
@@ -189,7 +193,7 @@ mod tests {
             name: name.to_owned(),
             instructions: each().zip(figures.iter().map(|(_, figure)| *figure)).collect(),
             allocations: each().map(|variant| (variant, 0)).collect(),
-            allocations_each: each().map(|variant| (variant, 0.0)).collect(),
+            allocations_per_op: each().map(|variant| (variant, 0.0)).collect(),
             checksums: each().map(|variant| (variant, checksum)).collect(),
         }
     }
@@ -199,31 +203,31 @@ mod tests {
     }
 
     #[test]
-    fn a_factor_that_is_not_reached_is_a_complaint() {
+    fn a_ratio_below_its_limit_fails_the_gate() {
         let ours = [row("ex1", &[(REFERENCE, 40.0), ("raw", 40.0)], 7)];
-        let judged = |theirs| rivals(vec![row("ex1", &[("sideway", theirs)], 7)]).judge(&ours).remove(0);
-        let reached = judged(100.0);
+        let evaluated = |theirs| rivals(vec![row("ex1", &[("sideway", theirs)], 7)]).evaluate(&ours).remove(0);
+        let reached = evaluated(100.0);
         assert_eq!((reached.gate.measured.as_str(), reached.gate.met), ("2.50 (100.00 / 40.00)", true));
         assert!(reached.complaint.is_none());
-        let missed = judged(99.99);
+        let missed = evaluated(99.99);
         assert!(!missed.gate.met && missed.complaint.is_some());
     }
 
     #[test]
-    fn a_factor_of_something_that_was_not_measured_is_a_complaint() {
-        let verdicts = rivals(Vec::new()).judge(&[]);
+    fn a_missing_measurement_fails_the_gate() {
+        let verdicts = rivals(Vec::new()).evaluate(&[]);
         assert!(verdicts.iter().take(FACTORS.len()).all(|verdict| verdict.complaint.is_some()));
     }
 
     #[test]
     fn checksums_are_compared_with_those_of_c() {
         let ours = [row("rv1", &[(REFERENCE, 18.0), ("raw", 15.0)], 7)];
-        let differs = |checksum| rivals(vec![row("rv1", &[("ibverbs", 1.0)], checksum)]).judge(&ours).pop().unwrap();
+        let differs = |checksum| rivals(vec![row("rv1", &[("ibverbs", 1.0)], checksum)]).evaluate(&ours).pop().unwrap();
         assert!(differs(7).gate.met && !differs(8).gate.met);
     }
 
     #[test]
-    fn loops_of_several_programs_share_a_row() {
+    fn results_of_several_programs_for_one_loop_share_a_row() {
         let mut rows = Vec::new();
         merge(&mut rows, row("rv1", &[("sideway", 1.0)], 7));
         merge(&mut rows, row("rv1", &[("ibverbs", 2.0)], 7));
@@ -236,7 +240,7 @@ mod tests {
     fn a_table_has_a_cell_for_each_variant_of_a_row() {
         let ours = [row("rv1", &[(REFERENCE, 18.0), ("raw", 15.0)], 7)];
         let mut rv1 = row("rv1", &[("sideway", 574.0), ("ibverbs", 22.5)], 7);
-        rv1.allocations_each.insert("sideway".to_owned(), 4.0);
+        rv1.allocations_per_op.insert("sideway".to_owned(), 4.0);
         let [instructions, allocations] = rivals(vec![rv1, row("in1", &[("sideway", 54.0)], 7)]).tables(&ours);
         assert_eq!(instructions.rows[0], ["rv1", "18.00", "15.00", "", "574.00", "", "", "22.50"]);
         assert_eq!(allocations.rows, [["rv1", "4.00", "", "", "0.00"]]);
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_path_leads_to_the_stub_of_the_last_run() {
+    fn the_library_path_links_to_the_latest_stub() {
         let target = std::env::temp_dir().join(format!("xtask-rivals-{}", std::process::id()));
         let stubs = [target.join("first.so"), target.join("second.so")];
         for stub in &stubs {
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_that_of_the_whole_name() {
+    fn a_version_is_found_by_the_whole_package_name() {
         let lock = "[[package]]\nname = \"ibverbs-sys\"\nversion = \"0.3.2\"\n\n\
                     [[package]]\nname = \"ibverbs\"\nversion = \"0.9.2\"\n";
         assert_eq!(version(lock, "ibverbs").as_deref(), Some("0.9.2"));

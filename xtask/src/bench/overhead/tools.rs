@@ -1,4 +1,4 @@
-//! What the benchmark needs beside cargo.
+//! The tools that the benchmark needs in addition to cargo.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::{apt, headers, process, workspace};
 #[derive(Debug)]
 pub(super) struct Tools {
     pub(super) valgrind: PathBuf,
-    /// The reference, and gcc if there is one.
+    /// [`REFERENCE`], and gcc if it is installed.
     pub(super) compilers: Vec<Compiler>,
     pub(super) headers: PathBuf,
 }
@@ -22,9 +22,9 @@ pub(super) struct Compiler {
     pub(super) path: PathBuf,
 }
 
-/// Finds them, or installs them where this process may.
+/// Finds the tools, or installs missing ones if this process may.
 ///
-/// gcc, which no gate is taken against, may be missing.
+/// gcc may be missing, because no gate compares with it.
 pub(super) fn find() -> Result<Tools> {
     let valgrind = tool("valgrind", "valgrind")?;
     let mut compilers = Vec::new();
@@ -37,14 +37,14 @@ pub(super) fn find() -> Result<Tools> {
     Ok(Tools { valgrind, compilers, headers })
 }
 
-/// Finds the program `name`, or installs its `package` where this process may.
+/// Finds the program `name`, or installs its `package` if this process may.
 pub(super) fn tool(name: &str, package: &str) -> Result<PathBuf> {
-    apt::install_unless(|| process::find(name).is_some(), package).with_context(|| format!("no {name}"))?;
-    process::find(name).with_context(|| format!("no {name}"))
+    apt::install_unless(|| process::find(name).is_some(), package).with_context(|| format!("{name} not found"))?;
+    process::find(name).with_context(|| format!("{name} not found"))
 }
 
-/// The first line of what `program --version` says.
+/// The first line of the output of `program --version`.
 pub(super) fn version(program: &std::path::Path) -> String {
-    let said = process::output(Command::new(program).arg("--version")).unwrap_or_default();
-    said.lines().next().unwrap_or_default().to_owned()
+    let output = process::output(Command::new(program).arg("--version")).unwrap_or_default();
+    output.lines().next().unwrap_or_default().to_owned()
 }

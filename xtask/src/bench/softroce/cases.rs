@@ -1,4 +1,4 @@
-//! What is compared: a test of each side, with the same options.
+//! The cases: a C program and its counterpart here, run with the same options.
 
 use std::path::Path;
 
@@ -10,35 +10,37 @@ use crate::pair::End;
 /// One comparison.
 #[derive(Debug)]
 pub(super) struct Case {
-    /// What `--only` names.
+    /// Name for `--only`.
     pub(super) name: &'static str,
     pub(super) test: Test,
-    /// Of both programs.
+    /// Options of both programs.
     pub(super) options: &'static str,
 }
 
-/// A program of C and its counterpart here.
+/// A C program and its counterpart in this workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Test {
     /// rdma-core's `ibv_rc_pingpong` and the example `rc_pingpong`.
     Pingpong,
     /// perftest's `ib_VERB_KIND` and `rdma-perf VERB KIND --compat perftest`.
     Perftest { verb: &'static str, kind: &'static str },
-    /// The same without `--compat perftest`: as `rdma-perf` does it when it is not to be like perftest.
+    /// perftest's `ib_VERB_KIND` and `rdma-perf VERB KIND` in its own mode, without `--compat`.
     Native { verb: &'static str, kind: &'static str },
 }
 
-/// Who is measured.
+/// The C programs or the programs of this workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     C,
     Ours,
 }
 
-/// The cases. With one processor, a test with work at both ends has to wait for events, so that one end sleeps while
-/// the other works; of a test with work at one end only, the other sleeps anyway.
+/// All cases.
+///
+/// The guest has one processor. A test with work at both ends therefore waits for events (`-e`), so that one end sleeps
+/// while the other works. In a test with work at one end only, the other end sleeps anyway.
 pub(super) const CASES: &[Case] = &[
-    // So many because C's takes about 4.6 ms more for a run of any length, 4 % of one of 1000.
+    // 10000 iterations, because the C program has a fixed cost of about 4.6 ms, which is 4 % of a run of 1000.
     case("rc-pingpong", Test::Pingpong, "-e -n 10000"),
     case("send-lat", perftest("send", "lat"), "-e -s 2"),
     case("send-lat-4096", perftest("send", "lat"), "-e -s 4096"),
@@ -49,7 +51,7 @@ pub(super) const CASES: &[Case] = &[
     case("write-bw-list", perftest("write", "bw"), "-s 64 -l 16 -n 4992"),
     case("write-bw-65536", perftest("write", "bw"), "-s 65536 -n 1000"),
     case("read-bw", perftest("read", "bw"), "-s 64 -n 5000"),
-    // So many because how the two ends fall into step differs from launch to launch, by 1.6 % of 5000.
+    // 20000 iterations, because the interleaving of the two ends varies between launches, by 1.6 % of a run of 5000.
     case("send-bw", perftest("send", "bw"), "-e -s 64 -n 20000"),
     case("native-send-lat", native("send", "lat"), "-e -s 2"),
     case("native-read-lat", native("read", "lat"), "-e -s 2"),
@@ -71,7 +73,7 @@ const fn native(verb: &'static str, kind: &'static str) -> Test {
 }
 
 impl Case {
-    /// The program of `side` as `end`, with its arguments. `release` is where cargo leaves ours.
+    /// Command line of `side`'s program as `end`. `release` is cargo's output directory of our programs.
     pub(super) fn command(&self, side: Side, end: End, release: &Path) -> Vec<String> {
         const HOST: &str = "localhost";
         let (device, gid) = match self.test {
@@ -92,7 +94,7 @@ impl Case {
             (Test::Native { verb, kind }, Side::Ours) if client => {
                 (ours("rdma-perf"), format!("{verb} {kind} {HOST} --percentiles 50"), "")
             }
-            // It is told the options by its client.
+            // The client sends the options to the server.
             (Test::Perftest { .. } | Test::Native { .. }, Side::Ours) => {
                 return vec![ours("rdma-perf"), "server".into(), "--once".into()];
             }
@@ -101,7 +103,7 @@ impl Case {
         std::iter::once(program).chain(arguments.split_whitespace().map(str::to_owned)).collect()
     }
 
-    /// The program of C and the options, as readers know them.
+    /// Title for the report: the C program with its options.
     pub(super) fn title(&self) -> String {
         match self.test {
             Test::Pingpong => format!("ibv_rc_pingpong {}", self.options),
@@ -110,16 +112,16 @@ impl Case {
         }
     }
 
-    /// Whether the two programs are to print the same columns.
+    /// Whether both programs have to print the same columns.
     pub(super) fn has_columns(&self) -> bool {
         matches!(self.test, Test::Perftest { .. })
     }
 
-    /// Reads what the client has printed.
+    /// Parses the output of the client.
     pub(super) fn parse(&self, lines: &[String]) -> Result<Columns> {
         match self.test {
             Test::Pingpong => Columns::pingpong(lines),
-            // The tables of both modes have the columns that are needed, under the same names.
+            // Both modes print the required columns under the same names.
             Test::Perftest { .. } | Test::Native { .. } => Columns::perftest(lines),
         }
     }
@@ -147,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_told_its_options_where_the_client_does_not_tell_it() {
+    fn a_server_gets_the_options_unless_its_client_sends_them() {
         assert_eq!(line("read-lat", Side::C, End::Server), "ib_read_lat -d rxe0 -x 1 -e -s 2");
         assert_eq!(line("read-lat", Side::Ours, End::Server), "/t/release/rdma-perf server --once");
         assert_eq!(line("rc-pingpong", Side::C, End::Server), "ibv_rc_pingpong -d rxe0 -g 1 -e -n 10000");
     }
 
     #[test]
-    fn no_two_cases_have_one_name() {
+    fn case_names_are_unique() {
         for (index, case) in CASES.iter().enumerate() {
             assert!(CASES[..index].iter().all(|other| other.name != case.name), "{}", case.name);
         }

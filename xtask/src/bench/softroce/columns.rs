@@ -1,4 +1,4 @@
-//! What the client of a program prints at its end: perftest's table, or a ping-pong's last line.
+//! Parses the output of a client: perftest's table, or the last line of a ping-pong.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::bench::pingpong;
 
-/// Bytes of what perftest's bandwidth calls a megabyte.
+/// Bytes in a megabyte, as perftest counts bandwidth.
 const MEGABYTE: f64 = 1_048_576.0;
-/// The one column of a ping-pong.
+/// Name of the only column of a ping-pong.
 const ITERATION: &str = "usec/iter";
 
-/// Figures by name, in the order in which they were printed.
+/// Printed figures with the names of their columns, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Columns(pub(super) Vec<(String, Figure)>);
 
@@ -19,7 +19,7 @@ pub(super) struct Columns(pub(super) Vec<(String, Figure)>);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Figure {
     pub(super) value: f64,
-    /// Digits after the point.
+    /// Digits after the decimal point.
     decimals: usize,
 }
 
@@ -29,12 +29,12 @@ impl Figure {
         Some(Self { value, decimals: text.split_once('.').map_or(0, |(_, fraction)| fraction.len()) })
     }
 
-    /// Whether it was printed without a point.
+    /// Whether the number was printed without a decimal point.
     pub(super) fn is_whole(self) -> bool {
         self.decimals == 0
     }
 
-    /// One in the last printed digit.
+    /// Value of one unit in the last printed digit.
     pub(super) fn unit(self) -> f64 {
         0.1_f64.powi(i32::try_from(self.decimals).unwrap_or(i32::MAX))
     }
@@ -47,11 +47,11 @@ impl fmt::Display for Figure {
 }
 
 impl Columns {
-    /// Reads the table of perftest: the line of names that begins ` #bytes`, and the line after it.
+    /// Parses perftest's table: the header line, which begins with ` #bytes`, and the line after it.
     pub(super) fn perftest(lines: &[String]) -> Result<Self> {
         let header = lines.iter().position(|line| line.trim_start().starts_with("#bytes"));
         let header = header.context("no line begins with #bytes")?;
-        // Names contain spaces, but no two in a row; between the first two names there is one space.
+        // Names are separated by at least two spaces, except the first two, and contain single spaces.
         let names = lines[header].replace(" #", "  #").replace('\t', "  ");
         let names: Vec<&str> = names.split("  ").map(str::trim).filter(|name| !name.is_empty()).collect();
         let row = lines.get(header + 1).context("no line follows the one that begins with #bytes")?;
@@ -60,17 +60,17 @@ impl Columns {
             Some(figures) if figures.len() == names.len() => {
                 Ok(Self(names.into_iter().map(str::to_owned).zip(figures).collect()))
             }
-            _ => bail!("not one number for each of {names:?}: {row:?}"),
+            _ => bail!("expected one number for each of {names:?}, found {row:?}"),
         }
     }
 
-    /// Reads the time of an iteration of a ping-pong.
+    /// Parses the iteration time of a ping-pong.
     pub(super) fn pingpong(lines: &[String]) -> Result<Self> {
         let time = lines.iter().find_map(|line| Figure::parse(pingpong::microseconds(line)?));
-        Ok(Self(vec![(ITERATION.to_owned(), time.context("no line tells the time of an iteration")?)]))
+        Ok(Self(vec![(ITERATION.to_owned(), time.context("no line contains the iteration time")?)]))
     }
 
-    /// The names, without their units, which differ between perftest's versions.
+    /// Column names without units, because the units differ between versions of perftest.
     pub(super) fn names(&self) -> Vec<&str> {
         self.0.iter().map(|(name, _)| name.split('[').next().unwrap_or(name)).collect()
     }
@@ -79,12 +79,12 @@ impl Columns {
         self.0.iter().find(|(full, _)| full.split('[').next() == Some(name)).map(|(_, figure)| *figure)
     }
 
-    /// The nanoseconds that one message took on average: with a clock that counts instructions, how many there were.
+    /// Average time of a message in nanoseconds. On a clock that counts instructions, this is the number of instructions.
     ///
-    /// The average, where there is a median too: the median would not contain what only some messages cost.
+    /// This is not the median, because the median would hide costs that only some messages have.
     pub(super) fn nanoseconds(&self) -> Result<f64> {
         if let Some(iteration) = self.get(ITERATION) {
-            // There and back.
+            // An iteration is two messages, there and back.
             return Ok(iteration.value * 1e3 / 2.0);
         }
         if let Some(average) = self.get("t_avg") {
@@ -92,7 +92,7 @@ impl Columns {
         }
         let column = |name: &str| self.get(name).with_context(|| format!("no column {name}"));
         let (rate, bandwidth, bytes) = (column("MsgRate")?, column("BW average")?, column("#bytes")?);
-        // Printed with so many decimals whatever it is, so that either may have more digits than the other.
+        // The number of decimals is fixed, so either figure may have more significant digits than the other.
         let relative = |figure: Figure| figure.unit() / figure.value;
         if relative(rate) <= relative(bandwidth) {
             Ok(1e3 / rate.value)
@@ -102,7 +102,7 @@ impl Columns {
     }
 }
 
-/// Whether the best of several figures in the column `name` is the largest.
+/// Whether a larger figure in the column `name` is better.
 pub(super) fn is_rate(name: &str) -> bool {
     name.starts_with("BW") || name.starts_with("MsgRate")
 }
@@ -111,7 +111,7 @@ pub(super) fn is_rate(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// As `ib_send_lat -e` of perftest 6.06 prints it.
+    /// Output of `ib_send_lat -e` of perftest 6.06.
     const LATENCY: &str = "\
  GID: 00:00:00:00:00:00:00:00:00:00:255:255:10:09:09:01
 ---------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ mod tests {
  2       1000          29.24          34.20        29.39    	       29.64       	0.14   		30.64   		34.20  
 ---------------------------------------------------------------------------------------
 ";
-    /// As `ib_write_bw` of the same prints it.
+    /// Output of `ib_write_bw` of the same version.
     const BANDWIDTH: &str = "\
 ---------------------------------------------------------------------------------------
  #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_latencies_is_read() {
+    fn a_latency_table_is_parsed() {
         let columns = Columns::perftest(&lines(LATENCY)).unwrap();
         let expected = "#bytes,#iterations,t_min,t_max,t_typical,t_avg,t_stdev,99% percentile,99.9% percentile";
         assert_eq!(columns.names().join(","), expected);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_takes_what_the_figure_with_more_digits_says() {
+    fn the_time_of_a_message_comes_from_the_more_precise_figure() {
         let small = Columns::perftest(&lines(BANDWIDTH)).unwrap();
         assert_eq!(small.names(), ["#bytes", "#iterations", "BW peak", "BW average", "MsgRate"]);
         assert_eq!(small.nanoseconds().unwrap().round(), 14_786.0);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_with_a_hole_or_without_rows_is_refused() {
+    fn a_table_with_a_missing_figure_or_without_rows_is_refused() {
         let header = lines(BANDWIDTH)[1].clone();
         for row in [" 64  5000  4.13  4.13", " 64  5000  4.13  4.13  -nan", "Completion with error"] {
             assert!(Columns::perftest(&[header.clone(), row.to_owned()]).is_err(), "{row}");
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_digit_is_worth_what_its_place_says() {
+    fn the_unit_of_a_figure_is_its_last_digit() {
         assert_eq!(Figure::parse("1000").unwrap().unit(), 1.0);
         assert!((Figure::parse("0.14").unwrap().unit() - 0.01).abs() < 1e-12);
     }

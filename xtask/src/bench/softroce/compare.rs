@@ -1,34 +1,35 @@
-//! C's launches beside those of the other side.
+//! Compares the results of the C program and the other program, launch by launch.
 
 use anyhow::{Context, Result};
 
 use super::columns::{Columns, Figure, is_rate};
 
-/// How far a printed figure may be from what C prints.
+/// Largest relative deviation of a printed figure from the C program's.
 pub(super) const TOLERANCE: f64 = 0.02;
 
-/// The outcome of a case.
+/// Comparison of both sides of a case. Arrays have C's value first.
 #[derive(Clone, Debug)]
 pub(super) struct Comparison {
-    /// Instructions of a message: the fewest of C's launches, and of the other's.
+    /// Fewest instructions per message over all launches.
     pub(super) best: [f64; 2],
-    /// How much more the worst launch of each took than its best, as a fraction.
+    /// Excess of the worst launch over the best, as a fraction.
     pub(super) spread: [f64; 2],
+    /// Printed columns, or how the columns of both sides differ.
     pub(super) columns: Result<Vec<Column>, String>,
 }
 
-/// One of the columns that both print.
+/// A column that both programs print.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Column {
     pub(super) name: String,
-    /// The best of C's launches, and of the other's.
+    /// Best figure over all launches.
     pub(super) best: [Figure; 2],
-    /// The worst of each.
+    /// Worst figure over all launches.
     worst: [Figure; 2],
 }
 
 impl Comparison {
-    /// Compares the launches of both sides, of which there is at least one.
+    /// Compares the launches of both sides. Each side needs at least one.
     pub(super) fn new(launches: [&[Columns]; 2]) -> Result<Self> {
         let (mut best, mut spread) = ([0.0; 2], [0.0; 2]);
         for (side, launches) in launches.iter().enumerate() {
@@ -45,12 +46,15 @@ impl Comparison {
     }
 }
 
-/// The columns of both, or how they differ.
+/// The common columns of both sides.
+///
+/// # Errors
+/// With the difference if both sides print different columns.
 fn columns(launches: [&[Columns]; 2]) -> Result<Vec<Column>, String> {
     let [c, other] = launches;
     let (Some(first), Some(theirs)) = (c.first(), other.first()) else { return Err("no launches".to_owned()) };
     if first.names() != theirs.names() {
-        return Err(format!("C prints {:?}, the other {:?}", first.names(), theirs.names()));
+        return Err(format!("C prints {:?}, the other side {:?}", first.names(), theirs.names()));
     }
     let column = |index: usize| {
         let name = first.names()[index].to_owned();
@@ -70,17 +74,17 @@ fn columns(launches: [&[Columns]; 2]) -> Result<Vec<Column>, String> {
 }
 
 impl Column {
-    /// How much more than C's best the other's best is, as a fraction.
+    /// Deviation of the other side's best from C's best, as a fraction.
     pub(super) fn deviation(&self) -> f64 {
         let [c, other] = self.best.map(|figure| figure.value);
         if c == other { 0.0 } else { other / c - 1.0 }
     }
 
-    /// How far what the other's launches span is from what C's span, as a fraction of C's; 0 if they overlap, and for a
-    /// difference in the last printed digit.
+    /// Distance between the range of the other side's launches and the range of C's, as a fraction of C's.
     ///
-    /// Where launches repeat each other the spans are points. They do not in what a few messages decide: the largest
-    /// time, the last percentiles and the deviation say how many ticks of the timer fell between two messages.
+    /// It is 0 if the ranges overlap, or if they differ by one unit in the last printed digit. Where launches repeat
+    /// exactly, a range is a point. The maximum, the highest percentiles and the standard deviation do not repeat: a few
+    /// messages decide them, namely those that a timer tick interrupted.
     pub(super) fn excess(&self) -> f64 {
         let span = |side: usize| {
             let (best, worst) = (self.best[side].value, self.worst[side].value);
@@ -88,13 +92,13 @@ impl Column {
         };
         let ((low, high), (other_low, other_high)) = (span(0), span(1));
         let (c, other) = if other_low > high { (high, other_low) } else { (low, other_high.min(low)) };
-        // What is printed as 0.15 and as 0.16 may differ by less than the sum of two roundings.
+        // Values printed as 0.15 and 0.16 may differ by less than the sum of the two rounding errors.
         let [best, others_best] = self.best;
         let rounding = if best.is_whole() { 0.0 } else { best.unit().max(others_best.unit()) * 1.000_001 };
         if (other - c).abs() <= rounding { 0.0 } else { other / c - 1.0 }
     }
 
-    /// Whether it is within the tolerance. Whole numbers, which count what was asked for, have to be the same.
+    /// Whether the column is within the tolerance. Whole numbers are requested counts and have to be equal.
     pub(super) fn met(&self) -> bool {
         let tolerance = if self.best[0].is_whole() { 0.0 } else { TOLERANCE };
         self.excess().abs() <= tolerance
@@ -114,7 +118,7 @@ mod tests {
         columns([&latency(c), &latency(other)]).unwrap()
     }
 
-    fn broken(columns: &[Column]) -> Vec<&str> {
+    fn unmet(columns: &[Column]) -> Vec<&str> {
         columns.iter().filter(|column| !column.met()).map(|column| column.name.as_str()).collect()
     }
 
@@ -129,24 +133,25 @@ mod tests {
     }
 
     #[test]
-    fn a_column_is_held_to_what_the_launches_of_c_span() {
+    fn a_column_is_compared_with_the_range_of_the_c_launches() {
         let c = ["2 1000 29.24 31.00 30.00 0.11", "2 1000 29.24 34.00 30.00 0.14"];
-        // 2 % off where C repeats itself, anywhere between where it does not, and one unit of the last digit.
-        assert!(broken(&columns_of(&c, &["2 1000 29.80 33.00 30.59 0.15"])).is_empty());
-        assert_eq!(broken(&columns_of(&c, &["2 1000 29.90 35.00 29.30 0.09"])), ["t_min", "t_max", "t_avg", "t_stdev"]);
-        // As far off at best, but not in each launch.
+        // t_min and t_avg deviate by 2 % from equal launches of C. t_max lies within the range of C. t_stdev is beyond the range
+        // by one unit of the last digit.
+        assert!(unmet(&columns_of(&c, &["2 1000 29.80 33.00 30.59 0.15"])).is_empty());
+        assert_eq!(unmet(&columns_of(&c, &["2 1000 29.90 35.00 29.30 0.09"])), ["t_min", "t_max", "t_avg", "t_stdev"]);
+        // The best launch is as far off, but the ranges overlap.
         let spans = ["2 1000 29.90 35.00 29.30 0.09", "2 1000 29.90 33.00 29.50 0.12"];
-        assert_eq!(broken(&columns_of(&c, &spans)), ["t_min"]);
+        assert_eq!(unmet(&columns_of(&c, &spans)), ["t_min"]);
     }
 
     #[test]
-    fn sizes_and_numbers_of_iterations_are_the_same_or_wrong() {
+    fn sizes_and_iteration_counts_have_to_be_equal() {
         let c = ["2 1000 29.24 31.00 30.00 0.11"];
-        assert_eq!(broken(&columns_of(&c, &["2 999 29.24 31.00 30.00 0.11"])), ["#iterations"]);
+        assert_eq!(unmet(&columns_of(&c, &["2 999 29.24 31.00 30.00 0.11"])), ["#iterations"]);
     }
 
     #[test]
-    fn the_best_of_rates_is_the_largest() {
+    fn the_best_rate_is_the_highest() {
         let rates = |rows: &[&str]| -> Vec<Columns> {
             let header = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]";
             rows.iter().map(|row| Columns::perftest(&[header.to_owned(), (*row).to_owned()]).unwrap()).collect()
@@ -154,13 +159,13 @@ mod tests {
         let c = rates(&["64 5000 4.13 4.13 0.067632", "64 5000 4.13 4.10 0.067000"]);
         let ours = rates(&["64 5000 4.13 4.00 0.060000", "64 5000 4.13 4.12 0.067400"]);
         let columns = columns([&c, &ours]).unwrap();
-        assert!(broken(&columns).is_empty());
+        assert!(unmet(&columns).is_empty());
         assert_eq!(columns[4].best.map(|figure| figure.to_string()), ["0.067632", "0.067400"]);
         assert_eq!(format!("{:+.4}", columns[4].deviation()), "-0.0034");
     }
 
     #[test]
-    fn other_columns_cannot_be_compared() {
+    fn different_columns_cannot_be_compared() {
         let pingpong = Columns::pingpong(&["= 1.00 usec/iter".to_owned()]).unwrap();
         assert!(columns([&latency(&["2 1000 1 2 3 4"]), &[pingpong]]).unwrap_err().contains("usec/iter"));
     }

@@ -1,4 +1,4 @@
-//! The part that runs in the guest: every launch of one side.
+//! The part that runs in the guest: all launches of one side.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,63 +12,69 @@ use serde::{Deserialize, Serialize};
 
 use crate::pair;
 
-/// The argument that makes this program run the [`Plan`] in the next one.
+/// First argument of this program that selects this part. The second argument is the [`Plan`].
 pub(crate) const ARGUMENT: &str = "run-bench-softroce";
 
-/// Of the guest's clock, which jumps over it: what the kernel puts off until after a program's end is done by then.
+/// Pause on the guest's clock before each run, so that the kernel finishes deferred work of the previous program.
+///
+/// The clock skips over the pause.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Tries to run a case before it counts. Programs are read from the host the first time, and while the guest waits for
-/// that with nothing else to do, its clock jumps from timer to timer, beyond any time limit if the host is busy.
-const REHEARSALS: u32 = 3;
+/// Number of attempts to run a case before the measured launches.
+///
+/// The first run reads the programs from the host. While the guest waits for that, it is idle, so its clock jumps from
+/// timer to timer and exceeds any time limit if the host is busy.
+const WARMUPS: u32 = 3;
 
-/// What to run.
+/// The launches to run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) launches: u32,
-    /// The words of a server and of its client. All of them run once in each launch, so that every case has launches
-    /// early after the boot: identifiers of kernel objects grow, and with them the instructions that look them up.
+    /// Command lines of the server and the client of each case.
+    ///
+    /// Each launch runs every case once, so that every case has launches soon after boot. The identifiers of kernel objects
+    /// grow over time, and so does the number of instructions to look them up.
     pub(super) cases: Vec<[Vec<String>; 2]>,
 }
 
 /// One line of output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Report {
-    /// The guest's kernel and programs.
+    /// Kernel and program versions of the guest.
     Environment(BTreeMap<String, String>),
-    /// The output of each case.
+    /// Output of each case in one launch.
     Launch(Vec<Output>),
 }
 
-/// The lines that a client has printed, or why there are none.
+/// Lines that a client has printed, or the reason for their absence.
 pub(super) type Output = Result<Vec<String>, String>;
 
 /// Runs the plan in `words`.
 pub(crate) fn main(words: &[String]) -> Result<i32> {
     let plan: Plan = serde_json::from_str(words.first().context("no plan")?)?;
-    // Random addresses would make every launch another.
-    fs::write("/proc/sys/kernel/randomize_va_space", "0").context("cannot make addresses repeat")?;
+    // With random addresses, launches would not repeat.
+    fs::write("/proc/sys/kernel/randomize_va_space", "0").context("cannot disable address space randomization")?;
     report(&Report::Environment(environment()))?;
     for case in &plan.cases {
-        // What fails here fails again below, where it is reported.
-        let _ = (0..REHEARSALS).find(|_| run(case).is_ok());
+        // A case that fails here fails again below, where the failure is reported.
+        let _ = (0..WARMUPS).find(|_| run(case).is_ok());
     }
     let mut outputs: Vec<Output> = vec![Ok(Vec::new()); plan.cases.len()];
     for launch in 1..=plan.launches {
         eprintln!("launch {launch} of {}", plan.launches);
         for (output, case) in outputs.iter_mut().zip(&plan.cases) {
-            // What has failed would fail again, perhaps by reaching its time limit.
+            // A case that has failed would fail again, perhaps at its time limit.
             if output.is_ok() {
                 *output = run(case).map_err(|error| format!("`{}`: {error:#}", case[1].join(" ")));
             }
         }
-        // Not before, since what writes to the host is interrupted when the host has read it.
+        // Report only after all cases: a write to the host causes an interrupt once the host has read it.
         report(&Report::Launch(outputs.clone()))?;
     }
     Ok(0)
 }
 
-/// Runs a server and its client; the lines of the client.
+/// Runs a server and its client and returns the lines of the client.
 fn run([server, client]: &[Vec<String>; 2]) -> Result<Vec<String>> {
     std::thread::sleep(SETTLE);
     pair::client_output(command(server)?, command(client)?)
@@ -80,7 +86,7 @@ fn report(report: &Report) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// The program and arguments of `words`, in an environment that is the same wherever this runs.
+/// A command from `words`, with an environment that is the same on every machine.
 fn command(words: &[String]) -> Result<Command> {
     let (program, arguments) = words.split_first().context("no program")?;
     let mut command = Command::new(program);
@@ -102,7 +108,7 @@ fn environment() -> BTreeMap<String, String> {
     if let Some(version) = library.to_str().and_then(rdma_core) {
         facts.insert("guest rdma-core".to_owned(), version.to_owned());
     }
-    // Ends with a status of its own.
+    // `ib_write_bw --version` prints the version and exits with a failure status.
     if let Ok(output) = Command::new("ib_write_bw").arg("--version").output() {
         if let Some(version) = String::from_utf8_lossy(&output.stdout).lines().find_map(perftest) {
             facts.insert("guest perftest".to_owned(), version.to_owned());
@@ -111,12 +117,14 @@ fn environment() -> BTreeMap<String, String> {
     facts
 }
 
-/// 44.0 of `libibverbs.so.1.14.44.0`: the version of the interface, of the library, of the package.
+/// Package version in a library's file name: 44.0 in `libibverbs.so.1.14.44.0`.
+///
+/// The numbers are the version of the interface, of the library, and of the package.
 fn rdma_core(library: &str) -> Option<&str> {
     library.rsplit_once(".so.1.")?.1.split_once('.').map(|(_, package)| package)
 }
 
-/// 6.06 of `Version: 6.06`.
+/// Version in perftest's line `Version: 6.06`.
 fn perftest(line: &str) -> Option<&str> {
     line.trim().strip_prefix("Version: ").map(str::trim)
 }
@@ -126,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_found_in_what_has_them() {
+    fn versions_are_parsed() {
         assert_eq!(rdma_core("/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.44.0"), Some("44.0"));
         assert_eq!(rdma_core("/usr/lib/libibverbs.so.1"), None);
         assert_eq!(perftest("Version: 6.06"), Some("6.06"));

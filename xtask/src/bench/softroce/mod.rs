@@ -1,11 +1,14 @@
-//! `cargo xtask bench softroce`: the instructions that a message costs, of C's programs and of ours.
+//! `cargo xtask bench softroce`: instructions per message of the C programs and of ours.
 //!
-//! The guest has one processor whose clock advances by a nanosecond an instruction, so that the times which the programs
-//! print are numbers of instructions: of both ends and of the kernel, which under SoftRoCE does the work of an adapter.
-//! They repeat from boot to boot, to 0.1 %. Three things would prevent that, hence the protocol: identifiers of kernel
-//! objects grow from launch to launch, so each side has a fresh boot and the same launches in the same order; in some
-//! launches each message costs one or two per cent more from the first to the last, so there are several and the minimum
-//! counts; addresses are random, so they are made not to be.
+//! The guest has one processor, whose clock advances by one nanosecond per instruction. The times that the programs print
+//! are therefore instruction counts of both ends and of the kernel, which does the work of an adapter under SoftRoCE.
+//!
+//! The counts repeat from boot to boot, to 0.1 %. Three effects would prevent that:
+//!
+//! - Identifiers of kernel objects grow from launch to launch. So each side gets a fresh boot and runs the same launches
+//!   in the same order.
+//! - In some launches every message costs one or two per cent more. So there are several launches, and the minimum counts.
+//! - Addresses are random. So address space randomization is disabled.
 
 mod cases;
 mod columns;
@@ -32,42 +35,42 @@ use crate::pair::End;
 use crate::softroce::{self, Ending, Options, Place, Sink};
 use crate::{pingpong, process, workspace};
 
-/// The most that ours may take, with C's instructions as 1: no more than C, and what the rig cannot tell from it.
+/// Largest ratio of our instructions to C's: 1, plus the resolution of the measurement.
 const LIMIT: f64 = 1.005;
-/// Launches unless told otherwise.
+/// Default number of launches.
 const LAUNCHES: u32 = 5;
-/// Seconds that one launch of one case may take on a busy machine; on an idle one it takes a second or two.
+/// Time limit in seconds for one launch of one case on a busy machine. On an idle one it takes a second or two.
 const CASE_LIMIT: u64 = 60;
 
-/// perftest and ibv_rc_pingpong beside rdma-perf and rc_pingpong, in instructions a message
+/// Compare rdma-perf and rc_pingpong with perftest and ibv_rc_pingpong, in instructions per message
 ///
-/// Boots a guest whose clock counts instructions for C's programs and another for ours, runs every case several times
-/// in each, and compares the fewest instructions. Fails when ours takes more than the limit, or when `rdma-perf --compat
-/// perftest` prints another figure than perftest. Writes a result for `cargo xtask bench report`.
+/// Boots a guest whose clock counts instructions for the C programs and another one for ours, runs every case several
+/// times in each, and compares the fewest instructions. Fails if our programs exceed the limit, or if `rdma-perf --compat
+/// perftest` prints a figure that differs from perftest's. Writes a result for `cargo xtask bench report`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Times to run every case on each side
+    /// Number of times to run every case on each side
     #[arg(long, default_value_t = LAUNCHES, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     launches: u32,
     /// Run only this case; may be given several times
     #[arg(long, value_name = "CASE", value_parser = PossibleValuesParser::new(CASES.iter().map(|case| case.name)))]
     only: Vec<String>,
-    /// Compare C with itself, in two boots: what the rig cannot tell apart
+    /// Compare C with itself, in two boots, to measure the resolution
     #[arg(long)]
     against_itself: bool,
-    /// Write the result to this file [default: one in target/bench if all cases ran]
+    /// Write the result to this file [default: a file in target/bench, if all cases ran]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Show the console of the guest
+    /// Show the guest's console
     #[arg(short, long)]
     verbose: bool,
 }
 
-/// How a case went.
+/// Outcome of a case.
 #[derive(Debug)]
 struct Outcome<'a> {
     case: &'a Case,
-    /// Or why it could not be measured.
+    /// Comparison, or why the case could not be measured.
     comparison: Result<Comparison, String>,
 }
 
@@ -104,22 +107,22 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
             println!("not measured: {}: {reason}\n", outcome.case.title());
         }
     }
-    let broken: Vec<&Gate> = gates.iter().filter(|gate| !gate.met).collect();
-    for gate in &broken {
-        println!("broken: {}: {}, limit {}", gate.name, gate.measured, gate.limit);
+    let unmet: Vec<&Gate> = gates.iter().filter(|gate| !gate.met).collect();
+    for gate in &unmet {
+        println!("not met: {}: {}, limit {}", gate.name, gate.measured, gate.limit);
     }
-    println!("{} gates, {} broken, {:.0} s", gates.len(), broken.len(), started.elapsed().as_secs_f64());
-    let status = i32::from(!broken.is_empty());
+    println!("{} gates, {} not met, {:.0} s", gates.len(), unmet.len(), started.elapsed().as_secs_f64());
+    let status = i32::from(!unmet.is_empty());
     if let Some(file) = args.file()? {
-        let mut environment = environment::here();
+        let mut environment = environment::collect();
         environment.extend(c.environment);
         let result = Benchmark {
-            benchmark: format!("Instructions a message: C and {name}"),
+            benchmark: format!("Instructions per message: C and {name}"),
             command: args.command(),
             date: environment::today()?,
             environment,
             tables,
-            // C is not what they are for.
+            // The gates are for our programs, not for C.
             gates: if args.against_itself { Vec::new() } else { gates },
         };
         result.save(&file)?;
@@ -129,23 +132,23 @@ pub(crate) fn main(args: &Args) -> Result<i32> {
 }
 
 impl Args {
-    /// Who is compared with C.
+    /// The side that is compared with C.
     fn other(&self) -> Side {
         if self.against_itself { Side::C } else { Side::Ours }
     }
 
-    /// Where the result is to be written.
+    /// File for the result, if there is to be one.
     fn file(&self) -> Result<Option<PathBuf>> {
         let name = if self.against_itself { "softroce-itself" } else { "softroce" };
         match &self.json {
             Some(file) => Ok(Some(file.clone())),
-            // The report is to have all cases.
+            // The report needs the results of all cases.
             None if self.only.is_empty() => result::file(name).map(Some),
             None => Ok(None),
         }
     }
 
-    /// The command line that does the same.
+    /// Command line that repeats this run.
     fn command(&self) -> String {
         let mut command = "cargo xtask bench softroce".to_owned();
         if self.against_itself {
@@ -170,17 +173,17 @@ fn build(cases: &[&Case]) -> Result<()> {
     if any(|case| case.test != Test::Pingpong) {
         let mut cargo = Command::new(workspace::cargo());
         cargo.current_dir(workspace::root()).args(["build", "--release", "--bin", "rdma-perf"]);
-        // As for the example.
+        // xtask is named for the reason given in `pingpong::build`.
         process::run(cargo.args(["--package", "rdma-perf", "--package", "xtask"]))?;
     }
     Ok(())
 }
 
-/// What the programs of one side have printed since the boot of their guest.
+/// Output of one side's programs during one boot of the guest.
 #[derive(Debug, Default)]
 struct Boot {
     environment: BTreeMap<String, String>,
-    /// For each launch, the output of each case.
+    /// Output of each case, by launch.
     launches: Vec<Vec<Output>>,
 }
 
@@ -205,11 +208,11 @@ impl Boot {
         }
     }
 
-    /// Reads what the guest has written.
+    /// Parses the output of the guest.
     fn read(output: &[u8]) -> Result<Self> {
         let mut boot = Self::default();
         for line in String::from_utf8_lossy(output).lines() {
-            match serde_json::from_str(line).with_context(|| format!("the guest says {line:?}"))? {
+            match serde_json::from_str(line).with_context(|| format!("unexpected output of the guest: {line:?}"))? {
                 Report::Environment(facts) => boot.environment = facts,
                 Report::Launch(cases) => boot.launches.push(cases),
             }
@@ -217,18 +220,18 @@ impl Boot {
         Ok(boot)
     }
 
-    /// What the client of `case`, which is number `index`, has printed in each launch.
+    /// Parses the client's output of `case`, the case number `index`, in each launch.
     fn columns(&self, index: usize, case: &Case) -> Result<Vec<Columns>> {
         let read = |launch: &Vec<Output>| match launch.get(index) {
             Some(Ok(lines)) => case.parse(lines).with_context(|| format!("output:\n  {}", lines.join("\n  "))),
             Some(Err(reason)) => bail!("{reason}"),
-            None => bail!("the guest has left it out"),
+            None => bail!("the guest did not report this case"),
         };
         self.launches.iter().map(read).collect()
     }
 }
 
-/// Keeps standard output; standard error is shown as it comes.
+/// Collects standard output. Standard error passes through.
 #[derive(Debug, Default)]
 struct Collected(Vec<u8>);
 
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_says_is_read_line_by_line() {
+    fn the_output_of_the_guest_is_parsed_by_line() {
         let boot = boot(Ok(vec!["1000 iters in 0.13 seconds = 127.62 usec/iter".to_owned()]));
         assert_eq!(boot.environment["guest kernel"], "Linux 6.1");
         let columns = boot.columns(0, &CASES[0]).unwrap();
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_without_figures_says_why() {
+    fn a_case_without_figures_has_a_reason() {
         let reason = |output| format!("{:#}", boot(output).columns(0, &CASES[0]).unwrap_err());
         assert_eq!(reason(Err("status 139".to_owned())), "status 139");
         assert!(reason(Ok(vec!["Failed status".to_owned()])).contains("Failed status"));

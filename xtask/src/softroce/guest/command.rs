@@ -1,4 +1,4 @@
-//! The command: started with everything prepared, its output relayed, everything it left behind ended.
+//! Runs the command in the guest, relays its output, and kills the processes that it leaves behind.
 
 use std::fs;
 use std::io::Read;
@@ -16,9 +16,9 @@ use crate::process;
 use crate::softroce::config::Config;
 use crate::softroce::frame::Frame;
 
-/// Runs the command of `config` and returns its status as a shell would.
+/// Runs the command of `config` and returns the status that a shell would report.
 pub(super) fn run(config: &Config, port: &Port) -> Result<i32> {
-    // Registered memory is locked memory. A test that wants less lowers it itself.
+    // Registered memory counts as locked memory. A test that needs a lower limit sets it.
     setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })?;
     let (program, args) = config.command.split_first().context("no command")?;
     std::env::set_current_dir(&config.directory)
@@ -39,14 +39,14 @@ pub(super) fn run(config: &Config, port: &Port) -> Result<i32> {
         Err(error) => {
             let message = format!("softroce: cannot run {program}: {error}\n");
             port.send(&Frame::Stderr(message.into_bytes()))?;
-            return Ok(process::status_of_unstarted(&error));
+            return Ok(process::spawn_error_status(&error));
         }
     };
     let stdout = child.stdout.take().map(|pipe| relay(pipe, port.clone(), Frame::Stdout));
     let stderr = child.stderr.take().map(|pipe| relay(pipe, port.clone(), Frame::Stderr));
 
     let status = reap(i32::try_from(child.id())?)?;
-    // What the command left running would keep the pipes open.
+    // Processes that the command left running would keep the pipes open.
     kill_all()?;
     for relay in [stdout, stderr].into_iter().flatten() {
         let _ = relay.join();
@@ -55,7 +55,7 @@ pub(super) fn run(config: &Config, port: &Port) -> Result<i32> {
     Ok(status)
 }
 
-/// Waits for the process `command`, and for the orphans that process 1 inherits meanwhile.
+/// Waits for the process `command`, and reaps orphans, which process 1 inherits.
 fn reap(command: i32) -> Result<i32> {
     loop {
         match wait(WaitOptions::empty()) {
@@ -69,7 +69,7 @@ fn reap(command: i32) -> Result<i32> {
     }
 }
 
-/// Kills every process but this one; for threads of the kernel a signal means nothing.
+/// Kills all other processes. Kernel threads ignore the signal.
 fn kill_all() -> Result<()> {
     for entry in fs::read_dir("/proc")?.flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());

@@ -1,4 +1,4 @@
-//! The guest's RDMA device: rxe0 over a dummy interface or over the wire to another guest.
+//! Creates the guest's RDMA device: rxe0 over a dummy interface, or over the wire to another guest.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -13,10 +13,10 @@ use crate::softroce::config::Network;
 use crate::softroce::rxe;
 use crate::wait;
 
-/// Where two guests say hello to each other.
-const GREETING_PORT: u16 = 18_514;
+/// UDP port of the handshake between two guests.
+const HANDSHAKE_PORT: u16 = 18_514;
 
-/// Creates the device, waits until it can be used, and for a wire until the other end answers.
+/// Creates the device and waits until it is ready. On a wire, also waits until the other guest answers.
 pub(super) fn create(network: &Network) -> Result<()> {
     // SAFETY: this is the only thread of process 1.
     unsafe { std::env::set_var("PATH", "/usr/sbin:/usr/bin:/sbin:/bin") };
@@ -24,7 +24,7 @@ pub(super) fn create(network: &Network) -> Result<()> {
     let _ = rustix::system::sethostname(b"softroce");
     run("ip", &["link", "set", "lo", "up"])?;
     let interface = match network {
-        Network::Alone => {
+        Network::Dummy => {
             modprobe(&["dummy"])?;
             run("ip", &["link", "add", rxe::INTERFACE, "type", "dummy"])?;
             rxe::INTERFACE.to_owned()
@@ -37,7 +37,7 @@ pub(super) fn create(network: &Network) -> Result<()> {
     rxe::configure(&interface, network.own())?;
     rxe::wait_until_ready(network.own(), DEADLINE)?;
     if let Network::Wire { peer, own } = network {
-        greet(*own, *peer).context("the other guest does not answer")?;
+        handshake(*own, *peer).context("the other guest does not answer")?;
     }
     Ok(())
 }
@@ -62,18 +62,20 @@ fn virtio_interface() -> Result<String> {
     found.context("no virtio network interface")
 }
 
-/// Returns when the other guest has answered, which it does once its own device is ready; goes on answering it.
-fn greet(own: Ipv4Addr, peer: Ipv4Addr) -> Result<()> {
+/// Waits for the answer of the other guest, which answers once its own device is ready.
+///
+/// Afterwards, a thread keeps answering the other guest.
+fn handshake(own: Ipv4Addr, peer: Ipv4Addr) -> Result<()> {
     const HELLO: &[u8] = b"hello";
     const ANSWER: &[u8] = b"answer";
-    let socket = UdpSocket::bind(SocketAddrV4::new(own, GREETING_PORT))?;
+    let socket = UdpSocket::bind(SocketAddrV4::new(own, HANDSHAKE_PORT))?;
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;
-    let peer = SocketAddrV4::new(peer, GREETING_PORT);
-    // Longer than the other guest may take to boot.
+    let peer = SocketAddrV4::new(peer, HANDSHAKE_PORT);
+    // This is longer than the other guest may take to boot.
     let deadline = Instant::now() + 3 * DEADLINE;
     let mut buffer = [0; 16];
     loop {
-        // Fails while the wire has no other end; the deadline decides.
+        // Sending fails until the other guest has connected. The loop ends at the deadline.
         let _ = socket.send_to(HELLO, peer);
         match socket.recv(&mut buffer).map(|length| &buffer[..length]) {
             Ok(message) if message == ANSWER => break,
@@ -83,7 +85,7 @@ fn greet(own: Ipv4Addr, peer: Ipv4Addr) -> Result<()> {
             _ => {}
         }
         if Instant::now() > deadline {
-            bail!("no greeting from {peer} within {} s", 3 * DEADLINE.as_secs());
+            bail!("no answer from {peer} within {} s", 3 * DEADLINE.as_secs());
         }
     }
     socket.set_read_timeout(None)?;

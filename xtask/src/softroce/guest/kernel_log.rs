@@ -1,4 +1,4 @@
-//! Warnings of the guest's kernel, relayed as they come.
+//! Relays warnings of the guest's kernel.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
@@ -12,10 +12,10 @@ use rustix::fs::OFlags;
 use super::port::Port;
 use crate::softroce::frame::Frame;
 
-/// The kernel's level for a warning; a lower number is worse.
+/// Kernel log level of a warning. Lower levels are worse.
 const WARNING: u32 = 4;
 
-/// The records of `/dev/kmsg` from now on.
+/// Kernel log records from `/dev/kmsg` since creation.
 #[derive(Clone, Debug)]
 pub(super) struct KernelLog {
     records: Arc<Mutex<File>>,
@@ -23,10 +23,10 @@ pub(super) struct KernelLog {
 }
 
 impl KernelLog {
-    /// Starts to relay warnings to `port`.
+    /// Starts a thread that relays warnings to `port`.
     pub(super) fn relay(port: &Port) -> Result<Self> {
-        // 9p and the network may still be talking about the boot; from here on it is about the command. The console
-        // shows warnings too, for when the guest cannot relay them any more.
+        // Skip messages of the boot, such as those of 9p and the network. The console also shows warnings, in case the
+        // guest can no longer relay them.
         show_warnings_on_console();
         let mut file = OpenOptions::new()
             .read(true)
@@ -46,10 +46,10 @@ impl KernelLog {
         Ok(log)
     }
 
-    /// Relays what has not been relayed.
+    /// Relays all pending records.
     pub(super) fn drain(&self) {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        // One read is one record, at most this long.
+        // A read returns one record, which is at most this long.
         let mut buffer = [0; 8192];
         loop {
             match records.read(&mut buffer) {
@@ -58,7 +58,7 @@ impl KernelLog {
                         let _ = self.port.send(&Frame::Kernel(line));
                     }
                 }
-                // EPIPE: records were overwritten before they were read; the next read goes on after them.
+                // EPIPE: unread records were overwritten. The next read continues after them.
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
                 _ => return,
             }
@@ -66,18 +66,18 @@ impl KernelLog {
     }
 }
 
-/// Best effort: without it the console only says less.
+/// Raises the console log level to include warnings, if possible.
 fn show_warnings_on_console() {
     const LEVEL: &str = "/proc/sys/kernel/printk";
     let levels = std::fs::read_to_string(LEVEL).unwrap_or_default();
     let current: u32 = levels.split_whitespace().next().and_then(|level| level.parse().ok()).unwrap_or(0);
-    // The console shows what is below its level.
+    // The console shows messages below its level.
     if current <= WARNING {
         let _ = std::fs::write(LEVEL, (WARNING + 1).to_string());
     }
 }
 
-/// The text of a record `priority,sequence,microseconds,flags;text` if it is a warning or worse.
+/// Text of a record `priority,sequence,microseconds,flags;text`, if its level is warning or worse.
 fn warning(record: &str) -> Option<String> {
     let (header, text) = record.split_once(';')?;
     let mut fields = header.split(',');
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_are_told_from_information() {
+    fn only_warnings_are_relayed() {
         let record = "4,339,5140900,-;rdma_rxe: qp#17 moved to error state\n SUBSYSTEM=rdma\n";
         assert_eq!(warning(record).as_deref(), Some("[    5.140900] rdma_rxe: qp#17 moved to error state"));
         assert_eq!(warning("6,340,5140901,-;rdma_rxe: loaded\n"), None);

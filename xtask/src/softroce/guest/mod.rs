@@ -1,6 +1,6 @@
-//! The inside of a guest: this program as process 1, from the first module to the end of the command.
+//! The part that runs in a guest: this program as init, which sets up the guest and runs the command.
 //!
-//! If it fails before it can say so, it exits, which the kernel turns into a panic, which ends QEMU.
+//! If init fails before it can report the error, it exits. The kernel then panics, which ends QEMU.
 
 mod command;
 mod device;
@@ -19,13 +19,13 @@ use super::config::Config;
 use super::frame::Frame;
 use super::initramfs;
 
-/// The argument that makes this program the init of a guest.
+/// First argument of this program that makes it the init of a guest.
 pub(crate) const ARGUMENT: &str = "softroce-init";
 
-/// How long anything in the guest may take that takes milliseconds on an idle machine.
+/// Time limit for each step that takes milliseconds on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Runs the guest. Whoever started it ends it, once it has said [`Frame::Exit`] or [`Frame::Failed`].
+/// Runs the guest. The host kills it after [`Frame::Exit`] or [`Frame::Failed`].
 pub(crate) fn init() -> Result<()> {
     root::mount_kernel_file_systems(Path::new("/"))?;
     root::load_modules(Path::new(initramfs::MODULES))?;

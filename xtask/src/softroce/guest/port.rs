@@ -15,15 +15,15 @@ use crate::wait;
 pub(super) struct Port(Arc<Mutex<File>>);
 
 impl Port {
-    /// Waits for the port and opens it.
+    /// Waits until the port exists and opens it.
     pub(super) fn open() -> Result<Self> {
-        // The node appears a moment after the entry in sysfs.
+        // The device node appears shortly after the entry in sysfs.
         let opened = wait::until(DEADLINE, || OpenOptions::new().write(true).open(find()?).ok());
         let file = opened.with_context(|| format!("no virtio serial port named {PORT}"))?;
         Ok(Self(Arc::new(Mutex::new(file))))
     }
 
-    /// Sends `frame`, after what was sent before.
+    /// Sends `frame` after all earlier frames.
     pub(super) fn send(&self, frame: &Frame) -> Result<()> {
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(frame.write_to(&mut *file)?)

@@ -20,9 +20,9 @@ const SIZES: [u64; 2] = [8, 1 << 20];
 
 /// Tests of `ucx_perftest` in which both sides take part, so that a side may sleep until something arrives.
 const TWO_SIDED: [&str; 4] = ["tag_lat", "tag_bw", "ucp_am_lat", "stream_bw"];
-/// One-sided tests, which raise no events at the target. It spins on its memory; if it slept, no device would wake it.
+/// One-sided tests, which raise no events at the target. The target spins on its memory, because no event would wake it.
 const ONE_SIDED: [&str; 3] = ["ucp_put_lat", "ucp_put_bw", "ucp_get"];
-/// UCX emulates these by messages, since `rc_verbs` lacks some of the operations that its protocols want.
+/// Atomics that UCX emulates by messages, since `rc_verbs` lacks some operations that its protocols need.
 const ATOMIC: [&str; 3] = ["ucp_add", "ucp_fadd", "ucp_cswap"];
 /// Atomic operations of the device itself, below the protocols of UCX.
 const DEVICE_ATOMIC: [&str; 3] = ["add_mr", "fadd", "cswap"];
@@ -31,7 +31,7 @@ const DEVICE_ATOMIC: [&str; 3] = ["add_mr", "fadd", "cswap"];
 const RING: &str = include_str!("ring.c");
 const RANKS: &str = "4";
 
-/// Runs everything, `--repeat` times.
+/// Runs all exchanges `--repeat` times.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let root = match Root::get() {
         Ok(root) => root,
@@ -124,7 +124,7 @@ impl Exchange {
     }
 }
 
-/// Has UCX use these transports of soft0 and nothing else.
+/// Restricts UCX to these transports of soft0.
 fn over(command: &mut Command, transports: &str) {
     command.env("UCX_TLS", transports).env("UCX_NET_DEVICES", "soft0:1");
 }

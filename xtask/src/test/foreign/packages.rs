@@ -1,4 +1,4 @@
-//! Programs of Debian, unpacked below the target directory and not installed.
+//! Debian packages, unpacked below the target directory without being installed.
 
 use std::env::consts::ARCH;
 use std::fs;
@@ -10,21 +10,21 @@ use anyhow::{Context, Result, bail};
 use crate::apt::{self, Apt};
 use crate::{process, soft, workspace};
 
-/// Packages whose programs are run; their dependencies are unpacked, too.
+/// Packages to unpack, together with their dependencies.
 const PROGRAMS: [&str; 2] = ["ucx-utils", "openmpi-bin"];
-/// A package of which only a header is used.
+/// A package that is needed for one header.
 const HEADERS: [&str; 1] = ["libopenmpi-dev"];
 
-/// The directory that packages are unpacked into, without those that the machine has installed.
+/// The directory of the unpacked packages. It lacks packages that this machine has installed.
 #[derive(Debug)]
 pub(super) struct Root {
     path: PathBuf,
-    /// The library that programs get in place of libibverbs.
+    /// The library that programs load in place of libibverbs.
     library: PathBuf,
 }
 
 impl Root {
-    /// Downloads the packages, unless an earlier run has.
+    /// Downloads and unpacks the packages, unless an earlier run did.
     pub(super) fn get() -> Result<Root> {
         let path = workspace::target_dir()?.join("foreign").join(apt::codename());
         let root = Root { path, library: soft::library()? };
@@ -35,7 +35,7 @@ impl Root {
         Ok(root)
     }
 
-    /// A place for files of the tests.
+    /// A path for a file of the tests.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.path.with_extension("files").join(name)
     }
@@ -45,7 +45,7 @@ impl Root {
         self.libraries().join("openmpi/include")
     }
 
-    /// The library that programs of MPI are linked with.
+    /// The library that MPI programs link.
     pub(super) fn mpi_library(&self) -> PathBuf {
         let name = "libmpi.so.40";
         let unpacked = self.libraries().join(name);
@@ -59,7 +59,7 @@ impl Root {
         Ok(command)
     }
 
-    /// As [`Root::command`], without soft0.
+    /// Like [`Root::command`], without soft0.
     fn plain_command(&self, program: &str) -> Command {
         let unpacked = self.path.join("usr/bin").join(program);
         let mut command = if unpacked.exists() { Command::new(unpacked) } else { Command::new(program) };
@@ -107,7 +107,7 @@ impl Root {
     }
 }
 
-/// Where packages have their libraries.
+/// Library directories of the packages.
 fn system_libraries() -> PathBuf {
     Path::new("/usr/lib").join(format!("{ARCH}-linux-gnu"))
 }

@@ -1,4 +1,4 @@
-//! Polling completion queues, by `ibv_poll_cq` and by a cursor.
+//! Polling completion queues with `ibv_poll_cq` and with a cursor.
 
 use std::ffi::{c_int, c_uint};
 
@@ -7,7 +7,7 @@ use rdma_sys::*;
 use crate::fake::config::Mode;
 use crate::fake::state::{State, enter};
 
-/// Sets what always is and what was asked for; the rest stays NULL.
+/// Sets the mandatory functions and the requested accessors. The others stay NULL.
 pub(super) fn set_accessors(cq: &mut ibv_cq_ex, fields: u64) {
     cq.start_poll = Some(start_poll);
     cq.next_poll = Some(next_poll);
@@ -28,7 +28,7 @@ pub(super) fn set_accessors(cq: &mut ibv_cq_ex, fields: u64) {
 }
 
 impl State {
-    /// Before a poll: executes what waits for one.
+    /// Executes work that waits for a poll.
     fn before_poll(&mut self, cq: usize) {
         self.needs_no_batch([cq, cq], "polling");
         if self.mode == Mode::AtPoll {
@@ -41,7 +41,7 @@ pub(in crate::fake) unsafe extern "C" fn poll_cq(raw: *mut ibv_cq, room: c_int, 
     enter(raw, "ibv_poll_cq", |state, _| {
         state.before_poll(raw.addr());
         if state.fault("ibv_poll_cq").is_some() {
-            // What mlx5 returns; nobody promises an errno.
+            // mlx5 returns this value. The manual page promises no errno.
             return -2;
         }
         let Some(cq) = state.cq(raw.addr(), "ibv_poll_cq") else { return -1 };
@@ -49,7 +49,7 @@ pub(in crate::fake) unsafe extern "C" fn poll_cq(raw: *mut ibv_cq, room: c_int, 
             return -1;
         }
         if cq.polling.is_some() {
-            state.violation("ibv_poll_cq between start_poll and end_poll waits for ever");
+            state.violation("deadlock: ibv_poll_cq between start_poll and end_poll");
             return -1;
         }
         let mut taken = 0;
@@ -75,7 +75,7 @@ unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr
         let fault = state.fault("start_poll");
         let Some(cq) = state.cq(raw.addr(), "start_poll") else { return libc::EINVAL };
         if cq.polling.is_some() {
-            state.violation("start_poll between start_poll and end_poll waits for ever");
+            state.violation("deadlock: start_poll between start_poll and end_poll");
             return libc::EINVAL;
         }
         if let Some(errno) = fault {
@@ -89,7 +89,7 @@ unsafe extern "C" fn start_poll(raw: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr
             return libc::ENOENT;
         }
         cq.polling = Some(std::thread::current().id());
-        let release = cq.stand();
+        let release = cq.load_entry();
         release.into_iter().for_each(|release| state.release(release));
         0
     })
@@ -104,13 +104,13 @@ unsafe extern "C" fn next_poll(raw: *mut ibv_cq_ex) -> c_int {
             state.violation("next_poll outside of start_poll and end_poll");
             return libc::EINVAL;
         }
-        cq.standing = false;
+        cq.on_completion = false;
         if let Some(errno) = fault {
             return errno;
         }
         let next = cq.after(cq.current);
         if rxe {
-            // rdma-core 44 moves the cursor before it looks, and end_poll moves it once more.
+            // rdma-core 44 moves the cursor before it checks for a completion, and end_poll moves it again.
             cq.current = next;
             if next == cq.producer {
                 cq.consumer = next;
@@ -120,7 +120,7 @@ unsafe extern "C" fn next_poll(raw: *mut ibv_cq_ex) -> c_int {
             return libc::ENOENT;
         }
         cq.current = next;
-        let release = cq.stand();
+        let release = cq.load_entry();
         release.into_iter().for_each(|release| state.release(release));
         0
     })
@@ -134,7 +134,7 @@ unsafe extern "C" fn end_poll(raw: *mut ibv_cq_ex) {
             return;
         }
         cq.polling = None;
-        cq.standing = false;
+        cq.on_completion = false;
         cq.consumer = cq.after(cq.current);
     });
 }
@@ -144,7 +144,7 @@ macro_rules! accessors {
     ($($name:ident -> $ty:ty = |$cqe:ident| $value:expr;)+) => {
         $(unsafe extern "C" fn $name(raw: *mut ibv_cq_ex) -> $ty {
             enter(raw, stringify!($name), |state, _| {
-                let found = state.cq(raw.addr(), stringify!($name)).filter(|cq| cq.standing);
+                let found = state.cq(raw.addr(), stringify!($name)).filter(|cq| cq.on_completion);
                 let $cqe = found.map(|cq| cq.ring[cq.current as usize]);
                 if $cqe.is_none() {
                     state.violation(concat!(stringify!($name), " while the cursor is on no completion"));
@@ -177,7 +177,7 @@ unsafe extern "C" fn read_tm_info(raw: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info
 
 fn read_tag(raw: *mut ibv_cq_ex) -> (u64, u32) {
     enter(raw, "read_tm_info", |state, _| {
-        let found = state.cq(raw.addr(), "read_tm_info").filter(|cq| cq.standing);
+        let found = state.cq(raw.addr(), "read_tm_info").filter(|cq| cq.on_completion);
         let cqe = found.map(|cq| cq.ring[cq.current as usize]);
         if cqe.is_none() {
             state.violation("read_tm_info while the cursor is on no completion");

@@ -1,0 +1,5 @@
+//! Helpers of the unit tests.
+
+mod modules;
+pub(crate) mod sample;
+pub(crate) mod scratch;

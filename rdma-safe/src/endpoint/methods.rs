@@ -1,0 +1,149 @@
+//! Connecting and posting. [`EndpointMut`](super::EndpointMut) has the same methods.
+
+use super::post::Transfer;
+use super::{Batch, Endpoint, FailedWork, Rejected, Work, WorkId};
+use crate::explain::Explanation;
+use crate::interface::Interface;
+use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, QueuePairAddress, RemoteMemory, Result};
+
+impl<I: Interface> Endpoint<I> {
+    /// The address that a peer needs to connect to this endpoint. Exchange it out of band.
+    #[must_use]
+    #[inline]
+    pub fn address(&self) -> QueuePairAddress {
+        self.poster.address
+    }
+
+    /// Connects to the peer at `remote`: [`QueuePair::connect`]. Send only after the peer has connected as
+    /// well.
+    ///
+    /// # Errors
+    /// Like [`QueuePair::connect`].
+    #[inline]
+    pub fn connect(&mut self, remote: &QueuePairAddress) -> Result<()> {
+        self.connect_with(remote, &ConnectOptions::default())
+    }
+
+    /// Like [`connect`](Self::connect), with options.
+    ///
+    /// # Errors
+    /// Like [`QueuePair::connect`].
+    #[inline]
+    pub fn connect_with(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
+        self.poster.connect_with(remote, options)
+    }
+
+    /// Posts a receive: the next message of the peer goes into `buffer`, up to its capacity.
+    ///
+    /// Receives can be posted as soon as the endpoint is built. Post them before the peer sends.
+    ///
+    /// # Errors
+    /// [`Rejected`] returns the buffer.
+    #[inline(always)]
+    pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+        self.poster.receive(buffer)
+    }
+
+    /// Posts one piece of work: the one way to post anything but receives.
+    ///
+    /// [`send`](Self::send), [`send_inline`](Self::send_inline), [`write`](Self::write) and [`read`](Self::read)
+    /// are shorthands. [`batch`](Self::batch) posts several pieces with one doorbell.
+    ///
+    /// # Errors
+    /// [`Rejected`] returns the buffer.
+    #[inline]
+    pub fn post(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
+        self.poster.post(work)
+    }
+
+    /// Sends the bytes of `buffer` up to its length: shorthand for [`Work::send`].
+    ///
+    /// # Errors
+    /// Like [`post`](Self::post).
+    #[inline(always)]
+    pub fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+        self.poster.post_buffer(Transfer::Send, buffer)
+    }
+
+    /// Sends bytes that are copied during posting: shorthand for [`Work::send_inline`].
+    ///
+    /// # Errors
+    /// [`PostError::InlineTooLong`] if there are more than
+    /// [`EndpointBuilder::inline_data`](crate::EndpointBuilder::inline_data) bytes; the errors of
+    /// [`post`](Self::post).
+    #[inline]
+    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<WorkId, PostError> {
+        self.poster.send_inline(bytes)
+    }
+
+    /// Writes the bytes of `buffer` up to its length to the start of `remote`: shorthand for [`Work::write`].
+    ///
+    /// # Errors
+    /// Like [`post`](Self::post); [`PostError::RemoteTooShort`].
+    #[inline(always)]
+    pub fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+        self.poster.post_buffer(Transfer::Write(remote), buffer)
+    }
+
+    /// Reads from the start of `remote` into `buffer`: shorthand for [`Work::read`]. The length of `buffer` is the
+    /// number of bytes.
+    ///
+    /// # Errors
+    /// Like [`post`](Self::post); [`PostError::RemoteTooShort`].
+    #[inline(always)]
+    pub fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+        self.poster.post_buffer(Transfer::Read(remote), buffer)
+    }
+
+    /// Begins a batch of work to be posted with one doorbell, which costs less than one doorbell for each piece.
+    ///
+    /// # Errors
+    /// [`PostError::NotReady`] before [`connect`](Self::connect); [`PostError::EndpointFailed`].
+    #[inline]
+    pub fn batch(&mut self) -> Result<Batch<'_>, PostError> {
+        self.poster.batch()
+    }
+
+    /// Number of sends, writes, reads and atomics that are posted or pending, and not completed.
+    #[must_use]
+    #[inline]
+    pub fn sends_in_flight(&self) -> u64 {
+        self.poster.live.sends.in_flight()
+    }
+
+    /// The part of these sends that is pending:
+    /// [`EndpointBuilder::pending_sends`](crate::EndpointBuilder::pending_sends).
+    #[must_use]
+    #[inline]
+    pub fn pending_sends(&self) -> u64 {
+        self.poster.live.sends.pending()
+    }
+
+    /// Number of receives that are posted and not completed.
+    #[must_use]
+    #[inline]
+    pub fn receives_in_flight(&self) -> u64 {
+        self.poster.live.receives.in_flight()
+    }
+
+    /// The domain that buffers must belong to.
+    #[must_use]
+    #[inline]
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.poster.pd
+    }
+
+    /// Read-only access to the queue pair.
+    #[must_use]
+    #[inline]
+    pub fn queue_pair(&self) -> &QueuePair {
+        &self.poster.live.qp
+    }
+
+    /// Explains why work of this endpoint failed. Queries the queue pair and the port, with system calls.
+    #[must_use]
+    #[inline]
+    pub fn explain(&self, failed: &FailedWork) -> Explanation {
+        failed.explain_by(self.queue_pair())
+    }
+}

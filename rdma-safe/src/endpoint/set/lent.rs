@@ -1,0 +1,167 @@
+//! Endpoints that a set lends.
+
+use std::fmt;
+
+use super::super::post::Transfer;
+use super::super::{Batch, FailedWork, Poster, Rejected, Work, WorkId};
+use crate::explain::Explanation;
+use crate::qp::QueuePairAttributes;
+use crate::{Buffer, ConnectOptions, PostError, ProtectionDomain, QueuePair, QueuePairAddress, RemoteMemory, Result};
+
+/// An endpoint of an [`EndpointSet`](crate::EndpointSet), lent for connecting and posting.
+///
+/// It has the methods of an [`Endpoint`](crate::Endpoint) except polling, which the set does.
+pub struct EndpointMut<'s> {
+    pub(super) poster: &'s mut Poster,
+}
+
+impl EndpointMut<'_> {
+    /// Modifies the queue pair, as a connection manager requires.
+    pub(crate) fn advance(&mut self, attributes: &QueuePairAttributes) -> Result<()> {
+        self.poster.advance(attributes)
+    }
+
+    /// The address that a peer needs to connect to this endpoint: [`Endpoint::address`](crate::Endpoint::address).
+    #[must_use]
+    #[inline]
+    pub fn address(&self) -> QueuePairAddress {
+        self.poster.address
+    }
+
+    /// Connects to the peer at `remote`: [`Endpoint::connect`](crate::Endpoint::connect).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::connect`](crate::Endpoint::connect).
+    #[inline]
+    pub fn connect(&mut self, remote: &QueuePairAddress) -> Result<()> {
+        self.connect_with(remote, &ConnectOptions::default())
+    }
+
+    /// Like [`connect`](Self::connect), with options: [`Endpoint::connect_with`](crate::Endpoint::connect_with).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::connect_with`](crate::Endpoint::connect_with).
+    #[inline]
+    pub fn connect_with(&mut self, remote: &QueuePairAddress, options: &ConnectOptions) -> Result<()> {
+        self.poster.connect_with(remote, options)
+    }
+
+    /// Posts a receive; the next message of the peer goes into `buffer`:
+    /// [`Endpoint::receive`](crate::Endpoint::receive).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::receive`](crate::Endpoint::receive).
+    #[inline(always)]
+    pub fn receive(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+        self.poster.receive(buffer)
+    }
+
+    /// Posts one piece of work: [`Endpoint::post`](crate::Endpoint::post).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::post`](crate::Endpoint::post).
+    #[inline]
+    pub fn post(&mut self, work: Work<'_>) -> Result<WorkId, Rejected> {
+        self.poster.post(work)
+    }
+
+    /// Sends the bytes of `buffer` up to its length: [`Endpoint::send`](crate::Endpoint::send).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::send`](crate::Endpoint::send).
+    #[inline(always)]
+    pub fn send(&mut self, buffer: Buffer) -> Result<WorkId, Rejected> {
+        self.poster.post_buffer(Transfer::Send, buffer)
+    }
+
+    /// Sends bytes that are copied during posting: [`Endpoint::send_inline`](crate::Endpoint::send_inline).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::send_inline`](crate::Endpoint::send_inline).
+    #[inline]
+    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<WorkId, PostError> {
+        self.poster.send_inline(bytes)
+    }
+
+    /// Writes the bytes of `buffer` up to its length to the start of `remote`:
+    /// [`Endpoint::write`](crate::Endpoint::write).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::write`](crate::Endpoint::write).
+    #[inline(always)]
+    pub fn write(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+        self.poster.post_buffer(Transfer::Write(remote), buffer)
+    }
+
+    /// Reads from the start of `remote` into `buffer`: [`Endpoint::read`](crate::Endpoint::read).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::read`](crate::Endpoint::read).
+    #[inline(always)]
+    pub fn read(&mut self, buffer: Buffer, remote: RemoteMemory) -> Result<WorkId, Rejected> {
+        self.poster.post_buffer(Transfer::Read(remote), buffer)
+    }
+
+    /// Begins a batch of work to be posted with one doorbell: [`Endpoint::batch`](crate::Endpoint::batch).
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::batch`](crate::Endpoint::batch).
+    #[inline]
+    pub fn batch(&mut self) -> Result<Batch<'_>, PostError> {
+        self.poster.batch()
+    }
+
+    /// Number of sends, writes, reads and atomics that are posted or pending, and not completed:
+    /// [`Endpoint::sends_in_flight`](crate::Endpoint::sends_in_flight).
+    #[must_use]
+    #[inline]
+    pub fn sends_in_flight(&self) -> u64 {
+        self.poster.live.sends.in_flight()
+    }
+
+    /// The part of these sends that is pending: [`Endpoint::pending_sends`](crate::Endpoint::pending_sends).
+    #[must_use]
+    #[inline]
+    pub fn pending_sends(&self) -> u64 {
+        self.poster.live.sends.pending()
+    }
+
+    /// Number of receives that are posted and not completed:
+    /// [`Endpoint::receives_in_flight`](crate::Endpoint::receives_in_flight).
+    #[must_use]
+    #[inline]
+    pub fn receives_in_flight(&self) -> u64 {
+        self.poster.live.receives.in_flight()
+    }
+
+    /// The domain that buffers must belong to: [`Endpoint::pd`](crate::Endpoint::pd).
+    #[must_use]
+    #[inline]
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.poster.pd
+    }
+
+    /// Read-only access to the queue pair: [`Endpoint::queue_pair`](crate::Endpoint::queue_pair).
+    #[must_use]
+    #[inline]
+    pub fn queue_pair(&self) -> &QueuePair {
+        &self.poster.live.qp
+    }
+
+    /// Explains why work of this endpoint failed: [`Endpoint::explain`](crate::Endpoint::explain).
+    #[must_use]
+    #[inline]
+    pub fn explain(&self, failed: &FailedWork) -> Explanation {
+        failed.explain_by(self.queue_pair())
+    }
+}
+
+impl fmt::Debug for EndpointMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointMut")
+            .field("queue_pair", self.queue_pair())
+            .field("sends_in_flight", &self.sends_in_flight())
+            .field("receives_in_flight", &self.receives_in_flight())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,60 @@
+//! Messages for a missing library, device or address.
+
+use std::fmt::{Formatter, Result};
+
+use rdma_sys::LoadError;
+
+use super::Error;
+
+macro_rules! soft {
+    () => {
+        "call rdma_safe::soft::install_by_default() before the first verb to run on soft0, the software RNIC of the \
+         feature `soft`, if there is no RDMA device"
+    };
+}
+
+/// Advice to use soft0, which needs neither RDMA devices nor libraries.
+pub(super) const SOFT: &str = soft!();
+
+pub(super) const NO_DEVICE: &str = concat!(
+    "no RDMA device found (libibverbs is loaded and ibv_get_device_list is empty); ",
+    soft!(),
+    "; for a device of the kernel, check `rdma link` and `ls /sys/class/infiniband`, load the driver of your RNIC, or create a \
+     software RNIC: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE`"
+);
+
+/// The message includes the library's error, so that error is not a `source`.
+impl From<&'static LoadError> for Error {
+    fn from(error: &'static LoadError) -> Error {
+        Error::Load(error)
+    }
+}
+
+pub(super) fn load(error: &&LoadError, f: &mut Formatter<'_>) -> Result {
+    write!(f, "{error}")?;
+    match error {
+        // soft0 has no connection manager.
+        LoadError::Library { library, .. } if library.starts_with("libibverbs") => write!(f, "; or {SOFT}"),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn no_such_gid(device: &String, port: &u8, index: &u32, table_len: &u32, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "{device} port {port} has no GID at index {index} (the table has {table_len} entries, many may be empty); list them with \
+         the show_gids example or /sys/class/infiniband/{device}/ports/{port}/gids"
+    )
+}
+
+pub(super) fn no_gid(device: &String, port: &u8, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "{device} port {port} has no usable GID; on RoCE a GID appears when the network interface below the device is up and \
+         has an address"
+    )
+}
+
+pub(super) fn advice_on_name(requested: &str) -> String {
+    if requested.starts_with("named soft") { format!("; {SOFT} or RDMA_DEVICE names it") } else { String::new() }
+}

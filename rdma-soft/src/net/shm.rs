@@ -1,0 +1,406 @@
+//! Shared memory between peers on one host.
+//!
+//! Each side sends through a [`ShmSender`]: a ring in its own memory. It finds the peer by an abstract Unix socket with the
+//! peer's IP address in its name, and passes the memory through it. Messages are those that UDP would carry, behind a
+//! [prefix](encode_prefix). They take no system call while both sides are awake. None is lost, because the sender sees when the
+//! ring is full.
+//!
+//! Names of abstract sockets belong to a network namespace, as addresses do, and any process may bind any of them. So only
+//! peers of the same user use shared memory. After the handshake the connection has two purposes: a byte wakes a sleeping peer,
+//! and its end reports that the peer is gone.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+use std::{mem, ptr};
+
+use super::interface;
+use super::mmsg::{cmsg_space, put_cmsg};
+use super::ring::{self, RingError};
+use super::sockaddr::{SockAddr, is_link_local};
+use super::socket::check_neg;
+use crate::transport::Time;
+
+/// Bytes before the packets of a message: segment size and traffic class.
+pub(super) const PREFIX: usize = 4;
+
+/// Maximum connections that wait to be accepted.
+const BACKLOG: libc::c_int = 1024;
+
+/// Encodes the prefix of a message.
+pub(super) fn encode_prefix(segment: usize, class: u8) -> [u8; PREFIX] {
+    let [high, low] = (segment as u16).to_be_bytes();
+    [high, low, class, 0]
+}
+
+/// Splits a message into segment size, traffic class and packets. `None` if the prefix is invalid.
+pub(super) fn split_prefix(message: &[u8]) -> Option<(usize, u8, &[u8])> {
+    let ([high, low, class, 0], packets) = message.split_first_chunk::<PREFIX>()? else { return None };
+    let segment = u16::from_be_bytes([*high, *low]).into();
+    (segment > 0).then_some((segment, *class, packets))
+}
+
+/// The endpoint for same-host peers: a listening Unix socket at an IP address.
+pub(super) struct Shm {
+    listener: OwnedFd,
+    /// The epoll set of the listener and of all connections.
+    poll: OwnedFd,
+    address: IpAddr,
+    /// Addresses of this host when the endpoint was opened, except loopback.
+    local_addresses: Vec<IpAddr>,
+}
+
+impl Shm {
+    /// Listens at an address. `None` if shared memory is not available there.
+    pub(super) fn open(address: IpAddr) -> Option<Shm> {
+        let is_link_only = matches!(address, IpAddr::V6(v6) if is_link_local(&v6));
+        if is_link_only {
+            return None;
+        }
+        let (listener, name) = (unix_socket().ok()?, SockAddr::unix(address));
+        // SAFETY: the name is valid and has this length. The other arguments are numbers.
+        let poll = unsafe {
+            check_neg(libc::bind(listener.as_raw_fd(), (&raw const name).cast(), name.unix_len())).ok()?;
+            check_neg(libc::listen(listener.as_raw_fd(), BACKLOG)).ok()?;
+            owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)).ok()?
+        };
+        let shm = Shm { listener, poll, address, local_addresses: interface::addresses() };
+        shm.register(shm.listener.as_fd(), LISTENER_TOKEN).ok()?;
+        Some(shm)
+    }
+
+    /// Whether an address belongs to this host. Link-local addresses do not count.
+    pub(super) fn is_local(&self, address: &IpAddr) -> bool {
+        address.is_loopback() || self.local_addresses.contains(address)
+    }
+
+    /// Like [`is_local`](Shm::is_local), but also true for an address that this host got later.
+    pub(super) fn is_local_now(&self, address: &IpAddr) -> bool {
+        self.is_local(address) || interface::addresses().contains(address)
+    }
+
+    /// Descriptor to poll for packets of same-host peers.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.poll.as_fd()
+    }
+
+    /// Connects to the peer at an address. [`Ready::closed_sender`] reports the end of the connection by this number.
+    ///
+    /// # Errors
+    /// No process of the same user listens at the address, its backlog is full, or there is no memory.
+    pub(super) fn connect(&self, to: IpAddr, token: usize, now: Time) -> io::Result<ShmSender> {
+        let (connection, name) = (unix_socket()?, SockAddr::unix(to));
+        // SAFETY: the name is valid and has this length.
+        unsafe { check_neg(libc::connect(connection.as_raw_fd(), (&raw const name).cast(), name.unix_len()))? };
+        check_same_user(connection.as_fd())?;
+        let (ring, memory) = ring::Sender::new()?;
+        // Edge-triggered, so the end is reported once. A child process may keep the connection open when it is closed here.
+        self.epoll_add(connection.as_fd(), SENDER_FLAG | token as u64, libc::EPOLLRDHUP | libc::EPOLLET)?;
+        send_handshake(connection.as_fd(), self.address, memory.as_fd())?;
+        Ok(ShmSender { connection, ring, checked_at: now, has_sent_since_kick: false })
+    }
+
+    /// Accepts a connection.
+    ///
+    /// # Errors
+    /// No connection is pending, the peer belongs to another user, or the system refuses.
+    pub(super) fn accept(&self) -> io::Result<OwnedFd> {
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: null pointers request no address.
+        let accepted =
+            unsafe { owned(libc::accept4(self.listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags)) };
+        match accepted {
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED)) => {
+                // Out of descriptors or memory. New peers use UDP instead.
+                self.unregister(self.listener.as_fd());
+                // SAFETY: the arguments are numbers.
+                unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
+                Err(error)
+            }
+            accepted => accepted.and_then(|connection| check_same_user(connection.as_fd()).map(|()| connection)),
+        }
+    }
+
+    /// Adds a descriptor to the epoll set under this token.
+    pub(super) fn register(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        self.epoll_add(fd, token, libc::EPOLLIN | libc::EPOLLRDHUP)
+    }
+
+    fn epoll_add(&self, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
+        // SAFETY: the event is valid.
+        let result =
+            unsafe { libc::epoll_ctl(self.poll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) };
+        check_neg(result).map(drop)
+    }
+
+    pub(super) fn unregister(&self, fd: BorrowedFd<'_>) {
+        // SAFETY: the arguments are numbers, and no event is passed.
+        unsafe { libc::epoll_ctl(self.poll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd.as_raw_fd(), ptr::null_mut()) };
+    }
+
+    /// Returns descriptors with events.
+    pub(super) fn ready(&self) -> impl Iterator<Item = Ready> + use<> {
+        const MOST: usize = 16;
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST];
+        // SAFETY: the array has room for that many events.
+        let count = unsafe { libc::epoll_wait(self.poll.as_raw_fd(), events.as_mut_ptr(), MOST as libc::c_int, 0) };
+        events.into_iter().take(usize::try_from(count).unwrap_or(0)).map(|event| Ready {
+            token: event.u64,
+            has_ended: event.events & (libc::EPOLLHUP | libc::EPOLLRDHUP | libc::EPOLLERR) as u32 != 0,
+        })
+    }
+}
+
+/// A descriptor with an event.
+pub(super) struct Ready {
+    /// Token passed to [`register`](Shm::register).
+    pub(super) token: u64,
+    /// Whether the peer has closed the connection.
+    pub(super) has_ended: bool,
+}
+
+impl Ready {
+    /// Returns the number of the [`ShmSender`] whose connection was closed.
+    pub(super) fn closed_sender(&self) -> Option<usize> {
+        let is_sender = self.token & SENDER_FLAG != 0 && self.token != LISTENER_TOKEN;
+        is_sender.then_some((self.token & !SENDER_FLAG) as usize)
+    }
+}
+
+/// A connection to a same-host peer, with the ring to send through.
+pub(crate) struct ShmSender {
+    connection: OwnedFd,
+    ring: ring::Sender,
+    /// Time of the last check that the peer exists.
+    checked_at: Time,
+    /// Whether a message was added since the last [`kick`](ShmSender::kick).
+    has_sent_since_kick: bool,
+}
+
+impl ShmSender {
+    /// Adds a message to the ring.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the ring is full. Any other error means that the peer is gone.
+    pub(super) fn add(&mut self, message: &[u8], now: Time) -> io::Result<()> {
+        if self.ring.is_closed() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if self.checked_at + CHECK_INTERVAL <= now {
+            self.check_alive()?;
+            self.checked_at = now;
+        }
+        self.has_sent_since_kick = true;
+        self.ring.add(message).map_err(|refused| match refused {
+            RingError::Full => io::Error::from_raw_os_error(libc::EAGAIN),
+            RingError::Broken => io::ErrorKind::InvalidData.into(),
+        })
+    }
+
+    /// Wakes the peer if it has armed its wake-up. A failure is ignored: the next check finds that the peer is gone.
+    pub(super) fn wake(&mut self) {
+        if self.ring.take_wakeup() && self.send_byte().is_err() {
+            self.ring.restore_wakeup();
+        }
+    }
+
+    /// Wakes the peer's server thread if messages were added since the last call, even if it has not armed its wake-up.
+    ///
+    /// The server does not arm it while it expects its program to poll. The program may have stopped polling to wait for a
+    /// change of memory.
+    pub(super) fn kick(&mut self) {
+        if std::mem::take(&mut self.has_sent_since_kick) {
+            // A failure is ignored: the next check finds that the peer is gone.
+            _ = self.send_byte();
+        }
+    }
+
+    fn send_byte(&self) -> io::Result<()> {
+        // SAFETY: the byte is valid.
+        let sent = unsafe { libc::send(self.connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+        match check_neg(sent as libc::c_int) {
+            // The socket is full of wake bytes, so the peer is being woken.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// Whether the peer has ever mapped the ring.
+    pub(super) fn was_opened(&self) -> bool {
+        self.ring.was_opened()
+    }
+
+    /// Checks that the peer has not closed the connection.
+    pub(super) fn check_alive(&self) -> io::Result<()> {
+        // Check only for the end of the connection. The peer may have sent bytes before.
+        let mut poll = libc::pollfd { fd: self.connection.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: the array has one valid entry. `revents` has the result.
+        unsafe { libc::poll(&raw mut poll, 1, 0) };
+        if poll.revents == 0 { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    }
+}
+
+/// Sends this side's IP address and the memory of the ring (`SCM_RIGHTS`).
+fn send_handshake(connection: BorrowedFd<'_>, address: IpAddr, memory: BorrowedFd<'_>) -> io::Result<()> {
+    let text = address.to_string();
+    let mut part = libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() };
+    let mut control = DescriptorControl::default();
+    put_cmsg(&mut control.0, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &memory.as_raw_fd().to_ne_bytes());
+    // SAFETY: all fields may be zero. The message points to the text and to the control message, which are valid.
+    unsafe {
+        let mut header = mem::zeroed::<libc::msghdr>();
+        (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), DESCRIPTOR_CONTROL as _);
+        check_neg(libc::sendmsg(connection.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) as libc::c_int).map(drop)
+    }
+}
+
+/// Receives a peer's IP address and the memory of its ring.
+///
+/// # Errors
+/// `WouldBlock` if nothing has arrived. Any other error means that the handshake is invalid.
+pub(super) fn receive_handshake(connection: BorrowedFd<'_>) -> io::Result<(IpAddr, OwnedFd)> {
+    let mut text = [0_u8; 64];
+    let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
+    let mut control = DescriptorControl::default();
+    // SAFETY: all fields may be zero. The message points to room for the text and for one descriptor. The kernel writes
+    // complete control messages, and a received descriptor is new and owned by nobody else. `msg_controllen` excludes the
+    // alignment padding, which would hold a second descriptor. The kernel closes descriptors without room.
+    let (len, memory) = unsafe {
+        let mut header = mem::zeroed::<libc::msghdr>();
+        (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+        let len_of_one = libc::CMSG_LEN(mem::size_of::<libc::c_int>() as u32);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), len_of_one as _);
+        let len =
+            check_neg(libc::recvmsg(connection.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) as libc::c_int)?;
+        let first = libc::CMSG_FIRSTHDR(&raw const header);
+        let is_one = !first.is_null()
+            && ((*first).cmsg_level, (*first).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS)
+            && (*first).cmsg_len as usize == len_of_one as usize;
+        let fd = is_one.then(|| libc::CMSG_DATA(first).cast::<libc::c_int>().read_unaligned());
+        (len, fd.map(|fd| OwnedFd::from_raw_fd(fd)))
+    };
+    let address = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse().ok());
+    address.zip(memory).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Reads one wake byte.
+pub(super) fn read_wake_byte(connection: BorrowedFd<'_>) {
+    // SAFETY: there is room for one byte. The call has no room for descriptors, so the kernel discards any that arrive.
+    unsafe { libc::recv(connection.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1, 0) };
+}
+
+/// Reads the wake bytes of a connection. If some are left, or the connection has ended, epoll reports it again.
+pub(super) fn drain_wake_bytes(connection: BorrowedFd<'_>) {
+    /// Maximum reads. A peer normally has only one byte pending.
+    const MOST: usize = 16;
+    let mut bytes = [0_u8; 16];
+    for _ in 0..MOST {
+        // SAFETY: the buffer has that many bytes. The call has no room for descriptors, so the kernel discards any that arrive.
+        let received = unsafe { libc::recv(connection.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        if received <= 0 {
+            break;
+        }
+    }
+}
+
+/// Bytes of a control message with one descriptor.
+const DESCRIPTOR_CONTROL: usize = cmsg_space(mem::size_of::<libc::c_int>());
+
+/// Aligned memory for this control message.
+#[derive(Default)]
+#[repr(C, align(8))]
+struct DescriptorControl([u8; DESCRIPTOR_CONTROL]);
+
+/// Interval between checks that a peer exists.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Token of the listener.
+pub(super) const LISTENER_TOKEN: u64 = u64::MAX;
+
+/// Set in the tokens of [`ShmSender`] connections. The other bits are the number.
+const SENDER_FLAG: u64 = 1 << 63;
+
+fn unix_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: the arguments are numbers.
+    unsafe { owned(libc::socket(libc::AF_UNIX, kind, 0)) }
+}
+
+/// # Safety
+/// `fd` is a new descriptor, or negative, with the error in `errno`.
+unsafe fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    check_neg(fd)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn check_same_user(peer: BorrowedFd<'_>) -> io::Result<()> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = mem::size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: both variables are valid for writes, and `len` is the size of the first.
+    let (result, own) = unsafe {
+        let to = (&raw mut credentials).cast();
+        (libc::getsockopt(peer.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len), libc::geteuid())
+    };
+    check_neg(result)?;
+    if credentials.uid == own { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_round_trips() {
+        let message = [&encode_prefix(0xfe01, 0xb8)[..], b"packets"].concat();
+        assert_eq!(split_prefix(&message), Some((0xfe01, 0xb8, &b"packets"[..])));
+        for wrong in [&b""[..], b"\0\x01\0", b"\0\0\0\0packet", b"\0\x01\0\x01packet"] {
+            assert_eq!(split_prefix(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_handshake_with_two_descriptors_keeps_none_open() {
+        let (mut ends, mut pipe) = ([0; 2], [0; 2]);
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: each array has room for two descriptors.
+        unsafe {
+            check_neg(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr())).unwrap();
+            check_neg(libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK)).unwrap();
+        }
+        // SAFETY: the descriptors are new and owned by nobody else.
+        let [from, to, read, write] =
+            [ends[0], ends[1], pipe[0], pipe[1]].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let mut part = libc::iovec { iov_base: c"127.0.0.1".as_ptr().cast_mut().cast(), iov_len: 9 };
+        let mut control = [0_u64; 4];
+        // SAFETY: all fields may be zero. The message points to valid memory.
+        unsafe {
+            let two = [write.as_raw_fd(); 2].map(i32::to_ne_bytes).concat();
+            let bytes = std::slice::from_raw_parts_mut(control.as_mut_ptr().cast::<u8>(), mem::size_of_val(&control));
+            let len = put_cmsg(bytes, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &two);
+            let mut header = mem::zeroed::<libc::msghdr>();
+            (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+            (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), len as _);
+            check_neg(libc::sendmsg(from.as_raw_fd(), &raw const header, 0) as libc::c_int).unwrap();
+        }
+        drop(receive_handshake(to.as_fd()));
+        drop(write);
+        // SAFETY: there is room for one byte.
+        let end = unsafe { libc::read(read.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1) };
+        assert_eq!(end, 0, "a descriptor of the write end is still open");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn an_address_added_later_is_local() {
+        let mut shm = Shm::open("127.77.3.9".parse().unwrap()).unwrap();
+        for address in std::mem::take(&mut shm.local_addresses) {
+            assert!(!shm.is_local(&address) && shm.is_local_now(&address), "{address}");
+        }
+        assert!(!shm.is_local_now(&"203.0.113.5".parse().unwrap()));
+    }
+}

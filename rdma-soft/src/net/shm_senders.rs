@@ -1,0 +1,266 @@
+//! Connections to same-host peers, and the backlog of messages that their rings have not accepted.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::To;
+use super::shm::{ShmSender, encode_prefix};
+use super::socket::Link;
+use crate::transport::Time;
+
+/// Retry interval for a full ring. Nothing reports when the peer has made room.
+const RETRY_INTERVAL: Duration = Duration::from_micros(10);
+
+/// Time after which packets for a stalled peer are dropped.
+const STALL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time without packets for a peer, after which another connection attempt is made.
+const RECONNECT_QUIET_TIME: Duration = Duration::from_millis(10);
+
+/// Time during which UDP is used after a peer has closed a connection without using it. Each attempt loses packets.
+const REFUSED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum backlog of one peer. Further packets are dropped.
+const MAX_BACKLOG_BYTES: usize = 16 << 20;
+
+/// Same-host peers that packets are sent to.
+#[derive(Default)]
+pub(super) struct ShmSenders {
+    peers: Vec<Peer>,
+    /// Index of the peer at each address.
+    indices: HashMap<IpAddr, usize>,
+    /// Index of the peer that was looked up last.
+    last_used: usize,
+    /// Indices of peers with a backlog.
+    backlogged: Vec<usize>,
+    /// Indices of unused entries.
+    free: Vec<usize>,
+}
+
+struct Peer {
+    address: IpAddr,
+    sender: Option<ShmSender>,
+    /// Time until which packets go over UDP, after a failed connection attempt.
+    udp_until: Option<Time>,
+    /// Pending messages with their prefixes, in sending order.
+    backlog: VecDeque<Vec<u8>>,
+    backlog_bytes: usize,
+    /// Start of the time in which the ring has been full.
+    stalled_since: Option<Time>,
+    retry_at: Time,
+}
+
+impl Peer {
+    fn new(address: IpAddr) -> Peer {
+        Peer {
+            address,
+            sender: None,
+            udp_until: None,
+            backlog: VecDeque::new(),
+            backlog_bytes: 0,
+            stalled_since: None,
+            retry_at: Time(0),
+        }
+    }
+
+    /// Connects to the peer. The connection's number is `index`. Returns whether the peer is connected.
+    fn connect(&mut self, index: usize, link: &impl Link, now: Time) -> bool {
+        if let Some(until) = self.udp_until.as_mut().filter(|until| **until > now) {
+            // Packets that were sent over UDP must not be overtaken, so each packet postpones the next attempt.
+            *until = (*until).max(now + RECONNECT_QUIET_TIME);
+            return false;
+        }
+        self.sender = link.connect(self.address, index, now).ok();
+        self.udp_until = self.sender.is_none().then(|| now + RECONNECT_QUIET_TIME);
+        self.sender.is_some()
+    }
+
+    /// Sends a message, or queues it behind the backlog. Drops it if the peer is gone.
+    fn send(&mut self, message: &[u8], now: Time) {
+        if self.backlog.is_empty() {
+            let Some(sender) = &mut self.sender else { return };
+            match sender.add(message, now) {
+                Ok(()) => {
+                    self.stalled_since = None;
+                    return;
+                }
+                Err(error) if !self.should_retry(&error, now) => return,
+                Err(_) => {}
+            }
+        }
+        self.queue(message.to_vec());
+    }
+
+    fn queue(&mut self, message: Vec<u8>) {
+        if self.backlog_bytes + message.len() <= MAX_BACKLOG_BYTES {
+            self.backlog_bytes += message.len();
+            self.backlog.push_back(message);
+        }
+    }
+
+    /// Whether to retry a message after this error.
+    fn should_retry(&mut self, error: &io::Error, now: Time) -> bool {
+        if error.kind() == io::ErrorKind::WouldBlock {
+            self.retry_at = now + RETRY_INTERVAL;
+            return *self.stalled_since.get_or_insert(now) + STALL_TIMEOUT > now;
+        }
+        self.disconnect(now);
+        false
+    }
+
+    /// Drops the connection. Another process may use the address later.
+    fn disconnect(&mut self, now: Time) {
+        // The peer closed a connection that it never used. It does not want shared memory.
+        if self.sender.take().is_some_and(|sender| !sender.was_opened()) {
+            self.udp_until = Some(now + REFUSED_TIMEOUT);
+        }
+        self.stalled_since = None;
+    }
+
+    /// Sends the backlog if it is time to retry. Returns whether the backlog is empty.
+    fn send_backlog(&mut self, now: Time) -> bool {
+        while let (Some(message), Some(sender)) = (self.backlog.front(), &mut self.sender) {
+            if self.retry_at > now {
+                return false;
+            }
+            match sender.add(message, now) {
+                Ok(()) => {
+                    self.stalled_since = None;
+                    self.backlog_bytes -= message.len();
+                    self.backlog.pop_front();
+                }
+                Err(error) if self.should_retry(&error, now) => break,
+                Err(_) => self.backlog.clear(),
+            }
+        }
+        self.wake();
+        if self.sender.is_none() || self.backlog.is_empty() {
+            (self.backlog, self.backlog_bytes) = (VecDeque::new(), 0);
+        }
+        self.backlog.is_empty()
+    }
+
+    fn wake(&mut self) {
+        if let Some(sender) = &mut self.sender {
+            sender.wake();
+        }
+    }
+}
+
+impl ShmSenders {
+    fn find(&self, address: &IpAddr) -> Option<usize> {
+        match self.peers.get(self.last_used) {
+            Some(peer) if peer.address == *address => Some(self.last_used),
+            _ => self.indices.get(address).copied(),
+        }
+    }
+
+    /// Whether packets for `address` go through shared memory. Connects if necessary.
+    pub(super) fn connect(&mut self, link: &impl Link, address: IpAddr, now: Time) -> bool {
+        let index = match self.find(&address) {
+            Some(index) => index,
+            None if !link.is_local(&address) => return false,
+            None => self.add(Peer::new(address)),
+        };
+        self.last_used = index;
+        let peer = &mut self.peers[index];
+        peer.sender.is_some() || peer.connect(index, link, now)
+    }
+
+    fn add(&mut self, peer: Peer) -> usize {
+        let index = self.free.pop().unwrap_or(self.peers.len());
+        self.indices.insert(peer.address, index);
+        match self.peers.get_mut(index) {
+            Some(free) => *free = peer,
+            None => self.peers.push(peer),
+        }
+        index
+    }
+
+    /// Handles the end of the connection with this number, unless a new one has replaced it.
+    pub(super) fn handle_closed(&mut self, index: usize, now: Time) {
+        let Some(peer) = self.peers.get_mut(index) else { return };
+        if peer.sender.as_ref().is_some_and(|sender| sender.check_alive().is_ok())
+            || self.indices.get(&peer.address) != Some(&index)
+        {
+            return;
+        }
+        peer.disconnect(now);
+        (peer.backlog, peer.backlog_bytes) = (VecDeque::new(), 0);
+        self.backlogged.retain(|backlogged| *backlogged != index);
+        if peer.udp_until.is_none() {
+            self.indices.remove(&peer.address);
+            self.free.push(index);
+            self.last_used = usize::MAX;
+        }
+    }
+
+    /// Number of connected peers.
+    #[cfg(test)]
+    pub(super) fn connected(&self) -> usize {
+        self.peers.iter().filter(|peer| peer.sender.is_some()).count()
+    }
+
+    /// Whether a peer is connected.
+    pub(super) fn is_connected(&self, address: &IpAddr) -> bool {
+        self.find(address).is_some_and(|index| self.peers[index].sender.is_some())
+    }
+
+    /// Whether a peer has a backlog. New packets for it should wait.
+    pub(super) fn has_backlog_for(&self, address: &IpAddr) -> bool {
+        !self.backlogged.is_empty() && self.find(address).is_some_and(|index| !self.peers[index].backlog.is_empty())
+    }
+
+    /// Whether no peer has a backlog.
+    #[inline]
+    pub(super) fn has_no_backlog(&self) -> bool {
+        self.backlogged.is_empty()
+    }
+
+    /// Returns when to call [`ShmSenders::retry`].
+    pub(super) fn wake_at(&self) -> Option<Time> {
+        self.backlogged.iter().map(|index| self.peers[*index].retry_at).min()
+    }
+
+    /// Sends messages with their prefixes to a [connected](ShmSenders::connect) peer. Queues messages that are not accepted,
+    /// and drops them if the peer is gone.
+    pub(super) fn send<'a>(&mut self, to: IpAddr, messages: impl Iterator<Item = &'a [u8]>, now: Time) {
+        let Some(index) = self.find(&to) else { return };
+        let peer = &mut self.peers[index];
+        for message in messages {
+            peer.send(message, now);
+        }
+        peer.wake();
+        self.track_backlog(index);
+    }
+
+    /// Queues a packet for a connected peer. The next [`retry`](ShmSenders::retry) sends it.
+    pub(super) fn queue_packet(&mut self, to: To, packet: &[u8], now: Time) {
+        let Some(index) = self.find(&to.address) else { return };
+        let peer = &mut self.peers[index];
+        if peer.backlog.is_empty() {
+            peer.retry_at = now;
+        }
+        peer.queue([&encode_prefix(packet.len(), to.class), packet].concat());
+        self.track_backlog(index);
+    }
+
+    /// Wakes the peers that packets were sent to since the last call, even if they have not armed their wake-up.
+    pub(super) fn kick(&mut self) {
+        self.peers.iter_mut().filter_map(|peer| peer.sender.as_mut()).for_each(ShmSender::kick);
+    }
+
+    fn track_backlog(&mut self, index: usize) {
+        if !self.peers[index].backlog.is_empty() && !self.backlogged.contains(&index) {
+            self.backlogged.push(index);
+        }
+    }
+
+    /// Sends the backlog of each peer whose retry is due.
+    pub(super) fn retry(&mut self, now: Time) {
+        let ShmSenders { peers, backlogged, .. } = self;
+        backlogged.retain(|index| !peers[*index].send_backlog(now));
+    }
+}

@@ -1,0 +1,344 @@
+//! Shared memory between peers on this host.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use super::loopback::{START, numbered, received};
+use super::*;
+use crate::faults::Faults;
+use crate::net::shm::Shm;
+use crate::net::{Inbox, Readable};
+use crate::wire::UDP_PORT;
+
+fn open() -> Socket {
+    Socket::open(None).unwrap()
+}
+
+/// Bytes that wait in the UDP socket.
+fn udp_bytes(socket: &Socket) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the number is valid for writes.
+    assert_eq!(unsafe { libc::ioctl(socket.fd().as_raw_fd(), libc::FIONREAD as _, &raw mut bytes) }, 0);
+    bytes as usize
+}
+
+/// Whether a thread that sleeps at the shared-memory descriptor is woken.
+fn is_woken(socket: &Socket) -> bool {
+    let mut poll = libc::pollfd { fd: socket.shm_fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the array has one valid entry.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+}
+
+/// Receives packets and flushes the sender until `count` packets have arrived.
+fn all_received(inbox: &mut Inbox, to: &Socket, outbox: &mut Outbox, from: &Socket, count: usize) -> Vec<(u32, usize)> {
+    let (mut packets, mut now) = (Vec::new(), START);
+    while packets.len() < count {
+        inbox.receive(to, |_, datagram| packets.push(parse_checked(datagram)));
+        now = now + Duration::from_millis(1);
+        outbox.flush(from, now);
+        assert!(now < START + Duration::from_secs(10), "{} of {count}", packets.len());
+    }
+    packets
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn no_packet_to_a_slow_peer_is_lost() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    for lens in [vec![4096; 3500], (0..3000).map(|at| at % 700).collect()] {
+        send(&mut outbox, &from, to.address(), &lens, START);
+        assert_eq!(udp_bytes(&to), 0);
+        assert_eq!(all_received(&mut inbox, &to, &mut outbox, &from, lens.len()), numbered(&lens));
+        assert!(!outbox.is_blocked_for(&to.address()));
+    }
+    assert_eq!(inbox.damaged(), 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_stalled_peer_delays_no_other_and_loses_packets_after_the_timeout() {
+    let (from, stopped, to) = (open(), open(), open());
+    let (mut inbox, mut outbox) = (Inbox::new(), Outbox::new(Faults::default()));
+    send(&mut outbox, &from, stopped.address(), &vec![4096; 6000], START);
+    assert!(outbox.is_blocked_for(&stopped.address()) && !outbox.is_blocked());
+    let wake_at = outbox.wake_at().unwrap();
+    assert!(wake_at > START && wake_at < START + Duration::from_millis(1));
+    send(&mut outbox, &from, to.address(), &[4096; 10], START);
+    assert!(!outbox.is_blocked_for(&to.address()));
+    assert_eq!(received(&mut inbox, &to, 10), numbered(&[4096; 10]));
+
+    let late = START + Duration::from_secs(1);
+    outbox.flush(&from, late);
+    assert!(!outbox.is_blocked_for(&stopped.address()), "the backlog must be dropped");
+    send(&mut outbox, &from, stopped.address(), &[4096; 100], late);
+    assert!(!outbox.is_blocked_for(&stopped.address()), "later packets must be dropped at once");
+    assert_eq!(outbox.wake_at(), None);
+
+    let mut count = 0;
+    while inbox.receive(&stopped, |_, datagram| {
+        assert_eq!(parse_checked(datagram).0, count);
+        count += 1;
+    }) {}
+    assert!((100..6000).contains(&count), "{count}");
+    send(&mut outbox, &from, stopped.address(), &vec![4096; 6000], late);
+    assert!(outbox.is_blocked_for(&stopped.address()), "the peer accepts packets again");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_new_process_at_an_address_receives_later_packets() {
+    let (from, first) = (open(), open());
+    let mut outbox = Outbox::new(Faults::default());
+    let address = first.address();
+    send(&mut outbox, &from, address, &[10], START);
+    assert_eq!(received(&mut Inbox::new(), &first, 1), numbered(&[10]));
+    drop(first);
+    send(&mut outbox, &from, address, &[10, 20], START);
+    let second = Socket::open(Some(address)).unwrap();
+    let mut inbox = Inbox::new();
+    send(&mut outbox, &from, address, &[30], START);
+    assert_eq!(received(&mut inbox, &second, 1), numbered(&[30]));
+    assert_eq!(udp_bytes(&second), 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn packets_for_peers_without_shared_memory_are_sent_over_udp() {
+    let (from, to) = (open(), open());
+    let mut outbox = Outbox::new(Faults::default());
+    let address = to.address();
+    let to = to.without_shm();
+    send(&mut outbox, &from, address, &[10, 20], START);
+    assert!(udp_bytes(&to) > 0);
+    // Packets that may still be in a UDP socket are not overtaken.
+    let shm = Shm::open(address).unwrap();
+    send(&mut outbox, &from, address, &[30], START + Duration::from_millis(9));
+    send(&mut outbox, &from, address, &[40], START + Duration::from_millis(18));
+    let numbers: Vec<_> = received(&mut Inbox::new(), &to, 4).into_iter().map(|(_, len)| len).collect();
+    assert_eq!(numbers, [10, 20, 30, 40]);
+    send(&mut outbox, &from, address, &[50], START + Duration::from_millis(28));
+    assert_eq!(udp_bytes(&to), 0);
+    assert!(shm.accept().is_ok());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn faults_apply_to_shared_memory() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new("seed=5,drop=0.2,corrupt=0.1,dup=0.1".parse().unwrap());
+    send(&mut outbox, &from, to.address(), &[100; 1000], START);
+    assert_eq!(udp_bytes(&to), 0);
+    let (mut received_packets, mut now) = (0, START);
+    while inbox.receive(&to, |_, datagram| {
+        // Damage to the byte that routers may change is not detected.
+        assert!(Packet::parse(datagram).is_ok());
+        received_packets += 1;
+    }) || outbox.is_blocked_for(&to.address())
+    {
+        now = now + Duration::from_millis(1);
+        outbox.flush(&from, now);
+    }
+    assert!((700..900).contains(&received_packets), "{received_packets}");
+    assert!((40..150).contains(&inbox.damaged()), "{}", inbox.damaged());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_peer_with_a_foreign_address_is_rejected_and_a_closed_one_is_drained() {
+    let (to, mut inbox) = (open(), Inbox::new());
+    let remote = Shm::open(Ipv4Addr::new(203, 0, 113, 5).into()).unwrap();
+    let mut stranger = remote.connect(to.address(), 0, START).unwrap();
+    assert!(stranger.add(b"x", START).is_ok());
+    // The peer claims an address of another host.
+    assert!(!inbox.receive(&to, |_, _| unreachable!()));
+    let later = START + Duration::from_millis(2);
+    assert_eq!(stranger.add(b"x", later).unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+    let from = open();
+    let mut outbox = Outbox::new(Faults::default());
+    send(&mut outbox, &from, to.address(), &[7], START);
+    drop((outbox, from));
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[7]), "packets sent before the close must arrive");
+    assert!(!inbox.receive(&to, |_, _| unreachable!()));
+    assert_eq!(to.shm().unwrap().ready().count(), 0, "a closed connection must not be reported again");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn packets_to_an_address_without_a_peer_are_lost() {
+    let from = open();
+    let mut outbox = Outbox::new(Faults::default());
+    let nobody = UdpSocket::bind(SocketAddr::new(Ipv4Addr::new(127, 200, 1, 77).into(), UDP_PORT)).unwrap();
+    let address: IpAddr = nobody.local_addr().unwrap().ip();
+    drop(nobody);
+    for at in 0..3 {
+        send(&mut outbox, &from, address, &[4096; 20], START + Duration::from_millis(20 * at));
+        outbox.flush(&from, START + Duration::from_millis(20 * at));
+    }
+    assert!(!outbox.is_blocked_for(&address));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn receiving_does_not_consume_the_wakeup_of_a_sleeping_thread() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    send(&mut outbox, &from, to.address(), &[1], START);
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[1]));
+    assert!(inbox.arm_wakeup() && !is_woken(&to));
+    // Another thread receives while the first one sleeps.
+    for _ in 0..3 {
+        send(&mut outbox, &from, to.address(), &[7], START);
+        assert_eq!(received(&mut inbox, &to, 1), numbered(&[7]));
+        assert!(is_woken(&to), "the wake-up must not be consumed");
+    }
+    assert!(inbox.arm_wakeup() && !is_woken(&to));
+    send(&mut outbox, &from, to.address(), &[8], START);
+    assert!(is_woken(&to) && !inbox.arm_wakeup());
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[8]));
+    assert!(inbox.arm_wakeup() && !is_woken(&to));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_kick_wakes_a_peer_that_is_not_armed() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    send(&mut outbox, &from, to.address(), &[1], START);
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[1]));
+    assert!(inbox.arm_wakeup());
+    inbox.disarm_wakeup();
+    send(&mut outbox, &from, to.address(), &[2], START);
+    assert!(!is_woken(&to));
+    outbox.kick();
+    assert!(is_woken(&to));
+    assert_eq!(received(&mut inbox, &to, 1), numbered(&[2]));
+    inbox.disarm_wakeup();
+    outbox.kick();
+    assert!(!is_woken(&to), "nothing was sent since the last kick");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn only_readable_sources_are_received_from() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    outbox.connect(&from, to.address(), START);
+    let shm = Readable { udp: false, shm: true };
+    let mut count = 0;
+    // The peer connects, and then sends packets.
+    assert!(!inbox.receive_readable(&to, shm, |_, _| count += 1));
+    send(&mut outbox, &from, to.address(), &[1], START);
+    assert!(!inbox.receive_readable(&to, Readable { udp: true, shm: false }, |_, _| count += 1));
+    assert!(inbox.receive_readable(&to, shm, |_, _| count += 1) && !inbox.is_drained());
+    assert_eq!(count, 1);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_peer_that_connects_while_a_thread_sleeps_wakes_it() {
+    let (from, to, mut inbox) = (open(), open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    assert!(inbox.arm_wakeup());
+    outbox.connect(&from, to.address(), START);
+    // Another thread accepts the connection.
+    assert!(!inbox.receive(&to, |_, _| unreachable!()));
+    assert!(!is_woken(&to));
+    send(&mut outbox, &from, to.address(), &[7], START);
+    assert!(is_woken(&to));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn closed_peers_leave_nothing_behind() {
+    let (from, mut inbox) = (open(), Inbox::new());
+    let mut outbox = Outbox::new(Faults::default());
+    let stays = open();
+    send(&mut outbox, &from, stays.address(), &[7], START);
+    for round in 1..4 {
+        let peers: Vec<_> = (0..20).map(|_| (open(), Inbox::new())).collect();
+        for (peer, mut theirs) in peers {
+            send(&mut outbox, &from, peer.address(), &[round], START);
+            assert_eq!(received(&mut theirs, &peer, 1), numbered(&[round]));
+        }
+        assert_eq!(outbox.shm_peers(), 21);
+        while outbox.shm_peers() > 1 {
+            assert!(!inbox.receive(&from, |_, _| unreachable!()));
+            let closed: Vec<_> = inbox.take_closed_senders().collect();
+            assert!(!closed.is_empty(), "{} are left", outbox.shm_peers());
+            closed.into_iter().for_each(|number| outbox.handle_closed_sender(number, START));
+        }
+        assert!(!is_woken(&from));
+    }
+    send(&mut outbox, &from, stays.address(), &[8], START);
+    assert_eq!(received(&mut Inbox::new(), &stays, 2).len(), 2);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_peer_that_closes_the_connection_receives_packets_over_udp() {
+    let (from, to) = (open(), open());
+    let (mut outbox, address) = (Outbox::new(Faults::default()), to.address());
+    let to = to.without_shm();
+    // The peer behaves like a process without free descriptors.
+    let shm = Shm::open(address).unwrap();
+    send(&mut outbox, &from, address, &[10], START);
+    drop(shm.accept().unwrap());
+    let mut now = START + Duration::from_millis(2);
+    send(&mut outbox, &from, address, &[20], now);
+    for len in 30..40 {
+        // Each packet follows after more than the reconnect time.
+        now = now + Duration::from_millis(70);
+        send(&mut outbox, &from, address, &[len], now);
+        assert_eq!(received(&mut Inbox::new(), &to, 1), numbered(&[len]));
+    }
+    send(&mut outbox, &from, address, &[50], now + Duration::from_secs(10));
+    assert!(shm.accept().is_ok(), "after the timeout, shared memory must be tried again");
+    assert_eq!(udp_bytes(&to), 0);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn peers_are_served_in_turn() {
+    const EACH: usize = 40;
+    let (to, mut inbox) = (open(), Inbox::new());
+    let mut senders: Vec<_> = (0..9).map(|_| (open(), Outbox::new(Faults::default()))).collect();
+    // Accept the connections one by one.
+    for (from, outbox) in &mut senders {
+        outbox.connect(from, to.address(), START);
+        assert!(!inbox.receive(&to, |_, _| unreachable!()));
+    }
+    for (from, outbox) in &mut senders {
+        (0..EACH).for_each(|_| send(outbox, from, to.address(), &[LONG], START));
+    }
+    let (mut received_packets, mut rounds) = (Vec::new(), 0);
+    while received_packets.len() < senders.len() * EACH {
+        let before = received_packets.len();
+        inbox.receive(&to, |origin, _| received_packets.push(origin.address));
+        rounds += 1;
+        assert!(
+            received_packets.len() - before <= 64 && rounds < 100,
+            "{} in {rounds}",
+            received_packets.len() - before
+        );
+    }
+    let first = |address: &IpAddr| received_packets.iter().position(|from| from == address);
+    let last = senders.iter().filter_map(|(from, _)| first(&from.address())).max();
+    assert!(last.unwrap() < 9 * 16, "{last:?}");
+    assert!(!inbox.receive(&to, |_, _| unreachable!()) && inbox.is_drained());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn unread_bytes_do_not_hide_a_closed_connection() {
+    let (from, to) = (open(), open());
+    let mut sender = from.shm().unwrap().connect(to.address(), 0, START).unwrap();
+    let connection = to.shm().unwrap().accept().unwrap();
+    // SAFETY: the byte is valid.
+    assert_eq!(unsafe { libc::send(connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, 0) }, 1);
+    let later = |milliseconds| START + Duration::from_millis(milliseconds);
+    assert!(sender.add(b"x", later(2)).is_ok());
+    drop(connection);
+    assert_eq!(sender.add(b"x", later(4)).unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+}

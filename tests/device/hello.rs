@@ -1,0 +1,39 @@
+//! The first examples, which take no arguments.
+
+use crate::support::device;
+use crate::support::program::Program;
+
+/// Runs an example, which must succeed; returns the lines that it prints, sorted.
+fn lines_of(example: &str) -> Option<Vec<String>> {
+    device()?;
+    let mut running = Program::example(example)?.start_with(&[]);
+    let (status, text) = running.finish();
+    assert!(status.success(), "{example}: {status}\n{text}");
+    let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    Some(lines)
+}
+
+#[test]
+fn hello_message_sends_a_message_and_an_answer() {
+    let Some(lines) = lines_of("hello_message") else { return };
+    let expected = [
+        r#"client: Receive of "hello to you too" completed"#,
+        r#"client: Send of "hello" completed"#,
+        r#"server: received "hello""#,
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn hello_write_writes_to_memory_and_reads_from_it() {
+    let Some(lines) = lines_of("hello_write") else { return };
+    assert_eq!(lines, [r#"owner: the memory holds "written by the peer""#, r#"peer: read "written by the owner""#]);
+}
+
+#[test]
+fn hello_many_answers_each_client() {
+    let Some(lines) = lines_of("hello_many") else { return };
+    let expected = [1, 2, 3].map(|number| format!(r#"client {number}: received "hello, client {number}""#));
+    assert_eq!(lines, expected);
+}

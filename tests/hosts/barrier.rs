@@ -1,0 +1,43 @@
+//! A barrier between the two hosts.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::network::Host;
+
+/// A TCP port that no other test uses.
+const PORT: u16 = 18_700;
+
+/// Time limit for the other host to reach the barrier.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// A connection between the hosts that synchronizes them.
+pub(crate) struct Barrier(TcpStream);
+
+impl Barrier {
+    /// Connects to the other host, and waits for it if necessary.
+    pub(crate) fn new(host: &Host) -> Barrier {
+        let stream = if host.is_first {
+            let listener = TcpListener::bind((host.own.as_str(), PORT)).expect("the port is free");
+            listener.accept().expect("the other host connects").0
+        } else {
+            let start = Instant::now();
+            loop {
+                match TcpStream::connect((host.peer.as_str(), PORT)) {
+                    Ok(stream) => break stream,
+                    Err(error) => assert!(start.elapsed() < LIMIT, "cannot connect to the other host: {error}"),
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        };
+        stream.set_read_timeout(Some(LIMIT)).expect("the timeout can be set");
+        Barrier(stream)
+    }
+
+    /// Waits until the other host has called this as often.
+    pub(crate) fn wait(&mut self) {
+        self.0.write_all(b".").expect("the other host is connected");
+        self.0.read_exact(&mut [0]).expect("the other host reaches the barrier");
+    }
+}
