@@ -14,6 +14,7 @@ mod libtest;
 mod miri;
 mod msrv;
 mod overhead;
+mod package;
 mod progress;
 mod report;
 mod sanitize;

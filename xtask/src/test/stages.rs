@@ -13,14 +13,13 @@ use super::report::Report;
 use super::stage::Stage;
 use super::stage_run::directory;
 use super::watch::{run_all, watch, whole, whole_of};
-use super::{Args, Outcome, device, foreign, hosts, miri, msrv, overhead, program_report, sanitize, soft, toolchain};
+use super::{
+    Args, Outcome, device, foreign, hosts, miri, msrv, overhead, package, program_report, sanitize, soft, toolchain,
+};
 use crate::{bindgen, headers, workspace};
 
 /// The libraries that are published.
 const LIBRARIES: [&str; 3] = ["rdma-verbs-sys", "rdma-soft", "rdma-safe"];
-
-/// All published crates.
-const PUBLISHED: [&str; 4] = ["rdma-verbs-sys", "rdma-soft", "rdma-safe", "rdma-perf"];
 
 const ARM: &str = "aarch64-unknown-linux-gnu";
 
@@ -49,10 +48,7 @@ impl Stage {
                 whole(command)
             }
             Stage::Drift => drift(),
-            Stage::Package => {
-                let packages = PUBLISHED.iter().flat_map(|name| ["--package", name]);
-                whole(with(cargo(), ["package", "--allow-dirty"].into_iter().chain(packages)))
-            }
+            Stage::Package => package::run(),
             Stage::Aarch64 => aarch64(),
             Stage::Msrv => msrv::run(),
             Stage::Overhead => overhead::run(),
@@ -67,7 +63,7 @@ impl Stage {
 }
 
 /// `command` with more arguments.
-fn with<'a>(mut command: Command, arguments: impl IntoIterator<Item = &'a str>) -> Command {
+pub(super) fn with<'a>(mut command: Command, arguments: impl IntoIterator<Item = &'a str>) -> Command {
     command.args(arguments);
     command
 }
@@ -86,7 +82,7 @@ pub(super) fn tests_with(mut command: Command, args: &Args, more: &[&str]) -> Re
 }
 
 /// A cargo command with the C headers of the bindings. Every stage uses it, so that all stages compile the same artifacts.
-fn cargo() -> Command {
+pub(super) fn cargo() -> Command {
     with_headers(Command::new(workspace::cargo()))
 }
 
