@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::artifacts::{Place, TestProgram};
-use super::inside::{self, Plan};
+use super::inside::{self, Plan, Program};
 use super::libtest::{Line, Output};
 use super::report::Report;
 use super::stages::programs;
@@ -14,6 +14,10 @@ use crate::workspace;
 
 /// The package whose tests show how a device behaves. Device tests of other packages run on one release only.
 const OF_THE_DEVICE: &str = "rdma-tests";
+
+/// Modules of rdma-perf's tests whose results do not depend on the device. Stage `soft` runs them: an emulated guest takes ten
+/// times as long.
+const OF_THE_TOOL: [&str; 5] = ["clients::", "failures::", "limits::", "processors::", "results::"];
 
 /// The release that the SoftRoCE column of docs/coverage.md is about.
 const COVERAGE_RELEASE: Release = Release::Bookworm;
@@ -30,8 +34,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     for (index, place) in places.iter().enumerate() {
         let is_wanted = |test: &&&TestProgram| test.package == OF_THE_DEVICE || args.is_full() && index == 0;
         let wanted = tests.iter().filter(is_wanted);
-        let programs: Vec<_> =
-            wanted.map(|test| (test.package.clone(), test.executable.to_string_lossy().into_owned())).collect();
+        let programs: Vec<_> = wanted.map(|test| in_guest(test)).collect();
         let count = u64::try_from(programs.len())? * u64::from(args.repeat);
         let plan = Plan { rounds: args.repeat, limit: args.limit, programs, arguments: arguments.clone() };
         let report = run_in(*place, &plan, args.limit * count + 60, args.is_silent())?;
@@ -45,6 +48,15 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         all += report.at(name);
     }
     Ok(Outcome::Tests(all))
+}
+
+fn in_guest(test: &TestProgram) -> Program {
+    let skipped: &[&str] = if test.package == OF_THE_DEVICE { &[] } else { &OF_THE_TOOL };
+    Program {
+        name: test.package.clone(),
+        executable: test.executable.to_string_lossy().into_owned(),
+        arguments: skipped.iter().flat_map(|module| ["--skip", module]).map(str::to_owned).collect(),
+    }
 }
 
 /// The release of a place of [`Args::places`].
@@ -114,6 +126,15 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modules_that_guests_skip_exist() {
+        let modules = include_str!("../../../rdma-perf/tests/device/main.rs");
+        for module in OF_THE_TOOL {
+            let declaration = format!("mod {};", module.trim_end_matches("::"));
+            assert!(modules.contains(&declaration), "{declaration}");
+        }
+    }
 
     #[test]
     fn a_crash_counts_once_and_a_failed_test_not_twice() {

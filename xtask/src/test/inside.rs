@@ -26,9 +26,16 @@ pub(crate) struct Plan {
     pub(crate) rounds: u32,
     /// Time limit of one program, in seconds.
     pub(crate) limit: u64,
-    /// Name and file of each program.
-    pub(crate) programs: Vec<(String, String)>,
-    /// Arguments for each program.
+    pub(crate) programs: Vec<Program>,
+    /// Arguments for every program.
+    pub(crate) arguments: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Program {
+    pub(crate) name: String,
+    pub(crate) executable: String,
+    /// Arguments for this program only.
     pub(crate) arguments: Vec<String>,
 }
 
@@ -46,11 +53,11 @@ pub(crate) fn begun(line: &str) -> Option<&str> {
 pub(crate) fn main(words: &[String]) -> Result<i32> {
     let plan: Plan = serde_json::from_str(words.first().context("no plan")?)?;
     for round in 1..=plan.rounds {
-        for (name, executable) in &plan.programs {
+        for program in &plan.programs {
             let of = if plan.rounds > 1 { format!(", round {round}") } else { String::new() };
-            println!("{BEGINS}{name}{of}");
+            println!("{BEGINS}{}{of}", program.name);
             let started = Instant::now();
-            let status = run(executable, &plan)?;
+            let status = run(program, &plan)?;
             // A program that crashes leaves a line without its end.
             println!("\n{ENDED}{status} after {:.1} s", started.elapsed().as_secs_f64());
         }
@@ -58,13 +65,14 @@ pub(crate) fn main(words: &[String]) -> Result<i32> {
     Ok(0)
 }
 
-fn run(executable: &str, plan: &Plan) -> Result<i32> {
+fn run(program: &Program, plan: &Plan) -> Result<i32> {
     let limit = Duration::from_secs(plan.limit);
-    let child = Command::new(executable).args(&plan.arguments).stdin(Stdio::null()).spawn();
+    let child =
+        Command::new(&program.executable).args(&plan.arguments).args(&program.arguments).stdin(Stdio::null()).spawn();
     match child {
         Ok(child) => wait(child, limit),
         Err(error) => {
-            println!("cannot run {executable}: {error}");
+            println!("cannot run {}: {error}", program.executable);
             Ok(127)
         }
     }

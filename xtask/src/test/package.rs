@@ -2,14 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use super::Outcome;
 use super::stages::{cargo, with};
 use super::watch::whole;
-use crate::workspace;
 
 const PUBLISHED: [&str; 4] = ["rdma-verbs-sys", "rdma-soft", "rdma-safe", "rdma-perf"];
 
