@@ -8,17 +8,24 @@ use anyhow::{Context, Result, bail};
 use super::Outcome;
 use super::stages::{cargo, with};
 use super::watch::whole;
+use crate::workspace;
 
 const PUBLISHED: [&str; 4] = ["rdma-verbs-sys", "rdma-soft", "rdma-safe", "rdma-perf"];
 
+/// `cargo package` compiles a crate against the packages of its dependencies, which it serves from a registry in the target
+/// directory. Cargo takes a version in a registry as immutable: it neither unpacks nor compiles it twice. So this removes
+/// what an earlier run unpacked and compiled.
 pub(super) fn run() -> Result<Outcome> {
-    let home = cargo_home()?;
-    let unpacked = unpacked_before(&home.join("registry/src"))?;
-    for folder in unpacked {
-        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
+    let target_dir = workspace::target_dir()?.join("package-stage");
+    let unpacked = unpacked_before(&cargo_home()?.join("registry/src"))?;
+    for folder in unpacked.iter().chain(target_dir.exists().then_some(&target_dir)) {
+        fs::remove_dir_all(folder).with_context(|| format!("removing {}", folder.display()))?;
     }
     let packages = PUBLISHED.iter().flat_map(|name| ["--package", name]);
-    whole(with(cargo(), ["package", "--allow-dirty"].into_iter().chain(packages)))
+    let mut command = with(cargo(), ["package", "--allow-dirty"].into_iter().chain(packages));
+    // Nothing runs what this compiles.
+    command.arg("--target-dir").arg(&target_dir).env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_INCREMENTAL", "0");
+    whole(command)
 }
 
 fn cargo_home() -> Result<PathBuf> {
@@ -31,9 +38,7 @@ fn cargo_home() -> Result<PathBuf> {
 
 /// What an earlier `cargo package` unpacked of the published crates.
 ///
-/// `cargo package` compiles a crate against the packages of its dependencies, which it serves from a registry in the target
-/// directory. Cargo unpacks a version only once, so it would compile the sources of an earlier run again.
-/// It names the folder of a registry after its host and a hash. A registry in a directory has no host.
+/// Cargo names the folder of a registry after its host and a hash. A registry in a directory has no host.
 fn unpacked_before(sources: &Path) -> Result<Vec<PathBuf>> {
     let mut unpacked = Vec::new();
     for registry in folders(sources)?.into_iter().filter(|folder| starts_with(folder, "-")) {
