@@ -5,7 +5,7 @@ use rdma_sys::*;
 use super::memory::{read, write};
 use super::mw::Bind;
 use super::operations::{Extra, packets};
-use super::state::State;
+use super::state::{Qp, State};
 
 /// A completion.
 #[derive(Clone, Copy, Debug, Default)]
@@ -112,7 +112,7 @@ impl RecvWr {
     }
 }
 
-impl super::state::Qp {
+impl Qp {
     pub(super) fn uses(&self, lkey: u32) -> bool {
         let names = |sges: &[ibv_sge]| sges.iter().any(|sge| sge.length > 0 && sge.lkey == lkey);
         let in_send = |wr: &SendWr| matches!(&wr.data, Data::Sges(sges) if names(sges));
@@ -136,19 +136,17 @@ impl State {
     /// Executes all work that is ready.
     pub(super) fn run(&mut self) {
         loop {
-            let qps: Vec<usize> = self.qps.keys().copied().collect();
-            if !qps.into_iter().any(|qp| self.step(qp)) {
+            let has_work = |qp: &Qp| !qp.sq.is_empty() && qp.state == IBV_QPS_RTS;
+            let ready: Vec<usize> =
+                self.qps.iter().filter(|(_, qp)| has_work(qp)).map(|(address, _)| *address).collect();
+            if !ready.into_iter().any(|qp| self.step(qp)) {
                 return;
             }
         }
     }
 
     fn step(&mut self, address: usize) -> bool {
-        let qp = self.qps.get_mut(&address).unwrap();
-        if qp.state != IBV_QPS_RTS {
-            return false;
-        }
-        let Some(wr) = qp.sq.pop_front() else { return false };
+        let Some(wr) = self.qps.get_mut(&address).unwrap().sq.pop_front() else { return false };
         match self.execute(address, &wr) {
             End::Wait => {
                 self.qps.get_mut(&address).unwrap().sq.push_front(wr);

@@ -88,7 +88,7 @@ impl Fake {
 
     /// Number of calls of a function, by the name of the exported function, operation or function pointer.
     pub(crate) fn calls(&self, verb: &str) -> usize {
-        self.with(|state| state.calls.get(verb).copied().unwrap_or(0))
+        self.with(|state| state.calls.count(verb))
     }
 
     /// Numbers of objects that exist.
