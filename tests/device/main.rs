@@ -55,6 +55,9 @@ mod drain;
 mod drop_order;
 mod endpoint_sets;
 mod explanations;
+mod failing_destruction;
+mod failing_posts;
+mod false_completions;
 #[cfg(not(miri))]
 mod file_transfer;
 #[cfg(not(miri))]
@@ -74,6 +77,7 @@ mod owned_lifecycle;
 mod owned_unreliable;
 #[cfg(not(miri))]
 mod pingpong;
+mod polling;
 mod quirks;
 mod raw;
 mod raw_failures;

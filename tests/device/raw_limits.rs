@@ -145,6 +145,7 @@ fn fill(lab: &mut Lab, mode: Mode) -> u64 {
             Ok(()) => assert!(id < 1000, "{mode}: the queue never fills"),
             Err(error) => {
                 assert_eq!(error, PostError::QueueFull { posted: 0 }, "{mode}");
+                assert!(error.to_string().contains("take completions first"), "{error}");
                 assert!(id >= capacity, "{mode}: full after {id} of {capacity}");
                 return id;
             }

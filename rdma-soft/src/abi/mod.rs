@@ -48,5 +48,5 @@ pub use query::*;
 pub use rates::*;
 pub use srq::*;
 pub use sysfs::*;
-pub use table::install;
+pub use table::{install, interpose};
 pub use unsupported::*;

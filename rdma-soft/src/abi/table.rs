@@ -2,6 +2,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
+use std::sync::OnceLock;
 
 use rdma_sys::*;
 
@@ -16,15 +17,35 @@ use super::cm;
 /// [`AlreadyLoaded`] if libibverbs or librdmacm is already in use.
 pub fn install() -> Result<(), AlreadyLoaded> {
     // The sets of functions are fixed at compile time, and a test checks that none is missing.
-    let (verbs, cm) = match (verbs_table(), cm::table()) {
+    let (mut verbs, cm) = match (verbs_table(), cm::table()) {
         (Ok(verbs), Ok(cm)) => (verbs, cm),
         (Err(error), _) | (_, Err(error)) => unreachable!("{error}"),
     };
+    if let Some(replace) = INTERPOSER.get() {
+        replace(&mut verbs);
+    }
     // SAFETY: the functions of both tables behave as libibverbs and librdmacm document, which includes failing.
     unsafe {
         install_verbs(verbs)?;
         install_rdmacm(cm)
     }
+}
+
+/// The function of [`interpose`].
+static INTERPOSER: OnceLock<fn(&mut Verbs)> = OnceLock::new();
+
+/// Makes [`install`] pass the table of verbs to `replace` before installing it.
+///
+/// Tests put their own functions into the table. These call soft0, and make it fail or report wrong completions. Only the first
+/// call has an effect, and only if it precedes [`install`].
+///
+/// # Safety
+/// The functions that `replace` assigns keep the contract of their verbs towards the caller: they may fail and they may report
+/// anything, but the objects that they return are objects of soft0, and they access no other memory than soft0 does.
+#[doc(hidden)]
+pub unsafe fn interpose(replace: fn(&mut Verbs)) {
+    // A second call comes from a program with two interposers, of which the first stays.
+    _ = INTERPOSER.set(replace);
 }
 
 macro_rules! define {

@@ -1,6 +1,7 @@
 //! Shared helpers: the device under test, time limits, child processes, connected queue pairs.
 
 pub(crate) mod child;
+pub(crate) mod interposer;
 pub(crate) mod lab;
 pub(crate) mod link;
 pub(crate) mod own_device;
@@ -38,6 +39,7 @@ pub(crate) struct Rdma {
 /// The device under test, or `None` after printing why the test is skipped. Without another device it is soft0.
 pub(crate) fn device() -> Option<Rdma> {
     let name = variable("RDMA_DEVICE");
+    interposer::install();
     if soft::install_by_default() && name.is_none() {
         eprintln!("no RDMA device here: running on soft0, the software RNIC of this library");
     }

@@ -3,11 +3,14 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
+use rdma_safe::sys::*;
 use rdma_safe::{Buffer, Work};
-use rdma_sys::*;
 
-use crate::fake::{Config, Cqe, Fake, Mode};
-use crate::support::{Interfaces, builder, connect, in_flight};
+use crate::support::in_flight;
+use crate::support::interposer::rig::{builder, cq_of};
+use crate::support::interposer::{Config, interposed_with};
+use crate::support::lab::Mode;
+use crate::support::link::connected;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -19,7 +22,7 @@ enum Step {
     Receive,
     Stage,
     Poll,
-    Progress,
+    Release,
     /// A false completion of the send or receive at this offset from the oldest sequence number in flight.
     Invent {
         receive: bool,
@@ -49,7 +52,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => Just(Step::Receive),
         1 => Just(Step::Stage),
         6 => Just(Step::Poll),
-        2 => Just(Step::Progress),
+        2 => Just(Step::Release),
         4 => invent.prop_map(|(receive, distance, status, opcode, flags, byte_len)| {
             Step::Invent { receive, distance, status, opcode, flags, byte_len }
         }),
@@ -57,21 +60,18 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn run(steps: &[Step], interfaces: Interfaces, depth: u32, timestamps: bool) {
-    let mut config = Config::default();
-    config.wc_flags |= u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0);
-    let fake = Fake::new(config);
-    let pd = fake.pd();
-    let timestamps = timestamps && interfaces.extended_cq;
-    let mut a = builder(&pd, interfaces).send_depth(depth).recv_depth(depth).timestamps(timestamps).build().unwrap();
-    let mut b = builder(&pd, interfaces).build().unwrap();
-    connect(&mut a, &mut b);
-    fake.set_mode(Mode::Manual);
+fn run(steps: &[Step], mode: Mode, depth: u32, timestamps: bool) {
+    let further_fields = u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0);
+    let Some(soft) = interposed_with(Config { further_fields, ..Config::default() }) else { return };
+    let pd = soft.pd();
+    let timestamps = timestamps && !mode.classic_cq;
+    let ends = builder(&soft, &pd, mode).send_depth(depth).recv_depth(depth).timestamps(timestamps);
+    let (mut a, _b) = connected(ends);
+    soft.hold();
     let exposed = pd.expose(rdma_safe::mr::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE).unwrap();
-    // SAFETY: the queue pair is valid, and the field is set at creation.
-    let cq = unsafe { (*a.queue_pair().as_raw()).send_cq };
+    let cq = cq_of(a.queue_pair());
     let (mut next, mut posted, mut back) = (0, BTreeSet::new(), Vec::<Buffer>::new());
-    let mut lied = Cqe::default();
+    let mut lied = ibv_wc::zeroed();
     let mut oldest = [1_i64, 1];
     for step in steps {
         next += 1;
@@ -101,21 +101,24 @@ fn run(steps: &[Step], interfaces: Interfaces, depth: u32, timestamps: bool) {
                     back.extend(completion.buffer);
                 }
             }
-            Step::Progress => fake.progress(),
+            Step::Release => {
+                soft.release();
+                soft.hold();
+            }
             Step::Invent { receive, distance, status, opcode, flags, byte_len } => {
                 let sequence = oldest[usize::from(*receive)].wrapping_add(*distance) as u64;
                 let wr_id = sequence ^ u64::from(*receive) << 63;
-                lied = Cqe {
+                lied = ibv_wc {
                     wr_id,
-                    status: *status,
-                    opcode: *opcode,
+                    status: ibv_wc_status(*status),
+                    opcode: ibv_wc_opcode(*opcode),
                     wc_flags: *flags,
                     byte_len: *byte_len,
-                    ..Cqe::default()
+                    ..ibv_wc::zeroed()
                 };
-                fake.inject(cq, lied);
+                soft.inject(cq, lied);
             }
-            Step::Repeat => fake.inject(cq, lied),
+            Step::Repeat => soft.inject(cq, lied),
         }
         let (sends, receives) = in_flight(&a);
         assert!(sends <= depth.into() && receives <= depth.into());
@@ -139,11 +142,11 @@ proptest! {
     #[test]
     fn each_buffer_comes_back_once_whatever_the_provider_says(
         steps in prop::collection::vec(step(), 1..if cfg!(miri) { 30 } else { 100 }),
-        extended_cq in any::<bool>(),
-        extended_qp in any::<bool>(),
+        classic_cq in any::<bool>(),
+        classic_qp in any::<bool>(),
         depth in 1_u32..9,
         timestamps in any::<bool>(),
     ) {
-        run(&steps, Interfaces { extended_cq, extended_qp }, depth, timestamps);
+        run(&steps, Mode { classic_qp, classic_cq }, depth, timestamps);
     }
 }
