@@ -3,8 +3,11 @@
 use std::time::{Duration, Instant};
 
 use rdma_safe::qp::QueuePairAttributes;
-use rdma_safe::{Error, QueuePairState, SendFlags, Sge, WcStatus, WorkRequest};
+use rdma_safe::sys::{Zeroed, ibv_wc};
+use rdma_safe::{Errno, Error, PollError, QueuePairState, SendFlags, Sge, WcStatus, WorkRequest};
 
+use crate::support::interposer::interposed;
+use crate::support::interposer::rig::{lab, on_each_mode};
 use crate::support::lab::{Data, Lab, Mode, Op, Side, Wr};
 use crate::support::link::Link;
 use crate::support::{DEADLINE, device, error_of, within_deadline};
@@ -149,4 +152,54 @@ fn both_queues_of_a_queue_pair_are_drained_and_none_may_be_missing() {
         true
     });
     assert_eq!((left.unwrap(), seen), (0, 2));
+}
+
+const SHORT: Duration = Duration::from_millis(5);
+
+/// A provider that never flushes a receive that was posted after the queue pair failed. Waiting for it would not end.
+#[test]
+fn a_receive_that_is_never_flushed_is_left_at_the_deadline() {
+    on_each_mode(|soft, mode| {
+        let mut lab = lab(soft, mode).build();
+        soft.change_completions(|wc| if wc.wr_id == 2 { Vec::new() } else { vec![wc] });
+        lab.a.receive(1, 0..8).unwrap();
+        soft.break_qp(lab.a.qp.number());
+        lab.a.receive(2, 0..8).unwrap();
+        let (start, mut seen) = (Instant::now(), Vec::new());
+        let left = lab.a.qp.drain(&mut [&mut lab.a.cq], 2, SHORT, |wc| {
+            seen.push((wc.wr_id(), wc.status()));
+            true
+        });
+        assert_eq!((left.unwrap(), seen), (1, vec![(1, WcStatus::WR_FLUSH_ERR)]));
+        assert!(start.elapsed() >= SHORT);
+        lab.a.qp.destroy().unwrap();
+    });
+}
+
+#[test]
+fn completions_of_other_queue_pairs_do_not_delay_the_deadline() {
+    on_each_mode(|soft, mode| {
+        let mut lab = lab(soft, mode).build();
+        let (cq, start) = (lab.a.cq.as_raw(), Instant::now());
+        let of_others = ibv_wc { wr_id: 100, ..ibv_wc::zeroed() };
+        soft.inject(cq, of_others);
+        let left = lab.a.qp.drain(&mut [&mut lab.a.cq], 1, SHORT, |completion| {
+            assert!(start.elapsed() < DEADLINE, "it goes on for as long as they do");
+            soft.inject(cq, of_others);
+            completion.wr_id() < 100
+        });
+        assert_eq!(left.unwrap(), 1);
+    });
+}
+
+#[test]
+fn a_failure_while_draining_is_an_error() {
+    let Some(soft) = interposed() else { return };
+    let mut lab = lab(&soft, Mode::EXTENDED).build();
+    soft.fail("ibv_modify_qp", libc::EIO);
+    assert!(matches!(lab.a.qp.drain(&mut [&mut lab.a.cq], 1, DEADLINE, |_| true), Err(Error::Modify(_))));
+    soft.heal("ibv_modify_qp");
+    soft.fail("start_poll", libc::EIO);
+    let failed = lab.a.qp.drain(&mut [&mut lab.a.cq], 1, DEADLINE, |_| true);
+    assert!(matches!(failed, Err(Error::Poll(PollError::Provider(Errno(libc::EIO))))), "{failed:?}");
 }

@@ -15,7 +15,6 @@ mod datagram_endpoint;
 mod datagrams;
 mod device_memory;
 mod domains;
-mod drain;
 mod drop_orders;
 mod endpoint_fast_path;
 mod endpoint_operations;
