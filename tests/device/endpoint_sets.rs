@@ -180,9 +180,9 @@ fn unread_requests_of_a_removed_client_are_returned() {
 }
 
 /// A set of a few endpoints, each connected to a peer.
-struct Group {
-    set: EndpointSet,
-    keys: Vec<EndpointKey>,
+pub(crate) struct Group {
+    pub(crate) set: EndpointSet,
+    pub(crate) keys: Vec<EndpointKey>,
     peers: Vec<Endpoint>,
 }
 
@@ -193,7 +193,13 @@ fn small_builder<'a>(rdma: &Rdma, pd: &'a ProtectionDomain, mode: Mode) -> Endpo
 
 impl Group {
     /// The endpoints take receives from `pool` if there is one.
-    fn new(rdma: &Rdma, pd: &ProtectionDomain, mode: Mode, endpoints: usize, pool: Option<&ReceivePool>) -> Self {
+    pub(crate) fn new(
+        rdma: &Rdma,
+        pd: &ProtectionDomain,
+        mode: Mode,
+        endpoints: usize,
+        pool: Option<&ReceivePool>,
+    ) -> Self {
         let set = EndpointSet::builder(pd.context(), endpoints as u32 * 16 + 4).classic_poll(mode.classic_cq);
         let mut group = Group { set: set.build().unwrap(), keys: Vec::new(), peers: Vec::new() };
         for _ in 0..endpoints {
@@ -217,14 +223,14 @@ impl Group {
     }
 
     /// Posts a receive of 16 bytes at an endpoint of the set.
-    fn receive(&mut self, index: usize) {
+    pub(crate) fn receive(&mut self, index: usize) {
         let mut endpoint = self.set.endpoint(self.keys[index]).unwrap();
         let buffer = endpoint.pd().allocate(16).unwrap();
         endpoint.receive(buffer).unwrap();
     }
 
     /// Sends `text` from a peer to its endpoint, and waits until it is acknowledged.
-    fn send(&mut self, peer: usize, text: &[u8]) {
+    pub(crate) fn send(&mut self, peer: usize, text: &[u8]) {
         self.peers[peer].send_inline(text).unwrap();
         assert_eq!(wait(&mut self.peers[peer]).operation, Operation::Send);
     }
@@ -238,7 +244,7 @@ impl Group {
 
     /// Waits for the next message. Returns the index of its endpoint, too.
     #[track_caller]
-    fn next_text(&mut self) -> (usize, Vec<u8>) {
+    pub(crate) fn next_text(&mut self) -> (usize, Vec<u8>) {
         let (index, completion) = self.next();
         let completion = completion.ok().unwrap();
         assert_eq!(completion.operation, Operation::Receive);

@@ -53,6 +53,7 @@ mod device_memory;
 mod devices;
 mod drain;
 mod drop_order;
+mod endpoint_set_faults;
 mod endpoint_sets;
 mod explanations;
 mod failing_destruction;
@@ -84,6 +85,7 @@ mod raw_failures;
 mod raw_handles;
 mod raw_limits;
 mod raw_packets;
+mod receive_pool;
 #[cfg(not(miri))]
 mod rping;
 mod shared_channel;
@@ -94,6 +96,7 @@ mod steering;
 mod support;
 mod tag_matching;
 mod unreliable;
+mod window_regions;
 mod xrc;
 
 #[global_allocator]

@@ -58,8 +58,9 @@ fn write(lab: &mut Lab, remote: RemoteMemory, bytes: &[u8]) -> WcStatus {
     wc.status
 }
 
+/// Takes the next completion, which must be of work `id`.
 #[track_caller]
-fn done(side: &mut Side, id: u64, opcode: WcOpcode) {
+pub(crate) fn done(side: &mut Side, id: u64, opcode: WcOpcode) {
     let wc = side.next_ok(id);
     assert_eq!(wc.opcode, opcode);
 }
@@ -72,8 +73,9 @@ fn bind_1(side: &mut Side, window: &mut MemoryWindow<Type1>, info: BindInfo<'_>)
     remote
 }
 
+/// Binds the window with a batch of one work request, and confirms the binding.
 #[track_caller]
-fn bind_2(side: &mut Side, window: &mut MemoryWindow<Type2>, info: BindInfo<'_>) -> RemoteMemory {
+pub(crate) fn bind_2(side: &mut Side, window: &mut MemoryWindow<Type2>, info: BindInfo<'_>) -> RemoteMemory {
     let mut batch = side.qp.send_batch().unwrap();
     // SAFETY: the window is not used until the batch is posted.
     let remote = unsafe { batch.bind(WorkRequest::new(5).signaled(), window, info) }.unwrap();

@@ -1,13 +1,8 @@
-//! Sets of endpoints over a provider that reports wrong completions, fails to be polled, or has timestamps.
+//! A set of endpoints with their peers, for the tests of removal.
 
-use rdma_safe::{
-    Buffer, Completion, Endpoint, EndpointKey, EndpointSet, Operation, PollError, PostError, ProtectionDomain,
-    ReceivePool, WcFields,
-};
-use rdma_sys::{IBV_WC_RECV, IBV_WC_SUCCESS};
+use rdma_safe::{Completion, Endpoint, EndpointKey, EndpointSet, Operation, ProtectionDomain, ReceivePool};
 
-use crate::fake::{Config, Cqe, Fake};
-use crate::support::{EXTENDED, Interfaces, builder, done, on_each_interface};
+use crate::support::{Interfaces, builder, done};
 
 /// A set of endpoints, each with a peer outside the set.
 pub(crate) struct Service {
@@ -88,73 +83,4 @@ pub(crate) fn fill(pool: &mut ReceivePool) -> usize {
         pool.receive(pool.pd().allocate(16).unwrap()).unwrap();
     }
     4 - before
-}
-
-fn buffer(pd: &ProtectionDomain, text: &[u8]) -> Buffer {
-    let mut buffer = pd.allocate(text.len()).unwrap();
-    buffer.copy_from_slice(text);
-    buffer
-}
-
-#[test]
-fn an_unexpected_completion_is_an_error_of_its_endpoint_only() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let mut service = Service::new(&pd, interfaces, 2, None);
-        for key in service.keys.clone() {
-            service.set.endpoint(key).unwrap().receive(pd.allocate(16).unwrap()).unwrap();
-        }
-        let key = service.keys[0];
-        // SAFETY: the queue pair is valid, and the field is set at creation.
-        let cq = unsafe { (*service.set.endpoint(key).unwrap().queue_pair().as_raw()).recv_cq };
-        let truth = Cqe { status: IBV_WC_SUCCESS.0, opcode: IBV_WC_RECV.0, byte_len: 4, ..Cqe::default() };
-        // A completion of a queue pair that is not in the set.
-        fake.inject(cq, Cqe { wr_id: 1 << 63 | 1, qp_num: 0xff_ffff, ..truth });
-        assert!(matches!(service.set.poll(), Err(PollError::NotInFlight { .. })));
-        // A completion of an endpoint of the set, for a receive that was not posted.
-        let number = service.set.endpoint(key).unwrap().queue_pair().number();
-        fake.inject(cq, Cqe { wr_id: 1 << 63 | 2, qp_num: number, ..truth });
-        assert!(matches!(service.set.poll(), Err(PollError::NotInFlight { wr_id }) if wr_id == 1 << 63 | 2));
-        let refused = service.set.endpoint(key).unwrap().send(buffer(&pd, b"doubtful")).unwrap_err();
-        assert_eq!((refused.error, refused.buffer.is_some()), (PostError::EndpointFailed, true));
-        service.say(1, b"others");
-        assert_eq!(service.next_text(), (1, b"others".to_vec()));
-        assert_eq!(service.set.remove(key).unwrap().len(), 1);
-    });
-}
-
-#[test]
-fn a_set_can_be_polled_again_after_a_failed_poll() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let mut service = Service::new(&pd, interfaces, 1, None);
-        let key = service.keys[0];
-        service.set.endpoint(key).unwrap().receive(pd.allocate(16).unwrap()).unwrap();
-        let verb = if interfaces.extended_cq { "start_poll" } else { "ibv_poll_cq" };
-        fake.fail(verb, libc::EIO);
-        assert!(matches!(service.set.poll(), Err(PollError::Provider(_))));
-        fake.heal(verb);
-        service.say(0, b"later");
-        assert_eq!(service.next_text(), (0, b"later".to_vec()));
-    });
-}
-
-#[test]
-fn completions_have_timestamps_if_the_set_requests_them() {
-    let wc_flags = (WcFields::STANDARD | WcFields::COMPLETION_TIMESTAMP).bits();
-    let fake = Fake::new(Config { wc_flags, ..Config::default() });
-    let pd = fake.pd();
-    let mut pool = ReceivePool::new(&pd, 1).unwrap();
-    let mut set = EndpointSet::builder(pd.context(), 20).timestamps(true).build().unwrap();
-    // The option of the endpoint is ignored.
-    let key = builder(&pd, EXTENDED).receive_pool(&pool).timestamps(false).build_in(&mut set).unwrap();
-    let mut peer = builder(&pd, EXTENDED).build().unwrap();
-    let mut endpoint = set.endpoint(key).unwrap();
-    endpoint.connect(&peer.address()).unwrap();
-    peer.connect(&endpoint.address()).unwrap();
-    let id = pool.receive(pd.allocate(16).unwrap()).unwrap();
-    peer.send_inline(b"now").unwrap();
-    let (whose, message) = set.poll().unwrap().unwrap();
-    assert_eq!((whose, message.id), (key, id));
-    assert!(message.timestamp.is_some());
 }

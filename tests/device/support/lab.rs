@@ -8,8 +8,9 @@ use std::ptr::NonNull;
 use rdma_safe::cq::CompletionQueueBuilder;
 use rdma_safe::post::InlineList;
 use rdma_safe::{
-    Access, CompletionQueue, Inline, PostError, ProtectionDomain, QueuePair, QueuePairBuilder, RawMemoryRegion, Remote,
-    SendBatch, SendFlags, SendOps, Sge, WcFields, WcFlags, WcOpcode, WcStatus, WorkCompletion, WorkRequest,
+    Access, CompletionQueue, Context, Inline, PostError, ProtectionDomain, QueuePair, QueuePairBuilder,
+    RawMemoryRegion, Remote, SendBatch, SendFlags, SendOps, Sge, WcFields, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    WorkRequest,
 };
 
 use rdma_safe::sys::dma;
@@ -394,6 +395,11 @@ impl LabBuilder<'_> {
 
     pub(crate) fn build(self) -> Lab {
         let pd = self.rdma.pd();
+        self.build_in(pd)
+    }
+
+    /// Builds both ends in `pd`, which may be of another context.
+    pub(crate) fn build_in(self, pd: ProtectionDomain) -> Lab {
         let (mut a, mut b) = (self.side(&pd), self.side(&pd));
         if self.connected {
             let (first, second) = (a.qp.number(), b.qp.number());
@@ -404,7 +410,7 @@ impl LabBuilder<'_> {
     }
 
     fn side(&self, pd: &ProtectionDomain) -> Side {
-        let cq = cq_builder(self.rdma, self.entries, self.mode).build().expect("a completion queue");
+        let cq = cq_builder(pd.context(), self.entries, self.mode).build().expect("a completion queue");
         let qp = self.qp_builder(pd.queue_pair(&cq, &cq)).build().expect("a queue pair");
         Side { qp, cq, memory: Memory::new(pd, MEMORY) }
     }
@@ -427,7 +433,7 @@ impl LabBuilder<'_> {
 }
 
 /// A builder for a completion queue with the interface of `mode`.
-pub(crate) fn cq_builder(rdma: &Rdma, entries: u32, mode: Mode) -> CompletionQueueBuilder {
-    let builder = rdma.completion_queue(entries).fields(WcFields::STANDARD);
+pub(crate) fn cq_builder(context: &Context, entries: u32, mode: Mode) -> CompletionQueueBuilder {
+    let builder = context.completion_queue(entries).fields(WcFields::STANDARD);
     builder.classic(mode.classic_cq)
 }

@@ -91,8 +91,13 @@ pub(crate) fn address(rdma: &Rdma) -> AddressVector {
 /// Two endpoints built by `builder`, connected to each other.
 pub(crate) fn connected(builder: EndpointBuilder<'_>) -> (Endpoint, Endpoint) {
     let mut ends = (builder.clone().build().expect("an endpoint"), builder.build().expect("an endpoint"));
-    let (first, second) = (ends.0.address(), ends.1.address());
-    ends.0.connect(&second).expect("the first end connects");
-    ends.1.connect(&first).expect("the second end connects");
+    connect(&mut ends.0, &mut ends.1);
     ends
+}
+
+/// Connects two endpoints to each other.
+pub(crate) fn connect(a: &mut Endpoint, b: &mut Endpoint) {
+    let (first, second) = (a.address(), b.address());
+    a.connect(&second).expect("the first end connects");
+    b.connect(&first).expect("the second end connects");
 }

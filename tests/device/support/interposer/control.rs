@@ -179,8 +179,12 @@ unsafe extern "C" fn query_device_ex(
     unsafe {
         let (state, soft) = operations(context);
         let result = (soft.query_device_ex)(context, input, attr, size);
-        if let (0, Some(vendor)) = (result, state.config.vendor_id) {
-            (*attr).orig_attr.vendor_id = vendor;
+        if result == 0 {
+            let reported = &raw mut (*attr).orig_attr;
+            let hidden = state.config.without_capabilities.bits();
+            (*reported).device_cap_flags &= !(hidden as u32);
+            (*attr).device_cap_flags_ex &= !hidden;
+            (*reported).vendor_id = state.config.vendor_id.unwrap_or((*reported).vendor_id);
         }
         result
     }

@@ -5,13 +5,14 @@ use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{ThreadId, current};
 
+use rdma_safe::device::DeviceCapabilities;
 use rdma_safe::sys::*;
 
 use super::completions::{Change, Cq, Entry};
 use super::posts::{PostFault, Posted, Qp};
 
 /// Options that apply when objects are created.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct Config {
     /// Completion fields that soft0 lacks and that creation accepts nevertheless.
     pub(crate) further_fields: u64,
@@ -19,10 +20,25 @@ pub(crate) struct Config {
     pub(crate) hollow_fields: u64,
     /// Whether extended completion queues lack `end_poll`.
     pub(crate) no_end_poll: bool,
+    /// Capabilities of soft0 that the device does not report.
+    pub(crate) without_capabilities: DeviceCapabilities,
     /// Vendor of the device, in place of soft0's.
     pub(crate) vendor_id: Option<u32>,
     /// Longest message of the port, in place of soft0's.
     pub(crate) max_msg_sz: Option<u32>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            further_fields: 0,
+            hollow_fields: 0,
+            no_end_poll: false,
+            without_capabilities: DeviceCapabilities::empty(),
+            vendor_id: None,
+            max_msg_sz: None,
+        }
+    }
 }
 
 /// Number of existing objects, by type.

@@ -4,17 +4,17 @@ use std::sync::mpsc;
 
 use rdma_safe::endpoint::Armed;
 use rdma_safe::mr::Pages;
+use rdma_safe::sys::{IBV_WC_RECV, Zeroed, ibv_wc};
 use rdma_safe::{
     Access, Buffer, Endpoint, Errno, Error, Operation, PollError, PostError, ProtectionDomain, ReceivePool, WcStatus,
     Work,
 };
-use rdma_sys::{IBV_WC_RECV, IBV_WC_SUCCESS};
 
-use crate::failing_destruction::Count;
-use crate::fake::{Bad, Config, Cqe, Fake, Mode, PostFault};
-use crate::support::{
-    CLASSIC, DEADLINE, EXTENDED, Interfaces, builder, connect, done, in_flight, nothing, on_each_interface,
-};
+use crate::support::interposer::rig::{Count, builder, cq_of, done, next, nothing, on_each_mode};
+use crate::support::interposer::{Bad, PostFault, interposed};
+use crate::support::lab::Mode;
+use crate::support::link::connect;
+use crate::support::{DEADLINE, Rdma, in_flight};
 
 /// Two endpoints that use one pool of four receives, and their peers.
 struct Service {
@@ -24,10 +24,10 @@ struct Service {
 }
 
 impl Service {
-    fn new(pd: &ProtectionDomain, interfaces: Interfaces) -> Self {
+    fn new(rdma: &Rdma, pd: &ProtectionDomain, mode: Mode) -> Self {
         let pool = ReceivePool::new(pd, 4).unwrap();
-        let client = || builder(pd, interfaces).receive_pool(&pool).build().unwrap();
-        let peer = || builder(pd, interfaces).build().unwrap();
+        let client = || builder(rdma, pd, mode).receive_pool(&pool).build().unwrap();
+        let peer = || builder(rdma, pd, mode).build().unwrap();
         let (mut clients, mut peers) = ([client(), client()], [peer(), peer()]);
         for (client, peer) in clients.iter_mut().zip(&mut peers) {
             connect(client, peer);
@@ -47,10 +47,10 @@ impl Service {
 }
 
 /// An endpoint with events, its pool with one posted receive, and its peer.
-fn waiting(pd: &ProtectionDomain, interfaces: Interfaces) -> (ReceivePool, Endpoint, Endpoint) {
+fn waiting(rdma: &Rdma, pd: &ProtectionDomain, mode: Mode) -> (ReceivePool, Endpoint, Endpoint) {
     let mut pool = ReceivePool::new(pd, 4).unwrap();
-    let mut client = builder(pd, interfaces).events(true).receive_pool(&pool).build().unwrap();
-    let mut peer = builder(pd, interfaces).build().unwrap();
+    let mut client = builder(rdma, pd, mode).events(true).receive_pool(&pool).build().unwrap();
+    let mut peer = builder(rdma, pd, mode).build().unwrap();
     connect(&mut client, &mut peer);
     pool.receive(pd.allocate(16).unwrap()).unwrap();
     (pool, client, peer)
@@ -62,9 +62,9 @@ fn text(buffer: Option<Buffer>) -> Vec<u8> {
 
 #[test]
 fn messages_get_their_buffers_in_any_order_of_polling() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let mut service = Service::new(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let mut service = Service::new(soft, &pd, mode);
         let ids = service.fill(&pd);
         assert!(ids.iter().all(|id| id.is_receive()));
         assert_eq!(service.pool.receives_in_flight(), 4);
@@ -88,9 +88,9 @@ fn messages_get_their_buffers_in_any_order_of_polling() {
 
 #[test]
 fn a_buffer_can_be_received_into_many_times() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let mut service = Service::new(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let mut service = Service::new(soft, &pd, mode);
         service.fill(&pd);
         for round in 0..if cfg!(miri) { 10_u32 } else { 1000 } {
             let client = (round % 3 / 2) as usize;
@@ -106,15 +106,15 @@ fn a_buffer_can_be_received_into_many_times() {
 
 #[test]
 fn all_receives_of_the_pool_may_complete_before_an_endpoint_is_polled() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
         let mut pool = ReceivePool::new(&pd, 16).unwrap();
         for buffer in pd.allocate(16 * 4).unwrap().into_chunks(4).unwrap() {
             pool.receive(buffer).unwrap();
         }
-        let short = || builder(&pd, interfaces).send_depth(2).recv_depth(2);
+        let short = || builder(soft, &pd, mode).send_depth(2).recv_depth(2);
         let mut client = short().receive_pool(&pool).build().unwrap();
-        let mut peer = builder(&pd, interfaces).build().unwrap();
+        let mut peer = builder(soft, &pd, mode).build().unwrap();
         connect(&mut client, &mut peer);
         for number in 0..16_u32 {
             peer.send_inline(&number.to_ne_bytes()).unwrap();
@@ -130,9 +130,9 @@ fn all_receives_of_the_pool_may_complete_before_an_endpoint_is_polled() {
 
 #[test]
 fn a_shared_receive_reports_the_same_completion_fields() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let mut service = Service::new(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let mut service = Service::new(soft, &pd, mode);
         service.fill(&pd);
         let exposed = pd.expose(Pages::new(16).unwrap(), Access::REMOTE).unwrap();
         let peer = &mut service.peers[0];
@@ -150,11 +150,12 @@ fn a_shared_receive_reports_the_same_completion_fields() {
 
 #[test]
 fn endpoints_of_a_pool_can_send_and_wait() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let (_pool, mut client, mut peer) = waiting(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let (_pool, mut client, mut peer) = waiting(soft, &pd, mode);
         assert_eq!(client.arm().unwrap(), Armed::Wait, "nothing has arrived");
         peer.send_inline(b"hello").unwrap();
+        soft.await_completions(cq_of(client.queue_pair()), 1);
         assert_eq!(client.arm().unwrap(), Armed::Poll, "there is a completion to poll");
         assert_eq!(client.arm().unwrap(), Armed::Poll, "the completion is still there");
         peer.receive(pd.allocate(16).unwrap()).unwrap();
@@ -170,16 +171,16 @@ fn endpoints_of_a_pool_can_send_and_wait() {
 
 #[test]
 fn a_receive_that_cannot_be_posted_comes_back_with_the_reason() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let other = fake.pd();
-        let mut service = Service::new(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let other = soft.pd();
+        let mut service = Service::new(soft, &pd, mode);
         let here = service.clients[0].receive(pd.allocate(16).unwrap()).unwrap_err();
         assert_eq!((here.error, here.buffer.is_some()), (PostError::SharedReceives, true));
         let foreign = service.pool.receive(other.allocate(16).unwrap()).unwrap_err();
         assert_eq!((foreign.error, foreign.buffer.is_some()), (PostError::ForeignBuffer, true));
 
-        fake.fail_post_recv(PostFault { errno: libc::EINVAL, taken: 0, bad: Bad::FirstNotTaken });
+        soft.fail_post_recv(PostFault { errno: libc::EINVAL, taken: 0, bad: Bad::FirstNotTaken });
         let refused = service.pool.receive(pd.allocate(16).unwrap()).unwrap_err();
         assert_eq!(refused.error, PostError::Refused { posted: 0, errno: Errno(libc::EINVAL) });
         assert!(refused.buffer.is_some());
@@ -196,11 +197,11 @@ fn a_receive_that_cannot_be_posted_comes_back_with_the_reason() {
 
 #[test]
 fn a_receive_in_doubt_keeps_its_buffer_until_the_shared_queue_is_destroyed() {
-    let fake = Fake::new(Config::default());
-    let pd = fake.pd();
+    let Some(soft) = interposed() else { return };
+    let pd = soft.pd();
     let count = Count::default();
     let mut pool = ReceivePool::new(&pd, 4).unwrap();
-    fake.fail_post_recv(PostFault { errno: libc::EIO, taken: 1, bad: Bad::Null });
+    soft.fail_post_recv(PostFault { errno: libc::EIO, taken: 1, bad: Bad::Null });
     let doubt = pool.receive(count.buffer(&pd)).unwrap_err();
     assert_eq!((doubt.error, doubt.buffer.is_none()), (PostError::MaybePosted { errno: Errno(libc::EIO) }, true));
     let after = pool.receive(count.buffer(&pd)).unwrap_err();
@@ -214,11 +215,11 @@ fn a_receive_in_doubt_keeps_its_buffer_until_the_shared_queue_is_destroyed() {
 #[test]
 fn a_pool_is_destroyed_with_its_last_endpoint_and_not_before() {
     for endpoint_first in [true, false] {
-        let fake = Fake::new(Config::default());
-        let pd = fake.pd();
+        let Some(soft) = interposed() else { return };
+        let pd = soft.pd();
         let count = Count::default();
         let mut pool = ReceivePool::new(&pd, 4).unwrap();
-        let client = builder(&pd, EXTENDED).receive_pool(&pool).build().unwrap();
+        let client = builder(&soft, &pd, Mode::EXTENDED).receive_pool(&pool).build().unwrap();
         pool.receive(count.buffer(&pd)).unwrap();
         if endpoint_first {
             drop(client);
@@ -227,19 +228,19 @@ fn a_pool_is_destroyed_with_its_last_endpoint_and_not_before() {
         } else {
             let error = pool.close().unwrap_err();
             assert!(matches!(error, Error::InUse { object: "shared receive queue", .. }), "{error}");
-            assert_eq!((count.freed(), fake.calls("ibv_destroy_srq")), (0, 0));
+            assert_eq!((count.freed(), soft.calls("ibv_destroy_srq")), (0, 0));
             assert!(client.close().unwrap().is_empty(), "receives of the pool do not belong to the endpoint");
         }
-        assert_eq!((count.freed(), fake.calls("ibv_destroy_srq")), (1, 1));
+        assert_eq!((count.freed(), soft.calls("ibv_destroy_srq")), (1, 1));
     }
 }
 
 #[test]
 fn closing_an_endpoint_frees_the_pool_slots_of_its_unpolled_receives() {
-    on_each_interface(|fake, interfaces| {
+    on_each_mode(|soft, mode| {
         for closed in [true, false] {
-            let pd = fake.pd();
-            let mut service = Service::new(&pd, interfaces);
+            let pd = soft.pd();
+            let mut service = Service::new(soft, &pd, mode);
             service.fill(&pd);
             for text in [b"1", b"2", b"3"] {
                 service.say(0, text);
@@ -268,10 +269,11 @@ fn closing_an_endpoint_frees_the_pool_slots_of_its_unpolled_receives() {
 
 #[test]
 fn closing_returns_a_message_that_arming_found() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let (_pool, mut client, mut peer) = waiting(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let (_pool, mut client, mut peer) = waiting(soft, &pd, mode);
         peer.send_inline(b"hello").unwrap();
+        soft.await_completions(cq_of(client.queue_pair()), 1);
         assert_eq!(client.arm().unwrap(), Armed::Poll, "there is a completion to poll");
         let buffers = client.close().unwrap();
         assert_eq!(buffers.iter().map(|buffer| &buffer[..]).collect::<Vec<_>>(), [b"hello"]);
@@ -282,13 +284,13 @@ fn closing_returns_a_message_that_arming_found() {
 #[cfg_attr(miri, ignore = "leaks on purpose")]
 fn buffers_of_a_queue_that_cannot_be_destroyed_are_never_freed() {
     for closed in [true, false] {
-        let fake = Fake::new(Config::default());
-        let pd = fake.pd();
+        let Some(soft) = interposed() else { return };
+        let pd = soft.pd();
         let count = Count::default();
         let mut pool = ReceivePool::new(&pd, 4).unwrap();
         pool.receive(count.buffer(&pd)).unwrap();
-        fake.fail("ibv_destroy_srq", libc::EBUSY);
-        fake.may_leak();
+        soft.fail("ibv_destroy_srq", libc::EBUSY);
+        soft.may_leak();
         match closed {
             true => assert!(matches!(pool.close(), Err(Error::Verb { errno: Errno(libc::EBUSY), .. }))),
             false => drop(pool),
@@ -300,13 +302,13 @@ fn buffers_of_a_queue_that_cannot_be_destroyed_are_never_freed() {
 
 #[test]
 fn a_receive_that_a_broken_endpoint_has_taken_comes_back_flushed() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let mut service = Service::new(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let mut service = Service::new(soft, &pd, mode);
         service.fill(&pd);
         // The message is longer than the buffers, which breaks the connection.
         service.peers[0].send_inline(&[1; 32]).unwrap();
-        let failed = service.clients[0].poll().unwrap().expect("a completion").ok().unwrap_err();
+        let failed = next(&mut service.clients[0]).ok().unwrap_err();
         assert_eq!((failed.0.operation, failed.0.status), (Operation::Receive, WcStatus::LOC_LEN_ERR));
         service.pool.receive(failed.0.buffer.unwrap()).unwrap();
         service.say(1, b"others");
@@ -316,46 +318,44 @@ fn a_receive_that_a_broken_endpoint_has_taken_comes_back_flushed() {
 
 #[test]
 fn a_completion_without_a_matching_receive_returns_no_buffer() {
-    for interfaces in [EXTENDED, CLASSIC] {
-        let fake = Fake::new(Config::default());
-        let pd = fake.pd();
-        fake.set_mode(Mode::Manual);
+    for mode in [Mode::EXTENDED, Mode::CLASSIC] {
+        let Some(soft) = interposed() else { return };
+        let pd = soft.pd();
         let mark = 0b11_u64 << 62;
         // An existing slot, an unknown slot, an invalid generation, missing marks, and identifiers of a ring.
         let wr_ids = [mark | 1 << 31, mark | 77, mark | 2 << 31 | 1, 1 << 31, u64::MAX, 1 << 63 | 1, 1 << 63];
         for wr_id in wr_ids.into_iter().take(if cfg!(miri) { 3 } else { 7 }) {
-            let mut service = Service::new(&pd, interfaces);
+            let mut service = Service::new(&soft, &pd, mode);
             let posted = service.pool.receive(pd.allocate(16).unwrap()).unwrap();
             service.clients[1].send_inline(b"not answered").unwrap();
             let client = &mut service.clients[0];
-            // SAFETY: the queue pair is valid, and the field is set at creation.
-            let cq = unsafe { (*client.queue_pair().as_raw()).recv_cq };
+            let cq = cq_of(client.queue_pair());
             let truth = service.pool.shared_receive_queue().as_raw();
-            let [ticket] = fake.shared_receives(truth)[..] else { panic!("one receive") };
+            let [ticket] = soft.shared_receives(truth)[..] else { panic!("one receive") };
             if wr_id == ticket {
                 continue;
             }
-            let cqe = Cqe { wr_id, status: IBV_WC_SUCCESS.0, opcode: IBV_WC_RECV.0, byte_len: 4, ..Cqe::default() };
-            fake.inject(cq, cqe);
+            let wc = ibv_wc { wr_id, opcode: IBV_WC_RECV, byte_len: 4, ..ibv_wc::zeroed() };
+            soft.inject(cq, wc);
             assert!(matches!(client.poll(), Err(PollError::NotInFlight { .. })), "{wr_id:#x}");
             // The correct completion is accepted once, and not again.
-            fake.inject(cq, Cqe { wr_id: ticket, ..cqe });
-            fake.inject(cq, Cqe { wr_id: ticket, ..cqe });
+            soft.inject(cq, ibv_wc { wr_id: ticket, ..wc });
+            soft.inject(cq, ibv_wc { wr_id: ticket, ..wc });
             let true_one = client.poll().unwrap().unwrap();
             assert_eq!((true_one.id, true_one.buffer.unwrap().len()), (posted, 4));
             assert!(matches!(client.poll(), Err(PollError::NotInFlight { wr_id }) if wr_id == ticket));
         }
         // The receives of the false completions are still in the queue.
-        let _ = fake.take_violations();
+        let _ = soft.take_violations();
     }
 }
 
 #[test]
 fn the_pool_and_its_endpoints_can_be_on_different_threads() {
     const MESSAGES: u32 = if cfg!(miri) { 6 } else { 2000 };
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let mut service = Service::new(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let mut service = Service::new(soft, &pd, mode);
         service.fill(&pd);
         let (back, buffers) = mpsc::channel::<Buffer>();
         let Service { mut pool, clients, peers } = service;

@@ -1,15 +1,17 @@
-//! Memory windows on a provider that fails, refuses or lacks a function, and the time at which regions are freed.
+//! The regions that memory windows keep registered, when a verb fails or the outcome of a binding is reported wrongly.
 
+use rdma_safe::device::DeviceCapabilities;
 use rdma_safe::error::Verb;
 use rdma_safe::mr::{Pages, ReregisterError, Reregistration};
-use rdma_safe::mw::{BindInfo, MemoryWindow, Type1, Type2, WindowType};
+use rdma_safe::mw::{MemoryWindow, Type1, Type2, WindowType};
 use rdma_safe::{
-    Access, Errno, Error, ExposedRegion, Inline, PostError, ProtectionDomain, RemoteMemory, WcOpcode, WcStatus,
-    WorkRequest,
+    Access, Errno, Error, ExposedRegion, PostError, ProtectionDomain, RemoteMemory, WcOpcode, WcStatus, WorkRequest,
 };
 
-use crate::fake::{Config, Fake, Live, Mode};
-use crate::support::{Raw, on_each_interface, post, raw_pair, seen};
+use crate::memory_windows::{bind_2, done};
+use crate::support::interposer::rig::{lab, on_each_mode};
+use crate::support::interposer::{Config, Interposed, Live, interposed, interposed_with};
+use crate::support::lab::{Data, Lab, Mode, Op, Side, Wr};
 
 fn region(pd: &ProtectionDomain) -> ExposedRegion {
     pd.expose(Pages::new(4096).unwrap(), Access::MW_BIND).unwrap()
@@ -17,41 +19,26 @@ fn region(pd: &ProtectionDomain) -> ExposedRegion {
 
 /// Writes `bytes` from the first end; returns the completion status.
 #[track_caller]
-fn write(a: &mut Raw, remote: RemoteMemory, bytes: &[u8]) -> WcStatus {
-    post!(a, write(WorkRequest::new(9).signaled(), remote, Inline(bytes));).unwrap();
-    let [wc] = seen(&mut a.cq)[..] else { panic!("one completion") };
+fn write(a: &mut Side, remote: RemoteMemory, bytes: &[u8]) -> WcStatus {
+    a.post(&[Wr::new(9, Op::Write(remote.into()), Data::Inline(bytes))]).unwrap();
+    let wc = a.next();
     assert_eq!(wc.wr_id, 9);
     wc.status
 }
 
-/// Takes the only completion, which must be of work `id`.
-#[track_caller]
-fn done(side: &mut Raw, id: u64, opcode: WcOpcode) {
-    let [wc] = seen(&mut side.cq)[..] else { panic!("one completion") };
-    assert_eq!((wc.wr_id, wc.status, wc.opcode), (id, WcStatus::SUCCESS, opcode));
-}
-
-/// Binds the window with a batch of one work request, and confirms the binding.
-#[track_caller]
-fn bind(side: &mut Raw, window: &mut MemoryWindow<Type2>, info: BindInfo<'_>) -> RemoteMemory {
-    let mut batch = side.qp.send_batch().unwrap();
-    // SAFETY: the window is not used until the batch is posted.
-    let remote = unsafe { batch.bind(WorkRequest::new(5).signaled(), window, info) }.unwrap();
-    batch.post().unwrap();
-    done(side, 5, WcOpcode::BIND_MW);
-    window.confirm();
-    remote
+/// Registered regions, without those of the two ends.
+fn regions(soft: &Interposed) -> usize {
+    soft.live().mrs - 2
 }
 
 #[test]
 fn a_binding_that_fails_is_taken_back() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let (mut a, mut b) = raw_pair(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let Lab { mut a, mut b, pd } = lab(soft, mode).build();
         let region = region(&pd);
         let mut window = pd.memory_window::<Type2>().unwrap();
         let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
-        let remote = bind(&mut b, &mut window, info);
+        let remote = bind_2(&mut b, &mut window, info);
         // The batch is dropped.
         let mut batch = b.qp.send_batch().unwrap();
         // SAFETY: the window is not used until the batch is dropped.
@@ -66,7 +53,7 @@ fn a_binding_that_fails_is_taken_back() {
         // SAFETY: as above.
         unsafe { batch.bind(WorkRequest::new(7), &mut window, info) }.unwrap();
         batch.post().unwrap();
-        let wc = seen(&mut b.cq)[0];
+        let wc = b.next();
         assert_eq!((wc.wr_id, wc.status), (7, WcStatus::MW_BIND_ERR));
         window.revert();
         assert!(window.rkey() == remote.rkey && window.is_bound());
@@ -75,9 +62,8 @@ fn a_binding_that_fails_is_taken_back() {
 
 #[test]
 fn a_binding_of_type_1_that_is_refused_changes_nothing() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let (mut a, mut b) = raw_pair(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let Lab { mut a, mut b, pd } = lab(soft, mode).build();
         let region = region(&pd);
         let mut window = pd.memory_window::<Type1>().unwrap();
         let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
@@ -90,7 +76,7 @@ fn a_binding_of_type_1_that_is_refused_changes_nothing() {
             (libc::ENOMEM, PostError::QueueFull { posted: 0 }),
             (libc::EINVAL, PostError::Refused { posted: 0, errno: Errno(libc::EINVAL) }),
         ] {
-            fake.fail_once("bind_mw", errno);
+            soft.fail_once("bind_mw", errno);
             let error = b.qp.bind_window(WorkRequest::new(2), &mut window, info).unwrap_err();
             assert_eq!((error, window.rkey(), window.is_pending()), (expected, remote.rkey, false));
         }
@@ -106,9 +92,8 @@ fn a_binding_of_type_1_that_is_refused_changes_nothing() {
 
 #[test]
 fn binding_closes_a_forgotten_batch_first() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let (_a, mut b) = raw_pair(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let Lab { a: _a, mut b, pd } = lab(soft, mode).build();
         let region = region(&pd);
         let mut window = pd.memory_window::<Type1>().unwrap();
         std::mem::forget(b.qp.send_batch().unwrap());
@@ -125,12 +110,11 @@ fn binding_closes_a_forgotten_batch_first() {
 
 #[test]
 fn a_window_keeps_each_region_that_it_was_bound_to_once() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let (mut a, mut b) = raw_pair(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let Lab { mut a, mut b, pd } = lab(soft, mode).build();
         let (first, second) = (region(&pd), region(&pd));
         let mut window = pd.memory_window::<Type1>().unwrap();
-        let mut bind = |b: &mut Raw, region: &ExposedRegion| {
+        let mut bind = |b: &mut Side, region: &ExposedRegion| {
             let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
             let remote = b.qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info).unwrap();
             done(b, 1, WcOpcode::BIND_MW);
@@ -144,23 +128,22 @@ fn a_window_keeps_each_region_that_it_was_bound_to_once() {
         }
         let remote = bind(&mut b, &first);
         drop((first, second));
-        assert_eq!(fake.live().mrs, 2);
+        assert_eq!(regions(soft), 2);
         assert_eq!(write(&mut a, remote, b"held"), WcStatus::SUCCESS);
         // SAFETY: all outcomes reported to the window were true.
         unsafe { window.release_unused_regions() };
-        assert_eq!(fake.live().mrs, 1);
+        assert_eq!(regions(soft), 1);
         assert_eq!(write(&mut a, remote, b"held"), WcStatus::SUCCESS);
         window.deallocate().unwrap();
-        assert_eq!((fake.live().mrs, fake.live().mws), (0, 0));
+        assert_eq!((regions(soft), soft.live().mws), (0, 0));
     });
 }
 
 #[test]
 fn a_window_keeps_a_limited_number_of_regions() {
     const MAX: usize = MemoryWindow::<Type2>::MAX_REGIONS;
-    let fake = Fake::new(Config::default());
-    let pd = fake.pd();
-    let (_a, mut b) = raw_pair(&pd, crate::support::EXTENDED);
+    let Some(soft) = interposed() else { return };
+    let Lab { a: _a, mut b, pd } = lab(&soft, Mode::EXTENDED).build();
     let mut window = pd.memory_window::<Type2>().unwrap();
     // Dropped bindings count, too, because only the user knows whether they were posted.
     for _ in 0..MAX {
@@ -172,7 +155,7 @@ fn a_window_keeps_a_limited_number_of_regions() {
         drop(batch);
         window.revert();
     }
-    assert_eq!(fake.live().mrs, MAX);
+    assert_eq!(regions(&soft), MAX);
     let further = region(&pd);
     let info = further.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
     let mut batch = b.qp.send_batch().unwrap();
@@ -182,49 +165,47 @@ fn a_window_keeps_a_limited_number_of_regions() {
     assert!(batch.is_empty());
     drop((batch, window));
     let mut window = pd.memory_window::<Type2>().unwrap();
-    assert_eq!(fake.live().mrs, 1, "the former window is gone");
-    bind(&mut b, &mut window, info);
+    assert_eq!(regions(&soft), 1, "the former window is gone");
+    bind_2(&mut b, &mut window, info);
 }
 
 /// Checks that the region stays registered and accessible to peers until the window is deallocated.
 #[track_caller]
-fn is_kept(fake: &Fake, a: &mut Raw, remote: RemoteMemory, window: MemoryWindow<impl WindowType>) {
-    assert_eq!(fake.live().mrs, 1, "while the window lives");
+fn is_kept(soft: &Interposed, a: &mut Side, remote: RemoteMemory, window: MemoryWindow<impl WindowType>) {
+    assert_eq!(regions(soft), 1, "while the window lives");
     assert_eq!(write(a, remote, b"held"), WcStatus::SUCCESS);
     window.deallocate().unwrap();
-    assert_eq!(fake.live().mrs, 0);
+    assert_eq!(regions(soft), 0);
     assert_eq!(write(a, remote, b"late"), WcStatus::REM_ACCESS_ERR);
 }
 
 #[test]
 fn a_confirmation_that_comes_too_early_frees_no_region() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let (_a, mut b) = raw_pair(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let Lab { a: _a, mut b, pd } = lab(soft, mode).build();
         let region = region(&pd);
         let mut window = pd.memory_window::<Type1>().unwrap();
         let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
         b.qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info).unwrap();
         done(&mut b, 1, WcOpcode::BIND_MW);
         window.confirm();
-        fake.set_mode(Mode::Manual);
+        soft.hold();
         b.qp.unbind_window(WorkRequest::new(2).signaled(), &mut window).unwrap();
         window.confirm();
         assert!(!window.is_bound());
         drop(region);
-        assert_eq!(fake.live().mrs, 1, "the device has not unbound it yet");
-        fake.progress();
+        assert_eq!(regions(soft), 1, "the device has not unbound it yet");
+        soft.release();
         done(&mut b, 2, WcOpcode::BIND_MW);
         drop(window);
-        assert_eq!(fake.live().mrs, 0);
+        assert_eq!(regions(soft), 0);
     });
 }
 
 #[test]
 fn a_false_revert_frees_no_region() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let (mut a, mut b) = raw_pair(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let Lab { mut a, mut b, pd } = lab(soft, mode).build();
         let region = region(&pd);
         let mut window = pd.memory_window::<Type1>().unwrap();
         let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
@@ -233,48 +214,45 @@ fn a_false_revert_frees_no_region() {
         window.revert();
         assert!(!window.is_bound());
         drop(region);
-        is_kept(fake, &mut a, remote, window);
+        is_kept(soft, &mut a, remote, window);
     });
 }
 
 #[test]
 fn a_binding_that_the_provider_refused_frees_no_region() {
-    let fake = Fake::new(Config::default());
-    let pd = fake.pd();
-    let (_a, mut b) = raw_pair(&pd, crate::support::EXTENDED);
+    let Some(soft) = interposed() else { return };
+    let Lab { a: _a, mut b, pd } = lab(&soft, Mode::EXTENDED).build();
     let region = region(&pd);
     let mut window = pd.memory_window::<Type1>().unwrap();
     // Some providers execute refused work.
-    fake.fail_once("bind_mw", libc::ENOMEM);
+    soft.fail_once("bind_mw", libc::ENOMEM);
     let info = region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap();
     let error = b.qp.bind_window(WorkRequest::new(1), &mut window, info).unwrap_err();
     assert_eq!((error, window.is_bound()), (PostError::QueueFull { posted: 0 }, false));
     drop(region);
-    assert_eq!(fake.live().mrs, 1, "while the window lives");
+    assert_eq!(regions(&soft), 1, "while the window lives");
     drop(window);
-    assert_eq!(fake.live().mrs, 0);
+    assert_eq!(regions(&soft), 0);
 }
 
 #[test]
 fn an_invalidation_that_did_not_happen_frees_no_region() {
-    on_each_interface(|fake, interfaces| {
-        let pd = fake.pd();
-        let (mut a, mut b) = raw_pair(&pd, interfaces);
+    on_each_mode(|soft, mode| {
+        let Lab { mut a, mut b, pd } = lab(soft, mode).build();
         let region = region(&pd);
         let mut window = pd.memory_window::<Type2>().unwrap();
-        let remote = bind(&mut b, &mut window, region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap());
+        let remote = bind_2(&mut b, &mut window, region.bind_info(0, 8, Access::REMOTE_WRITE).unwrap());
         window.invalidated();
         assert!(!window.is_bound());
         drop(region);
-        is_kept(fake, &mut a, remote, window);
+        is_kept(soft, &mut a, remote, window);
     });
 }
 
 #[test]
 fn a_raw_region_is_not_deregistered_or_changed_under_its_windows() {
-    let fake = Fake::new(Config::default());
-    let pd = fake.pd();
-    let (_a, mut b) = raw_pair(&pd, crate::support::EXTENDED);
+    let Some(soft) = interposed() else { return };
+    let Lab { a: _a, mut b, pd } = lab(&soft, Mode::EXTENDED).build();
     let mut memory = [0_u64; 4];
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
     // SAFETY: nobody writes to the memory, and it outlives the window.
@@ -288,58 +266,58 @@ fn a_raw_region_is_not_deregistered_or_changed_under_its_windows() {
     // SAFETY: no work uses the region.
     let error = unsafe { region.reregister(Reregistration::new().access(Access::LOCAL_WRITE)) }.unwrap_err();
     assert!(matches!(error, ReregisterError::Unchanged { errno: Errno(libc::EBUSY), .. }), "{error}");
-    assert_eq!(fake.calls("ibv_rereg_mr"), 0);
+    assert_eq!(soft.calls("ibv_rereg_mr"), 0);
     let error = error.into_region().unwrap().deregister().unwrap_err();
     assert!(error.to_string().contains("memory windows that were bound to it"), "{error}");
     assert!(matches!(error, Error::InUse { object: "memory region", .. }), "{error}");
-    assert_eq!((fake.live().mrs, fake.calls("ibv_dereg_mr")), (1, 0));
+    assert_eq!((regions(&soft), soft.calls("ibv_dereg_mr")), (1, 0));
     drop(window);
-    assert_eq!(fake.live().mrs, 0, "with the last window");
+    assert_eq!(regions(&soft), 0, "with the last window");
 }
 
 #[test]
 fn a_device_without_windows_is_not_asked_for_one() {
-    let fake = Fake::new(Config { windows: false, ..Config::default() });
-    let pd = fake.pd();
+    let without_capabilities = DeviceCapabilities::MEM_WINDOW
+        | DeviceCapabilities::MEM_WINDOW_TYPE_2A
+        | DeviceCapabilities::MEM_WINDOW_TYPE_2B;
+    let Some(soft) = interposed_with(Config { without_capabilities, ..Config::default() }) else { return };
+    let pd = soft.pd();
     let refused = |error: Error, expected: &str| {
         assert!(matches!(&error, Error::Unsupported { feature, .. } if *feature == expected), "{error}");
     };
     refused(pd.memory_window::<Type1>().unwrap_err(), "memory windows of type 1");
     refused(pd.memory_window::<Type2>().unwrap_err(), "memory windows of type 2");
-    assert_eq!(fake.calls("alloc_mw"), 0);
+    assert_eq!(soft.calls("alloc_mw"), 0);
 }
 
 #[test]
 fn a_device_without_free_windows_is_an_error() {
-    let fake = Fake::new(Config::default());
-    fake.fail("alloc_mw", libc::ENOMEM);
-    let error = fake.pd().memory_window::<Type1>().unwrap_err();
+    let Some(soft) = interposed() else { return };
+    soft.fail("alloc_mw", libc::ENOMEM);
+    let error = soft.pd().memory_window::<Type1>().unwrap_err();
     assert!(matches!(error, Error::Verb { verb: Verb::AllocMw, errno: Errno(libc::ENOMEM), .. }), "{error}");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "leaks on purpose")]
 fn a_window_that_cannot_be_deallocated_keeps_what_it_is_bound_to() {
-    let fake = Fake::new(Config::default());
-    let pd = fake.pd();
-    let (_a, mut b) = raw_pair(&pd, crate::support::EXTENDED);
+    let Some(soft) = interposed() else { return };
+    let Lab { a, mut b, pd } = lab(&soft, Mode::EXTENDED).build_in(soft.pd_of_own_context());
     let region = region(&pd);
     let mut window = pd.memory_window::<Type2>().unwrap();
-    bind(&mut b, &mut window, region.bind_info(0, 8, Access::REMOTE_READ).unwrap());
-    fake.fail("dealloc_mw", libc::EBUSY);
+    bind_2(&mut b, &mut window, region.bind_info(0, 8, Access::REMOTE_READ).unwrap());
+    soft.fail("dealloc_mw", libc::EBUSY);
     let error = window.deallocate().unwrap_err();
     assert!(matches!(error, Error::Verb { verb: Verb::DeallocMw, errno: Errno(libc::EBUSY), .. }), "{error}");
-    drop((region, b, pd));
-    let left = fake.live();
-    assert_eq!(Live { cqs: 0, ..left }, Live { contexts: 1, pds: 1, mrs: 1, qps: 2, mws: 1, ..Live::default() });
-    fake.may_leak();
+    drop((region, a, b, pd));
+    assert_eq!(soft.live(), Live { contexts: 1, pds: 1, mrs: 1, cqs: 1, qps: 1, mws: 1, ..Live::default() });
+    soft.may_leak();
 }
 
 #[test]
 fn raw_memory_is_not_released_while_a_window_is_bound_to_it() {
-    let fake = Fake::new(Config::default());
-    let pd = fake.pd();
-    let (_a, mut b) = raw_pair(&pd, crate::support::EXTENDED);
+    let Some(soft) = interposed() else { return };
+    let Lab { a: _a, mut b, pd } = lab(&soft, Mode::EXTENDED).build();
     let mut memory = [0_u64; 4];
     // SAFETY: nobody writes to the memory, and it outlives the window.
     let region = unsafe { pd.register_raw(memory.as_mut_ptr().cast(), 32, Access::MW_BIND) }.unwrap();
@@ -348,10 +326,10 @@ fn raw_memory_is_not_released_while_a_window_is_bound_to_it() {
     let _ = b.qp.bind_window(WorkRequest::new(1).signaled(), &mut window, info).unwrap();
     done(&mut b, 1, WcOpcode::BIND_MW);
     window.confirm();
-    let mrs = fake.live().mrs;
+    let mrs = regions(&soft);
     let error = region.into_raw().unwrap_err();
     assert!(matches!(error, Error::InUse { object: "memory region", .. }), "{error}");
-    assert_eq!(fake.live().mrs, mrs);
+    assert_eq!(regions(&soft), mrs);
     drop(window);
-    assert_eq!(fake.live().mrs, mrs - 1, "destroyed with the last dependent");
+    assert_eq!(regions(&soft), mrs - 1, "destroyed with the last dependent");
 }
