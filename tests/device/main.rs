@@ -86,6 +86,7 @@ mod raw_handles;
 mod raw_limits;
 mod raw_packets;
 mod receive_pool;
+mod refused_work;
 #[cfg(not(miri))]
 mod rping;
 mod shared_channel;

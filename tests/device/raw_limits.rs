@@ -45,7 +45,9 @@ fn too_much_inline_data_is_refused() {
             let mut lab = Lab::builder(&rdma, mode).inline(asked).build();
             let max = lab.a.qp.capacity().max_inline_data;
             let bytes = pattern(1, max as usize + 1);
-            let refused = Err(PostError::InlineTooLong { len: bytes.len(), max });
+            let error = PostError::InlineTooLong { len: bytes.len(), max };
+            assert!(error.to_string().contains("QueuePairBuilder::inline_data"), "{error}");
+            let refused = Err(error);
             assert_eq!(lab.a.post(&[Wr::new(1, Op::Send, Data::Inline(&bytes))]), refused, "{mode}");
             let (head, tail) = bytes.split_at(max as usize);
             assert_eq!(lab.a.post(&[Wr::new(1, Op::Send, Data::InlineList(&[head, tail]))]), refused, "{mode}");

@@ -39,7 +39,6 @@ mod raw_handles;
 mod raw_operations;
 mod raw_packets;
 mod receive_shares;
-mod refused_work;
 mod registration;
 mod rings;
 mod shared_receives;
