@@ -31,8 +31,6 @@ pub(crate) struct Config {
     pub(crate) device_memory_copies: bool,
     /// Whether this is a confidential guest. There, unprotected provider memory is a DMA-BUF.
     pub(crate) confidential: bool,
-    /// Support for memory windows.
-    pub(crate) windows: bool,
     /// Support for resizing completion queues, and the highest moderation limits: completions and microseconds.
     pub(crate) cq_resize: bool,
     pub(crate) moderation: Option<(u16, u16)>,
@@ -76,8 +74,6 @@ pub(crate) struct Config {
     pub(crate) no_ud_addr: bool,
     /// Scatter/gather elements granted to sends of extended queue pairs, regardless of the requested number.
     pub(crate) granted_sges: Option<u32>,
-    /// Whether receives posted in the error state are flushed only when the queue pair is destroyed.
-    pub(crate) keeps_late_receives: bool,
     /// Whether destroying a queue pair removes its completions, as mlx5 does. Otherwise they stay.
     pub(crate) sweeps: bool,
     /// Whether the device behaves like the rxe provider of rdma-core 44, including its bugs.
@@ -195,7 +191,6 @@ impl Default for Config {
             async_events: true,
             gid_queries: true,
             wc_flags: u64::from(IBV_WC_STANDARD_FLAGS),
-            windows: true,
             odp: 0,
             device_memory_copies: true,
             confidential: false,
@@ -205,7 +200,6 @@ impl Default for Config {
             hollow_ops: 0,
             no_ud_addr: false,
             granted_sges: None,
-            keeps_late_receives: false,
             sweeps: false,
             rxe: false,
             vendor_id: 0x02c9,
@@ -270,8 +264,4 @@ pub(crate) enum Bad {
     Null,
     /// Unchanged.
     Untouched,
-    /// A pointer outside of the chain.
-    Elsewhere,
-    /// A pointer into the chain, but not to the start of a work request.
-    Between,
 }

@@ -3,7 +3,6 @@
 use rdma_sys::*;
 
 use super::memory::{read, write};
-use super::mw::Bind;
 use super::operations::{Extra, packets};
 use super::state::{Qp, State};
 
@@ -74,10 +73,6 @@ impl Cqe {
 pub(super) enum Data {
     Sges(Vec<ibv_sge>),
     Inline(Vec<u8>),
-    /// A memory window binding.
-    Bind(Bind),
-    /// No data: an invalidation.
-    Key,
     /// Accepted by the provider, failed by the device.
     Invalid,
 }
@@ -168,20 +163,7 @@ impl State {
         }
     }
 
-    /// Executes work that needs no peer.
-    fn execute_alone(&mut self, address: usize, wr: &SendWr) -> Option<End> {
-        let (done, status) = match wr.data {
-            Data::Bind(bind) => (self.bind_window(address, bind), IBV_WC_MW_BIND_ERR),
-            Data::Key => (self.invalidate_window(self.qps[&address].pd, wr.imm_data), IBV_WC_LOC_QP_OP_ERR),
-            _ => return None,
-        };
-        Some(if done { End::Done { byte_len: 0 } } else { End::Failed { status } })
-    }
-
     fn execute(&mut self, address: usize, wr: &SendWr) -> End {
-        if let Some(end) = self.execute_alone(address, wr) {
-            return end;
-        }
         let qp = &self.qps[&address];
         if !matches!(qp.qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND) {
             return self.execute_unreliably(address, wr);
@@ -382,10 +364,9 @@ impl State {
 
     /// Returns the peer's memory if both the queue pair and the region permit the access.
     pub(super) fn reach(&self, peer: usize, wr: &SendWr, len: u64, access: ibv_access_flags) -> Option<*mut u8> {
-        let (address, peer) = (peer, &self.qps[&peer]);
+        let peer = &self.qps[&peer];
         let allowed = peer.attr.qp_access_flags & access.0 == access.0;
-        let region = self.remote(peer.pd, wr.rkey, wr.remote_addr, len, access);
-        region.or_else(|| self.through_window(address, wr.rkey, wr.remote_addr, len, access)).filter(|_| allowed)
+        self.remote(peer.pd, wr.rkey, wr.remote_addr, len, access).filter(|_| allowed)
     }
 
     pub(super) fn refuse(&mut self, peer: usize) -> End {
@@ -408,8 +389,6 @@ impl State {
             IBV_WR_ATOMIC_WRITE => IBV_WC_ATOMIC_WRITE,
             IBV_WR_FLUSH => IBV_WC_FLUSH,
             IBV_WR_TSO => IBV_WC_TSO,
-            IBV_WR_BIND_MW => IBV_WC_BIND_MW,
-            IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
             _ => IBV_WC_SEND,
         };
         let cqe = Cqe { wr_id: wr.wr_id, byte_len, qp_num: number, release, ..Cqe::default() };

@@ -141,10 +141,6 @@ pub(super) unsafe extern "C" fn dereg_mr(raw: *mut ibv_mr) -> c_int {
         if let Some(errno) = state.fault("ibv_dereg_mr") {
             return errno;
         }
-        // The kernel's mlx5 driver does not check for bound windows.
-        if state.has_windows(raw.addr()) {
-            state.violation("ibv_dereg_mr of a region that a window is bound to");
-        }
         let in_flight = state.qps.values().filter(|qp| state.protection(qp.pd) == protection).any(|qp| qp.uses(lkey));
         let shared = state.srqs.values().filter(|srq| state.protection(srq.pd) == protection).any(|srq| srq.uses(lkey));
         if in_flight || shared {
@@ -288,7 +284,6 @@ impl State {
     pub(super) fn children_of_pd(&self, address: usize) -> usize {
         self.mrs.values().filter(|mr| mr.pd == address).count()
             + self.imported_mrs.values().filter(|mr| mr.pd == address).count()
-            + self.mws.values().filter(|mw| mw.pd == address).count()
             + self.bufs.values().filter(|buf| buf.pd == address).count()
             + self.ahs.values().filter(|ah| ah.pd == address).count()
             + self.qps.values().filter(|qp| qp.pd == address).count()
@@ -334,7 +329,7 @@ impl State {
     pub(super) fn invalidate(&mut self, pd: usize, rkey: u32) -> bool {
         let protection = self.protection(pd);
         let mr = self.mrs.values_mut().find(|mr| rkey != 0 && mr.rkey == rkey && mr.protection == protection);
-        mr.map(|mr| mr.rkey = 0).is_some() || self.invalidate_window(pd, rkey)
+        mr.map(|mr| mr.rkey = 0).is_some()
     }
 
     /// Reads all elements in order; `None` if one is not registered.

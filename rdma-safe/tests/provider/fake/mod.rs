@@ -25,7 +25,6 @@ mod flow;
 mod import;
 mod memory;
 mod multicast;
-mod mw;
 mod operations;
 mod post;
 mod qp;

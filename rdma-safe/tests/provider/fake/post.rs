@@ -7,7 +7,6 @@ use rdma_sys::*;
 use super::config::{Bad, Mode, PostFault};
 use super::engine::{Data, Destination, RecvWr, SendWr};
 use super::memory::read;
-use super::mw;
 use super::operations::{Extra, set_newer_builders};
 use super::state::{Qp, State, enter};
 
@@ -38,7 +37,7 @@ impl Building {
     }
 
     fn is_unset(&self) -> bool {
-        self.setter.is_none() && !matches!(self.wr.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV)
+        self.setter.is_none()
     }
 }
 
@@ -48,10 +47,7 @@ fn belongs(qp_type: ibv_qp_type, opcode: ibv_wr_opcode) -> bool {
     match qp_type {
         IBV_QPT_UD => datagram || opcode == IBV_WR_TSO,
         IBV_QPT_RAW_PACKET => matches!(opcode, IBV_WR_SEND | IBV_WR_TSO),
-        IBV_QPT_UC => {
-            let windows = matches!(opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV);
-            datagram || windows || matches!(opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM)
-        }
+        IBV_QPT_UC => datagram || matches!(opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM),
         _ => !matches!(opcode, IBV_WR_TSO | IBV_WR_FLUSH | IBV_WR_ATOMIC_WRITE),
     }
 }
@@ -103,7 +99,7 @@ pub(super) unsafe extern "C" fn post_send(
             };
             if let Err(errno) = failed {
                 let at = fault.map_or(Bad::FirstNotTaken, |fault| fault.bad);
-                unsafe { set_bad(at, bad, next, first) };
+                unsafe { set_bad(at, bad, next) };
                 if state.mode == Mode::AtPost {
                     state.run();
                 }
@@ -115,7 +111,7 @@ pub(super) unsafe extern "C" fn post_send(
         let errno = match fault {
             // The device accepted the whole chain, but the call fails.
             Some(fault) => {
-                unsafe { set_bad(fault.bad, bad, std::ptr::null_mut(), first) };
+                unsafe { set_bad(fault.bad, bad, std::ptr::null_mut()) };
                 fault.errno
             }
             None => 0,
@@ -125,14 +121,12 @@ pub(super) unsafe extern "C" fn post_send(
     })
 }
 
-pub(super) unsafe fn set_bad<T>(how: Bad, bad: *mut *mut T, next: *mut T, first: *mut T) {
+pub(super) unsafe fn set_bad<T>(how: Bad, bad: *mut *mut T, next: *mut T) {
     unsafe {
         match how {
             Bad::FirstNotTaken => *bad = next,
             Bad::Null => *bad = std::ptr::null_mut(),
             Bad::Untouched => {}
-            Bad::Elsewhere => *bad = first.wrapping_byte_add(1 << 20),
-            Bad::Between => *bad = first.wrapping_byte_add(4),
         }
     }
 }
@@ -212,10 +206,7 @@ impl State {
             setter: if count > 1 { "sge_list" } else { "sge" },
             len: count,
         };
-        if matches!(raw.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV) {
-            posted.setter = "none";
-            unsafe { mw::posted(self, &raw, &mut wr) };
-        } else if inline {
+        if inline {
             let mut bytes = Vec::new();
             for sge in &sges {
                 let from = std::ptr::with_exposed_provenance(sge.addr as usize);
@@ -276,7 +267,7 @@ pub(super) unsafe extern "C" fn post_recv(
                 if too_many {
                     state.violation(format!("ibv_post_recv of {} elements", wr.num_sge));
                 }
-                unsafe { set_bad(fault.map_or(Bad::FirstNotTaken, |fault| fault.bad), bad, next, first) };
+                unsafe { set_bad(fault.map_or(Bad::FirstNotTaken, |fault| fault.bad), bad, next) };
                 return errno;
             }
             let sges = (0..wr.num_sge as usize).map(|index| unsafe { *wr.sg_list.add(index) }).collect();
@@ -286,7 +277,7 @@ pub(super) unsafe extern "C" fn post_recv(
             next = wr.next;
         }
         let errno = fault.map_or(0, |fault| {
-            unsafe { set_bad(fault.bad, bad, std::ptr::null_mut(), first) };
+            unsafe { set_bad(fault.bad, bad, std::ptr::null_mut()) };
             fault.errno
         });
         state.after_post(raw.addr());
@@ -311,9 +302,9 @@ pub(super) fn set_builders(qp: &mut ibv_qp_ex, ops: u64) {
     qp.wr_rdma_write_imm = wants(IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).then_some(wr_rdma_write_imm as _);
     qp.wr_rdma_read = wants(IBV_QP_EX_WITH_RDMA_READ).then_some(wr_rdma_read as _);
     qp.wr_atomic_cmp_swp = wants(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).then_some(wr_atomic_cmp_swp as _);
-    qp.wr_bind_mw = wants(IBV_QP_EX_WITH_BIND_MW).then_some(mw::wr_bind_mw as _);
-    qp.wr_local_inv = wants(IBV_QP_EX_WITH_LOCAL_INV).then_some(mw::wr_local_inv as _);
     qp.wr_atomic_fetch_add = wants(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).then_some(wr_atomic_fetch_add as _);
+    qp.wr_bind_mw = wants(IBV_QP_EX_WITH_BIND_MW).then_some(wr_bind_mw as _);
+    qp.wr_local_inv = wants(IBV_QP_EX_WITH_LOCAL_INV).then_some(wr_local_inv as _);
     set_newer_builders(qp, ops);
 }
 
@@ -419,7 +410,7 @@ unsafe extern "C" fn wr_complete(raw: *mut ibv_qp_ex) -> c_int {
             let len = match &wr.data {
                 Data::Sges(sges) => sges.len(),
                 Data::Inline(bytes) => bytes.len(),
-                Data::Invalid | Data::Bind(_) | Data::Key => 0,
+                Data::Invalid => 0,
             };
             let setter = setter.map_or("none", |verb| verb.trim_start_matches("wr_set_"));
             let (wr_id, opcode, flags) = (wr.wr_id, wr.opcode, wr.flags);
@@ -487,6 +478,15 @@ unsafe extern "C" fn wr_atomic_cmp_swp(raw: *mut ibv_qp_ex, rkey: u32, remote: u
     build(raw, "wr_atomic_cmp_swp", IBV_WR_ATOMIC_CMP_AND_SWP, |wr| {
         (wr.rkey, wr.remote_addr, wr.compare_add, wr.swap) = (rkey, remote, compare, swap);
     });
+}
+
+/// The provider reports memory windows and has none: soft0 tests them.
+unsafe extern "C" fn wr_bind_mw(_: *mut ibv_qp_ex, _: *mut ibv_mw, _: u32, _: *const ibv_mw_bind_info) {
+    unreachable!("a provider without windows binds none");
+}
+
+unsafe extern "C" fn wr_local_inv(_: *mut ibv_qp_ex, _: u32) {
+    unreachable!("a provider without windows invalidates none");
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(raw: *mut ibv_qp_ex, rkey: u32, remote: u64, add: u64) {

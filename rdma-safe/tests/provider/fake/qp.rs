@@ -268,10 +268,6 @@ pub(super) unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
         if is_open {
             state.violation("ibv_destroy_qp between wr_start and wr_complete");
         }
-        if state.serves_windows(raw.addr()) {
-            state.violation("ibv_destroy_qp with memory windows that are bound to it");
-            return libc::EBUSY;
-        }
         if let Some(errno) = state.fault("ibv_destroy_qp") {
             return errno;
         }
@@ -341,7 +337,6 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attr: *mut ibv_qp_at
         unsafe { (*qp.raw.0).state = to };
         state.modified.push((attr, mask));
         match to {
-            IBV_QPS_ERR if from == IBV_QPS_ERR && state.config.keeps_late_receives => {}
             IBV_QPS_ERR => state.enter_error(raw),
             IBV_QPS_RESET => {
                 let qp = state.qps.get_mut(&raw).unwrap();

@@ -179,7 +179,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
                 if too_many {
                     state.violation(format!("ibv_post_srq_recv of {} elements", wr.num_sge));
                 }
-                unsafe { set_bad(fault.map_or(Bad::FirstNotTaken, |fault| fault.bad), bad, next, first) };
+                unsafe { set_bad(fault.map_or(Bad::FirstNotTaken, |fault| fault.bad), bad, next) };
                 return errno;
             }
             let sges = (0..wr.num_sge as usize).map(|index| unsafe { *wr.sg_list.add(index) }).collect();
@@ -191,7 +191,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
             state.run();
         }
         fault.map_or(0, |fault| {
-            unsafe { set_bad(fault.bad, bad, std::ptr::null_mut(), first) };
+            unsafe { set_bad(fault.bad, bad, std::ptr::null_mut()) };
             fault.errno
         })
     })

@@ -24,7 +24,6 @@ use super::flow::Steering;
 use super::import::{Command, ImportedMr};
 use super::memory::Mr;
 use super::multicast::Group;
-use super::mw::Mw;
 use super::operations::Flush;
 use super::post::{Building, Posted};
 use super::srq::Srq;
@@ -82,7 +81,6 @@ pub(crate) struct Live {
     pub(crate) flow_actions: usize,
     pub(crate) counters: usize,
     pub(crate) comp_cntrs: usize,
-    pub(crate) mws: usize,
     pub(crate) dms: usize,
     pub(crate) dmahs: usize,
     pub(crate) bufs: usize,
@@ -196,7 +194,6 @@ pub(super) struct State {
     pub(super) opened: BTreeMap<usize, OpenedQp>,
     pub(super) steering: Steering,
     pub(super) comp_cntrs: BTreeMap<usize, CompCntr>,
-    pub(super) mws: BTreeMap<usize, Mw>,
     pub(super) dms: BTreeMap<usize, Dm>,
     pub(super) dmahs: BTreeMap<usize, Dmah>,
     pub(super) bufs: BTreeMap<usize, Buf>,
@@ -233,7 +230,6 @@ find! {
     td: tds -> Td = "ibv_td";
     ah: ahs -> Ah = "ibv_ah";
     xrcd: xrcds -> Xrcd = "ibv_xrcd";
-    mw: mws -> Mw = "ibv_mw";
     dm: dms -> Dm = "ibv_dm";
     dmah: dmahs -> Dmah = "ibv_dmah";
     buf: bufs -> Buf = "ibv_buf";
@@ -276,7 +272,6 @@ impl State {
             opened: BTreeMap::new(),
             steering: Steering::default(),
             comp_cntrs: BTreeMap::new(),
-            mws: BTreeMap::new(),
             dms: BTreeMap::new(),
             dmahs: BTreeMap::new(),
             bufs: BTreeMap::new(),
@@ -328,7 +323,6 @@ impl State {
             flow_actions: self.steering.actions.len(),
             counters: self.steering.counters.len(),
             comp_cntrs: self.comp_cntrs.len(),
-            mws: self.mws.len(),
             dms: self.dms.len(),
             dmahs: self.dmahs.len(),
             bufs: self.bufs.len(),

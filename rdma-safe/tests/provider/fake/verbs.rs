@@ -13,7 +13,7 @@ use super::config::{Config, Port};
 use super::events::AsyncQueue;
 use super::import::Command;
 use super::state::{Alloc, Context, Device, State, enter, null, own, owner, plugged, set_errno};
-use super::{advise, cq, dm, domains, flow, memory, mw, post, qp, queries, srq, tags, wq, xrc};
+use super::{advise, cq, dm, domains, flow, memory, post, qp, queries, srq, tags, wq, xrc};
 
 /// The behavior of `ibv_get_device_list` on this thread.
 #[derive(Clone, Copy)]
@@ -122,9 +122,6 @@ pub(super) fn add_context(state: &mut State, device: &Arc<Device>, command: Opti
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
     context.ops.post_srq_recv = Some(srq::post_srq_recv);
-    context.ops.alloc_mw = Some(mw::alloc_mw);
-    context.ops.bind_mw = Some(mw::bind_mw);
-    context.ops.dealloc_mw = Some(mw::dealloc_mw);
     let (alloc, raw) = if state.config.extended_context {
         context.abi_compat = __VERBS_ABI_IS_EXTENDED;
         let (alloc, raw) = Alloc::new(extended(&state.config, context));
@@ -225,8 +222,7 @@ fn device_attributes(config: &Config) -> ibv_device_attr_ex {
         max_srq_wr: config.max_srq_wr as c_int,
         max_srq_sge: config.max_sge as c_int,
         device_cap_flags: if config.srq_resize { IBV_DEVICE_SRQ_RESIZE.0 } else { 0 }
-            | IBV_DEVICE_XRC.0
-            | if config.windows { (IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B).0 } else { 0 },
+            | (IBV_DEVICE_XRC | IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B).0,
         max_cq: 1000,
         max_cqe: config.max_cqe as c_int,
         max_mr: 1000,

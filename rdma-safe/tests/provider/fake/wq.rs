@@ -165,7 +165,7 @@ unsafe extern "C" fn post_wq_recv(raw: *mut ibv_wq, first: *mut ibv_recv_wr, bad
                 if errno == libc::EINVAL {
                     state.violation("post_wq_recv in RESET, or of too many elements");
                 }
-                unsafe { set_bad(Bad::FirstNotTaken, bad, next, first) };
+                unsafe { set_bad(Bad::FirstNotTaken, bad, next) };
                 return errno;
             }
             let sges = (0..wr.num_sge as usize).map(|index| unsafe { *wr.sg_list.add(index) }).collect();
