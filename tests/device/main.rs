@@ -79,6 +79,7 @@ mod owned_unreliable;
 #[cfg(not(miri))]
 mod pingpong;
 mod polling;
+mod quirk_workarounds;
 mod quirks;
 mod raw;
 mod raw_failures;

@@ -58,6 +58,7 @@ const LONG: [Long; 2] = [
             "multicast::",
             "newer_operations::",
             "polling::",
+            "quirk_workarounds::",
             "raw_handles::",
             "raw_packets::",
             "receive_pool::",

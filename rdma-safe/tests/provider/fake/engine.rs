@@ -73,8 +73,6 @@ impl Cqe {
 pub(super) enum Data {
     Sges(Vec<ibv_sge>),
     Inline(Vec<u8>),
-    /// Accepted by the provider, failed by the device.
-    Invalid,
 }
 
 pub(super) struct SendWr {
@@ -172,7 +170,6 @@ impl State {
         let Some(bytes) = (match &wr.data {
             Data::Sges(sges) => self.gather(pd, sges),
             Data::Inline(bytes) => Some(bytes.clone()),
-            _ => return End::Failed { status: IBV_WC_LOC_QP_OP_ERR },
         }) else {
             return End::Failed { status: IBV_WC_LOC_PROT_ERR };
         };
@@ -209,7 +206,6 @@ impl State {
         let Some(bytes) = (match &wr.data {
             Data::Sges(sges) => self.gather(pd, sges),
             Data::Inline(bytes) => Some(bytes.clone()),
-            _ => return End::Failed { status: IBV_WC_LOC_QP_OP_ERR },
         }) else {
             return End::Failed { status: IBV_WC_LOC_PROT_ERR };
         };

@@ -353,14 +353,13 @@ pub(super) fn build_with(
     });
 }
 
-fn set(raw: *mut ibv_qp_ex, verb: &'static str, data: impl FnOnce(&Qp, bool, u32) -> Result<Data, String>) {
+fn set(raw: *mut ibv_qp_ex, verb: &'static str, data: impl FnOnce(&Qp) -> Result<Data, String>) {
     enter(raw, verb, |state, _| {
-        let rxe = state.config.rxe;
         let Some(qp) = state.qp(raw.addr(), verb) else { return };
         let Some(mut building) = qp.batch.as_mut().and_then(Vec::pop) else {
             return state.violation(format!("{verb} without a work request"));
         };
-        let result = data(qp, rxe, building.wr.flags);
+        let result = data(qp);
         let is_set = building.setter.replace(verb).is_some();
         let homeless = qp.qp_type == IBV_QPT_UD && building.wr.destination.is_none()
             || qp.qp_type == IBV_QPT_XRC_SEND && building.wr.srq_number.is_none();
@@ -410,7 +409,6 @@ unsafe extern "C" fn wr_complete(raw: *mut ibv_qp_ex) -> c_int {
             let len = match &wr.data {
                 Data::Sges(sges) => sges.len(),
                 Data::Inline(bytes) => bytes.len(),
-                Data::Invalid => 0,
             };
             let setter = setter.map_or("none", |verb| verb.trim_start_matches("wr_set_"));
             let (wr_id, opcode, flags) = (wr.wr_id, wr.opcode, wr.flags);
@@ -496,41 +494,29 @@ unsafe extern "C" fn wr_atomic_fetch_add(raw: *mut ibv_qp_ex, rkey: u32, remote:
 }
 
 unsafe extern "C" fn wr_set_sge(raw: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    set(raw, "wr_set_sge", |_, _, _| Ok(Data::Sges(vec![ibv_sge { addr, length, lkey }])));
+    set(raw, "wr_set_sge", |_| Ok(Data::Sges(vec![ibv_sge { addr, length, lkey }])));
 }
 
 unsafe extern "C" fn wr_set_sge_list(raw: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    set(raw, "wr_set_sge_list", |qp, rxe, _| {
+    set(raw, "wr_set_sge_list", |qp| {
         if count > qp.cap.max_send_sge as usize {
             return Err(format!("{count} elements, of which {} fit", qp.cap.max_send_sge));
         }
-        let mut sges: Vec<ibv_sge> = (0..count).map(|index| unsafe { *list.add(index) }).collect();
-        if rxe {
-            // rdma-core 44 uses the length of the first element for all elements.
-            let mut left = sges.first().map_or(0, |first| first.length) * count as u32;
-            for sge in &mut sges {
-                sge.length = sge.length.min(left);
-                left -= sge.length;
-            }
-        }
-        Ok(Data::Sges(sges))
+        Ok(Data::Sges((0..count).map(|index| unsafe { *list.add(index) }).collect()))
     });
 }
 
 unsafe extern "C" fn wr_set_inline_data(raw: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
-    set(raw, "wr_set_inline_data", |qp, rxe, flags| {
+    set(raw, "wr_set_inline_data", |qp| {
         if length > qp.cap.max_inline_data as usize {
             return Err(format!("{length} bytes, of which {} fit", qp.cap.max_inline_data));
-        }
-        if rxe && flags & IBV_SEND_INLINE.0 == 0 {
-            return Ok(Data::Invalid);
         }
         Ok(Data::Inline(unsafe { read(addr.cast(), length) }))
     });
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(raw: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
-    set(raw, "wr_set_inline_data_list", |qp, rxe, _| {
+    set(raw, "wr_set_inline_data_list", |qp| {
         let mut bytes = Vec::new();
         for index in 0..count {
             let piece = unsafe { *list.add(index) };
@@ -539,7 +525,6 @@ unsafe extern "C" fn wr_set_inline_data_list(raw: *mut ibv_qp_ex, count: usize, 
         if bytes.len() > qp.cap.max_inline_data as usize {
             return Err(format!("{} bytes, of which {} fit", bytes.len(), qp.cap.max_inline_data));
         }
-        // rdma-core 44 does not add up the lengths.
-        Ok(Data::Inline(if rxe { Vec::new() } else { bytes }))
+        Ok(Data::Inline(bytes))
     });
 }
