@@ -17,9 +17,13 @@ mod state;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
-use rdma_safe::sys::{IBV_QP_STATE, IBV_QPS_ERR, Verbs, Zeroed, ibv_context, ibv_cq, ibv_qp_attr, ibv_srq, ibv_wc};
+use rdma_safe::sys::{
+    IBV_QP_STATE, IBV_QPS_ERR, Verbs, Zeroed, ibv_context, ibv_cq, ibv_end_poll, ibv_next_poll, ibv_qp_attr, ibv_srq,
+    ibv_wc,
+};
 use rdma_safe::{Context, Device, ProtectionDomain};
 
 use super::{Rdma, device, within_deadline};
@@ -224,4 +228,22 @@ impl Drop for Interposed {
             assert_eq!(self.live(), Live::default(), "objects that were not destroyed");
         }
     }
+}
+
+#[test]
+fn a_forbidden_call_fails_the_test() {
+    let Some(soft) = interposed() else { return };
+    let cq = soft.completion_queue(4).build().expect("a completion queue");
+    let raw = cq.as_raw_ex().expect("an extended queue").as_ptr();
+    // SAFETY: the queue exists. The interposer records both calls without calling soft0.
+    unsafe {
+        ibv_end_poll(raw);
+        assert_eq!(ibv_next_poll(raw), libc::EINVAL);
+    }
+    drop(cq);
+    let expected = ["end_poll without start_poll", "next_poll outside of start_poll and end_poll"];
+    assert_eq!(soft.state.lock().violations, expected);
+    let dropped = catch_unwind(AssertUnwindSafe(|| drop(soft)));
+    let message = dropped.expect_err("dropping the device panics");
+    assert!(message.downcast_ref::<String>().expect("a message").contains("end_poll without start_poll"));
 }
