@@ -125,3 +125,15 @@ fn inline_data_always_has_the_inline_flag() {
         }
     }
 }
+
+#[test]
+fn a_smaller_shared_queue_is_not_requested_where_a_refusal_frees_it() {
+    for (vendor, is_requested) in [(Some(RXE), false), (None, true)] {
+        let Some(soft) = of_vendor(vendor) else { return };
+        let mut srq = soft.pd().shared_receive_queue(8).build().unwrap();
+        assert_eq!((srq.resize(4).is_ok(), soft.calls("ibv_modify_srq")), (is_requested, usize::from(is_requested)));
+        assert_eq!(srq.max_wr(), if is_requested { 4 } else { 8 });
+        srq.resize(16).unwrap();
+        assert_eq!(srq.max_wr(), 16);
+    }
+}

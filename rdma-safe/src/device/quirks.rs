@@ -76,6 +76,13 @@ bitflags! {
         ///
         /// rxe of kernel 6.1. Workaround: explanations of failed work mention this cause.
         const MISSING_RECEIVES_TIME_OUT = 1 << 9;
+
+        /// The kernel frees a shared receive queue whose new size it refuses because of posted receives. A later use
+        /// of the queue then crashes the kernel.
+        ///
+        /// rxe before kernel commit 503a5e4690ae (2025). Workaround:
+        /// [`SharedReceiveQueue::resize`](crate::SharedReceiveQueue::resize) refuses sizes below the current one.
+        const REFUSED_SRQ_SIZES_FREE_QUEUE = 1 << 10;
     }
 }
 
@@ -101,7 +108,8 @@ impl Quirks {
             | Quirks::LATE_RECEIVES_NOT_FLUSHED
             | Quirks::RETRY_COUNT_7_IS_INFINITE
             | Quirks::WINDOWS_COVER_WHOLE_REGIONS
-            | Quirks::MISSING_RECEIVES_TIME_OUT;
+            | Quirks::MISSING_RECEIVES_TIME_OUT
+            | Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE;
         quirks.set(Quirks::ONE_COMPLETION_PER_POLL, !since_59);
         quirks.set(Quirks::SGE_LISTS_MISCOUNTED | Quirks::INLINE_LISTS_EMPTY, !since_64);
         quirks

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
-use crate::device::DeviceCapabilities;
+use crate::device::{DeviceCapabilities, Quirks};
 use crate::errno::check;
 use crate::error::Verb;
 use crate::object::Object;
@@ -209,9 +209,10 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device lacks [`DeviceCapabilities::SRQ_RESIZE`];
-    /// [`Error::ResizeSharedReceiveQueue`] when the posted receives or the limit do not fit, and beyond the device's
-    /// maximum; [`Error::Verb`] when the queue was resized but its new capacity cannot be queried.
-    /// [`SharedReceiveQueue::max_wr`] is then the requested number.
+    /// [`Error::ResizeSharedReceiveQueue`] when the posted receives or the limit do not fit, beyond the device's
+    /// maximum, and below the current size on devices with [`Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE`]; [`Error::Verb`]
+    /// when the queue was resized but its new capacity cannot be queried. [`SharedReceiveQueue::max_wr`] is then the
+    /// requested number.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
         let attributes = self.context().attributes();
@@ -220,11 +221,14 @@ impl SharedReceiveQueue {
         if !attributes.capabilities().contains(DeviceCapabilities::SRQ_RESIZE) {
             return Err(unsupported());
         }
-        self.modify(ibv_srq_attr { max_wr, max_sge: 0, srq_limit: 0 }, IBV_SRQ_MAX_WR).map_err(|errno| match errno
-            .is_unsupported()
-        {
+        let refused = |errno| Error::ResizeSharedReceiveQueue { work_requests: max_wr, max_work_requests, errno };
+        if max_wr < self.max_wr() && self.context().quirks().contains(Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE) {
+            return Err(refused(Errno(libc::EINVAL)));
+        }
+        let attr = ibv_srq_attr { max_wr, max_sge: 0, srq_limit: 0 };
+        self.modify(attr, IBV_SRQ_MAX_WR).map_err(|errno| match errno.is_unsupported() {
             true => unsupported(),
-            false => Error::ResizeSharedReceiveQueue { work_requests: max_wr, max_work_requests, errno },
+            false => refused(errno),
         })?;
         self.capacity.max_wr = max_wr;
         self.capacity.max_wr = self.query()?.max_wr;
