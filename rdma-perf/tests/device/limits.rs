@@ -45,7 +45,8 @@ fn memory_does_not_grow_with_the_number_of_messages() {
         assert_eq!(messages.iter().sum::<u64>() * 64 * 1024, 128 * MIB);
         assert!(peaks[0] < 64 * MIB, "{verb}: {} MiB", peaks[0] / MIB);
         // The peak includes pages of the program's file, which the kernel may load at any time, so one of the three may exceed.
-        let growths = peaks.windows(2).map(|peaks| peaks[1] - peaks[0]);
+        // The kernel adds counters of several processors without a lock, so a later reading may be smaller.
+        let growths = peaks.windows(2).map(|peaks| peaks[1].saturating_sub(peaks[0]));
         assert!(growths.filter(|growth| *growth >= MIB).count() < 2, "{verb}: {peaks:?}");
     }
 }
