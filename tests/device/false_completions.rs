@@ -140,7 +140,7 @@ proptest! {
     })]
 
     #[test]
-    fn each_buffer_comes_back_once_whatever_the_provider_says(
+    fn each_buffer_comes_back_once_despite_false_completions(
         steps in prop::collection::vec(step(), 1..if cfg!(miri) { 30 } else { 100 }),
         classic_cq in any::<bool>(),
         classic_qp in any::<bool>(),

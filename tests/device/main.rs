@@ -81,6 +81,7 @@ mod pingpong;
 mod polling;
 mod quirk_workarounds;
 mod quirks;
+mod random_faults;
 mod raw;
 mod raw_failures;
 mod raw_handles;

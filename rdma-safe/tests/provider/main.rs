@@ -34,7 +34,6 @@ mod pending_sends;
 mod queries;
 mod queue_pair_options;
 mod quirks;
-mod random_faults;
 mod raw_handles;
 mod raw_operations;
 mod raw_packets;

@@ -59,6 +59,7 @@ const LONG: [Long; 2] = [
             "newer_operations::",
             "polling::",
             "quirk_workarounds::",
+            "random_faults::",
             "raw_handles::",
             "raw_packets::",
             "receive_pool::",

@@ -260,8 +260,6 @@ pub(crate) struct PostFault {
 pub(crate) enum Bad {
     /// The first work request that was not accepted, as the manual page says.
     FirstNotTaken,
-    /// NULL.
-    Null,
     /// Unchanged.
     Untouched,
 }

@@ -125,7 +125,6 @@ pub(super) unsafe fn set_bad<T>(how: Bad, bad: *mut *mut T, next: *mut T) {
     unsafe {
         match how {
             Bad::FirstNotTaken => *bad = next,
-            Bad::Null => *bad = std::ptr::null_mut(),
             Bad::Untouched => {}
         }
     }

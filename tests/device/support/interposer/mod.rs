@@ -18,11 +18,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
 use rdma_safe::sys::{
-    IBV_QP_STATE, IBV_QPS_ERR, Verbs, Zeroed, ibv_context, ibv_cq, ibv_end_poll, ibv_next_poll, ibv_qp_attr, ibv_srq,
-    ibv_wc,
+    IBV_QP_STATE, IBV_QPS_ERR, Verbs, Zeroed, ibv_context, ibv_cq, ibv_end_poll, ibv_next_poll, ibv_qp, ibv_qp_attr,
+    ibv_send_wr, ibv_srq, ibv_wc,
 };
 use rdma_safe::{Context, Device, ProtectionDomain};
 
@@ -161,6 +162,16 @@ impl Interposed {
         self.state.lock().wr_complete = Some((errno, taken));
     }
 
+    /// Posts work to soft0 itself, which neither fails nor is recorded.
+    ///
+    /// # Safety
+    /// The queue pair is one of this device, and the chain keeps the contract of `ibv_post_send`.
+    pub(crate) unsafe fn post_send(&self, qp: *mut ibv_qp, first: &mut ibv_send_wr) {
+        let post = self.state.lock().soft.and_then(|soft| soft.ops.post_send).expect("post_send");
+        // SAFETY: the caller's promise.
+        assert_eq!(unsafe { post(qp, first, &mut null_mut()) }, 0, "soft0 accepts the work");
+    }
+
     /// Returns and clears the recorded work requests, oldest first.
     pub(crate) fn take_posted(&self) -> Vec<Posted> {
         std::mem::take(&mut self.state.lock().posted)
@@ -192,6 +203,11 @@ impl Interposed {
     /// Replaces each true completion by those that `change` returns: none, another one, or several.
     pub(crate) fn change_completions(&self, change: impl FnMut(ibv_wc) -> Vec<ibv_wc> + Send + 'static) {
         self.state.lock().change = Some(Box::new(change));
+    }
+
+    /// Number of receives that are posted to a queue pair and whose completions were not polled.
+    pub(crate) fn receives_in_flight(&self, number: u32) -> usize {
+        self.state.lock().receives(number)
     }
 
     /// The `wr_id`s of the receives that are posted to a shared receive queue, oldest first.

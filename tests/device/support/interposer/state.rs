@@ -280,6 +280,10 @@ impl Inner {
         self.qps.values().find(|qp| qp.number == number).map(|qp| qp.raw.0)
     }
 
+    pub(super) fn receives(&self, number: u32) -> usize {
+        self.qps.values().find(|qp| qp.number == number).map_or(0, |qp| qp.receives.len())
+    }
+
     pub(super) fn shared_receives(&self, srq: usize) -> Vec<u64> {
         self.srqs[&srq].iter().map(|posted| posted.wr_id).collect()
     }

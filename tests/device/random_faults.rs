@@ -1,5 +1,7 @@
-//! Random runs with forgotten batches, panicking closures, failing postings and broken connections. Each buffer comes back
-//! once, in order, with the right completion.
+//! Random runs with forgotten batches, panicking closures, failing postings, late completions and broken connections. Each
+//! buffer comes back once, in order, with the right completion.
+
+mod steps;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -8,101 +10,21 @@ use proptest::prelude::*;
 use rdma_safe::endpoint::Armed;
 use rdma_safe::interface::{Classic, Extended, Interface};
 use rdma_safe::mr::Pages;
+use rdma_safe::mw::{MemoryWindow, Type2};
+use rdma_safe::sys::{
+    IBV_ACCESS_REMOTE_WRITE, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WR_BIND_MW, Zeroed, ibv_inc_rkey,
+    ibv_mw_bind_info, ibv_qp, ibv_send_wr,
+};
 use rdma_safe::{
     Access, Buffer, Completion, Endpoint, EndpointBuilder, ExposedRegion, Operation, PollError, PostError,
     ProtectionDomain, WcStatus, Work, WorkId,
 };
 
-use crate::fake::{Bad, Config, Fake, Mode, PostFault};
-use crate::support::{Interfaces, builder, connect};
-
-#[derive(Clone, Copy, Debug)]
-enum Verb {
-    Send,
-    SendImm,
-    SendInvalidate,
-    Write,
-    WriteImm,
-    Read,
-    FetchAdd,
-    Inline,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum End {
-    Post,
-    Drop,
-    Forget,
-    Panic,
-}
-
-/// A step of the random run. `peer` selects the endpoint.
-#[derive(Clone, Debug)]
-enum Step {
-    /// Posts with `send`, `write` or `read` if there is a function for it.
-    Post {
-        verb: Verb,
-        signaled: bool,
-    },
-    Batch {
-        work: Vec<(Verb, bool)>,
-        end: End,
-    },
-    Receive {
-        peer: bool,
-    },
-    Foreign {
-        peer: bool,
-    },
-    Take {
-        peer: bool,
-        panic: bool,
-    },
-    Arm {
-        peer: bool,
-    },
-    Refuse,
-    PollFails {
-        peer: bool,
-    },
-    Progress,
-}
-
-fn verb() -> impl Strategy<Value = Verb> {
-    use Verb::*;
-    prop::sample::select(
-        &[Send, Send, Send, SendImm, SendInvalidate, Write, WriteImm, Read, FetchAdd, Inline, Inline][..],
-    )
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let end = prop::sample::select(&[End::Post, End::Post, End::Drop, End::Forget, End::Panic][..]);
-    prop_oneof![
-        6 => (verb(), any::<bool>()).prop_map(|(verb, signaled)| Step::Post { verb, signaled }),
-        3 => (prop::collection::vec((verb(), any::<bool>()), 0..5), end).prop_map(|(work, end)| Step::Batch { work, end }),
-        4 => prop::bool::weighted(0.7).prop_map(|peer| Step::Receive { peer }),
-        1 => any::<bool>().prop_map(|peer| Step::Foreign { peer }),
-        8 => (any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(peer, panic)| Step::Take { peer, panic }),
-        2 => any::<bool>().prop_map(|peer| Step::Arm { peer }),
-        1 => Just(Step::Refuse),
-        1 => any::<bool>().prop_map(|peer| Step::PollFails { peer }),
-        2 => Just(Step::Progress),
-    ]
-}
-
-/// The final fault of a run.
-#[derive(Clone, Copy, Debug)]
-enum FinalFault {
-    None,
-    Break,
-    /// A failed posting whose result the provider does not report.
-    Doubt {
-        taken: bool,
-    },
-}
-
-const FAULTS: [FinalFault; 4] =
-    [FinalFault::None, FinalFault::Break, FinalFault::Doubt { taken: false }, FinalFault::Doubt { taken: true }];
+use crate::support::interposer::rig::{builder, cq_of};
+use crate::support::interposer::{Bad, Config, Interposed, PostFault, interposed_with};
+use crate::support::lab::Mode;
+use crate::support::link::connect;
+use steps::{End, FAULTS, FinalFault, Kind, Setup, Step, Verb, setup, step};
 
 /// Expected completion of posted work. A buffer is identified by its capacity; 0 means no buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -182,19 +104,25 @@ impl<I: Interface> Side<I> {
     }
 }
 
-struct World<'f> {
-    fake: &'f Fake,
+struct World<'s> {
+    soft: &'s Interposed,
     pd: ProtectionDomain,
     other: ProtectionDomain,
     exposed: ExposedRegion,
-    keys: Vec<ExposedRegion>,
+    /// Windows of the peer, each of which one send invalidates.
+    windows: Vec<MemoryWindow<Type2>>,
+    under_windows: ExposedRegion,
+    peer: *mut ibv_qp,
     messages: VecDeque<Message>,
     next: usize,
-    interfaces: Interfaces,
-    most_pending: u32,
     mode: Mode,
+    most_pending: u32,
+    /// Whether completions are held back until the next [`Step::Release`].
+    late: bool,
 }
 
+/// Send depth of the peer, which only binds windows. It is more than the windows of a run.
+const PEER_SENDS: u32 = 1024;
 /// Length of written and read data.
 const LEN: usize = 8;
 
@@ -204,6 +132,25 @@ impl World<'_> {
         let mut buffer = self.pd.allocate(8 * self.next).unwrap();
         buffer.set_len(LEN).unwrap();
         (buffer, 8 * self.next)
+    }
+
+    /// Binds a new window of the peer. Returns its remote key.
+    fn bind_window(&mut self) -> u32 {
+        let window = self.pd.memory_window::<Type2>().unwrap();
+        let rkey = ibv_inc_rkey(window.rkey());
+        let mut bind = ibv_send_wr { opcode: IBV_WR_BIND_MW, ..ibv_send_wr::zeroed() };
+        // An endpoint has no function for this. Without IBV_SEND_SIGNALED it gets no completion of the binding.
+        // SAFETY: the queue pair of the peer exists until the end of the run, and so do the window and its region.
+        unsafe {
+            bind.__bindgen_anon_2.bind_mw.mw = window.as_raw();
+            bind.__bindgen_anon_2.bind_mw.rkey = rkey;
+            let mr = self.under_windows.as_raw();
+            let (addr, mw_access_flags) = ((*mr).addr.addr() as u64, IBV_ACCESS_REMOTE_WRITE.0);
+            bind.__bindgen_anon_2.bind_mw.bind_info = ibv_mw_bind_info { mr, addr, length: 8, mw_access_flags };
+            self.soft.post_send(self.peer, &mut bind);
+        }
+        self.windows.push(window);
+        rkey
     }
 
     fn work(&mut self, verb: Verb, signaled: bool) -> (Work<'static>, Operation, usize, Option<Message>) {
@@ -217,9 +164,7 @@ impl World<'_> {
                 (Work::send(buffer).imm(imm), Operation::Send, tag, Some(Message { imm: Some(imm), ..plain }))
             }
             Verb::SendInvalidate => {
-                let key = self.pd.expose(Pages::new(8).unwrap(), Access::REMOTE).unwrap();
-                let rkey = key.remote().rkey;
-                self.keys.push(key);
+                let rkey = self.bind_window();
                 let message = Message { key: Some(rkey), ..plain };
                 (Work::send_invalidate(buffer, rkey), Operation::Send, tag, Some(message))
             }
@@ -346,26 +291,35 @@ impl World<'_> {
 
     fn arm<I: Interface>(&mut self, side: &mut Side<I>) {
         // Miri has no poll(2), which waiting for events needs.
-        if !cfg!(miri) && side.endpoint.arm().unwrap() == Armed::Wait && self.mode != Mode::AtPoll {
+        if cfg!(miri) {
+            return;
+        }
+        // The queue has all completions of this moment. Later ones are held back, so they do not disturb the check.
+        self.soft.await_completions(cq_of(side.endpoint.queue_pair()), 0);
+        self.soft.hold();
+        if side.endpoint.arm().unwrap() == Armed::Wait {
             assert!(!self.take(side, false), "armed although there was a completion");
+        }
+        if !self.late {
+            self.soft.release();
         }
     }
 
     fn poll_fails<I: Interface>(&mut self, side: &mut Side<I>) {
-        let verb = if self.interfaces.extended_cq { "start_poll" } else { "ibv_poll_cq" };
-        self.fake.fail(verb, libc::EIO);
+        let verb = if self.mode.classic_cq { "ibv_poll_cq" } else { "start_poll" };
+        self.soft.fail(verb, libc::EIO);
         match side.endpoint.poll_with(|_| -> () { panic!("the closure must not run") }) {
             Err(PollError::Provider(_)) => {}
             other => assert!(matches!(other, Ok(None)), "{other:?}"),
         }
-        self.fake.heal(verb);
+        self.soft.heal(verb);
     }
 
     fn doubt<I: Interface>(&mut self, side: &mut Side<I>, taken: bool) {
-        if self.interfaces.extended_qp {
-            self.fake.fail_wr_complete(libc::EIO, taken);
+        if self.mode.classic_qp {
+            self.soft.fail_post_send(PostFault { errno: libc::EIO, taken: taken.into(), bad: Bad::Null });
         } else {
-            self.fake.fail_post_send(PostFault { errno: libc::EIO, taken: taken.into(), bad: Bad::Null });
+            self.soft.fail_wr_complete(libc::EIO, taken);
         }
         let (buffer, tag) = self.buffer();
         let rejected = match side.endpoint.send(buffer) {
@@ -390,6 +344,19 @@ impl World<'_> {
         assert_eq!(side.endpoint.batch().unwrap_err(), PostError::EndpointFailed);
     }
 
+    /// Waits for the messages that have receives, and releases the completions that are held back.
+    fn release<A: Interface, B: Interface>(&mut self, a: &Side<A>, b: &Side<B>) {
+        let qp = b.endpoint.queue_pair();
+        let sent = self.messages.len().saturating_sub(a.endpoint.pending_sends() as usize);
+        // The endpoint may have polled completions that it has not returned yet.
+        let polled = b.receives.len() - self.soft.receives_in_flight(qp.number());
+        self.soft.await_completions(cq_of(qp), sent.min(b.receives.len()).saturating_sub(polled));
+        self.soft.release();
+        if self.late {
+            self.soft.hold();
+        }
+    }
+
     fn step<A: Interface, B: Interface>(&mut self, a: &mut Side<A>, b: &mut Side<B>, step: &Step) {
         match step {
             Step::Post { verb, signaled } => self.post(a, *verb, *signaled),
@@ -404,15 +371,15 @@ impl World<'_> {
             Step::Arm { peer: true } => self.arm(b),
             // A refused pending send ends the endpoint, unless other work is in flight.
             Step::Refuse if self.most_pending > 0 => {}
-            Step::Refuse if self.interfaces.extended_qp => self.fake.fail_wr_complete(libc::ENOSPC, false),
-            Step::Refuse => {
-                self.fake.fail_post_send(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken });
+            Step::Refuse if self.mode.classic_qp => {
+                self.soft.fail_post_send(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken });
             }
+            Step::Refuse => self.soft.fail_wr_complete(libc::ENOSPC, false),
             // The queue is polled only if no completion remains to be handed out.
             Step::PollFails { peer: false } if a.sends.is_empty() => self.poll_fails(a),
             Step::PollFails { peer: true } if b.receives.is_empty() => self.poll_fails(b),
             Step::PollFails { .. } => {}
-            Step::Progress => self.fake.progress(),
+            Step::Release => self.release(a, b),
         }
     }
 }
@@ -440,8 +407,8 @@ fn run<A: Interface, B: Interface>(
     match fault {
         FinalFault::None => {}
         FinalFault::Break => {
-            world.fake.break_qp(a.endpoint.queue_pair().number());
-            world.fake.break_qp(b.endpoint.queue_pair().number());
+            world.soft.break_qp(a.endpoint.queue_pair().number());
+            world.soft.break_qp(b.endpoint.queue_pair().number());
         }
         FinalFault::Doubt { taken } => world.doubt(&mut a, taken),
     }
@@ -453,42 +420,38 @@ fn run<A: Interface, B: Interface>(
     b.close();
 }
 
-fn start(
-    steps: &[Step],
-    interfaces: Interfaces,
-    fixed: bool,
-    fault: FinalFault,
-    depths: (u32, u32),
-    mode: Mode,
-    kind: u32,
-) {
-    let (depth, most_pending) = depths;
-    let mut config = if kind == 1 { Config::rxe() } else { Config::default() };
-    config.wc_flags |= u64::from(rdma_sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0);
-    if kind == 2 {
-        config.ports[0].max_msg_sz = 1 << 16;
+fn start(steps: &[Step], fault: FinalFault, setup: Setup) {
+    let Setup { mode, fixed, depth, most_pending, late, kind } = setup;
+    let mut config = Config { further_fields: IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0.into(), ..Config::default() };
+    match kind {
+        Kind::Rxe => config.vendor_id = Some(0xff_ffff),
+        Kind::ShortMessages => config.max_msg_sz = Some(1 << 16),
+        Kind::Plain | Kind::Timestamps => {}
     }
-    let fake = Fake::new(config);
-    let context = fake.open();
-    let (pd, other) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
-    let timestamps = kind == 3 && interfaces.extended_cq;
+    let Some(soft) = interposed_with(config) else { return };
+    let (pd, other) = (soft.pd(), soft.pd());
+    let timestamps = matches!(kind, Kind::Timestamps) && !mode.classic_cq;
     let made = |builder: EndpointBuilder<'_>| builder.timestamps(timestamps).events(!cfg!(miri)).build().unwrap();
-    let mut a = made(builder(&pd, interfaces).send_depth(depth).pending_sends(most_pending).recv_depth(2));
-    let mut b = made(builder(&pd, interfaces).recv_depth(depth));
+    let mut a = made(builder(&soft, &pd, mode).send_depth(depth).pending_sends(most_pending).recv_depth(2));
+    let mut b = made(builder(&soft, &pd, mode).send_depth(PEER_SENDS).recv_depth(depth));
     connect(&mut a, &mut b);
-    fake.set_mode(mode);
+    if late {
+        soft.hold();
+    }
     let exposed = pd.expose(Pages::new(LEN).unwrap(), Access::REMOTE).unwrap();
     let mut world = World {
-        fake: &fake,
+        soft: &soft,
+        windows: Vec::new(),
+        under_windows: pd.expose(Pages::new(8).unwrap(), Access::MW_BIND).unwrap(),
+        peer: b.queue_pair().as_raw(),
         pd,
         other,
         exposed,
-        keys: Vec::new(),
         messages: VecDeque::new(),
         next: 0,
-        interfaces,
-        most_pending,
         mode,
+        most_pending,
+        late,
     };
     match fixed {
         false => run(&mut world, a, b, steps, fault),
@@ -500,6 +463,9 @@ fn start(
             },
         },
     }
+    if matches!(kind, Kind::Rxe) {
+        assert_eq!(soft.calls("next_poll"), 0, "SoftRoCE repeats completions after next_poll");
+    }
 }
 
 proptest! {
@@ -510,16 +476,11 @@ proptest! {
     })]
 
     #[test]
-    fn each_buffer_comes_back_once_whatever_goes_wrong(
+    fn each_buffer_comes_back_once_despite_faults(
         steps in prop::collection::vec(step(), 1..if cfg!(miri) { 30 } else { 150 }),
-        extended_cq in any::<bool>(),
-        extended_qp in any::<bool>(),
-        fixed in any::<bool>(),
         fault in prop::sample::select(&FAULTS[..]),
-        depths in (1_u32..9, prop_oneof![Just(0), 1_u32..6]),
-        mode in prop_oneof![Just(Mode::AtPost), Just(Mode::AtPoll), Just(Mode::Manual)],
-        kind in 0_u32..4,
+        setup in setup(),
     ) {
-        start(&steps, Interfaces { extended_cq, extended_qp }, fixed, fault, depths, mode, kind);
+        start(&steps, fault, setup);
     }
 }
