@@ -34,7 +34,27 @@ struct Inner {
     raw: NonNull<rdma_event_channel>,
     cm: &'static RdmaCm,
     /// Serializes calls on the channel and on the ids that report to it.
-    calls: Mutex<()>,
+    calls: Mutex<Removed>,
+}
+
+/// The ids of a channel whose [`EventKind::DeviceRemoval`] was read.
+#[derive(Default)]
+pub(super) struct Removed(Vec<CmId>);
+
+impl Removed {
+    /// Checks that calls on an id still make sense.
+    ///
+    /// # Errors
+    /// `ENXIO` after the event. The kernel returns it, too, but only once it has destroyed its side of the id, shortly after
+    /// the event. Until then some calls succeed without effect, and others fail with `EINVAL`.
+    pub(super) fn check(&self, id: CmId) -> Result<(), Errno> {
+        if self.0.contains(&id) { Err(Errno(libc::ENXIO)) } else { Ok(()) }
+    }
+
+    /// Forgets an id that is being destroyed.
+    pub(super) fn forget(&mut self, id: CmId) {
+        self.0.retain(|other| *other != id);
+    }
 }
 
 // SAFETY: the functions of librdmacm may be called from any thread. Calls on a channel and its ids are serialized by
@@ -68,7 +88,7 @@ impl EventChannel {
         let raw = check_ptr(|| unsafe { (cm.rdma_create_event_channel)() })
             .map_err(|errno| failed(Verb::RdmaCreateEventChannel, errno))?;
         drop(guard);
-        let channel = EventChannel { inner: Arc::new(Inner { raw, cm, calls: Mutex::new(()) }) };
+        let channel = EventChannel { inner: Arc::new(Inner { raw, cm, calls: Mutex::default() }) };
         readiness::set_blocking(&channel, false).map_err(|errno| failed(Verb::Fcntl, errno))?;
         Ok(channel)
     }
@@ -81,7 +101,7 @@ impl EventChannel {
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn try_event(&self) -> Result<Option<Event>> {
         let cm = self.cm();
-        let _guard = self.lock();
+        let mut removed = self.lock();
         let mut raw = std::ptr::null_mut();
         loop {
             // SAFETY: the channel is valid, and so is the out pointer.
@@ -93,6 +113,9 @@ impl EventChannel {
             }
             // SAFETY: an event that was just read is valid until it is acknowledged below.
             let event = unsafe { self.copy(&*raw) };
+            if matches!(event.kind, EventKind::DeviceRemoval) {
+                removed.0.push(event.id);
+            }
             // SAFETY: the event was just read, and everything it points to was copied, so it is not accessed again.
             unsafe { (cm.rdma_ack_cm_event)(raw) };
             return Ok(Some(event));
@@ -143,7 +166,7 @@ impl EventChannel {
     }
 
     /// Locks the channel for a call on it or on an id that reports to it.
-    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Removed> {
         self.inner.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -48,7 +48,7 @@ pub enum EventKind {
     Established(Parameters),
     /// The peer or this end has ended the connection.
     Disconnected,
-    /// The device is being removed, and the id is unusable.
+    /// The device is being removed, and the id is unusable: calls on it fail with `ENXIO`.
     ///
     /// Drop all objects of the device. Drivers that cannot revoke them from their users wait for that. SoftRoCE waits
     /// until the process ends, because librdmacm keeps the device open.

@@ -298,6 +298,10 @@ impl Id {
         let mut both = [&*self.channel, channel];
         both.sort_unstable_by_key(|channel| channel.lock_order());
         let guards = both.map(EventChannel::lock);
+        guards
+            .iter()
+            .try_for_each(|removed| removed.check(self.name))
+            .map_err(|errno| failed(Verb::RdmaMigrateId, errno))?;
         // SAFETY: the id and the channel are valid, and no event of the id is being read.
         check_neg(|| unsafe { (channel.cm().rdma_migrate_id)(self.raw.as_ptr(), channel.as_raw()) })
             .map_err(|errno| failed(Verb::RdmaMigrateId, errno))?;
@@ -453,7 +457,8 @@ impl Id {
         }
         // SAFETY: the id is valid. All its events that were read were acknowledged under the same lock, so this call
         // waits for none.
-        self.call(Verb::RdmaDestroyId, |cm, id| unsafe { (cm.rdma_destroy_id)(id) })?;
+        self.release(Verb::RdmaDestroyId, |cm, id| unsafe { (cm.rdma_destroy_id)(id) })?;
+        self.channel.lock().forget(self.name);
         // SAFETY: dropped only here, and not used later. If the id still exists, so does the channel.
         unsafe { ManuallyDrop::drop(&mut self.channel) }
         Ok(())
@@ -516,8 +521,15 @@ impl Id {
         verb: Verb,
         function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> Result<c_int, Errno>,
     ) -> Result<()> {
+        let removed = self.channel.lock();
+        let called = removed.check(self.name).and_then(|()| function(self.channel.cm(), self.raw.as_ptr()));
+        called.map(drop).map_err(|errno| failed(verb, errno))
+    }
+
+    /// Like [`Id::call`], for a function that frees what the id has in librdmacm. The removal of the device does not prevent it.
+    pub(super) fn release(&self, verb: Verb, function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> c_int) -> Result<()> {
         let _guard = self.channel.lock();
-        function(self.channel.cm(), self.raw.as_ptr()).map(drop).map_err(|errno| failed(verb, errno))
+        check_neg(|| function(self.channel.cm(), self.raw.as_ptr())).map(drop).map_err(|errno| failed(verb, errno))
     }
 }
 

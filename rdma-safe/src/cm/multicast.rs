@@ -68,8 +68,9 @@ impl Id {
         let mut raw = group.to_raw();
         // SAFETY: the id is valid, and so is the address during the call. All events of the group that were read were
         // acknowledged under the same lock, so this call waits for none.
-        let left = self
-            .call(Verb::RdmaLeaveMulticast, |cm, id| unsafe { (cm.rdma_leave_multicast)(id, (&raw mut raw).cast()) });
+        let left = self.release(Verb::RdmaLeaveMulticast, |cm, id| unsafe {
+            (cm.rdma_leave_multicast)(id, (&raw mut raw).cast())
+        });
         self.remove_group(group);
         left
     }
