@@ -52,7 +52,7 @@ fn an_unknown_access_flag_is_refused_and_an_unknown_optional_one_is_ignored() {
 #[test]
 fn regions_with_relaxed_ordering_support_every_operation() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         let relaxed = Access::LOCAL_WRITE | Access::REMOTE | Access::RELAXED_ORDERING;
         for side in [&mut lab.a, &mut lab.b] {
@@ -83,7 +83,7 @@ fn regions_with_relaxed_ordering_support_every_operation() {
 #[test]
 fn a_wrong_lkey_fails_locally_for_every_operation() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         for index in 0..5 {
             let mut lab = Lab::new(&rdma, mode);
             lab.b.memory.put_u64(0, 5);
@@ -109,7 +109,7 @@ fn a_wrong_lkey_fails_locally_for_every_operation() {
 #[test]
 fn a_receive_with_a_wrong_lkey_fails_at_both_ends() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         let sge = lab.b.memory.sge(0..64);
         // SAFETY: the key belongs to no region, so the device cannot access memory with it.

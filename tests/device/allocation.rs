@@ -102,7 +102,7 @@ fn raw_round(lab: &mut Lab, list: bool) {
 #[cfg_attr(miri, ignore = "packets in memory are allocated")]
 fn the_raw_api_does_not_allocate() {
     let Some(rdma) = device_without_faults("delayed packets are stored in memory") else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         for list in [false, true] {
             let mut lab = Lab::builder(&rdma, mode).sges(if list { 2 } else { 1 }).inline(64).build();
             raw_round(&mut lab, list);
@@ -165,7 +165,7 @@ impl Exchange {
 fn the_owned_api_does_not_allocate() {
     let Some(rdma) = device_without_faults("delayed packets are stored in memory") else { return };
     let bytes = pattern(1, 200);
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         for events in [false, true] {
             let pd = rdma.pd();
             let builder = rdma.endpoint(&pd).events(events);

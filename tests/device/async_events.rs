@@ -73,7 +73,7 @@ fn events_of_an_overrun_name_their_objects_and_do_not_block_their_destruction() 
     if !reports_overruns(&rdma) {
         return println!("skipped: not every device reports an overrun");
     }
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let events = rdma.async_events().unwrap();
         drain(&events);
         let mut lab = Lab::builder(&rdma, mode).entries(7).depth(64).build();
@@ -101,7 +101,7 @@ fn events_of_an_overrun_name_their_objects_and_do_not_block_their_destruction() 
 fn the_event_of_a_drained_send_queue_names_its_queue_pair() {
     let Some(rdma) = device() else { return };
     let events = rdma.async_events().unwrap();
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         drain(&events);
         let source = source_of(&lab.a.qp);

@@ -121,7 +121,7 @@ fn features_that_the_device_lacks_are_refused_by_name() {
     if verbs().unwrap().ibv_query_port_speed.is_none() {
         lacks(&rdma, rdma.port_speed(rdma.port), "ibv_query_port_speed");
     }
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         lacks(&rdma, lab.a.qp.ece(), "ECE");
         lacks(&rdma, lab.a.qp.set_ece(Ece::new(0xff_ffff, 1)), "ECE");

@@ -19,7 +19,7 @@ fn take(lab: &mut Lab, ids: std::ops::Range<u64>) {
 #[test]
 fn a_completion_queue_grows_and_shrinks_and_keeps_its_completions() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let few = rounds(5, 2);
         let mut lab = Lab::builder(&rdma, mode).entries(few as u32 + 2).depth(64).build();
         let (remote, local) = (lab.b.memory.remote(0), lab.a.memory.sge(0..8));
@@ -51,7 +51,7 @@ fn a_size_that_a_completion_queue_cannot_have_is_refused() {
     const READ: u64 = 0x0123_4567_89ab_cdef;
     let Some(rdma) = device() else { return };
     let max = rdma.attributes().max_cqe();
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).entries(40).depth(64).build();
         let capacity = lab.a.cq.capacity();
         let (remote, local) = (lab.b.memory.remote(0), Data::One(lab.a.memory.sge(0..8)));
@@ -141,7 +141,7 @@ fn a_registration_moves_to_other_memory_and_another_domain() {
         println!("skipped: not every device can change registrations");
         return;
     }
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         let other = rdma.pd();
         let [first, second] = [Memory::new(&lab.pd, 64), Memory::new(&lab.pd, 64)];

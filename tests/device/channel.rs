@@ -46,7 +46,7 @@ pub(crate) fn is_readable(channel: &impl AsFd, timeout: Duration) -> bool {
 #[test]
 fn an_armed_queue_reports_one_event_that_names_it() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let channel = rdma.create_channel().unwrap();
         let mut lab = lab_with_events(&rdma, mode, &channel);
         for id in 0..3 {
@@ -107,7 +107,7 @@ fn events_on_a_shared_channel_name_their_queue() {
 #[test]
 fn a_queue_armed_for_solicited_completions_sleeps_through_others() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let channel = rdma.create_channel().unwrap();
         let mut lab = lab_with_events(&rdma, mode, &channel);
         for id in 0..2 {
@@ -126,7 +126,7 @@ fn a_queue_armed_for_solicited_completions_sleeps_through_others() {
 #[test]
 fn completions_before_arming_cause_no_event_and_are_not_lost() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let channel = rdma.create_channel().unwrap();
         let mut lab = lab_with_events(&rdma, mode, &channel);
         for id in 0..3 {
@@ -196,7 +196,7 @@ fn the_descriptor_works_with_poll() {
 #[test]
 fn a_queue_can_be_destroyed_after_read_and_unread_events() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let channel = rdma.create_channel().unwrap();
         let mut lab = lab_with_events(&rdma, mode, &channel);
         let last = rounds(100, 4);
@@ -236,7 +236,7 @@ fn with_events(rdma: &Rdma, mode: Mode, exchange: impl FnOnce(&ProtectionDomain,
 fn an_endpoint_that_waits_for_events_sees_every_completion() {
     const ROUNDS: u64 = rounds(40, 5);
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         with_events(&rdma, mode, |pd, a, b| {
             for buffer in pd.allocate(8 * 64).unwrap().into_chunks(64).unwrap() {
                 b.receive(buffer).unwrap();

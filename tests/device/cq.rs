@@ -222,7 +222,7 @@ fn a_classic_queue_that_wraps_loses_and_repeats_nothing() {
 #[test]
 fn completions_left_by_one_cursor_are_returned_by_the_next() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         let wrs: Vec<Wr<'_>> = (0..20).map(|id| write(&lab, id)).collect();
         lab.a.post(&wrs).unwrap();
@@ -245,7 +245,7 @@ fn completions_left_by_one_cursor_are_returned_by_the_next() {
 #[test]
 fn completions_of_a_shared_queue_name_their_queue_pair() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         let link = Link::default();
         // A second connection. Both of its ends complete to the queue of `a`.

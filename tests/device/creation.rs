@@ -23,7 +23,7 @@ fn many_domains_exist_at_once_and_differ() {
 fn queue_pairs_of_every_type_have_the_requested_capacity() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let cq = cq_builder(&rdma, 64, mode).build().unwrap();
         for qp_type in [QueuePairType::RC, QueuePairType::UC, QueuePairType::UD] {
             let builder = pd.queue_pair(&cq, &cq).qp_type(qp_type).classic(mode.classic_qp);
@@ -58,7 +58,7 @@ fn queue_pairs_of_every_type_have_the_requested_capacity() {
 fn a_datagram_queue_pair_returns_its_queue_key_and_packet_number() {
     let Some(rdma) = device() else { return };
     let pd = rdma.pd();
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let cq = cq_builder(&rdma, 64, mode).build().unwrap();
         let mut qp = pd.queue_pair(&cq, &cq).qp_type(QueuePairType::UD).classic(mode.classic_qp).build().unwrap();
         let new = QueuePairAttributes::new;

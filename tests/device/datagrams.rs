@@ -16,7 +16,7 @@ const QKEY: u32 = 0x1122_3344;
 
 fn on_every_interface(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, Mode)) {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         println!("{mode}");
         body(&rdma, mode);
     }

@@ -15,7 +15,7 @@ use crate::support::{DEADLINE, device, error_of, within_deadline};
 #[test]
 fn work_in_flight_is_flushed_and_counted() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         for id in 0..20 {
             lab.a.receive(id, 0..64).unwrap();
@@ -45,7 +45,7 @@ fn work_in_flight_is_flushed_and_counted() {
 #[test]
 fn receives_that_came_too_late_to_be_flushed_are_drained() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let link = Link { retry_count: 6, rnr_retry: 1, min_rnr_timer: 1, ..Link::default() };
         let mut lab = Lab::builder(&rdma, mode).link(link).build();
         lab.a.receive(1, 0..64).unwrap();
@@ -80,7 +80,7 @@ fn draining_returns_the_missing_completions_at_the_deadline() {
 fn work_that_completed_before_the_drain_is_counted() {
     const READ: u64 = 0x0123_4567_89ab_cdef;
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         for id in 0..2 {
             lab.b.receive(id, 0..64).unwrap();

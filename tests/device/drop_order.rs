@@ -165,7 +165,7 @@ fn for_each_permutation(items: &mut [usize; 6], from: usize, body: &mut impl FnM
 #[test]
 fn a_queue_pair_can_be_destroyed_in_every_state_with_work_in_flight() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         for steps in 0..5 {
             let builder = Lab::builder(&rdma, mode).connected(false);
             let Lab { mut a, b, .. } = builder.build();
@@ -194,7 +194,7 @@ fn a_queue_pair_can_be_destroyed_in_every_state_with_work_in_flight() {
 fn dropping_a_queue_pair_while_its_queue_is_polled_does_not_deadlock() {
     let Some(rdma) = device() else { return };
     in_own_process("drop_order::dropping_a_queue_pair_while_its_queue_is_polled_does_not_deadlock", || {
-        for mode in Mode::ALL {
+        for mode in Mode::each() {
             for destroy in [false, true] {
                 let Lab { mut a, b, .. } = Lab::new(&rdma, mode);
                 let write = |id| Wr::new(id, Op::Write(b.memory.remote(0)), Data::One(a.memory.sge(0..8)));
@@ -260,7 +260,7 @@ fn objects_of_different_contexts_cannot_be_combined() {
 #[test]
 fn a_queue_outlives_the_handles_of_its_parents() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let context = Device::by_name(rdma.device_name()).unwrap().open().unwrap();
         let pd = context.alloc_pd().unwrap();
         let mut queue = cq_builder_of(&context, mode).build().unwrap();

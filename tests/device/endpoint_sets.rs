@@ -98,7 +98,7 @@ impl Server {
 #[test]
 fn clients_that_share_a_pool_are_served_after_one_of_them_dies() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         for events in [false, true] {
             if cfg!(miri) && events != mode.classic_cq {
                 continue;
@@ -144,7 +144,7 @@ fn clients_that_share_a_pool_are_served_after_one_of_them_dies() {
 #[test]
 fn unread_requests_of_a_removed_client_are_returned() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         println!("{mode}");
         let pd = rdma.pd();
         let mut server = Server::new(&rdma, &pd, mode, false);
@@ -279,7 +279,7 @@ fn buffer(pd: &ProtectionDomain, text: &[u8]) -> Buffer {
 #[test]
 fn each_completion_names_its_endpoint() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let pd = rdma.pd();
         let mut group = Group::new(&rdma, &pd, mode, 3, None);
         let messages = [(2, b"c1"), (0, b"a1"), (2, b"c2"), (1, b"b1"), (0, b"a2")];
@@ -314,7 +314,7 @@ fn each_completion_names_its_endpoint() {
 #[test]
 fn a_set_reports_immediate_data_and_writes_like_a_single_endpoint() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let pd = rdma.pd();
         let pool = small_pool(&pd);
         let exposed = pd.expose(Pages::new(16).unwrap(), Access::REMOTE).unwrap();
@@ -343,7 +343,7 @@ fn a_set_reports_immediate_data_and_writes_like_a_single_endpoint() {
 #[test]
 fn one_completion_releases_the_unsignaled_work_of_its_endpoint() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let pd = rdma.pd();
         let mut group = Group::new(&rdma, &pd, mode, 2, None);
         for (peer, key) in group.peers.iter_mut().zip(&group.keys) {
@@ -385,7 +385,7 @@ fn one_completion_releases_the_unsignaled_work_of_its_endpoint() {
 #[test]
 fn a_forgotten_batch_of_an_endpoint_is_not_posted_and_blocks_nothing() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let pd = rdma.pd();
         let mut group = Group::new(&rdma, &pd, mode, 2, None);
         let keys = group.keys.clone();
@@ -419,7 +419,7 @@ fn a_forgotten_batch_of_an_endpoint_is_not_posted_and_blocks_nothing() {
 #[test]
 fn a_request_that_is_too_long_fails_the_endpoint_of_its_client_only() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let pd = rdma.pd();
         let mut pool = small_pool(&pd);
         let mut group = Group::new(&rdma, &pd, mode, 3, Some(&pool));
@@ -481,7 +481,7 @@ fn hundreds_of_endpoints_share_one_pool_and_one_queue() {
 #[test]
 fn one_channel_reports_completions_of_all_endpoints() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let pd = rdma.pd();
         let pool = small_pool(&pd);
         let mut group = Group::new(&rdma, &pd, mode, 0, None);

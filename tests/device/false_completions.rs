@@ -134,7 +134,7 @@ fn run(steps: &[Step], mode: Mode, depth: u32, timestamps: bool) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 4 } else { 200 },
+        cases: if cfg!(miri) { 2 } else { 200 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

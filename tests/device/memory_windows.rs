@@ -23,7 +23,7 @@ fn with_windows<K: WindowType>(needs: DeviceCapabilities, body: impl Fn(&Rdma, M
         println!("skipped: {error}");
         return;
     }
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         println!("{mode}");
         body(&rdma, mode);
     }

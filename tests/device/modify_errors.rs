@@ -303,7 +303,7 @@ fn a_query_returns_what_was_set() {
 #[test]
 fn a_query_after_a_failure_returns_the_error_state() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         let mut to = lab.b.memory.remote(0);
         to.rkey ^= 0xff;

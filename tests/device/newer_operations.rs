@@ -52,7 +52,7 @@ fn operations_that_the_device_does_not_report_are_refused_by_name() {
 #[test]
 fn an_atomic_write_and_its_flush_reach_the_peer_or_are_refused() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).build();
         let (remote, ops) = (lab.b.memory.remote(8), lab.a.qp.operations());
         let mut batch = lab.a.qp.send_batch().unwrap();

@@ -470,7 +470,7 @@ fn start(steps: &[Step], fault: FinalFault, setup: Setup) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 3 } else { 150 },
+        cases: if cfg!(miri) { 2 } else { 150 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

@@ -11,7 +11,7 @@ use crate::support::{Rdma, device, pattern};
 /// Runs `body` on every combination of interfaces.
 fn on_every_interface(body: impl Fn(&Rdma, Mode)) {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         println!("{mode}");
         body(&rdma, mode);
     }

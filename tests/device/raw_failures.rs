@@ -25,7 +25,7 @@ fn connected(rdma: &Rdma, mode: Mode, link: Link) -> Lab {
 #[test]
 fn a_wrong_remote_key_is_a_remote_access_error_and_changes_nothing() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let bad = |remote: Remote| Remote { rkey: remote.rkey ^ 0xff, ..remote };
         for index in 0..4 {
             let mut lab = connected(&rdma, mode, Link::default());
@@ -43,7 +43,7 @@ fn a_wrong_remote_key_is_a_remote_access_error_and_changes_nothing() {
 #[test]
 fn an_address_outside_the_region_is_a_remote_access_error() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, Link::default());
         let end = MEMORY;
         lab.a.memory.put(0, &[0xff; 8]);
@@ -73,7 +73,7 @@ fn a_queue_pair_without_an_access_right_refuses_what_its_region_allows() {
 #[test]
 fn a_wrong_local_key_fails_at_the_sender() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, Link::default());
         lab.b.receive(1, 0..64).unwrap();
         let sge = lab.a.memory.sge(0..8);
@@ -86,7 +86,7 @@ fn a_wrong_local_key_fails_at_the_sender() {
 #[test]
 fn memory_of_another_domain_cannot_be_sent() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, Link::default());
         let foreign = Memory::new(&rdma.pd(), 4096);
         lab.b.receive(1, 0..64).unwrap();
@@ -100,7 +100,7 @@ fn memory_of_another_domain_cannot_be_sent() {
 #[test]
 fn a_receive_that_is_too_small_fails_at_both_ends() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, Link::default());
         lab.b.receive(1, 0..15).unwrap();
         lab.b.receive(2, 0..64).unwrap();
@@ -123,7 +123,7 @@ fn a_receive_that_is_too_small_fails_at_both_ends() {
 #[test]
 fn a_peer_without_receives_exhausts_the_retries() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, few_retries());
         let from = Data::One(lab.a.memory.sge(0..8));
         lab.a.post(&[Wr::new(1, Op::Send, from), Wr::new(2, Op::Send, from).flags(SendFlags::empty())]).unwrap();
@@ -137,7 +137,7 @@ fn a_peer_without_receives_exhausts_the_retries() {
 #[test]
 fn the_vendor_error_of_a_software_device_is_zero() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, Link::default());
         let remote = lab.b.memory.remote(0);
         let wrong = Remote { rkey: remote.rkey ^ 0xff, ..remote };
@@ -158,7 +158,7 @@ fn the_vendor_error_of_a_software_device_is_zero() {
 #[test]
 fn a_destroyed_peer_exhausts_the_retries() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, few_retries());
         lab.b.receive(1, 0..64).unwrap();
         let from = Data::One(lab.a.memory.sge(0..8));
@@ -183,7 +183,7 @@ fn a_destroyed_peer_exhausts_the_retries() {
 #[test]
 fn a_failed_queue_pair_works_again_after_reset() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, few_retries());
         let from = Data::One(lab.a.memory.sge(0..8));
         lab.a.post(&[Wr::new(1, Op::Send, from)]).unwrap();
@@ -255,7 +255,7 @@ impl Drop for Window<'_> {
 #[test]
 fn a_send_with_invalidate_closes_a_memory_window() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, few_retries());
         let pd = lab.pd.clone();
         let access = Access::LOCAL_WRITE | Access::from_bits_retain(IBV_ACCESS_MW_BIND.0);
@@ -331,7 +331,7 @@ fn softroce_reports_an_invalidated_key_without_its_flag() {
 #[test]
 fn a_send_with_invalidate_does_not_invalidate_a_region() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = connected(&rdma, mode, few_retries());
         lab.b.receive(1, 0..64).unwrap();
         let rkey = lab.b.memory.raw().rkey();

@@ -91,7 +91,7 @@ fn objects_of_other_code_carry_messages_and_are_destroyed_once() {
     let Some(rdma) = device() else { return };
     in_own_process("raw_handles::objects_of_other_code_carry_messages_and_are_destroyed_once", || {
         let table = verbs().unwrap();
-        for mode in Mode::ALL {
+        for mode in Mode::each() {
             let mut page = vec![0_u8; 4096].into_boxed_slice();
             // SAFETY: each object was just created with its parents, and nothing else uses it. The page outlives them.
             unsafe {

@@ -10,7 +10,7 @@ use crate::support::{device, error_of, pattern};
 #[test]
 fn too_many_elements_are_refused_and_do_not_change_the_batch() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).sges(2).build();
         let capacity = lab.a.qp.capacity();
         let count = capacity.max_send_sge as usize + 1;
@@ -40,7 +40,7 @@ fn too_many_elements_are_refused_and_do_not_change_the_batch() {
 #[test]
 fn too_much_inline_data_is_refused() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         for asked in [0, 64] {
             let mut lab = Lab::builder(&rdma, mode).inline(asked).build();
             let max = lab.a.qp.capacity().max_inline_data;
@@ -62,7 +62,7 @@ fn too_much_inline_data_is_refused() {
 #[test]
 fn an_operation_that_was_not_enabled_cannot_be_posted() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).ops(SendOps::SEND).build();
         let (to, local) = (lab.b.memory.remote(0), Data::One(lab.a.memory.sge(0..8)));
         for (wr, op) in [
@@ -98,7 +98,7 @@ fn unsupported_operations_are_refused_by_name() {
 #[test]
 fn atomic_operands_must_be_eight_aligned_bytes() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         let (a, b) = (&lab.a.memory, &lab.b.memory);
         let cases = [(b.remote(4), a.sge(0..8)), (b.remote(0), a.sge(4..12)), (b.remote(0), a.sge(0..16))];
@@ -114,7 +114,7 @@ fn atomic_operands_must_be_eight_aligned_bytes() {
 #[test]
 fn a_batch_collected_in_memory_has_a_maximum_length() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).max_batch(3).build();
         let local = lab.a.memory.sge(0..8);
         let receives: Vec<(u64, &[Sge])> = (0..4).map(|id| (id, std::slice::from_ref(&local))).collect();
@@ -159,7 +159,7 @@ fn fill(lab: &mut Lab, mode: Mode) -> u64 {
 #[test]
 fn a_full_send_queue_refuses_work_and_recovers() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).depth(8).build();
         let count = fill(&mut lab, mode);
         for round in 0..3 {
@@ -182,7 +182,7 @@ fn a_full_send_queue_refuses_work_and_recovers() {
 #[test]
 fn a_batch_that_does_not_fit_reports_how_much_was_posted() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).depth(8).build();
         let room = fill(&mut lab, mode);
         for id in 0..3 {
@@ -226,7 +226,7 @@ fn fill_receives(qp: &mut QueuePair, sge: Sge, at_least: u32) -> u64 {
 #[test]
 fn a_full_receive_queue_refuses_work_and_recovers() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).depth(8).build();
         let (capacity, sge) = (lab.b.qp.capacity().max_recv_wr, lab.b.memory.sge(0..64));
         let count = fill_receives(&mut lab.b.qp, sge, capacity);
@@ -252,7 +252,7 @@ fn a_full_receive_queue_refuses_work_and_recovers() {
 #[test]
 fn a_send_before_rts_is_refused_and_never_executed() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).inline(8).connected(false).build();
         let link = Link::default();
         let (a, b) = (lab.a.qp.number(), lab.b.qp.number());
@@ -294,7 +294,7 @@ fn a_send_before_rts_is_refused_and_never_executed() {
 #[test]
 fn a_receive_in_reset_is_refused_and_one_in_init_is_used() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::builder(&rdma, mode).connected(false).build();
         let link = Link::default();
         let (a, b) = (lab.a.qp.number(), lab.b.qp.number());
@@ -321,7 +321,7 @@ fn a_receive_in_reset_is_refused_and_one_in_init_is_used() {
 #[test]
 fn work_in_flight_and_sends_posted_later_are_flushed_in_the_error_state() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut lab = Lab::new(&rdma, mode);
         for id in 0..3 {
             lab.a.receive(id, 0..64).unwrap();

@@ -80,7 +80,7 @@ impl Shared {
 #[test]
 fn two_queue_pairs_take_from_one_queue_in_order() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut shared = Shared::new(&rdma, mode, 16);
         let (first, second, third) =
             (shared.memory.sge(0..SIZE), shared.memory.sge(SIZE..SIZE + 10), shared.memory.sge(SIZE + 10..2 * SIZE));
@@ -119,7 +119,7 @@ fn a_message_waits_until_a_shared_receive_is_posted() {
 #[test]
 fn the_limit_of_a_queue_is_reported_once_and_disarmed() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let events = rdma.async_events().unwrap();
         while events.try_event().unwrap().is_some() {}
         let mut shared = Shared::new(&rdma, mode, 10);
@@ -156,7 +156,7 @@ fn a_shared_queue_that_grows_keeps_what_is_posted() {
         return;
     }
     let max = rdma.attributes().max_srq_wr();
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let (small, large) = (rounds(4, 2), rounds(40, 5));
         let mut shared = Shared::new(&rdma, mode, small as u32);
         (0..small).for_each(|id| shared.receive(id).unwrap());
@@ -199,7 +199,7 @@ fn a_shared_queue_is_full_where_no_receive_fits() {
 #[test]
 fn a_queue_pair_with_a_shared_queue_refuses_receives_of_its_own() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut shared = Shared::new(&rdma, mode, 4);
         let sge = shared.memory.sge(0..SIZE);
         let qp = &mut shared.receivers[0].0;
@@ -286,7 +286,7 @@ fn in_every_order(items: &mut [usize], from: usize, visit: &mut impl FnMut(&[usi
 #[test]
 fn a_shared_queue_outlives_its_handle_while_queue_pairs_take_from_it() {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         let mut shared = Shared::new(&rdma, mode, 8);
         shared.receive(0).unwrap();
         let Shared { receivers: [(first, mut cq), second], mut senders, srq, memory, pd } = shared;

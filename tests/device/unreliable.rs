@@ -10,7 +10,7 @@ use crate::support::{Rdma, device, error_of, lossless_device, pattern, rounds};
 
 fn on_every_interface(device: fn() -> Option<Rdma>, body: impl Fn(&Rdma, Mode, Side, Side)) {
     let Some(rdma) = device() else { return };
-    for mode in Mode::ALL {
+    for mode in Mode::each() {
         println!("{mode}");
         let pd = rdma.pd();
         let ((mut a, to_a), (mut b, to_b)) = (side(&rdma, &pd, mode), side(&rdma, &pd, mode));

@@ -8,9 +8,10 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::ValueEnum;
 
+use crate::test::ALL_MODES;
 use crate::{process, softroce};
 
-/// Repeats tests for hours: seeds of packet loss, floods, guests, UCX and Open MPI; and tests the tests with mutants
+/// Repeats tests for hours: seeds of packet loss, floods, guests, UCX and Open MPI, Miri; and tests the tests with mutants
 ///
 /// `cargo xtask test --full` runs each of these a few times. Every part runs, even after a failure. The exit status is
 /// the status of the first failed part.
@@ -47,6 +48,8 @@ enum Part {
     Foreign,
     /// The device tests in a SoftRoCE guest
     Guests,
+    /// The tests under Miri, each with all interfaces for posting and polling
+    Miri,
     /// Random changes of the code, each of which a quick test must notice; needs cargo-mutants
     Mutants,
 }
@@ -60,6 +63,7 @@ impl Part {
             Part::Floods => &["--only", "soft", "--seeds", "0", "--repeat", &repeat, "--", "floods"],
             Part::Foreign => &["--only", "foreign", "--repeat", &repeat],
             Part::Guests => &["--only", "device", "--repeat", &repeat],
+            Part::Miri => &["--only", "miri"],
             Part::Mutants => &[],
         };
         words.iter().map(|word| (*word).to_owned()).collect()
@@ -70,7 +74,11 @@ impl Part {
             return mutants::run(args.mutants, args.mutants_seed);
         }
         let mut command = Command::new(softroce::THIS_PROGRAM);
-        let status = command.arg("test").args(self.words(args)).status()?;
+        command.arg("test").args(self.words(args));
+        if self == Part::Miri {
+            command.env(ALL_MODES, "1");
+        }
+        let status = command.status()?;
         Ok(process::shell_status(status))
     }
 }

@@ -4,7 +4,7 @@ use rdma_safe::qp::QueuePairCapacity;
 use rdma_safe::{Access, Endpoint, Errno, Error, SendOps, WcFields, Work, WorkRequest};
 
 use crate::fake::{Config, Fake, Live};
-use crate::support::{CLASSIC, EXTENDED, Raw, connect, done, post, receive, seen, to_rts};
+use crate::support::{CLASSIC, EXTENDED, Raw, connect, done, one_under_miri, post, receive, seen, to_rts};
 
 /// Providers that report a missing function in different ways.
 fn lacking() -> Vec<(&'static str, Fake)> {
@@ -195,7 +195,7 @@ fn an_endpoint_that_cannot_be_built_leaves_nothing_behind() {
         "create_qp_ex",
         "ibv_modify_qp",
     ];
-    for interfaces in [EXTENDED, CLASSIC] {
+    for &interfaces in one_under_miri(&[EXTENDED, CLASSIC]) {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
         let build = || {

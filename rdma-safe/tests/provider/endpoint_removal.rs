@@ -7,7 +7,7 @@ use rdma_safe::{Buffer, Completion, EndpointKey, EndpointSet, Errno, Error, Oper
 use crate::endpoint_sets::{Service, fill, pool};
 use crate::failing_destruction::Count;
 use crate::fake::{Config, Fake, Live, Mode};
-use crate::support::{CLASSIC, EXTENDED, Interfaces, builder, in_every_order, on_each_interface};
+use crate::support::{CLASSIC, EXTENDED, Interfaces, builder, in_every_order, on_each_interface, one_under_miri};
 
 fn texts(buffers: &[Buffer]) -> Vec<&[u8]> {
     buffers.iter().map(|buffer| &buffer[..]).collect()
@@ -16,7 +16,7 @@ fn texts(buffers: &[Buffer]) -> Vec<&[u8]> {
 /// Runs a test on devices that discard the completions of a destroyed queue pair, and on devices that keep them.
 fn on_each_device(test: impl Fn(&Fake, Interfaces)) {
     for sweeps in [false, true] {
-        for interfaces in [EXTENDED, CLASSIC] {
+        for &interfaces in one_under_miri(&[EXTENDED, CLASSIC]) {
             println!("{interfaces:?}, sweeps: {sweeps}");
             test(&Fake::new(Config { sweeps, ..Config::default() }), interfaces);
         }
@@ -216,7 +216,7 @@ fn a_set_with_the_exact_capacity_does_not_overrun() {
 
 #[test]
 fn stale_completions_are_not_assigned_to_an_endpoint_with_the_same_number() {
-    for interfaces in [EXTENDED, CLASSIC] {
+    for &interfaces in one_under_miri(&[EXTENDED, CLASSIC]) {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
         let set = EndpointSet::builder(pd.context(), 48).classic_poll(!interfaces.extended_cq).build().unwrap();

@@ -7,7 +7,9 @@ use rdma_safe::mr::Pages;
 use rdma_safe::{Access, Buffer, Endpoint, Operation, ProtectionDomain, WcStatus, Work};
 
 use crate::fake::{Config, Fake, Mode};
-use crate::support::{CLASSIC, EXTENDED, builder, connect, done, endpoints, in_flight, nothing, on_each_interface};
+use crate::support::{
+    CLASSIC, EXTENDED, builder, connect, done, endpoints, in_flight, nothing, on_each_interface, one_under_miri,
+};
 
 fn tagged(pd: &ProtectionDomain, tag: usize) -> Buffer {
     pd.allocate(tag).unwrap()
@@ -114,7 +116,7 @@ fn a_panic_ends_the_poll_of_an_endpoint_with_a_fixed_interface() {
         assert_eq!((second.operation, second.buffer.unwrap().len()), (Operation::Send, 2));
         assert_eq!(fake.calls("start_poll") == 0, fake.calls("ibv_poll_cq") > 0);
     }
-    for interfaces in [EXTENDED, CLASSIC] {
+    for &interfaces in one_under_miri(&[EXTENDED, CLASSIC]) {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
         let mut a = builder(&pd, interfaces).send_depth(3).build().unwrap();

@@ -245,7 +245,7 @@ fn no_buffer_of_the_pool_is_lost_in_a_random_run() {
             let (mut idle, mut next, mut ended) = (Vec::new(), 0_u32, 0);
             // Receives that no message has consumed. The pool also counts those whose completions the set has not polled yet.
             let mut vacant = DEPTH;
-            for _ in 0..if cfg!(miri) { 40 } else { 3000 } {
+            for _ in 0..if cfg!(miri) { 20 } else { 3000 } {
                 let client = below(3) as usize;
                 match below(12) {
                     0..5 if vacant > 0 => {

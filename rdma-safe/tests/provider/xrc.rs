@@ -16,7 +16,8 @@ use rdma_safe::{
 
 use crate::fake::{Config, Fake, Live};
 use crate::support::{
-    CLASSIC, EXTENDED, Interfaces, Raw, drop_in_order, in_every_order, on_each_interface, raw_with, seen,
+    CLASSIC, EXTENDED, Interfaces, Raw, drop_in_order, in_every_order, on_each_interface, one_under_miri, raw_with,
+    seen,
 };
 
 /// A shared receive queue with one receive of sixteen bytes, `wr_id` 7.
@@ -156,7 +157,7 @@ fn a_send_invalidates_a_key_of_the_queues_domain() {
 
 #[test]
 fn work_must_name_a_queue_on_xrc_and_only_there() {
-    for interfaces in [EXTENDED, CLASSIC] {
+    for &interfaces in one_under_miri(&[EXTENDED, CLASSIC]) {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
         let domain = pd.context().open_xrcd().unwrap();
@@ -192,7 +193,7 @@ fn work_must_name_a_queue_on_xrc_and_only_there() {
 
 #[test]
 fn specialized_send_loops_can_name_a_queue() {
-    for interfaces in [EXTENDED, CLASSIC] {
+    for &interfaces in one_under_miri(&[EXTENDED, CLASSIC]) {
         let fake = Fake::new(Config::default());
         let pd = fake.pd();
         let domain = pd.context().open_xrcd().unwrap();

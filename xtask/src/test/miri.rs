@@ -13,6 +13,9 @@ use super::watch::{watch, watch_all};
 use super::{Args, Outcome};
 use crate::softroce::Ending;
 
+/// If this variable is set, tests that run with each interface do so under Miri, too. Otherwise the name of the test selects one.
+pub(crate) const ALL_MODES: &str = "RDMA_TEST_ALL_MODES";
+
 /// Packages and targets whose tests run in one program each.
 const QUICK: &[(&str, &str)] = &[
     ("rdma-verbs-sys", "--lib"),
@@ -186,7 +189,7 @@ fn flags(clock: Clock) -> String {
     // different sizes meet, also in one thread: "cannot have partially overlapping store buffer".
     let emulation = "-Zmiri-permissive-provenance -Zmiri-disable-weak-memory-emulation";
     // Miri looks for unused tags every 10 000 basic blocks. Less often is a tenth faster.
-    format!("{isolation} {emulation} -Zmiri-provenance-gc=100000")
+    format!("{isolation} {emulation} -Zmiri-provenance-gc=100000 -Zmiri-env-forward={ALL_MODES}")
 }
 
 #[cfg(test)]

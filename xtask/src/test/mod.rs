@@ -36,6 +36,7 @@ use signal_hook::iterator::Signals;
 
 pub(crate) use self::args::Args;
 use self::libtest::Output;
+pub(crate) use self::miri::ALL_MODES;
 use self::progress::{Progress, time_left};
 use self::report::{Failure, Report};
 use self::schedule::Schedule;
