@@ -1,6 +1,7 @@
 //! Messages for a missing library, device or address.
 
 use std::fmt::{Formatter, Result};
+use std::time::Duration;
 
 use rdma_sys::LoadError;
 
@@ -43,7 +44,15 @@ pub(super) fn no_such_gid(device: &String, port: &u8, index: &u32, table_len: &u
     write!(
         f,
         "{device} port {port} has no GID at index {index} (the table has {table_len} entries, many may be empty); list them with \
-         the show_gids example or /sys/class/infiniband/{device}/ports/{port}/gids"
+         Context::gids or the example show_gids"
+    )
+}
+
+pub(super) fn no_completion(waited: &Duration, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "no completion within {waited:?}: the peer may be gone, or has posted no receive (then the sender retries without limit \
+         unless ConnectOptions::rnr_retry sets one); the work stays in flight"
     )
 }
 

@@ -204,7 +204,7 @@ pub enum Error {
     },
 
     /// A range is not within its region.
-    #[error("bytes {offset}..{offset}+{len} are not within a region of {region} bytes")]
+    #[error("{len} bytes from offset {offset} do not fit into {region} bytes")]
     OutOfBounds {
         /// Start of the range.
         offset: usize,
@@ -580,7 +580,7 @@ pub enum Error {
     Work(#[from] CompletionError),
 
     /// A deadline passed.
-    #[error("no completion within {waited:?}: the peer may be gone, or it never posted the matching work")]
+    #[error(fmt = missing::no_completion)]
     Timeout {
         /// Time waited.
         waited: Duration,

@@ -1,11 +1,13 @@
 //! Memory of a peer.
 
+use std::fmt;
+
 use crate::{Error, Result};
 
 /// Location of a peer's memory, and the key to it, from [`ExposedRegion::remote`](crate::ExposedRegion::remote).
 ///
 /// Exchange it out of band; with the feature `serde` it can be serialised. A plain value that gets no further fields.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteMemory {
     /// Address in the peer's address space.
@@ -14,6 +16,16 @@ pub struct RemoteMemory {
     pub len: u64,
     /// Remote key.
     pub rkey: u32,
+}
+
+impl fmt::Debug for RemoteMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteMemory")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("len", &self.len)
+            .field("rkey", &format_args!("{:#x}", self.rkey))
+            .finish()
+    }
 }
 
 impl RemoteMemory {

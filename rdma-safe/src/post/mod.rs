@@ -60,8 +60,8 @@ const _: () = {
 pub enum PostError {
     /// The queue pair is in a state that does not allow posting.
     #[error(
-        "the queue pair is in {state}: sends need RTS, receives need INIT or later; see QueuePair::init, connect and \
-         init_datagrams"
+        "the queue pair is in {state}: sends need RTS, receives need INIT or later; see Endpoint::connect, or for a \
+         QueuePair init, connect and init_datagrams"
     )]
     NotReady {
         /// Current state.

@@ -218,7 +218,13 @@ fn reachable(transition: Transition) -> String {
         .filter(|to| rule(transition.from, **to, transition.qp_type).is_some())
         .map(ToString::to_string)
         .collect();
-    states.join(", ")
+    let advice = match (transition.from, transition.to) {
+        (QueuePairState::RTR | QueuePairState::RTS, QueuePairState::RTR) => {
+            "; it is connected already: build another to connect again"
+        }
+        _ => "",
+    };
+    states.join(", ") + advice
 }
 
 fn mismatch(missing: AttributeMask, excess: AttributeMask) -> String {
