@@ -7,7 +7,15 @@ use rdma_safe::{Device, Endpoint};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    if let Err(error) = run() {
+        // A `main` that returned the error would print `{error:?}`, without the advice in its text.
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     // Without an RDMA device, run on soft0, a software device in this process.
     rdma_safe::soft::install_by_default();
 

@@ -12,7 +12,7 @@
 //! | `unsafe` | none | posting memory |
 //! | for | services, messaging, tests | storage engines and tools with their own memory management |
 //!
-//! The other methods that post are shorthands of these, and their documentation says when to take which.
+//! The other methods that post are shorthands of these. Each shorthand's documentation says when to use it.
 //!
 //! Both APIs use the same objects. Each object keeps the objects alive that it was created from, so they can be dropped
 //! in any order:

@@ -51,8 +51,11 @@ pub fn install() -> Result<(), AlreadyLoaded> {
 
 /// Installs soft0 if there is no RDMA device, or if the variable `RDMA_DEVICE` names it.
 ///
-/// Returns whether the process runs on soft0. Must be called before the first verb: later it does nothing and returns
-/// `false`. The result may be ignored: if there is no device, opening one reports that.
+/// Returns whether the process runs on soft0. Must be called before the first verb: later it changes nothing. The result may be
+/// ignored: if there is no device, opening one reports that.
+///
+/// Without a device it installs soft0 even if `RDMA_DEVICE` names another device; [`Device::by_name`](crate::Device::by_name) then
+/// reports that this one is missing. A service that must not run on soft0 checks the result, or does not call this function.
 pub fn install_by_default() -> bool {
     install_for(None)
 }

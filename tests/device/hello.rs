@@ -37,3 +37,10 @@ fn hello_many_answers_each_client() {
     let expected = [1, 2, 3].map(|number| format!(r#"client {number}: received "hello, client {number}""#));
     assert_eq!(lines, expected);
 }
+
+#[test]
+fn hello_raw_sends_a_message_through_the_raw_api() {
+    let Some(lines) = lines_of("hello_raw") else { return };
+    let expected = [r#"received "hello""#, "work request 1 completed: RECV", "work request 2 completed: SEND"];
+    assert_eq!(lines, expected);
+}

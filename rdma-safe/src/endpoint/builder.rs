@@ -43,7 +43,7 @@ const SENDER_FIELDS: WcFields =
 /// client.connect(&server.address())?;
 ///
 /// client.send_inline(b"hello")?;
-/// client.wait(Duration::from_secs(60))?.ok()?;
+/// let _ = client.wait(Duration::from_secs(60))?.ok()?;
 /// let request = server.wait(Duration::from_secs(60))?.ok()?;
 /// assert_eq!(request.buffer.as_deref(), Some(&b"hello"[..]));
 /// # Ok(())

@@ -38,7 +38,7 @@ use crate::{Error, ProtectionDomain, Result, bounds};
 /// let mut buffer = pd.allocate(8)?;
 /// buffer.fill_from(&7_u64.to_ne_bytes())?;
 /// peer.write(buffer, remote.slice(128, 8)?)?;
-/// peer.wait(Duration::from_secs(60))?.ok()?;
+/// let _ = peer.wait(Duration::from_secs(60))?.ok()?;
 ///
 /// assert_eq!(region.load_u64(128)?, 7);
 /// region.store_u64(128, 8)?;

@@ -51,7 +51,7 @@ pub use crate::id::QpId;
 /// A queue pair: `struct ibv_qp`, with `struct ibv_qp_ex` for posting if the provider supports it.
 ///
 /// This is the raw interface: [`SendBatch`] and [`RecvBatch`] post memory by address and key, which is `unsafe`. The
-/// safe interface with owned buffers is [`Endpoint`](crate::Endpoint).
+/// safe interface with owned buffers is [`Endpoint`](crate::Endpoint). The example `hello_raw` sends a message.
 pub struct QueuePair {
     // Declared before `shared`, so that an open batch is aborted before the queue pair is destroyed.
     send: SendState,

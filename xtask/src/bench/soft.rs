@@ -87,7 +87,7 @@ impl Measurements {
                 Bound::AtMost(most) => (format!("≤ {most}"), ratio <= most),
                 Bound::AtLeast(least) => (format!("≥ {least}"), ratio >= least),
             };
-            Gate { name: format!("{name}, over {transport}"), limit, measured: format!("{ratio:.2}"), met }
+            Gate { name: format!("{name}, over {transport}"), limit, measured: format!("{ratio:.3}"), met }
         })
     }
 }
