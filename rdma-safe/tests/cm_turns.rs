@@ -18,7 +18,7 @@ use rdma_safe::cm::{
 use rdma_safe::sys::*;
 use rdma_safe::{Error, Result};
 
-/// Whether the device was removed, so that ids cannot migrate.
+/// Whether the device was removed, so that ids cannot migrate or leave groups.
 static IS_REMOVED: AtomicBool = AtomicBool::new(false);
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -44,6 +44,8 @@ struct IdState {
     channel: usize,
     /// Number of events that were read and not acknowledged.
     unacknowledged: usize,
+    /// Whether its state of a multicast group was freed although the kernel still has events of the group.
+    has_freed_group: bool,
 }
 
 fn lock() -> MutexGuard<'static, Option<State>> {
@@ -120,7 +122,9 @@ unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
 
 fn make_id(channel: *mut rdma_event_channel, context: *mut c_void, ps: rdma_port_space) -> *mut rdma_cm_id {
     let id = Box::into_raw(Box::new(rdma_cm_id { channel, context, ps, ..rdma_cm_id::zeroed() }));
-    with(|state| state.ids.insert(id.addr(), IdState { channel: channel.addr(), unacknowledged: 0 }));
+    with(|state| {
+        state.ids.insert(id.addr(), IdState { channel: channel.addr(), unacknowledged: 0, has_freed_group: false })
+    });
     id
 }
 
@@ -181,18 +185,45 @@ unsafe extern "C" fn listen(id: *mut rdma_cm_id, _: c_int) -> c_int {
     queue_event(id, RDMA_CM_EVENT_CONNECT_REQUEST)
 }
 
+/// Queues the event that the id has joined.
+unsafe extern "C" fn join_multicast(id: *mut rdma_cm_id, _: *mut libc::sockaddr, _: *mut c_void) -> c_int {
+    queue_event(id, RDMA_CM_EVENT_MULTICAST_JOIN)
+}
+
+/// The kernel discards events of the group, unless the device was removed. The library frees its state of the group in any case.
+unsafe extern "C" fn leave_multicast(id: *mut rdma_cm_id, _: *mut libc::sockaddr) -> c_int {
+    let call = Call::on_id(id);
+    let is_removed = IS_REMOVED.load(Ordering::Relaxed);
+    with(|state| {
+        if is_removed {
+            state.ids.get_mut(&id.addr()).unwrap().has_freed_group = true;
+        } else {
+            let events = &mut state.channels.get_mut(&call.0).unwrap().events;
+            events.retain(|event| *event != (id.addr(), RDMA_CM_EVENT_MULTICAST_JOIN));
+        }
+    });
+    if is_removed { refuse(libc::ENXIO) } else { 0 }
+}
+
+/// Fails a call.
+fn refuse(errno: c_int) -> c_int {
+    // SAFETY: `errno` belongs to this thread.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
 unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
     let _call = Call::on_channel(channel.addr());
     let next = with(|state| {
         let (owner, kind) = state.channels.get_mut(&channel.addr())?.events.pop_front()?;
-        state.ids.get_mut(&owner)?.unacknowledged += 1;
+        let id = state.ids.get_mut(&owner)?;
+        id.unacknowledged += 1;
+        if kind == RDMA_CM_EVENT_MULTICAST_JOIN && id.has_freed_group {
+            state.violations.push("an event of a freed group is read");
+        }
         Some((std::ptr::with_exposed_provenance_mut::<rdma_cm_id>(owner), kind))
     });
-    let Some((id, kind)) = next else {
-        // SAFETY: `errno` belongs to this thread.
-        unsafe { *libc::__errno_location() = libc::EAGAIN };
-        return -1;
-    };
+    let Some((id, kind)) = next else { return refuse(libc::EAGAIN) };
     let mut read = rdma_cm_event { id, event: kind, ..rdma_cm_event::zeroed() };
     // SAFETY: the id exists, because no other thread may destroy it now. The writes detect concurrent reads as data races.
     unsafe {
@@ -220,9 +251,7 @@ unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
 
 unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
     if IS_REMOVED.load(Ordering::Relaxed) {
-        // SAFETY: `errno` belongs to this thread.
-        unsafe { *libc::__errno_location() = libc::ENXIO };
-        return -1;
+        return refuse(libc::ENXIO);
     }
     let from = Call::on_id(id);
     let _to = Call::on_channel(to.addr());
@@ -263,6 +292,7 @@ fn install() -> MutexGuard<'static, ()> {
             (create_event_channel, destroy_event_channel);
         (table.rdma_create_id, table.rdma_destroy_id, table.rdma_migrate_id) = (create_id, destroy_id, migrate_id);
         (table.rdma_get_cm_event, table.rdma_ack_cm_event) = (get_cm_event, ack_cm_event);
+        (table.rdma_join_multicast, table.rdma_leave_multicast) = (join_multicast, leave_multicast);
         (table.rdma_resolve_addr, table.rdma_listen, table.rdma_bind_addr) = (resolve_addr, listen, bind_addr);
         // SAFETY: the functions that the tests call have the signatures of their fields.
         unsafe { install_rdmacm(table) }.unwrap();
@@ -346,6 +376,110 @@ fn both_kinds_of_listeners_report_a_request_whose_device_was_removed() {
     assert_eq!((connections, datagrams), (Cause::DeviceRemoved, Cause::DeviceRemoved));
     assert_eq!(count(), before, "the requests and their channels are destroyed");
     with(|state| assert_eq!(state.violations, [""; 0]));
+}
+
+fn ids() -> usize {
+    with(|state| state.ids.len())
+}
+
+fn expect_no_violation(ids: usize) {
+    with(|state| {
+        assert_eq!(state.violations, [""; 0]);
+        assert_eq!(state.ids.len(), ids);
+    });
+}
+
+fn errno_of(refused: Result<()>) -> i32 {
+    match refused.unwrap_err() {
+        Error::Cm(CmError::Call { errno, .. }) => errno.0,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn calls_after_the_removal_of_a_device_was_read_do_not_reach_the_library() {
+    let _guard = install();
+    let before = ids();
+    let [channel, elsewhere] = [(); 2].map(|()| EventChannel::new().unwrap());
+    let [mut removed, mut other] = [(); 2].map(|()| Id::new(&channel, PortSpace::TCP).unwrap());
+    queue_event(removed.as_raw(), RDMA_CM_EVENT_DEVICE_REMOVAL);
+    let event = channel.try_event().unwrap().unwrap();
+    assert!(matches!(event.kind, EventKind::DeviceRemoval) && event.id == removed.id(), "{event:?}");
+
+    let resolve = |id: &mut Id| id.resolve_address(None, (Ipv4Addr::LOCALHOST, 1), Duration::from_secs(1));
+    for refused in [resolve(&mut removed), removed.listen(1), removed.migrate(&elsewhere), removed.establish()] {
+        assert_eq!(errno_of(refused), libc::ENXIO);
+    }
+    // The library would have queued an event for two of them, and would have moved the id.
+    assert!(channel.try_event().unwrap().is_none() && removed.channel().is_same(&channel));
+
+    resolve(&mut other).unwrap();
+    assert_eq!(channel.try_event().unwrap().unwrap().id, other.id());
+    removed.destroy().unwrap();
+    other.destroy().unwrap();
+    expect_no_violation(before);
+}
+
+/// The device of ids that join groups.
+fn device() -> Box<ibv_context> {
+    Box::new(ibv_context::zeroed())
+}
+
+fn joined(channel: &EventChannel, device: &mut ibv_context, group: (Ipv4Addr, u16)) -> Id {
+    let mut id = Id::new(channel, PortSpace::UDP).unwrap();
+    // SAFETY: no other thread uses the id yet.
+    unsafe { (*id.as_raw()).verbs = device };
+    id.join_multicast(group).unwrap();
+    id
+}
+
+const GROUP: (Ipv4Addr, u16) = (Ipv4Addr::new(239, 1, 1, 1), 0);
+
+#[test]
+fn no_event_is_read_after_a_group_could_not_be_left_until_its_id_is_destroyed() {
+    let _guard = install();
+    let before = ids();
+    let [channel, elsewhere] = [(); 2].map(|()| EventChannel::new().unwrap());
+    let mut device = device();
+    let mut id = joined(&channel, &mut device, GROUP);
+    let mut other = Id::new(&channel, PortSpace::TCP).unwrap();
+    other.listen(1).unwrap();
+    IS_REMOVED.store(true, Ordering::Relaxed);
+    assert_eq!(errno_of(id.leave_multicast(GROUP)), libc::ENXIO);
+    for refused in [channel.try_event().map(drop), id.migrate(&elsewhere), id.leave_multicast(GROUP)] {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, Error::Cm(CmError::FailedLeave { id: named }) if named == id.id()), "{error:?}");
+    }
+    drop(id);
+    IS_REMOVED.store(false, Ordering::Relaxed);
+    assert_eq!(channel.try_event().unwrap().unwrap().id, other.id());
+    assert!(channel.try_event().unwrap().is_none());
+    drop(other);
+    expect_no_violation(before);
+}
+
+#[test]
+fn an_id_that_cannot_leave_its_group_is_dropped_while_another_thread_reads_events() {
+    let _guard = install();
+    let before = ids();
+    let channel = EventChannel::new().unwrap();
+    let mut device = device();
+    let rounds = if cfg!(miri) { 10 } else { 1000 };
+    let done = AtomicBool::new(false);
+    IS_REMOVED.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                channel.try_event().unwrap();
+            }
+        });
+        for _ in 0..rounds {
+            drop(joined(&channel, &mut device, GROUP));
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    IS_REMOVED.store(false, Ordering::Relaxed);
+    expect_no_violation(before);
 }
 
 #[test]

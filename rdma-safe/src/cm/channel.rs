@@ -9,7 +9,7 @@ use std::time::Duration;
 use rdma_sys::*;
 
 use super::error::failed;
-use super::{Event, EventKind, Id, Parameters};
+use super::{CmError, Event, EventKind, Id, Parameters};
 use crate::errno::{check_neg, check_ptr};
 use crate::error::Verb;
 use crate::id::CmId;
@@ -33,32 +33,50 @@ pub struct EventChannel {
 struct Inner {
     raw: NonNull<rdma_event_channel>,
     cm: &'static RdmaCm,
-    /// Serializes calls on the channel and on the ids that report to it.
-    calls: Mutex<Removed>,
+    /// Ids that refuse calls. Its lock serializes all calls on the channel and on the ids that report to it.
+    ended: Mutex<EndedIds>,
 }
 
-/// The ids of a channel whose [`EventKind::DeviceRemoval`] was read.
+/// Ids of a channel that can only be destroyed.
 #[derive(Default)]
-pub(super) struct Removed(Vec<CmId>);
+pub(super) struct EndedIds {
+    /// Their [`EventKind::DeviceRemoval`] was read.
+    removed: Vec<CmId>,
+    /// librdmacm has freed a group of theirs, but the kernel may still have events with its address.
+    failed_leave: Vec<CmId>,
+}
 
-impl Removed {
-    /// Checks that calls on an id still make sense.
+impl EndedIds {
+    /// Checks that an id accepts calls.
     ///
     /// # Errors
-    /// `ENXIO` after the event. The kernel returns it, too, but only once it has destroyed its side of the id, shortly after
-    /// the event. Until then some calls succeed without effect, and others fail with `EINVAL`.
-    pub(super) fn check(&self, id: CmId) -> Result<(), Errno> {
-        if self.0.contains(&id) { Err(Errno(libc::ENXIO)) } else { Ok(()) }
+    /// `ENXIO` after the removal of the device. The kernel returns it, too, but only once it has destroyed its side of the id,
+    /// shortly after the event. Until then some calls succeed without effect, and others fail with `EINVAL`.
+    /// [`CmError::FailedLeave`] after [`EndedIds::add_failed_leave`].
+    pub(super) fn check(&self, id: CmId, verb: Verb) -> Result<()> {
+        if self.removed.contains(&id) {
+            return Err(failed(verb, Errno(libc::ENXIO)));
+        }
+        if self.failed_leave.contains(&id) {
+            return Err(CmError::FailedLeave { id }.into());
+        }
+        Ok(())
     }
 
-    /// Forgets an id that is being destroyed.
+    /// Prevents events from being read until the id is destroyed.
+    pub(super) fn add_failed_leave(&mut self, id: CmId) {
+        self.failed_leave.push(id);
+    }
+
+    /// Forgets an id that was destroyed, and its events with it.
     pub(super) fn forget(&mut self, id: CmId) {
-        self.0.retain(|other| *other != id);
+        self.removed.retain(|other| *other != id);
+        self.failed_leave.retain(|other| *other != id);
     }
 }
 
 // SAFETY: the functions of librdmacm may be called from any thread. Calls on a channel and its ids are serialized by
-// `calls`.
+// `ended`.
 unsafe impl Send for Inner {}
 // SAFETY: calls through a shared reference hold the same lock. The descriptor does not change.
 unsafe impl Sync for Inner {}
@@ -75,7 +93,7 @@ impl EventChannel {
     /// Opens a channel: `rdma_create_event_channel(3)`.
     ///
     /// # Errors
-    /// [`Error::Load`](crate::Error::Load) without librdmacm; [`CmError::Call`](super::CmError::Call), with `EPERM`, `ENODEV`
+    /// [`Error::Load`](crate::Error::Load) without librdmacm; [`CmError::Call`], with `EPERM`, `ENODEV`
     /// or `ENOENT` when the kernel has no connection manager (the module `rdma_ucm`) or no device.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn new() -> Result<Self> {
@@ -88,7 +106,7 @@ impl EventChannel {
         let raw = check_ptr(|| unsafe { (cm.rdma_create_event_channel)() })
             .map_err(|errno| failed(Verb::RdmaCreateEventChannel, errno))?;
         drop(guard);
-        let channel = EventChannel { inner: Arc::new(Inner { raw, cm, calls: Mutex::default() }) };
+        let channel = EventChannel { inner: Arc::new(Inner { raw, cm, ended: Mutex::default() }) };
         readiness::set_blocking(&channel, false).map_err(|errno| failed(Verb::Fcntl, errno))?;
         Ok(channel)
     }
@@ -96,15 +114,19 @@ impl EventChannel {
     /// Takes one event if there is one: `rdma_get_cm_event(3)`, `rdma_ack_cm_event(3)`.
     ///
     /// # Errors
-    /// [`CmError::Call`](super::CmError::Call).
+    /// [`CmError::Call`]; [`CmError::FailedLeave`] until the id that it names is destroyed.
     #[doc(alias = "rdma_get_cm_event")]
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn try_event(&self) -> Result<Option<Event>> {
         let cm = self.cm();
-        let mut removed = self.lock();
+        let mut ended = self.lock();
+        if let Some(&id) = ended.failed_leave.first() {
+            return Err(CmError::FailedLeave { id }.into());
+        }
         let mut raw = std::ptr::null_mut();
         loop {
-            // SAFETY: the channel is valid, and so is the out pointer.
+            // SAFETY: the channel is valid, and so is the out pointer. An unread event refers to its id, and maybe to a multicast
+            // group of it. A destroyed id has no events, and neither has a group that was left. No id has failed to leave one.
             match check_neg(|| unsafe { (cm.rdma_get_cm_event)(self.as_raw(), &mut raw) }) {
                 Ok(_) => {}
                 Err(Errno(libc::EAGAIN)) => return Ok(None),
@@ -114,7 +136,7 @@ impl EventChannel {
             // SAFETY: an event that was just read is valid until it is acknowledged below.
             let event = unsafe { self.copy(&*raw) };
             if matches!(event.kind, EventKind::DeviceRemoval) {
-                removed.0.push(event.id);
+                ended.removed.push(event.id);
             }
             // SAFETY: the event was just read, and everything it points to was copied, so it is not accessed again.
             unsafe { (cm.rdma_ack_cm_event)(raw) };
@@ -144,7 +166,7 @@ impl EventChannel {
     /// Waits for an event, for `timeout` at most. Returns `None` after the timeout.
     ///
     /// # Errors
-    /// [`CmError::Call`](super::CmError::Call).
+    /// [`CmError::Call`].
     pub fn wait(&self, timeout: Duration) -> Result<Option<Event>> {
         readiness::wait(self, timeout, || self.try_event(), |errno| failed(Verb::PollFd, errno))
     }
@@ -166,8 +188,8 @@ impl EventChannel {
     }
 
     /// Locks the channel for a call on it or on an id that reports to it.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Removed> {
-        self.inner.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> MutexGuard<'_, EndedIds> {
+        self.inner.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sort key for locking two channels in the same order everywhere.

@@ -4,6 +4,7 @@ use crate::explain::advice;
 
 use super::{Cause, ConnectError};
 use crate::error::Verb;
+use crate::id::CmId;
 use crate::{Errno, Error};
 
 /// An error of librdmacm, or of a connection by address.
@@ -37,6 +38,13 @@ pub enum CmError {
     NoAddress {
         /// The resolver's message.
         reason: String,
+    },
+
+    /// Leaving a multicast group failed, so librdmacm cannot read the events of the id.
+    #[error("{id:?} has failed to leave a multicast group, and librdmacm cannot read its events: destroy this id")]
+    FailedLeave {
+        /// The id to destroy.
+        id: CmId,
     },
 
     /// The installed librdmacm lacks the call.

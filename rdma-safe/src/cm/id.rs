@@ -298,10 +298,7 @@ impl Id {
         let mut both = [&*self.channel, channel];
         both.sort_unstable_by_key(|channel| channel.lock_order());
         let guards = both.map(EventChannel::lock);
-        guards
-            .iter()
-            .try_for_each(|removed| removed.check(self.name))
-            .map_err(|errno| failed(Verb::RdmaMigrateId, errno))?;
+        guards.iter().try_for_each(|ended| ended.check(self.name, Verb::RdmaMigrateId))?;
         // SAFETY: the id and the channel are valid, and no event of the id is being read.
         check_neg(|| unsafe { (channel.cm().rdma_migrate_id)(self.raw.as_ptr(), channel.as_raw()) })
             .map_err(|errno| failed(Verb::RdmaMigrateId, errno))?;
@@ -452,13 +449,18 @@ impl Id {
     /// # Safety
     /// Must be called once. The id must not be used afterwards.
     unsafe fn end(&mut self) -> Result<()> {
-        for group in std::mem::take(&mut self.groups) {
-            let _ = self.leave_multicast(group);
+        let groups = std::mem::take(&mut self.groups);
+        let mut ended = self.channel.lock();
+        for group in groups {
+            // An error may leave unread events of the group. No thread reads them before they go with the id below.
+            let _ = self.leave(&mut ended, group);
         }
         // SAFETY: the id is valid. All its events that were read were acknowledged under the same lock, so this call
         // waits for none.
-        self.release(Verb::RdmaDestroyId, |cm, id| unsafe { (cm.rdma_destroy_id)(id) })?;
-        self.channel.lock().forget(self.name);
+        check_neg(|| unsafe { (self.channel.cm().rdma_destroy_id)(self.raw.as_ptr()) })
+            .map_err(|errno| failed(Verb::RdmaDestroyId, errno))?;
+        ended.forget(self.name);
+        drop(ended);
         // SAFETY: dropped only here, and not used later. If the id still exists, so does the channel.
         unsafe { ManuallyDrop::drop(&mut self.channel) }
         Ok(())
@@ -521,15 +523,9 @@ impl Id {
         verb: Verb,
         function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> Result<c_int, Errno>,
     ) -> Result<()> {
-        let removed = self.channel.lock();
-        let called = removed.check(self.name).and_then(|()| function(self.channel.cm(), self.raw.as_ptr()));
-        called.map(drop).map_err(|errno| failed(verb, errno))
-    }
-
-    /// Like [`Id::call`], for a function that frees what the id has in librdmacm. The removal of the device does not prevent it.
-    pub(super) fn release(&self, verb: Verb, function: impl FnOnce(&RdmaCm, *mut rdma_cm_id) -> c_int) -> Result<()> {
-        let _guard = self.channel.lock();
-        check_neg(|| function(self.channel.cm(), self.raw.as_ptr())).map(drop).map_err(|errno| failed(verb, errno))
+        let ended = self.channel.lock();
+        ended.check(self.name, verb)?;
+        function(self.channel.cm(), self.raw.as_ptr()).map(drop).map_err(|errno| failed(verb, errno))
     }
 }
 

@@ -4,8 +4,10 @@ use std::ptr::null_mut;
 
 use rdma_sys::*;
 
+use super::channel::EndedIds;
 use super::error::failed;
 use super::{Address, Id};
+use crate::errno::check_neg;
 use crate::error::Verb;
 use crate::{Errno, Result};
 
@@ -61,18 +63,38 @@ impl Id {
     /// Detach the queue pair first. Dropping the id leaves all groups.
     ///
     /// # Errors
-    /// [`CmError::Call`](super::CmError::Call), with `EADDRNOTAVAIL` for a group that the id has not joined.
+    /// [`CmError::Call`](super::CmError::Call), with `EADDRNOTAVAIL` for a group that the id has not joined. After any other
+    /// error, such as `ENXIO` because the device was removed, destroy the id. If the id's removal was not read yet, its channel
+    /// returns [`CmError::FailedLeave`](super::CmError::FailedLeave) and no events until then.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&mut self, group: impl Into<Address>) -> Result<()> {
         let group = group.into();
+        let mut ended = self.channel().lock();
+        ended.check(self.id(), Verb::RdmaLeaveMulticast)?;
+        let left = self.leave(&mut ended, group);
+        drop(ended);
+        self.remove_group(group);
+        left.map_err(|errno| failed(Verb::RdmaLeaveMulticast, errno))
+    }
+
+    /// Leaves a group. `ended` shows that the channel is locked.
+    ///
+    /// librdmacm frees its state of the group also if the kernel refuses. Then unread events of the group still have the
+    /// address of that state, and reading them would use it.
+    pub(super) fn leave(&self, ended: &mut EndedIds, group: Address) -> Result<(), Errno> {
         let mut raw = group.to_raw();
         // SAFETY: the id is valid, and so is the address during the call. All events of the group that were read were
         // acknowledged under the same lock, so this call waits for none.
-        let left = self.release(Verb::RdmaLeaveMulticast, |cm, id| unsafe {
-            (cm.rdma_leave_multicast)(id, (&raw mut raw).cast())
-        });
-        self.remove_group(group);
-        left
+        let left =
+            check_neg(|| unsafe { (self.channel().cm().rdma_leave_multicast)(self.as_raw(), (&raw mut raw).cast()) });
+        match left {
+            Ok(_) => Ok(()),
+            Err(errno @ Errno(libc::EADDRNOTAVAIL)) => Err(errno),
+            Err(errno) => {
+                ended.add_failed_leave(self.id());
+                Err(errno)
+            }
+        }
     }
 
     fn require_datagrams(&self, verb: Verb) -> Result<()> {

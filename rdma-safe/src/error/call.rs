@@ -88,6 +88,7 @@ impl Error {
             | Error::Cm(
                 CmError::PrivateData { .. }
                 | CmError::NoAddress { .. }
+                | CmError::FailedLeave { .. }
                 | CmError::OlderLibrary { .. }
                 | CmError::OtherDevice { .. }
                 | CmError::OtherQueueKey { .. },
