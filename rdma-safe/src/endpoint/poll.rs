@@ -377,13 +377,15 @@ pub(super) fn record(live: &mut Live, slow: &mut SlowResults, found: WorkComplet
         }
         known
     } else {
-        if let Some(flushed) = failed.filter(|_| status == WcStatus::WR_FLUSH_ERR) {
+        match failed {
             // Some providers do not flush unsignaled work individually, so it is unknown whether that work was done.
-            sends.set_outcome_before(id, flushed);
+            Some(flushed) if status == WcStatus::WR_FLUSH_ERR => sends.complete_all(id, flushed),
+            Some(failed) => sends.complete(id, |_| failed),
+            None => {
+                let outcome = Outcome { timestamp: found.completion_timestamp(), ..Outcome::DONE };
+                sends.complete(id, |_| outcome)
+            }
         }
-        sends.complete(id, |_| {
-            failed.unwrap_or_else(|| Outcome { timestamp: found.completion_timestamp(), ..Outcome::DONE })
-        })
     };
     if known { Ok(()) } else { Err(PollError::NotInFlight { wr_id: id }) }
 }

@@ -307,11 +307,16 @@ impl<B> Ring<B> {
         true
     }
 
-    /// Records an outcome for the entries in flight before `sequence`.
-    pub(super) fn set_outcome_before(&mut self, sequence: u64, outcome: Outcome) {
-        for earlier in self.done..sequence.min(self.posted()) {
+    /// Like [`Ring::complete`], but all these entries complete with `outcome`.
+    pub(super) fn complete_all(&mut self, sequence: u64, outcome: Outcome) -> bool {
+        let first = self.done;
+        if !self.complete(sequence, |_| outcome) {
+            return false;
+        }
+        for earlier in first..sequence {
             self.slot(earlier).set_outcome(outcome);
         }
+        true
     }
 
     /// Hands out the oldest entry if it has completed. Skips silent entries that succeeded.
