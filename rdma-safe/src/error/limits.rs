@@ -133,10 +133,18 @@ pub(super) fn create_shared_receive_queue(
 
 pub(super) fn resize_shared_receive_queue(
     work_requests: &u32,
+    min_work_requests: &Option<u32>,
     max_work_requests: &u32,
     errno: &Errno,
     f: &mut Formatter<'_>,
 ) -> Result {
+    if let Some(min) = min_work_requests {
+        return write!(
+            f,
+            "resizing a shared receive queue to {work_requests} work requests was not tried: on this device it can only grow \
+             beyond its {min} (Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE)"
+        );
+    }
     write!(
         f,
         "resizing a shared receive queue to {work_requests} work requests failed: {errno}; it needs room for its posted \

@@ -51,8 +51,8 @@ pub(super) fn no_such_gid(device: &String, port: &u8, index: &u32, table_len: &u
 pub(super) fn no_completion(waited: &Duration, f: &mut Formatter<'_>) -> Result {
     write!(
         f,
-        "no completion within {waited:?}: the peer may be gone, or has posted no receive (then the sender retries without limit \
-         unless ConnectOptions::rnr_retry sets one); the work stays in flight"
+        "no completion within {waited:?}: the peer may be gone, or has posted no receive. A reliable connection retries such a \
+         send without end, unless ConnectOptions::rnr_retry limits it. The work stays in flight"
     )
 }
 

@@ -539,6 +539,9 @@ pub enum Error {
     ResizeSharedReceiveQueue {
         /// Requested number of work requests.
         work_requests: u32,
+        /// The present number, if the queue can only grow
+        /// ([`Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE`](crate::device::Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE)).
+        min_work_requests: Option<u32>,
         /// The device's `max_srq_wr`.
         max_work_requests: u32,
         /// The reported error.

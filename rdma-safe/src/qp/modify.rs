@@ -220,7 +220,7 @@ fn reachable(transition: Transition) -> String {
         .collect();
     let advice = match (transition.from, transition.to) {
         (QueuePairState::RTR | QueuePairState::RTS, QueuePairState::RTR) => {
-            "; it is connected already: build another to connect again"
+            "; it is already connected: to connect again, move it to RESET, or build a new endpoint"
         }
         _ => "",
     };

@@ -221,8 +221,15 @@ impl SharedReceiveQueue {
         if !attributes.capabilities().contains(DeviceCapabilities::SRQ_RESIZE) {
             return Err(unsupported());
         }
-        let refused = |errno| Error::ResizeSharedReceiveQueue { work_requests: max_wr, max_work_requests, errno };
-        if max_wr < self.max_wr() && self.context().quirks().contains(Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE) {
+        let can_shrink = !self.context().quirks().contains(Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE);
+        let min_work_requests = (!can_shrink && max_wr < self.max_wr()).then(|| self.max_wr());
+        let refused = |errno| Error::ResizeSharedReceiveQueue {
+            work_requests: max_wr,
+            min_work_requests,
+            max_work_requests,
+            errno,
+        };
+        if min_work_requests.is_some() {
             return Err(refused(Errno(libc::EINVAL)));
         }
         let attr = ibv_srq_attr { max_wr, max_sge: 0, srq_limit: 0 };
