@@ -11,10 +11,10 @@ use rdma_safe::error::Verb;
 use rdma_safe::{Device, Errno, Error, Gid, Operation};
 
 use crate::cm::{RESOLVE, listener, next, request};
-use crate::cm_connections::{connected, failure, filled};
+use crate::cm_connections::{connected, failure};
 use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device_with_cm, error_of};
+use crate::support::{DEADLINE, device_with_cm, error_of, filled};
 
 /// Runs `body` in a separate process, because librdmacm keeps the device open until its process ends.
 fn with_own_device(test: &str, body: impl FnOnce()) {

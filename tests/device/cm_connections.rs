@@ -6,22 +6,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_safe::cm::{Cause, CmError, ConnectError, Connection, Connector, Listener, RejectReason, Step};
-use rdma_safe::{Buffer, Endpoint, Error, ProtectionDomain, WcStatus};
+use rdma_safe::{Endpoint, Error, WcStatus};
 
 use crate::cm::address;
 use crate::support::child::{allocated, in_own_process, open_files};
-use crate::support::{DEADLINE, device_with_cm, error_of, pattern};
+use crate::support::{DEADLINE, device_with_cm, error_of, filled, pattern};
 
 pub(crate) fn listener(address: Ipv4Addr) -> (Listener, SocketAddr) {
     let listener = Listener::bind((address, 0)).unwrap();
     let local = listener.local_address().ip().unwrap();
     (listener, local)
-}
-
-pub(crate) fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
-    let mut buffer = pd.allocate(bytes.len()).unwrap();
-    buffer.fill_from(bytes).unwrap();
-    buffer
 }
 
 /// The connecting and the accepting end of a connection, each with a posted receive.

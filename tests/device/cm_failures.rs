@@ -17,9 +17,9 @@ use rdma_safe::{
 
 use crate::channel::is_readable;
 use crate::cm::{address, next, request, resolved, transition};
-use crate::cm_connections::{connected, failure, filled, listener};
+use crate::cm_connections::{connected, failure, listener};
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device_with_cm, error_of};
+use crate::support::{DEADLINE, device_with_cm, error_of, filled};
 
 /// The device under test and its IPv4 address. Returns from the test if it is skipped.
 macro_rules! require {

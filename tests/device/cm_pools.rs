@@ -4,8 +4,7 @@ use rdma_safe::cm::{Connection, Connector, Listener, SetConnection};
 use rdma_safe::{Endpoint, EndpointSet, Error, Operation, ProtectionDomain, ReceivePool};
 
 use crate::cm::address;
-use crate::cm_connections::filled;
-use crate::support::{DEADLINE, device_with_cm, error_of, pattern, within_deadline};
+use crate::support::{DEADLINE, device_with_cm, error_of, filled, pattern, within_deadline};
 
 const CLIENTS: u64 = 24;
 const LEN: usize = 300;

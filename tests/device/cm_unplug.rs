@@ -10,12 +10,12 @@ use rdma_safe::{
 };
 
 use crate::cm::{RESOLVE, resolved};
-use crate::cm_connections::{connected, failure, filled};
+use crate::cm_connections::{connected, failure};
 use crate::support::child::open_files;
 use crate::support::link::connected as connected_endpoints;
 use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device_with_cm, error_of, within_deadline};
+use crate::support::{DEADLINE, device_with_cm, error_of, filled, within_deadline};
 
 /// An object of each kind that keeps the device open.
 struct Objects {

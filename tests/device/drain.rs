@@ -156,7 +156,7 @@ fn both_queues_of_a_queue_pair_are_drained_and_none_may_be_missing() {
 
 const SHORT: Duration = Duration::from_millis(5);
 
-/// A provider that never flushes a receive that was posted after the queue pair failed. Waiting for it would not end.
+/// The provider never flushes a receive that is posted after the queue pair failed, so `drain` must stop at the deadline.
 #[test]
 fn a_receive_that_is_never_flushed_is_left_at_the_deadline() {
     on_each_mode(|soft, mode| {
@@ -165,6 +165,7 @@ fn a_receive_that_is_never_flushed_is_left_at_the_deadline() {
         lab.a.receive(1, 0..8).unwrap();
         soft.break_qp(lab.a.qp.number());
         lab.a.receive(2, 0..8).unwrap();
+        let before = soft.calls("ibv_modify_qp");
         let (start, mut seen) = (Instant::now(), Vec::new());
         let left = lab.a.qp.drain(&mut [&mut lab.a.cq], 2, SHORT, |wc| {
             seen.push((wc.wr_id(), wc.status()));
@@ -172,6 +173,10 @@ fn a_receive_that_is_never_flushed_is_left_at_the_deadline() {
         });
         assert_eq!((left.unwrap(), seen), (1, vec![(1, WcStatus::WR_FLUSH_ERR)]));
         assert!(start.elapsed() >= SHORT);
+        assert_eq!(soft.calls("ibv_modify_qp"), before + 1);
+        // SoftRoCE flushes such a receive when it is told again that the queue pair has failed, so each drain says it.
+        assert_eq!(lab.a.qp.drain(&mut [&mut lab.a.cq], 1, SHORT, |_| true).unwrap(), 1);
+        assert_eq!(soft.calls("ibv_modify_qp"), before + 2);
         lab.a.qp.destroy().unwrap();
     });
 }

@@ -4,10 +4,10 @@ use rdma_safe::sys::{IBV_WC_RECV, Zeroed, ibv_wc};
 use rdma_safe::{EndpointSet, PollError, PostError, ReceivePool, WcFields};
 
 use crate::endpoint_sets::Group;
-use crate::support::interposer::rig::{builder, cq_of, filled, on_each_mode};
+use crate::support::interposer::rig::{builder, cq_of, on_each_mode};
 use crate::support::interposer::{Config, interposed_with};
 use crate::support::lab::Mode;
-use crate::support::within_deadline;
+use crate::support::{filled, within_deadline};
 
 #[test]
 fn an_unexpected_completion_is_an_error_of_its_endpoint_only() {
@@ -39,7 +39,7 @@ fn a_set_can_be_polled_again_after_a_failed_poll() {
         let pd = soft.pd();
         let mut group = Group::new(soft, &pd, mode, 1, None);
         group.receive(0);
-        let verb = if mode.classic_cq { "ibv_poll_cq" } else { "start_poll" };
+        let verb = mode.poll_verb();
         soft.fail(verb, libc::EIO);
         assert!(matches!(group.set.poll(), Err(PollError::Provider(_))));
         soft.heal(verb);

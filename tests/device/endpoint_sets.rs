@@ -5,14 +5,14 @@ use std::time::Duration;
 use rdma_safe::endpoint::Armed;
 use rdma_safe::mr::Pages;
 use rdma_safe::{
-    Access, Buffer, Completion, ConnectOptions, Device, Endpoint, EndpointBuilder, EndpointKey, EndpointSet, Error,
-    Operation, PostError, ProtectionDomain, QueuePairType, ReceivePool, WcStatus, Work,
+    Access, Completion, ConnectOptions, Device, Endpoint, EndpointBuilder, EndpointKey, EndpointSet, Error, Operation,
+    PostError, ProtectionDomain, QueuePairType, ReceivePool, WcStatus, Work,
 };
 
 use crate::owned::wait;
 use crate::support::child::{expect_kernel_objects, in_own_process};
 use crate::support::lab::Mode;
-use crate::support::{DEADLINE, Rdma, device, error_of, pattern, rounds, within_deadline};
+use crate::support::{DEADLINE, Rdma, device, error_of, filled, pattern, rounds, within_deadline};
 
 const CLIENTS: usize = rounds(12, 3) as usize;
 const DEPTH: u32 = rounds(32, 8) as u32;
@@ -270,12 +270,6 @@ fn refill(pool: &mut ReceivePool) {
     }
 }
 
-fn buffer(pd: &ProtectionDomain, text: &[u8]) -> Buffer {
-    let mut buffer = pd.allocate(text.len()).unwrap();
-    buffer.copy_from_slice(text);
-    buffer
-}
-
 #[test]
 fn each_completion_names_its_endpoint() {
     let Some(rdma) = device() else { return };
@@ -301,7 +295,7 @@ fn each_completion_names_its_endpoint() {
         group.expect_none();
         for (index, key) in group.keys.clone().into_iter().enumerate() {
             group.peers[index].receive(pd.allocate(16).unwrap()).unwrap();
-            let id = group.set.endpoint(key).unwrap().send(buffer(&pd, b"answer")).unwrap();
+            let id = group.set.endpoint(key).unwrap().send(filled(&pd, b"answer")).unwrap();
             let (from, sent) = group.next();
             assert_eq!((from, sent.id, sent.operation, sent.status), (index, id, Operation::Send, WcStatus::SUCCESS));
             assert_eq!(*sent.buffer.unwrap(), *b"answer");
@@ -353,9 +347,9 @@ fn one_completion_releases_the_unsignaled_work_of_its_endpoint() {
             let mut endpoint = group.set.endpoint(*key).unwrap();
             let mut batch = endpoint.batch().unwrap();
             for text in [b"1", b"2"] {
-                batch.add(Work::send(buffer(&pd, text)).unsignaled()).unwrap();
+                batch.add(Work::send(filled(&pd, text)).unsignaled()).unwrap();
             }
-            batch.add(Work::send(buffer(&pd, b"3"))).unwrap();
+            batch.add(Work::send(filled(&pd, b"3"))).unwrap();
             batch.post().unwrap();
         }
         let mut texts = [Vec::new(), Vec::new()];
@@ -393,7 +387,7 @@ fn a_forgotten_batch_of_an_endpoint_is_not_posted_and_blocks_nothing() {
             let mut endpoint = group.set.endpoint(keys[0]).unwrap();
             let mut batch = endpoint.batch().unwrap();
             if has_work {
-                batch.add(Work::send(buffer(&pd, b"forgotten"))).unwrap();
+                batch.add(Work::send(filled(&pd, b"forgotten"))).unwrap();
             }
             std::mem::forget(batch);
         };
@@ -406,7 +400,7 @@ fn a_forgotten_batch_of_an_endpoint_is_not_posted_and_blocks_nothing() {
             assert_eq!(group.next_text(), (1, b"other".to_vec()));
             forget(&mut group, has_work);
             group.peers[0].receive(pd.allocate(16).unwrap()).unwrap();
-            group.set.endpoint(keys[0]).unwrap().send(buffer(&pd, b"posted")).unwrap();
+            group.set.endpoint(keys[0]).unwrap().send(filled(&pd, b"posted")).unwrap();
             assert_eq!(*wait(&mut group.peers[0]).buffer.unwrap(), *b"posted", "{mode}");
             assert_eq!(*group.next().1.buffer.unwrap(), *b"posted", "{mode}");
         }

@@ -2,10 +2,10 @@
 
 use rdma_safe::{Endpoint, Errno, PostError, ProtectionDomain, QueuePairState, WcStatus, Work};
 
-use crate::support::in_flight;
-use crate::support::interposer::rig::{done, endpoints, filled, lab, nothing, on_each_mode};
-use crate::support::interposer::{Bad, Interposed, PostFault, interposed};
+use crate::support::interposer::rig::{done, endpoints, lab, nothing, on_each_mode};
+use crate::support::interposer::{Bad, PostFault, interposed};
 use crate::support::lab::{Data, Mode, Op, Side, Wr, try_next};
+use crate::support::{filled, in_flight};
 
 /// A send of one byte.
 fn send(id: u64) -> Wr<'static> {
@@ -107,15 +107,6 @@ fn a_failed_wr_complete_is_in_doubt_unless_the_queue_was_full() {
     });
 }
 
-/// Makes the next posting of a send fail with an unknown result. `taken` tells whether the device executes the work.
-fn doubt(soft: &Interposed, mode: Mode, taken: bool) {
-    if !mode.classic_qp {
-        soft.fail_wr_complete(libc::EIO, taken);
-    } else {
-        soft.fail_post_send(PostFault { errno: libc::EIO, taken: usize::from(taken), bad: Bad::Null });
-    }
-}
-
 /// Checks that the endpoint refuses all work and returns the buffers.
 fn is_poisoned(endpoint: &mut Endpoint, pd: &ProtectionDomain) {
     let rejected = endpoint.send(filled(pd, b"again")).unwrap_err();
@@ -135,7 +126,7 @@ fn a_send_in_doubt_keeps_its_buffer_and_ends_the_endpoint() {
             let pd = soft.pd();
             let (mut a, _b) = endpoints(soft, &pd, mode);
             a.receive(filled(&pd, b"inbox")).unwrap();
-            doubt(soft, mode, taken);
+            soft.doubt_send(mode, taken);
             let before = soft.live().mrs;
             let rejected = a.send(filled(&pd, b"in doubt")).unwrap_err();
             assert_eq!(rejected.error, PostError::MaybePosted { errno: Errno(libc::EIO) });
@@ -165,7 +156,7 @@ fn dropping_an_endpoint_in_doubt_frees_its_buffers_after_its_queue_pair() {
         for taken in [false, true] {
             let pd = soft.pd();
             let (mut a, b) = endpoints(soft, &pd, mode);
-            doubt(soft, mode, taken);
+            soft.doubt_send(mode, taken);
             // Moving the queue pair to the error state fails, too.
             soft.fail("ibv_modify_qp", libc::EIO);
             a.send(filled(&pd, b"in doubt")).unwrap_err();
@@ -226,11 +217,7 @@ fn a_send_reported_as_not_accepted_returns_its_buffer() {
     on_each_mode(|soft, mode| {
         let pd = soft.pd();
         let (mut a, mut b) = endpoints(soft, &pd, mode);
-        if !mode.classic_qp {
-            soft.fail_wr_complete(libc::ENOMEM, false);
-        } else {
-            soft.fail_post_send(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken });
-        }
+        soft.refuse_send(mode);
         let rejected = a.send(filled(&pd, b"mine")).unwrap_err();
         assert_eq!(rejected.error, PostError::QueueFull { posted: 0 });
         assert_eq!(&rejected.buffer.expect("the device did not accept it")[..], b"mine");
@@ -247,7 +234,7 @@ fn a_batch_in_doubt_keeps_all_its_buffers() {
         for taken in [false, true] {
             let pd = soft.pd();
             let (mut a, _b) = endpoints(soft, &pd, mode);
-            doubt(soft, mode, taken);
+            soft.doubt_send(mode, taken);
             let mut batch = a.batch().unwrap();
             batch.add(Work::send(filled(&pd, b"one"))).unwrap();
             batch.add(Work::send(filled(&pd, b"two")).unsignaled()).unwrap();
@@ -270,11 +257,7 @@ fn a_batch_reported_as_not_accepted_returns_its_buffers_in_order() {
     on_each_mode(|soft, mode| {
         let pd = soft.pd();
         let (mut a, mut b) = endpoints(soft, &pd, mode);
-        if !mode.classic_qp {
-            soft.fail_wr_complete(libc::ENOMEM, false);
-        } else {
-            soft.fail_post_send(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken });
-        }
+        soft.refuse_send(mode);
         let mut batch = a.batch().unwrap();
         batch.add(Work::send(filled(&pd, b"one")).unsignaled()).unwrap();
         batch.add(Work::send_inline(b"two")).unwrap();

@@ -53,23 +53,18 @@ fn with_all_fields(wr_id: u64, wc_flags: u32) -> ibv_wc {
     ibv_wc { byte_len: 30, qp_num: 20, wc_flags, __bindgen_anon_1: imm, ..origin }
 }
 
-/// The function that a poll calls first.
-fn first_call(mode: Mode) -> &'static str {
-    if mode.classic_cq { "ibv_poll_cq" } else { "start_poll" }
-}
-
 #[test]
 fn a_poll_error_is_not_taken_for_an_empty_queue() {
     on_each_mode(|soft, mode| {
         let pd = soft.pd();
         let mut raw = raw(&pd, mode);
-        soft.fail(first_call(mode), libc::EIO);
+        soft.fail(mode.poll_verb(), libc::EIO);
         for _ in 0..2 {
             let error = raw.cq.poll().next().unwrap_err();
             assert_eq!(error, PollError::Provider(Errno(libc::EIO)));
             assert!(error.to_string().contains("overran, or the device is gone"), "{error}");
         }
-        soft.heal(first_call(mode));
+        soft.heal(mode.poll_verb());
         soft.inject(raw.cq.as_raw(), numbered(5));
         assert_eq!(seen(&mut raw.cq)[0].wr_id, 5);
     });
@@ -80,11 +75,11 @@ fn a_failed_cursor_repeats_its_error_without_polling() {
     on_each_mode(|soft, mode| {
         let pd = soft.pd();
         let mut raw = raw(&pd, mode);
-        soft.fail(first_call(mode), libc::EIO);
+        soft.fail(mode.poll_verb(), libc::EIO);
         let queue = raw.cq.as_raw();
         let mut poll = raw.cq.poll();
         assert_eq!(poll.next().unwrap_err(), PollError::Provider(Errno(libc::EIO)));
-        soft.heal(first_call(mode));
+        soft.heal(mode.poll_verb());
         soft.inject(queue, numbered(5));
         assert_eq!(poll.next().unwrap_err(), PollError::Provider(Errno(libc::EIO)), "the provider was polled again");
         drop(poll);
@@ -150,13 +145,13 @@ fn an_endpoint_whose_queue_fails_returns_the_error_and_its_buffers() {
         let pd = soft.pd();
         let (mut a, mut b) = endpoints(soft, &pd, mode);
         b.receive(pd.allocate(4).unwrap()).unwrap();
-        soft.fail(first_call(mode), libc::EIO);
+        soft.fail(mode.poll_verb(), libc::EIO);
         assert_eq!(b.poll().unwrap_err(), PollError::Provider(Errno(libc::EIO)));
         let error = b.wait(DEADLINE).unwrap_err();
         assert!(matches!(error, Error::Poll(PollError::Provider(_))), "{error}");
         assert_eq!(in_flight(&b), (0, 1));
         assert_eq!(b.close().unwrap().len(), 1);
-        soft.heal(first_call(mode));
+        soft.heal(mode.poll_verb());
         nothing(&mut a);
     });
 }
@@ -191,6 +186,26 @@ fn an_unexpected_completion_releases_nothing() {
             assert_eq!(lengths, [2, 3], "correct completions are still taken");
             assert_eq!([done(&mut a).buffer.unwrap().len(), done(&mut a).buffer.unwrap().len()], [2, 3]);
         }
+    });
+}
+
+#[test]
+fn an_unexpected_flush_changes_no_outcome() {
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let (mut a, mut b) = endpoints(soft, &pd, mode);
+        for _ in 0..2 {
+            b.receive(pd.allocate(8).unwrap()).unwrap();
+        }
+        soft.hold();
+        a.post(Work::send(pd.allocate(1).unwrap()).unsignaled()).unwrap();
+        a.send(pd.allocate(2).unwrap()).unwrap();
+        // Work that was never posted.
+        let flushed = ibv_wc { status: ibv_wc_status(WcStatus::WR_FLUSH_ERR.0), ..of(1000) };
+        soft.inject(cq_of(a.queue_pair()), flushed);
+        assert_eq!(a.poll().unwrap_err(), PollError::NotInFlight { wr_id: 1000 });
+        soft.release();
+        assert_eq!([done(&mut a).buffer.unwrap().len(), done(&mut a).buffer.unwrap().len()], [1, 2]);
     });
 }
 

@@ -20,6 +20,7 @@ use rdma_safe::{
     ProtectionDomain, WcStatus, Work, WorkId,
 };
 
+use crate::support::RXE;
 use crate::support::interposer::rig::{builder, cq_of};
 use crate::support::interposer::{Bad, Config, Interposed, PostFault, interposed_with};
 use crate::support::lab::Mode;
@@ -295,7 +296,7 @@ impl World<'_> {
             return;
         }
         // The queue has all completions of this moment. Later ones are held back, so they do not disturb the check.
-        self.soft.await_completions(cq_of(side.endpoint.queue_pair()), 0);
+        self.soft.fetch(cq_of(side.endpoint.queue_pair()));
         self.soft.hold();
         if side.endpoint.arm().unwrap() == Armed::Wait {
             assert!(!self.take(side, false), "armed although there was a completion");
@@ -306,7 +307,7 @@ impl World<'_> {
     }
 
     fn poll_fails<I: Interface>(&mut self, side: &mut Side<I>) {
-        let verb = if self.mode.classic_cq { "ibv_poll_cq" } else { "start_poll" };
+        let verb = self.mode.poll_verb();
         self.soft.fail(verb, libc::EIO);
         match side.endpoint.poll_with(|_| -> () { panic!("the closure must not run") }) {
             Err(PollError::Provider(_)) => {}
@@ -316,11 +317,7 @@ impl World<'_> {
     }
 
     fn doubt<I: Interface>(&mut self, side: &mut Side<I>, taken: bool) {
-        if self.mode.classic_qp {
-            self.soft.fail_post_send(PostFault { errno: libc::EIO, taken: taken.into(), bad: Bad::Null });
-        } else {
-            self.soft.fail_wr_complete(libc::EIO, taken);
-        }
+        self.soft.doubt_send(self.mode, taken);
         let (buffer, tag) = self.buffer();
         let rejected = match side.endpoint.send(buffer) {
             // The send is pending. Its result is unknown once it is posted.
@@ -424,7 +421,7 @@ fn start(steps: &[Step], fault: FinalFault, setup: Setup) {
     let Setup { mode, fixed, depth, most_pending, late, kind } = setup;
     let mut config = Config { further_fields: IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0.into(), ..Config::default() };
     match kind {
-        Kind::Rxe => config.vendor_id = Some(0xff_ffff),
+        Kind::Rxe => config.vendor_id = Some(RXE),
         Kind::ShortMessages => config.max_msg_sz = Some(1 << 16),
         Kind::Plain | Kind::Timestamps => {}
     }

@@ -1,5 +1,6 @@
 //! The owned API of shared receives: several endpoints receive into the buffers of one pool.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc;
 
 use rdma_safe::endpoint::Armed;
@@ -12,7 +13,7 @@ use rdma_safe::{
 
 use crate::support::interposer::rig::{Count, builder, cq_of, done, next, nothing, on_each_mode};
 use crate::support::interposer::{Bad, PostFault, interposed};
-use crate::support::lab::Mode;
+use crate::support::lab::{Mode, one_under_miri};
 use crate::support::link::connect;
 use crate::support::{DEADLINE, Rdma, in_flight};
 
@@ -316,25 +317,30 @@ fn a_receive_that_a_broken_endpoint_has_taken_comes_back_flushed() {
     });
 }
 
+/// The lowest bit of the posting counter in the `wr_id` of a pool's receive. The bits below are the index of a slot.
+const COUNTER: u64 = 1 << 31;
+
 #[test]
 fn a_completion_without_a_matching_receive_returns_no_buffer() {
-    for mode in [Mode::EXTENDED, Mode::CLASSIC] {
+    for &mode in one_under_miri(&[Mode::EXTENDED, Mode::CLASSIC]) {
         let Some(soft) = interposed() else { return };
         let pd = soft.pd();
-        let mark = 0b11_u64 << 62;
-        // An existing slot, an unknown slot, an invalid generation, missing marks, and identifiers of a ring.
-        let wr_ids = [mark | 1 << 31, mark | 77, mark | 2 << 31 | 1, 1 << 31, u64::MAX, 1 << 63 | 1, 1 << 63];
-        for wr_id in wr_ids.into_iter().take(if cfg!(miri) { 3 } else { 7 }) {
+        let wrong = |ticket: u64| {
+            let other_postings = [ticket ^ COUNTER, ticket + COUNTER, ticket & !(COUNTER - 1) | 77];
+            // An empty slot, no mark, half of the mark, and identifiers of a ring.
+            let others = [ticket - 1, ticket & (u64::MAX >> 2), ticket ^ 1 << 62, u64::MAX, 1 << 63 | 1, 1 << 63];
+            other_postings.into_iter().chain(others)
+        };
+        for nth in 0..if cfg!(miri) { 3 } else { 9 } {
             let mut service = Service::new(&soft, &pd, mode);
             let posted = service.pool.receive(pd.allocate(16).unwrap()).unwrap();
             service.clients[1].send_inline(b"not answered").unwrap();
             let client = &mut service.clients[0];
             let cq = cq_of(client.queue_pair());
-            let truth = service.pool.shared_receive_queue().as_raw();
-            let [ticket] = soft.shared_receives(truth)[..] else { panic!("one receive") };
-            if wr_id == ticket {
-                continue;
-            }
+            let [ticket] = soft.shared_receives(service.pool.shared_receive_queue().as_raw())[..] else {
+                panic!("one receive")
+            };
+            let wr_id = wrong(ticket).nth(nth).unwrap();
             let wc = ibv_wc { wr_id, opcode: IBV_WC_RECV, byte_len: 4, ..ibv_wc::zeroed() };
             soft.inject(cq, wc);
             assert!(matches!(client.poll(), Err(PollError::NotInFlight { .. })), "{wr_id:#x}");
@@ -345,9 +351,38 @@ fn a_completion_without_a_matching_receive_returns_no_buffer() {
             assert_eq!((true_one.id, true_one.buffer.unwrap().len()), (posted, 4));
             assert!(matches!(client.poll(), Err(PollError::NotInFlight { wr_id }) if wr_id == ticket));
         }
-        // The receives of the false completions are still in the queue.
-        let _ = soft.take_violations();
+        // The receives whose completion was invented are still in the queue, and their memory was deregistered.
+        let violations = soft.take_violations();
+        assert!(
+            violations.iter().all(|what| what == "ibv_dereg_mr of memory that posted work names"),
+            "{violations:?}"
+        );
     }
+}
+
+#[test]
+fn a_completion_of_an_earlier_receive_in_the_same_slot_returns_no_buffer() {
+    on_each_mode(|soft, mode| {
+        let pd = soft.pd();
+        let mut service = Service::new(soft, &pd, mode);
+        service.fill(&pd);
+        let tickets = |service: &Service| soft.shared_receives(service.pool.shared_receive_queue().as_raw());
+        let earlier = tickets(&service);
+        for _ in 0..4 {
+            service.say(0, b"first");
+            let received = done(&mut service.clients[0]);
+            service.pool.receive(received.buffer.unwrap()).unwrap();
+        }
+        let slots = |tickets: &[u64]| tickets.iter().map(|ticket| ticket % COUNTER).collect::<BTreeSet<_>>();
+        assert_eq!(slots(&earlier), slots(&tickets(&service)), "the slots are used again");
+        for (nth, wr_id) in earlier.into_iter().enumerate() {
+            let client = &mut service.clients[nth % 2];
+            let wc = ibv_wc { wr_id, opcode: IBV_WC_RECV, byte_len: 4, ..ibv_wc::zeroed() };
+            soft.inject(cq_of(client.queue_pair()), wc);
+            assert!(matches!(client.poll(), Err(PollError::NotInFlight { .. })), "{wr_id:#x}");
+        }
+        assert_eq!(service.pool.receives_in_flight(), 4);
+    });
 }
 
 #[test]

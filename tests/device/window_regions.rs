@@ -194,7 +194,7 @@ fn a_confirmation_that_comes_too_early_frees_no_region() {
         window.confirm();
         assert!(!window.is_bound());
         drop(region);
-        assert_eq!(regions(soft), 1, "the device has not unbound it yet");
+        assert_eq!(regions(soft), 1, "the unbinding has not been reported");
         soft.release();
         done(&mut b, 2, WcOpcode::BIND_MW);
         drop(window);

@@ -44,6 +44,11 @@ impl Mode {
     pub(crate) fn each() -> impl Iterator<Item = Mode> {
         one_under_miri(&Mode::ALL).iter().copied()
     }
+
+    /// The function that a poll calls first.
+    pub(crate) fn poll_verb(self) -> &'static str {
+        if self.classic_cq { "ibv_poll_cq" } else { "start_poll" }
+    }
 }
 
 /// Those of `all` that a test runs under Miri, which is slow: one, selected by the name of the test. `cargo xtask soak --only miri`

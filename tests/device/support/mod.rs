@@ -14,7 +14,7 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use rdma_safe::address::GidEntry;
-use rdma_safe::{Context, Device, Endpoint, EndpointBuilder, PortState, ProtectionDomain, soft};
+use rdma_safe::{Buffer, Context, Device, Endpoint, EndpointBuilder, PortState, ProtectionDomain, soft};
 
 use watchdog::Watchdog;
 
@@ -109,6 +109,9 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
+/// Vendor of SoftRoCE.
+pub(crate) const RXE: u32 = 0xff_ffff;
+
 impl Deref for Rdma {
     type Target = Context;
 
@@ -120,7 +123,7 @@ impl Deref for Rdma {
 impl Rdma {
     /// Whether the device is kernel SoftRoCE, whose deviations are known.
     pub(crate) fn is_rxe(&self) -> bool {
-        self.attributes().vendor_id() == 0xff_ffff
+        self.attributes().vendor_id() == RXE
     }
 
     /// Whether the device is SoftRoCE of kernel 6.5 or later.
@@ -183,6 +186,13 @@ pub(crate) fn within<T>(limit: Duration, what: &str, mut poll: impl FnMut() -> O
         assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
         std::thread::yield_now();
     }
+}
+
+/// A buffer with these bytes.
+pub(crate) fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
+    let mut buffer = pd.allocate(bytes.len()).expect("a buffer");
+    buffer.copy_from_slice(bytes);
+    buffer
 }
 
 /// The error of `result`. Panics if it is `Ok`.

@@ -33,7 +33,7 @@ pub(super) struct Cq {
 }
 
 impl Inner {
-    /// Takes all completions that soft0 has for the queue.
+    /// Takes at most `most` completions from soft0.
     ///
     /// # Safety
     /// The queue exists.
@@ -60,11 +60,14 @@ impl Inner {
             let queue = self.cqs.get_mut(&cq.addr()).expect("a queue of this device");
             let to = if self.holds { &mut queue.held } else { &mut queue.ready };
             to.extend(entries);
+            let true_ones = queue.ready.iter().chain(&queue.held).filter(|entry| entry.is_true).count();
+            // SAFETY: the caller's promise.
+            queue.has_overrun |= true_ones > unsafe { (*cq).cqe } as usize;
         }
         Ok(())
     }
 
-    /// The next completion, which is in no list any more.
+    /// Removes and returns the next completion.
     ///
     /// # Safety
     /// The queue exists.
@@ -86,9 +89,10 @@ impl Inner {
     /// # Safety
     /// The queue exists.
     pub(super) unsafe fn inject(&mut self, cq: *mut ibv_cq, wc: ibv_wc) {
-        // SAFETY: the caller's promise.
-        unsafe { self.take_true(cq, usize::MAX) }.expect("a queue that can be polled");
+        // SAFETY: the caller's promise. A false completion makes room for work whose completion may overrun the queue of soft0.
+        let overran = unsafe { self.take_true(cq, usize::MAX) }.is_err();
         let queue = self.cqs.get_mut(&cq.addr()).expect("a queue of this device");
+        queue.has_overrun |= overran;
         queue.ready.push_back(Entry { wc, is_true: false });
         // SAFETY: the caller's promise.
         queue.has_overrun |= queue.ready.len() > unsafe { (*cq).cqe } as usize;
@@ -277,7 +281,7 @@ accessors! {
 }
 
 /// The timestamp of a completion whose `wr_id` is zero. The others add their `wr_id`.
-pub(super) const TIMESTAMPS: u64 = 1_000_000;
+const TIMESTAMPS: u64 = 1_000_000;
 
 /// Sets the mandatory accessors and those of `fields`. The others are NULL.
 ///

@@ -8,7 +8,7 @@ use rdma_safe::mr::{Backing, Pages};
 use rdma_safe::sys::ibv_cq;
 use rdma_safe::{Access, Buffer, Completion, Endpoint, EndpointBuilder, ProtectionDomain, QueuePair};
 
-use super::{Interposed, interposed};
+use super::{Bad, Interposed, PostFault, interposed};
 use crate::support::lab::{Lab, LabBuilder, Mode};
 use crate::support::link::connected;
 use crate::support::{Rdma, within_deadline};
@@ -61,17 +61,28 @@ pub(crate) fn nothing(endpoint: &mut Endpoint) {
     assert!(endpoint.poll().expect("the queue can be polled").is_none(), "an unexpected completion");
 }
 
+impl Interposed {
+    /// Makes the next posting of a send fail. The device does not execute it, and the library can tell.
+    pub(crate) fn refuse_send(&self, mode: Mode) {
+        match mode.classic_qp {
+            true => self.fail_post_send(PostFault { errno: libc::ENOMEM, taken: 0, bad: Bad::FirstNotTaken }),
+            false => self.fail_wr_complete(libc::ENOMEM, false),
+        }
+    }
+
+    /// Makes the next posting of a send fail with an unknown result. `taken` tells whether the device executes the work.
+    pub(crate) fn doubt_send(&self, mode: Mode, taken: bool) {
+        match mode.classic_qp {
+            true => self.fail_post_send(PostFault { errno: libc::EIO, taken: usize::from(taken), bad: Bad::Null }),
+            false => self.fail_wr_complete(libc::EIO, taken),
+        }
+    }
+}
+
 /// The completion queue of an endpoint, which the endpoint does not expose.
 pub(crate) fn cq_of(qp: &QueuePair) -> *mut ibv_cq {
     // SAFETY: the queue pair is valid while it is borrowed.
     unsafe { (*qp.as_raw()).send_cq }
-}
-
-/// A buffer with these bytes.
-pub(crate) fn filled(pd: &ProtectionDomain, bytes: &[u8]) -> Buffer {
-    let mut buffer = pd.allocate(bytes.len()).expect("a buffer");
-    buffer.copy_from_slice(bytes);
-    buffer
 }
 
 /// Memory that counts how often it is freed.

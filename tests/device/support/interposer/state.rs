@@ -210,6 +210,7 @@ impl State {
 impl Inner {
     /// Counts a call; returns the errno if it is to fail.
     pub(super) fn call(&mut self, verb: &'static str) -> Option<c_int> {
+        super::check_name(verb);
         *self.calls.entry(verb).or_default() += 1;
         let (errno, times) = self.faults.get_mut(verb)?;
         let errno = *errno;
