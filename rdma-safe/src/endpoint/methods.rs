@@ -100,8 +100,8 @@ impl<I: Interface> Endpoint<I> {
 
     /// Begins a batch of work to be posted with one doorbell.
     ///
-    /// A doorbell is a write to the device, over PCIe for hardware. On the processor, a piece in a batch takes about 40
-    /// instructions more than a single post (docs/benchmarks.md), so batch only where doorbells take longer than that.
+    /// A doorbell is a write to the device, over PCIe for hardware. On the processor, each piece of a batch takes about
+    /// 40 instructions more than a single post (docs/benchmarks.md), so batch only where doorbells take longer than that.
     ///
     /// # Errors
     /// [`PostError::NotReady`] before [`connect`](Self::connect); [`PostError::EndpointFailed`].

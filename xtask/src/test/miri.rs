@@ -36,7 +36,7 @@ struct Long {
     modules: &'static [&'static str],
 }
 
-/// The tests over the fake provider, and the device tests of behaviour that these no longer cover.
+/// The tests over the fake provider, and the device tests of behaviour that only soft0 or the interposer shows.
 const LONG: [Long; 2] = [
     Long { target: ["--package", "rdma-safe", "--test", "provider"], modules: &[] },
     Long {

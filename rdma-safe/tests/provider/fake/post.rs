@@ -477,7 +477,7 @@ unsafe extern "C" fn wr_atomic_cmp_swp(raw: *mut ibv_qp_ex, rkey: u32, remote: u
     });
 }
 
-/// The provider reports memory windows and has none: soft0 tests them.
+/// The device reports support for memory windows, but none can be allocated. Windows are tested on soft0.
 unsafe extern "C" fn wr_bind_mw(_: *mut ibv_qp_ex, _: *mut ibv_mw, _: u32, _: *const ibv_mw_bind_info) {
     unreachable!("a provider without windows binds none");
 }
