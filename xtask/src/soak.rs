@@ -13,8 +13,8 @@ use crate::{process, softroce};
 
 /// Repeats tests for hours: seeds of packet loss, floods, guests, UCX and Open MPI, Miri; and tests the tests with mutants
 ///
-/// `cargo xtask test --full` runs fewer rounds of these, Miri with one interface for each test, and no mutants. Every part runs, even after a failure. The exit status is
-/// the status of the first failed part.
+/// `cargo xtask test --full` runs fewer rounds of these, Miri with one interface for each test, and no mutants. Every part
+/// runs, even after a failure. The exit status is the status of the first failed part.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Run only this part; may be given several times

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rdma_sys::LoadError;
 
-use super::Error;
+use super::{Errno, Error};
 
 macro_rules! soft {
     () => {
@@ -15,7 +15,7 @@ macro_rules! soft {
 }
 
 /// Advice to use soft0, which needs neither RDMA devices nor libraries.
-pub(super) const SOFT: &str = soft!();
+const SOFT: &str = soft!();
 
 pub(super) const NO_DEVICE: &str = concat!(
     "no RDMA device found (libibverbs is loaded and ibv_get_device_list is empty); ",
@@ -38,6 +38,14 @@ pub(super) fn load(error: &&LoadError, f: &mut Formatter<'_>) -> Result {
         LoadError::Library { library, .. } if library.starts_with("libibverbs") => write!(f, "; or {SOFT}"),
         _ => Ok(()),
     }
+}
+
+pub(super) fn device_list(errno: &Errno, f: &mut Formatter<'_>) -> Result {
+    write!(
+        f,
+        "ibv_get_device_list failed: {errno}; {SOFT}; for a device of the kernel, check that the ib_uverbs kernel module is loaded \
+         (modprobe ib_uverbs) and that /sys/class/infiniband_verbs can be read"
+    )
 }
 
 pub(super) fn no_such_gid(device: &String, port: &u8, index: &u32, table_len: &u32, f: &mut Formatter<'_>) -> Result {

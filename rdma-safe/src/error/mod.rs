@@ -31,11 +31,7 @@ pub enum Error {
     Load(&'static LoadError),
 
     /// The device list could not be read: `ibv_get_device_list(3)`.
-    #[error(
-        "ibv_get_device_list failed: {errno}; {}; for a device of the kernel, check that the ib_uverbs kernel module is loaded \
-         (modprobe ib_uverbs) and that /sys/class/infiniband_verbs can be read",
-        missing::SOFT
-    )]
+    #[error(fmt = missing::device_list)]
     DeviceList {
         /// The reported error.
         errno: Errno,
