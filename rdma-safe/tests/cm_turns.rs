@@ -420,14 +420,10 @@ fn calls_after_the_removal_of_a_device_was_read_do_not_reach_the_library() {
     expect_no_violation(before);
 }
 
-/// The device of ids that join groups.
-fn device() -> Box<ibv_context> {
-    Box::new(ibv_context::zeroed())
-}
-
+/// An id that has joined a group, on a device that must outlive it.
 fn joined(channel: &EventChannel, device: &mut ibv_context, group: (Ipv4Addr, u16)) -> Id {
     let mut id = Id::new(channel, PortSpace::UDP).unwrap();
-    // SAFETY: no other thread uses the id yet.
+    // SAFETY: the id is valid, and no other thread uses it yet.
     unsafe { (*id.as_raw()).verbs = device };
     id.join_multicast(group).unwrap();
     id
@@ -440,7 +436,7 @@ fn no_event_is_read_after_a_group_could_not_be_left_until_its_id_is_destroyed() 
     let _guard = install();
     let before = ids();
     let [channel, elsewhere] = [(); 2].map(|()| EventChannel::new().unwrap());
-    let mut device = device();
+    let mut device = ibv_context::zeroed();
     let mut id = joined(&channel, &mut device, GROUP);
     let mut other = Id::new(&channel, PortSpace::TCP).unwrap();
     other.listen(1).unwrap();
@@ -463,7 +459,7 @@ fn an_id_that_cannot_leave_its_group_is_dropped_while_another_thread_reads_event
     let _guard = install();
     let before = ids();
     let channel = EventChannel::new().unwrap();
-    let mut device = device();
+    let mut device = ibv_context::zeroed();
     let rounds = if cfg!(miri) { 10 } else { 1000 };
     let done = AtomicBool::new(false);
     IS_REMOVED.store(true, Ordering::Relaxed);

@@ -114,7 +114,7 @@ impl EventChannel {
     /// Takes one event if there is one: `rdma_get_cm_event(3)`, `rdma_ack_cm_event(3)`.
     ///
     /// # Errors
-    /// [`CmError::Call`]; [`CmError::FailedLeave`] until the id that it names is destroyed.
+    /// [`CmError::Call`]; [`CmError::FailedLeave`] until the id that it names is dropped.
     #[doc(alias = "rdma_get_cm_event")]
     #[doc(alias = "rdma_ack_cm_event")]
     pub fn try_event(&self) -> Result<Option<Event>> {
@@ -166,7 +166,7 @@ impl EventChannel {
     /// Waits for an event, for `timeout` at most. Returns `None` after the timeout.
     ///
     /// # Errors
-    /// [`CmError::Call`].
+    /// Like [`EventChannel::try_event`].
     pub fn wait(&self, timeout: Duration) -> Result<Option<Event>> {
         readiness::wait(self, timeout, || self.try_event(), |errno| failed(Verb::PollFd, errno))
     }

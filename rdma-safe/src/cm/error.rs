@@ -40,10 +40,12 @@ pub enum CmError {
         reason: String,
     },
 
-    /// Leaving a multicast group failed, so librdmacm cannot read the events of the id.
-    #[error("{id:?} has failed to leave a multicast group, and librdmacm cannot read its events: destroy this id")]
+    /// An id has failed to leave a multicast group ([`Id::leave_multicast`](super::Id::leave_multicast)).
+    ///
+    /// librdmacm would use freed memory if it read events of this id. Until the id is dropped, its channel returns no events.
+    #[error("{id:?} has failed to leave a multicast group, so no events of its channel can be read: drop this id")]
     FailedLeave {
-        /// The id to destroy.
+        /// The id to drop.
         id: CmId,
     },
 

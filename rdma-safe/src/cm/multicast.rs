@@ -64,8 +64,8 @@ impl Id {
     ///
     /// # Errors
     /// [`CmError::Call`](super::CmError::Call), with `EADDRNOTAVAIL` for a group that the id has not joined. After any other
-    /// error, such as `ENXIO` because the device was removed, destroy the id. If the id's removal was not read yet, its channel
-    /// returns [`CmError::FailedLeave`](super::CmError::FailedLeave) and no events until then.
+    /// error, such as `ENXIO` because the device was removed, drop the id. Until then its channel may return
+    /// [`CmError::FailedLeave`](super::CmError::FailedLeave) and no events.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&mut self, group: impl Into<Address>) -> Result<()> {
         let group = group.into();

@@ -141,8 +141,8 @@ pub(super) fn resize_shared_receive_queue(
     if let Some(min) = min_work_requests {
         return write!(
             f,
-            "resizing a shared receive queue to {work_requests} work requests was not tried: on this device it can only grow \
-             beyond its {min} (Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE)"
+            "resizing a shared receive queue to {work_requests} work requests was not tried: the queue has {min}, and on this \
+             device it can only grow (Quirks::REFUSED_SRQ_SIZES_FREE_QUEUE)"
         );
     }
     write!(

@@ -530,7 +530,7 @@ pub enum Error {
         state: crate::QueuePairState,
     },
 
-    /// `ibv_modify_srq(3)` failed to resize a shared receive queue.
+    /// A shared receive queue was not resized: `ibv_modify_srq(3)`.
     #[error(fmt = limits::resize_shared_receive_queue)]
     ResizeSharedReceiveQueue {
         /// Requested number of work requests.
