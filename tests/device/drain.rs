@@ -163,7 +163,8 @@ fn a_receive_that_is_never_flushed_is_left_at_the_deadline() {
         let mut lab = lab(soft, mode).build();
         soft.change_completions(|wc| if wc.wr_id == 2 { Vec::new() } else { vec![wc] });
         lab.a.receive(1, 0..8).unwrap();
-        soft.break_qp(lab.a.qp.number());
+        // SAFETY: only this thread uses the queue pair.
+        unsafe { soft.break_qp(lab.a.qp.number()) };
         lab.a.receive(2, 0..8).unwrap();
         let before = soft.calls("ibv_modify_qp");
         let (start, mut seen) = (Instant::now(), Vec::new());

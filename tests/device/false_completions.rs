@@ -9,11 +9,11 @@ use proptest::test_runner::TestRunner;
 use rdma_safe::sys::*;
 use rdma_safe::{Buffer, Operation, WcStatus, Work};
 
-use crate::support::interposer::rig::{builder, cq_of};
-use crate::support::interposer::{Config, interposed_with};
+use crate::support::in_flight;
+use crate::support::interposer::rig::{builder, cq_of, done};
+use crate::support::interposer::{Config, interposed, interposed_with};
 use crate::support::lab::Mode;
 use crate::support::link::connected;
-use crate::support::{device, in_flight};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -44,7 +44,7 @@ enum Step {
     RepeatTrue(usize),
 }
 
-/// What happened in all runs.
+/// Numbers of completions in all runs.
 #[derive(Default)]
 struct Seen {
     true_ones: usize,
@@ -58,7 +58,7 @@ fn step() -> impl Strategy<Value = Step> {
     let opcode = [IBV_WC_SEND.0, IBV_WC_RECV.0, IBV_WC_RECV_RDMA_WITH_IMM.0, u32::MAX];
     let invent = (
         any::<bool>(),
-        // Those of the oldest work are accepted. After one that is not, the endpoint takes no more work.
+        // An endpoint accepts a completion of its oldest work. After any other it takes no more work.
         prop_oneof![12 => Just(0), 2 => -2_i64..12, 1 => any::<i64>()],
         prop::sample::select(status.to_vec()),
         prop::sample::select(opcode.to_vec()),
@@ -98,12 +98,19 @@ fn run(steps: &[Step], mode: Mode, depth: u32, timestamps: bool, seen: &mut Seen
         }
         vec![wc]
     });
+    // A true completion of each queue exists in every run, however busy the machine is.
+    a.receive(room()).unwrap();
+    a.send_inline(b"question").unwrap();
+    let _ = (done(&mut a), done(&mut b));
+    b.receive(room()).unwrap();
+    b.send_inline(b"answer").unwrap();
+    let _ = (done(&mut b), done(&mut a));
     soft.hold();
     let exposed = pd.expose(rdma_safe::mr::Pages::new(8).unwrap(), rdma_safe::Access::REMOTE).unwrap();
     let cq = cq_of(a.queue_pair());
     let (mut next, mut posted, mut back) = (0, BTreeSet::new(), Vec::<Buffer>::new());
     let mut lied = ibv_wc::zeroed();
-    let mut oldest = [1_i64, 1];
+    let mut oldest = [2_i64, 2];
     for step in steps {
         next += 1;
         let buffer = || pd.allocate(7 + next).unwrap();
@@ -163,9 +170,9 @@ fn run(steps: &[Step], mode: Mode, depth: u32, timestamps: bool, seen: &mut Seen
             }
             Step::RepeatFalse => soft.inject(cq, lied),
             Step::RepeatTrue(age) => {
-                let again = true_ones.lock().unwrap().iter().rev().nth(*age).copied();
-                seen.repeated += usize::from(again.is_some());
-                again.into_iter().for_each(|wc| soft.inject(cq, wc));
+                let again = *true_ones.lock().unwrap().iter().rev().cycle().nth(*age).unwrap();
+                seen.repeated += 1;
+                soft.inject(cq, again);
             }
         }
         let (sends, receives) = in_flight(&a);
@@ -183,6 +190,9 @@ fn run(steps: &[Step], mode: Mode, depth: u32, timestamps: bool, seen: &mut Seen
 
 #[test]
 fn each_buffer_comes_back_once_despite_false_completions() {
+    if interposed().is_none() {
+        return;
+    }
     let cases = if cfg!(miri) { 2 } else { 200 };
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let steps = prop::collection::vec(step(), 1..if cfg!(miri) { 30 } else { 100 });
@@ -195,10 +205,9 @@ fn each_buffer_comes_back_once_despite_false_completions() {
     TestRunner::new(config).run(&(steps, setup), run).unwrap_or_else(|failed| panic!("{failed}"));
     let Seen { true_ones, repeated, accepted, refused } = seen.into_inner();
     println!("{true_ones} true completions, {repeated} repeated; {accepted} accepted, {refused} refused");
-    // Two cases under Miri may miss some of them.
-    assert!(
-        cfg!(miri)
-            || device().is_none_or(|rdma| !rdma.is_soft())
-            || [true_ones, repeated, accepted, refused].iter().all(|count| *count > 20)
-    );
+    // Miri runs too few steps for each kind.
+    let least = if cfg!(miri) { 0 } else { 20 };
+    for count in [true_ones, repeated, accepted, refused] {
+        assert!(count >= least);
+    }
 }

@@ -404,8 +404,10 @@ fn run<A: Interface, B: Interface>(
     match fault {
         FinalFault::None => {}
         FinalFault::Break => {
-            world.soft.break_qp(a.endpoint.queue_pair().number());
-            world.soft.break_qp(b.endpoint.queue_pair().number());
+            for number in [a.endpoint.queue_pair().number(), b.endpoint.queue_pair().number()] {
+                // SAFETY: only this thread uses the queue pair.
+                unsafe { world.soft.break_qp(number) };
+            }
         }
         FinalFault::Doubt { taken } => world.doubt(&mut a, taken),
     }

@@ -13,8 +13,9 @@ use rdma_safe::{
 
 use crate::support::interposer::rig::{Count, builder, cq_of, done, next, nothing, on_each_mode};
 use crate::support::interposer::{Bad, PostFault, interposed};
-use crate::support::lab::{Mode, one_under_miri};
+use crate::support::lab::Mode;
 use crate::support::link::connect;
+use crate::support::miri::one_under_miri;
 use crate::support::{DEADLINE, Rdma, in_flight};
 
 /// Two endpoints that use one pool of four receives, and their peers.

@@ -26,7 +26,7 @@ fn write(a: &mut Side, remote: RemoteMemory, bytes: &[u8]) -> WcStatus {
     wc.status
 }
 
-/// Registered regions, without those of the two ends.
+/// Number of registered regions, except those of the two ends.
 fn regions(soft: &Interposed) -> usize {
     soft.live().mrs - 2
 }

@@ -12,6 +12,11 @@ use rdma_safe::{
 
 use crate::fake::{Config, Fake};
 
+#[path = "../../../tests/device/support/miri.rs"]
+mod miri;
+
+pub(crate) use miri::one_under_miri;
+
 /// Longest wait for an event that must happen; it only ends a test that hangs. Under Miri it is an hour, since the clock there
 /// advances with the program's steps.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(if cfg!(miri) { 3600 } else { 120 });
@@ -36,19 +41,6 @@ pub(crate) fn on_each_interface(test: impl Fn(&Fake, Interfaces)) {
         println!("{interfaces:?}");
         test(&Fake::new(Config::default()), interfaces);
     }
-}
-
-/// Those of `all` that a test runs under Miri, which is slow: one, selected by the name of the test. `cargo xtask soak --only miri`
-/// runs all, as does every test without Miri.
-pub(crate) fn one_under_miri<T>(all: &[T]) -> &[T] {
-    if !cfg!(miri) || std::env::var_os("RDMA_TEST_ALL_MODES").is_some() {
-        return all;
-    }
-    let thread = std::thread::current();
-    // libtest names the thread after the test.
-    let letters = thread.name().unwrap_or_default().bytes().map(usize::from);
-    let one = letters.sum::<usize>() % all.len();
-    &all[one..=one]
 }
 
 /// An endpoint with eight sends, eight receives and 64 inline bytes, and with all rights for its peer.

@@ -16,6 +16,7 @@ use rdma_safe::{
 use rdma_safe::sys::dma;
 
 use super::link::Link;
+use super::miri::one_under_miri;
 use super::{Rdma, within_deadline};
 
 /// The interfaces of libibverbs that a test uses.
@@ -49,19 +50,6 @@ impl Mode {
     pub(crate) fn poll_verb(self) -> &'static str {
         if self.classic_cq { "ibv_poll_cq" } else { "start_poll" }
     }
-}
-
-/// Those of `all` that a test runs under Miri, which is slow: one, selected by the name of the test. `cargo xtask soak --only miri`
-/// runs all, as does every test without Miri.
-pub(crate) fn one_under_miri<T>(all: &[T]) -> &[T] {
-    if !cfg!(miri) || std::env::var_os("RDMA_TEST_ALL_MODES").is_some() {
-        return all;
-    }
-    let thread = std::thread::current();
-    // libtest names the thread after the test.
-    let letters = thread.name().unwrap_or_default().bytes().map(usize::from);
-    let one = letters.sum::<usize>() % all.len();
-    &all[one..=one]
 }
 
 impl fmt::Display for Mode {

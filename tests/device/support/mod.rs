@@ -4,6 +4,7 @@ pub(crate) mod child;
 pub(crate) mod interposer;
 pub(crate) mod lab;
 pub(crate) mod link;
+pub(crate) mod miri;
 pub(crate) mod own_device;
 pub(crate) mod peer;
 pub(crate) mod program;

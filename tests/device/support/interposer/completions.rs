@@ -86,24 +86,29 @@ impl Inner {
         Ok(entry)
     }
 
-    /// # Safety
-    /// The queue exists.
-    pub(super) unsafe fn inject(&mut self, cq: *mut ibv_cq, wc: ibv_wc) {
-        // SAFETY: the caller's promise. A false completion makes room for work whose completion may overrun the queue of soft0.
+    /// Panics unless the queue exists and belongs to this device.
+    ///
+    /// It then exists while the state is locked, because a queue is forgotten before it is destroyed.
+    fn needs_queue(&self, cq: *mut ibv_cq) {
+        assert!(self.cqs.contains_key(&cq.addr()), "not a queue of this device");
+    }
+
+    pub(super) fn inject(&mut self, cq: *mut ibv_cq, wc: ibv_wc) {
+        self.needs_queue(cq);
+        // A false completion lets the program post more work than the queue of soft0 has room for.
+        // SAFETY: the queue exists.
         let overran = unsafe { self.take_true(cq, usize::MAX) }.is_err();
         let queue = self.cqs.get_mut(&cq.addr()).expect("a queue of this device");
         queue.has_overrun |= overran;
         queue.ready.push_back(Entry { wc, is_true: false });
-        // SAFETY: the caller's promise.
+        // SAFETY: the queue exists.
         queue.has_overrun |= queue.ready.len() > unsafe { (*cq).cqe } as usize;
     }
 
     /// Number of completions that the queue has.
-    ///
-    /// # Safety
-    /// The queue exists.
-    pub(super) unsafe fn count(&mut self, cq: *mut ibv_cq) -> usize {
-        // SAFETY: the caller's promise.
+    pub(super) fn count(&mut self, cq: *mut ibv_cq) -> usize {
+        self.needs_queue(cq);
+        // SAFETY: the queue exists.
         unsafe { self.take_true(cq, usize::MAX) }.expect("a queue that can be polled");
         let queue = &self.cqs[&cq.addr()];
         queue.ready.len() + queue.held.len()

@@ -1,9 +1,8 @@
 //! Verbs in front of those of soft0, by which a test makes the device fail or report wrong completions.
 //!
-//! [`install`] replaces functions of soft0's table. The functions here call soft0. For an object of an [`Interposed`]
-//! device they first do what the test has asked for. The functions of the data path are function pointers in
-//! C objects, and are replaced in the objects of an interposed context only. Each `Interposed` has its own state, so tests run in
-//! parallel.
+//! [`install`] replaces functions of soft0's table. The functions here call soft0. For an object of an [`Interposed`] device
+//! they first do what the test has asked for. The functions of the data path are function pointers in C objects, and are replaced
+//! in the objects of an interposed context only. Each `Interposed` has its own state, so tests run in parallel.
 //!
 //! Interposed functions also check the rules of the manual pages. They record a violation for each forbidden call, and the test
 //! fails when its `Interposed` is dropped.
@@ -228,20 +227,17 @@ impl Interposed {
 
     /// Adds a completion that no posted work caused, after those that the queue has now.
     pub(crate) fn inject(&self, cq: *mut ibv_cq, wc: ibv_wc) {
-        // SAFETY: the test passes a queue of this device that exists.
-        unsafe { self.state.lock().inject(cq, wc) };
+        self.state.lock().inject(cq, wc);
     }
 
     /// Takes all completions that soft0 has now, so that a later [`hold`](Self::hold) does not affect them.
     pub(crate) fn fetch(&self, cq: *mut ibv_cq) {
-        // SAFETY: the test passes a queue of this device that exists.
-        _ = unsafe { self.state.lock().count(cq) };
+        _ = self.state.lock().count(cq);
     }
 
     /// Waits until the queue has `count` completions, without polling it for the program.
     pub(crate) fn await_completions(&self, cq: *mut ibv_cq, count: usize) {
-        // SAFETY: the test passes a queue of this device that exists.
-        let has_all = || (unsafe { self.state.lock().count(cq) } >= count).then_some(());
+        let has_all = || (self.state.lock().count(cq) >= count).then_some(());
         within_deadline("completions", has_all);
     }
 
@@ -273,10 +269,15 @@ impl Interposed {
     }
 
     /// Moves a queue pair to the error state, like a device that detects an error.
-    pub(crate) fn break_qp(&self, number: u32) {
-        let qp = self.state.lock().queue_pair(number).expect("a queue pair of this device");
+    ///
+    /// # Safety
+    /// No other thread uses the queue pair during the call.
+    pub(crate) unsafe fn break_qp(&self, number: u32) {
+        let inner = self.state.lock();
+        let qp = inner.queue_pair(number).expect("a queue pair of this device");
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::zeroed() };
-        // SAFETY: the queue pair exists. Its state is restored, because a device does not write to the object.
+        // SAFETY: the state is locked, so the queue pair is not destroyed meanwhile. The caller excludes other accesses to the
+        // field, which is restored, because a device does not write to the object.
         unsafe {
             let before = (*qp).state;
             assert_eq!((soft().ibv_modify_qp)(qp, &raw mut attr, IBV_QP_STATE.0 as i32), 0);

@@ -49,8 +49,7 @@ pub(crate) struct Posted {
 /// A raw pointer that may move between threads, because a lock protects the state behind it.
 pub(super) struct Ptr<T>(pub(super) *mut T);
 
-// SAFETY: the lock of the state protects the pointer. Only `break_qp` uses the object behind it, for a test that keeps the queue
-// pair and does not use it in another thread meanwhile.
+// SAFETY: the lock of the state protects the pointer. Only `break_qp`, whose caller excludes other threads, uses the object.
 unsafe impl<T> Send for Ptr<T> {}
 
 pub(super) struct Qp {

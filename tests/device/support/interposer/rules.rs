@@ -12,7 +12,7 @@ use super::rig::lab;
 use super::{Interposed, interposed};
 use crate::support::lab::Mode;
 
-/// Returns what was recorded since the last call.
+/// Takes the recorded violations.
 fn recorded(soft: &Interposed) -> String {
     soft.take_violations().join("; ")
 }
