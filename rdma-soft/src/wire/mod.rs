@@ -2,7 +2,10 @@
 //!
 //! A packet starts after the UDP header. It has a base transport header, the extended headers of its opcode, payload padded to
 //! 4 bytes, and the invariant CRC. [`Packet::parse`] accepts any bytes from the network. [`Header::encode`] writes the headers.
+//!
+//! [`cm`] has the messages of connection management, which are payloads of such packets.
 
+pub mod cm;
 mod fields;
 mod header;
 mod icrc;
