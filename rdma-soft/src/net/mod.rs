@@ -14,6 +14,7 @@ mod interface;
 mod memory;
 mod mmsg;
 mod outbox;
+mod poll;
 mod ring;
 mod shm;
 mod shm_receivers;
@@ -22,6 +23,7 @@ mod sockaddr;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod unix;
 
 pub(crate) use group::Group;
 pub(crate) use inbox::{Inbox, Readable};

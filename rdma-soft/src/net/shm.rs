@@ -10,23 +10,22 @@
 //! and its end reports that the peer is gone.
 
 use std::io;
+use std::mem;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
-use std::{mem, ptr};
 
 use super::interface;
 use super::mmsg::{cmsg_space, put_cmsg};
+use super::poll::{Poll, Ready};
 use super::ring::{self, RingError};
 use super::sockaddr::{SockAddr, is_link_local};
 use super::socket::check_neg;
+use super::unix::{self, AcceptError, Accepted, Reserve};
 use crate::transport::Time;
 
 /// Bytes before the packets of a message: segment size and traffic class.
 pub(super) const PREFIX: usize = 4;
-
-/// Maximum connections that wait to be accepted.
-const BACKLOG: libc::c_int = 1024;
 
 /// Encodes the prefix of a message.
 pub(super) fn encode_prefix(segment: usize, class: u8) -> [u8; PREFIX] {
@@ -44,8 +43,8 @@ pub(super) fn split_prefix(message: &[u8]) -> Option<(usize, u8, &[u8])> {
 /// The endpoint for same-host peers: a listening Unix socket at an IP address.
 pub(super) struct Shm {
     listener: OwnedFd,
-    /// The epoll set of the listener and of all connections.
-    poll: OwnedFd,
+    /// The listener and all connections.
+    poll: Poll,
     address: IpAddr,
     /// Addresses of this host when the endpoint was opened, except loopback.
     local_addresses: Vec<IpAddr>,
@@ -58,14 +57,9 @@ impl Shm {
         if is_link_only {
             return None;
         }
-        let (listener, name) = (unix_socket().ok()?, SockAddr::unix(address));
-        // SAFETY: the name is valid and has this length. The other arguments are numbers.
-        let poll = unsafe {
-            check_neg(libc::bind(listener.as_raw_fd(), (&raw const name).cast(), name.unix_len())).ok()?;
-            check_neg(libc::listen(listener.as_raw_fd(), BACKLOG)).ok()?;
-            owned(libc::epoll_create1(libc::EPOLL_CLOEXEC)).ok()?
-        };
-        let shm = Shm { listener, poll, address, local_addresses: interface::addresses() };
+        let listener = unix::bind(libc::SOCK_SEQPACKET, &name(address)).ok()?;
+        unix::listen(listener.as_fd()).ok()?;
+        let shm = Shm { listener, poll: Poll::new().ok()?, address, local_addresses: interface::addresses() };
         shm.register(shm.listener.as_fd(), LISTENER_TOKEN).ok()?;
         Some(shm)
     }
@@ -82,91 +76,73 @@ impl Shm {
 
     /// Descriptor to poll for packets of same-host peers.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.poll.as_fd()
+        self.poll.fd()
     }
 
-    /// Connects to the peer at an address. [`Ready::closed_sender`] reports the end of the connection by this number.
+    /// Connects to the peer at an address. [`closed_sender`] reports the end of the connection by this number.
     ///
     /// # Errors
     /// No process of the same user listens at the address, its backlog is full, or there is no memory.
     pub(super) fn connect(&self, to: IpAddr, token: usize, now: Time) -> io::Result<ShmSender> {
-        let (connection, name) = (unix_socket()?, SockAddr::unix(to));
-        // SAFETY: the name is valid and has this length.
-        unsafe { check_neg(libc::connect(connection.as_raw_fd(), (&raw const name).cast(), name.unix_len()))? };
+        let connection = unix::socket(libc::SOCK_SEQPACKET)?;
+        unix::connect(connection.as_fd(), &name(to))?;
         check_same_user(connection.as_fd())?;
         let (ring, memory) = ring::Sender::new()?;
         // Edge-triggered, so the end is reported once. A child process may keep the connection open when it is closed here.
-        self.epoll_add(connection.as_fd(), SENDER_FLAG | token as u64, libc::EPOLLRDHUP | libc::EPOLLET)?;
+        self.poll.add(connection.as_fd(), SENDER_FLAG | token as u64, libc::EPOLLRDHUP | libc::EPOLLET)?;
         send_handshake(connection.as_fd(), self.address, memory.as_fd())?;
         Ok(ShmSender { connection, ring, checked_at: now, has_sent_since_kick: false })
     }
 
     /// Accepts a connection.
     ///
+    /// While the process has no free descriptor, connections are closed at once. Their peers use UDP for a while.
+    ///
     /// # Errors
     /// No connection is pending, the peer belongs to another user, or the system refuses.
-    pub(super) fn accept(&self) -> io::Result<OwnedFd> {
-        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: null pointers request no address.
-        let accepted =
-            unsafe { owned(libc::accept4(self.listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags)) };
-        match accepted {
-            Err(error) if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED)) => {
-                // Out of descriptors or memory. New peers use UDP instead.
+    pub(super) fn accept(&self, reserve: &mut Reserve) -> io::Result<OwnedFd> {
+        reserve.refill();
+        match unix::accept(self.listener.as_fd(), reserve) {
+            Ok(Accepted::Normal(connection)) => check_same_user(connection.as_fd()).map(|()| connection),
+            Ok(Accepted::Last(connection)) => {
+                drop(connection);
+                reserve.refill();
+                Err(io::Error::from_raw_os_error(libc::EMFILE))
+            }
+            Err(AcceptError::Retry(error)) => Err(error),
+            Err(AcceptError::Exhausted(error)) => {
+                // The connection would stay readable. From now on, new peers use UDP.
                 self.unregister(self.listener.as_fd());
-                // SAFETY: the arguments are numbers.
-                unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
+                unix::shut_down(self.listener.as_fd());
                 Err(error)
             }
-            accepted => accepted.and_then(|connection| check_same_user(connection.as_fd()).map(|()| connection)),
         }
     }
 
-    /// Adds a descriptor to the epoll set under this token.
+    /// Adds a descriptor to the set under this token.
     pub(super) fn register(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        self.epoll_add(fd, token, libc::EPOLLIN | libc::EPOLLRDHUP)
-    }
-
-    fn epoll_add(&self, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: events as u32, u64: token };
-        // SAFETY: the event is valid.
-        let result =
-            unsafe { libc::epoll_ctl(self.poll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) };
-        check_neg(result).map(drop)
+        self.poll.add(fd, token, libc::EPOLLIN | libc::EPOLLRDHUP)
     }
 
     pub(super) fn unregister(&self, fd: BorrowedFd<'_>) {
-        // SAFETY: the arguments are numbers, and no event is passed.
-        unsafe { libc::epoll_ctl(self.poll.as_raw_fd(), libc::EPOLL_CTL_DEL, fd.as_raw_fd(), ptr::null_mut()) };
+        self.poll.remove(fd);
     }
 
     /// Returns descriptors with events.
     pub(super) fn ready(&self) -> impl Iterator<Item = Ready> + use<> {
-        const MOST: usize = 16;
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST];
-        // SAFETY: the array has room for that many events.
-        let count = unsafe { libc::epoll_wait(self.poll.as_raw_fd(), events.as_mut_ptr(), MOST as libc::c_int, 0) };
-        events.into_iter().take(usize::try_from(count).unwrap_or(0)).map(|event| Ready {
-            token: event.u64,
-            has_ended: event.events & (libc::EPOLLHUP | libc::EPOLLRDHUP | libc::EPOLLERR) as u32 != 0,
-        })
+        self.poll.ready()
     }
 }
 
-/// A descriptor with an event.
-pub(super) struct Ready {
-    /// Token passed to [`register`](Shm::register).
-    pub(super) token: u64,
-    /// Whether the peer has closed the connection.
-    pub(super) has_ended: bool,
+/// Returns the number of the [`ShmSender`] whose connection was closed.
+pub(super) fn closed_sender(ready: &Ready) -> Option<usize> {
+    let is_sender = ready.token & SENDER_FLAG != 0 && ready.token != LISTENER_TOKEN;
+    is_sender.then_some((ready.token & !SENDER_FLAG) as usize)
 }
 
-impl Ready {
-    /// Returns the number of the [`ShmSender`] whose connection was closed.
-    pub(super) fn closed_sender(&self) -> Option<usize> {
-        let is_sender = self.token & SENDER_FLAG != 0 && self.token != LISTENER_TOKEN;
-        is_sender.then_some((self.token & !SENDER_FLAG) as usize)
-    }
+/// Name of the socket of an address.
+fn name(address: IpAddr) -> SockAddr {
+    SockAddr::unix(&address.to_string())
 }
 
 /// A connection to a same-host peer, with the ring to send through.
@@ -323,30 +299,8 @@ pub(super) const LISTENER_TOKEN: u64 = u64::MAX;
 /// Set in the tokens of [`ShmSender`] connections. The other bits are the number.
 const SENDER_FLAG: u64 = 1 << 63;
 
-fn unix_socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: the arguments are numbers.
-    unsafe { owned(libc::socket(libc::AF_UNIX, kind, 0)) }
-}
-
-/// # Safety
-/// `fd` is a new descriptor, or negative, with the error in `errno`.
-unsafe fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
-    check_neg(fd)?;
-    // SAFETY: the caller's promise.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 fn check_same_user(peer: BorrowedFd<'_>) -> io::Result<()> {
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = mem::size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: both variables are valid for writes, and `len` is the size of the first.
-    let (result, own) = unsafe {
-        let to = (&raw mut credentials).cast();
-        (libc::getsockopt(peer.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len), libc::geteuid())
-    };
-    check_neg(result)?;
-    if credentials.uid == own { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    if unix::peer_user(peer)? == unix::own_user() { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::ring::Receiver;
 use super::shm::{self, Shm};
+use super::unix::Reserve;
 
 /// All connections.
 #[derive(Default)]
@@ -15,6 +16,7 @@ pub(super) struct ShmReceivers {
     next_token: u64,
     /// Numbers of closed [`ShmSender`](super::shm::ShmSender) connections.
     closed_senders: Vec<usize>,
+    reserve: Reserve,
 }
 
 /// A connection of a peer.
@@ -34,7 +36,7 @@ impl ShmReceivers {
     /// Accepts connections, receives handshakes, and notes wake bytes and closed connections.
     pub(super) fn handle_events(&mut self, shm: &Shm) {
         for ready in shm.ready() {
-            if let Some(sender) = ready.closed_sender() {
+            if let Some(sender) = shm::closed_sender(&ready) {
                 self.closed_senders.push(sender);
                 continue;
             }
@@ -56,7 +58,7 @@ impl ShmReceivers {
 
     /// Accepts a connection.
     fn accept(&mut self, shm: &Shm) -> Option<&mut ShmReceiver> {
-        let connection = shm.accept().ok()?;
+        let connection = shm.accept(&mut self.reserve).ok()?;
         let token = self.next_token;
         shm.register(connection.as_fd(), token).ok()?;
         self.next_token += 1;

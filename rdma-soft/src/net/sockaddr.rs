@@ -59,12 +59,12 @@ impl SockAddr {
         name
     }
 
-    /// Name of the Unix socket for an address. The rest of the structure is zero.
-    pub(super) fn unix(address: IpAddr) -> SockAddr {
+    /// Abstract name of a Unix socket, at most 90 bytes. The rest of the structure is zero.
+    pub(super) fn unix(text: &str) -> SockAddr {
         let mut name = SockAddr::ZERO;
         name.unix.sun_family = libc::AF_UNIX as libc::sa_family_t;
         // A leading zero byte selects the abstract namespace (`unix(7)`), so no file is created.
-        let text = format!("\0{UNIX_PREFIX}{address}");
+        let text = format!("\0{UNIX_PREFIX}{text}");
         // SAFETY: all bytes are initialised, and any bytes are a valid path.
         let path = unsafe { &mut name.unix.sun_path };
         for (to, from) in path.iter_mut().zip(text.bytes()) {

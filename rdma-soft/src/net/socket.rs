@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::{io, mem, process};
 
 use super::interface::Interface;
@@ -329,6 +329,16 @@ impl Link for Socket {
 /// Converts a result of −1 to the error in `errno`, and any other result to a number.
 pub(super) fn check_neg(result: libc::c_int) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Converts a result of −1 to the error in `errno`, and any other result to a descriptor.
+///
+/// # Safety
+/// `fd` is a new descriptor that nobody else owns, or negative, with the error in `errno`.
+pub(super) unsafe fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    check_neg(fd)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn bind(address: IpAddr) -> Result<(Option<Shm>, UdpSocket), OpenError> {

@@ -6,6 +6,7 @@ mod memory;
 mod shm;
 
 use std::net::IpAddr;
+use std::process::Command;
 
 use super::{Outbox, Part, Socket, To};
 use crate::transport::Time;
@@ -74,4 +75,39 @@ fn send(outbox: &mut Outbox, socket: &Socket, to: IpAddr, lens: &[usize], now: T
         }
     }
     outbox.flush(socket, now);
+}
+
+/// Set in a process that [`in_own_process`] has started.
+const OWN_PROCESS: &str = "RDMA_SOFT_TEST_IN_OWN_PROCESS";
+
+/// Runs a test in a new process, which runs only this test. `name` is its path after `net::tests::`.
+fn in_own_process(name: &str, test: impl FnOnce()) {
+    if std::env::var_os(OWN_PROCESS).is_some() {
+        return test();
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([&*format!("net::tests::{name}"), "--exact", "--test-threads=1"]).env(OWN_PROCESS, "1");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+}
+
+/// Limits the number of descriptors of this process (`RLIMIT_NOFILE`). Returns the limit before.
+fn limit_descriptors(most: libc::rlim_t) -> libc::rlim_t {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is valid for writes, and then for reads.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        let new = libc::rlimit { rlim_cur: most, ..limit };
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const new), 0);
+    }
+    limit.rlim_cur
+}
+
+/// Makes all further descriptors of this process fail. Returns the limit before.
+fn exhaust_descriptors() -> libc::rlim_t {
+    use std::os::fd::AsRawFd;
+    // The lowest free number becomes the limit.
+    let lowest_free = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+    limit_descriptors(lowest_free as libc::rlim_t)
 }

@@ -8,6 +8,7 @@ use super::loopback::{START, numbered, received};
 use super::*;
 use crate::faults::Faults;
 use crate::net::shm::Shm;
+use crate::net::unix::Reserve;
 use crate::net::{Inbox, Readable};
 use crate::wire::UDP_PORT;
 
@@ -120,7 +121,7 @@ fn packets_for_peers_without_shared_memory_are_sent_over_udp() {
     assert_eq!(numbers, [10, 20, 30, 40]);
     send(&mut outbox, &from, address, &[50], START + Duration::from_millis(28));
     assert_eq!(udp_bytes(&to), 0);
-    assert!(shm.accept().is_ok());
+    assert!(shm.accept(&mut Reserve::default()).is_ok());
 }
 
 #[test]
@@ -284,7 +285,7 @@ fn a_peer_that_closes_the_connection_receives_packets_over_udp() {
     // The peer behaves like a process without free descriptors.
     let shm = Shm::open(address).unwrap();
     send(&mut outbox, &from, address, &[10], START);
-    drop(shm.accept().unwrap());
+    drop(shm.accept(&mut Reserve::default()).unwrap());
     let mut now = START + Duration::from_millis(2);
     send(&mut outbox, &from, address, &[20], now);
     for len in 30..40 {
@@ -294,7 +295,7 @@ fn a_peer_that_closes_the_connection_receives_packets_over_udp() {
         assert_eq!(received(&mut Inbox::new(), &to, 1), numbered(&[len]));
     }
     send(&mut outbox, &from, address, &[50], now + Duration::from_secs(10));
-    assert!(shm.accept().is_ok(), "after the timeout, shared memory must be tried again");
+    assert!(shm.accept(&mut Reserve::default()).is_ok(), "after the timeout, shared memory must be tried again");
     assert_eq!(udp_bytes(&to), 0);
 }
 
@@ -334,11 +335,39 @@ fn peers_are_served_in_turn() {
 fn unread_bytes_do_not_hide_a_closed_connection() {
     let (from, to) = (open(), open());
     let mut sender = from.shm().unwrap().connect(to.address(), 0, START).unwrap();
-    let connection = to.shm().unwrap().accept().unwrap();
+    let connection = to.shm().unwrap().accept(&mut Reserve::default()).unwrap();
     // SAFETY: the byte is valid.
     assert_eq!(unsafe { libc::send(connection.as_raw_fd(), [0_u8].as_ptr().cast(), 1, 0) }, 1);
     let later = |milliseconds| START + Duration::from_millis(milliseconds);
     assert!(sender.add(b"x", later(2)).is_ok());
     drop(connection);
     assert_eq!(sender.add(b"x", later(4)).unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_process_without_free_descriptors_receives_over_udp_until_it_has_some() {
+    in_own_process("shm::a_process_without_free_descriptors_receives_over_udp_until_it_has_some", || {
+        let (early, late, to, mut inbox) = (open(), open(), open(), Inbox::new());
+        let [mut from_early, mut from_late] = [(); 2].map(|()| Outbox::new(Faults::default()));
+        send(&mut from_early, &early, to.address(), &[1], START);
+        assert_eq!(received(&mut inbox, &to, 1), numbered(&[1]));
+        assert!(inbox.arm_wakeup() && !is_woken(&to));
+        from_late.connect(&late, to.address(), START);
+        let limit = exhaust_descriptors();
+        assert!(is_woken(&to) && !inbox.receive(&to, |_, _| unreachable!()));
+        assert!(!is_woken(&to), "the server would spin");
+        // The sender notices the end of the connection with the first packet after a millisecond.
+        for (len, milliseconds) in [(2, 2), (3, 3)] {
+            send(&mut from_late, &late, to.address(), &[len], START + Duration::from_millis(milliseconds));
+        }
+        assert!(udp_bytes(&to) > 0);
+        assert_eq!(received(&mut inbox, &to, 1), numbered(&[3]));
+        send(&mut from_early, &early, to.address(), &[4], START);
+        assert_eq!(received(&mut inbox, &to, 1), numbered(&[4]), "connected peers are not affected");
+        limit_descriptors(limit);
+        send(&mut from_late, &late, to.address(), &[5], START + Duration::from_secs(11));
+        assert_eq!(udp_bytes(&to), 0);
+        assert_eq!(received(&mut inbox, &to, 1), numbered(&[5]));
+    });
 }
