@@ -17,6 +17,7 @@ mod outbox;
 mod poll;
 mod ring;
 mod shm;
+mod shm_handshake;
 mod shm_receivers;
 mod shm_senders;
 mod sockaddr;

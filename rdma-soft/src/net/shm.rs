@@ -10,15 +10,14 @@
 //! and its end reports that the peer is gone.
 
 use std::io;
-use std::mem;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use super::interface;
-use super::mmsg::{cmsg_space, put_cmsg};
 use super::poll::{Poll, Ready};
 use super::ring::{self, RingError};
+use super::shm_handshake::{self, VERSION};
 use super::sockaddr::{SockAddr, is_link_local};
 use super::socket::check_neg;
 use super::unix::{self, AcceptError, Accepted, Reserve};
@@ -45,7 +44,7 @@ pub(super) struct Shm {
     listener: OwnedFd,
     /// The listener and all connections.
     poll: Poll,
-    address: IpAddr,
+    handshake: [u8; shm_handshake::BYTES],
     /// Addresses of this host when the endpoint was opened, except loopback.
     local_addresses: Vec<IpAddr>,
 }
@@ -59,7 +58,8 @@ impl Shm {
         }
         let listener = unix::bind(libc::SOCK_SEQPACKET, &name(address)).ok()?;
         unix::listen(listener.as_fd()).ok()?;
-        let shm = Shm { listener, poll: Poll::new().ok()?, address, local_addresses: interface::addresses() };
+        let (poll, handshake) = (Poll::new().ok()?, shm_handshake::encode(address));
+        let shm = Shm { listener, poll, handshake, local_addresses: interface::addresses() };
         shm.register(shm.listener.as_fd(), LISTENER_TOKEN).ok()?;
         Some(shm)
     }
@@ -90,8 +90,14 @@ impl Shm {
         let (ring, memory) = ring::Sender::new()?;
         // Edge-triggered, so the end is reported once. A child process may keep the connection open when it is closed here.
         self.poll.add(connection.as_fd(), SENDER_FLAG | token as u64, libc::EPOLLRDHUP | libc::EPOLLET)?;
-        send_handshake(connection.as_fd(), self.address, memory.as_fd())?;
+        shm_handshake::send(connection.as_fd(), &self.handshake, memory.as_fd())?;
         Ok(ShmSender { connection, ring, checked_at: now, has_sent_since_kick: false })
+    }
+
+    /// Sends handshakes of a later version, which only receivers of that version understand.
+    #[cfg(test)]
+    pub(super) fn require_later_version(&mut self) {
+        shm_handshake::require_later_version(&mut self.handshake);
     }
 
     /// Accepts a connection.
@@ -141,8 +147,11 @@ pub(super) fn closed_sender(ready: &Ready) -> Option<usize> {
 }
 
 /// Name of the socket of an address.
+///
+/// The name has the version of the protocol. So processes with another protocol do not find each other, and use UDP from their
+/// first packet. Before there was a version, the name was only the address.
 fn name(address: IpAddr) -> SockAddr {
-    SockAddr::unix(&address.to_string())
+    SockAddr::unix(&format!("shm/{VERSION}/{address}"))
 }
 
 /// A connection to a same-host peer, with the ring to send through.
@@ -218,50 +227,6 @@ impl ShmSender {
     }
 }
 
-/// Sends this side's IP address and the memory of the ring (`SCM_RIGHTS`).
-fn send_handshake(connection: BorrowedFd<'_>, address: IpAddr, memory: BorrowedFd<'_>) -> io::Result<()> {
-    let text = address.to_string();
-    let mut part = libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() };
-    let mut control = DescriptorControl::default();
-    put_cmsg(&mut control.0, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &memory.as_raw_fd().to_ne_bytes());
-    // SAFETY: all fields may be zero. The message points to the text and to the control message, which are valid.
-    unsafe {
-        let mut header = mem::zeroed::<libc::msghdr>();
-        (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
-        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), DESCRIPTOR_CONTROL as _);
-        check_neg(libc::sendmsg(connection.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) as libc::c_int).map(drop)
-    }
-}
-
-/// Receives a peer's IP address and the memory of its ring.
-///
-/// # Errors
-/// `WouldBlock` if nothing has arrived. Any other error means that the handshake is invalid.
-pub(super) fn receive_handshake(connection: BorrowedFd<'_>) -> io::Result<(IpAddr, OwnedFd)> {
-    let mut text = [0_u8; 64];
-    let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: text.len() };
-    let mut control = DescriptorControl::default();
-    // SAFETY: all fields may be zero. The message points to room for the text and for one descriptor. The kernel writes
-    // complete control messages, and a received descriptor is new and owned by nobody else. `msg_controllen` excludes the
-    // alignment padding, which would hold a second descriptor. The kernel closes descriptors without room.
-    let (len, memory) = unsafe {
-        let mut header = mem::zeroed::<libc::msghdr>();
-        (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
-        let len_of_one = libc::CMSG_LEN(mem::size_of::<libc::c_int>() as u32);
-        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), len_of_one as _);
-        let len =
-            check_neg(libc::recvmsg(connection.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) as libc::c_int)?;
-        let first = libc::CMSG_FIRSTHDR(&raw const header);
-        let is_one = !first.is_null()
-            && ((*first).cmsg_level, (*first).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS)
-            && (*first).cmsg_len as usize == len_of_one as usize;
-        let fd = is_one.then(|| libc::CMSG_DATA(first).cast::<libc::c_int>().read_unaligned());
-        (len, fd.map(|fd| OwnedFd::from_raw_fd(fd)))
-    };
-    let address = std::str::from_utf8(&text[..len]).ok().and_then(|text| text.parse().ok());
-    address.zip(memory).ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
 /// Reads one wake byte.
 pub(super) fn read_wake_byte(connection: BorrowedFd<'_>) {
     // SAFETY: there is room for one byte. The call has no room for descriptors, so the kernel discards any that arrive.
@@ -281,14 +246,6 @@ pub(super) fn drain_wake_bytes(connection: BorrowedFd<'_>) {
         }
     }
 }
-
-/// Bytes of a control message with one descriptor.
-const DESCRIPTOR_CONTROL: usize = cmsg_space(mem::size_of::<libc::c_int>());
-
-/// Aligned memory for this control message.
-#[derive(Default)]
-#[repr(C, align(8))]
-struct DescriptorControl([u8; DESCRIPTOR_CONTROL]);
 
 /// Interval between checks that a peer exists.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
@@ -314,38 +271,6 @@ mod tests {
         for wrong in [&b""[..], b"\0\x01\0", b"\0\0\0\0packet", b"\0\x01\0\x01packet"] {
             assert_eq!(split_prefix(wrong), None, "{wrong:?}");
         }
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it opens sockets")]
-    fn a_handshake_with_two_descriptors_keeps_none_open() {
-        let (mut ends, mut pipe) = ([0; 2], [0; 2]);
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: each array has room for two descriptors.
-        unsafe {
-            check_neg(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr())).unwrap();
-            check_neg(libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK)).unwrap();
-        }
-        // SAFETY: the descriptors are new and owned by nobody else.
-        let [from, to, read, write] =
-            [ends[0], ends[1], pipe[0], pipe[1]].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-        let mut part = libc::iovec { iov_base: c"127.0.0.1".as_ptr().cast_mut().cast(), iov_len: 9 };
-        let mut control = [0_u64; 4];
-        // SAFETY: all fields may be zero. The message points to valid memory.
-        unsafe {
-            let two = [write.as_raw_fd(); 2].map(i32::to_ne_bytes).concat();
-            let bytes = std::slice::from_raw_parts_mut(control.as_mut_ptr().cast::<u8>(), mem::size_of_val(&control));
-            let len = put_cmsg(bytes, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &two);
-            let mut header = mem::zeroed::<libc::msghdr>();
-            (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
-            (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), len as _);
-            check_neg(libc::sendmsg(from.as_raw_fd(), &raw const header, 0) as libc::c_int).unwrap();
-        }
-        drop(receive_handshake(to.as_fd()));
-        drop(write);
-        // SAFETY: there is room for one byte.
-        let end = unsafe { libc::read(read.as_raw_fd(), [0_u8].as_mut_ptr().cast(), 1) };
-        assert_eq!(end, 0, "a descriptor of the write end is still open");
     }
 
     #[test]

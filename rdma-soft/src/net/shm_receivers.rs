@@ -1,11 +1,11 @@
 //! Connections of same-host peers that send packets to this process.
 
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::ring::Receiver;
 use super::shm::{self, Shm};
+use super::shm_handshake::{self, HandshakeError};
 use super::unix::Reserve;
 
 /// All connections.
@@ -134,19 +134,19 @@ impl ShmReceiver {
     /// Handles an event on the connection: the handshake, or later a wake byte.
     ///
     /// # Errors
-    /// The peer violates the protocol.
-    fn handle_ready(&mut self, shm: &Shm) -> io::Result<()> {
+    /// The peer violates the protocol, or has another version of it.
+    fn handle_ready(&mut self, shm: &Shm) -> Result<(), HandshakeError> {
         if self.incoming.is_some() {
             self.has_wake_byte = true;
             return Ok(());
         }
-        let (address, memory) = match shm::receive_handshake(self.connection.as_fd()) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+        let (address, memory) = match shm_handshake::receive(self.connection.as_fd()) {
+            Err(HandshakeError::Pending) => return Ok(()),
             handshake => handshake?,
         };
         // A peer may only claim an address of this host.
         if !shm.is_local_now(&address) {
-            return Err(io::ErrorKind::InvalidData.into());
+            return Err(HandshakeError::Invalid);
         }
         self.incoming = Some((address, Receiver::new(memory.as_fd())?));
         Ok(())

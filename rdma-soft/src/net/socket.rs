@@ -189,6 +189,11 @@ impl Socket {
         self.shm.as_ref()
     }
 
+    #[cfg(test)]
+    pub(super) fn shm_mut(&mut self) -> Option<&mut Shm> {
+        self.shm.as_mut()
+    }
+
     /// Takes packets that have arrived, like [`receive_messages`].
     ///
     /// # Safety

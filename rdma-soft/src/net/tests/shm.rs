@@ -1,14 +1,15 @@
 //! Shared memory between peers on this host.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 use super::loopback::{START, numbered, received};
 use super::*;
 use crate::faults::Faults;
 use crate::net::shm::Shm;
-use crate::net::unix::Reserve;
+use crate::net::sockaddr::SockAddr;
+use crate::net::unix::{self, AcceptError, Reserve};
 use crate::net::{Inbox, Readable};
 use crate::wire::UDP_PORT;
 
@@ -370,4 +371,44 @@ fn a_process_without_free_descriptors_receives_over_udp_until_it_has_some() {
         assert_eq!(udp_bytes(&to), 0);
         assert_eq!(received(&mut inbox, &to, 1), numbered(&[5]));
     });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_handshake_of_another_version_is_refused_and_both_sides_use_udp() {
+    let mut sides = [(); 2].map(|()| (open(), Inbox::new(), Outbox::new(Faults::default())));
+    sides.iter_mut().for_each(|(socket, ..)| socket.shm_mut().unwrap().require_later_version());
+    for _ in 0..2 {
+        let [(from, _, outbox), (to, inbox, _)] = &mut sides;
+        send(outbox, from, to.address(), &[1], START);
+        assert!(!inbox.receive(to, |_, _| unreachable!()), "the ring must not be mapped");
+        let refused = START + Duration::from_millis(2);
+        send(outbox, from, to.address(), &[2], refused);
+        for milliseconds in [3, 100, 200] {
+            send(outbox, from, to.address(), &[3, 4], START + Duration::from_millis(milliseconds));
+            assert!(udp_bytes(to) > 0);
+            assert_eq!(received(inbox, to, 2), numbered(&[3, 4]));
+        }
+        assert_eq!(outbox.shm_peers(), 0);
+        assert_eq!(outbox.wake_at(), None);
+        sides.reverse();
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_peer_without_versions_gets_its_first_packet_over_udp() {
+    let (from, to) = (open(), open());
+    let (address, to) = (to.address(), to.without_shm());
+    // Before there was a version, the name was only the address.
+    let name = SockAddr::unix(&address.to_string());
+    let old = unix::bind(libc::SOCK_SEQPACKET, &name).unwrap();
+    unix::listen(old.as_fd()).unwrap();
+    send(&mut Outbox::new(Faults::default()), &from, address, &[10, 20], START);
+    assert_eq!(received(&mut Inbox::new(), &to, 2), numbered(&[10, 20]));
+    assert!(matches!(unix::accept(old.as_fd(), &mut Reserve::default()), Err(AcceptError::Retry(_))));
+    // The old peer does not find this process either.
+    let connection = unix::socket(libc::SOCK_SEQPACKET).unwrap();
+    let refused = unix::connect(connection.as_fd(), &SockAddr::unix(&from.address().to_string())).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
 }
