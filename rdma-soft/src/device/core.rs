@@ -214,7 +214,7 @@ impl Core {
         // Most polls have nothing to send.
         if self.state.ready.is_empty()
             && self.state.blocked.is_empty()
-            && self.links.iter().all(|link| link.outbox.is_empty())
+            && self.links.iter().all(|link| link.outbox.is_idle(now))
         {
             self.state.fail_overruns();
             return;

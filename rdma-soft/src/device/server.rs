@@ -513,4 +513,36 @@ mod tests {
         }
         assert_eq!(device.polls(), polls + COUNT / PACKETS);
     }
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn the_server_closes_unused_rings_and_then_has_no_deadline() {
+        // These devices have no server thread.
+        let [device, peer] = [(); 2].map(|()| Device::new().unwrap());
+        assert_eq!(device.lock().wake_at(), None);
+        let address = peer.lock().links[0].socket.address();
+        device.server.waits_until(None);
+        let (mut core, now) = (device.lock(), device.now());
+        let Link { socket, outbox, .. } = &mut core.links[0];
+        // SAFETY: there is no payload.
+        unsafe { outbox.push(socket, To { address, class: 0 }, &[0; 12], &[], now) };
+        outbox.flush(socket, now);
+        device.unlock(core);
+        assert!(device.server.was_woken());
+        device.server.signal.lower();
+        let deadline = device.lock().wake_at().unwrap();
+        assert!(deadline > now + Duration::from_secs(9), "{deadline:?} after {now:?}");
+        device.server.waits_until(Some(deadline));
+        device.poll();
+        assert!(!device.server.was_woken(), "once for all polls");
+        peer.lock().progress(now);
+        peer.lock().disarm_wakeups();
+        let mut wait_set = wait_set();
+        wait_set.fill_idle(&peer.lock(), &peer.server);
+        assert!(matches!(wait_set.nap(&peer, Duration::ZERO), Woken::Timeout));
+        device.lock().progress_from(deadline, Sources::All);
+        assert_eq!(device.lock().wake_at(), None);
+        assert!(matches!(wait_set.nap(&peer, Duration::from_secs(60)), Woken::Peer), "the peer frees the ring");
+        peer.lock().progress(now);
+        assert!(matches!(wait_set.nap(&peer, Duration::ZERO), Woken::Timeout));
+    }
 }

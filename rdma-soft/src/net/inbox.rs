@@ -110,6 +110,12 @@ impl Inbox {
         self.damaged
     }
 
+    /// Number of same-host peers that are connected.
+    #[cfg(test)]
+    pub(super) fn shm_peers(&self) -> usize {
+        self.receivers.count()
+    }
+
     /// Whether the last call has checked all sources and left nothing.
     pub(crate) fn is_drained(&self) -> bool {
         self.is_drained

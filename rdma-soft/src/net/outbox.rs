@@ -29,7 +29,7 @@ impl Outbox {
         Outbox {
             batch: Batch::new(),
             backlog: Backlog::default(),
-            shm_senders: ShmSenders::default(),
+            shm_senders: ShmSenders::new(),
             buffers: SendMessages::new(),
             faults: FaultQueue::new(faults),
             is_blocked: false,
@@ -98,16 +98,23 @@ impl Outbox {
 
     /// Whether [`flush`](Outbox::flush) would do nothing.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.batch.is_empty() && self.backlog.is_empty() && self.shm_senders.has_no_backlog() && self.faults.is_none()
+    pub(crate) fn is_idle(&self, now: Time) -> bool {
+        self.batch.is_empty()
+            && self.backlog.is_empty()
+            && self.shm_senders.has_no_backlog()
+            && self.faults.is_none()
+            && !self.shm_senders.is_idle_check_due(now)
     }
 
-    /// Sends all packets.
+    /// Sends all packets, and closes connections to same-host peers that were not used for a while.
     ///
     /// Packets that the socket does not accept are copied and sent by the next call. A destination error drops its packets.
     pub(crate) fn flush(&mut self, socket: &impl Link, now: Time) {
         self.release(socket, now, now);
         self.shm_senders.retry(now);
+        if self.batch.is_empty() {
+            self.shm_senders.close_idle(socket, now);
+        }
         let was_blocked = !self.backlog.send(&mut self.buffers, socket);
         if !self.batch.is_empty() {
             let Outbox { batch, backlog, shm_senders, buffers, .. } = self;
@@ -141,7 +148,8 @@ impl Outbox {
         self.is_blocked
     }
 
-    /// Returns when to call [`flush`](Outbox::flush) again for packets that were held back or not accepted.
+    /// Returns when to call [`flush`](Outbox::flush) again: for packets that were held back or not accepted, or to close unused
+    /// connections.
     pub(crate) fn wake_at(&self) -> Option<Time> {
         let faults = self.faults.as_ref().and_then(FaultQueue::wake_at);
         faults.into_iter().chain(self.shm_senders.wake_at()).min()

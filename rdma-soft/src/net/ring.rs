@@ -163,6 +163,11 @@ impl Sender {
         Ok(())
     }
 
+    /// Whether the receiver has taken all messages. `false` if its position is invalid.
+    pub(super) fn is_empty(&self) -> bool {
+        self.mapping.control().head.0.load(Ordering::Acquire) == self.tail
+    }
+
     /// Whether the receiver must be woken for the added messages. Clears the request.
     pub(super) fn take_wakeup(&self) -> bool {
         let Line(needs_wakeup) = &self.mapping.control().needs_wakeup;
@@ -341,13 +346,15 @@ mod tests {
     #[cfg_attr(miri, ignore = "it maps shared memory")]
     fn an_armed_receiver_is_woken_once() {
         let (mut sender, mut receiver) = pair();
+        assert!(sender.is_empty());
         sender.add(b"a").unwrap();
+        assert!(!sender.is_empty());
         assert!(sender.take_wakeup(), "a new ring requests a wake-up");
         assert!(!sender.take_wakeup());
         assert!(!receiver.arm(), "a message is waiting");
         assert!(sender.take_wakeup() && !sender.take_wakeup());
         assert_eq!(receiver.take(&mut [0; 8]), Ok(Some(1)));
-        assert!(receiver.arm());
+        assert!(sender.is_empty() && receiver.arm());
         assert!(!sender.is_closed());
         drop(receiver);
         assert!(sender.is_closed());

@@ -94,6 +94,13 @@ impl Shm {
         Ok(ShmSender { connection, ring, checked_at: now, has_sent_since_kick: false })
     }
 
+    /// Closes the connection to a peer. The peer takes the messages that are left, and frees the ring.
+    pub(super) fn disconnect(&self, sender: ShmSender) {
+        self.unregister(sender.connection.as_fd());
+        // The peer gets the end even if a child process holds the connection.
+        unix::shut_down(sender.connection.as_fd());
+    }
+
     /// Sends handshakes of a later version, which only receivers of that version understand.
     #[cfg(test)]
     pub(super) fn require_later_version(&mut self) {
@@ -212,6 +219,12 @@ impl ShmSender {
         }
     }
 
+    /// Whether no message was added for this time, and the peer has taken all messages.
+    pub(super) fn is_unused_for(&self, time: Duration, now: Time) -> bool {
+        // The last message was added less than `CHECK_INTERVAL` after the last check.
+        self.checked_at + time <= now && self.ring.is_empty()
+    }
+
     /// Whether the peer has ever mapped the ring.
     pub(super) fn was_opened(&self) -> bool {
         self.ring.was_opened()
@@ -271,6 +284,23 @@ mod tests {
         for wrong in [&b""[..], b"\0\x01\0", b"\0\0\0\0packet", b"\0\x01\0\x01packet"] {
             assert_eq!(split_prefix(wrong), None, "{wrong:?}");
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_connection_that_a_child_process_holds_is_closed() {
+        let [from, to] = ["127.77.3.10", "127.77.3.11"].map(|address| Shm::open(address.parse().unwrap()).unwrap());
+        let sender = from.connect("127.77.3.11".parse().unwrap(), 5, Time(0)).unwrap();
+        let _of_child = sender.connection.try_clone().unwrap();
+        from.disconnect(sender);
+        assert_eq!(from.ready().count(), 0, "this side has closed it");
+        let connection = to.accept(&mut Reserve::default()).unwrap();
+        let (address, memory) = shm_handshake::receive(connection.as_fd()).unwrap();
+        assert_eq!(address.to_string(), "127.77.3.10");
+        assert!(!ring::Receiver::new(memory.as_fd()).unwrap().has_message());
+        to.register(connection.as_fd(), 7).unwrap();
+        let ended: Vec<_> = to.ready().map(|ready| (ready.token, ready.has_ended)).collect();
+        assert_eq!(ended, [(7, true)]);
     }
 
     #[test]

@@ -8,8 +8,8 @@
 //! | 6, 7 | zero, reserved |
 //! | 8 to 23 | IP address of the sender; an IPv4 address is mapped into IPv6 |
 //!
-//! A receiver ignores what follows, so a later version can add fields. A change that old receivers do not understand raises the
-//! oldest version. They then refuse the connection without mapping the ring, and the sender uses UDP.
+//! A receiver ignores the bytes after these, so a later version can add fields. A change that old receivers do not understand
+//! raises the oldest version. Old receivers then refuse the connection without mapping the ring, and the sender uses UDP.
 
 use std::mem;
 use std::net::{IpAddr, Ipv6Addr};

@@ -22,11 +22,13 @@ const RECONNECT_QUIET_TIME: Duration = Duration::from_millis(10);
 /// Time during which UDP is used after a peer has closed a connection without using it. Each attempt loses packets.
 const REFUSED_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Interval of checks for unused rings. A ring is closed after one to two intervals without a message.
+const IDLE_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Maximum backlog of one peer. Further packets are dropped.
 const MAX_BACKLOG_BYTES: usize = 16 << 20;
 
 /// Same-host peers that packets are sent to.
-#[derive(Default)]
 pub(super) struct ShmSenders {
     peers: Vec<Peer>,
     /// Index of the peer at each address.
@@ -37,7 +39,11 @@ pub(super) struct ShmSenders {
     backlogged: Vec<usize>,
     /// Indices of unused entries.
     free: Vec<usize>,
+    /// Time of the next check for unused rings. [`NEVER`] if there are no rings.
+    idle_check_at: Time,
 }
+
+const NEVER: Time = Time(u64::MAX);
 
 struct Peer {
     address: IpAddr,
@@ -150,6 +156,17 @@ impl Peer {
 }
 
 impl ShmSenders {
+    pub(super) fn new() -> ShmSenders {
+        ShmSenders {
+            peers: Vec::new(),
+            indices: HashMap::new(),
+            last_used: 0,
+            backlogged: Vec::new(),
+            free: Vec::new(),
+            idle_check_at: NEVER,
+        }
+    }
+
     fn find(&self, address: &IpAddr) -> Option<usize> {
         match self.peers.get(self.last_used) {
             Some(peer) if peer.address == *address => Some(self.last_used),
@@ -166,7 +183,15 @@ impl ShmSenders {
         };
         self.last_used = index;
         let peer = &mut self.peers[index];
-        peer.sender.is_some() || peer.connect(index, link, now)
+        if peer.sender.is_some() {
+            return true;
+        }
+        let is_connected = peer.connect(index, link, now);
+        // The ring of the process to itself stays. There is only one.
+        if is_connected && address != link.address() {
+            self.idle_check_at = self.idle_check_at.min(now + IDLE_INTERVAL);
+        }
+        is_connected
     }
 
     fn add(&mut self, peer: Peer) -> usize {
@@ -191,10 +216,47 @@ impl ShmSenders {
         (peer.backlog, peer.backlog_bytes) = (VecDeque::new(), 0);
         self.backlogged.retain(|backlogged| *backlogged != index);
         if peer.udp_until.is_none() {
-            self.indices.remove(&peer.address);
-            self.free.push(index);
-            self.last_used = usize::MAX;
+            self.remove(index);
         }
+    }
+
+    fn remove(&mut self, index: usize) {
+        self.indices.remove(&self.peers[index].address);
+        self.free.push(index);
+        self.last_used = usize::MAX;
+    }
+
+    /// Closes rings that were not used for [`IDLE_INTERVAL`], if it is time for a check. No message may be waiting to be
+    /// [sent](ShmSenders::send).
+    ///
+    /// The peer has taken all messages of a closed ring, so the messages of the next ring do not overtake any. A ring stays open
+    /// while its peer is stopped. There is one timer for all rings, so an idle process is woken at most twice.
+    pub(super) fn close_idle(&mut self, link: &impl Link, now: Time) {
+        if !self.is_idle_check_due(now) {
+            return;
+        }
+        self.idle_check_at = NEVER;
+        for index in 0..self.peers.len() {
+            let peer = &mut self.peers[index];
+            let is_idle = |sender: &mut ShmSender| sender.is_unused_for(IDLE_INTERVAL, now);
+            if peer.sender.is_none() || peer.address == link.address() {
+                continue;
+            }
+            let idle = if peer.backlog.is_empty() { peer.sender.take_if(is_idle) } else { None };
+            match idle {
+                Some(sender) => {
+                    link.disconnect(sender);
+                    self.remove(index);
+                }
+                None => self.idle_check_at = now + IDLE_INTERVAL,
+            }
+        }
+    }
+
+    /// Whether [`close_idle`](ShmSenders::close_idle) would check for unused rings.
+    #[inline]
+    pub(super) fn is_idle_check_due(&self, now: Time) -> bool {
+        self.idle_check_at <= now
     }
 
     /// Number of connected peers.
@@ -219,9 +281,10 @@ impl ShmSenders {
         self.backlogged.is_empty()
     }
 
-    /// Returns when to call [`ShmSenders::retry`].
+    /// Returns when to call [`ShmSenders::retry`] and [`ShmSenders::close_idle`].
     pub(super) fn wake_at(&self) -> Option<Time> {
-        self.backlogged.iter().map(|index| self.peers[*index].retry_at).min()
+        let idle_check = Some(self.idle_check_at).filter(|at| *at != NEVER);
+        self.backlogged.iter().map(|index| self.peers[*index].retry_at).chain(idle_check).min()
     }
 
     /// Sends messages with their prefixes to a [connected](ShmSenders::connect) peer. Queues messages that are not accepted,

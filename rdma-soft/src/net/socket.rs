@@ -292,6 +292,9 @@ pub(crate) trait Link {
     /// Shared memory is not available to this peer.
     fn connect(&self, to: IpAddr, number: usize, now: Time) -> io::Result<ShmSender>;
 
+    /// Closes a connection to a same-host peer, which frees the ring.
+    fn disconnect(&self, sender: ShmSender);
+
     /// Sends over UDP without blocking. Returns how many messages were sent, at least one.
     ///
     /// # Safety
@@ -318,6 +321,12 @@ impl Link for Socket {
 
     fn connect(&self, to: IpAddr, number: usize, now: Time) -> io::Result<ShmSender> {
         self.shm.as_ref().ok_or(io::ErrorKind::Unsupported)?.connect(to, number, now)
+    }
+
+    fn disconnect(&self, sender: ShmSender) {
+        if let Some(shm) = &self.shm {
+            shm.disconnect(sender);
+        }
     }
 
     unsafe fn send(&self, messages: &mut [libc::mmsghdr]) -> io::Result<usize> {

@@ -1,5 +1,6 @@
 mod faults;
 mod group;
+mod idle;
 mod link;
 mod loopback;
 mod memory;
@@ -92,13 +93,13 @@ fn in_own_process(name: &str, test: impl FnOnce()) {
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
 }
 
-/// Limits the number of descriptors of this process (`RLIMIT_NOFILE`). Returns the limit before.
+/// Limits the number of descriptors of this process (`RLIMIT_NOFILE`), at most to the hard limit. Returns the limit before.
 fn limit_descriptors(most: libc::rlim_t) -> libc::rlim_t {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is valid for writes, and then for reads.
     unsafe {
         assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
-        let new = libc::rlimit { rlim_cur: most, ..limit };
+        let new = libc::rlimit { rlim_cur: most.min(limit.rlim_max), ..limit };
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const new), 0);
     }
     limit.rlim_cur
