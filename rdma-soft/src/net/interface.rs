@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::{mem, ptr};
 
-use super::sockaddr::{SockAddr, is_link_local};
+use super::sockaddr::SockAddr;
 
 /// A network interface.
 pub(super) struct Interface {
@@ -57,17 +57,9 @@ impl Interface {
     }
 }
 
-/// Returns all addresses of this host except loopback and link-local addresses.
-pub(super) fn addresses() -> Vec<IpAddr> {
-    let mut all = Vec::new();
-    for_each_address(|address, _, _| all.extend(address));
-    all.retain(|address| !matches!(address, IpAddr::V6(v6) if is_link_local(v6)) && !address.is_loopback());
-    all
-}
-
 /// Calls `take` with each entry of `getifaddrs(3)`: address (`None` if it has none), whether the interface is loopback, and its
 /// name.
-fn for_each_address(mut take: impl FnMut(Option<IpAddr>, bool, &CStr)) {
+pub(super) fn for_each_address(mut take: impl FnMut(Option<IpAddr>, bool, &CStr)) {
     let mut list = ptr::null_mut();
     // SAFETY: the call writes a list to `list`, or fails.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {

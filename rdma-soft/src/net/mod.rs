@@ -16,6 +16,8 @@ mod mmsg;
 mod outbox;
 mod poll;
 mod ring;
+#[cfg_attr(not(test), expect(dead_code, reason = "the connection manager will use it"))]
+pub(crate) mod route;
 mod shm;
 mod shm_handshake;
 mod shm_receivers;

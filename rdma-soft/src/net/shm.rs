@@ -14,9 +14,9 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use super::interface;
 use super::poll::{Poll, Ready};
 use super::ring::{self, RingError};
+use super::route::LocalAddresses;
 use super::shm_handshake::{self, VERSION};
 use super::sockaddr::{SockAddr, is_link_local};
 use super::socket::check_neg;
@@ -45,33 +45,32 @@ pub(super) struct Shm {
     /// The listener and all connections.
     poll: Poll,
     handshake: [u8; shm_handshake::BYTES],
-    /// Addresses of this host when the endpoint was opened, except loopback.
-    local_addresses: Vec<IpAddr>,
+    /// Addresses of this host when the endpoint was opened.
+    local_addresses: LocalAddresses,
 }
 
 impl Shm {
     /// Listens at an address. `None` if shared memory is not available there.
     pub(super) fn open(address: IpAddr) -> Option<Shm> {
-        let is_link_only = matches!(address, IpAddr::V6(v6) if is_link_local(&v6));
-        if is_link_only {
+        if is_link_only(&address) {
             return None;
         }
         let listener = unix::bind(libc::SOCK_SEQPACKET, &name(address)).ok()?;
         unix::listen(listener.as_fd()).ok()?;
         let (poll, handshake) = (Poll::new().ok()?, shm_handshake::encode(address));
-        let shm = Shm { listener, poll, handshake, local_addresses: interface::addresses() };
+        let shm = Shm { listener, poll, handshake, local_addresses: LocalAddresses::now() };
         shm.register(shm.listener.as_fd(), LISTENER_TOKEN).ok()?;
         Some(shm)
     }
 
     /// Whether an address belongs to this host. Link-local addresses do not count.
     pub(super) fn is_local(&self, address: &IpAddr) -> bool {
-        address.is_loopback() || self.local_addresses.contains(address)
+        self.local_addresses.contains(address) && !is_link_only(address)
     }
 
     /// Like [`is_local`](Shm::is_local), but also true for an address that this host got later.
     pub(super) fn is_local_now(&self, address: &IpAddr) -> bool {
-        self.is_local(address) || interface::addresses().contains(address)
+        self.is_local(address) || (LocalAddresses::now().contains(address) && !is_link_only(address))
     }
 
     /// Descriptor to poll for packets of same-host peers.
@@ -145,6 +144,11 @@ impl Shm {
     pub(super) fn ready(&self) -> impl Iterator<Item = Ready> + use<> {
         self.poll.ready()
     }
+}
+
+/// Whether an address is link-local. Two interfaces may have the same one, so it identifies no process.
+fn is_link_only(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if is_link_local(v6))
 }
 
 /// Returns the number of the [`ShmSender`] whose connection was closed.
@@ -307,7 +311,11 @@ mod tests {
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn an_address_added_later_is_local() {
         let mut shm = Shm::open("127.77.3.9".parse().unwrap()).unwrap();
-        for address in std::mem::take(&mut shm.local_addresses) {
+        for address in shm.local_addresses.take() {
+            if is_link_only(&address) {
+                assert!(!shm.is_local_now(&address), "{address}");
+                continue;
+            }
             assert!(!shm.is_local(&address) && shm.is_local_now(&address), "{address}");
         }
         assert!(!shm.is_local_now(&"203.0.113.5".parse().unwrap()));
