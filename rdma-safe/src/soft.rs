@@ -24,8 +24,8 @@
 //! The program itself opens the device. If it requests one with another name, `Device::by_name` reports that there is
 //! only soft0. `Device::first` does not read `RDMA_DEVICE`.
 //!
-//! `soft0` has no connection manager: everything in [`cm`](crate::cm) fails with `EOPNOTSUPP`. Programs exchange
-//! addresses of queue pairs ([`QueuePairAddress`](crate::QueuePairAddress)) out of band.
+//! Connections by address ([`cm`](crate::cm)) need no set-up on one host: a [`Connector`](crate::cm::Connector) reaches the
+//! [`Listener`](crate::cm::Listener) of another process at any address of the host, such as `127.0.0.1:7471`.
 
 use std::sync::{Mutex, PoisonError};
 

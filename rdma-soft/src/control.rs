@@ -23,6 +23,12 @@ pub struct Objects {
     pub queue_pairs: usize,
     /// Shared receive queues.
     pub shared_receive_queues: usize,
+    /// Event channels of connections by address.
+    pub event_channels: usize,
+    /// Ids of connections by address.
+    pub cm_ids: usize,
+    /// Connections by address, including those in timewait, which end after about a second.
+    pub connections: usize,
 }
 
 /// Counts the objects of the device. All zero if the device cannot be created.
@@ -41,6 +47,9 @@ pub fn objects() -> Objects {
         completion_queues: state.shared.cqs.iter().count(),
         queue_pairs: state.qps.len(),
         shared_receive_queues: state.shared.srqs.iter().count(),
+        event_channels: state.cma.channels.iter().count(),
+        cm_ids: state.cma.ids.iter().count(),
+        connections: state.cma.connections(),
     }
 }
 

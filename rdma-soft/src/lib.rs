@@ -10,6 +10,8 @@
 #[allow(unsafe_code)]
 #[doc(hidden)]
 pub mod abi;
+#[doc(hidden)]
+pub mod cm;
 mod control;
 mod counters;
 mod device;

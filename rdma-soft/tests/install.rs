@@ -27,25 +27,27 @@ fn a_second_provider_is_refused() {
 }
 
 #[test]
-fn connections_by_address_are_refused_with_a_reason() {
+fn ids_use_the_open_device_and_rsockets_are_refused() {
     let (_, cm) = installed();
-    let mut number = 7;
-    // SAFETY: the functions access no argument but the number.
+    let (mut number, mut id) = (7, null_mut());
+    // SAFETY: the functions get objects of each other, and the descriptor that the refused functions get is not read.
     unsafe {
-        assert!((cm.rdma_create_event_channel)().is_null());
+        let devices = (cm.rdma_get_devices)(&mut number);
+        assert_eq!((number, devices.is_null()), (1, false));
+        (cm.rdma_free_devices)(devices);
+        let channel = (cm.rdma_create_event_channel)();
+        assert_eq!((cm.rdma_create_id)(channel, &mut id, null_mut(), RDMA_PS_TCP), 0);
+        assert_eq!((cm.rdma_destroy_id)(id), 0);
+        assert_eq!((cm.rdma_create_id)(channel, &mut id, null_mut(), RDMA_PS_IB), -1);
         assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
-        assert_eq!((cm.rdma_create_id)(null_mut(), null_mut(), null_mut(), RDMA_PS_TCP), -1);
-        assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
-        assert!((cm.rdma_get_devices)(&mut number).is_null());
-        assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+        (cm.rdma_destroy_event_channel)(channel);
         assert_eq!((cm.rsocket)(libc::AF_INET, libc::SOCK_STREAM, 0), -1);
+        assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
         assert_eq!((cm.riowrite)(-1, null_mut(), 0, 0, 0) as isize, -1);
         assert_eq!((cm.rfcntl)(-1, libc::F_GETFL), -1);
-        (cm.rdma_free_devices)(null_mut());
         assert_eq!(text((cm.rdma_event_str)(RDMA_CM_EVENT_UNREACHABLE)), c"RDMA_CM_EVENT_UNREACHABLE");
         assert_eq!(text((cm.rdma_event_str)(rdma_cm_event_type(99))), c"UNKNOWN EVENT");
     }
-    assert_eq!(number, 0);
 }
 
 #[test]

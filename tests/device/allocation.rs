@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rdma_safe::mr::Pages;
 use rdma_safe::{Access, Buffer, Endpoint, EndpointBuilder, ExposedRegion, Operation, ProtectionDomain, Work};
@@ -15,7 +16,15 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system allocator, with a count of allocations per thread.
+/// Bytes that are allocated in Rust.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes that this process has allocated in Rust.
+pub(crate) fn live() -> usize {
+    LIVE.load(Ordering::Relaxed)
+}
+
+/// The system allocator, with a count of allocations per thread and of live bytes.
 pub(crate) struct Counting;
 
 fn count() {
@@ -27,23 +36,27 @@ fn count() {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
+        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's contract is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
+        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's contract is the same.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
+        LIVE.fetch_add(size.wrapping_sub(layout.size()), Ordering::Relaxed);
         // SAFETY: the caller's contract is the same.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's contract is the same.
         unsafe { System.dealloc(pointer, layout) }
     }

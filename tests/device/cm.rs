@@ -13,7 +13,7 @@ use rdma_safe::qp::Ece;
 use rdma_safe::{Access, Errno, Error, QueuePair, QueuePairState};
 
 use crate::support::lab::{Data, Lab, Mode, Op, Wr};
-use crate::support::{DEADLINE, Rdma, device_with_cm, error_of};
+use crate::support::{DEADLINE, Rdma, device, error_of};
 
 /// Time limit for resolving addresses and routes.
 pub(crate) const RESOLVE: Duration = Duration::from_secs(2);
@@ -146,7 +146,7 @@ impl Connection {
 
 #[test]
 fn ids_connect_by_address_and_disconnect() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let mut connection = connected(&rdma, &channels[0], &channels[1], address);
@@ -165,7 +165,7 @@ fn ids_connect_by_address_and_disconnect() {
 
 #[test]
 fn an_accepted_id_outlives_its_listener_and_migrates_to_another_channel() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
     let mut connection = connected(&rdma, &active, &passive, address);
@@ -185,7 +185,7 @@ fn an_accepted_id_outlives_its_listener_and_migrates_to_another_channel() {
 
 #[test]
 fn a_rejection_has_a_reason_and_private_data() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (server, local) = listener(&channel, address);
@@ -224,7 +224,7 @@ fn a_rejection_has_a_reason_and_private_data() {
 
 #[test]
 fn calls_on_unresolved_ids_and_unusable_addresses_are_errors() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
@@ -262,7 +262,7 @@ fn calls_on_unresolved_ids_and_unusable_addresses_are_errors() {
 
 #[test]
 fn a_port_in_use_cannot_be_bound() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (server, local) = listener(&channel, address);
@@ -287,7 +287,7 @@ fn a_port_in_use_cannot_be_bound() {
 
 #[test]
 fn too_much_private_data_is_refused_before_the_call() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (_server, local) = listener(&channel, address);
@@ -302,7 +302,7 @@ fn too_much_private_data_is_refused_before_the_call() {
 
 #[test]
 fn options_of_an_id_are_set_and_invalid_values_refused() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
@@ -325,7 +325,7 @@ fn options_of_an_id_are_set_and_invalid_values_refused() {
 
 #[test]
 fn ece_options_are_offered_accepted_and_rejected() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (server, local) = listener(&channel, address);
@@ -358,7 +358,7 @@ fn ece_options_are_offered_accepted_and_rejected() {
 
 #[test]
 fn a_message_before_the_rtu_establishes_the_connection() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
     let (server, local) = listener(&passive, address);
@@ -386,7 +386,7 @@ fn datagram_id(channel: &EventChannel, address: Ipv4Addr) -> Id {
 
 #[test]
 fn a_datagram_service_is_resolved_by_address() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (active, passive) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
     let mut server = datagram_id(&passive, address);
@@ -411,7 +411,7 @@ fn a_datagram_service_is_resolved_by_address() {
 
 #[test]
 fn multicast_groups_are_joined_and_left() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let group = (Ipv4Addr::new(239, 1, 2, 3), 0);

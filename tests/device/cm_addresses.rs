@@ -14,11 +14,11 @@ use crate::cm::{RESOLVE, listener, next, request};
 use crate::cm_connections::{connected, failure};
 use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device_with_cm, error_of, filled};
+use crate::support::{DEADLINE, device, error_of, filled};
 
 /// Runs `body` in a separate process, because librdmacm keeps the device open until its process ends.
 fn with_own_device(test: &str, body: impl FnOnce()) {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     if peer::role().is_some() {
         return body();
     }
@@ -154,7 +154,7 @@ fn ids_connect_by_ipv6_and_ipv6_only_listeners_reject_ipv4() {
 
 #[test]
 fn infiniband_addresses_are_refused_by_other_devices() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     if !rdma.is_rxe() {
         return println!("skipped: {} may be InfiniBand", rdma.device_name());
     }

@@ -6,11 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_safe::cm::{Cause, CmError, ConnectError, Connection, Connector, Listener, RejectReason, Step};
-use rdma_safe::{Endpoint, Error, WcStatus};
+use rdma_safe::{Endpoint, Error, WcStatus, soft};
 
+use crate::allocation::live;
 use crate::cm::address;
 use crate::support::child::{allocated, in_own_process, open_files};
-use crate::support::{DEADLINE, device_with_cm, error_of, filled, pattern};
+use crate::support::{DEADLINE, device, error_of, filled, pattern, within_deadline};
 
 pub(crate) fn listener(address: Ipv4Addr) -> (Listener, SocketAddr) {
     let listener = Listener::bind((address, 0)).unwrap();
@@ -48,7 +49,7 @@ pub(crate) fn failure(error: Error) -> ConnectError {
 
 #[test]
 fn each_end_uses_its_own_ack_timeout() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let timeout = |end: &Connection| end.queue_pair().query().unwrap().timeout().unwrap();
     let (listener, _) = listener(address);
@@ -62,7 +63,7 @@ fn each_end_uses_its_own_ack_timeout() {
 
 #[test]
 fn endpoints_connect_by_address_and_exchange_data() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let (mut a, mut b) = connected(&Connector::new(), &mut listener);
@@ -96,7 +97,7 @@ fn endpoints_connect_by_address_and_exchange_data() {
 
 #[test]
 fn an_unconfirmed_disconnect_returns_all_buffers() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let (a, b) = connected(&Connector::new(), &mut listener);
@@ -110,7 +111,7 @@ fn an_unconfirmed_disconnect_returns_all_buffers() {
 
 #[test]
 fn a_rejected_connection_reports_the_reason() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let refused = thread::scope(|scope| {
@@ -140,7 +141,7 @@ fn a_rejected_connection_reports_the_reason() {
 
 #[test]
 fn unresolvable_names_are_errors() {
-    let Some(_rdma) = device_with_cm() else { return };
+    let Some(_rdma) = device() else { return };
     let error = error_of(Connector::new().connect("no-such-host.invalid:7471"));
     assert!(matches!(error, Error::Cm(CmError::NoAddress { .. })), "{error}");
     let error = error_of(Connector::new().connect("10.0.0.2"));
@@ -151,7 +152,7 @@ fn unresolvable_names_are_errors() {
 
 #[test]
 fn connecting_to_an_unresponsive_peer_times_out() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     // The listener reads no request.
     let (listener, local) = listener(address);
@@ -164,7 +165,7 @@ fn connecting_to_an_unresponsive_peer_times_out() {
 
 #[test]
 fn requests_beyond_a_full_backlog_are_retried() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let mut listener = Listener::bind_with((address, 0), 1).unwrap();
     let local = listener.local_address();
@@ -203,18 +204,17 @@ fn requests_beyond_a_full_backlog_are_retried() {
 #[test]
 fn a_killed_peer_ends_the_connection() {
     const NAME: &str = "cm_connections::a_killed_peer_ends_the_connection";
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
-    if let Some(port) = std::env::var_os("RDMA_TEST_CM_PORT") {
-        let port: u16 = port.to_str().unwrap().parse().unwrap();
-        let _connection = Connector::new().connect((address, port)).unwrap();
+    if let Ok(server) = std::env::var("RDMA_TEST_CM_SERVER") {
+        let _connection = Connector::new().connect(server).unwrap();
         // SAFETY: the process kills itself.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
     let (mut listener, local) = listener(address);
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", NAME, "--nocapture"])
-        .env("RDMA_TEST_CM_PORT", local.port().to_string())
+        .env("RDMA_TEST_CM_SERVER", local.to_string())
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
@@ -252,7 +252,7 @@ pub(crate) fn kernel_objects() -> Option<[usize; 2]> {
 
 #[test]
 fn two_hundred_connections_leak_nothing() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     in_own_process("cm_connections::two_hundred_connections_leak_nothing", || {
         let (mut listener, _) = listener(address);
@@ -267,7 +267,12 @@ fn two_hundred_connections_leak_nothing() {
             if round == 1 {
                 before = Some((open_files(), kernel_objects()));
             }
-            memory.push(allocated());
+            // soft0 holds ended connections in timewait, in memory of this process.
+            if rdma.is_soft() && [99, 199].contains(&round) {
+                within_deadline("the end of timewait", || (soft::objects().connections == 0).then_some(()));
+            }
+            // The C library counts memory that a thread of soft0 has freed as allocated, until that thread uses it again.
+            memory.push(if rdma.is_soft() { live() } else { allocated() });
         }
         assert_eq!(Some((open_files(), kernel_objects())), before);
         // The first rounds grow the heap, since the allocator keeps freed memory. Later rounds would show a leak of even the

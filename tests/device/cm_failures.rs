@@ -19,12 +19,12 @@ use crate::channel::is_readable;
 use crate::cm::{address, next, request, resolved, transition};
 use crate::cm_connections::{connected, failure, listener};
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device_with_cm, error_of, filled};
+use crate::support::{DEADLINE, device, error_of, filled};
 
 /// The device under test and its IPv4 address. Returns from the test if it is skipped.
 macro_rules! require {
     () => {{
-        let Some(rdma) = device_with_cm() else { return };
+        let Some(rdma) = device() else { return };
         let Some(address) = address(&rdma) else { return };
         (rdma, address)
     }};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdma_safe::cm::{Address, AddressFamily, AddressQuery, CmError, Connector, EventChannel, Id, Listener, PortSpace};
 use rdma_safe::{Error, Gid, QueuePairType};
 
-use crate::support::{Rdma, device_with_cm, error_of};
+use crate::support::{Rdma, device, error_of};
 
 /// The device's IPv4 address, or `None` after printing why the test is skipped.
 fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
@@ -19,7 +19,7 @@ fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
 
 #[test]
 fn numeric_addresses_and_ports_are_resolved_unchanged() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let query = AddressQuery::new().node(address.to_string()).service("7471").numeric_host();
     let found = query.clone().lookup().unwrap();
@@ -36,7 +36,7 @@ fn numeric_addresses_and_ports_are_resolved_unchanged() {
 
 #[test]
 fn resolved_addresses_can_be_bound_and_connected() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let own = AddressQuery::new().service("0").passive().family(AddressFamily::V4).lookup().unwrap();
     let info = own.last().expect("an address");
@@ -55,7 +55,7 @@ fn resolved_addresses_can_be_bound_and_connected() {
 
 #[test]
 fn names_and_services_resolve_as_the_host_resolves_them() {
-    let Some(_rdma) = device_with_cm() else { return };
+    let Some(_rdma) = device() else { return };
     let known = ("localhost", 7471).to_socket_addrs().map(Vec::from_iter).unwrap_or_default();
     let found = AddressQuery::new().node("localhost").service("7471").lookup();
     match known.is_empty() {
@@ -79,7 +79,7 @@ fn names_and_services_resolve_as_the_host_resolves_them() {
 
 #[test]
 fn infiniband_addresses_are_written_as_gids() {
-    let Some(_rdma) = device_with_cm() else { return };
+    let Some(_rdma) = device() else { return };
     let gid: Ipv6Addr = "fe80::2:c903:0:1".parse().unwrap();
     let query = AddressQuery::new().node(gid.to_string()).service("7471").family(AddressFamily::Ib);
     let found = query.space(PortSpace::TCP).lookup().unwrap();
@@ -91,7 +91,7 @@ fn infiniband_addresses_are_written_as_gids() {
 
 #[test]
 fn unknown_names_are_errors_with_a_reason() {
-    let Some(_rdma) = device_with_cm() else { return };
+    let Some(_rdma) = device() else { return };
     let node = |node: &str| AddressQuery::new().node(node);
     for (query, expected) in [
         (node("no-such-host.invalid"), ""),
@@ -108,7 +108,7 @@ fn unknown_names_are_errors_with_a_reason() {
 /// Functions of rdma-core 60, which is newer than all tested releases.
 #[test]
 fn functions_missing_in_an_older_library_are_named() {
-    let Some(_rdma) = device_with_cm() else { return };
+    let Some(_rdma) = device() else { return };
     let channel = EventChannel::new().unwrap();
     let mut id = Id::new(&channel, PortSpace::TCP).unwrap();
     let query = AddressQuery::new().node("127.0.0.1");

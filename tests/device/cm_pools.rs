@@ -4,7 +4,7 @@ use rdma_safe::cm::{Connection, Connector, Listener, SetConnection};
 use rdma_safe::{Endpoint, EndpointSet, Error, Operation, ProtectionDomain, ReceivePool};
 
 use crate::cm::address;
-use crate::support::{DEADLINE, device_with_cm, error_of, filled, pattern, within_deadline};
+use crate::support::{DEADLINE, device, error_of, filled, pattern, within_deadline};
 
 const CLIENTS: u64 = 24;
 const LEN: usize = 300;
@@ -39,7 +39,7 @@ fn full_pool(pd: &ProtectionDomain) -> ReceivePool {
 
 #[test]
 fn clients_connected_by_address_share_a_receive_pool() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
     let mut pool = full_pool(&pd);
@@ -83,7 +83,7 @@ fn clients_connected_by_address_share_a_receive_pool() {
 
 #[test]
 fn clients_connected_by_address_share_an_endpoint_set() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
     let mut pool = full_pool(&pd);
@@ -153,7 +153,7 @@ fn clients_connected_by_address_share_an_endpoint_set() {
 
 #[test]
 fn both_ends_of_a_connection_can_be_in_sets() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let pd = rdma.pd();
     let mut sets = [(); 2].map(|()| EndpointSet::builder(pd.context(), 64).build().unwrap());

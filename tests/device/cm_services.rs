@@ -12,7 +12,7 @@ use rdma_safe::{Buffer, DatagramEndpoint, Endpoint, Error, Gid, GidType, LinkLay
 
 use crate::cm_connections::kernel_objects;
 use crate::support::child::{in_own_process, open_files};
-use crate::support::{DEADLINE, Rdma, device_with_cm, error_of};
+use crate::support::{DEADLINE, Rdma, device, error_of};
 
 /// The device's IPv4 address, or `None` after printing why the test is skipped.
 fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
@@ -57,7 +57,7 @@ fn post(endpoint: &mut DatagramEndpoint, receives: usize) {
 
 #[test]
 fn a_service_is_found_and_answers() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     thread::scope(|scope| {
@@ -94,7 +94,7 @@ fn a_service_is_found_and_answers() {
 
 #[test]
 fn one_endpoint_answers_many_requests_and_finds_many_services() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     thread::scope(|scope| {
@@ -138,7 +138,7 @@ fn one_endpoint_answers_many_requests_and_finds_many_services() {
 
 #[test]
 fn a_missing_or_refusing_service_is_an_error() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let find = || failure(error_of(Connector::new().find_datagrams(local.ip().unwrap())));
@@ -164,7 +164,7 @@ fn a_missing_or_refusing_service_is_an_error() {
 
 #[test]
 fn finding_an_unresponsive_service_times_out() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     // The listener reads no request.
     let (listener, local) = listener(address);
@@ -177,7 +177,7 @@ fn finding_an_unresponsive_service_times_out() {
 
 #[test]
 fn an_endpoint_with_another_queue_key_neither_finds_nor_answers() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     let other = rdma.endpoint(&rdma.pd()).build_datagrams(0x77).unwrap();
@@ -215,7 +215,7 @@ fn send_to_group(member: &mut GroupMember, text: &[u8]) {
 
 #[test]
 fn group_members_receive_multicasts_until_they_leave() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     if rdma.query_port(rdma.port).unwrap().link_layer() != LinkLayer::ETHERNET {
         return println!("skipped: the subnet manager creates the groups");
@@ -258,7 +258,7 @@ fn addresses_of_ipv6(rdma: &Rdma) -> Vec<SocketAddrV6> {
 
 #[test]
 fn ipv6_services_are_found_and_ipv6_groups_joined_if_supported() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let addresses = addresses_of_ipv6(&rdma);
     if addresses.is_empty() {
         return println!("skipped: the port has no IPv6 GID");
@@ -304,7 +304,7 @@ fn ipv6_services_are_found_and_ipv6_groups_joined_if_supported() {
 
 #[test]
 fn a_group_needs_a_local_source_and_any_domain_of_the_device() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     // A documentation address (RFC 5737), which no device has.
     let nowhere = Connector::new().source((Ipv4Addr::new(192, 0, 2, 1), 0));
@@ -320,7 +320,7 @@ fn a_group_needs_a_local_source_and_any_domain_of_the_device() {
 
 #[test]
 fn services_and_group_members_leak_nothing() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     if rdma.query_port(rdma.port).unwrap().link_layer() != LinkLayer::ETHERNET {
         return println!("skipped: the subnet manager creates the groups");

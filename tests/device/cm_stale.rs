@@ -10,7 +10,7 @@ use rdma_safe::{Errno, Error, QueuePairState};
 use crate::channel::is_readable;
 use crate::cm::{RESOLVE, address, listener, next, request, resolved};
 use crate::cm_connections::connected;
-use crate::support::{DEADLINE, device_with_cm, error_of, within_deadline};
+use crate::support::{DEADLINE, device, error_of, within_deadline};
 
 #[track_caller]
 fn expect_error(result: Result<(), Error>, call: &str, errno: i32) {
@@ -63,7 +63,7 @@ fn expect_unusable(id: &mut Id) {
 
 #[test]
 fn an_id_connects_once() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
@@ -92,7 +92,7 @@ fn an_id_connects_once() {
 
 #[test]
 fn the_id_of_a_connection_cannot_connect_again() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let mut listener = Listener::bind((address, 0)).unwrap();
     let (a, mut b) = connected(&Connector::new(), &mut listener);
@@ -107,7 +107,7 @@ fn the_id_of_a_connection_cannot_connect_again() {
 
 #[test]
 fn a_source_port_in_use_is_refused() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channel = EventChannel::new().unwrap();
     let (_server, local) = listener(&channel, address);
@@ -131,7 +131,7 @@ fn a_source_port_in_use_is_refused() {
 
 #[test]
 fn two_ids_that_reuse_a_port_connect_from_it() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
@@ -162,7 +162,7 @@ fn two_ids_that_reuse_a_port_connect_from_it() {
 
 #[test]
 fn a_request_of_a_destroyed_client_cannot_be_answered() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
@@ -185,7 +185,7 @@ fn a_request_of_a_destroyed_client_cannot_be_answered() {
 
 #[test]
 fn an_id_cannot_be_reused_after_its_connection() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     for (numbers, destroy_active) in [([0x40, 0x41], true), ([0x42, 0x43], false)] {
@@ -206,7 +206,7 @@ fn an_id_cannot_be_reused_after_its_connection() {
 
 #[test]
 fn unread_events_are_destroyed_with_their_id() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let (server, local) = listener(&channels[1], address);
@@ -240,7 +240,7 @@ fn unread_events_are_destroyed_with_their_id() {
 
 #[test]
 fn a_repeated_queue_pair_number_is_a_stale_connection() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
     let Ends { mut active, passive } = Ends::connect([&channels[0], &channels[1]], [0x60, 0x61], address);
@@ -264,7 +264,7 @@ fn a_repeated_queue_pair_number_is_a_stale_connection() {
 
 #[test]
 fn simultaneous_disconnects_both_succeed() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(address) = address(&rdma) else { return };
     let mut listener = Listener::bind((address, 0)).unwrap();
     let connector = Connector::new();

@@ -15,7 +15,7 @@ use crate::support::child::open_files;
 use crate::support::link::connected as connected_endpoints;
 use crate::support::own_device::OwnDevice;
 use crate::support::peer::{self, Peer};
-use crate::support::{DEADLINE, device_with_cm, error_of, filled, within_deadline};
+use crate::support::{DEADLINE, device, error_of, filled, within_deadline};
 
 /// An object of each kind that keeps the device open.
 struct Objects {
@@ -144,7 +144,7 @@ impl Objects {
 #[test]
 fn objects_of_a_removed_device_report_it_and_can_be_dropped_in_any_order() {
     const NAME: &str = "cm_unplug::objects_of_a_removed_device_report_it_and_can_be_dropped_in_any_order";
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     if let Some(first) = peer::role() {
         let connector = Connector::new();
         // The first connection opens the device, here and in librdmacm.
@@ -179,7 +179,7 @@ fn objects_of_a_removed_device_report_it_and_can_be_dropped_in_any_order() {
 
 #[test]
 fn a_removed_device_disappears_once_it_is_closed() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let Some(own) = OwnDevice::new(&rdma) else { return };
     let pd = Device::by_name(OwnDevice::NAME).unwrap().open().unwrap().alloc_pd().unwrap();
     let (mut a, mut b) = connected_endpoints(Endpoint::builder(&pd));

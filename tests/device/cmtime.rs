@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::pingpong::wait_for_listener;
 use crate::support::program::{Program, Running, free_port};
-use crate::support::{DEADLINE, Rdma, device_with_cm, within};
+use crate::support::{DEADLINE, Rdma, device, within};
 
 const STEPS: [&str; 17] = [
     "full connect",
@@ -128,7 +128,7 @@ fn expect_success(running: &mut Running) -> String {
 
 #[test]
 fn our_cmtime_connects_to_the_c_server() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     let port = free_port().to_string();
     let synchronises = synchronises(&c);
@@ -155,7 +155,7 @@ fn our_cmtime_connects_to_the_c_server() {
 
 #[test]
 fn our_cmtime_serves_the_c_client() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     let port = free_port().to_string();
     let arguments = ["-c", "20", "-p", &port];
@@ -188,7 +188,7 @@ fn interface(rdma: &Rdma) -> String {
 
 #[test]
 fn a_controller_matches_servers_and_clients() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cmtime")) else { return };
     let (port, interface) = (free_port().to_string(), interface(&rdma));
     let arguments = ["-C", &address, "-p", &port, "-c", "10", "-P", "4", "-B", &interface];
@@ -206,7 +206,7 @@ fn a_controller_matches_servers_and_clients() {
 
 #[test]
 fn simulations_create_no_queue_pairs_and_sockets_can_be_measured() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cmtime")) else { return };
     let port = free_port().to_string();
     let arguments = ["-c", "10", "-p", &port, "-m", "2000"];
@@ -229,7 +229,7 @@ fn simulations_create_no_queue_pairs_and_sockets_can_be_measured() {
 
 #[test]
 fn a_killed_or_mismatched_peer_is_an_error() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("cmtime")) else { return };
     let port = free_port().to_string();
     let refused = |running: &mut Running| {

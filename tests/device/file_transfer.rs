@@ -9,7 +9,7 @@ use rdma_safe::{Endpoint, Error, RemoteMemory, WcStatus, Work};
 use serde_json::{Value, json};
 
 use crate::support::program::{Program, Running, TIME_LIMIT, free_port};
-use crate::support::{DEADLINE, Rdma, device_with_cm, pattern, within};
+use crate::support::{DEADLINE, Rdma, device, pattern, within};
 
 /// More bytes than a receiver buffers at once.
 const SIZE: usize = 10_000_001;
@@ -25,7 +25,7 @@ struct Setup {
 
 impl Setup {
     fn new(name: &str) -> Option<Setup> {
-        let rdma = device_with_cm()?;
+        let rdma = device()?;
         let Some(address) = rdma.gid.gid.ipv4().as_ref().map(Ipv4Addr::to_string) else {
             println!("skipped: the GID of the tests is not an IPv4 address");
             return None;

@@ -36,9 +36,9 @@ mod cm_names;
 #[cfg(not(miri))]
 mod cm_pools;
 #[cfg(not(miri))]
-mod cm_refused;
-#[cfg(not(miri))]
 mod cm_services;
+#[cfg(not(miri))]
+mod cm_soft;
 #[cfg(not(miri))]
 mod cm_stale;
 #[cfg(not(miri))]

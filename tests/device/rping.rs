@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use crate::support::program::{Program, Running, free_port};
-use crate::support::{DEADLINE, Rdma, device_with_cm, within};
+use crate::support::{DEADLINE, Rdma, device, within};
 
 /// The device's IPv4 address, or `None` after printing why the test is skipped.
 fn address(rdma: &Rdma) -> Option<String> {
@@ -57,7 +57,7 @@ fn run_pair(server: &Program, from: &Program, address: &str, size: &str) {
 
 #[test]
 fn our_rping_pings_the_c_server() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     for size in ["64", "4096", "65535"] {
         run_pair(&c, &ours, &address, size);
@@ -66,7 +66,7 @@ fn our_rping_pings_the_c_server() {
 
 #[test]
 fn our_rping_serves_the_c_client() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     for size in ["64", "4096", "65535"] {
         run_pair(&ours, &c, &address, size);
@@ -75,7 +75,7 @@ fn our_rping_serves_the_c_client() {
 
 #[test]
 fn a_persistent_rping_serves_concurrent_clients_of_both_kinds() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     let port = free_port().to_string();
     let serving = serve(&ours, &["-P", "-v", "-p", &port]);
@@ -90,7 +90,7 @@ fn a_persistent_rping_serves_concurrent_clients_of_both_kinds() {
 
 #[test]
 fn a_killed_or_missing_server_is_an_error() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let (Some(address), Some(ours)) = (address(&rdma), Program::example("rping")) else { return };
     let port = free_port().to_string();
     let serving = serve(&ours, &["-v", "-p", &port]);

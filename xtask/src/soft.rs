@@ -19,7 +19,7 @@ Examples:
 
 /// Run a program that uses libibverbs, in any language, on soft0: a software RNIC in the program's own process
 ///
-/// LD_PRELOAD and RDMA_SYS_LIBIBVERBS replace libibverbs, so the program sees no other device. Its input, output and
+/// LD_PRELOAD, RDMA_SYS_LIBIBVERBS and RDMA_SYS_LIBRDMACM replace libibverbs and librdmacm, so the program sees no other device. Its input, output and
 /// exit status are passed through. Programs on one machine reach each other without --addr.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -67,7 +67,7 @@ pub(crate) fn preload(command: &mut Command, library: &Path, others: Option<OsSt
         preload.push(":");
         preload.push(others);
     }
-    command.env("LD_PRELOAD", preload).env("RDMA_SYS_LIBIBVERBS", name);
+    command.env("LD_PRELOAD", preload).env("RDMA_SYS_LIBIBVERBS", name).env("RDMA_SYS_LIBRDMACM", name);
     Ok(())
 }
 

@@ -9,11 +9,11 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::connection::{send_hello, send_message};
-use crate::support::{DEADLINE, device_with_cm};
+use crate::support::{DEADLINE, device};
 
 #[test]
 fn each_test_runs_over_rdmacm_connections() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let count = "--rdma-cm --iters 60 --yield";
     for test in [
         "send bw --size 64,64K --validate",
@@ -37,7 +37,7 @@ fn each_test_runs_over_rdmacm_connections() {
 
 #[test]
 fn a_server_accepts_several_clients_concurrently() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let server = rdma.server("");
     let options = "-R --size 64 --iters 50 --yield --sl 3 --tclass 0x68 --qp-timeout 100ms --retry-count 3 --mtu 512";
     let client = |test: &str| rdma.start(&server.client(test, &format!("{options} --validate --format json")));
@@ -58,7 +58,7 @@ fn a_server_accepts_several_clients_concurrently() {
 
 #[test]
 fn ctrl_c_or_a_killed_peer_ends_a_set_up_by_rdmacm() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let server = rdma.server("");
     let many = "-R --qps 400 --tx-depth 16 --size 64 --duration 20s --quiet";
     for delay in [0, 300, 900] {
@@ -78,7 +78,7 @@ fn ctrl_c_or_a_killed_peer_ends_a_set_up_by_rdmacm() {
 
 #[test]
 fn requests_without_the_token_are_rejected() {
-    let Some(rdma) = device_with_cm() else { return };
+    let Some(rdma) = device() else { return };
     let server = rdma.server("");
     let report = rdma.run(&server.client("write bw", "-R --size 64 --iters 5 --format json")).report();
     let (mut stream, answer) = send_hello(&server, report.at("/plan"), report.at("/client"));

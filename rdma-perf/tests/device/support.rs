@@ -53,17 +53,6 @@ pub(crate) fn device() -> Option<Rdma> {
     Some(Rdma { arguments, is_rxe: context.attributes().vendor_id() == 0xff_ffff, is_soft })
 }
 
-/// Like [`device`], for tests with `--rdma-cm`. Skipping them on soft0, which has no connection manager, is never a
-/// failure.
-pub(crate) fn device_with_cm() -> Option<Rdma> {
-    let rdma = device()?;
-    if rdma.is_soft {
-        println!("skipped: soft0 has no connection manager");
-        return None;
-    }
-    Some(rdma)
-}
-
 fn skip<T>(reason: &str) -> Option<T> {
     assert!(variable("RDMA_REQUIRE_DEVICE").as_deref() != Some("1"), "RDMA_REQUIRE_DEVICE is set, but {reason}");
     println!("skipped: {reason}");

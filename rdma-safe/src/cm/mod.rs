@@ -17,7 +17,8 @@
 //! this crate does not expose. An id names its device ([`Id::device_name`]), and its queue pair may belong to any
 //! [`Context`](crate::Context) of that device.
 //!
-//! `soft0`, the software RNIC of the crate rdma-soft, has no connection manager. All calls of this module fail there.
+//! `soft0`, the software RNIC of the crate rdma-soft, needs no librdmacm. On one host, its programs connect to `127.0.0.1`, `::1`
+//! and all other addresses of the host, although the device of each process has an address of its own.
 //!
 //! Event-driven programs use ids and their own queue pairs:
 //!

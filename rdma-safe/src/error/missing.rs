@@ -34,8 +34,7 @@ impl From<&'static LoadError> for Error {
 pub(super) fn load(error: &&LoadError, f: &mut Formatter<'_>) -> Result {
     write!(f, "{error}")?;
     match error {
-        // soft0 has no connection manager.
-        LoadError::Library { library, .. } if library.starts_with("libibverbs") => write!(f, "; or {SOFT}"),
+        LoadError::Library { .. } => write!(f, "; or {SOFT}"),
         _ => Ok(()),
     }
 }

@@ -137,11 +137,6 @@ fn cm_cause(verb: Verb, errno: Errno) -> Option<&'static str> {
         (Verb::RdmaCreateEventChannel, libc::EACCES) => {
             "this user may not open /dev/infiniband/rdma_cm: check owner and mode, and the device cgroup of a container"
         }
-        // soft0 reports this, and no kernel does. It is the first call of every connection.
-        (Verb::RdmaCreateEventChannel, libc::EOPNOTSUPP) => {
-            "soft0 has no connection manager: exchange addresses out of band (QueuePairAddress), or use a device of the kernel: \
-             see `rdma link`"
-        }
         (Verb::RdmaBindAddr | Verb::RdmaListen, libc::EADDRINUSE) => {
             "another id uses the port: use a different one, or 0 for a free one"
         }
@@ -259,7 +254,6 @@ mod tests {
         assert!(of(Verb::RdmaResolveRoute, libc::ENODEV).to_string().contains("127.0.0.1"));
         assert!(of(Verb::RdmaJoinMulticast, ENOTSUPP).to_string().contains("only IPv4 groups"));
         assert!(of(Verb::RdmaCreateEventChannel, libc::EPERM).to_string().contains("modprobe rdma_ucm"));
-        assert!(of(Verb::RdmaCreateEventChannel, libc::EOPNOTSUPP).to_string().contains("QueuePairAddress"));
         assert_eq!(of(Verb::RdmaCreateId, libc::ETIMEDOUT).explain(), None, "no firmware was asked");
     }
 

@@ -1,4 +1,4 @@
-//! Support of programs that open libibverbs with `dlopen`, such as NCCL, rdma-mummy and Python with ctypes.
+//! Support of programs that open libibverbs or librdmacm with `dlopen`, such as NCCL, rdma-mummy and Python with ctypes.
 //!
 //! Preloading overrides the symbols that a program is linked with, but not the symbols of a library that it opens by name. A link
 //! of that name in a directory of `LD_LIBRARY_PATH` would override them, too. But libmlx5 and librdmacm would then find this
@@ -10,7 +10,10 @@ use core::ptr::null_mut;
 
 use crate::next::Next;
 
-const NAMES: [&CStr; 2] = [c"libibverbs.so.1", c"libibverbs.so"];
+const NAMES: [&CStr; 4] = [c"libibverbs.so.1", c"libibverbs.so", c"librdmacm.so.1", c"librdmacm.so"];
+
+/// Prefixes of the versions of functions in these libraries.
+const VERSIONS: [&[u8]; 2] = [b"IBVERBS_", b"RDMACM_"];
 
 static NEXT_DLOPEN: Next = Next::new(c"dlopen");
 static NEXT_DLVSYM: Next = Next::new(c"dlvsym");
@@ -20,7 +23,7 @@ pub(crate) fn resolve() {
     _ = (NEXT_DLOPEN.get(), NEXT_DLVSYM.get());
 }
 
-/// Opens this library for the names of libibverbs, and passes other names on.
+/// Opens this library for the names of libibverbs and librdmacm, and passes other names on.
 ///
 /// The C library searches the run path of its caller, which it finds by the return address on the stack. An optimized build
 /// jumps to the C library's `dlopen`, so the program stays the caller. In other builds the caller is this library, which has no
@@ -35,13 +38,13 @@ unsafe extern "C" fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void {
     let function =
         unsafe { transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void>(symbol) };
     // SAFETY: the caller passes a string, or null.
-    let is_libibverbs = !file.is_null() && NAMES.contains(&unsafe { CStr::from_ptr(file) });
-    let file = if is_libibverbs { own_name().unwrap_or(file) } else { file };
+    let is_replaced = !file.is_null() && NAMES.contains(&unsafe { CStr::from_ptr(file) });
+    let file = if is_replaced { own_name().unwrap_or(file) } else { file };
     // SAFETY: the caller keeps the contract of the function of this name.
     unsafe { function(file, mode) }
 }
 
-/// Finds the functions of this library under every `IBVERBS_` version, and passes other symbols on.
+/// Finds the functions of this library under every `IBVERBS_` and `RDMACM_` version, and passes other symbols on.
 ///
 /// The functions of this library have no versions. Other calls continue with a jump, as in [`dlopen`], since `RTLD_NEXT` depends on
 /// the caller.
@@ -55,8 +58,9 @@ unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *
     // SAFETY: the function of that name has this type.
     let function = unsafe { transmute::<*mut c_void, Find>(symbol) };
     // SAFETY: the caller passes a string.
-    let is_of_libibverbs = unsafe { CStr::from_ptr(version) }.to_bytes().starts_with(b"IBVERBS_");
-    if is_of_libibverbs && handle != libc::RTLD_NEXT && handle != libc::RTLD_DEFAULT {
+    let version_name = unsafe { CStr::from_ptr(version) }.to_bytes();
+    let is_replaced = VERSIONS.iter().any(|prefix| version_name.starts_with(prefix));
+    if is_replaced && handle != libc::RTLD_NEXT && handle != libc::RTLD_DEFAULT {
         // SAFETY: as above.
         let own = unsafe { own_symbol(handle, name) };
         if !own.is_null() {

@@ -1,6 +1,6 @@
-//! `librdma_soft.so`: the functions of libibverbs, implemented by soft0.
+//! `librdma_soft.so`: the functions of libibverbs and librdmacm, implemented by soft0.
 //!
-//! A program that is linked with libibverbs and has this library in `LD_PRELOAD` finds these functions first. The symbols have no
+//! A program that is linked with these libraries and has this library in `LD_PRELOAD` finds these functions first. The symbols have no
 //! versions, which satisfies references to any version. libibverbs may still be loaded, by the program or for its providers, but
 //! must never get an object of this device. So this library has every public function, even those that
 //! always fail.
@@ -11,6 +11,7 @@ mod next;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
+use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, timeval};
 use rdma_sys::*;
 
 /// Run by the dynamic linker when it initialises this library.
@@ -34,3 +35,11 @@ macro_rules! export {
 }
 
 soft::for_each_function!(export);
+soft::for_each_cm_function!(export);
+
+/// Fails like the other functions of rsockets. The C function is variadic. A callee that ignores the other arguments need not be.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rfcntl(_socket: c_int, _command: c_int) -> c_int {
+    // SAFETY: the function fails for every descriptor.
+    unsafe { soft::abi::rclose(-1) }
+}

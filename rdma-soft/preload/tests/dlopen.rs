@@ -22,15 +22,16 @@ fn dlopen_of_libibverbs_opens_soft0_and_other_names_pass_through() {
 fn open_libraries() {
     type List = unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void;
     type Name = unsafe extern "C" fn(*mut c_void) -> *const c_char;
-    for name in [c"libibverbs.so", c"libibverbs.so.1"] {
+    for name in [c"libibverbs.so", c"libibverbs.so.1", c"librdmacm.so", c"librdmacm.so.1"] {
         // SAFETY: the functions have these types, and the list has one device.
         unsafe {
             let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             assert!(!library.is_null(), "{name:?}");
             // NCCL asks for a version of each function.
             let list = libc::dlvsym(library, c"ibv_get_device_list".as_ptr(), c"IBVERBS_1.1".as_ptr());
+            let channel = libc::dlvsym(library, c"rdma_create_event_channel".as_ptr(), c"RDMACM_1.0".as_ptr());
             let device_name = libc::dlsym(library, c"ibv_get_device_name".as_ptr());
-            assert!(!list.is_null() && !device_name.is_null(), "{name:?}");
+            assert!(!list.is_null() && !device_name.is_null() && !channel.is_null(), "{name:?}");
             let (list, device_name) =
                 (std::mem::transmute::<*mut c_void, List>(list), std::mem::transmute::<*mut c_void, Name>(device_name));
             let mut count = 0;

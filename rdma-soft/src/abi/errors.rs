@@ -32,43 +32,11 @@ macro_rules! unsupported {
     )*};
 }
 
-// A port of 0 means failure. So does an unsigned count with all bits set, because C callers compare it with -1.
-unsupported!(c_int = -1, i64 = -1, isize = -1, usize = usize::MAX, u16 = 0);
-
-impl Unsupported for () {
-    fn unsupported() {}
-}
+// An unsigned count with all bits set means failure, because C callers compare it with -1.
+unsupported!(c_int = -1, i64 = -1, isize = -1, usize = usize::MAX);
 
 impl<T> Unsupported for *mut T {
     fn unsupported() -> Self {
         null(libc::EOPNOTSUPP)
     }
-}
-
-/// C function types that have an implementation that fails with `EOPNOTSUPP`.
-pub(super) trait UnsupportedFn {
-    /// The function that fails.
-    const FAIL: Self;
-}
-
-macro_rules! unsupported_fns {
-    ($($fail:ident($($ty:ident)*);)*) => {$(
-        unsafe extern "C" fn $fail<$($ty,)* R: Unsupported>($(_: $ty),*) -> R {
-            R::unsupported()
-        }
-
-        impl<$($ty,)* R: Unsupported> UnsupportedFn for unsafe extern "C" fn($($ty),*) -> R {
-            const FAIL: Self = $fail::<$($ty,)* R>;
-        }
-    )*};
-}
-
-unsupported_fns! {
-    fail0();
-    fail1(A);
-    fail2(A B);
-    fail3(A B C);
-    fail4(A B C D);
-    fail5(A B C D E);
-    fail6(A B C D E F);
 }

@@ -11,7 +11,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod ah;
-mod cm;
+pub(crate) mod cm;
 mod context;
 mod cq;
 mod device;
@@ -37,6 +37,7 @@ mod unsupported;
 mod wr;
 
 pub use ah::*;
+pub use cm::*;
 pub use cq::*;
 pub use device::*;
 pub use events::*;

@@ -31,7 +31,7 @@ pub(super) enum Sources<'a> {
 /// The part of the device that the lock protects.
 pub(crate) struct Core {
     /// Whether a packet was sent to the device itself.
-    has_sent_to_self: bool,
+    pub(super) has_sent_to_self: bool,
     /// Number of calls of [`Core::receive`].
     scans: u32,
     /// All packets that arrived before this time were received.
@@ -39,7 +39,7 @@ pub(crate) struct Core {
     pub(crate) state: State,
     pub(crate) links: Vec<Link>,
     pub(super) direct: Direct,
-    parts: PayloadParts,
+    pub(super) parts: PayloadParts,
     /// Addresses of the links.
     addresses: Vec<IpAddr>,
 }
@@ -80,7 +80,7 @@ impl Core {
         for (index, Link { socket, inbox, outbox, .. }) in self.links.iter_mut().enumerate() {
             let to = socket.address();
             let state = &mut self.state;
-            let each = |from, datagram: &[u8]| state.handle_packet(from, to, datagram, now);
+            let each = |from, datagram: &[u8]| state.handle_packet(index, from, to, datagram, now);
             any |= match sources {
                 Sources::All => inbox.receive(socket, each),
                 Sources::Recent => inbox.poll(socket, each),
@@ -107,6 +107,9 @@ impl Core {
         }
         self.state.expire(now, self.received_until.max(Time(now.0.saturating_sub(FLOOD))));
         self.state.fail_overruns();
+        if self.state.cma.is_due(now) {
+            self.handle_mads(now);
+        }
         any
     }
 
@@ -167,7 +170,7 @@ impl Core {
     /// When to call [`Core::progress`] next even if no packet arrives.
     pub(crate) fn wake_at(&self) -> Option<Time> {
         let links = self.links.iter().filter_map(|link| link.outbox.wake_at());
-        links.chain(self.state.wake_at()).min()
+        links.chain(self.state.wake_at()).chain(self.state.cma.wake_at()).min()
     }
 
     pub(crate) fn is_blocked(&self, link: usize) -> bool {

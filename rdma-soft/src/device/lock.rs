@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Instant;
 
-use rdma_sys::{IBV_MTU_256, ibv_mtu};
+use rdma_sys::ibv_mtu;
 
 use super::acknowledged::Acknowledged;
 use super::core::Core;
 use super::direct::Frequency;
 use super::link::Link;
 use super::polling::Polling;
-use super::qp::mtu_bytes;
+use super::qp::mtu_code;
 use super::server;
 use super::setup::{SetupError, sockets};
 use super::wakeups::Wakeups;
@@ -162,7 +162,7 @@ impl Device {
     /// The largest MTU of all addresses.
     pub(crate) fn active_mtu(&self) -> ibv_mtu {
         let most = self.lock().links.iter().map(|link| link.socket.mtu()).max().unwrap_or(1024);
-        (1..=5).rev().map(ibv_mtu).find(|mtu| mtu_bytes(*mtu) <= most).unwrap_or(IBV_MTU_256)
+        mtu_code(most)
     }
 
     /// Unlocks the device after a post or a poll. Wakes the server if work is left for it.

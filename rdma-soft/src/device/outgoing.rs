@@ -54,6 +54,14 @@ impl PayloadParts {
         unsafe { outbox.push(socket, to, headers, &self.0, now) };
     }
 
+    /// Sends bytes of the device as a packet.
+    pub(super) fn send_bytes(&mut self, link: &mut Link, to: To, headers: &Encoded, bytes: &[u8], now: Time) {
+        self.clear();
+        self.push_inline(bytes);
+        self.send(link, to, headers, now);
+        self.clear();
+    }
+
     /// Appends a copy of the parts.
     fn copy_to(&self, to: &mut Vec<u8>) {
         for part in &self.0 {

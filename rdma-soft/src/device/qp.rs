@@ -36,6 +36,8 @@ pub(crate) struct Qp {
     pub(crate) timer: Option<Time>,
     /// Whether a packet of the peer has arrived.
     has_received: bool,
+    /// Whether the connection manager waits for the first packet of the peer.
+    pub(crate) awaits_establishment: bool,
     awaits_drain: bool,
 }
 
@@ -87,6 +89,7 @@ impl Qp {
             ack_delay: AckDelay::new(),
             timer: None,
             has_received: false,
+            awaits_establishment: false,
             awaits_drain: false,
         }
     }
@@ -112,6 +115,11 @@ impl Qp {
             },
             _ => self.peer,
         }
+    }
+
+    /// Whether a packet of the peer has arrived.
+    pub(crate) fn has_received(&self) -> bool {
+        self.has_received
     }
 
     /// When [`Qp::expire`] has to be called.
@@ -437,6 +445,7 @@ impl Qp {
         shared.keys.unbind_qp(number);
         self.attr = ibv_qp_attr { cap, ..ibv_qp_attr::zeroed() };
         (self.peer, self.has_received, self.awaits_drain) = (None, false, false);
+        self.awaits_establishment = false;
         self.ack_delay = AckDelay::new();
     }
 
@@ -497,6 +506,11 @@ fn has_valid_memory(job: &Job, host: &QpHost<'_>) -> bool {
 }
 
 /// Bytes of a path MTU.
+/// The largest path MTU of at most `bytes`.
+pub(crate) fn mtu_code(bytes: u32) -> ibv_mtu {
+    (1..=5).rev().map(ibv_mtu).find(|mtu| mtu_bytes(*mtu) <= bytes).unwrap_or(IBV_MTU_256)
+}
+
 pub(crate) fn mtu_bytes(mtu: ibv_mtu) -> u32 {
     128 << mtu.0.clamp(1, 5)
 }

@@ -224,6 +224,9 @@ impl PollDetector {
                 Woken::Program => break true,
                 Woken::Peer => {
                     let mut core = device.lock_in_turn();
+                    if wait_set.has_directory_event() {
+                        core.handle_directory(device.now());
+                    }
                     core.progress_from(device.now(), Sources::All);
                     if !core.direct.is_some() {
                         core.disarm_wakeups();
@@ -255,6 +258,7 @@ enum Woken {
 
 /// Descriptors that the thread waits for.
 struct WaitSet {
+    /// The first is for wake-ups by the program, the next two are those of the directory of listeners.
     fds: Vec<libc::pollfd>,
     /// Index of the first descriptor of each link.
     links: Vec<usize>,
@@ -265,9 +269,8 @@ struct WaitSet {
 impl WaitSet {
     /// Collects the descriptors for packets, for room in blocked sockets, and for wake-ups.
     fn fill(&mut self, core: &Core, wake: &Wake) {
-        self.fds.clear();
         self.links.clear();
-        self.fds.push(pollfd(wake.fd(), libc::POLLIN));
+        self.fill_common(core, wake);
         for (index, link) in core.links.iter().enumerate() {
             self.links.push(self.fds.len());
             let blocked = if core.is_blocked(index) { libc::POLLOUT } else { 0 };
@@ -283,11 +286,24 @@ impl WaitSet {
     /// Collects the descriptors for wake-ups by the program and by peers on this host.
     fn fill_idle(&mut self, core: &Core, wake: &Wake) {
         self.links.clear();
-        self.fds.clear();
-        self.fds.push(pollfd(wake.fd(), libc::POLLIN));
+        self.fill_common(core, wake);
         self.fds.extend(
             core.links.iter().filter_map(|link| link.socket.shm_fd()).map(|fd| pollfd(fd.as_raw_fd(), libc::POLLIN)),
         );
+    }
+
+    /// Collects the descriptors that the thread always waits for.
+    fn fill_common(&mut self, core: &Core, wake: &Wake) {
+        self.fds.clear();
+        self.fds.push(pollfd(wake.fd(), libc::POLLIN));
+        // `ppoll` skips negative descriptors.
+        let directory = core.state.cma.directory_fds();
+        self.fds.extend(directory.map(|fd| pollfd(fd.map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN)));
+    }
+
+    /// Whether the directory of listeners had an event in the last wait.
+    fn has_directory_event(&self) -> bool {
+        self.fds.get(1..3).is_some_and(|fds| fds.iter().any(|fd| fd.revents != 0))
     }
 
     /// Waits for at most `most`.
@@ -348,6 +364,9 @@ pub(super) fn serve(device: &Device) {
         // A timer expires only after all sources were scanned.
         let is_due = core.wake_at().is_some_and(|at| at <= now);
         let is_known = std::mem::take(&mut is_first) && !is_polled && !is_due && !is_direct;
+        if wait_set.has_directory_event() {
+            core.handle_directory(now);
+        }
         let sources = if is_known { wait_set.sources() } else { Sources::All };
         let completion_events = core.state.shared.events.completion_events();
         let has_found = core.progress_from(now, sources);

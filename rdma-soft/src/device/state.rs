@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use rdma_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_UD};
 
 use super::ack_delay::ACK_DELAY;
+use super::cma::Cma;
 use super::events::Events;
 use super::host::{Identity, Shared};
 use super::keys::{KeyHasher, Keys};
@@ -15,6 +16,7 @@ use super::net_address::{address, route_header};
 use super::qp::Qp;
 use super::slab::Slab;
 use super::traffic::RECEIVED;
+use crate::cm::MAD_QP;
 use crate::net::Origin;
 use crate::transport::Time;
 use crate::wire::{Packet, Transport};
@@ -41,6 +43,8 @@ pub(crate) struct State {
     pub(crate) groups: HashMap<[u8; 16], Vec<u32>>,
     /// Protection domains, each with the number of its context.
     pub(crate) pds: Slab<u32>,
+    /// Connections by address.
+    pub(crate) cma: Cma,
 }
 
 impl State {
@@ -48,6 +52,7 @@ impl State {
         let mut keys = Keys::new();
         // A random start keeps peers of an earlier process from reaching this one by number. Numbers below 16 are reserved.
         let next_qp = 16 + (keys.draw() as u32 & 0x7f_ffff);
+        let cma = Cma::new(keys.draw(), keys.draw());
         State {
             shared: Shared { keys, cqs: Slab::new(1), srqs: Slab::new(1), events: Events::new(), packets: 0 },
             qps: HashMap::default(),
@@ -59,12 +64,13 @@ impl State {
             timers: BinaryHeap::with_capacity(64),
             groups: HashMap::new(),
             pds: Slab::new(1),
+            cma,
         }
     }
 
     /// Adds a queue pair, and returns its number. A number is not reused for a long time.
     pub(crate) fn add_qp(&mut self, mut id: Identity) -> u32 {
-        while self.qps.contains_key(&self.next_qp) {
+        while self.qps.contains_key(&self.next_qp) || self.cma.uses_qpn(self.next_qp) {
             self.next_qp = next_number(self.next_qp);
         }
         let number = self.next_qp;
@@ -131,19 +137,25 @@ impl State {
         }
     }
 
-    /// Handles a packet whose invariant CRC is valid.
-    pub(crate) fn handle_packet(&mut self, from: Origin, to: IpAddr, datagram: &[u8], now: Time) {
+    /// Handles a packet whose invariant CRC is valid, and that has arrived at `to`, the address of a link.
+    pub(crate) fn handle_packet(&mut self, link: usize, from: Origin, to: IpAddr, datagram: &[u8], now: Time) {
         RECEIVED.add(datagram.len());
         self.shared.packets = self.shared.packets.wrapping_add(1);
         let Ok(packet) = Packet::parse(datagram) else { return };
         let number = packet.header.dest_qp;
-        if let Transport::Ud { .. } = packet.header.transport {
+        if number == MAD_QP {
+            self.cma.receive_mad(link, from, &packet);
+        } else if let Transport::Ud { .. } = packet.header.transport {
             let route = route_header(from, to, datagram.len());
             if let Some(qp) = self.qps.get_mut(&number).filter(|_| number != MULTICAST_QP) {
                 qp.handle_datagram(&packet, &route, &mut self.shared);
             }
         } else if let Some(qp) = self.qps.get_mut(&number) {
             qp.handle(&packet, from.address, now, &mut self.shared);
+            if qp.awaits_establishment && qp.has_received() {
+                qp.awaits_establishment = false;
+                self.cma.establish_by_data(number);
+            }
             self.mark_ready(number);
         }
     }

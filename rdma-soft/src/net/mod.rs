@@ -7,6 +7,7 @@
 
 mod backlog;
 mod batch;
+pub(crate) mod directory;
 mod fault_queue;
 mod group;
 mod inbox;
@@ -15,8 +16,8 @@ mod memory;
 mod mmsg;
 mod outbox;
 mod poll;
+pub(crate) mod presence;
 mod ring;
-#[cfg_attr(not(test), expect(dead_code, reason = "the connection manager will use it"))]
 pub(crate) mod route;
 mod shm;
 mod shm_handshake;

@@ -33,10 +33,18 @@ impl Poll {
 
     /// Adds a descriptor for these events.
     pub(super) fn add(&self, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, token, events)
+    }
+
+    /// Changes the events of a descriptor. A pending event is reported again.
+    pub(super) fn modify(&self, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, token, events)
+    }
+
+    fn control(&self, operation: libc::c_int, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> io::Result<()> {
         let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: the event is valid.
-        let result =
-            unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) };
+        let result = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
         check_neg(result).map(drop)
     }
 

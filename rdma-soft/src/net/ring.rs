@@ -423,7 +423,8 @@ mod tests {
         }
         let mut limited = std::process::Command::new("sh");
         limited.args(["-c", "ulimit -f 100 && exec \"$0\" a_file_size_limit"]);
-        let output = limited.arg(std::env::current_exe().unwrap()).env(LIMITED, "1").output().unwrap();
+        limited.arg(std::env::current_exe().unwrap()).env(LIMITED, "1");
+        let output = crate::net::tests::output(&mut limited).unwrap();
         assert!(output.status.success(), "{output:?}");
         assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
     }

@@ -141,7 +141,7 @@ mod tests {
                 _ => Err(io::Error::last_os_error()),
             });
         }
-        match isolated.output() {
+        match crate::net::tests::output(&mut isolated) {
             Ok(output) => {
                 assert!(output.status.success(), "{output:?}");
                 assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");

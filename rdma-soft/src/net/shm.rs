@@ -117,6 +117,7 @@ impl Shm {
         match unix::accept(self.listener.as_fd(), reserve) {
             Ok(Accepted::Normal(connection)) => check_same_user(connection.as_fd()).map(|()| connection),
             Ok(Accepted::Last(connection)) => {
+                unix::shut_down(connection.as_fd());
                 drop(connection);
                 reserve.refill();
                 Err(io::Error::from_raw_os_error(libc::EMFILE))

@@ -12,10 +12,11 @@
 //! raises the oldest version. Old receivers then refuse the connection without mapping the ring, and the sender uses UDP.
 
 use std::mem;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::mmsg::{cmsg_space, put_cmsg};
+use super::sockaddr::{from_bytes, to_bytes};
 use super::socket::check_neg;
 
 /// Version of the protocol: handshake, layout of the ring, and messages in it.
@@ -59,11 +60,7 @@ pub(super) fn encode(address: IpAddr) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
     (bytes[AT_VERSION], bytes[AT_OLDEST]) = (VERSION, OLDEST);
-    let address = match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
-    };
-    bytes[AT_ADDRESS..].copy_from_slice(&address.octets());
+    bytes[AT_ADDRESS..].copy_from_slice(&to_bytes(address));
     bytes
 }
 
@@ -80,7 +77,7 @@ fn decode(bytes: &[u8]) -> Result<IpAddr, HandshakeError> {
         return Err(HandshakeError::OtherVersion(fields[AT_VERSION]));
     }
     let address = fields.last_chunk::<16>().ok_or(HandshakeError::Invalid)?;
-    Ok(IpAddr::from(Ipv6Addr::from(*address)).to_canonical())
+    Ok(from_bytes(address))
 }
 
 /// Sends a handshake and the memory of the ring (`SCM_RIGHTS`).
@@ -145,6 +142,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_handshake_with_two_descriptors_keeps_none_open() {
+        let _lock = crate::net::tests::without_new_processes();
         let (mut ends, mut pipe) = ([0; 2], [0; 2]);
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: each array has room for two descriptors.

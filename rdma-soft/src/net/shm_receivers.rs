@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::ring::Receiver;
 use super::shm::{self, Shm};
 use super::shm_handshake::{self, HandshakeError};
-use super::unix::Reserve;
+use super::unix::{self, Reserve};
 
 /// All connections.
 #[derive(Default)]
@@ -68,7 +68,9 @@ impl ShmReceivers {
 
     fn remove(&mut self, at: usize, shm: &Shm) {
         // Closing is not enough, because a child process may hold the connection.
-        shm.unregister(self.receivers.remove(at).connection.as_fd());
+        let receiver = self.receivers.remove(at);
+        shm.unregister(receiver.connection.as_fd());
+        unix::shut_down(receiver.connection.as_fd());
     }
 
     pub(super) fn count(&self) -> usize {

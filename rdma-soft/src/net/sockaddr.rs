@@ -135,6 +135,19 @@ impl SockAddr {
     }
 }
 
+/// Returns the 16 bytes of an address. An IPv4 address is mapped into IPv6.
+pub(super) fn to_bytes(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// Returns the address with these [bytes](to_bytes).
+pub(super) fn from_bytes(bytes: &[u8; 16]) -> IpAddr {
+    IpAddr::from(*bytes).to_canonical()
+}
+
 /// Whether the address is link-local.
 pub(super) fn is_link_local(address: &Ipv6Addr) -> bool {
     address.segments()[0] & 0xffc0 == 0xfe80

@@ -69,11 +69,6 @@ pub(crate) fn device() -> Option<Rdma> {
     }
 }
 
-/// Like [`device`], for tests of connections by address. Skipping them on soft0 is never a failure; `cm_refused` tests its error.
-pub(crate) fn device_with_cm() -> Option<Rdma> {
-    device_unless_soft("has no connection manager")
-}
-
 /// Like [`device`], for tests of features that soft0 never supports.
 pub(crate) fn device_unless_soft(reason: &str) -> Option<Rdma> {
     let rdma = device()?;

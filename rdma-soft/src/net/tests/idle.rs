@@ -94,7 +94,7 @@ fn a_ring_stays_until_a_stopped_peer_has_taken_all_packets() {
         from.fire(check(number));
         assert_eq!(from.outbox.wake_at(), Some(check(number + 1)), "once for each interval");
     }
-    // The backlog was dropped after a second, but nothing of what is in the ring.
+    // The backlog was dropped after a second. The ring keeps its packets.
     let in_ring = to.received(1);
     assert!(in_ring.len() > 100, "{}", in_ring.len());
     assert_eq!(in_ring, numbered(&lens[..in_ring.len()]));

@@ -1,3 +1,6 @@
+mod directory;
+mod directory_hostile;
+mod directory_peers;
 mod faults;
 mod group;
 mod idle;
@@ -6,8 +9,10 @@ mod loopback;
 mod memory;
 mod shm;
 
+use std::io;
 use std::net::IpAddr;
-use std::process::Command;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use super::{Outbox, Part, Socket, To};
 use crate::transport::Time;
@@ -78,6 +83,27 @@ fn send(outbox: &mut Outbox, socket: &Socket, to: IpAddr, lens: &[usize], now: T
     outbox.flush(socket, now);
 }
 
+/// Locked for writing while a process is started.
+static PROCESSES: RwLock<()> = RwLock::new(());
+
+/// Prevents that this process starts another one, until the result is dropped.
+///
+/// A new process holds all descriptors of this one until it executes its program. A socket that is closed meanwhile stays open.
+pub(super) fn without_new_processes() -> RwLockReadGuard<'static, ()> {
+    PROCESSES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a process, when no test needs [`without_new_processes`].
+fn spawn(command: &mut Command) -> io::Result<Child> {
+    let _lock = PROCESSES.write().unwrap_or_else(PoisonError::into_inner);
+    command.spawn()
+}
+
+/// Runs a command and returns its output.
+pub(super) fn output(command: &mut Command) -> io::Result<Output> {
+    spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?.wait_with_output()
+}
+
 /// Set in a process that [`in_own_process`] has started.
 const OWN_PROCESS: &str = "RDMA_SOFT_TEST_IN_OWN_PROCESS";
 
@@ -88,9 +114,22 @@ fn in_own_process(name: &str, test: impl FnOnce()) {
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([&*format!("net::tests::{name}"), "--exact", "--test-threads=1"]).env(OWN_PROCESS, "1");
-    let output = command.output().unwrap();
+    let output = output(&mut command).unwrap();
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+}
+
+/// Number of open descriptors of this process.
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Whether a descriptor is readable.
+fn is_readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {
+    use std::os::fd::AsRawFd;
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the array has one valid entry.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
 /// Limits the number of descriptors of this process (`RLIMIT_NOFILE`), at most to the hard limit. Returns the limit before.

@@ -27,9 +27,7 @@ pub(super) fn udp_bytes(socket: &Socket) -> usize {
 
 /// Whether a thread that sleeps at the shared-memory descriptor is woken.
 pub(super) fn is_woken(socket: &Socket) -> bool {
-    let mut poll = libc::pollfd { fd: socket.shm_fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the array has one valid entry.
-    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    is_readable(socket.shm_fd().unwrap())
 }
 
 /// Receives packets and flushes the sender until `count` packets have arrived.
@@ -91,6 +89,7 @@ fn a_stalled_peer_delays_no_other_and_loses_packets_after_the_timeout() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_new_process_at_an_address_receives_later_packets() {
+    let _lock = without_new_processes();
     let (from, first) = (open(), open());
     let mut outbox = Outbox::new(Faults::default());
     let address = first.address();
@@ -108,6 +107,7 @@ fn a_new_process_at_an_address_receives_later_packets() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn packets_for_peers_without_shared_memory_are_sent_over_udp() {
+    let _lock = without_new_processes();
     let (from, to) = (open(), open());
     let mut outbox = Outbox::new(Faults::default());
     let address = to.address();
@@ -149,6 +149,7 @@ fn faults_apply_to_shared_memory() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_peer_with_a_foreign_address_is_rejected_and_a_closed_one_is_drained() {
+    let _lock = without_new_processes();
     let (to, mut inbox) = (open(), Inbox::new());
     let remote = Shm::open(Ipv4Addr::new(203, 0, 113, 5).into()).unwrap();
     let mut stranger = remote.connect(to.address(), 0, START).unwrap();
@@ -169,6 +170,7 @@ fn a_peer_with_a_foreign_address_is_rejected_and_a_closed_one_is_drained() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn packets_to_an_address_without_a_peer_are_lost() {
+    let _lock = without_new_processes();
     let from = open();
     let mut outbox = Outbox::new(Faults::default());
     let nobody = UdpSocket::bind(SocketAddr::new(Ipv4Addr::new(127, 200, 1, 77).into(), UDP_PORT)).unwrap();
@@ -254,6 +256,7 @@ fn a_peer_that_connects_while_a_thread_sleeps_wakes_it() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn closed_peers_leave_nothing_behind() {
+    let _lock = without_new_processes();
     let (from, mut inbox) = (open(), Inbox::new());
     let mut outbox = Outbox::new(Faults::default());
     let stays = open();
@@ -280,6 +283,7 @@ fn closed_peers_leave_nothing_behind() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_peer_that_closes_the_connection_receives_packets_over_udp() {
+    let _lock = without_new_processes();
     let (from, to) = (open(), open());
     let (mut outbox, address) = (Outbox::new(Faults::default()), to.address());
     let to = to.without_shm();
@@ -334,6 +338,7 @@ fn peers_are_served_in_turn() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn unread_bytes_do_not_hide_a_closed_connection() {
+    let _lock = without_new_processes();
     let (from, to) = (open(), open());
     let mut sender = from.shm().unwrap().connect(to.address(), 0, START).unwrap();
     let connection = to.shm().unwrap().accept(&mut Reserve::default()).unwrap();
@@ -376,6 +381,7 @@ fn a_process_without_free_descriptors_receives_over_udp_until_it_has_some() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_handshake_of_another_version_is_refused_and_both_sides_use_udp() {
+    let _lock = without_new_processes();
     let mut sides = [(); 2].map(|()| (open(), Inbox::new(), Outbox::new(Faults::default())));
     sides.iter_mut().for_each(|(socket, ..)| socket.shm_mut().unwrap().require_later_version());
     for _ in 0..2 {
@@ -397,6 +403,7 @@ fn a_handshake_of_another_version_is_refused_and_both_sides_use_udp() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_peer_without_versions_gets_its_first_packet_over_udp() {
+    let _lock = without_new_processes();
     let (from, to) = (open(), open());
     let (address, to) = (to.address(), to.without_shm());
     // Before there was a version, the name was only the address.

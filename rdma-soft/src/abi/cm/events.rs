@@ -1,0 +1,193 @@
+//! Events of ids.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::{null, null_mut};
+
+use rdma_sys::*;
+
+use super::object::{IdObject, channel_number, refresh};
+use super::{qp, result};
+use crate::device::cma::{CmEvent, Parameters};
+use crate::device::{Device, Locked, device, wait};
+
+/// The memory of an `rdma_cm_event`, which is its first field.
+#[repr(C)]
+struct EventObject {
+    event: rdma_cm_event,
+    private_data: Vec<u8>,
+}
+
+/// Reads an event: `rdma_get_cm_event(3)`. Waits for it, without a deadline, unless the descriptor is non-blocking.
+pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
+    if event.is_null() {
+        return result(Err(libc::EINVAL));
+    }
+    let Some(device) = device() else { return result(Err(libc::ENODEV)) };
+    // SAFETY: the caller passes a valid channel.
+    let (number, fd) = unsafe { (channel_number(channel), (*channel).fd) };
+    loop {
+        let mut core = device.lock();
+        let Some(taken) = core.state.cma.take_event(number) else {
+            drop(core);
+            // A program that waits here does not poll, so the server has to receive MADs.
+            device.server.end_idle();
+            if let Err(error) = wait(fd) {
+                return result(Err(error.raw_os_error().unwrap_or(libc::EIO)));
+            }
+            continue;
+        };
+        // SAFETY: the ids of an event exist until it is acknowledged.
+        match unsafe { convert(device, core, channel, taken) } {
+            Ok(Some(read)) => {
+                // SAFETY: the caller passes a valid pointer.
+                unsafe { event.write(read) };
+                return 0;
+            }
+            Ok(None) => {}
+            Err(errno) => return result(Err(errno)),
+        }
+    }
+}
+
+/// Makes the C structure of an event, and does what librdmacm does before it reports the event. Returns `None` for an event that
+/// is not reported.
+///
+/// # Safety
+/// The channel is valid. No other thread destroys the id of the event before it is acknowledged.
+unsafe fn convert(
+    device: &Device,
+    mut core: Locked<'_>,
+    channel: *mut rdma_event_channel,
+    taken: CmEvent,
+) -> Result<Option<*mut rdma_cm_event>, c_int> {
+    let CmEvent { id: number, listener, mut kind, mut status, parameters } = taken;
+    // An id that is destroyed takes its events with it.
+    let Some(reporter) = core.state.cma.ids.get(listener.unwrap_or(number)).map(|id| id.object) else {
+        return Ok(None);
+    };
+    let (mut id, mut listen_id) = (reporter as *mut rdma_cm_id, null_mut());
+    if listener.is_some() {
+        listen_id = id;
+        // SAFETY: the listening id is valid.
+        let (context, ps) = unsafe { ((*listen_id).context, (*listen_id).ps.0) };
+        id = IdObject::allocate(number, channel, context, ps).cast();
+        if let Some(of) = core.state.cma.ids.get_mut(number) {
+            of.object = id as usize;
+        }
+    }
+    // SAFETY: the id is valid. Its program does not use it while it reads its event.
+    unsafe { refresh(&core, id)? };
+    *core.state.shared.events.unacknowledged.entry(reporter).or_default() += 1;
+    drop(core);
+    let (param, private_data) = fill(&parameters);
+    let object = id.cast::<IdObject>();
+    // SAFETY: the id is valid, and its program does not use it while it reads its event.
+    unsafe {
+        match (kind, &parameters) {
+            (RDMA_CM_EVENT_CONNECT_REQUEST, of) => {
+                if let Parameters::Connected(of) = of {
+                    (*object).responder_resources = of.responder_resources;
+                    (*object).initiator_depth = of.initiator_depth;
+                }
+                if (*listen_id.cast::<IdObject>()).is_synchronous && super::rdma_migrate_id(id, null_mut()) != 0 {
+                    status = -libc::ENOMEM;
+                }
+            }
+            (RDMA_CM_EVENT_CONNECT_RESPONSE, _) if !(*id).qp.is_null() => match qp::finish_connect(id) {
+                Ok(()) => kind = RDMA_CM_EVENT_ESTABLISHED,
+                Err(errno) => {
+                    (kind, status, (*object).has_failed) = (RDMA_CM_EVENT_CONNECT_ERROR, -errno, true);
+                }
+            },
+            (RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED, _) if (*object).has_failed => {
+                // The program knows already that the connection has failed.
+                acknowledge(device, reporter);
+                return Ok(None);
+            }
+            (RDMA_CM_EVENT_REJECTED, _) => qp::fail(id),
+            (RDMA_CM_EVENT_MULTICAST_JOIN, Parameters::Datagram(of)) => {
+                if let Err(errno) = super::multicast::finish_join(id, of.membership) {
+                    (kind, status) = (RDMA_CM_EVENT_MULTICAST_ERROR, -errno);
+                }
+            }
+            _ => {}
+        }
+    }
+    let event = rdma_cm_event { id, listen_id, event: kind, status, param };
+    let read = Box::into_raw(Box::new(EventObject { event, private_data }));
+    // SAFETY: the object was just created. The data stays in place, as the vector is not changed.
+    unsafe {
+        let data: *const c_void =
+            if (*read).private_data.is_empty() { null() } else { (*read).private_data.as_ptr().cast() };
+        match &parameters {
+            Parameters::Connected(_) => (*read).event.param.conn.private_data = data,
+            Parameters::Datagram(of) if of.membership != 0 => {
+                (*read).event.param.ud.private_data = super::multicast::context_of(id, of.membership);
+            }
+            Parameters::Datagram(_) => (*read).event.param.ud.private_data = data,
+            Parameters::None => {}
+        }
+        Ok(Some(&raw mut (*read).event))
+    }
+}
+
+/// The parameters of an event without their private data, and the private data.
+fn fill(parameters: &Parameters) -> (rdma_cm_event__bindgen_ty_1, Vec<u8>) {
+    match parameters {
+        Parameters::None => (rdma_cm_event__bindgen_ty_1 { ud: rdma_ud_param::zeroed() }, Vec::new()),
+        Parameters::Connected(of) => {
+            let conn = rdma_conn_param {
+                private_data: null(),
+                private_data_len: of.private_data.len() as u8,
+                responder_resources: of.responder_resources,
+                initiator_depth: of.initiator_depth,
+                flow_control: of.flow_control.into(),
+                retry_count: of.retry_count,
+                rnr_retry_count: of.rnr_retry_count,
+                srq: of.srq.into(),
+                qp_num: of.qp_num,
+            };
+            let mut param = rdma_cm_event__bindgen_ty_1 { ud: rdma_ud_param::zeroed() };
+            param.conn = conn;
+            (param, of.private_data.clone())
+        }
+        Parameters::Datagram(of) => {
+            let ud = rdma_ud_param {
+                private_data: null(),
+                private_data_len: of.private_data.len() as u8,
+                ah_attr: of.ah_attr,
+                qp_num: of.qp_num,
+                qkey: of.qkey,
+            };
+            (rdma_cm_event__bindgen_ty_1 { ud }, of.private_data.clone())
+        }
+    }
+}
+
+/// Counts an event of an id as acknowledged.
+fn acknowledge(device: &Device, reporter: usize) {
+    let mut core = device.lock();
+    let unacknowledged = &mut core.state.shared.events.unacknowledged;
+    if let Some(left) = unacknowledged.get_mut(&reporter) {
+        *left -= 1;
+        if *left == 0 {
+            unacknowledged.remove(&reporter);
+        }
+        device.acknowledge();
+    }
+}
+
+/// Acknowledges an event, so that its id can be destroyed: `rdma_ack_cm_event(3)`.
+pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    if event.is_null() {
+        return result(Err(libc::EINVAL));
+    }
+    // SAFETY: `rdma_get_cm_event` created the event, and the caller acknowledges it once.
+    let object = unsafe { Box::from_raw(event.cast::<EventObject>()) };
+    let rdma_cm_event { id, listen_id, .. } = object.event;
+    let reporter = if listen_id.is_null() { id } else { listen_id };
+    if let Some(device) = device() {
+        acknowledge(device, reporter as usize);
+    }
+    0
+}

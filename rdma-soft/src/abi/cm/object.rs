@@ -1,0 +1,142 @@
+//! The memory of ids and event channels.
+
+use core::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+
+use rdma_sys::*;
+
+use super::address;
+use super::devices::shared;
+use crate::device::{Core, address as address_of_gid, gid};
+
+/// The memory of an `rdma_cm_id`, which is its first field.
+#[repr(C)]
+pub(super) struct IdObject {
+    pub(super) id: rdma_cm_id,
+    /// Number of the id in the device.
+    pub(super) number: u32,
+    /// Whether the id has a channel of its own, and its calls wait for their events.
+    pub(super) is_synchronous: bool,
+    /// Whether the program was told that the connection has failed while its queue pair was prepared.
+    pub(super) has_failed: bool,
+    /// Reads and atomics of the request or reply that the program accepts.
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    /// The path of the route, which `id.route` points to.
+    pub(super) path: ibv_sa_path_rec,
+    /// Memberships in multicast groups.
+    pub(super) memberships: Vec<Membership>,
+    /// Attributes of the queue pairs of requests: `rdma_create_ep(3)`.
+    pub(super) request_attributes: Option<Box<ibv_qp_init_attr>>,
+    /// Private data that precedes that of the program: `ai_connect` of `rdma_getaddrinfo(3)`.
+    pub(super) connect_data: Vec<u8>,
+}
+
+/// Membership of an id in a multicast group.
+pub(super) struct Membership {
+    pub(super) number: u32,
+    pub(super) group: SocketAddr,
+    pub(super) context: *mut c_void,
+    /// Whether the queue pair of the id is attached to the group.
+    pub(super) is_attached: bool,
+}
+
+/// The memory of an `rdma_event_channel`, which is its first field.
+#[repr(C)]
+pub(super) struct ChannelObject {
+    pub(super) channel: rdma_event_channel,
+    /// Number of the channel in the device.
+    pub(super) number: u32,
+}
+
+impl IdObject {
+    /// Allocates the object of an id that reports to `channel`.
+    pub(super) fn allocate(number: u32, channel: *mut rdma_event_channel, context: *mut c_void, ps: u32) -> *mut Self {
+        let qp_type = if ps == RDMA_PS_UDP.0 || ps == RDMA_PS_IPOIB.0 { IBV_QPT_UD } else { IBV_QPT_RC };
+        Box::into_raw(Box::new(IdObject {
+            id: rdma_cm_id { channel, context, ps: rdma_port_space(ps), qp_type, ..rdma_cm_id::zeroed() },
+            number,
+            is_synchronous: false,
+            has_failed: false,
+            responder_resources: 0,
+            initiator_depth: 0,
+            path: ibv_sa_path_rec::zeroed(),
+            memberships: Vec::new(),
+            request_attributes: None,
+            connect_data: Vec::new(),
+        }))
+    }
+}
+
+/// Number of an id in the device.
+///
+/// # Safety
+/// The id is valid.
+pub(super) unsafe fn number(id: *mut rdma_cm_id) -> u32 {
+    // SAFETY: the caller passes an id, which is the first field of an object.
+    unsafe { (*id.cast::<IdObject>()).number }
+}
+
+/// Number of a channel in the device.
+///
+/// # Safety
+/// The channel is valid.
+pub(super) unsafe fn channel_number(channel: *mut rdma_event_channel) -> u32 {
+    // SAFETY: the caller passes a channel, which is the first field of an object.
+    unsafe { (*channel.cast::<ChannelObject>()).number }
+}
+
+/// Copies what the device knows of an id to the structure that programs read: addresses, device, and path.
+///
+/// # Errors
+/// The errno of opening the device.
+///
+/// # Safety
+/// The id is valid, and no other thread accesses its structure.
+pub(super) unsafe fn refresh(core: &Core, id: *mut rdma_cm_id) -> Result<(), c_int> {
+    // SAFETY: the caller passes a valid id.
+    let (number, object) = (unsafe { number(id) }, id.cast::<IdObject>());
+    let Some(of) = core.state.cma.ids.get(number) else { return Err(libc::EINVAL) };
+    // SAFETY: the caller passes a valid id. The fields are written in place.
+    unsafe {
+        address::write(&raw mut (*id).route.addr.__bindgen_anon_1.src_storage, of.source);
+        if let Some(destination) = of.destination {
+            address::write(&raw mut (*id).route.addr.__bindgen_anon_2.dst_storage, destination);
+        }
+    }
+    let Some(link) = of.link else { return Ok(()) };
+    let shared = shared()?;
+    let own = gid(core.links.get(link).map_or(address_of_gid([0; 16]), |link| link.socket.address()));
+    let peer = of.remote_gid.or(of.destination.map(|to| gid(to.ip()))).unwrap_or_default();
+    // SAFETY: as above.
+    unsafe {
+        if (*id).verbs.is_null() {
+            ((*id).verbs, (*id).pd) = (shared.context, shared.pd);
+        }
+        (*id).port_num = 1;
+        (*id).route.addr.addr.ibaddr.sgid.raw = own;
+        (*id).route.addr.addr.ibaddr.dgid.raw = peer;
+        (*id).route.addr.addr.ibaddr.pkey = crate::device::PKEY.to_be();
+        if of.has_route() {
+            let mtu = core.links.get(link).map_or(IBV_MTU_1024, |link| crate::device::qp::mtu_code(link.socket.mtu()));
+            (*object).path = ibv_sa_path_rec {
+                dgid: ibv_gid { raw: peer },
+                sgid: ibv_gid { raw: own },
+                hop_limit: crate::net::Origin::HOPS,
+                traffic_class: of.options.tos,
+                reversible: 1,
+                numb_path: 1,
+                pkey: crate::device::PKEY.to_be(),
+                mtu_selector: 2,
+                mtu: mtu.0 as u8,
+                rate_selector: 2,
+                rate: IBV_RATE_25_GBPS.0 as u8,
+                packet_life_time_selector: 2,
+                packet_life_time: 15,
+                ..ibv_sa_path_rec::zeroed()
+            };
+            ((*id).route.path_rec, (*id).route.num_paths) = (&raw mut (*object).path, 1);
+        }
+    }
+    Ok(())
+}

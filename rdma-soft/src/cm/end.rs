@@ -1,0 +1,239 @@
+//! Ends of connections: DREQ, DREP, REJ, timeouts, and timewait.
+
+use super::connection::{Ended, Phase};
+use super::events::{Event, Failure};
+use super::manager::Manager;
+use super::{CallError, ConnectionId, Peer};
+use crate::transport::Time;
+use crate::wire::cm::{AdditionalInfo, Answered, Apr, Drep, Dreq, Lap, Message, Rej, RejectReason};
+
+impl Manager {
+    /// Ends a connection, or confirms that the peer has ended it.
+    ///
+    /// # Errors
+    /// [`CallError::State`] unless the connection is established or ended by the peer.
+    pub fn disconnect(&mut self, now: Time, id: ConnectionId) -> Result<(), CallError> {
+        match self.phase(id) {
+            Some(Phase::Established) => {
+                self.start_disconnect(now, id);
+                Ok(())
+            }
+            Some(Phase::DreqReceived) => {
+                self.send_drep_of(id);
+                self.enter_timewait(now, id, Ended::Disconnected, None);
+                Ok(())
+            }
+            _ => Err(CallError::State),
+        }
+    }
+
+    /// Sends DREQ until the peer confirms the end of the connection.
+    fn start_disconnect(&mut self, now: Time, id: ConnectionId) {
+        let Some(dreq) = self.dreq(id) else { return };
+        let transaction = self.new_transaction();
+        self.advance(id, Phase::DreqSent);
+        self.send_until_answered(now, id, transaction, dreq);
+    }
+
+    fn dreq(&self, id: ConnectionId) -> Option<Message> {
+        let connection = self.connections.get(&id)?;
+        let remote_id = connection.remote_id?;
+        let remote_qpn = connection.negotiated.remote_qpn;
+        Some(Message::Dreq(Dreq { local_id: id, remote_id, remote_qpn, private_data: [0; 220] }))
+    }
+
+    /// Tells a peer that sends late messages that the connection has ended.
+    pub(super) fn send_dreq_once(&mut self, id: ConnectionId) {
+        let (Some(dreq), Some(peer)) = (self.dreq(id), self.peer(id)) else { return };
+        let transaction = self.new_transaction();
+        self.send(peer, transaction, dreq);
+    }
+
+    fn send_drep_of(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let (peer, transaction) = (connection.peer, connection.transaction);
+        let Some(remote_id) = connection.remote_id else { return };
+        self.send(peer, transaction, drep(id, remote_id));
+    }
+
+    /// Releases a connection: the program has no more use for it, and gets no more events of it.
+    ///
+    /// A request is rejected and a connection ended. The manager keeps it until the peer knows that, and through timewait.
+    pub fn release(&mut self, now: Time, id: ConnectionId) {
+        let Some(phase) = self.phase(id) else { return };
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.is_released = true;
+        }
+        match phase {
+            Phase::ReqSent => self.abandon_req(now, id),
+            Phase::ReqReceived | Phase::RepReceived => {
+                _ = self.reject(now, id, RejectReason::CONSUMER_DEFINED, [0; 148]);
+            }
+            Phase::RepSent => self.withdraw_rep(now, id, RejectReason::CONSUMER_DEFINED),
+            Phase::Established | Phase::DreqReceived => _ = self.disconnect(now, id),
+            Phase::DreqSent | Phase::Timewait(_) => {}
+        }
+    }
+
+    /// Ends a request that was not answered. A later REP gets a REJ.
+    fn abandon_req(&mut self, now: Time, id: ConnectionId) {
+        if let Some(connection) = self.connections.get(&id) {
+            let (peer, transaction) = (connection.peer, connection.transaction);
+            // The peer knows the connection by the GUID and the local id of this side only.
+            let info = AdditionalInfo::new(&self.config.guid.to_be_bytes());
+            let answer = Rej { info, ..rej(id, 0, Answered::Req, RejectReason::TIMEOUT) };
+            self.send(peer, transaction, Message::Rej(answer));
+        }
+        self.enter_timewait(now, id, Ended::Failed, None);
+    }
+
+    /// Ends a connection whose REP was not answered.
+    ///
+    /// The peer may have received the REP and sent an RTU that was lost. It is told until it confirms: the REJ is for a peer that
+    /// has not sent the RTU yet, the DREQ for one that has.
+    fn withdraw_rep(&mut self, now: Time, id: ConnectionId, reason: RejectReason) {
+        if let Some(connection) = self.connections.get(&id) {
+            let (peer, transaction) = (connection.peer, connection.transaction);
+            let answer = rej(id, connection.remote_id.unwrap_or(0), Answered::Other, reason);
+            self.send(peer, transaction, Message::Rej(answer));
+        }
+        self.start_disconnect(now, id);
+    }
+
+    pub(super) fn handle_dreq(&mut self, now: Time, from: Peer, transaction: u64, dreq: &Dreq) {
+        let Some(id) = self.find(from, dreq.remote_id, dreq.local_id) else {
+            // The connection has left timewait here, and the DREP of that time was lost.
+            return self.send(from, transaction, drep(dreq.remote_id, dreq.local_id));
+        };
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if connection.negotiated.local_qpn != dreq.remote_qpn {
+            return;
+        }
+        match connection.phase {
+            Phase::Established | Phase::RepSent | Phase::RepReceived => {
+                connection.transaction = transaction;
+                let is_released = connection.is_released;
+                self.advance(id, Phase::DreqReceived);
+                self.report_end(id, Event::Disconnected { id, is_confirmed: true });
+                if is_released {
+                    _ = self.disconnect(now, id);
+                }
+            }
+            Phase::DreqSent => {
+                self.send(from, transaction, drep(id, dreq.local_id));
+                self.confirm_end(now, id);
+            }
+            Phase::Timewait(_) => self.send(from, transaction, drep(id, dreq.local_id)),
+            // The program confirms the end of the connection, as with Linux.
+            Phase::DreqReceived | Phase::ReqSent | Phase::ReqReceived => {}
+        }
+    }
+
+    pub(super) fn handle_drep(&mut self, now: Time, from: Peer, drep: &Drep) {
+        if let Some(id) = self.find(from, drep.remote_id, drep.local_id) {
+            if self.phase(id) == Some(Phase::DreqSent) {
+                self.confirm_end(now, id);
+            }
+        }
+    }
+
+    /// The peer knows that the connection has ended.
+    fn confirm_end(&mut self, now: Time, id: ConnectionId) {
+        self.report_end(id, Event::Disconnected { id, is_confirmed: true });
+        self.enter_timewait(now, id, Ended::Disconnected, None);
+    }
+
+    pub(super) fn handle_rej(&mut self, now: Time, from: Peer, rej: &Rej) {
+        let Some(id) = self.find_rejected(from, rej) else { return };
+        let private_data = Box::new(rej.private_data);
+        let failed = Event::Failed { id, failure: Failure::Rejected { reason: rej.reason, private_data } };
+        match self.phase(id) {
+            Some(Phase::ReqSent | Phase::ReqReceived) => {
+                self.report_end(id, failed);
+                self.enter_timewait(now, id, Ended::Failed, None);
+            }
+            Some(Phase::RepReceived | Phase::RepSent | Phase::Established) => {
+                self.report_end(id, failed);
+                self.enter_timewait(now, id, Ended::Disconnected, None);
+            }
+            Some(Phase::DreqSent) => self.confirm_end(now, id),
+            Some(Phase::DreqReceived | Phase::Timewait(_)) | None => {}
+        }
+    }
+
+    /// Finds the connection that a REJ ends.
+    fn find_rejected(&self, from: Peer, rej: &Rej) -> Option<ConnectionId> {
+        if rej.reason == RejectReason::TIMEOUT && rej.remote_id == 0 {
+            // The sender has got no answer to its REQ, so it does not know the id of this side.
+            let guid = u64::from_be_bytes(rej.info.as_slice().try_into().ok()?);
+            return self.by_remote_id.get(&(from.address, guid, rej.local_id)).copied();
+        }
+        let connection = self.connections.get(&rej.remote_id)?;
+        let is_known = match connection.remote_id {
+            Some(remote_id) => remote_id == rej.local_id,
+            None => rej.answers == Answered::Req,
+        };
+        (is_known && connection.peer.address == from.address).then_some(rej.remote_id)
+    }
+
+    pub(super) fn handle_connection_timeout(&mut self, now: Time, id: ConnectionId) {
+        let backoff = self.config.backoff;
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let phase = connection.phase;
+        if connection.is_in_timewait() {
+            return self.leave_timewait(id);
+        }
+        if connection.retries < backoff.retries {
+            connection.retries += 1;
+            let (to, interval) = (connection.peer, backoff.interval(connection.retries));
+            if let Some(mad) = connection.message.clone() {
+                self.timers.set(id, now + interval);
+                self.transmit(to, mad);
+            }
+            return;
+        }
+        let unreachable = Event::Failed { id, failure: Failure::Unreachable };
+        match phase {
+            Phase::ReqSent => {
+                self.report_end(id, unreachable);
+                self.abandon_req(now, id);
+            }
+            Phase::RepSent => {
+                self.report_end(id, unreachable);
+                self.withdraw_rep(now, id, RejectReason::TIMEOUT);
+            }
+            Phase::DreqSent => {
+                self.report_end(id, Event::Disconnected { id, is_confirmed: false });
+                self.enter_timewait(now, id, Ended::Disconnected, None);
+            }
+            // These states have no timer.
+            Phase::ReqReceived | Phase::RepReceived | Phase::Established | Phase::DreqReceived => {}
+            Phase::Timewait(_) => {}
+        }
+    }
+
+    /// Refuses an alternate path. RoCE has no path migration.
+    pub(super) fn handle_lap(&mut self, from: Peer, transaction: u64, lap: &Lap) {
+        if let Some(id) = self.find(from, lap.remote_id, lap.local_id) {
+            if self.phase(id) == Some(Phase::Established) {
+                let apr = Apr {
+                    local_id: id,
+                    remote_id: lap.local_id,
+                    status: Apr::UNSUPPORTED,
+                    info: AdditionalInfo::NONE,
+                    private_data: [0; 148],
+                };
+                self.send(from, transaction, Message::Apr(apr));
+            }
+        }
+    }
+}
+
+/// A REJ without private data.
+pub(super) fn rej(local_id: u32, remote_id: u32, answers: Answered, reason: RejectReason) -> Rej {
+    Rej { local_id, remote_id, answers, reason, info: AdditionalInfo::NONE, private_data: [0; 148] }
+}
+
+fn drep(local_id: u32, remote_id: u32) -> Message {
+    Message::Drep(Drep { local_id, remote_id, private_data: [0; 224] })
+}

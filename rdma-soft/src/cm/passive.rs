@@ -1,0 +1,169 @@
+//! The passive side: REQ, the program's reply, and RTU.
+
+use std::time::Duration;
+
+use super::active::SERVICE_TIMEOUT;
+use super::connection::{Connection, Ended, Negotiated, Phase};
+use super::end::rej;
+use super::events::Event;
+use super::listeners::is_plausible;
+use super::manager::{Manager, encode};
+use super::{CallError, ConnectionId, Peer};
+use crate::transport::Time;
+use crate::wire::cm::{Answered, IpHeader, Message, Mra, Rej, RejectReason, Rep, Req, Rtu, timeout};
+
+/// Longest service timeout of a peer's MRA that is believed. It is the one of Linux. The field can hold more than two hours.
+const LONGEST_SERVICE: Duration = Duration::from_millis(1 << 16);
+
+impl Manager {
+    pub(super) fn handle_req(&mut self, now: Time, from: Peer, transaction: u64, req: Req) {
+        let key = (from.address, req.guid, req.local_id);
+        if let Some(id) = self.by_remote_id.get(&key).copied() {
+            return self.handle_duplicate_req(from, transaction, id);
+        }
+        let reject = |reason| Message::Rej(rej(0, req.local_id, Answered::Req, reason));
+        let header = IpHeader::decode(&req.private_data).filter(|header| is_plausible(header, from));
+        let listener = header.as_ref().and_then(|header| self.listeners.find(req.service, header.destination));
+        let (Some(header), Some(listener)) = (header, listener) else {
+            return self.send(from, transaction, reject(RejectReason::INVALID_SERVICE_ID));
+        };
+        let stale = (from.address, req.guid, req.qpn);
+        if let Some(old) = self.by_remote_qpn.get(&stale).copied() {
+            self.send(from, transaction, reject(RejectReason::STALE_CONN));
+            // The peer uses its queue pair for something else, so the old connection has ended there.
+            _ = self.disconnect(now, old);
+            return;
+        }
+        if self.check_room().is_err() {
+            return self.send(from, transaction, reject(RejectReason::NO_RESOURCES));
+        }
+        let id = self.new_id();
+        if !self.enter_backlog(listener, id, from) {
+            return;
+        }
+        let mut connection = Connection::new(Phase::ReqReceived, from, transaction, Negotiated::of_request(&req));
+        (connection.remote_id, connection.guid) = (Some(req.local_id), req.guid);
+        connection.backlog_of = Some(listener);
+        self.connections.insert(id, connection);
+        self.by_remote_id.insert(key, id);
+        self.by_remote_qpn.insert(stale, id);
+        self.push_event(Event::Request { listener, id, header, request: Box::new(req), peer: from });
+    }
+
+    fn handle_duplicate_req(&mut self, from: Peer, transaction: u64, id: ConnectionId) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        match (connection.phase, connection.remote_id) {
+            (Phase::ReqReceived, Some(remote_id)) => {
+                let mra = Mra {
+                    local_id: id,
+                    remote_id,
+                    answers: Answered::Req,
+                    timeout: SERVICE_TIMEOUT,
+                    private_data: [0; 222],
+                };
+                self.send(from, transaction, Message::Mra(mra));
+            }
+            (Phase::Timewait(_), Some(remote_id)) => match connection.message.clone() {
+                Some(answer) => self.transmit(from, answer),
+                None => {
+                    let answer = rej(id, remote_id, Answered::Req, RejectReason::STALE_CONN);
+                    self.send(from, transaction, Message::Rej(answer));
+                }
+            },
+            // The REP is retransmitted until the peer answers it.
+            _ => {}
+        }
+    }
+
+    /// Accepts a request. `reply` has all fields except those that identify the manager and the connection.
+    ///
+    /// # Errors
+    /// [`CallError::State`], also if the peer has withdrawn its request.
+    pub fn accept(&mut self, now: Time, id: ConnectionId, reply: Rep) -> Result<(), CallError> {
+        let guid = self.config.guid;
+        let connection = self.connections.get_mut(&id).filter(|connection| connection.phase == Phase::ReqReceived);
+        let connection = connection.ok_or(CallError::State)?;
+        let remote_id = connection.remote_id.ok_or(CallError::State)?;
+        let reply = Rep { local_id: id, remote_id, guid, ..reply };
+        connection.negotiated.add_own_reply(&reply);
+        let transaction = connection.transaction;
+        self.leave_backlog(id);
+        self.by_local_qpn.insert((reply.qpn, id));
+        self.advance(id, Phase::RepSent);
+        self.send_until_answered(now, id, transaction, Message::Rep(reply));
+        Ok(())
+    }
+
+    /// Rejects a request, or a reply that was received.
+    ///
+    /// # Errors
+    /// [`CallError::State`].
+    pub fn reject(
+        &mut self,
+        now: Time,
+        id: ConnectionId,
+        reason: RejectReason,
+        private_data: [u8; 148],
+    ) -> Result<(), CallError> {
+        let connection = self.connections.get(&id).ok_or(CallError::State)?;
+        let answers = match connection.phase {
+            Phase::ReqReceived => Answered::Req,
+            Phase::RepReceived => Answered::Rep,
+            _ => return Err(CallError::State),
+        };
+        let (peer, transaction) = (connection.peer, connection.transaction);
+        let remote_id = connection.remote_id.ok_or(CallError::State)?;
+        let rejection = Rej { private_data, ..rej(id, remote_id, answers, reason) };
+        let answer = encode(transaction, Message::Rej(rejection));
+        self.transmit(peer, answer.clone());
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.is_end_reported = true;
+        }
+        self.enter_timewait(now, id, Ended::Failed, Some(answer));
+        Ok(())
+    }
+
+    pub(super) fn handle_rtu(&mut self, from: Peer, transaction: u64, rtu: &Rtu) {
+        let Some(id) = self.find(from, rtu.remote_id, rtu.local_id) else {
+            // The peer believes in a connection of which this side knows nothing, for example since it was restarted.
+            if !self.connections.contains_key(&rtu.remote_id) {
+                let answer = rej(rtu.remote_id, rtu.local_id, Answered::Other, RejectReason::INVALID_COMM_ID);
+                self.send(from, transaction, Message::Rej(answer));
+            }
+            return;
+        };
+        match self.phase(id) {
+            Some(Phase::RepSent) => self.confirm(id),
+            Some(Phase::Timewait(_)) => self.send_dreq_once(id),
+            _ => {}
+        }
+    }
+
+    /// Handles the first packet of data for a queue pair whose connection waits for an RTU, which may be lost.
+    pub fn establish_by_data(&mut self, qpn: u32) {
+        let of_qpn = self.by_local_qpn.range((qpn, 0)..=(qpn, u32::MAX)).map(|(_, id)| *id);
+        let waiting: Vec<ConnectionId> = of_qpn.filter(|id| self.phase(*id) == Some(Phase::RepSent)).collect();
+        waiting.into_iter().for_each(|id| self.confirm(id));
+    }
+
+    fn confirm(&mut self, id: ConnectionId) {
+        self.advance(id, Phase::Established);
+        self.report(id, Event::Established { id });
+    }
+
+    /// Handles an MRA: the peer's program needs time for its answer.
+    pub(super) fn handle_mra(&mut self, now: Time, from: Peer, mra: &Mra) {
+        let Some(connection) = self.connections.get_mut(&mra.remote_id) else { return };
+        let is_from_peer = connection.peer.address == from.address
+            && connection.remote_id.is_none_or(|remote_id| remote_id == mra.local_id);
+        let is_expected = matches!(
+            (connection.phase, mra.answers),
+            (Phase::ReqSent, Answered::Req) | (Phase::RepSent, Answered::Rep)
+        );
+        if is_from_peer && is_expected {
+            let service = timeout(mra.timeout).min(LONGEST_SERVICE);
+            let interval = self.config.backoff.interval(connection.retries);
+            self.timers.set(mra.remote_id, now + service + interval);
+        }
+    }
+}

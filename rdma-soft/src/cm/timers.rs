@@ -1,0 +1,46 @@
+//! Timers of connections and lookups, at most one for each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::ConnectionId;
+use crate::transport::Time;
+
+/// The timers of a manager.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Timers {
+    by_time: BTreeSet<(Time, ConnectionId)>,
+    by_id: BTreeMap<ConnectionId, Time>,
+}
+
+impl Timers {
+    /// Sets the timer of a connection, in place of its current one.
+    pub(super) fn set(&mut self, id: ConnectionId, at: Time) {
+        self.clear(id);
+        self.by_time.insert((at, id));
+        self.by_id.insert(id, at);
+    }
+
+    /// Stops the timer of a connection. Returns whether there was one.
+    pub(super) fn clear(&mut self, id: ConnectionId) -> bool {
+        match self.by_id.remove(&id) {
+            Some(at) => self.by_time.remove(&(at, id)),
+            None => false,
+        }
+    }
+
+    /// The time of the earliest timer.
+    pub(super) fn first(&self) -> Option<Time> {
+        self.by_time.first().map(|(at, _)| *at)
+    }
+
+    /// Takes a timer that has expired.
+    pub(super) fn take_expired(&mut self, now: Time) -> Option<ConnectionId> {
+        let (at, id) = *self.by_time.first()?;
+        (at <= now && self.clear(id)).then_some(id)
+    }
+
+    /// The connections with a timer.
+    pub(super) fn ids(&self) -> impl Iterator<Item = ConnectionId> + '_ {
+        self.by_id.keys().copied()
+    }
+}

@@ -1,0 +1,121 @@
+//! Attributes for the state changes of an id's queue pair.
+
+use rdma_sys::*;
+
+use super::id::{Id, Phase};
+use crate::cm::{Ended, Negotiated, Phase as ConnectionPhase};
+use crate::device::Core;
+use crate::net::Origin;
+
+/// Returns the address vector of a device with this GID, for packets that leave by a link.
+pub(super) fn address_vector(gid: [u8; 16], link: usize, traffic_class: u8) -> ibv_ah_attr {
+    let grh = ibv_global_route {
+        dgid: ibv_gid { raw: gid },
+        sgid_index: link as u8,
+        hop_limit: Origin::HOPS,
+        traffic_class,
+        ..ibv_global_route::zeroed()
+    };
+    ibv_ah_attr { grh, is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() }
+}
+
+/// The phase of a connection as far as it decides which attributes are known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// Nothing of the peer.
+    Nothing,
+    /// This side has sent a REQ.
+    OwnRequest,
+    /// Everything.
+    All,
+    /// The connection has ended.
+    Ended,
+}
+
+impl Core {
+    /// Returns the attributes that move an id's queue pair to `state`, and their mask: `rdma_init_qp_attr` of rdma-core.
+    ///
+    /// # Errors
+    /// `EINVAL` if they are not known yet or any more.
+    pub(crate) fn cm_attributes(&self, number: u32, state: ibv_qp_state) -> Result<(ibv_qp_attr, u32), i32> {
+        let cma = &self.state.cma;
+        let id = cma.ids.get(number).ok_or(libc::EINVAL)?;
+        // The device of an id that is bound to all addresses is not known.
+        let link = id.link.ok_or(libc::EINVAL)?;
+        let connection = id.connection.filter(|_| !id.is_datagram());
+        let negotiated = connection.and_then(|connection| cma.manager.negotiated(connection));
+        let known = match connection.map(|connection| cma.manager.phase(connection)) {
+            None => Known::Nothing,
+            Some(Some(ConnectionPhase::ReqSent)) => Known::OwnRequest,
+            Some(None | Some(ConnectionPhase::Timewait(Ended::Failed | Ended::Disconnected))) => Known::Ended,
+            Some(Some(ConnectionPhase::DreqSent | ConnectionPhase::DreqReceived)) => Known::Ended,
+            Some(Some(_)) => Known::All,
+        };
+        match (state, known, negotiated) {
+            (IBV_QPS_INIT, Known::Nothing, _) => Ok(init(id)),
+            (IBV_QPS_INIT, Known::OwnRequest | Known::All, Some(of)) => {
+                let (attr, mask) = init(id);
+                let reads = if of.responder_resources > 0 {
+                    IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC
+                } else {
+                    ibv_access_flags(0)
+                };
+                Ok((ibv_qp_attr { qp_access_flags: (IBV_ACCESS_REMOTE_WRITE | reads).0, ..attr }, mask))
+            }
+            (IBV_QPS_RTR, Known::All, Some(of)) => Ok(ready_to_receive(id, link, of)),
+            (IBV_QPS_RTS, Known::All, Some(of)) => Ok(ready_to_send(id, of)),
+            _ => Err(libc::EINVAL),
+        }
+    }
+}
+
+fn init(id: &Id) -> (ibv_qp_attr, u32) {
+    let base = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
+    let attr = ibv_qp_attr { qp_state: IBV_QPS_INIT, port_num: 1, pkey_index: 0, ..ibv_qp_attr::zeroed() };
+    match id.is_datagram() {
+        true => (ibv_qp_attr { qkey: id.qkey(), ..attr }, (base | IBV_QP_QKEY).0),
+        false => (attr, (base | IBV_QP_ACCESS_FLAGS).0),
+    }
+}
+
+fn ready_to_receive(id: &Id, link: usize, of: &Negotiated) -> (ibv_qp_attr, u32) {
+    let attr = ibv_qp_attr {
+        qp_state: IBV_QPS_RTR,
+        ah_attr: address_vector(id.remote_gid.unwrap_or_default(), link, of.traffic_class),
+        path_mtu: ibv_mtu(of.mtu.into()),
+        dest_qp_num: of.remote_qpn,
+        // The passive side needs it before it replies.
+        rq_psn: id.psn,
+        max_dest_rd_atomic: of.responder_resources,
+        min_rnr_timer: 0,
+        ..ibv_qp_attr::zeroed()
+    };
+    let mask = IBV_QP_STATE
+        | IBV_QP_AV
+        | IBV_QP_PATH_MTU
+        | IBV_QP_DEST_QPN
+        | IBV_QP_RQ_PSN
+        | IBV_QP_MAX_DEST_RD_ATOMIC
+        | IBV_QP_MIN_RNR_TIMER;
+    (attr, mask.0)
+}
+
+fn ready_to_send(id: &Id, of: &Negotiated) -> (ibv_qp_attr, u32) {
+    let attr = ibv_qp_attr {
+        qp_state: IBV_QPS_RTS,
+        sq_psn: of.send_psn,
+        timeout: id.options.ack_timeout.unwrap_or(of.ack_timeout),
+        retry_cnt: of.retry_count,
+        rnr_retry: of.rnr_retry_count,
+        max_rd_atomic: of.initiator_depth,
+        ..ibv_qp_attr::zeroed()
+    };
+    let mask =
+        IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+    (attr, mask.0)
+}
+
+/// Whether the state of an id allows it to join multicast groups.
+pub(super) fn may_join(id: &Id) -> bool {
+    id.is_datagram() && matches!(id.phase, Phase::Bound | Phase::AddressResolved) && id.link.is_some()
+}

@@ -1,0 +1,256 @@
+//! Finding the device of a listener on this host, before a request is sent to it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use rdma_sys::*;
+
+use super::event::{CmEvent, Connected, Datagram, Parameters};
+use super::id::{ConnectParameters, Phase};
+use crate::cm::Peer;
+use crate::device::core::Sources;
+use crate::device::{Core, gid};
+use crate::net::directory::{Lookup, LookupError};
+use crate::net::presence::Presence;
+use crate::transport::Time;
+use crate::wire::cm::{RejectReason, SidrStatus};
+
+/// Longest wait for a listener whose process does not run. As long as a request is retransmitted.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(25);
+
+/// Interval between attempts if too many lookups wait for a listener.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Most scans for the last messages of a process that has ended.
+const LAST_SCANS: u32 = 64;
+
+/// Lookups in the directory of listeners.
+#[derive(Default)]
+pub(super) struct Findings {
+    by_id: HashMap<u32, Finding>,
+    /// Ids by lookup.
+    by_lookup: HashMap<u64, u32>,
+    timers: BTreeSet<(Time, u32)>,
+}
+
+struct Finding {
+    /// The lookup, unless it has to be started again.
+    lookup: Option<Lookup>,
+    goal: Goal,
+    deadline: Time,
+    timer: Time,
+}
+
+/// What the result of a lookup is for.
+pub(super) enum Goal {
+    /// The route to the peer.
+    Route,
+    /// A request, which the peer gets at once.
+    Connect(Box<ConnectParameters>),
+}
+
+impl Findings {
+    pub(super) fn wake_at(&self) -> Option<Time> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    fn add(&mut self, id: u32, finding: Finding) {
+        if let Some(lookup) = &finding.lookup {
+            self.by_lookup.insert(lookup.number(), id);
+        }
+        self.timers.insert((finding.timer, id));
+        self.by_id.insert(id, finding);
+    }
+
+    /// Ends the lookup of an id.
+    pub(super) fn remove(&mut self, id: u32) {
+        self.take(id);
+    }
+
+    fn take(&mut self, id: u32) -> Option<Finding> {
+        let finding = self.by_id.remove(&id)?;
+        self.timers.remove(&(finding.timer, id));
+        if let Some(lookup) = &finding.lookup {
+            self.by_lookup.remove(&lookup.number());
+        }
+        Some(finding)
+    }
+}
+
+impl Core {
+    /// Looks up the device of a listener on this host, for at most `timeout`.
+    ///
+    /// # Errors
+    /// The errno of a failed system call.
+    pub(super) fn find_listener(&mut self, number: u32, goal: Goal, timeout: Duration, now: Time) -> Result<(), i32> {
+        self.continue_finding(number, goal, now, now + timeout)
+    }
+
+    fn continue_finding(&mut self, number: u32, goal: Goal, now: Time, deadline: Time) -> Result<(), i32> {
+        let cma = &mut self.state.cma;
+        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
+        let directory = cma.directory.as_ref().ok_or(libc::EOPNOTSUPP)?;
+        let destination = id.destination.ok_or(libc::EINVAL)?;
+        let (lookup, timer) = match directory.lookup(id.space, destination.ip(), destination.port()) {
+            Ok(lookup) => (Some(lookup), deadline),
+            Err(LookupError::Busy) => (None, deadline.min(now + RETRY_INTERVAL)),
+            Err(LookupError::System { source, .. }) => return Err(source.raw_os_error().unwrap_or(libc::EIO)),
+            Err(error) => {
+                self.finish_without_listener(number, &goal, &error);
+                return Ok(());
+            }
+        };
+        id.phase = Phase::Finding;
+        cma.findings.add(number, Finding { lookup, goal, deadline, timer });
+        Ok(())
+    }
+
+    /// Watches the process of a peer on this host, so that its end is noticed. Returns whether it exists, as far as this is known.
+    pub(super) fn watch(&mut self, peer: Peer) -> bool {
+        if !peer.is_local || self.links.iter().any(|link| link.socket.address() == peer.address) {
+            return true;
+        }
+        self.state.cma.presence.as_mut().is_none_or(|presence| presence.watch(peer.address))
+    }
+
+    /// Lets peers watch this process, from the first use of connections by address on. Returns whether this is the first time.
+    pub(crate) fn open_presence(&mut self) -> bool {
+        let is_first = self.state.cma.presence.is_none() && !cfg!(miri);
+        if is_first {
+            let addresses = self.links.iter().map(|link| link.socket.address());
+            // Without it, the end of a peer is noticed by a timeout only.
+            self.state.cma.presence = Presence::new(addresses).ok();
+        }
+        is_first
+    }
+
+    /// Answers lookups of other processes, continues with the results of own lookups, and ends the connections of processes that
+    /// have ended.
+    pub(in crate::device) fn handle_directory(&mut self, now: Time) {
+        let mut gone = Vec::new();
+        if let Some(presence) = &mut self.state.cma.presence {
+            presence.handle_events(|address| gone.push(address));
+        }
+        if !gone.is_empty() {
+            // The last messages of the processes come before their end. Other peers may send all the time.
+            _ = (0..LAST_SCANS).find(|_| !self.receive(now, Sources::All));
+        }
+        for address in gone {
+            self.state.cma.manager.handle_gone_peer(now, address);
+        }
+        let Some(directory) = self.state.cma.directory.take() else { return };
+        let own: Vec<_> = self.links.iter().map(|link| link.socket.address()).collect();
+        let mut found = Vec::new();
+        directory.handle_events(&own, &mut |event| found.push(event));
+        self.state.cma.directory = Some(directory);
+        for event in found {
+            let Some(number) = self.state.cma.findings.by_lookup.get(&event.lookup).copied() else { continue };
+            let Some(finding) = self.state.cma.findings.take(number) else { continue };
+            let result = event.result.map(|address| {
+                let mut fitting = self.links.iter().map(|link| link.socket.address());
+                let link = fitting.position(|own| own.is_ipv4() == address.is_ipv4()).unwrap_or(0);
+                Peer { link, address, is_local: true }
+            });
+            match result {
+                Ok(peer) => self.finish_with_listener(number, finding.goal, peer, now),
+                Err(LookupError::Busy) => self.retry_finding(number, finding, now),
+                Err(error) => self.finish_without_listener(number, &finding.goal, &error),
+            }
+        }
+        self.update_cm(now);
+    }
+
+    fn finish_with_listener(&mut self, number: u32, goal: Goal, peer: Peer, now: Time) {
+        match goal {
+            Goal::Connect(parameters) => {
+                if let Err(errno) = self.request(number, peer, &parameters, now) {
+                    self.state.cma.push_plain(number, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
+                }
+            }
+            Goal::Route => {
+                if let Some(id) = self.state.cma.ids.get_mut(number) {
+                    id.found = Some(peer);
+                    id.remote_gid = Some(gid(peer.address));
+                }
+                self.finish_route(number);
+            }
+        }
+    }
+
+    fn finish_without_listener(&mut self, number: u32, goal: &Goal, error: &LookupError) {
+        match goal {
+            Goal::Connect(_) => {
+                if let Some(id) = self.state.cma.ids.get_mut(number) {
+                    id.phase = Phase::Connect;
+                }
+                self.report_nobody(number, error);
+            }
+            // The request looks the listener up again, and reports the error.
+            Goal::Route => self.finish_route(number),
+        }
+    }
+
+    pub(super) fn finish_route(&mut self, number: u32) {
+        if let Some(id) = self.state.cma.ids.get_mut(number) {
+            id.phase = Phase::RouteResolved;
+        }
+        self.state.cma.push_plain(number, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+    }
+
+    fn retry_finding(&mut self, number: u32, finding: Finding, now: Time) {
+        if let Err(errno) = self.continue_finding(number, finding.goal, now, finding.deadline) {
+            self.state.cma.push_plain(number, RDMA_CM_EVENT_CONNECT_ERROR, -errno);
+        }
+    }
+
+    /// Handles the timers of lookups that have expired.
+    pub(super) fn expire_findings(&mut self, now: Time) {
+        while let Some((at, number)) = self.state.cma.findings.timers.first().copied().filter(|(at, _)| *at <= now) {
+            let Some(finding) = self.state.cma.findings.take(number) else {
+                self.state.cma.findings.timers.remove(&(at, number));
+                continue;
+            };
+            if finding.deadline > now {
+                self.retry_finding(number, finding, now);
+                continue;
+            }
+            let (phase, kind) = match finding.goal {
+                Goal::Route => (Phase::AddressResolved, RDMA_CM_EVENT_ROUTE_ERROR),
+                Goal::Connect(_) => (Phase::Connect, RDMA_CM_EVENT_UNREACHABLE),
+            };
+            if let Some(id) = self.state.cma.ids.get_mut(number) {
+                id.phase = phase;
+            }
+            self.state.cma.push_plain(number, kind, -libc::ETIMEDOUT);
+        }
+    }
+
+    /// Reports that no request can be sent, as the peer itself would.
+    fn report_nobody(&mut self, id: u32, error: &LookupError) {
+        let is_datagram = self.state.cma.ids.get(id).is_some_and(super::Id::is_datagram);
+        let (kind, status, parameters) = match error {
+            LookupError::OtherUser { .. } => (RDMA_CM_EVENT_UNREACHABLE, -libc::EACCES, Parameters::None),
+            LookupError::OtherVersion { .. } => (RDMA_CM_EVENT_UNREACHABLE, -libc::EPROTONOSUPPORT, Parameters::None),
+            LookupError::System { source, .. } => {
+                (RDMA_CM_EVENT_UNREACHABLE, -source.raw_os_error().unwrap_or(libc::EIO), Parameters::None)
+            }
+            LookupError::NobodyListens | LookupError::Busy if is_datagram => {
+                let service = Datagram {
+                    private_data: vec![0; 136],
+                    ah_attr: ibv_ah_attr::zeroed(),
+                    qp_num: 0,
+                    qkey: 0,
+                    membership: 0,
+                };
+                let SidrStatus(status) = SidrStatus::UNSUPPORTED;
+                (RDMA_CM_EVENT_UNREACHABLE, status.into(), Parameters::Datagram(Box::new(service)))
+            }
+            LookupError::NobodyListens | LookupError::Busy => {
+                let RejectReason(reason) = RejectReason::INVALID_SERVICE_ID;
+                let rejected = Connected { private_data: vec![0; 148], ..Connected::default() };
+                (RDMA_CM_EVENT_REJECTED, reason.into(), Parameters::Connected(rejected))
+            }
+        };
+        self.state.cma.push(CmEvent { id, listener: None, kind, status, parameters });
+    }
+}

@@ -1,0 +1,60 @@
+//! Multicast groups of ids.
+
+use std::net::SocketAddr;
+
+use rdma_sys::*;
+
+use super::attributes::{address_vector, may_join};
+use super::event::{CmEvent, Datagram, Parameters};
+use crate::device::state::MULTICAST_QP;
+use crate::device::{Core, gid};
+
+/// Membership of an id in a multicast group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Membership {
+    pub(crate) number: u32,
+    pub(crate) group: SocketAddr,
+}
+
+impl Core {
+    /// Joins a multicast group: `rdma_join_multicast(3)`. Returns the number of the membership. The event follows at once.
+    ///
+    /// The queue pair that is attached to the group joins it at the interface of the device, so there is nothing to send here.
+    ///
+    /// # Errors
+    /// `EINVAL` for an id that is not for datagrams, not bound, or not at a device, and for an address that is no group.
+    pub(crate) fn cm_join(&mut self, number: u32, group: SocketAddr) -> Result<u32, i32> {
+        let cma = &mut self.state.cma;
+        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
+        if !may_join(id) || !group.ip().is_multicast() {
+            return Err(libc::EINVAL);
+        }
+        let membership = id.memberships.iter().map(|of| of.number).max().unwrap_or(0) + 1;
+        id.memberships.push(Membership { number: membership, group });
+        let parameters = Parameters::Datagram(Box::new(Datagram {
+            private_data: Vec::new(),
+            ah_attr: address_vector(gid(group.ip()), id.link.unwrap_or(0), id.options.tos),
+            qp_num: MULTICAST_QP,
+            qkey: id.qkey(),
+            membership,
+        }));
+        cma.push(CmEvent { id: number, listener: None, kind: RDMA_CM_EVENT_MULTICAST_JOIN, status: 0, parameters });
+        Ok(membership)
+    }
+
+    /// Leaves a multicast group, and removes its event: `rdma_leave_multicast(3)`.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` if the id is not a member.
+    pub(crate) fn cm_leave(&mut self, number: u32, membership: u32) -> Result<(), i32> {
+        let cma = &mut self.state.cma;
+        let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
+        let at = id.memberships.iter().position(|of| of.number == membership).ok_or(libc::EADDRNOTAVAIL)?;
+        id.memberships.remove(at);
+        cma.remove_events(
+            number,
+            |event| matches!(&event.parameters, Parameters::Datagram(of) if of.membership == membership),
+        );
+        Ok(())
+    }
+}

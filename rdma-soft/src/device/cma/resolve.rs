@@ -1,0 +1,178 @@
+//! Binding ids to addresses, and resolving the addresses of peers.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use rdma_sys::*;
+
+use super::Cma;
+use super::finding::Goal;
+use super::id::{Id, Phase, unspecified};
+use super::ports::Binding;
+use crate::cm::{ListenAddress, ListenerId};
+use crate::device::Core;
+use crate::net::route;
+use crate::transport::Time;
+use crate::wire::cm::service_id;
+
+/// Longest backlog, `rdma_ucm.max_backlog` of Linux.
+const MAX_BACKLOG: usize = 1024;
+
+impl Core {
+    fn id(&mut self, number: u32) -> Result<&mut Id, i32> {
+        self.state.cma.ids.get_mut(number).ok_or(libc::EINVAL)
+    }
+
+    /// Binds an id to a local address: `rdma_bind_addr(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is bound already, `EADDRNOTAVAIL` for an address of another host, and the errors of a port in use.
+    pub(crate) fn cm_bind(&mut self, number: u32, address: SocketAddr) -> Result<(), i32> {
+        let id = self.id(number)?;
+        if id.phase != Phase::Idle {
+            return Err(libc::EINVAL);
+        }
+        let (space, options) = (id.space, id.options);
+        let link = match address.ip() {
+            ip if ip.is_unspecified() => None,
+            ip if route::is_local(ip) => Some(self.link_of(ip)),
+            _ => return Err(libc::EADDRNOTAVAIL),
+        };
+        let Cma { ports, directory, .. } = &mut self.state.cma;
+        let directory = directory.as_ref().ok_or(libc::EOPNOTSUPP)?;
+        let claimed = ports.claim(directory, space, address, options.reuses_address, options.is_ipv6_only);
+        let binding = claimed.map_err(|error| error.errno())?;
+        let id = self.id(number)?;
+        id.source = SocketAddr::new(address.ip(), binding.port());
+        (id.link, id.binding, id.phase) = (link, Some(binding), Phase::Bound);
+        Ok(())
+    }
+
+    /// Binds the local end of a connection to a free port.
+    fn bind_source(&mut self, number: u32, address: IpAddr) -> Result<(), i32> {
+        let space = self.id(number)?.space;
+        let directory = self.state.cma.directory.as_ref().ok_or(libc::EOPNOTSUPP)?;
+        let port = directory.source_port(space, address).map_err(|error| error.errno())?;
+        let id = self.id(number)?;
+        id.source = SocketAddr::new(address, port.get());
+        (id.binding, id.phase) = (Some(Binding::Source(port)), Phase::Bound);
+        Ok(())
+    }
+
+    /// The link with an address of this host, or the first one if none has it. Peers on this host reach every link.
+    fn link_of(&self, address: IpAddr) -> usize {
+        self.links.iter().position(|link| link.socket.address() == address).unwrap_or(0)
+    }
+
+    /// Listens for requests: `rdma_listen(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL` in a wrong state, and the errors of an address that others share.
+    pub(crate) fn cm_listen(&mut self, number: u32, backlog: i32) -> Result<(), i32> {
+        if self.id(number)?.phase == Phase::Idle {
+            self.cm_bind(number, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
+        }
+        let id = self.id(number)?;
+        if id.phase != Phase::Bound {
+            return Err(libc::EINVAL);
+        }
+        let Cma { ids, ports, .. } = &mut self.state.cma;
+        let binding = ids.get(number).and_then(|id| id.binding.as_ref()).ok_or(libc::EINVAL)?;
+        let (space, port, address) = ports.listen(binding)?;
+        let service = service_id(space, port);
+        let backlog = usize::try_from(backlog).ok().filter(|backlog| (1..=MAX_BACKLOG).contains(backlog));
+        let listener = self.start_listener(number, service, address, backlog.unwrap_or(MAX_BACKLOG));
+        let id = self.id(number)?;
+        (id.phase, id.listener) = (Phase::Listening, Some(listener));
+        Ok(())
+    }
+
+    fn start_listener(&mut self, number: u32, service: u64, address: ListenAddress, backlog: usize) -> ListenerId {
+        let cma = &mut self.state.cma;
+        let listener = cma.manager.listen(service, address, backlog);
+        cma.by_listener.insert(listener, number);
+        listener
+    }
+
+    /// Resolves the address of a peer: `rdma_resolve_addr(3)`. The event follows at once, as the kernel resolves IP addresses.
+    ///
+    /// # Errors
+    /// `EINVAL` in a wrong state or for addresses of different families, `ENETUNREACH` and `EHOSTUNREACH` of the kernel's routing,
+    /// `ENODEV` if the route does not begin at an address of the device.
+    pub(crate) fn cm_resolve_address(
+        &mut self,
+        number: u32,
+        source: Option<SocketAddr>,
+        destination: SocketAddr,
+    ) -> Result<(), i32> {
+        if self.id(number)?.phase == Phase::Idle {
+            match source {
+                Some(source) => self.cm_bind(number, source)?,
+                None => self.bind_source(number, unspecified(destination.ip()))?,
+            }
+        }
+        let id = self.id(number)?;
+        if id.phase != Phase::Bound {
+            return Err(libc::EINVAL);
+        }
+        let bound = id.source;
+        if bound.is_ipv4() != destination.is_ipv4() {
+            return Err(libc::EINVAL);
+        }
+        // The unspecified address stands for this host.
+        let ip = match destination.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        let (source, link) = self.route_to(bound.ip(), ip)?;
+        let id = self.id(number)?;
+        id.source = SocketAddr::new(source, bound.port());
+        id.destination = Some(SocketAddr::new(ip, destination.port()));
+        (id.link, id.phase) = (Some(link), Phase::AddressResolved);
+        self.state.cma.push_plain(number, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        Ok(())
+    }
+
+    /// Finds the source address and the link for a destination.
+    fn route_to(&self, bound: IpAddr, destination: IpAddr) -> Result<(IpAddr, usize), i32> {
+        let source = match bound.is_unspecified() {
+            true if destination.is_multicast() => self.multicast_source(destination)?,
+            // The kernel does the same for addresses of interfaces.
+            true if destination.is_loopback() => destination,
+            true => {
+                route::source_for(destination, 0).map_err(|error| error.raw_os_error().unwrap_or(libc::ENETUNREACH))?
+            }
+            false => bound,
+        };
+        if route::is_local(destination) || source.is_loopback() {
+            return Ok((source, self.link_of(source)));
+        }
+        let link = self.links.iter().position(|link| link.socket.address() == source);
+        link.map(|link| (source, link)).ok_or(libc::ENODEV)
+    }
+
+    /// The device's address from which multicast packets of a group's family are sent.
+    fn multicast_source(&self, group: IpAddr) -> Result<IpAddr, i32> {
+        let mut addresses = self.links.iter().map(|link| link.socket.address());
+        addresses.find(|address| address.is_ipv4() == group.is_ipv4()).ok_or(libc::ENODEV)
+    }
+
+    /// Resolves the route to a peer: `rdma_resolve_route(3)`.
+    ///
+    /// RoCE needs no query, but the device of a listener on this host has to be found.
+    ///
+    /// # Errors
+    /// `EINVAL` before the address is resolved, and the errno of a failed system call.
+    pub(crate) fn cm_resolve_route(&mut self, number: u32, timeout: Duration, now: Time) -> Result<(), i32> {
+        let id = self.id(number)?;
+        let (Phase::AddressResolved, Some(destination)) = (id.phase, id.destination) else { return Err(libc::EINVAL) };
+        let space = id.space;
+        let is_local = route::is_local(destination.ip());
+        if is_local && !self.state.cma.ports.has_listener(space, destination) {
+            return self.find_listener(number, Goal::Route, timeout, now);
+        }
+        self.finish_route(number);
+        Ok(())
+    }
+}

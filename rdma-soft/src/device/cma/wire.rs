@@ -1,0 +1,88 @@
+//! MADs between queue pairs 1 of the device and its peers.
+
+use crate::cm::{MAD_QKEY, MAD_QP, Peer, Transmit};
+use crate::device::Core;
+use crate::device::link::Link;
+use crate::device::qp::PKEY;
+use crate::net::{Origin, To, route};
+use crate::transport::Time;
+use crate::wire::cm::MAD_LEN;
+use crate::wire::{Header, Operation, Packet, Psn, Trailer, Transport};
+
+/// MADs that may arrive before they are handled. Further ones are dropped, and retransmitted by the peers.
+const MAX_ARRIVED: usize = 4096;
+
+impl super::Cma {
+    /// Keeps a MAD that has arrived for queue pair 1, unless it has another Q_Key.
+    pub(in crate::device) fn receive_mad(&mut self, link: usize, from: Origin, packet: &Packet<'_>) {
+        let Transport::Ud { qkey: MAD_QKEY, .. } = packet.header.transport else { return };
+        let Ok(mad) = <[u8; MAD_LEN]>::try_from(packet.payload) else { return };
+        if self.arrived.len() < MAX_ARRIVED {
+            // `handle_mads` finds out whether the peer is on this host, without the sockets being borrowed.
+            self.has_work = true;
+            self.arrived.push((Peer { link, address: from.address, is_local: false }, mad));
+        }
+    }
+
+    /// Whether MADs have arrived or timers have expired.
+    pub(in crate::device) fn is_due(&self, now: Time) -> bool {
+        self.has_work || self.wake_at().is_some_and(|at| at <= now)
+    }
+
+    /// The earliest timer.
+    pub(in crate::device) fn wake_at(&self) -> Option<Time> {
+        self.manager.wake_at().into_iter().chain(self.findings.wake_at()).min()
+    }
+}
+
+impl Core {
+    /// Handles MADs that have arrived and timers of connections that have expired.
+    pub(in crate::device) fn handle_mads(&mut self, now: Time) {
+        self.state.cma.has_work = false;
+        let mut arrived = std::mem::take(&mut self.state.cma.arrived);
+        for (peer, mad) in arrived.drain(..) {
+            let peer = Peer { is_local: route::is_local(peer.address), ..peer };
+            self.state.cma.manager.handle(now, peer, &mad);
+        }
+        self.state.cma.arrived = arrived;
+        self.state.cma.manager.expire(now);
+        self.expire_findings(now);
+        if self.state.cma.manager.counts() == (0, 0) {
+            if let Some(presence) = &mut self.state.cma.presence {
+                presence.unwatch_all();
+            }
+        }
+        self.update_cm(now);
+    }
+
+    /// Reports the events of connections to their ids, and sends MADs.
+    pub(crate) fn update_cm(&mut self, now: Time) {
+        while let Some(event) = self.state.cma.manager.poll_event() {
+            self.handle_cm_event(now, event);
+        }
+        while let Some(Transmit { to, mad }) = self.state.cma.manager.poll_transmit() {
+            self.send_mad(to, &mad[..], now);
+        }
+    }
+
+    fn send_mad(&mut self, to: Peer, mad: &[u8], now: Time) {
+        let Core { state, links, parts, has_sent_to_self, .. } = self;
+        let Some(link) = links.get_mut(to.link) else { return };
+        *has_sent_to_self |= link.socket.address() == to.address;
+        state.cma.psn = state.cma.psn.wrapping_add(1);
+        let header = Header {
+            transport: Transport::Ud { qkey: MAD_QKEY, source_qp: MAD_QP },
+            operation: Operation::SendOnly(Trailer::None),
+            pkey: PKEY,
+            dest_qp: MAD_QP,
+            psn: Psn::new(state.cma.psn),
+            solicited: false,
+            ack_request: false,
+            migrated: true,
+            congestion: (false, false),
+        };
+        parts.send_bytes(link, To { address: to.address, class: 0 }, &header.encode(mad.len()), mad, now);
+        let Link { socket, outbox, .. } = link;
+        outbox.flush(socket, now);
+    }
+}

@@ -1,0 +1,132 @@
+//! Connections by address on soft0, where each process has an address of its own.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use rdma_safe::cm::{Cause, CmError, ConnectError, Connector, Listener, RejectReason, Step};
+use rdma_safe::{Endpoint, Errno, Error};
+
+use crate::support::peer::{self, Peer};
+use crate::support::{DEADLINE, Rdma, device, error_of, filled};
+
+/// The device if it is soft0. Prints why the test is skipped otherwise.
+fn soft_device() -> Option<Rdma> {
+    let rdma = device()?;
+    if !rdma.is_soft() {
+        println!("skipped: {} has one address for all processes", rdma.device_name());
+        return None;
+    }
+    Some(rdma)
+}
+
+/// Accepts a connection and returns the message that arrives.
+fn serve(mut listener: Listener) -> String {
+    let request = listener.next(DEADLINE).unwrap().expect("a request in time");
+    let pd = request.pd().unwrap();
+    let mut prepared = request.prepare(Endpoint::builder(&pd)).unwrap();
+    prepared.receive(pd.allocate(64).unwrap()).unwrap();
+    let mut connection = prepared.accept(b"").unwrap();
+    let done = connection.wait(DEADLINE).unwrap().ok().unwrap();
+    let text = String::from_utf8_lossy(&done.buffer.unwrap()).into_owned();
+    assert!(connection.peer_address().is_some());
+    text
+}
+
+/// An address of this host that is not a loopback address.
+fn own_address() -> Option<IpAddr> {
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    // Selects a route and sends nothing. The address is one for documentation.
+    socket.connect(("203.0.113.1", 9)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
+}
+
+#[test]
+fn addresses_of_this_host_reach_listeners_of_other_processes() {
+    const NAME: &str = "cm_soft::addresses_of_this_host_reach_listeners_of_other_processes";
+    let Some(_rdma) = soft_device() else { return };
+    if let Some(at) = peer::role() {
+        let listener = Listener::bind(at).unwrap();
+        peer::report(listener.local_address());
+        peer::report(serve(listener));
+        return;
+    }
+    let loopback = [(Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into())];
+    let others: [(IpAddr, IpAddr); 3] = [
+        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(127, 9, 8, 7).into()),
+        (Ipv6Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()),
+        (Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into()),
+    ];
+    let own = own_address().map(|address| (address, address));
+    for (bound, reached) in loopback.into_iter().chain(others).chain(own) {
+        let mut server = Peer::start(NAME, SocketAddr::new(bound, 0));
+        let at: SocketAddr = server.next_report().parse().unwrap();
+        let mut connection = Connector::new().connect((reached, at.port())).unwrap();
+        let text = format!("{reached}");
+        let outbox = filled(connection.pd(), text.as_bytes());
+        connection.send(outbox).unwrap();
+        let _ = connection.wait(DEADLINE).unwrap().ok().unwrap();
+        assert_eq!(server.next_report(), text);
+    }
+}
+
+fn failure(error: Error) -> ConnectError {
+    match error {
+        Error::Cm(CmError::Connect(error)) => *error,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_port_without_a_listener_rejects_at_once() {
+    let Some(_rdma) = soft_device() else { return };
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_address().ip().unwrap().port();
+    // The port is free, and then it is in use at another address.
+    for at in [SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), port))] {
+        let error = failure(error_of(Connector::new().connect(at)));
+        assert!(matches!(error.cause, Cause::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }), "{error}");
+        assert!(error.to_string().contains("start the peer first, or look at the port"), "{error}");
+    }
+}
+
+#[test]
+fn a_port_that_another_process_uses_is_refused() {
+    const NAME: &str = "cm_soft::a_port_that_another_process_uses_is_refused";
+    let Some(_rdma) = soft_device() else { return };
+    if peer::role().is_some() {
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        peer::report(listener.local_address());
+        peer::wait_to_be_killed();
+    }
+    let mut other = Peer::start(NAME, "listens");
+    let at: SocketAddr = other.next_report().parse().unwrap();
+    for (address, errno) in [(at.ip(), libc::EADDRINUSE), (Ipv4Addr::UNSPECIFIED.into(), libc::EADDRNOTAVAIL)] {
+        let error = error_of(Listener::bind((address, at.port())));
+        assert_eq!(error.errno().map(|errno| errno.0), Some(errno), "{error}");
+    }
+    other.kill();
+    Listener::bind(at).unwrap();
+}
+
+#[test]
+fn a_server_that_does_not_run_is_a_timeout() {
+    const NAME: &str = "cm_soft::a_server_that_does_not_run_is_a_timeout";
+    let Some(_rdma) = soft_device() else { return };
+    if peer::role().is_some() {
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        peer::report(listener.local_address());
+        // SAFETY: the process stops itself, until its parent kills it.
+        unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+    }
+    let mut server = Peer::start(NAME, "stops");
+    let at: SocketAddr = server.next_report().parse().unwrap();
+    let connector = Connector::new().resolve_timeout(Duration::from_millis(100), 0).timeout(Duration::from_millis(500));
+    let error = failure(error_of(connector.connect(at)));
+    // The server stops before or after it has answered the lookup of its device.
+    let is_expected = match error.step {
+        Step::ResolveRoute => error.cause == Cause::Failed(Errno(libc::ETIMEDOUT)),
+        step => step == Step::Connect && matches!(error.cause, Cause::Timeout(_)),
+    };
+    assert!(is_expected, "{error}");
+    server.kill();
+}
