@@ -19,8 +19,8 @@ Examples:
 
 /// Run a program that uses libibverbs, in any language, on soft0: a software RNIC in the program's own process
 ///
-/// LD_PRELOAD, RDMA_SYS_LIBIBVERBS and RDMA_SYS_LIBRDMACM replace libibverbs and librdmacm, so the program sees no other device. Its input, output and
-/// exit status are passed through. Programs on one machine reach each other without --addr.
+/// LD_PRELOAD, RDMA_SYS_LIBIBVERBS and RDMA_SYS_LIBRDMACM replace libibverbs and librdmacm, so the program sees no other
+/// device. Its input, output and exit status are passed through. Programs on one machine reach each other without --addr.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

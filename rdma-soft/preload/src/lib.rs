@@ -1,9 +1,9 @@
 //! `librdma_soft.so`: the functions of libibverbs and librdmacm, implemented by soft0.
 //!
-//! A program that is linked with these libraries and has this library in `LD_PRELOAD` finds these functions first. The symbols have no
-//! versions, which satisfies references to any version. libibverbs may still be loaded, by the program or for its providers, but
-//! must never get an object of this device. So this library has every public function, even those that
-//! always fail.
+//! A program that is linked with these libraries and has this library in `LD_PRELOAD` finds these functions first. The symbols
+//! have no versions, which satisfies references to any version. libibverbs may still be loaded, by the program or for its
+//! providers, but must never get an object of this device. So this library has every public function, even those that always
+//! fail.
 
 mod device_file;
 mod dlopen;

@@ -10,8 +10,8 @@ use super::cm;
 
 /// Makes soft0 the only RDMA device of this process.
 ///
-/// All users of `rdma_sys` then call this crate instead of libibverbs and librdmacm. rsockets fail with `EOPNOTSUPP`. Call it before
-/// the first verb.
+/// All users of `rdma_sys` then call this crate instead of libibverbs and librdmacm. rsockets fail with `EOPNOTSUPP`. Call it
+/// before the first verb.
 ///
 /// # Errors
 /// [`AlreadyLoaded`] if libibverbs or librdmacm is already in use.

@@ -3,10 +3,11 @@
 //! A [`Manager`] holds the connections of a device. Its owner passes in MADs, calls of the program and the time, and takes MADs to
 //! send ([`Manager::poll_transmit`]), events for the program ([`Manager::poll_event`]) and the next timer ([`Manager::wake_at`]).
 //!
-//! The active side sends REQ, receives REP and sends RTU. The passive side receives REQ, sends REP and waits for RTU or for the first
-//! packet of data. Either side ends the connection with DREQ, and the other confirms with DREP. A datagram service is looked up
-//! with SIDR_REQ and SIDR_REP. Requests are retransmitted with exponential backoff until they are answered. Each failed or ended
-//! connection stays in timewait, where it answers duplicates, and where neither its ids nor its queue pair number are used again.
+//! The active side sends REQ, receives REP and sends RTU. The passive side receives REQ, sends REP and waits for RTU or for the
+//! first packet of data. Either side ends the connection with DREQ, and the other confirms with DREP. A datagram service is
+//! looked up with SIDR_REQ and SIDR_REP. Requests are retransmitted with exponential backoff until they are answered. Each
+//! failed or ended connection stays in timewait, where it answers duplicates, and where neither its ids nor its queue pair
+//! number are used again.
 //!
 //! The behaviour follows Linux (`drivers/infiniband/core/cm.c`), with these differences, which keep the two sides from disagreeing:
 //!

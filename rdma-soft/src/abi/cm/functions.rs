@@ -2,8 +2,8 @@
 
 /// Calls a macro with the signatures of all functions of librdmacm that soft0 has.
 ///
-/// `connections` are implemented. `sockets` are those of rsockets, which fail. `rfcntl` is missing, since it is variadic. The types are those of `rdma_sys`, `libc` and
-/// `core::ffi`, which must be in scope where the macro expands.
+/// `connections` are implemented. `sockets` are those of rsockets, which fail. `rfcntl` is missing, since it is variadic. The
+/// types are those of `rdma_sys`, `libc` and `core::ffi`, which must be in scope where the macro expands.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_each_cm_function {

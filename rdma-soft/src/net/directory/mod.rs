@@ -6,8 +6,8 @@
 //!
 //! # Names
 //!
-//! Each name is a Unix socket in the abstract namespace. It belongs to a network namespace, as ports do, and the kernel frees it when
-//! its owner dies. A forked child that does not execute a program owns it too, as with any socket.
+//! Each name is a Unix socket in the abstract namespace. It belongs to a network namespace, as ports do, and the kernel frees
+//! it when its owner dies. A forked child that does not execute a program owns it too, as with any socket.
 //!
 //! | socket | name after `rdma-soft/cm/1/SPACE/PORT/` | purpose |
 //! |---|---|---|

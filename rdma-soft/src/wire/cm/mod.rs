@@ -1,8 +1,8 @@
 //! Connection-management messages: InfiniBand Architecture Specification, volume 1, chapter 12.
 //!
-//! A message is a management datagram (MAD) of 256 bytes. It travels between queue pairs 1 as the payload of a UD packet. This module
-//! encodes and decodes the messages and does not interpret them. [`IpHeader`] is the address header that rdma_cm puts at the start
-//! of the private data of some messages.
+//! A message is a management datagram (MAD) of 256 bytes. It travels between queue pairs 1 as the payload of a UD packet. This
+//! module encodes and decodes the messages and does not interpret them. [`IpHeader`] is the address header that rdma_cm puts at
+//! the start of the private data of some messages.
 //!
 //! Field offsets and reason codes are those of Linux's include/rdma/ibta_vol1_c12.h and include/rdma/ib_cm.h. Encoding
 //! truncates a value to the width of its field and writes zeros to reserved fields. Decoding ignores reserved fields.
