@@ -50,6 +50,7 @@
 //! | send to many peers from one queue pair | [`DatagramEndpoint`] |
 //! | join a multicast group, or send to one | [`DatagramEndpoint::attach_mcast`], [`DatagramEndpoint::multicast_peer`] |
 //! | connect by IP address, without a TCP connection | [`cm::Connector`], [`cm::Listener`]; [`cm::Id`] for a [`QueuePair`] |
+//! | connect and accept in an event loop or an async runtime | [`cm::Handshake`] |
 //! | allocate memory to send and receive | [`ProtectionDomain::allocate`], [`Buffer::into_chunks`] |
 //! | let a peer access memory | [`ProtectionDomain::expose`] at the owner, [`Endpoint::write`], [`Endpoint::read`] at the peer |
 //! | serve many connections with one poll | [`EndpointSet`] of endpoints, a [`CompletionQueue`] of queue pairs |

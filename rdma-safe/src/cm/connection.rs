@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::attempt::{Cause, Step};
 use super::error::failed;
-use super::side::{ConnectionEnd, Side};
+use super::handshake::{Arrival, Handshake, Outcome, Progress};
+use super::side::{ConnectionEnd, DISCONNECT_TIMEOUT, Side};
 use super::{Address, Id, PrivateData};
 use crate::endpoint::Armed;
 use crate::error::Verb;
@@ -28,10 +29,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(endpoint: Endpoint, side: Side, private_data: PrivateData) -> Self {
-        Connection { endpoint, side, private_data }
-    }
-
     /// The private data of the peer's request or reply, padded with zeros.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
@@ -131,15 +128,70 @@ impl Connection {
     /// [`DisconnectError`] with [`CmError::Connect`](super::CmError::Connect) when the peer does not confirm within
     /// seconds, or with [`CmError::Call`](super::CmError::Call): the connection has ended nevertheless, and the buffers
     /// are returned. The errors of [`Endpoint::close`], which keep the buffers.
-    pub fn disconnect(mut self) -> Result<Vec<Buffer>, DisconnectError> {
-        let disconnected = self.side.disconnect(|| self.endpoint.flush());
-        DisconnectError::combine(disconnected, self.endpoint.close())
+    pub fn disconnect(self) -> Result<Vec<Buffer>, DisconnectError> {
+        Ok(self.start_disconnect()?.wait()?.buffers)
+    }
+
+    /// Like [`Connection::disconnect`], without blocking.
+    ///
+    /// # Errors
+    /// [`DisconnectError`], as with [`Connection::disconnect`].
+    pub fn start_disconnect(mut self) -> Result<Handshake<Disconnected>, DisconnectError> {
+        let started = self.side.disconnect(|| self.endpoint.flush());
+        let Connection { endpoint, side, .. } = self;
+        match started {
+            Ok(true) => Ok(Handshake::waiting(endpoint, side, Step::Disconnect, DISCONNECT_TIMEOUT)),
+            Ok(false) => Ok(Handshake::ready(endpoint, side, Step::Disconnect)),
+            Err(error) => Err(DisconnectError::of(error, endpoint.close())),
+        }
     }
 
     /// Splits the connection into the endpoint and the id. Dropping the id ends the connection.
     #[must_use]
     pub fn into_parts(self) -> (Endpoint, Id) {
         (self.endpoint, self.side.id)
+    }
+}
+
+/// The state of a handshake that establishes a connection.
+#[derive(Debug)]
+pub struct Establish {
+    pub(super) endpoint: Endpoint,
+    /// Private data of the request, if this side accepts one.
+    pub(super) asked: PrivateData,
+}
+
+impl Outcome for Connection {
+    type Error = Error;
+    type Context = ();
+    type State = Establish;
+
+    fn handle(mut handshake: Handshake<Self>, arrival: Arrival, (): &mut ()) -> Result<Progress<Self>> {
+        let Handshake { state: Establish { endpoint, asked }, side, step, .. } = &mut handshake;
+        let event = arrival.event(side, *step)?;
+        let private_data = side.establish(endpoint, *step, asked, &event)?;
+        let Handshake { state: Establish { endpoint, .. }, side, .. } = handshake;
+        Ok(Progress::Ready(Connection { endpoint, side, private_data }))
+    }
+}
+
+/// A connection that was ended, by [`Connection::start_disconnect`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Disconnected {
+    /// Buffers of all work that was not handed out.
+    pub buffers: Vec<Buffer>,
+}
+
+impl Outcome for Disconnected {
+    type Error = DisconnectError;
+    type Context = ();
+    type State = Endpoint;
+
+    fn handle(handshake: Handshake<Self>, arrival: Arrival, (): &mut ()) -> Result<Progress<Self>, DisconnectError> {
+        let Handshake { state: endpoint, side, .. } = handshake;
+        let buffers = DisconnectError::combine(arrival.disconnect(&side), endpoint.close())?;
+        Ok(Progress::Ready(Disconnected { buffers }))
     }
 }
 
@@ -158,15 +210,23 @@ pub struct DisconnectError {
 }
 
 impl DisconnectError {
+    /// The error of a disconnect, with the result of closing the endpoint.
+    pub(super) fn of(error: Error, closed: Result<Vec<Buffer>>) -> Self {
+        match closed {
+            Ok(buffers) => DisconnectError { error, buffers },
+            Err(error) => DisconnectError { error, buffers: Vec::new() },
+        }
+    }
+
     /// Combines the results of the disconnect and of closing the endpoint.
     pub(super) fn combine(
         disconnected: Result<()>,
         closed: Result<Vec<Buffer>>,
     ) -> Result<Vec<Buffer>, DisconnectError> {
-        match (closed, disconnected) {
-            (Ok(buffers), Ok(())) => Ok(buffers),
-            (Ok(buffers), Err(error)) => Err(DisconnectError { error, buffers }),
-            (Err(error), _) => Err(DisconnectError { error, buffers: Vec::new() }),
+        match (disconnected, closed) {
+            (Ok(()), Ok(buffers)) => Ok(buffers),
+            (Ok(()), Err(error)) => Err(DisconnectError { error, buffers: Vec::new() }),
+            (Err(error), closed) => Err(DisconnectError::of(error, closed)),
         }
     }
 }

@@ -5,11 +5,13 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use super::address::try_each;
-use super::attempt::{Cause, Step};
-use super::connection::Connection;
+use super::attempt::Step;
+use super::connection::{Connection, Establish};
 use super::devices::{Devices, require_device};
+use super::handshake::Handshake;
+use super::resolve::{Resolve, Resolved};
 use super::side::Side;
-use super::{Address, EventChannel, EventKind, Id, PortSpace, SetConnection};
+use super::{Address, EventChannel, Id, PortSpace, PrivateData, SetConnection};
 use crate::{Endpoint, EndpointBuilder, EndpointSet, ProtectionDomain, Result};
 
 /// Connects to addresses, looks up services for datagrams, and joins multicast groups.
@@ -37,11 +39,12 @@ use crate::{Endpoint, EndpointBuilder, EndpointSet, ProtectionDomain, Result};
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Connector {
-    devices: Devices,
-    source: Option<Address>,
-    resolve_timeout: Duration,
-    resolve_retries: u32,
-    timeout: Duration,
+    pub(super) devices: Devices,
+    pub(super) source: Option<Address>,
+    pub(super) resolve_timeout: Duration,
+    pub(super) resolve_retries: u32,
+    /// Time for the peer to reply.
+    pub(super) timeout: Duration,
     tos: Option<u8>,
     ack_timeout: Option<u8>,
 }
@@ -133,33 +136,20 @@ impl Connector {
     /// # Errors
     /// [`CmError::Connect`](super::CmError::Connect); [`CmError::Call`](super::CmError::Call).
     pub fn resolve(&self, peer: impl Into<Address>) -> Result<Route> {
-        let (side, pd) = self.route_to(PortSpace::TCP, peer.into())?;
-        Ok(Route { side, pd, timeout: self.timeout })
+        self.start_resolve(peer)?.wait()
     }
 
-    /// The route to `peer`, and the domain of the device that leads there.
-    pub(super) fn route_to(&self, space: PortSpace, peer: Address) -> Result<(Side, ProtectionDomain)> {
-        let mut side = self.side(space, peer)?;
-        self.retry(&mut side, Step::ResolveAddress, |id| id.resolve_address(self.source, peer, self.resolve_timeout))?;
-        self.retry(&mut side, Step::ResolveRoute, |id| id.resolve_route(self.resolve_timeout))?;
-        let pd = self.devices.domain_of(&side.id)?;
-        Ok((side, pd))
+    /// Like [`Connector::resolve`], without blocking.
+    ///
+    /// To look up a name, use [`AddressQuery`](super::AddressQuery) or the resolver of a runtime before.
+    ///
+    /// # Errors
+    /// Errors of the first step of [`Connector::resolve`].
+    pub fn start_resolve(&self, peer: impl Into<Address>) -> Result<Handshake<Route>> {
+        Resolve::start(self, PortSpace::TCP, peer.into())
     }
 
-    /// The device for datagrams to `group`, and its domain.
-    pub(super) fn device_for(&self, group: Address) -> Result<(Side, ProtectionDomain)> {
-        let mut side = self.side(PortSpace::UDP, group)?;
-        match self.source {
-            Some(own) => side.id.bind(own).map_err(|error| side.call_failed(Step::ResolveAddress, error))?,
-            None => {
-                self.retry(&mut side, Step::ResolveAddress, |id| id.resolve_address(None, group, self.resolve_timeout))?
-            }
-        }
-        let pd = self.devices.domain_of(&side.id)?;
-        Ok((side, pd))
-    }
-
-    fn side(&self, space: PortSpace, peer: Address) -> Result<Side> {
+    pub(super) fn side(&self, space: PortSpace, peer: Address) -> Result<Side> {
         let mut side = Side::new(Id::new(&EventChannel::new()?, space)?, Some(peer));
         if let Some(tos) = self.tos {
             side.id.set_type_of_service(tos)?;
@@ -170,29 +160,6 @@ impl Connector {
         }
         Ok(side)
     }
-
-    /// Time for the peer to reply.
-    pub(super) fn reply_timeout(&self) -> Duration {
-        self.timeout
-    }
-
-    /// Retries a step until it succeeds, as often as is configured.
-    fn retry(&self, side: &mut Side, step: Step, begin: impl Fn(&mut Id) -> Result<()>) -> Result<()> {
-        // The kernel reports the timeout, so wait slightly longer.
-        let margin = self.resolve_timeout.saturating_add(Duration::from_secs(1));
-        let mut retries = self.resolve_retries;
-        loop {
-            if let Err(error) = begin(&mut side.id) {
-                return Err(side.call_failed(step, error));
-            }
-            match side.event(step, margin)? {
-                EventKind::AddressResolved if step == Step::ResolveAddress => return Ok(()),
-                EventKind::RouteResolved if step == Step::ResolveRoute => return Ok(()),
-                EventKind::AddressError(_) | EventKind::RouteError(_) if retries > 0 => retries -= 1,
-                other => return Err(side.error(step, Cause::of(&other))),
-            }
-        }
-    }
 }
 
 /// The route to a peer.
@@ -201,6 +168,14 @@ pub struct Route {
     side: Side,
     pd: ProtectionDomain,
     timeout: Duration,
+}
+
+impl Resolved for Route {
+    const HAS_ROUTE: bool = true;
+
+    fn new(side: Side, pd: ProtectionDomain, connector: &Connector, _: Address) -> Self {
+        Route { side, pd, timeout: connector.timeout }
+    }
 }
 
 impl Route {
@@ -259,9 +234,26 @@ impl Route {
         set: &mut EndpointSet,
         private_data: &[u8],
     ) -> Result<SetConnection> {
+        self.start_connect_in(builder, set, private_data)?.wait_or_remove(set)
+    }
+
+    /// Like [`Route::connect_in`], without blocking.
+    ///
+    /// The endpoint is in the set from now on, see [`Handshake::key`]. The peer cannot send before
+    /// [`Handshake::advance_in`] has handled its reply, so receives that are posted until then are in time.
+    ///
+    /// # Errors
+    /// Like [`Route::prepare`] and [`PreparedRoute::start_connect`]; the errors of
+    /// [`EndpointBuilder::build_in`](crate::EndpointBuilder::build_in). The set is then unchanged.
+    pub fn start_connect_in(
+        self,
+        builder: EndpointBuilder<'_>,
+        set: &mut EndpointSet,
+        private_data: &[u8],
+    ) -> Result<Handshake<SetConnection>> {
         let Route { side, timeout, .. } = self;
-        SetConnection::new(side, Step::Connect, builder, set, |side, endpoint| {
-            side.connect(endpoint, timeout, private_data)
+        SetConnection::start(side, Step::Connect, timeout, builder, set, |side, endpoint| {
+            side.connect(endpoint, private_data).map(|()| PrivateData::EMPTY)
         })
     }
 }
@@ -269,6 +261,7 @@ impl Route {
 /// The route to a peer, with an endpoint that receives can be posted to.
 #[derive(Debug)]
 pub struct PreparedRoute {
+    // Dropped first, so that nothing arrives after the id is destroyed.
     endpoint: Endpoint,
     side: Side,
     timeout: Duration,
@@ -281,9 +274,19 @@ impl PreparedRoute {
     /// [`CmError::Connect`](super::CmError::Connect), with the peer's private data if it has rejected;
     /// [`CmError::PrivateData`](super::CmError::PrivateData); [`CmError::Call`](super::CmError::Call).
     pub fn connect(self, private_data: &[u8]) -> Result<Connection> {
-        let PreparedRoute { mut endpoint, mut side, timeout } = self;
-        let private_data = side.connect(&mut endpoint, timeout, private_data)?;
-        Ok(Connection::new(endpoint, side, private_data))
+        self.start_connect(private_data)?.wait()
+    }
+
+    /// Like [`PreparedRoute::connect`], without blocking.
+    ///
+    /// # Errors
+    /// [`CmError::PrivateData`](super::CmError::PrivateData); [`CmError::Connect`](super::CmError::Connect) if the
+    /// request cannot be sent.
+    pub fn start_connect(mut self, private_data: &[u8]) -> Result<Handshake<Connection>> {
+        self.side.connect(&self.endpoint, private_data)?;
+        let PreparedRoute { endpoint, side, timeout } = self;
+        let state = Establish { endpoint, asked: PrivateData::EMPTY };
+        Ok(Handshake::waiting(state, side, Step::Connect, timeout))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Datagram services that are found by address.
 
 use std::net::ToSocketAddrs;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rdma_sys::RDMA_UDP_QKEY;
@@ -8,12 +9,14 @@ use rdma_sys::RDMA_UDP_QKEY;
 use super::address::try_each;
 use super::attempt::{Cause, Step};
 use super::devices::{Devices, require_device};
+use super::handshake::{Arrival, Handshake, Outcome, Progress};
 use super::listener::ListeningId;
+use super::resolve::{Resolve, Resolved};
 use super::side::Side;
 use super::{
     Address, CmError, ConnectParameters, Connector, EventChannel, EventKind, Parameters, PortSpace, PrivateData,
 };
-use crate::{DatagramEndpoint, Endpoint, EndpointBuilder, Peer, ProtectionDomain, QueuePairState, Result};
+use crate::{DatagramEndpoint, Endpoint, EndpointBuilder, Error, Peer, ProtectionDomain, QueuePairState, Result};
 
 /// The queue key of services that are found by address: `RDMA_UDP_QKEY`.
 pub const DATAGRAM_QKEY: u32 = RDMA_UDP_QKEY;
@@ -24,8 +27,15 @@ impl Connector {
     /// # Errors
     /// [`CmError::Connect`]; [`CmError::Call`].
     pub fn resolve_datagrams(&self, service: impl Into<Address>) -> Result<DatagramRoute> {
-        let (side, pd) = self.route_to(PortSpace::UDP, service.into())?;
-        Ok(DatagramRoute { side, pd, timeout: self.reply_timeout() })
+        self.start_resolve_datagrams(service)?.wait()
+    }
+
+    /// Like [`Connector::resolve_datagrams`], without blocking.
+    ///
+    /// # Errors
+    /// Errors of the first step of [`Connector::resolve_datagrams`].
+    pub fn start_resolve_datagrams(&self, service: impl Into<Address>) -> Result<Handshake<DatagramRoute>> {
+        Resolve::start(self, PortSpace::UDP, service.into())
     }
 
     /// Builds a default endpoint, and looks up the service at the first of these addresses that replies.
@@ -74,6 +84,14 @@ pub struct DatagramRoute {
     timeout: Duration,
 }
 
+impl Resolved for DatagramRoute {
+    const HAS_ROUTE: bool = true;
+
+    fn new(side: Side, pd: ProtectionDomain, connector: &Connector, _: Address) -> Self {
+        DatagramRoute { side, pd, timeout: connector.timeout }
+    }
+}
+
 impl DatagramRoute {
     /// The connector's domain of the device.
     ///
@@ -106,16 +124,41 @@ impl DatagramRoute {
     /// [`CmError::Connect`], with [`Cause::Refused`] when no service listens or the request was rejected;
     /// [`CmError::OtherDevice`] and [`CmError::OtherQueueKey`] for an endpoint that does not match the route;
     /// [`CmError::PrivateData`].
-    pub fn find(mut self, endpoint: &DatagramEndpoint, private_data: &[u8]) -> Result<DatagramService> {
+    pub fn find(self, endpoint: &DatagramEndpoint, private_data: &[u8]) -> Result<DatagramService> {
+        self.start_find(endpoint, private_data)?.wait()
+    }
+
+    /// Like [`DatagramRoute::find`], without blocking. The endpoint may be used or dropped in the meantime.
+    ///
+    /// # Errors
+    /// [`CmError::OtherDevice`], [`CmError::OtherQueueKey`] and [`CmError::PrivateData`], as with
+    /// [`DatagramRoute::find`]; [`CmError::Connect`] if the request cannot be sent.
+    pub fn start_find(
+        mut self,
+        endpoint: &DatagramEndpoint,
+        private_data: &[u8],
+    ) -> Result<Handshake<DatagramService>> {
         self.side.require_datagrams(Step::FindService, endpoint)?;
         let parameters = ConnectParameters::new(endpoint.queue_pair().number()).private_data(private_data)?;
         self.side.id.connect(&parameters).map_err(|error| self.side.call_failed(Step::FindService, error))?;
-        match self.side.event(Step::FindService, self.timeout)? {
+        Ok(Handshake::waiting(endpoint.pd().clone(), self.side, Step::FindService, self.timeout))
+    }
+}
+
+impl Outcome for DatagramService {
+    type Error = Error;
+    type Context = ();
+    /// The domain of the endpoint.
+    type State = ProtectionDomain;
+
+    fn handle(handshake: Handshake<Self>, arrival: Arrival, (): &mut ()) -> Result<Progress<Self>> {
+        let Handshake { state: pd, side, .. } = &handshake;
+        match arrival.event(side, Step::FindService)? {
             EventKind::Established(Parameters::Datagrams(found)) => {
-                let peer = endpoint.peer_at(&found.address, found.qp_num)?.with_qkey(found.qkey);
-                Ok(DatagramService { peer, private_data: found.private_data })
+                let peer = Peer::new(pd.address_handle(&found.address)?, found.qp_num, found.qkey);
+                Ok(Progress::Ready(DatagramService { peer, private_data: found.private_data }))
             }
-            other => Err(self.side.error(Step::FindService, Cause::of(&other))),
+            other => Err(side.error(Step::FindService, Cause::of(&other))),
         }
     }
 }
@@ -196,7 +239,7 @@ impl DatagramListener {
 
     /// The channel that becomes readable when there is a request, for `epoll(7)` and async runtimes.
     ///
-    /// Then call [`DatagramListener::next`] with a timeout of zero.
+    /// Then call [`DatagramListener::next`] with a timeout of zero until it returns `None`.
     #[must_use]
     pub fn channel(&self) -> &EventChannel {
         self.0.channel()
@@ -204,14 +247,23 @@ impl DatagramListener {
 
     /// Waits for the next request, for `timeout` at most. Returns `None` after the timeout.
     ///
+    /// A timeout of zero does not block.
+    ///
     /// # Errors
-    /// [`CmError::Call`]; [`CmError::Connect`] when the device is removed.
+    /// Like [`Listener::next`](super::Listener::next).
     pub fn next(&mut self, timeout: Duration) -> Result<Option<DatagramRequest>> {
         let Some((mut id, Parameters::Datagrams(asked))) = self.0.next(timeout)? else { return Ok(None) };
         let moved = EventChannel::new().and_then(|channel| id.migrate(&channel));
         let side = Side::new(id, None);
         moved.map_err(|error| side.migrate_failed(error))?;
         Ok(Some(DatagramRequest { side, private_data: asked.private_data, devices: self.0.devices.clone() }))
+    }
+}
+
+/// The descriptor of [`DatagramListener::channel`].
+impl AsFd for DatagramListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel().as_fd()
     }
 }
 

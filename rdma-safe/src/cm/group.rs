@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use super::attempt::{Cause, Step};
+use super::handshake::{Arrival, Handshake, Outcome, Progress};
+use super::resolve::{Resolve, Resolved};
 use super::side::Side;
-use super::{Address, CmError, Connector, EventChannel, EventKind};
-use crate::{DatagramEndpoint, EndpointBuilder, Gid, Peer, ProtectionDomain, Result};
+use super::{Address, CmError, Connector, EventChannel, EventKind, PortSpace};
+use crate::{DatagramEndpoint, EndpointBuilder, Error, Gid, Peer, ProtectionDomain, Result};
 
 impl Connector {
     /// Finds the device for a multicast group of IP.
@@ -15,9 +17,20 @@ impl Connector {
     /// # Errors
     /// [`CmError::Connect`]; [`CmError::Call`].
     pub fn resolve_group(&self, group: impl Into<Address>) -> Result<GroupRoute> {
-        let group = group.into();
-        let (side, pd) = self.device_for(group)?;
-        Ok(GroupRoute { side, pd, group, timeout: self.reply_timeout(), is_sender: false })
+        self.start_resolve_group(group)?.wait()
+    }
+
+    /// Like [`Connector::resolve_group`], without blocking.
+    ///
+    /// With [`Connector::source`] nothing has to be resolved, so the first [`Handshake::advance`] returns the device.
+    ///
+    /// # Errors
+    /// Errors of the first step of [`Connector::resolve_group`].
+    pub fn start_resolve_group(&self, group: impl Into<Address>) -> Result<Handshake<GroupRoute>> {
+        match self.source {
+            Some(source) => Resolve::bind(self, PortSpace::UDP, group.into(), source),
+            None => Resolve::start(self, PortSpace::UDP, group.into()),
+        }
     }
 }
 
@@ -51,6 +64,14 @@ pub struct GroupRoute {
     is_sender: bool,
 }
 
+impl Resolved for GroupRoute {
+    const HAS_ROUTE: bool = false;
+
+    fn new(side: Side, pd: ProtectionDomain, connector: &Connector, group: Address) -> Self {
+        GroupRoute { side, pd, group, timeout: connector.timeout, is_sender: false }
+    }
+}
+
 impl GroupRoute {
     /// The connector's domain of the device.
     ///
@@ -82,14 +103,42 @@ impl GroupRoute {
     /// [`CmError::OtherQueueKey`] when the members use another key than programs of librdmacm; the errors of
     /// [`EndpointBuilder::build_datagrams`], [`DatagramEndpoint::attach_mcast`] and [`DatagramEndpoint::peer_at`].
     pub fn join(self, builder: EndpointBuilder<'_>) -> Result<GroupMember> {
+        self.start_join(builder)?.wait()
+    }
+
+    /// Like [`GroupRoute::join`], without blocking.
+    ///
+    /// # Errors
+    /// [`CmError::Connect`] for an IPv6 group over RoCE v2; [`CmError::OtherDevice`] for a builder of another device; the
+    /// errors of [`EndpointBuilder::build_datagrams`].
+    pub fn start_join(self, builder: EndpointBuilder<'_>) -> Result<Handshake<GroupMember>> {
         let GroupRoute { mut side, group, timeout, is_sender, .. } = self;
-        let mut endpoint = side.datagrams(Step::JoinGroup, builder)?;
+        let endpoint = side.datagrams(Step::JoinGroup, builder)?;
         let started = match is_sender {
             true => side.id.join_multicast_send_only(group),
             false => side.id.join_multicast(group),
         };
         started.map_err(|error| side.call_failed(Step::JoinGroup, error))?;
-        let joined = match side.event(Step::JoinGroup, timeout)? {
+        Ok(Handshake::waiting(Join { endpoint, group, is_sender }, side, Step::JoinGroup, timeout))
+    }
+}
+
+/// The state of a handshake that joins a group.
+#[derive(Debug)]
+pub struct Join {
+    endpoint: DatagramEndpoint,
+    group: Address,
+    is_sender: bool,
+}
+
+impl Outcome for GroupMember {
+    type Error = Error;
+    type Context = ();
+    type State = Join;
+
+    fn handle(mut handshake: Handshake<Self>, arrival: Arrival, (): &mut ()) -> Result<Progress<Self>> {
+        let Handshake { state: Join { endpoint, is_sender, .. }, side, .. } = &mut handshake;
+        let joined = match arrival.event(side, Step::JoinGroup)? {
             EventKind::MulticastJoined(joined) => joined,
             other => return Err(side.error(Step::JoinGroup, Cause::of(&other))),
         };
@@ -99,11 +148,12 @@ impl GroupRoute {
         let peer = endpoint.peer_at(&joined.address, joined.qp_num)?;
         let gid = joined.address.route.map(|route| route.dgid).unwrap_or_default();
         let lid = joined.address.dlid;
-        if !is_sender {
+        if !*is_sender {
             endpoint.attach_mcast(gid, lid)?;
         }
+        let Handshake { state: Join { endpoint, group, is_sender }, side, .. } = handshake;
         let membership = Membership { side, group, gid, lid, is_attached: !is_sender, is_lost: false };
-        Ok(GroupMember { endpoint, peer, membership })
+        Ok(Progress::Ready(GroupMember { endpoint, peer, membership }))
     }
 }
 

@@ -2,17 +2,21 @@
 
 use std::net::ToSocketAddrs;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::address::try_each;
 use super::attempt::{Cause, ConnectError, Step};
-use super::connection::Connection;
+use super::connection::{Connection, Establish};
 use super::devices::{Devices, require_device};
+use super::handshake::Handshake;
 use super::side::Side;
 use super::{Address, CmError, EventChannel, EventKind, Id, Parameters, PeerParameters, PortSpace, SetConnection};
 use crate::{Endpoint, EndpointBuilder, EndpointSet, Errno, Error, ProtectionDomain, Result};
 
 /// Listens at an address for connections.
+///
+/// A server that waits for one client at a time:
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,11 +42,19 @@ use crate::{Endpoint, EndpointBuilder, EndpointSet, Errno, Error, ProtectionDoma
 /// }
 /// # }
 /// ```
+///
+/// [`PreparedRequest::accept`] waits until the peer confirms. A server that must not wait for one client uses
+/// [`PreparedRequest::start_accept`]. [`Handshake`] has an example, which polls the descriptors of the listener ([`AsFd`])
+/// and of the handshakes.
 #[derive(Debug)]
 pub struct Listener {
     listening: ListeningId,
+    timeout: Duration,
     ack_timeout: Option<u8>,
 }
+
+/// Default time for the peer to confirm.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Listener {
     /// Listens at the first of these addresses that is available, with a backlog of 128 requests.
@@ -65,13 +77,20 @@ impl Listener {
     /// Like [`Listener::bind`].
     pub fn bind_with(address: impl Into<Address>, backlog: u32) -> Result<Self> {
         let listening = ListeningId::new(PortSpace::TCP, address.into(), backlog)?;
-        Ok(Listener { listening, ack_timeout: None })
+        Ok(Listener { listening, timeout: ACCEPT_TIMEOUT, ack_timeout: None })
     }
 
     /// Uses this domain for connections on its device, instead of opening the device.
     #[must_use]
     pub fn pd(self, pd: &ProtectionDomain) -> Self {
         self.listening.devices.set(pd);
+        self
+    }
+
+    /// Time for the peer to confirm that it was accepted; 10 s by default.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -90,7 +109,7 @@ impl Listener {
 
     /// The channel that becomes readable when there is a request, for `epoll(7)` and async runtimes.
     ///
-    /// Then call [`Listener::next`] with a timeout of zero.
+    /// Then call [`Listener::next`] with a timeout of zero until it returns `None`.
     #[must_use]
     pub fn channel(&self) -> &EventChannel {
         self.listening.channel()
@@ -98,10 +117,13 @@ impl Listener {
 
     /// Waits for the next request, for `timeout` at most. Returns `None` after the timeout.
     ///
+    /// A timeout of zero does not block. Each request has a separate channel, so requests do not delay each other.
+    ///
     /// # Errors
-    /// [`CmError::Call`]; [`CmError::Connect`] with [`Cause::DeviceRemoved`] when the device of a request or of the
-    /// listener's address was removed. In the latter case every call fails from then on. A listener for all addresses
-    /// keeps working.
+    /// [`CmError::Call`] and [`CmError::Connect`] when a request cannot be used, for example because its device was
+    /// removed, or because the process has too many open files. That request is rejected, and the next call returns the
+    /// next one. When the device of the listener's address was removed, every call fails with [`Cause::DeviceRemoved`]. A
+    /// listener for all addresses keeps working.
     pub fn next(&mut self, timeout: Duration) -> Result<Option<Request>> {
         let Some((mut id, Parameters::Connected(asked))) = self.listening.next(timeout)? else { return Ok(None) };
         let moved = EventChannel::new().and_then(|channel| {
@@ -110,7 +132,7 @@ impl Listener {
         });
         let side = Side::new(id, None);
         match moved {
-            Ok(()) => Ok(Some(Request { side, asked, devices: self.listening.devices.clone() })),
+            Ok(()) => Ok(Some(Request { side, asked, devices: self.listening.devices.clone(), timeout: self.timeout })),
             Err(error) => Err(side.migrate_failed(error)),
         }
     }
@@ -120,11 +142,18 @@ impl Listener {
     /// # Errors
     /// The errors of [`Listener::next`]; those of [`Request::prepare`] and [`PreparedRequest::accept`], which affect
     /// only this peer, so keep listening. A peer that sends a request and then stays silent blocks this call for
-    /// another 10 s.
+    /// another [`Listener::timeout`].
     pub fn accept(&mut self, timeout: Duration) -> Result<Option<Connection>> {
         let Some(request) = self.next(timeout)? else { return Ok(None) };
         let pd = request.pd()?;
         request.prepare(Endpoint::builder(&pd))?.accept(&[]).map(Some)
+    }
+}
+
+/// The descriptor of [`Listener::channel`].
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel().as_fd()
     }
 }
 
@@ -186,6 +215,7 @@ pub struct Request {
     side: Side,
     asked: PeerParameters,
     devices: Devices,
+    timeout: Duration,
 }
 
 impl Request {
@@ -237,7 +267,7 @@ impl Request {
     pub fn prepare(self, builder: EndpointBuilder<'_>) -> Result<PreparedRequest> {
         require_device(&self.side.id, builder.pd())?;
         let endpoint = self.side.endpoint(Step::Accept, builder)?;
-        Ok(PreparedRequest { endpoint, side: self.side, asked: self.asked })
+        Ok(PreparedRequest { endpoint, side: self.side, asked: self.asked, timeout: self.timeout })
     }
 
     /// Accepts with an endpoint in `set` and at most 196 bytes of private data, and waits for the confirmation.
@@ -253,9 +283,26 @@ impl Request {
         set: &mut EndpointSet,
         private_data: &[u8],
     ) -> Result<SetConnection> {
-        let Request { side, asked, .. } = self;
-        SetConnection::new(side, Step::Accept, builder, set, |side, endpoint| {
-            side.accept(endpoint, &asked, private_data)
+        self.start_accept_in(builder, set, private_data)?.wait_or_remove(set)
+    }
+
+    /// Like [`Request::accept_in`], without blocking.
+    ///
+    /// The endpoint is in the set from now on. The first message may arrive before [`Handshake::advance_in`] returns the
+    /// connection, since it can overtake the confirmation: [`Handshake::key`] is its key.
+    ///
+    /// # Errors
+    /// Like [`Request::prepare`] and [`PreparedRequest::start_accept`]; the errors of
+    /// [`EndpointBuilder::build_in`](crate::EndpointBuilder::build_in). The set is then unchanged.
+    pub fn start_accept_in(
+        self,
+        builder: EndpointBuilder<'_>,
+        set: &mut EndpointSet,
+        private_data: &[u8],
+    ) -> Result<Handshake<SetConnection>> {
+        let Request { side, asked, timeout, .. } = self;
+        SetConnection::start(side, Step::Accept, timeout, builder, set, |side, endpoint| {
+            side.accept(endpoint, &asked, private_data).map(|()| asked.private_data)
         })
     }
 }
@@ -263,9 +310,11 @@ impl Request {
 /// A request with its endpoint. Receives can be posted before the request is accepted. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct PreparedRequest {
+    // Dropped first, so that nothing arrives after the id is destroyed.
     endpoint: Endpoint,
     side: Side,
     asked: PeerParameters,
+    timeout: Duration,
 }
 
 impl PreparedRequest {
@@ -274,9 +323,18 @@ impl PreparedRequest {
     /// # Errors
     /// [`CmError::Connect`] when the peer does not confirm or is gone; [`CmError::PrivateData`]; [`CmError::Call`].
     pub fn accept(self, private_data: &[u8]) -> Result<Connection> {
-        let PreparedRequest { mut endpoint, mut side, asked } = self;
-        let private_data = side.accept(&mut endpoint, &asked, private_data)?;
-        Ok(Connection::new(endpoint, side, private_data))
+        self.start_accept(private_data)?.wait()
+    }
+
+    /// Like [`PreparedRequest::accept`], without blocking.
+    ///
+    /// # Errors
+    /// [`CmError::Connect`] when the peer is gone; [`CmError::PrivateData`]. The request is then rejected.
+    pub fn start_accept(mut self, private_data: &[u8]) -> Result<Handshake<Connection>> {
+        self.side.accept(&mut self.endpoint, &self.asked, private_data)?;
+        let PreparedRequest { endpoint, side, asked, timeout } = self;
+        let state = Establish { endpoint, asked: asked.private_data };
+        Ok(Handshake::waiting(state, side, Step::Accept, timeout))
     }
 }
 

@@ -4,6 +4,9 @@
 //! [`Endpoint`](crate::Endpoint) that is notified when the peer disconnects. Requests, replies and rejections carry
 //! private data. Every step has a deadline, and a failed step returns a typed error, [`ConnectError`].
 //!
+//! Each call that waits for a peer has a counterpart that does not block: it returns a [`Handshake`], which advances when
+//! its descriptor is readable. One thread, or an async runtime, can thus drive any number of handshakes.
+//!
 //! For datagrams, a [`Connector`] looks up the service of a [`DatagramListener`] and joins multicast groups
 //! ([`GroupMember`]). Both yield a [`DatagramEndpoint`](crate::DatagramEndpoint) and the peer to send to. An
 //! [`AddressQuery`] resolves names.
@@ -20,7 +23,7 @@
 //! `soft0`, the software RNIC of the crate rdma-soft, needs no librdmacm. On one host, its programs connect to `127.0.0.1`, `::1`
 //! and all other addresses of the host, although the device of each process has an address of its own.
 //!
-//! Event-driven programs use ids and their own queue pairs:
+//! Programs with their own queue pairs use ids and their events:
 //!
 //! ```no_run
 //! use std::collections::HashMap;
@@ -114,11 +117,13 @@ mod devices;
 mod error;
 mod event;
 mod group;
+mod handshake;
 mod id;
 mod listener;
 mod multicast;
 mod option;
 mod parameters;
+mod resolve;
 mod set_connection;
 mod side;
 
@@ -126,15 +131,16 @@ pub use address::{Address, IbAddress};
 pub use address_info::{AddressFamily, AddressInfo, AddressQuery, Paths};
 pub use attempt::{Cause, ConnectError, Step};
 pub use channel::EventChannel;
-pub use connection::{Connection, DisconnectError};
+pub use connection::{Connection, DisconnectError, Disconnected};
 pub use connector::{Connector, PreparedRoute, Route};
 pub use datagram::{DATAGRAM_QKEY, DatagramListener, DatagramRequest, DatagramRoute, DatagramService};
 pub use error::CmError;
 pub use event::{Event, EventKind, RejectReason, ServiceStatus};
 pub use group::{GroupMember, GroupRoute};
+pub use handshake::{Handshake, Outcome, Progress};
 pub use id::{Id, PortSpace};
 pub use listener::{Listener, PreparedRequest, Request};
 pub use parameters::{ConnectParameters, Parameters, PeerParameters, PrivateData, UdParameters};
-pub use set_connection::SetConnection;
+pub use set_connection::{SetConnection, SetDisconnected};
 
 pub use crate::id::CmId;

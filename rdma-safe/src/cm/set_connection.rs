@@ -1,25 +1,30 @@
 //! Connections by address with endpoints in a set.
 
+use std::time::Duration;
+
 use super::attempt::Step;
 use super::connection::DisconnectError;
 use super::devices::require_device;
-use super::side::{ConnectionEnd, Side};
+use super::handshake::{Arrival, Handshake, Outcome, Progress};
+use super::side::{ConnectionEnd, DISCONNECT_TIMEOUT, Side};
 use super::{Address, Id, PrivateData};
-use crate::endpoint::EndpointMut;
+use crate::endpoint::{EndpointMut, Provisional};
 use crate::{Buffer, EndpointBuilder, EndpointKey, EndpointSet, Error, Result};
 
 /// A connection by address whose endpoint belongs to an [`EndpointSet`].
 ///
-/// Made by [`Request::accept_in`](super::Request::accept_in) and [`Route::connect_in`](super::Route::connect_in). The
-/// set owns the endpoint, lends it and polls it. This object holds the connection's id. Dropping it disconnects, but
-/// leaves the endpoint in the set until [`EndpointSet::remove`]. Until then, messages from a peer that ignores the
-/// disconnect can still arrive.
+/// Made by [`Request::accept_in`](super::Request::accept_in), [`Route::connect_in`](super::Route::connect_in), and the
+/// handshakes of the same names with `start_`. The set owns the endpoint, lends it and polls it. This object holds the
+/// connection's id. Dropping it disconnects, but leaves the endpoint in the set until [`EndpointSet::remove`]. Until then,
+/// messages from a peer that ignores the disconnect can still arrive.
+///
+/// A server that waits for no client:
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::collections::HashMap;
 /// use std::time::Duration;
-/// use rdma_safe::cm::Listener;
+/// use rdma_safe::cm::{Listener, Progress, SetConnection};
 /// use rdma_safe::{Device, Endpoint, EndpointSet, ReceivePool};
 ///
 /// let pd = Device::first()?.open()?.alloc_pd()?;
@@ -29,17 +34,25 @@ use crate::{Buffer, EndpointBuilder, EndpointKey, EndpointSet, Error, Result};
 /// }
 /// let mut set = EndpointSet::builder(pd.context(), 1024 + 100 * 16).build()?;
 /// let mut listener = Listener::bind("0.0.0.0:7471")?.pd(&pd);
-/// let mut clients = HashMap::new();
+/// let (mut accepting, mut leaving, mut clients) = (Vec::new(), Vec::new(), HashMap::new());
 /// loop {
 ///     if let Some(request) = listener.next(Duration::ZERO)? {
 ///         let builder = Endpoint::builder(&pd).send_depth(16).receive_pool(&pool);
-///         match request.accept_in(builder, &mut set, b"") {
-///             Ok(client) => drop(clients.insert(client.key(), client)),
+///         match request.start_accept_in(builder, &mut set, b"") {
+///             Ok(handshake) => accepting.push(handshake),
+///             Err(error) => eprintln!("{error}"),
+///         }
+///     }
+///     for handshake in std::mem::take(&mut accepting) {
+///         match handshake.advance_in(&mut set) {
+///             Ok(Progress::Ready(client)) => drop(clients.insert(client.key(), client)),
+///             Ok(Progress::Pending(handshake)) => accepting.push(handshake),
 ///             Err(error) => eprintln!("{error}"),
 ///         }
 ///     }
 ///     while let Some((key, done)) = set.poll()? {
-///         println!("{:?}: {:?}", clients[&key].peer_address(), done.status);
+///         // The first message may arrive before the handshake is complete.
+///         println!("{:?}: {:?}", clients.get(&key).and_then(SetConnection::peer_address), done.status);
 ///     }
 ///     let mut ended = Vec::new();
 ///     for client in clients.values_mut() {
@@ -48,7 +61,13 @@ use crate::{Buffer, EndpointBuilder, EndpointKey, EndpointSet, Error, Result};
 ///         }
 ///     }
 ///     for client in ended.iter().filter_map(|key| clients.remove(key)).collect::<Vec<_>>() {
-///         client.disconnect(&mut set)?;
+///         leaving.push(client.start_disconnect(&mut set)?);
+///     }
+///     for handshake in std::mem::take(&mut leaving) {
+///         match handshake.advance_in(&mut set)? {
+///             Progress::Ready(ended) => drop(ended.buffers),
+///             Progress::Pending(handshake) => leaving.push(handshake),
+///         }
 ///     }
 /// }
 /// # }
@@ -61,20 +80,24 @@ pub struct SetConnection {
 }
 
 impl SetConnection {
-    /// Builds the endpoint and connects it with `handshake`.
-    pub(super) fn new(
+    /// Builds the endpoint, and starts the handshake with `start`, which returns the private data of the request if this side
+    /// accepts one.
+    pub(super) fn start(
         mut side: Side,
         step: Step,
+        timeout: Duration,
         builder: EndpointBuilder<'_>,
         set: &mut EndpointSet,
-        handshake: impl FnOnce(&mut Side, &mut EndpointMut<'_>) -> Result<PrivateData>,
-    ) -> Result<Self> {
+        start: impl FnOnce(&mut Side, &mut EndpointMut<'_>) -> Result<PrivateData>,
+    ) -> Result<Handshake<SetConnection>> {
         require_device(&side.id, builder.pd())?;
         let (builder, _) = side.configure(step, builder)?;
         let key = builder.build_in(set)?;
         let mut endpoint = set.endpoint(key).ok_or(Error::NoSuchEndpoint)?;
-        match handshake(&mut side, &mut endpoint) {
-            Ok(private_data) => Ok(SetConnection { side, key, private_data }),
+        match start(&mut side, &mut endpoint) {
+            Ok(asked) => {
+                Ok(Handshake::waiting(EstablishIn { member: set.provisional(key), asked }, side, step, timeout))
+            }
             Err(error) => {
                 let _ = set.remove(key);
                 Err(error)
@@ -128,9 +151,108 @@ impl SetConnection {
     /// # Errors
     /// [`DisconnectError`], as with [`Connection::disconnect`](super::Connection::disconnect); the errors of
     /// [`EndpointSet::remove`].
-    pub fn disconnect(mut self, set: &mut EndpointSet) -> Result<Vec<Buffer>, DisconnectError> {
-        let disconnected = self.side.disconnect(|| flush(set, self.key));
-        DisconnectError::combine(disconnected, set.remove(self.key))
+    pub fn disconnect(self, set: &mut EndpointSet) -> Result<Vec<Buffer>, DisconnectError> {
+        Ok(self.start_disconnect(set)?.wait_in(set)?.buffers)
+    }
+
+    /// Like [`SetConnection::disconnect`], without blocking. The endpoint is removed when the handshake ends.
+    ///
+    /// # Errors
+    /// [`DisconnectError`], as with [`SetConnection::disconnect`].
+    pub fn start_disconnect(mut self, set: &mut EndpointSet) -> Result<Handshake<SetDisconnected>, DisconnectError> {
+        let started = self.side.disconnect(|| flush(set, self.key));
+        let SetConnection { side, key, .. } = self;
+        match started {
+            Ok(is_waiting) => {
+                let state = Leave { member: set.provisional(key) };
+                Ok(match is_waiting {
+                    true => Handshake::waiting(state, side, Step::Disconnect, DISCONNECT_TIMEOUT),
+                    false => Handshake::ready(state, side, Step::Disconnect),
+                })
+            }
+            Err(error) => Err(DisconnectError::of(error, set.remove(key))),
+        }
+    }
+}
+
+/// The state of a handshake that connects an endpoint of a set.
+#[derive(Debug)]
+pub struct EstablishIn {
+    member: Provisional,
+    /// Private data of the request, if this side accepts one.
+    asked: PrivateData,
+}
+
+impl Outcome for SetConnection {
+    type Error = Error;
+    type Context = EndpointSet;
+    type State = EstablishIn;
+
+    fn handle(mut handshake: Handshake<Self>, arrival: Arrival, set: &mut EndpointSet) -> Result<Progress<Self>> {
+        let Handshake { state: EstablishIn { member, asked }, side, step, .. } = &mut handshake;
+        let event = arrival.event(side, *step)?;
+        let mut endpoint = set.endpoint(member.key()).ok_or(Error::NoSuchEndpoint)?;
+        let private_data = side.establish(&mut endpoint, *step, asked, &event)?;
+        let Handshake { state: EstablishIn { member, .. }, side, .. } = handshake;
+        Ok(Progress::Ready(SetConnection { side, key: member.keep(), private_data }))
+    }
+}
+
+impl Handshake<SetConnection> {
+    /// The key of the endpoint in its set, which has it from the start of the handshake.
+    #[must_use]
+    pub fn key(&self) -> EndpointKey {
+        self.state.member.key()
+    }
+
+    /// Waits until the handshake is complete. If it fails, the endpoint is removed at once.
+    pub(super) fn wait_or_remove(self, set: &mut EndpointSet) -> Result<SetConnection> {
+        let key = self.key();
+        let result = self.wait_in(set);
+        if result.is_err() {
+            let _ = set.remove(key);
+        }
+        result
+    }
+}
+
+/// A connection that was ended, by [`SetConnection::start_disconnect`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct SetDisconnected {
+    /// Key that the endpoint had in its set.
+    pub key: EndpointKey,
+    /// Buffers of all work that was not handed out.
+    pub buffers: Vec<Buffer>,
+}
+
+/// The state of a handshake that ends a connection of a set.
+#[derive(Debug)]
+pub struct Leave {
+    member: Provisional,
+}
+
+impl Outcome for SetDisconnected {
+    type Error = DisconnectError;
+    type Context = EndpointSet;
+    type State = Leave;
+
+    fn handle(
+        handshake: Handshake<Self>,
+        arrival: Arrival,
+        set: &mut EndpointSet,
+    ) -> Result<Progress<Self>, DisconnectError> {
+        let key = handshake.key();
+        let buffers = DisconnectError::combine(arrival.disconnect(&handshake.side), set.remove(key))?;
+        Ok(Progress::Ready(SetDisconnected { key, buffers }))
+    }
+}
+
+impl Handshake<SetDisconnected> {
+    /// The key of the endpoint in its set.
+    #[must_use]
+    pub fn key(&self) -> EndpointKey {
+        self.state.member.key()
     }
 }
 

@@ -11,11 +11,8 @@ use crate::{Endpoint, EndpointBuilder, Error, QueuePair, QueuePairAddress, Queue
 /// RNR NAK timer of connections: code 12 of ibv_modify_qp(3), 0.64 ms. The kernel's default is 655 ms.
 const MIN_RNR_TIMER: u8 = 12;
 
-/// Time for the peer to confirm that it was accepted.
-const ACCEPT_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Time for the peer to confirm that the connection has ended.
-const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One side of a handshake and of the resulting connection: an id with a separate channel.
 #[derive(Debug)]
@@ -31,19 +28,15 @@ impl Side {
         Side { id, peer, ended: false }
     }
 
-    /// Waits for the next event.
-    pub(super) fn event(&mut self, step: Step, timeout: Duration) -> Result<EventKind> {
-        match self.id.channel().wait(timeout)? {
-            Some(event) => Ok(event.kind),
-            None => Err(self.error(step, Cause::Timeout(timeout))),
-        }
+    /// The address of the peer: the one that the id has, or else the requested one.
+    pub(super) fn peer_address(&self) -> Option<Address> {
+        // The peer address of an id that is only bound is zero.
+        let is_set = |address: &Address| address.ip().is_none_or(|address| !address.ip().is_unspecified());
+        self.id.peer_address().filter(is_set).or(self.peer)
     }
 
     pub(super) fn error(&self, step: Step, cause: Cause) -> Error {
-        // The peer address of an id that is only bound is zero.
-        let is_set = |address: &Address| address.ip().is_none_or(|address| !address.ip().is_unspecified());
-        let peer = self.id.peer_address().filter(is_set).or(self.peer);
-        let local = self.id.local_address();
+        let (local, peer) = (self.id.local_address(), self.peer_address());
         CmError::Connect(Box::new(ConnectError { step, cause, local, peer })).into()
     }
 
@@ -114,41 +107,45 @@ impl Side {
         endpoint.advance(&attributes)
     }
 
-    /// Requests the connection, and returns the private data of the reply.
-    pub(super) fn connect(
-        &mut self,
-        endpoint: &mut impl ConnectionEnd,
-        timeout: Duration,
-        private_data: &[u8],
-    ) -> Result<PrivateData> {
+    /// Requests the connection.
+    pub(super) fn connect(&mut self, endpoint: &impl ConnectionEnd, private_data: &[u8]) -> Result<()> {
         let parameters = self.parameters(endpoint, None, private_data)?;
-        self.id.connect(&parameters).map_err(|error| self.call_failed(Step::Connect, error))?;
-        let answer = match self.event(Step::Connect, timeout)? {
-            EventKind::ConnectResponse(Parameters::Connected(answer)) => answer,
-            other => return Err(self.error(Step::Connect, Cause::of(&other))),
-        };
-        for state in [QueuePairState::RTR, QueuePairState::RTS] {
-            self.bring_to(Step::Connect, endpoint, state)?;
-        }
-        self.id.establish().map_err(|error| self.call_failed(Step::Connect, error))?;
-        Ok(answer.private_data)
+        self.id.connect(&parameters).map_err(|error| self.call_failed(Step::Connect, error))
     }
 
-    /// Accepts the connection, waits for the confirmation, and returns the private data of the request.
+    /// Accepts the connection.
     pub(super) fn accept(
         &mut self,
         endpoint: &mut impl ConnectionEnd,
         asked: &PeerParameters,
         private_data: &[u8],
-    ) -> Result<PrivateData> {
+    ) -> Result<()> {
         for state in [QueuePairState::RTR, QueuePairState::RTS] {
             self.bring_to(Step::Accept, endpoint, state)?;
         }
         let parameters = self.parameters(endpoint, Some(asked), private_data)?;
-        self.id.accept(&parameters).map_err(|error| self.call_failed(Step::Accept, error))?;
-        match self.event(Step::Accept, ACCEPT_TIMEOUT)? {
-            EventKind::Established(_) => Ok(asked.private_data),
-            other => Err(self.error(Step::Accept, Cause::of(&other))),
+        self.id.accept(&parameters).map_err(|error| self.call_failed(Step::Accept, error))
+    }
+
+    /// Completes `step`, [`Step::Connect`] or [`Step::Accept`], with the event that follows it. Returns the private data of
+    /// the peer, which is `asked` if the peer has connected.
+    pub(super) fn establish(
+        &mut self,
+        endpoint: &mut impl ConnectionEnd,
+        step: Step,
+        asked: &PrivateData,
+        event: &EventKind,
+    ) -> Result<PrivateData> {
+        match (step, event) {
+            (Step::Connect, EventKind::ConnectResponse(Parameters::Connected(answer))) => {
+                for state in [QueuePairState::RTR, QueuePairState::RTS] {
+                    self.bring_to(step, endpoint, state)?;
+                }
+                self.id.establish().map_err(|error| self.call_failed(step, error))?;
+                Ok(answer.private_data)
+            }
+            (Step::Accept, EventKind::Established(_)) => Ok(*asked),
+            (_, other) => Err(self.error(step, Cause::of(other))),
         }
     }
 
@@ -170,17 +167,21 @@ impl Side {
         Ok(!self.ended)
     }
 
-    /// Ends the connection, unless it has ended: calls `flush`, disconnects, and waits for the confirmation.
-    pub(super) fn disconnect(&mut self, mut flush: impl FnMut() -> Result<()>) -> Result<()> {
+    /// Starts to end the connection, unless it has ended. Calls `flush`, and returns whether the confirmation has to follow.
+    pub(super) fn disconnect(&mut self, mut flush: impl FnMut() -> Result<()>) -> Result<bool> {
         if !self.is_connected(&mut flush)? {
-            return Ok(());
+            return Ok(false);
         }
         flush()?;
         self.id.disconnect().map_err(|error| self.call_failed(Step::Disconnect, error))?;
-        let end = self.event(Step::Disconnect, DISCONNECT_TIMEOUT)?;
-        match is_disconnect(&end) && !matches!(end, EventKind::DeviceRemoval) {
+        Ok(true)
+    }
+
+    /// Checks that an event confirms the end of the connection.
+    pub(super) fn confirm_disconnect(&self, event: &EventKind) -> Result<()> {
+        match is_disconnect(event) && !matches!(event, EventKind::DeviceRemoval) {
             true => Ok(()),
-            false => Err(self.error(Step::Disconnect, Cause::of(&end))),
+            false => Err(self.error(Step::Disconnect, Cause::of(event))),
         }
     }
 }

@@ -43,6 +43,7 @@ use completion::RECEIVE;
 pub use completion::{BatchError, Completion, FailedWork, Operation, Rejected, WorkId};
 pub use datagram::{DatagramBatch, DatagramCompletion, DatagramEndpoint, DatagramSender, Peer};
 pub use pool::ReceivePool;
+pub(crate) use set::Provisional;
 pub use set::{EndpointKey, EndpointMut, EndpointSet, EndpointSetBuilder};
 pub use work::Work;
 

@@ -20,7 +20,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(handle: AddressHandle, qp_num: u32, qkey: u32) -> Self {
+    pub(crate) fn new(handle: AddressHandle, qp_num: u32, qkey: u32) -> Self {
         Peer { handle: Arc::new(handle), qp_num, qkey }
     }
 

@@ -1,5 +1,7 @@
 //! Building sets of endpoints.
 
+use std::sync::Arc;
+
 use super::{EndpointSet, Members, Room};
 use crate::endpoint::builder::FIELDS;
 use crate::{Context, Result, WcFields};
@@ -74,6 +76,8 @@ impl EndpointSetBuilder {
             fields: cq.fields(),
             timestamps: self.timestamps,
             records_all: self.timestamps,
+            dropped: Arc::default(),
+            has_provisional: false,
             cq,
         })
     }

@@ -5,9 +5,11 @@ mod builder;
 mod lent;
 mod members;
 mod poll;
+mod provisional;
 mod room;
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::EndpointBuilder;
 use crate::cq::CqId;
@@ -17,6 +19,8 @@ use crate::{Buffer, CompletionChannel, CompletionQueue, Context, Error, PollErro
 pub use builder::EndpointSetBuilder;
 pub use lent::EndpointMut;
 use members::Members;
+use provisional::Dropped;
+pub(crate) use provisional::Provisional;
 use room::Room;
 
 /// Any number of connections that share one completion queue: one poll, one event and one thread for all.
@@ -106,6 +110,10 @@ pub struct EndpointSet {
     timestamps: bool,
     /// Whether completions are recorded at their endpoints before they are handed out, for timestamps or for turns.
     records_all: bool,
+    /// Members to remove with the next call.
+    dropped: Arc<Dropped>,
+    /// Whether there may be provisional members, so that `dropped` has to be read.
+    has_provisional: bool,
     /// Never lent out, and polled only here, so no poll stays open.
     cq: CompletionQueue,
 }
@@ -144,6 +152,7 @@ impl EndpointSet {
 
     /// Builds an endpoint in the set. Its type must already be checked.
     pub(super) fn insert(&mut self, builder: EndpointBuilder<'_>) -> Result<EndpointKey> {
+        self.settle_provisional();
         self.cq.context().require_same(builder.context(), "protection domain")?;
         let demand = self.room.check(&builder, self.cq.capacity())?;
         self.end_forgotten_batch();
@@ -166,12 +175,21 @@ impl EndpointSet {
     #[must_use]
     #[inline]
     pub fn endpoint(&mut self, key: EndpointKey) -> Option<EndpointMut<'_>> {
+        self.settle_provisional();
         if self.lent != Some(key.index) {
             self.end_forgotten_batch();
         }
         let poster = self.members.find(key)?;
         self.lent = Some(key.index);
         Some(EndpointMut { poster })
+    }
+
+    /// Removes provisional members that were dropped.
+    #[inline(always)]
+    fn settle_provisional(&mut self) {
+        if self.has_provisional {
+            self.remove_dropped();
+        }
     }
 
     /// Ends a forgotten batch of the endpoint that was lent last. Some providers lock both queues while a batch is
@@ -239,24 +257,24 @@ impl EndpointSet {
     /// 0 unless endpoints take turns ([`EndpointBuilder::receive_share`]). `None` if the endpoint was removed.
     #[must_use]
     pub fn backlog(&self, key: EndpointKey) -> Option<u32> {
-        self.members.backlog(key)
+        self.members.backlog(key).filter(|_| !self.was_dropped(key))
     }
 
     /// Number of endpoints in the set.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.members.keys().count()
+        self.keys().count()
     }
 
     /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.members.keys().next().is_none()
+        self.keys().next().is_none()
     }
 
     /// Keys of the endpoints in the set, in no particular order.
     pub fn keys(&self) -> impl Iterator<Item = EndpointKey> + '_ {
-        self.members.keys()
+        self.members.keys().filter(|key| !self.was_dropped(*key))
     }
 
     /// Number of entries of the completion queue; at least the requested number.

@@ -20,6 +20,7 @@ impl EndpointSet {
     /// and [`EndpointSet::remove`] returns the buffers.
     #[inline]
     pub fn poll(&mut self) -> Result<Option<(EndpointKey, Completion)>, PollError> {
+        self.settle_provisional();
         self.end_forgotten_batch();
         if self.records_all || !self.members.is_idle() {
             return self.poll_slowly();
@@ -149,6 +150,7 @@ impl EndpointSet {
         if let Some(channel) = self.cq.channel() {
             while channel.take_event()?.is_some() {}
         }
+        self.settle_provisional();
         self.end_forgotten_batch();
         self.cq.arm(false)?;
         // Completions from before arming raise no event. Those of removed endpoints may be among them, and are not
