@@ -32,6 +32,8 @@ mod cm_datagram;
 #[cfg(not(miri))]
 mod cm_failures;
 #[cfg(not(miri))]
+mod cm_handshakes;
+#[cfg(not(miri))]
 mod cm_names;
 #[cfg(not(miri))]
 mod cm_pools;
