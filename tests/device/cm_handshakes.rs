@@ -16,7 +16,7 @@ use crate::channel::is_readable;
 use crate::cm::address;
 use crate::cm_connections::{failure, kernel_objects};
 use crate::support::child::{in_own_process, open_files};
-use crate::support::{DEADLINE, Rdma, device_with_cm, error_of, filled, pattern, within_deadline};
+use crate::support::{DEADLINE, Rdma, device, error_of, filled, pattern, within_deadline};
 
 /// A deadline that a test waits for.
 const SHORT: Duration = Duration::from_millis(300);
@@ -33,7 +33,7 @@ struct Ends {
 impl Ends {
     /// `None` after printing why the test is skipped.
     fn new() -> Option<Ends> {
-        let rdma = device_with_cm()?;
+        let rdma = device()?;
         let address = address(&rdma)?;
         let pd = rdma.pd();
         let listener = Listener::bind((address, 0)).unwrap().pd(&pd);

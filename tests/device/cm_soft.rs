@@ -117,6 +117,8 @@ fn a_server_that_does_not_run_is_a_timeout() {
         peer::report(listener.local_address());
         // SAFETY: the process stops itself, until its parent kills it.
         unsafe { libc::kill(libc::getpid(), libc::SIGSTOP) };
+        // This thread may run on for a moment.
+        peer::wait_to_be_killed();
     }
     let mut server = Peer::start(NAME, "stops");
     let at: SocketAddr = server.next_report().parse().unwrap();

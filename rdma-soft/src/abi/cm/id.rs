@@ -87,6 +87,8 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     let (number, event, channel) = unsafe { (number(id), (*id).event, (*id).channel) };
     let mut core = device.lock();
     core.cm_destroy(number, device.now());
+    // A peer in this process learns of it at once.
+    core.receive_own(device.now());
     device.unlock(core);
     if !event.is_null() {
         // SAFETY: the event of a synchronous id was read and not acknowledged.
