@@ -8,7 +8,8 @@ use std::time::Duration;
 ///
 /// The text form, also used by the environment variable `RDMA_SOFT_FAULTS`, is
 /// `seed=7,drop=0.01,dup=0.001,reorder=0.01,corrupt=0.0001,delay=50us`, in any order, each part optional. Shares are numbers
-/// from 0 to 1. A delay has the unit `ns`, `us`, `ms` or `s` and applies to every packet.
+/// from 0 to 1. A delay has the unit `ns`, `us`, `ms` or `s` and applies to every packet. With `only=cm` the faults apply to the
+/// messages of the connection manager only.
 ///
 /// ```
 /// use rdma_soft::faults::Faults;
@@ -32,6 +33,8 @@ pub struct Faults {
     pub corrupt: f64,
     /// Additional delay of each packet.
     pub delay: Duration,
+    /// Whether the faults apply to the messages of the connection manager only, and not to data.
+    pub only_cm: bool,
 }
 
 /// Why a text or a value is not valid for [`Faults`].
@@ -40,7 +43,7 @@ pub struct Faults {
 pub enum FaultsError {
     /// The text names an unknown fault.
     #[error(
-        "unknown fault {0:?}: use seed, drop, dup, reorder, corrupt and delay, as in `seed=7,drop=0.01,delay=50us`"
+        "unknown fault {0:?}: use seed, drop, dup, reorder, corrupt, delay and only, as in `seed=7,drop=0.01,delay=50us`"
     )]
     Name(String),
     /// A value has the wrong format or is out of range.
@@ -104,6 +107,13 @@ impl Faults {
         self
     }
 
+    /// Sets [`only_cm`](Faults::only_cm).
+    #[must_use]
+    pub fn with_only_cm(mut self, only_cm: bool) -> Self {
+        self.only_cm = only_cm;
+        self
+    }
+
     /// Checks that the shares are from 0 to 1 and the delay is at most 10 s.
     ///
     /// # Errors
@@ -141,6 +151,8 @@ impl FromStr for Faults {
                 "dup" => faults.dup = share("dup")?,
                 "reorder" => faults.reorder = share("reorder")?,
                 "corrupt" => faults.corrupt = share("corrupt")?,
+                "only" if value == "cm" => faults.only_cm = true,
+                "only" => return Err(refused("only", "use cm, for messages of the connection manager")),
                 "delay" => faults.delay = delay(value).ok_or_else(|| refused("delay", DELAY_FORMAT))?,
                 _ => return Err(FaultsError::Name(name.to_owned())),
             }
@@ -164,9 +176,10 @@ fn delay(text: &str) -> Option<Duration> {
 
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Faults { seed, drop, dup, reorder, corrupt, delay } = self;
+        let Faults { seed, drop, dup, reorder, corrupt, delay, only_cm } = self;
         let delay = delay.as_nanos();
-        write!(f, "seed={seed},drop={drop},dup={dup},reorder={reorder},corrupt={corrupt},delay={delay}ns")
+        write!(f, "seed={seed},drop={drop},dup={dup},reorder={reorder},corrupt={corrupt},delay={delay}ns")?;
+        if *only_cm { f.write_str(",only=cm") } else { Ok(()) }
     }
 }
 
@@ -199,7 +212,10 @@ impl Injector {
 
     /// Draws the faults of the next packet. Corrupts the packet in place.
     pub fn next(&mut self, packet: &mut [u8]) -> Fate {
-        let Faults { drop, dup, reorder, corrupt, delay, .. } = self.faults;
+        let Faults { drop, dup, reorder, corrupt, delay, only_cm, .. } = self.faults;
+        if only_cm && !is_mad(packet) {
+            return Fate { copies: 1, overtaken_by: 0, delay: Duration::ZERO };
+        }
         // Draw all numbers for each packet, so that one share does not affect the other faults.
         let [is_lost, is_doubled, is_overtaken, is_damaged] =
             [drop, dup, reorder, corrupt].map(|share| self.random.chance(share));
@@ -215,6 +231,12 @@ impl Injector {
         };
         Fate { copies, overtaken_by: if is_overtaken { 1 + (by % 4) as u8 } else { 0 }, delay }
     }
+}
+
+/// Whether a packet is for queue pair 1, which only gets messages of the connection manager.
+fn is_mad(packet: &[u8]) -> bool {
+    // The destination is in the last three bytes of the second word of the base transport header.
+    packet.get(5..8) == Some(&[0, 0, 1])
 }
 
 /// The SplitMix64 generator. Any seed is good.
@@ -250,8 +272,11 @@ mod tests {
             reorder: 0.01,
             corrupt: 0.0001,
             delay: Duration::from_micros(50),
+            only_cm: false,
         };
         assert_eq!(faults, expected);
+        let only_cm: Faults = "drop=1,only=cm".parse().unwrap();
+        assert_eq!(only_cm.to_string().parse(), Ok(only_cm));
         assert_eq!(faults.to_string().parse(), Ok(faults));
         assert_eq!("".parse(), Ok(Faults::default()));
         assert_eq!(
@@ -264,6 +289,7 @@ mod tests {
     fn an_invalid_fault_is_named_in_the_error() {
         for (text, expected) in [
             ("loss=1", "unknown fault \"loss\""),
+            ("only=udp", "only=udp: use cm"),
             ("drop", "drop=: a share"),
             ("drop =2", "drop=2: a share"),
             ("drop=2", "drop=2: a share"),
@@ -323,6 +349,9 @@ mod tests {
             let mut injector = Injector::new(all);
             move |_| injector.next(&mut []).copies == 0
         }));
+        let mut only_cm = Injector::new(Faults { only_cm: true, ..all });
+        let [data, mad] = [2, 1].map(|qp| only_cm.next(&mut [0, 0, 0, 0, 0, 0, 0, qp]).copies);
+        assert_eq!((data, mad), (1, 0));
         let none = Injector::new(Faults::default()).next(&mut [1]);
         assert_eq!(none, Fate { copies: 1, overtaken_by: 0, delay: Duration::ZERO });
     }

@@ -1,7 +1,7 @@
 //! The example `cm_datagram` against librdmacm's `udaddy`.
 
 use crate::support::program::{Program, Running};
-use crate::support::{DEADLINE, Rdma, device, within};
+use crate::support::{DEADLINE, Rdma, device, lossless_device, within};
 
 fn programs() -> Option<(Program, Program)> {
     Some((Program::example("cm_datagram")?, Program::of_rdma_core("udaddy", "rdmacm-utils")?))
@@ -48,7 +48,7 @@ const OPTIONS: [&[&str]; 3] = [&[], &["-c", "4", "-C", "20"], &["-C", "3", "-S",
 
 #[test]
 fn our_client_sends_to_the_c_server() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = lossless_device() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     for arguments in OPTIONS {
         run_pair(&c, &ours, &address, arguments);
@@ -57,7 +57,7 @@ fn our_client_sends_to_the_c_server() {
 
 #[test]
 fn our_server_serves_the_c_client() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = lossless_device() else { return };
     let (Some(address), Some((ours, c))) = (address(&rdma), programs()) else { return };
     for arguments in OPTIONS {
         run_pair(&ours, &c, &address, arguments);

@@ -12,7 +12,7 @@ use rdma_safe::{Buffer, DatagramEndpoint, Endpoint, Error, Gid, GidType, LinkLay
 
 use crate::cm_connections::kernel_objects;
 use crate::support::child::{in_own_process, open_files};
-use crate::support::{DEADLINE, Rdma, device, error_of};
+use crate::support::{DEADLINE, Rdma, device, error_of, lossless_device};
 
 /// The device's IPv4 address, or `None` after printing why the test is skipped.
 fn address(rdma: &Rdma) -> Option<Ipv4Addr> {
@@ -57,7 +57,7 @@ fn post(endpoint: &mut DatagramEndpoint, receives: usize) {
 
 #[test]
 fn a_service_is_found_and_answers() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = lossless_device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     thread::scope(|scope| {
@@ -94,7 +94,7 @@ fn a_service_is_found_and_answers() {
 
 #[test]
 fn one_endpoint_answers_many_requests_and_finds_many_services() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = lossless_device() else { return };
     let Some(address) = address(&rdma) else { return };
     let (mut listener, local) = listener(address);
     thread::scope(|scope| {
@@ -215,7 +215,7 @@ fn send_to_group(member: &mut GroupMember, text: &[u8]) {
 
 #[test]
 fn group_members_receive_multicasts_until_they_leave() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = lossless_device() else { return };
     let Some(address) = address(&rdma) else { return };
     if rdma.query_port(rdma.port).unwrap().link_layer() != LinkLayer::ETHERNET {
         return println!("skipped: the subnet manager creates the groups");
@@ -258,7 +258,7 @@ fn addresses_of_ipv6(rdma: &Rdma) -> Vec<SocketAddrV6> {
 
 #[test]
 fn ipv6_services_are_found_and_ipv6_groups_joined_if_supported() {
-    let Some(rdma) = device() else { return };
+    let Some(rdma) = lossless_device() else { return };
     let addresses = addresses_of_ipv6(&rdma);
     if addresses.is_empty() {
         return println!("skipped: the port has no IPv6 GID");

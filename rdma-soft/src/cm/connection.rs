@@ -138,6 +138,8 @@ pub(super) struct Connection {
     pub(super) backlog_of: Option<ListenerId>,
     /// Retransmissions of `message` so far.
     pub(super) retries: u8,
+    /// Further retransmissions that the peer has asked for with an MRA.
+    pub(super) extra_retries: u8,
     /// The message that is retransmitted, or that answers duplicates in timewait.
     pub(super) message: Option<Box<[u8; MAD_LEN]>>,
 }
@@ -155,6 +157,7 @@ impl Connection {
             is_end_reported: false,
             backlog_of: None,
             retries: 0,
+            extra_retries: 0,
             message: None,
         }
     }

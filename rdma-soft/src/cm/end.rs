@@ -110,9 +110,13 @@ impl Manager {
             return;
         }
         match connection.phase {
-            Phase::Established | Phase::RepSent | Phase::RepReceived => {
+            phase @ (Phase::Established | Phase::RepSent | Phase::RepReceived) => {
                 connection.transaction = transaction;
                 let is_released = connection.is_released;
+                if phase == Phase::RepSent {
+                    // A peer that disconnects has established the connection. Its RTU was lost.
+                    self.report(id, Event::Established { id });
+                }
                 self.advance(id, Phase::DreqReceived);
                 self.report_end(id, Event::Disconnected { id, is_confirmed: true });
                 if is_released {
@@ -183,7 +187,7 @@ impl Manager {
         if connection.is_in_timewait() {
             return self.leave_timewait(id);
         }
-        if connection.retries < backoff.retries {
+        if connection.retries < backoff.retries.saturating_add(connection.extra_retries) {
             connection.retries += 1;
             let (to, interval) = (connection.peer, backoff.interval(connection.retries));
             if let Some(mad) = connection.message.clone() {

@@ -94,7 +94,7 @@ impl Manager {
         let Ok(Mad { transaction, message }) = Mad::decode(mad) else { return };
         match message {
             Message::Req(req) => self.handle_req(now, from, transaction, req),
-            Message::Mra(mra) => self.handle_mra(now, from, &mra),
+            Message::Mra(mra) => self.handle_mra(from, &mra),
             Message::Rej(rej) => self.handle_rej(now, from, &rej),
             Message::Rep(rep) => self.handle_rep(now, from, transaction, rep),
             Message::Rtu(rtu) => self.handle_rtu(from, transaction, &rtu),
@@ -220,7 +220,7 @@ impl Manager {
     pub(super) fn send_until_answered(&mut self, now: Time, id: ConnectionId, transaction: u64, message: Message) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let mad = encode(transaction, message);
-        (connection.message, connection.retries) = (Some(mad.clone()), 0);
+        (connection.message, connection.retries, connection.extra_retries) = (Some(mad.clone()), 0, 0);
         let to = connection.peer;
         self.timers.set(id, now + self.config.backoff.interval(0));
         self.transmit(to, mad);

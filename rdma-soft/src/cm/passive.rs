@@ -152,7 +152,7 @@ impl Manager {
     }
 
     /// Handles an MRA: the peer's program needs time for its answer.
-    pub(super) fn handle_mra(&mut self, now: Time, from: Peer, mra: &Mra) {
+    pub(super) fn handle_mra(&mut self, from: Peer, mra: &Mra) {
         let Some(connection) = self.connections.get_mut(&mra.remote_id) else { return };
         let is_from_peer = connection.peer.address == from.address
             && connection.remote_id.is_none_or(|remote_id| remote_id == mra.local_id);
@@ -161,9 +161,10 @@ impl Manager {
             (Phase::ReqSent, Answered::Req) | (Phase::RepSent, Answered::Rep)
         );
         if is_from_peer && is_expected {
-            let service = timeout(mra.timeout).min(LONGEST_SERVICE);
-            let interval = self.config.backoff.interval(connection.retries);
-            self.timers.set(mra.remote_id, now + service + interval);
+            // The message is still retransmitted, since the answer may be lost. It only takes longer until this side gives up.
+            let service = timeout(mra.timeout).min(LONGEST_SERVICE).as_nanos();
+            let extra = service.div_ceil(self.config.backoff.longest.as_nanos().max(1));
+            connection.extra_retries = u8::try_from(extra).unwrap_or(u8::MAX);
         }
     }
 }

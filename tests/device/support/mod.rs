@@ -138,7 +138,7 @@ impl Rdma {
     pub(crate) fn loses_packets(&self) -> bool {
         let faults = variable("RDMA_SOFT_FAULTS").filter(|_| self.is_soft());
         let faults: soft::Faults = faults.unwrap_or_default().parse().expect("RDMA_SOFT_FAULTS can be read");
-        [faults.drop, faults.dup, faults.reorder, faults.corrupt].iter().any(|share| *share > 0.0)
+        !faults.only_cm && [faults.drop, faults.dup, faults.reorder, faults.corrupt].iter().any(|share| *share > 0.0)
     }
 
     pub(crate) fn pd(&self) -> ProtectionDomain {
