@@ -30,6 +30,7 @@ mod tests;
 mod unix;
 
 pub(crate) use group::Group;
+pub(crate) use group::Membership;
 pub(crate) use inbox::{Inbox, Readable};
 pub(crate) use outbox::Outbox;
 pub(crate) use socket::{OpenError, Socket};

@@ -14,12 +14,12 @@ use crate::device::{device, gid as gid_of};
 /// Joins a multicast group: `rdma_join_multicast(3)`. The queue pair of the id, if it has one, is attached to the group.
 pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int {
     // SAFETY: the caller keeps the contract of the function.
-    unsafe { join(id, addr, context) }
+    unsafe { join(id, addr, context, true) }
 }
 
 /// Like [`rdma_join_multicast`], as a full member or only for sending: `rdma_join_multicast_ex(3)`.
 ///
-/// The memberships do not differ here: a queue pair that only sends is not attached, and sending needs no membership.
+/// The queue pair of a member that only sends is not attached, and sending needs no membership of the host.
 pub unsafe extern "C" fn rdma_join_multicast_ex(
     id: *mut rdma_cm_id,
     mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
@@ -32,22 +32,22 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
         if of.comp_mask != needed.0 || of.join_flags >= RDMA_MC_JOIN_FLAG_RESERVED.0 {
             return result(Err(libc::EINVAL));
         }
-        join(id, of.addr, context)
+        join(id, of.addr, context, of.join_flags != RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER.0)
     }
 }
 
 /// # Safety
 /// The id and the address are valid.
-unsafe fn join(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int {
+unsafe fn join(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void, receives: bool) -> c_int {
     let object = id.cast::<IdObject>();
     // SAFETY: the caller passes valid arguments.
     let joined = unsafe {
         address::read(addr).and_then(|group| {
             let device = device().ok_or(libc::ENODEV)?;
             let mut core = device.lock();
-            let membership = core.cm_join(number(id), group)?;
+            let membership = core.cm_join(number(id), group, receives)?;
             // The event is read after this, as the device is locked.
-            (*object).memberships.push(Membership { number: membership, group, context, is_attached: false });
+            (*object).memberships.push(Membership { number: membership, group, context, receives, is_attached: false });
             Ok(())
         })
     };
@@ -68,7 +68,7 @@ pub(super) unsafe fn finish_join(id: *mut rdma_cm_id, membership: u32) -> Result
     unsafe {
         let memberships = &mut (*object).memberships;
         let Some(of) = memberships.iter_mut().find(|of| of.number == membership) else { return Ok(()) };
-        if (*id).qp.is_null() {
+        if (*id).qp.is_null() || !of.receives {
             return Ok(());
         }
         let gid = ibv_gid { raw: gid_of(of.group.ip()) };

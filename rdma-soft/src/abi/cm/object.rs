@@ -37,6 +37,8 @@ pub(super) struct Membership {
     pub(super) number: u32,
     pub(super) group: SocketAddr,
     pub(super) context: *mut c_void,
+    /// Whether the membership is for receiving, too.
+    pub(super) receives: bool,
     /// Whether the queue pair of the id is attached to the group.
     pub(super) is_attached: bool,
 }

@@ -7,30 +7,35 @@ use rdma_sys::*;
 use super::attributes::{address_vector, may_join};
 use super::event::{CmEvent, Datagram, Parameters};
 use crate::device::state::MULTICAST_QP;
+use crate::net;
 use crate::device::{Core, gid};
 
 /// Membership of an id in a multicast group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Membership {
-    pub(crate) number: u32,
-    pub(crate) group: SocketAddr,
+    number: u32,
+    /// Membership of the host, at the interface of the device. The system refuses groups of another address family.
+    _of_host: Option<net::Membership>,
 }
 
 impl Core {
     /// Joins a multicast group: `rdma_join_multicast(3)`. Returns the number of the membership. The event follows at once.
     ///
-    /// The queue pair that is attached to the group joins it at the interface of the device, so there is nothing to send here.
+    /// A member that receives joins the group at the interface of the device, so that switches forward its packets (IGMP). Only a queue
+    /// pair that is attached to the group gets them.
     ///
     /// # Errors
     /// `EINVAL` for an id that is not for datagrams, not bound, or not at a device, and for an address that is no group.
-    pub(crate) fn cm_join(&mut self, number: u32, group: SocketAddr) -> Result<u32, i32> {
-        let cma = &mut self.state.cma;
+    pub(crate) fn cm_join(&mut self, number: u32, group: SocketAddr, receives: bool) -> Result<u32, i32> {
+        let Core { state, links, .. } = self;
+        let cma = &mut state.cma;
         let id = cma.ids.get_mut(number).ok_or(libc::EINVAL)?;
         if !may_join(id) || !group.ip().is_multicast() {
             return Err(libc::EINVAL);
         }
         let membership = id.memberships.iter().map(|of| of.number).max().unwrap_or(0) + 1;
-        id.memberships.push(Membership { number: membership, group });
+        let link = id.link.and_then(|link| links.get(link)).filter(|_| receives);
+        let of_host = link.and_then(|link| net::Membership::join(&link.socket, group.ip()).ok());
+        id.memberships.push(Membership { number: membership, _of_host: of_host });
         let parameters = Parameters::Datagram(Box::new(Datagram {
             private_data: Vec::new(),
             ah_attr: address_vector(gid(group.ip()), id.link.unwrap_or(0), id.options.tos),

@@ -217,7 +217,7 @@ impl Names {
 
 #[cfg(test)]
 thread_local! {
-    /// Called once by this thread, after a claim has taken its names and before it looks for those of others.
+    /// Called once by this thread, between the time when a claim has taken its names and its search for other claims.
     pub(in crate::net) static BEFORE_LOOKING: std::cell::RefCell<Option<Box<dyn FnOnce()>>> = const {
         std::cell::RefCell::new(None)
     };

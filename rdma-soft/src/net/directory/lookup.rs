@@ -17,7 +17,7 @@ pub(crate) enum LookupError {
     /// No process listens at the port, or it died before it answered.
     #[error("no process listens at this address and port")]
     NobodyListens,
-    /// The process that listens belongs to another user, who is not root.
+    /// The process that listens belongs to another user, except root.
     #[error("a process of user {uid} listens, which is neither this user nor root")]
     OtherUser {
         /// User of that process.

@@ -1,13 +1,13 @@
 //! The directory of listeners on this host.
 //!
-//! A process that listens at a port claims a name: port space, port, and an IP address or all addresses. A client on the same host
-//! looks up the device address of the process that listens there. The addresses need not be those of devices. So several
-//! processes can listen at different ports of `127.0.0.1`, although each device has an address of its own.
+//! A process that listens at a port claims a name: port space, port, and an IP address or all addresses. A client on the same
+//! host looks up the device address of the process that listens there. The claimed address may be any address of the host. So
+//! several processes can listen at different ports of `127.0.0.1`, although their devices have other addresses.
 //!
 //! # Names
 //!
-//! Each name is a Unix socket in the abstract namespace. It belongs to a network namespace, as ports do, and the kernel frees
-//! it when its owner dies. A forked child that does not execute a program owns it too, as with any socket.
+//! Each name is a Unix socket in the abstract namespace. It belongs to a network namespace, as ports do, and the kernel frees it
+//! when its owner dies. A forked child that executes no program owns the name too, like any socket.
 //!
 //! | socket | name after `rdma-soft/cm/1/SPACE/PORT/` | purpose |
 //! |---|---|---|
@@ -19,14 +19,14 @@
 //! # Conflicts
 //!
 //! Binding a name fails if it is taken, which excludes equal claims. A claim of one address also conflicts with a claim of all
-//! addresses. Each side first binds its own names and then looks for those of the other, so at least one of them sees the other.
-//! If they race, both may fail. The number of a claim of one address is any free one below [`claim::SLOTS`]; a claim of all
-//! addresses tries all numbers. A datagram socket can be connected to while it is bound, so looking for one has no effect on its
-//! owner.
+//! addresses. Each claim first binds its own names and then looks for the other kind of name, so at least one of two claims sees
+//! the other. If they race, both may fail. The number of a claim of one address is any free number below [`claim::SLOTS`]. A claim
+//! of all addresses tries all numbers. A datagram socket can be connected to while it is bound, so looking for one has no effect on
+//! its owner.
 //!
 //! # Lookups
 //!
-//! A lookup connects to the name of the address, or else to that of all addresses, and waits for one [message](answer) with the
+//! A lookup connects to the name of the address, or else to the name of all addresses. It waits for one [message](answer) with the
 //! addresses of the device. The connection ends without a message if the owner dies. Any process may bind any name, so clients
 //! accept only listeners of their own user and of root.
 
@@ -116,7 +116,8 @@ impl Directory {
 
     /// Claims a port of a port space at these addresses, or a free port of the kernel's ephemeral range if `port` is 0.
     ///
-    /// Lookups find the claim once it [listens](Claim::listen). Dropping the claim frees the port.
+    /// Lookups find the claim once it [listens](Claim::listen). Dropping the claim frees the port. A claim of all addresses makes
+    /// a thousand system calls for each family, which takes some milliseconds.
     ///
     /// # Errors
     /// Another claim conflicts with it, in this process or in another one. [`ClaimError::errno`] has Linux's error number.

@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Barrier, Mutex};
 
-use super::{exhaust_descriptors, in_own_process, is_readable, limit_descriptors, open_descriptors};
+use super::{
+    exhaust_descriptors, in_own_process, is_readable, limit_descriptors, open_descriptors, without_new_processes,
+};
 use crate::net::directory::{Addresses, BEFORE_LOOKING, Claim, ClaimError, Directory, Lookup, LookupError};
 
 /// `RDMA_PS_TCP`.
@@ -70,6 +72,7 @@ fn finds_nobody(client: &Directory, address: &str, port: u16) -> bool {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn claims_of_one_address_or_of_all_conflict_as_in_linux() {
+    let _lock = without_new_processes();
     let own = Directory::new().unwrap();
     let ipv6_only = Addresses::new(ip("::"), true);
     let all = [at("127.0.0.1"), at("127.0.0.2"), at("::1"), at("0.0.0.0"), ipv6_only, at("::")];
@@ -111,6 +114,7 @@ fn a_dropped_claim_frees_its_port_and_all_descriptors() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn only_a_listening_claim_is_found() {
+    let _lock = without_new_processes();
     let client = Directory::new().unwrap();
     let port = new_port();
     assert!(finds_nobody(&client, "127.0.0.1", port));
@@ -208,7 +212,7 @@ fn source_ports_are_unique_in_a_process_and_take_no_descriptors() {
 
 const RACES: usize = 50;
 
-/// Runs `one` in two threads at the same time, many times. Each has a directory of its own.
+/// Runs `one` in two threads at the same time, many times. Each thread has its own directory.
 fn race<T: Send>(mut check: impl FnMut(Vec<T>), one: impl Fn(&Directory, usize, u16) -> T + Sync) {
     let directories = [(); 2].map(|()| Directory::new().unwrap());
     for _ in 0..RACES {
@@ -230,6 +234,7 @@ fn race<T: Send>(mut check: impl FnMut(Vec<T>), one: impl Fn(&Directory, usize, 
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn of_two_racing_claims_at_most_one_succeeds() {
+    let _lock = without_new_processes();
     for (first, second) in [
         ("127.0.0.1", "127.0.0.1"),
         ("127.0.0.1", "0.0.0.0"),
@@ -253,6 +258,7 @@ fn of_two_racing_claims_at_most_one_succeeds() {
 #[test]
 #[cfg_attr(miri, ignore = "it opens sockets")]
 fn a_claim_excludes_others_before_it_looks_for_them() {
+    let _lock = without_new_processes();
     for (first, second) in
         [("127.0.0.1", "0.0.0.0"), ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::", "0.0.0.0"), ("::1", "::")]
     {

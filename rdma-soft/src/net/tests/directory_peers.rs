@@ -281,7 +281,7 @@ fn only_listeners_of_the_same_user_and_of_root_are_found() {
             assert_eq!(peer.ask(&format!("connect 127.0.0.1 {of_one}")), "0");
         }
         assert_eq!(other.ask(&format!("connect 127.0.0.1 {of_root}")), "24");
-        // Ports exclude each other between users, as those of the kernel do.
+        // Ports exclude each other between users, like the kernel's ports.
         assert_eq!(other.ask(&format!("claim 127.0.0.1 {of_one}")), format!("error {IN_USE}"));
         assert_eq!(other.ask(&format!("claim 0.0.0.0 {of_one}")), format!("error {OVERLAP}"));
     });

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::loopback::START;
 use super::*;
 use crate::faults::Faults;
-use crate::net::{Group, Inbox, Origin};
+use crate::net::{Group, Inbox, Membership, Origin};
 
 /// Receives packets of a group until at least `count` have arrived and no more are queued.
 fn received(group: &Group, count: usize) -> Vec<(Origin, usize)> {
@@ -47,4 +47,24 @@ fn each_group_member_receives_a_message_once() {
 fn a_group_of_another_address_family_is_rejected() {
     let link = Socket::open(None).unwrap();
     assert!(Group::join(&link, Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 0x479).into()).is_err());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens sockets")]
+fn a_membership_without_packets_lasts_until_it_is_dropped() {
+    let _lock = without_new_processes();
+    let link = Socket::open(None).unwrap();
+    let group = Ipv4Addr::new(239, 4, 79, 3);
+    // The kernel prints the address as a number of the processor's byte order.
+    let number = format!("{:08X}", u32::from_ne_bytes(group.octets()));
+    let is_member = || std::fs::read_to_string("/proc/net/igmp").unwrap().contains(&number);
+    assert!(!is_member());
+    let members = [(); 2].map(|()| Membership::join(&link, group.into()).unwrap());
+    assert!(is_member());
+    let [first, second] = members;
+    drop(first);
+    assert!(is_member());
+    drop(second);
+    assert!(!is_member());
+    assert!(Membership::join(&link, Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 0x479).into()).is_err());
 }
