@@ -114,3 +114,30 @@ fn a_duplicate_read_of_closed_memory_does_not_fail_the_connection() {
     assert_eq!(peer.responder.failure(), Some(Nak::RemoteAccess));
     assert!(peer.host.receive().is_none());
 }
+
+#[test]
+fn a_request_for_zero_bytes_needs_access_to_the_queue_pair_but_no_key() {
+    let empty_read = || Operation::ReadRequest(RemoteRange { address: 0, rkey: 0, len: 0 });
+    let empty_write_imm = || Operation::WriteOnly(RemoteRange { address: 0, rkey: 0, len: 0 }, Some(7));
+    for request in [empty_write, empty_read, empty_write_imm] {
+        let mut peer = Peer::new();
+        peer.host.post_receive(1);
+        peer.request(0, request());
+        assert_eq!(peer.responses().iter().map(syndrome).collect::<Vec<_>>(), [answer(request())]);
+
+        let mut peer = Peer::new();
+        peer.host.post_receive(1);
+        peer.host.denies_access = true;
+        peer.request(0, request());
+        assert_eq!(peer.responder.failure(), Some(Nak::RemoteAccess));
+        assert!(peer.host.receive().is_some(), "the receive is not used up");
+    }
+}
+
+/// The syndrome of the response to an accepted request; `None` in a response to a read.
+fn answer(request: Operation) -> Option<Syndrome> {
+    match request {
+        Operation::ReadRequest(_) => None,
+        _ => Some(Syndrome::ACK),
+    }
+}

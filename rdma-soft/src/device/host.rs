@@ -187,8 +187,12 @@ impl QpHost<'_> {
 }
 
 impl Host for QpHost<'_> {
+    fn allows(&self, access: Access) -> bool {
+        self.access & keys::access_flag(access) != 0
+    }
+
     fn open(&self, range: &RemoteRange, access: Access) -> Option<Place> {
-        if self.access & keys::access_flag(access) == 0 {
+        if !self.allows(access) {
             return None;
         }
         self.shared.keys.remote(self.id.pd, self.id.number, range, access)

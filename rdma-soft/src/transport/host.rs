@@ -101,6 +101,9 @@ impl Completion {
 
 /// The device, as seen by the transport of one queue pair.
 pub trait Host {
+    /// Whether the peer has this access to the queue pair. A request for zero bytes needs it, but no key.
+    fn allows(&self, access: Access) -> bool;
+
     /// Returns the position of `range`, if its key grants the peer this access to all of it.
     fn open(&self, range: &RemoteRange, access: Access) -> Option<Place>;
 

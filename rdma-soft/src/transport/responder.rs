@@ -350,12 +350,15 @@ impl Responder {
         if payload.len() as u32 != range.len - at {
             return Err(RequestError::Fatal(Nak::InvalidRequest));
         }
+        // A write of zero bytes does not check the key.
+        if range.len == 0 && !host.allows(Access::Write) {
+            return Err(RequestError::Fatal(Nak::RemoteAccess));
+        }
         // Take the receive before writing. After an RNR NAK, the peer sends the packet again.
         let receive = match imm {
             Some(_) => Some(host.receive().ok_or(RequestError::ReceiverNotReady)?),
             None => None,
         };
-        // A write of zero bytes does not check the key.
         if range.len > 0 {
             if let Err(error) = self.write(range, at, payload, host) {
                 if let Some(id) = receive {
@@ -377,7 +380,12 @@ impl Responder {
         if range.len > 1 << 31 || self.has_too_many_outstanding() {
             return Err(RequestError::Fatal(Nak::InvalidRequest));
         }
-        if range.len > 0 && host.open(&range, Access::Read).is_none() {
+        // A read of zero bytes does not check the key.
+        let is_allowed = match range.len {
+            0 => host.allows(Access::Read),
+            _ => host.open(&range, Access::Read).is_some(),
+        };
+        if !is_allowed {
             return Err(RequestError::Fatal(Nak::RemoteAccess));
         }
         let packets = packets(range.len, self.settings.mtu);

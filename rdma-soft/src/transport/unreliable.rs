@@ -231,6 +231,9 @@ impl UnreliableResponder {
         if payload.len() as u32 != range.len - at {
             return None;
         }
+        if range.len == 0 && !host.allows(Access::Write) {
+            return None;
+        }
         if !payload.is_empty() {
             self.write(range, at, payload, host)?;
         }

@@ -22,6 +22,8 @@ pub(crate) struct SimHost {
     pub(crate) data: BTreeMap<u64, Vec<u8>>,
     /// No memory is accessible to the peer.
     pub(crate) is_closed: bool,
+    /// The peer has no access to the queue pair.
+    pub(crate) denies_access: bool,
     /// A message may restart in a receive that an incomplete message has used.
     pub(crate) restarts_receives: bool,
     pub(crate) completions: Vec<Completion>,
@@ -83,6 +85,10 @@ pub(crate) fn has_valid_icrc(packet: &[u8]) -> bool {
 }
 
 impl Host for SimHost {
+    fn allows(&self, _: Access) -> bool {
+        !self.denies_access
+    }
+
     fn open(&self, range: &RemoteRange, _: Access) -> Option<Place> {
         let end = range.address.checked_add(range.len.into())?;
         let is_open = !self.is_closed && range.rkey == RKEY && range.address >= BASE && end <= BASE + MEMORY as u64;
